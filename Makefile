@@ -1,0 +1,50 @@
+# `make help` lists what there is. Needs Linux, Python 3.11 to 3.13, make and git.
+PYTHON ?= python3
+CONFIG ?=
+PLATFORM ?= nvidia-h200
+
+# The rules and the tests find the environment's programs by name.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+# Tools keep their caches below HOME: lend them a folder where there is none to write to.
+ifneq ($(shell test -w "$$HOME" && echo writable),writable)
+export HOME := $(CURDIR)/.cache/home
+$(shell mkdir -p "$(HOME)")
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help install report test figures lint lock clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+
+install: .venv/.installed ## create .venv with the pinned dependencies (PYTHON=python3.12 picks the Python)
+
+.venv/.installed: pyproject.toml constraints.txt
+	@bash workflow/scripts/install.sh $(PYTHON)
+	@touch $@
+
+report: .venv/.installed ## measure what changed, draw and report (CONFIG=config/h200.yaml on an H200)
+	.venv/bin/snakemake --cores 1 --resources gpu=1 $(if $(CONFIG),--configfile $(CONFIG))
+
+test: .venv/.installed ## run the tests (those that need a GPU are skipped where there is none)
+	.venv/bin/pytest -q
+
+figures: .venv/.installed ## draw figures and report again from published measurements (PLATFORM=nvidia-h200)
+	.venv/bin/moe-routing-bench figure --platform $(PLATFORM)
+	.venv/bin/moe-routing-bench report --platform $(PLATFORM)
+
+lint: .venv/.installed ## check style, workflow and types (as the pre-commit hooks do)
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/snakefmt --check Snakefile workflow
+	.venv/bin/snakemake --lint
+	.venv/bin/pyright
+
+lock: .venv/.installed ## resolve pyproject.toml again: uv.lock, then constraints.txt
+	.venv/bin/uv lock
+	.venv/bin/uv export --frozen --no-hashes --no-emit-project --no-annotate --no-header --all-extras --quiet -o constraints.txt
+
+clean: ## remove the CPU results, its report and all caches (keeps .venv and other platforms' results)
+	rm -rf results/cpu reports/cpu .snakemake .cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -exec rm -rf {} +

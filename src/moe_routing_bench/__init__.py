@@ -1,0 +1,1 @@
+"""Benchmark of Mixture-of-Experts routing: gate, permute, pack, experts, combine."""

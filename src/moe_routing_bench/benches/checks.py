@@ -1,0 +1,77 @@
+"""Comparing an output with its reference, and the bytes and FLOPs that an operation cannot avoid."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Compulsory traffic in bytes, each input read once and each output written once, and floating-point operations."""
+
+    read_bytes: int
+    write_bytes: int
+    flops: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.read_bytes + other.read_bytes, self.write_bytes + other.write_bytes, self.flops + other.flops)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Outcome of one comparison. `error` says what was wrong, in words, or is None."""
+
+    rel_l2_error: float = 0.0
+    max_abs_error: float = 0.0
+    tolerance: float = 0.0
+    mismatches: int = 0
+    ties: int = 0
+    error: str | None = None
+
+
+def tolerance(dtype: str, roundings: int = 1) -> float:
+    """Relative L2 error allowed to an implementation whose plain form rounds `roundings` times in a row.
+
+    A value rounded once to nearest has an rms relative error of 0.42 unit roundoffs u; independent roundings add as
+    squares. 1.5 sqrt(n) u is 3.6 times that plain error.
+    """
+    return 1.5 * math.sqrt(roundings) * UNIT_ROUNDOFF[dtype]
+
+
+def exact(got: Tensor, want: Tensor, what: str) -> Check:
+    """Every element equal (NaN never is)."""
+    wrong = int((got != want).sum())
+    return Check(mismatches=wrong, error=f"{what}: {wrong} of {want.numel()} elements differ" if wrong else None)
+
+
+def close(got: Tensor, want: Tensor, limit: float, what: str) -> Check:
+    """Relative L2 error at most `limit`, and every |error| at most 6 limit (rms(want) + |want|). `want` is fp32 or fp64."""
+    difference = (got.to(want.dtype) - want).abs()
+    size = want.norm()
+    rel_l2, largest = float(difference.norm() / size.clamp_min(1e-30)), float(difference.max())
+    bound = 6 * limit * (size / math.sqrt(want.numel()) + want.abs())
+    wrong = int((~(difference <= bound)).sum())  # NaN compares false, so it counts as wrong
+    error = None
+    if not torch.isfinite(got).all():
+        error = f"{what}: {int((~torch.isfinite(got)).sum())} of {want.numel()} elements are not finite"
+    elif wrong or not rel_l2 <= limit:
+        error = f"{what}: relative L2 error {rel_l2:.2e} (limit {limit:.1e}), {wrong} elements out of bounds"
+    return Check(rel_l2, largest, limit, wrong, error=error)
+
+
+def both(first: Check, second: Check) -> Check:
+    """The worse of two outcomes, field by field."""
+    return Check(
+        max(first.rel_l2_error, second.rel_l2_error), max(first.max_abs_error, second.max_abs_error),
+        max(first.tolerance, second.tolerance), first.mismatches + second.mismatches, first.ties + second.ties,
+        first.error or second.error,
+    )  # fmt: skip
+
+
+def nbytes(*tensors: Tensor) -> int:
+    """Bytes that the tensors hold."""
+    return sum(t.numel() * t.element_size() for t in tensors)

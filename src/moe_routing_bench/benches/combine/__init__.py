@@ -1,0 +1,16 @@
+"""combine: weighted sum of expert rows back to tokens."""
+
+from moe_routing_bench.benches import Bench, Implementation
+
+BENCH = Bench(
+    name="combine",
+    summary="per-expert rows -> weighted sum for every token",
+    axes=("tokens", "hidden", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace", "dtype", "layout"),
+    baseline="torch",
+    implementations=(
+        Implementation("torch", ".torch_combine"),
+        Implementation("torch_compile", ".torch_combine", requires=("compiler",), options={"compiled": True}),
+        Implementation("triton", ".triton_combine", requires=("cuda", "triton")),
+        Implementation("cute", ".cute_combine", requires=("cuda", "cutlass")),
+    ),
+)

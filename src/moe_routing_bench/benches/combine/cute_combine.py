@@ -1,0 +1,118 @@
+"""Combine in CuTe DSL: each token's weighted sum of the expert output rows of its k assignments.
+
+Strategy: one group of threads a token (and column tile). It reads the k row numbers and weights, issues the loads of
+all k rows (in chunks that fit the registers), and only then adds them up, so that many independent 16-byte loads are
+in flight; a dropped assignment causes no traffic.
+Compulsory bytes: (kept + T) * H * itemsize + 8 * T * k; floor: a stream that reads k parts and writes one.
+
+Invariant: the sum runs over j = 0 .. k-1 in fp32, whatever the tiling, so results are the same bits for every variant.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass import Float32, Int32
+
+from moe_routing_bench import cute_support as support
+from moe_routing_bench.cute_support import RowTiling
+
+LOADS_IN_FLIGHT = 16  # vectors a thread loads before the first use: 64 registers
+ENOUGH_BLOCKS = 132 * 8  # fewer leave a large GPU partly idle: threads then take fewer vectors each
+
+
+@cute.kernel
+def combine_kernel(
+    y: cute.Tensor, inverse: cute.Tensor, weights: cute.Tensor, combined: cute.Tensor, tiling: cutlass.Constexpr
+):
+    """One group of `tiling.lanes` threads: one column tile of one token."""
+    token, column = support.position(tiling)
+    top_k = cutlass.const_expr(inverse.shape[1])
+    chunk = cutlass.const_expr(min(top_k, max(1, LOADS_IN_FLIGHT // tiling.vectors)))
+
+    rows = cute.make_rmem_tensor((top_k,), Int32)
+    scales = cute.make_rmem_tensor((top_k,), Float32)
+    rows.fill(-1)
+    if token < inverse.shape[0]:
+        cute.autovec_copy(inverse[token, None], rows)
+        cute.autovec_copy(weights[token, None], scales)
+    kept = rows[0]
+    for j in cutlass.range_constexpr(1, top_k):
+        kept = cutlass.max(kept, rows[j])
+
+    shape = cutlass.const_expr((tiling.width, tiling.vectors))
+    total = cute.make_rmem_tensor(shape, Float32)
+    total.fill(0.0)
+    for first in cutlass.range_constexpr(0, top_k, chunk):
+        size = cutlass.const_expr(min(chunk, top_k - first))
+        terms = cute.make_rmem_tensor((*shape, size), y.element_type)
+        terms.fill(0)  # in use when no row is loaded
+        # One branch for all loads, not one each: ptxas predicates single loads and keeps only two rows in flight.
+        # A dropped assignment repeats a kept row of its token (same cache lines, no more traffic) and counts as zero.
+        if kept >= 0:
+            for j in cutlass.range_constexpr(size):
+                row = cutlass.select_(rows[first + j] >= 0, rows[first + j], kept)
+                support.load_row(y, row, column, terms[None, None, j], tiling)
+        for j in cutlass.range_constexpr(size):
+            if rows[first + j] < 0:  # the repeated row may hold inf, the weight anything
+                terms[None, None, j].fill(0)
+            scale = cutlass.select_(rows[first + j] >= 0, scales[first + j], Float32(0.0))
+            total.store(total.load() + scale * terms[None, None, j].load().to(Float32))
+
+    result = cute.make_rmem_tensor(shape, combined.element_type)
+    result.store(total.load().to(combined.element_type))
+    if token < inverse.shape[0]:
+        support.store_row(result, combined, token, column, tiling)
+
+
+@cute.jit
+def combine_host(
+    y: cute.Tensor,
+    inverse: cute.Tensor,
+    weights: cute.Tensor,
+    combined: cute.Tensor,
+    tiling: cutlass.Constexpr,
+    stream: Any,
+):
+    combine_kernel(y, inverse, weights, combined, tiling).launch(
+        grid=(tiling.blocks(inverse.shape[0]), 1, 1), block=(tiling.threads, 1, 1), stream=stream
+    )
+
+
+@functools.cache
+def compile_for(arch: str, dtype: str, top_k: int, tiling: RowTiling, keep: bool = False) -> Any:
+    """Compile combine for one architecture and shape class (no GPU needed).
+
+    The result is called with y (R, H), inverse (T, k) int32, weights (T, k) float32, combined (T, H).
+    """
+    element = support.DTYPES[dtype]
+    tokens, rows = cute.sym_int(), cute.sym_int()
+    arguments = [
+        support.matrix(element, rows, tiling.hidden),
+        support.matrix(Int32, tokens, top_k),
+        support.matrix(Float32, tokens, top_k),
+        support.matrix(element, tokens, tiling.hidden),
+        tiling,
+    ]
+    return support.compile_kernel(combine_host, arguments, arch, keep)
+
+
+def choose_tiling(tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling:
+    """The row tiling: at most 4 vectors a thread, fewer for large k (registers) or few tokens (occupancy)."""
+    vectors = max(1, min(4, LOADS_IN_FLIGHT // top_k))
+    tiling = support.row_tiling(hidden, dtype, vectors, threads=128)
+    while vectors > 1 and tiling.blocks(tokens) < ENOUGH_BLOCKS:
+        vectors //= 2
+        tiling = support.row_tiling(hidden, dtype, vectors, threads=128)
+    return tiling
+
+
+def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Callable[[], None]:
+    """Bind combine: y (R, H), inverse (T, k) int32, weights (T, k) float32 -> combined (T, H), of y's dtype."""
+    inverse = inputs["inverse"]
+    tiling = choose_tiling(len(inverse), cell.hidden, cell.dtype, cell.top_k)
+    kernel = compile_for(support.current_arch(), cell.dtype, cell.top_k, tiling)
+    return functools.partial(kernel, inputs["y"], inverse, inputs["weights"], outputs["combined"])

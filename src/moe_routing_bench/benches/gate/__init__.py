@@ -1,0 +1,15 @@
+"""gate: router scores to top-k ids and weights, for one routing rule."""
+
+from moe_routing_bench.benches import Bench, Implementation
+
+BENCH = Bench(
+    name="gate",
+    summary="router scores -> top-k expert ids and weights",
+    axes=("tokens", "experts", "top_k", "router", "dtype"),
+    baseline="torch",
+    implementations=(
+        Implementation("torch", ".torch_gate"),
+        Implementation("torch_compile", ".torch_gate", requires=("compiler",), options={"compiled": True}),
+        Implementation("quack", ".quack_gate", requires=("cuda", "quack")),
+    ),
+)

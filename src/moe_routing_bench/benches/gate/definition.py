@@ -1,0 +1,79 @@
+"""What `gate` computes, on what, and when an answer is right.
+
+Inputs: logits (T, E) N(0, 1) in the cell's dtype; bias (E,) float32 for rules with a selection bias.
+Outputs: topk_ids (T, k) int32, topk_weights (T, k) float32, in any order within a row.
+"""
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.benches.checks import Check, Cost, both, close, nbytes, tolerance
+from moe_routing_bench.grid import Cell
+from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.workload import generator, randn
+
+
+def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
+    """Draw the inputs of one seed."""
+    rng = generator(seed, device)
+    inputs = {"logits": randn((cell.tokens or 0, cell.experts or 0), cell.dtype or "fp32", rng)}
+    if ROUTERS[cell.router or ""].bias:
+        inputs["bias"] = 0.1 * torch.randn(cell.experts or 0, generator=rng, device=rng.device)
+    return inputs
+
+
+def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs of the right shape, not initialised."""
+    shape, device = (cell.tokens or 0, cell.top_k or 0), inputs["logits"].device
+    return {
+        "topk_ids": torch.empty(shape, dtype=torch.int32, device=device),
+        "topk_weights": torch.empty(shape, dtype=torch.float32, device=device),
+    }
+
+
+def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The rule in float64."""
+    ids, weights = ROUTERS[cell.router or ""].load()(inputs["logits"].double(), cell.top_k or 0, inputs.get("bias"))
+    return {"topk_ids": ids, "topk_weights": weights}
+
+
+def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
+    """Rows are compared as sets of (id, weight). Another id is a declared tie when its logit (plus bias) is equal."""
+    ids, weights = outputs["topk_ids"], outputs["topk_weights"]
+    experts = cell.experts or 0
+    if bool(((ids < 0) | (ids >= experts)).any()):
+        return Check(
+            mismatches=int(((ids < 0) | (ids >= experts)).sum()), error="topk_ids: ids out of range or not written"
+        )
+    ordered, place = ids.long().sort(dim=1)
+    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        return Check(error="topk_ids: a row holds an expert twice")
+    want_ids, want_place = expected["topk_ids"].long().sort(dim=1)
+    tied = wrong = 0
+    if bool((ordered != want_ids).any()):
+        key = inputs["logits"].double()
+        key = torch.sigmoid(key) + inputs["bias"].double() if "bias" in inputs else key
+        gap = key.gather(1, ordered).sort(1).values - key.gather(1, want_ids).sort(1).values
+        rows = (ordered != want_ids).any(1)
+        wrong = int((rows & (gap.abs().amax(1) > _TIE)).sum())
+        tied = int(rows.sum()) - wrong
+    if wrong:
+        return Check(mismatches=wrong, ties=tied, error=f"topk_ids: {wrong} of {len(ids)} rows hold other experts")
+    values = close(
+        weights.gather(1, place).sort(1).values, expected["topk_weights"].gather(1, want_place).sort(1).values,
+        64 * tolerance("fp32"), "topk_weights",
+    )  # fmt: skip
+    return both(values, Check(ties=tied))
+
+
+_TIE = 1e-6  # scores this near are equal in the float32 in which every implementation compares them
+
+
+def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Expert ids (T, k) and weights (T, k) that the cell's statistics describe."""
+    return expected["topk_ids"], expected["topk_weights"]
+
+
+def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:
+    """Read every score once, write ids and weights once."""
+    return Cost(nbytes(*inputs.values()), nbytes(*outputs.values()))

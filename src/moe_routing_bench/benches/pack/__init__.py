@@ -1,0 +1,16 @@
+"""pack: copy token rows into per-expert rows (dispatch)."""
+
+from moe_routing_bench.benches import Bench, Implementation
+
+BENCH = Bench(
+    name="pack",
+    summary="token rows -> per-expert rows, by a known order",
+    axes=("tokens", "hidden", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace", "dtype", "layout"),
+    baseline="torch",
+    implementations=(
+        Implementation("torch", ".torch_pack"),
+        Implementation("torch_compile", ".torch_pack", requires=("compiler",), options={"compiled": True}),
+        Implementation("triton", ".triton_pack", requires=("cuda", "triton")),
+        Implementation("cute", ".cute_pack", requires=("cuda", "cutlass")),
+    ),
+)

@@ -1,0 +1,124 @@
+"""Pack in CuTe DSL: copy every token's row to the output rows of its k assignments, in one launch.
+
+Strategy: token-major. A group of threads reads its token's row once into registers and writes it k times, so reads
+stay at the compulsory T * H elements (gathering row by row reads up to k times that). Where padding rows are
+possible, the group of token t also looks at `slab` consecutive output rows and writes zeros to those whose order is
+-1; all loads, indices included, are issued before the first store.
+Compulsory bytes: (T + R) * H * itemsize + 4 * T * k, and 4 * R more with padding; floor: a stream of that mix.
+
+Invariant: every output row is written by exactly one group: `inverse` names the kept rows, `order` < 0 the others.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass import Int32
+
+from moe_routing_bench import cute_support as support
+from moe_routing_bench.cute_support import RowTiling
+
+MAX_SLAB = 16
+ENOUGH_BLOCKS = 132 * 16  # fewer leave a large GPU partly idle: threads then take fewer vectors each
+
+
+@cute.kernel
+def pack_kernel(
+    x: cute.Tensor,
+    order: cute.Tensor,
+    inverse: cute.Tensor,
+    packed: cute.Tensor,
+    tiling: cutlass.Constexpr,
+    slab: cutlass.Constexpr,
+):
+    """A group of `tiling.lanes` threads: a column tile of one token, and of the `slab` rows it checks for padding."""
+    token, column = support.position(tiling)
+    top_k = cutlass.const_expr(inverse.shape[1])
+
+    fragment = cute.make_rmem_tensor((tiling.width, tiling.vectors), x.element_type)
+    rows = cute.make_rmem_tensor((top_k,), Int32)
+    sources = cute.make_rmem_tensor((max(slab, 1),), Int32)
+    rows.fill(-1)
+    sources.fill(0)
+    if token < x.shape[0]:
+        cute.autovec_copy(inverse[token, None], rows)
+        support.load_row(x, token, column, fragment, tiling)
+    for i in cutlass.range_constexpr(slab):
+        if token * slab + i < order.shape[0]:
+            sources[i] = order[token * slab + i]
+
+    for j in cutlass.range_constexpr(top_k):
+        if rows[j] >= 0:
+            support.store_row(fragment, packed, rows[j], column, tiling)
+    if cutlass.const_expr(slab > 0):
+        fragment.fill(0)
+        for i in cutlass.range_constexpr(slab):
+            if sources[i] < 0:
+                support.store_row(fragment, packed, token * slab + i, column, tiling)
+
+
+@cute.jit
+def pack_host(
+    x: cute.Tensor,
+    order: cute.Tensor,
+    inverse: cute.Tensor,
+    packed: cute.Tensor,
+    tiling: cutlass.Constexpr,
+    slab: cutlass.Constexpr,
+    stream: Any,
+):
+    steps = x.shape[0]
+    if cutlass.const_expr(slab > 0):
+        steps = cutlass.max(steps, cute.ceil_div(order.shape[0], slab))
+    pack_kernel(x, order, inverse, packed, tiling, slab).launch(
+        grid=(tiling.blocks(steps), 1, 1), block=(tiling.threads, 1, 1), stream=stream
+    )
+
+
+@functools.cache
+def compile_for(arch: str, dtype: str, top_k: int, tiling: RowTiling, slab: int, keep: bool = False) -> Any:
+    """Compile pack for one architecture and shape class (no GPU needed).
+
+    `slab` is the number of output rows that each group checks for padding; 0 promises that no row is padding.
+    The result is called with x (T, H), order (R,), inverse (T, k), packed (R, H).
+    """
+    element = support.DTYPES[dtype]
+    tokens, rows = cute.sym_int(), cute.sym_int()
+    arguments = [
+        support.matrix(element, tokens, tiling.hidden),
+        support.matrix(Int32, rows),
+        support.matrix(Int32, tokens, top_k),
+        support.matrix(element, rows, tiling.hidden),
+        tiling,
+        slab,
+    ]
+    return support.compile_kernel(pack_host, arguments, arch, keep)
+
+
+def choose_tiling(tokens: int, hidden: int, dtype: str, vectors: int = 4, threads: int = 128) -> RowTiling:
+    """The row tiling for `tokens` rows: few rows are cut finer, so that they still occupy the whole GPU."""
+    tiling = support.row_tiling(hidden, dtype, vectors, threads)
+    while vectors > 1 and tiling.blocks(tokens) < ENOUGH_BLOCKS:
+        vectors //= 2
+        tiling = support.row_tiling(hidden, dtype, vectors, threads)
+    return tiling
+
+
+def choose_slab(cell: Any, tokens: int, rows: int) -> int:
+    """Output rows that a group checks for padding: an even share, 0 where no row can be padding."""
+    if cell.layout == "compact" and cell.capacity_factor is None and rows == tokens * cell.top_k:
+        return 0
+    return min(MAX_SLAB, math.ceil(rows / tokens))
+
+
+def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Callable[[], None]:
+    """Bind pack: x (T, H), order (R,) int32, inverse (T, k) int32 -> packed (R, H), of x's dtype."""
+    x, order, inverse = inputs["x"], inputs["order"], inputs["inverse"]
+    tiling = choose_tiling(len(x), cell.hidden, cell.dtype)
+    slab = choose_slab(cell, len(x), len(order))
+    kernel = compile_for(support.current_arch(), cell.dtype, cell.top_k, tiling, slab)
+    return functools.partial(kernel, x, order, inverse, outputs["packed"])

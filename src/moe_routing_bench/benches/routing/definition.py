@@ -1,0 +1,67 @@
+"""What `routing` computes, on what, and when an answer is right.
+
+Inputs: logits (T, E) float32 whose top-k is the drawn assignment, bias (E,) zeros where the rule has one, x (T, H).
+Output: combined (T, H): every token times the sum of its kept weights. The router's projection is outside the boundary.
+"""
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.benches.checks import Check, Cost, close, nbytes, tolerance
+from moe_routing_bench.grid import Cell
+from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.row_map import row_map
+from moe_routing_bench.workload import draw_routing, generator, randn
+
+
+def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
+    """Draw the inputs of one seed."""
+    inputs = {
+        "logits": draw_routing(cell, seed, device).logits,
+        "x": randn((cell.tokens or 0, cell.hidden or 0), cell.dtype or "", generator(seed, device)),
+    }
+    if ROUTERS[cell.router or ""].bias:
+        inputs["bias"] = torch.zeros(cell.experts or 0, device=device)  # a bias of zeros keeps the drawn skew
+    return inputs
+
+
+def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs of the right shape, not initialised."""
+    return {"combined": torch.empty_like(inputs["x"])}
+
+
+def routed(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Ids and weights of the rule in float64, and the row map of the ids in compact rows."""
+    ids, weights = ROUTERS[cell.router or ""].load()(inputs["logits"].double(), cell.top_k or 0, inputs.get("bias"))
+    known = row_map(cell, ids.cpu().numpy())
+    return {"topk_ids": ids, "topk_weights": weights, "inverse": torch.from_numpy(known.inverse).to(ids.device)}
+
+
+def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Token times its kept weight, in float32 (float64 for float32 inputs)."""
+    known = routed(cell, inputs)
+    wide = torch.float64 if cell.dtype == "fp32" else torch.float32
+    kept = torch.where(known["inverse"] >= 0, known["topk_weights"], 0.0).to(wide).sum(1, keepdim=True)
+    return known | {"combined": kept * inputs["x"].to(wide)}
+
+
+def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
+    """One rounding to the cell's dtype; in float32 also those of the weights and the sum."""
+    roundings = 8 + 2 * (cell.top_k or 0) if cell.dtype == "fp32" else 1
+    return close(outputs["combined"], expected["combined"], tolerance(cell.dtype or "", roundings), "combined")
+
+
+def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Expert ids (T, k) and weights (T, k) that the rule chose."""
+    return expected["topk_ids"], expected["topk_weights"]
+
+
+def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:
+    """The sum of the stages: the packed rows are what experts consume, so writing and reading them is compulsory."""
+    inverse, row = expected["inverse"], (cell.hidden or 0) * cell.dtype_bytes
+    kept, tokens = int((inverse >= 0).sum()), int((inverse >= 0).any(1).sum())
+    indices = nbytes(inverse)
+    gate = Cost(nbytes(inputs["logits"]), 2 * indices)
+    permute = Cost(indices, 2 * indices)
+    pack = Cost(tokens * row + indices, kept * row)
+    return gate + permute + pack + Cost(kept * row + 2 * indices, nbytes(outputs["combined"]))

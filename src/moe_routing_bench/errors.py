@@ -1,0 +1,27 @@
+"""The one exception that a user is meant to read: what was wrong, what was got, what is allowed, and a hint."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Bad input. Its text is one line and is shown without a traceback; the exit status is 2."""
+
+
+def bad(what: str, got: object, allowed: object = None, hint: str = "") -> UserError:
+    """Build a `UserError` in the project's one format: ``what: got X; allowed: Y; hint``."""
+    text = f"{what}: got {got!r}"
+    if allowed is not None:
+        text += f"; allowed: {allowed}"
+    if hint:
+        text += f"; hint: {hint}"
+    return UserError(" ".join(text.split()))
+
+
+def pick(what: str, got: object, choices: Iterable[str], hint: str = "") -> str:
+    """Return `got` when it is one of `choices`; otherwise raise with the closest spelling as the hint."""
+    names = list(choices)
+    if isinstance(got, str) and got in names:
+        return got
+    near = difflib.get_close_matches(str(got), names, n=1)
+    raise bad(what, got, ", ".join(names), hint or (f"did you mean {near[0]!r}?" if near else ""))

@@ -1,0 +1,1 @@
+"""How a cell is measured: supervisor, worker, timers, calibration, statistics, provenance."""

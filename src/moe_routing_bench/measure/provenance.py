@@ -1,0 +1,111 @@
+"""Where a number comes from: machine, GPU state, versions, source. Reads, never changes, card settings."""
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def version(distribution: str) -> str | None:
+    """Version of an installed distribution, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def fingerprint(files: Iterable[Path]) -> str:
+    """First 16 hex digits of the SHA-256 over the files' names and contents, in order of name."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def git_state() -> dict[str, object]:
+    """Commit and whether the tree differs from it; empty outside a checkout."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(PACKAGE), *words], capture_output=True, text=True, timeout=10, check=False
+        )
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        sha = git("rev-parse", "HEAD")
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return {"git_sha": sha, "git_dirty": bool(git("status", "--porcelain", "--untracked-files=no"))} if sha else {}
+
+
+def cpu_model() -> str:
+    """The processor's own name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"
+
+
+def versions() -> dict[str, object]:
+    """Versions of what a measurement runs on. Imports torch."""
+    import torch
+
+    return {
+        "python_version": platform.python_version(), "torch_version": torch.__version__, "cuda_version": torch.version.cuda,
+        "triton_version": version("triton"), "cutlass_dsl_version": version("nvidia-cutlass-dsl"), "host": socket.gethostname(),
+        "cpu_model": cpu_model(), "cpu_threads": torch.get_num_threads(),
+    }  # fmt: skip
+
+
+class Gpu:
+    """NVML readings of the GPU that torch calls device 0. Every reading is None where NVML has no answer."""
+
+    def __init__(self) -> None:
+        """Open NVML and find the device by its UUID, which CUDA_VISIBLE_DEVICES does not renumber."""
+        import pynvml
+        import torch
+
+        self._nvml = pynvml
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(0).uuid)
+        self.uuid = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
+
+    def _ask(self, name: str, *arguments: object) -> object:
+        try:
+            return getattr(self._nvml, name)(self._handle, *arguments)
+        except self._nvml.NVMLError:
+            return None
+
+    def sm_clock_mhz(self) -> int | None:
+        """Current clock of the multiprocessors."""
+        return self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM)  # type: ignore[return-value]
+
+    def slowdown_bits(self) -> int:
+        """Throttle reasons that mean the hardware slowed itself: heat, power brake, hardware slowdown."""
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons") or 0
+        return int(bits) & (0x8 | 0x20 | 0x40 | 0x80)  # type: ignore[call-overload]
+
+    def state(self) -> dict[str, object]:
+        """Row fields: name, driver, clocks, power limit, temperature, throttle bits, other processes."""
+        power = self._ask("nvmlDeviceGetPowerManagementLimit")
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses") or []
+        others = [p for p in processes if p.pid != os.getpid()]  # type: ignore[attr-defined]
+        driver = self._nvml.nvmlSystemGetDriverVersion()
+        name = self._ask("nvmlDeviceGetName")
+        return {
+            "gpu_name": name.decode() if isinstance(name, bytes) else name, "gpu_uuid": self.uuid,
+            "driver": driver.decode() if isinstance(driver, bytes) else driver, "sm_clock_mhz": self.sm_clock_mhz(),
+            "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
+            "power_limit_w": power / 1000 if isinstance(power, int) else None, "throttle_bits": self.slowdown_bits(),
+            "temperature_c": self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU), "other_gpu_processes": len(others),
+        }  # fmt: skip

@@ -1,0 +1,31 @@
+"""Sigmoid routing with a selection bias and optional group limit, renormalised.
+
+Sources: DeepSeek-V3 2412.19437 eq. 13-16 and its released inference code (group score: sum of the two best biased
+scores); the bias is the auxiliary-loss-free balancing of 2408.15664.
+"""
+
+import torch
+from torch import Tensor
+
+
+def route(
+    logits: Tensor, top_k: int, bias: Tensor | None = None, *, groups: int = 1, keep_groups: int = 1, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Ids (T, k) int32 and weights (T, k) float32; weights are unbiased sigmoid scores divided by their sum, times `scale`."""
+    scores = torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float())
+    return select(scores, top_k, bias, groups=groups, keep_groups=keep_groups, scale=scale)
+
+
+def select(
+    scores: Tensor, top_k: int, bias: Tensor | None, *, groups: int = 1, keep_groups: int = 1, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Choose by ``scores + bias``, weigh by `scores`: shared by every rule with positive scores and a selection bias."""
+    biased = scores if bias is None else scores + bias
+    if groups > 1:
+        by_group = biased.unflatten(-1, (groups, -1))
+        kept = by_group.topk(2, dim=-1).values.sum(-1).topk(keep_groups, dim=-1).indices
+        mask = torch.zeros_like(by_group[..., 0], dtype=torch.bool).scatter_(-1, kept, True)
+        biased = by_group.masked_fill(~mask.unsqueeze(-1), -torch.inf).flatten(-2)
+    ids = biased.topk(top_k, dim=-1).indices
+    chosen = scores.gather(-1, ids)
+    return ids.int(), (chosen / chosen.sum(-1, keepdim=True) * scale).float()

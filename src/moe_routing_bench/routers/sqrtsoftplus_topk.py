@@ -1,0 +1,12 @@
+"""Square root of softplus as the score, with a selection bias, renormalised (DeepSeek-V4 configuration files)."""
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.routers.sigmoid_topk import select
+
+
+def route(logits: Tensor, top_k: int, bias: Tensor | None = None, *, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Ids (T, k) int32 and weights (T, k) float32; weights are unbiased scores divided by their sum, times `scale`."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return select(torch.nn.functional.softplus(wide).sqrt(), top_k, bias, scale=scale)

@@ -1,0 +1,113 @@
+"""Routing assignments and token inputs, drawn by (seed, shape, skew) and never by implementation, or read from a trace.
+
+Competitors of a cell get identical tensors. Rows never hold an expert twice.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.errors import bad
+from moe_routing_bench.grid import Cell
+from moe_routing_bench.skew import inclusion_probabilities, zipf_exponent
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Routing:
+    """`ids` (T, k) int32, `weights` (T, k) float32 that sum to 1 a row, `logits` (T, E) float32 whose top-k is `ids`."""
+
+    ids: Tensor
+    weights: Tensor
+    logits: Tensor
+
+
+def generator(seed: int, device: torch.device | str) -> torch.Generator:
+    """A generator on `device`, so that large inputs are drawn where they are used."""
+    return torch.Generator(device).manual_seed(seed)
+
+
+def draw_ids(cell: Cell, rng: torch.Generator) -> Tensor:
+    """Expert ids (T, k) int32 on the generator's device, by the cell's sampler and skew."""
+    assert cell.tokens and cell.experts and cell.top_k and cell.sampler
+    if cell.sampler == "trace":
+        return read_trace(Path(cell.trace or ""), cell.tokens, cell.experts, cell.top_k).to(rng.device)
+    hot_first = torch.randperm(cell.experts, generator=rng, device=rng.device)  # hot experts are not neighbours
+    draw = _exact if cell.sampler == "exact" else _plackett_luce
+    return hot_first[draw(cell, rng)].int()
+
+
+def _exact(cell: Cell, rng: torch.Generator) -> Tensor:
+    """Integer loads n_e (largest remainder, sum T k, n_e <= T), written out expert by expert and dealt to k columns.
+
+    A run of at most T equal ids, read column by column, meets a row at most once; rows and columns are then shuffled.
+    """
+    tokens, top_k = cell.tokens or 0, cell.top_k or 0
+    share = torch.tensor(
+        inclusion_probabilities(cell.skew or 0.0, "exact", cell.experts or 0, top_k), dtype=torch.float64
+    )
+    ideal = share * tokens
+    loads = ideal.floor().long()
+    missing = tokens * top_k - int(loads.sum())
+    remainder = torch.where(loads < tokens, ideal - loads, -1.0)
+    loads[remainder.argsort(descending=True, stable=True)[:missing]] += 1
+    ids = torch.arange(len(loads)).repeat_interleave(loads).view(top_k, tokens).T.to(rng.device)
+    ids = ids[torch.randperm(tokens, generator=rng, device=rng.device)]
+    columns = torch.rand(ids.shape, generator=rng, device=rng.device).argsort(dim=1)
+    return ids.gather(1, columns)
+
+
+def _plackett_luce(cell: Cell, rng: torch.Generator) -> Tensor:
+    """Successive sampling without replacement: the k largest of log-weight plus Gumbel noise."""
+    exponent = zipf_exponent(cell.skew or 0.0, "plackett_luce", cell.experts or 0, cell.top_k or 0)
+    rank = torch.arange(1, (cell.experts or 0) + 1, device=rng.device, dtype=torch.float32)
+    noise = torch.empty(cell.tokens or 0, cell.experts or 0, device=rng.device).exponential_(generator=rng)
+    return (-exponent * rank.log() - noise.log()).topk(cell.top_k or 0, dim=1).indices
+
+
+def read_trace(path: Path, tokens: int, experts: int, top_k: int) -> Tensor:
+    """The first `tokens` rows of a trace: a Parquet file with a list column ``expert_ids``, k distinct ids a row.
+
+    Raises `UserError` when it is unreadable, too short, of another k, or holds ids out of range or twice in a row.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        column = pq.read_table(path, columns=["expert_ids"])["expert_ids"]
+    except (OSError, pa.ArrowException) as error:
+        raise bad("trace", str(path), "a Parquet file with a list column 'expert_ids'", str(error)[:120]) from error
+    if len(column) < tokens:
+        raise bad("trace", f"{len(column)} rows in {path}", f"at least tokens={tokens} rows")
+    rows = column.slice(0, tokens).to_pylist()
+    if any(row is None or len(row) != top_k for row in rows):
+        raise bad("trace", f"rows of other lengths in {path}", f"top_k={top_k} ids in every row")
+    ids = torch.tensor(rows, dtype=torch.int32)
+    if int(ids.min()) < 0 or int(ids.max()) >= experts:
+        raise bad("trace", f"ids {int(ids.min())} to {int(ids.max())} in {path}", f"0 to {experts - 1}")
+    ordered = ids.sort(dim=1).values
+    if top_k > 1 and bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        raise bad("trace", f"a row that holds an expert twice in {path}", "distinct experts in every row")
+    return ids
+
+
+def draw_routing(cell: Cell, seed: int, device: torch.device | str) -> Routing:
+    """A routing whose logits are N(0, 1) value for value: each row's largest k values are moved to its chosen experts."""
+    rng = generator(seed, device)
+    ids = draw_ids(cell, rng)
+    tokens, experts = ids.shape[0], cell.experts or 0
+    values = torch.randn(tokens, experts, generator=rng, device=rng.device).sort(dim=1, descending=True).values
+    values[:, : ids.shape[1]] += 1e-4  # no tie between the last expert chosen and the first one left out
+    order = torch.rand(tokens, experts, generator=rng, device=rng.device)
+    ahead = torch.arange(ids.shape[1], 0, -1, device=rng.device, dtype=torch.float32).expand(tokens, -1)
+    order.scatter_(1, ids.long(), ahead + 1)  # chosen experts first, in the order of their ids' columns
+    logits = torch.empty_like(values).scatter_(1, order.argsort(dim=1, descending=True), values)
+    return Routing(ids, logits.gather(1, ids.long()).softmax(1), logits)
+
+
+def randn(shape: tuple[int, ...], dtype: str, rng: torch.Generator) -> Tensor:
+    """N(0, 1) tokens, never zeros: zeros hide unwritten outputs and run faster than real data."""
+    return torch.randn(shape, generator=rng, device=rng.device, dtype=TORCH_DTYPES[dtype])

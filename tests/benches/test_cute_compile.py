@@ -1,0 +1,37 @@
+"""The CuTe DSL kernels compile for every supported architecture without a GPU, and to the instructions intended."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass")
+CASES = Path(__file__).with_name("cute_cases.py")
+
+
+def compile_cases(arch: str, directory: Path) -> list[dict]:
+    """Facts of every case, from a subprocess: DSL mistakes abort, and kept files land in the working directory."""
+    done = subprocess.run([sys.executable, CASES, arch], cwd=directory, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_wide_accesses_and_no_spills(arch: str, tmp_path: Path) -> None:
+    """Rows of whole 16-byte vectors move in 128-bit accesses, all loads unrolled; nothing goes to local memory."""
+    cases = compile_cases(arch, tmp_path)
+    assert len(cases) >= 10
+    for facts in cases:
+        if facts["vector_bytes"] == 16:
+            rows = 1 if facts["operation"] == "pack" else facts["top_k"]
+            copies = facts["top_k"] if facts["operation"] == "pack" else 1
+            for kind in ("ptx_wide", "wide"):
+                if facts[f"{kind}_loads"] is not None:
+                    assert facts[f"{kind}_loads"] >= rows * facts["vectors"], facts
+                    assert facts[f"{kind}_stores"] >= copies * facts["vectors"], facts
+        if facts["local"] is not None:
+            assert facts["local"] == 0, facts
+            assert facts["registers"] <= 168, facts  # 3 blocks of 128 threads an SM, at least 96 KB in flight

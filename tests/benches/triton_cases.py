@@ -1,0 +1,66 @@
+"""The cases of test_triton_interpret, run as a program: TRITON_INTERPRET must precede the import of triton.
+
+Every case is checked against a plain loop-free torch reference, with outputs poisoned by NaN beforehand.
+"""
+
+from types import SimpleNamespace
+
+import torch
+
+from moe_routing_bench.benches.combine import triton_combine
+from moe_routing_bench.benches.pack import triton_pack
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# name: tokens, hidden, top_k, dtype, share of assignments dropped, padding rows
+CASES = {
+    "plain": (5, 64, 2, "fp32", 0.0, 0),
+    "one_token": (1, 16, 3, "bf16", 0.0, 0),
+    "one_expert": (7, 8, 1, "fp16", 0.0, 0),
+    "odd_hidden": (6, 13, 2, "bf16", 0.0, 0),
+    "two_tiles": (3, 4100, 2, "fp32", 0.0, 0),
+    "every_expert": (4, 24, 8, "bf16", 0.0, 0),
+    "wide_k": (3, 40, 32, "fp32", 0.3, 5),
+    "padding": (9, 32, 2, "fp32", 0.0, 11),
+    "dropped_and_padding": (33, 20, 4, "bf16", 0.5, 37),
+    "more_padding_than_slab": (2, 8, 2, "fp32", 0.0, 200),
+    "all_dropped": (4, 16, 2, "fp32", 1.0, 3),
+}
+
+
+def routing(tokens: int, top_k: int, drop: float, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A random (order, inverse) pair: kept assignments and padding rows in a random order."""
+    kept = torch.nonzero(torch.rand(tokens * top_k) >= drop).flatten()
+    order = torch.full((len(kept) + padding,), -1, dtype=torch.int32)
+    rows = torch.randperm(len(order))[: len(kept)]
+    order[rows] = kept.int()
+    inverse = torch.full((tokens * top_k,), -1, dtype=torch.int32)
+    inverse[kept] = rows.int()
+    return order, inverse.view(tokens, top_k)
+
+
+def check(name: str) -> None:
+    """Run both operations on one case; AssertionError where they differ from the reference."""
+    tokens, hidden, top_k, dtype, drop, padding = CASES[name]
+    order, inverse = routing(tokens, top_k, drop, padding)
+    factor = None if drop == 0 and padding == 0 else 1.0
+    cell = SimpleNamespace(hidden=hidden, top_k=top_k, dtype=dtype, capacity_factor=factor, layout="compact")
+    x = torch.randn(tokens, hidden).to(DTYPES[dtype])
+    packed = torch.full((len(order), hidden), torch.nan, dtype=x.dtype)
+    triton_pack.prepare(cell, {"x": x, "order": order, "inverse": inverse}, {"packed": packed})()
+    expected = torch.where(order[:, None] >= 0, x[order.clamp(min=0).long() // top_k], 0)
+    assert torch.equal(packed, expected), f"{name}: pack differs"
+
+    y = torch.randn(len(order), hidden).to(x.dtype)
+    weights = torch.rand(tokens, top_k).masked_fill(inverse < 0, torch.nan)
+    combined = torch.full_like(x, torch.nan)
+    triton_combine.prepare(cell, {"y": y, "inverse": inverse, "weights": weights}, {"combined": combined})()
+    terms = y[inverse.clamp(min=0).long()].double() * weights.double()[..., None]
+    exact = torch.where(inverse[..., None] >= 0, terms, 0).sum(1)
+    torch.testing.assert_close(combined, exact.to(x.dtype))
+
+
+if __name__ == "__main__":
+    torch.manual_seed(17)
+    for case in CASES:
+        check(case)
+        print("ok", case, flush=True)

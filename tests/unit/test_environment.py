@@ -1,0 +1,167 @@
+"""pyproject.toml, uv.lock, constraints.txt, environment.yml and the installer say the same thing."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXPORT = "--frozen --no-hashes --no-emit-project --no-annotate --no-header --all-extras"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+def constraints() -> dict[str, list[Requirement]]:
+    """Name -> its pins: several where a version depends on the Python."""
+    pins: dict[str, list[Requirement]] = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        pin = Requirement(line)
+        pins.setdefault(canonicalize_name(pin.name), []).append(pin)
+    return pins
+
+
+def declared() -> list[Requirement]:
+    extras = PROJECT["optional-dependencies"].values()
+    return [Requirement(line) for group in (PROJECT["dependencies"], *extras) for line in group]
+
+
+def minor_versions(specifiers: SpecifierSet) -> set[int]:
+    return {minor for minor in range(30) if specifiers.contains(f"3.{minor}.1")}
+
+
+def uv(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("uv is not installed")
+    return subprocess.run([program, *arguments, "--python", sys.executable], cwd=cwd, capture_output=True, text=True)
+
+
+def test_conda_environment_defers_to_the_project() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    conda = [entry for entry in environment["dependencies"] if isinstance(entry, str)]
+    (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
+    (python,) = [entry.removeprefix("python") for entry in conda if re.match(r"python\b", entry)]
+    offered, allowed = minor_versions(SpecifierSet(python)), minor_versions(SpecifierSet(PROJECT["requires-python"]))
+    assert environment["name"] == PROJECT["name"]
+    assert "pip" in conda
+    assert offered
+    assert offered <= allowed
+    assert pip == ["-c constraints.txt", "-e ."]
+
+
+@pytest.mark.parametrize("minor", sorted(minor_versions(SpecifierSet(PROJECT["requires-python"]))))
+def test_every_dependency_is_pinned_once_on_every_python(minor: int) -> None:
+    machine = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.1", "sys_platform": "linux"}
+    pins = constraints()
+    for requirement in declared():
+        here = [p for p in pins.get(canonicalize_name(requirement.name), []) if applies(p.marker, machine)]
+        assert len(here) == 1, f"{requirement} has {len(here)} pins on Python 3.{minor}"
+        (pin,) = here[0].specifier
+        assert pin.operator == "=="
+        assert requirement.specifier.contains(pin.version), f"{requirement} is pinned to {pin}"
+
+
+def applies(marker: Marker | None, machine: dict[str, str]) -> bool:
+    return marker is None or marker.evaluate(machine)
+
+
+def test_lock_is_up_to_date() -> None:
+    for offline in (["--offline"], []):
+        check = uv("lock", "--check", *offline)
+        if check.returncode == 0:
+            return
+    if re.search("error sending request|Failed to fetch|timed out|dns error", check.stderr):
+        pytest.skip(f"uv reaches no index: {check.stderr.splitlines()[-1].strip()}")
+    pytest.fail(f"uv.lock does not fit pyproject.toml; run: make lock\n{check.stderr}")
+
+
+def test_constraints_are_the_lock_exported() -> None:
+    export = uv("export", *EXPORT.split(), "--quiet")
+    assert export.returncode == 0, export.stderr
+    assert export.stdout == (ROOT / "constraints.txt").read_text(), "run: make lock"
+    assert EXPORT in (ROOT / "Makefile").read_text()
+
+
+def fake_nvidia_smi(folder: Path, *, gpus: int) -> Path:
+    folder.mkdir()
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nexit {0 if gpus else 9}\n")
+    program.chmod(0o755)
+    return folder
+
+
+def fake_torch_wheel(folder: Path, python_tag: str) -> Path:
+    """The smallest file that pip takes for a CPU build of the pinned torch."""
+    (torch,) = constraints()["torch"]
+    version = str(torch.specifier).removeprefix("==") + "+cpu"
+    info = f"torch-{version}.dist-info"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / f"torch-{version}-{python_tag}-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {python_tag}-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return folder
+
+
+def chosen_commands(machine: Path, *, gpus: int, find_links: Path | None = None) -> list[str]:
+    """What the installer would run on a machine of that kind, whatever this one is."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    environment["PIP_CONFIG_FILE"] = os.devnull
+    environment["PATH"] = f"{fake_nvidia_smi(machine / 'bin', gpus=gpus)}{os.pathsep}{environment['PATH']}"
+    if find_links:
+        environment["PIP_FIND_LINKS"] = str(find_links)
+    command = ["bash", str(ROOT / "workflow/scripts/install.sh"), "--print", sys.executable]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_a_gpu_machine_gets_the_cuda_build_and_the_peers(tmp_path: Path) -> None:
+    (command,) = chosen_commands(tmp_path, gpus=1)
+    assert "--constraint constraints.txt" in command
+    assert command.endswith("--editable .[dev,peers]")
+
+
+def test_a_cpu_machine_takes_the_cpu_build_from_find_links(tmp_path: Path) -> None:
+    (command,) = chosen_commands(tmp_path, gpus=0, find_links=fake_torch_wheel(tmp_path / "wheels", "py3"))
+    assert "--constraint constraints.txt" in command
+    assert re.search(r"--editable \.\[dev\] torch==[\d.]+\+cpu$", command)
+
+
+@pytest.mark.parametrize("wheel_tag", [None, "py2"], ids=["no find-links", "a wheel for another Python"])
+def test_a_cpu_machine_else_takes_torch_alone_from_the_cpu_index(tmp_path: Path, wheel_tag: str | None) -> None:
+    find_links = fake_torch_wheel(tmp_path / "wheels", wheel_tag) if wheel_tag else None
+    torch, project = chosen_commands(tmp_path, gpus=0, find_links=find_links)
+    assert re.search(rf"--no-deps --index-url {CPU_INDEX} torch==[\d.]+\+cpu$", torch)
+    assert CPU_INDEX not in project
+    assert re.search(r"--editable \.\[dev\] torch==[\d.]+\+cpu$", project)
+
+
+def test_an_old_python_is_refused_in_one_line(tmp_path: Path) -> None:
+    installer = tmp_path / "workflow/scripts/install.sh"
+    installer.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "workflow/scripts/install.sh", installer)
+    shutil.copy(ROOT / "constraints.txt", tmp_path)
+    python = tmp_path / "python3.9"
+    python.write_text('#!/bin/sh\n[ "$1" = -V ] && echo Python 3.9.2 && exit 0\nexit 1\n')
+    python.chmod(0o755)
+    run = subprocess.run(["bash", str(installer), str(python)], capture_output=True, text=True)
+    assert run.returncode == 1
+    (line,) = run.stderr.splitlines()
+    assert line.startswith(f"error: {python} is Python 3.9.2, but 3.11 to 3.13 is needed")
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_pre_commit_runs_what_make_lint_runs() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    (recipe,) = re.findall(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert [hook["entry"] for hook in hooks] == [line.strip() for line in recipe.splitlines()]
