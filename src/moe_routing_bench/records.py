@@ -30,7 +30,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "status": _S, "reason": _S, "converged": _B, "stop_reason": _S, "suspect": _B, "suspect_reason": _S,
     # time, in microseconds; device time unless the name says wall
     "median_us": _F, "ci_low_us": _F, "ci_high_us": _F, "min_us": _F, "p5_us": _F, "q1_us": _F, "q3_us": _F, "p95_us": _F,
-    "max_us": _F, "mad_us": _F, "samples": _I, "blocks": _I, "set_aside": _I, "set_aside_reason": _S, "samples_us": pa.list_(_F),
+    "max_us": _F, "mad_us": _F, "samples": _I, "blocks": _I, "set_aside": _I, "set_aside_reason": _S, "samples_us": pa.list_(_F), "set_aside_samples_us": pa.list_(_F),
     "block_medians_us": pa.list_(_F), "wall_median_us": _F, "warm_median_us": _F, "stage_us": _STAGES, "timer": _S,
     "calls_per_sample": _I, "cold_sets": _I, "warmup_calls": _I,
     # derived

@@ -21,10 +21,10 @@ def version(distribution: str) -> str | None:
         return None
 
 
-def fingerprint(files: Iterable[Path]) -> str:
+def fingerprint(files: Iterable[Path | str]) -> str:
     """First 16 hex digits of the SHA-256 over the files' names and contents, in order of name."""
     digest = hashlib.sha256()
-    for path in sorted(files):
+    for path in sorted(Path(file) for file in files):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

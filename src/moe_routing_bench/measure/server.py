@@ -1,0 +1,114 @@
+"""The warm server: imports the heavy libraries once, without touching CUDA, and forks a child for every cell.
+
+It imports nothing of this project, so it never holds old code: the child imports the project afresh. It ends when idle.
+"""
+
+import array
+import contextlib
+import json
+import os
+import select
+import socket
+import sys
+
+IDLE_SECONDS = 120
+_PRELOAD = (
+    "torch",
+    "numpy",
+    "pandas",
+    "scipy.stats",
+    "pyarrow.parquet",
+    "nvtx",
+    "filelock",
+    "pynvml",
+    "triton",
+    "cutlass",
+)
+
+
+def preload() -> None:
+    """Import what every child needs; what is not installed is left out."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking for a GPU must not initialise CUDA: a fork would break
+    on_gpu = os.path.exists("/dev/nvidiactl")
+    for name in _PRELOAD:
+        if name == "cutlass" and not on_gpu:
+            continue
+        with contextlib.suppress(ImportError):
+            __import__(name)
+
+
+def receive(connection: socket.socket) -> tuple[dict, list[int]]:
+    """One request: a JSON text that ends the stream, and the caller's stdout and stderr."""
+    data, fds = b"", array.array("i")
+    while not data.endswith(b"\n"):
+        part, extra, _, _ = connection.recvmsg(1 << 16, socket.CMSG_LEN(2 * fds.itemsize))
+        for level, kind, payload in extra:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(payload)
+        if not part:
+            break
+        data += part
+    return json.loads(data), list(fds)
+
+
+def serve_one(connection: socket.socket) -> int:
+    """In the child: become the caller's job, run it, and return its exit status."""
+    request, fds = receive(connection)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    for target, fd in zip((1, 2), fds, strict=False):
+        os.dup2(fd, target)
+    from moe_routing_bench.measure import supervisor
+
+    return supervisor.main(request["arguments"], "warm", connection)
+
+
+def reap() -> bool:
+    """Collect ended children; returns whether any is left."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return True
+    return False
+
+
+def main(path: str) -> None:
+    """Listen on the socket `path` until nobody has called for IDLE_SECONDS."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    preload()
+    listener.bind(path)
+    listener.listen(16)
+    while True:
+        ready, _, _ = select.select([listener], [], [], IDLE_SECONDS)
+        busy = reap()
+        if not ready and not busy:
+            break
+        if not ready:
+            continue
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            code = 1
+            try:
+                code = serve_one(connection)
+            except SystemExit as error:
+                code = int(error.code or 0)
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            with contextlib.suppress(OSError):
+                connection.sendall(f"{code}\n".encode())
+            os._exit(code)
+        connection.close()
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,232 @@
+"""Runs the worker of a cell as a child process, and makes a complete file of whatever becomes of it.
+
+When an implementation crashes, hangs or corrupts the CUDA context, its status is recorded, a fresh worker is started and
+the others are measured again. Every requested implementation ends with a row.
+"""
+
+import contextlib
+import os
+import pickle
+import signal
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict
+from datetime import UTC, datetime
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+from moe_routing_bench import platforms
+from moe_routing_bench.benches import BENCHES
+from moe_routing_bench.errors import UserError
+from moe_routing_bench.grid import Job
+
+DERIVED_SLACK = 1.02  # a time this much below the roofline is still believed: the ceilings are measured too
+
+
+def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = None) -> list[dict[str, Any]]:
+    """Measure a job and return its rows in table order; write them to `out` when it is given.
+
+    `mode` ("cold" or "warm") is recorded. `watch` is a socket whose closing means that nobody waits any more.
+    """
+    platform = platforms.current()
+    device = "cpu" if platform == platforms.CPU else "cuda"
+    started = datetime.now(UTC)
+    outcomes: dict[str, dict[str, Any]] = {}
+    for name in job.implementations:
+        reason = platforms.missing(BENCHES[job.cell.bench][name].requires, platform)
+        if reason:
+            outcomes[name] = {"status": "unsupported", "reason": reason}
+    restarts = -1
+    with _gpu_lock(device):
+        while pending := [n for n in job.implementations if n not in outcomes]:
+            restarts += 1
+            outcomes |= _attempt(job, device, pending, watch)
+    rows = [_complete(job, platform, name, outcomes[name], started) for name in job.implementations]
+    for row in rows:
+        row |= {"worker_mode": mode, "restarts": max(restarts, 0)}
+    if out is not None:
+        from moe_routing_bench import records
+
+        records.write(out, rows, job.spec)
+    return rows
+
+
+def _gpu_lock(device: str) -> Any:
+    """One measurement a GPU at a time, whatever started it."""
+    if device == "cpu":
+        return contextlib.nullcontext()
+    from filelock import FileLock
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").replace(",", "_")
+    return FileLock(Path(tempfile.gettempdir()) / f"moe-routing-bench-{os.getuid()}-gpu{visible}.lock")
+
+
+def _attempt(job: Job, device: str, pending: list[str], watch: Any) -> dict[str, dict[str, Any]]:
+    """One worker's life: the outcomes that it settled, at least one."""
+    receive, send = Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        receive.close()
+        _child(job, device, pending, send)
+    send.close()
+    found: dict[str, dict[str, Any]] = {}
+    at, step, hung = None, "starting", False
+    try:
+        while True:
+            ready = wait([receive, *([watch] if watch else [])], timeout=job.settings.timeout)
+            if watch in ready and receive not in ready:
+                raise SystemExit(130)  # the caller is gone
+            if not ready:
+                hung = True
+                break
+            message = _next(receive)
+            if message is None:
+                break
+            if message[0] == "at":
+                at, step = message[1], message[2]
+            elif message[0] == "failed":
+                found[message[1]] = {"status": message[2], "reason": message[3]}
+                at = None
+            else:
+                found |= message[1]
+    finally:
+        status = _end(child)
+        receive.close()
+    left = [n for n in pending if n not in found]
+    if left and (hung or not found or at is not None):
+        blamed = [at] if at in left else left if not found else []
+        if hung:
+            fault = {"status": "timeout", "reason": f"{step}: no word for {job.settings.timeout:g} s"}
+        else:
+            fault = {"status": "crashed", "reason": f"{step}: worker {_manner(status)}"}
+        found |= {name: dict(fault) for name in blamed}
+    return found
+
+
+def _next(receive: Connection) -> tuple | None:
+    """The worker's next message, or None when it has ended or sent half a message."""
+    try:
+        return receive.recv()
+    except (EOFError, OSError, pickle.UnpicklingError, struct.error):
+        return None
+
+
+def _child(job: Job, device: str, pending: list[str], send: Connection) -> None:
+    """The forked worker; never returns."""
+    os.setpgid(0, 0)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that would outlive a kill
+    code = 0
+    try:
+        from moe_routing_bench.measure import worker
+
+        worker.run(job, device, pending, send.send)
+    except SystemExit as error:
+        code = int(error.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _end(child: int) -> int:
+    """Wait a moment for the worker, then kill it and what it started; returns its wait status."""
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.002)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
+
+
+def _manner(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"was killed by signal {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"exited with status {os.WEXITSTATUS(status)}"
+
+
+def _complete(job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime) -> dict[str, Any]:
+    """A whole row: identity, outcome, what follows from both, provenance."""
+    from moe_routing_bench.measure import provenance
+    from moe_routing_bench.paths import code_files
+    from moe_routing_bench.records import SCHEMA_VERSION
+
+    row = asdict(job.cell) | {
+        "schema_version": SCHEMA_VERSION, "implementation": name, "platform": platform, "cell": job.cell.key,
+        "cell_hash": job.hash, "code_fingerprint": provenance.fingerprint(code_files(job.cell.bench)),
+        "started_at": started.isoformat(timespec="milliseconds"), "ended_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }  # fmt: skip
+    row |= provenance.git_state() | outcome
+    if "quack" in BENCHES[job.cell.bench][name].requires:
+        row["implementation_version"] = provenance.version("quack-kernels")
+    if row["status"] == "ok":
+        row |= _derived(job, row)
+    return row
+
+
+def _derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
+    """Rates, shares of the measured ceilings, and the plausibility check."""
+    cell, seconds = job.cell, row["median_us"] / 1e6
+    gb_per_s, tflops = row["compulsory_bytes"] / seconds / 1e9, row["flops"] / seconds / 1e12
+    roofline_us = max(row["compulsory_bytes"] / row["copy_gb_per_s"] / 1e3, row["flops"] / row["peak_tflops"] / 1e6)
+    found = {
+        "tokens_per_s": cell.tokens / seconds if cell.tokens else None, "gb_per_s": gb_per_s,
+        "share_of_copy": gb_per_s / row["copy_gb_per_s"], "roofline_us": roofline_us, "share_of_roofline": roofline_us / row["median_us"],
+    }  # fmt: skip
+    if row.get("stream_gb_per_s"):
+        found["share_of_stream"] = gb_per_s / row["stream_gb_per_s"]
+    if row["flops"]:
+        found |= {"tflops": tflops, "share_of_peak": tflops / row["peak_tflops"]}
+    rows = {"pack": 1, "combine": 1, "routing": 2, "layer": 2}.get(cell.bench, 0)
+    if rows and cell.hidden and cell.top_k:
+        strict = rows * (1 + cell.top_k) * cell.hidden * cell.dtype_bytes
+        found |= {"bytes_per_token_strict": strict, "bw_gibps_strict": strict * (cell.tokens or 0) / seconds / 2**30}
+    found |= _waste(job, row)
+    if row.get("calibration_drift", 0) > 0.02:
+        found |= {"suspect": True, "suspect_reason": f"ceilings drifted {row['calibration_drift']:.1%} during the cell"}
+    ceiling = max(row.get(n) or 0 for n in ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "stream_gb_per_s"))
+    floor = max(row["compulsory_bytes"] / ceiling / 1e3, row["flops"] / row["peak_tflops"] / 1e6)
+    if row["device"] != "cpu" and row["median_us"] * DERIVED_SLACK < floor and row["cold_sets"] > 1:
+        found |= {
+            "status": "below_roofline",
+            "reason": f"{row['median_us']:.2f} us is below the roofline of {floor:.2f} us",
+        }
+    return found
+
+
+def _waste(job: Job, row: dict[str, Any]) -> dict[str, Any]:
+    """Rows of the layout in use over kept assignments, minus one; a composite's layout is the implementation's."""
+    cell, loads = job.cell, row["expert_load"]
+    if not (cell.tokens and cell.top_k and cell.experts) or row.get("layout") is None:
+        return {}
+    kept = sum(min(n, cell.capacity) if cell.capacity is not None else n for n in loads)
+    rows = cell.experts * (cell.capacity or 0) if row["layout"] == "padded" else row.get("rows") or kept
+    return {"rows": rows, "padding_waste": rows / kept - 1}
+
+
+def main(arguments: list[str], mode: str = "cold", watch: Any = None) -> int:
+    """``OUT SPEC``: measure the spec's job and write its file. Returns the exit status."""
+    out, spec = arguments
+    try:
+        rows = measure(Job.from_spec(spec), Path(out), mode, watch)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for row in rows:
+        time_text = f"{row['median_us']:.2f} us" if row.get("median_us") else row.get("reason")
+        print(f"{row['bench']} {row['implementation']}: {row['status']} {time_text}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""Where results, reports and configs lie (below the working directory), and which source files a bench depends on."""
+
+import os
+from pathlib import Path
+
+from moe_routing_bench.grid import Cell, Job
+
+PACKAGE = Path(__file__).resolve().parent
+CONFIG = Path("config/config.yaml")
+MODELS = Path("config/models.yaml")
+
+_CORE = (
+    "benches/__init__.py", "benches/checks.py", "errors.py", "grid.py", "platforms.py", "records.py", "row_map.py",
+    "settings.py", "skew.py", "workload.py",
+)  # fmt: skip
+_STAGES = ("gate", "permute", "pack", "combine")
+_PARTS = {"routing": _STAGES, "layer": (*_STAGES, "routing")}
+
+
+def results(platform: str) -> Path:
+    """Folder of everything measured on a platform."""
+    return Path("results") / platform
+
+
+def cell_file(platform: str, cell: Cell) -> Path:
+    """The Parquet file of one cell."""
+    return results(platform) / "cells" / cell.bench / f"{cell.key}.parquet"
+
+
+def cell_files(platform: str, jobs: list[Job]) -> dict[Path, Job]:
+    """The file of every job."""
+    return {cell_file(platform, job.cell): job for job in jobs}
+
+
+def measurements(platform: str) -> Path:
+    """All rows of a platform in one file: what figures and the report are made from."""
+    return results(platform) / "measurements.parquet"
+
+
+def report(platform: str) -> Path:
+    """The HTML report."""
+    return Path("reports") / platform / "index.html"
+
+
+def figure(platform: str, name: str, suffix: str = "svg") -> Path:
+    """One drawn figure."""
+    return Path("reports") / platform / "figures" / f"{name}.{suffix}"
+
+
+def source(relative: str) -> str:
+    """A file of this package as Snakemake should name it: relative where it lies below the working directory."""
+    path, here = PACKAGE / relative, Path.cwd().resolve()
+    return os.path.relpath(path, here) if path.is_relative_to(here) else str(path)
+
+
+def sources(*folders: str, suffixes: tuple[str, ...] = (".py",)) -> list[str]:
+    """All files of the given folders of this package, sorted."""
+    found = {p for f in folders for p in (PACKAGE / f).rglob("*") if p.suffix in suffixes}
+    return sorted(source(str(p.relative_to(PACKAGE))) for p in found)
+
+
+def code_files(bench: str) -> list[str]:
+    """Every source file whose edit makes the measurements of a bench stale, sorted."""
+    parts = _PARTS.get(bench, ())
+    folders = [f"benches/{name}" for name in (bench, *parts)]
+    files = {*sources("routers", "measure", *folders), *(source(name) for name in _CORE)}
+    if parts:
+        files.add(source("benches/composite.py"))
+    if any("cute_support" in Path(name).read_text() for name in files):
+        files.add(source("cute_support.py"))
+    return sorted(files)

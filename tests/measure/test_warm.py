@@ -1,0 +1,84 @@
+"""The warm server and the cold process run the same job and write the same kind of file; killed jobs leave nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moe_routing_bench import records
+from moe_routing_bench.grid import Cell, Job, project
+from moe_routing_bench.measure import client
+from moe_routing_bench.settings import Settings
+
+CLIENT = [sys.executable, "-I", "-S", client.__file__]
+QUICK = Settings(max_seconds=0.2, min_blocks=10, warmup_ms=5)
+
+
+def job(tokens: int, settings: Settings = QUICK) -> Job:
+    axes = {"experts": 8, "top_k": 2, "skew": 0.0, "sampler": "exact", "layout": "compact"}
+    return Job(project(Cell("permute", 17, tokens=tokens, **axes)), ("torch",), settings)
+
+
+@pytest.fixture
+def own_server(monkeypatch, tmp_path):
+    """A folder of its own for the socket, so that this test starts its own server."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def test_warm_and_cold_measure_the_same(own_server):
+    warm, cold = own_server / "warm.parquet", own_server / "cold.parquet"
+    for path, flags in ((warm, []), (cold, ["--cold"]), (warm, []), (cold, ["--cold"])):
+        done = subprocess.run([*CLIENT, *flags, str(path), job(4096).spec], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "permute torch: ok" in done.stdout
+    rows = {path: records.collect({path: job(4096)}).to_pylist()[0] for path in (warm, cold)}
+    assert (rows[warm]["worker_mode"], rows[cold]["worker_mode"]) == ("warm", "cold")
+    assert rows[warm]["expert_load"] == rows[cold]["expert_load"]
+    assert 1 / 2 < rows[warm]["median_us"] / rows[cold]["median_us"] < 2, "on a shared CPU only gross differences show"
+
+
+def test_overhead_of_a_warm_cell_is_at_most_300_ms(own_server):
+    path = own_server / "cell.parquet"
+    overheads = []
+    for i in range(6):
+        start = time.perf_counter()
+        subprocess.run([*CLIENT, str(path), job(64 + i).spec], check=True, capture_output=True, timeout=120)
+        wall = time.perf_counter() - start
+        overheads.append(wall - records.read(path)["measure_seconds"][0].as_py())
+    assert sorted(overheads[1:])[2] <= 0.3, f"overheads after the server had started: {overheads[1:]}"
+
+
+def test_a_killed_client_takes_its_worker_along_and_leaves_no_file(own_server):
+    path = own_server / "out" / "cell.parquet"
+    slow = job(64, Settings(max_seconds=60, max_blocks=100000, target_half_width=1e-9))
+    process = subprocess.Popen([*CLIENT, str(path), slow.spec], stdout=subprocess.PIPE)
+    time.sleep(8)
+    assert process.poll() is None, "the job ended early, so this test shows nothing"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and _children_named("server.py", own_server):
+        time.sleep(0.1)
+    assert not path.exists()
+    assert not list(own_server.rglob("*.tmp"))
+    assert not _children_named("server.py", own_server), "the worker outlived its caller"
+
+
+def _children_named(name: str, folder: Path) -> list[int]:
+    """Processes forked by this test's server: same command line, and a parent with that command line."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().decode()
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except (OSError, ValueError):
+                continue
+            if name in command and str(folder) in command:
+                found[int(entry.name)] = parent
+    return [pid for pid, parent in found.items() if parent in found and pid != os.getpid()]
