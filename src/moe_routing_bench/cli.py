@@ -165,7 +165,7 @@ def status(config: Configs = None, config_json: ConfigJson = None, platform: Pla
             remaining.append(path)
             continue
         rows += found
-        seconds += [sum(row["measure_seconds"] or 0.0 for row in found)]
+        seconds += [max(row["measure_seconds"] or 0.0 for row in found)]  # of the whole cell, in each of its rows
     print(f"{platform}: {len(files) - len(remaining)} of {len(files)} cells measured, {len(remaining)} remain")
     if remaining and any(seconds):
         mean = sum(seconds) / len(seconds)
@@ -241,9 +241,7 @@ def _jobs(configs: list[Path] | None, config_json: str | None) -> list[Job]:
     else:
         source = configs or [paths.CONFIG]
     effective = bench_config.load(source)
-    if effective["device"] == platforms.CPU:
-        os.environ["MOE_ROUTING_BENCH_DEVICE"] = platforms.CPU
-        platforms.gpu_name.cache_clear()
+    paths.hide_gpu(effective["device"])
     return grid.expand(effective, _models())
 
 

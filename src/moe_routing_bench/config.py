@@ -78,18 +78,22 @@ def _rank(error: jsonschema.ValidationError) -> tuple[bool, list[str]]:
 
 
 def _explain(error: jsonschema.ValidationError) -> UserError:
-    place = _place(error.absolute_path)
+    place = _place(list(error.absolute_path))
     schema: Mapping[str, Any] = error.schema if isinstance(error.schema, Mapping) else {}
     known: Mapping[str, Any] = schema.get("properties", {})
     if error.validator == "additionalProperties":
-        unknown = next(key for key in error.instance if key not in known)
+        unknown = next(key for key in _keys(error) if key not in known)
         near = difflib.get_close_matches(str(unknown), known, n=1)
         return bad(f"{place} key", unknown, ", ".join(known), f"did you mean {near[0]!r}?" if near else "")
     if error.validator == "required":
-        absent = next(key for key in schema["required"] if key not in error.instance)
+        absent = next(key for key in schema["required"] if key not in _keys(error))
         allowed = known.get(absent, {}).get("description") or "a non-empty list of names"
         return bad(place, f"no {absent!r}", allowed, f"add '{absent}: [...]'")
     return bad(place, error.instance, schema.get("description", error.message), _list_hint(error))
+
+
+def _keys(error: jsonschema.ValidationError) -> list[str]:
+    return list(error.instance) if isinstance(error.instance, Mapping) else []
 
 
 def _list_hint(error: jsonschema.ValidationError) -> str:

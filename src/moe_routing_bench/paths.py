@@ -1,8 +1,10 @@
 """Where results, reports and configs lie (below the working directory), and which source files a bench depends on."""
 
 import os
+import sys
 from pathlib import Path
 
+from moe_routing_bench import platforms
 from moe_routing_bench.grid import Cell, Job
 
 PACKAGE = Path(__file__).resolve().parent
@@ -69,3 +71,19 @@ def code_files(bench: str) -> list[str]:
     if any("cute_support" in Path(name).read_text() for name in files):
         files.add(source("cute_support.py"))
     return sorted(files)
+
+
+def prepare_jobs(device: str) -> None:
+    """Set what child processes inherit: this interpreter is found as `python`, and device cpu hides the GPU.
+
+    By name, so that no path of a machine is part of what decides whether a cell is measured again.
+    """
+    os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
+    hide_gpu(device)
+
+
+def hide_gpu(device: str) -> None:
+    """Leave the GPU out of sight of this process and its children when the config's device is cpu."""
+    if device == platforms.CPU:
+        os.environ["MOE_ROUTING_BENCH_DEVICE"] = platforms.CPU
+        platforms.gpu_name.cache_clear()

@@ -9,26 +9,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 4096
-
 
 @triton.jit
 def _stream(source, target, n, READS: tl.constexpr, WRITES: tl.constexpr, BLOCK: tl.constexpr):
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for i in tl.static_range(READS):
-        total += tl.load(source + i * n + offsets).to(tl.float32)
-    value = total.to(target.dtype.element_ty)
+    parts = ()
+    for i in tl.static_range(READS):  # all loads are issued before the first is used
+        parts = parts + (tl.load(source + i * n + offsets),)  # noqa: RUF005
+    total = parts[0]
+    for i in tl.static_range(1, READS):
+        total += parts[i]
     if WRITES == 0:
-        tl.store(target + tl.program_id(0), tl.sum(total, 0))
+        tl.store(target + tl.program_id(0), tl.sum(total.to(tl.float32), 0).to(target.dtype.element_ty))
     for i in tl.static_range(WRITES):
-        tl.store(target + i * n + offsets, value)
+        tl.store(target + i * n + offsets, total)
 
 
-def launch(source: Tensor, target: Tensor, reads: int, writes: int) -> int:
+CONFIGS = ((1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8))  # (block, warps): the ceiling is the best of them
+
+
+def launch(source: Tensor, target: Tensor, reads: int, writes: int, block: int, warps: int) -> int:
     """Stream through bf16 `source` and `target`; returns the bytes moved."""
-    part = min(source.numel() // max(reads, 1), target.numel() // max(writes, 1)) // _BLOCK * _BLOCK
-    _stream[(part // _BLOCK,)](source, target, part, READS=reads, WRITES=writes, BLOCK=_BLOCK, num_warps=8)
+    part = min(source.numel() // max(reads, 1), target.numel() // max(writes, 1)) // block * block
+    _stream[(part // block,)](source, target, part, READS=reads, WRITES=writes, BLOCK=block, num_warps=warps)
     return part * source.element_size() * (reads + writes)
 
 

@@ -80,7 +80,10 @@ def run(job: Job, device: str, names: list[str], send: Send) -> None:
             alive.remove(one)
     send(("at", None, "calibration"))
     after = calibration.calibrate(device, mix)
-    common = before | {"calibration_drift": calibration.drift(before, after)} | _routing(job, definition, sets[0])
+    ceilings = ("copy_gb_per_s", "peak_tflops") if cost.flops else ("copy_gb_per_s",)
+    common = (
+        before | {"calibration_drift": calibration.drift(before, after, ceilings)} | _routing(job, definition, sets[0])
+    )
     common |= {"read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes, "compulsory_bytes": cost.read_bytes + cost.write_bytes, "flops": cost.flops}  # fmt: skip
     common |= provenance.versions() | (gpu.state() if gpu else {}) | {"device": device, "cold_sets": len(sets)}
     seed = int(job.hash[:8], 16)

@@ -1,0 +1,26 @@
+"""The figures: a literal table; each is one file with a pure function ``draw(table) -> matplotlib Figure``. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure's name (file and rule name), module below this package, title and caption."""
+
+    name: str
+    module: str
+    title: str
+    caption: str
+
+
+_TABLE = (
+    Figure("bandwidth", "bandwidth", "Bandwidth per stage", "Compulsory bytes over device time against the traffic of the cell; dashed: the copy bandwidth measured in the same run. Error bars: 95 % confidence interval of the median."),
+    Figure("stage_share", "stage_share", "Where the layer's time goes", "Device time of router, permute, pack, experts and combine, each stage timed on its own, as a share of their sum; the label is the time of the whole layer."),
+    Figure("load_cv", "load_cv", "Load imbalance and drops against skew", "Left: realised coefficient of variation of tokens per expert against the target. Right: share of assignments over capacity, which are dropped."),
+    Figure("pareto", "pareto", "Layer time against drops and padding", "Each point is a cell and implementation; the line is the Pareto front. Left: dropped share of assignments. Right: rows computed beyond the assignments kept."),
+    Figure("speedup", "speedup", "Speed-up over the torch baseline", "Median time of the bench's baseline over that of the implementation, paired within rounds; empty: not ok or not asked for."),
+    Figure("roofline", "roofline", "Roofline", "Left: layer throughput against arithmetic intensity under the measured copy bandwidth and matrix peak. Right: share of the measured copy bandwidth of the stages that only move data."),
+)  # fmt: skip
+FIGURES: Mapping[str, Figure] = MappingProxyType({figure.name: figure for figure in _TABLE})

@@ -1,0 +1,119 @@
+"""The command line: what it prints, and that a mistake is one line on stderr with exit status 2."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moe_routing_bench import cli, config, grid, paths, records
+
+ROOT = Path(__file__).parents[2]
+CONFIG = {
+    "grid": [{"benches": ["gate"], "implementations": ["torch"], "tokens": [64, 128], "experts": [8], "top_k": [2]}]
+}
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Run a command in an empty folder that has the presets; return (exit status, stdout, stderr)."""
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["moe-routing-bench", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+def write_cell(job, status="ok"):
+    path = paths.cell_file("cpu", job.cell)
+    row = {
+        "schema_version": records.SCHEMA_VERSION, "bench": job.cell.bench, "cell": job.cell.key,
+        "implementation": "torch", "status": status, "reason": "it broke", "measure_seconds": 2.0,
+    }  # fmt: skip
+    records.write(path, [row], job.spec)
+    return path
+
+
+def test_list_names_everything_and_why_it_is_missing(call):
+    code, out, _ = call("list", "--platform", "cpu")
+    assert code == 0
+    for text in ("torch_grouped_mm", "deepseek_v3", "qwen3-30b-a3b", "needs an NVIDIA GPU", "unsupported: "):
+        assert text in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["measure", "gat"], "did you mean 'gate'?"),
+        (["measure", "gate", "--implementations", "troch"], "did you mean 'torch'?"),
+        (["measure", "gate", "--top-k", "9"], "1 to experts=8"),
+        (["measure", "pack", "--layout", "padded"], "capacity_factor"),
+        (["measure", "pack", "--capacity-factor", "x"], "or none"),
+        (["measure", "layer", "--model", "mixtral-8x7b", "--experts", "8"], "nothing beside --model"),
+        (["status", "--config", "absent.yaml"], "readable YAML"),
+        (["status", "--config-json", "{"], "--config-json"),
+        (["report", "--platform", "../x"], "lower-case"),
+        (["collect", "--platform", "cpu"], "run `snakemake`"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_2(call, arguments, words):
+    code, out, error = call(*arguments)
+    assert (code, out) == (2, "")
+    assert error.startswith("error: ") and error.count("\n") == 1 and words in error
+
+
+def test_measure_hands_one_job_to_the_supervisor(call, monkeypatch):
+    seen = []
+
+    class Fake:
+        @staticmethod
+        def measure(job, out, mode):
+            seen.append((job, out, mode))
+            return [
+                {"implementation": "torch", "status": "ok", "median_us": 12.345, "ci_low_us": 12.0, "ci_high_us": 13.0}
+            ]
+
+    monkeypatch.setattr(cli, "_supervisor", lambda: Fake)
+    code, out, _ = call("measure", "gate", "--tokens", "64", "--implementations", "torch", "--max-seconds", "0.1")
+    ((job, path, mode),) = seen
+    assert code == 0 and path is None and mode == "cold" and "12.35" in out.replace("12.34", "12.35")
+    assert job.implementations == ("torch",) and job.cell.tokens == 64 and job.settings.max_seconds == 0.1
+
+
+def test_status_collect_and_prune_follow_the_config(call):
+    jobs = grid.expand(config.load(CONFIG), {})
+    text = ["--platform", "cpu", "--config-json", json.dumps(CONFIG)]
+    write_cell(jobs[0])
+    code, out, _ = call("status", *text)
+    assert code == 0 and "1 of 2 cells measured, 1 remain" in out and "about 2 s" in out
+
+    code, _, error = call("collect", *text)
+    assert code == 2 and "do not fit" in error and not paths.measurements("cpu").exists()
+
+    write_cell(jobs[1], "crashed")
+    code, out, _ = call("collect", *text)
+    assert code == 0 and "2 rows of 2 cells" in out and len(records.read(paths.measurements("cpu"))) == 2
+    assert "crashed: it broke" in call("status", *text)[1]
+
+    other = json.dumps({"grid": [{**CONFIG["grid"][0], "tokens": [64]}]})
+    orphan = paths.cell_file("cpu", jobs[1].cell)
+    assert str(orphan) in call("prune", "--platform", "cpu", "--config-json", other)[1] and orphan.exists()
+    call("prune", "--remove", "--platform", "cpu", "--config-json", other)
+    assert not orphan.exists() and paths.cell_file("cpu", jobs[0].cell).exists()
+
+
+def test_doctor_checks_the_config(call):
+    code, out, _ = call("doctor")
+    assert code == 0 and "25 cells" in out and "FAIL" not in out
+
+
+def test_an_unknown_option_keeps_its_own_message_and_nothing_imports_torch():
+    script = "import sys; from moe_routing_bench import cli; assert 'torch' not in sys.modules; cli.main()"
+    done = subprocess.run([sys.executable, "-c", script, "list", "--nope"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "No such option" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,107 @@
+"""Configs: what is read, what is refused and in which words, and that the shipped ones are what their comments say."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from moe_routing_bench import config, grid, paths
+from moe_routing_bench.errors import UserError
+from moe_routing_bench.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+ENTRY = {"benches": ["gate"], "tokens": [64], "experts": [8], "top_k": [2]}
+
+
+@pytest.fixture(scope="module")
+def models():
+    return config.load_models(ROOT / paths.MODELS)
+
+
+def test_defaults_are_filled_in():
+    assert config.load({"grid": [ENTRY]}) == {"seed": 17, "device": "auto", "measure": {}, "grid": [ENTRY]}
+
+
+def test_a_later_file_overrides_an_earlier_one(tmp_path):
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text(yaml.safe_dump({"measure": {"min_blocks": 5, "warmup_ms": 1}, "grid": [ENTRY]}))
+    second.write_text("measure: {warmup_ms: 2}\nseed: 3\n")
+    loaded = config.load([first, second])
+    assert loaded["measure"] == {"min_blocks": 5, "warmup_ms": 2} and loaded["seed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sed": 1}, ["config key", "'sed'", "did you mean 'seed'?"]),
+        ({"measure": {"warmup": 1}}, ["config.measure key", "'warmup_ms'"]),
+        ({"measure": {"min_blocks": 0}}, ["config.measure.min_blocks", "got 0", "at least 1"]),
+        ({"device": "gpu"}, ["config.device", "'gpu'", "auto"]),
+        ({"seed": True}, ["config.seed", "got True", "integer"]),
+        ({"grid": []}, ["config.grid", "got []"]),
+        ({"grid": [{**ENTRY, "token": [1]}]}, ["config.grid[0] key", "did you mean 'tokens'?"]),
+        ({"grid": [ENTRY, {"tokens": [1]}]}, ["config.grid[1]", "no 'benches'"]),
+        ({"grid": [{**ENTRY, "tokens": 64}]}, ["config.grid[0].tokens", "got 64", "write [64]"]),
+        ({"grid": [{**ENTRY, "tokens": [0]}]}, ["config.grid[0].tokens[0]", "got 0", "at least 1"]),
+        ({"grid": [{**ENTRY, "capacity_factor": ["nil"]}]}, ["capacity_factor[0]", "'nil'", "or none"]),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(change, words):
+    with pytest.raises(UserError) as caught:
+        config.load({"grid": [ENTRY], **change})
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[1]", "a: [", ""])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path, text):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match="config file"):
+        config.load(path)
+    with pytest.raises(UserError, match="readable"):
+        config.load(tmp_path / "absent.yaml")
+
+
+def test_the_schema_knows_every_setting():
+    schema = yaml.safe_load((ROOT / config.SCHEMA).read_text())
+    assert set(schema["properties"]["measure"]["properties"]) == {field.name for field in fields(Settings)}
+
+
+@pytest.mark.parametrize(("name", "cells", "compiled"), [("config", 25, 3), ("h200", 229, 11), ("h200-full", 4293, 0)])
+def test_shipped_configs_expand_to_the_stated_cells(models, name, cells, compiled):
+    jobs = grid.expand(config.load(ROOT / f"config/{name}.yaml"), models)
+    assert len(jobs) == cells
+    assert sum("torch_compile" in job.implementations for job in jobs) == compiled
+    assert all(len(job.implementations) > 1 or job.cell.bench == "permute" for job in jobs), "nothing compiled alone"
+
+
+def test_presets_are_whole_or_say_why_not(models):
+    entry = {"benches": ["layer"], "tokens": [64]}
+    for name, preset in models.items():
+        effective = config.load({"grid": [{**entry, "model": [name]}]})
+        if "unsupported" in preset:
+            with pytest.raises(UserError, match="grid model"):
+                grid.expand(effective, models)
+        else:
+            assert len(grid.expand(effective, models)) == 1
+    assert models["deepseek-v3"]["router"] == "deepseek_v3" and models["olmoe-1b-7b"]["intermediate"] == 1024
+
+
+def test_a_preset_without_an_axis_is_refused(tmp_path):
+    path = tmp_path / "models.yaml"
+    path.write_text("mine: {hidden: 8}\n")
+    with pytest.raises(UserError, match="no intermediate"):
+        config.load_models(path)
+
+
+def test_code_files_follow_what_a_bench_is_made_of():
+    gate, pack, layer = (set(paths.code_files(bench)) for bench in ("gate", "pack", "layer"))
+    assert all(Path(name).is_file() for name in gate | pack | layer)
+    has = lambda files, part: any(part in name for name in files)  # noqa: E731
+    assert has(gate, "routers/softmax_topk.py") and has(gate, "measure/worker.py") and not has(gate, "benches/pack")
+    assert has(pack, "cute_support.py") and not has(gate, "cute_support.py") and not has(pack, "composite.py")
+    assert has(layer, "composite.py") and has(layer, "benches/routing") and has(layer, "benches/gate")
+    assert not has(layer, "figures/") and not has(layer, "cli.py")

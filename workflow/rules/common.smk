@@ -1,0 +1,49 @@
+"""Validate the config, expand the grid once, and name what the rules share."""
+
+import json
+import re
+
+from snakemake.exceptions import WorkflowError
+
+from moe_routing_bench import config as bench_config
+from moe_routing_bench import grid, paths, platforms
+from moe_routing_bench.errors import UserError
+
+try:
+    SETTINGS = bench_config.load(config)
+    JOBS = {
+        (job.cell.bench, job.cell.key): job for job in grid.expand(SETTINGS, bench_config.load_models(paths.MODELS))
+    }
+except UserError as error:
+    raise WorkflowError(f"error: {error}") from None
+
+paths.prepare_jobs(SETTINGS["device"])
+PLATFORM = platforms.current()
+CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
+
+
+wildcard_constraints:
+    platform=re.escape(PLATFORM),  # this machine cannot make the results of another
+    bench="[a-z]+",
+    cell="[^/]+",
+
+
+def code_of(wildcards):
+    """Source files that a cell's measurement depends on."""
+    return paths.code_files(wildcards.bench)
+
+
+def trace_of(wildcards):
+    """The recorded routing that a cell replays, if any."""
+    trace = JOBS[wildcards.bench, wildcards.cell].cell.trace
+    return [trace] if trace else []
+
+
+def spec_of(wildcards):
+    """Everything else that a cell's measurement depends on, as one JSON text."""
+    return JOBS[wildcards.bench, wildcards.cell].spec
+
+
+def cells_of(wildcards):
+    """The file of every cell of the grid."""
+    return [str(path) for path in paths.cell_files(wildcards.platform, list(JOBS.values()))]

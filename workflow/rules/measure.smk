@@ -1,0 +1,41 @@
+"""One job a cell, then all rows in one file."""
+
+
+rule measure:
+    input:
+        client=paths.source("measure/client.py"),
+        code=code_of,
+        trace=trace_of,
+    output:
+        "results/{platform}/cells/{bench}/{cell}.parquet",
+    log:
+        "results/{platform}/logs/{bench}/{cell}.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        gpu=1,  # one measurement at a time, on a CPU as well
+    params:
+        spec=spec_of,
+    message:
+        "measure {wildcards.bench} {wildcards.cell}"
+    shell:
+        "python -I -S {input.client:q} {output:q} {params.spec:q} >{log:q} 2>&1"
+
+
+rule collect:
+    input:
+        cells=cells_of,
+        code=[paths.source("records.py"), paths.source("grid.py")],
+    output:
+        "results/{platform}/measurements.parquet",
+    log:
+        "results/{platform}/logs/collect.log",
+    conda:
+        "../../environment.yml"
+    params:
+        config=CONFIG_JSON,
+    message:
+        "collect {output}"
+    shell:
+        "python -m moe_routing_bench.cli collect --platform {wildcards.platform} --config-json {params.config:q}"
+        " --out {output:q} >{log:q} 2>&1"

@@ -1,0 +1,18 @@
+"""The HTML report."""
+
+
+rule html:
+    input:
+        measurements="results/{platform}/measurements.parquet",
+        figures=[f"reports/{{platform}}/figures/{name}.svg" for name in FIGURES],
+        code=paths.sources("report", suffixes=(".py", ".html", ".css", ".js", ".j2", ".md")),
+    output:
+        "reports/{platform}/index.html",
+    log:
+        "results/{platform}/logs/report.log",
+    conda:
+        "../../environment.yml"
+    message:
+        "report {output}"
+    shell:
+        "python -m moe_routing_bench.cli report --platform {wildcards.platform} >{log:q} 2>&1"
