@@ -129,7 +129,7 @@ def figure(
     figures = figure_table()
     names = [pick("figure", name, figures)] if name else list(figures)
     platform = _platform(platform)
-    table = records.read(paths.measurements(platform))
+    table = records.read(paths.measurements(platform)).to_pandas()
     for one in names:
         _draw(figures[one], table, platform)
         print(f"wrote {paths.figure(platform, one)} and .png")
@@ -139,7 +139,7 @@ def figure(
 def report(platform: Platform = None) -> None:
     """Write the HTML report from measurements.parquet and the drawn figures."""
     platform = _platform(platform)
-    table = records.read(paths.measurements(platform))
+    table = records.read(paths.measurements(platform)).to_pandas()
     drawn = {name: paths.figure(platform, name) for name in figure_table()}
     absent = [str(path) for path in drawn.values() if not path.is_file()]
     if absent:

@@ -17,7 +17,7 @@ SHOWN = ("status", "reason", "median_us", "wall_median_us", "warm_median_us", "t
          "launch_us", "graph_node_us", "measure_seconds", "peak_memory_bytes", "stage_us")  # fmt: skip
 
 for name, bench in BENCHES.items():
-    for dtype, factor in ((("fp32", None), ("bf16", None)) if name == "gate" else (("bf16", None), ("bf16", 1.25))):
+    for dtype, factor in (("fp32", None), ("bf16", None)) if name == "gate" else (("bf16", None), ("bf16", 1.25)):
         cell = project(Cell(name, 17, dtype=dtype, capacity_factor=factor, **AXES))
         names = tuple(i.name for i in bench.implementations if "--compile" in sys.argv or i.name != "torch_compile")
         start = time.perf_counter()

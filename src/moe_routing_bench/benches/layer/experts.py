@@ -4,6 +4,7 @@ Each takes (cell, buffers, y) and returns the call that writes y (R, H) from buf
 holding W1 above W3, w2 (E, H, I), and offsets (E + 1,) int32.
 """
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -37,7 +38,7 @@ def loop(cell: Cell, buffers: dict[str, Tensor], y: Tensor) -> Callable[[], None
 
     def run() -> None:
         bounds = buffers["offsets"].tolist()
-        for e, (first, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        for e, (first, end) in enumerate(itertools.pairwise(bounds)):
             if end > first:
                 torch.mm(_swiglu(packed[first:end] @ w13[e].T), w2[e].T, out=y[first:end])
 
