@@ -277,7 +277,7 @@ def check(cell: Cell) -> None:
     if cell.layout == "padded" and cell.capacity_factor is None:
         raise bad("layout", "padded", "compact or blockN without a capacity_factor", "padded rows are the capacity")
     if cell.router in ROUTERS and cell.experts:
-        ROUTERS[cell.router].check(cell.experts, cell.top_k or 1)
+        ROUTERS[cell.router or ""].check(cell.experts, cell.top_k or 1)
     if cell.sampler == "trace":
         file_sha256(Path(cell.trace or ""))
     elif cell.skew is not None and cell.sampler and cell.tokens and cell.experts and cell.top_k:
