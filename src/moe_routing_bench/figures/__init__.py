@@ -16,11 +16,11 @@ class Figure:
 
 
 _TABLE = (
-    Figure("bandwidth", "bandwidth", "Bandwidth per stage", "Compulsory bytes over device time against the traffic of the cell; dashed: the copy bandwidth measured in the same run. Error bars: 95 % confidence interval of the median."),
-    Figure("stage_share", "stage_share", "Where the layer's time goes", "Device time of router, permute, pack, experts and combine, each stage timed on its own, as a share of their sum; the label is the time of the whole layer."),
+    Figure("bandwidth", "bandwidth", "Bandwidth per stage", "Compulsory bytes over time against the traffic of the call, one panel a stage; dashed: the median copy bandwidth measured in the same processes. Error bars: 95 % confidence interval of the median time. A logarithmic axis where points lie far below the copy."),
+    Figure("stage_share", "stage_share", "Where the layer's time goes", "Time of router, permute, pack, experts and combine, each stage timed on its own, as a share of their sum; the label is the median time of the whole layer with its 95 % confidence interval. One cell of each model first."),
     Figure("load_cv", "load_cv", "Load imbalance and drops against skew", "Left: realised coefficient of variation of tokens per expert against the target. Right: share of assignments over capacity, which are dropped."),
-    Figure("pareto", "pareto", "Layer time against drops and padding", "Each point is a cell and implementation; the line is the Pareto front. Left: dropped share of assignments. Right: rows computed beyond the assignments kept."),
-    Figure("speedup", "speedup", "Speed-up over the torch baseline", "Median time of the bench's baseline over that of the implementation, paired within rounds; empty: not ok or not asked for."),
+    Figure("pareto", "pareto", "Layer time against drops and padding", "Each point is a cell and implementation, its time relative to the fastest of the same shape where there are several shapes; ringed points on the dashed line are the Pareto front. Left: dropped assignments. Right: rows computed beyond the assignments kept."),
+    Figure("speedup", "speedup", "Speed-up over the torch baseline", "Median time of the bench's baseline over that of the implementation, paired within rounds, as the median over skew, capacity, dtype, layout and router; blank: not ok or not asked for; ≈: not told apart from the baseline."),
     Figure("roofline", "roofline", "Roofline", "Left: layer throughput against arithmetic intensity under the measured copy bandwidth and matrix peak. Right: share of the measured copy bandwidth of the stages that only move data."),
 )  # fmt: skip
 FIGURES: Mapping[str, Figure] = MappingProxyType({figure.name: figure for figure in _TABLE})

@@ -1,38 +1,75 @@
 """Achieved bandwidth of every stage and implementation against the measured copy ceiling."""
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from moe_routing_bench.figures import style
 
-BENCHES = ("gate", "permute", "pack", "combine", "routing")
+BENCHES = ("pack", "combine", "permute", "gate", "routing")
+FEW_SIZES = 2
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """GB/s over compulsory bytes, one panel a bench, with confidence intervals."""
+    """GB/s over compulsory bytes, one panel a bench, with confidence intervals; bars where there are few sizes."""
     rows = style.ok(table, *BENCHES)
+    rows = rows[rows["gb_per_s"].notna() & (rows["compulsory_bytes"] > 0)]
     figure, panels = style.canvas(2, 3, 12, 7)
     for axes, bench in zip(panels, BENCHES, strict=False):
         part = rows[rows["bench"] == bench]
         if part.empty:
-            style.empty(axes, f"no {bench} row is ok")
+            style.empty(axes, style.why(table, bench))
             continue
-        for name, group in part.groupby("implementation"):
-            ends = [group["compulsory_bytes"] / group[c] / 1e3 for c in ("ci_high_us", "ci_low_us")]
-            bars = [(group["gb_per_s"] - ends[0]).clip(lower=0), (ends[1] - group["gb_per_s"]).clip(lower=0)]
-            axes.errorbar(group["compulsory_bytes"] / 1e6, group["gb_per_s"], yerr=bars, fmt="o", ms=4, alpha=0.8, color=style.COLORS[name], elinewidth=1)  # fmt: skip
-        ceiling = part["copy_gb_per_s"].median()
-        axes.axhline(ceiling, ls="--", color="0.3", lw=1)
-        axes.annotate(
-            f"copy {ceiling:,.0f} GB/s", (0.02, ceiling), xycoords=("axes fraction", "data"), fontsize=7, va="bottom"
-        )
-        axes.set(
-            xscale="log",
-            title=f"{bench} (n={len(part)})",
-            xlabel="compulsory bytes (MB)",
-            ylabel="GB/s",
-            ylim=(0, None),
-        )
-        style.legend(axes, list(part["implementation"]))
+        few = part["compulsory_bytes"].nunique() <= FEW_SIZES and not _far_below(part)
+        (_bars if few else _points)(axes, part)
+        axes.set(title=f"{bench} (n = {len(part)} rows)", ylabel="GB/s of compulsory bytes")
+        _ceiling(axes, part)
     panels[-1].set_axis_off()
-    return style.finish(figure, "Bandwidth per stage: compulsory bytes over device time", rows)
+    if not rows.empty:
+        style.legend(panels[-1], rows["implementation"], loc="center", fontsize=9, title="implementation")
+        panels[-1].text(0.5, 0.08, "error bars: 95 % CI of the median time\ndashed: median copy bandwidth measured\nin the same processes", ha="center", fontsize=8, transform=panels[-1].transAxes)  # fmt: skip
+    return style.finish(figure, "Bandwidth per stage: compulsory bytes over time", rows)
+
+
+def _rates(group: pd.DataFrame) -> list[np.ndarray]:
+    low, high = (group["compulsory_bytes"] / group[end] / 1e3 for end in ("ci_high_us", "ci_low_us"))
+    return style.bars(group["gb_per_s"], low, high)
+
+
+def _points(axes: Axes, part: pd.DataFrame) -> None:
+    for name, group in style.groups(part):
+        axes.errorbar(group["compulsory_bytes"] / 1e6, group["gb_per_s"], yerr=_rates(group), fmt="o", ms=4, alpha=0.75, color=style.color(name), elinewidth=1)  # fmt: skip
+    axes.set(xscale="log", xlabel="compulsory bytes of a call (MB)")
+    style.plain_log(axes.xaxis)
+
+
+def _bars(axes: Axes, part: pd.DataFrame) -> None:
+    sizes, found = sorted(part["compulsory_bytes"].unique()), style.groups(part)
+    width = 0.8 / len(found)
+    for i, (name, group) in enumerate(found):
+        repeat = group.groupby("compulsory_bytes").cumcount()
+        at = group["compulsory_bytes"].map(sizes.index) + (i - (len(found) - 1) / 2) * width
+        thin = width / (repeat.max() + 1)
+        axes.bar(at + (repeat - repeat.max() / 2) * thin, group["gb_per_s"], thin * 0.9, yerr=_rates(group), color=style.color(name), error_kw={"elinewidth": 1})  # fmt: skip
+    axes.set_xticks(range(len(sizes)), [f"{size / 1e6:,.3g}" for size in sizes])
+    axes.set(xlabel="compulsory bytes of a call (MB)")
+
+
+def _far_below(part: pd.DataFrame) -> bool:
+    """Whether the axis must be logarithmic, where a bar would have no length."""
+    return bool(part["gb_per_s"].min() < part["copy_gb_per_s"].median() / 30)
+
+
+def _ceiling(axes: Axes, part: pd.DataFrame) -> None:
+    """The dashed line; a logarithmic axis where points lie far below it."""
+    ceiling = part["copy_gb_per_s"].median()
+    if np.isnan(ceiling):
+        return
+    axes.axhline(ceiling, ls="--", color="0.3", lw=1)
+    if _far_below(part):
+        axes.set_yscale("log")
+        axes.set_ylim(top=3 * max(ceiling, part["gb_per_s"].max()))
+    else:
+        axes.set_ylim(0, 1.15 * max(ceiling, part["gb_per_s"].max()))
+    axes.annotate(f"copy {ceiling:,.0f} GB/s", (0.02, ceiling), xycoords=("axes fraction", "data"), fontsize=7, va="bottom")  # fmt: skip

@@ -2,34 +2,43 @@
 
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from moe_routing_bench.figures import style
 
+SAME = ["tokens", "experts", "top_k", "capacity_factor", "skew", "sampler", "seed"]  # equal loads whatever the bench
+
 
 def draw(table: pd.DataFrame) -> Figure:
     """Realised load CV against target skew; drop rate against skew per capacity factor."""
-    rows = style.ok(table, "permute", "pack", "combine").dropna(subset=["skew"]).drop_duplicates(["bench", "cell"])
-    figure, (left, right) = style.canvas(1, 2, 11, 4.5)
-    if rows.empty:
-        style.empty(left, "no row with a skew is ok")
-        style.empty(right, "no row with a skew is ok")
-        return style.finish(figure, "Load imbalance and drops against skew", rows)
-    sns.scatterplot(rows, x="skew", y="load_cv", hue=rows["experts"].astype(int).astype(str), ax=left, alpha=0.8)
-    top = max(rows["skew"].max(), rows["load_cv"].max(), 0.1)
-    left.plot([0, top], [0, top], ls="--", color="0.4", lw=1)
-    left.set(
-        xlabel="target CV of expected loads",
-        ylabel="realised CV of tokens per expert",
-        title=f"load CV (n={len(rows)} cells)",
-    )
-    left.legend(title="experts", fontsize=7, frameon=False)
-    factor = rows["capacity_factor"].map(lambda v: "none" if pd.isna(v) else f"{v:g}")
-    sns.lineplot(rows, x="skew", y="drop_rate", hue=factor, marker="o", ax=right, errorbar=("pi", 100))
-    right.set(
-        xlabel="target CV of expected loads",
-        ylabel="dropped share of assignments",
-        title="drop rate (mean and range over cells)",
-    )
-    right.legend(title="capacity factor", fontsize=7, frameon=False)
+    rows = style.ok(table)
+    rows = rows[rows["skew"].notna() & rows["load_cv"].notna()].drop_duplicates(SAME)
+    figure, (left, right) = style.canvas(1, 2, 11, 4.8)
+    _loads(left, rows) if len(rows) else style.empty(left, "no ok row has a skew and a load")
+    drops = rows[rows["drop_rate"].notna()]
+    _drops(right, drops) if len(drops) else style.empty(right, "no ok row has a skew and a drop rate")
     return style.finish(figure, "Load imbalance and drops against skew", rows)
+
+
+def _loads(axes: Axes, rows: pd.DataFrame) -> None:
+    counts = sorted(rows["experts"].dropna().astype(int).unique())
+    colors = dict(zip(map(str, counts), sns.color_palette("viridis", len(counts)), strict=True))
+    experts = rows["experts"].map(lambda v: f"{v:.0f}")
+    sns.scatterplot(rows, x="skew", y="load_cv", hue=experts, hue_order=list(colors), palette=colors, style=rows["sampler"].fillna("trace").astype(str), ax=axes, alpha=0.8, s=45)  # fmt: skip
+    top = max(rows["skew"].max(), rows["load_cv"].max(), 0.1)
+    axes.plot([0, top], [0, top], ls="--", color="0.4", lw=1, label="as asked")
+    axes.set(xlabel="target: CV of expected tokens per expert (skew)", ylabel="realised CV of tokens per expert", title=f"load CV (n = {len(rows)} routings)")  # fmt: skip
+    axes.legend(title="experts, sampler", fontsize=7, title_fontsize=7, frameon=False)
+
+
+def _drops(axes: Axes, rows: pd.DataFrame) -> None:
+    keys = rows["capacity_factor"].fillna(float("inf"))
+    for factor, color in zip(sorted(keys.unique()), sns.color_palette("colorblind"), strict=False):
+        percent = rows[keys == factor].assign(drop=lambda r: r["drop_rate"] * 100).groupby("skew")["drop"]
+        middle = percent.median()
+        ends = style.bars(middle, percent.min(), percent.max())
+        name = "none" if factor == float("inf") else f"{factor:g}"
+        axes.errorbar(middle.index, middle, yerr=ends, marker="o", ms=4, capsize=2, color=color, label=f"{name} (n = {percent.size().sum()})")  # fmt: skip
+    axes.set(xlabel="target: CV of expected tokens per expert (skew)", ylabel="dropped assignments (%)", title="drop rate (median; bars: range over routings)")  # fmt: skip
+    axes.legend(title="capacity factor", fontsize=7, title_fontsize=7, frameon=False)

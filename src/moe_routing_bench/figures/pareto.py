@@ -1,31 +1,44 @@
 """Layer time against what it costs: dropped assignments, padded rows."""
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from moe_routing_bench.figures import style
 
+SHAPE = ["model", "tokens", "hidden", "intermediate", "experts", "top_k", "dtype", "router"]
+PANELS = (
+    ("drop_rate", "dropped assignments (%)"),
+    ("padding_waste", "padding: rows beyond the kept assignments (%)"),
+)
+
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Time relative to the fastest of its shape, so that shapes share one axis; error bars are confidence intervals."""
+    """Time against drops and padding; relative to the fastest of its shape where there are several shapes."""
     rows = style.ok(table, "layer").copy()
+    shapes = len(rows[SHAPE].drop_duplicates())
+    best = rows.groupby(SHAPE, dropna=False)["median_us"].transform("min") if shapes > 1 else 1.0
+    for column in ("median_us", "ci_low_us", "ci_high_us"):
+        rows[f"y_{column}"] = rows[column] / best
     figure, panels = style.canvas(1, 2, 11, 4.8)
-    shape = ["model", "tokens", "hidden", "intermediate", "experts", "top_k", "dtype", "router"]
-    if not rows.empty:
-        best = rows.groupby(shape, dropna=False)["median_us"].transform("min")
-        for column in ("median_us", "ci_low_us", "ci_high_us"):
-            rows[f"relative_{column}"] = rows[column] / best
-    for axes, column, label in zip(panels, ("drop_rate", "padding_waste"), ("dropped share of assignments", "padding waste: rows / kept assignments - 1"), strict=True):  # fmt: skip
-        points = rows.dropna(subset=[column]) if not rows.empty else rows
+    for axes, (column, label) in zip(panels, PANELS, strict=True):
+        points = rows[rows[column].notna()].assign(x=lambda r, c=column: r[c].astype(float) * 100)
         if points.empty:
-            style.empty(axes, "no layer row is ok")
+            style.empty(axes, style.why(table, "layer"))
             continue
-        for name, group in points.groupby("implementation"):
-            y = group["relative_median_us"]
-            bars = [(y - group["relative_ci_low_us"]).clip(lower=0), (group["relative_ci_high_us"] - y).clip(lower=0)]
-            axes.errorbar(group[column], y, yerr=bars, fmt="o", ms=4, alpha=0.8, color=style.COLORS[name])
-        edge = style.front(points, column, "relative_median_us")
-        axes.step(edge[column], edge["relative_median_us"], where="post", color="0.3", lw=1, ls="--")
-        axes.set(xlabel=label, ylabel="time / fastest of the same shape", yscale="log", title=f"n={len(points)}")
-        style.legend(axes, list(points["implementation"]))
+        _points(axes, points)
+        axes.set(xlabel=label, title=f"n = {len(points)} rows, {shapes} shape{'s' * (shapes != 1)}")
+        axes.set_ylabel("layer time / fastest of the same shape" if shapes > 1 else "layer time (µs)")
     return style.finish(figure, "Layer time against drops and padding, with the Pareto front", rows)
+
+
+def _points(axes: Axes, points: pd.DataFrame) -> None:
+    for name, group in style.groups(points):
+        ends = style.bars(group["y_median_us"], group["y_ci_low_us"], group["y_ci_high_us"])
+        axes.errorbar(group["x"], group["y_median_us"], yerr=ends, fmt="o", ms=4.5, alpha=0.75, color=style.color(name), elinewidth=1)  # fmt: skip
+    edge = style.front(points, "x", "y_median_us")
+    axes.step(edge["x"], edge["y_median_us"], where="post", color="0.2", lw=1.2, ls="--")
+    axes.plot(edge["x"], edge["y_median_us"], "o", ms=9, mfc="none", mec="0.2", ls="")
+    axes.set_yscale("log")
+    style.plain_log(axes.yaxis)
+    style.legend(axes, points["implementation"], title="ringed: Pareto front; bars: 95 % CI", title_fontsize=7)

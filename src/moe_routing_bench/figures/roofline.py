@@ -3,33 +3,48 @@
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from moe_routing_bench.benches import BENCHES
 from moe_routing_bench.figures import style
 
 
 def draw(table: pd.DataFrame) -> Figure:
     """Left: TFLOP/s over FLOPs per byte with the roofs. Right: share of copy per bench and implementation."""
     rows = style.ok(table)
-    layer, moving = rows[rows["flops"] > 0], rows[rows["flops"] == 0]
+    layer = rows[(rows["flops"] > 0) & (rows["compulsory_bytes"] > 0) & rows["tflops"].notna()]
+    moving = rows[(rows["flops"] == 0) & (rows["share_of_copy"] > 0)]
     figure, (left, right) = style.canvas(1, 2, 12, 5)
-    if layer.empty:
-        style.empty(left, "no layer row is ok")
-    else:
-        bandwidth, peak = layer["copy_gb_per_s"].median(), layer["peak_tflops"].median()
-        x = layer["flops"] / layer["compulsory_bytes"]
-        span = np.geomspace(x.min() / 3, max(x.max() * 3, 2e3 * peak / bandwidth), 100)
-        left.plot(span, np.minimum(span * bandwidth / 1e3, peak), color="0.3", ls="--", lw=1)
-        for name, group in layer.groupby("implementation"):
-            left.scatter(x[group.index], group["tflops"], s=18, alpha=0.8, color=style.COLORS[name])
-        left.set(xscale="log", yscale="log", xlabel="FLOPs / compulsory byte", ylabel="TFLOP/s", title=f"layer (n={len(layer)}); roofs {bandwidth:,.0f} GB/s, {peak:,.3g} TFLOP/s")  # fmt: skip
-        style.legend(left, list(layer["implementation"]))
-    if moving.empty:
-        style.empty(right, "no row of a moving stage is ok")
-    else:
-        hue = [n for n in style.COLORS if n in set(moving["implementation"])]
-        sns.stripplot(moving, x="bench", y=moving["share_of_copy"] * 100, hue="implementation", hue_order=hue, palette=[style.COLORS[n] for n in hue], dodge=True, size=4, alpha=0.8, ax=right)  # fmt: skip
-        right.axhline(100, ls="--", color="0.3", lw=1)
-        right.set(xlabel="", ylabel="% of measured copy bandwidth", title=f"data movement (n={len(moving)})")
-        right.legend(fontsize=7, frameon=False)
-    return style.finish(figure, "Roofline: against the ceilings measured in the same run", rows)
+    _roofs(left, layer) if len(layer) else style.empty(left, style.why(table, "layer"))
+    _strip(right, moving) if len(moving) else style.empty(right, "no row of a stage that only moves data is ok")
+    return style.finish(figure, "Roofline: against the ceilings measured in the same processes", rows)
+
+
+def _roofs(axes: Axes, layer: pd.DataFrame) -> None:
+    bandwidth, peak = layer["copy_gb_per_s"].median(), layer["peak_tflops"].median()
+    x = (layer["flops"] / layer["compulsory_bytes"]).astype(float)
+    title = f"layer (n = {len(layer)} rows; bars: 95 % CI)"
+    if bandwidth > 0 and peak > 0:
+        span = np.geomspace(x.min() / 3, max(x.max() * 3, 4e3 * peak / bandwidth), 200)
+        axes.plot(span, np.minimum(span * bandwidth / 1e3, peak), color="0.3", ls="--", lw=1)
+        title += f"\nroofs: copy {bandwidth:,.0f} GB/s, bf16 matmul {peak:,.3g} TFLOP/s"
+    for name, group in style.groups(layer):
+        low, high = (group["flops"] / group[end] / 1e6 for end in ("ci_high_us", "ci_low_us"))
+        axes.errorbar(x[group.index], group["tflops"], yerr=style.bars(group["tflops"], low, high), fmt="o", ms=4.5, alpha=0.8, color=style.color(name), elinewidth=1)  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity (FLOP / compulsory byte)", ylabel="achieved TFLOP/s")  # fmt: skip
+    axes.set_title(title, fontsize=9)
+    style.legend(axes, layer["implementation"], loc="lower right")
+
+
+def _strip(axes: Axes, moving: pd.DataFrame) -> None:
+    names, benches = style.ordered(moving["implementation"]), [b for b in BENCHES if b in set(moving["bench"])]
+    data = moving.assign(percent=moving["share_of_copy"].astype(float) * 100)
+    sns.stripplot(data, x="bench", order=benches, y="percent", hue="implementation", hue_order=names, palette=[style.color(n) for n in names], dodge=True, jitter=False, size=4.5, alpha=0.7, ax=axes)  # fmt: skip
+    axes.axhline(100, ls="--", color="0.3", lw=1)
+    if data["percent"].min() < 3:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="", ylabel="% of measured copy bandwidth")
+    axes.set_title(f"data movement (n = {len(moving)} rows; dashed: as fast as a copy)", fontsize=9)
+    style.legend(axes, names, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=5)

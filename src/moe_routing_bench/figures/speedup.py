@@ -5,29 +5,55 @@ import seaborn as sns
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
+from moe_routing_bench.benches import BENCHES
 from moe_routing_bench.figures import style
 
-MOST_SHAPES = 28
+MOST_SHAPES = 25
+_PARTS = (("T", "tokens"), ("H", "hidden"), ("E", "experts"), ("k", "top_k"))
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Heatmap: shapes down, bench and implementation across; the shapes with most entries."""
+    """Heatmap: shapes down, bench and implementation across; medians over skew, capacity, dtype and router."""
     rows = style.ok(table)
-    rows = rows[(rows["implementation"] != rows["baseline"]) & rows["speedup"].notna()]
+    rows = rows[(rows["implementation"] != rows["baseline"]) & (rows["speedup"] > 0)]
     if rows.empty:
         figure, (axes,) = style.canvas(1, 1, 9, 3)
-        style.empty(axes, "no implementation besides the baseline is ok")
-        return style.finish(figure, "Speed-up over the torch baseline", rows)
-    parts = [("T", "tokens"), ("H", "hidden"), ("E", "experts"), ("k", "top_k")]
-    shape = rows.apply(lambda r: " ".join(f"{p}{r[c]:.0f}" for p, c in parts if not pd.isna(r[c])), axis=1)
-    cells = rows.assign(shape=shape, what=rows["bench"] + ": " + rows["implementation"])
-    grid = cells.pivot_table(index="shape", columns="what", values="speedup", aggfunc="median")
-    keep = grid.notna().sum(axis=1).sort_values(ascending=False, kind="stable").head(MOST_SHAPES).index
-    order = cells.drop_duplicates("shape").sort_values(["tokens", "hidden", "experts", "top_k"])["shape"]
-    grid = grid.loc[[s for s in order if s in keep]]
-    figure, (axes,) = style.canvas(1, 1, 2.5 + 0.75 * grid.shape[1], 2 + 0.26 * grid.shape[0])
+        style.empty(axes, f"no implementation besides the baseline is ok; {style.why(table)}")
+        return style.finish(figure, "Speed-up over the bench's baseline", rows)
+    shape = rows.apply(lambda r: " ".join(f"{p}{r[c]:.0f}" for p, c in _PARTS if not pd.isna(r[c])), axis=1)
+    unsure = (rows["speedup_ci_low"] <= 1) & (rows["speedup_ci_high"] >= 1)
+    cells = rows.assign(shape=shape, what=rows["bench"] + ": " + rows["implementation"], unsure=unsure.astype(float))
+    every = cells.pivot_table(index="shape", columns="what", values="speedup", aggfunc="median")
+    keep = informative(every)
+    order = cells.sort_values(["tokens", "hidden", "experts", "top_k"])["shape"].drop_duplicates()
+    columns = [c for b in BENCHES for c in (f"{b}: {n}" for n in style.ordered(rows["implementation"])) if c in every]
+    grid = every.loc[[s for s in order if s in keep], columns]
+    share = cells.pivot_table(index="shape", columns="what", values="unsure").reindex_like(grid)
+    return _heatmap(grid, share, rows, len(every))
+
+
+def informative(grid: pd.DataFrame) -> set[str]:
+    """At most MOST_SHAPES rows: two for every column first, then those with most entries."""
+    ranked = grid.loc[grid.notna().sum(axis=1).sort_values(ascending=False, kind="stable").index]
+    first = [shape for column in ranked for shape in ranked.index[ranked[column].notna()][:2]]
+    return set(list(dict.fromkeys([*first, *ranked.index]))[:MOST_SHAPES])
+
+
+def _heatmap(grid: pd.DataFrame, unsure: pd.DataFrame, rows: pd.DataFrame, shapes: int) -> Figure:
+    figure, (axes,) = style.canvas(1, 1, max(8, 3 + 0.75 * grid.shape[1]), max(5, 2.9 + 0.27 * grid.shape[0]))
     span = max(grid.max().max(), 1 / grid.min().min(), 1.5)
-    sns.heatmap(grid, ax=axes, cmap="RdBu", norm=LogNorm(1 / span, span), annot=True, fmt=".2f", annot_kws={"size": 7}, cbar_kws={"label": "baseline time / time"})  # fmt: skip
-    axes.set(xlabel="", ylabel="")
+    text = grid.map(lambda v: "" if pd.isna(v) else f"{v:.2f}")
+    text = text.where(~(unsure >= 0.5), text + " ≈")
+    sns.heatmap(grid, ax=axes, cmap="RdBu", norm=LogNorm(1 / span, span), annot=text, fmt="", annot_kws={"size": 7}, linewidths=0.5, cbar_kws={"label": "baseline time / time (above 1 is faster)"})  # fmt: skip
+    scale = axes.collections[0].colorbar
+    ticks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.75, 1, 1.33, 2, 5, 10, 20, 50, 100) if 1 / span <= t <= span]  # fmt: skip
+    scale.set_ticks(ticks, labels=[f"{t:g}" for t in ticks])
+    scale.minorticks_off()
+    axes.set(
+        xlabel="≈: the 95 % CI includes 1 in at least half of the cells; blank: not ok or not asked for", ylabel=""
+    )
+    axes.set_title(f"{len(grid)} of {shapes} shapes; medians over skew, capacity, dtype, layout and router", fontsize=8)
+    axes.tick_params(axis="y", rotation=0, labelsize=7)
+    axes.tick_params(axis="x", rotation=60, labelsize=8)
     axes.grid(False)
-    return style.finish(figure, "Speed-up over the bench's baseline (median over skew, capacity, dtype)", rows)
+    return style.finish(figure, "Speed-up over the bench's baseline", rows)

@@ -1,10 +1,18 @@
-"""One look for all figures: colours by implementation, a footer that says where the numbers come from."""
+"""One look for all figures: colours by implementation, a footer that says where the numbers come from, saving."""
+
+from pathlib import Path
+from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from moe_routing_bench.benches import BENCHES
 
@@ -14,58 +22,129 @@ matplotlib.rcParams |= {
     "axes.grid": True,
     "grid.alpha": 0.3,
     "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
 }
-_NAMES = list(dict.fromkeys(i.name for bench in BENCHES.values() for i in bench.implementations))
-COLORS = dict(zip(_NAMES, sns.color_palette("colorblind", 10) + sns.color_palette("dark", 10), strict=False))
+NAMES = tuple(dict.fromkeys(i.name for bench in BENCHES.values() for i in bench.implementations))  # legend order
+_PALETTE = sns.color_palette("colorblind", 10).as_hex()
+_FIXED = ("torch", "torch_compile", "triton", "cute", "quack", "torch_loop", "torch_bmm", "torch_grouped_mm")
+COLORS: dict[str, Any] = dict(zip(_FIXED, _PALETTE, strict=False))  # an addition never moves these
+_SPARE = _PALETTE[len(_FIXED) :] + sns.color_palette("dark", 10).as_hex()
+COLORS |= {name: _SPARE[i % len(_SPARE)] for i, name in enumerate(n for n in NAMES if n not in _FIXED)}
 STAGES = dict(zip(("router", "permute", "pack", "experts", "combine"), sns.color_palette("deep", 5), strict=True))
+
+
+def color(name: str) -> Any:
+    """The implementation's colour; grey for one that is no longer in a table."""
+    return COLORS.get(name, "0.5")
+
+
+def ordered(names: Any) -> list[str]:
+    """Names of implementations in table order, each once; unknown ones last."""
+    found = set(names)
+    return [n for n in NAMES if n in found] + sorted(found - set(NAMES))
+
+
+def groups(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The rows of each implementation, in table order."""
+    return [(name, rows[rows["implementation"] == name]) for name in ordered(rows["implementation"])]
 
 
 def ok(table: pd.DataFrame, *benches: str) -> pd.DataFrame:
     """Rows that were measured, of the given benches (all when none is named)."""
-    good = table[table["status"] == "ok"]
+    good = table[(table["status"] == "ok") & table["median_us"].notna()]
     return good[good["bench"].isin(benches)] if benches else good
+
+
+def why(table: pd.DataFrame, *benches: str) -> str:
+    """Why no row of these benches can be drawn."""
+    asked = table[table["bench"].isin(benches)] if benches else table
+    what = "/".join(benches) or "measured"
+    if asked.empty:
+        return f"no {what} row was asked for"
+    bad = asked.loc[asked["status"] != "ok", "status"].value_counts()
+    if bad.empty:
+        return f"no {what} row has the values that this panel shows"
+    counts = ", ".join(f"{n} {status}" for status, n in bad.items())
+    return f"{len(asked) - bad.sum()} of {len(asked)} {what} rows ok\n({counts})"
 
 
 def canvas(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """A figure and its axes in reading order."""
     figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
-def empty(axes: Axes, why: str) -> None:
+def empty(axes: Axes, reason: str) -> None:
     """Say in the panel that there is nothing to draw, and why."""
     axes.set_axis_off()
-    axes.text(0.5, 0.5, f"no data: {why}", ha="center", va="center", transform=axes.transAxes)
+    axes.text(0.5, 0.5, f"no data: {reason}", ha="center", va="center", transform=axes.transAxes)
 
 
 def finish(figure: Figure, title: str, rows: pd.DataFrame) -> Figure:
-    """Title above, provenance below: hardware, versions, day, number of rows."""
-    figure.suptitle(title, fontweight="bold")
+    """Title above, provenance below: hardware, versions, days, number of rows and samples."""
+    cpu = not rows.empty and rows["gpu_name"].isna().all()
+    figure.suptitle(title + (" (CPU: only ratios are meaningful)" if cpu else ""), fontweight="bold")
     figure.supxlabel(provenance(rows), fontsize=7, color="0.35")
     return figure
 
 
 def provenance(rows: pd.DataFrame) -> str:
-    """Hardware, torch, day and counts of the rows shown."""
+    """Hardware, torch, days and counts of the rows shown."""
     if rows.empty:
         return "no measured rows"
-    first = rows.iloc[-1]
-    gpu = isinstance(first["gpu_name"], str)
-    machine = first["gpu_name"] if gpu else f"{first['cpu_model']}, shared CPU: only ratios are meaningful"
-    cells = rows[["bench", "cell"]].drop_duplicates().shape[0]
-    cache = "cold L2" if gpu else "wall time"
-    return f"{machine} | torch {first['torch_version']} | {str(first['started_at'])[:10]} | {len(rows)} rows of {cells} cells | {cache}, medians"
+    gpu = rows["gpu_name"].notna().any()
+    machine = _distinct(rows["gpu_name" if gpu else "cpu_model"])
+    days = sorted({str(day)[:10] for day in rows["started_at"].dropna()}) or ["date unknown"]
+    span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    cells = len(rows[["bench", "cell"]].drop_duplicates())
+    counts = f"n = {len(rows)} rows of {cells} cells, {rows['samples'].sum():,.0f} samples"
+    clock = "device time, cold L2" if gpu else "wall time"
+    return f"{machine} | torch {_distinct(rows['torch_version'])} | {span} | {counts} | medians, {clock}"
 
 
-def legend(axes: Axes, names: list[str]) -> None:
+def _distinct(values: pd.Series) -> str:
+    """The different values, comma separated."""
+    return ", ".join(dict.fromkeys(str(v) for v in values.dropna())) or "unknown"
+
+
+def legend(axes: Axes, names: Any, **options: Any) -> None:
     """A legend of implementations in table order."""
-    handles = [
-        matplotlib.lines.Line2D([], [], marker="o", ls="", color=COLORS[n], label=n) for n in _NAMES if n in names
-    ]
-    axes.legend(handles=handles, fontsize=7, frameon=False)
+    handles = [Line2D([], [], marker="o", ls="", color=color(n), label=n) for n in ordered(names)]
+    axes.legend(handles=handles, **({"fontsize": 7, "frameon": False} | options))
+
+
+def bars(middle: pd.Series, low: pd.Series, high: pd.Series) -> list[np.ndarray]:
+    """Lengths of error bars below and above; none where an end is missing."""
+    return [np.nan_to_num((middle - low).clip(lower=0).to_numpy(float)), np.nan_to_num((high - middle).clip(lower=0).to_numpy(float))]  # fmt: skip
+
+
+def plain_log(axis: Axis) -> None:
+    """Ticks 1, 2, 5 a decade as plain numbers on a logarithmic axis that spans few decades."""
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / max(low, 1e-300) < 300 else (1,)))
+    if high / max(low, 1e-300) < 3:
+        axis.set_major_locator(MaxNLocator(6))
+    axis.set_major_formatter("{x:,g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def front(points: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
     """The points that no other one beats in both columns (less is better), by rising x."""
-    ordered = points.sort_values([x, y])
-    return ordered[ordered[y] < ordered[y].cummin().shift(fill_value=float("inf"))]
+    rising = points.sort_values([x, y])
+    return rising[rising[y] < rising[y].cummin().shift(fill_value=float("inf"))]
+
+
+def stages(value: Any) -> dict[str, float]:
+    """A row's stage_us as a dict: Arrow maps arrive as pairs or dicts; missing is empty."""
+    if value is None or isinstance(value, float):
+        return {}
+    return {name: time for name, time in dict(value).items() if time is not None and time == time}
+
+
+def save(figure: Figure, svg: Path, png: Path) -> None:
+    """Write both formats; equal numbers give equal files."""
+    with matplotlib.rc_context({"svg.hashsalt": "moe-routing-bench"}):
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(png, format="png", dpi=150, metadata={"Software": None})

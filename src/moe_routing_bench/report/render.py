@@ -3,75 +3,112 @@
 import base64
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import jinja2
 import pandas as pd
+import pyarrow as pa
 
 from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.figures import Figure as Entry
+from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.findings import findings
 
-SHOWN = (
-    "bench", "implementation", "model", "tokens", "hidden", "intermediate", "experts", "top_k", "capacity_factor", "skew",
-    "sampler", "dtype", "layout", "router", "status", "median_us", "ci_low_us", "ci_high_us", "wall_median_us", "gb_per_s",
-    "share_of_copy", "share_of_stream", "tflops", "speedup", "speedup_ci_low", "speedup_ci_high", "drop_rate", "load_cv",
-    "converged", "suspect",
-)  # fmt: skip
 _MACHINE = (
-    "platform", "gpu_name", "driver", "cuda_version", "cpu_model", "cpu_threads", "torch_version", "triton_version",
+    "gpu_name", "driver", "cuda_version", "cpu_model", "cpu_threads", "torch_version", "triton_version",
     "cutlass_dsl_version", "python_version", "power_limit_w", "git_sha", "git_dirty", "schema_version",
 )  # fmt: skip
+_CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", "launch_us", "graph_node_us")
 
 
-def render(table: pd.DataFrame, figures: Mapping[str, Path], out: Path) -> None:
+def render(table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Path) -> None:
     """Write the report of `table` (rows of the schema) with the SVG file of each figure to `out`."""
+    frame = table.to_pandas() if isinstance(table, pa.Table) else table
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("moe_routing_bench.report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    bad = table[table["status"] != "ok"].groupby(["status", "bench", "implementation", "reason"], dropna=False)
     page = environment.get_template("report.html.j2").render(
-        platform=table["platform"].iloc[0],
-        findings=findings(table),
-        figures=[(FIGURES[name], _data_uri(path)) for name, path in figures.items()],
-        columns=SHOWN,
-        rows=_embedded([[_plain(v) for v in row] for row in table[list(SHOWN)].itertuples(index=False)]),
-        bad=[(*key, len(group)) for key, group in bad],
-        machine=[(name, _values(table, name)) for name in _MACHINE],
-        days=(str(table["started_at"].min())[:16], str(table["ended_at"].max())[:16]),
-        ceilings=[(n, _values(table, n, True)) for n in ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", "launch_us", "graph_node_us")],
-    )  # fmt: skip
+        platform=_values(frame, "platform"),
+        cpu=bool(frame["gpu_name"].isna().all()),
+        findings=findings(frame),
+        figures=[_figure(name, path) for name, path in figures.items()],
+        columns=COLUMNS,
+        columns_json=embedded([{"name": column.name, "parts": len(column.fields)} for column in COLUMNS]),
+        rows_json=embedded(_rows(frame)),
+        bad=_not_ok(frame),
+        machine=[(n, _values(frame, n)) for n in _MACHINE] + [(n, _spread(frame, n)) for n in _CEILINGS],
+        days=_days(frame),
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_suffix(".tmp")
-    temporary.write_text(page)
+    temporary.write_text(page, encoding="utf-8")
     temporary.replace(out)
 
 
-def _data_uri(path: Path) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode()
-
-
-def _embedded(rows: list) -> str:
+def embedded(value: object) -> str:
     """JSON that may stand inside a script element: no '<' survives."""
-    return json.dumps(rows, separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
 
 
-def _plain(value: object) -> object:
-    """A JSON value; missing is null, numbers to five digits."""
-    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
+def plain(value: object) -> object:
+    """A JSON value; missing or infinite is null, numbers have five digits."""
+    if value is None or value is pd.NA:
         return None
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else float(f"{value:.5g}")
-    return value
+    item = value.item() if hasattr(value, "item") else value  # type: ignore[union-attr]
+    if isinstance(item, float):
+        return None if not math.isfinite(item) else int(item) if item.is_integer() else float(f"{item:.5g}")
+    return item
 
 
-def _values(table: pd.DataFrame, column: str, spread: bool = False) -> str:
-    """The distinct values of a column, or the range of a measured one."""
-    values = table[column].dropna()
-    if values.empty:
-        return "–"
-    if spread:
-        return f"{values.median():,.4g} (median; {values.min():,.4g} to {values.max():,.4g})"
-    return ", ".join(str(_plain(v)) for v in values.unique()[:4])
+def _rows(frame: pd.DataFrame) -> list[list[object]]:
+    """One list a row: a value, or a list of values where a column shows several fields."""
+    found = []
+    for record in frame[list(dict.fromkeys(f for c in COLUMNS for f in c.fields))].to_dict("records"):
+        parts = [[plain(record[field]) for field in column.fields] for column in COLUMNS]
+        found.append([p[0] if len(p) == 1 else None if p[0] is None else p for p in parts])
+    return found
+
+
+def _figure(name: str, path: Path) -> tuple[Entry, str]:
+    """The figure's table entry and its drawing as a data URI; empty when there is no file."""
+    entry = FIGURES.get(name) or Entry(name, name, name, "")
+    if not path.is_file():
+        return entry, ""
+    return entry, "data:image/svg+xml;base64," + base64.b64encode(
+        small(path.read_text(encoding="utf-8")).encode()
+    ).decode()
+
+
+def small(svg: str) -> str:
+    """The same drawing in fewer bytes: coordinates to a hundredth of a point, no metadata, no line ends."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    coordinates = re.compile(r'(?<=[\s"])(?:d|x|y|points)="[^"]*"')
+    svg = coordinates.sub(lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
+    return re.sub(r"\s*\n\s*", " ", svg)
+
+
+def _not_ok(frame: pd.DataFrame) -> list[tuple[str, str, str, str, list[str]]]:
+    """Status, bench, implementation, reason and cells of the rows without a time, grouped by the first four."""
+    bad = frame[frame["status"] != "ok"].assign(reason=lambda rows: rows["reason"].fillna("no reason recorded"))
+    keys = ["status", "bench", "implementation", "reason"]
+    return [(*key, sorted(map(str, group["cell"]))) for key, group in bad.groupby(keys, dropna=False)]
+
+
+def _values(frame: pd.DataFrame, column: str) -> str:
+    """The distinct values of a column."""
+    values = [str(plain(v)) for v in frame[column].dropna().unique()]
+    return ", ".join(values[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "") or "–"
+
+
+def _spread(frame: pd.DataFrame, column: str) -> str:
+    """Median and range of a measured column."""
+    values = frame[column].dropna()
+    return f"{values.median():,.4g} (median; {values.min():,.4g} to {values.max():,.4g})" if len(values) else "–"
+
+
+def _days(frame: pd.DataFrame) -> str:
+    """First start and last end of the measurements."""
+    times = sorted(str(t)[:16].replace("T", " ") for t in [*frame["started_at"].dropna(), *frame["ended_at"].dropna()])
+    return f"{times[0]} to {times[-1]} UTC" if times else "–"

@@ -1,0 +1,48 @@
+"""The columns of the report's table, in order, with what each means. `Column.of` names the row fields that it shows."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: one field is shown as it is, two as an interval, three as a value with its interval."""
+
+    name: str
+    meaning: str
+    of: tuple[str, ...] = ()
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of the row schema that it shows."""
+        return self.of or (self.name,)
+
+
+COLUMNS = (
+    Column("bench", "operation under test"),
+    Column("implementation", "one way to do it"),
+    Column("model", "model preset that gave the shape; a dash: a shape from the grid"),
+    Column("tokens", "tokens in the batch (T)"),
+    Column("hidden", "width of a token row (H)"),
+    Column("intermediate", "inner width of an expert (I)"),
+    Column("experts", "number of experts (E)"),
+    Column("top_k", "experts chosen for a token (k)"),
+    Column("capacity_factor", "most rows of an expert over the mean T k / E; a dash: no limit"),
+    Column("skew", "target coefficient of variation of the expected tokens per expert"),
+    Column("sampler", "how assignments are drawn to that target"),
+    Column("dtype", "type of the rows"),
+    Column("layout", "how rows of different experts lie in the packed buffer"),
+    Column("router", "routing rule"),
+    Column("status", "ok, or why there is no time"),
+    Column("median_us", "median time of a call in µs: device time on a GPU, wall time on a CPU"),
+    Column("ci", "95 % confidence interval of the median time, in µs", ("ci_low_us", "ci_high_us")),
+    Column("wall_median_us", "median wall time of a call in µs, with launches and waits of the host"),
+    Column("gb_per_s", "compulsory bytes (each input read once, each output written once) over the median time"),
+    Column("share_of_copy", "gb_per_s over the copy bandwidth measured in the same process (1 is as fast as a copy)"),
+    Column("share_of_stream", "gb_per_s over the bandwidth of a stream with the same mix of reads and writes"),
+    Column("tflops", "floating-point operations over the median time, in TFLOP/s; a dash: the bench only moves data"),
+    Column("speedup", "baseline time over this time, paired within rounds, with its 95 % interval", ("speedup", "speedup_ci_low", "speedup_ci_high")),
+    Column("drop_rate", "share of assignments over capacity, which are dropped"),
+    Column("load_cv", "realised coefficient of variation of tokens per expert, before capacity"),
+    Column("converged", "whether the interval became narrow enough before the time limit"),
+    Column("suspect", "whether something, such as a drift of the ceilings, makes the row doubtful"),
+)  # fmt: skip

@@ -1,0 +1,36 @@
+"""The report is one offline file that holds every finding, figure and reason, and escapes what it shows."""
+
+import html
+import re
+
+from rows import BAD, rows
+
+from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.report.findings import findings
+from moe_routing_bench.report.render import render, small
+
+
+def test_report(tmp_path):
+    """Findings, figures, reasons; no markup from a value; nothing fetched. Failed and empty tables too."""
+    svg, out = tmp_path / "f.svg", tmp_path / "index.html"
+    svg.write_text("<svg/>")
+    for table in (rows(), rows(gpu=False), rows(status="crashed"), rows().iloc[:0]):
+        render(table, dict.fromkeys(FIGURES, svg), out)
+        page = out.read_text()
+        assert all(text in html.unescape(page) for text in findings(table))
+        assert page.count("data:image/svg+xml") == len(FIGURES) and not re.search("https?://|<script>alert", page)
+        assert table.empty or html.escape(BAD) in page
+
+
+def test_findings():
+    """The winner is named; nothing is claimed without a row or when no interval excludes 1."""
+    table = rows()
+    assert any(t.startswith("pack: cute has the largest speed-up, 2.50x torch") for t in findings(table))
+    unsure = table.assign(speedup_ci_low=0.9, speedup_ci_high=9.0)
+    assert any(t.startswith("pack: no implementation is shown to be faster than torch") for t in findings(unsure))
+    assert "pack: not measured." in findings(rows(status="crashed"))
+
+
+def test_small_svg_keeps_scales():
+    """Coordinates are shortened, transforms are not."""
+    assert small('<use x="0.98765" transform="scale(0.015625)"/>') == '<use x="0.98" transform="scale(0.015625)"/>'
