@@ -4,6 +4,8 @@ Inputs: logits (T, E) N(0, 1) in the cell's dtype; bias (E,) float32 for rules w
 Outputs: topk_ids (T, k) int32, topk_weights (T, k) float32, in any order within a row.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -53,9 +55,9 @@ def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], exp
     if bool((ordered != want_ids).any()):
         key = inputs["logits"].double()
         key = torch.sigmoid(key) + inputs["bias"].double() if "bias" in inputs else key
-        gap = key.gather(1, ordered).sort(1).values - key.gather(1, want_ids).sort(1).values
+        chosen, best = key.gather(1, ordered).sort(1).values, key.gather(1, want_ids).sort(1).values
         rows = (ordered != want_ids).any(1)
-        wrong = int((rows & (gap.abs().amax(1) > _TIE)).sum())
+        wrong = int((rows & ((chosen - best).abs() > _TIE + _resolution(cell) * best.abs()).any(1)).sum())
         tied = int(rows.sum()) - wrong
     if wrong:
         return Check(mismatches=wrong, ties=tied, error=f"topk_ids: {wrong} of {len(ids)} rows hold other experts")
@@ -67,9 +69,18 @@ def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], exp
 
 
 def _weight_limit(cell: Cell) -> float:
-    """Half-precision logits: one rounding to their dtype (a peer may return weights in it). float32: 8 bits of the mantissa,
-    the room that kernels take which sort scores with the expert's index in the lowest bits."""
-    return tolerance(cell.dtype or "") * (256 if cell.dtype == "fp32" else 1)
+    """One rounding to the logits' dtype (a peer may return weights in it), and what the logits' resolution costs."""
+    return tolerance(cell.dtype or "") + _resolution(cell)
+
+
+def _resolution(cell: Cell) -> float:
+    """Relative distance at which two logits may count as equal.
+
+    Kernels that sort in registers (QuACK, after its source) keep the expert's index in the lowest ceil(log2 E) of the
+    23 mantissa bits of a float32 score: they order, and weigh, scores that are off by up to this much. bf16 and fp16
+    logits have those bits free. The row's `ties` counts the tokens that it decided, `rel_l2_error` shows what it cost.
+    """
+    return 2.0 ** (math.ceil(math.log2(max(cell.experts or 1, 2))) - 23) if cell.dtype == "fp32" else 0.0
 
 
 _TIE = 1e-6  # scores this near are equal in the float32 in which every implementation compares them
