@@ -103,10 +103,10 @@ def compile_for(arch: str, dtype: str, top_k: int, tiling: RowTiling, keep: bool
 def choose_tiling(tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling:
     """The row tiling: at most 4 vectors a thread, fewer for large k (registers) or few tokens (occupancy)."""
     vectors = max(1, min(4, LOADS_IN_FLIGHT // top_k))
-    tiling = support.row_tiling(hidden, dtype, vectors, threads=128)
+    tiling = support.row_tiling(hidden, dtype, vectors, threads=128, streaming=False)
     while vectors > 1 and tiling.blocks(tokens) < ENOUGH_BLOCKS:
         vectors //= 2
-        tiling = support.row_tiling(hidden, dtype, vectors, threads=128)
+        tiling = support.row_tiling(hidden, dtype, vectors, threads=128, streaming=False)
     return tiling
 
 
