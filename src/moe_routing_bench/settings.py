@@ -11,6 +11,7 @@ class Settings:
 
     check_seeds: int = 3  # input sets that an implementation must get right before and after it is timed
     warmup_ms: float = 100.0
+    settle_blocks: int = 5  # most blocks of warm-up that are timed until two in a row agree within 1 %
     interval_us: float = 200.0  # least device time between two events: they resolve 0.5 us
     samples_per_block: int = 5
     min_blocks: int = 10
