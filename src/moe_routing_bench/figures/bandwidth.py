@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from moe_routing_bench.figures import style
 
-BENCHES = ("pack", "combine", "permute", "gate", "routing")
+BENCHES = ("gate", "permute", "pack", "combine", "routing")
 FEW_SIZES = 2
 
 
@@ -39,7 +39,7 @@ def _rates(group: pd.DataFrame) -> list[np.ndarray]:
 
 def _points(axes: Axes, part: pd.DataFrame) -> None:
     for name, group in style.groups(part):
-        axes.errorbar(group["compulsory_bytes"] / 1e6, group["gb_per_s"], yerr=_rates(group), fmt="o", ms=4, alpha=0.75, color=style.color(name), elinewidth=1)  # fmt: skip
+        axes.errorbar(group["compulsory_bytes"] / 1e6, group["gb_per_s"], yerr=_rates(group), alpha=0.8, color=style.color(name), elinewidth=1, **style.marker(name))  # fmt: skip
     axes.set(xscale="log", xlabel="compulsory bytes of a call (MB)")
     style.plain_log(axes.xaxis)
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -31,7 +30,7 @@ def _roofs(axes: Axes, layer: pd.DataFrame) -> None:
         title += f"\nroofs: copy {bandwidth:,.0f} GB/s, bf16 matmul {peak:,.3g} TFLOP/s"
     for name, group in style.groups(layer):
         low, high = (group["flops"] / group[end] / 1e6 for end in ("ci_high_us", "ci_low_us"))
-        axes.errorbar(x[group.index], group["tflops"], yerr=style.bars(group["tflops"], low, high), fmt="o", ms=4.5, alpha=0.8, color=style.color(name), elinewidth=1)  # fmt: skip
+        axes.errorbar(x[group.index], group["tflops"], yerr=style.bars(group["tflops"], low, high), alpha=0.8, color=style.color(name), elinewidth=1, **style.marker(name))  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity (FLOP / compulsory byte)", ylabel="achieved TFLOP/s")  # fmt: skip
     axes.set_title(title, fontsize=9)
     style.legend(axes, layer["implementation"], loc="lower right")
@@ -40,7 +39,10 @@ def _roofs(axes: Axes, layer: pd.DataFrame) -> None:
 def _strip(axes: Axes, moving: pd.DataFrame) -> None:
     names, benches = style.ordered(moving["implementation"]), [b for b in BENCHES if b in set(moving["bench"])]
     data = moving.assign(percent=moving["share_of_copy"].astype(float) * 100)
-    sns.stripplot(data, x="bench", order=benches, y="percent", hue="implementation", hue_order=names, palette=[style.color(n) for n in names], dodge=True, jitter=False, size=4.5, alpha=0.7, ax=axes)  # fmt: skip
+    for name, group in style.groups(data):
+        at = group["bench"].map(benches.index) + ((names.index(name) + 0.5) / len(names) - 0.5) * 0.8
+        axes.plot(at, group["percent"], alpha=0.7, color=style.color(name), **style.marker(name))
+    axes.set_xticks(range(len(benches)), benches)
     axes.axhline(100, ls="--", color="0.3", lw=1)
     if data["percent"].min() < 3:
         axes.set_yscale("log")

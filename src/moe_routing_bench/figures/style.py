@@ -31,12 +31,30 @@ _FIXED = ("torch", "torch_compile", "triton", "cute", "quack", "torch_loop", "to
 COLORS: dict[str, Any] = dict(zip(_FIXED, _PALETTE, strict=False))  # an addition never moves these
 _SPARE = _PALETTE[len(_FIXED) :] + sns.color_palette("dark", 10).as_hex()
 COLORS |= {name: _SPARE[i % len(_SPARE)] for i, name in enumerate(n for n in NAMES if n not in _FIXED)}
+_SHAPES = (
+    "o",
+    "v",
+    "s",
+    "D",
+    "P",
+    "<",
+    ">",
+    "X",
+)  # a second mark of identity: overlapping points, and no colour vision
 STAGES = dict(zip(("router", "permute", "pack", "experts", "combine"), sns.color_palette("deep", 5), strict=True))
 
 
 def color(name: str) -> Any:
     """The implementation's colour; grey for one that is no longer in a table."""
     return COLORS.get(name, "0.5")
+
+
+def marker(name: str) -> dict[str, Any]:
+    """Marker of the implementation: its own shape; hollow and larger for Triton, so that a CuTe point on it shows both."""
+    shape = _SHAPES[list(COLORS).index(name) % len(_SHAPES)] if name in COLORS else "o"
+    return {"marker": shape, "ls": ""} | (
+        {"mfc": "none", "ms": 7, "mew": 1.2} if name == "triton" else {"ms": 4, "mew": 0}
+    )
 
 
 def ordered(names: Any) -> list[str]:
@@ -109,10 +127,14 @@ def _distinct(values: pd.Series) -> str:
     return ", ".join(dict.fromkeys(str(v) for v in values.dropna())) or "unknown"
 
 
+def handles(names: Any) -> list[Line2D]:
+    """Legend entries of implementations in table order."""
+    return [Line2D([], [], color=color(n), label=n, **marker(n)) for n in ordered(names)]
+
+
 def legend(axes: Axes, names: Any, **options: Any) -> None:
     """A legend of implementations in table order."""
-    handles = [Line2D([], [], marker="o", ls="", color=color(n), label=n) for n in ordered(names)]
-    axes.legend(handles=handles, **({"fontsize": 7, "frameon": False} | options))
+    axes.legend(handles=handles(names), **({"fontsize": 7, "frameon": False} | options))
 
 
 def bars(middle: pd.Series, low: pd.Series, high: pd.Series) -> list[np.ndarray]:

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from moe_routing_bench.settings import Settings
 
 Send = Callable[[tuple], None]
 REMEASURE_DRIFT = 0.05  # of a ceiling, over which a GPU cell is sampled once more
+BLOCK_US = 20_000.0  # a block of a long call has fewer samples, so that there are enough blocks for an interval
 _POISON_INT = 2**30  # far out of range of every index, and far below overflow when added to
 
 
@@ -50,6 +52,7 @@ class Candidate:
     calls: list[Callable[[], object]]
     check: Check = field(default_factory=Check)
     timer: Any = None
+    samples_per_block: int = 1
     blocks: list[list[float]] = field(default_factory=list)
     clocks: list[int | None] = field(default_factory=list)
     slow: list[int] = field(default_factory=list)
@@ -174,6 +177,9 @@ def _admitted(job: Job, definition: Any, name: str, sets: list[InputSet], device
         torch.cuda.synchronize()
         one.fields["peak_memory_bytes"] = torch.cuda.max_memory_allocated() - held
     one.timer = timers.device_timer(calls, job.settings.interval_us, device)
+    one.samples_per_block = max(
+        1, min(job.settings.samples_per_block, int(BLOCK_US / (one.timer.sample() * one.timer.calls)))
+    )
     warmup_calls += _settle(one, job.settings)
     one.fields |= {"timer": one.timer.name, "calls_per_sample": one.timer.calls, "warmup_calls": warmup_calls}
     one.fields["wall_median_us"] = timers.wall_median_us(calls, job.settings.wall_calls, device)
@@ -227,12 +233,10 @@ def _settle(one: Candidate, settings: Settings) -> int:
     """Take blocks until the medians of two in a row agree within 1 %, or the block limit; returns the number of calls."""
     medians: list[float] = []
     while len(medians) < settings.settle_blocks:
-        medians.append(
-            sorted(one.timer.sample() for _ in range(settings.samples_per_block))[settings.samples_per_block // 2]
-        )
+        medians.append(median([one.timer.sample() for _ in range(one.samples_per_block)]))
         if len(medians) > 1 and abs(medians[-1] / medians[-2] - 1) <= 0.01:
             break
-    return len(medians) * settings.samples_per_block * one.timer.calls
+    return len(medians) * one.samples_per_block * one.timer.calls
 
 
 def _sample(job: Job, alive: list[Candidate], gpu: Any, send: Send) -> None:
@@ -243,7 +247,7 @@ def _sample(job: Job, alive: list[Candidate], gpu: Any, send: Send) -> None:
         for one in order.sample(alive, len(alive)):
 
             def block(one: Candidate = one) -> None:
-                one.blocks.append([one.timer.sample() for _ in range(settings.samples_per_block)])
+                one.blocks.append([one.timer.sample() for _ in range(one.samples_per_block)])
                 one.clocks.append(gpu.sm_clock_mhz() if gpu else None)
                 one.slow.append(gpu.slowdown_bits() if gpu else 0)
 
