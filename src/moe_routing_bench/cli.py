@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from moe_routing_bench import config as bench_config
@@ -195,6 +197,31 @@ def prune(
     print(
         f"{'removed' if remove else 'found'} {len(orphans)} files"
         + ("" if remove or not orphans else "; --remove removes them")
+    )
+
+
+@app.command("compile")
+def compile_(
+    arch: Annotated[str, typer.Option(help="Such as sm_80, sm_90a, sm_100a [default: this machine's GPU]")] = "",
+    config: Configs = None, config_json: ConfigJson = None,
+) -> None:  # fmt: skip
+    """Compile the CuTe DSL kernels of a config's cells into the kernel cache; needs no GPU when --arch is given."""
+    jobs = _jobs(config, config_json)
+    if arch and not re.fullmatch(r"sm_\d{2,3}a?", arch):
+        raise bad("arch", arch, "sm_ and digits, such as sm_90a", "see the compute capability of the GPU")
+    if not arch and platforms.current() == platforms.CPU:
+        raise bad("arch", "none", "an architecture", "there is no GPU here to take it from: pass --arch sm_90a")
+    if reason := platforms.missing(("cutlass",), platforms.current()):
+        raise bad("compile", reason, "nvidia-cutlass-dsl installed")
+    cute_support, cute_cache, precompile = (
+        importlib.import_module(f"moe_routing_bench.{name}")
+        for name in ("cute_support", "cute_cache", "benches.precompile")
+    )
+    arch, known = arch or cute_support.current_arch(), len(cute_cache.objects())
+    for job in track(jobs, f"compiling for {arch}", console=Console(stderr=True)):
+        precompile.precompile(job, arch)
+    print(
+        f"{len(cute_cache.objects())} kernels in {cute_cache.folder()}, {len(cute_cache.objects()) - known} of them new"
     )
 
 

@@ -17,6 +17,7 @@ import cutlass.cute as cute
 import torch
 from cutlass import Float32, Int32
 
+from moe_routing_bench import cute_cache
 from moe_routing_bench import cute_support as support
 from moe_routing_bench.cute_support import RowTiling
 
@@ -82,7 +83,7 @@ def combine_host(
     )
 
 
-@functools.cache
+@cute_cache.cached
 def compile_for(arch: str, dtype: str, top_k: int, tiling: RowTiling, keep: bool = False) -> Any:
     """Compile combine for one architecture and shape class (no GPU needed).
 
@@ -108,6 +109,11 @@ def choose_tiling(tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling
         vectors //= 2
         tiling = support.row_tiling(hidden, dtype, vectors, threads=128, streaming=False)
     return tiling
+
+
+def precompile(cell: Any, arch: str) -> None:
+    """Put the kernel of a cell into the cache; needs no GPU."""
+    compile_for(arch, cell.dtype, cell.top_k, choose_tiling(cell.tokens, cell.hidden, cell.dtype, cell.top_k))
 
 
 def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Callable[[], None]:

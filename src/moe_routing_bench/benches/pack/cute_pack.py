@@ -19,6 +19,7 @@ import cutlass.cute as cute
 import torch
 from cutlass import Int32
 
+from moe_routing_bench import cute_cache
 from moe_routing_bench import cute_support as support
 from moe_routing_bench.cute_support import RowTiling
 
@@ -79,7 +80,7 @@ def pack_host(
     )
 
 
-@functools.cache
+@cute_cache.cached
 def compile_for(arch: str, dtype: str, top_k: int, tiling: RowTiling, slab: int, keep: bool = False) -> Any:
     """Compile pack for one architecture and shape class (no GPU needed).
 
@@ -113,6 +114,12 @@ def choose_slab(cell: Any, tokens: int, rows: int) -> int:
     if cell.layout == "compact" and cell.capacity_factor is None and rows == tokens * cell.top_k:
         return 0
     return min(MAX_SLAB, math.ceil(rows / tokens))
+
+
+def precompile(cell: Any, arch: str) -> None:
+    """Put the kernel of a cell, with buffers at its layout's row limit, into the cache; needs no GPU."""
+    slab = choose_slab(cell, cell.tokens, cell.row_limit)
+    compile_for(arch, cell.dtype, cell.top_k, choose_tiling(cell.tokens, cell.hidden, cell.dtype), slab)
 
 
 def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Callable[[], None]:

@@ -1,0 +1,78 @@
+"""The kernel cache: filled without a GPU, loaded by a second process, safe with several at once, healed when damaged."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass")
+
+LOAD = """
+import sys, time
+import cutlass.cute as cute
+from moe_routing_bench.benches.combine import cute_combine
+compiled = []
+original = cute.compile
+cute.compile = lambda *a, **k: compiled.append(a) or original(*a, **k)
+start = time.perf_counter()
+kernel = cute_combine.compile_for("sm_90a", "bf16", 2, cute_combine.choose_tiling(4096, 2048, "bf16", 2))
+print(callable(kernel), len(compiled), time.perf_counter() - start)
+"""
+
+
+def start(folder: Path) -> subprocess.Popen:
+    """A process that asks the cache for one kernel."""
+    environment = os.environ | {"MOE_ROUTING_BENCH_KERNELS": str(folder)}
+    return subprocess.Popen([sys.executable, "-c", LOAD], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+
+def load(folder: Path) -> tuple[int, float, str]:
+    """Number of compilations, seconds to have the kernel, and stderr of one process."""
+    process = start(folder)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    is_callable, compilations, seconds = out.split()
+    assert is_callable == "True"
+    return int(compilations), float(seconds), err
+
+
+@pytest.mark.slow
+def test_processes_share_one_object(tmp_path: Path) -> None:
+    """Two at once compile once; a third loads in under 0.5 s; a damaged object is compiled again, with a word about it."""
+    both = [start(tmp_path), start(tmp_path)]
+    counts = [int(p.communicate(timeout=120)[0].split()[1]) for p in both]
+    assert sorted(counts) == [0, 1]
+    compilations, seconds, _ = load(tmp_path)
+    assert compilations == 0 and seconds < 0.5
+    (found,) = tmp_path.glob("*.o")
+    assert not list(tmp_path.glob("*.tmp"))
+    found.write_bytes(b"damaged")
+    compilations, _, err = load(tmp_path)
+    assert compilations == 1 and "compiled again" in err
+    assert load(tmp_path)[0] == 0
+
+
+@pytest.mark.slow
+def test_compile_command_fills_the_cache(tmp_path: Path) -> None:
+    """`moe-routing-bench compile` compiles what a config's cells launch, once; a second run finds all of it."""
+    (tmp_path / "c.yaml").write_text(
+        "grid:\n  - {benches: [combine, routing], implementations: [cute], tokens: [512], hidden: [1024], experts: [8], top_k: [2]}\n"
+    )
+    command = [sys.executable, "-m", "moe_routing_bench.cli", "compile", "--config", tmp_path / "c.yaml", "--arch"]
+    environment = os.environ | {"MOE_ROUTING_BENCH_KERNELS": str(tmp_path / "kernels")}
+
+    def run(arch: str) -> subprocess.CompletedProcess:
+        return subprocess.run([*command, arch], env=environment, capture_output=True, text=True, timeout=120)
+
+    first = run("sm_90a")
+    assert first.returncode == 0, first.stderr
+    names = {path.name.partition("-")[0] for path in (tmp_path / "kernels").glob("*.o")}
+    assert {"cute_pack", "cute_combine"} <= names
+    begin = time.perf_counter()
+    assert "0 of them new" in run("sm_90a").stdout
+    assert time.perf_counter() - begin < 30
+    bad = run("hopper")
+    assert bad.returncode == 2 and bad.stderr.startswith("error: arch: got 'hopper'"), bad.stderr
