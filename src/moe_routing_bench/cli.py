@@ -18,7 +18,7 @@ from rich.table import Table
 from moe_routing_bench import config as bench_config
 from moe_routing_bench import grid, paths, platforms, records
 from moe_routing_bench.benches import BENCHES
-from moe_routing_bench.errors import UserError, bad, pick
+from moe_routing_bench.errors import UserError, bad, pick, writing
 from moe_routing_bench.grid import Cell, Job
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.settings import Settings
@@ -91,7 +91,7 @@ def measure(
     }  # fmt: skip
     entry |= {"trace": trace} if trace else {}
     entry |= {"router": [router]} if router else {}
-    if implementations:
+    if implementations is not None:
         entry["implementations"] = [
             pick(f"implementation of {bench}", n.strip(), [i.name for i in BENCHES[bench].implementations])
             for n in implementations.split(",")
@@ -101,6 +101,8 @@ def measure(
         "min_blocks": min_blocks,
         "max_blocks": max(min_blocks, Settings.max_blocks),
     }
+    if out:
+        records.check_writable(out)
     effective = bench_config.load({"seed": seed, "measure": settings, "grid": [entry]})
     (job,) = grid.expand(effective, _models() if model else {})
     rows = _supervisor().measure(job, out, mode)
@@ -118,6 +120,7 @@ def collect(
     jobs = _jobs(config, config_json)
     platform = _platform(platform)
     out = out or paths.measurements(platform)
+    records.check_writable(out)
     table = records.collect(paths.cell_files(platform, jobs))
     records.write_table(out, table)
     print(f"wrote {out}: {len(table)} rows of {len(jobs)} cells, {_counts(table['status'].to_pylist())}")
@@ -149,8 +152,9 @@ def report(platform: Platform = None) -> None:
             "figures", f"{len(absent)} missing", "all drawn", f"run `moe-routing-bench figure --platform {platform}`"
         )
     out = paths.report(platform)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    importlib.import_module("moe_routing_bench.report.render").render(table, drawn, out)
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        importlib.import_module("moe_routing_bench.report.render").render(table, drawn, out)
     print(f"wrote {out}")
 
 
@@ -256,9 +260,9 @@ def _models() -> dict[str, dict[str, Any]]:
 
 def _jobs(configs: list[Path] | None, config_json: str | None) -> list[Job]:
     """The jobs of the effective config; `device: cpu` in it hides the GPU from this process too."""
-    if config_json and configs:
+    if config_json is not None and configs:
         raise bad("--config-json", "together with --config", "one of them")
-    if config_json:
+    if config_json is not None:
         try:
             source = json.loads(config_json)
         except json.JSONDecodeError as error:
@@ -308,10 +312,11 @@ def _rows_for(path: Path, job: Job) -> list[dict[str, Any]] | None:
 def _draw(one: Any, table: Any, platform: str) -> None:
     module = importlib.import_module(f"moe_routing_bench.figures.{one.module.lstrip('.')}")
     svg = paths.figure(platform, one.name)
-    svg.parent.mkdir(parents=True, exist_ok=True)
     drawn = module.draw(table)
-    drawn.savefig(paths.figure(platform, one.name, "svg"), metadata={"Date": None})  # equal numbers, equal file
-    drawn.savefig(paths.figure(platform, one.name, "png"), dpi=150)
+    with writing(svg):
+        svg.parent.mkdir(parents=True, exist_ok=True)
+        drawn.savefig(svg, metadata={"Date": None})  # equal numbers, equal file
+        drawn.savefig(paths.figure(platform, one.name, "png"), dpi=150)
 
 
 def _implementations(platform: str) -> Table:

@@ -1,12 +1,14 @@
 """Read a config: YAML, checked against workflow/schemas/config.schema.yaml, every mistake reported as one line."""
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import yaml
+from jsonschema.validators import extend
 
 from moe_routing_bench.errors import UserError, bad
 
@@ -62,10 +64,22 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 def validate(config: Mapping[str, Any]) -> None:
     """Raise `UserError` for the most relevant thing in which `config` breaks the schema."""
-    validator = jsonschema.Draft202012Validator(_schema())
-    error = min(validator.iter_errors(dict(config)), key=_rank, default=None)
+    error = min(_VALIDATOR(_schema()).iter_errors(dict(config)), key=_rank, default=None)
     if error is not None:
         raise _explain(error)
+
+
+def _integer(_: object, value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(_: object, value: object) -> bool:
+    return _integer(_, value) or (isinstance(value, float) and math.isfinite(value))
+
+
+# JSON has neither nan nor inf and takes 2.0 for an integer; YAML and Python do not
+_TYPES = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine_many({"integer": _integer, "number": _number})
+_VALIDATOR = extend(jsonschema.Draft202012Validator, type_checker=_TYPES)
 
 
 def _schema() -> dict[str, Any]:
@@ -87,7 +101,7 @@ def _explain(error: jsonschema.ValidationError) -> UserError:
         return bad(f"{place} key", unknown, ", ".join(known), f"did you mean {near[0]!r}?" if near else "")
     if error.validator == "required":
         absent = next(key for key in schema["required"] if key not in _keys(error))
-        allowed = known.get(absent, {}).get("description") or "a non-empty list of names"
+        allowed = known.get(absent, {}).get("description") or "a non-empty list, without repetition, of names"
         return bad(place, f"no {absent!r}", allowed, f"add '{absent}: [...]'")
     return bad(place, error.instance, schema.get("description", error.message), _list_hint(error))
 
@@ -97,9 +111,12 @@ def _keys(error: jsonschema.ValidationError) -> list[str]:
 
 
 def _list_hint(error: jsonschema.ValidationError) -> str:
-    """A scalar where a list belongs is the likely mistake: show the list."""
-    if error.validator == "type" and error.validator_value == "array" and not isinstance(error.instance, dict | list):
-        return f"write [{error.instance}]"
+    """The value that is there twice; or, for a scalar where a list belongs, the list."""
+    value: Any = error.instance
+    if error.validator == "uniqueItems":
+        return f"{next(v for i, v in enumerate(value) if v in value[:i])!r} is there twice"
+    if error.validator == "type" and error.validator_value == "array" and not isinstance(value, dict | list | None):
+        return f"write [{value}]"
     return ""
 
 

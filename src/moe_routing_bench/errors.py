@@ -1,7 +1,9 @@
 """The one exception that a user is meant to read: what was wrong, what was got, what is allowed, and a hint."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -25,3 +27,12 @@ def pick(what: str, got: object, choices: Iterable[str], hint: str = "") -> str:
         return got
     near = difflib.get_close_matches(str(got), names, n=1)
     raise bad(what, got, ", ".join(names), hint or (f"did you mean {near[0]!r}?" if near else ""))
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise `UserError` in place of the `OSError` of an output that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise bad("output", str(path), "a file that can be written", error.strerror or str(error)) from error

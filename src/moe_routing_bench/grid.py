@@ -8,12 +8,15 @@ spec (one JSON text) is everything that a measurement depends on besides code, a
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from moe_routing_bench import skew as skew_model
+from moe_routing_bench import trace
 from moe_routing_bench.benches import BENCHES, Bench
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.routers import ROUTERS
@@ -21,6 +24,9 @@ from moe_routing_bench.settings import Settings
 
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 LAYOUTS = ("compact", "padded", "block64", "block128")
+_NAMES = {"router": ROUTERS, "sampler": skew_model.SAMPLERS, "dtype": DTYPES, "layout": LAYOUTS}
+_PRESET = ("hidden", "intermediate", "experts", "top_k", "router")
+_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Readable file name of the cell, such as ``T4096-H2048-E64-k8-cfnone-skew0.7-exact-bf16-compact-seed17``."""
+        """Readable name of the cell, such as ``T4096-H2048-E64-k8-cfnone-skew0.7-exact-bf16-compact-seed17``."""
         axes = BENCHES[self.bench].axes
         parts = [self.model] if self.model else []
         for axis, prefix in _KEY_PARTS:
@@ -64,7 +70,8 @@ class Cell:
         if self.capacity_factor is None:
             return None
         assert self.tokens and self.top_k and self.experts
-        return min(self.tokens, -int(-self.capacity_factor * self.tokens * self.top_k // self.experts))
+        factor = Fraction(str(self.capacity_factor))  # 1.1 is 11/10: as a float it would round 11 rows up to 12
+        return min(self.tokens, math.ceil(factor * self.tokens * self.top_k / self.experts))
 
     @property
     def row_limit(self) -> int:
@@ -134,6 +141,11 @@ class Job:
         """First 16 hex digits of the SHA-256 of the spec."""
         return spec_hash(self.spec)
 
+    @property
+    def name(self) -> str:
+        """File name of the job: the cell for people, then 8 digits of the hash, so that another spec is another file."""
+        return f"{self.cell.key}-{self.hash[:8]}"
+
     @staticmethod
     def from_spec(spec: str) -> "Job":
         """The inverse of `spec`."""
@@ -149,7 +161,7 @@ def spec_hash(spec: str) -> str:
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's content; `UserError` when it is missing."""
     if not path.is_file():
-        raise bad("trace", str(path), "an existing Parquet file with a list column 'expert_ids'", "check the path")
+        raise bad("trace", str(path), trace.FORMAT, "no such file")
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -172,6 +184,7 @@ def expand(config: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -
     settings = Settings(**config.get("measure", {}))
     wanted: dict[Cell, list[str]] = {}
     for entry in config["grid"]:
+        _check_entry(entry)
         for name in entry["benches"]:
             bench = BENCHES[pick("grid bench", name, BENCHES)]
             names = _implementations(bench, entry)
@@ -181,10 +194,23 @@ def expand(config: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -
                 known = wanted.setdefault(cell, [])
                 known += [n for n in names if n not in known]
     if not wanted:
-        raise bad("grid", config["grid"], "at least one cell", "add benches and axis values")
+        raise bad("grid", "no cell", "at least one", "none of the benches has any of the implementations")
     jobs = [Job(cell, _in_table_order(cell.bench, names), settings) for cell, names in wanted.items()]
     _check_keys(jobs)
     return jobs
+
+
+def _check_entry(entry: Mapping[str, Any]) -> None:
+    """Raise `UserError` for a name that does not exist, even on an axis that no bench here depends on, and for values
+    that would be ignored in silence."""
+    for axis, choices in _NAMES.items():
+        for name in entry.get(axis, ()):
+            pick(axis, name, choices)
+    if "trace" in entry and "trace" not in entry.get("sampler", ()):
+        raise bad("trace", entry["trace"], "only with sampler: [trace]", "nothing else reads it")
+    given = [axis for axis in _PRESET if axis in entry]
+    if "model" in entry and given:
+        raise bad(f"grid {given[0]}", entry[given[0]], f"nothing beside model: {entry['model']}", "a model sets it")
 
 
 def _implementations(bench: Bench, entry: Mapping[str, Any]) -> list[str]:
@@ -241,7 +267,7 @@ def _shapes(entry: Mapping[str, Any], models: Mapping) -> Iterable[dict[str, Any
             raise bad("grid model", name, "a preset whose expert is SwiGLU", preset["unsupported"])
         yield {
             "model": name,
-            **{axis: preset[axis] for axis in ("hidden", "intermediate", "experts", "top_k", "router")},
+            **{axis: preset[axis] for axis in _PRESET},
         }
 
 
@@ -258,14 +284,9 @@ def _normal(cell: Cell) -> Cell:
 
 def check(cell: Cell) -> None:
     """Raise `UserError` for a cell that cannot exist: what the schema cannot say."""
-    if cell.router is not None:
-        pick("router", cell.router, ROUTERS)
-    if cell.sampler is not None:
-        pick("sampler", cell.sampler, skew_model.SAMPLERS)
-    if cell.dtype is not None:
-        pick("dtype", cell.dtype, DTYPES)
-    if cell.layout is not None:
-        pick("layout", cell.layout, LAYOUTS)
+    for axis, choices in _NAMES.items():
+        if getattr(cell, axis) is not None:
+            pick(axis, getattr(cell, axis), choices)
     for name in ("tokens", "hidden", "intermediate", "experts", "top_k"):
         value = getattr(cell, name)
         if value is not None and (not isinstance(value, int) or value < 1):
@@ -278,8 +299,13 @@ def check(cell: Cell) -> None:
         raise bad("layout", "padded", "compact or blockN without a capacity_factor", "padded rows are the capacity")
     if cell.router in ROUTERS and cell.experts:
         ROUTERS[cell.router or ""].check(cell.experts, cell.top_k or 1)
+    if cell.tokens and cell.experts and cell.top_k and (rows := cell.row_limit) > _INT32_MAX:
+        raise bad("grid", f"{rows} rows", f"at most {_INT32_MAX}: rows are counted in int32", "use fewer tokens")
     if cell.sampler == "trace":
-        file_sha256(Path(cell.trace or ""))
+        if not cell.trace:
+            raise bad("sampler", "trace", "together with trace: FILE", "add the path of a Parquet file")
+        assert cell.tokens and cell.experts and cell.top_k
+        trace.read(Path(cell.trace), cell.tokens, cell.experts, cell.top_k)
     elif cell.skew is not None and cell.sampler and cell.tokens and cell.experts and cell.top_k:
         skew_model.check(cell.skew, cell.sampler, cell.tokens, cell.experts, cell.top_k)
 

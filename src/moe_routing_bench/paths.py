@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from moe_routing_bench import platforms
-from moe_routing_bench.grid import Cell, Job
+from moe_routing_bench.grid import Job
 
 PACKAGE = Path(__file__).resolve().parent
 CONFIG = Path("config/config.yaml")
@@ -13,7 +13,7 @@ MODELS = Path("config/models.yaml")
 
 _CORE = (
     "benches/__init__.py", "benches/checks.py", "errors.py", "grid.py", "platforms.py", "records.py", "row_map.py",
-    "settings.py", "skew.py", "workload.py",
+    "settings.py", "skew.py", "trace.py", "workload.py",
 )  # fmt: skip
 _STAGES = ("gate", "permute", "pack", "combine")
 _PARTS = {"routing": _STAGES, "layer": (*_STAGES, "routing")}
@@ -24,14 +24,14 @@ def results(platform: str) -> Path:
     return Path("results") / platform
 
 
-def cell_file(platform: str, cell: Cell) -> Path:
-    """The Parquet file of one cell."""
-    return results(platform) / "cells" / cell.bench / f"{cell.key}.parquet"
+def cell_file(platform: str, job: Job) -> Path:
+    """The Parquet file of one job's cell."""
+    return results(platform) / "cells" / job.cell.bench / f"{job.name}.parquet"
 
 
 def cell_files(platform: str, jobs: list[Job]) -> dict[Path, Job]:
     """The file of every job."""
-    return {cell_file(platform, job.cell): job for job in jobs}
+    return {cell_file(platform, job): job for job in jobs}
 
 
 def measurements(platform: str) -> Path:

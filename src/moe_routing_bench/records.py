@@ -4,7 +4,9 @@ One row per (cell, implementation). A cell's file also stores the spec that it w
 noticed even when Snakemake has lost its own records.
 """
 
+import errno
 import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from moe_routing_bench.errors import UserError, bad
+from moe_routing_bench.errors import UserError, bad, writing
 from moe_routing_bench.grid import Job, spec_hash
 
 SCHEMA_VERSION = 1
@@ -77,6 +79,15 @@ def write_table(path: Path, table: pa.Table) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def check_writable(path: Path) -> None:
+    """Raise `UserError`, before any work is done for it, for an output that could not be written."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():  # replacing a link to a folder would succeed
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        tempfile.TemporaryFile(dir=path.parent).close()
+
+
 def read(path: Path) -> pa.Table:
     """Read rows of this schema version. Raises `UserError` for a missing, unreadable or older file."""
     try:
@@ -84,15 +95,24 @@ def read(path: Path) -> pa.Table:
     except (OSError, pa.ArrowException) as error:
         hint = "run `snakemake` to measure it again" if path.exists() else "run `snakemake` first"
         raise bad("measurements", str(path), "a readable Parquet file", f"{hint} ({str(error)[:100]})") from error
-    version = table["schema_version"][0].as_py() if "schema_version" in table.column_names and len(table) else None
-    if version != SCHEMA_VERSION or not set(COLUMNS) <= set(table.column_names):
-        raise bad("schema_version", version, f"{SCHEMA_VERSION} in {path}", "delete the file and run `snakemake` again")
-    return table
+    again = "delete the file and run `snakemake` again"
+    versions = set(table["schema_version"].to_pylist()) if "schema_version" in table.column_names else {None}
+    if others := versions - {SCHEMA_VERSION}:
+        raise bad("schema_version", min(others, key=str), f"{SCHEMA_VERSION} in {path}", again)
+    types = dict(zip(table.column_names, table.schema.types, strict=True))
+    if wrong := sorted(name for name in types | COLUMNS if types.get(name) != COLUMNS.get(name)):
+        names = ", ".join(wrong[:5])
+        raise bad(
+            f"columns of {path}", f"{len(wrong)} absent, unknown or of another type: {names}", "the schema", again
+        )
+    if not len(table):
+        raise bad("measurements", f"no rows in {path}", "at least one", again)
+    return table.select(list(COLUMNS))
 
 
 def spec_of(table: pa.Table) -> str | None:
     """The spec that a cell's file was measured for."""
-    return (table.schema.metadata or {}).get(_SPEC, b"").decode() or None
+    return (table.schema.metadata or {}).get(_SPEC, b"").decode(errors="replace") or None
 
 
 def collect(files: Mapping[Path, Job]) -> pa.Table:

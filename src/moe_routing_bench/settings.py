@@ -1,5 +1,6 @@
 """How to measure: the numbers of the protocol that a config may change. docs/method.md gives the evidence for each."""
 
+import math
 from dataclasses import dataclass, fields
 
 from moe_routing_bench.errors import bad
@@ -29,8 +30,8 @@ class Settings:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int if field.type is int else (int, float)):
                 raise bad(f"measure.{field.name}", value, "an integer" if field.type is int else "a number")
-            if value <= 0:
-                raise bad(f"measure.{field.name}", value, "above 0")
+            if not 0 < value < math.inf:
+                raise bad(f"measure.{field.name}", value, "above 0 and finite")
             if field.type is float:
                 object.__setattr__(self, field.name, float(value))
         if self.max_blocks < self.min_blocks:

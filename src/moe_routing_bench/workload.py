@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moe_routing_bench.errors import bad
+from moe_routing_bench import trace
 from moe_routing_bench.grid import Cell
 from moe_routing_bench.skew import inclusion_probabilities, zipf_exponent
 
@@ -34,7 +34,8 @@ def draw_ids(cell: Cell, rng: torch.Generator) -> Tensor:
     """Expert ids (T, k) int32 on the generator's device, by the cell's sampler and skew."""
     assert cell.tokens and cell.experts and cell.top_k and cell.sampler
     if cell.sampler == "trace":
-        return read_trace(Path(cell.trace or ""), cell.tokens, cell.experts, cell.top_k).to(rng.device)
+        ids = trace.read(Path(cell.trace or ""), cell.tokens, cell.experts, cell.top_k)
+        return torch.from_numpy(ids).to(rng.device)
     hot_first = torch.randperm(cell.experts, generator=rng, device=rng.device)  # hot experts are not neighbours
     draw = _exact if cell.sampler == "exact" else _plackett_luce
     return hot_first[draw(cell, rng)].int()
@@ -66,32 +67,6 @@ def _plackett_luce(cell: Cell, rng: torch.Generator) -> Tensor:
     rank = torch.arange(1, (cell.experts or 0) + 1, device=rng.device, dtype=torch.float32)
     noise = torch.empty(cell.tokens or 0, cell.experts or 0, device=rng.device).exponential_(generator=rng)
     return (-exponent * rank.log() - noise.log()).topk(cell.top_k or 0, dim=1).indices
-
-
-def read_trace(path: Path, tokens: int, experts: int, top_k: int) -> Tensor:
-    """The first `tokens` rows of a trace: a Parquet file with a list column ``expert_ids``, k distinct ids a row.
-
-    Raises `UserError` when it is unreadable, too short, of another k, or holds ids out of range or twice in a row.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        column = pq.read_table(path, columns=["expert_ids"])["expert_ids"]
-    except (OSError, pa.ArrowException) as error:
-        raise bad("trace", str(path), "a Parquet file with a list column 'expert_ids'", str(error)[:120]) from error
-    if len(column) < tokens:
-        raise bad("trace", f"{len(column)} rows in {path}", f"at least tokens={tokens} rows")
-    rows = column.slice(0, tokens).to_pylist()
-    if any(row is None or len(row) != top_k for row in rows):
-        raise bad("trace", f"rows of other lengths in {path}", f"top_k={top_k} ids in every row")
-    ids = torch.tensor(rows, dtype=torch.int32)
-    if int(ids.min()) < 0 or int(ids.max()) >= experts:
-        raise bad("trace", f"ids {int(ids.min())} to {int(ids.max())} in {path}", f"0 to {experts - 1}")
-    ordered = ids.sort(dim=1).values
-    if top_k > 1 and bool((ordered[:, 1:] == ordered[:, :-1]).any()):
-        raise bad("trace", f"a row that holds an expert twice in {path}", "distinct experts in every row")
-    return ids
 
 
 def draw_routing(cell: Cell, seed: int, device: torch.device | str) -> Routing:
