@@ -34,6 +34,11 @@ def cell_files(platform: str, jobs: list[Job]) -> dict[Path, Job]:
     return {cell_file(platform, job): job for job in jobs}
 
 
+def asked(platform: str) -> Path:
+    """The list of the grid's jobs that the workflow keeps up to date."""
+    return results(platform) / "asked.txt"
+
+
 def measurements(platform: str) -> Path:
     """All rows of a platform in one file: what figures and the report are made from."""
     return results(platform) / "measurements.parquet"

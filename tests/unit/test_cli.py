@@ -31,7 +31,7 @@ def call(monkeypatch, capsys, tmp_path):
 
 
 def write_cell(job, status="ok"):
-    path = paths.cell_file("cpu", job.cell)
+    path = paths.cell_file("cpu", job)
     row = {
         "schema_version": records.SCHEMA_VERSION, "bench": job.cell.bench, "cell": job.cell.key,
         "implementation": "torch", "status": status, "reason": "it broke", "measure_seconds": 2.0,
@@ -102,10 +102,10 @@ def test_status_collect_and_prune_follow_the_config(call):
     assert "crashed: it broke" in call("status", *text)[1]
 
     other = json.dumps({"grid": [{**CONFIG["grid"][0], "tokens": [64]}]})
-    orphan = paths.cell_file("cpu", jobs[1].cell)
+    orphan = paths.cell_file("cpu", jobs[1])
     assert str(orphan) in call("prune", "--platform", "cpu", "--config-json", other)[1] and orphan.exists()
     call("prune", "--remove", "--platform", "cpu", "--config-json", other)
-    assert not orphan.exists() and paths.cell_file("cpu", jobs[0].cell).exists()
+    assert not orphan.exists() and paths.cell_file("cpu", jobs[0]).exists()
 
 
 def test_doctor_checks_the_config(call):

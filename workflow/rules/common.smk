@@ -11,14 +11,18 @@ from moe_routing_bench.errors import UserError
 
 try:
     SETTINGS = bench_config.load(config)
-    JOBS = {
-        (job.cell.bench, job.cell.key): job for job in grid.expand(SETTINGS, bench_config.load_models(paths.MODELS))
-    }
+    JOBS = {(job.cell.bench, job.name): job for job in grid.expand(SETTINGS, bench_config.load_models(paths.MODELS))}
 except UserError as error:
     raise WorkflowError(f"error: {error}") from None
 
 paths.prepare_jobs(SETTINGS["device"])
 PLATFORM = platforms.current()
+# Names of all jobs, hashes included, as a file: were Snakemake's own records lost, a changed grid would still be newer
+# than what was collected from another one.
+ASKED, NAMES = paths.asked(PLATFORM), "\n".join(sorted(job.name for job in JOBS.values()))
+if not ASKED.exists() or ASKED.read_text() != NAMES:
+    ASKED.parent.mkdir(parents=True, exist_ok=True)
+    ASKED.write_text(NAMES)
 CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
 
 

@@ -25,6 +25,7 @@ rule measure:
 rule collect:
     input:
         cells=cells_of,
+        asked=str(paths.asked(PLATFORM)),
         code=[paths.source("records.py"), paths.source("grid.py")],
     output:
         "results/{platform}/measurements.parquet",

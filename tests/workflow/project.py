@@ -1,0 +1,106 @@
+"""A copy of the repository with a small grid, on which tests run Snakemake for real and count its jobs."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SMALL = {
+    "check_seeds": 1, "warmup_ms": 1, "interval_us": 50, "samples_per_block": 1, "settle_blocks": 2, "min_blocks": 3,
+    "max_blocks": 4, "max_seconds": 0.05, "wall_calls": 1,
+}  # fmt: skip
+GRID = [
+    {"benches": ["pack", "combine"], "implementations": ["torch"], "tokens": [64, 128], "hidden": [64], "experts": [4], "top_k": [2]},
+    {"benches": ["gate", "routing"], "implementations": ["torch"], "tokens": [64], "hidden": [64], "experts": [4], "top_k": [2]},
+]  # fmt: skip
+CELLS = {"pack": 2, "combine": 2, "gate": 1, "routing": 1}
+DRAWN = 6  # figures
+
+
+class Project:
+    """A working copy in a folder of its own; its `src` is what runs."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use the copy at `folder`."""
+        self.folder = folder
+
+    @classmethod
+    def create(cls, folder: Path) -> "Project":
+        """Copy what git would publish (tracked files, and new ones that are not ignored) and give it the small grid."""
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+        )  # fmt: skip
+        for name in filter(None, listed.stdout.split("\0")):
+            if (ROOT / name).is_file() and not name.startswith(("results/", "reports/")):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, folder / name)
+        project = cls(folder)
+        project.configure(GRID, SMALL)
+        return project
+
+    def copy(self, folder: Path) -> "Project":
+        """The same state in another folder, so that a test may change it."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        return Project(folder)
+
+    def configure(self, grid: list[dict], measure: dict | None = None) -> None:
+        """Write the default config."""
+        text = yaml.safe_dump({"seed": 17, "device": "cpu", "measure": measure or SMALL, "grid": grid}, sort_keys=False)
+        (self.folder / "config/config.yaml").write_text(text)
+
+    def run(self, *command: str | Path, check: bool = True) -> subprocess.CompletedProcess:
+        """A command of the environment, with the copy's sources first."""
+        environment = os.environ | {
+            "PYTHONPATH": str(self.folder / "src"),
+            "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"],
+        }
+        done = subprocess.run(list(map(str, command)), cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300)  # fmt: skip
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def snakemake(self, *arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess:
+        """Run the workflow as users do."""
+        return self.run("snakemake", *arguments, "--cores", "1", "--resources", "gpu=1", check=check)
+
+    def jobs(self, *arguments: str) -> dict[str, int]:
+        """Jobs that a run would start, by rule; `figure` counts all figures."""
+        return count(self.snakemake("--dry-run", *arguments))
+
+    def bench(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess:
+        """A command of `moe-routing-bench`."""
+        return self.run(sys.executable, "-m", "moe_routing_bench.cli", *arguments, check=check)
+
+    def edit(self, name: str) -> None:
+        """Append a line to a file."""
+        with (self.folder / name).open("a") as file:
+            file.write("\n# edited\n")
+
+
+def count(done: subprocess.CompletedProcess) -> dict[str, int]:
+    """The job stats that Snakemake printed; empty when there was nothing to do."""
+    text = done.stdout + done.stderr
+    if "Nothing to be done" in text:
+        return {}
+    table = re.search(r"^job +count\n[- ]+\n(.*?)^total +(\d+)", text, re.MULTILINE | re.DOTALL)
+    assert table, text
+    found: dict[str, int] = {}
+    for line in table[1].splitlines():
+        if line.strip():
+            rule, number = line.split()
+            rule = "figure" if rule.startswith("figure_") else rule
+            found[rule] = found.get(rule, 0) + int(number)
+    assert sum(found.values()) == int(table[2]), text
+    return found
+
+
+def measured(done: subprocess.CompletedProcess) -> dict[str, int]:
+    """Cells that a dry run would measure, by bench, from its messages."""
+    found: dict[str, int] = {}
+    for bench in re.findall(r"^\s*(?:Job \d+: )?measure (\w+) \S+", done.stdout + done.stderr, re.MULTILINE):
+        found[bench] = found.get(bench, 0) + 1
+    return found

@@ -1,0 +1,159 @@
+"""Only changed cells are measured: real runs of the workflow on a copy of the repository, with their jobs counted."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from project import CELLS, DRAWN, GRID, SMALL, Project, count, measured
+
+ALL = sum(CELLS.values())
+AFTER = {"collect": 1, "figure": DRAWN, "html": 1, "all": 1}  # what follows from new measurements
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project after its first run."""
+    project = Project.create(tmp_path_factory.mktemp("first"))
+    assert count(project.snakemake()) == {"measure": ALL, **AFTER}
+    return project
+
+
+@pytest.fixture
+def project(done: Project, tmp_path: Path) -> Project:
+    """A copy of it to change."""
+    return done.copy(tmp_path / "project")
+
+
+def cells(project: Project) -> dict[Path, bytes]:
+    """The cells' files with their content."""
+    return {path: path.read_bytes() for path in (project.folder / "results/cpu/cells").rglob("*.parquet")}
+
+
+def test_first_run_measures_the_copy_and_makes_the_report(done: Project) -> None:
+    """Every cell has rows, the report is there, and the code that ran is the copy's."""
+    table = pq.read_table(done.folder / "results/cpu/measurements.parquet")
+    assert table.num_rows == ALL and set(table["status"].to_pylist()) == {"ok"}
+    assert (done.folder / "reports/cpu/index.html").stat().st_size > 10_000
+    where = done.run("python", "-c", "import moe_routing_bench; print(moe_routing_bench.__file__)").stdout
+    assert where.startswith(str(done.folder))
+
+
+def test_second_run_does_nothing(project: Project) -> None:
+    """Not even after a move to another folder."""
+    before = cells(project)
+    assert count(project.snakemake()) == {}
+    assert cells(project) == before
+
+
+def test_new_axis_value_runs_only_its_cells(project: Project) -> None:
+    """One more number of tokens: one cell of pack, one of combine, and what is made of all rows."""
+    before = cells(project)
+    project.configure([GRID[0] | {"tokens": [64, 128, 256]}, GRID[1]])
+    assert project.jobs() == {"measure": 2, **AFTER}
+    assert count(project.snakemake("--until", "collect")) == {"measure": 2, "collect": 1}
+    after = cells(project)
+    assert len(after) == ALL + 2 and all(after[path] == content for path, content in before.items())
+    assert "measure" not in project.jobs()
+
+
+@pytest.mark.parametrize(
+    ("file", "benches"),
+    [
+        ("benches/pack/torch_pack.py", {"pack": 2, "routing": 1}),
+        ("benches/combine/cute_combine.py", {"combine": 2, "routing": 1}),
+        ("benches/gate/definition.py", {"gate": 1, "routing": 1}),
+        ("benches/routing/composed.py", {"routing": 1}),
+        ("benches/layer/experts.py", {}),
+        ("measure/timers.py", CELLS),
+        ("routers/softmax_topk.py", CELLS),
+    ],
+)
+def test_editing_code_measures_what_depends_on_it(project: Project, file: str, benches: dict[str, int]) -> None:
+    """A kernel file reruns its bench, and the composite that is made of it."""
+    project.edit(f"src/moe_routing_bench/{file}")
+    dry = project.snakemake("--dry-run")
+    assert measured(dry) == benches
+    assert count(dry) == ({"measure": sum(benches.values()), **AFTER} if benches else {})
+
+
+def test_editing_a_kernel_reruns_only_its_bench(project: Project) -> None:
+    """For real: the other benches' files stay as they were."""
+    before = cells(project)
+    project.edit("src/moe_routing_bench/benches/gate/torch_gate.py")
+    assert count(project.snakemake("--until", "collect")) == {"measure": 2, "collect": 1}
+    changed = {path.parent.name for path, content in cells(project).items() if before[path] != content}
+    assert changed == {"gate", "routing"}
+    assert "measure" not in project.jobs()
+
+
+def test_editing_a_figure_measures_nothing(project: Project) -> None:
+    """It is drawn again, and the report is written again."""
+    before = cells(project)
+    project.edit("src/moe_routing_bench/figures/load_cv.py")
+    assert count(project.snakemake()) == {"figure": 1, "html": 1, "all": 1}
+    assert cells(project) == before and project.jobs() == {}
+
+
+def test_touching_files_changes_nothing(project: Project) -> None:
+    """Newer times with the same content, of sources, config and workflow."""
+    time.sleep(1.1)
+    for path in [*project.folder.rglob("*.py"), *project.folder.rglob("*.smk"), *project.folder.rglob("*.yaml")]:
+        if ".snakemake" not in path.parts:
+            os.utime(path)
+    assert project.jobs() == {}
+
+
+def test_fresh_checkout_changes_nothing(project: Project, tmp_path: Path) -> None:
+    """All sources written anew, results and Snakemake's records carried over."""
+    fresh = Project.create(tmp_path / "fresh")
+    for name in ("results", "reports", ".snakemake"):
+        shutil.copytree(project.folder / name, fresh.folder / name)
+    later = time.time() + 5
+    for path in (fresh.folder / "src").rglob("*.py"):
+        os.utime(path, (later, later))
+    assert fresh.jobs() == {}
+
+
+def test_swapped_settings_measure_everything(project: Project) -> None:
+    """The same values in other places are another measurement."""
+    project.configure(GRID, SMALL | {"min_blocks": 4, "max_blocks": 4})
+    assert project.jobs() == {"measure": ALL, **AFTER}
+    project.configure(GRID, SMALL | {"wall_calls": 2, "settle_blocks": 1})  # they were 1 and 2
+    assert project.jobs() == {"measure": ALL, **AFTER}
+
+
+def test_a_lost_snakemake_folder_loses_no_change(project: Project) -> None:
+    """A file's name holds the hash of its spec and its metadata the spec: good files are kept, others never collected."""
+    shutil.rmtree(project.folder / ".snakemake")
+    assert "measure" not in project.jobs()
+    before = cells(project)
+    project.configure(GRID, SMALL | {"wall_calls": 2})
+    shutil.rmtree(project.folder / ".snakemake", ignore_errors=True)
+    assert project.jobs() == {"measure": ALL, **AFTER}
+    refused = project.bench("collect", check=False)
+    assert refused.returncode == 2 and f"{ALL} that do not fit" in refused.stderr, refused.stderr
+    assert refused.stderr.count("\n") == 1 and cells(project) == before
+
+
+def test_a_file_of_another_spec_is_refused(project: Project) -> None:
+    """Even under the right name."""
+    first, second = sorted(path for path in cells(project) if path.parent.name == "pack")
+    shutil.copy2(first, second)
+    refused = project.bench("collect", check=False)
+    assert refused.returncode == 2 and "was measured for spec" in refused.stderr and refused.stderr.count("\n") == 1
+
+
+def test_orphans_are_listed_and_removed_only_when_asked(project: Project) -> None:
+    """A smaller grid leaves files behind; they are in no table."""
+    project.configure([GRID[0] | {"tokens": [64]}, GRID[1]])
+    assert project.jobs() == AFTER
+    assert count(project.snakemake("--until", "collect")) == {"collect": 1}
+    assert pq.read_table(project.folder / "results/cpu/measurements.parquet").num_rows == ALL - 2
+    assert len(cells(project)) == ALL
+    listed = project.bench("prune").stdout
+    assert listed.count(".parquet") == 2 and "found 2 files" in listed and len(cells(project)) == ALL
+    assert "removed 2 files" in project.bench("prune", "--remove").stdout
+    assert len(cells(project)) == ALL - 2 and "measure" not in project.jobs()
