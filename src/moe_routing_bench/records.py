@@ -93,8 +93,9 @@ def read(path: Path) -> pa.Table:
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        hint = "run `snakemake` to measure it again" if path.exists() else "run `snakemake` first"
-        raise bad("measurements", str(path), "a readable Parquet file", f"{hint} ({str(error)[:100]})") from error
+        reason = str(error).rsplit(": ", 1)[-1][:60]
+        hint = f"run `snakemake` to measure it again ({reason})" if path.exists() else "run `snakemake` first"
+        raise bad("measurements", str(path), "a readable Parquet file", hint) from error
     again = "delete the file and run `snakemake` again"
     versions = set(table["schema_version"].to_pylist()) if "schema_version" in table.column_names else {None}
     if others := versions - {SCHEMA_VERSION}:

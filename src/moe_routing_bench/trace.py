@@ -24,9 +24,9 @@ def read(path: Path, tokens: int, experts: int, top_k: int) -> "NDArray[np.int32
     if not path.is_file():
         raise bad("trace", str(path), FORMAT, "no such file")
     try:
+        if "expert_ids" not in pq.read_schema(path).names:
+            raise bad("trace", f"no such column in {path}", FORMAT)
         column = pq.read_table(path, columns=["expert_ids"])["expert_ids"].combine_chunks()
-    except KeyError:
-        raise bad("trace", f"no such column in {path}", FORMAT) from None
     except (OSError, pa.ArrowException) as error:
         raise bad("trace", str(path), FORMAT, str(error)[:120]) from error
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)) or not pa.types.is_integer(
