@@ -1,0 +1,109 @@
+"""Drawn and replayed routing: no expert twice, loads as asked for, the same for a seed and only for it."""
+
+import math
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe_routing_bench import skew, workload
+from moe_routing_bench.grid import Cell
+
+SHAPES = st.integers(1, 20).flatmap(lambda experts: st.tuples(st.just(experts), st.integers(1, experts)))
+
+
+def cell(tokens, experts, top_k, target=0.0, sampler="exact", **change):
+    return Cell("pack", 17, tokens=tokens, experts=experts, top_k=top_k, skew=target, sampler=sampler, **change)
+
+
+def draw(one, seed=0):
+    ids = workload.draw_ids(one, workload.generator(seed, "cpu"))
+    assert ids.shape == (one.tokens, one.top_k) and ids.dtype == torch.int32
+    assert ids.min() >= 0 and ids.max() < one.experts
+    ordered = ids.sort(dim=1).values
+    assert not (ordered[:, 1:] == ordered[:, :-1]).any(), "a row holds an expert twice"
+    return ids
+
+
+def loads(ids, experts):
+    return torch.bincount(ids.flatten(), minlength=experts).double()
+
+
+def variation(counts):
+    return float(counts.std(unbiased=False) / counts.mean())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 70), SHAPES, st.floats(0, 1), st.integers(0, 9))
+def test_exact_loads_are_the_expected_ones_to_within_a_token(tokens, shape, share, seed):
+    target = share * skew.largest("exact", *shape)
+    counts = loads(draw(cell(tokens, *shape, target), seed), shape[0]).sort(descending=True).values
+    expected = tokens * torch.tensor(skew.inclusion_probabilities(target, "exact", *shape), dtype=torch.float64)
+    assert (counts - expected).abs().max() < 1 + 1e-6
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 70), SHAPES, st.integers(0, 9))
+def test_plackett_luce_never_repeats_an_expert(tokens, shape, seed):
+    draw(cell(tokens, *shape, 0.0, "plackett_luce"), seed)
+
+
+@pytest.mark.parametrize(
+    ("experts", "top_k", "target", "above"),
+    [(8, 1, 1.0, 0), (64, 1, 4.0, 0), (7, 2, 0.5, 0), (64, 2, 2.0, 0), (8, 3, 0.4, 0.06), (60, 6, 1.4, 0.02)],
+)
+def test_plackett_luce_realises_the_expected_variation(experts, top_k, target, above):
+    tokens = 50_000
+    counts = loads(draw(cell(tokens, experts, top_k, target, "plackett_luce")), experts)
+    noise = 3 * skew.sampling_floor(tokens, experts, top_k)
+    assert -noise < variation(counts) - target < noise + above * target  # from k=3, Rosen's approximation
+
+
+def test_uniform_plackett_luce_varies_by_the_sampling_floor():
+    shape = (200, 16, 4)
+    squares = [variation(loads(draw(cell(*shape, 0.0, "plackett_luce"), seed), 16)) ** 2 for seed in range(200)]
+    assert math.sqrt(sum(squares) / len(squares)) == pytest.approx(skew.sampling_floor(*shape), rel=0.1)
+
+
+def test_hot_experts_are_not_always_the_first():
+    hottest = {int(loads(draw(cell(64, 16, 1, 2.0), seed), 16).argmax()) for seed in range(10)}
+    assert len(hottest) > 3
+
+
+@pytest.mark.parametrize("sampler", ["exact", "plackett_luce"])
+def test_a_seed_gives_the_same_routing_and_another_seed_another(sampler):
+    one = cell(64, 9, 3, 0.8, sampler)
+    first, again, other = (workload.draw_routing(one, seed, "cpu") for seed in (1, 1, 2))
+    assert torch.equal(first.ids, again.ids) and torch.equal(first.logits, again.logits)
+    assert not torch.equal(first.ids, other.ids) and not torch.equal(first.logits, other.logits)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 40), SHAPES, st.floats(0, 1))
+def test_logits_choose_the_drawn_experts(tokens, shape, share):
+    routing = workload.draw_routing(cell(tokens, *shape, share * skew.largest("exact", *shape)), 3, "cpu")
+    chosen = routing.logits.topk(shape[1], dim=1).indices
+    assert torch.equal(chosen.sort(1).values.int(), routing.ids.sort(1).values)
+    expected = routing.logits.gather(1, routing.ids.long()).softmax(1)
+    assert torch.equal(routing.weights, expected) and routing.weights.dtype == torch.float32
+    assert torch.allclose(routing.weights.sum(1), torch.ones(tokens))
+
+
+def test_logits_and_tokens_are_standard_normal():
+    values = workload.draw_routing(cell(4000, 16, 2, 1.0), 0, "cpu").logits
+    tokens = workload.randn((4000, 16), "bf16", workload.generator(0, "cpu"))
+    assert tokens.dtype == torch.bfloat16
+    for drawn in (values, tokens.float()):
+        assert abs(drawn.mean()) < 0.02 and drawn.std() == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.uint8()])
+def test_a_trace_is_replayed_from_its_start(tmp_path, kind):
+    rows = [[3, 0], [1, 2], [0, 3], [2, 1]]
+    path = tmp_path / "trace.parquet"
+    pq.write_table(pa.table({"expert_ids": pa.array(rows, pa.list_(kind)), "layer": [0] * 4}), path, row_group_size=2)
+    ids = draw(cell(3, 4, 2, None, "trace", trace=str(path)))
+    assert ids.tolist() == rows[:3]
