@@ -16,6 +16,7 @@ DEFAULTS: Mapping[str, Any] = {"seed": 17, "device": "auto", "measure": {}}
 SCHEMA = Path("workflow/schemas/config.schema.yaml")
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _PRESET = ("hidden", "intermediate", "experts", "top_k", "router")
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
 
 def load(source: Mapping[str, Any] | str | Path | Sequence[str | Path]) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def load_models(path: str | Path) -> dict[str, dict[str, Any]]:
 def read_mapping(path: Path) -> dict[str, Any]:
     """A YAML file whose top level is a mapping; `UserError` for any other file."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
     except (OSError, UnicodeDecodeError) as error:
         raise bad(
             "config file", str(path), "a readable YAML file", getattr(error, "strerror", None) or "not UTF-8"
@@ -83,7 +84,7 @@ _VALIDATOR = extend(jsonschema.Draft202012Validator, type_checker=_TYPES)
 
 
 def _schema() -> dict[str, Any]:
-    return yaml.safe_load((_CHECKOUT / SCHEMA).read_text(encoding="utf-8"))
+    return yaml.load((_CHECKOUT / SCHEMA).read_text(encoding="utf-8"), _LOADER)
 
 
 def _rank(error: jsonschema.ValidationError) -> tuple[bool, list[str]]:

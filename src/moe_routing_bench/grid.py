@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ class Job:
     implementations: tuple[str, ...]
     settings: Settings
 
-    @property
+    @cached_property
     def spec(self) -> str:
         """Everything the measurement depends on besides code, as one canonical JSON text."""
         parts = {"cell": asdict(self.cell), "implementations": self.implementations, "settings": asdict(self.settings)}
@@ -136,12 +137,12 @@ class Job:
             parts["trace_sha256"] = file_sha256(Path(self.cell.trace))
         return json.dumps(parts, sort_keys=True, separators=(",", ":"))
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """First 16 hex digits of the SHA-256 of the spec."""
         return spec_hash(self.spec)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """File name of the job: the cell for people, then 8 digits of the hash, so that another spec is another file."""
         return f"{self.cell.key}-{self.hash[:8]}"

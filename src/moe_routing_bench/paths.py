@@ -1,5 +1,6 @@
 """Where results, reports and configs lie (below the working directory), and which source files a bench depends on."""
 
+import hashlib
 import os
 import sys
 from pathlib import Path
@@ -39,6 +40,18 @@ def asked(platform: str) -> Path:
     return results(platform) / "asked.txt"
 
 
+def code(platform: str, bench: str) -> Path:
+    """The hashes of a bench's source files, which the workflow keeps up to date."""
+    return results(platform) / "code" / f"{bench}.sha256"
+
+
+def keep(path: Path, text: str) -> None:
+    """Make the file hold the text; one that does already is not touched."""
+    if not path.is_file() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
 def measurements(platform: str) -> Path:
     """All rows of a platform in one file: what figures and the report are made from."""
     return results(platform) / "measurements.parquet"
@@ -76,6 +89,11 @@ def code_files(bench: str) -> list[str]:
     if any("cute_support" in Path(name).read_text() for name in files):
         files.add(source("cute_support.py"))
     return sorted(files)
+
+
+def code_hashes(bench: str) -> str:
+    """What `sha256sum` prints for `code_files`: to compare two of them says which file made cells stale."""
+    return "".join(f"{hashlib.sha256(Path(name).read_bytes()).hexdigest()}  {name}\n" for name in code_files(bench))
 
 
 def prepare_jobs(device: str) -> None:

@@ -17,12 +17,11 @@ except UserError as error:
 
 paths.prepare_jobs(SETTINGS["device"])
 PLATFORM = platforms.current()
-# Names of all jobs, hashes included, as a file: were Snakemake's own records lost, a changed grid would still be newer
-# than what was collected from another one.
-ASKED, NAMES = paths.asked(PLATFORM), "\n".join(sorted(job.name for job in JOBS.values()))
-if not ASKED.exists() or ASKED.read_text() != NAMES:
-    ASKED.parent.mkdir(parents=True, exist_ok=True)
-    ASKED.write_text(NAMES)
+# What was asked for, and which code measures it, as files that change only with their content: a thousand jobs then have
+# one input each, and nothing depends on times or on Snakemake's own records, which may get lost.
+paths.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))
+for bench in {job.cell.bench for job in JOBS.values()}:
+    paths.keep(paths.code(PLATFORM, bench), paths.code_hashes(bench))
 CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
 
 
@@ -33,8 +32,8 @@ wildcard_constraints:
 
 
 def code_of(wildcards):
-    """Source files that a cell's measurement depends on."""
-    return paths.code_files(wildcards.bench)
+    """The hashes of the source files that a cell's measurement depends on."""
+    return str(paths.code(wildcards.platform, wildcards.bench))
 
 
 def trace_of(wildcards):

@@ -1,9 +1,6 @@
 """One rule a figure: editing one figure's module draws that figure again."""
 
-from moe_routing_bench.cli import figure_table
-
-FIGURES = figure_table()
-
+from moe_routing_bench.figures import FIGURES
 
 for figure in FIGURES.values():
 

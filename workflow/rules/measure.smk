@@ -3,7 +3,6 @@
 
 rule measure:
     input:
-        client=paths.source("measure/client.py"),
         code=code_of,
         trace=trace_of,
     output:
@@ -15,11 +14,12 @@ rule measure:
     resources:
         gpu=1,  # one measurement at a time, on a CPU as well
     params:
+        client=paths.source("measure/client.py"),
         spec=spec_of,
     message:
         "measure {wildcards.bench} {wildcards.cell}"
     shell:
-        "python -I -S {input.client:q} {output:q} {params.spec:q} >{log:q} 2>&1"
+        "python -I -S {params.client:q} {output:q} {params.spec:q} >{log:q} 2>&1"
 
 
 rule collect:
