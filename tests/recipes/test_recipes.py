@@ -1,0 +1,123 @@
+"""Every recipe of CONTRIBUTING.md, followed to the letter in a copy of the repository, and its result used for real."""
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from moe_routing_bench import paths, records
+
+ROOT = Path(__file__).parents[2]
+RECIPES = dict(re.findall(r"^## (Add .*?)\n(.*?)(?=^## |\Z)", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S))
+BLOCK = re.compile(
+    r"(?:^ *File: `(?P<path>[^`]+)`\n\n)?^(?P<indent> *)```(?P<kind>\w+)\n(?P<text>.*?)^ *```$", re.M | re.S
+)
+
+
+class Copy:
+    """A copy of what the recipes touch or use, with the commands of this environment."""
+
+    def __init__(self, folder: Path) -> None:
+        """Copy sources, configs and the config schema to `folder`."""
+        self.folder = folder
+        for name in ("config", "src", "workflow"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+
+    def follow(self, recipe: str) -> str:
+        """Write its files, apply its differences and run its commands, all in order; return what they printed."""
+        written, printed = [], ""
+        for block in BLOCK.finditer(recipe):
+            text = textwrap.dedent(block["text"]) if block["kind"] != "diff" else _unindented(block)
+            if block["kind"] == "sh":
+                printed += self.run("bash", "-e", "-c", text)
+                continue
+            written.append(block["path"])
+            path = self.folder / block["path"]
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(_patched(path.read_text(), text) if block["kind"] == "diff" else text)
+        touched = re.search(r"^Files touched: (.*)", recipe, re.M | re.S)
+        assert touched and sorted(re.findall("`(.+?)`", touched[1])) == sorted(written)
+        sources = [name for name in written if name.endswith(".py")]
+        for check in (["check"], ["format", "--check"]) if sources else ():
+            self.run("ruff", *check, *sources)
+        return printed
+
+    def run(self, *command: str) -> str:
+        """A command in the copy, on the CPU, with the copy's sources first; its output."""
+        environment = os.environ | {
+            "PYTHONPATH": str(self.folder / "src"), "MOE_ROUTING_BENCH_DEVICE": "cpu",
+            "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"],
+        }  # fmt: skip
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+def _unindented(block: re.Match) -> str:
+    """A difference without the indent of its list item; the first column of each line stays."""
+    return re.sub(f"^{block['indent']}", "", block["text"], flags=re.M)
+
+
+def _patched(old: str, difference: str) -> str:
+    """`old` with the difference applied; its context must be there exactly once."""
+    lines = difference.splitlines(keepends=True)
+    before = "".join(line[1:] for line in lines if line[0] in " -")
+    after = "".join(line[1:] for line in lines if line[0] in " +")
+    assert ("\n" + old).count("\n" + before) == 1, f"not there, or more than once:\n{before}"
+    return ("\n" + old).replace("\n" + before, "\n" + after)[1:]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    """A copy to change."""
+    return Copy(tmp_path)
+
+
+def statuses(printed: str) -> dict[str, str]:
+    """Status by implementation, from the table that `measure` prints."""
+    return dict(line.split()[:2] for line in printed.splitlines() if re.match(r"\s*\w+ +(ok|incorrect|crashed|unsupported) ", line))  # fmt: skip
+
+
+def test_there_is_a_test_for_every_recipe() -> None:
+    assert [name.split()[-1] for name in RECIPES] == ["implementation", "bench", "router", "figure", "preset"]
+
+
+def test_implementation(copy: Copy) -> None:
+    """It is measured beside the baseline."""
+    assert statuses(copy.follow(RECIPES["Add an implementation"])) == {"torch": "ok", "torch_index": "ok"}
+
+
+def test_bench(copy: Copy) -> None:
+    """It is listed and measured."""
+    printed = copy.follow(RECIPES["Add a bench"])
+    assert re.search(r"^ *count +expert ids -> tokens per expert", printed, re.M), printed
+    assert statuses(printed) == {"torch": "ok"}
+
+
+def test_router(copy: Copy) -> None:
+    """`gate` measures it and finds it right."""
+    assert statuses(copy.follow(RECIPES["Add a router"])) == {"torch": "ok"}
+
+
+def test_figure(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is drawn from a table of rows."""
+    monkeypatch.syspath_prepend(ROOT / "tests/unit")
+    rows = importlib.import_module("rows").rows()
+    table = pa.Table.from_pandas(rows, records.SCHEMA, preserve_index=False)
+    records.write_table(copy.folder / paths.measurements("cpu"), table)
+    copy.follow(RECIPES["Add a figure"])
+    assert "no data" not in (copy.folder / paths.figure("cpu", "scaling")).read_text()
+    assert (copy.folder / paths.figure("cpu", "scaling", "png")).stat().st_size > 1000
+
+
+def test_preset(copy: Copy) -> None:
+    """It expands to a cell of each bench."""
+    assert "0 of 2 cells measured" in copy.follow(RECIPES["Add a model preset"])
