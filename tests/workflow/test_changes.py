@@ -13,27 +13,15 @@ ALL = sum(CELLS.values())
 AFTER = {"collect": 1, "figure": DRAWN, "html": 1, "all": 1}  # what follows from new measurements
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project after its first run."""
-    project = Project.create(tmp_path_factory.mktemp("first"))
-    assert count(project.snakemake()) == {"measure": ALL, **AFTER}
-    return project
-
-
-@pytest.fixture
-def project(done: Project, tmp_path: Path) -> Project:
-    """A copy of it to change."""
-    return done.copy(tmp_path / "project")
-
-
 def cells(project: Project) -> dict[Path, bytes]:
     """The cells' files with their content."""
     return {path: path.read_bytes() for path in (project.folder / "results/cpu/cells").rglob("*.parquet")}
 
 
-def test_first_run_measures_the_copy_and_makes_the_report(done: Project) -> None:
+def test_first_run_measures_the_copy_and_makes_the_report(first_run: tuple[Project, dict[str, int]]) -> None:
     """Every cell has rows, the report is there, and the code that ran is the copy's."""
+    done, jobs = first_run
+    assert jobs == {"measure": ALL, **AFTER}
     table = pq.read_table(done.folder / "results/cpu/measurements.parquet")
     assert table.num_rows == ALL and set(table["status"].to_pylist()) == {"ok"}
     assert (done.folder / "reports/cpu/index.html").stat().st_size > 10_000
@@ -106,15 +94,25 @@ def test_touching_files_changes_nothing(project: Project) -> None:
     assert project.jobs() == {}
 
 
-def test_fresh_checkout_changes_nothing(project: Project, tmp_path: Path) -> None:
-    """All sources written anew, results and Snakemake's records carried over."""
-    fresh = Project.create(tmp_path / "fresh")
+def test_a_fresh_clone_changes_nothing(project: Project, tmp_path: Path) -> None:
+    """All sources written anew by git, results carried over; Snakemake's records as well, then without those."""
+    as_someone = ("git", "-c", "user.name=test", "-c", "user.email=test@example.org")
+    for command in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "--message", "all")):
+        project.run(*as_someone, *command)
+    project.run("git", "clone", "--quiet", ".", tmp_path / "clone")
+    clone = Project(tmp_path / "clone")
+    before = cells(project)
     for name in ("results", "reports", ".snakemake"):
-        shutil.copytree(project.folder / name, fresh.folder / name)
-    later = time.time() + 5
-    for path in (fresh.folder / "src").rglob("*.py"):
-        os.utime(path, (later, later))
-    assert fresh.jobs() == {}
+        shutil.copytree(project.folder / name, clone.folder / name, dirs_exist_ok=True)
+    assert clone.jobs() == {}
+    for path in (clone.folder / "src").rglob("*.py"):
+        os.utime(path)  # newer than all results
+    assert clone.jobs() == {}
+    shutil.rmtree(clone.folder / ".snakemake")
+    assert "measure" not in clone.jobs()  # only times are left to go by, so what is cheap may be made again
+    assert before and {path.relative_to(clone.folder) for path in cells(clone)} == {
+        path.relative_to(project.folder) for path in before
+    }
 
 
 def test_swapped_settings_measure_everything(project: Project) -> None:

@@ -1,0 +1,36 @@
+"""What the workflow promises besides measuring what changed: one measurement at a time, and Snakemake's own report."""
+
+import html
+import json
+from datetime import datetime
+from itertools import pairwise
+
+import pyarrow.parquet as pq
+from project import CELLS, Project, count
+
+from moe_routing_bench.figures import FIGURES
+
+
+def test_one_measurement_at_a_time_whatever_the_cores(project: Project) -> None:
+    """By the default profile alone: its `gpu` resource keeps measurements apart when there are cores for two."""
+    again = project.run("snakemake", "--cores", "2", "--forcerun", "measure", "--until", "collect")
+    assert count(again) == {"measure": sum(CELLS.values()), "collect": 1}
+    rows = pq.read_table(project.folder / "results/cpu/measurements.parquet", columns=["started_at", "ended_at"])
+    spans = sorted(
+        (datetime.fromisoformat(r["started_at"]), datetime.fromisoformat(r["ended_at"])) for r in rows.to_pylist()
+    )
+    assert all(start < end for start, end in spans)
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans)), spans
+
+
+def test_snakemake_report_holds_every_figure_with_its_caption(project: Project) -> None:
+    """One file to hand on."""
+    project.run("snakemake", "--report", "report.html")
+    text = (project.folder / "report.html").read_text()
+    _, _, embedded = text.partition('<script id="results">\n    var results = ')
+    results, _ = json.JSONDecoder().raw_decode(embedded)
+    assert set(results) == {f"reports/cpu/figures/{name}.svg" for name in FIGURES}
+    for figure in FIGURES.values():
+        shown = results[f"reports/cpu/figures/{figure.name}.svg"]
+        assert figure.caption in html.unescape(shown["caption"]) and shown["labels"] == {"figure": figure.title}
+        assert shown["data_uri"].startswith("data:image/svg+xml")
