@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from moe_routing_bench import config, paths, records
+from moe_routing_bench import config, grid, paths, records
 from moe_routing_bench.benches import BENCHES
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.settings import Settings
@@ -69,6 +69,37 @@ def test_every_bench_has_its_bytes_and_its_contract() -> None:
     assert tuple(contract) == (*CONTRACT, "shared")
     for bench in BENCHES.values():
         assert all(callable(getattr(bench.definition(), name)) for name in CONTRACT), bench.name
+
+
+def value(formula: str, **known: int) -> int:
+    """A formula as the documents write it: a blank multiplies; what is in brackets with a plus is left out."""
+    text = re.sub(r" \(\+.*?\)", "", formula).replace("T'", "sent").replace("R*", "limit")
+    return eval(re.sub(r"(?<=[\w)]) (?=[\w(])", "*", text), known)
+
+
+@pytest.mark.parametrize("bench", BENCHES)
+def test_stated_bytes_are_what_the_definition_counts(bench: str) -> None:
+    """With and without drops and padding."""
+    _, *formulas = rows_of("docs/method.md", "Compulsory bytes and FLOPs")[bench]
+    axes = {"tokens": [50], "hidden": [24], "intermediate": [16], "experts": [8], "top_k": [3], "skew": [1], "layout": ["compact", "block64"]}  # fmt: skip
+    entry = {"benches": [bench], "capacity_factor": [0.5, "none"], "dtype": ["fp32", "bf16"], **axes}
+    for job in grid.expand(config.load({"grid": [entry]}), {}):
+        cell, definition = job.cell, BENCHES[bench].definition()
+        shared = definition.shared(cell, 17, "cpu") if bench == "layer" else {}
+        inputs = definition.build(cell, 17, "cpu") | shared
+        outputs, expected = definition.empty_outputs(cell, inputs), definition.reference(cell, inputs)
+        known = {
+            "T": 50, "H": cell.hidden, "I": cell.intermediate, "E": 8, "k": 3, "b": cell.dtype_bytes, "R": len(inputs.get("order", ())),
+            "limit": cell.row_limit if bench == "permute" else None,
+        }  # fmt: skip
+        inverse = inputs.get("inverse", expected.get("inverse"))
+        if inverse is not None:
+            ids = expected.get("topk_ids", inputs.get("topk_ids"))
+            known |= {"K": int((inverse >= 0).sum()), "sent": int((inverse >= 0).any(1).sum()), "A": len(ids[inverse >= 0].unique())}  # fmt: skip
+        cost = definition.cost(cell, inputs, outputs, expected)
+        assert (cost.read_bytes, cost.write_bytes, cost.flops) == tuple(value(one, **known) for one in formulas), (
+            cell.key
+        )
 
 
 def test_every_setting_has_its_default() -> None:
