@@ -9,6 +9,8 @@ from pathlib import Path
 
 import yaml
 
+from moe_routing_bench.figures import FIGURES
+
 ROOT = Path(__file__).parents[2]
 SMALL = {
     "check_seeds": 1, "warmup_ms": 1, "interval_us": 50, "samples_per_block": 1, "settle_blocks": 2, "min_blocks": 3,
@@ -19,7 +21,7 @@ GRID = [
     {"benches": ["gate", "routing"], "implementations": ["torch"], "tokens": [64], "hidden": [64], "experts": [4], "top_k": [2]},
 ]  # fmt: skip
 CELLS = {"pack": 2, "combine": 2, "gate": 1, "routing": 1}
-DRAWN = 6  # figures
+DRAWN = len(FIGURES)
 
 
 class Project:

@@ -19,7 +19,7 @@ class Implementation:
 
     `module` (relative to the bench's folder) offers ``prepare(cell, inputs, outputs, **options)``, which returns the
     callable that is timed, and optionally ``supports(cell, **options)``, which returns why a cell cannot run, or None.
-    `requires` names what must be there: packages, ``cuda`` (an NVIDIA GPU) or ``c++`` (a compiler, on a CPU).
+    `requires` names what must be there: packages, ``cuda`` (an NVIDIA GPU) or ``compiler`` (what torch.compile needs).
     `layout` names the row layout that a composite uses inside, where the cell leaves it open.
     """
 

@@ -99,7 +99,7 @@ def run(job: Job, device: str, names: list[str], send: Send) -> None:
     common |= provenance.versions() | (gpu.state() if gpu else {}) | {"device": device, "cold_sets": len(sets)}
     seed = int(job.hash[:8], 16)
     rows = {one.name: _row(one, seed) | common for one in alive}
-    _speedups(rows, bench.baseline, seed)
+    _speedups(alive, rows, bench.baseline, seed)
     send(("rows", {n: r | {"measure_seconds": time.perf_counter() - begin} for n, r in rows.items()}))
 
 
@@ -273,13 +273,19 @@ def _width(one: Candidate) -> float:
     return statistics.half_width([sorted(b)[len(b) // 2] for b in one.blocks])
 
 
-def _row(one: Candidate, seed: int) -> dict[str, object]:
-    """Row fields of one implementation. Blocks at a low clock or with a slowdown bit are set aside, with the reason."""
+def _kept(one: Candidate) -> list[bool]:
+    """Which blocks count: not those at a low clock or with a slowdown bit, unless that would leave none."""
     clocks = sorted(c for c in one.clocks if c)
     low = 0.9 * clocks[len(clocks) // 2] if clocks else 0
-    bad = [bool(s) or (c is not None and c < low) for c, s in zip(one.clocks, one.slow, strict=True)]
-    good = [b for b, out in zip(one.blocks, bad, strict=True) if not out] or one.blocks
-    aside = [s for b, out in zip(one.blocks, bad, strict=True) for s in b if out] if len(good) < len(one.blocks) else []
+    good = [not s and (c is None or c >= low) for c, s in zip(one.clocks, one.slow, strict=True)]
+    return good if any(good) else [True] * len(good)
+
+
+def _row(one: Candidate, seed: int) -> dict[str, object]:
+    """Row fields of one implementation; samples of blocks that do not count are kept apart, with the reason."""
+    kept = _kept(one)
+    good = [b for b, keep in zip(one.blocks, kept, strict=True) if keep]
+    aside = [s for b, keep in zip(one.blocks, kept, strict=True) if not keep for s in b]
     reason = "clock below 90 % of the median, or a hardware slowdown bit" if aside else None
     checked = {n: getattr(one.check, n) for n in ("rel_l2_error", "max_abs_error", "tolerance", "mismatches", "ties")}
     return (
@@ -288,15 +294,19 @@ def _row(one: Candidate, seed: int) -> dict[str, object]:
     )  # fmt: skip
 
 
-def _speedups(rows: Mapping[str, dict], baseline: str, seed: int) -> None:
-    """Ratios to the baseline, paired within the round."""
-    if baseline not in rows:
+def _speedups(alive: list[Candidate], rows: dict[str, dict], baseline: str, seed: int) -> None:
+    """Ratios to the baseline, paired within the rounds in which both blocks count."""
+    base = next((one for one in alive if one.name == baseline), None)
+    if base is None:
         return
-    base = rows[baseline]["block_medians_us"]
-    for row in rows.values():
-        paired = min(len(base), len(row["block_medians_us"]))
-        ratio = statistics.paired_ratio(base[:paired], row["block_medians_us"][:paired], seed)
-        row |= dict(zip(("speedup", "speedup_ci_low", "speedup_ci_high"), ratio, strict=True)) | {"baseline": baseline}
+    for one in alive:
+        rounds = list(zip(base.blocks, one.blocks, _kept(base), _kept(one), strict=True))
+        pairs = [(median(b), median(o)) for b, o, *both in rounds if all(both)]
+        pairs = pairs or [(median(b), median(o)) for b, o, *_ in rounds]
+        ratio = statistics.paired_ratio([b for b, _ in pairs], [o for _, o in pairs], seed)
+        rows[one.name] |= dict(zip(("speedup", "speedup_ci_low", "speedup_ci_high"), ratio, strict=True)) | {
+            "baseline": baseline
+        }
 
 
 def _routing(job: Job, definition: Any, first: InputSet) -> dict[str, object]:
