@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -132,7 +132,11 @@ class Job:
     @cached_property
     def spec(self) -> str:
         """Everything the measurement depends on besides code, as one canonical JSON text."""
-        parts = {"cell": asdict(self.cell), "implementations": self.implementations, "settings": asdict(self.settings)}
+        parts = {
+            "cell": _values(self.cell),
+            "implementations": self.implementations,
+            "settings": _values(self.settings),
+        }
         if self.cell.trace:
             parts["trace_sha256"] = file_sha256(Path(self.cell.trace))
         return json.dumps(parts, sort_keys=True, separators=(",", ":"))
@@ -152,6 +156,11 @@ class Job:
         """The inverse of `spec`."""
         parts = json.loads(spec)
         return Job(Cell(**parts["cell"]), tuple(parts["implementations"]), Settings(**parts["settings"]))
+
+
+def _values(one: Cell | Settings) -> dict[str, Any]:
+    """What `dataclasses.asdict` gives for a flat dataclass, without its deep copies: a grid may have thousands of cells."""
+    return {field.name: getattr(one, field.name) for field in fields(one)}
 
 
 def spec_hash(spec: str) -> str:

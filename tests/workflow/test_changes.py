@@ -5,9 +5,13 @@ import shutil
 import time
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from project import CELLS, DRAWN, GRID, SMALL, Project, count, measured
+
+from moe_routing_bench.figures import FIGURES
 
 ALL = sum(CELLS.values())
 AFTER = {"collect": 1, "figure": DRAWN, "html": 1, "all": 1}  # what follows from new measurements
@@ -77,6 +81,24 @@ def test_editing_a_kernel_reruns_only_its_bench(project: Project) -> None:
     assert "measure" not in project.jobs()
 
 
+@pytest.mark.parametrize(
+    ("file", "drawn"),
+    [("figures/style.py", {"figure": DRAWN}), ("report/render.py", {}), ("report/templates/report.css", {})],
+)
+def test_editing_the_report_measures_nothing(project: Project, file: str, drawn: dict[str, int]) -> None:
+    """What all figures share, and what only the report needs."""
+    project.edit(f"src/moe_routing_bench/{file}")
+    assert project.jobs() == {**drawn, "html": 1, "all": 1}
+
+
+def test_editing_a_caption_draws_its_figure(project: Project) -> None:
+    """Captions are in one table, and still only the figure of the edited one is drawn again."""
+    table = project.folder / "src/moe_routing_bench/figures/__init__.py"
+    caption = FIGURES["roofline"].caption
+    table.write_text(table.read_text().replace(caption, caption + " More."))
+    assert project.jobs() == {"figure": 1, "html": 1, "all": 1}
+
+
 def test_editing_a_figure_measures_nothing(project: Project) -> None:
     """It is drawn again, and the report is written again."""
     before = cells(project)
@@ -115,11 +137,45 @@ def test_a_fresh_clone_changes_nothing(project: Project, tmp_path: Path) -> None
     }
 
 
+def test_a_trace_counts_by_its_content(project: Project) -> None:
+    """A touched file changes nothing, though Snakemake compares files of this size by time; other ids do."""
+    ids = np.random.default_rng(0).random((100_000, 8), dtype=np.float32).argsort(axis=1)[:, :2]
+    trace = project.folder / "trace.parquet"
+
+    def record(ids: np.ndarray) -> None:
+        pq.write_table(pa.table({"expert_ids": list(ids)}), trace, compression=None, use_dictionary=False)
+
+    record(ids)
+    assert trace.stat().st_size > 1_000_000
+    entry = {"benches": ["permute"], "implementations": ["torch"], "tokens": [64], "experts": [8], "top_k": [2]}
+    project.configure([entry | {"sampler": ["trace"], "trace": "trace.parquet"}])
+    target = "results/cpu/measurements.parquet"
+    assert count(project.snakemake(target)) == {"measure": 1, "collect": 1}
+    os.utime(trace)
+    assert project.jobs(target) == {}
+    record(ids[::-1])
+    assert project.jobs(target) == {"measure": 1, "collect": 1}
+
+
+def test_other_implementations_measure_their_cells(project: Project) -> None:
+    """All implementations of a cell are measured side by side, so one more measures them all, in that cell."""
+    project.configure([GRID[0], GRID[1] | {"implementations": ["torch", "torch_compile"]}])
+    dry = project.snakemake("--dry-run")
+    assert measured(dry) == {"gate": 1, "routing": 1} and count(dry) == {"measure": 2, **AFTER}
+
+
 def test_swapped_settings_measure_everything(project: Project) -> None:
     """The same values in other places are another measurement."""
     project.configure(GRID, SMALL | {"min_blocks": 4, "max_blocks": 4})
     assert project.jobs() == {"measure": ALL, **AFTER}
     project.configure(GRID, SMALL | {"wall_calls": 2, "settle_blocks": 1})  # they were 1 and 2
+    assert project.jobs() == {"measure": ALL, **AFTER}
+
+
+def test_another_seed_measures_everything(project: Project) -> None:
+    """It decides the routing that is measured."""
+    config = project.folder / "config/config.yaml"
+    config.write_text(config.read_text().replace("seed: 17", "seed: 18"))
     assert project.jobs() == {"measure": ALL, **AFTER}
 
 

@@ -31,19 +31,8 @@ wildcard_constraints:
     cell="[^/]+",
 
 
-def code_of(wildcards):
-    """The hashes of the source files that a cell's measurement depends on."""
-    return str(paths.code(wildcards.platform, wildcards.bench))
-
-
-def trace_of(wildcards):
-    """The recorded routing that a cell replays, if any."""
-    trace = JOBS[wildcards.bench, wildcards.cell].cell.trace
-    return [trace] if trace else []
-
-
 def spec_of(wildcards):
-    """Everything else that a cell's measurement depends on, as one JSON text."""
+    """Everything but code that a cell's measurement depends on, as one JSON text; of a trace it holds the hash."""
     return JOBS[wildcards.bench, wildcards.cell].spec
 
 

@@ -3,8 +3,7 @@
 
 rule measure:
     input:
-        code=code_of,
-        trace=trace_of,
+        code=str(paths.code("{platform}", "{bench}")),
     output:
         "results/{platform}/cells/{bench}/{cell}.parquet",
     log:
