@@ -7,7 +7,7 @@ when an implementation is out, ``("rows", {name: fields})`` at the end. It may d
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
