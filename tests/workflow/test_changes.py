@@ -182,6 +182,9 @@ def test_a_lost_snakemake_folder_loses_no_change(project: Project) -> None:
     shutil.rmtree(project.folder / ".snakemake")
     assert "measure" not in project.jobs()
     before = cells(project)
+    assert "wrote" in project.bench("collect").stdout
+    project.edit("src/moe_routing_bench/benches/gate/torch_gate.py")
+    assert measured(project.snakemake("--dry-run")) == {"gate": 1, "routing": 1}
     project.configure(GRID, SMALL | {"wall_calls": 2})
     shutil.rmtree(project.folder / ".snakemake", ignore_errors=True)
     assert project.jobs() == {"measure": ALL, **AFTER}
