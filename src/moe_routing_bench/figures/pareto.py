@@ -22,7 +22,7 @@ def draw(table: pd.DataFrame) -> Figure:
     groups = [group for _, group in rows.groupby(SHAPE, dropna=False)]
     shown = max(groups, key=lambda g: len(g.drop_duplicates(["skew", "capacity_factor"])))
     skews = sorted(shown["skew"].unique())
-    figure, panels = style.canvas(2, len(skews), max(8, 3.2 * len(skews)), 6.6)
+    figure, panels = style.canvas(2, len(skews), max(9, 3.2 * len(skews)), 6.6)
     for i, (column, label) in enumerate(COSTS):
         for j, skew in enumerate(skews):
             axes = panels[i * len(skews) + j]
@@ -37,7 +37,7 @@ def draw(table: pd.DataFrame) -> Figure:
             axes.set_ylim(0, 1.12 * shown["ci_high_us"].max())
     names = style.ordered(shown["implementation"])
     figure.legend(handles=style.handles(names), loc="outside right center", frameon=False, fontsize=8, title="dashed: Pareto front\nbars: 95 % CI\nlabels: capacity factor", title_fontsize=7)  # fmt: skip
-    return style.finish(figure, f"{title}: {_name(shown.iloc[0])} ({len(rows) - len(shown)} rows of other shapes not shown)", shown)  # fmt: skip
+    return style.finish(figure, f"{title}\n{_name(shown.iloc[0])}, {len(groups)} shape{'s' * (len(groups) > 1)} measured", shown)  # fmt: skip
 
 
 def _name(row: pd.Series) -> str:
