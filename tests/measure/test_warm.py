@@ -32,14 +32,17 @@ def own_server(monkeypatch, tmp_path):
 
 def test_warm_and_cold_measure_the_same(own_server):
     warm, cold = own_server / "warm.parquet", own_server / "cold.parquet"
+    medians = {warm: [], cold: []}
     for path, flags in ((warm, []), (cold, ["--cold"]), (warm, []), (cold, ["--cold"])):
         done = subprocess.run([*CLIENT, *flags, str(path), job(4096).spec], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         assert "permute torch: ok" in done.stdout
+        medians[path].append(records.collect({path: job(4096)})["median_us"][0].as_py())
     rows = {path: records.collect({path: job(4096)}).to_pylist()[0] for path in (warm, cold)}
     assert (rows[warm]["worker_mode"], rows[cold]["worker_mode"]) == ("warm", "cold")
     assert rows[warm]["expert_load"] == rows[cold]["expert_load"]
-    assert 1 / 2 < rows[warm]["median_us"] / rows[cold]["median_us"] < 2, "on a shared CPU only gross differences show"
+    # the better of two each: on a shared CPU only gross differences show
+    assert 1 / 2 < min(medians[warm]) / min(medians[cold]) < 2
 
 
 def test_overhead_of_a_warm_cell_is_at_most_300_ms(own_server):
