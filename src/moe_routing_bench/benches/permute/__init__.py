@@ -10,5 +10,6 @@ BENCH = Bench(
     implementations=(
         Implementation("torch", ".torch_permute"),
         Implementation("torch_compile", ".torch_permute", requires=("compiler",), options={"compiled": True}),
+        Implementation("cute", ".cute_permute", requires=("cuda", "cutlass")),
     ),
 )
