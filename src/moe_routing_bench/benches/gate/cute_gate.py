@@ -19,7 +19,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import Float32, Int32, Int64, Uint32, Uint64
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
 
 from moe_routing_bench import cute_cache
 from moe_routing_bench import cute_support as support
@@ -28,6 +28,7 @@ from moe_routing_bench.benches.gate.rules import WARP, Rule, rule_of, supports
 __all__ = ["compile_for", "precompile", "prepare", "supports"]
 
 THREADS = 128
+ENOUGH_WARPS = 132 * 16  # fewer leave a large GPU partly idle
 SIGN = 0x80000000
 
 
@@ -47,7 +48,7 @@ def comparators(n: int) -> list[tuple[int, int]]:
 def score(kind: str, logit: Float32) -> Float32:
     """The score of a logit, in float32."""
     if kind == "sigmoid":
-        return 1.0 / (1.0 + cute.math.exp(-logit))
+        return cute.arch.rcp_approx(1.0 + cute.math.exp(-logit))  # 1 ulp, without the branches of a division
     if kind == "sqrtsoftplus":
         soft = cutlass.select_(logit > 20.0, logit, cute.math.log1p(cute.math.exp(logit)))
         return cute.math.sqrt(Float32(soft))
@@ -56,7 +57,7 @@ def score(kind: str, logit: Float32) -> Float32:
 
 def ordered(bits: Uint32) -> Uint32:
     """Float bits as an unsigned integer of the same order; every float, -inf included, is above 0."""
-    return bits ^ Uint32(cutlass.select_(bits >= SIGN, Uint32(0xFFFFFFFF), Uint32(SIGN)))
+    return bits ^ (Uint32(Int32(bits) >> 31) | Uint32(SIGN))
 
 
 def unordered(key: Uint32) -> Uint32:
@@ -71,21 +72,21 @@ def bitcast(value: Any, dtype: Any) -> Any:
     return cute.recast_tensor(held, dtype)[0]
 
 
+def value_of(key: Uint32) -> Float32:
+    """The score of a key, -inf for the empty one."""
+    return Float32(cutlass.select_(key == 0, Float32(-math.inf), bitcast(unordered(key), Float32)))
+
+
 @cute.jit
 def limit_groups(keys: cute.Tensor, lane: Int32, rule: cutlass.Constexpr):
-    """Empty the keys of all but the best groups. A group is `WARP // rule.groups` neighbouring lanes."""
+    """Empty the keys of all but the best groups. A group is `WARP // rule.groups` neighbouring lanes; keys are sorted."""
     lanes = cutlass.const_expr(WARP // rule.groups)
-    best = bitcast(unordered(Uint32(keys[0] >> 32)), Float32)
+    best = value_of(keys[0])
     if cutlass.const_expr(rule.group_best == 1):
         for step in cutlass.range_constexpr(int(math.log2(lanes))):
             best = cute.arch.fmax(best, cute.arch.shuffle_sync_bfly(best, 1 << step))
     else:
-        second = Float32(-math.inf)
-        if cutlass.const_expr(cute.size(keys) > 1):
-            if Uint32(keys[1] >> 32) > 0:
-                second = bitcast(unordered(Uint32(keys[1] >> 32)), Float32)
-        if keys[0] == 0:
-            best = Float32(-math.inf)
+        second = value_of(keys[1]) if cutlass.const_expr(cute.size(keys) > 1) else Float32(-math.inf)
         for step in cutlass.range_constexpr(int(math.log2(lanes))):
             other = cute.arch.shuffle_sync_bfly(best, 1 << step)
             runner = cute.arch.shuffle_sync_bfly(second, 1 << step)
@@ -98,17 +99,19 @@ def limit_groups(keys: cute.Tensor, lane: Int32, rule: cutlass.Constexpr):
         wins = (other > best) or (other == best and lane // lanes > group)
         better += Int32(cutlass.select_(wins, Int32(1), Int32(0)))
     for v in cutlass.range_constexpr(cute.size(keys)):
-        keys[v] = Uint64(cutlass.select_(better < rule.keep_groups, keys[v], Uint64(0)))
+        keys[v] = Uint32(cutlass.select_(better < rule.keep_groups, keys[v], Uint32(0)))
 
 
 @cute.jit
 def sort(keys: cute.Tensor):
     """Sort a lane's keys, largest first."""
-    for pair in cutlass.range_constexpr(len(comparators(cute.size(keys)))):
-        i, j = cutlass.const_expr(comparators(cute.size(keys))[pair])
-        a, b = keys[i], keys[j]
-        keys[i] = Uint64(cutlass.select_(a < b, b, a))
-        keys[j] = Uint64(cutlass.select_(a < b, a, b))
+    for i, j in comparators(cute.size(keys)):
+        keys[i], keys[j] = cutlass.max(keys[i], keys[j]), cutlass.min(keys[i], keys[j])
+
+
+def shared(dtype: Any, shape: tuple[int, ...]) -> cute.Tensor:
+    """A tensor in shared memory."""
+    return cutlass.memory.SmemAllocator().allocate_tensor(dtype, cute.make_layout(shape), byte_alignment=16)
 
 
 @cute.kernel
@@ -118,103 +121,154 @@ def gate_kernel(
     ids: cute.Tensor,
     weights: cute.Tensor,
     rule: cutlass.Constexpr,
+    each: cutlass.Constexpr,
 ):
-    """One warp: one token."""
+    """One warp: `each` tokens in turn, then the weights of all of them at once."""
     experts, top_k = cutlass.const_expr(logits.shape[1]), cutlass.const_expr(ids.shape[1])
     members, lanes = cutlass.const_expr(experts // rule.groups), cutlass.const_expr(WARP // rule.groups)
     slots = cutlass.const_expr(-(-members // lanes))
     width = cutlass.const_expr(math.gcd(slots, members, support.VECTOR_BYTES * 8 // logits.element_type.width))
+    atom = cute.make_copy_atom(
+        cute.nvgpu.CopyG2ROp(), logits.element_type, num_bits_per_copy=width * logits.element_type.width
+    )
+    lane, warp = cute.arch.lane_idx(), cute.arch.thread_idx()[0] // WARP
+    below = Uint32(cute.arch.lanemask_lt())
+    # Of each lane: its keys from the second on, largest first and then nothing; its keys by slot, to find an expert by.
+    ranked = shared(Uint32, (slots * WARP, each, THREADS // WARP))[None, None, warp]
+    by_slot = shared(Uint32, (slots, WARP, each, THREADS // WARP))[None, None, None, warp]
+    winners = shared(Uint64, (top_k, each, THREADS // WARP))[None, None, warp]  # key << 32 | lane
+    first_token = (cute.arch.block_idx()[0] * (THREADS // WARP) + warp) * each
+    place = lane // lanes * members  # first expert of the lane's group
+    first = lane % lanes * slots  # the lane's first expert in its group
 
-    lane = cute.arch.lane_idx()
-    token = cute.arch.block_idx()[0] * (THREADS // WARP) + cute.arch.thread_idx()[0] // WARP
-    group, first = lane // lanes, lane % lanes * slots  # the group's number, the lane's first expert in it
-    if token < logits.shape[0]:
-        row = Int64(token) * experts
-        raw = cute.make_rmem_tensor((slots,), logits.element_type)
-        atom = cute.make_copy_atom(
-            cute.nvgpu.CopyG2ROp(), logits.element_type, num_bits_per_copy=width * logits.element_type.width
-        )
+    raw = cute.make_rmem_tensor((slots, each), logits.element_type)
+    for i in cutlass.range_constexpr(each):
         for v in cutlass.range_constexpr(0, slots, width):
-            if first + v < members:
-                start = cute.assume(row + Int64(group * members + first + v), divby=width)
+            if first + v < members and first_token + i < logits.shape[0]:
+                start = cute.assume(Int64(first_token + i) * experts + Int64(place + first + v), divby=width)
                 source = cute.make_tensor(logits.iterator + start, cute.make_layout((width,)))
-                cute.copy(atom, source, cute.make_tensor(raw.iterator + v, cute.make_layout((width,))))
+                target = cute.make_tensor(raw.iterator + (i * slots + v), cute.make_layout((width,)))
+                cute.copy(atom, source, target)
 
+    # After the tokens, lane i * span + j completes the j-th choice of token i.
+    span = cutlass.const_expr(1 << (top_k - 1).bit_length())
+    my_token, my_choice = lane // span, lane % span
+    total, broken = Float32(0.0), Boolean(False)
+    own = cute.make_rmem_tensor((each,), Uint32)  # the lane's largest key that has not won yet
+    cursor = cute.make_rmem_tensor((each,), Int32)  # where in `ranked` the next one is
+    cursor.fill(lane * slots)
+    for i in cutlass.range_constexpr(each):
         values = cute.make_rmem_tensor((slots,), Float32)  # logits; -inf where there is no expert
         chosen_by = cute.make_rmem_tensor((slots,), Float32)
         for v in cutlass.range_constexpr(slots):
             values[v] = Float32(-math.inf)
             chosen_by[v] = Float32(-math.inf)
             if first + v < members:
-                values[v] = raw[v].to(Float32)
+                values[v] = raw[v, i].to(Float32)
                 chosen_by[v] = score(rule.select, values[v]) + 0.0  # -0.0 and 0.0 are one score
                 if cutlass.const_expr(rule.biased):
-                    chosen_by[v] = chosen_by[v] + bias[group * members + first + v]
+                    chosen_by[v] = chosen_by[v] + bias[place + first + v]
         bits = cute.recast_tensor(chosen_by, Uint32)
-        keys = cute.make_rmem_tensor((slots,), Uint64)
-        broken = cutlass.Boolean(False)
+        keys = cute.make_rmem_tensor((slots,), Uint32)
+        nan = Boolean(False)
         for v in cutlass.range_constexpr(slots):
-            expert = group * members + first + v
-            key = (Uint64(ordered(bits[v])) << 32) | Uint64(Uint32(0xFFFFFFFF) - Uint32(expert))
-            keys[v] = Uint64(cutlass.select_(first + v < members, key, Uint64(0)))
-            broken = broken or (chosen_by[v] != chosen_by[v])
-        broken = cute.arch.vote_any_sync(broken)
+            keys[v] = Uint32(cutlass.select_(first + v < members, ordered(bits[v]), Uint32(0)))
+            nan = nan or (chosen_by[v] != chosen_by[v])
+        nan = cute.arch.vote_any_sync(nan)
+        if my_token == i:
+            broken = nan
+        cute.autovec_copy(keys, by_slot[None, lane, i])
         sort(keys)
 
-        total = Float32(0.0)  # of a softmax over all experts
         if cutlass.const_expr(rule.weigh == "softmax_all"):
-            highest = cute.arch.warp_redux_sync(Uint32(keys[0] >> 32), "umax")
-            highest = bitcast(unordered(highest), Float32)
+            highest = bitcast(unordered(cute.arch.warp_redux_sync(keys[0], "umax")), Float32)
+            mass = Float32(0.0)
             for v in cutlass.range_constexpr(slots):
-                total += cute.math.exp(values[v] - highest)
-            total = cute.arch.warp_reduction_sum(total)
+                mass += cute.math.exp(values[v] - highest)
+            mass = cute.arch.warp_reduction_sum(mass)
+            if my_token == i:
+                total = mass
         if cutlass.const_expr(rule.groups > 1):
             limit_groups(keys, lane, rule)
 
-        mine, mine_low, highest = Uint32(0), Uint32(0xFFFFFFFF), Float32(0.0)
-        for j in cutlass.range_constexpr(top_k):
-            own = Uint32(keys[0] >> 32)
-            best = cute.arch.warp_redux_sync(own, "umax")
-            owner = Int32(cute.arch.clz(cute.arch.brev(Uint32(cute.arch.vote_ballot_sync(own == best)))))
-            low = cute.arch.shuffle_sync(Uint32(keys[0] & Uint64(0xFFFFFFFF)), owner)
-            mine = Uint32(cutlass.select_(lane == j, best, mine))
-            mine_low = Uint32(cutlass.select_(lane == j, low, mine_low))
-            if cutlass.const_expr(j == 0):
-                highest = bitcast(unordered(best), Float32)
-            for v in cutlass.range_constexpr(slots - 1):
-                keys[v] = Uint64(cutlass.select_(lane == owner, keys[v + 1], keys[v]))
-            keys[slots - 1] = Uint64(cutlass.select_(lane == owner, Uint64(0), keys[slots - 1]))
+        own[i] = keys[0]
+        for v in cutlass.range_constexpr(1, slots):
+            keys[v - 1] = keys[v]
+        keys[slots - 1] = Uint32(0)
+        cute.autovec_copy(keys, cute.local_tile(ranked[None, i], (slots,), (lane,)))
 
-        expert = Int32(Uint32(0xFFFFFFFF) - mine_low)
-        weight = bitcast(unordered(mine), Float32)
-        if cutlass.const_expr(rule.weigh.startswith("softmax")):
-            weight = cute.math.exp(weight - highest)
-        elif cutlass.const_expr(rule.biased):  # the bias chooses, it does not weigh
-            weight = Float32(0.0)
-            if lane < top_k:
-                weight = score(rule.weigh, logits[token, expert].to(Float32))
-        elif cutlass.const_expr(rule.select == "logit"):
-            weight = score(rule.weigh, weight)
-        if cutlass.const_expr(rule.renormalize or rule.weigh == "softmax_chosen"):
-            total = cute.arch.warp_reduction_sum(Float32(cutlass.select_(lane < top_k, weight, Float32(0.0))))
-        if cutlass.const_expr(rule.renormalize or rule.weigh.startswith("softmax")):
-            weight = weight / total
-        weight = weight * rule.scale
-        if lane < top_k:
-            ids[token, lane] = Int32(cutlass.select_(broken, Int32(-1), expert))
-            weights[token, lane] = Float32(cutlass.select_(broken, Float32(math.nan), weight))
+    # Rounds of different tokens alternate: each is a chain of dependent steps, and neither waits for the other.
+    for j in cutlass.range_constexpr(top_k):
+        for i in cutlass.range_constexpr(each):
+            best = cute.arch.warp_redux_sync(own[i], "umax")
+            owners = Uint32(cute.arch.vote_ballot_sync(own[i] == best))
+            if own[i] == best and (owners & below) == 0:
+                winners[j, i] = (Uint64(own[i]) << 32) | Uint64(Uint32(lane))
+                if cutlass.const_expr(j + 1 < top_k):
+                    own[i] = ranked[cursor[i], i]
+                    cursor[i] += 1
+    cute.arch.sync_warp()
+
+    live = my_token < each and my_choice < top_k
+    mine, previous, highest = Uint64(0), Uint64(1), Float32(0.0)
+    if live:
+        mine = winners[my_choice, my_token]
+        highest = bitcast(unordered(Uint32(winners[0, my_token] >> 32)), Float32)
+        if my_choice > 0:
+            previous = winners[my_choice - 1, my_token]
+    key, owner = Uint32(mine >> 32), Int32(Uint32(mine & Uint64(0xFFFFFFFF)))
+    # Equal keys of one lane are neighbours among the winners: the n-th of them is the n-th slot with this key.
+    repeats = ~Uint32(cute.arch.vote_ballot_sync(mine == previous)) & (below | (below + 1))
+    nth = lane - Int32(31 - cute.arch.clz(repeats))
+    slot = Int32(0)
+    for v in cutlass.range_constexpr(slots):
+        hit = Boolean(False)
+        if live:
+            hit = by_slot[v, owner, my_token] == key
+        slot = Int32(cutlass.select_(hit and nth == 0, Int32(v), slot))
+        nth -= Int32(cutlass.select_(hit, Int32(1), Int32(0)))
+    expert = owner // lanes * members + owner % lanes * slots + slot
+    token = first_token + my_token
+    live = live and token < logits.shape[0]
+
+    weight = bitcast(unordered(key), Float32)
+    if cutlass.const_expr(rule.weigh.startswith("softmax")):
+        weight = cute.math.exp(weight - highest)
+    elif cutlass.const_expr(rule.biased):  # the bias chooses, it does not weigh
+        weight = Float32(0.0)
+        if live:
+            weight = score(rule.weigh, logits[token, expert].to(Float32))
+    elif cutlass.const_expr(rule.select == "logit"):
+        weight = score(rule.weigh, weight)
+    if cutlass.const_expr(rule.renormalize or rule.weigh == "softmax_chosen"):
+        total = Float32(cutlass.select_(live, weight, Float32(0.0)))
+        total = cute.arch.warp_reduction_sum(total, threads_in_group=span)
+    if cutlass.const_expr(rule.renormalize or rule.weigh.startswith("softmax")):
+        weight = weight / total
+    weight = weight * rule.scale
+    if live:
+        ids[token, my_choice] = Int32(cutlass.select_(broken, Int32(-1), expert))
+        weights[token, my_choice] = Float32(cutlass.select_(broken, Float32(math.nan), weight))
 
 
 @cute.jit
 def gate_host(
-    logits: cute.Tensor, bias: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, rule: cutlass.Constexpr, stream: Any
+    logits: cute.Tensor,
+    bias: cute.Tensor,
+    ids: cute.Tensor,
+    weights: cute.Tensor,
+    rule: cutlass.Constexpr,
+    each: cutlass.Constexpr,
+    stream: Any,
 ):
-    blocks = cute.ceil_div(logits.shape[0], THREADS // WARP)
-    gate_kernel(logits, bias, ids, weights, rule).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream)
+    blocks = cute.ceil_div(logits.shape[0], THREADS // WARP * each)
+    gate_kernel(logits, bias, ids, weights, rule, each).launch(
+        grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream
+    )
 
 
 @cute_cache.cached
-def compile_for(arch: str, dtype: str, experts: int, top_k: int, rule: Rule, keep: bool = False) -> Any:
+def compile_for(arch: str, dtype: str, experts: int, top_k: int, rule: Rule, each: int, keep: bool = False) -> Any:
     """Compile the gate for one architecture and shape class (no GPU needed).
 
     The result is called with logits (T, E), bias (E,) float32 (any float32 vector of E where the rule has none), ids (T, k)
@@ -227,18 +281,35 @@ def compile_for(arch: str, dtype: str, experts: int, top_k: int, rule: Rule, kee
         support.matrix(Int32, tokens, top_k),
         support.matrix(Float32, tokens, top_k),
         rule,
+        each,
     ]
     return support.compile_kernel(gate_host, arguments, arch, keep)
 
 
+def choose_each(tokens: int, experts: int, top_k: int, rule: Rule) -> int:
+    """Tokens of a warp: two hide each other's latency, more pay where they share the last step; fewer where that idles the GPU."""
+    slots = -(-experts // rule.groups // (WARP // rule.groups))
+    each = min(WARP >> (top_k - 1).bit_length(), max(1, min(32 // slots, max(2, 8 // slots))))
+    each = 1 << each.bit_length() - 1
+    while each > 1 and tokens < each * ENOUGH_WARPS:
+        each //= 2
+    return each
+
+
+def _compiled(cell: Any, arch: str) -> Any:
+    rule = rule_of(cell)
+    each = choose_each(cell.tokens, cell.experts, cell.top_k, rule)
+    return compile_for(arch, cell.dtype, cell.experts, cell.top_k, rule, each)
+
+
 def precompile(cell: Any, arch: str) -> None:
     """Put the kernel of a cell into the cache; needs no GPU."""
-    compile_for(arch, cell.dtype, cell.experts, cell.top_k, rule_of(cell))
+    _compiled(cell, arch)
 
 
 def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Callable[[], None]:
     """Bind the gate: logits (T, E), bias (E,) for rules that have one -> topk_ids (T, k), topk_weights (T, k)."""
     logits = inputs["logits"]
     bias = inputs["bias"] if "bias" in inputs else logits.new_zeros(cell.experts, dtype=torch.float32)
-    kernel = compile_for(support.current_arch(), cell.dtype, cell.experts, cell.top_k, rule_of(cell))
+    kernel = _compiled(cell, support.current_arch())
     return functools.partial(kernel, logits, bias, outputs["topk_ids"], outputs["topk_weights"])

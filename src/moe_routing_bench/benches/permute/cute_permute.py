@@ -15,6 +15,7 @@ integers. Ids outside 0 .. E-1 (a token that the gate could not route) take no r
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -26,9 +27,22 @@ from moe_routing_bench import cute_cache
 from moe_routing_bench import cute_support as support
 
 WARP = 32
-COUNTER_BYTES = 32768  # shared memory for per-warp counters: bounds the warps of a block when experts are many
-ROUNDS = 8  # up to so many assignments a thread, one block is faster than two launches
+MAX_EXPERTS = 1024  # per-warp counters of 32 warps then take 128 KB of shared memory
+# Up to so many assignments, so many a tile: small tiles spread the work, but every block adds up all chunks before its own.
+TILES = ((8192, 512), (65536, 1024), (540672, 2048), (math.inf, 4096))
 MAX_BLOCKS = 264  # two on each of 132 SMs
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is fixed when the kernels are compiled."""
+
+    threads: int  # of a block
+    items: int  # assignments a thread in a tile
+    alone: bool  # one block holds all assignments in one tile, and one launch does all
+    overlap: bool  # the second launch starts before the first has ended (programmatic dependent launch, sm_90 on)
+    padded: bool  # every expert has the same number of rows
+    align: int  # else: rows of an expert are rounded up to a multiple
 
 
 @cute.jit
@@ -44,13 +58,15 @@ def lanes_with(expert: Int32, live: Boolean, bits: cutlass.Constexpr) -> Uint32:
 
 def shared(shape: Any) -> cute.Tensor:
     """Int32 counters in shared memory."""
-    return cutlass.utils.SmemAllocator().allocate_tensor(Int32, cute.make_layout(shape), byte_alignment=16)
+    return cutlass.memory.SmemAllocator().allocate_tensor(Int32, cute.make_layout(shape), byte_alignment=16)
 
 
 @cute.kernel
-def count_kernel(ids: cute.Tensor, partial: cute.Tensor, order: cute.Tensor, threads: cutlass.Constexpr, items: cutlass.Constexpr):  # fmt: skip
+def count_kernel(ids: cute.Tensor, partial: cute.Tensor, order: cute.Tensor, form: cutlass.Constexpr):
     """One block: how often each expert occurs in its chunk; clears its share of `order`."""
-    experts = cutlass.const_expr(partial.shape[1])
+    experts, threads, items = cutlass.const_expr(partial.shape[1]), form.threads, form.items
+    if cutlass.const_expr(form.overlap):
+        cute.arch.griddepcontrol_launch_dependents()
     bits = cutlass.const_expr(max(1, (experts - 1).bit_length()))
     counters = shared(experts)
     thread, block = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
@@ -105,27 +121,17 @@ def add_chunks(
 
 
 @cute.jit
-def scan(
-    loads: cute.Tensor,
-    starts: cute.Tensor,
-    limit: Int32,
-    lane: Int32,
-    padded: cutlass.Constexpr,
-    align: cutlass.Constexpr,
-):
-    """By one warp: each expert's first row, loads (E,) -> starts (E + 1,)."""
-    experts = cutlass.const_expr(cute.size(loads))
+def scan(sizes: cute.Tensor, starts: cute.Tensor, lane: Int32):
+    """By one warp: the sum of the sizes before each, (E,) -> (E + 1,)."""
+    experts = cutlass.const_expr(cute.size(sizes))
     each = cutlass.const_expr(-(-experts // WARP))
-    sizes = cute.make_rmem_tensor((each,), Int32)
+    held = cute.make_rmem_tensor((each,), Int32)
+    held.fill(0)
     total = Int32(0)
     for v in cutlass.range_constexpr(each):
-        sizes[v] = 0
         if lane * each + v < experts:
-            if cutlass.const_expr(padded):
-                sizes[v] = limit
-            else:
-                sizes[v] = (cutlass.min(loads[lane * each + v], limit) + (align - 1)) // align * align
-        total += sizes[v]
+            held[v] = sizes[lane * each + v]
+        total += held[v]
     ending = total
     for step in cutlass.range_constexpr(int(math.log2(WARP))):
         other = cute.arch.shuffle_sync_up(ending, 1 << step, mask_and_clamp=0)
@@ -135,7 +141,7 @@ def scan(
     for v in cutlass.range_constexpr(each):
         if lane * each + v < experts:
             starts[lane * each + v] = running
-        running += sizes[v]
+        running += held[v]
     if lane == WARP - 1:
         starts[experts] = running
 
@@ -149,45 +155,44 @@ def place_kernel(
     order: cute.Tensor,
     inverse: cute.Tensor,
     limit: Int32,
-    threads: cutlass.Constexpr,
-    items: cutlass.Constexpr,
-    alone: cutlass.Constexpr,
-    padded: cutlass.Constexpr,
-    align: cutlass.Constexpr,
+    form: cutlass.Constexpr,
 ):
-    """One block: the rows of its chunk's assignments. `alone`: the only block, with all of them in one tile."""
-    experts = cutlass.const_expr(partial.shape[1])
+    """One block: the rows of its chunk's assignments."""
+    experts, threads, items = cutlass.const_expr(partial.shape[1]), form.threads, form.items
     bits, warps = cutlass.const_expr(max(1, (experts - 1).bit_length())), cutlass.const_expr(threads // WARP)
-    counters = shared((experts, warps))  # of each warp: first its counts, then the first rank of each expert
-    before, loads, starts = shared(experts), shared(experts), shared(experts + 1)
+    counters = shared((experts, warps))  # of each warp: its counts, then where in the tile its first of an expert is
+    sorted_tile = shared(threads * items)  # expert << 16 | position in the tile
+    before, loads = shared(experts), shared(experts)  # of each expert: assignments before this tile, and in all
+    sizes, starts = shared(experts), shared(experts + 1)  # rows of each expert, and the first of them
+    tile_loads, tile_starts = shared(experts), shared(experts + 1)
     thread, block = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
     lane, warp = cute.arch.lane_idx(), thread // WARP
     n = ids.shape[0]
     for expert in range(thread, experts, threads):
         before[expert] = 0
         loads[expert] = 0
+        tile_loads[expert] = 0
     for expert in range(lane, experts, WARP):
         counters[expert, warp] = 0
-    if cutlass.const_expr(alone):
+    if cutlass.const_expr(form.alone):
         for row in range(thread, order.shape[0], threads):
             order[row] = -1
     cute.arch.sync_threads()
-    if cutlass.const_expr(not alone):
-        add_chunks(partial, before, loads, thread, block, threads)
 
     tiles = Int32(1)
-    if cutlass.const_expr(not alone):
+    if cutlass.const_expr(not form.alone):
         tiles = cute.ceil_div(n, cute.arch.grid_dim()[0] * threads * items)
     below = Uint32(cute.arch.lanemask_lt())
     for tile in range(tiles):
         # A warp's assignments are contiguous, so ranks by round, then lane, are ranks by position.
-        start = (block * tiles + tile) * (threads * items) + warp * (WARP * items) + lane
+        first = (block * tiles + tile) * (threads * items)
+        mine = warp * (WARP * items) + lane
         held = cute.make_rmem_tensor((items,), Int32)
         rank = cute.make_rmem_tensor((items,), Int32)
         held.fill(-1)
         for r in cutlass.range_constexpr(items):
-            if start + r * WARP < n:
-                held[r] = ids[start + r * WARP]
+            if first + mine + r * WARP < n:
+                held[r] = ids[first + mine + r * WARP]
         for r in cutlass.range_constexpr(items):
             live = held[r] >= 0 and held[r] < experts
             mask = lanes_with(held[r], live, bits)
@@ -200,31 +205,50 @@ def place_kernel(
             if live and mask & below == 0:
                 counters[held[r], warp] = earlier + Int32(cute.arch.popc(mask))
             cute.arch.sync_warp()
+        if cutlass.const_expr(not form.alone):
+            if tile == 0:
+                if cutlass.const_expr(form.overlap):  # all above needs nothing from the first launch
+                    cute.arch.griddepcontrol_wait()
+                add_chunks(partial, before, loads, thread, block, threads)
         cute.arch.sync_threads()
         for expert in range(thread, experts, threads):
-            running = before[expert]
+            before[expert] += tile_loads[expert]  # of the tile before
+            each = cute.make_rmem_tensor((warps,), Int32)
             for w in cutlass.range_constexpr(warps):
-                count = counters[expert, w]
+                each[w] = counters[expert, w]
+            running = Int32(0)
+            for w in cutlass.range_constexpr(warps):
                 counters[expert, w] = running
-                running += count
-            before[expert] = running
-            if cutlass.const_expr(alone):
+                running += each[w]
+            tile_loads[expert] = running
+            if cutlass.const_expr(form.alone):
                 loads[expert] = running
+            if tile == 0:
+                sizes[expert] = (cutlass.min(loads[expert], limit) + (form.align - 1)) // form.align * form.align
+                if cutlass.const_expr(form.padded):
+                    sizes[expert] = limit
         cute.arch.sync_threads()
-        if tile == 0:
-            if warp == 0:
-                scan(loads, starts, limit, lane, padded, align)
-            cute.arch.sync_threads()
+        if warp == 0:
+            scan(tile_loads, tile_starts, lane)
+        if tile == 0 and warp == cutlass.const_expr(min(1, warps - 1)):
+            scan(sizes, starts, lane)
+        cute.arch.sync_threads()
         for r in cutlass.range_constexpr(items):
-            row = Int32(-1)
-            if held[r] >= 0 and held[r] < experts:
-                place = counters[held[r], warp] + rank[r]
-                if place < limit:
-                    row = starts[held[r]] + place
-                    order[row] = start + r * WARP
-            if start + r * WARP < n:
-                inverse[start + r * WARP] = row
-        cute.arch.sync_warp()
+            expert, row = held[r], Int32(-1)
+            if expert >= 0 and expert < experts:
+                at = counters[expert, warp] + rank[r]
+                sorted_tile[tile_starts[expert] + at] = (expert << 16) | (mine + r * WARP)
+                if before[expert] + at < limit:
+                    row = starts[expert] + before[expert] + at
+            if first + mine + r * WARP < n:
+                inverse[first + mine + r * WARP] = row
+        cute.arch.sync_threads()
+        # Written in sorted order, an expert's rows are neighbours in memory.
+        for at in range(thread, tile_starts[experts], threads):
+            expert = sorted_tile[at] >> 16
+            place = before[expert] + at - tile_starts[expert]
+            if place < limit:
+                order[starts[expert] + place] = first + (sorted_tile[at] & 0xFFFF)
         for expert in range(lane, experts, WARP):
             counters[expert, warp] = 0
         cute.arch.sync_warp()
@@ -244,25 +268,19 @@ def permute_host(
     order: cute.Tensor,
     inverse: cute.Tensor,
     limit: Int32,
-    threads: cutlass.Constexpr,
-    items: cutlass.Constexpr,
-    alone: cutlass.Constexpr,
-    padded: cutlass.Constexpr,
-    align: cutlass.Constexpr,
+    form: cutlass.Constexpr,
     stream: Any,
 ):
-    grid, block = (partial.shape[0], 1, 1), (threads, 1, 1)
-    if cutlass.const_expr(not alone):
-        count_kernel(ids, partial, order, threads, items).launch(grid=grid, block=block, stream=stream)
-    place_kernel(
-        ids, partial, counts, offsets, order, inverse, limit, threads, items, alone, padded, align
-    ).launch(grid=grid, block=block, stream=stream)  # fmt: skip
+    grid, block = (partial.shape[0], 1, 1), (form.threads, 1, 1)
+    if cutlass.const_expr(not form.alone):
+        count_kernel(ids, partial, order, form).launch(grid=grid, block=block, stream=stream)
+    place_kernel(ids, partial, counts, offsets, order, inverse, limit, form).launch(
+        grid=grid, block=block, stream=stream, use_pdl=form.overlap
+    )
 
 
 @cute_cache.cached
-def compile_for(
-    arch: str, experts: int, threads: int, items: int, alone: bool, padded: bool, align: int, keep: bool = False
-) -> Any:
+def compile_for(arch: str, experts: int, form: Form, keep: bool = False) -> Any:
     """Compile permute for one architecture and shape class (no GPU needed).
 
     The result is called with ids (N,), partial (blocks, E), counts (E,), offsets (E + 1,), order (R,), inverse (N,), all
@@ -277,41 +295,46 @@ def compile_for(
         support.matrix(Int32, rows),
         support.matrix(Int32, n),
         Int32(1),
-        threads,
-        items,
-        alone,
-        padded,
-        align,
+        form,
     ]
     return support.compile_kernel(permute_host, arguments, arch, keep)
 
 
 def choose(n: int, experts: int) -> tuple[int, int, int]:
-    """(threads, assignments a thread, blocks): one block where it can hold all, else up to two an SM."""
-    warps = min(32, 1 << (COUNTER_BYTES // 4 // experts).bit_length() - 1)
-    if n <= warps * WARP * ROUNDS:
-        warps = min(warps, 1 << (max(1, n // WARP) - 1).bit_length())
-        return warps * WARP, -(-n // (warps * WARP)), 1
-    items = 1024 // (warps * WARP)
-    return warps * WARP, items, min(MAX_BLOCKS, -(-n // (warps * WARP * items)))
+    """(threads, assignments a thread in a tile, blocks) for n assignments: a tile is what a block sorts at once."""
+    if n <= 1024:
+        threads = WARP << (-(-n // WARP) - 1).bit_length()
+        return threads, 1, 1
+    tile = next(size for most, size in TILES if n <= most)
+    tile = min(tile, 2048) if experts > MAX_EXPERTS // 2 else tile  # shared memory
+    threads = min(1024, tile)
+    return threads, tile // threads, min(MAX_BLOCKS, -(-n // tile))
 
 
-def _shape(cell: Any) -> tuple[Any, ...]:
+def supports(cell: Any) -> str | None:
+    """Why the kernels cannot run a cell, or None."""
+    return None if cell.experts <= MAX_EXPERTS else f"the cute permute takes up to {MAX_EXPERTS} experts"
+
+
+def form_of(cell: Any, arch: str) -> tuple[Form, int]:
+    """The form of the kernels for a cell, and their number of blocks."""
     threads, items, blocks = choose(cell.tokens * cell.top_k, cell.experts)
-    return cell.experts, threads, items, blocks == 1, cell.layout == "padded", cell.block
+    alone = blocks == 1
+    overlap = not alone and not arch.startswith("sm_8")
+    return Form(threads, items, alone, overlap, cell.layout == "padded", cell.block), blocks
 
 
 def precompile(cell: Any, arch: str) -> None:
     """Put the kernels of a cell into the cache; needs no GPU."""
-    compile_for(arch, *_shape(cell))
+    compile_for(arch, cell.experts, form_of(cell, arch)[0])
 
 
 def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Callable[[], None]:
     """Bind permute: topk_ids (T, k) -> counts (E,), offsets (E + 1,), order (R,), inverse (T, k), all int32."""
-    ids = inputs["topk_ids"].view(-1)
-    n = len(ids)
-    partial = ids.new_empty(choose(n, cell.experts)[2], cell.experts)
-    kernel = compile_for(support.current_arch(), *_shape(cell))
-    limit = n if cell.capacity is None else cell.capacity
+    ids, arch = inputs["topk_ids"].view(-1), support.current_arch()
+    form, blocks = form_of(cell, arch)
+    kernel = compile_for(arch, cell.experts, form)
+    partial = ids.new_empty(blocks, cell.experts)
+    limit = len(ids) if cell.capacity is None else cell.capacity
     held = (outputs["counts"], outputs["offsets"], outputs["order"], outputs["inverse"].view(-1))
     return functools.partial(kernel, ids, partial, *held, limit)
