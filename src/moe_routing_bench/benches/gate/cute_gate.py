@@ -1,14 +1,16 @@
 """Gate in CuTe DSL: scores to top-k ids and weights for any fused routing rule, in one launch.
 
-Strategy: a warp a token. Each lane holds E / 32 neighbouring scores, loaded with wide accesses, as 64-bit keys: the
-order-preserving bits of the float above the complement of the expert's id, so that one comparison settles ties in favour
-of the lowest id. A lane sorts its keys once in registers; then k rounds of `redux.sync` find the warp's largest key and
-only the lane that owned it moves up. Lane j keeps the j-th winner, so weights and stores are one step for all of them.
-Compulsory bytes: T * E * itemsize + 8 * T * k; floor at T=16384, E=128, k=8, fp32: 9.4 MB, 2.2 us at 4.25 TB/s.
-Predicted: about 200 instructions a token, 31 tokens a scheduler, so 3.5 us of issue and 1 to 2 us of start.
+Strategy: a team of neighbouring lanes a token. Each lane holds neighbouring experts' scores, loaded with wide accesses,
+as 32-bit keys of the same order, and sorts them in registers; then k rounds find the team's largest key (by shuffles, or
+`redux.sync` where the team is the warp), and only the lane that owned it moves up, to its next key in shared memory. At
+the end each lane of the warp completes one choice: it finds the expert's id by its key, and the weights and stores of all
+teams are one step. A lane's own sort is cheaper than rounds over more lanes, up to about 16 keys.
+Compulsory bytes: T * E * itemsize + 8 * T * k; floor at T=16384, E=128, k=8, fp32: 9.4 MB, 2.2 us at 4.25 TB/s. It is
+bound by instructions: about 130 a token, four tokens a warp.
 
-Invariant: lanes and slots are ordered by expert id, so the lowest lane with the largest score holds the lowest id. A
-token with a NaN among its scores gets ids -1 and NaN weights: it is reported, and nothing downstream is out of bounds.
+Invariant: lanes and slots are ordered by expert id, so the lowest lane with the largest score, and in it the lowest slot
+with it, is the lowest id. A token with a NaN among its scores gets ids -1 and NaN weights: it is reported, and nothing
+downstream is out of bounds.
 """
 
 import functools
@@ -28,7 +30,7 @@ from moe_routing_bench.benches.gate.rules import WARP, Rule, rule_of, supports
 __all__ = ["compile_for", "precompile", "prepare", "supports"]
 
 THREADS = 128
-ENOUGH_WARPS = 132 * 16  # fewer leave a large GPU partly idle
+ENOUGH_WARPS = 132 * 8  # fewer leave a large GPU partly idle
 SIGN = 0x80000000
 
 
@@ -78,9 +80,9 @@ def value_of(key: Uint32) -> Float32:
 
 
 @cute.jit
-def limit_groups(keys: cute.Tensor, lane: Int32, rule: cutlass.Constexpr):
-    """Empty the keys of all but the best groups. A group is `WARP // rule.groups` neighbouring lanes; keys are sorted."""
-    lanes = cutlass.const_expr(WARP // rule.groups)
+def limit_groups(keys: cute.Tensor, lane: Int32, rule: cutlass.Constexpr, team: cutlass.Constexpr):
+    """Empty the keys of all but the best groups. A group is `team // rule.groups` neighbouring lanes; keys are sorted."""
+    lanes = cutlass.const_expr(team // rule.groups)
     best = value_of(keys[0])
     if cutlass.const_expr(rule.group_best == 1):
         for step in cutlass.range_constexpr(int(math.log2(lanes))):
@@ -95,8 +97,8 @@ def limit_groups(keys: cute.Tensor, lane: Int32, rule: cutlass.Constexpr):
         best = best + second
     better = Int32(0)
     for group in cutlass.range_constexpr(rule.groups):
-        other = cute.arch.shuffle_sync(best, group * lanes)
-        wins = (other > best) or (other == best and lane // lanes > group)
+        other = cute.arch.shuffle_sync(best, lane // team * team + group * lanes)
+        wins = (other > best) or (other == best and lane % team // lanes > group)
         better += Int32(cutlass.select_(wins, Int32(1), Int32(0)))
     for v in cutlass.range_constexpr(cute.size(keys)):
         keys[v] = Uint32(cutlass.select_(better < rule.keep_groups, keys[v], Uint32(0)))
@@ -109,9 +111,35 @@ def sort(keys: cute.Tensor):
         keys[i], keys[j] = cutlass.max(keys[i], keys[j]), cutlass.min(keys[i], keys[j])
 
 
-def shared(dtype: Any, shape: tuple[int, ...]) -> cute.Tensor:
-    """A tensor in shared memory."""
-    return cutlass.memory.SmemAllocator().allocate_tensor(dtype, cute.make_layout(shape), byte_alignment=16)
+def padded(length: int) -> int:
+    """Distance in words of two lanes' rows in shared memory, so that wide accesses of neighbouring lanes do not collide."""
+    return length + 4 if length % 8 == 0 else length
+
+
+def shared(dtype: Any, shape: tuple[Any, ...]) -> cute.Tensor:
+    """This warp's part of a tensor in shared memory. The second extent may be a pair (extent, stride)."""
+    strides, size = [], 1
+    for extent in shape:
+        count, stride = extent if isinstance(extent, tuple) else (extent, size)
+        strides.append(stride)
+        size = count * stride
+    layout = cute.make_layout(tuple(e[0] if isinstance(e, tuple) else e for e in shape), stride=tuple(strides))
+    size += -size % 4
+    whole = cutlass.memory.SmemAllocator().allocate_tensor(
+        dtype, cute.make_layout((THREADS // WARP) * size), byte_alignment=16
+    )
+    start = cute.assume(cute.arch.thread_idx()[0] // WARP * size, divby=4)
+    return cute.make_tensor(whole.iterator + start, layout)
+
+
+@cute.jit
+def team_max(key: Uint32, team: cutlass.Constexpr) -> Uint32:
+    """The largest key of a team of lanes."""
+    if cutlass.const_expr(team == WARP):
+        return cute.arch.warp_redux_sync(key, "umax")
+    for step in cutlass.range_constexpr(int(math.log2(team))):
+        key = cutlass.max(key, cute.arch.shuffle_sync_bfly(key, 1 << step))
+    return key
 
 
 @cute.kernel
@@ -121,42 +149,44 @@ def gate_kernel(
     ids: cute.Tensor,
     weights: cute.Tensor,
     rule: cutlass.Constexpr,
+    team: cutlass.Constexpr,
     each: cutlass.Constexpr,
 ):
-    """One warp: `each` tokens in turn, then the weights of all of them at once."""
+    """A team of lanes: `each` tokens; then the warp completes the choices of all its teams."""
     experts, top_k = cutlass.const_expr(logits.shape[1]), cutlass.const_expr(ids.shape[1])
-    members, lanes = cutlass.const_expr(experts // rule.groups), cutlass.const_expr(WARP // rule.groups)
+    members, lanes = cutlass.const_expr(experts // rule.groups), cutlass.const_expr(team // rule.groups)
     slots = cutlass.const_expr(-(-members // lanes))
+    depth = cutlass.const_expr(min(slots, top_k))  # a lane wins at most so often
+    tokens = cutlass.const_expr(WARP // team * each)  # of a warp
     width = cutlass.const_expr(math.gcd(slots, members, support.VECTOR_BYTES * 8 // logits.element_type.width))
     atom = cute.make_copy_atom(
         cute.nvgpu.CopyG2ROp(), logits.element_type, num_bits_per_copy=width * logits.element_type.width
     )
     lane, warp = cute.arch.lane_idx(), cute.arch.thread_idx()[0] // WARP
     below = Uint32(cute.arch.lanemask_lt())
+    teammates = Uint32((1 << team) - 1) << (lane // team * team)
     # Of each lane: its keys from the second on, largest first and then nothing; its keys by slot, to find an expert by.
-    ranked = shared(Uint32, (slots * WARP, each, THREADS // WARP))[None, None, warp]
-    by_slot = shared(Uint32, (slots, WARP, each, THREADS // WARP))[None, None, None, warp]
-    winners = shared(Uint64, (top_k, each, THREADS // WARP))[None, None, warp]  # key << 32 | lane
-    first_token = (cute.arch.block_idx()[0] * (THREADS // WARP) + warp) * each
-    place = lane // lanes * members  # first expert of the lane's group
-    first = lane % lanes * slots  # the lane's first expert in its group
+    ranked = shared(Uint32, (depth, (WARP, padded(depth)), each))
+    by_slot = shared(Uint32, (slots, (WARP, padded(slots)), each))
+    winners = shared(Uint64, (top_k, tokens))  # key << 32 | lane
+    masses = shared(Float32, (tokens,))  # NaN marks a token with a NaN among its scores
+    first_token = (cute.arch.block_idx()[0] * (THREADS // WARP) + warp) * tokens
+    place = lane % team // lanes * members  # first expert of the lane's group
+    first = lane % team % lanes * slots  # the lane's first expert in its group
 
     raw = cute.make_rmem_tensor((slots, each), logits.element_type)
     for i in cutlass.range_constexpr(each):
+        token = first_token + i * (WARP // team) + lane // team
         for v in cutlass.range_constexpr(0, slots, width):
-            if first + v < members and first_token + i < logits.shape[0]:
-                start = cute.assume(Int64(first_token + i) * experts + Int64(place + first + v), divby=width)
+            if first + v < members and token < logits.shape[0]:
+                start = cute.assume(Int64(token) * experts + Int64(place + first + v), divby=width)
                 source = cute.make_tensor(logits.iterator + start, cute.make_layout((width,)))
                 target = cute.make_tensor(raw.iterator + (i * slots + v), cute.make_layout((width,)))
                 cute.copy(atom, source, target)
 
-    # After the tokens, lane i * span + j completes the j-th choice of token i.
-    span = cutlass.const_expr(1 << (top_k - 1).bit_length())
-    my_token, my_choice = lane // span, lane % span
-    total, broken = Float32(0.0), Boolean(False)
     own = cute.make_rmem_tensor((each,), Uint32)  # the lane's largest key that has not won yet
     cursor = cute.make_rmem_tensor((each,), Int32)  # where in `ranked` the next one is
-    cursor.fill(lane * slots)
+    cursor.fill(0)
     for i in cutlass.range_constexpr(each):
         values = cute.make_rmem_tensor((slots,), Float32)  # logits; -inf where there is no expert
         chosen_by = cute.make_rmem_tensor((slots,), Float32)
@@ -174,81 +204,85 @@ def gate_kernel(
         for v in cutlass.range_constexpr(slots):
             keys[v] = Uint32(cutlass.select_(first + v < members, ordered(bits[v]), Uint32(0)))
             nan = nan or (chosen_by[v] != chosen_by[v])
-        nan = cute.arch.vote_any_sync(nan)
-        if my_token == i:
-            broken = nan
+        broken = (Uint32(cute.arch.vote_ballot_sync(nan)) & teammates) != 0
         cute.autovec_copy(keys, by_slot[None, lane, i])
         sort(keys)
 
+        mass = Float32(0.0)  # of a softmax over all experts
         if cutlass.const_expr(rule.weigh == "softmax_all"):
-            highest = bitcast(unordered(cute.arch.warp_redux_sync(keys[0], "umax")), Float32)
-            mass = Float32(0.0)
+            highest = bitcast(unordered(team_max(keys[0], team)), Float32)
             for v in cutlass.range_constexpr(slots):
                 mass += cute.math.exp(values[v] - highest)
-            mass = cute.arch.warp_reduction_sum(mass)
-            if my_token == i:
-                total = mass
+            mass = cute.arch.warp_reduction_sum(mass, threads_in_group=team)
+        if lane % team == 0:
+            masses[i * (WARP // team) + lane // team] = Float32(cutlass.select_(broken, Float32(math.nan), mass))
         if cutlass.const_expr(rule.groups > 1):
-            limit_groups(keys, lane, rule)
+            limit_groups(keys, lane, rule, team)
 
         own[i] = keys[0]
-        for v in cutlass.range_constexpr(1, slots):
-            keys[v - 1] = keys[v]
-        keys[slots - 1] = Uint32(0)
-        cute.autovec_copy(keys, cute.local_tile(ranked[None, i], (slots,), (lane,)))
+        later = cute.make_rmem_tensor((depth,), Uint32)
+        later.fill(0)
+        for v in cutlass.range_constexpr(1, depth):
+            later[v - 1] = keys[v]
+        cute.autovec_copy(later, ranked[None, lane, i])
 
     # Rounds of different tokens alternate: each is a chain of dependent steps, and neither waits for the other.
     for j in cutlass.range_constexpr(top_k):
         for i in cutlass.range_constexpr(each):
-            best = cute.arch.warp_redux_sync(own[i], "umax")
-            owners = Uint32(cute.arch.vote_ballot_sync(own[i] == best))
+            best = team_max(own[i], team)
+            owners = Uint32(cute.arch.vote_ballot_sync(own[i] == best)) & teammates
             if own[i] == best and (owners & below) == 0:
-                winners[j, i] = (Uint64(own[i]) << 32) | Uint64(Uint32(lane))
+                winners[j, i * (WARP // team) + lane // team] = (Uint64(own[i]) << 32) | Uint64(Uint32(lane))
                 if cutlass.const_expr(j + 1 < top_k):
-                    own[i] = ranked[cursor[i], i]
+                    own[i] = Uint32(ranked[cursor[i], lane, i])
                     cursor[i] += 1
     cute.arch.sync_warp()
 
-    live = my_token < each and my_choice < top_k
-    mine, previous, highest = Uint64(0), Uint64(1), Float32(0.0)
-    if live:
-        mine = winners[my_choice, my_token]
-        highest = bitcast(unordered(Uint32(winners[0, my_token] >> 32)), Float32)
-        if my_choice > 0:
-            previous = winners[my_choice - 1, my_token]
-    key, owner = Uint32(mine >> 32), Int32(Uint32(mine & Uint64(0xFFFFFFFF)))
-    # Equal keys of one lane are neighbours among the winners: the n-th of them is the n-th slot with this key.
-    repeats = ~Uint32(cute.arch.vote_ballot_sync(mine == previous)) & (below | (below + 1))
-    nth = lane - Int32(31 - cute.arch.clz(repeats))
-    slot = Int32(0)
-    for v in cutlass.range_constexpr(slots):
-        hit = Boolean(False)
+    span = cutlass.const_expr(1 << (top_k - 1).bit_length())  # lanes that complete a token, one a choice
+    for done in cutlass.range_constexpr(0, tokens, WARP // span):
+        mine, choice = done + lane // span, lane % span
+        live = mine < tokens and choice < top_k
+        winner, previous, highest, total = Uint64(0), Uint64(1), Float32(0.0), Float32(0.0)
         if live:
-            hit = by_slot[v, owner, my_token] == key
-        slot = Int32(cutlass.select_(hit and nth == 0, Int32(v), slot))
-        nth -= Int32(cutlass.select_(hit, Int32(1), Int32(0)))
-    expert = owner // lanes * members + owner % lanes * slots + slot
-    token = first_token + my_token
-    live = live and token < logits.shape[0]
+            winner = Uint64(winners[choice, mine])
+            highest = bitcast(unordered(Uint32(Uint64(winners[0, mine]) >> 32)), Float32)
+            total = masses[mine]
+            if choice > 0:
+                previous = Uint64(winners[choice - 1, mine])
+        broken = total != total
+        key, owner = Uint32(winner >> 32), Int32(Uint32(winner & Uint64(0xFFFFFFFF)))
+        # Equal keys of one lane are neighbours among the winners: the n-th of them is the n-th slot with this key.
+        repeats = ~Uint32(cute.arch.vote_ballot_sync(winner == previous)) & (below | (below + 1))
+        nth = lane - Int32(31 - cute.arch.clz(repeats))
+        slot = Int32(0)
+        for v in cutlass.range_constexpr(slots):
+            hit = Boolean(False)
+            if live:
+                hit = Uint32(by_slot[v, owner, mine // (WARP // team)]) == key
+            slot = Int32(cutlass.select_(hit and nth == 0, Int32(v), slot))
+            nth -= Int32(cutlass.select_(hit, Int32(1), Int32(0)))
+        expert = owner % team // lanes * members + owner % team % lanes * slots + slot
+        token = first_token + mine
+        live = live and token < logits.shape[0]
 
-    weight = bitcast(unordered(key), Float32)
-    if cutlass.const_expr(rule.weigh.startswith("softmax")):
-        weight = cute.math.exp(weight - highest)
-    elif cutlass.const_expr(rule.biased):  # the bias chooses, it does not weigh
-        weight = Float32(0.0)
+        weight = bitcast(unordered(key), Float32)
+        if cutlass.const_expr(rule.weigh.startswith("softmax")):
+            weight = cute.math.exp(weight - highest)
+        elif cutlass.const_expr(rule.biased):  # the bias chooses, it does not weigh
+            weight = Float32(0.0)
+            if live:
+                weight = score(rule.weigh, logits[token, expert].to(Float32))
+        elif cutlass.const_expr(rule.select == "logit"):
+            weight = score(rule.weigh, weight)
+        if cutlass.const_expr(rule.renormalize or rule.weigh == "softmax_chosen"):
+            total = Float32(cutlass.select_(live, weight, Float32(0.0)))
+            total = cute.arch.warp_reduction_sum(total, threads_in_group=span)
+        if cutlass.const_expr(rule.renormalize or rule.weigh.startswith("softmax")):
+            weight = weight / total
+        weight = weight * rule.scale
         if live:
-            weight = score(rule.weigh, logits[token, expert].to(Float32))
-    elif cutlass.const_expr(rule.select == "logit"):
-        weight = score(rule.weigh, weight)
-    if cutlass.const_expr(rule.renormalize or rule.weigh == "softmax_chosen"):
-        total = Float32(cutlass.select_(live, weight, Float32(0.0)))
-        total = cute.arch.warp_reduction_sum(total, threads_in_group=span)
-    if cutlass.const_expr(rule.renormalize or rule.weigh.startswith("softmax")):
-        weight = weight / total
-    weight = weight * rule.scale
-    if live:
-        ids[token, my_choice] = Int32(cutlass.select_(broken, Int32(-1), expert))
-        weights[token, my_choice] = Float32(cutlass.select_(broken, Float32(math.nan), weight))
+            ids[token, choice] = Int32(cutlass.select_(broken, Int32(-1), expert))
+            weights[token, choice] = Float32(cutlass.select_(broken, Float32(math.nan), weight))
 
 
 @cute.jit
@@ -258,17 +292,20 @@ def gate_host(
     ids: cute.Tensor,
     weights: cute.Tensor,
     rule: cutlass.Constexpr,
+    team: cutlass.Constexpr,
     each: cutlass.Constexpr,
     stream: Any,
 ):
-    blocks = cute.ceil_div(logits.shape[0], THREADS // WARP * each)
-    gate_kernel(logits, bias, ids, weights, rule, each).launch(
+    blocks = cute.ceil_div(logits.shape[0], THREADS // team * each)
+    gate_kernel(logits, bias, ids, weights, rule, team, each).launch(
         grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream
     )
 
 
 @cute_cache.cached
-def compile_for(arch: str, dtype: str, experts: int, top_k: int, rule: Rule, each: int, keep: bool = False) -> Any:
+def compile_for(
+    arch: str, dtype: str, experts: int, top_k: int, rule: Rule, team: int, each: int, keep: bool = False
+) -> Any:
     """Compile the gate for one architecture and shape class (no GPU needed).
 
     The result is called with logits (T, E), bias (E,) float32 (any float32 vector of E where the rule has none), ids (T, k)
@@ -281,25 +318,32 @@ def compile_for(arch: str, dtype: str, experts: int, top_k: int, rule: Rule, eac
         support.matrix(Int32, tokens, top_k),
         support.matrix(Float32, tokens, top_k),
         rule,
+        team,
         each,
     ]
     return support.compile_kernel(gate_host, arguments, arch, keep)
 
 
-def choose_each(tokens: int, experts: int, top_k: int, rule: Rule) -> int:
-    """Tokens of a warp: two hide each other's latency, more pay where they share the last step; fewer where that idles the GPU."""
-    slots = -(-experts // rule.groups // (WARP // rule.groups))
-    each = min(WARP >> (top_k - 1).bit_length(), max(1, min(32 // slots, max(2, 8 // slots))))
-    each = 1 << each.bit_length() - 1
-    while each > 1 and tokens < each * ENOUGH_WARPS:
-        each //= 2
-    return each
+def choose(tokens: int, experts: int, top_k: int, rule: Rule) -> tuple[int, int]:
+    """(lanes of a team, tokens of a team), after measurements on an H200 (docs/kernels.md).
+
+    Up to 128 experts a few lanes share a token, and a warp works on several at once; with more, sorting that many keys a
+    lane costs more than it saves. Few tokens are spread over more lanes, so that the GPU is not idle.
+    """
+    if experts > 128:
+        slots = -(-experts // WARP)
+        return WARP, 2 if slots <= 16 and tokens >= 4 * ENOUGH_WARPS else 1
+    team = max(rule.groups, min(8, 1 << (max(9, experts) // 8 - 1).bit_length()))
+    while experts > 4 * team and team < WARP and tokens * team < ENOUGH_WARPS * WARP:
+        team *= 2
+    return team, 1
 
 
 def _compiled(cell: Any, arch: str) -> Any:
     rule = rule_of(cell)
-    each = choose_each(cell.tokens, cell.experts, cell.top_k, rule)
-    return compile_for(arch, cell.dtype, cell.experts, cell.top_k, rule, each)
+    return compile_for(
+        arch, cell.dtype, cell.experts, cell.top_k, rule, *choose(cell.tokens, cell.experts, cell.top_k, rule)
+    )
 
 
 def precompile(cell: Any, arch: str) -> None:

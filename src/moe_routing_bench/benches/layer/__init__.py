@@ -3,7 +3,7 @@
 from moe_routing_bench.benches import Bench, Implementation
 
 _STAGES = ("gate", "permute", "pack", "combine")
-_COMPILED, _TRITON, _CUTE = ({stage: name for stage in _STAGES} for name in ("torch_compile", "triton", "cute"))
+_COMPILED, _TRITON, _CUTE = (dict.fromkeys(_STAGES, name) for name in ("torch_compile", "triton", "cute"))
 
 BENCH = Bench(
     name="layer",
