@@ -102,6 +102,6 @@ def test_code_files_follow_what_a_bench_is_made_of():
     assert all(Path(name).is_file() for name in gate | pack | layer)
     has = lambda files, part: any(part in name for name in files)  # noqa: E731
     assert has(gate, "routers/softmax_topk.py") and has(gate, "measure/worker.py") and not has(gate, "benches/pack")
-    assert has(pack, "cute_support.py") and has(pack, "row_map.py") and not has(gate, "row_map.py") and not has(pack, "composite.py")
+    assert has(pack, "cute_support.py") and has(gate, "gate/rules.py") and not has(pack, "composite.py")
     assert has(layer, "composite.py") and has(layer, "benches/routing") and has(layer, "benches/gate")
     assert not has(layer, "figures/") and not has(layer, "cli.py")
