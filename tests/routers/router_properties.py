@@ -61,7 +61,7 @@ def make(name, network="linear", seed=0, cls=None, **options):
     line = ZOO[name]
     count = (cls or line.load()).passes
     routers = [
-        build(name, DIM, EXPERTS, line.top_k or 2, network, **OPTIONS.get(name, {}), **options) for _ in range(count)
+        build(name, DIM, EXPERTS, line.top_k or 2, network, **{**OPTIONS.get(name, {}), **options}) for _ in range(count)
     ]
     if cls is not None:
         for router in routers:

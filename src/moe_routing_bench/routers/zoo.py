@@ -113,7 +113,7 @@ _TABLE = (
     ),
     Rule(
         "quantile_balancing", "quantile_balancing", "Sigmoid with the selection bias that would have balanced the last step",
-        "s = σ(h); top-k of s − β; weights s/Σs; β_e ← (1 − k/E)-quantile over t of s_te − α_t, α the (k+1)-th of s − β",
+        "s = σ(h); top-k of s − β; weights s/Σs; β_e ← (1 − k/E)-quantile over t of s_te − α_t, α_t the (k+1)-th of s − β",
         "Su 2026, kexue.fm 11619 and 11626", least_top_k=2, options={"momentum": 0.0},
     ),
     Rule(
@@ -132,7 +132,7 @@ _TABLE = (
     Rule(
         "base", "base", "Balanced assignment by auction in training, best expert in evaluation",
         "training: the assignment with T/E tokens an expert that maximises Σh; evaluation: argmax h; weight σ(h)",
-        "BASE Layers 2103.16716", causal=False, causal_eval=True, top_k=1, sums=(0.0, 1.0), options={"rounds": 64},
+        "BASE Layers 2103.16716", causal=False, causal_eval=True, top_k=1, sums=(0.0, 1.0), options={"rounds": 32},
     ),
     Rule(
         "sinkhorn", "sinkhorn", "Top-k of Sinkhorn-balanced logits in training, of the logits in evaluation",

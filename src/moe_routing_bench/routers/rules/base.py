@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from moe_routing_bench.routers.learned import Learned, Routing
 
-LEAST_BID = 0.01  # what a bid goes beyond indifference, in standard deviations of the scores
+LEAST_BID = 0.1  # what a bid goes beyond indifference, in standard deviations of the scores
 
 
 class Router(Learned):
@@ -39,10 +39,12 @@ def balanced_assignment(values: Tensor, rounds: int) -> Tensor:
     """
     tokens, experts = values.shape
     places = -(-tokens // experts)
-    if places == tokens:  # one token or one expert
+    if experts == 1:
         return values.argmax(1)
-    values = values.T / values.std().clamp(min=1e-10)
-    price, owner = values.new_zeros(tokens), torch.full((tokens,), -1, device=values.device)
+    values = values.T / values.std(correction=0).clamp(min=1e-10)
+    absent = places * experts - tokens  # stand-ins, of one value to all experts, so that every place is taken
+    values = torch.cat([values, values.min().expand(experts, absent)], dim=1)
+    price, owner = torch.zeros_like(values[0]), torch.full_like(values[0], -1, dtype=torch.long)
     names = torch.arange(experts, device=values.device)[:, None]
     for _ in range(rounds):
         worth, mine = values - price, owner == names
@@ -51,8 +53,9 @@ def balanced_assignment(values: Tensor, rounds: int) -> Tensor:
         offers = values.gather(1, wanted) - alternative + LEAST_BID
         bids = torch.full_like(values, -torch.inf).scatter(1, wanted, offers).masked_fill(mine, -torch.inf)
         best, bidder = bids.max(0)
-        sold = (best > -torch.inf) & (owner < 0).any()  # over when everything is sold, though there may be places left
+        sold = best > -torch.inf
         price, owner = torch.where(sold, best, price), torch.where(sold, bidder, owner)
     free = places - (owner == names).sum(1)
     left = owner < 0
-    return torch.where(left, torch.searchsorted(free.cumsum(0), left.cumsum(0)).clamp(max=experts - 1), owner)
+    filled = torch.searchsorted(free.cumsum(0), left.cumsum(0)).clamp(max=experts - 1)
+    return torch.where(left, filled, owner)[:tokens]

@@ -51,9 +51,9 @@ class Router(Learned):
 def balancing_bias(values: Tensor, bias: Tensor, top_k: int) -> Tensor:
     """The bias (E,) with which T·k/E tokens would prefer each expert, for scores (T, E) and thresholds from the old bias.
 
-    A token takes an expert whose biased score is above α, its (k+1)-th largest. −β_e is put between the scores over α of
-    the tokens number T·k/E and the next.
+    A token takes an expert whose biased score is above α, its (k+1)-th largest biased score. β_e is what the score of the
+    token number T·k/E + 1 is above its α: just so many tokens as are wanted are above that.
     """
     tokens, experts = values.shape
     alpha = (values + bias).topk(top_k + 1, dim=1).values[:, -1:]
-    return -(values - alpha).topk(tokens * top_k // experts + 1, dim=0).values[-2:].mean(0)
+    return -(values - alpha).topk(tokens * top_k // experts + 1, dim=0).values[-1]

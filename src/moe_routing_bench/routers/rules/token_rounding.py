@@ -24,20 +24,22 @@ class Router(Learned):
         scores = logits.softmax(1)
         top, best = scores.topk(self.top_k, dim=1)
         taken = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, True)
+        relative = scores / top.sum(1, keepdim=True)
         if self.training:
-            taken = rounded(scores.detach(), taken, self.tile)
+            taken = rounded(torch.where(taken, relative, scores - 1).detach(), taken.sum(0), self.tile)
         experts = torch.arange(self.experts, device=x.device, dtype=torch.int32)
         ids = torch.where(taken, experts, -1)
-        weights = scores * taken / top.sum(1, keepdim=True)
-        return Routing(ids, weights, self.terms(logits, scores, ids, len(x)), scores)
+        return Routing(ids, relative * taken, self.terms(logits, scores, ids, len(x)), scores)
 
 
-def rounded(scores: Tensor, taken: Tensor, tile: int) -> Tensor:
-    """The choice `taken` (T, E) bool with multiples of `tile` tokens an expert: the worst dropped, or the best added."""
-    tokens = len(scores)
+def rounded(priority: Tensor, load: Tensor, tile: int) -> Tensor:
+    """The choice (T, E) bool with `load` (E,) rounded to multiples of `tile`, by falling `priority` (T, E) of an expert.
+
+    Tokens that chose the expert have a positive priority, others a negative one: the worst are dropped or the best added.
+    """
+    tokens = len(priority)
     if tokens < tile:
         raise bad("tokens for router token_rounding", tokens, f"at least one tile of {tile}")
-    target = ((taken.sum(0) + tile // 2) // tile * tile).clamp(max=tokens // tile * tile)
-    order = (scores + taken).argsort(dim=0, descending=True, stable=True)  # taken tokens first: scores are below 1
-    rank = order.argsort(dim=0)
+    target = ((load + tile // 2) // tile * tile).clamp(max=tokens // tile * tile)
+    rank = priority.argsort(dim=0, descending=True, stable=True).argsort(dim=0)
     return rank < target
