@@ -61,7 +61,8 @@ def make(name, network="linear", seed=0, cls=None, **options):
     line = ZOO[name]
     count = (cls or line.load()).passes
     routers = [
-        build(name, DIM, EXPERTS, line.top_k or 2, network, **{**OPTIONS.get(name, {}), **options}) for _ in range(count)
+        build(name, DIM, EXPERTS, line.top_k or 2, network, **{**OPTIONS.get(name, {}), **options})
+        for _ in range(count)
     ]
     if cls is not None:
         for router in routers:
@@ -214,6 +215,18 @@ def state_survives(toy, fresh):
             router.after_step()
     for (name, a), b in zip(toy.state_dict().items(), fresh.state_dict().values(), strict=True):
         assert torch.equal(a, b), f"another {name} after a step"
+
+
+def shapes_are_static(toy, training):
+    """Everything runs on tensors without data, as under capture: what looks at values or waits for the host raises."""
+    inputs = [one.to("meta") for one in data()]
+    for router in copy.deepcopy(toy).train(training).to("meta").routers:
+        try:
+            routing = router(*inputs)
+            router.after_step()
+        except (NotImplementedError, RuntimeError) as error:
+            raise AssertionError(f"depends on data: {error}") from error
+        assert all(getattr(routing, name).is_meta for name in vars(routing) if name != "losses"), "left the device of x"
 
 
 def half_precision_is_widened(toy, training):

@@ -41,7 +41,9 @@ def test_switch_is_one_when_balanced_and_e_when_collapsed():
 
 
 def test_descending_the_switch_loss_balances():
-    logits = (torch.randn(T, E, generator=torch.Generator().manual_seed(0)) * 0.1 + torch.arange(E) * 0.1).requires_grad_()
+    logits = (
+        torch.randn(T, E, generator=torch.Generator().manual_seed(0)) * 0.1 + torch.arange(E) * 0.1
+    ).requires_grad_()
     before = losses.cv_squared(losses.counts(logits.topk(K, dim=1).indices, E))
     for _ in range(100):
         loss = losses.switch(logits.softmax(1), logits.topk(K, dim=1).indices)

@@ -63,6 +63,15 @@ class WeightInAnEmptySlot(softmax_topk.Router):
         )
 
 
+class LooksAtData(softmax_topk.Router):
+    """Waits for the host to learn whether there is anything to do."""
+
+    def forward(self, x, token_ids, positions):
+        routing = super().forward(x, token_ids, positions)
+        assert routing.ids.max() < self.experts
+        return routing
+
+
 @pytest.mark.parametrize("sound", ["softk", "sigmoid_renorm"])
 def test_the_rules_that_faults_are_planted_into_are_sound(sound):
     properties.router_learns(make(sound), True)
@@ -116,6 +125,11 @@ def test_future_leak(sound, cls, training):
 def test_a_rule_marked_as_not_causal_that_is():
     with pytest.raises(AssertionError, match="causal in training"):
         properties.causality_is(make("softk"), False, True)
+
+
+def test_a_look_at_data():
+    with pytest.raises(AssertionError, match="depends on data"):
+        properties.shapes_are_static(make("softk", cls=LooksAtData), True)
 
 
 def test_state_outside_of_buffers():

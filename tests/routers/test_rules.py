@@ -25,7 +25,9 @@ def decided(name, training=False, **options):
     routing = run(toy, data(), training)[1][0]
     logits = toy.routers[0].logits(x)
     rows = zip(routing.ids.tolist(), routing.weights.tolist(), strict=True)
-    return list(zip(logits.tolist(), [{e: w for e, w in zip(*row, strict=True) if e >= 0} for row in rows], strict=True))
+    return list(
+        zip(logits.tolist(), [{e: w for e, w in zip(*row, strict=True) if e >= 0} for row in rows], strict=True)
+    )
 
 
 def softmax(values):
@@ -308,7 +310,10 @@ def test_null_experts_use_k_true_ones_under_even_loads():
 
 
 def test_hash_by_token_is_a_table():
-    for name, option in (("hash_random", {"vocabulary": VOCABULARY}), ("hash_balanced", {"frequencies": [1.0] * VOCABULARY})):
+    for name, option in (
+        ("hash_random", {"vocabulary": VOCABULARY}),
+        ("hash_balanced", {"frequencies": [1.0] * VOCABULARY}),
+    ):
         router = build(name, DIM, EXPERTS, 2, **option)
         x, token_ids, positions = data()
         ids, elsewhere = (router(one, token_ids, positions).ids for one in (x, -x))
@@ -323,7 +328,9 @@ def test_balanced_hash_balances_a_zipf_text_and_the_random_one_does_not():
     loads = []
     for name, options in (("hash_balanced", {"frequencies": frequencies}), ("hash_random", {"vocabulary": 200})):
         table = build(name, DIM, EXPERTS, 2, **options).table
-        loads.append([sum(f for f, row in zip(frequencies, table.tolist(), strict=True) if e in row) for e in range(EXPERTS)])
+        loads.append(
+            [sum(f for f, row in zip(frequencies, table.tolist(), strict=True) if e in row) for e in range(EXPERTS)]
+        )
     spread = [max(load) / (sum(load) / EXPERTS) for load in loads]
     assert spread[0] < 1.01 < 1.1 < spread[1]
 
@@ -345,5 +352,7 @@ def test_networks_have_the_predecessors_shapes(network, count):
 def test_mlp_hadamard_multiplies_by_its_input():
     network = networks.build("mlp_hadamard", DIM, EXPERTS)
     x = torch.randn(5, DIM)
-    assert torch.equal(network(x * torch.eye(DIM)[0]), network.last(network.gate(x * torch.eye(DIM)[0]) * x * torch.eye(DIM)[0]))
+    assert torch.equal(
+        network(x * torch.eye(DIM)[0]), network.last(network.gate(x * torch.eye(DIM)[0]) * x * torch.eye(DIM)[0])
+    )
     assert (network(torch.zeros(5, DIM)) == 0).all()

@@ -70,6 +70,12 @@ def test_bf16_input_is_widened(name, training):
     properties.half_precision_is_widened(make(name), training)
 
 
+@every_rule
+@both_modes
+def test_shapes_are_static(name, training):
+    properties.shapes_are_static(make(name), training)
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [

@@ -40,7 +40,7 @@ def importance(weights: Tensor) -> Tensor:
 
 
 def load(clean: Tensor, noisy: Tensor, spread: Tensor, top_k: int) -> Tensor:
-    """CV² of a smooth estimate of the load (Shazeer 1701.06538 appendix A, eq. 8-10).
+    """CV² of a smooth estimate of the load (Shazeer 1701.06538 appendix A, eq. 8-11).
 
     P(x, e) is the probability that expert e is among the k best when only its own noise is drawn again:
     Φ((clean_e − the k-th largest of the other noisy logits) / spread_e). All arguments (T, E); needs top_k < E.
@@ -63,7 +63,7 @@ def switch(scores: Tensor, ids: Tensor) -> Tensor:
 
 
 def global_batch(scores: Tensor, ids: Tensor) -> Tensor:
-    """Switch loss with the load of all data-parallel ranks; P stays local (2501.11873 section 3)."""
+    """Switch loss with the load of all data-parallel ranks; P stays local (2501.11873)."""
     return balance(over_ranks(counts(ids, scores.shape[1])), scores)
 
 
@@ -86,5 +86,5 @@ def z(logits: Tensor) -> Tensor:
 
 
 def entropy(scores: Tensor) -> Tensor:
-    """Mean entropy of the rows in nats: minimised, it makes choices sharp (2403.07652 eq. 7)."""
+    """Mean entropy of the rows in nats: minimised, it makes choices sharp (2403.07652)."""
     return -(scores * scores.clamp(min=1e-30).log()).sum(1).mean()  # entr has an infinite gradient at 0

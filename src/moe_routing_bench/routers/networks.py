@@ -3,6 +3,8 @@
 Parameters are float32 and so is the arithmetic; the last layer has no bias and starts at N(0, 0.02²).
 """
 
+import contextlib
+
 import torch
 from torch import Tensor, nn
 
@@ -32,9 +34,17 @@ def last_layer(dim: int, outputs: int) -> nn.Linear:
     return layer
 
 
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
+    """A region in which operations on the device of x keep their dtype; devices like meta have no autocast."""
+    device = x.device.type
+    return (
+        torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else contextlib.nullcontext()
+    )
+
+
 def in_float32(network: nn.Module, x: Tensor) -> Tensor:
     """Apply a network to x (B, S, D) of any float dtype: (T, outputs) float32, under autocast too."""
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         return network(x.flatten(0, 1).float())
 
 

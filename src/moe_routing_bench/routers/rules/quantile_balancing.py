@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.errors import bad
+from moe_routing_bench.routers import losses
 from moe_routing_bench.routers.learned import Learned, Routing
 from moe_routing_bench.routers.sigmoid_topk import select
 
@@ -41,9 +42,10 @@ class Router(Learned):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Take over the mean of this step's biases; without a forward pass nothing changes."""
-        kept = torch.where(self.forwards > 0, self.momentum, 1.0)
-        self.bias.mul_(kept).add_((1 - kept) * self.pending / self.forwards.clamp(min=1))
+        """Take over the mean of this step's biases, over all ranks; without a forward pass nothing changes."""
+        pending, forwards = losses.over_ranks(self.pending), losses.over_ranks(self.forwards)
+        kept = torch.where(forwards > 0, self.momentum, 1.0)
+        self.bias.mul_(kept).add_((1 - kept) * pending / forwards.clamp(min=1))
         self.pending.zero_()
         self.forwards.zero_()
 

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from moe_routing_bench.routers.learned import Learned, SoftRouting
+from moe_routing_bench.routers.networks import without_autocast
 
 
 class Router(Learned):
@@ -24,7 +25,7 @@ class Router(Learned):
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> SoftRouting:
         """Dispatch and combine weights (B, S, slots)."""
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             logits = normalize(x.float(), dim=-1) @ (self.scale * normalize(self.slots, dim=0))
         combine = logits.softmax(2)
         scores = combine.unflatten(2, (self.experts, -1)).sum(3).flatten(0, 1)

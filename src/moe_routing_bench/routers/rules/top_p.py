@@ -1,4 +1,4 @@
-"""Top-p routing: as many experts as it takes to reach a probability (Huang 2024, 2403.07652 section 3.2)."""
+"""Top-p routing: as many experts as it takes to reach a probability (Huang 2024, 2403.07652)."""
 
 from torch import Tensor
 
