@@ -1,6 +1,8 @@
 """docs/routers.md says what the zoo's table says."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from moe_routing_bench.routers import zoo
@@ -15,6 +17,12 @@ def test_the_table_of_rules_is_the_zoo():
 def test_names_are_distinct_and_cells_stay_cells():
     assert len(zoo.ZOO) == len(zoo._TABLE)
     assert {line.count("|") for line in zoo.table().splitlines()} == {8}
+
+
+def test_the_table_is_read_without_torch():
+    script = "import sys; from moe_routing_bench.routers.zoo import table; table(); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_differences_name_rules():
