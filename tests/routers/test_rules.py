@@ -309,6 +309,29 @@ def test_null_experts_use_k_true_ones_under_even_loads():
     assert build("null_experts", DIM, EXPERTS, 2, nulls=4).picks == 3
 
 
+@pytest.mark.parametrize(("name", "loss"), [("null_experts", "null_switch"), ("moepp", "heterogeneous")])
+def test_balance_with_experts_that_cost_nothing(name, loss):
+    """Null experts count as the mean of their loads; MoE++ weighs its zero-computation experts by τ = 0.75."""
+    toy = make(name, losses={loss: 1.0}).train()
+    routing = toy(*data())[1][0]
+    p = [softmax(row) for row in toy.routers[0].logits(data()[0]).tolist()]
+    every, true = range(len(p[0])), range(EXPERTS)
+    load = [(routing.ids == e).sum().item() for e in every]
+    if name == "null_experts":
+        nulls = load[EXPERTS:]
+        assert len(set(nulls)) > 1
+        weighted = [load[e] if e in true else sum(nulls) / len(nulls) for e in every]
+    else:
+        weighted = [load[e] * (1 if e in true else 0.75) for e in every]
+    expected = len(every) * sum(w / sum(load) * sum(row[e] for row in p) / TOKENS for e, w in enumerate(weighted))
+    assert routing.losses[loss].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_topk_hard_offers_the_optimiser_nothing():
+    """Not even weight decay may move it."""
+    assert not [p for p in build("topk_hard", DIM, EXPERTS, 2).parameters() if p.requires_grad]
+
+
 def test_hash_by_token_is_a_table():
     for name, option in (
         ("hash_random", {"vocabulary": VOCABULARY}),

@@ -19,8 +19,7 @@ class Router(Learned):
         ids, weights = softmax_topk.route(logits, 2, renormalize=True)
         first = ids[:, :1]
         if self.training:
-            dropped = torch.rand_like(weights) >= 2 * weights
-            dropped[:, 0] = False
+            dropped = torch.rand_like(weights) >= 2 * weights  # never the first: its weight is at least 1/2
             ids, weights = ids.masked_fill(dropped, -1), weights.masked_fill(dropped, 0.0)
         terms = self.terms(logits, scores, ids, len(x), first_choice=lambda: losses.switch(scores, first))
         return Routing(ids, weights, terms, scores)
