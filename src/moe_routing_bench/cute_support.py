@@ -53,13 +53,15 @@ class RowTiling:
         return self.row_vectors == self.lanes * self.vectors * self.tiles
 
 
-def row_tiling(hidden: int, dtype: str, vectors: int, threads: int, streaming: bool = True) -> RowTiling:
-    """Choose the tiling of a row of `hidden` elements with at most `vectors` vectors a thread.
+def row_tiling(
+    hidden: int, dtype: str, vectors: int, threads: int, streaming: bool = True, vector_bytes: int = VECTOR_BYTES
+) -> RowTiling:
+    """Choose the tiling of a row of `hidden` elements with at most `vectors` vectors of `vector_bytes` a thread.
 
     Preferred are tiles that cover the row exactly, with as many vectors a thread as allowed and whole warps a group.
     Where there are none (rows that are short, or odd), the row is divided evenly and columns are checked.
     """
-    width = math.gcd(hidden, VECTOR_BYTES * 8 // DTYPES[dtype].width)
+    width = math.gcd(hidden, vector_bytes * 8 // DTYPES[dtype].width)
     count = hidden // width
     for held in range(vectors, 0, -1):
         lanes = math.gcd(count // held, threads) if count % held == 0 else 0

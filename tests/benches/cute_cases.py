@@ -61,7 +61,7 @@ def disassemble(cubin: bytes) -> str | None:
 def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, slab: int) -> dict[str, object]:
     """Compile one case and count what matters in its PTX and SASS."""
     if operation == "pack":
-        tiling = cute_pack.choose_tiling(16384, hidden, dtype)
+        tiling = cute_pack.choose_tiling(16384, hidden, dtype, top_k)
         kernel = cute_pack.compile_for(arch, dtype, top_k, tiling, slab, keep=True)
     else:
         tiling = cute_combine.choose_tiling(16384, hidden, dtype, top_k)

@@ -226,9 +226,10 @@ def variants(case: SimpleNamespace, operation: str) -> dict[str, Callable]:
                 name = f"cute t{threads} v{tiling.vectors} lanes{tiling.lanes} stream{streaming}"
 
                 def bind(inputs: dict, outputs: dict, tiling=tiling) -> Callable[[], None]:
-                    extra = (slab,) if operation == "pack" else ()
-                    compiled = MODULES[operation]["cute"].compile_for(arch, case.dtype, case.top_k, tiling, *extra)
-                    arguments = (*inputs.values(), *outputs.values())
+                    extra = slab if operation == "pack" else False  # rows checked for padding; no residual
+                    compiled = MODULES[operation]["cute"].compile_for(arch, case.dtype, case.top_k, tiling, extra)
+                    residual = () if operation == "pack" else outputs.values()  # given, not read
+                    arguments = (*inputs.values(), *residual, *outputs.values())
                     return lambda: compiled(*arguments)
 
                 found[name] = bind

@@ -24,7 +24,8 @@ from moe_routing_bench import cute_support as support
 from moe_routing_bench.cute_support import RowTiling
 
 MAX_SLAB = 16
-ENOUGH_BLOCKS = 132 * 16  # fewer leave a large GPU partly idle: threads then take fewer vectors each
+ENOUGH_BLOCKS = 132 * 12  # fewer leave a large GPU partly idle: threads then take fewer vectors each
+MANY_BLOCKS = 132 * 32
 
 
 @cute.kernel
@@ -100,12 +101,18 @@ def compile_for(arch: str, dtype: str, top_k: int, tiling: RowTiling, slab: int,
     return support.compile_kernel(pack_host, arguments, arch, keep)
 
 
-def choose_tiling(tokens: int, hidden: int, dtype: str, vectors: int = 4, threads: int = 128) -> RowTiling:
-    """The row tiling for `tokens` rows: few rows are cut finer, so that they still occupy the whole GPU."""
-    tiling = support.row_tiling(hidden, dtype, vectors, threads)
+def choose_tiling(tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling:
+    """The row tiling for `tokens` rows: few rows are cut finer, so that they still occupy the whole GPU.
+
+    Many rows that are written once or twice are cut finer too: blocks that end sooner overlap better (docs/kernels.md).
+    """
+    vectors = 4
+    tiling = support.row_tiling(hidden, dtype, vectors, threads=128)
+    if top_k <= 2 and tiling.blocks(tokens) >= MANY_BLOCKS:
+        return support.row_tiling(hidden, dtype, 2, threads=128)
     while vectors > 1 and tiling.blocks(tokens) < ENOUGH_BLOCKS:
         vectors //= 2
-        tiling = support.row_tiling(hidden, dtype, vectors, threads)
+        tiling = support.row_tiling(hidden, dtype, vectors, threads=128)
     return tiling
 
 
@@ -119,13 +126,13 @@ def choose_slab(cell: Any, tokens: int, rows: int) -> int:
 def precompile(cell: Any, arch: str) -> None:
     """Put the kernel of a cell, with buffers at its layout's row limit, into the cache; needs no GPU."""
     slab = choose_slab(cell, cell.tokens, cell.row_limit)
-    compile_for(arch, cell.dtype, cell.top_k, choose_tiling(cell.tokens, cell.hidden, cell.dtype), slab)
+    compile_for(arch, cell.dtype, cell.top_k, choose_tiling(cell.tokens, cell.hidden, cell.dtype, cell.top_k), slab)
 
 
 def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Callable[[], None]:
     """Bind pack: x (T, H), order (R,) int32, inverse (T, k) int32 -> packed (R, H), of x's dtype."""
     x, order, inverse = inputs["x"], inputs["order"], inputs["inverse"]
-    tiling = choose_tiling(len(x), cell.hidden, cell.dtype)
+    tiling = choose_tiling(len(x), cell.hidden, cell.dtype, cell.top_k)
     slab = choose_slab(cell, len(x), len(order))
     kernel = compile_for(support.current_arch(), cell.dtype, cell.top_k, tiling, slab)
     return functools.partial(kernel, x, order, inverse, outputs["packed"])
