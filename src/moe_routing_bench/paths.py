@@ -7,6 +7,7 @@ from pathlib import Path
 
 from moe_routing_bench import platforms
 from moe_routing_bench.grid import Job
+from moe_routing_bench.routers import ROUTERS
 
 PACKAGE = Path(__file__).resolve().parent
 CONFIG = Path("config/config.yaml")
@@ -83,7 +84,9 @@ def code_files(bench: str) -> list[str]:
     """Every source file whose edit makes the measurements of a bench stale, sorted."""
     parts = _PARTS.get(bench, ())
     folders = [f"benches/{name}" for name in (bench, *parts)]
-    files = {*sources("routers", "measure", *folders), *(source(name) for name in _CORE)}
+    rules = {"__init__", *(router.module for router in ROUTERS.values())}  # not the trainable ones: no bench runs them
+    files = {*sources("measure", *folders), *(source(f"routers/{name}.py") for name in rules)}
+    files |= {source(name) for name in _CORE}
     if parts:
         files.add(source("benches/composite.py"))
     if any("cute_support" in Path(name).read_text() for name in files):

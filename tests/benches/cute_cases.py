@@ -1,4 +1,4 @@
-"""Compile pack and combine for one architecture without a GPU and print one JSON line a case: PTX and SASS facts.
+"""Compile our kernels for one architecture without a GPU and print one JSON line a case: PTX and SASS facts.
 
 A program of its own: a mistake in DSL code can abort the process, and kept PTX and cubins are written to the working
 directory. SASS comes from the nvdisasm that triton ships; without it the counts are null.
@@ -9,10 +9,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from moe_routing_bench import cute_support
 from moe_routing_bench.benches.combine import cute_combine
+from moe_routing_bench.benches.gate import cute_gate
+from moe_routing_bench.benches.gate.rules import rule_of
 from moe_routing_bench.benches.pack import cute_pack
+from moe_routing_bench.benches.permute import cute_permute
+from moe_routing_bench.grid import Cell
 
 # operation, dtype, hidden, top_k, padding rows checked a group
 CASES = [
@@ -27,6 +32,18 @@ CASES = [
     ("combine", "fp32", 2048, 32, 0),
     ("combine", "bf16", 4097, 6, 0),
 ]
+# router, dtype, tokens, experts, top_k
+GATES = [
+    ("softmax_topk_renorm", "fp32", 16384, 128, 8),
+    ("softmax_topk", "bf16", 64, 60, 4),
+    ("deepseek_v2", "fp32", 16384, 160, 6),
+    ("deepseek_v3", "fp16", 16384, 256, 8),
+    ("sqrtsoftplus_renorm", "fp32", 16384, 384, 6),
+    ("softmax_topk_renorm", "fp32", 16384, 1024, 32),
+    ("llama4", "bf16", 1, 1, 1),
+]
+# tokens, experts, top_k, layout
+PERMUTES = [(16, 8, 2, "compact"), (512, 128, 8, "block128"), (16384, 1024, 8, "compact"), (524288, 60, 8, "padded")]
 
 
 def disassemble(cubin: bytes) -> str | None:
@@ -66,6 +83,37 @@ def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, slab: 
     }
 
 
+def spills(kernel: Any, case: str, operation: str) -> dict[str, object]:
+    """Local memory and registers of a kernel whose accesses follow from its shape class."""
+    sass = disassemble(kernel.__cubin__)
+    return {
+        "case": case,
+        "operation": operation,
+        "vector_bytes": None,
+        "local": None if sass is None else len(re.findall(r"\b(?:LDL|STL)\b", sass)),
+        "registers": max(map(int, re.findall(r"\bR(\d+)\b", sass or "R0"))) + 1,
+    }
+
+
+def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: int) -> dict[str, object]:
+    """Compile one gate."""
+    rule = rule_of(Cell("gate", 0, router=router))
+    shape = cute_gate.choose(tokens, experts, top_k, rule)
+    kernel = cute_gate.compile_for(arch, dtype, experts, top_k, rule, *shape, keep=True)
+    return spills(kernel, f"gate-{router}-{dtype}-T{tokens}-E{experts}-k{top_k}", "gate")
+
+
+def permute(arch: str, tokens: int, experts: int, top_k: int, layout: str) -> dict[str, object]:
+    """Compile one permute."""
+    form, _ = cute_permute.form_of(Cell("permute", 0, tokens=tokens, experts=experts, top_k=top_k, layout=layout), arch)
+    kernel = cute_permute.compile_for(arch, experts, form, keep=True)
+    return spills(kernel, f"permute-T{tokens}-E{experts}-k{top_k}-{layout}", "permute")
+
+
 if __name__ == "__main__":
+    for case in GATES:
+        print(json.dumps(gate(sys.argv[1], *case)), flush=True)
+    for case in PERMUTES:
+        print(json.dumps(permute(sys.argv[1], *case)), flush=True)
     for case in CASES:
         print(json.dumps(facts(sys.argv[1], *case)), flush=True)

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 CASES = Path(__file__).with_name("triton_cases.py")
 
 
-def test_pack_and_combine_match_torch_on_odd_shapes() -> None:
+def test_kernels_match_their_references_on_odd_shapes() -> None:
     """One subprocess runs every case: triton reads TRITON_INTERPRET when it is imported."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, str(CASES)], env=environment, capture_output=True, text=True, timeout=300)

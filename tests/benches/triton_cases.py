@@ -1,14 +1,17 @@
 """The cases of test_triton_interpret, run as a program: TRITON_INTERPRET must precede the import of triton.
 
-Every case is checked against a plain loop-free torch reference, with outputs poisoned by NaN beforehand.
+Pack and combine are checked against a plain loop-free torch reference, gate and permute by their definitions; outputs are
+poisoned beforehand.
 """
 
 from types import SimpleNamespace
 
 import torch
 
+from moe_routing_bench.benches import BENCHES
 from moe_routing_bench.benches.combine import triton_combine
 from moe_routing_bench.benches.pack import triton_pack
+from moe_routing_bench.grid import Cell
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # name: tokens, hidden, top_k, dtype, share of assignments dropped, padding rows
@@ -18,12 +21,30 @@ CASES = {
     "one_expert": (7, 8, 1, "fp16", 0.0, 0),
     "odd_hidden": (6, 13, 2, "bf16", 0.0, 0),
     "two_tiles": (3, 4100, 2, "fp32", 0.0, 0),
+    "odd_tiles": (2, 2049, 5, "bf16", 0.0, 0),
     "every_expert": (4, 24, 8, "bf16", 0.0, 0),
     "wide_k": (3, 40, 32, "fp32", 0.3, 5),
     "padding": (9, 32, 2, "fp32", 0.0, 11),
     "dropped_and_padding": (33, 20, 4, "bf16", 0.5, 37),
     "more_padding_than_slab": (2, 8, 2, "fp32", 0.0, 200),
     "all_dropped": (4, 16, 2, "fp32", 1.0, 3),
+}
+# router: experts, top_k, dtype of the scores
+GATES = {
+    "softmax_topk_renorm": (128, 8, "fp32"),
+    "softmax_topk": (60, 4, "bf16"),
+    "deepseek_v2": (160, 6, "fp32"),
+    "deepseek_v3": (64, 8, "fp16"),
+    "sigmoid_renorm": (33, 3, "fp32"),
+    "sqrtsoftplus_renorm": (24, 6, "bf16"),
+    "llama4": (1, 1, "fp32"),
+}
+# name: tokens, experts, top_k, capacity factor, skew, layout
+PERMUTES = {
+    "one_program": (65, 8, 2, None, 0.5, "compact"),
+    "one_token": (1, 7, 7, None, 0.0, "block64"),
+    "two_programs": (600, 60, 4, 0.7, 1.0, "padded"),
+    "everything_on_one_expert": (1100, 16, 1, None, 3.8, "block128"),
 }
 
 
@@ -59,8 +80,27 @@ def check(name: str) -> None:
     torch.testing.assert_close(combined, exact.to(x.dtype))
 
 
+def check_by_definition(cell: Cell) -> None:
+    """Run the Triton implementation of a cell's bench; AssertionError where its definition finds fault."""
+    definition, module = BENCHES[cell.bench].definition(), BENCHES[cell.bench].load("triton")
+    inputs = definition.build(cell, cell.seed, "cpu")
+    outputs = definition.empty_outputs(cell, inputs)
+    for output in outputs.values():
+        output.fill_(torch.nan if output.is_floating_point() else 0x7F7F7F7F)
+    module.prepare(cell, inputs, outputs)()
+    found = definition.check(cell, inputs, outputs, definition.reference(cell, inputs))
+    assert not found.error and not found.mismatches, f"{cell}: {found}"
+
+
 if __name__ == "__main__":
     torch.manual_seed(17)
+    for router, (experts, top_k, dtype) in GATES.items():
+        check_by_definition(Cell("gate", 17, tokens=5, experts=experts, top_k=top_k, router=router, dtype=dtype))
+        print("ok gate", router, flush=True)
+    for case, (tokens, experts, top_k, factor, skew, layout) in PERMUTES.items():
+        shape = {"tokens": tokens, "experts": experts, "top_k": top_k, "layout": layout}
+        check_by_definition(Cell("permute", 17, capacity_factor=factor, skew=skew, sampler="exact", **shape))
+        print("ok permute", case, flush=True)
     for case in CASES:
         check(case)
         print("ok", case, flush=True)

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "cute_support": "",
     "benches": "errors grid row_map workload routers cute_cache cute_support",
     "ops": "errors benches",
-    "paths": "platforms grid",
+    "paths": "platforms grid routers",
     "records": "errors grid",
     "measure": "errors settings platforms grid paths records benches routers",
     "figures": "errors platforms benches",

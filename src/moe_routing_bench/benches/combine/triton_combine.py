@@ -66,7 +66,8 @@ def combine_kernel(
 
 def choose_block(tokens: int, hidden: int, itemsize: int, top_k: int, num_warps: int = 4) -> tuple[int, int]:
     """(tokens, columns) of one program: as many vectors a thread as k allows, fewer when programs would be few."""
-    block_bytes = 32 * num_warps * 16 * max(1, min(4, LOADS_IN_FLIGHT // top_k))
+    vectors = max(1, min(4, LOADS_IN_FLIGHT // top_k))
+    block_bytes = 32 * num_warps * 16 * (1 << vectors.bit_length() - 1)  # a block's extent is a power of two
     columns = min(triton.next_power_of_2(hidden), block_bytes // itemsize)
     while columns * itemsize > 1024 and tokens * math.ceil(hidden / columns) < ENOUGH_PROGRAMS:
         columns //= 2

@@ -10,6 +10,8 @@ BENCH = Bench(
     implementations=(
         Implementation("torch", ".torch_gate"),
         Implementation("torch_compile", ".torch_gate", requires=("compiler",), options={"compiled": True}),
+        Implementation("triton", ".triton_gate", requires=("cuda", "triton")),
+        Implementation("cute", ".cute_gate", requires=("cuda", "cutlass")),
         Implementation("quack", ".quack_gate", requires=("cuda", "quack")),
     ),
 )

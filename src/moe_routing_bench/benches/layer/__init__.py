@@ -2,7 +2,8 @@
 
 from moe_routing_bench.benches import Bench, Implementation
 
-_COMPILED = {"gate": "torch_compile", "permute": "torch_compile", "pack": "torch_compile", "combine": "torch_compile"}
+_STAGES = ("gate", "permute", "pack", "combine")
+_COMPILED, _TRITON, _CUTE = (dict.fromkeys(_STAGES, name) for name in ("torch_compile", "triton", "cute"))
 
 BENCH = Bench(
     name="layer",
@@ -21,11 +22,11 @@ BENCH = Bench(
         ),
         Implementation(
             "triton", ".composed", requires=("cuda", "triton"), layout="compact",
-            options={"experts": "grouped_mm", "pack": "triton", "combine": "triton"},
+            options={"experts": "grouped_mm", **_TRITON},
         ),
         Implementation(
             "cute", ".composed", requires=("cuda", "cutlass"), layout="compact",
-            options={"experts": "grouped_mm", "pack": "cute", "combine": "cute"},
+            options={"experts": "grouped_mm", **_CUTE},
         ),
     ),
 )  # fmt: skip

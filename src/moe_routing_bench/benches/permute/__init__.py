@@ -10,5 +10,7 @@ BENCH = Bench(
     implementations=(
         Implementation("torch", ".torch_permute"),
         Implementation("torch_compile", ".torch_permute", requires=("compiler",), options={"compiled": True}),
+        Implementation("triton", ".triton_permute", requires=("cuda", "triton")),
+        Implementation("cute", ".cute_permute", requires=("cuda", "cutlass")),
     ),
 )

@@ -14,10 +14,12 @@ BENCH = Bench(
             options={"gate": "torch_compile", "permute": "torch_compile", "pack": "torch_compile", "combine": "torch_compile"},
         ),
         Implementation(
-            "triton", ".composed", requires=("cuda", "triton"), layout="compact", options={"pack": "triton", "combine": "triton"}
+            "triton", ".composed", requires=("cuda", "triton"), layout="compact",
+            options={"gate": "triton", "permute": "triton", "pack": "triton", "combine": "triton"},
         ),
         Implementation(
-            "cute", ".composed", requires=("cuda", "cutlass"), layout="compact", options={"pack": "cute", "combine": "cute"}
+            "cute", ".composed", requires=("cuda", "cutlass"), layout="compact",
+            options={"gate": "cute", "permute": "cute", "pack": "cute", "combine": "cute"},
         ),
     ),
 )  # fmt: skip

@@ -1,0 +1,104 @@
+"""What every rule of the zoo is built on: what it returns, what it is, and how it is made from its table line."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.routers import losses, networks
+from moe_routing_bench.routers.zoo import ZOO, Rule
+
+__all__ = ["ZOO", "Learned", "Routing", "SoftRouting", "build"]
+
+COMMON_LOSSES = ("switch", "global_batch", "sequence", "z", "entropy")
+
+
+@dataclass
+class Routing:
+    """What a rule decided for T = B * S tokens (flattened batch-major)."""
+
+    ids: Tensor  # (T, K) int32, -1 in an empty slot; K = top_k, or more where the number of experts a token varies
+    weights: Tensor  # (T, K) float32, differentiable; 0 where ids is -1
+    losses: dict[str, Tensor]  # scalars with their coefficient applied, differentiable; empty in evaluation
+    scores: Tensor  # (T, E) float32, a distribution over the true experts: rows sum to 1
+
+
+@dataclass
+class SoftRouting:
+    """What soft MoE decided: no ids, but mixtures. Slot s belongs to expert s // (slots / E)."""
+
+    dispatch: Tensor  # (B, S, slots) float32, sums to 1 over S
+    combine: Tensor  # (B, S, slots) float32, sums to 1 over slots
+    losses: dict[str, Tensor]
+    scores: Tensor  # (T, E) float32, rows sum to 1
+
+
+class Learned(nn.Module):
+    """A rule with its parameters and its state.
+
+    Shapes never depend on data and nothing waits for the host, so that a training step can be captured. State that is
+    learnt without a gradient lies in buffers: `forward` in training mode gathers statistics, `after_step` uses them.
+    """
+
+    extra: tuple[str, ...] = ()  # zero-computation experts: ids E, E+1, ... mean these kinds: "zero", "copy" or "const"
+    passes = 1  # the layer is applied so often, with a router of its own each time
+    known_losses: tuple[str, ...] = COMMON_LOSSES
+    takes_network = True
+
+    def __init__(self, rule: Rule, dim: int, experts: int, top_k: int, network: str, coefficients: Mapping[str, float]):
+        """Set up what all rules have; the network has an output for every true and zero-computation expert."""
+        super().__init__()
+        self.rule, self.experts, self.top_k = rule, experts, top_k
+        self.coefficients = dict(coefficients)
+        outputs = experts + len(self.extra)
+        self.network = networks.build(network, dim, outputs) if self.takes_network else None
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits (T, E + extra) float32 of x (B, S, D)."""
+        assert self.network is not None, f"{self.rule.name} has no router network"
+        return networks.in_float32(self.network, x)
+
+    def terms(
+        self, logits: Tensor, scores: Tensor, ids: Tensor, batch: int, **own: Callable[[], Tensor]
+    ) -> dict[str, Tensor]:
+        """The losses asked for, with their coefficients: the common ones and those that a rule brings. None in evaluation."""
+        if not self.training:
+            return {}
+        common = {
+            "switch": lambda: losses.switch(scores, ids),
+            "global_batch": lambda: losses.global_batch(scores, ids),
+            "sequence": lambda: losses.sequence(scores, ids, batch),
+            "z": lambda: losses.z(logits),
+            "entropy": lambda: losses.entropy(scores),
+        }
+        return {name: weight * (common | own)[name]() for name, weight in self.coefficients.items() if weight}
+
+    def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing | SoftRouting:
+        """Route x (B, S, D) of any float dtype with token_ids (B, S) int64 and positions (S,) int64."""
+        raise NotImplementedError
+
+    def after_step(self) -> None:
+        """Update what is learnt without a gradient; to be called after each step of the optimiser."""
+
+
+def build(rule: str, dim: int, experts: int, top_k: int, network: str = "linear", **options: Any) -> Learned:
+    """A router of the zoo for x (..., `dim`).
+
+    `options` are those of the rule's table line, and `losses`, a mapping from loss to coefficient in place of the table's.
+    Raises `UserError` for an unknown rule, network, option or loss, and for shapes that the rule cannot route.
+    """
+    line = ZOO[pick("router", rule, ZOO)]
+    cls: type[Learned] = line.load()
+    if not cls.takes_network and network != "linear":
+        raise bad(f"router network for {rule}", network, "linear", "the rule has no network")
+    if line.top_k not in (None, top_k) or not line.least_top_k <= top_k <= experts:
+        allowed = line.top_k or f"{line.least_top_k} to {experts}"
+        raise bad(f"top_k for router {rule}", top_k, allowed)
+    coefficients = options.pop("losses", line.losses)
+    for name in coefficients:
+        pick(f"loss for router {rule}", name, cls.known_losses)
+    for name in options:
+        pick(f"option for router {rule}", name, (*line.options, "losses"))
+    return cls(line, dim, experts, top_k, network, coefficients, **{**line.options, **options})

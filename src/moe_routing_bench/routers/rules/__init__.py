@@ -1,0 +1,1 @@
+"""One rule of the zoo a file, each with a class `Router`; the table is `routers/zoo.py`."""

@@ -1,0 +1,20 @@
+"""Expert choice: each expert takes its T·k/E best tokens of the batch (2202.09368 section 3.2). Not causal."""
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.routers.learned import Learned, Routing
+
+
+class Router(Learned):
+    """The paper's capacity factor is `top_k`, so that the mean number of experts a token is that of top-k."""
+
+    def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
+        """Route; ids (T, E) with expert e in column e or -1, weights softmax probabilities."""
+        logits = self.logits(x)
+        scores = logits.softmax(1)
+        picks = scores.detach().topk(max(1, len(scores) * self.top_k // self.experts), dim=0).indices
+        taken = torch.zeros_like(scores, dtype=torch.bool).scatter_(0, picks, True)
+        experts = torch.arange(self.experts, device=x.device, dtype=torch.int32)
+        ids = torch.where(taken, experts, -1)
+        return Routing(ids, scores * taken, self.terms(logits, scores, ids, len(x)), scores)

@@ -1,0 +1,32 @@
+"""Soft MoE: slots are mixtures of the tokens of a sequence, tokens mixtures of the slots (2308.00951 section 2). Not causal."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from moe_routing_bench.routers.learned import Learned, SoftRouting
+from moe_routing_bench.routers.networks import without_autocast
+
+
+class Router(Learned):
+    """Parameters: `slots` (D, E · slots an expert), the paper's Φ, and `scale`, for normalised logits (section 2.3)."""
+
+    takes_network = False
+    known_losses = ()
+
+    def __init__(self, *args, sequence: int) -> None:
+        """`sequence` tokens have sequence·k/E slots an expert, at least one: the compute of top-k."""
+        super().__init__(*args)
+        dim = args[1]
+        self.slots = nn.Parameter(
+            torch.randn(dim, self.experts * max(1, sequence * self.top_k // self.experts)) * dim**-0.5
+        )
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> SoftRouting:
+        """Dispatch and combine weights (B, S, slots)."""
+        with without_autocast(x):
+            logits = normalize(x.float(), dim=-1) @ (self.scale * normalize(self.slots, dim=0))
+        combine = logits.softmax(2)
+        scores = combine.unflatten(2, (self.experts, -1)).sum(3).flatten(0, 1)
+        return SoftRouting(logits.softmax(1), combine, {}, scores)

@@ -1,0 +1,184 @@
+"""Our own kernels against their definitions, on a GPU: edge cases, random shapes, poisoned outputs, bad scores.
+
+Every implementation called `triton` or `cute` of every stage is covered without being named here.
+"""
+
+import functools
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moe_routing_bench.benches import BENCHES
+from moe_routing_bench.grid import Cell
+from moe_routing_bench.platforms import missing
+from moe_routing_bench.routers import ROUTERS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+STAGES = ("gate", "permute", "pack", "combine")
+KERNELS = [
+    (bench, way.name) for bench in STAGES for way in BENCHES[bench].implementations if way.name in ("triton", "cute")
+]
+CHUNKS, EXAMPLES = 8, 25  # random shapes a kernel: 200, in parts that can run side by side (pytest -n 8)
+LAYOUTS = ("compact", "padded", "block64", "block128")
+# tokens, hidden, experts, top_k, capacity factor, skew, layout, dtype
+EDGES = {
+    "one_token": (1, 64, 8, 2, None, 0.0, "compact", "bf16"),
+    "one_expert": (33, 40, 1, 1, None, 0.0, "compact", "fp32"),
+    "every_expert": (65, 128, 8, 8, None, 0.0, "block64", "bf16"),
+    "everything_on_one_expert": (1000, 48, 64, 1, None, 7.9, "compact", "fp16"),
+    "everything_on_one_of_1024": (5000, 16, 1024, 1, None, 31.9, "block128", "bf16"),
+    "nearly_all_dropped": (4000, 32, 64, 4, 0.01, 0.5, "compact", "bf16"),
+    "dropped_and_padded": (3001, 72, 60, 4, 0.7, 1.0, "padded", "fp16"),
+    "odd": (513, 13, 7, 3, 1.1, 0.3, "block64", "fp32"),
+    "many_choices": (300, 96, 896, 32, None, 0.7, "compact", "bf16"),
+    "one_block": (512, 8, 128, 8, None, 0.7, "block128", "bf16"),
+    "just_over_one_block": (1025, 8, 128, 8, None, 0.7, "padded", "bf16"),
+    "many_tiles": (300000, 8, 256, 8, 1.0, 0.7, "padded", "bf16"),
+}  # fmt: skip
+
+
+def cell_of(bench: str, tokens, hidden, experts, top_k, factor, skew, layout, dtype, router="softmax_topk_renorm", seed=17):  # fmt: skip
+    """A cell with what the bench depends on; padded rows without a capacity get one."""
+    factor = 1.25 if layout == "padded" and factor is None else factor
+    every = {
+        "tokens": tokens, "hidden": hidden, "experts": experts, "top_k": top_k, "capacity_factor": factor, "skew": skew,
+        "sampler": "exact", "dtype": dtype, "layout": layout, "router": router,
+    }  # fmt: skip
+    return Cell(bench, seed, **{axis: value for axis, value in every.items() if axis in BENCHES[bench].axes})
+
+
+def run(cell: Cell, name: str, twice: bool = True) -> None:
+    """AssertionError where an implementation differs from the definition, or from itself in a second call."""
+    bench = BENCHES[cell.bench]
+    absent = missing(bench[name].requires, "cuda")
+    if absent:
+        pytest.skip(f"{name} needs {absent}")
+    definition, module = bench.definition(), bench.load(name)
+    reason = module.supports(cell) if hasattr(module, "supports") else None
+    if reason:
+        return
+    inputs = definition.build(cell, cell.seed, "cuda")
+    expected = definition.reference(cell, inputs)
+    kept = {key: value.clone() for key, value in inputs.items()}
+    outputs = definition.empty_outputs(cell, inputs)
+    call = module.prepare(cell, inputs, outputs)
+    answers = []
+    for _ in range(1 + twice):
+        for output in outputs.values():
+            output.fill_(torch.nan if output.is_floating_point() else 0x7F7F7F7F)
+        call()
+        torch.cuda.synchronize()
+        check = definition.check(cell, inputs, outputs, expected)
+        assert not check.error and not check.mismatches, f"{name} {cell}: {check}"
+        answers.append({key: value.clone() for key, value in outputs.items()})
+    for first, second in zip(answers[0].values(), answers[-1].values(), strict=True):
+        assert torch.equal(first, second), f"{name} {cell}: another answer in the second call"
+    for key, value in inputs.items():
+        assert torch.equal(value, kept[key]), f"{name} {cell}: changed its input {key}"
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize(("bench", "name"), KERNELS)
+def test_edge_cases(bench, name, edge):
+    run(cell_of(bench, *EDGES[edge]), name)
+
+
+@pytest.mark.parametrize("router", list(ROUTERS))
+@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (64, 6), (160, 6), (256, 8), (384, 8), (1024, 32)])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "gate"])
+def test_every_rule(name, dtype, experts, top_k, router):
+    try:
+        ROUTERS[router].check(experts, top_k)
+    except Exception:
+        return
+    run(cell_of("gate", 777, None, experts, top_k, None, None, None, dtype, router), name)
+
+
+@functools.cache
+def shapes():
+    """Any cell that fits in little memory; routers that cannot take it fall back to plain top-k."""
+
+    @st.composite
+    def draw(pick):
+        experts = pick(st.one_of(st.integers(1, 64), st.integers(1, 1024)))
+        top_k = pick(st.integers(1, min(32, experts)))
+        tokens = pick(st.one_of(st.integers(1, 64), st.integers(1, 20000)))
+        hidden = pick(st.integers(1, max(1, min(8192, 2**25 // (tokens * top_k)))))
+        skew = pick(st.floats(0, 0.9)) * (experts / top_k - 1) ** 0.5
+        factor = pick(st.sampled_from([None, 0.1, 0.5, 1.0, 1.25, 2.0]))
+        router = pick(st.sampled_from(sorted(ROUTERS)))
+        try:
+            ROUTERS[router].check(experts, top_k)
+        except Exception:
+            router = "softmax_topk_renorm"
+        return (
+            tokens, hidden, experts, top_k, factor, skew, pick(st.sampled_from(LAYOUTS)),
+            pick(st.sampled_from(["bf16", "fp16", "fp32"])), router, pick(st.integers(0, 2**31)),
+        )  # fmt: skip
+
+    return draw()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize(("bench", "name"), KERNELS)
+def test_random_shapes(bench, name, chunk):
+    @hypothesis.seed(chunk)
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(shape=shapes())
+    def search(shape):
+        run(cell_of(bench, *shape), name, twice=False)
+
+    search()
+
+
+@pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "gate"])
+def test_ties_take_the_lowest_id(name):
+    cell = cell_of("gate", 64, None, 100, 7, None, None, None, "bf16")
+    module, definition = BENCHES["gate"].load(name), BENCHES["gate"].definition()
+    for value in (0.0, -1.0, -torch.inf):
+        inputs = {"logits": torch.full((64, 100), value, dtype=torch.bfloat16, device="cuda")}
+        inputs["logits"][:, 1::2] *= -1 if value == 0 else 1  # -0.0 and 0.0 are one score
+        outputs = definition.empty_outputs(cell, inputs)
+        module.prepare(cell, inputs, outputs)()
+        assert (outputs["topk_ids"].sort(1).values == torch.arange(7, device="cuda")).all()
+
+
+@pytest.mark.parametrize(
+    "router", ["softmax_topk_renorm", "softmax_topk", "deepseek_v2", "deepseek_v3", "sigmoid_renorm"]
+)
+@pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "gate"])
+def test_a_token_with_a_nan_is_reported_and_no_other(name, router):
+    cell = cell_of("gate", 200, None, 128, 4, None, None, None, "fp32", router)
+    module, definition = BENCHES["gate"].load(name), BENCHES["gate"].definition()
+    inputs = definition.build(cell, 1, "cuda")
+    expected = definition.reference(cell, inputs)
+    broken = torch.arange(0, 200, 7, device="cuda")
+    inputs["logits"][broken, (broken * 5) % 128] = torch.nan
+    outputs = definition.empty_outputs(cell, inputs)
+    module.prepare(cell, inputs, outputs)()
+    assert (outputs["topk_ids"][broken] == -1).all() and outputs["topk_weights"][broken].isnan().all()
+    whole = torch.ones(200, dtype=torch.bool, device="cuda").index_fill(0, broken, False)
+    ids = [values["topk_ids"][whole].sort(1).values for values in (outputs, expected)]
+    assert torch.equal(ids[0], ids[1]) and not outputs["topk_weights"][whole].isnan().any()
+
+
+@pytest.mark.parametrize("tokens", [100, 40000])
+@pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "permute"])
+def test_ids_out_of_range_take_no_row(name, tokens):
+    cell = cell_of("permute", tokens, None, 16, 2, None, 0.0, "compact", None)
+    module, definition = BENCHES["permute"].load(name), BENCHES["permute"].definition()
+    inputs = definition.build(cell, 1, "cuda")
+    inputs["topk_ids"][::3, 0], inputs["topk_ids"][1::3, 1] = -1, 16
+    outputs = definition.empty_outputs(cell, inputs)
+    module.prepare(cell, inputs, outputs)()
+    flat, inverse = inputs["topk_ids"].flatten(), outputs["inverse"].flatten()
+    inside = (flat >= 0) & (flat < 16)
+    assert torch.equal(inverse >= 0, inside)
+    kept = int(inside.sum())
+    assert outputs["offsets"][-1] == kept and (outputs["order"][kept:] == -1).all()
+    assert torch.equal(outputs["order"][:kept].long(), flat.where(inside, 99).argsort(stable=True)[:kept])

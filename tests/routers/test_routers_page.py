@@ -1,0 +1,31 @@
+"""docs/routers.md says what the zoo's table says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from moe_routing_bench.routers import zoo
+
+PAGE = (Path(__file__).parents[2] / "docs/routers.md").read_text()
+
+
+def test_the_table_of_rules_is_the_zoo():
+    assert zoo.table() in PAGE, "write the table again, as the page says"
+
+
+def test_names_are_distinct_and_cells_stay_cells():
+    assert len(zoo.ZOO) == len(zoo._TABLE)
+    assert {line.count("|") for line in zoo.table().splitlines()} == {8}
+
+
+def test_the_table_is_read_without_torch():
+    script = "import sys; from moe_routing_bench.routers.zoo import table; table(); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_differences_name_rules():
+    section = PAGE.partition("## Where a rule differs")[2].partition("\n## ")[0]
+    named = {name for row in re.findall(r"^\| (`.*?) \|", section, re.M) for name in re.findall("`(.+?)`", row)}
+    assert named and named <= set(zoo.ZOO)

@@ -1,0 +1,113 @@
+"""Every rule of the zoo keeps what its table line promises; the properties are functions of `router_properties`."""
+
+import pytest
+import router_properties as properties
+from router_properties import DIM, EXPERTS, OPTIONS, make
+
+from moe_routing_bench.errors import UserError
+from moe_routing_bench.routers.learned import COMMON_LOSSES, ZOO, build
+from moe_routing_bench.routers.zoo import NETWORKS
+
+every_rule = pytest.mark.parametrize("name", ZOO)
+both_modes = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+NETWORKED = [name for name, rule in ZOO.items() if rule.load().takes_network]
+BIASED = [name for name in ZOO if hasattr(make(name).routers[0], "bias")]
+
+
+def test_rules_with_a_selection_bias():
+    assert BIASED == ["deepseek_v3", "sigmoid_renorm", "sqrtsoftplus_renorm", "loss_free_bias", "quantile_balancing"]
+
+
+@every_rule
+def test_router_gets_a_gradient_where_it_learns(name):
+    properties.router_learns(make(name), ZOO[name].learns)
+
+
+@pytest.mark.parametrize("name", NETWORKED)
+@pytest.mark.parametrize("network", NETWORKS[1:])
+def test_every_network_routes_and_learns(name, network):
+    toy = make(name, network)
+    properties.router_learns(toy, ZOO[name].learns)
+    properties.well_formed(toy, ZOO[name].sums, True)
+
+
+@every_rule
+def test_losses_have_gradients(name):
+    properties.losses_have_gradients(make(name), ZOO[name].losses)
+
+
+@every_rule
+def test_every_known_loss_can_be_asked_for(name):
+    known = ZOO[name].load().known_losses
+    properties.losses_have_gradients(make(name, losses=dict.fromkeys(known, 0.5)), known)
+
+
+@every_rule
+@both_modes
+def test_ids_and_weights_are_well_formed(name, training):
+    properties.well_formed(make(name), ZOO[name].sums, training)
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_bias_only_selects(name):
+    properties.bias_only_selects(make(name))
+
+
+@every_rule
+@both_modes
+def test_causality_is_what_the_table_says(name, training):
+    properties.causality_is(make(name), ZOO[name].causal if training else ZOO[name].causal_in_evaluation, training)
+
+
+@every_rule
+def test_state_survives_a_round_trip(name):
+    properties.state_survives(make(name), make(name, seed=9))
+
+
+@every_rule
+@both_modes
+def test_bf16_input_is_widened(name, training):
+    properties.half_precision_is_widened(make(name), training)
+
+
+@every_rule
+@both_modes
+def test_shapes_are_static(name, training):
+    properties.shapes_are_static(make(name), training)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("softkk", {}, "did you mean 'softk'"),
+        ("softk", {"network": "mpl"}, "did you mean 'mlp'"),
+        ("softk", {"top_k": 1}, "allowed: 2 to 8"),  # the one weight is 1: no gradient
+        ("softk", {"top_k": 9}, "allowed: 2 to 8"),
+        ("switch_top1", {}, "allowed: 1"),
+        ("noisy_topk", {"top_k": EXPERTS}, "allowed: 2 to 7"),
+        ("quantile_balancing", {"top_k": EXPERTS}, "allowed: 2 to 7"),
+        ("chain_of_experts", {"top_k": 3}, "a multiple of its 2 passes"),
+        ("deepseek_v3", {"groups": 8}, "at least two a group"),
+        ("sigmoid_renorm", {"score": "softmax"}, "allowed: sigmoid, sqrtsoftplus"),
+        ("softk", {"temperature": 1.0}, "option for router softk"),
+        ("softk", {"losses": {"load": 1.0}}, "loss for router softk"),
+        ("hash_random", {"network": "mlp"}, "the rule has no network"),
+        ("hash_balanced", {}, "one number for each token id"),
+    ],
+)
+def test_what_cannot_be_built_says_why(name, change, message):
+    with pytest.raises(UserError, match=message):
+        build(name, DIM, EXPERTS, **{"top_k": 2, **change})
+
+
+def test_fewer_tokens_than_a_tile_cannot_be_rounded():
+    toy = make("token_rounding")
+    toy.routers[0].tile = 1000
+    with pytest.raises(UserError, match="at least one tile of 1000"):
+        toy(*properties.data())
+
+
+def test_the_table_names_losses_that_its_rules_know():
+    assert all(set(rule.losses) <= set(rule.load().known_losses) for rule in ZOO.values())
+    assert all(set(OPTIONS[name]) <= set(ZOO[name].options) for name in OPTIONS)
+    assert set(COMMON_LOSSES) <= {loss for rule in ZOO.values() for loss in rule.load().known_losses}
