@@ -65,7 +65,7 @@ def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, slab: 
         kernel = cute_pack.compile_for(arch, dtype, top_k, tiling, slab, keep=True)
     else:
         tiling = cute_combine.choose_tiling(16384, hidden, dtype, top_k)
-        kernel = cute_combine.compile_for(arch, dtype, top_k, tiling, keep=True)
+        kernel = cute_combine.compile_for(arch, dtype, top_k, tiling, top_k == 2, keep=True)
     sass = disassemble(kernel.__cubin__)
     count = (lambda pattern: None) if sass is None else (lambda pattern: len(re.findall(pattern, sass)))
     return {
