@@ -23,8 +23,10 @@ MAY_IMPORT = {
     "row_map": "grid",
     "workload": "errors grid skew trace",
     "cute_cache": "cute_support",
+    "cute_layouts": "cute_support",
     "cute_support": "",
     "benches": "errors grid row_map workload routers cute_cache cute_support",
+    "ops": "errors benches",
     "paths": "platforms grid routers",
     "records": "errors grid",
     "measure": "errors settings platforms grid paths records benches routers",
@@ -32,7 +34,7 @@ MAY_IMPORT = {
     "report": "errors platforms benches figures paths",
     "cli": "errors settings platforms config grid paths records benches routers figures report measure",
 }
-MAY_IMPORT_TORCH = {"benches", "routers", "workload", "cute_cache", "cute_support", "measure"}
+MAY_IMPORT_TORCH = {"benches", "routers", "workload", "cute_cache", "cute_layouts", "cute_support", "measure", "ops"}
 WITHOUT_TORCH = ("config", "grid", "paths", "records", "platforms", "benches", "routers", "figures", "report", "cli")
 
 

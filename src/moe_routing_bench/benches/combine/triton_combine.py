@@ -25,6 +25,7 @@ def combine_kernel(
     y_ptr,
     inverse_ptr,
     weights_ptr,
+    residual_ptr,
     combined_ptr,
     tokens,
     H: tl.constexpr,
@@ -33,7 +34,7 @@ def combine_kernel(
     COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One program: TOKENS tokens x COLUMNS columns; CHUNK rows of a token are loaded together."""
+    """One program: TOKENS tokens x COLUMNS columns; CHUNK rows of a token are loaded together. No residual: None."""
     tiles: tl.constexpr = (H + COLUMNS - 1) // COLUMNS
     program = tl.program_id(0)
     token = (program // tiles) * TOKENS + tl.arange(0, TOKENS)
@@ -46,7 +47,11 @@ def combine_kernel(
     for j in tl.static_range(K):
         rows = rows + (tl.load(inverse_ptr + token * K + j, mask=live, other=-1)[:, None],)  # noqa: RUF005
         scales = scales + (tl.load(weights_ptr + token * K + j, mask=live, other=0.0)[:, None],)  # noqa: RUF005
-    total = tl.zeros([TOKENS, COLUMNS], tl.float32)
+    if residual_ptr is None:
+        total = tl.zeros([TOKENS, COLUMNS], tl.float32)
+    else:
+        pointers = residual_ptr + token[:, None].to(tl.int64) * H + column
+        total = tl.load(pointers, mask=live[:, None] & inside, other=0.0).to(tl.float32)
     for first in tl.static_range(0, K, CHUNK):
         terms = ()
         for j in tl.static_range(first, min(first + CHUNK, K)):
@@ -84,13 +89,14 @@ def launcher(
     combined: torch.Tensor,
     block: tuple[int, int],
     num_warps: int = 4,
+    residual: torch.Tensor | None = None,
 ) -> Callable[[], None]:
-    """The launch of combine for these tensors and (tokens, columns) of a program."""
+    """The launch of combine for these tensors and (tokens, columns) of a program; a residual (T, H) is where the sum starts."""
     (tokens, top_k), hidden = inverse.shape, combined.shape[1]
     grid = (math.ceil(tokens / block[0]) * math.ceil(hidden / block[1]),)
     vectors = max(1, block[0] * block[1] * y.element_size() // (32 * num_warps * 16))
     chunk = max(1, LOADS_IN_FLIGHT // vectors)
-    arguments = (y, inverse, weights, combined, tokens, hidden, top_k, *block, min(chunk, top_k))
+    arguments = (y, inverse, weights, residual, combined, tokens, hidden, top_k, *block, min(chunk, top_k))
     if not triton.knobs.runtime.interpret:
         # Compile and load now: neither may happen while a CUDA graph is captured.
         _ = combine_kernel.warmup(*arguments, grid=grid, num_warps=num_warps).run

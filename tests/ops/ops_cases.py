@@ -1,0 +1,102 @@
+"""Small routings for the tests of the operators; as a program, their Triton kernels against the float64 reference.
+
+A program of its own because TRITON_INTERPRET must precede the import of triton (see test_ops).
+"""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.grid import Cell
+from moe_routing_bench.ops import reference
+from moe_routing_bench.row_map import row_map
+from moe_routing_bench.workload import draw_ids, generator
+
+# name: tokens, hidden, experts, top_k, layout, capacity factor
+CASES = {
+    "one_token": (1, 16, 6, 3, "compact", None),
+    "odd_hidden": (6, 13, 5, 2, "compact", None),
+    "every_expert": (4, 24, 8, 8, "compact", None),
+    "odd_k": (3, 40, 9, 7, "padded", 1.0),
+    "wide_k": (3, 20, 40, 32, "padded", 0.5),
+    "dropped": (9, 20, 8, 4, "compact", 0.5),
+    "blocks_and_drops": (7, 5, 4, 4, "block64", 0.5),
+    "one_token_in_blocks": (1, 8, 64, 4, "block128", None),
+    "two_column_tiles": (2, 4100, 4, 2, "compact", None),
+}
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def routing(tokens: int, experts: int, top_k: int, layout: str = "compact", factor: float | None = None, device="cpu"):
+    """(order (R,), inverse (T, k)) of skewed routing."""
+    cell = Cell(
+        "pack", 17, tokens=tokens, experts=experts, top_k=top_k, layout=layout, capacity_factor=factor, skew=0.5, sampler="plackett_luce"
+    )  # fmt: skip
+    known = row_map(cell, draw_ids(cell, generator(17, "cpu")).contiguous().numpy())
+    return torch.from_numpy(known.order).to(device), torch.from_numpy(known.inverse).to(device)
+
+
+def data(rows: int, hidden: int, inverse: Tensor, dtype: torch.dtype, spoil: bool = False) -> tuple[Tensor, ...]:
+    """x or residual (T, H), y (R, H), weights (T, k), on inverse's device; `spoil` makes NaN of what may not be used."""
+    x = torch.randn(len(inverse), hidden, dtype=dtype, device=inverse.device)
+    y = torch.randn(rows, hidden, dtype=dtype, device=inverse.device)
+    weights = torch.rand(inverse.shape, dtype=reference.wide(dtype), device=inverse.device)
+    if spoil:
+        used = inverse[inverse >= 0].long()
+        spare = torch.ones(rows, dtype=torch.bool, device=y.device).index_fill_(0, used, False)
+        y[spare] = torch.nan
+        weights[inverse < 0] = torch.nan
+    return x, y, weights
+
+
+def close(got: Tensor, want: Tensor, terms: Tensor, roundoff: float) -> None:
+    """One rounding of the float64 result, and float32 sums of numbers whose sizes add up to `terms`."""
+    bound = roundoff * want.abs() + 2.0**-22 * terms + 1e-7
+    wrong = ~((got.double() - want).abs() <= bound)
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} differ"
+
+
+def check(name: str, dtype: torch.dtype, order: Tensor, inverse: Tensor, hidden: int) -> None:
+    """The kernels on one routing; AssertionError where they differ from the reference in float64."""
+    from moe_routing_bench.ops import triton_ops
+
+    rows = len(order)
+    x, y, weights = data(rows, hidden, inverse, dtype, spoil=True)
+    grad, residual = torch.randn_like(x), torch.randn_like(x)
+    # Triton's interpreter truncates to bfloat16; a GPU rounds to nearest.
+    exact = torch.finfo(dtype).eps / (1 if dtype == torch.bfloat16 and inverse.device.type == "cpu" else 2)
+    assert torch.equal(triton_ops.pack(x, order, inverse), reference.pack(x, order, inverse)), f"{name}: pack"
+
+    wide = [t.double() for t in (y, weights, residual)]
+    size = [t.abs() for t in wide]
+    got = triton_ops.combine(y, inverse, weights, residual)
+    close(got, reference.combine(wide[0], inverse, *wide[1:]), reference.combine(size[0], inverse, *size[1:]), exact)
+
+    want = reference.combine_backward(grad.double(), wide[0], inverse, wide[1], rows)
+    terms = reference.combine_backward(grad.double().abs(), size[0], inverse, size[1], rows)
+    d_y, d_weights = triton_ops.combine_backward(grad, y, inverse, weights, rows)
+    close(d_y, want[0], terms[0], exact)
+    close(d_weights, want[1], terms[1], 2.0**-24)
+    assert not d_weights[inverse < 0].any() and not d_y[order < 0].any(), f"{name}: dropped or padding"
+    only_y, nothing = triton_ops.combine_backward(grad, None, inverse, weights, rows)
+    assert torch.equal(only_y, d_y) and nothing.shape == (0,), f"{name}: d_y alone"
+    nothing, only_weights = triton_ops.combine_backward(grad, y, inverse, weights, None)
+    assert torch.equal(only_weights, d_weights) and nothing.shape == (0,), f"{name}: d_weights alone"
+
+
+if __name__ == "__main__":
+    torch.manual_seed(17)
+    torch.set_num_threads(1)
+    for (name, (tokens, hidden, *rest)), dtype in zip(CASES.items(), itertools.cycle(DTYPES), strict=False):
+        check(name, dtype, *routing(tokens, *rest), hidden)
+        print("ok", name, flush=True)
+    order, inverse = routing(4, 4, 2)
+    check("all_dropped", torch.float32, torch.full_like(order, -1), torch.full_like(inverse, -1), 16)
+    check("no_rows", torch.float32, order[:0], torch.full_like(inverse, -1), 16)
+    check("no_tokens", torch.float32, torch.full_like(order, -1), inverse[:0], 16)
+    transposed = torch.randn(20, 5).T
+    order, inverse = routing(5, 4, 2)
+    from moe_routing_bench.ops import triton_ops
+
+    assert torch.equal(triton_ops.pack(transposed, order, inverse), reference.pack(transposed, order, inverse))
