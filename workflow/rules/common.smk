@@ -21,7 +21,7 @@ PLATFORM = platforms.current()
 # one input each, and nothing depends on times or on Snakemake's own records, which may get lost.
 paths.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))
 for bench in {job.cell.bench for job in JOBS.values()}:
-    paths.keep(paths.code(PLATFORM, bench), paths.code_hashes(bench))
+    paths.keep(paths.code(PLATFORM, bench), paths.code_hashes(paths.code_files(bench)))
 CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
 
 
