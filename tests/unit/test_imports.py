@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "paths": "platforms grid",
     "records": "errors grid",
     "measure": "errors settings platforms grid paths records benches routers",
-    "quality": "errors platforms paths records routers measure",
+    "quality": "errors config platforms paths records routers measure",
     "figures": "errors platforms benches",
     "report": "errors platforms benches figures paths",
     "cli": "errors settings platforms config grid paths records benches routers figures report measure quality",
@@ -76,7 +76,7 @@ def test_the_client_and_the_server_stand_alone():
 
 def test_what_snakemake_reads_loads_no_torch():
     figures = sorted(f"figures.{path.stem}" for path in (PACKAGE / "figures").glob("*.py") if path.stem != "__init__")
-    quality = ("quality.run", "quality.runs", "quality.commands")
+    quality = ("quality.run", "quality.runs", "quality.plan", "quality.commands", "quality.compare")
     modules = [f"moe_routing_bench.{name}" for name in (*WITHOUT_TORCH, *figures, *quality, "report.render")]
     script = f"import sys, {', '.join(modules)}\nfor name in ('torch', 'triton', 'cutlass'): assert name not in sys.modules, name"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

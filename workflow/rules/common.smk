@@ -8,10 +8,12 @@ from snakemake.exceptions import WorkflowError
 from moe_routing_bench import config as bench_config
 from moe_routing_bench import grid, paths, platforms
 from moe_routing_bench.errors import UserError
+from moe_routing_bench.quality import plan
 
 try:
     SETTINGS = bench_config.load(config)
     JOBS = {(job.cell.bench, job.name): job for job in grid.expand(SETTINGS, bench_config.load_models(paths.MODELS))}
+    TRAINING = plan.expand(SETTINGS.get("quality", []))
 except UserError as error:
     raise WorkflowError(f"error: {error}") from None
 
@@ -22,6 +24,8 @@ PLATFORM = platforms.current()
 paths.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))
 for bench in {job.cell.bench for job in JOBS.values()}:
     paths.keep(paths.code(PLATFORM, bench), paths.code_hashes(paths.code_files(bench)))
+if TRAINING.finals:
+    paths.keep(paths.code(PLATFORM, "quality"), paths.code_hashes(paths.training_files()))
 CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
 
 
@@ -29,6 +33,7 @@ wildcard_constraints:
     platform=re.escape(PLATFORM),  # this machine cannot make the results of another
     bench="[a-z]+",
     cell="[^/]+",
+    run="[^/]+",
 
 
 def spec_of(wildcards):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fcntl
 import importlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,9 +12,10 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from moe_routing_bench import config as bench_config
 from moe_routing_bench import paths, platforms, records
 from moe_routing_bench.errors import bad, pick
-from moe_routing_bench.quality import runs
+from moe_routing_bench.quality import plan, runs
 from moe_routing_bench.quality.run import DENSE, Run
 
 
@@ -21,6 +23,8 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command()(train)
     app.command("time-training")(time_training)
+    app.command("collect-quality")(collect)
+    app.command()(compare)
 
 
 def train(
@@ -66,6 +70,40 @@ def time_training(
         row = _module("timing").measure(run, run_file, out, _device())
     stages = ", ".join(f"{name} {row[name]:.2f}" for name in runs.STAGES)
     print(f"{row['step_ms']:.2f} ms a step ({stages}), {row['train_tokens_per_s']:.0f} bytes/s\nwrote {out}")
+
+
+def collect(
+    config: Annotated[
+        list[Path] | None, typer.Option("--config", help=f"Config file [default: {paths.CONFIG}]")
+    ] = None,
+    config_json: Annotated[
+        str | None, typer.Option(help="The effective config as one JSON text, instead of files")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/quality.parquet]")] = None,
+) -> None:
+    """Join the rows of all training runs of a config into one file, with the times of those timed alone, and rank them."""
+    effective = bench_config.load(json.loads(config_json) if config_json else config or [paths.CONFIG])
+    paths.hide_gpu(effective["device"])
+    platform = platforms.current()
+    planned = plan.expand(effective.get("quality", []))
+    if not planned.finals:
+        raise bad("config.quality", "no runs", "at least one entry")
+    out = out or paths.quality(platform)
+    records.check_writable(out)
+    table = runs.collect(planned.files(platform), planned.timing_files(platform))
+    records.write_table(out, table)
+    print(f"wrote {out}: {len(table)} evaluations of {len(planned.finals)} runs")
+    print(_module("compare").text(table.to_pandas()))
+
+
+def compare(
+    platform: Annotated[str | None, typer.Option(help="Folder name of the device [default: this machine's]")] = None,
+    metric: Annotated[str, typer.Option(help="A numeric column")] = "bits_per_byte",
+) -> None:
+    """Rank the routers of quality.parquet by their mean over seeds, with intervals, paired tests and ties."""
+    table = runs.read(paths.quality(platform or platforms.current()))
+    pick("metric", metric, [name for name, kind in runs.COLUMNS.items() if kind in ("double", "int64")])
+    print(_module("compare").text(table.to_pandas(), metric))
 
 
 def by_hand(router: str, network: str, seed: int, steps: int, options: list[str]) -> Run:

@@ -102,8 +102,19 @@ class Run:
 
     @property
     def config_hash(self) -> str:
-        """The same without what differs between the runs that are compared: router, network, options, seed, learning rate."""
-        own = {"router", "network", "options", "seed", "lr", "pilots", "trace_tokens", "keep_weights"}
+        """The same without what may differ between runs that are compared."""
+        own = {
+            "router",
+            "network",
+            "options",
+            "capacity_factor",
+            "drop_policy",
+            "seed",
+            "lr",
+            "pilots",
+            "trace_tokens",
+            "keep_weights",
+        }
         parts = {name: value for name, value in json.loads(self.spec).items() if name not in own}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
