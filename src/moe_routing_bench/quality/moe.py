@@ -19,10 +19,9 @@ ALIGN = 8  # rows: grouped GEMM in bf16 reads 16 bytes at a time, in its backwar
 
 @dataclass(frozen=True)
 class Placement:
-    """Where every choice goes. A row of padding holds token T, which is all zeros."""
+    """Which choice every row computes: t * K + j, or T * K for padding, which stands for a token T of zeros."""
 
-    token_R: Tensor  # int64
-    row_TK: Tensor  # int64, the number of rows for a choice that was dropped or is none
+    choice_R: Tensor  # int64
     ends_E: Tensor  # int32, the row after the last of each expert
     kept_TK: Tensor  # bool
 
@@ -69,13 +68,9 @@ def place(ids_TK: Tensor, weights_TK: Tensor, experts: int, limit: int | None, p
     size[experts] = 0
     ends = size.cumsum(0)
     row = torch.where(kept, (ends - size)[sorted_group] + rank, rows)
-    token = torch.full((rows + 1,), tokens, device=device).scatter_(0, row, order // choices)
-    return Placement(
-        token[:rows],
-        torch.empty_like(row).scatter_(0, order, row).view(tokens, choices),
-        ends[:experts].int(),
-        torch.zeros_like(kept).scatter_(0, order, kept).view(tokens, choices),
-    )
+    choice = torch.full((rows + 1,), len(flat), device=device).scatter_(0, row, order)
+    kept_TK = torch.zeros_like(kept).scatter_(0, order, kept).view(tokens, choices)
+    return Placement(choice[:rows], ends[:experts].int(), kept_TK)
 
 
 class Experts(nn.Module):
@@ -154,16 +149,18 @@ class MoE(nn.Module):
             limit = _longest(routing.ids, self.count)
         placed = place(routing.ids, weights_TK, self.count, limit, self.drop_policy, padded=not grouped)
         self.seen.append(Seen(routing.ids, placed.kept_TK, routing.scores.detach()))
-        packed_RD = F.pad(rows_TD, (0, 0, 0, 1))[placed.token_R]
+        # index_select and index_add are each other's backward pass; indexing with brackets would sort on a GPU. What an
+        # expert left unwritten reaches nothing but token T, forwards and backwards.
+        token_R = placed.choice_R // weights_TK.shape[1]
+        packed_RD = F.pad(rows_TD, (0, 0, 0, 1)).index_select(0, token_R)
         packed_RD = self.clock.mark(packed_RD, "experts", "dispatch")
         if grouped:
             out_RD = self.experts.grouped(packed_RD, placed.ends_E)
         else:
             out_RD = self.experts.padded(packed_RD.view(self.count, -1, x_TD.shape[1])).flatten(0, 1)
         out_RD = self.clock.mark(out_RD, "combine", "experts")
-        # a row that no expert wrote may hold anything, nan too: it is masked, not multiplied by zero
-        chosen_TKD = out_RD[placed.row_TK.clamp(max=len(out_RD) - 1)].masked_fill(~placed.kept_TK[..., None], 0)
-        y_TD = (chosen_TKD * weights_TK[..., None]).sum(1)
+        weight_R = F.pad(weights_TK.flatten(), (0, 1)).index_select(0, placed.choice_R)
+        y_TD = weight_R.new_zeros(len(x_TD) + 1, x_TD.shape[1]).index_add(0, token_R, out_RD * weight_R[:, None])[:-1]
         for index, kind in enumerate(self.extra):
             share_T1 = (weights_TK * (routing.ids == self.count + index)).sum(1, keepdim=True)
             if kind != "zero":
