@@ -1,12 +1,14 @@
 """From a config's `quality` section to runs, and their names."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 from moe_routing_bench import config
 from moe_routing_bench.errors import UserError
-from moe_routing_bench.quality import plan
+from moe_routing_bench.quality import model, plan
 from moe_routing_bench.quality.run import Run
 
 ENTRY = {"label": "e", "router": ["dense"], "seed": [1, 2, 3], "corpora": {"stdlib": 1000}, "steps": 50, "lr": 0.01}
@@ -87,3 +89,19 @@ def test_labels_tell_entries_apart() -> None:
     """Two entries of one label would rank as one."""
     with pytest.raises(UserError, match="a label once"):
         expand(ENTRY, ENTRY | {"dim": 128})
+
+
+def test_the_published_config_holds_what_it_promises() -> None:
+    """At least 12 rules at E=8 and 6 at E=32 with 5 seeds, 20 million parameters, 50 MB a run at E=32."""
+    pytest.importorskip("moe_routing_bench.routers.zoo")
+    effective = config.load(Path(__file__).parents[2] / "config/quality.yaml")
+    runs = plan.expand(effective["quality"]).finals.values()
+    for label, rules, least in (("e8", 12, 0), ("e32", 6, 50_000_000)):
+        mine = [run for run in runs if run.label == label]
+        routers = {run.router for run in mine} - {"dense"}
+        assert len(routers) >= rules and len(mine) == 5 * (len(routers) + 1) and "dense" in {run.router for run in mine}
+        with torch.device("meta"):
+            all_experts = model.build(dataclasses.replace(mine[0], router="dense", match="parameters"), [])
+        assert model.parameters(all_experts)[0] >= 20_000_000
+        text = 18_000_000  # of 19.2 MB, the training share
+        assert least <= mine[0].steps * mine[0].tokens_per_step <= 4 * text

@@ -1,6 +1,7 @@
 """Training runs: what they compute, and that one which was killed ends as if it had not been."""
 
 import dataclasses
+import importlib
 import math
 from pathlib import Path
 
@@ -108,6 +109,22 @@ def test_routers_see_equal_bytes_and_start_equal(run: Run, monkeypatch: pytest.M
         model.build(dataclasses.replace(run, router=name), [1] * 256).state_dict() for name in ("softk", "qwen3")
     )
     assert all(torch.equal(softk[name], qwen3[name]) for name in softk if "routers" not in name)
+
+
+@pytest.mark.parametrize("router", importlib.import_module("moe_routing_bench.routers.learned").ZOO)
+def test_every_rule_trains(run: Run, router: str) -> None:
+    """One step: finite losses and statistics, and other weights than before."""
+    training = train.Training(dataclasses.replace(run, router=router, experts=8), "cpu")
+    before = [p.detach().clone() for p in training.model.layers[0].experts.parameters()]
+    assert all(one.isfinite() for one in training.step(0)[:2])
+    assert not any(
+        torch.equal(a, b) for a, b in zip(before, training.model.layers[0].experts.parameters(), strict=True)
+    )
+    found = evaluate.evaluate(training.model, training.validation, 8)
+    assert (
+        4 < found["val_loss"] < 7 and 0 <= found["drop_rate"] < 1 and 0 <= found["gate_entropy"] <= math.log(8) + 1e-6
+    )
+    assert len(found["load_cv_by_layer"]) == len(training.model.routers)
 
 
 def test_validation_loss_is_the_mean_over_all_bytes(run: Run) -> None:

@@ -14,6 +14,7 @@ rule train:
         "results/{platform}/runs/{run}.parquet",
     log:
         "results/{platform}/logs/runs/{run}.log",
+    priority: 1  # before timings, which wait until no run has the GPU
     conda:
         "../../environment.yml"
     threads: 1

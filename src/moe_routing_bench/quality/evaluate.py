@@ -107,12 +107,13 @@ def evaluate(model: TinyLM, windows: Windows, batch: int) -> dict[str, Any]:
     cv = [float(one.std(correction=0) / one.mean()) for one in total]
     lost = sum(float(one.lost) for one in drops) / max(1.0, sum(float(one.chosen) for one in drops))
     wanted = sum(float(one.by_domain.sum()) for one in drops)
+    asked = sum(float(one.by_domain.sum()) for one in loads if float(one.chosen))
     return fields | {
         "load_cv": sum(cv) / len(cv), "load_cv_by_layer": cv,
         "max_violation_by_layer": [float(one.max() / one.mean()) - 1 for one in total],
         "dead_experts": sum(int((one == 0).sum()) for one in total),
         "gate_entropy": sum(float(one.entropy) for one in loads) / len(loads) / windows.total,
-        "experts_per_token": sum(float(one.sum()) for one in total) / len(model.layers) / windows.total,
+        "experts_per_token": asked / len(model.layers) / windows.total if asked else None,  # soft MoE asks for no one
         "drop_rate": sum(float(one.dropped) for one in drops) / max(1.0, wanted), "token_drop_rate": lost,
         "load_by_domain": [one.by_domain.tolist() for one in loads], "load_by_class": [one.by_class.tolist() for one in loads],
     }  # fmt: skip
