@@ -13,10 +13,10 @@ import yaml
 from project import CELLS, DRAWN, GRID, SMALL, Project, count
 
 ENTRY = {
-    "label": "tiny", "router": ["dense"], "seed": [1, 2], "corpora": {"stdlib": 20000}, "dim": 16, "heads": 2, "expert_hidden": 16,
+    "label": "tiny", "router": ["dense"], "seed": [1], "corpora": {"stdlib": 20000}, "dim": 16, "heads": 2, "expert_hidden": 16,
     "sequence": 32, "batch": 4, "steps": 4, "warmup": 1, "timing": True, "pilot": {"lr": [0.01, 0.001], "steps": 3},
 }  # fmt: skip
-JOBS = {"train": 4, "time_training": 1, "collect_quality": 1}
+JOBS = {"train": 3, "time_training": 1, "collect_quality": 1}
 TARGET = "results/cpu/quality.parquet"
 
 
@@ -30,7 +30,7 @@ def configure(project: Project, *entries: dict) -> None:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A copy with two training runs, their pilots and a timing, all done."""
+    """A copy with a training run, its pilots and its timing, all done."""
     project = Project.create(tmp_path_factory.mktemp("training"))
     configure(project, ENTRY)
     assert count(project.snakemake(TARGET)) == JOBS
@@ -41,9 +41,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def test_rows_are_collected_with_the_chosen_rate_and_the_time(project: Project) -> None:
     """And the ranking is in the log."""
     rows = pq.read_table(project.folder / TARGET).to_pylist()
-    assert [(row["seed"], row["step"], row["purpose"]) for row in rows] == [(1, 4, "final"), (2, 4, "final")]
+    assert [(row["seed"], row["step"], row["purpose"]) for row in rows] == [(1, 4, "final")]
     assert all(row["pilot_lrs"] == [0.001, 0.01] and row["lr"] in row["pilot_lrs"] for row in rows)
-    assert rows[0]["timed_alone"] and rows[0]["step_ms"] == rows[1]["step_ms"] and rows[0]["experts_ms"] > 0
+    assert rows[0]["timed_alone"] and rows[0]["experts_ms"] > 0
     assert rows[0]["lr"] == min(zip(rows[0]["pilot_losses"], rows[0]["pilot_lrs"], strict=True))[1]
     assert "bits_per_byte" in (project.folder / "results/cpu/logs/collect_quality.log").read_text()
 
@@ -51,7 +51,7 @@ def test_rows_are_collected_with_the_chosen_rate_and_the_time(project: Project) 
 @pytest.mark.slow
 def test_what_runs_again(project: Project) -> None:
     """Nothing; a new seed; all after an edit of the loop; only the ranking after an edit of the comparison."""
-    configure(project, ENTRY | {"seed": [1, 2, 3]})
+    configure(project, ENTRY | {"seed": [1, 2]})
     assert project.jobs(TARGET) == {"train": 1, "collect_quality": 1}
     configure(project, ENTRY)
     for name, expected in (("compare", {"collect_quality": 1}), ("train", JOBS), ("train", {})):
@@ -105,7 +105,7 @@ def test_a_command_on_the_server_ends_with_its_caller(project: Project, tmp_path
         while not out.with_suffix(".ckpt").exists():
             time.sleep(0.01)
         caller.send_signal(signal.SIGKILL)
-    time.sleep(1)
+    time.sleep(0.5)
     written = out.with_suffix(".ckpt").stat().st_mtime_ns
-    time.sleep(1)
+    time.sleep(0.5)
     assert out.with_suffix(".ckpt").stat().st_mtime_ns == written and not out.exists()

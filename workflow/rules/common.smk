@@ -44,3 +44,8 @@ def spec_of(wildcards):
 def cells_of(wildcards):
     """The file of every cell of the grid."""
     return [str(path) for path in paths.cell_files(wildcards.platform, list(JOBS.values()))]
+
+
+def pilots_of(wildcards):
+    """The runs by which a run's learning rate is chosen."""
+    return [str(paths.run_file(wildcards.platform, name)) for name in TRAINING.runs[wildcards.run].pilots]

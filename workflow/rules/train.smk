@@ -1,11 +1,6 @@
 """One job a training run, pilots of the learning rate first; then times with the GPU alone; then all rows in one file."""
 
 
-def pilots_of(wildcards):
-    """The runs by which a run's learning rate is chosen."""
-    return [str(paths.run_file(wildcards.platform, name)) for name in TRAINING.runs[wildcards.run].pilots]
-
-
 rule train:
     input:
         code=str(paths.code("{platform}", "quality")),
