@@ -17,9 +17,11 @@ include: "workflow/rules/common.smk"
 rule all:
     input:
         paths.report(PLATFORM),
+        [paths.quality(PLATFORM)] if TRAINING.finals else [],
 
 
 include: "workflow/rules/measure.smk"
+include: "workflow/rules/train.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/report.smk"
 

@@ -20,6 +20,7 @@ from moe_routing_bench import grid, paths, platforms, records
 from moe_routing_bench.benches import BENCHES
 from moe_routing_bench.errors import UserError, bad, pick, writing
 from moe_routing_bench.grid import Cell, Job
+from moe_routing_bench.quality import commands as quality_commands
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.settings import Settings
 
@@ -27,6 +28,8 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="Benchmark Mixture-of-Experts routing: gate, permute, pack, experts, combine.",
 )  # fmt: skip
+
+quality_commands.add_to(app)
 
 Platform = Annotated[str | None, typer.Option(help="Folder name of the device [default: this machine's]")]
 Configs = Annotated[

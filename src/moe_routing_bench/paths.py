@@ -58,6 +58,26 @@ def measurements(platform: str) -> Path:
     return results(platform) / "measurements.parquet"
 
 
+def quality(platform: str) -> Path:
+    """All rows of the training runs of a platform."""
+    return results(platform) / "quality.parquet"
+
+
+def run_file(platform: str, name: str) -> Path:
+    """The Parquet file of a training run."""
+    return results(platform) / "runs" / f"{name}.parquet"
+
+
+def timing_file(platform: str, name: str) -> Path:
+    """The times of a training run's steps with the machine to itself."""
+    return results(platform) / "timing" / f"{name}.parquet"
+
+
+def trace_file(run: Path) -> Path:
+    """The routing that a trained model chose, beside the folder of its run."""
+    return run.parent.parent / "traces" / run.name
+
+
 def report(platform: str) -> Path:
     """The HTML report."""
     return Path("reports") / platform / "index.html"
@@ -94,9 +114,15 @@ def code_files(bench: str) -> list[str]:
     return sorted(files)
 
 
-def code_hashes(bench: str) -> str:
-    """What `sha256sum` prints for `code_files`: to compare two of them says which file made cells stale."""
-    return "".join(f"{hashlib.sha256(Path(name).read_bytes()).hexdigest()}  {name}\n" for name in code_files(bench))
+def training_files() -> list[str]:
+    """Every source file whose edit makes training runs stale, sorted."""
+    after = {source(f"quality/{name}.py") for name in ("commands", "compare", "plan")}
+    return sorted({*sources("quality", "routers"), source("measure/provenance.py")} - after)
+
+
+def code_hashes(files: list[str]) -> str:
+    """What `sha256sum` prints for files: to compare two of them says which file made results stale."""
+    return "".join(f"{hashlib.sha256(Path(name).read_bytes()).hexdigest()}  {name}\n" for name in files)
 
 
 def prepare_jobs(device: str) -> None:

@@ -30,11 +30,14 @@ MAY_IMPORT = {
     "paths": "platforms grid routers",
     "records": "errors grid",
     "measure": "errors settings platforms grid paths records benches routers",
+    "quality": "errors config platforms paths records routers measure",
     "figures": "errors platforms benches",
     "report": "errors platforms benches figures paths",
-    "cli": "errors settings platforms config grid paths records benches routers figures report measure",
+    "cli": "errors settings platforms config grid paths records benches routers figures report measure quality",
 }
-MAY_IMPORT_TORCH = {"benches", "routers", "workload", "cute_cache", "cute_layouts", "cute_support", "measure", "ops"}
+MAY_IMPORT_TORCH = {
+    *("benches", "routers", "workload", "cute_cache", "cute_layouts", "cute_support", "measure", "ops", "quality"),
+}
 WITHOUT_TORCH = ("config", "grid", "paths", "records", "platforms", "benches", "routers", "figures", "report", "cli")
 
 
@@ -77,7 +80,8 @@ def test_the_client_and_the_server_stand_alone():
 
 def test_what_snakemake_reads_loads_no_torch():
     figures = sorted(f"figures.{path.stem}" for path in (PACKAGE / "figures").glob("*.py") if path.stem != "__init__")
-    modules = [f"moe_routing_bench.{name}" for name in (*WITHOUT_TORCH, *figures, "report.render")]
+    quality = ("quality.run", "quality.runs", "quality.plan", "quality.commands", "quality.compare")
+    modules = [f"moe_routing_bench.{name}" for name in (*WITHOUT_TORCH, *figures, *quality, "report.render")]
     script = f"import sys, {', '.join(modules)}\nfor name in ('torch', 'triton', 'cutlass'): assert name not in sys.modules, name"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,10 +8,12 @@ from snakemake.exceptions import WorkflowError
 from moe_routing_bench import config as bench_config
 from moe_routing_bench import grid, paths, platforms
 from moe_routing_bench.errors import UserError
+from moe_routing_bench.quality import plan
 
 try:
     SETTINGS = bench_config.load(config)
     JOBS = {(job.cell.bench, job.name): job for job in grid.expand(SETTINGS, bench_config.load_models(paths.MODELS))}
+    TRAINING = plan.expand(SETTINGS.get("quality", []))
 except UserError as error:
     raise WorkflowError(f"error: {error}") from None
 
@@ -21,7 +23,9 @@ PLATFORM = platforms.current()
 # one input each, and nothing depends on times or on Snakemake's own records, which may get lost.
 paths.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))
 for bench in {job.cell.bench for job in JOBS.values()}:
-    paths.keep(paths.code(PLATFORM, bench), paths.code_hashes(bench))
+    paths.keep(paths.code(PLATFORM, bench), paths.code_hashes(paths.code_files(bench)))
+if TRAINING.finals:
+    paths.keep(paths.code(PLATFORM, "quality"), paths.code_hashes(paths.training_files()))
 CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
 
 
@@ -29,6 +33,7 @@ wildcard_constraints:
     platform=re.escape(PLATFORM),  # this machine cannot make the results of another
     bench="[a-z]+",
     cell="[^/]+",
+    run="[^/]+",
 
 
 def spec_of(wildcards):
@@ -39,3 +44,8 @@ def spec_of(wildcards):
 def cells_of(wildcards):
     """The file of every cell of the grid."""
     return [str(path) for path in paths.cell_files(wildcards.platform, list(JOBS.values()))]
+
+
+def pilots_of(wildcards):
+    """The runs by which a run's learning rate is chosen."""
+    return [str(paths.run_file(wildcards.platform, name)) for name in TRAINING.runs[wildcards.run].pilots]

@@ -1,4 +1,5 @@
 """``python -I -S client.py [--cold] [--log FILE] OUT SPEC``: run a job on the warm server, starting it when there is none.
+``client.py [--cold] --cli COMMAND ...`` does the same for a command of ``moe-routing-bench``.
 
 Only small modules of the standard library: this is started for every cell. ``--cold`` (or MOE_ROUTING_BENCH_WORKER=cold)
 runs the job in a process of its own instead.
@@ -78,7 +79,9 @@ def main(arguments: list) -> int:
     cold = "--cold" in arguments or os.environ.get("MOE_ROUTING_BENCH_WORKER") == "cold"
     arguments = [a for a in arguments if a != "--cold"]
     if cold:
-        os.execv(sys.executable, [sys.executable, "-m", "moe_routing_bench.measure.supervisor", *arguments])
+        command = arguments[:1] == ["--cli"]
+        module = "moe_routing_bench.cli" if command else "moe_routing_bench.measure.supervisor"
+        os.execv(sys.executable, [sys.executable, "-m", module, *arguments[command:]])
     connection = connected(socket_path())
     request = {"arguments": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}
     socket.send_fds(connection, [b"{"], [1, 2])

@@ -7,9 +7,11 @@ import array
 import contextlib
 import json
 import os
+import runpy
 import select
 import socket
 import sys
+import threading
 
 IDLE_SECONDS = 120
 _PRELOAD = (
@@ -23,15 +25,17 @@ _PRELOAD = (
     "pynvml",
     "triton",
     "cutlass",
+    "torch._dynamo",  # which every optimizer of torch imports
 )
 
 
 def preload() -> None:
     """Import what every child needs; what is not installed is left out."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking for a GPU must not initialise CUDA: a fork would break
-    on_gpu = os.path.exists("/dev/nvidiactl")
+    # the one might initialise CUDA, the other is of no use without a GPU
+    left_out = "torch._dynamo" if os.path.exists("/dev/nvidiactl") else "cutlass"
     for name in _PRELOAD:
-        if name == "cutlass" and not on_gpu:
+        if name == left_out:
             continue
         with contextlib.suppress(ImportError):
             __import__(name)
@@ -59,9 +63,25 @@ def serve_one(connection: socket.socket) -> int:
     os.environ.update(request["env"])
     for target, fd in zip((1, 2), fds, strict=False):
         os.dup2(fd, target)
+    if request["arguments"][:1] == ["--cli"]:
+        return command(request["arguments"][1:], connection)
     from moe_routing_bench.measure import supervisor
 
     return supervisor.main(request["arguments"], "warm", connection)
+
+
+def command(arguments: list[str], connection: socket.socket) -> int:
+    """Run a command of the command line; it ends with the caller."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            connection.recv(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    sys.argv = ["moe-routing-bench", *arguments]
+    runpy.run_module("moe_routing_bench.cli", run_name="__main__")
+    return 0
 
 
 def reap() -> bool:

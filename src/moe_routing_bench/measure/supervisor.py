@@ -61,8 +61,13 @@ def _gpu_lock(device: str) -> Any:
         return contextlib.nullcontext()
     from filelock import FileLock
 
+    return FileLock(gpu_lock_file())
+
+
+def gpu_lock_file() -> Path:
+    """The file whose lock is held by whatever needs the GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").replace(",", "_")
-    return FileLock(Path(tempfile.gettempdir()) / f"moe-routing-bench-{os.getuid()}-gpu{visible}.lock")
+    return Path(tempfile.gettempdir()) / f"moe-routing-bench-{os.getuid()}-gpu{visible}.lock"
 
 
 def _attempt(job: Job, device: str, pending: list[str], watch: Any) -> dict[str, dict[str, Any]]:

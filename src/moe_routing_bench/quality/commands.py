@@ -1,0 +1,161 @@
+"""The commands of the quality part: train, time and compare. Without torch until a command needs it."""
+
+import contextlib
+import dataclasses
+import fcntl
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from moe_routing_bench import config as bench_config
+from moe_routing_bench import paths, platforms, records
+from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.quality import plan, runs
+from moe_routing_bench.quality.run import DENSE, Run
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(train)
+    app.command("time-training")(time_training)
+    app.command("collect-quality")(collect)
+    app.command()(compare)
+
+
+def train(
+    router: Annotated[str, typer.Option(help=f"A rule of the zoo, or {DENSE}")] = "softk",
+    network: Annotated[str, typer.Option(help="Network of the router")] = "linear",
+    seed: Annotated[int, typer.Option()] = 17,
+    steps: Annotated[int, typer.Option()] = 100,
+    option: Annotated[list[str] | None, typer.Option("--set", help="FIELD=VALUE for another field of a run, such as dim=128 or corpora={kjv: 1000000}")] = None,
+    spec: Annotated[str | None, typer.Option(help="The whole run as one JSON text, in place of the options above")] = None,
+    pilots: Annotated[list[Path] | None, typer.Option("--pilot", help="Parquet of a run to choose the learning rate by")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads [default: torch's]", show_default=False)] = 0,
+    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/runs/NAME.parquet]")] = None,
+) -> None:  # fmt: skip
+    """Train a tiny language model with a router; a run that was killed goes on from its checkpoint."""
+    run = Run.from_spec(spec) if spec is not None else by_hand(router, network, seed, steps, option or [])
+    out = out or paths.run_file(platforms.current(), run.name)
+    records.check_writable(out)
+    known, chosen = run.spec, {}
+    if run.lr is None:
+        lr, chosen = runs.best_lr(pilots or [])
+        run = dataclasses.replace(run, lr=lr)
+        print(f"learning rate {lr:g} of {chosen['pilot_lrs']}: validation losses {chosen['pilot_losses']}", flush=True)
+    with gpu_lock(alone=False):
+        _torch(threads)
+        _module("train").train(run, out, _device(), chosen, known)
+    print(f"wrote {out}")
+
+
+def time_training(
+    run_file: Annotated[Path, typer.Argument(help="Parquet of a run that kept its weights")],
+    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/timing/NAME.parquet]")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads [default: torch's]", show_default=False)] = 0,
+) -> None:
+    """Time the training step of a run, whole and by stage, with the GPU to itself."""
+    table = runs.read(run_file)
+    run = dataclasses.replace(Run.from_spec(runs.spec_of(table)), lr=table["lr"][-1].as_py())
+    if not run_file.with_suffix(".pt").is_file():
+        raise bad("weights", f"no {run_file.with_suffix('.pt')}", "a run with keep_weights", "train it again")
+    out = out or paths.timing_file(platforms.current(), run.name)
+    records.check_writable(out)
+    with gpu_lock(alone=True):
+        _torch(threads)
+        row = _module("timing").measure(run, run_file, out, _device())
+    stages = ", ".join(f"{name} {row[name]:.2f}" for name in runs.STAGES)
+    print(f"{row['step_ms']:.2f} ms a step ({stages}), {row['train_tokens_per_s']:.0f} bytes/s\nwrote {out}")
+
+
+def collect(
+    config: Annotated[
+        list[Path] | None, typer.Option("--config", help=f"Config file [default: {paths.CONFIG}]")
+    ] = None,
+    config_json: Annotated[
+        str | None, typer.Option(help="The effective config as one JSON text, instead of files")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/quality.parquet]")] = None,
+) -> None:
+    """Join the rows of all training runs of a config into one file, with the times of those timed alone, and rank them."""
+    effective = bench_config.load(json.loads(config_json) if config_json else config or [paths.CONFIG])
+    paths.hide_gpu(effective["device"])
+    platform = platforms.current()
+    planned = plan.expand(effective.get("quality", []))
+    if not planned.finals:
+        raise bad("config.quality", "no runs", "at least one entry")
+    out = out or paths.quality(platform)
+    records.check_writable(out)
+    table = runs.collect(planned.files(platform), planned.timing_files(platform))
+    records.write_table(out, table)
+    print(f"wrote {out}: {len(table)} evaluations of {len(planned.finals)} runs")
+    print(_module("compare").text(table.to_pandas()))
+
+
+def compare(
+    platform: Annotated[str | None, typer.Option(help="Folder name of the device [default: this machine's]")] = None,
+    metric: Annotated[str, typer.Option(help="A numeric column")] = "bits_per_byte",
+) -> None:
+    """Rank the routers of quality.parquet by their mean over seeds, with intervals, paired tests and ties."""
+    table = runs.read(paths.quality(platform or platforms.current()))
+    pick("metric", metric, [name for name, kind in runs.COLUMNS.items() if kind in ("double", "int64")])
+    print(_module("compare").text(table.to_pandas(), metric))
+
+
+def by_hand(router: str, network: str, seed: int, steps: int, options: list[str]) -> Run:
+    """A run from the command line."""
+    given: dict[str, Any] = {
+        "router": router,
+        "network": network,
+        "seed": seed,
+        "steps": steps,
+        "eval_every": steps,
+        "warmup": steps // 10,
+    }
+    known = [one.name for one in dataclasses.fields(Run)]
+    for text in options:
+        name, found, value = text.partition("=")
+        if not found:
+            raise bad("--set", text, "FIELD=VALUE", "such as --set dim=128")
+        try:
+            given[pick("--set", name, known)] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise bad(f"--set {name}", value, "a YAML value", str(error)) from error
+    if given.get("capacity_factor") == "none":
+        given["capacity_factor"] = None
+    return Run(**given)
+
+
+@contextlib.contextmanager
+def gpu_lock(alone: bool) -> Iterator[None]:
+    """Training runs share a GPU; a measurement of the benches, or of a training step, has it alone. Nothing on a CPU.
+
+    The same file as that of `measure.supervisor`, whose lock is exclusive.
+    """
+    from moe_routing_bench.measure.supervisor import gpu_lock_file
+
+    if platforms.current() == platforms.CPU:
+        yield
+        return
+    with open(gpu_lock_file(), "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+
+
+def _device() -> str:
+    return "cpu" if platforms.current() == platforms.CPU else "cuda"
+
+
+def _torch(threads: int) -> None:
+    """Import torch, with so many threads."""
+    torch = importlib.import_module("torch")
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"moe_routing_bench.quality.{name}")

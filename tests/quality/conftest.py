@@ -1,0 +1,32 @@
+"""What the tests of the quality part share: one thread, a text of their own, and a router where the zoo is not there."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+if importlib.util.find_spec("moe_routing_bench.routers.learned") is None:
+    import standin
+
+    sys.modules["moe_routing_bench.routers.learned"] = standin  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """A process with a pool of threads cannot fork workers, as later tests may do."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    """A folder of 20 documents of 500 bytes each, over few letters and with words that repeat."""
+    draw = np.random.default_rng(0)
+    words = [bytes(draw.choice(list(b"abcdefgh"), draw.integers(2, 6)).tolist()) for _ in range(30)]
+    (tmp_path / "text").mkdir()
+    for number in range(20):
+        chosen = b" ".join(words[i] for i in draw.integers(0, len(words), 150))
+        (tmp_path / f"text/{number:02}.txt").write_bytes(chosen[:500])
+    return str(tmp_path / "text")

@@ -1,0 +1,122 @@
+"""The ranking, its ties and the columns of runs."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from moe_routing_bench.errors import UserError
+from moe_routing_bench.quality import compare, runs
+from moe_routing_bench.quality.run import Run
+
+
+def rows(router: str, values: list[float], causal: bool = True, **more: object) -> list[dict]:
+    """Two evaluations of a run for every value; the first is not the one that counts."""
+    fixed = {
+        "label": "e",
+        "config_hash": "c",
+        "purpose": "final",
+        "network": "linear",
+        "capacity_factor": 1.25,
+        "drop_policy": "position",
+        "lr": 0.1,
+    }
+    return [
+        fixed | {"router": router, "run": f"{router}{seed}{more}", "seed": seed, "step": step, "causal": causal, "bits_per_byte": value + (step == 1)} | more
+        for seed, value in enumerate(values) for step in (1, 2)
+    ]  # fmt: skip
+
+
+def test_ranking_has_ties_where_the_seeds_cannot_tell() -> None:
+    """b is better than a in every seed by the same amount, though their intervals overlap; c only in the mean."""
+    noise = np.array([0.0, 0.3, -0.2, 0.5, 0.1])
+    a, b, c = 2 + noise, 1.9 + noise + [0.001, 0, 0, 0, -0.001], 1.8 + noise[::-1] * 3
+    table = pd.DataFrame(
+        rows("a", a.tolist()) + rows("b", b.tolist()) + rows("c", c.tolist()) + rows("z", [0.1] * 5, causal=False)
+    )
+    found = compare.summary(table).set_index("contestant")
+    assert found["rank"].to_dict() == {"b": 1, "c": 1, "a": 2, "z": 1}
+    assert (
+        found.loc["a", "ties"] == ["c"]
+        and found.loc["b", "ties"] == ["c"]
+        and sorted(found.loc["c", "ties"]) == ["a", "b"]
+    )
+    assert found.loc["z", "ties"] == [] and not found.loc["z", "causal"]
+    low, high = stats.t.interval(0.95, 4, loc=a.mean(), scale=stats.sem(a))
+    assert found.loc["a", "mean"] == pytest.approx(a.mean()) and found.loc["a", "half_width"] == pytest.approx(
+        (high - low) / 2
+    )
+    text = compare.text(table)
+    assert "NOT causal" in text and text.index(" b ") < text.index(" a ")
+
+
+def test_holm() -> None:
+    """The example of three tests, in any order; never above one, never falling."""
+    assert compare.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert compare.holm([0.9, 0.8]) == [1, 1] and compare.holm([]) == []
+
+
+def test_equal_runs_are_a_tie_and_one_seed_tells_nothing() -> None:
+    """Without a warning about a division by zero."""
+    same = compare.summary(pd.DataFrame(rows("a", [1.0, 2.0]) + rows("b", [1.0, 2.0])))
+    assert set(same["rank"]) == {1}
+    one = compare.summary(pd.DataFrame(rows("a", [1.0]) + rows("b", [2.0])))
+    assert set(one["rank"]) == {1} and one["half_width"].isna().all()
+
+
+def test_what_varies_is_in_the_name() -> None:
+    """Only that: the router alone where nothing else does."""
+    table = pd.DataFrame(
+        rows("a", [1.0]) + rows("a", [2.0], network="mlp") + rows("a", [3.0], drop_policy="random") + rows("dense", [4.0], capacity_factor=None)
+    )  # fmt: skip
+    assert set(compare.finals(table)["contestant"]) == {"a position", "a+mlp position", "a random", "dense"}
+
+
+def stored(folder: Path, run: Run, **fields: object) -> Path:
+    """The file of a run with one row."""
+    path = folder / f"{run.name}.parquet"
+    runs.write(
+        path,
+        [{"schema_version": runs.SCHEMA_VERSION, "run": run.name, "lr": run.lr, "corpus_sha256": "t"} | fields],
+        run.spec,
+    )
+    return path
+
+
+def test_the_best_pilot_is_that_of_least_loss(tmp_path: Path) -> None:
+    """One that diverged is none; when all did, that is an error."""
+    losses = {0.1: float("nan"), 0.03: 1.5, 0.01: 1.5, 0.001: 1.7}
+    files = [stored(tmp_path, Run(lr=lr), val_loss=loss) for lr, loss in losses.items()]
+    lr, fields = runs.best_lr(files)
+    assert (
+        lr == 0.01 and fields["pilot_lrs"] == [0.001, 0.01, 0.03, 0.1] and fields["pilot_losses"][:3] == [1.7, 1.5, 1.5]
+    )
+    with pytest.raises(UserError, match="smaller learning rates"):
+        runs.best_lr(files[:1])
+
+
+def test_collect_takes_times_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    """A timing speaks for all seeds; other text, another spec or a missing file are named."""
+    one, two = Run(seed=1), Run(seed=2)
+    files = {stored(tmp_path, run, step_ms=9.0, timed_alone=False, val_loss=1.0): run for run in (one, two)}
+    time = tmp_path / "time.parquet"
+    runs.write(
+        time, [{"schema_version": runs.SCHEMA_VERSION, "step_ms": 2.0, "router_ms": 1.0, "timed_alone": True}], one.spec
+    )
+    table = runs.collect(files, {time: [one.name, two.name]})
+    assert (
+        table["step_ms"].to_pylist() == [2.0, 2.0]
+        and table["timed_alone"].to_pylist() == [True, True]
+        and table["val_loss"].to_pylist() == [1, 1]
+    )
+    assert runs.collect(files, {})["step_ms"].to_pylist() == [9.0, 9.0]
+    stored(tmp_path, two, corpus_sha256="other")
+    with pytest.raises(UserError, match="trained on different text"):
+        runs.collect(files, {})
+    with pytest.raises(UserError, match="another spec"):
+        runs.collect({path: dataclasses.replace(run, dim=128) for path, run in files.items()}, {})
+    with pytest.raises(UserError, match="nowhere"):
+        runs.collect({tmp_path / "nowhere.parquet": one}, {})

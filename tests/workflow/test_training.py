@@ -1,0 +1,111 @@
+"""Training runs as jobs: what is planned, what runs again, and that a config without them plans none."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from project import CELLS, DRAWN, GRID, SMALL, Project, count
+
+ENTRY = {
+    "label": "tiny", "router": ["dense"], "seed": [1], "corpora": {"stdlib": 20000}, "dim": 16, "heads": 2, "expert_hidden": 16,
+    "sequence": 32, "batch": 4, "steps": 4, "warmup": 1, "timing": True, "pilot": {"lr": [0.01, 0.001], "steps": 3},
+}  # fmt: skip
+JOBS = {"train": 3, "time_training": 1, "collect_quality": 1}
+TARGET = "results/cpu/quality.parquet"
+
+
+def configure(project: Project, *entries: dict) -> None:
+    """The small grid, and training entries."""
+    parts = {"seed": 17, "device": "cpu", "measure": SMALL, "grid": GRID} | (
+        {"quality": list(entries)} if entries else {}
+    )
+    (project.folder / "config/config.yaml").write_text(yaml.safe_dump(parts))
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A copy with a training run, its pilots and its timing, all done."""
+    project = Project.create(tmp_path_factory.mktemp("training"))
+    configure(project, ENTRY)
+    assert count(project.snakemake(TARGET)) == JOBS
+    return project
+
+
+@pytest.mark.slow
+def test_rows_are_collected_with_the_chosen_rate_and_the_time(project: Project) -> None:
+    """And the ranking is in the log."""
+    rows = pq.read_table(project.folder / TARGET).to_pylist()
+    assert [(row["seed"], row["step"], row["purpose"]) for row in rows] == [(1, 4, "final")]
+    assert all(row["pilot_lrs"] == [0.001, 0.01] and row["lr"] in row["pilot_lrs"] for row in rows)
+    assert rows[0]["timed_alone"] and rows[0]["experts_ms"] > 0
+    assert rows[0]["lr"] == min(zip(rows[0]["pilot_losses"], rows[0]["pilot_lrs"], strict=True))[1]
+    assert "bits_per_byte" in (project.folder / "results/cpu/logs/collect_quality.log").read_text()
+
+
+@pytest.mark.slow
+def test_what_runs_again(project: Project) -> None:
+    """Nothing; a new seed; all after an edit of the loop; only the ranking after an edit of the comparison."""
+    configure(project, ENTRY | {"seed": [1, 2]})
+    assert project.jobs(TARGET) == {"train": 1, "collect_quality": 1}
+    configure(project, ENTRY)
+    for name, expected in (("compare", {"collect_quality": 1}), ("train", JOBS), ("train", {})):
+        path = project.folder / f"src/moe_routing_bench/quality/{name}.py"
+        before = path.read_text()
+        path.write_text(before + "\n# edited\n" if expected else before)
+        assert project.jobs(TARGET) == expected
+        path.write_text(before)
+
+
+@pytest.mark.slow
+def test_without_a_quality_section_nothing_is_trained(project: Project) -> None:
+    """The jobs are those of the grid."""
+    bench = {"measure": sum(CELLS.values()), "collect": 1, "figure": DRAWN, "html": 1, "all": 1}
+    configure(project)
+    assert project.jobs() == bench
+
+
+@pytest.mark.slow
+def test_a_command_on_the_server_ends_with_its_caller(project: Project, tmp_path: Path) -> None:
+    """A run whose client is killed stops, and its checkpoint is there for the next."""
+    client = project.folder / "src/moe_routing_bench/measure/client.py"
+    out = tmp_path / "run.parquet"
+    fields = [
+        f"{k}={yaml.safe_dump(v, default_flow_style=True).splitlines()[0]}"
+        for k, v in ENTRY.items()
+        if k in ("dim", "heads", "corpora", "sequence", "batch")
+    ]
+    settings = [*fields, "eval_every=2", "warmup=1", "max_epochs=1000000"]
+    words = [word for one in settings for word in ("--set", one)]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        client,
+        "--cli",
+        "train",
+        "--router",
+        "dense",
+        "--steps",
+        "100000",
+        *words,
+        "--out",
+        out,
+    ]
+    environment = os.environ | {"PYTHONPATH": str(project.folder / "src")}
+    with subprocess.Popen(
+        list(map(str, command)), cwd=project.folder, env=environment, stdout=subprocess.PIPE, text=True
+    ) as caller:
+        assert caller.stdout is not None and "step 2/" in caller.stdout.readline()
+        while not out.with_suffix(".ckpt").exists():
+            time.sleep(0.01)
+        caller.send_signal(signal.SIGKILL)
+    time.sleep(0.5)
+    written = out.with_suffix(".ckpt").stat().st_mtime_ns
+    time.sleep(0.5)
+    assert out.with_suffix(".ckpt").stat().st_mtime_ns == written and not out.exists()

@@ -1,0 +1,64 @@
+"""One job a training run, pilots of the learning rate first; then times with the GPU alone; then all rows in one file."""
+
+
+rule train:
+    input:
+        code=str(paths.code("{platform}", "quality")),
+        pilots=pilots_of,
+    output:
+        "results/{platform}/runs/{run}.parquet",
+    log:
+        "results/{platform}/logs/runs/{run}.log",
+    priority: 1  # before timings, which wait until no run has the GPU
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        client=paths.source("measure/client.py"),
+        spec=lambda wildcards: TRAINING.runs[wildcards.run].spec,
+        pilots=lambda wildcards: [word for path in pilots_of(wildcards) for word in ("--pilot", path)],
+    message:
+        "train {wildcards.run}"
+    shell:
+        "python -I -S {params.client:q} --cli train --spec {params.spec:q} {params.pilots:q} --threads {threads} --out {output:q}"
+        " >{log:q} 2>&1"
+
+
+rule time_training:
+    input:
+        "results/{platform}/runs/{run}.parquet",
+    output:
+        "results/{platform}/timing/{run}.parquet",
+    log:
+        "results/{platform}/logs/timing/{run}.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        gpu=1,  # training runs share a GPU, a timing has it alone
+    params:
+        client=paths.source("measure/client.py"),
+    message:
+        "time {wildcards.run}"
+    shell:
+        "python -I -S {params.client:q} --cli time-training {input:q} --threads {threads} --out {output:q} >{log:q} 2>&1"
+
+
+rule collect_quality:
+    input:
+        runs=[str(path) for path in TRAINING.files(PLATFORM)],
+        timing=[str(path) for path in TRAINING.timing_files(PLATFORM)],
+        code=[paths.source("quality/runs.py"), paths.source("quality/plan.py"), paths.source("quality/compare.py")],
+    output:
+        "results/{platform}/quality.parquet",
+    log:
+        "results/{platform}/logs/collect_quality.log",
+    conda:
+        "../../environment.yml"
+    params:
+        client=paths.source("measure/client.py"),
+        config=CONFIG_JSON,
+    message:
+        "collect {output}"
+    shell:
+        "python -I -S {params.client:q} --cli collect-quality --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"
