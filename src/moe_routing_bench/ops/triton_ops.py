@@ -62,7 +62,8 @@ def combine_backward(
     height = rows or 0
     used = inverse.new_zeros(height + 1, dtype=torch.int8)
     if height:
-        used[inverse.reshape(-1)] = 1  # a dropped assignment, -1, marks the spare entry
+        at = torch.where(inverse < 0, height, inverse).reshape(-1).long()  # a dropped assignment marks the spare entry
+        used.scatter_(0, at, 1)  # by a kernel: a scalar from the host could not be captured in a CUDA graph
     slab = _slab(height, tokens)
     num_warps = 4 if tokens >= ENOUGH_PROGRAMS else 16
     k_padded = triton.next_power_of_2(top_k)
