@@ -2,12 +2,15 @@
 
 import html
 import re
+from pathlib import Path
 
+import pandas as pd
 from rows import BAD, rows
 
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.render import render, small
+from moe_routing_bench.report.targets import targets
 
 
 def test_report(tmp_path):
@@ -34,3 +37,25 @@ def test_findings():
 def test_small_svg_keeps_scales():
     """Coordinates are shortened, transforms are not."""
     assert small('<use x="0.98765" transform="scale(0.015625)"/>') == '<use x="0.98" transform="scale(0.015625)"/>'
+
+
+STORED = Path(__file__).parents[2] / "results/nvidia-h200/measurements.parquet"
+
+
+def test_targets():
+    """Stored rows give every line; faster or slower rows turn the verdicts; another platform has none."""
+    table = pd.read_parquet(STORED)
+    lines = {line.what: line for line in targets(table)}
+    assert len(lines) == 16 and lines["routing, T=64, H=2048, E=128, k=8"].met
+    slow = table.assign(median_us=table["median_us"] * 10, speedup=table["speedup"] / 10)
+    slow["share_of_stream"] = 0.5
+    missed = {line.what for line in targets(slow) if not line.met}
+    assert {
+        "gate, T=16384, E=128, k=8, fp32",
+        "permute, 131,072 assignments, E=128",
+        "pack, T ≥ 16384, H ≥ 2048",
+    } <= missed
+    mine = table["implementation"] == "cute"
+    quick = table.assign(median_us=table["median_us"].where(~mine, table["median_us"] / 10))
+    assert all(line.met for line in targets(quick) if "over triton" in line.what or "QuACK" in line.what)
+    assert not targets(table.assign(platform="cpu")) and not targets(table[table["status"] != "ok"])

@@ -15,6 +15,7 @@ from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.findings import findings
+from moe_routing_bench.report.targets import targets
 
 _MACHINE = (
     "gpu_name", "driver", "cuda_version", "cpu_model", "cpu_threads", "torch_version", "triton_version",
@@ -33,6 +34,7 @@ def render(table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Pat
         platform=_values(frame, "platform"),
         cpu=bool(frame["gpu_name"].isna().all()),
         findings=findings(frame),
+        targets=targets(frame),
         figures=[_figure(name, path) for name, path in figures.items()],
         columns=COLUMNS,
         columns_json=embedded([{"name": column.name, "parts": len(column.fields)} for column in COLUMNS]),
