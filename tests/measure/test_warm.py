@@ -32,17 +32,17 @@ def own_server(monkeypatch, tmp_path):
 
 def test_warm_and_cold_measure_the_same(own_server):
     warm, cold = own_server / "warm.parquet", own_server / "cold.parquet"
-    medians = {warm: [], cold: []}
+    quickest = {warm: [], cold: []}
     for path, flags in ((warm, []), (cold, ["--cold"]), (warm, []), (cold, ["--cold"])):
         done = subprocess.run([*CLIENT, *flags, str(path), job(4096).spec], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         assert "permute torch: ok" in done.stdout
-        medians[path].append(records.collect({path: job(4096)})["median_us"][0].as_py())
+        quickest[path].append(records.collect({path: job(4096)})["min_us"][0].as_py())
     rows = {path: records.collect({path: job(4096)}).to_pylist()[0] for path in (warm, cold)}
     assert (rows[warm]["worker_mode"], rows[cold]["worker_mode"]) == ("warm", "cold")
     assert rows[warm]["expert_load"] == rows[cold]["expert_load"]
-    # the better of two each: on a shared CPU only gross differences show
-    assert 1 / 2 < min(medians[warm]) / min(medians[cold]) < 2
+    # the quickest call of two runs each: on a shared CPU only gross differences show, and medians can be off twentyfold
+    assert 1 / 2 < min(quickest[warm]) / min(quickest[cold]) < 2
 
 
 def test_overhead_of_a_warm_cell_is_at_most_300_ms(own_server):
