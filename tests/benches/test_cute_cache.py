@@ -18,7 +18,7 @@ compiled = []
 original = cute.compile
 cute.compile = lambda *a, **k: compiled.append(a) or original(*a, **k)
 start = time.perf_counter()
-kernel = cute_combine.compile_for("sm_90a", "bf16", 2, cute_combine.choose_tiling(4096, 2048, "bf16", 2))
+kernel = cute_combine.compile_for("sm_90a", "bf16", 2, cute_combine.choose_tiling(4096, 2048, "bf16", 2), False)
 print(callable(kernel), len(compiled), time.perf_counter() - start)
 """
 
@@ -59,7 +59,7 @@ def test_processes_share_one_object(tmp_path: Path) -> None:
 def test_compile_command_fills_the_cache(tmp_path: Path) -> None:
     """`moe-routing-bench compile` compiles what a config's cells launch, once; a second run finds all of it."""
     (tmp_path / "c.yaml").write_text(
-        "grid:\n  - {benches: [combine, routing], implementations: [cute], tokens: [512], hidden: [1024], experts: [8], top_k: [2]}\n"
+        "grid:\n  - {benches: [routing], implementations: [cute], tokens: [512], hidden: [1024], experts: [8], top_k: [2]}\n"
     )
     command = [sys.executable, "-m", "moe_routing_bench.cli", "compile", "--config", tmp_path / "c.yaml", "--arch"]
     environment = os.environ | {"MOE_ROUTING_BENCH_KERNELS": str(tmp_path / "kernels")}
@@ -70,7 +70,7 @@ def test_compile_command_fills_the_cache(tmp_path: Path) -> None:
     first = run("sm_90a")
     assert first.returncode == 0, first.stderr
     names = {path.name.partition("-")[0] for path in (tmp_path / "kernels").glob("*.o")}
-    assert {"cute_pack", "cute_combine"} <= names
+    assert names == {"cute_gate", "cute_permute", "cute_pack", "cute_combine"}
     begin = time.perf_counter()
     assert "0 of them new" in run("sm_90a").stdout
     assert time.perf_counter() - begin < 30
