@@ -2,6 +2,7 @@
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -15,6 +16,9 @@ from moe_routing_bench.measure import client
 from moe_routing_bench.settings import Settings
 
 CLIENT = [sys.executable, "-I", "-S", client.__file__]
+# Where the limit of the overhead was set, a process that imports NumPy took 0.14 to 0.19 s. A machine that is slower, or
+# busy, is given as much longer for ours as it takes for that.
+IMPORT_SECONDS = 0.17
 QUICK = Settings(max_seconds=0.2, min_blocks=10, warmup_ms=5)
 
 
@@ -47,13 +51,17 @@ def test_warm_and_cold_measure_the_same(own_server):
 
 def test_overhead_of_a_warm_cell_is_at_most_300_ms(own_server):
     path = own_server / "cell.parquet"
-    overheads = []
+    overheads, imports = [], []
     for i in range(6):
         start = time.perf_counter()
         subprocess.run([*CLIENT, str(path), job(64 + i).spec], check=True, capture_output=True, timeout=120)
-        wall = time.perf_counter() - start
-        overheads.append(wall - records.read(path)["measure_seconds"][0].as_py())
-    assert sorted(overheads[1:])[2] <= 0.3, f"overheads after the server had started: {overheads[1:]}"
+        middle = time.perf_counter()
+        subprocess.run([sys.executable, "-I", "-c", "import numpy"], check=True, timeout=120)
+        imports.append(time.perf_counter() - middle)
+        overheads.append(middle - start - records.read(path)["measure_seconds"][0].as_py())
+    overhead, bare = statistics.median(overheads[1:]), statistics.median(imports[1:])
+    allowed = 0.3 * max(1.0, bare / IMPORT_SECONDS)
+    assert overhead <= allowed, f"after the server had started: {overheads[1:]}; import of numpy: {imports[1:]}"
 
 
 def test_a_killed_client_takes_its_worker_along_and_leaves_no_file(own_server):

@@ -1,9 +1,10 @@
 """Expected loads: the target is met wherever it is accepted, and refused wherever it cannot be met."""
 
+import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from moe_routing_bench import skew
@@ -18,7 +19,7 @@ def meets(share, sampler, experts, top_k):
     skew.check(target, "exact", 1, experts, top_k)
     p = skew.inclusion_probabilities(target, sampler, experts, top_k)
     assert len(p) == experts and all(0 <= one <= 1 + 1e-12 for one in p)
-    assert list(p) == sorted(p, reverse=True)
+    assert all(less <= more + 1e-12 for more, less in itertools.pairwise(p))
     assert sum(p) == pytest.approx(top_k, rel=1e-9)
     assert skew.coefficient_of_variation(p) == pytest.approx(target, abs=1e-6)
 
@@ -30,6 +31,7 @@ def test_exact_meets_every_target(shape, share):
 
 
 @settings(max_examples=15, deadline=None)
+@example(shape=(3, 2), share=4.943246457806124e-78)  # all but equal: falling up to rounding only
 @given(st.integers(1, 40).flatmap(lambda e: st.tuples(st.just(e), st.integers(1, e))), st.floats(0, 1))
 def test_plackett_luce_meets_every_target(shape, share):
     meets(share, "plackett_luce", *shape)
