@@ -29,15 +29,13 @@ from moe_routing_bench.cute_support import WARP, RowTiling
 
 ENOUGH_BLOCKS = 132 * 12  # fewer leave a large GPU partly idle: threads then take fewer vectors each
 THREADS, MOST_THREADS = 128, 1024
-MOST_HELD = 32  # elements of a row with one scale that a thread holds
-MAX_ROW = 8192  # of odd length: a vector is then one element
+MOST_VECTORS, MOST_ELEMENTS = 8, 32  # of a row with one scale that a thread holds: more would not fit the registers
 
 
 @dataclass(frozen=True)
 class Scales:
     """How a thread's vectors fall into groups of one scale; compile-time constants."""
 
-    whole: bool  # one scale for the row, which is one tile
     span: int  # vectors of a thread, one after the other, that share a scale
     side: int  # scales side by side among the lanes of a warp
 
@@ -117,7 +115,7 @@ def pack_fp8_kernel(
             amax = over_warps(amax, tiling.lanes // WARP)
         small = amax < fp8.LEAST_AMAX
         scale = cutlass.select_(small, Float32(1.0), amax * Float32(1 / fp8.LARGEST))
-        factor = cutlass.select_(small, Float32(1.0), Float32(fp8.LARGEST) / amax)
+        factor = cutlass.select_(small, Float32(1.0), fp8.LARGEST * cute.arch.rcp_approx(amax))
         for v in cutlass.range_constexpr(first, first + kind.span):
             wide[None, v].store(wide[None, v].load() * factor)
         if cutlass.const_expr(kind.side > 1):
@@ -188,9 +186,9 @@ def compile_for(arch: str, group: int, top_k: int, tiling: RowTiling, slab: int,
 def scales_of(tiling: RowTiling, group: int) -> Scales:
     """How a tiling of `choose_tiling` falls into groups of `group` elements."""
     if group == tiling.hidden and tiling.tiles == 1:
-        return Scales(True, tiling.vectors, 1)
+        return Scales(tiling.vectors, 1)
     across = WARP * tiling.width  # elements of a vector of each lane
-    return Scales(False, max(1, group // across), max(1, across // group))
+    return Scales(max(1, group // across), max(1, across // group))
 
 
 def choose_tiling(tokens: int, hidden: int, group: int) -> RowTiling:
@@ -200,11 +198,10 @@ def choose_tiling(tokens: int, hidden: int, group: int) -> RowTiling:
     if group == hidden:
         return _row_tiling(tokens, hidden, width, count)
     least = max(1, group // (WARP * width))
-    for vectors in (4, 2, 1):
-        tiling = RowTiling(hidden, width, max(least, vectors), WARP, THREADS, True)
-        if vectors == 1 or (tiling.exact and tiling.blocks(tokens) >= ENOUGH_BLOCKS):
-            return tiling
-    raise AssertionError("the last candidate is always taken")
+    tilings = [RowTiling(hidden, width, max(least, vectors), WARP, THREADS, True) for vectors in (4, 2, 1)]
+    tightest = min(tiling.tiles * tiling.vectors for tiling in tilings)
+    fitting = [tiling for tiling in tilings if tiling.tiles * tiling.vectors == tightest]
+    return next((tiling for tiling in fitting if tiling.blocks(tokens) >= ENOUGH_BLOCKS), fitting[-1])
 
 
 def _row_tiling(tokens: int, hidden: int, width: int, count: int) -> RowTiling:
@@ -219,15 +216,16 @@ def _row_tiling(tokens: int, hidden: int, width: int, count: int) -> RowTiling:
 
 def supports(cell: Any) -> str | None:
     """Why the kernel cannot run a cell, or None."""
-    group, width = fp8.group(cell), math.gcd(cell.hidden, support.VECTOR_BYTES // 2)
-    if group == cell.hidden and group > MOST_THREADS * min(MOST_HELD, MAX_ROW // MOST_THREADS * width):
-        return f"the cute pack holds rows with one scale of up to {MAX_ROW} elements, or {MOST_THREADS * MOST_HELD} where H divides by 8"
+    width = math.gcd(cell.hidden, support.VECTOR_BYTES // 2)
+    most = MOST_THREADS * min(MOST_ELEMENTS, MOST_VECTORS * width)
+    if fp8.group(cell) > most:
+        return f"the cute pack holds rows with one scale of up to {most} elements (in vectors of {width}), not {cell.hidden}"
     return fp8.unsupported()
 
 
 def precompile(cell: Any, arch: str, slab: int) -> None:
     """Put the kernel of a cell into the cache; needs no GPU. Nothing for an architecture that `supports` refuses."""
-    if arch < "sm_89" and len(arch) == len("sm_80"):
+    if int(arch.strip("sm_a")) < 89:
         return
     group = fp8.group(cell)
     compile_for(arch, group, cell.top_k, choose_tiling(cell.tokens, cell.hidden, group), slab)
