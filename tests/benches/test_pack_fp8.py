@@ -1,5 +1,8 @@
 """Pack to fp8: the definition against numbers worked out by hand, the torch implementation, and what a check must find."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
@@ -87,6 +90,36 @@ def test_what_is_wrong_is_found(name):
         assert definition.check(cell, inputs, outputs, expected).error, what
         tensor[place] = kept
     assert not definition.check(cell, inputs, outputs, expected).error
+
+
+@pytest.mark.parametrize("hidden", [1, 13, 64, 100, 128, 130, 300, 1000, 2880, 4096, 4097, 7168, 8191, 32768])
+@pytest.mark.parametrize("tokens", [1, 16384])
+def test_lanes_that_reduce_together_hold_one_scale(hidden, tokens):
+    """Of every tiling that the CuTe kernel chooses: each element once, and by thread and vector the group it is in."""
+    cute_pack_fp8 = pytest.importorskip("moe_routing_bench.benches.pack.cute_pack_fp8")
+    for group in {hidden, 128}:
+        if cute_pack_fp8.supports(
+            SimpleNamespace(hidden=hidden, dtype="fp8_row" if group == hidden else "fp8_block128")
+        ):
+            continue
+        tiling = cute_pack_fp8.choose_tiling(tokens, hidden, group)
+        kind = cute_pack_fp8.scales_of(tiling, group)
+        tile, v, lane = np.ix_(range(tiling.tiles), range(tiling.vectors), range(tiling.lanes))
+        vector = tile * tiling.lanes * tiling.vectors + v * tiling.lanes + lane  # as in support.load_row
+        inside = vector < tiling.row_vectors
+        assert sorted(vector[inside]) == list(range(tiling.row_vectors)) and tiling.threads % tiling.lanes == 0
+        side = lane % 32 // (32 // kind.side)
+        scale = tile * kind.of_tile(tiling) + v // kind.span * kind.side + side
+        for element in (vector * tiling.width, vector * tiling.width + tiling.width - 1):
+            assert (element // group == scale)[inside].all(), (hidden, group, tiling)
+        assert tiling.lanes == 32 or tiling.tiles == 1, "a scale of several warps is that of the whole block"
+
+
+def test_rows_that_no_block_holds_are_refused():
+    cute_pack_fp8 = pytest.importorskip("moe_routing_bench.benches.pack.cute_pack_fp8")
+    long = SimpleNamespace(hidden=8193, dtype="fp8_row")
+    assert "up to 8192 elements (in vectors of 1)" in cute_pack_fp8.supports(long)
+    assert cute_pack_fp8.supports(SimpleNamespace(hidden=8193, dtype="fp8_block128")) is None
 
 
 def test_an_element_that_differs_within_half_a_step_is_a_tie():
