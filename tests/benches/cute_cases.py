@@ -96,7 +96,8 @@ def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, slab: 
 def pack_fp8(arch: str, hidden: int, group: int, top_k: int, slab: int) -> dict[str, object]:
     """Compile one pack to fp8."""
     tiling = cute_pack_fp8.choose_tiling(16384, hidden, group)
-    kernel = cute_pack_fp8.compile_for(arch, group, top_k, tiling, slab, keep=True)
+    kind = cute_pack_fp8.scales_of(tiling, group)
+    kernel = cute_pack_fp8.compile_for(arch, kind, top_k, tiling, slab, keep=True)
     wide, converts = r"ld\.global\S*no_allocate\S*v4\.b32", r"cvt\.rn\.satfinite\.e4m3x2"
     return spills(kernel, f"pack_fp8-H{hidden}-group{group}-k{top_k}-slab{slab}", "pack_fp8") | {
         "vectors": tiling.vectors,

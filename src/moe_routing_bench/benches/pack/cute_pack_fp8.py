@@ -34,10 +34,13 @@ MOST_VECTORS, MOST_ELEMENTS = 8, 32  # of a row with one scale that a thread hol
 
 @dataclass(frozen=True)
 class Scales:
-    """How a thread's vectors fall into groups of one scale; compile-time constants."""
+    """How a thread's vectors fall into groups of one scale; compile-time constants, all part of the kernel cache's key."""
 
     span: int  # vectors of a thread, one after the other, that share a scale
     side: int  # scales side by side among the lanes of a warp
+    of_row: int  # scales of a row
+    largest: float = fp8.LARGEST
+    least_amax: float = fp8.LEAST_AMAX
 
     def of_tile(self, tiling: RowTiling) -> int:
         """Scales of a column tile."""
@@ -113,9 +116,9 @@ def pack_fp8_kernel(
         amax = over_lanes(largest(fragment, first, kind.span), WARP // kind.side)
         if cutlass.const_expr(tiling.lanes > WARP):
             amax = over_warps(amax, tiling.lanes // WARP)
-        small = amax < fp8.LEAST_AMAX
-        scale = cutlass.select_(small, Float32(1.0), amax * Float32(1 / fp8.LARGEST))
-        factor = cutlass.select_(small, Float32(1.0), fp8.LARGEST * cute.arch.rcp_approx(amax))
+        small = amax < kind.least_amax
+        scale = cutlass.select_(small, Float32(1.0), amax * Float32(1 / kind.largest))
+        factor = cutlass.select_(small, Float32(1.0), kind.largest * cute.arch.rcp_approx(amax))
         for v in cutlass.range_constexpr(first, first + kind.span):
             wide[None, v].store(wide[None, v].load() * factor)
         if cutlass.const_expr(kind.side > 1):
@@ -163,8 +166,8 @@ def pack_fp8_host(
 
 
 @cute_cache.cached
-def compile_for(arch: str, group: int, top_k: int, tiling: RowTiling, slab: int, keep: bool = False) -> Any:
-    """Compile pack to fp8 for one architecture, elements of a scale and shape class (no GPU needed).
+def compile_for(arch: str, kind: Scales, top_k: int, tiling: RowTiling, slab: int, keep: bool = False) -> Any:
+    """Compile pack to fp8 for one architecture and shape class (no GPU needed).
 
     `slab` is the number of output rows that each group checks for padding; 0 promises that no row is padding.
     The result is called with x (T, H), order (R,), inverse (T, k), packed (R, H) as bytes, scales (R, scales a row).
@@ -175,9 +178,9 @@ def compile_for(arch: str, group: int, top_k: int, tiling: RowTiling, slab: int,
         support.matrix(Int32, rows),
         support.matrix(Int32, tokens, top_k),
         support.matrix(Uint8, rows, tiling.hidden),
-        support.matrix(Float32, rows, math.ceil(tiling.hidden / group)),
+        support.matrix(Float32, rows, kind.of_row),
         tiling,
-        scales_of(tiling, group),
+        kind,
         slab,
     ]
     return support.compile_kernel(pack_fp8_host, arguments, arch, keep)
@@ -185,10 +188,10 @@ def compile_for(arch: str, group: int, top_k: int, tiling: RowTiling, slab: int,
 
 def scales_of(tiling: RowTiling, group: int) -> Scales:
     """How a tiling of `choose_tiling` falls into groups of `group` elements."""
-    if group == tiling.hidden and tiling.tiles == 1:
-        return Scales(tiling.vectors, 1)
+    if group == tiling.hidden:
+        return Scales(tiling.vectors, 1, 1)
     across = WARP * tiling.width  # elements of a vector of each lane
-    return Scales(max(1, group // across), max(1, across // group))
+    return Scales(max(1, group // across), max(1, across // group), math.ceil(tiling.hidden / group))
 
 
 def choose_tiling(tokens: int, hidden: int, group: int) -> RowTiling:
@@ -227,15 +230,16 @@ def precompile(cell: Any, arch: str, slab: int) -> None:
     """Put the kernel of a cell into the cache; needs no GPU. Nothing for an architecture that `supports` refuses."""
     if int(arch.strip("sm_a")) < 89:
         return
-    group = fp8.group(cell)
-    compile_for(arch, group, cell.top_k, choose_tiling(cell.tokens, cell.hidden, group), slab)
+    tiling = choose_tiling(cell.tokens, cell.hidden, fp8.group(cell))
+    compile_for(arch, scales_of(tiling, fp8.group(cell)), cell.top_k, tiling, slab)
 
 
 def prepare(
     cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor], slab: int
 ) -> Callable[[], None]:
     """Bind pack: x (T, H) bfloat16, order (R,) int32, inverse (T, k) int32 -> packed (R, H) float8_e4m3fn and scales."""
-    x, order, inverse, group = inputs["x"], inputs["order"], inputs["inverse"], fp8.group(cell)
-    kernel = compile_for(support.current_arch(), group, cell.top_k, choose_tiling(len(x), cell.hidden, group), slab)
+    x, order, inverse = inputs["x"], inputs["order"], inputs["inverse"]
+    tiling = choose_tiling(len(x), cell.hidden, fp8.group(cell))
+    kernel = compile_for(support.current_arch(), scales_of(tiling, fp8.group(cell)), cell.top_k, tiling, slab)
     packed, scales = outputs["packed"].view(torch.uint8), outputs["scales"].view(len(order), -1)
     return functools.partial(kernel, x, order, inverse, packed, scales)

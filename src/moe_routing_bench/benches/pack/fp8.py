@@ -3,8 +3,9 @@
 x (T, H) bfloat16 -> packed (R, H) float8_e4m3fn and scales (R, ceil(H / 128)) float32, or (R,) with one scale a row.
 scale = amax / 448 of the row, or of each 128 of its elements (the last group of a row may be shorter), so that the
 largest element becomes the largest number of the format; packed = x / scale, rounded to nearest even, saturated. A
-group that is zero, as padding rows are, has scale 1. Format: Micikevicius et al., FP8 formats for deep learning,
-arXiv:2209.05433, section 3; scales of 128 elements of a token: DeepSeek-V3, arXiv:2412.19437, section 3.3.2.
+group that is zero, as padding rows are, or smaller than 2^-117 has scale 1. Format: Micikevicius et al., FP8 formats
+for deep learning, arXiv:2209.05433, section 3; scales of 128 elements of a token: DeepSeek-V3, arXiv:2412.19437,
+section 3.3.2.
 
 Scales may be off by two roundings of float32, that of 1 / 448 and that of the product, and are exact where they are 1.
 An element may be off by half the distance of fp8 numbers at its size, measured with the scale that was written; where it
@@ -21,9 +22,7 @@ from moe_routing_bench.grid import FP8, Cell
 
 LARGEST = 448.0  # of e4m3
 LEAST_NORMAL = 2.0**-6  # of e4m3
-LEAST_AMAX = (
-    2.0**-117
-)  # below it amax / 448 would be subnormal in float32, and 448 / amax infinite: such a group is zero
+LEAST_AMAX = 2.0**-117  # below it amax / 448 could be subnormal in float32, 448 / amax infinite: such a group is zero
 ROUNDOFF = 2.0**-4  # of e4m3: half of the distance of two numbers, relative
 _SCALE_ERROR = 2.0**-23
 _HALF = 0.5 + 2.0**-16  # of a step; x / scale itself is rounded to float32, and up to 16 steps long
