@@ -23,7 +23,8 @@ from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.settings import Settings
 
-DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
+FP8 = {"fp8_row": None, "fp8_block128": 128}  # elements that share a scale, None the whole row; bf16 in, e4m3 out
+DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4} | dict.fromkeys(FP8, 2)  # bytes of an element of the inputs
 LAYOUTS = ("compact", "padded", "block64", "block128")
 _NAMES = {"router": ROUTERS, "sampler": skew_model.SAMPLERS, "dtype": DTYPES, "layout": LAYOUTS}
 _PRESET = ("hidden", "intermediate", "experts", "top_k", "router")
@@ -95,8 +96,13 @@ class Cell:
 
     @property
     def dtype_bytes(self) -> int:
-        """Bytes of one element."""
+        """Bytes of one element of the inputs."""
         return DTYPES[self.dtype or "fp32"]
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of one element of the packed rows."""
+        return 1 if self.dtype in FP8 else self.dtype_bytes
 
 
 _KEY_PARTS = (
@@ -307,6 +313,10 @@ def check(cell: Cell) -> None:
         raise bad("capacity_factor", cell.capacity_factor, "above 0, or none for no limit")
     if cell.layout == "padded" and cell.capacity_factor is None:
         raise bad("layout", "padded", "compact or blockN without a capacity_factor", "padded rows are the capacity")
+    if cell.dtype in FP8 and cell.bench != "pack":
+        raise bad(
+            f"dtype of {cell.bench}", cell.dtype, ", ".join(d for d in DTYPES if d not in FP8), "only pack quantises"
+        )
     if cell.router in ROUTERS and cell.experts:
         ROUTERS[cell.router or ""].check(cell.experts, cell.top_k or 1)
     if cell.tokens and cell.experts and cell.top_k and (rows := cell.row_limit) > _INT32_MAX:

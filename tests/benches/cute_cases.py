@@ -15,7 +15,7 @@ from moe_routing_bench import cute_support
 from moe_routing_bench.benches.combine import cute_combine
 from moe_routing_bench.benches.gate import cute_gate
 from moe_routing_bench.benches.gate.rules import rule_of
-from moe_routing_bench.benches.pack import cute_pack
+from moe_routing_bench.benches.pack import cute_pack, cute_pack_fp8
 from moe_routing_bench.benches.permute import cute_permute
 from moe_routing_bench.grid import Cell
 
@@ -31,6 +31,16 @@ CASES = [
     ("combine", "fp16", 7168, 2, 0),
     ("combine", "fp32", 2048, 32, 0),
     ("combine", "bf16", 4097, 6, 0),
+]
+# hidden, elements that share a scale, top_k, padding rows checked a group
+FP8_PACKS = [
+    (4096, 128, 8, 0),
+    (7168, 128, 8, 10),
+    (2880, 128, 4, 2),
+    (13, 128, 32, 0),
+    (7168, 7168, 8, 10),
+    (32768, 32768, 2, 0),
+    (8191, 8191, 8, 1),
 ]
 # router, dtype, tokens, experts, top_k
 GATES = [
@@ -83,6 +93,20 @@ def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, slab: 
     }
 
 
+def pack_fp8(arch: str, hidden: int, group: int, top_k: int, slab: int) -> dict[str, object]:
+    """Compile one pack to fp8."""
+    tiling = cute_pack_fp8.choose_tiling(16384, hidden, group)
+    kind = cute_pack_fp8.scales_of(tiling, group)
+    kernel = cute_pack_fp8.compile_for(arch, kind, top_k, tiling, slab, keep=True)
+    wide, converts = r"ld\.global\S*no_allocate\S*v4\.b32", r"cvt\.rn\.satfinite\.e4m3x2"
+    return spills(kernel, f"pack_fp8-H{hidden}-group{group}-k{top_k}-slab{slab}", "pack_fp8") | {
+        "vectors": tiling.vectors,
+        "whole_vectors": tiling.width == 8,
+        "wide_loads": len(re.findall(wide, kernel.__ptx__)),
+        "conversions": len(re.findall(converts, kernel.__ptx__)),
+    }
+
+
 def spills(kernel: Any, case: str, operation: str) -> dict[str, object]:
     """Local memory and registers of a kernel whose accesses follow from its shape class."""
     sass = disassemble(kernel.__cubin__)
@@ -112,6 +136,7 @@ def permute(arch: str, tokens: int, experts: int, top_k: int, layout: str) -> di
 
 if __name__ == "__main__":
     step = 1 if sys.argv[1] == "sm_90a" else 3  # elsewhere a third of the cases: compiling takes a second each
-    for function, cases in ((gate, GATES), (permute, PERMUTES), (facts, CASES)):
+    fp8_packs = FP8_PACKS if sys.argv[1] != "sm_80" else ()  # it has no conversion to e4m3
+    for function, cases in ((gate, GATES), (permute, PERMUTES), (pack_fp8, fp8_packs), (facts, CASES)):
         for case in cases[::step]:
             print(json.dumps(function(sys.argv[1], *case)), flush=True)

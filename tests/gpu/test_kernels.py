@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moe_routing_bench.benches import BENCHES
-from moe_routing_bench.grid import Cell
+from moe_routing_bench.grid import FP8, Cell
 from moe_routing_bench.platforms import missing
 from moe_routing_bench.routers import ROUTERS
 
@@ -42,6 +42,7 @@ EDGES = {
 
 def cell_of(bench: str, tokens, hidden, experts, top_k, factor, skew, layout, dtype, router="softmax_topk_renorm", seed=17):  # fmt: skip
     """A cell with what the bench depends on; padded rows without a capacity get one."""
+    dtype = "bf16" if dtype in FP8 and bench != "pack" else dtype
     factor = 1.25 if layout == "padded" and factor is None else factor
     every = {
         "tokens": tokens, "hidden": hidden, "experts": experts, "top_k": top_k, "capacity_factor": factor, "skew": skew,
@@ -50,8 +51,11 @@ def cell_of(bench: str, tokens, hidden, experts, top_k, factor, skew, layout, dt
     return Cell(bench, seed, **{axis: value for axis, value in every.items() if axis in BENCHES[bench].axes})
 
 
-def run(cell: Cell, name: str, twice: bool = True) -> None:
-    """AssertionError where an implementation differs from the definition, or from itself in a second call."""
+def run(cell: Cell, name: str, twice: bool = True, change=lambda inputs: None) -> None:
+    """AssertionError where an implementation differs from the definition, or from itself in a second call.
+
+    `change` may write to the inputs that were drawn.
+    """
     bench = BENCHES[cell.bench]
     absent = missing(bench[name].requires, "cuda")
     if absent:
@@ -61,6 +65,7 @@ def run(cell: Cell, name: str, twice: bool = True) -> None:
     if reason:
         return
     inputs = definition.build(cell, cell.seed, "cuda")
+    change(inputs)
     expected = definition.reference(cell, inputs)
     kept = {key: value.clone() for key, value in inputs.items()}
     outputs = definition.empty_outputs(cell, inputs)
@@ -75,7 +80,9 @@ def run(cell: Cell, name: str, twice: bool = True) -> None:
         assert not check.error and not check.mismatches, f"{name} {cell}: {check}"
         answers.append({key: value.clone() for key, value in outputs.items()})
     for first, second in zip(answers[0].values(), answers[-1].values(), strict=True):
-        assert torch.equal(first, second), f"{name} {cell}: another answer in the second call"
+        assert torch.equal(first.view(torch.uint8), second.view(torch.uint8)), (
+            f"{name} {cell}: another answer in the second call"
+        )
     for key, value in inputs.items():
         assert torch.equal(value, kept[key]), f"{name} {cell}: changed its input {key}"
 
@@ -84,6 +91,39 @@ def run(cell: Cell, name: str, twice: bool = True) -> None:
 @pytest.mark.parametrize(("bench", "name"), KERNELS)
 def test_edge_cases(bench, name, edge):
     run(cell_of(bench, *EDGES[edge]), name)
+
+
+@pytest.mark.parametrize("dtype", list(FP8))
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "top_k", "factor", "layout"),
+    [
+        (1, 1, 1, None, "compact"),
+        (65, 8, 2, None, "block64"),
+        (513, 13, 3, 1.1, "padded"),
+        (300, 128, 8, None, "block128"),
+        (300, 130, 8, 0.5, "padded"),
+        (300, 300, 8, None, "compact"),
+        (200, 1000, 2, None, "compact"),
+        (2000, 2880, 4, 1.25, "padded"),
+        (64, 4096, 8, None, "compact"),
+        (4096, 4096, 8, 0.7, "block128"),
+        (3000, 7168, 8, None, "compact"),
+        (100, 8191, 2, None, "block64"),
+        (100, 32768, 2, None, "compact"),
+    ],
+)
+@pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "pack"])
+def test_pack_to_fp8(name, tokens, hidden, top_k, factor, layout, dtype):
+    """Also with tokens that are zero, of very different sizes, or smaller than a scale can be."""
+
+    def change(inputs):
+        x = inputs["x"]
+        x *= torch.logspace(-10, 10, tokens, 10, dtype=torch.bfloat16, device="cuda")[:, None]
+        x[::5] = 0
+        x[1::50] = 2.0**-125
+        x[2::7, : hidden // 2] = 0
+
+    run(cell_of("pack", tokens, hidden, 8, top_k, factor, 0.5, layout, dtype), name, change=change)
 
 
 @pytest.mark.parametrize("router", list(ROUTERS))
@@ -117,7 +157,7 @@ def shapes():
             router = "softmax_topk_renorm"
         return (
             tokens, hidden, experts, top_k, factor, skew, pick(st.sampled_from(LAYOUTS)),
-            pick(st.sampled_from(["bf16", "fp16", "fp32"])), router, pick(st.integers(0, 2**31)),
+            pick(st.sampled_from(["bf16", "fp16", "fp32", *FP8])), router, pick(st.integers(0, 2**31)),
         )  # fmt: skip
 
     return draw()

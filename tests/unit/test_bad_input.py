@@ -51,6 +51,7 @@ CONFIGS = {
     "misspelt implementation": (entry(implementations=["tritn"]), "'tritn'", "did you mean 'triton'?"),
     "misspelt dtype": (entry(dtype=["bf61"]), "dtype: got 'bf61'", "did you mean 'bf16'?"),
     "dtype in capitals": (entry(dtype=["FP32"]), "dtype: got 'FP32'", "allowed: bf16, fp16, fp32"),
+    "fp8 where nothing quantises": (entry(benches=["pack", "combine"], dtype=["fp8_row"]), "dtype of combine: got 'fp8_row'", "bf16, fp16, fp32; hint: only pack"),
     "misspelt layout": (entry(layout=["paded"]), "layout: got 'paded'", "did you mean 'padded'?"),
     "misspelt layout, unused": (entry(**LAYER, layout=["paded"]), "layout: got 'paded'", "did you mean 'padded'?"),
     "misspelt sampler": (entry(sampler=["exakt"]), "sampler: got 'exakt'", "did you mean 'exact'?"),

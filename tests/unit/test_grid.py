@@ -121,4 +121,10 @@ def test_keys_are_unique_and_readable():
 @pytest.mark.parametrize(("layout", "block"), [("compact", 1), ("padded", 1), ("block64", 64), ("block128", 128)])
 def test_blocks_and_element_sizes(layout, block):
     assert replace(FULL, layout=layout).block == block
-    assert [replace(FULL, dtype=name).dtype_bytes for name in ("bf16", "fp16", "fp32")] == [2, 2, 4]
+    assert [replace(FULL, dtype=name).dtype_bytes for name in ("bf16", "fp16", "fp32", "fp8_row")] == [2, 2, 4, 2]
+    assert [replace(FULL, dtype=name).packed_bytes for name in ("bf16", "fp32", "fp8_row", "fp8_block128")] == [
+        2,
+        4,
+        1,
+        1,
+    ]

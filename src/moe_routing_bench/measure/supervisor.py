@@ -194,7 +194,7 @@ def _derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
         found |= {"tflops": tflops, "share_of_peak": tflops / row["peak_tflops"]}
     rows = {"pack": 1, "combine": 1, "routing": 2, "layer": 2}.get(cell.bench, 0)
     if rows and cell.hidden and cell.top_k:
-        strict = rows * (1 + cell.top_k) * cell.hidden * cell.dtype_bytes
+        strict = rows * (cell.dtype_bytes + cell.top_k * cell.packed_bytes) * cell.hidden
         found |= {"bytes_per_token_strict": strict, "bw_gibps_strict": strict * (cell.tokens or 0) / seconds / 2**30}
     found |= _waste(job, row)
     if row.get("calibration_drift", 0) > 0.02:

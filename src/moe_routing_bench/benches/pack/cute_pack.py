@@ -21,7 +21,9 @@ from cutlass import Int32
 
 from moe_routing_bench import cute_cache
 from moe_routing_bench import cute_support as support
+from moe_routing_bench.benches.pack import cute_pack_fp8
 from moe_routing_bench.cute_support import RowTiling
+from moe_routing_bench.grid import FP8
 
 MAX_SLAB = 16
 ENOUGH_BLOCKS = 132 * 12  # fewer leave a large GPU partly idle: threads then take fewer vectors each
@@ -123,16 +125,25 @@ def choose_slab(cell: Any, tokens: int, rows: int) -> int:
     return min(MAX_SLAB, math.ceil(rows / tokens))
 
 
+def supports(cell: Any) -> str | None:
+    """Why this cell cannot run, or None."""
+    return cute_pack_fp8.supports(cell) if cell.dtype in FP8 else None
+
+
 def precompile(cell: Any, arch: str) -> None:
     """Put the kernel of a cell, with buffers at its layout's row limit, into the cache; needs no GPU."""
     slab = choose_slab(cell, cell.tokens, cell.row_limit)
+    if cell.dtype in FP8:
+        return cute_pack_fp8.precompile(cell, arch, slab)
     compile_for(arch, cell.dtype, cell.top_k, choose_tiling(cell.tokens, cell.hidden, cell.dtype, cell.top_k), slab)
 
 
 def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Callable[[], None]:
-    """Bind pack: x (T, H), order (R,) int32, inverse (T, k) int32 -> packed (R, H), of x's dtype."""
+    """Bind pack: x (T, H), order (R,) int32, inverse (T, k) int32 -> packed (R, H), of x's dtype or quantised."""
     x, order, inverse = inputs["x"], inputs["order"], inputs["inverse"]
-    tiling = choose_tiling(len(x), cell.hidden, cell.dtype, cell.top_k)
     slab = choose_slab(cell, len(x), len(order))
+    if cell.dtype in FP8:
+        return cute_pack_fp8.prepare(cell, inputs, outputs, slab)
+    tiling = choose_tiling(len(x), cell.hidden, cell.dtype, cell.top_k)
     kernel = compile_for(support.current_arch(), cell.dtype, cell.top_k, tiling, slab)
     return functools.partial(kernel, x, order, inverse, outputs["packed"])

@@ -17,6 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
+from moe_routing_bench.benches.pack import triton_pack_fp8
+from moe_routing_bench.grid import FP8
+
 MAX_SLAB = 16
 BLOCK_BYTES = 8192  # of a row tile in one program: 128 threads with four 16-byte vectors each
 ENOUGH_PROGRAMS = 132 * 16
@@ -78,11 +81,18 @@ def choose_slab(cell: Any, tokens: int, rows: int) -> int:
     return min(MAX_SLAB, math.ceil(rows / tokens))
 
 
+def supports(cell: Any) -> str | None:
+    """Why this cell cannot run, or None."""
+    return triton_pack_fp8.supports(cell) if cell.dtype in FP8 else None
+
+
 def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Callable[[], None]:
-    """Bind pack: x (T, H), order (R,) int32, inverse (T, k) int32 -> packed (R, H), of x's dtype."""
+    """Bind pack: x (T, H), order (R,) int32, inverse (T, k) int32 -> packed (R, H), of x's dtype or quantised."""
     x, order, inverse, packed = inputs["x"], inputs["order"], inputs["inverse"], outputs["packed"]
-    block = choose_block(len(x), cell.hidden, x.element_size())
-    return launcher(x, order, inverse, packed, choose_slab(cell, len(x), len(order)), block)
+    slab = choose_slab(cell, len(x), len(order))
+    if cell.dtype in FP8:
+        return triton_pack_fp8.prepare(cell, inputs, outputs, slab)
+    return launcher(x, order, inverse, packed, slab, choose_block(len(x), cell.hidden, x.element_size()))
 
 
 def launcher(
