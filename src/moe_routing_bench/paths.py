@@ -116,7 +116,7 @@ def code_files(bench: str) -> list[str]:
 
 def training_files() -> list[str]:
     """Every source file whose edit makes training runs stale, sorted."""
-    after = {source(f"quality/{name}.py") for name in ("commands", "compare", "plan")}
+    after = {source(f"quality/{name}.py") for name in ("commands", "compare", "plan", "specialisation")}
     return sorted({*sources("quality", "routers"), source("measure/provenance.py")} - after)
 
 

@@ -147,12 +147,14 @@ def routing_ids(model: TinyLM, windows: Windows, batch: int, tokens: int, layer:
 
 @contextlib.contextmanager
 def evaluating(model: TinyLM) -> Iterator[None]:
-    """Evaluation mode inside, training mode after."""
+    """Evaluation mode inside; after it every part is in the mode that it was in, frozen ones too."""
+    before = {part: part.training for part in model.modules()}
     model.eval()
     try:
         yield
     finally:
-        model.train()
+        for part, mode in before.items():
+            part.training = mode
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from moe_routing_bench import paths
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.quality.run import DENSE, Run
 
-AXES = ("router", "network", "capacity_factor", "drop_policy")  # lists of an entry, besides the seeds
+AXES = ("router", "network", "capacity_factor", "drop_policy", "train_mode")  # lists of an entry, besides the seeds
 _OWN = {*AXES, "seed", "pilot", "timing", "trace_tokens"}
 
 
@@ -60,7 +60,7 @@ def _add(plan: Plan, entry: Mapping[str, Any], axes: dict[str, Any]) -> None:
     scalars["corpora"] = {name: None if most == "all" else most for name, most in entry["corpora"].items()}
     axes["capacity_factor"] = None if axes["capacity_factor"] == "none" else float(axes["capacity_factor"])
     if axes["router"] == DENSE:  # it has no router to build and no capacity to exceed
-        axes = {"router": DENSE, "network": "linear", "capacity_factor": None, "drop_policy": "position"}
+        axes = {"router": DENSE, "network": "linear", "capacity_factor": None, "drop_policy": "position", "train_mode": "joint"}  # fmt: skip
     _check(axes["router"], axes["network"], entry.get("top_k", Run.top_k))
     seeds, pilot = entry["seed"], entry.get("pilot")
     if (pilot is None) == ("lr" not in entry):

@@ -11,7 +11,7 @@ from moe_routing_bench import records
 from moe_routing_bench.errors import UserError, bad
 from moe_routing_bench.quality.run import Run
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 _LIST, _LOADS = pa.list_(_F), pa.list_(pa.list_(pa.list_(_F)))
 STAGES = {f"{stage}_ms": _F for stage in ("router", "dispatch", "experts", "combine", "rest")}
@@ -23,7 +23,7 @@ COLUMNS: dict[str, pa.DataType] = {
     # identity
     "schema_version": pa.int32(), "run": _S, "config_hash": _S, "label": _S, "purpose": _S, "router": _S, "network": _S,
     "seed": _I, "causal": _B, "causal_in_evaluation": _B, "learns": _B, "experts": _I, "top_k": _I, "capacity_factor": _F,
-    "drop_policy": _S, "match": _S, "dim": _I, "layers": _I, "expert_hidden": _I, "sequence": _I, "batch": _I, "steps": _I,
+    "drop_policy": _S, "train_mode": _S, "match": _S, "dim": _I, "layers": _I, "expert_hidden": _I, "sequence": _I, "batch": _I, "steps": _I,
     "lr": _F, "pilot_lrs": _LIST, "pilot_losses": _LIST, "params": _I, "active_params": _I, "flops_per_token": _I,
     "domains": pa.list_(_S), "byte_classes": pa.list_(_S), "train_bytes": _I, "val_bytes": _I, "corpus_sha256": _S,
     # the evaluation

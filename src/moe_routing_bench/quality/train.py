@@ -25,6 +25,7 @@ from moe_routing_bench.quality.run import DENSE, Run
 
 BETAS = (0.9, 0.95)
 FLOOR = 0.1  # of the learning rate, where the cosine ends
+EXPERTS_FIRST = 0.5  # of the steps; after these the experts are frozen and the router learns
 
 
 class Training:
@@ -49,6 +50,8 @@ class Training:
         """Train on batch `number`; the loss of the bytes, what the routers added, and the routers' gradient norm before
         clipping (nan without router parameters): scalars on the device."""
         run = self.run
+        if run.train_mode != "joint":
+            freeze(self.model, *frozen(run, number))
         torch.manual_seed(
             run.seed * 1_000_003 + number
         )  # whatever is drawn depends on the step, not on what came before
@@ -66,7 +69,8 @@ class Training:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.clip)
         self.optimizer.step()
         for router in self.model.routers:
-            router.after_step()  # type: ignore[operator]
+            if router.training:
+                router.after_step()  # type: ignore[operator]
         return loss.detach(), added.detach(), norm if self.router_parameters else loss.new_full((), math.nan)
 
     def state(self) -> dict[str, Any]:
@@ -86,6 +90,27 @@ def learning_rate(run: Run, step: int) -> float:
         return run.lr * (step + 1) / run.warmup
     share = (step - run.warmup) / max(1, run.steps - run.warmup)
     return run.lr * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * share)))
+
+
+def frozen(run: Run, step: int) -> tuple[bool, bool]:
+    """Whether the routers, and whether the experts, are frozen in a step.
+
+    After 2306.08586, which compares the joint training of gate and experts with decoupled training: `frozen_router` keeps
+    the routers as they start; `experts_first` does so in the first half of the steps, and in the second keeps the experts.
+    Everything else always learns.
+    """
+    if run.train_mode == "experts_first":
+        first = step < EXPERTS_FIRST * run.steps
+        return first, not first
+    return run.train_mode == "frozen_router", False
+
+
+def freeze(model: TinyLM, routers: bool, experts: bool) -> None:
+    """Say which part of the MoE layers learns. Frozen routers route as in evaluation, without noise, losses or new state."""
+    for layer in model.layers:
+        layer.routers.train(not routers)
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(not (routers if name.startswith("routers.") else experts))
 
 
 def check_epochs(run: Run, train_bytes: int) -> None:
@@ -214,7 +239,7 @@ def _fixed(training: Training) -> dict[str, Any]:
     run, total = training.run, training.train.total
     params, active = model.parameters(training.model)
     rule = None if run.router == DENSE else importlib.import_module("moe_routing_bench.routers.learned").ZOO[run.router]
-    names = ("purpose", "label", "router", "network", "seed", "experts", "top_k", "capacity_factor", "drop_policy", "match", "dim",
+    names = ("purpose", "label", "router", "network", "seed", "experts", "top_k", "capacity_factor", "drop_policy", "train_mode", "match", "dim",
              "layers", "expert_hidden", "sequence", "batch", "steps", "lr")  # fmt: skip
     cuda = training.device == "cuda"
     versions = provenance.versions()
