@@ -88,6 +88,11 @@ def loss_of(model: TinyLM, windows: Windows, batch: int) -> tuple[float, list[Lo
     return float(total) / windows.total, loads
 
 
+def bits(nats: float) -> float:
+    """Nats in bits."""
+    return nats / math.log(2)
+
+
 def evaluate(model: TinyLM, windows: Windows, batch: int) -> dict[str, Any]:
     """Row fields: losses with and without the capacity, and statistics of the routing.
 
@@ -98,7 +103,7 @@ def evaluate(model: TinyLM, windows: Windows, batch: int) -> dict[str, Any]:
     limited = any(layer.capacity_factor is not None for layer in model.layers)
     with_capacity, drops = loss_of(model, windows, batch) if limited else (loss, loads)
     fields: dict[str, Any] = {
-        "val_loss": loss, "bits_per_byte": loss / math.log(2), "perplexity": math.exp(min(loss, 700.0)),
+        "val_loss": loss, "bits_per_byte": bits(loss), "perplexity": math.exp(min(loss, 700.0)),
         "val_loss_with_capacity": with_capacity, "val_bytes": windows.total,
     }  # fmt: skip
     if not loads:
