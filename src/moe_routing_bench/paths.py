@@ -127,7 +127,10 @@ def code_files(bench: str) -> list[str]:
 
 def training_files() -> list[str]:
     """Every source file whose edit makes training runs stale, sorted."""
-    after = {source(f"quality/{name}.py") for name in ("commands", "compare", "plan", "specialisation", *_ADAPTATION)}
+    after = {
+        source(f"quality/{name}.py")
+        for name in ("commands", "compare", "perft_summary", "plan", "specialisation", *_ADAPTATION)
+    }
     return sorted({*sources("quality", "routers"), source("measure/provenance.py")} - after)
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moe_routing_bench.errors import UserError
-from moe_routing_bench.quality import adapt, adaptations, adapters, evaluate, runs, train
+from moe_routing_bench.quality import adapt, adaptations, adapters, evaluate, perft_summary, runs, train
 from moe_routing_bench.quality.adaptation import VARIANTS, Adaptation
 from moe_routing_bench.quality.run import Run
 
@@ -258,7 +258,7 @@ def test_summary_counts_from_before_the_first_step() -> None:
         for seed in (0, 1) for step, new, old in ((4, 3.0, 2.5), (0, 5.0, 2.0), (2, 4.0, 9.0))
     ]  # fmt: skip
     rows.append(rows[0] | {"run": "pilot", "purpose": "pilot", "bits_per_byte": 0.0})
-    (found,) = adaptations.summary(pd.DataFrame(rows)).to_dict("records")
+    (found,) = perft_summary.summary(pd.DataFrame(rows)).to_dict("records")
     assert (found["bits_per_byte"], found["gain"], found["forgetting"], found["seeds"]) == (3.5, 2, 0.5, 2)
     assert found["gain_half_width"] == 0 and found["bits_per_byte_half_width"] == pytest.approx(12.706 * 0.5, rel=1e-3)
-    assert "PERFT-E r2" in adaptations.text(pd.DataFrame(rows))
+    assert "PERFT-E r2" in perft_summary.text(pd.DataFrame(rows))
