@@ -8,9 +8,11 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy import stats
 from torch import Tensor
 
 from moe_routing_bench.errors import UserError
+from moe_routing_bench.figures import perft, style
 from moe_routing_bench.quality import adapt, adaptations, adapters, evaluate, perft_summary, runs, train
 from moe_routing_bench.quality.adaptation import VARIANTS, Adaptation
 from moe_routing_bench.quality.run import Run
@@ -262,3 +264,42 @@ def test_summary_counts_from_before_the_first_step() -> None:
     assert (found["bits_per_byte"], found["gain"], found["forgetting"], found["seeds"]) == (3.5, 2, 0.5, 2)
     assert found["gain_half_width"] == 0 and found["bits_per_byte_half_width"] == pytest.approx(12.706 * 0.5, rel=1e-3)
     assert "PERFT-E r2" in perft_summary.text(pd.DataFrame(rows))
+    assert set(perft_summary.contests(pd.DataFrame(rows))["contestant"]) == {"perft_e"}
+    assert set(perft_summary.contests(pd.DataFrame(rows))["label"]) == {"a r2"}
+
+
+def many_rows() -> pd.DataFrame:
+    """Rows of the schema: two variants, three ranks and three seeds, before and after."""
+    empty = dict.fromkeys(adaptations.COLUMNS)
+    fixed = {
+        "label": "python", "config_hash": "c", "purpose": "final", "router": "softk", "experts": 8, "base_params": 2e7, "domains": ["stdlib"],
+        "old_domains": ["kjv"], "device": "cpu", "torch_version": "2", "ended_at": "2026-01-01T00:00:00+00:00", "old_bits_per_byte": 2.0, "lr": 0.1,
+    }  # fmt: skip
+    return pd.DataFrame([
+        empty | fixed | {
+            "run": f"{variant}{rank}{seed}", "variant": variant, "rank": rank, "seed": seed, "step": step, "params": rank * count * 100,
+            "active_params": rank * active * 100, "bits_per_byte": 5.0 if not step else 3 - rank / 32 + seed / 10 - count / 16,
+        }
+        for variant, count, active in (("E", 8, 2), ("S", 1, 1)) for rank in (2, 8, 32) for seed in range(3) for step in (0, 9)
+    ])  # fmt: skip
+
+
+def test_figure_shows_means_with_intervals_against_both_counts(tmp_path: Path) -> None:
+    """Raw loss in both panels; equal rows give equal files; it says when there is nothing to draw."""
+    table = many_rows()
+    panels = perft.draw(table).axes
+    assert [axes.get_xlabel() for axes in panels] == ["trainable parameters", "trainable parameters that a token meets"]
+    for axes, column in zip(panels, ("params", "active_params"), strict=True):
+        for variant, container in zip(("E", "S"), axes.containers, strict=True):
+            last = table[(table["variant"] == variant) & (table["step"] == 9)]
+            means = last.groupby(column)["bits_per_byte"].mean()
+            line, _, (bars,) = container
+            assert list(line.get_xdata()) == list(means.index)
+            assert list(line.get_ydata()) == pytest.approx(list(means))
+            half = stats.t.ppf(0.975, 2) * 0.1 / 3**0.5
+            assert [end[1][1] - end[0][1] for end in bars.get_segments()] == pytest.approx([2 * half] * 3)
+    for copy in "ab":
+        style.save(perft.draw(table), tmp_path / f"{copy}.svg", tmp_path / f"{copy}.png")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    for nothing in (table.iloc[:0], table.assign(purpose="pilot")):
+        assert "no data" in "".join(text.get_text() for text in perft.draw(nothing).axes[0].texts)

@@ -15,6 +15,7 @@ from moe_routing_bench.quality.adaptations import COLUMNS, SCHEMA
 from moe_routing_bench.quality.data import Windows
 from moe_routing_bench.quality.model import TinyLM
 from moe_routing_bench.quality.run import Run
+from moe_routing_bench.routers.zoo import ZOO
 
 _PART = ".adapters."  # in the names of what learns, and of nothing else
 
@@ -98,7 +99,7 @@ def _fixed(training: Adapting) -> dict[str, Any]:
     everything = sum(p.numel() for p in training.model.parameters())
     names = ("purpose", "label", "router", "seed", "experts", "sequence", "batch", "steps", "lr")
     return {name: getattr(run, name) for name in names} | {
-        "schema_version": runs.SCHEMA_VERSION, "run": adaptation.name, "config_hash": adaptation.config_hash, "base": adaptation.base,
+        "causal": ZOO[run.router].causal_in_evaluation, "schema_version": runs.SCHEMA_VERSION, "run": adaptation.name, "config_hash": adaptation.config_hash, "base": adaptation.base,
         "variant": adaptation.variant, "rank": adaptation.rank, "adapters": first.count, "top_k": first.active, "alpha": adaptation.alpha,
         "base_params": everything - params, "params": params, "active_params": active, "domains": [one.name for one in training.corpora],
         "old_domains": list(training.old), "train_bytes": training.train.total, "corpus_sha256": train.corpus_hash(training.corpora),

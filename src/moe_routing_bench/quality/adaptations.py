@@ -5,8 +5,8 @@ import pyarrow as pa
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 _LIST, _NAMES = pa.list_(_F), pa.list_(_S)
 COLUMNS: dict[str, pa.DataType] = {
-    # identity; params are the trainable ones, active_params those of them that a token meets
-    "schema_version": pa.int32(), "run": _S, "config_hash": _S, "label": _S, "purpose": _S, "base": _S, "router": _S, "seed": _I,
+    # identity; params are the trainable ones, active_params those of them that a token meets; causal: the frozen routers are
+    "schema_version": pa.int32(), "run": _S, "config_hash": _S, "label": _S, "purpose": _S, "base": _S, "router": _S, "causal": _B, "seed": _I,
     "variant": _S, "rank": _I, "adapters": _I, "top_k": _I, "alpha": _F, "experts": _I, "base_params": _I, "params": _I,
     "active_params": _I, "sequence": _I, "batch": _I, "steps": _I, "lr": _F, "pilot_lrs": _LIST, "pilot_losses": _LIST,
     "domains": _NAMES, "old_domains": _NAMES, "train_bytes": _I, "val_bytes": _I, "corpus_sha256": _S,

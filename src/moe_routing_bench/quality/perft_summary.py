@@ -17,6 +17,13 @@ def finals(table: pd.DataFrame) -> pd.DataFrame:
     return last.assign(gain=gain, forgetting=forgetting).reset_index()
 
 
+def contests(table: pd.DataFrame) -> pd.DataFrame:
+    """The same as rows of `compare.finals`: variants of one rank compete, as `perft_r` and so on."""
+    rows = finals(table)
+    names = "perft_" + rows["variant"].str.lower()
+    return rows.assign(label=rows["label"] + " r" + rows["rank"].astype(str), contestant=names)
+
+
 def summary(table: pd.DataFrame) -> pd.DataFrame:
     """One row a variant and rank of each config: trainable parameters and, over the seeds, mean and 95 % half width of
     `METRICS`; in the order of the rows."""
