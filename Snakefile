@@ -18,10 +18,12 @@ rule all:
     input:
         paths.report(PLATFORM),
         [paths.quality(PLATFORM)] if TRAINING.finals else [],
+        [paths.perft(PLATFORM)] if TRAINING.adaptations else [],
 
 
 include: "workflow/rules/measure.smk"
 include: "workflow/rules/train.smk"
+include: "workflow/rules/perft.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/report.smk"
 

@@ -18,6 +18,7 @@ _CORE = (
     "settings.py", "skew.py", "trace.py", "workload.py",
 )  # fmt: skip
 _STAGES = ("gate", "permute", "pack", "combine")
+_ADAPTATION = ("adapt", "adaptation", "adaptations", "adapters")  # files of quality that no training run depends on
 _PARTS = {"routing": _STAGES, "layer": (*_STAGES, "routing")}
 
 
@@ -68,6 +69,16 @@ def run_file(platform: str, name: str) -> Path:
     return results(platform) / "runs" / f"{name}.parquet"
 
 
+def perft(platform: str) -> Path:
+    """All rows of the adaptations of trained runs (PERFT)."""
+    return results(platform) / "perft.parquet"
+
+
+def perft_file(platform: str, name: str) -> Path:
+    """The Parquet file of an adaptation."""
+    return results(platform) / "perft" / f"{name}.parquet"
+
+
 def timing_file(platform: str, name: str) -> Path:
     """The times of a training run's steps with the machine to itself."""
     return results(platform) / "timing" / f"{name}.parquet"
@@ -116,8 +127,16 @@ def code_files(bench: str) -> list[str]:
 
 def training_files() -> list[str]:
     """Every source file whose edit makes training runs stale, sorted."""
-    after = {source(f"quality/{name}.py") for name in ("commands", "compare", "plan")}
+    after = {
+        source(f"quality/{name}.py")
+        for name in ("commands", "compare", "perft_summary", "plan", "specialisation", *_ADAPTATION)
+    }
     return sorted({*sources("quality", "routers"), source("measure/provenance.py")} - after)
+
+
+def adaptation_files() -> list[str]:
+    """The same for adaptations of trained runs."""
+    return sorted({*training_files(), *(source(f"quality/{name}.py") for name in _ADAPTATION)})
 
 
 def code_hashes(files: list[str]) -> str:

@@ -22,6 +22,7 @@ def rows(router: str, values: list[float], causal: bool = True, **more: object) 
         "network": "linear",
         "capacity_factor": 1.25,
         "drop_policy": "position",
+        "train_mode": "joint",
         "lr": 0.1,
     }
     return [

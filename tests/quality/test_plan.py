@@ -9,15 +9,26 @@ import torch
 from moe_routing_bench import config
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.quality import model, plan
+from moe_routing_bench.quality.adaptation import Adaptation
 from moe_routing_bench.quality.run import Run
 
+PERFT = {
+    "label": "p",
+    "base": "e",
+    "variant": ["R", "S"],
+    "rank": [2, 8],
+    "corpora": {"stdlib": 2000},
+    "steps": 30,
+    "lr": 0.01,
+}
 ENTRY = {"label": "e", "router": ["dense"], "seed": [1, 2, 3], "corpora": {"stdlib": 1000}, "steps": 50, "lr": 0.01}
 GRID = {"grid": [{"benches": ["gate"], "tokens": [4], "experts": [4], "top_k": [2]}]}
 
 
-def expand(*entries: dict) -> plan.Plan:
+def expand(*entries: dict, perft: tuple[dict, ...] = ()) -> plan.Plan:
     """As the workflow does."""
-    return plan.expand(config.load(GRID | {"quality": list(entries)})["quality"])
+    loaded = config.load(GRID | {"quality": list(entries)} | ({"perft": list(perft)} if perft else {}))
+    return plan.expand(loaded["quality"], loaded.get("perft", []))
 
 
 def test_a_run_a_seed_and_one_timing(text: str) -> None:
@@ -85,6 +96,68 @@ def test_mistakes_are_explained(change: dict, message: str) -> None:
         expand(ENTRY | change)
 
 
+def test_an_adaptation_a_variant_rank_and_seed() -> None:
+    """Of the run of its seed, with that run's model; all of these runs keep their weights, others do not."""
+    entry = ENTRY | {"router": ["softk"], "dim": 32}
+    planned = expand(entry, ENTRY | {"label": "f"}, perft=(PERFT | {"alpha": 4.0, "batch": 7},))
+    assert len(planned.adaptations) == 2 * 2 * 3 and not planned.adaptation_pilots
+    bases = {run.name: run for run in planned.finals.values() if run.label == "e"}
+    assert all(run.keep_weights == (run.label == "e") for run in planned.finals.values())
+    for one in planned.adaptations.values():
+        base = bases[one.base]
+        assert (one.run.seed, one.run.dim, one.run.router, one.run.corpora) == (
+            base.seed,
+            32,
+            "softk",
+            {"stdlib": 2000},
+        )
+        assert (one.run.steps, one.run.warmup, one.run.eval_every, one.run.batch, one.alpha) == (30, 3, 30, 7, 4.0)
+        assert not one.run.keep_weights and Adaptation.from_spec(one.spec) == one
+    assert len({(one.variant, one.rank, one.run.seed) for one in planned.adaptations.values()}) == 12
+    assert Path(f"results/cpu/perft/{next(iter(planned.adaptations))}.parquet") in planned.adaptation_files("cpu")
+    untouched = expand(entry)
+    assert not any(run.keep_weights for run in untouched.finals.values()) and not untouched.all_adaptations
+
+
+def test_pilots_of_adaptations_are_by_variant_and_rank() -> None:
+    """Of the first seed; the adaptations of all seeds name them."""
+    entry = {name: value for name, value in PERFT.items() if name != "lr"} | {"pilot": {"lr": [0.1, 0.01], "steps": 10}}
+    planned = expand(ENTRY | {"router": ["softk"]}, perft=(entry,))
+    assert len(planned.adaptation_pilots) == 2 * 2 * 2 and len(planned.all_adaptations) == 8 + 12
+    for one in planned.adaptations.values():
+        pilots = [planned.adaptation_pilots[name] for name in one.run.pilots]
+        assert one.run.lr is None and [each.run.lr for each in pilots] == [0.1, 0.01]
+        assert {(each.variant, each.rank, each.run.seed, each.run.steps) for each in pilots} == {
+            (one.variant, one.rank, 1, 10)
+        }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"base": "g"}, "perft base: got 'g'"),
+        ({"variant": ["T"]}, r"config\.perft\[0\]\.variant\[0\]: got 'T'"),
+        ({"rank": [0]}, r"config\.perft\[0\]\.rank\[0\]: got 0"),
+        ({"adapters": 2, "top_k": 3}, "at most adapters = 2"),
+        ({"pilot": {"lr": [0.1], "steps": 5}}, "one of lr and pilot"),
+        ({"warmup": 30}, "warmup: got 30"),
+    ],
+)
+def test_mistakes_in_adaptations_are_explained(change: dict, message: str) -> None:
+    """Before anything is trained."""
+    with pytest.raises(UserError, match=message):
+        expand(ENTRY | {"router": ["softk"]}, perft=(PERFT | change,))
+
+
+def test_a_base_is_one_router_with_experts() -> None:
+    """The seeds of one config, and not the dense model's."""
+    for routers in (["dense"], ["softk", "switch_top1"]):
+        with pytest.raises(UserError, match="one router but dense"):
+            expand(ENTRY | {"router": routers}, perft=(PERFT,))
+    with pytest.raises(UserError, match="a label once"):
+        expand(ENTRY | {"router": ["softk"]}, perft=(PERFT, PERFT))
+
+
 def test_labels_tell_entries_apart() -> None:
     """Two entries of one label would rank as one."""
     with pytest.raises(UserError, match="a label once"):
@@ -105,3 +178,8 @@ def test_the_published_config_holds_what_it_promises() -> None:
         assert model.parameters(all_experts)[0] >= 20_000_000
         text = 18_000_000  # of 19.2 MB, the training share
         assert least <= mine[0].steps * mine[0].tokens_per_step <= 4 * text
+    adaptations = plan.expand(effective["quality"], effective["perft"]).adaptations.values()
+    assert {one.variant for one in adaptations} == {"R", "E", "D", "S"}
+    assert {one.rank for one in adaptations} >= {2, 32} and len({one.run.seed for one in adaptations}) == 5
+    modes = [run for run in runs if run.label == "modes" and run.router == "softk"]
+    assert len(modes) == 15 and len({run.train_mode for run in modes}) == 3

@@ -13,7 +13,7 @@ from moe_routing_bench.quality import plan
 try:
     SETTINGS = bench_config.load(config)
     JOBS = {(job.cell.bench, job.name): job for job in grid.expand(SETTINGS, bench_config.load_models(paths.MODELS))}
-    TRAINING = plan.expand(SETTINGS.get("quality", []))
+    TRAINING = plan.expand(SETTINGS.get("quality", []), SETTINGS.get("perft", []))
 except UserError as error:
     raise WorkflowError(f"error: {error}") from None
 
@@ -26,6 +26,8 @@ for bench in {job.cell.bench for job in JOBS.values()}:
     paths.keep(paths.code(PLATFORM, bench), paths.code_hashes(paths.code_files(bench)))
 if TRAINING.finals:
     paths.keep(paths.code(PLATFORM, "quality"), paths.code_hashes(paths.training_files()))
+if TRAINING.adaptations:
+    paths.keep(paths.code(PLATFORM, "perft"), paths.code_hashes(paths.adaptation_files()))
 CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
 
 
@@ -49,3 +51,9 @@ def cells_of(wildcards):
 def pilots_of(wildcards):
     """The runs by which a run's learning rate is chosen."""
     return [str(paths.run_file(wildcards.platform, name)) for name in TRAINING.runs[wildcards.run].pilots]
+
+
+def perft_pilots_of(wildcards):
+    """The same for an adaptation."""
+    pilots = TRAINING.all_adaptations[wildcards.run].run.pilots
+    return [str(paths.perft_file(wildcards.platform, name)) for name in pilots]

@@ -15,7 +15,8 @@ import yaml
 from moe_routing_bench import config as bench_config
 from moe_routing_bench import paths, platforms, records
 from moe_routing_bench.errors import bad, pick
-from moe_routing_bench.quality import plan, runs
+from moe_routing_bench.quality import adaptations, plan, runs
+from moe_routing_bench.quality.adaptation import VARIANTS, Adaptation
 from moe_routing_bench.quality.run import DENSE, Run
 
 
@@ -25,6 +26,9 @@ def add_to(app: typer.Typer) -> None:
     app.command("time-training")(time_training)
     app.command("collect-quality")(collect)
     app.command()(compare)
+    app.command()(adapt)
+    app.command("collect-perft")(collect_perft)
+    app.command()(specialisation)
 
 
 def train(
@@ -85,7 +89,7 @@ def collect(
     effective = bench_config.load(json.loads(config_json) if config_json else config or [paths.CONFIG])
     paths.hide_gpu(effective["device"])
     platform = platforms.current()
-    planned = plan.expand(effective.get("quality", []))
+    planned = plan.expand(effective.get("quality", []), effective.get("perft", []))
     if not planned.finals:
         raise bad("config.quality", "no runs", "at least one entry")
     out = out or paths.quality(platform)
@@ -94,6 +98,71 @@ def collect(
     records.write_table(out, table)
     print(f"wrote {out}: {len(table)} evaluations of {len(planned.finals)} runs")
     print(_module("compare").text(table.to_pandas()))
+
+
+def adapt(
+    base: Annotated[Path, typer.Argument(help="Parquet of a run that kept its weights")],
+    spec: Annotated[str | None, typer.Option(help="The whole adaptation as one JSON text, in place of the options below")] = None,
+    variant: Annotated[str, typer.Option(help=f"Of PERFT: {', '.join(VARIANTS)}")] = Adaptation.variant,
+    rank: Annotated[int, typer.Option(help="Of each adapter")] = Adaptation.rank,
+    adapters: Annotated[int, typer.Option(help="Adapters a layer, of R and D")] = Adaptation.adapters,
+    top_k: Annotated[int, typer.Option(help="Adapters a token, of R")] = Adaptation.top_k,
+    steps: Annotated[int, typer.Option()] = 100,
+    option: Annotated[list[str] | None, typer.Option("--set", help="FIELD=VALUE for another field of a run, such as corpora={stdlib: 1000000}")] = None,
+    pilots: Annotated[list[Path] | None, typer.Option("--pilot", help="Parquet of an adaptation to choose the learning rate by")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads [default: torch's]", show_default=False)] = 0,
+    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/perft/NAME.parquet]")] = None,
+) -> None:  # fmt: skip
+    """Adapt a trained run to another text with adapters beside its frozen experts (PERFT)."""
+    if spec is None:
+        frozen = Run.from_spec(runs.spec_of(runs.read(base)))
+        own = {
+            "label": "adapt",
+            "steps": steps,
+            "eval_every": steps,
+            "warmup": steps // 10,
+            "trace_tokens": 0,
+            "keep_weights": False,
+        }
+        run = dataclasses.replace(frozen, **own | fields_of(option or []))
+        adaptation = Adaptation(run, frozen.name, variant, rank, adapters, top_k)
+    else:
+        adaptation = Adaptation.from_spec(spec)
+    out = out or paths.perft_file(platforms.current(), adaptation.name)
+    records.check_writable(out)
+    known, chosen = adaptation.spec, {}
+    if adaptation.run.lr is None:
+        lr, chosen = runs.best_lr(pilots or [], adaptations.SCHEMA)
+        adaptation = dataclasses.replace(adaptation, run=dataclasses.replace(adaptation.run, lr=lr))
+        print(f"learning rate {lr:g} of {chosen['pilot_lrs']}: validation losses {chosen['pilot_losses']}", flush=True)
+    with gpu_lock(alone=False):
+        _torch(threads)
+        _module("adapt").adapt(adaptation, base, out, _device(), chosen, known)
+    print(f"wrote {out}")
+
+
+def collect_perft(
+    config: Annotated[
+        list[Path] | None, typer.Option("--config", help=f"Config file [default: {paths.CONFIG}]")
+    ] = None,
+    config_json: Annotated[
+        str | None, typer.Option(help="The effective config as one JSON text, instead of files")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/perft.parquet]")] = None,
+) -> None:
+    """Join the rows of all adaptations of a config into one file, and print losses and parameters by variant and rank."""
+    effective = bench_config.load(json.loads(config_json) if config_json else config or [paths.CONFIG])
+    paths.hide_gpu(effective["device"])
+    platform = platforms.current()
+    planned = plan.expand(effective.get("quality", []), effective.get("perft", []))
+    if not planned.adaptations:
+        raise bad("config.perft", "no adaptations", "at least one entry")
+    out = out or paths.perft(platform)
+    records.check_writable(out)
+    table = runs.collect(planned.adaptation_files(platform), {}, adaptations.SCHEMA)
+    records.write_table(out, table)
+    print(f"wrote {out}: {len(table)} evaluations of {len(planned.adaptations)} adaptations")
+    print(_module("perft_summary").text(table.to_pandas()))
 
 
 def compare(
@@ -106,6 +175,14 @@ def compare(
     print(_module("compare").text(table.to_pandas(), metric))
 
 
+def specialisation(
+    platform: Annotated[str | None, typer.Option(help="Folder name of the device [default: this machine's]")] = None,
+) -> None:
+    """How far the experts of quality.parquet specialise by domain, in bits, beside the loss, with intervals over seeds."""
+    table = runs.read(paths.quality(platform or platforms.current()))
+    print(_module("specialisation").text(table.to_pandas()))
+
+
 def by_hand(router: str, network: str, seed: int, steps: int, options: list[str]) -> Run:
     """A run from the command line."""
     given: dict[str, Any] = {
@@ -116,6 +193,12 @@ def by_hand(router: str, network: str, seed: int, steps: int, options: list[str]
         "eval_every": steps,
         "warmup": steps // 10,
     }
+    return Run(**given | fields_of(options))
+
+
+def fields_of(options: list[str]) -> dict[str, Any]:
+    """The fields of a run that `--set` gives. Raises `UserError` for what is no field or no YAML."""
+    given: dict[str, Any] = {}
     known = [one.name for one in dataclasses.fields(Run)]
     for text in options:
         name, found, value = text.partition("=")
@@ -127,7 +210,7 @@ def by_hand(router: str, network: str, seed: int, steps: int, options: list[str]
             raise bad(f"--set {name}", value, "a YAML value", str(error)) from error
     if given.get("capacity_factor") == "none":
         given["capacity_factor"] = None
-    return Run(**given)
+    return given
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from scipy import stats
 
 METRIC = "bits_per_byte"
 ALPHA = 0.05
-_VARIANT = ["router", "network", "capacity_factor", "drop_policy"]
 
 
 def finals(table: pd.DataFrame) -> pd.DataFrame:
@@ -22,7 +21,7 @@ def finals(table: pd.DataFrame) -> pd.DataFrame:
     names = rows["router"].astype(str)
     routed = rows["router"] != "dense"
     names = names.where(rows["network"] == "linear", names + "+" + rows["network"])
-    for column, prefix in (("capacity_factor", "cf"), ("drop_policy", "")):
+    for column, prefix in (("capacity_factor", "cf"), ("drop_policy", ""), ("train_mode", "")):
         varies = rows[routed].groupby("label")[column].transform(lambda one: one.nunique(dropna=False) > 1)
         varies = varies.reindex(rows.index, fill_value=False).astype(bool)
         text = rows[column].map(lambda value, p=prefix: f" {p}{'none' if pd.isna(value) else value}")

@@ -88,6 +88,11 @@ def loss_of(model: TinyLM, windows: Windows, batch: int) -> tuple[float, list[Lo
     return float(total) / windows.total, loads
 
 
+def bits(nats: float) -> float:
+    """Nats in bits."""
+    return nats / math.log(2)
+
+
 def evaluate(model: TinyLM, windows: Windows, batch: int) -> dict[str, Any]:
     """Row fields: losses with and without the capacity, and statistics of the routing.
 
@@ -98,7 +103,7 @@ def evaluate(model: TinyLM, windows: Windows, batch: int) -> dict[str, Any]:
     limited = any(layer.capacity_factor is not None for layer in model.layers)
     with_capacity, drops = loss_of(model, windows, batch) if limited else (loss, loads)
     fields: dict[str, Any] = {
-        "val_loss": loss, "bits_per_byte": loss / math.log(2), "perplexity": math.exp(min(loss, 700.0)),
+        "val_loss": loss, "bits_per_byte": bits(loss), "perplexity": math.exp(min(loss, 700.0)),
         "val_loss_with_capacity": with_capacity, "val_bytes": windows.total,
     }  # fmt: skip
     if not loads:
@@ -147,12 +152,14 @@ def routing_ids(model: TinyLM, windows: Windows, batch: int, tokens: int, layer:
 
 @contextlib.contextmanager
 def evaluating(model: TinyLM) -> Iterator[None]:
-    """Evaluation mode inside, training mode after."""
+    """Evaluation mode inside; after it every part is in the mode that it was in, frozen ones too."""
+    before = {part: part.training for part in model.modules()}
     model.eval()
     try:
         yield
     finally:
-        model.train()
+        for part, mode in before.items():
+            part.training = mode
 
 
 @contextlib.contextmanager

@@ -123,6 +123,7 @@ class MoE(nn.Module):
         constants = self.extra.count("const")
         self.constants = nn.Parameter(torch.zeros(constants, dim)) if constants else None
         self.mixers = nn.Parameter(torch.zeros(constants, dim, 2)) if constants else None
+        self.adapters: nn.Module | None = None  # of a frozen layer: see `adapters`
         self.seen: list[Seen] = []
         self.losses: list[dict[str, Tensor]] = []
 
@@ -136,6 +137,9 @@ class MoE(nn.Module):
             self.losses.append(routing.losses)
             mix = self._soft if hasattr(routing, "dispatch") else self._sparse
             y_BSD = self.clock.mark(mix(x_BSD, routing), "rest", "combine")
+            if self.adapters is not None:
+                y_BSD = y_BSD + self.adapters(x_BSD, token_ids_BS, positions_S, routing).to(y_BSD.dtype)
+                self.losses.append(self.adapters.losses)  # type: ignore[arg-type]
             x_BSD = y_BSD if len(self.routers) == 1 else x_BSD + y_BSD  # Chain-of-Experts, 2506.18945
         return x_BSD
 

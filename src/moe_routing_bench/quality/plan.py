@@ -1,4 +1,5 @@
-"""The training runs of a config's `quality` section: pilots, final runs, and which are timed alone. Without torch."""
+"""The training runs of a config's `quality` section: pilots, final runs, and which are timed alone; and the adaptations of
+these runs in its `perft` section. Without torch."""
 
 import importlib
 import itertools
@@ -9,9 +10,11 @@ from typing import Any
 
 from moe_routing_bench import paths
 from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.quality.adaptation import Adaptation
 from moe_routing_bench.quality.run import DENSE, Run
 
-AXES = ("router", "network", "capacity_factor", "drop_policy")  # lists of an entry, besides the seeds
+AXES = ("router", "network", "capacity_factor", "drop_policy", "train_mode")  # lists of an entry, besides the seeds
+_SCHEDULE = ("validation_share", "max_epochs", "batch", "steps", "warmup", "lr", "weight_decay", "clip", "eval_every")
 _OWN = {*AXES, "seed", "pilot", "timing", "trace_tokens"}
 
 
@@ -22,6 +25,8 @@ class Plan:
     pilots: dict[str, Run] = field(default_factory=dict)
     finals: dict[str, Run] = field(default_factory=dict)
     timing: dict[str, list[str]] = field(default_factory=dict)
+    adaptation_pilots: dict[str, Adaptation] = field(default_factory=dict)
+    adaptations: dict[str, Adaptation] = field(default_factory=dict)
 
     @property
     def runs(self) -> dict[str, Run]:
@@ -32,35 +37,48 @@ class Plan:
         """The Parquet file of every final run."""
         return {paths.run_file(platform, name): run for name, run in self.finals.items()}
 
+    @property
+    def all_adaptations(self) -> dict[str, Adaptation]:
+        """Final ones and pilots."""
+        return self.adaptation_pilots | self.adaptations
+
+    def adaptation_files(self, platform: str) -> dict[Path, Adaptation]:
+        """The Parquet file of every final adaptation."""
+        return {paths.perft_file(platform, name): one for name, one in self.adaptations.items()}
+
     def timing_files(self, platform: str) -> dict[Path, list[str]]:
         """The file of every timing run, and the names of the runs that it speaks for."""
         return {paths.timing_file(platform, name): names for name, names in self.timing.items()}
 
 
-def expand(entries: Sequence[Mapping[str, Any]]) -> Plan:
-    """All runs of the schema-valid `quality` section, in its order, each once.
+def expand(entries: Sequence[Mapping[str, Any]], perft: Sequence[Mapping[str, Any]] = ()) -> Plan:
+    """All runs of the schema-valid `quality` section and all adaptations of the `perft` section, in their order, each once.
 
-    Raises `UserError` for what a schema cannot say: unknown routers, sizes that do not fit, two entries of one label.
+    Raises `UserError` for what a schema cannot say: unknown routers or bases, sizes that do not fit, two entries of one label.
     """
     plan = Plan()
-    labels = [entry["label"] for entry in entries]
-    if twice := {one for one in labels if labels.count(one) > 1}:
-        raise bad("quality label", min(twice), "a label once", "entries are told apart by it")
+    for section, labels in (("quality", [one["label"] for one in entries]), ("perft", [one["label"] for one in perft])):
+        if twice := {one for one in labels if labels.count(one) > 1}:
+            raise bad(f"{section} label", min(twice), "a label once", "entries are told apart by it")
+    bases = {pick("perft base", one["base"], [entry["label"] for entry in entries]) for one in perft}
     for entry in entries:
         axes = [entry.get(axis, [getattr(Run(), axis)]) for axis in AXES]
         for values in itertools.product(*axes):
-            _add(plan, entry, dict(zip(AXES, values, strict=True)))
+            _add(plan, entry, dict(zip(AXES, values, strict=True)), entry["label"] in bases)
+    for entry in perft:
+        _adapt(plan, entry)
     return plan
 
 
-def _add(plan: Plan, entry: Mapping[str, Any], axes: dict[str, Any]) -> None:
-    """The runs of one point of an entry's axes: its pilots, and one for every seed."""
+def _add(plan: Plan, entry: Mapping[str, Any], axes: dict[str, Any], keep: bool) -> None:
+    """The runs of one point of an entry's axes: its pilots, and one for every seed; all keep their weights where they are to
+    be adapted."""
     scalars = {name: value for name, value in entry.items() if name not in _OWN}
     scalars.setdefault("eval_every", scalars.get("steps", Run.steps))
     scalars["corpora"] = {name: None if most == "all" else most for name, most in entry["corpora"].items()}
     axes["capacity_factor"] = None if axes["capacity_factor"] == "none" else float(axes["capacity_factor"])
     if axes["router"] == DENSE:  # it has no router to build and no capacity to exceed
-        axes = {"router": DENSE, "network": "linear", "capacity_factor": None, "drop_policy": "position"}
+        axes = {"router": DENSE, "network": "linear", "capacity_factor": None, "drop_policy": "position", "train_mode": "joint"}  # fmt: skip
     _check(axes["router"], axes["network"], entry.get("top_k", Run.top_k))
     seeds, pilot = entry["seed"], entry.get("pilot")
     if (pilot is None) == ("lr" not in entry):
@@ -78,13 +96,41 @@ def _add(plan: Plan, entry: Mapping[str, Any], axes: dict[str, Any]) -> None:
         scalars |= {"lr": None, "pilots": tuple(one.name for one in pilots)}
     timed = entry.get("timing", False)
     first = Run(
-        **scalars | axes | {"seed": seeds[0], "trace_tokens": entry.get("trace_tokens", 0), "keep_weights": timed}
+        **scalars
+        | axes
+        | {"seed": seeds[0], "trace_tokens": entry.get("trace_tokens", 0), "keep_weights": timed or keep}
     )
-    rest = [replace(first, seed=seed, trace_tokens=0, keep_weights=False) for seed in seeds[1:]]
+    rest = [replace(first, seed=seed, trace_tokens=0, keep_weights=keep) for seed in seeds[1:]]
     finals = {one.name: one for one in (first, *rest)}
     plan.finals |= finals
     if timed:
         plan.timing[first.name] = list(finals)
+
+
+def _adapt(plan: Plan, entry: Mapping[str, Any]) -> None:
+    """The adaptations of an entry: every variant and rank for the run of each seed of its base, and their pilots."""
+    where = f"perft entry {entry['label']}"
+    bases = [run for run in plan.finals.values() if run.label == entry["base"]]
+    if len({replace(run, seed=0, trace_tokens=0).spec for run in bases}) > 1 or bases[0].router == DENSE:
+        raise bad(where, f"base {entry['base']} with several routers or configs", "one router but dense, and its seeds")
+    pilot = entry.get("pilot")
+    if (pilot is None) == ("lr" not in entry):
+        raise bad(where, "both" if pilot else "neither", "one of lr and pilot")
+    own = {name: value for name, value in entry.items() if name in _SCHEDULE}
+    own |= {"eval_every": own.get("eval_every", own["steps"]), "warmup": own.get("warmup", own["steps"] // 10)}
+    own |= {"corpora": {name: None if most == "all" else most for name, most in entry["corpora"].items()}}
+    own |= {"label": entry["label"], "pilots": (), "train_mode": "joint", "trace_tokens": 0, "keep_weights": False}
+    alike = {name: entry[name] for name in ("adapters", "top_k", "alpha") if name in entry}
+    for variant, rank in itertools.product(entry["variant"], entry["rank"]):
+        if pilot is not None:
+            steps = pilot["steps"]
+            short = {"purpose": "pilot", "steps": steps, "eval_every": steps, "warmup": steps // 10, "pilots": ()}
+            tried = [replace(bases[0], **own | short | {"lr": float(lr)}) for lr in pilot["lr"]]
+            pilots = [Adaptation(run, bases[0].name, variant, rank, **alike) for run in tried]
+            plan.adaptation_pilots |= {one.name: one for one in pilots}
+            own |= {"lr": None, "pilots": tuple(one.name for one in pilots)}
+        finals = [Adaptation(replace(base, **own), base.name, variant, rank, **alike) for base in bases]
+        plan.adaptations |= {one.name: one for one in finals}
 
 
 def _check(router: str, network: str, top_k: int) -> None:

@@ -15,6 +15,7 @@ DENSE = "dense"
 DROP_POLICIES = ("position", "random", "score")
 MATCHES = ("active_flops", "parameters")
 PURPOSES = ("final", "pilot")
+TRAIN_MODES = ("joint", "frozen_router", "experts_first")
 BUILT_IN = ("shakespeare", "stdlib", "kjv")
 
 
@@ -32,6 +33,7 @@ class Run:
     top_k: int = 2
     capacity_factor: float | None = 1.25  # None: no limit
     drop_policy: str = "position"
+    train_mode: str = "joint"  # whether router and experts learn together: see `train.frozen`
     match: str = "active_flops"  # what the dense model, and a rule of fixed k, have in common with the others
     dim: int = 64
     layers: int = 2
@@ -56,6 +58,7 @@ class Run:
         """Raise `UserError` for a value that cannot be."""
         pick("drop_policy", self.drop_policy, DROP_POLICIES)
         pick("match", self.match, MATCHES)
+        pick("train_mode", self.train_mode, TRAIN_MODES)
         pick("purpose", self.purpose, PURPOSES)
         for name in ("experts", "top_k", "dim", "layers", "heads", "expert_hidden", "sequence", "batch", "steps", "eval_every"):  # fmt: skip
             value = getattr(self, name)
@@ -109,6 +112,7 @@ class Run:
             "options",
             "capacity_factor",
             "drop_policy",
+            "train_mode",
             "seed",
             "lr",
             "pilots",
@@ -125,6 +129,7 @@ class Run:
         parts = [self.label, self.router, f"E{self.experts}", f"k{self.top_k}", f"cf{factor}"]
         parts += [self.network] if self.network != "linear" else []
         parts += [self.drop_policy] if self.drop_policy != "position" else []
+        parts += [self.train_mode] if self.train_mode != "joint" else []
         parts += [f"pilot-lr{self.lr:g}"] if self.purpose == "pilot" else []
         return "-".join([*parts, f"seed{self.seed}", self.hash[:8]])
 

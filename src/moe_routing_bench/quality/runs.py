@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 
 from moe_routing_bench import records
 from moe_routing_bench.errors import UserError, bad
-from moe_routing_bench.quality.run import Run
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 _LIST, _LOADS = pa.list_(_F), pa.list_(pa.list_(pa.list_(_F)))
 STAGES = {f"{stage}_ms": _F for stage in ("router", "dispatch", "experts", "combine", "rest")}
@@ -23,7 +22,7 @@ COLUMNS: dict[str, pa.DataType] = {
     # identity
     "schema_version": pa.int32(), "run": _S, "config_hash": _S, "label": _S, "purpose": _S, "router": _S, "network": _S,
     "seed": _I, "causal": _B, "causal_in_evaluation": _B, "learns": _B, "experts": _I, "top_k": _I, "capacity_factor": _F,
-    "drop_policy": _S, "match": _S, "dim": _I, "layers": _I, "expert_hidden": _I, "sequence": _I, "batch": _I, "steps": _I,
+    "drop_policy": _S, "train_mode": _S, "match": _S, "dim": _I, "layers": _I, "expert_hidden": _I, "sequence": _I, "batch": _I, "steps": _I,
     "lr": _F, "pilot_lrs": _LIST, "pilot_losses": _LIST, "params": _I, "active_params": _I, "flops_per_token": _I,
     "domains": pa.list_(_S), "byte_classes": pa.list_(_S), "train_bytes": _I, "val_bytes": _I, "corpus_sha256": _S,
     # the evaluation
@@ -41,23 +40,23 @@ SCHEMA = pa.schema(list(COLUMNS.items()))
 _SPEC = b"moe_routing_bench.run"
 
 
-def write(path: Path, rows: Sequence[Mapping[str, Any]], spec: str) -> None:
+def write(path: Path, rows: Sequence[Mapping[str, Any]], spec: str, schema: pa.Schema = SCHEMA) -> None:
     """Write rows (missing columns null, unknown ones an error) as one Parquet file; it appears whole or not at all."""
-    unknown = {name for row in rows for name in row} - set(COLUMNS)
+    unknown = {name for row in rows for name in row} - set(schema.names)
     if unknown:
         raise KeyError(f"columns not in the schema: {sorted(unknown)}")
-    table = pa.Table.from_pylist([{name: row.get(name) for name in COLUMNS} for row in rows], schema=SCHEMA)
+    table = pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema=schema)
     records.write_table(path, table.replace_schema_metadata({_SPEC: spec.encode()}))
 
 
-def read(path: Path) -> pa.Table:
+def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     """Rows of this schema version. Raises `UserError` for a missing, unreadable or other file."""
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
         hint = "run `snakemake` to train it again" if path.exists() else "run `snakemake`, or `moe-routing-bench train`"
         raise bad("training run", str(path), "a readable Parquet file", hint) from error
-    if not table.schema.equals(SCHEMA) or set(table["schema_version"].to_pylist()) != {SCHEMA_VERSION}:
+    if not table.schema.equals(schema) or set(table["schema_version"].to_pylist()) != {SCHEMA_VERSION}:
         raise bad("training run", f"other columns in {path}", f"run schema {SCHEMA_VERSION}", "delete it and run again")
     return table
 
@@ -67,17 +66,17 @@ def spec_of(table: pa.Table) -> str:
     return (table.schema.metadata or {}).get(_SPEC, b"").decode(errors="replace")
 
 
-def last(path: Path) -> dict[str, Any]:
+def last(path: Path, schema: pa.Schema = SCHEMA) -> dict[str, Any]:
     """The row of a run's last evaluation."""
-    return read(path).to_pylist()[-1]
+    return read(path, schema).to_pylist()[-1]
 
 
-def best_lr(pilots: Sequence[Path]) -> tuple[float, dict[str, list[float]]]:
+def best_lr(pilots: Sequence[Path], schema: pa.Schema = SCHEMA) -> tuple[float, dict[str, list[float]]]:
     """The learning rate of the pilot with the least final validation loss, the smaller of equals, and row fields.
 
     Raises `UserError` when every pilot diverged.
     """
-    found = sorted((row["lr"], row["val_loss"]) for row in map(last, pilots))
+    found = sorted((row["lr"], row["val_loss"]) for row in (last(path, schema) for path in pilots))
     finite = [(loss, lr) for lr, loss in found if loss < float("inf")]
     if not finite:
         raise bad(
@@ -86,8 +85,8 @@ def best_lr(pilots: Sequence[Path]) -> tuple[float, dict[str, list[float]]]:
     return min(finite)[1], {"pilot_lrs": [lr for lr, _ in found], "pilot_losses": [loss for _, loss in found]}
 
 
-def collect(files: Mapping[Path, Run], timing: Mapping[Path, Sequence[str]]) -> pa.Table:
-    """All rows of the runs, with the times of those that were timed alone.
+def collect(files: Mapping[Path, Any], timing: Mapping[Path, Sequence[str]], schema: pa.Schema = SCHEMA) -> pa.Table:
+    """All rows of the runs, or of the adaptations of runs, with the times of those that were timed alone.
 
     `timing` maps the file of a timing run to the names of the runs that it speaks for. Raises `UserError` naming the files
     that are unreadable or of another spec, and when runs that are compared were trained on different text.
@@ -96,7 +95,7 @@ def collect(files: Mapping[Path, Run], timing: Mapping[Path, Sequence[str]]) -> 
     times = {name: last(path) for path, names in timing.items() for name in names}
     for path, run in files.items():
         try:
-            table = read(path)
+            table = read(path, schema)
         except UserError as error:
             problems.append(str(error))
             continue

@@ -7,7 +7,7 @@ import math
 import os
 import platform as python_platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from moe_routing_bench.quality.run import DENSE, Run
 
 BETAS = (0.9, 0.95)
 FLOOR = 0.1  # of the learning rate, where the cosine ends
+EXPERTS_FIRST = 0.5  # of the steps; after these the experts are frozen and the router learns
 
 
 class Training:
@@ -36,19 +37,25 @@ class Training:
         self.corpora = corpora.load(run.corpora, run.validation_share)
         self.train, self.validation = data.windows(self.corpora, run.sequence, device)
         check_epochs(run, self.train.total)
-        self.model = model.build(run, data.frequencies(self.corpora)).to(device).train()
+        self.model = self.build()
         self.router_parameters = [p for router in self.model.routers for p in router.parameters()]
-        matrices = [p for p in self.model.parameters() if p.ndim >= 2]
-        others = [p for p in self.model.parameters() if p.ndim < 2]
+        learn = [p for p in self.model.parameters() if p.requires_grad]
+        matrices, others = [p for p in learn if p.ndim >= 2], [p for p in learn if p.ndim < 2]
         groups = [{"params": matrices, "weight_decay": run.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(
             [g for g in groups if g["params"]], lr=0.0, betas=BETAS, fused=device == "cuda"
         )
 
+    def build(self) -> TinyLM:
+        """The model as the first step finds it."""
+        return model.build(self.run, data.frequencies(self.corpora)).to(self.device).train()
+
     def step(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
         """Train on batch `number`; the loss of the bytes, what the routers added, and the routers' gradient norm before
         clipping (nan without router parameters): scalars on the device."""
         run = self.run
+        if run.train_mode != "joint":
+            freeze(self.model, *frozen(run, number))
         torch.manual_seed(
             run.seed * 1_000_003 + number
         )  # whatever is drawn depends on the step, not on what came before
@@ -66,7 +73,8 @@ class Training:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.clip)
         self.optimizer.step()
         for router in self.model.routers:
-            router.after_step()  # type: ignore[operator]
+            if router.training:
+                router.after_step()  # type: ignore[operator]
         return loss.detach(), added.detach(), norm if self.router_parameters else loss.new_full((), math.nan)
 
     def state(self) -> dict[str, Any]:
@@ -88,6 +96,27 @@ def learning_rate(run: Run, step: int) -> float:
     return run.lr * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * share)))
 
 
+def frozen(run: Run, step: int) -> tuple[bool, bool]:
+    """Whether the routers, and whether the experts, are frozen in a step.
+
+    After 2306.08586, which compares the joint training of gate and experts with decoupled training: `frozen_router` keeps
+    the routers as they start; `experts_first` does so in the first half of the steps, and in the second keeps the experts.
+    Everything else always learns.
+    """
+    if run.train_mode == "experts_first":
+        first = step < EXPERTS_FIRST * run.steps
+        return first, not first
+    return run.train_mode == "frozen_router", False
+
+
+def freeze(model: TinyLM, routers: bool, experts: bool) -> None:
+    """Say which part of the MoE layers learns. Frozen routers route as in evaluation, without noise, losses or new state."""
+    for layer in model.layers:
+        layer.routers.train(not routers)
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(not (routers if name.startswith("routers.") else experts))
+
+
 def check_epochs(run: Run, train_bytes: int) -> None:
     """Raise `UserError` when the run would see its text too often."""
     epochs = run.steps * run.tokens_per_step / train_bytes
@@ -106,13 +135,32 @@ def train(
     the rows (but for times) and the weights are those of an unbroken run, bit for bit. `chosen` are row fields of the
     pilots; `spec` is stored in place of the run's own where the learning rate was chosen by pilots.
     """
-    training, spec = Training(run, device), spec or run.spec
-    checkpoint = out.with_suffix(".ckpt")
+    training, checkpoint = Training(run, device), out.with_suffix(".ckpt")
     fixed = _fixed(training) | dict(chosen or {})
+    rows = go_on(
+        training, checkpoint, run.name, run.spec, fixed,
+        lambda: evaluate.evaluate(training.model, training.validation, run.batch),
+    )  # fmt: skip
+    for row in rows:  # until a timing run says otherwise
+        row |= {"step_ms": row["run_step_ms"], "train_tokens_per_s": 1e3 * run.tokens_per_step / row["run_step_ms"], "timed_alone": False}  # fmt: skip
+    if run.keep_weights:
+        _save(weights(out), training.state() | {"spec": run.spec})
+    if run.trace_tokens:
+        _trace(training, paths.trace_file(out))
+    runs.write(out, rows, spec or run.spec)
+    checkpoint.unlink(missing_ok=True)
+    return rows
+
+
+def go_on(
+    training: Training, checkpoint: Path, name: str, spec: str, fixed: Mapping[str, Any], evaluation: Callable[[], dict[str, Any]]
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Train from the start, or from the checkpoint where it is of this spec, to the last step: a row an evaluation."""
+    run, device = training.run, training.device
     rows, done = [], 0
     if (
         checkpoint.is_file()
-        and (kept := torch.load(checkpoint, map_location=device, weights_only=True))["spec"] == run.spec
+        and (kept := torch.load(checkpoint, map_location=device, weights_only=True))["spec"] == spec
     ):
         training.load(kept)
         rows, done = json.loads(kept["rows"]), kept["step"]
@@ -120,29 +168,27 @@ def train(
         end = min(run.steps, (done // run.eval_every + 1) * run.eval_every)
         measured, spent = _steps(training, done, end)
         started = time.perf_counter()
-        found = evaluate.evaluate(training.model, training.validation, run.batch)
+        found = evaluation()
         tokens = end * run.tokens_per_step
-        rate = (end - done) * run.tokens_per_step / spent
         rows.append(
-            fixed | measured | found | {
+            {**fixed, **measured, **found} | {
                 "step": end, "tokens_seen": tokens, "epochs": tokens / training.train.total, "eval_seconds": time.perf_counter() - started,
-                "train_tokens_per_s": rate, "step_ms": 1e3 * spent / (end - done), "run_step_ms": 1e3 * spent / (end - done), "timed_alone": False,
-                "peak_memory_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
-                "ended_at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "run_step_ms": 1e3 * spent / (end - done),
+                "peak_memory_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None, "ended_at": now(),
             }
         )  # fmt: skip
+        rate = (end - done) * run.tokens_per_step / spent
         done = end
-        print(f"{run.name} step {done}/{run.steps} train {measured['train_loss']:.4f} val {found['val_loss']:.4f} "
+        print(f"{name} step {done}/{run.steps} train {measured['train_loss']:.4f} val {found['val_loss']:.4f} "
               f"{found['bits_per_byte']:.3f} bits/byte {rate:.0f} bytes/s", flush=True)  # fmt: skip
         if done < run.steps:
-            _save(checkpoint, training.state() | {"spec": run.spec, "rows": json.dumps(rows), "step": done})
-    if run.keep_weights:
-        _save(weights(out), training.state() | {"spec": run.spec})
-    if run.trace_tokens:
-        _trace(training, paths.trace_file(out))
-    runs.write(out, rows, spec)
-    checkpoint.unlink(missing_ok=True)
+            _save(checkpoint, training.state() | {"spec": spec, "rows": json.dumps(rows), "step": done})
     return rows
+
+
+def now() -> str:
+    """The time as rows have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def weights(out: Path) -> Path:
@@ -214,20 +260,26 @@ def _fixed(training: Training) -> dict[str, Any]:
     run, total = training.run, training.train.total
     params, active = model.parameters(training.model)
     rule = None if run.router == DENSE else importlib.import_module("moe_routing_bench.routers.learned").ZOO[run.router]
-    names = ("purpose", "label", "router", "network", "seed", "experts", "top_k", "capacity_factor", "drop_policy", "match", "dim",
+    names = ("purpose", "label", "router", "network", "seed", "experts", "top_k", "capacity_factor", "drop_policy", "train_mode", "match", "dim",
              "layers", "expert_hidden", "sequence", "batch", "steps", "lr")  # fmt: skip
-    cuda = training.device == "cuda"
-    versions = provenance.versions()
     return {name: getattr(run, name) for name in names} | {
         "schema_version": runs.SCHEMA_VERSION, "run": run.name, "config_hash": run.config_hash,
         "causal": rule is None or rule.causal, "causal_in_evaluation": rule is None or rule.causal_in_evaluation, "learns": rule is not None and rule.learns,
         "params": params, "active_params": active, "flops_per_token": model.flops_per_token(training.model, run, active),
         "domains": [one.name for one in training.corpora], "byte_classes": list(evaluate.BYTE_CLASSES),
         "train_bytes": total, "corpus_sha256": corpus_hash(training.corpora),
+        **origin(training.device, paths.training_files()),
+    }  # fmt: skip
+
+
+def origin(device: str, files: list[str]) -> dict[str, Any]:
+    """Row fields that say where the numbers come from; `files` are the sources that they depend on."""
+    cuda, versions = device == "cuda", provenance.versions()
+    return {
         "device": torch.cuda.get_device_name() if cuda else versions["cpu_model"], "platform": platforms.current(),
         "torch_version": versions["torch_version"], "cuda_version": versions["cuda_version"],
         "python_version": python_platform.python_version(), "cpu_threads": torch.get_num_threads(),
-        "code_fingerprint": provenance.fingerprint(paths.training_files()), **provenance.git_state(),
+        "code_fingerprint": provenance.fingerprint(files), **provenance.git_state(),
     }  # fmt: skip
 
 

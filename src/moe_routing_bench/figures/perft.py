@@ -1,0 +1,71 @@
+"""What adapters beside a frozen model reach, against how many parameters they train, and against how many a token meets."""
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from moe_routing_bench.figures import style
+from moe_routing_bench.quality import perft_summary
+from moe_routing_bench.quality.adaptation import VARIANTS
+
+TITLE = "Routed fine-tuning: loss against parameters"
+_COLORS = dict(zip(VARIANTS, sns.color_palette("colorblind"), strict=False))
+_SHAPES = dict(zip(VARIANTS, "osD^", strict=True))
+_PANELS = (("params", "trainable parameters"), ("active_params", "trainable parameters that a token meets"))
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """Loss on the new text in a row of two panels an entry of the config: raw, with no axis that combines it with parameters."""
+    found = perft_summary.summary(table)
+    if found.empty:
+        figure, (axes,) = style.canvas(1, 1, 8, 4)
+        style.empty(axes, "no final adaptation of a trained run")
+        return _finish(figure, table.iloc[:0])
+    rows, entries = perft_summary.finals(table), found["label"].unique()
+    figure, panels = style.canvas(len(entries), 2, 11, 4.6 * len(entries))
+    for number, label in enumerate(entries):
+        mine = found[found["label"] == label]
+        for axes, (column, name) in zip(panels[2 * number :], _PANELS, strict=False):
+            _panel(axes, mine, rows[rows["label"] == label], column)
+            axes.set(xlabel=name, ylabel="validation bits per byte of the new text (less is better)")
+            axes.set_title(_describe(rows[rows["label"] == label]), fontsize=8)
+        panels[2 * number + 1].sharey(panels[2 * number])
+        panels[2 * number].legend(title="ranks from left to right", fontsize=7, title_fontsize=7, frameon=False)
+    return _finish(figure, rows)
+
+
+def _panel(axes: Axes, found: pd.DataFrame, rows: pd.DataFrame, column: str) -> None:
+    """Mean and interval by variant and rank, joined over the ranks; small dots are the seeds."""
+    for variant in [one for one in VARIANTS if one in set(found["variant"])]:
+        mine = found[found["variant"] == variant].sort_values("rank")
+        color = _COLORS[variant]
+        seeds = rows[rows["variant"] == variant]
+        axes.plot(seeds[column], seeds["bits_per_byte"], ls="", marker=".", ms=3, color=color, alpha=0.4)
+        ranks = ", ".join(map(str, mine["rank"]))
+        axes.errorbar(
+            mine[column], mine["bits_per_byte"], yerr=mine["bits_per_byte_half_width"].fillna(0), color=color, marker=_SHAPES[variant],
+            ms=5, lw=1.2, capsize=3, label=f"PERFT-{variant}: r = {ranks}",
+        )  # fmt: skip
+    axes.set_xscale("log")
+    style.plain_log(axes.xaxis)
+
+
+def _describe(rows: pd.DataFrame) -> str:
+    """Base, texts, and what the frozen model has without adapters."""
+    one, seeds = rows.iloc[0], rows["seed"].nunique()
+    frozen = (rows["bits_per_byte"] + rows["gain"]).mean()
+    texts = f"{' + '.join(one['old_domains'])} → {' + '.join(one['domains'])}"
+    return f"{one['label']}: {one['router']}, E={one['experts']:.0f}, {one['base_params'] / 1e6:.3g} M frozen parameters, {texts}\nwithout adapters {frozen:.3f} bits per byte; n = {seeds} seed{'s' * (seeds > 1)}"
+
+
+def _finish(figure: Figure, rows: pd.DataFrame) -> Figure:
+    """Title above, provenance below."""
+    figure.suptitle(TITLE, fontweight="bold")
+    machine, torch = (", ".join(dict.fromkeys(map(str, rows[name].dropna()))) for name in ("device", "torch_version"))
+    days = sorted({str(day)[:10] for day in rows["ended_at"].dropna()})
+    text = "no adaptations"
+    if len(rows):
+        text = f"{machine} | torch {torch} | {' to '.join(dict.fromkeys(days[:1] + days[-1:]))} | n = {rows['run'].nunique()} adaptations | means over seeds, 95 % CI by Student's t"
+    figure.supxlabel(text, fontsize=7, color="0.35")
+    return figure

@@ -1,0 +1,44 @@
+"""One job an adaptation of a trained run, pilots of the learning rate first; then all rows in one file."""
+
+
+rule adapt:
+    input:
+        code=str(paths.code("{platform}", "perft")),
+        base=lambda wildcards: str(paths.run_file(wildcards.platform, TRAINING.all_adaptations[wildcards.run].base)),
+        pilots=perft_pilots_of,
+    output:
+        "results/{platform}/perft/{run}.parquet",
+    log:
+        "results/{platform}/logs/perft/{run}.log",
+    priority: 1  # before timings, which wait until no run has the GPU
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        client=paths.source("measure/client.py"),
+        spec=lambda wildcards: TRAINING.all_adaptations[wildcards.run].spec,
+        pilots=lambda wildcards: [word for path in perft_pilots_of(wildcards) for word in ("--pilot", path)],
+    message:
+        "adapt {wildcards.run}"
+    shell:
+        "python -I -S {params.client:q} --cli adapt {input.base:q} --spec {params.spec:q} {params.pilots:q} --threads {threads}"
+        " --out {output:q} >{log:q} 2>&1"
+
+
+rule collect_perft:
+    input:
+        runs=[str(path) for path in TRAINING.adaptation_files(PLATFORM)],
+        code=[paths.source("quality/runs.py"), paths.source("quality/plan.py"), paths.source("quality/perft_summary.py")],
+    output:
+        "results/{platform}/perft.parquet",
+    log:
+        "results/{platform}/logs/collect_perft.log",
+    conda:
+        "../../environment.yml"
+    params:
+        client=paths.source("measure/client.py"),
+        config=CONFIG_JSON,
+    message:
+        "collect {output}"
+    shell:
+        "python -I -S {params.client:q} --cli collect-perft --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"
