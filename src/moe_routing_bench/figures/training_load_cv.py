@@ -1,0 +1,36 @@
+"""How the balance of the loads develops over training."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from moe_routing_bench.figures import quality_style as quality
+from moe_routing_bench.figures import style
+
+TITLE = "Load imbalance over training"
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """One panel a number of experts."""
+    rows = quality.history(table, "load_cv")
+    contests = quality.contests(rows)
+    figure, axes, found = quality.panels(contests, 1, 9, 4.6)
+    if not contests:
+        style.empty(axes[0], quality.why(table, "a load"))
+        return quality.finish(figure, TITLE, rows)
+    for title, group, (panel,) in found:
+        _panel(panel, group, title)
+    return quality.finish(figure, TITLE, pd.concat(group for _, group in contests))
+
+
+def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
+    ends = []
+    for name, group in quality.ordered(rows):
+        tint = quality.color(group["router"].iloc[0])
+        x, mean, half = quality.over_tokens(group, "load_cv")
+        axes.plot(x, mean, color=tint, lw=1.2, marker="o", ms=2.5, ls="-" if group["causal"].all() else "--")
+        axes.fill_between(x, mean - half, mean + half, color=tint, alpha=0.12, lw=0)
+        ends.append((x[-1], mean[-1], name, tint))
+    axes.set(xlabel="bytes trained on (millions)", ylabel="CV of choices per expert (0: balanced)")
+    axes.set_title(title, fontsize=9)
+    quality.label(axes, ends)
