@@ -26,6 +26,7 @@ def draw(table: pd.DataFrame) -> Figure:
         most = float(np.log(group["experts"].iloc[0]))
         panel.axvline(most, color="0.3", lw=0.8, ls=":")
         panel.margins(0.08)
+        quality.frame(panel, y=[y for _, y, *_ in points], least=-0.1)
         panel.set(xlabel="entropy of the router's scores (nats a token; dotted: equal scores)", ylabel="CV of choices per expert (0: balanced)")  # fmt: skip
         panel.set_title(title, fontsize=9)
         quality.label(panel, points)

@@ -56,7 +56,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
     for top_k in sorted({_choices(row) for row in rows.to_dict("records")}):
         share = [100 * floor(factor, tokens, top_k, experts) for factor in factors]
         axes.plot(factors, share, color="black", lw=1.2, ls="--" if top_k == 1 else "-", label=f"uniform at random, k={top_k}, {tokens:,} tokens")  # fmt: skip
-    axes.set(xlabel="capacity factor", ylabel="choices dropped (%)", ylim=(-0.5, None))
+    axes.set(xlabel="capacity factor", ylabel="choices dropped (%)", ylim=(-0.5, min(100.0, axes.get_ylim()[1])))
     axes.set_title(title, fontsize=9)
     axes.legend(fontsize=7, frameon=False, loc="upper right")
     quality.label(axes, ends)

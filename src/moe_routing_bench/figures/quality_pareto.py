@@ -19,7 +19,7 @@ def draw(table: pd.DataFrame) -> Figure:
     figure, axes, found = quality.panels(contests, 2, 13, 4.6)
     if not contests:
         style.empty(axes[0], quality.why(table, "a loss and a speed"))
-        return quality.finish(figure, TITLE, rows)
+        return quality.finish(figure, TITLE, rows, timed=True)
     for title, group, (left, right) in found:
         causal = group["causal"].astype(bool)
         _panel(left, group[causal], f"{title}\ncausal rules")
@@ -27,7 +27,7 @@ def draw(table: pd.DataFrame) -> Figure:
     shown = pd.concat(group for _, group in contests)
     alone = shown["timed_alone"].astype("boolean").fillna(False)
     timed = "one run a rule with the machine to itself" if alone.all() else "of runs that shared the machine" if not alone.any() else "some runs shared the machine"  # fmt: skip
-    return quality.finish(figure, TITLE, shown, f"speed: {timed}")
+    return quality.finish(figure, TITLE, shown, f"speed: {timed}", timed=True)
 
 
 def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
@@ -43,6 +43,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
         edge = style.front(pd.DataFrame({"slow": -x, "y": y} for *_, x, y in found), "slow", "y")
         axes.step(-edge["slow"], edge["y"], where="post", color="0.2", lw=1, ls="--")
     axes.margins(0.08)
+    quality.frame(axes, [x for *_, x, _ in found], [y for *_, y in found])
     axes.set(xlabel="trained bytes per second (more is better)", ylabel="validation bits per byte (less is better)")
     axes.set_title(title, fontsize=9)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g} M" if value >= 1e6 else f"{value / 1e3:g} k")

@@ -1,5 +1,6 @@
 """What the figures of training runs share: who competes with whom, colours by router, labels that never overlap, a footer."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -107,6 +108,17 @@ def cross(axes: Axes, rows: pd.DataFrame, x: str, y: str) -> tuple[float, float]
     return x_mean, y_mean
 
 
+def frame(axes: Axes, x: Sequence[float] = (), y: Sequence[float] = (), least: float = -np.inf) -> None:
+    """Limits around means: the interval of one contestant with few seeds may run out of the panel, and hides no other."""
+    for values, get, put, bound in (
+        (x, axes.get_xlim, axes.set_xlim, -np.inf),
+        (y, axes.get_ylim, axes.set_ylim, least),
+    ):
+        if len(values) and (span := max(values) - min(values)) > 0:
+            low, high = get()
+            put(max(low, min(values) - 0.6 * span, bound), min(high, max(values) + 0.6 * span))
+
+
 def label(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> None:
     """Names beside the panel, one under the other, each joined to its point by a line: (x, y, name, color).
 
@@ -114,7 +126,6 @@ def label(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> None:
     """
     if not points:
         return
-    axes.autoscale_view()
     grid = axes.get_subplotspec()
     rows = grid.get_gridspec().nrows if grid else 1
     gap = 1.25 * _LABEL / (72 * axes.get_figure().get_size_inches()[1] / rows * 0.72)
@@ -141,11 +152,13 @@ def panels(contests: Sequence[tuple[str, pd.DataFrame]], columns: int, width: fl
     return figure, axes, ((title, group, row) for (title, group), row in zip(contests, rows, strict=True))
 
 
-def finish(figure: Figure, title: str, rows: pd.DataFrame, note: str = "") -> Figure:
-    """Title above, provenance below: hardware, versions, days, numbers of runs."""
-    cpu = not rows.empty and (rows["platform"] == CPU).all()
+def finish(figure: Figure, title: str, rows: pd.DataFrame, note: str = "", timed: bool = False) -> Figure:
+    """Title above, provenance below: hardware, versions, days, numbers of runs. `timed`: the figure shows a speed."""
+    cpu = timed and not rows.empty and (rows["platform"] == CPU).all()
     figure.suptitle(title + (" (CPU: only ratios are meaningful)" if cpu else ""), fontweight="bold")
-    figure.supxlabel(" | ".join(filter(None, [provenance(rows), note])), fontsize=7, color="0.35")
+    text = " | ".join(filter(None, [provenance(rows), note]))
+    letters = int(figure.get_size_inches()[0] * 72 / (0.55 * 7))
+    figure.supxlabel("\n".join(textwrap.wrap(text, letters)), fontsize=7, color="0.35")
     return figure
 
 

@@ -45,7 +45,9 @@ def draw(table: pd.DataFrame) -> Figure:
             axes.grid(False)
             axes.set_xticks([])
             axes.set_yticks(range(len(ratio)), list(row["domains"]) if layer == 0 else [""] * len(ratio), fontsize=7)
-            heading = f"{name}: {mean:.3f} ± {half:.3f} bits (n = {len(bits)})" if layer == 0 else f"layer {layer}"
+            heading = (
+                f"{name}: {mean:.3f} ± {half:.3f} bits (n = {len(bits)}) | layer 0" if layer == 0 else f"layer {layer}"
+            )
             axes.set_title(heading, fontsize=7.5, loc="left")
             if number == len(chosen) - 1:
                 axes.set_xlabel("experts, by the first domain", fontsize=7)

@@ -25,8 +25,8 @@ def draw(table: pd.DataFrame) -> Figure:
         _curves(left, causal, Y, "validation bits per byte", f"{title}\ncausal rules")
         if causal["contestant"].nunique() > 1:
             base, differences = _paired(causal)
-            _curves(middle, differences, "difference", f"bits per byte less those of {base}", f"difference to {base}, paired by seed\n(below 0 is better)")  # fmt: skip
             middle.axhline(0, color="black", lw=0.8, ls=":")
+            _curves(middle, differences, "difference", f"bits per byte less those of {base}", f"difference to {base}, paired by seed\n(below 0 is better)")  # fmt: skip
         else:
             style.empty(middle, "no two causal rules to compare")
         _curves(right, group[~group["causal"].astype(bool)], Y, "validation bits per byte", f"{quality.NOT_CAUSAL} rules that see later tokens\n(own scale: their loss means something else)")  # fmt: skip
@@ -46,13 +46,15 @@ def _curves(axes: Axes, rows: pd.DataFrame, column: str, label: str, title: str)
     if rows.empty:
         style.empty(axes, "no such run")
         return
-    ends = []
+    ends, means = [], []
     for name, group in quality.ordered(rows):
         tint = quality.color(group["router"].iloc[0])
         x, mean, half = quality.over_tokens(group, column)
         axes.plot(x, mean, color=tint, lw=1.2, marker="o", ms=2.5)
         axes.fill_between(x, mean - half, mean + half, color=tint, alpha=0.12, lw=0)
         ends.append((x[-1], mean[-1], name, tint))
+        means += list(mean)
+    quality.frame(axes, y=means)
     axes.set(xlabel="bytes trained on (millions)", ylabel=label)
     axes.set_title(title, fontsize=9)
     quality.label(axes, ends)

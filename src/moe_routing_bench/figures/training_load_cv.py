@@ -24,13 +24,15 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
-    ends = []
+    ends, means = [], []
     for name, group in quality.ordered(rows):
         tint = quality.color(group["router"].iloc[0])
         x, mean, half = quality.over_tokens(group, "load_cv")
         axes.plot(x, mean, color=tint, lw=1.2, marker="o", ms=2.5, ls="-" if group["causal"].all() else "--")
         axes.fill_between(x, mean - half, mean + half, color=tint, alpha=0.12, lw=0)
         ends.append((x[-1], mean[-1], name, tint))
+        means += list(mean)
+    quality.frame(axes, y=means, least=-0.1)
     axes.set(xlabel="bytes trained on (millions)", ylabel="CV of choices per expert (0: balanced)")
     axes.set_title(title, fontsize=9)
     quality.label(axes, ends)
