@@ -15,7 +15,7 @@ def draw(table: pd.DataFrame) -> Figure:
     """One panel a number of experts."""
     rows = quality.finals(table, X, Y)
     contests = quality.contests(rows)
-    figure, axes, found = quality.panels(contests, 1, 9, 4.6)
+    figure, axes, found = quality.panels(contests, 1, 8, 4.6)
     if not contests:
         style.empty(axes[0], quality.why(table, "an entropy and a load"))
         return quality.finish(figure, TITLE, rows)

@@ -19,7 +19,7 @@ def draw(table: pd.DataFrame) -> Figure:
         figure, (axes,) = style.canvas(1, 1, 8, 4)
         style.empty(axes, quality.why(table, "another run of its rule with another network beside it"))
         return quality.finish(figure, TITLE, rows.iloc[:0])
-    figure, panels = style.canvas(1, len(groups), max(7, 4.5 * len(groups)), 4.8)
+    figure, panels = style.canvas(1, len(groups), max(8, 5.5 * len(groups)), 4.6)
     for axes, group in zip(panels, groups, strict=True):
         names = [name for name in NETWORKS if name in set(group["network"])]
         by_seed = group.pivot_table(index="seed", columns="network", values=Y)[names]
@@ -33,5 +33,5 @@ def draw(table: pd.DataFrame) -> Figure:
             axes.annotate(f"{mean:.3f} ± {half:.3f}\nn = {seeds}", (at, mean), (7, 0), textcoords="offset points", fontsize=7, va="center")  # fmt: skip
         axes.set_xticks(range(len(names)), names)
         axes.set(xlim=(-0.3, len(names) - 0.3), ylabel="validation bits per byte (less is better)")
-        axes.set_title(f"{router}{'' if causal else f' {quality.NOT_CAUSAL}'}\n{quality.describe(group)}", fontsize=9)
+        axes.set_title(f"{router}{'' if causal else f' {quality.NOT_CAUSAL}'}\n{quality.describe(group)}", fontsize=8)
     return quality.finish(figure, TITLE, pd.concat(groups))

@@ -30,9 +30,9 @@ def floor(factor: float, tokens: int, top_k: int, experts: int) -> float:
 def draw(table: pd.DataFrame) -> Figure:
     """One panel a config that trains with a capacity and one router network."""
     rows = quality.finals(table, "drop_rate", "capacity_factor")
-    groups = [group for _, group in rows.groupby("label", sort=False) if group["network"].nunique() == 1]
+    groups = [group for name in table["label"].unique() if (group := rows[rows["label"] == name])["network"].nunique() == 1]  # fmt: skip
     contests = [(quality.describe(group), group) for group in groups]
-    figure, axes, found = quality.panels(contests, 1, 9, 4.6)
+    figure, axes, found = quality.panels(contests, 1, 8, 4.6)
     if not contests:
         style.empty(axes[0], quality.why(table, "a capacity and a drop rate"))
         return quality.finish(figure, TITLE, rows)
@@ -58,7 +58,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
         axes.plot(factors, share, color="black", lw=1.2, ls="--" if top_k == 1 else "-", label=f"uniform at random, k={top_k}, {tokens:,} tokens")  # fmt: skip
     axes.set(xlabel="capacity factor", ylabel="choices dropped (%)", ylim=(-0.5, min(100.0, axes.get_ylim()[1])))
     axes.set_title(title, fontsize=9)
-    axes.legend(fontsize=7, frameon=False, loc="upper right")
+    axes.legend(fontsize=7, frameon=False, loc="upper right" if rows["capacity_factor"].nunique() > 1 else "upper left")
     quality.label(axes, ends)
 
 

@@ -85,6 +85,12 @@ def over_tokens(rows: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray
     return x, mean, half
 
 
+def band(axes: Axes, x: np.ndarray, mean: np.ndarray, half: np.ndarray, tint: str, bands: int, line: str = "-") -> None:
+    """A line with its interval; one of many bands is fainter, so that together they hide no line."""
+    axes.plot(x, mean, color=tint, lw=1.2, ls=line, marker="o", ms=2.5)
+    axes.fill_between(x, mean - half, mean + half, color=tint, alpha=min(0.15, 0.5 / bands), lw=0)
+
+
 def color(router: str) -> str:
     """Black for the dense model, grey for a router that is no longer in the zoo."""
     if router == DENSE:
@@ -126,6 +132,7 @@ def label(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> None:
     """
     if not points:
         return
+    axes.get_xlim(), axes.get_ylim()  # settles limits that are still to be derived from the data
     grid = axes.get_subplotspec()
     rows = grid.get_gridspec().nrows if grid else 1
     gap = 1.25 * _LABEL / (72 * axes.get_figure().get_size_inches()[1] / rows * 0.72)
@@ -143,13 +150,20 @@ def label(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> None:
 
 
 def panels(contests: Sequence[tuple[str, pd.DataFrame]], columns: int, width: float, height: float) -> tuple[Figure, list[Axes], Iterator[tuple[str, pd.DataFrame, list[Axes]]]]:  # fmt: skip
-    """A row of panels a contest; without one, a single empty panel and nothing to iterate over."""
+    """A row of panels a contest, or two contests a row where each has one panel; `width` and `height` are those of a contest.
+
+    Without a contest a single panel, to say why, and nothing to iterate over.
+    """
     if not contests:
         figure, axes = style.canvas(1, 1, 8, 4)
         return figure, axes, iter(())
-    figure, axes = style.canvas(len(contests), columns, width, height * len(contests))
-    rows = (axes[i * columns : (i + 1) * columns] for i in range(len(contests)))
-    return figure, axes, ((title, group, row) for (title, group), row in zip(contests, rows, strict=True))
+    across = 2 if columns == 1 and len(contests) > 1 else 1
+    rows = -(-len(contests) // across)
+    figure, axes = style.canvas(rows, columns * across, width * across, height * rows)
+    for spare in axes[len(contests) * columns :]:
+        spare.set_axis_off()
+    own = (axes[i * columns : (i + 1) * columns] for i in range(len(contests)))
+    return figure, axes, ((title, group, row) for (title, group), row in zip(contests, own, strict=True))
 
 
 def finish(figure: Figure, title: str, rows: pd.DataFrame, note: str = "", timed: bool = False) -> Figure:
@@ -157,7 +171,7 @@ def finish(figure: Figure, title: str, rows: pd.DataFrame, note: str = "", timed
     cpu = timed and not rows.empty and (rows["platform"] == CPU).all()
     figure.suptitle(title + (" (CPU: only ratios are meaningful)" if cpu else ""), fontweight="bold")
     text = " | ".join(filter(None, [provenance(rows), note]))
-    letters = int(figure.get_size_inches()[0] * 72 / (0.55 * 7))
+    letters = int(figure.get_size_inches()[0] * 72 / (0.52 * 7))
     figure.supxlabel("\n".join(textwrap.wrap(text, letters)), fontsize=7, color="0.35")
     return figure
 

@@ -50,7 +50,7 @@ def draw(table: pd.DataFrame) -> Figure:
             )
             axes.set_title(heading, fontsize=7.5, loc="left")
             if number == len(chosen) - 1:
-                axes.set_xlabel("experts, by the first domain", fontsize=7)
+                axes.set_xlabel(f"experts, those of {row['domains'][0]} first", fontsize=7)
     if image is not None:
         bar = figure.colorbar(image, ax=panels, shrink=0.6, pad=0.01, extend="max")
         bar.set_label("choices of this expert:\na domain's byte over an average byte", fontsize=7)

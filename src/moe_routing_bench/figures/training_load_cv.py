@@ -14,7 +14,7 @@ def draw(table: pd.DataFrame) -> Figure:
     """One panel a number of experts."""
     rows = quality.history(table, "load_cv")
     contests = quality.contests(rows)
-    figure, axes, found = quality.panels(contests, 1, 9, 4.6)
+    figure, axes, found = quality.panels(contests, 1, 8, 4.6)
     if not contests:
         style.empty(axes[0], quality.why(table, "a load"))
         return quality.finish(figure, TITLE, rows)
@@ -28,8 +28,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
     for name, group in quality.ordered(rows):
         tint = quality.color(group["router"].iloc[0])
         x, mean, half = quality.over_tokens(group, "load_cv")
-        axes.plot(x, mean, color=tint, lw=1.2, marker="o", ms=2.5, ls="-" if group["causal"].all() else "--")
-        axes.fill_between(x, mean - half, mean + half, color=tint, alpha=0.12, lw=0)
+        quality.band(axes, x, mean, half, tint, rows["contestant"].nunique(), "-" if group["causal"].all() else "--")
         ends.append((x[-1], mean[-1], name, tint))
         means += list(mean)
     quality.frame(axes, y=means, least=-0.1)

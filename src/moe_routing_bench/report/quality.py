@@ -40,7 +40,8 @@ def contests(table: pd.DataFrame) -> list[Contest]:
         mine = finals[(finals["label"] == label) & (finals["causal"].astype(bool) == causal)]
         lines = [_line(rank, mine[mine["contestant"] == rank["contestant"]]) for rank in rows.to_dict("records")]
         found.append(Contest(quality_style.describe(finals[finals["label"] == label]), bool(causal), lines))
-    return sorted(found, key=lambda one: list(finals["label"]).index(one.title.partition(":")[0]))
+    order = list(table["label"].unique())
+    return sorted(found, key=lambda one: order.index(one.title.partition(":")[0]))
 
 
 def _line(rank: dict[str, Any], runs: pd.DataFrame) -> dict[str, Any]:

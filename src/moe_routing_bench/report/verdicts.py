@@ -49,7 +49,7 @@ def verdicts(table: pd.DataFrame, claims: Sequence[Claim] = CLAIMS) -> list[Verd
     finals = compare.finals(table)
     found = []
     for claim in claims:
-        mine = [judge(claim, label, rows) for label, rows in finals.groupby("label", sort=False)]
+        mine = [judge(claim, label, finals[finals["label"] == label]) for label in table["label"].unique()]
         spoken = [one for one in mine if one.ours]
         closest = mine[:1] or [Verdict(claim, "–", NOT_COMPARABLE, "no training runs")]
         found += spoken or [Verdict(claim, "–", NOT_COMPARABLE, closest[0].why)]
@@ -60,11 +60,13 @@ def judge(claim: Claim, label: str, rows: pd.DataFrame) -> Verdict:
     """The verdict on a claim from the final evaluations of one config."""
     statements, missing = _TESTS[claim.test](claim, rows)
     results = outcomes(statements)
-    ours = [_words(one, p, result) for one, (p, result) in zip(statements, results, strict=True)]
-    said = [result for one, (_, result) in zip(statements, results, strict=True) if not (one.only_against and result == HOLDS)]  # fmt: skip
-    false = [one.text for one, (_, result) in zip(statements, results, strict=True) if result == FAILS]
+    judged = [(one, p, result) for one, (p, result) in zip(statements, results, strict=True)]
+    judged.sort(key=lambda each: (FAILS, OPEN, HOLDS).index(each[2]))  # what decides comes first
+    ours = [_words(*each) for each in judged]
+    said = [result for one, _, result in judged if not (one.only_against and result == HOLDS)]
+    false = [one.text for one, _, result in judged if result == FAILS]
     if false:
-        return Verdict(claim, label, REFUTED, f"significantly false: {'; '.join(false)}", ours)
+        return Verdict(claim, label, REFUTED, f"{len(false)} of {len(judged)} comparisons significantly false: {'; '.join(false[:3])}{', …' * (len(false) > 3)}", ours)  # fmt: skip
     if OPEN in said:
         missing = [*missing, f"the seeds cannot tell in {said.count(OPEN)} of {len(statements)} comparisons"]
     if missing or not said:
