@@ -21,6 +21,7 @@ from moe_routing_bench.benches import BENCHES
 from moe_routing_bench.errors import UserError, bad, pick, writing
 from moe_routing_bench.grid import Cell, Job
 from moe_routing_bench.quality import commands as quality_commands
+from moe_routing_bench.quality import runs as quality_runs
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.settings import Settings
 
@@ -133,22 +134,23 @@ def collect(
 def figure(
     platform: Platform = None, name: Annotated[str | None, typer.Option(help="One figure [default: all]")] = None
 ) -> None:
-    """Draw figures from measurements.parquet as SVG and PNG."""
-    figures = figure_table()
-    names = [pick("figure", name, figures)] if name else list(figures)
+    """Draw figures from measurements.parquet, and where there are training runs from quality.parquet, as SVG and PNG."""
     platform = _platform(platform)
-    table = records.read(paths.measurements(platform)).to_pandas()
+    figures = figure_table()
+    names = [pick("figure", name, figures)] if name else list(_reported(platform))
+    tables = {source: _rows(source, platform) for source in dict.fromkeys(figures[one].source for one in names)}
     for one in names:
-        _draw(figures[one], table, platform)
+        _draw(figures[one], tables[figures[one].source], platform)
         print(f"wrote {paths.figure(platform, one)} and .png")
 
 
 @app.command()
 def report(platform: Platform = None) -> None:
-    """Write the HTML report from measurements.parquet and the drawn figures."""
+    """Write the HTML report from measurements.parquet, quality.parquet where there is one, and the drawn figures."""
     platform = _platform(platform)
-    table = records.read(paths.measurements(platform)).to_pandas()
-    drawn = {name: paths.figure(platform, name) for name in figure_table()}
+    table = _rows("measurements", platform)
+    trained = _rows("quality", platform) if paths.quality(platform).is_file() else None
+    drawn = {name: paths.figure(platform, name) for name in _reported(platform)}
     absent = [str(path) for path in drawn.values() if not path.is_file()]
     if absent:
         raise bad(
@@ -157,7 +159,7 @@ def report(platform: Platform = None) -> None:
     out = paths.report(platform)
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        importlib.import_module("moe_routing_bench.report.render").render(table, drawn, out)
+        importlib.import_module("moe_routing_bench.report.render").render(table, drawn, out, trained)
     print(f"wrote {out}")
 
 
@@ -247,6 +249,19 @@ def figure_table() -> dict[str, Any]:
     """The figures by name, in the order of the report."""
     table = importlib.import_module("moe_routing_bench.figures").FIGURES
     return dict(table) if isinstance(table, Mapping) else {one.name: one for one in table}
+
+
+def _reported(platform: str) -> dict[str, Any]:
+    """The figures of a platform's report: those of training runs only where it has any."""
+    trained = paths.quality(platform).is_file()
+    return {name: one for name, one in figure_table().items() if trained or one.source != "quality"}
+
+
+def _rows(source: str, platform: str) -> Any:
+    """The table that figures with this source are drawn from, as a DataFrame."""
+    if source == "quality":
+        return quality_runs.read(paths.quality(platform)).to_pandas()
+    return records.read(paths.measurements(platform)).to_pandas()
 
 
 def _platform(name: str | None) -> str:

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "measure": "errors settings platforms grid paths records benches routers",
     "quality": "errors config platforms paths records routers measure",
     "figures": "errors platforms benches quality routers",
-    "report": "errors platforms benches figures paths",
+    "report": "errors platforms benches figures paths quality",
     "cli": "errors settings platforms config grid paths records benches routers figures report measure quality",
 }
 MAY_IMPORT_TORCH = {

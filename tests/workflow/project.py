@@ -21,7 +21,7 @@ GRID = [
     {"benches": ["gate", "routing"], "implementations": ["torch"], "tokens": [64], "hidden": [64], "experts": [4], "top_k": [2]},
 ]  # fmt: skip
 CELLS = {"pack": 2, "combine": 2, "gate": 1, "routing": 1}
-DRAWN = len(FIGURES)
+DRAWN = sum(figure.source == "measurements" for figure in FIGURES.values())  # the small grid trains nothing
 
 
 class Project:

@@ -8,6 +8,7 @@ from snakemake.exceptions import WorkflowError
 from moe_routing_bench import config as bench_config
 from moe_routing_bench import grid, paths, platforms
 from moe_routing_bench.errors import UserError
+from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.quality import plan
 
 try:
@@ -28,6 +29,9 @@ if TRAINING.finals:
     paths.keep(paths.code(PLATFORM, "quality"), paths.code_hashes(paths.training_files()))
 if TRAINING.adaptations:
     paths.keep(paths.code(PLATFORM, "perft"), paths.code_hashes(paths.adaptation_files()))
+# Rows of training runs are reported when this config makes them, or when they are stored.
+SOURCES = {"measurements"} | ({"quality"} if TRAINING.finals or paths.quality(PLATFORM).is_file() else set())
+REPORTED = [figure.name for figure in FIGURES.values() if figure.source in SOURCES]
 CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
 
 

@@ -1,6 +1,6 @@
 """One rule a figure: editing one figure's module draws that figure again."""
 
-from moe_routing_bench.figures import FIGURES
+STYLES = {"measurements": ["style"], "quality": ["style", "quality_style"]}
 
 for figure in FIGURES.values():
 
@@ -8,8 +8,8 @@ for figure in FIGURES.values():
         name:
             f"figure_{figure.name}"
         input:
-            measurements="results/{platform}/measurements.parquet",
-            code=[paths.source("figures/style.py"), paths.source(f"figures/{figure.module.lstrip('.')}.py")],
+            rows=f"results/{{platform}}/{figure.source}.parquet",
+            code=[paths.source(f"figures/{name}.py") for name in (*STYLES[figure.source], figure.module.lstrip("."))],
         output:
             svg=report(
                 f"reports/{{platform}}/figures/{figure.name}.svg",

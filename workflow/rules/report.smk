@@ -3,8 +3,8 @@
 
 rule html:
     input:
-        measurements="results/{platform}/measurements.parquet",
-        figures=[f"reports/{{platform}}/figures/{name}.svg" for name in FIGURES],
+        rows=[f"results/{{platform}}/{source}.parquet" for source in sorted(SOURCES)],
+        figures=[f"reports/{{platform}}/figures/{name}.svg" for name in REPORTED],
         code=paths.sources("report", suffixes=(".py", ".html", ".css", ".js", ".j2", ".md")),
     output:
         "reports/{platform}/index.html",

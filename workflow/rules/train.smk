@@ -44,21 +44,23 @@ rule time_training:
         "python -I -S {params.client:q} --cli time-training {input:q} --threads {threads} --out {output:q} >{log:q} 2>&1"
 
 
-rule collect_quality:
-    input:
-        runs=[str(path) for path in TRAINING.files(PLATFORM)],
-        timing=[str(path) for path in TRAINING.timing_files(PLATFORM)],
-        code=[paths.source("quality/runs.py"), paths.source("quality/plan.py"), paths.source("quality/compare.py")],
-    output:
-        "results/{platform}/quality.parquet",
-    log:
-        "results/{platform}/logs/collect_quality.log",
-    conda:
-        "../../environment.yml"
-    params:
-        client=paths.source("measure/client.py"),
-        config=CONFIG_JSON,
-    message:
-        "collect {output}"
-    shell:
-        "python -I -S {params.client:q} --cli collect-quality --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"
+if TRAINING.finals:  # else stored rows are a source like any other
+
+    rule collect_quality:
+        input:
+            runs=[str(path) for path in TRAINING.files(PLATFORM)],
+            timing=[str(path) for path in TRAINING.timing_files(PLATFORM)],
+            code=[paths.source("quality/runs.py"), paths.source("quality/plan.py"), paths.source("quality/compare.py")],
+        output:
+            "results/{platform}/quality.parquet",
+        log:
+            "results/{platform}/logs/collect_quality.log",
+        conda:
+            "../../environment.yml"
+        params:
+            client=paths.source("measure/client.py"),
+            config=CONFIG_JSON,
+        message:
+            "collect {output}"
+        shell:
+            "python -I -S {params.client:q} --cli collect-quality --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"

@@ -23,8 +23,8 @@ def finals(table: pd.DataFrame) -> pd.DataFrame:
     names = names.where(rows["network"] == "linear", names + "+" + rows["network"])
     for column, prefix in (("capacity_factor", "cf"), ("drop_policy", ""), ("train_mode", "")):
         varies = rows[routed].groupby("label")[column].transform(lambda one: one.nunique(dropna=False) > 1)
-        varies = varies.reindex(rows.index, fill_value=False).astype(bool)
-        text = rows[column].map(lambda value, p=prefix: f" {p}{'none' if pd.isna(value) else value}")
+        varies = varies.astype(bool).reindex(rows.index, fill_value=False)
+        text = rows[column].map(lambda value, p=prefix: f" {p}{'none' if pd.isna(value) else value}").astype(str)
         names = names.where(~varies, names + text)
     return rows.assign(contestant=names)
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.figures import Figure as Entry
+from moe_routing_bench.report import predecessor, quality, verdicts
 from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.targets import targets
@@ -24,9 +25,13 @@ _MACHINE = (
 _CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", "launch_us", "graph_node_us")
 
 
-def render(table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Path) -> None:
-    """Write the report of `table` (rows of the schema) with the SVG file of each figure to `out`."""
+def render(table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Path, trained: pd.DataFrame | None = None) -> None:  # fmt: skip
+    """Write the report of `table` (rows of the schema) with the SVG file of each figure to `out`.
+
+    With the rows of training runs (`trained`) it has a section on quality; figures of these are shown only there.
+    """
     frame = table.to_pandas() if isinstance(table, pa.Table) else table
+    drawn = [_figure(name, path) for name, path in figures.items()]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("moe_routing_bench.report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -35,7 +40,8 @@ def render(table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Pat
         cpu=bool(frame["gpu_name"].isna().all()),
         findings=findings(frame),
         targets=targets(frame),
-        figures=[_figure(name, path) for name, path in figures.items()],
+        figures=[(entry, uri) for entry, uri in drawn if entry.source == "measurements"],
+        quality=None if trained is None else _quality(trained, [one for one in drawn if one[0].source == "quality"]),
         columns=COLUMNS,
         columns_json=embedded([{"name": column.name, "parts": len(column.fields)} for column in COLUMNS]),
         rows_json=embedded(_rows(frame)),
@@ -47,6 +53,14 @@ def render(table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Pat
     temporary = out.with_suffix(".tmp")
     temporary.write_text(page, encoding="utf-8")
     temporary.replace(out)
+
+
+def _quality(trained: pd.DataFrame, figures: list[tuple[Entry, str]]) -> dict[str, object]:
+    """What the section on quality shows."""
+    return {
+        "figures": figures, "machine": _values(trained, "device"), "timed": quality.timed(trained), "columns": quality.COLUMNS,
+        "contests": quality.contests(trained), "source": predecessor.SOURCE, "verdicts": verdicts.verdicts(trained),
+    }  # fmt: skip
 
 
 def embedded(value: object) -> str:

@@ -1,0 +1,50 @@
+"""Quality against training speed; rules that see later tokens in panels of their own."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from moe_routing_bench.figures import quality_style as quality
+from moe_routing_bench.figures import style
+from moe_routing_bench.quality.run import DENSE
+
+X, Y = "train_tokens_per_s", "bits_per_byte"
+TITLE = "Quality against training speed"
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """One row a number of experts; causal rules left, the others right."""
+    rows = quality.finals(table, X, Y)
+    contests = quality.contests(rows)
+    figure, axes, found = quality.panels(contests, 2, 13, 4.6)
+    if not contests:
+        style.empty(axes[0], quality.why(table, "a loss and a speed"))
+        return quality.finish(figure, TITLE, rows, timed=True)
+    for title, group, (left, right) in found:
+        causal = group["causal"].astype(bool)
+        _panel(left, group[causal], f"{title}\ncausal rules")
+        _panel(right, group[~causal], f"{quality.NOT_CAUSAL} rules that see later tokens\n(own scale: their loss means something else)")  # fmt: skip
+    shown = pd.concat(group for _, group in contests)
+    alone = shown["timed_alone"].astype("boolean").fillna(False)
+    timed = "one run a rule with the machine to itself" if alone.all() else "of runs that shared the machine" if not alone.any() else "some runs shared the machine"  # fmt: skip
+    return quality.finish(figure, TITLE, shown, f"speed: {timed}", timed=True)
+
+
+def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
+    if rows.empty:
+        style.empty(axes, "no such rule was trained")
+        return
+    found = [(name, group["router"].iloc[0], *quality.cross(axes, group, X, Y)) for name, group in quality.ordered(rows)]  # fmt: skip
+    for _, router, x, y in found:
+        if router == DENSE:
+            axes.axvline(x, color="0.3", lw=0.8, ls=":")
+            axes.axhline(y, color="0.3", lw=0.8, ls=":")
+    if rows["causal"].all():
+        edge = style.front(pd.DataFrame({"slow": -x, "y": y} for *_, x, y in found), "slow", "y")
+        axes.step(-edge["slow"], edge["y"], where="post", color="0.2", lw=1, ls="--")
+    axes.margins(0.08)
+    quality.frame(axes, [x for *_, x, _ in found], [y for *_, y in found])
+    axes.set(xlabel="trained bytes per second (more is better)", ylabel="validation bits per byte (less is better)")
+    axes.set_title(title, fontsize=9)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g} M" if value >= 1e6 else f"{value / 1e3:g} k")
+    quality.label(axes, [(x, y, name, quality.color(router)) for name, router, x, y in found])

@@ -1,0 +1,187 @@
+"""What the figures of training runs share: who competes with whom, colours by router, labels that never overlap, a footer."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.optimize import isotonic_regression
+
+from moe_routing_bench.figures import style
+from moe_routing_bench.platforms import CPU
+from moe_routing_bench.quality import compare
+from moe_routing_bench.quality.run import DENSE
+from moe_routing_bench.routers.zoo import ZOO
+
+NOT_CAUSAL = "†"
+_COLORS = sns.color_palette("colorblind", 10).as_hex() + sns.color_palette("dark", 10).as_hex()
+_SHAPES = "ovsDP<>X"
+_LABEL = 6.5  # points
+
+
+def finals(table: pd.DataFrame, *needed: str) -> pd.DataFrame:
+    """The last evaluation of each final run that has a value in all `needed` columns, with its `contestant`."""
+    rows = _marked(compare.finals(table))
+    return rows[rows[list(needed)].notna().all(axis=1)] if needed else rows
+
+
+def history(table: pd.DataFrame, *needed: str) -> pd.DataFrame:
+    """The same for every evaluation."""
+    names = compare.finals(table)[["run", "contestant"]]
+    rows = _marked(table[table["purpose"] == "final"].merge(names, on="run"))
+    return rows[rows[list(needed)].notna().all(axis=1)]
+
+
+def _marked(rows: pd.DataFrame) -> pd.DataFrame:
+    """Contestants that see later tokens carry the mark in their name."""
+    names = rows["contestant"].astype(str)
+    return rows.assign(contestant=names.where(rows["causal"].astype(bool), names + f" {NOT_CAUSAL}"))
+
+
+def why(table: pd.DataFrame, what: str) -> str:
+    """Why nothing can be drawn of the training runs."""
+    runs = table.loc[table["purpose"] == "final", "run"].nunique()
+    return f"none of {runs} final runs has {what}" if runs else "no final training run"
+
+
+def contests(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Rows that may be compared, with a title: for each number of experts the config with the most routers."""
+    found: dict[int, pd.DataFrame] = {}
+    for _, group in rows.groupby("label", sort=False):
+        experts = int(group["experts"].iloc[0])
+        if experts not in found or group["router"].nunique() > found[experts]["router"].nunique():
+            found[experts] = group
+    return [(describe(found[experts]), found[experts]) for experts in sorted(found)]
+
+
+def describe(rows: pd.DataFrame) -> str:
+    """A config in words: its label, sizes and seeds."""
+    one = rows.iloc[0]
+    seeds = rows["seed"].nunique()
+    return f"{one['label']}: E={one['experts']:.0f}, k={one['top_k']:.0f}, {rows['params'].max() / 1e6:.3g} M parameters, {one['steps']:,.0f} steps (n = {seeds} seed{'s' * (seeds > 1)})"
+
+
+def ordered(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The rows of each contestant: dense first, then in the order of the zoo."""
+    rank = {DENSE: -1} | {name: number for number, name in enumerate(ZOO)}
+    groups = [(str(name), group) for name, group in rows.groupby("contestant")]
+    return sorted(groups, key=lambda pair: (rank.get(pair[1]["router"].iloc[0], len(rank)), pair[0]))
+
+
+def interval(values: pd.Series) -> tuple[float, float]:
+    """Mean and half of its 95 % interval; 0 for one value, which has none."""
+    kept = values.dropna().to_numpy(float)
+    return float(kept.mean()), float(np.nan_to_num(compare.half_width(kept)))
+
+
+def over_tokens(rows: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bytes trained on (in millions), and at each the mean over seeds and half of its 95 % interval."""
+    groups = [(tokens / 1e6, *interval(group)) for tokens, group in rows.groupby("tokens_seen")[column]]
+    x, mean, half = np.array(groups, dtype=float).T
+    return x, mean, half
+
+
+def band(axes: Axes, x: np.ndarray, mean: np.ndarray, half: np.ndarray, tint: str, bands: int, line: str = "-") -> None:
+    """A line with its interval; one of many bands is fainter, so that together they hide no line."""
+    axes.plot(x, mean, color=tint, lw=1.2, ls=line, marker="o", ms=2.5)
+    axes.fill_between(x, mean - half, mean + half, color=tint, alpha=min(0.15, 0.5 / bands), lw=0)
+
+
+def color(router: str) -> str:
+    """Black for the dense model, grey for a router that is no longer in the zoo."""
+    if router == DENSE:
+        return "black"
+    return _COLORS[list(ZOO).index(router) % len(_COLORS)] if router in ZOO else "0.5"
+
+
+def marker(router: str, causal: bool = True) -> dict[str, Any]:
+    """A second mark of identity beside the colour; hollow for a rule that is not causal."""
+    if router == DENSE:
+        return {"marker": "*", "ms": 11, "ls": ""}
+    shape = _SHAPES[list(ZOO).index(router) % len(_SHAPES)] if router in ZOO else "o"
+    return {"marker": shape, "ms": 5, "ls": ""} | ({} if causal else {"mfc": "white"})
+
+
+def cross(axes: Axes, rows: pd.DataFrame, x: str, y: str) -> tuple[float, float]:
+    """The mean of one contestant in both columns with both 95 % intervals; returns the mean."""
+    (x_mean, x_half), (y_mean, y_half) = interval(rows[x]), interval(rows[y])
+    router, causal = rows["router"].iloc[0], bool(rows["causal"].iloc[0])
+    axes.errorbar(x_mean, y_mean, xerr=x_half, yerr=y_half, color=color(router), elinewidth=1, **marker(router, causal))  # fmt: skip
+    return x_mean, y_mean
+
+
+def frame(axes: Axes, x: Sequence[float] = (), y: Sequence[float] = (), least: float = -np.inf) -> None:
+    """Limits around means: the interval of one contestant with few seeds may run out of the panel, and hides no other."""
+    for values, get, put, bound in (
+        (x, axes.get_xlim, axes.set_xlim, -np.inf),
+        (y, axes.get_ylim, axes.set_ylim, least),
+    ):
+        if len(values) and (span := max(values) - min(values)) > 0:
+            low, high = get()
+            put(max(low, min(values) - 0.6 * span, bound), min(high, max(values) + 0.6 * span))
+
+
+def label(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> None:
+    """Names beside the panel, one under the other, each joined to its point by a line: (x, y, name, color).
+
+    Call it when the scales of the axes are set.
+    """
+    if not points:
+        return
+    axes.get_xlim(), axes.get_ylim()  # settles limits that are still to be derived from the data
+    grid = axes.get_subplotspec()
+    rows = grid.get_gridspec().nrows if grid else 1
+    gap = 1.25 * _LABEL / (72 * axes.get_figure().get_size_inches()[1] / rows * 0.72)
+    at = [axes.transLimits.transform(axes.transScale.transform(one[:2]))[1] for one in points]
+    order = np.argsort(at, kind="stable")
+    steps = gap * np.arange(len(points))
+    spread = isotonic_regression(np.array(at)[order] - steps).x + steps  # nearest heights that keep the gap
+    spread += max(0.0, -spread[0]) - max(0.0, spread[-1] - max(1.0, steps[-1]))
+    for number, height in zip(order, spread, strict=True):
+        x, y, name, tint = points[number]
+        axes.annotate(
+            name, (x, y), (1.04, height), "data", "axes fraction", fontsize=_LABEL, va="center", color="0.1", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "lw": 0.5, "alpha": 0.6, "color": tint, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)},
+        )  # fmt: skip
+
+
+def panels(contests: Sequence[tuple[str, pd.DataFrame]], columns: int, width: float, height: float) -> tuple[Figure, list[Axes], Iterator[tuple[str, pd.DataFrame, list[Axes]]]]:  # fmt: skip
+    """A row of panels a contest, or two contests a row where each has one panel; `width` and `height` are those of a contest.
+
+    Without a contest a single panel, to say why, and nothing to iterate over.
+    """
+    if not contests:
+        figure, axes = style.canvas(1, 1, 8, 4)
+        return figure, axes, iter(())
+    across = 2 if columns == 1 and len(contests) > 1 else 1
+    rows = -(-len(contests) // across)
+    figure, axes = style.canvas(rows, columns * across, width * across, height * rows)
+    for spare in axes[len(contests) * columns :]:
+        spare.set_axis_off()
+    own = (axes[i * columns : (i + 1) * columns] for i in range(len(contests)))
+    return figure, axes, ((title, group, row) for (title, group), row in zip(contests, own, strict=True))
+
+
+def finish(figure: Figure, title: str, rows: pd.DataFrame, note: str = "", timed: bool = False) -> Figure:
+    """Title above, provenance below: hardware, versions, days, numbers of runs. `timed`: the figure shows a speed."""
+    cpu = timed and not rows.empty and (rows["platform"] == CPU).all()
+    figure.suptitle(title + (" (CPU: only ratios are meaningful)" if cpu else ""), fontweight="bold")
+    text = " | ".join(filter(None, [provenance(rows), note]))
+    letters = int(figure.get_size_inches()[0] * 72 / (0.52 * 7))
+    figure.supxlabel("\n".join(textwrap.wrap(text, letters)), fontsize=7, color="0.35")
+    return figure
+
+
+def provenance(rows: pd.DataFrame) -> str:
+    """Hardware, torch, days and counts of the runs shown."""
+    if rows.empty:
+        return "no training runs"
+    days = sorted({str(day)[:10] for day in rows["ended_at"].dropna()}) or ["date unknown"]
+    span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    machine, torch = (", ".join(dict.fromkeys(map(str, rows[name].dropna()))) or "unknown" for name in ("device", "torch_version"))  # fmt: skip
+    seen = "" if rows["causal"].all() else f" | {NOT_CAUSAL} sees later tokens: not ranked with the others"
+    return f"{machine} | torch {torch} | {span} | n = {rows['run'].nunique()} runs | means over seeds, 95 % CI by Student's t{seen}"

@@ -1,0 +1,59 @@
+"""Validation loss over training, and its difference to the dense model, with bands over seeds."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from moe_routing_bench.figures import quality_style as quality
+from moe_routing_bench.figures import style
+from moe_routing_bench.quality.run import DENSE
+
+Y = "bits_per_byte"
+TITLE = "Training curves"
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """One row a number of experts: causal rules, their paired difference to the dense model, rules that see later tokens."""
+    rows = quality.history(table, Y)
+    contests = quality.contests(rows)
+    figure, axes, found = quality.panels(contests, 3, 17, 4.6)
+    if not contests:
+        style.empty(axes[0], quality.why(table, "a validation loss"))
+        return quality.finish(figure, TITLE, rows)
+    for title, group, (left, middle, right) in found:
+        causal = group[group["causal"].astype(bool)]
+        _curves(left, causal, Y, "validation bits per byte", f"{title}\ncausal rules")
+        if causal["contestant"].nunique() > 1:
+            base, differences = _paired(causal)
+            middle.axhline(0, color="black", lw=0.8, ls=":")
+            _curves(middle, differences, "difference", f"bits per byte less those of {base}", f"difference to {base}, paired by seed\n(below 0 is better)")  # fmt: skip
+        else:
+            style.empty(middle, "no two causal rules to compare")
+        _curves(right, group[~group["causal"].astype(bool)], Y, "validation bits per byte", f"{quality.NOT_CAUSAL} rules that see later tokens\n(own scale: their loss means something else)")  # fmt: skip
+    return quality.finish(figure, TITLE, pd.concat(group for _, group in contests))
+
+
+def _paired(rows: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    """The reference's name, and the others' rows with their difference to it at equal seed and step."""
+    last = rows[rows["step"] == rows["step"].max()].groupby("contestant")[Y].mean()
+    base = DENSE if DENSE in last else str(last.idxmin())
+    own = rows.loc[rows["contestant"] == base, ["seed", "step", Y]]
+    both = rows[rows["contestant"] != base].merge(own, on=["seed", "step"], suffixes=("", "_base"))
+    return base, both.assign(difference=both[Y] - both[f"{Y}_base"])
+
+
+def _curves(axes: Axes, rows: pd.DataFrame, column: str, label: str, title: str) -> None:
+    if rows.empty:
+        style.empty(axes, "no such run")
+        return
+    ends, means = [], []
+    for name, group in quality.ordered(rows):
+        tint = quality.color(group["router"].iloc[0])
+        x, mean, half = quality.over_tokens(group, column)
+        quality.band(axes, x, mean, half, tint, rows["contestant"].nunique())
+        ends.append((x[-1], mean[-1], name, tint))
+        means += list(mean)
+    quality.frame(axes, y=means)
+    axes.set(xlabel="bytes trained on (millions)", ylabel=label)
+    axes.set_title(title, fontsize=9)
+    quality.label(axes, ends)

@@ -1,0 +1,70 @@
+"""What the report says of the training runs: the final evaluation of each router, ranked where that means something."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from moe_routing_bench.figures import quality_style
+from moe_routing_bench.quality import compare
+
+# column, heading, format of the mean, meaning
+COLUMNS = (
+    ("train_tokens_per_s", "bytes/s", "{:,.0f}", "bytes trained on in a second, steps alone"),
+    ("drop_rate", "dropped", "{:.1%}", "share of choices over capacity, in evaluation with it"),
+    ("load_cv", "load CV", "{:.3f}", "coefficient of variation of choices per expert, mean over layers"),
+    ("dead_experts", "dead experts", "{:.3g}", "experts that no validation byte chose, all layers together"),
+    ("experts_per_token", "experts a byte", "{:.3g}", "choices that reach an expert without a capacity limit"),
+    ("lr", "learning rate", "{:.3g}", "that of the pilot with the least validation loss, where there were pilots"),
+)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Runs that may be ranked: of one entry of the config, and either all causal or all not."""
+
+    title: str
+    causal: bool
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+def contests(table: pd.DataFrame) -> list[Contest]:
+    """Every contest of a table of training runs, best first; dashes where a value is missing."""
+    finals = compare.finals(table)
+    if finals.empty:
+        return []
+    # An entry's runs see the same bytes and have the same sizes; its networks differ in their hash.
+    ranks = compare.summary(table.assign(config_hash=table["label"]))
+    found = []
+    for (label, causal), rows in ranks.groupby(["label", "causal"], sort=False):
+        mine = finals[(finals["label"] == label) & (finals["causal"].astype(bool) == causal)]
+        lines = [_line(rank, mine[mine["contestant"] == rank["contestant"]]) for rank in rows.to_dict("records")]
+        found.append(Contest(quality_style.describe(finals[finals["label"] == label]), bool(causal), lines))
+    order = list(table["label"].unique())
+    return sorted(found, key=lambda one: order.index(one.title.partition(":")[0]))
+
+
+def _line(rank: dict[str, Any], runs: pd.DataFrame) -> dict[str, Any]:
+    """The values of a contestant as the page shows them."""
+    causal = runs["causal"].all()
+    mark = "" if causal else f" {quality_style.NOT_CAUSAL}"
+    note = " (causal in evaluation)" if not causal and runs["causal_in_evaluation"].all() else ""
+    half = "–" if pd.isna(rank["half_width"]) else f"± {rank['half_width']:.4f}"
+    return {
+        "contestant": f"{rank['contestant']}{mark}{note}", "rank": rank["rank"], "ties": ", ".join(rank["ties"]) or "–",
+        "mean": f"{rank['mean']:.4f}", "half_width": half, "seeds": rank["seeds"],
+        "values": [_mean(runs[name], form) for name, _, form, _ in COLUMNS],
+    }  # fmt: skip
+
+
+def _mean(values: pd.Series, form: str) -> str:
+    kept = values.dropna()
+    return form.format(float(kept.mean())) if len(kept) else "–"
+
+
+def timed(table: pd.DataFrame) -> str:
+    """Whether the speeds are of runs that had the machine to themselves."""
+    alone = compare.finals(table)["timed_alone"].astype("boolean").fillna(False)
+    if alone.all():
+        return "with the machine to itself, in one run a router"
+    return "of runs that shared the machine" if not alone.any() else "with the machine to itself in some configs, of runs that shared it in others"  # fmt: skip

@@ -1,0 +1,162 @@
+"""Whether stored rows confirm a claim, refute it, or cannot say: one rule for all claims.
+
+A claim is a set of statements "the mean of this over seeds is below a bound", each a two-sided t-test over the seeds (paired
+where two contestants are compared), with p corrected by Holm over the claim's statements in one config. Refuted: at least
+one statement is significantly false, as each claim is meant to hold throughout. Confirmed: all are significantly true and none
+is missing. Else not comparable, with the reason: missing rows, rules that see later tokens, or seeds that cannot tell.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from moe_routing_bench.quality import compare
+from moe_routing_bench.report.predecessor import CLAIMS, Claim
+
+CONFIRMED, REFUTED, NOT_COMPARABLE = "confirmed", "refuted", "not comparable"
+HOLDS, FAILS, OPEN = "holds", "fails", "cannot be told"
+_MOST_FACTOR = 1.10  # of the claim on capacity
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The mean of `values` (one a seed) is below `bound`. `only_against`: true says nothing for the claim."""
+
+    text: str
+    values: np.ndarray
+    bound: float = 0.0
+    unit: str = "bits/byte"
+    only_against: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim held against the rows of one config: the verdict, why, and every statement with its numbers."""
+
+    claim: Claim
+    label: str
+    verdict: str
+    why: str
+    ours: list[str] = field(default_factory=list)
+
+
+def verdicts(table: pd.DataFrame, claims: Sequence[Claim] = CLAIMS) -> list[Verdict]:
+    """Each claim in every config that has something to say on it, once where none has."""
+    finals = compare.finals(table)
+    found = []
+    for claim in claims:
+        mine = [judge(claim, label, finals[finals["label"] == label]) for label in table["label"].unique()]
+        spoken = [one for one in mine if one.ours]
+        closest = mine[:1] or [Verdict(claim, "–", NOT_COMPARABLE, "no training runs")]
+        found += spoken or [Verdict(claim, "–", NOT_COMPARABLE, closest[0].why)]
+    return found
+
+
+def judge(claim: Claim, label: str, rows: pd.DataFrame) -> Verdict:
+    """The verdict on a claim from the final evaluations of one config."""
+    statements, missing = _TESTS[claim.test](claim, rows)
+    results = outcomes(statements)
+    judged = [(one, p, result) for one, (p, result) in zip(statements, results, strict=True)]
+    judged.sort(key=lambda each: (FAILS, OPEN, HOLDS).index(each[2]))  # what decides comes first
+    ours = [_words(*each) for each in judged]
+    said = [result for one, _, result in judged if not (one.only_against and result == HOLDS)]
+    false = [one.text for one, _, result in judged if result == FAILS]
+    if false:
+        return Verdict(claim, label, REFUTED, f"{len(false)} of {len(judged)} comparisons significantly false: {'; '.join(false[:3])}{', …' * (len(false) > 3)}", ours)  # fmt: skip
+    if OPEN in said:
+        missing = [*missing, f"the seeds cannot tell in {said.count(OPEN)} of {len(statements)} comparisons"]
+    if missing or not said:
+        return Verdict(claim, label, NOT_COMPARABLE, "; ".join(missing) or "no rows that speak for it", ours)
+    return Verdict(claim, label, CONFIRMED, f"all {len(said)} comparisons are significantly true", ours)
+
+
+def outcomes(statements: Sequence[Statement]) -> list[tuple[float, str]]:
+    """For each statement its p, corrected by Holm over all of them, and whether it holds, fails or cannot be told."""
+    corrected = compare.holm([_p(one) for one in statements])
+    return [
+        (p, OPEN if p >= compare.ALPHA else HOLDS if one.values.mean() < one.bound else FAILS)
+        for one, p in zip(statements, corrected, strict=True)
+    ]
+
+
+def _p(statement: Statement) -> float:
+    """Two-sided p that the mean is the bound; seeds that agree exactly leave no doubt, one seed tells nothing."""
+    gap = statement.values - statement.bound
+    if len(gap) < 2:
+        return 1.0
+    if np.ptp(gap) == 0:
+        return float(gap[0] == 0)
+    return float(stats.ttest_1samp(gap, 0).pvalue)
+
+
+def _words(one: Statement, p: float, result: str) -> str:
+    """A statement with mean, 95 % interval, seeds and corrected p."""
+    scale, unit = (100, "%") if one.unit == "%" else (1, one.unit)
+    half = compare.half_width(one.values) * scale
+    shown = (
+        f"{one.values.mean() * scale:.3g} ± {half:.2g}" if len(one.values) > 1 else f"{one.values.mean() * scale:.3g}"
+    )
+    bound = f", bound {one.bound * scale:.3g}" if one.bound else ""
+    return f"{one.text}: {shown} {unit}{bound} (n = {len(one.values)}, p = {p:.2g}): {result}"
+
+
+def _by_seed(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    return rows.pivot(index="seed", columns="contestant", values=column)
+
+
+def _less(wide: pd.DataFrame, lower: str, higher: str, unit: str, bound: float = 0.0) -> Statement:
+    """`lower` is below `higher` by seeds that both have."""
+    both = wide[[lower, higher]].dropna()
+    return Statement(f"{lower} − {higher}", (both[lower] - both[higher]).to_numpy(float), bound, unit)
+
+
+def _order(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]]:
+    """Each contestant has a lower loss than the next; those that see later tokens are not ranked."""
+    causal = rows.groupby("contestant")["causal"].all()
+    missing = [f"no rows of {name}" for name in claim.names if name not in causal]
+    missing += [f"{name} sees later tokens: no rank beside causal rules" for name in claim.names if name in causal and not causal[name]]  # fmt: skip
+    ranked = [name for name in claim.names if causal.get(name, False)]
+    wide = _by_seed(rows, compare.METRIC)
+    return [_less(wide, *pair, "bits/byte") for pair in itertools.pairwise(ranked)], missing
+
+
+def _drops(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]]:
+    """Every trained causal rule drops less than the bound."""
+    kept = rows[rows["causal"].astype(bool) & rows["learns"].astype(bool) & (rows["capacity_factor"] >= 1.05) & rows["drop_rate"].notna()]  # fmt: skip
+    found = [
+        Statement(f"{_name(router, network)} at {factor:g}", runs["drop_rate"].to_numpy(float), claim.bound, "%", factor > _MOST_FACTOR)
+        for (router, network, _, factor), runs in kept.groupby(["router", "network", "drop_policy", "capacity_factor"], sort=False)
+    ]  # fmt: skip
+    near = any(not one.only_against for one in found)
+    return found, [] if near else ["no trained causal rule at a capacity factor of 1.05 to 1.10"]
+
+
+def _name(router: str, network: str) -> str:
+    return router if network == "linear" else f"{router}+{network}"
+
+
+def _networks(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]]:
+    """No network is worse than another of the same rule by the bound: two one-sided statements a pair."""
+    wide, found = _by_seed(rows, compare.METRIC), []
+    for _, runs in rows.groupby(["router", "capacity_factor", "drop_policy"], sort=False, dropna=False):
+        names = list(runs["contestant"].unique()) if runs["network"].nunique() > 1 else []
+        found += [_less(wide, one, other, "bits/byte", claim.bound) for one in names for other in names if one != other]
+    return found, [] if found else ["no rule was trained with two networks"]
+
+
+def _hash(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]]:
+    """The hash rule is better balanced than every causal rule that learns, and has a higher loss."""
+    (name,) = claim.names
+    learned = set(rows[rows["causal"].astype(bool) & rows["learns"].astype(bool)]["contestant"]) - {name}
+    if name not in set(rows["contestant"]) or not learned:
+        return [], [f"no rows of {name} beside a causal rule that learns"]
+    balance, loss = _by_seed(rows, "load_cv"), _by_seed(rows, compare.METRIC)
+    found = [_less(balance, name, one, "load CV") for one in sorted(learned)]
+    return found + [_less(loss, one, name, "bits/byte") for one in sorted(learned)], []
+
+
+_TESTS = {"order": _order, "drops": _drops, "networks": _networks, "hash": _hash}

@@ -1,0 +1,187 @@
+"""Figures and report of training runs: drawn from runs that were really trained, and looked at in a real browser."""
+
+import html
+import importlib
+import math
+import re
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.text import Text
+from scipy import stats
+
+from moe_routing_bench import cli, paths, records
+from moe_routing_bench.errors import UserError
+from moe_routing_bench.figures import FIGURES, quality_drops, quality_style, specialisation, style
+from moe_routing_bench.quality import plan, runs, train
+from moe_routing_bench.report import quality, verdicts
+from moe_routing_bench.report.render import render
+
+NAMES = [name for name, figure in FIGURES.items() if figure.source == "quality"]
+SIZES = {
+    "experts": 4, "dim": 16, "layers": 2, "heads": 2, "expert_hidden": 16, "sequence": 32, "batch": 4, "steps": 4, "eval_every": 2,
+    "warmup": 1, "lr": 0.01,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """Rows of two entries: five contestants with three seeds, among them one that is not causal; two networks."""
+    folder, draw = tmp_path_factory.mktemp("trained"), np.random.default_rng(0)
+    for domain, letters in (("lower", b"abcd efgh"), ("digits", b"0123 4567")):
+        (folder / domain).mkdir()
+        for number in range(12):
+            (folder / domain / f"{number:02}.txt").write_bytes(bytes(draw.choice(list(letters), 400).tolist()))
+    text = {str(folder / name): "all" for name in ("lower", "digits")}
+    routers = {"label": "routers", "router": ["dense", "softk", "switch_top1", "expert_choice"], "seed": [1, 2, 3]}
+    networks = {"label": "networks", "router": ["softk"], "network": ["linear", "mlp"], "seed": [1, 2]}
+    planned = plan.expand([entry | SIZES | {"corpora": text} for entry in (routers, networks)])
+    files = {folder / f"{name}.parquet": run for name, run in planned.finals.items()}
+    for path, run in files.items():
+        train.train(run, path, "cpu")
+    return runs.collect(files, {}).to_pandas()
+
+
+def draw(name: str, table: pd.DataFrame):
+    """The figure and all its texts."""
+    figure = importlib.import_module(f"moe_routing_bench.figures.{FIGURES[name].module}").draw(table)
+    return figure, "\n".join(t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text")))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_draws(name: str, trained: pd.DataFrame) -> None:
+    """With seeds, hardware and the mark of rules that see later tokens; and says why where there is nothing."""
+    text = draw(name, trained)[1]
+    device = trained["device"].iloc[0]
+    assert "no data" not in text and re.search(r"n = \d+ seed|n = \d\)", text) and device in text
+    if name != "networks":
+        assert "expert_choice †" in text
+    for nothing in (trained.iloc[:0], trained.assign(purpose="pilot")):
+        assert "no data: no final training run" in draw(name, nothing)[1]
+    dense = trained[trained["router"] == "dense"]
+    if name not in ("quality_pareto", "training_curves"):
+        assert "no data: none of 3 final runs has" in draw(name, dense)[1]
+
+
+@pytest.mark.parametrize("name", ["quality_pareto", "specialisation"])
+def test_same_rows_same_files(name: str, trained: pd.DataFrame, tmp_path: Path) -> None:
+    """Both formats, whatever the order of the rows' index."""
+    for copy, table in (("a", trained), ("b", trained.copy())):
+        style.save(draw(name, table)[0], tmp_path / f"{copy}.svg", tmp_path / f"{copy}.png")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["quality_pareto", "training_curves"])
+def test_rules_that_see_later_tokens_have_their_own_panel(name: str, trained: pd.DataFrame) -> None:
+    """In no panel do both kinds have a label, and the front joins causal rules only."""
+    for axes in draw(name, trained)[0].axes:
+        marked = ["†" in text.get_text() for text in axes.texts]
+        assert all(marked) or not any(marked)
+    speed = trained.assign(train_tokens_per_s=np.where(trained["causal"], 1.0, 1e9))
+    assert max(draw("quality_pareto", speed)[0].axes[0].get_xlim()) < 10
+
+
+def test_labels_of_many_routers_do_not_overlap() -> None:
+    """Seventeen points in one place, and some at the edges; all names inside the picture."""
+    figure, (axes,) = style.canvas(1, 1, 8, 4.6)
+    heights = [1.0] * 14 + [0.0, 0.001, 2.0]
+    axes.plot([1] * 17, heights, "o")
+    quality_style.label(axes, [(1, y, f"router_{i}", "red") for i, y in enumerate(heights)])
+    figure.canvas.draw()
+    boxes = sorted((Text.get_window_extent(text) for text in axes.texts), key=lambda box: box.y0)  # without the lines
+    assert len(boxes) == 17 and all(low.y1 <= high.y0 + 0.5 for low, high in pairwise(boxes))
+    assert boxes[0].y0 >= 0 and boxes[-1].y1 <= figure.bbox.height and max(box.x1 for box in boxes) <= figure.bbox.width
+
+
+@pytest.mark.parametrize(("factor", "tokens", "top_k", "experts"), [(1.0, 512, 1, 8), (1.1, 1000, 2, 8), (1.25, 64, 2, 4), (9.0, 16, 1, 4)])  # fmt: skip
+def test_floor_is_the_expected_excess(factor: float, tokens: int, top_k: int, experts: int) -> None:
+    """Against the sum over all loads; at factor 1 near the 0.399 sqrt(E / (T k)) of a normal load."""
+    limit = min(tokens, math.ceil(round(factor * tokens * top_k / experts, 6)))
+    loads = np.arange(tokens + 1)
+    excess = (stats.binom.pmf(loads, tokens, top_k / experts) * np.maximum(loads - limit, 0)).sum()
+    share = quality_drops.floor(factor, tokens, top_k, experts)
+    assert share == pytest.approx(excess / (tokens * top_k / experts), abs=1e-9)
+    if factor == 1:
+        assert share == pytest.approx(0.399 * math.sqrt(experts / (tokens * top_k)), rel=0.1)
+
+
+def test_mutual_information() -> None:
+    """Nothing between independent counts; the whole entropy where each domain has experts of its own."""
+    assert specialisation.mutual_information(np.outer([1, 3], [5, 2, 7])) == pytest.approx(0)
+    assert specialisation.mutual_information(np.array([[4, 4, 0, 0], [0, 0, 3, 5]])) == pytest.approx(1)
+    assert specialisation.times_average(np.array([[1, 0], [1, 0]], dtype=float)).tolist() == [[1, 1], [1, 1]]
+
+
+def test_tables_rank_apart(trained: pd.DataFrame) -> None:
+    """One of causal rules and one of the others for an entry; networks of one entry are ranked together."""
+    found = quality.contests(trained)
+    names = {(one.title.partition(":")[0], one.causal): [row["contestant"] for row in one.rows] for one in found}
+    assert set(names["routers", True]) == {"dense", "softk", "switch_top1"}
+    assert names["routers", False] == ["expert_choice †"] and set(names["networks", True]) == {"softk", "softk+mlp"}
+    softk = next(row for row in found[0].rows if row["contestant"] == "softk")
+    last = trained[(trained["label"] == "routers") & (trained["router"] == "softk") & (trained["step"] == 4)]
+    assert softk["mean"] == f"{last['bits_per_byte'].mean():.4f}" and softk["seeds"] == 3
+    assert softk["values"][1] == f"{last['drop_rate'].mean():.1%}"
+
+
+def browser() -> str:
+    """A Chromium, or the test is skipped."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if found := shutil.which(name):
+            return found
+    pytest.skip("no Chromium: the page is not looked at in a browser")
+
+
+def opened(page: Path, folder: Path) -> str:
+    """The document as Chromium builds it, its scripts run; the title says how many images it could draw."""
+    probe = "<script>onload = () => document.title = [...document.images].filter(i => i.naturalWidth > 0).length + ' drawn'</script>"
+    copy = page.with_name(f"probe-{page.name}")
+    copy.write_text(page.read_text() + probe)
+    command = [browser(), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--virtual-time-budget=5000", "--dump-dom", copy.as_uri()]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
+    """With training runs: their figures, rankings and verdicts; without: no word of them."""
+    figures = {}
+    for name, figure in FIGURES.items():
+        figures[name] = tmp_path / f"{name}.svg"
+        figures[name].write_text(
+            '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><path d="M0 0H9"/></svg>'
+        )
+        if name == "networks":
+            style.save(draw(name, trained)[0], figures[name], tmp_path / "networks.png")
+        assert figure.source in ("measurements", "quality")
+    measured = records.SCHEMA.empty_table().to_pandas()
+    render(measured, figures, tmp_path / "with.html", trained)
+    page = html.unescape(opened(tmp_path / "with.html", tmp_path / "profile"))
+    assert f"<title>{len(FIGURES)} drawn</title>" in page and '<h2 id="quality">' in page
+    assert all(one.title in page for one in quality.contests(trained))
+    for one in verdicts.verdicts(trained):
+        assert one.why in page and one.claim.theirs in page and all(text in page for text in one.ours)
+    render(measured, figures, tmp_path / "without.html")
+    page = opened(tmp_path / "without.html", tmp_path / "profile")
+    assert f"<title>{len(FIGURES) - len(NAMES)} drawn</title>" in page and "uality" not in page
+
+
+def test_figure_command(trained: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws a figure of training runs without measurements; without training runs says what to run."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="snakemake"):
+        cli.figure(platform="cpu", name="networks")
+    assert not any(figure.source == "quality" for figure in cli._reported("cpu").values())
+    records.write_table(paths.quality("cpu"), _table(trained))
+    cli.figure(platform="cpu", name="networks")
+    assert paths.figure("cpu", "networks").is_file() and set(cli._reported("cpu")) == set(FIGURES)
+
+
+def _table(trained: pd.DataFrame):
+    """The rows as they were collected."""
+    pa = importlib.import_module("pyarrow")
+    return pa.Table.from_pandas(trained, schema=runs.SCHEMA, preserve_index=False).replace_schema_metadata(None)
