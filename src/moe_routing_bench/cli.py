@@ -20,6 +20,7 @@ from moe_routing_bench import grid, paths, platforms, records
 from moe_routing_bench.benches import BENCHES
 from moe_routing_bench.errors import UserError, bad, pick, writing
 from moe_routing_bench.grid import Cell, Job
+from moe_routing_bench.quality import adaptations
 from moe_routing_bench.quality import commands as quality_commands
 from moe_routing_bench.quality import runs as quality_runs
 from moe_routing_bench.routers import ROUTERS
@@ -134,7 +135,7 @@ def collect(
 def figure(
     platform: Platform = None, name: Annotated[str | None, typer.Option(help="One figure [default: all]")] = None
 ) -> None:
-    """Draw figures from measurements.parquet, and where there are training runs from quality.parquet, as SVG and PNG."""
+    """Draw figures from the rows of a platform as SVG and PNG: measurements, and training runs where there are any."""
     platform = _platform(platform)
     figures = figure_table()
     names = [pick("figure", name, figures)] if name else list(_reported(platform))
@@ -146,10 +147,13 @@ def figure(
 
 @app.command()
 def report(platform: Platform = None) -> None:
-    """Write the HTML report from measurements.parquet, quality.parquet where there is one, and the drawn figures."""
+    """Write the HTML report from the rows of a platform (measurements, and training runs where there are any) and figures."""
     platform = _platform(platform)
-    table = _rows("measurements", platform)
-    trained = _rows("quality", platform) if paths.quality(platform).is_file() else None
+    tables = {
+        name: _rows(name, platform)
+        for name, path in _TABLES.items()
+        if name == "measurements" or path(platform).is_file()
+    }
     drawn = {name: paths.figure(platform, name) for name in _reported(platform)}
     absent = [str(path) for path in drawn.values() if not path.is_file()]
     if absent:
@@ -159,7 +163,9 @@ def report(platform: Platform = None) -> None:
     out = paths.report(platform)
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        importlib.import_module("moe_routing_bench.report.render").render(table, drawn, out, trained)
+        importlib.import_module("moe_routing_bench.report.render").render(
+            tables["measurements"], drawn, out, tables.get("quality"), tables.get("perft")
+        )
     print(f"wrote {out}")
 
 
@@ -251,17 +257,22 @@ def figure_table() -> dict[str, Any]:
     return dict(table) if isinstance(table, Mapping) else {one.name: one for one in table}
 
 
+_TABLES = {"measurements": paths.measurements, "quality": paths.quality, "perft": paths.perft}
+
+
 def _reported(platform: str) -> dict[str, Any]:
     """The figures of a platform's report: those of training runs only where it has any."""
-    trained = paths.quality(platform).is_file()
-    return {name: one for name, one in figure_table().items() if trained or one.source != "quality"}
+    there = {source for source, path in _TABLES.items() if source == "measurements" or path(platform).is_file()}
+    return {name: one for name, one in figure_table().items() if one.source in there}
 
 
 def _rows(source: str, platform: str) -> Any:
     """The table that figures with this source are drawn from, as a DataFrame."""
-    if source == "quality":
-        return quality_runs.read(paths.quality(platform)).to_pandas()
-    return records.read(paths.measurements(platform)).to_pandas()
+    path = _TABLES[source](platform)
+    if source == "measurements":
+        return records.read(path).to_pandas()
+    schema = adaptations.SCHEMA if source == "perft" else quality_runs.SCHEMA
+    return quality_runs.read(path, schema).to_pandas()
 
 
 def _platform(name: str | None) -> str:

@@ -1,17 +1,10 @@
-"""What the tests of the quality part share: one thread, a text of their own, and a router where the zoo is not there."""
+"""What the tests of the quality part share: one thread, and a text of their own."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-if importlib.util.find_spec("moe_routing_bench.routers.learned") is None:
-    import standin
-
-    sys.modules["moe_routing_bench.routers.learned"] = standin  # type: ignore[assignment]
 
 
 @pytest.fixture(autouse=True, scope="session")

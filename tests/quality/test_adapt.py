@@ -16,6 +16,7 @@ from moe_routing_bench.figures import perft, style
 from moe_routing_bench.quality import adapt, adaptations, adapters, evaluate, perft_summary, runs, train
 from moe_routing_bench.quality.adaptation import VARIANTS, Adaptation
 from moe_routing_bench.quality.run import Run
+from moe_routing_bench.report import quality
 
 Base = tuple[Run, Path]
 DIM, EXPERTS, K, LAYERS = 16, 4, 2, 2
@@ -282,6 +283,17 @@ def many_rows() -> pd.DataFrame:
         }
         for variant, count, active in (("E", 8, 2), ("S", 1, 1)) for rank in (2, 8, 32) for seed in range(3) for step in (0, 9)
     ])  # fmt: skip
+
+
+def test_report_lists_adapters_by_loss() -> None:
+    """With the means that the summary has, in the order of the losses."""
+    table = many_rows()
+    lines, means = quality.adaptations(table), perft_summary.summary(table).sort_values("bits_per_byte")
+    assert [line["bits_per_byte"].split(" ± ")[0] for line in lines] == [
+        f"{mean:.4f}" for mean in means["bits_per_byte"]
+    ]
+    assert [line["params"] for line in lines] == [f"{params:,}" for params in means["params"]]
+    assert quality.adaptations(table.iloc[:0]) == []
 
 
 def test_figure_shows_means_with_intervals_against_both_counts(tmp_path: Path) -> None:

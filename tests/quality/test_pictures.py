@@ -18,11 +18,12 @@ from scipy import stats
 from moe_routing_bench import cli, paths, records
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.figures import FIGURES, quality_drops, quality_style, specialisation, style
-from moe_routing_bench.quality import plan, runs, train
+from moe_routing_bench.quality import adaptations, plan, runs, train
 from moe_routing_bench.report import quality, verdicts
 from moe_routing_bench.report.render import render
 
 NAMES = [name for name, figure in FIGURES.items() if figure.source == "quality"]
+OF_SOME = ("networks", "train_modes")  # drawn of the entries that vary these
 SIZES = {
     "experts": 4, "dim": 16, "layers": 2, "heads": 2, "expert_hidden": 16, "sequence": 32, "batch": 4, "steps": 4, "eval_every": 2,
     "warmup": 1, "lr": 0.01,
@@ -31,7 +32,7 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
-    """Rows of two entries: five contestants with three seeds, among them one that is not causal; two networks."""
+    """Rows of three entries: four contestants with three seeds, one of them not causal; two networks; two train modes."""
     folder, draw = tmp_path_factory.mktemp("trained"), np.random.default_rng(0)
     for domain, letters in (("lower", b"abcd efgh"), ("digits", b"0123 4567")):
         (folder / domain).mkdir()
@@ -40,7 +41,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     text = {str(folder / name): "all" for name in ("lower", "digits")}
     routers = {"label": "routers", "router": ["dense", "softk", "switch_top1", "expert_choice"], "seed": [1, 2, 3]}
     networks = {"label": "networks", "router": ["softk"], "network": ["linear", "mlp"], "seed": [1, 2]}
-    planned = plan.expand([entry | SIZES | {"corpora": text} for entry in (routers, networks)])
+    modes = {"label": "modes", "router": ["softk"], "train_mode": ["joint", "frozen_router"], "seed": [1, 2]}
+    planned = plan.expand([entry | SIZES | {"corpora": text} for entry in (routers, networks, modes)])
     files = {folder / f"{name}.parquet": run for name, run in planned.finals.items()}
     for path, run in files.items():
         train.train(run, path, "cpu")
@@ -59,7 +61,7 @@ def test_draws(name: str, trained: pd.DataFrame) -> None:
     text = draw(name, trained)[1]
     device = trained["device"].iloc[0]
     assert "no data" not in text and re.search(r"n = \d+ seed|n = \d\)", text) and device in text
-    if name != "networks":
+    if name not in OF_SOME:
         assert "expert_choice †" in text
     for nothing in (trained.iloc[:0], trained.assign(purpose="pilot")):
         assert "no data: no final training run" in draw(name, nothing)[1]
@@ -111,11 +113,10 @@ def test_floor_is_the_expected_excess(factor: float, tokens: int, top_k: int, ex
         assert share == pytest.approx(0.399 * math.sqrt(experts / (tokens * top_k)), rel=0.1)
 
 
-def test_mutual_information() -> None:
-    """Nothing between independent counts; the whole entropy where each domain has experts of its own."""
-    assert specialisation.mutual_information(np.outer([1, 3], [5, 2, 7])) == pytest.approx(0)
-    assert specialisation.mutual_information(np.array([[4, 4, 0, 0], [0, 0, 3, 5]])) == pytest.approx(1)
+def test_times_average() -> None:
+    """1 where an expert's choices do not depend on the domain, and for one that nobody chose."""
     assert specialisation.times_average(np.array([[1, 0], [1, 0]], dtype=float)).tolist() == [[1, 1], [1, 1]]
+    assert specialisation.times_average(np.array([[3, 1], [1, 3]], dtype=float)).tolist() == [[1.5, 0.5], [0.5, 1.5]]
 
 
 def test_tables_rank_apart(trained: pd.DataFrame) -> None:
@@ -157,9 +158,10 @@ def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
         )
         if name == "networks":
             style.save(draw(name, trained)[0], figures[name], tmp_path / "networks.png")
-        assert figure.source in ("measurements", "quality")
+        assert figure.source in ("measurements", "quality", "perft")
     measured = records.SCHEMA.empty_table().to_pandas()
-    render(measured, figures, tmp_path / "with.html", trained)
+    adapted = adaptations.SCHEMA.empty_table().to_pandas()
+    render(measured, figures, tmp_path / "with.html", trained, adapted)
     page = html.unescape(opened(tmp_path / "with.html", tmp_path / "profile"))
     assert f"<title>{len(FIGURES)} drawn</title>" in page and '<h2 id="quality">' in page
     assert all(one.title in page for one in quality.contests(trained))
@@ -167,7 +169,8 @@ def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
         assert one.why in page and one.claim.theirs in page and all(text in page for text in one.ours)
     render(measured, figures, tmp_path / "without.html")
     page = opened(tmp_path / "without.html", tmp_path / "profile")
-    assert f"<title>{len(FIGURES) - len(NAMES)} drawn</title>" in page and "uality" not in page
+    measured_only = sum(figure.source == "measurements" for figure in FIGURES.values())
+    assert f"<title>{measured_only} drawn</title>" in page and "uality" not in page
 
 
 def test_figure_command(trained: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +181,9 @@ def test_figure_command(trained: pd.DataFrame, tmp_path: Path, monkeypatch: pyte
     assert not any(figure.source == "quality" for figure in cli._reported("cpu").values())
     records.write_table(paths.quality("cpu"), _table(trained))
     cli.figure(platform="cpu", name="networks")
-    assert paths.figure("cpu", "networks").is_file() and set(cli._reported("cpu")) == set(FIGURES)
+    assert paths.figure("cpu", "networks").is_file() and set(cli._reported("cpu")) == {
+        name for name, figure in FIGURES.items() if figure.source != "perft"
+    }
 
 
 def _table(trained: pd.DataFrame):

@@ -150,6 +150,11 @@ def test_a_capacity_costs_and_evaluation_knows_both(run: Run) -> None:
     assert found["drop_rate"] > 0.48 and 0 < found["token_drop_rate"] <= found["drop_rate"]
     assert found["val_loss"] != found["val_loss_with_capacity"]
     assert training.model.layers[0].capacity_factor == 0.5 and training.model.training
+    assert found["drop_rate_by_factor"] == sorted(found["drop_rate_by_factor"], reverse=True)
+    one = dataclasses.replace(run, layers=1, capacity_factor=1.25)  # later layers would see what the first one left
+    limited = evaluate.evaluate(train.Training(one, "cpu").model, training.validation, 4)
+    at = limited["capacity_factors"].index(1.25)
+    assert limited["drop_rate_by_factor"][at] == pytest.approx(limited["drop_rate"]) and 0 < limited["drop_rate"] < 1
     free = evaluate.evaluate(
         train.Training(dataclasses.replace(run, capacity_factor=None), "cpu").model, training.validation, 4
     )

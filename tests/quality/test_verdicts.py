@@ -22,7 +22,7 @@ def rows(router: str, loss: float, *, seeds: int = 5, **more: object) -> list[di
     """One evaluation a seed around a mean loss."""
     fixed = {
         "label": "e", "purpose": "final", "step": 1, "network": "linear", "capacity_factor": 1.25, "drop_policy": "position",
-        "causal": True, "learns": True, "drop_rate": 0.0, "load_cv": 0.5,
+        "train_mode": "joint", "causal": True, "learns": True, "capacity_factors": [1.05, 1.1], "drop_rate_by_factor": [0.0, 0.0], "load_cv": 0.5,
     } | {"router": router}  # fmt: skip
     # each router with an order of the small noise of its own: differences vary, as those of trained models do
     jitter = np.roll(SMALL, sum(map(ord, router + str(more.get("network")))))
@@ -30,7 +30,7 @@ def rows(router: str, loss: float, *, seeds: int = 5, **more: object) -> list[di
 
 
 def verdict(claim: Claim, *parts: list[dict]) -> tuple[str, str]:
-    (found,) = verdicts(pd.DataFrame([row for part in parts for row in part]), [claim])
+    (found,) = verdicts(pd.DataFrame([row for part in parts for row in part]), claims=[claim])
     return found.verdict, found.why
 
 
@@ -55,15 +55,19 @@ def test_rules_that_see_later_tokens_are_not_ranked() -> None:
 
 
 def test_drops() -> None:
-    """A factor above 1.10 counts only against the claim."""
-    few, many = SMALL[:5] / 10 + 0.001, SMALL[:5] + 0.05
-    near = [row | {"capacity_factor": 1.1, "drop_rate": few[i]} for i, row in enumerate(rows("a", 1))]
-    far = [row | {"drop_rate": few[i]} for i, row in enumerate(rows("a", 1))]
-    much = [row | {"drop_rate": many[i]} for i, row in enumerate(rows("b", 1))]
-    assert verdict(DROPS, near)[0] == CONFIRMED
-    assert verdict(DROPS, far) == (NOT_COMPARABLE, "no trained causal rule at a capacity factor of 1.05 to 1.10")
-    assert verdict(DROPS, near, much) == (REFUTED, "1 of 2 comparisons significantly false: b at 1.25")
-    assert verdict(DROPS, near, [row | {"learns": False} for row in much])[0] == CONFIRMED
+    """Every trained causal rule counts, at 1.10 alone; a rule that learns nothing or sees later tokens does not."""
+
+    def dropping(name: str, mean: float, **more: object) -> list[dict]:
+        return [
+            row | {"drop_rate_by_factor": [0.5, mean + SMALL[i] / 10]} | more for i, row in enumerate(rows(name, 1))
+        ]
+
+    few, much = dropping("a", 0.001), dropping("b", 0.05)
+    assert verdict(DROPS, few) == (CONFIRMED, "all 1 comparisons are significantly true")
+    assert verdict(DROPS, few, much) == (REFUTED, "1 of 2 comparisons significantly false: b at 1.1")
+    assert verdict(DROPS, few, dropping("b", 0.05, learns=False), dropping("c", 0.05, causal=False))[0] == CONFIRMED
+    nobody = [row | {"drop_rate_by_factor": None} for row in much]
+    assert verdict(DROPS, nobody) == (NOT_COMPARABLE, "no trained causal rule that chooses experts")
 
 
 def test_networks() -> None:
@@ -111,3 +115,18 @@ def test_every_claim_has_a_verdict_with_its_reason() -> None:
     first = rule.judge(CLAIMS[0], "e", table.assign(contestant=table["router"]))
     assert first.verdict == REFUTED and first.ours[0].endswith("fails")
     assert first.ours[1].startswith("softk − hash_position: -0.2 ±") and first.ours[1].endswith("holds")
+
+
+def test_a_claim_on_adapters_is_held_against_adaptations() -> None:
+    """Rank by rank; the losses before the first step play no part."""
+    claim = next(one for one in CLAIMS if one.source == "perft")
+    fixed = {"label": "new", "purpose": "final", "causal": True, "old_bits_per_byte": 1.0}
+    adapted = pd.DataFrame(
+        fixed | {"variant": v, "rank": r, "seed": i, "run": f"{v}{r}{i}", "step": step, "bits_per_byte": loss + NOISE[i] + np.roll(SMALL, ord(v))[i]}
+        for r, losses in ((2, {"R": 1.0, "E": 1.1, "S": 1.2}), (4, {"R": 1.2, "E": 1.1, "S": 1.3}))
+        for v, last in losses.items() for i in range(5) for step, loss in ((0, 2.0), (9, last))
+    )  # fmt: skip
+    found = verdicts(pd.DataFrame(rows("softk", 1.0)), adapted, [claim])
+    assert [(one.label, one.verdict) for one in found] == [("new r2", CONFIRMED), ("new r4", REFUTED)]
+    (missing,) = verdicts(pd.DataFrame(rows("softk", 1.0)), claims=[claim])
+    assert (missing.verdict, missing.why) == (NOT_COMPARABLE, "no adaptations of trained runs")

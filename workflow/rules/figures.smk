@@ -1,6 +1,11 @@
 """One rule a figure: editing one figure's module draws that figure again."""
 
-STYLES = {"measurements": ["style"], "quality": ["style", "quality_style"]}
+# What a figure is drawn with besides its own module.
+DRAWN_WITH = {
+    "measurements": ["figures/style"],
+    "quality": ["figures/style", "figures/quality_style", "quality/specialisation"],
+    "perft": ["figures/style"],
+}
 
 for figure in FIGURES.values():
 
@@ -9,7 +14,10 @@ for figure in FIGURES.values():
             f"figure_{figure.name}"
         input:
             rows=f"results/{{platform}}/{figure.source}.parquet",
-            code=[paths.source(f"figures/{name}.py") for name in (*STYLES[figure.source], figure.module.lstrip("."))],
+            code=[
+                paths.source(f"{name}.py")
+                for name in (*DRAWN_WITH[figure.source], f"figures/{figure.module.lstrip('.')}")
+            ],
         output:
             svg=report(
                 f"reports/{{platform}}/figures/{figure.name}.svg",

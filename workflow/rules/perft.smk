@@ -25,20 +25,26 @@ rule adapt:
         " --out {output:q} >{log:q} 2>&1"
 
 
-rule collect_perft:
-    input:
-        runs=[str(path) for path in TRAINING.adaptation_files(PLATFORM)],
-        code=[paths.source("quality/runs.py"), paths.source("quality/plan.py"), paths.source("quality/perft_summary.py")],
-    output:
-        "results/{platform}/perft.parquet",
-    log:
-        "results/{platform}/logs/collect_perft.log",
-    conda:
-        "../../environment.yml"
-    params:
-        client=paths.source("measure/client.py"),
-        config=CONFIG_JSON,
-    message:
-        "collect {output}"
-    shell:
-        "python -I -S {params.client:q} --cli collect-perft --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"
+if TRAINING.adaptations:  # else stored rows are a source like any other
+
+    rule collect_perft:
+        input:
+            runs=[str(path) for path in TRAINING.adaptation_files(PLATFORM)],
+            code=[
+                paths.source("quality/runs.py"),
+                paths.source("quality/plan.py"),
+                paths.source("quality/perft_summary.py"),
+            ],
+        output:
+            "results/{platform}/perft.parquet",
+        log:
+            "results/{platform}/logs/collect_perft.log",
+        conda:
+            "../../environment.yml"
+        params:
+            client=paths.source("measure/client.py"),
+            config=CONFIG_JSON,
+        message:
+            "collect {output}"
+        shell:
+            "python -I -S {params.client:q} --cli collect-perft --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"

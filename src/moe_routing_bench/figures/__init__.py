@@ -9,7 +9,8 @@ from types import MappingProxyType
 class Figure:
     """A figure's name (file and rule name), module below this package, title, caption, and the table that it draws.
 
-    `source` is the name of that table's Parquet file: "measurements", or "quality" for the training runs.
+    `source` is the name of that table's Parquet file: "measurements", "quality" for the training runs, or "perft" for the
+    adaptations of these.
     """
 
     name: str
@@ -29,9 +30,11 @@ _TABLE = (
     Figure("quality_pareto", "quality_pareto", "Quality against speed", "Validation bits per byte (routing without a capacity limit) against bytes trained on a second; crosses: mean and 95 % confidence interval over seeds. The star is a dense model of equal active FLOPs, with dotted lines through it; the dashed line joins the Pareto front of the causal rules. Rules that see later tokens (†) have a panel of their own: their loss is not comparable. An interval may run out of the panel.", "quality"),
     Figure("training_curves", "training_curves", "Training curves", "Validation bits per byte against bytes trained on, mean over seeds with its 95 % confidence interval. Middle: difference to the dense model, or where there is none to the best rule, paired by seed. Rules that see later tokens (†) apart.", "quality"),
     Figure("training_load_cv", "training_load_cv", "Load imbalance over training", "Coefficient of variation of the choices per expert over the validation bytes, without a capacity limit, mean over layers; band: 95 % confidence interval over seeds. Dashed: rules that see later tokens (†).", "quality"),
-    Figure("quality_drops", "quality_drops", "Drops of trained routers against capacity", "Share of the choices that are over capacity in evaluation with it, mean over seeds with its 95 % confidence interval. Black: what independent uniform choices drop, the expected excess of a binomial over the capacity; only a rule that balances can drop less.", "quality"),
+    Figure("quality_drops", "quality_drops", "Drops of trained routers against capacity", "Share of the validation choices, as trained rules make them without a capacity, that one of this factor would not take: mean over seeds with its 95 % confidence interval. Grey: the factor in training. Black: what independent uniform choices would leave over, the expected excess of a binomial over the capacity; only a rule that balances can stay below it. Dashed: rules that see later tokens (†).", "quality"),
     Figure("specialisation", "specialisation", "Expert specialisation", "How often the bytes of a domain go to an expert, over how often an average byte does, by layer, in the run of the first seed; experts are ordered by the first domain. Above: the mutual information of a choice's expert and its byte's domain, mean over layers and seeds, with its 95 % confidence interval. A few rules of the config with the most.", "quality"),
     Figure("gate_balance", "gate_balance", "Balance against certainty", "Load coefficient of variation against the entropy of the router's scores, both over the validation bytes and mean over layers; crosses: mean and 95 % confidence interval over seeds. Dotted: the entropy of equal scores. Hollow: rules that see later tokens (†).", "quality"),
     Figure("networks", "networks", "Router networks", "Validation bits per byte by the network that gives the router's logits, one panel a rule; grey: the runs of one seed, which saw the same bytes; points: mean and 95 % confidence interval over seeds.", "quality"),
+    Figure("train_modes", "train_modes", "Learning to specialise", "What expert and domain tell about each other (above) and validation bits per byte (below) when router and experts learn together (joint), when the router stays as it starts (frozen_router), and when experts learn first and the router after them (experts_first); grey: the runs of one seed, which saw the same bytes; points: mean and 95 % confidence interval over seeds.", "quality"),
+    Figure("perft", "perft", "Routed fine-tuning", "Validation bits per byte of a new text after low-rank adapters beside a frozen trained model learned it, against the parameters that were trained (left) and those of them that a token meets (right). Points: mean and 95 % confidence interval over seeds, dots: seeds.", "perft"),
 )  # fmt: skip
 FIGURES: Mapping[str, Figure] = MappingProxyType({figure.name: figure for figure in _TABLE})

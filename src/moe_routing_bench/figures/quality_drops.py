@@ -28,37 +28,44 @@ def floor(factor: float, tokens: int, top_k: int, experts: int) -> float:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """One panel a config that trains with a capacity and one router network."""
-    rows = quality.finals(table, "drop_rate", "capacity_factor")
-    groups = [group for name in table["label"].unique() if (group := rows[rows["label"] == name])["network"].nunique() == 1]  # fmt: skip
-    contests = [(quality.describe(group), group) for group in groups]
+    """One panel a config: what each rule leaves over the capacity at every factor, and what it was trained with."""
+    rows = quality.finals(table, "drop_rate_by_factor")
+    contests = quality.contests(rows)
     figure, axes, found = quality.panels(contests, 1, 8, 4.6)
     if not contests:
-        style.empty(axes[0], quality.why(table, "a capacity and a drop rate"))
+        style.empty(axes[0], quality.why(table, "drops by capacity factor"))
         return quality.finish(figure, TITLE, rows)
     for title, group, (panel,) in found:
         _panel(panel, group, title)
-    return quality.finish(figure, TITLE, pd.concat(groups), "evaluation with capacity")
+    return quality.finish(
+        figure, TITLE, pd.concat(group for _, group in contests), "tokens of a batch share a capacity"
+    )
 
 
 def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
     ends = []
-    keys = ["router", "drop_policy", "causal"]
-    for (router, policy, causal), group in sorted(rows.groupby(keys), key=lambda pair: list(ZOO).index(pair[0][0]) if pair[0][0] in ZOO else 99):  # fmt: skip
-        found = [(factor, *quality.interval(runs["drop_rate"] * 100)) for factor, runs in group.groupby("capacity_factor")]  # fmt: skip
-        x, mean, half = np.array(found).T
-        tint, mark = quality.color(router), quality.marker(router, causal)
-        axes.errorbar(x, mean, yerr=half, color=tint, elinewidth=1, **(mark | {"ls": "-", "lw": 1}))
-        name = router + ("" if rows["drop_policy"].nunique() == 1 else f" {policy}") + ("" if causal else f" {quality.NOT_CAUSAL}")  # fmt: skip
-        ends.append((x[-1], mean[-1], name, tint))
-    factors = np.linspace(min(1.0, rows["capacity_factor"].min()), rows["capacity_factor"].max() + 0.05, 200)
+    for name, group in quality.ordered(rows):
+        factors = np.array(group["capacity_factors"].iloc[0], dtype=float)
+        shares = pd.DataFrame([100 * np.array(one) for one in group["drop_rate_by_factor"]])
+        mean, half = np.array([quality.interval(shares[column]) for column in shares]).T
+        router, causal = group["router"].iloc[0], bool(group["causal"].iloc[0])
+        mark = quality.marker(router, causal) | {"ls": "-" if causal else "--", "lw": 1, "ms": 3}
+        axes.errorbar(factors, mean, yerr=half, color=quality.color(router), elinewidth=1, **mark)
+        ends.append((factors[0], mean[0], name, quality.color(router)))
+    trained = ", ".join(f"{one:g}" for one in sorted(rows["capacity_factor"].dropna().unique()))
+    if trained:
+        for one in rows["capacity_factor"].dropna().unique():
+            axes.axvline(one, color="0.8", lw=3, zorder=0)
+    span = np.linspace(factors.min(), factors.max(), 300)
     tokens, experts = int(rows["batch"].iloc[0] * rows["sequence"].iloc[0]), int(rows["experts"].iloc[0])
     for top_k in sorted({_choices(row) for row in rows.to_dict("records")}):
-        share = [100 * floor(factor, tokens, top_k, experts) for factor in factors]
-        axes.plot(factors, share, color="black", lw=1.2, ls="--" if top_k == 1 else "-", label=f"uniform at random, k={top_k}, {tokens:,} tokens")  # fmt: skip
-    axes.set(xlabel="capacity factor", ylabel="choices dropped (%)", ylim=(-0.5, min(100.0, axes.get_ylim()[1])))
-    axes.set_title(title, fontsize=9)
-    axes.legend(fontsize=7, frameon=False, loc="upper right" if rows["capacity_factor"].nunique() > 1 else "upper left")
+        share = [100 * floor(factor, tokens, top_k, experts) for factor in span]
+        axes.plot(span, share, color="black", lw=1.2, ls=":" if top_k == 1 else "-", label=f"uniform at random, k={top_k}, {tokens:,} tokens")  # fmt: skip
+    axes.set(
+        xlabel="capacity factor", ylabel="choices over the capacity (%)", ylim=(-0.5, min(100.0, axes.get_ylim()[1]))
+    )
+    axes.set_title(f"{title}\ntrained at {trained or 'no capacity'} (grey)", fontsize=9)
+    axes.legend(fontsize=7, frameon=False, loc="upper right")
     quality.label(axes, ends)
 
 

@@ -114,6 +114,21 @@ def cross(axes: Axes, rows: pd.DataFrame, x: str, y: str) -> tuple[float, float]
     return x_mean, y_mean
 
 
+def paired(axes: Axes, rows: pd.DataFrame, key: str, names: Sequence[str], column: str) -> None:
+    """Runs of one rule by what `key` says of them: a grey line a seed, and means with their 95 % intervals in words, too."""
+    by_seed = rows.pivot_table(index="seed", columns=key, values=column)[list(names)]
+    router, causal = rows["router"].iloc[0], bool(rows["causal"].iloc[0])
+    for values in by_seed.to_numpy():
+        axes.plot(range(len(names)), values, color="0.75", lw=1, marker=".", ms=3)
+    for at, name in enumerate(names):
+        mean, half = interval(by_seed[name])
+        axes.errorbar(at, mean, yerr=half, color=color(router), capsize=3, **marker(router, causal))
+        text = f"{mean:.3f} ± {half:.3f}\nn = {by_seed[name].notna().sum()}"
+        axes.annotate(text, (at, mean), (7, 0), textcoords="offset points", fontsize=7, va="center")
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(-0.3, len(names) - 0.3)
+
+
 def frame(axes: Axes, x: Sequence[float] = (), y: Sequence[float] = (), least: float = -np.inf) -> None:
     """Limits around means: the interval of one contestant with few seeds may run out of the panel, and hides no other."""
     for values, get, put, bound in (

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures import style
+from moe_routing_bench.quality.specialisation import mean_bits
 
 TITLE = "Expert specialisation"
 SHOWN = ("softk", "switch_top1", "deepseek_v3", "hash_balanced", "hash_position", "expert_choice")
@@ -32,7 +33,7 @@ def draw(table: pd.DataFrame) -> Figure:
     figure, panels = style.canvas(len(chosen), columns, max(8, columns * (1.4 + 0.16 * experts)), 1.0 + 1.25 * len(chosen))  # fmt: skip
     norm, image = TwoSlopeNorm(1, 0, _MOST), None
     for number, (name, row) in enumerate(first.items()):
-        bits = [np.mean([mutual_information(counts(layer)) for layer in loads]) for loads in by_name[name]["load_by_domain"]]  # fmt: skip
+        bits = [mean_bits(loads) for loads in by_name[name]["load_by_domain"]]
         mean, half = quality.interval(pd.Series(bits))
         for layer in range(columns):
             axes = panels[number * columns + layer]
@@ -68,10 +69,3 @@ def times_average(choices: np.ndarray) -> np.ndarray:
     given = choices / choices.sum(1, keepdims=True)
     alone = choices.sum(0) / choices.sum()
     return np.divide(given, alone, out=np.ones_like(given), where=alone > 0)
-
-
-def mutual_information(choices: np.ndarray) -> float:
-    """Bits that the expert of a choice and the domain of its byte tell about each other, of counts (domains, E)."""
-    ratio = times_average(choices)
-    share = choices / choices.sum()
-    return float((share * np.log2(ratio, out=np.zeros_like(ratio), where=ratio > 0)).sum())

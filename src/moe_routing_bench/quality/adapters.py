@@ -6,7 +6,6 @@ always on, S has one. All adapters are computed and then gated: at these ranks t
 Suffixes: T tokens, M adapters, R = M r, B sequences, S positions, D model width.
 """
 
-import importlib
 import math
 
 import torch
@@ -16,6 +15,7 @@ from moe_routing_bench.errors import bad
 from moe_routing_bench.quality.adaptation import Adaptation
 from moe_routing_bench.quality.model import TinyLM
 from moe_routing_bench.quality.moe import MoE
+from moe_routing_bench.routers import learned
 
 ROUTER = "topk_prenorm"  # of PERFT-R: top-k of a softmax, not renormalised, as OLMoE, which it was proposed for, has it
 
@@ -30,7 +30,6 @@ class Adapters(nn.Module):
         bound = 1 / math.sqrt(dim)
         self.down_DR = nn.Parameter(torch.empty(dim, count * rank).uniform_(-bound, bound))
         self.up_RD = nn.Parameter(torch.zeros(count * rank, dim))
-        learned = importlib.import_module("moe_routing_bench.routers.learned")
         self.router = learned.build(ROUTER, dim, count, active) if variant == "R" else None
         self.losses: dict[str, Tensor] = {}
 

@@ -12,8 +12,18 @@ from torch import Tensor
 
 from moe_routing_bench.quality.data import IGNORED, Windows
 from moe_routing_bench.quality.model import TinyLM
-from moe_routing_bench.quality.moe import Seen
+from moe_routing_bench.quality.moe import Seen, capacity, ranks
 
+CAPACITY_FACTORS = (
+    1.0,
+    1.05,
+    1.1,
+    1.25,
+    1.5,
+    2.0,
+    3.0,
+    4.0,
+)  # at which drops are counted, whatever the run trains with
 BYTE_CLASSES = ("lower", "upper", "digit", "space", "newline", "punctuation", "other")
 
 
@@ -40,15 +50,16 @@ class Loads:
     dropped: Tensor  # choices over the capacity
     lost: Tensor  # tokens all of whose choices were dropped
     chosen: Tensor  # tokens with at least one choice
+    over: Tensor  # (factors,) choices over the capacity at each of `CAPACITY_FACTORS`, by position
 
     @staticmethod
     def empty(domains: int, experts: int, device: str) -> "Loads":
         """All zero."""
-        sizes = ((domains, experts), (len(BYTE_CLASSES), experts), (), (), (), ())
+        sizes = ((domains, experts), (len(BYTE_CLASSES), experts), (), (), (), (), (len(CAPACITY_FACTORS),))
         return Loads(*(torch.zeros(size, dtype=torch.float64, device=device) for size in sizes))
 
-    def add(self, seen: Seen, valid_T: Tensor, domain_T: Tensor, class_T: Tensor) -> None:
-        """Add a batch: `valid_T` bool leaves padding out."""
+    def add(self, seen: Seen, top_k: int, valid_T: Tensor, domain_T: Tensor, class_T: Tensor) -> None:
+        """Add a batch: `valid_T` bool leaves padding out, `top_k` is the number of choices that a capacity counts on."""
         experts = self.by_domain.shape[1]
         scores = seen.scores_TE.double() * valid_T[:, None]
         self.entropy += torch.special.entr(scores).sum()
@@ -60,6 +71,11 @@ class Loads:
             self.dropped += dropped.sum()
             self.lost += (wanted.any(1) & (dropped == wanted).all(1)).sum()
             self.chosen += wanted.any(1).sum()
+            rank_TK = ranks(seen.ids_TK, experts)
+            for number, factor in enumerate(CAPACITY_FACTORS):
+                limit = capacity(len(rank_TK), top_k, experts, factor)
+                assert limit is not None
+                self.over[number] += (wanted & (rank_TK >= limit)).sum()
             choices = torch.zeros_like(scores)
             choices.scatter_add_(1, seen.ids_TK.long().clamp(0, experts - 1), wanted.double())
         self.by_domain.index_add_(0, domain_T, choices)
@@ -82,9 +98,9 @@ def loss_of(model: TinyLM, windows: Windows, batch: int) -> tuple[float, list[Lo
             total += F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum").double()  # fmt: skip
             valid = (targets != IGNORED).flatten()
             domain = torch.from_numpy(windows.domains[numbers]).to(inputs.device).repeat_interleave(windows.sequence)
-            seen = [one for layer in model.layers for one in layer.seen]
+            seen = [(one, layer.top_k) for layer in model.layers for one in layer.seen]
             for sums, one in zip(loads, seen, strict=True):
-                sums.add(one, valid, domain, classes[inputs.flatten()])
+                sums.add(*one, valid, domain, classes[inputs.flatten()])
     return float(total) / windows.total, loads
 
 
@@ -96,7 +112,8 @@ def bits(nats: float) -> float:
 def evaluate(model: TinyLM, windows: Windows, batch: int) -> dict[str, Any]:
     """Row fields: losses with and without the capacity, and statistics of the routing.
 
-    Loads are of the pass without capacity (what the routers ask for), drops of the pass with it.
+    Loads, and drops by capacity factor, are of the pass without capacity (what the routers ask for); drops at the run's
+    own factor are of the pass with it, in which layers see what the drops before them left.
     """
     with without_capacity(model):
         loss, loads = loss_of(model, windows, batch)
@@ -113,7 +130,9 @@ def evaluate(model: TinyLM, windows: Windows, batch: int) -> dict[str, Any]:
     lost = sum(float(one.lost) for one in drops) / max(1.0, sum(float(one.chosen) for one in drops))
     wanted = sum(float(one.by_domain.sum()) for one in drops)
     asked = sum(float(one.by_domain.sum()) for one in loads if float(one.chosen))
+    over = torch.stack([one.over for one in loads]).sum(0)
     return fields | {
+        "capacity_factors": list(CAPACITY_FACTORS) if asked else None, "drop_rate_by_factor": (over / asked).tolist() if asked else None,
         "load_cv": sum(cv) / len(cv), "load_cv_by_layer": cv,
         "max_violation_by_layer": [float(one.max() / one.mean()) - 1 for one in total],
         "dead_experts": sum(int((one == 0).sum()) for one in total),

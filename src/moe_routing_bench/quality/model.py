@@ -3,7 +3,6 @@
 Suffixes: B sequences, S positions, D model width, N heads, C head width.
 """
 
-import importlib
 import math
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from moe_routing_bench.quality.clock import NO_CLOCK, Clock
 from moe_routing_bench.quality.moe import Experts, MoE
 from moe_routing_bench.quality.run import DENSE, Run
+from moe_routing_bench.routers import learned
 
 VOCABULARY = 256
 
@@ -143,7 +143,6 @@ def _dense(run: Run) -> Dense:
 
 
 def _moe(run: Run, layer: int, frequencies: Sequence[int]) -> MoE:
-    learned = importlib.import_module("moe_routing_bench.routers.learned")
     rule = learned.ZOO.get(run.router)
     known = {"frequencies": list(frequencies), "sequence": run.sequence}
     options = {name: value for name, value in known.items() if rule and name in rule.options} | dict(run.options)

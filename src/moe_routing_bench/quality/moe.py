@@ -73,6 +73,18 @@ def place(ids_TK: Tensor, weights_TK: Tensor, experts: int, limit: int | None, p
     return Placement(choice[:rows], ends[:experts].int(), kept_TK)
 
 
+def ranks(ids_TK: Tensor, experts: int) -> Tensor:
+    """How many choices of the same expert come before each choice (T, K), by position; ids outside 0..E-1 share a group."""
+    flat = ids_TK.reshape(-1).long()
+    group = torch.where((flat >= 0) & (flat < experts), flat, experts)
+    order = group.argsort(stable=True)
+    load = torch.zeros(experts + 1, dtype=torch.int64, device=flat.device).scatter_add_(
+        0, group, torch.ones_like(group)
+    )
+    rank = torch.arange(len(flat), device=flat.device) - (load.cumsum(0) - load)[group[order]]
+    return torch.empty_like(rank).scatter_(0, order, rank).view_as(ids_TK)
+
+
 class Experts(nn.Module):
     """E SwiGLU networks: y = (silu(x W1) · (x W3)) W2."""
 

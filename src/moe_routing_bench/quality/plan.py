@@ -1,7 +1,6 @@
 """The training runs of a config's `quality` section: pilots, final runs, and which are timed alone; and the adaptations of
 these runs in its `perft` section. Without torch."""
 
-import importlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from moe_routing_bench import paths
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.quality.adaptation import Adaptation
 from moe_routing_bench.quality.run import DENSE, Run
+from moe_routing_bench.routers import zoo
 
 AXES = ("router", "network", "capacity_factor", "drop_policy", "train_mode")  # lists of an entry, besides the seeds
 _SCHEDULE = ("validation_share", "max_epochs", "batch", "steps", "warmup", "lr", "weight_decay", "clip", "eval_every")
@@ -137,7 +137,6 @@ def _check(router: str, network: str, top_k: int) -> None:
     """Raise `UserError` for a router or a network that is not there, or that cannot choose `top_k`."""
     if router == DENSE:
         return
-    zoo = importlib.import_module("moe_routing_bench.routers.zoo")
     rule = zoo.ZOO[pick("quality router", router, [*zoo.ZOO, DENSE])]
     pick("quality network", network, zoo.NETWORKS)
     if rule.top_k is None and top_k < rule.least_top_k:

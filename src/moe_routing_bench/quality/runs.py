@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from moe_routing_bench import records
 from moe_routing_bench.errors import UserError, bad
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 _LIST, _LOADS = pa.list_(_F), pa.list_(pa.list_(pa.list_(_F)))
 STAGES = {f"{stage}_ms": _F for stage in ("router", "dispatch", "experts", "combine", "rest")}
@@ -29,6 +29,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "step": _I, "tokens_seen": _I, "epochs": _F, "train_loss": _F, "router_loss": _F, "val_loss": _F, "bits_per_byte": _F, "perplexity": _F,
     "val_loss_with_capacity": _F, "load_cv": _F, "load_cv_by_layer": _LIST, "max_violation_by_layer": _LIST,
     "dead_experts": _I, "gate_entropy": _F, "experts_per_token": _F, "drop_rate": _F, "token_drop_rate": _F,
+    "capacity_factors": _LIST, "drop_rate_by_factor": _LIST,
     "train_drop_rate": _F, "router_grad_norm": _F, "load_by_domain": _LOADS, "load_by_class": _LOADS,
     # time: of training steps alone
     **TIMING, "run_step_ms": _F, "eval_seconds": _F,

@@ -37,12 +37,17 @@ def by_layer(loads: Sequence[Any]) -> list[float]:
     return [mutual_information(np.array([list(domain) for domain in layer])) for layer in loads]
 
 
+def mean_bits(loads: Sequence[Any] | None) -> float:
+    """Bits, mean over the layers, from a row's `load_by_domain`; nan without one."""
+    return float("nan") if loads is None else float(np.mean(by_layer(loads)))
+
+
 def finals(table: pd.DataFrame) -> pd.DataFrame:
     """The last evaluation of every run with routers, with two more columns: `expert_domain_bits`, the mean over the
     layers, and `domain_bits`, the entropy of the domains, which it cannot exceed."""
     rows = compare.finals(table)
     rows = rows[rows["load_by_domain"].notna()]
-    bits = [float(np.mean(by_layer(loads))) for loads in rows["load_by_domain"]]
+    bits = [mean_bits(loads) for loads in rows["load_by_domain"]]
     most = [entropy([np.sum(list(domain)) for domain in loads[0]]) for loads in rows["load_by_domain"]]
     return rows.assign(expert_domain_bits=bits, domain_bits=most)
 

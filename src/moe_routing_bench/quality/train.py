@@ -1,7 +1,6 @@
 """One training run from its spec to its rows: the loop, its checkpoint, and the times of the training steps alone."""
 
 import hashlib
-import importlib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from moe_routing_bench.measure import provenance
 from moe_routing_bench.quality import corpora, data, evaluate, model, runs
 from moe_routing_bench.quality.model import TinyLM
 from moe_routing_bench.quality.run import DENSE, Run
+from moe_routing_bench.routers.zoo import ZOO
 
 BETAS = (0.9, 0.95)
 FLOOR = 0.1  # of the learning rate, where the cosine ends
@@ -259,7 +259,7 @@ def _fixed(training: Training) -> dict[str, Any]:
     """Row fields that are the same in every row of a run."""
     run, total = training.run, training.train.total
     params, active = model.parameters(training.model)
-    rule = None if run.router == DENSE else importlib.import_module("moe_routing_bench.routers.learned").ZOO[run.router]
+    rule = None if run.router == DENSE else ZOO[run.router]
     names = ("purpose", "label", "router", "network", "seed", "experts", "top_k", "capacity_factor", "drop_policy", "train_mode", "match", "dim",
              "layers", "expert_hidden", "sequence", "batch", "steps", "lr")  # fmt: skip
     return {name: getattr(run, name) for name in names} | {

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.figures import quality_style
-from moe_routing_bench.quality import compare
+from moe_routing_bench.quality import compare, perft_summary, specialisation
 
 # column, heading, format of the mean, meaning
 COLUMNS = (
@@ -14,6 +14,12 @@ COLUMNS = (
     ("drop_rate", "dropped", "{:.1%}", "share of choices over capacity, in evaluation with it"),
     ("load_cv", "load CV", "{:.3f}", "coefficient of variation of choices per expert, mean over layers"),
     ("dead_experts", "dead experts", "{:.3g}", "experts that no validation byte chose, all layers together"),
+    (
+        "expert_domain_bits",
+        "expert–domain bits",
+        "{:.3f}",
+        "mutual information of a choice's expert and its byte's domain, mean over layers",
+    ),
     ("experts_per_token", "experts a byte", "{:.3g}", "choices that reach an expert without a capacity limit"),
     ("lr", "learning rate", "{:.3g}", "that of the pilot with the least validation loss, where there were pilots"),
 )
@@ -33,6 +39,9 @@ def contests(table: pd.DataFrame) -> list[Contest]:
     finals = compare.finals(table)
     if finals.empty:
         return []
+    finals = finals.assign(
+        expert_domain_bits=finals["load_by_domain"].map(specialisation.mean_bits, na_action="ignore")
+    )
     # An entry's runs see the same bytes and have the same sizes; its networks differ in their hash.
     ranks = compare.summary(table.assign(config_hash=table["label"]))
     found = []
@@ -68,3 +77,23 @@ def timed(table: pd.DataFrame) -> str:
     if alone.all():
         return "with the machine to itself, in one run a router"
     return "of runs that shared the machine" if not alone.any() else "with the machine to itself in some configs, of runs that shared it in others"  # fmt: skip
+
+
+def adaptations(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Adapters of each entry, the least loss on the new text first, as the page shows them."""
+    rows = perft_summary.summary(table)
+    if rows.empty:
+        return []
+    return [
+        {
+            "label": row["label"], "name": f"PERFT-{row['variant']}, r = {row['rank']}", "params": f"{row['params']:,}",
+            "active_params": f"{row['active_params']:,}", "seeds": row["seeds"], "lr": f"{row['lr']:.3g}",
+            **{metric: _with_half_width(row, metric) for metric in perft_summary.METRICS},
+        }
+        for row in rows.sort_values(["label", "bits_per_byte"]).to_dict("records")
+    ]  # fmt: skip
+
+
+def _with_half_width(row: dict[str, Any], metric: str) -> str:
+    half = row[f"{metric}_half_width"]
+    return f"{row[metric]:.4f}" + ("" if pd.isna(half) else f" ± {half:.4f}")

@@ -25,10 +25,14 @@ _MACHINE = (
 _CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", "launch_us", "graph_node_us")
 
 
-def render(table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Path, trained: pd.DataFrame | None = None) -> None:  # fmt: skip
+def render(
+    table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Path, trained: pd.DataFrame | None = None,
+    adapted: pd.DataFrame | None = None,
+) -> None:  # fmt: skip
     """Write the report of `table` (rows of the schema) with the SVG file of each figure to `out`.
 
-    With the rows of training runs (`trained`) it has a section on quality; figures of these are shown only there.
+    With the rows of training runs (`trained`) it has a section on quality, which has those of adaptations (`adapted`), too;
+    figures of both are shown only there.
     """
     frame = table.to_pandas() if isinstance(table, pa.Table) else table
     drawn = [_figure(name, path) for name, path in figures.items()]
@@ -41,7 +45,9 @@ def render(table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Pat
         findings=findings(frame),
         targets=targets(frame),
         figures=[(entry, uri) for entry, uri in drawn if entry.source == "measurements"],
-        quality=None if trained is None else _quality(trained, [one for one in drawn if one[0].source == "quality"]),
+        quality=None
+        if trained is None
+        else _quality(trained, adapted, [one for one in drawn if one[0].source != "measurements"]),
         columns=COLUMNS,
         columns_json=embedded([{"name": column.name, "parts": len(column.fields)} for column in COLUMNS]),
         rows_json=embedded(_rows(frame)),
@@ -55,11 +61,14 @@ def render(table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Pat
     temporary.replace(out)
 
 
-def _quality(trained: pd.DataFrame, figures: list[tuple[Entry, str]]) -> dict[str, object]:
+def _quality(
+    trained: pd.DataFrame, adapted: pd.DataFrame | None, figures: list[tuple[Entry, str]]
+) -> dict[str, object]:
     """What the section on quality shows."""
     return {
         "figures": figures, "machine": _values(trained, "device"), "timed": quality.timed(trained), "columns": quality.COLUMNS,
-        "contests": quality.contests(trained), "source": predecessor.SOURCE, "verdicts": verdicts.verdicts(trained),
+        "contests": quality.contests(trained), "source": predecessor.SOURCE, "verdicts": verdicts.verdicts(trained, adapted),
+        "adaptations": [] if adapted is None else quality.adaptations(adapted),
     }  # fmt: skip
 
 

@@ -14,23 +14,23 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from moe_routing_bench.quality import compare
+from moe_routing_bench.quality import compare, perft_summary
 from moe_routing_bench.report.predecessor import CLAIMS, Claim
 
 CONFIRMED, REFUTED, NOT_COMPARABLE = "confirmed", "refuted", "not comparable"
 HOLDS, FAILS, OPEN = "holds", "fails", "cannot be told"
-_MOST_FACTOR = 1.10  # of the claim on capacity
+_FACTOR = 1.10  # of the claim on capacity
+_NO_ROWS = {"quality": "no training runs", "perft": "no adaptations of trained runs"}
 
 
 @dataclass(frozen=True)
 class Statement:
-    """The mean of `values` (one a seed) is below `bound`. `only_against`: true says nothing for the claim."""
+    """The mean of `values` (one a seed) is below `bound`."""
 
     text: str
     values: np.ndarray
     bound: float = 0.0
     unit: str = "bits/byte"
-    only_against: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,21 @@ class Verdict:
     ours: list[str] = field(default_factory=list)
 
 
-def verdicts(table: pd.DataFrame, claims: Sequence[Claim] = CLAIMS) -> list[Verdict]:
-    """Each claim in every config that has something to say on it, once where none has."""
-    finals = compare.finals(table)
+def verdicts(
+    table: pd.DataFrame, adapted: pd.DataFrame | None = None, claims: Sequence[Claim] = CLAIMS
+) -> list[Verdict]:
+    """Each claim in every config that has something to say on it, once where none has.
+
+    `table` has the rows of the training runs, `adapted` those of the adaptations (PERFT).
+    """
+    rows = {"quality": compare.finals(table)}
+    rows["perft"] = rows["quality"].iloc[:0] if adapted is None else perft_summary.contests(adapted)
     found = []
     for claim in claims:
-        mine = [judge(claim, label, finals[finals["label"] == label]) for label in table["label"].unique()]
+        labels = rows[claim.source]["label"]
+        mine = [judge(claim, label, rows[claim.source][labels == label]) for label in labels.unique()]
         spoken = [one for one in mine if one.ours]
-        closest = mine[:1] or [Verdict(claim, "–", NOT_COMPARABLE, "no training runs")]
+        closest = mine[:1] or [Verdict(claim, "–", NOT_COMPARABLE, _NO_ROWS[claim.source])]
         found += spoken or [Verdict(claim, "–", NOT_COMPARABLE, closest[0].why)]
     return found
 
@@ -63,7 +70,7 @@ def judge(claim: Claim, label: str, rows: pd.DataFrame) -> Verdict:
     judged = [(one, p, result) for one, (p, result) in zip(statements, results, strict=True)]
     judged.sort(key=lambda each: (FAILS, OPEN, HOLDS).index(each[2]))  # what decides comes first
     ours = [_words(*each) for each in judged]
-    said = [result for one, _, result in judged if not (one.only_against and result == HOLDS)]
+    said = [result for *_, result in judged]
     false = [one.text for one, _, result in judged if result == FAILS]
     if false:
         return Verdict(claim, label, REFUTED, f"{len(false)} of {len(judged)} comparisons significantly false: {'; '.join(false[:3])}{', …' * (len(false) > 3)}", ours)  # fmt: skip
@@ -125,18 +132,13 @@ def _order(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]
 
 
 def _drops(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]]:
-    """Every trained causal rule drops less than the bound."""
-    kept = rows[rows["causal"].astype(bool) & rows["learns"].astype(bool) & (rows["capacity_factor"] >= 1.05) & rows["drop_rate"].notna()]  # fmt: skip
-    found = [
-        Statement(f"{_name(router, network)} at {factor:g}", runs["drop_rate"].to_numpy(float), claim.bound, "%", factor > _MOST_FACTOR)
-        for (router, network, _, factor), runs in kept.groupby(["router", "network", "drop_policy", "capacity_factor"], sort=False)
-    ]  # fmt: skip
-    near = any(not one.only_against for one in found)
-    return found, [] if near else ["no trained causal rule at a capacity factor of 1.05 to 1.10"]
-
-
-def _name(router: str, network: str) -> str:
-    return router if network == "linear" else f"{router}+{network}"
+    """Every trained causal rule leaves less than the bound over the capacity, whatever factor it was trained with."""
+    kept = rows[rows["causal"].astype(bool) & rows["learns"].astype(bool) & rows["drop_rate_by_factor"].notna()]
+    found = []
+    for name, runs in kept.groupby("contestant", sort=False):
+        shares = [dict(zip(*one, strict=True)) for one in runs[["capacity_factors", "drop_rate_by_factor"]].to_numpy()]
+        found.append(Statement(f"{name} at {_FACTOR:g}", np.array([one[_FACTOR] for one in shares]), claim.bound, "%"))
+    return found, [] if found else ["no trained causal rule that chooses experts"]
 
 
 def _networks(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]]:
