@@ -15,15 +15,19 @@ def gpu_name() -> str | None:
     if os.environ.get("MOE_ROUTING_BENCH_DEVICE") == CPU or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return None
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        by_index = pynvml.nvmlDeviceGetHandleByIndex
-        handle = by_index(int(first)) if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(first)
-        name = pynvml.nvmlDeviceGetName(handle)
+        return name_of(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])
     except Exception:  # NVML raises its own errors, or the library is absent: either way there is no GPU to use
         return None
+
+
+def name_of(gpu: str) -> str:
+    """Name of a GPU by its index or UUID, as CUDA_VISIBLE_DEVICES has them. Raises NVML's errors."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    by_index = pynvml.nvmlDeviceGetHandleByIndex
+    handle = by_index(int(gpu)) if gpu.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(gpu)
+    name = pynvml.nvmlDeviceGetName(handle)
     return name.decode() if isinstance(name, bytes) else name
 
 

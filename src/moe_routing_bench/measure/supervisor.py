@@ -10,7 +10,6 @@ import pickle
 import signal
 import struct
 import sys
-import tempfile
 import time
 import traceback
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from moe_routing_bench import platforms
 from moe_routing_bench.benches import BENCHES
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid import Job
+from moe_routing_bench.measure import gpus
 
 DERIVED_SLACK = 1.02  # a time this much below the roofline is still believed: the ceilings are measured too
 
@@ -41,7 +41,7 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
         if reason:
             outcomes[name] = {"status": "unsupported", "reason": reason}
     restarts = -1
-    with _gpu_lock(device):
+    with gpus.reserved(alone=True):
         while pending := [n for n in job.implementations if n not in outcomes]:
             restarts += 1
             outcomes |= _attempt(job, device, pending, watch)
@@ -53,21 +53,6 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
 
         records.write(out, rows, job.spec)
     return rows
-
-
-def _gpu_lock(device: str) -> Any:
-    """One measurement a GPU at a time, whatever started it."""
-    if device == "cpu":
-        return contextlib.nullcontext()
-    from filelock import FileLock
-
-    return FileLock(gpu_lock_file())
-
-
-def gpu_lock_file() -> Path:
-    """The file whose lock is held by whatever needs the GPU."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").replace(",", "_")
-    return Path(tempfile.gettempdir()) / f"moe-routing-bench-{os.getuid()}-gpu{visible}.lock"
 
 
 def _attempt(job: Job, device: str, pending: list[str], watch: Any) -> dict[str, dict[str, Any]]:

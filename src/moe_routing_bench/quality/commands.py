@@ -1,11 +1,8 @@
 """The commands of the quality part: train, time and compare. Without torch until a command needs it."""
 
-import contextlib
 import dataclasses
-import fcntl
 import importlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +12,7 @@ import yaml
 from moe_routing_bench import config as bench_config
 from moe_routing_bench import paths, platforms, records
 from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.measure import gpus
 from moe_routing_bench.quality import adaptations, plan, runs
 from moe_routing_bench.quality.adaptation import VARIANTS, Adaptation
 from moe_routing_bench.quality.run import DENSE, Run
@@ -51,7 +49,7 @@ def train(
         lr, chosen = runs.best_lr(pilots or [])
         run = dataclasses.replace(run, lr=lr)
         print(f"learning rate {lr:g} of {chosen['pilot_lrs']}: validation losses {chosen['pilot_losses']}", flush=True)
-    with gpu_lock(alone=False):
+    with gpus.reserved(alone=False):
         _torch(threads)
         _module("train").train(run, out, _device(), chosen, known)
     print(f"wrote {out}")
@@ -69,7 +67,7 @@ def time_training(
         raise bad("weights", f"no {run_file.with_suffix('.pt')}", "a run with keep_weights", "train it again")
     out = out or paths.timing_file(platforms.current(), run.name)
     records.check_writable(out)
-    with gpu_lock(alone=True):
+    with gpus.reserved(alone=True):
         _torch(threads)
         row = _module("timing").measure(run, run_file, out, _device())
     stages = ", ".join(f"{name} {row[name]:.2f}" for name in runs.STAGES)
@@ -135,7 +133,7 @@ def adapt(
         lr, chosen = runs.best_lr(pilots or [], adaptations.SCHEMA)
         adaptation = dataclasses.replace(adaptation, run=dataclasses.replace(adaptation.run, lr=lr))
         print(f"learning rate {lr:g} of {chosen['pilot_lrs']}: validation losses {chosen['pilot_losses']}", flush=True)
-    with gpu_lock(alone=False):
+    with gpus.reserved(alone=False):
         _torch(threads)
         _module("adapt").adapt(adaptation, base, out, _device(), chosen, known)
     print(f"wrote {out}")
@@ -211,22 +209,6 @@ def fields_of(options: list[str]) -> dict[str, Any]:
     if given.get("capacity_factor") == "none":
         given["capacity_factor"] = None
     return given
-
-
-@contextlib.contextmanager
-def gpu_lock(alone: bool) -> Iterator[None]:
-    """Training runs share a GPU; a measurement of the benches, or of a training step, has it alone. Nothing on a CPU.
-
-    The same file as that of `measure.supervisor`, whose lock is exclusive.
-    """
-    from moe_routing_bench.measure.supervisor import gpu_lock_file
-
-    if platforms.current() == platforms.CPU:
-        yield
-        return
-    with open(gpu_lock_file(), "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
 
 
 def _device() -> str:

@@ -1,0 +1,83 @@
+"""Jobs share out the GPUs of a machine among themselves: processes of their own, on GPUs that nobody needs to have."""
+
+import contextlib
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from moe_routing_bench.measure import gpus
+
+HOLD = """
+import os, sys
+from moe_routing_bench.measure import gpus
+with gpus.reserved(sys.argv[1] == "alone", sys.argv[2:]) as gpu:
+    assert gpu == os.environ["CUDA_VISIBLE_DEVICES"]
+    print(gpu, flush=True)
+    sys.stdin.read()
+"""
+Job = subprocess.Popen
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch) -> Iterator[Callable[..., Job]]:
+    """Start a job that holds what it gets until `end`; lock files are the test's own."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with contextlib.ExitStack() as stack:
+
+        def job(how: str, *names: str) -> Job:
+            process = Job([sys.executable, "-c", HOLD, how, *names], stdin=-1, stdout=-1, text=True)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        yield job
+
+
+def got(job: Job) -> str:
+    """The GPU of a job, when it has one."""
+    assert job.stdout is not None
+    return job.stdout.readline().strip()
+
+
+def waits(job: Job) -> bool:
+    """Whether a job still has no GPU after a while."""
+    return not select.select([job.stdout], [], [], 10 * gpus.POLL_SECONDS)[0]
+
+
+def end(job: Job) -> None:
+    job.communicate("")
+    assert job.returncode == 0
+
+
+def test_sharers_spread_over_the_gpus(start) -> None:
+    """The fifth of five goes where one has left."""
+    jobs = [start("shared", "0", "1")]
+    first = got(jobs[0])
+    for expected in ({"0": "1", "1": "0"}[first], "0", "1"):
+        jobs.append(start("shared", "0", "1"))
+        assert got(jobs[-1]) == expected
+    end(jobs[1])
+    assert got(start("shared", "0", "1")) == {"0": "1", "1": "0"}[first]
+
+
+def test_who_is_alone_waits_for_a_gpu_without_others_and_keeps_them_off(start) -> None:
+    """Also when the one before it is killed; sharers go to the GPU that is left."""
+    sharer = start("shared", "0")
+    assert got(sharer) == "0"
+    alone = start("alone", "0", "1")
+    assert got(alone) == "1"
+    second, third = start("alone", "0", "1"), start("shared", "1")
+    assert waits(second) and waits(third)
+    end(sharer)
+    assert got(second) == "0" and waits(third)
+    alone.kill()
+    assert got(third) == "1"
+
+
+def test_without_gpus_nobody_waits() -> None:
+    """On a CPU, twice at a time."""
+    with gpus.reserved(True, []) as one, gpus.reserved(True, []) as other:
+        assert one is other is None
