@@ -87,7 +87,7 @@ def statuses(printed: str) -> dict[str, str]:
 
 
 def test_there_is_a_test_for_every_recipe() -> None:
-    assert [name.split()[-1] for name in RECIPES] == ["implementation", "bench", "router", "figure", "preset"]
+    assert [name.split()[-1] for name in RECIPES] == ["implementation", "bench", "router", "with", "figure", "preset"]
 
 
 def test_implementation(copy: Copy) -> None:
@@ -105,6 +105,14 @@ def test_bench(copy: Copy) -> None:
 def test_router(copy: Copy) -> None:
     """`gate` measures it and finds it right."""
     assert statuses(copy.follow(RECIPES["Add a router"])) == {"torch": "ok"}
+
+
+def test_rule_to_train_with(copy: Copy) -> None:
+    """A model is trained with it, and it stands the tests of every rule."""
+    printed = copy.follow(RECIPES["Add a rule to train with"])
+    assert re.search(r"topk_temperature.* step 4/4 train .* bits/byte", printed), printed
+    shutil.copytree(ROOT / "tests/routers", copy.folder / "tests/routers")
+    assert " passed" in copy.run("python", "-m", "pytest", "-q", "tests/routers/test_zoo.py", "-k", "topk_temperature")
 
 
 def test_figure(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
