@@ -43,6 +43,7 @@ def best(*commands: tuple[Project, tuple[str, ...]]) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 def test_a_thousand_cells(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """A dry run before, and a run after every cell was measured (here: copied, by a client that does only that)."""
     (tmp_path / "bare").mkdir()

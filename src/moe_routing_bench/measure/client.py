@@ -18,16 +18,21 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 SERVER = os.path.join(HERE, "server.py")
 START_SECONDS = 120
+LONGEST_FOLDER = 107 - len("/0123456789abcdef.sock")  # of 108 bytes that Linux has for a socket's path, one ends it
 
 
 def socket_path() -> str:
     """A socket of this user, interpreter, source tree and device, in a folder that only the user may enter."""
-    folder = os.path.join(tempfile.gettempdir(), f"moe-routing-bench-{os.getuid()}")
+    name = f"moe-routing-bench-{os.getuid()}"
+    folder = asked = os.path.join(tempfile.gettempdir(), name)
+    if len(os.fsencode(folder)) > LONGEST_FOLDER:
+        folder = os.path.join("/tmp", name)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     server = os.stat(SERVER)
     key = [
         sys.executable,
         SERVER,
+        asked,
         server.st_mtime_ns,
         os.environ.get("CUDA_VISIBLE_DEVICES"),
         os.environ.get("PYTHONPATH"),
