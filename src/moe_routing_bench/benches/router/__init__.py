@@ -13,5 +13,6 @@ BENCH = Bench(
         Implementation("matmul_torch", ".matmul_router", requires=("cuda",), options={"gate": "torch"}),
         Implementation("matmul_cute", ".matmul_router", requires=("cuda", "cutlass"), options={"gate": "cute"}),
         Implementation("triton", ".triton_router", requires=("cuda", "triton")),
+        Implementation("cute", ".cute_router", requires=("cuda", "cutlass")),
     ),
 )
