@@ -156,6 +156,12 @@ def permute(arch: str, tokens: int, experts: int, top_k: int, layout: str) -> di
 if __name__ == "__main__":
     step = 1 if sys.argv[1] == "sm_90a" else 3  # elsewhere a third of the cases: compiling takes a second each
     fp8_packs = FP8_PACKS if sys.argv[1] != "sm_80" else ()  # it has no conversion to e4m3
-    for function, cases in ((gate, GATES), (router, ROUTERS), (permute, PERMUTES), (pack_fp8, fp8_packs), (facts, CASES)):
+    for function, cases in (
+        (gate, GATES),
+        (router, ROUTERS),
+        (permute, PERMUTES),
+        (pack_fp8, fp8_packs),
+        (facts, CASES),
+    ):
         for case in cases[::step]:
             print(json.dumps(function(sys.argv[1], *case)), flush=True)

@@ -16,6 +16,7 @@ from moe_routing_bench.workload import TORCH_DTYPES, draw_routing, generator, ra
 
 assignment = gate.assignment
 
+_TIE = 1e-6  # as in gate: scores this near are equal in float32, however exact their logits
 _REACHED = 1e-2  # of the largest eigenvalue of W W^T: logits along smaller ones would need huge tokens
 
 
@@ -57,7 +58,7 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     logits = x @ weight.T
     ids, weights = ROUTERS[cell.router or ""].load()(logits, cell.top_k or 0, inputs.get("bias"))
     partial = (x.square() @ weight.square().T).sqrt() + logits.abs()
-    bound = 6 * tolerance("fp32", 2 * (cell.hidden or 0)) * partial.amax(1, keepdim=True)
+    bound = _TIE + 6 * tolerance("fp32", 2 * (cell.hidden or 0)) * partial.amax(1, keepdim=True)
     return {"topk_ids": ids, "topk_weights": weights, "logits": logits, "bound": bound}
 
 
