@@ -3,10 +3,10 @@
 Strategy: a block multiplies a tile of tokens by all experts' weights over its part of H; each warp takes some of the experts
 and issues warp-level tensor core products with float32 sums. The order of H within a product is free as long as both operands
 share it, so 8 neighbouring elements, 16 bytes, are all that a lane needs of a row for two products: each thread copies its own
-to shared memory and reads them back, asynchronously but without a barrier. H is cut into parts where tiles are few (decode), so that many SMs read the
-weight: a block then writes its partial scores to a workspace and counts itself; the last one of a tile adds the partials up,
-in the order of the parts whoever came last, so every run gives the same bits. The scores of a tile pass through a buffer to
-the warps' `gate_warp`. The last block sets the count back to zero, so that the launch can be repeated.
+to shared memory and reads them back, asynchronously but without a barrier. H is cut into parts where tiles are few (decode),
+so that many SMs read the weight: a block then writes its partial scores to a workspace and counts itself; the last one of a
+tile adds the partials up, in the order of the parts whoever came last, so every run gives the same bits, and sets the count
+back to zero, so that the launch can be repeated. The scores of a tile pass through a buffer to the warps' `gate_warp`.
 Compulsory bytes and floor: see triton_router.
 
 Invariant: a partial is written before its count is raised (release), and read after the last count was seen (acquire).
@@ -35,10 +35,8 @@ QUAD = 4  # lanes that share a row of an operand
 LANE = 8  # neighbouring elements of H that a lane loads: those of two products
 CHUNK = QUAD * LANE
 SMS = 132
-ALONE, PAIRED = (
-    48,
-    40,
-)  # most 16-byte loads of a thread in flight, 96 or 80 KB a block: beside the gate's, 80 leave room for two
+# Most 16-byte copies of a thread in flight: 96 KB a block, or 80, which beside the gate's leave room for two on an SM.
+ALONE, PAIRED = 48, 40
 
 
 @dataclass(frozen=True)
@@ -194,6 +192,7 @@ def router_kernel(
         mine = cutlass.const_expr(ROWS * form.rows // WARPS)  # tokens of a warp
         for done in range(0, mine, WARP // form.team * form.each):
             gate_warp(logits, bias, ids, weights, first_token + warp * mine + done, rule, form.team, form.each)
+            cute.arch.sync_warp()  # the next tokens use the same shared memory
 
 
 @cute.jit
