@@ -36,9 +36,10 @@ def objects() -> list[Path]:
     return sorted(folder().glob("*.o"))
 
 
-def cached(build: Callable[..., Any]) -> Callable[..., Any]:
+def cached(build: Callable[..., Any], also: tuple[str, ...] = ()) -> Callable[..., Any]:
     """Keep what `build(arch, *shape, keep=False)` compiles, in this process and on disk.
 
+    `also` names source files besides its own that its kernel is made of.
     With `keep` it always compiles, because only a fresh kernel carries its PTX and cubin. The arguments must have a `repr`
     that tells them apart.
     """
@@ -47,7 +48,7 @@ def cached(build: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*arguments: Any, keep: bool = False) -> Any:
         if keep:
             return build(*arguments, keep=True)
-        path = folder() / f"{_key(build, arguments)}.o"
+        path = folder() / f"{_key(build, also, arguments)}.o"
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             found = _load(path)
@@ -59,9 +60,9 @@ def cached(build: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(build)(kernel)
 
 
-def _key(build: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
+def _key(build: Callable[..., Any], also: tuple[str, ...], arguments: tuple[Any, ...]) -> str:
     """Names an object: the kernel's module, and a hash of all that it depends on."""
-    sources = [Path(inspect.getfile(build)), Path(cute_support.__file__), Path(__file__)]
+    sources = [Path(inspect.getfile(build)), *map(Path, also), Path(cute_support.__file__), Path(__file__)]
     known = [version(name) for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")] + [platform.machine(), repr(arguments)]
     text = "\n".join([*(hashlib.sha256(source.read_bytes()).hexdigest() for source in sources), *known])
     return f"{build.__module__.rpartition('.')[2]}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"

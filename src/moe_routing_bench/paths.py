@@ -19,7 +19,7 @@ _CORE = (
 )  # fmt: skip
 _STAGES = ("gate", "permute", "pack", "combine")
 _ADAPTATION = ("adapt", "adaptation", "adaptations", "adapters")  # files of quality that no training run depends on
-_PARTS = {"routing": _STAGES, "layer": (*_STAGES, "routing")}
+_PARTS = {"router": ("gate",), "routing": _STAGES, "layer": (*_STAGES, "routing")}
 
 
 def results(platform: str) -> Path:

@@ -17,6 +17,7 @@ from moe_routing_bench.benches.gate import cute_gate
 from moe_routing_bench.benches.gate.rules import rule_of
 from moe_routing_bench.benches.pack import cute_pack, cute_pack_fp8
 from moe_routing_bench.benches.permute import cute_permute
+from moe_routing_bench.benches.router import cute_router
 from moe_routing_bench.grid import Cell
 
 # operation, dtype, hidden, top_k, padding rows checked a group
@@ -51,6 +52,12 @@ GATES = [
     ("sqrtsoftplus_renorm", "fp32", 16384, 384, 6),
     ("softmax_topk_renorm", "fp32", 16384, 1024, 32),
     ("llama4", "bf16", 1, 1, 1),
+]
+# router, tokens, hidden, experts, top_k
+ROUTERS = [
+    ("softmax_topk_renorm", 64, 2048, 128, 8),
+    ("softmax_topk_renorm", 16384, 2048, 128, 8),
+    ("deepseek_v3", 64, 7168, 256, 8),
 ]
 # tokens, experts, top_k, layout
 PERMUTES = [(16, 8, 2, "compact"), (512, 128, 8, "block128"), (16384, 1024, 8, "compact"), (524288, 60, 8, "padded")]
@@ -127,6 +134,18 @@ def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: i
     return spills(kernel, f"gate-{router}-{dtype}-T{tokens}-E{experts}-k{top_k}", "gate")
 
 
+def router(arch: str, rule: str, tokens: int, hidden: int, experts: int, top_k: int) -> dict[str, object]:
+    """Compile one fused router; how many asynchronous copies of 16 bytes it has, and how many loads of a thread are a chunk."""
+    known = rule_of(Cell("router", 0, router=rule))
+    form = cute_router.choose(tokens, hidden, experts, known)
+    kernel = cute_router.compile_for(arch, "bf16", hidden, experts, top_k, known, form, keep=True)
+    return spills(kernel, f"router-{rule}-T{tokens}-H{hidden}-E{experts}-k{top_k}", "router") | {
+        "async_copies": len(re.findall(r"cp\.async\.\w+\.shared\S*\s+\[[^]]+\], \[[^]]+\], 16", kernel.__ptx__)),
+        "ring": form.flight * (cute_router.tiles_of(experts) + 2 * form.rows),
+        "rounds": 2 if form.chunks > form.flight else 1,  # the first loads, and those within the loop
+    }
+
+
 def permute(arch: str, tokens: int, experts: int, top_k: int, layout: str) -> dict[str, object]:
     """Compile one permute."""
     form, _ = cute_permute.form_of(Cell("permute", 0, tokens=tokens, experts=experts, top_k=top_k, layout=layout), arch)
@@ -137,6 +156,12 @@ def permute(arch: str, tokens: int, experts: int, top_k: int, layout: str) -> di
 if __name__ == "__main__":
     step = 1 if sys.argv[1] == "sm_90a" else 3  # elsewhere a third of the cases: compiling takes a second each
     fp8_packs = FP8_PACKS if sys.argv[1] != "sm_80" else ()  # it has no conversion to e4m3
-    for function, cases in ((gate, GATES), (permute, PERMUTES), (pack_fp8, fp8_packs), (facts, CASES)):
+    for function, cases in (
+        (gate, GATES),
+        (router, ROUTERS),
+        (permute, PERMUTES),
+        (pack_fp8, fp8_packs),
+        (facts, CASES),
+    ):
         for case in cases[::step]:
             print(json.dumps(function(sys.argv[1], *case)), flush=True)

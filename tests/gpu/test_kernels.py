@@ -17,10 +17,9 @@ from moe_routing_bench.platforms import missing
 from moe_routing_bench.routers import ROUTERS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
-STAGES = ("gate", "permute", "pack", "combine")
-KERNELS = [
-    (bench, way.name) for bench in STAGES for way in BENCHES[bench].implementations if way.name in ("triton", "cute")
-]
+STAGES = ("gate", "router", "permute", "pack", "combine")
+OURS = ("triton", "cute", "matmul_cute")
+KERNELS = [(bench, way.name) for bench in STAGES for way in BENCHES[bench].implementations if way.name in OURS]
 CHUNKS, EXAMPLES = 8, 25  # random shapes a kernel: 200, in parts that can run side by side (pytest -n 8)
 LAYOUTS = ("compact", "padded", "block64", "block128")
 # tokens, hidden, experts, top_k, capacity factor, skew, layout, dtype
@@ -60,8 +59,8 @@ def run(cell: Cell, name: str, twice: bool = True, change=lambda inputs: None) -
     absent = missing(bench[name].requires, "cuda")
     if absent:
         pytest.skip(f"{name} needs {absent}")
-    definition, module = bench.definition(), bench.load(name)
-    reason = module.supports(cell) if hasattr(module, "supports") else None
+    definition, module, options = bench.definition(), bench.load(name), bench[name].options
+    reason = module.supports(cell, **options) if hasattr(module, "supports") else None
     if reason:
         return
     inputs = definition.build(cell, cell.seed, "cuda")
@@ -69,7 +68,7 @@ def run(cell: Cell, name: str, twice: bool = True, change=lambda inputs: None) -
     expected = definition.reference(cell, inputs)
     kept = {key: value.clone() for key, value in inputs.items()}
     outputs = definition.empty_outputs(cell, inputs)
-    call = module.prepare(cell, inputs, outputs)
+    call = module.prepare(cell, inputs, outputs, **options)
     answers = []
     for _ in range(1 + twice):
         for output in outputs.values():
@@ -136,6 +135,85 @@ def test_every_rule(name, dtype, experts, top_k, router):
     except Exception:
         return
     run(cell_of("gate", 777, None, experts, top_k, None, None, None, dtype, router), name)
+
+
+@pytest.mark.parametrize("router", list(ROUTERS))
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "experts", "top_k"),
+    [
+        (1, 2048, 128, 8),
+        (1, 777, 24, 24),
+        (16, 2048, 128, 8),
+        (61, 4095, 128, 8),
+        (64, 7168, 256, 8),
+        (100, 2880, 72, 6),
+        (513, 1000, 160, 6),
+        (4096, 2048, 128, 8),
+        (16384, 2048, 64, 6),
+    ],
+)
+@pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "router"])
+def test_every_rule_from_tokens(name, tokens, hidden, experts, top_k, router):
+    try:
+        ROUTERS[router].check(experts, top_k)
+    except Exception:
+        return
+
+    def change(inputs):
+        if "bias" in inputs:
+            inputs["bias"] += 0.1 * torch.randn(experts, device="cuda")
+
+    run(cell_of("router", tokens, hidden, experts, top_k, None, 0.0, None, "bf16", router), name, change=change)
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 3000])
+@pytest.mark.parametrize("router", ["softmax_topk_renorm", "softmax_topk", "deepseek_v3"])
+@pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "router"])
+def test_a_token_that_is_nan_is_reported_and_no_other(name, router, tokens):
+    cell = cell_of("router", tokens, 512, 128, 4, None, 0.0, None, "bf16", router)
+    module, definition, options = (
+        BENCHES["router"].load(name),
+        BENCHES["router"].definition(),
+        BENCHES["router"][name].options,
+    )
+    inputs = definition.build(cell, 1, "cuda")
+    expected = definition.reference(cell, inputs)
+    broken = torch.arange(0, tokens, 7, device="cuda")
+    inputs["x"][broken, (broken * 5) % 512] = torch.nan
+    outputs = definition.empty_outputs(cell, inputs)
+    module.prepare(cell, inputs, outputs, **options)()
+    assert (outputs["topk_ids"][broken] == -1).all() and outputs["topk_weights"][broken].isnan().all()
+    for key, value in outputs.items():
+        value[broken] = expected[key][broken]
+    found = definition.check(cell, inputs, outputs, expected)
+    assert not found.error, found
+
+
+@pytest.mark.parametrize("tokens", [16, 64, 2000])
+@pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "router"])
+def test_a_replayed_graph_of_the_router_gives_the_same_bits(name, tokens):
+    """What one replay leaves in the workspace and in its counters is where the next one starts."""
+    cell = cell_of("router", tokens, 2048, 128, 8, None, 0.0, None, "bf16")
+    module, definition, options = (
+        BENCHES["router"].load(name),
+        BENCHES["router"].definition(),
+        BENCHES["router"][name].options,
+    )
+    inputs = definition.build(cell, 1, "cuda")
+    outputs = definition.empty_outputs(cell, inputs)
+    call = module.prepare(cell, inputs, outputs, **options)
+    call()
+    first = {key: value.clone() for key, value in outputs.items()}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(10):
+            call()
+    for _ in range(50):
+        for output in outputs.values():
+            output.fill_(0)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(value, first[key]) for key, value in outputs.items())
 
 
 @functools.cache

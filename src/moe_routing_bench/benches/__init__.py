@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-OPERATIONS = ("gate", "permute", "pack", "combine", "routing", "layer")
+OPERATIONS = ("gate", "router", "permute", "pack", "combine", "routing", "layer")
 
 
 @dataclass(frozen=True)

@@ -142,17 +142,19 @@ def team_max(key: Uint32, team: cutlass.Constexpr) -> Uint32:
     return key
 
 
-@cute.kernel
-def gate_kernel(
+@cute.jit
+def gate_warp(
     logits: cute.Tensor,
     bias: cute.Tensor,
     ids: cute.Tensor,
     weights: cute.Tensor,
+    first_token: Int32,
     rule: cutlass.Constexpr,
     team: cutlass.Constexpr,
     each: cutlass.Constexpr,
 ):
-    """A team of lanes: `each` tokens; then the warp completes the choices of all its teams."""
+    """A warp of a block of THREADS: the tokens from `first_token` on. A team of lanes: `each` of them; then the warp
+    completes the choices of all its teams."""
     experts, top_k = cutlass.const_expr(logits.shape[1]), cutlass.const_expr(ids.shape[1])
     members, lanes = cutlass.const_expr(experts // rule.groups), cutlass.const_expr(team // rule.groups)
     slots = cutlass.const_expr(-(-members // lanes))
@@ -162,7 +164,7 @@ def gate_kernel(
     atom = cute.make_copy_atom(
         cute.nvgpu.CopyG2ROp(), logits.element_type, num_bits_per_copy=width * logits.element_type.width
     )
-    lane, warp = cute.arch.lane_idx(), cute.arch.thread_idx()[0] // WARP
+    lane = cute.arch.lane_idx()
     below = Uint32(cute.arch.lanemask_lt())
     teammates = Uint32((1 << team) - 1) << (lane // team * team)
     # Of each lane: its keys from the second on, largest first and then nothing; its keys by slot, to find an expert by.
@@ -170,7 +172,6 @@ def gate_kernel(
     by_slot = shared(Uint32, (slots, (WARP, padded(slots)), each))
     winners = shared(Uint64, (top_k, tokens))  # key << 32 | lane
     masses = shared(Float32, (tokens,))  # NaN marks a token with a NaN among its scores
-    first_token = (cute.arch.block_idx()[0] * (THREADS // WARP) + warp) * tokens
     place = lane % team // lanes * members  # first expert of the lane's group
     first = lane % team % lanes * slots  # the lane's first expert in its group
 
@@ -283,6 +284,21 @@ def gate_kernel(
         if live:
             ids[token, choice] = Int32(cutlass.select_(broken, Int32(-1), expert))
             weights[token, choice] = Float32(cutlass.select_(broken, Float32(math.nan), weight))
+
+
+@cute.kernel
+def gate_kernel(
+    logits: cute.Tensor,
+    bias: cute.Tensor,
+    ids: cute.Tensor,
+    weights: cute.Tensor,
+    rule: cutlass.Constexpr,
+    team: cutlass.Constexpr,
+    each: cutlass.Constexpr,
+):
+    """A warp: `each` tokens for each of its teams."""
+    warp = cute.arch.block_idx()[0] * (THREADS // WARP) + cute.arch.thread_idx()[0] // WARP
+    gate_warp(logits, bias, ids, weights, warp * (WARP // team * each), rule, team, each)
 
 
 @cute.jit

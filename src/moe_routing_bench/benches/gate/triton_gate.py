@@ -40,32 +40,26 @@ def score(logit, KIND: tl.constexpr):
 
 
 @triton.jit
-def gate_kernel(
-    logits_ptr, bias_ptr, ids_ptr, weights_ptr, tokens, scale,
-    E: tl.constexpr, WIDE: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, TOKENS: tl.constexpr,
-    SELECT: tl.constexpr, WEIGH: tl.constexpr, RENORMALIZE: tl.constexpr, BIASED: tl.constexpr,
+def choose(
+    logit, expert, real, bias_ptr,
+    K: tl.constexpr, SPAN: tl.constexpr, SELECT: tl.constexpr, BIASED: tl.constexpr,
     GROUPS: tl.constexpr, KEEP: tl.constexpr, BEST: tl.constexpr,
 ):  # fmt: skip
-    """One program: TOKENS tokens. Scores lie as (TOKENS, GROUPS, WIDE): WIDE is a group's experts, rounded up."""
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    members: tl.constexpr = E // GROUPS
-    inner = tl.arange(0, GROUPS * WIDE) % WIDE
-    expert = tl.arange(0, GROUPS * WIDE) // WIDE * members + inner
-    real = (inner < members)[None, :]
-    live = (token < tokens)[:, None]
-    at = token.to(tl.int64)[:, None] * E + expert[None, :]
-    logit = tl.load(logits_ptr + at, mask=live & real, other=-float("inf")).to(tl.float32)
+    """Of logit (TOKENS, GROUPS * WIDE), where column j is of expert[j] if real[j]: the k winners' keys, largest first
+    (TOKENS, SPAN), and which tokens have a NaN (TOKENS,)."""
+    TOKENS: tl.constexpr = logit.shape[0]
+    WIDE: tl.constexpr = logit.shape[1] // GROUPS
     chosen_by = score(logit, SELECT) + 0.0  # -0.0 and 0.0 are one score
     if BIASED:
-        chosen_by += tl.load(bias_ptr + expert, mask=inner < members, other=0.0)[None, :]
-    broken = tl.max((real & (chosen_by != chosen_by)).to(tl.int32), 1) > 0
+        chosen_by += tl.load(bias_ptr + expert, mask=real, other=0.0)[None, :]
+    broken = tl.max((real[None, :] & (chosen_by != chosen_by)).to(tl.int32), 1) > 0
 
     bits = chosen_by.to(tl.uint32, bitcast=True)
     flip = tl.where(bits >= 0x80000000, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
     low = (0xFFFF - expert).to(tl.uint64)[None, :]
-    keys = tl.where(real, ((bits ^ flip).to(tl.uint64) << 32) | low, 0)
+    keys = tl.where(real[None, :], ((bits ^ flip).to(tl.uint64) << 32) | low, 0)
     if GROUPS > 1:
-        grouped = tl.reshape(tl.where(real, chosen_by, -float("inf")), [TOKENS, GROUPS, WIDE])
+        grouped = tl.reshape(tl.where(real[None, :], chosen_by, -float("inf")), [TOKENS, GROUPS, WIDE])
         best = tl.max(grouped, 2)
         if BEST == 2:  # the two best of a group: leave out one that is the largest
             top = tl.argmax(grouped, 2, tie_break_left=True)
@@ -84,31 +78,77 @@ def gate_kernel(
         top = tl.max(keys, 1)
         winners = tl.where(place == j, top[:, None], winners)
         keys = tl.where(keys == top[:, None], 0, keys)
+    return winners, broken
 
-    ids = 0xFFFF - (winners & 0xFFFF).to(tl.int32)
+
+@triton.jit
+def expert_of(winners):
+    """The ids that keys hold."""
+    return 0xFFFF - (winners & 0xFFFF).to(tl.int32)
+
+
+@triton.jit
+def weigh(
+    winners, own, logit, real, scale,
+    K: tl.constexpr, SELECT: tl.constexpr, WEIGH: tl.constexpr, RENORMALIZE: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    """The weights (TOKENS, SPAN) of winners. `own` is their logits where BIASED: their keys hold scores plus bias."""
+    place = tl.arange(0, winners.shape[1])[None, :]
     high = (winners >> 32).to(tl.uint32)
     flip = tl.where(high >= 0x80000000, 0x80000000, 0xFFFFFFFF).to(tl.uint32)
     weight = (high ^ flip).to(tl.float32, bitcast=True)
-    inside = (place < K) & live
     if WEIGH == "softmax_chosen":
         weight = tl.where(place < K, weight, -float("inf"))
         weight = tl.exp(weight - tl.max(weight, 1)[:, None])
     elif WEIGH == "softmax_all":
-        largest = tl.max(tl.where(real, logit, -float("inf")), 1)
-        mass = tl.sum(tl.where(real, tl.exp(logit - largest[:, None]), 0.0), 1)
+        largest = tl.max(tl.where(real[None, :], logit, -float("inf")), 1)
+        mass = tl.sum(tl.where(real[None, :], tl.exp(logit - largest[:, None]), 0.0), 1)
         weight = tl.exp(weight - largest[:, None]) / mass[:, None]
     else:
         if BIASED:  # the bias chooses, it does not weigh
-            found = token.to(tl.int64)[:, None] * E + ids
-            weight = tl.load(logits_ptr + found, mask=inside & (ids >= 0) & (ids < E), other=0.0).to(tl.float32)
-            weight = score(weight, WEIGH)
+            weight = score(own, WEIGH)
         elif SELECT == "logit":
             weight = score(weight, WEIGH)
     if RENORMALIZE:
         weight = weight / tl.sum(tl.where(place < K, weight, 0.0), 1)[:, None]
+    return weight * scale
+
+
+@triton.jit
+def store_choice(ids_ptr, weights_ptr, token, tokens, winners, weight, broken, K: tl.constexpr):
+    """Write the first k ids and weights of each token below `tokens`; -1 and NaN where it is broken."""
+    place = tl.arange(0, winners.shape[1])[None, :]
+    inside = (place < K) & (token < tokens)[:, None]
     out = token.to(tl.int64)[:, None] * K + place
-    tl.store(ids_ptr + out, tl.where(broken[:, None], -1, ids), mask=inside)
-    tl.store(weights_ptr + out, tl.where(broken[:, None], float("nan"), weight * scale), mask=inside)
+    tl.store(ids_ptr + out, tl.where(broken[:, None], -1, expert_of(winners)), mask=inside)
+    tl.store(weights_ptr + out, tl.where(broken[:, None], float("nan"), weight), mask=inside)
+
+
+@triton.jit
+def gate_kernel(
+    logits_ptr, bias_ptr, ids_ptr, weights_ptr, tokens, scale,
+    E: tl.constexpr, WIDE: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, TOKENS: tl.constexpr,
+    SELECT: tl.constexpr, WEIGH: tl.constexpr, RENORMALIZE: tl.constexpr, BIASED: tl.constexpr,
+    GROUPS: tl.constexpr, KEEP: tl.constexpr, BEST: tl.constexpr,
+):  # fmt: skip
+    """One program: TOKENS tokens. Scores lie as (TOKENS, GROUPS, WIDE): WIDE is a group's experts, rounded up."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    members: tl.constexpr = E // GROUPS
+    inner = tl.arange(0, GROUPS * WIDE) % WIDE
+    expert = tl.arange(0, GROUPS * WIDE) // WIDE * members + inner
+    real = inner < members
+    live = (token < tokens)[:, None]
+    at = token.to(tl.int64)[:, None] * E + expert[None, :]
+    logit = tl.load(logits_ptr + at, mask=live & real[None, :], other=-float("inf")).to(tl.float32)
+    winners, broken = choose(logit, expert, real, bias_ptr, K, SPAN, SELECT, BIASED, GROUPS, KEEP, BEST)
+    own = winners
+    if BIASED:
+        ids = expert_of(winners)
+        found = token.to(tl.int64)[:, None] * E + ids
+        inside = (tl.arange(0, SPAN)[None, :] < K) & live & (ids >= 0) & (ids < E)
+        own = tl.load(logits_ptr + found, mask=inside, other=0.0).to(tl.float32)
+    weight = weigh(winners, own, logit, real, scale, K, SELECT, WEIGH, RENORMALIZE, BIASED)
+    store_choice(ids_ptr, weights_ptr, token, tokens, winners, weight, broken, K)
 
 
 def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Callable[[], None]:

@@ -1,0 +1,101 @@
+"""What `router` computes, on what, and when an answer is right.
+
+Inputs: x (T, H) and router_weight (E, H) in the cell's dtype; bias (E,) float32 zeros for rules with a selection bias.
+Outputs: topk_ids (T, k) int32, topk_weights (T, k) float32, in any order within a row, by the cell's rule from logits
+x @ router_weight.T that are accumulated in float32 and not rounded to a narrower dtype.
+"""
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.benches.checks import Check, Cost, both, close, nbytes, tolerance
+from moe_routing_bench.benches.gate import definition as gate
+from moe_routing_bench.grid import Cell
+from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.workload import TORCH_DTYPES, draw_routing, generator, randn
+
+assignment = gate.assignment
+
+_TIE = 1e-6  # as in gate: scores this near are equal in float32, however exact their logits
+_REACHED = 1e-2  # of the largest eigenvalue of W W^T: logits along smaller ones would need huge tokens
+
+
+def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
+    """Draw the inputs of one seed: N(0, 1) tokens, moved so that their logits are those of the drawn assignment.
+
+    Of all such tokens these are the nearest: x + (L - x W^T) (W W^T)^-1 W for the drawn logits L. Rounding to the cell's
+    dtype then moves a logit by about 1e-3 (bf16), which changes a choice here and there. With E near H or above, L is
+    reached only in part.
+    """
+    rng, hidden = generator(seed + 1, device), cell.hidden or 0
+    weight = randn((cell.experts or 0, hidden), "fp32", rng).mul_(hidden**-0.5).to(TORCH_DTYPES[cell.dtype or ""])
+    wide = weight.float()
+    x = randn((cell.tokens or 0, hidden), "fp32", rng)
+    inverse = torch.linalg.pinv(wide.double() @ wide.double().T, rtol=_REACHED, hermitian=True).float()
+    x += (draw_routing(cell, seed, device).logits - x @ wide.T) @ inverse @ wide
+    inputs = {"x": x.to(weight.dtype), "router_weight": weight}
+    if ROUTERS[cell.router or ""].bias:
+        inputs["bias"] = torch.zeros(cell.experts or 0, device=device)  # a bias of zeros keeps the drawn skew
+    return inputs
+
+
+def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs of the right shape, not initialised."""
+    shape, device = (cell.tokens or 0, cell.top_k or 0), inputs["x"].device
+    return {
+        "topk_ids": torch.empty(shape, dtype=torch.int32, device=device),
+        "topk_weights": torch.empty(shape, dtype=torch.float32, device=device),
+    }
+
+
+def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Product and rule in float64; also `bound` (T, 1), by which any float32 logit of a token may be off.
+
+    A sum of H products takes 2 H roundings, relative to its partial sums. These are as large as the logit, or as terms of
+    its size and of random sign make them, sqrt(sum x^2 w^2).
+    """
+    x, weight = inputs["x"].double(), inputs["router_weight"].double()
+    logits = x @ weight.T
+    ids, weights = ROUTERS[cell.router or ""].load()(logits, cell.top_k or 0, inputs.get("bias"))
+    partial = (x.square() @ weight.square().T).sqrt() + logits.abs()
+    bound = _TIE + 6 * tolerance("fp32", 2 * (cell.hidden or 0)) * partial.amax(1, keepdim=True)
+    return {"topk_ids": ids, "topk_weights": weights, "logits": logits, "bound": bound}
+
+
+def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
+    """Rows are compared as sets of (id, weight), with the rule's answer to logits that are off by no more than `bound`.
+
+    Other ids than the reference's are a declared tie when the rule chooses them too, once its logits of the experts that
+    they add are raised, and of those that they leave out lowered, by `bound`. A weight changes by at most the errors of
+    two logits (relative; every rule's score grows no faster than exp), so 2 `bound`, and as much again in such a row.
+    """
+    ids, weights = outputs["topk_ids"].long(), outputs["topk_weights"]
+    outside = (ids < 0) | (ids >= (cell.experts or 0))
+    if bool(outside.any()):
+        return Check(mismatches=int(outside.sum()), error="topk_ids: ids out of range or not written")
+    ordered, place = ids.sort(dim=1)
+    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        return Check(error="topk_ids: a row holds an expert twice")
+    want, want_weights = (expected[name].clone() for name in ("topk_ids", "topk_weights"))
+    other = (ordered != want.long().sort(dim=1).values).any(1)
+    if bool(other.any()):
+        logits = expected["logits"][other]
+        theirs, ours = (torch.zeros_like(logits).scatter_(1, one[other].long(), 1.0) for one in (ids, want))
+        moved = logits + expected["bound"][other] * (theirs - ours)
+        want[other], want_weights[other] = ROUTERS[cell.router or ""].load()(moved, cell.top_k or 0, inputs.get("bias"))
+    want, want_place = want.long().sort(dim=1)
+    wrong, changed = int((ordered != want).any(1).sum()), int(other.sum())
+    if wrong:
+        return Check(
+            mismatches=wrong, ties=changed - wrong, error=f"topk_ids: {wrong} of {len(ids)} rows hold other experts"
+        )
+    limit = tolerance("fp32") + 4 * float(expected["bound"].max())
+    return both(
+        close(weights.gather(1, place), want_weights.gather(1, want_place), limit, "topk_weights"), Check(ties=changed)
+    )
+
+
+def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:
+    """Read tokens and weight once, write ids and weights once; a product and a sum for each of T H E."""
+    flops = 2 * (cell.tokens or 0) * inputs["router_weight"].numel()
+    return Cost(nbytes(*inputs.values()), nbytes(*outputs.values()), flops)

@@ -1,0 +1,126 @@
+"""Router in Triton: projection, top-k and weights in one launch.
+
+Strategy: a program multiplies a tile of tokens by all experts' weights over its part of H, on tensor cores with float32
+sums. With enough tiles to fill the GPU a program takes all of H and chooses from its registers. With few (decode), H is
+split, so that many SMs read the weight: a program writes its partial scores to a workspace and counts itself; the last one
+of a tile adds the partials up, in the order of the parts whoever came last, so every run gives the same bits, and chooses.
+It sets the count back to zero, so that the launch can be repeated.
+Compulsory bytes: x + weight + 8 * T * k; floor at T=64, E=128, H=2048: 0.8 MB, 0.2 us at 4.25 TB/s; at T=16384: 68.7 MB,
+16 us, and 8.6 GFLOP, 12 us at 700 TFLOP/s.
+
+Invariant: a partial is written before its count is raised (release), and read after the last count was seen (acquire).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from moe_routing_bench.benches.gate import rules
+from moe_routing_bench.benches.gate.triton_gate import choose, expert_of, store_choice, weigh
+
+SMS = 132
+SCORES = 8192  # most of a program: keys of 64 bits are in registers
+WEIGHT_TILE = 32768  # most bytes of the weight's tile in shared memory, of which the pipeline holds STAGES
+STAGES = 4
+
+
+@triton.jit
+def router_kernel(
+    x_ptr, w_ptr, bias_ptr, partial_ptr, count_ptr, ids_ptr, weights_ptr, tokens, scale,
+    H: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr,
+    E: tl.constexpr, WIDE: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, TOKENS: tl.constexpr,
+    SELECT: tl.constexpr, WEIGH: tl.constexpr, RENORMALIZE: tl.constexpr, BIASED: tl.constexpr,
+    GROUPS: tl.constexpr, KEEP: tl.constexpr, BEST: tl.constexpr,
+):  # fmt: skip
+    """One program: TOKENS tokens, STEPS steps of STEP along H. Scores lie as (TOKENS, GROUPS * WIDE), see `gate_kernel`."""
+    tile, part = tl.program_id(0), tl.program_id(1)
+    token = tile * TOKENS + tl.arange(0, TOKENS)
+    members: tl.constexpr = E // GROUPS
+    COLUMNS: tl.constexpr = GROUPS * WIDE
+    column = tl.arange(0, COLUMNS)
+    expert = column // WIDE * members + column % WIDE
+    real = column % WIDE < members
+    live = (token < tokens)[:, None]
+
+    sums = tl.zeros([TOKENS, COLUMNS], tl.float32)
+    for step in range(STEPS):
+        h = (part * STEPS + step) * STEP + tl.arange(0, STEP)
+        x = tl.load(x_ptr + token.to(tl.int64)[:, None] * H + h[None, :], mask=live & (h < H)[None, :], other=0.0)
+        w = tl.load(w_ptr + expert[None, :] * H + h[:, None], mask=real[None, :] & (h < H)[:, None], other=0.0)
+        sums = tl.dot(x, w, sums)
+
+    last = True
+    at = tl.arange(0, TOKENS)[:, None] * COLUMNS + column[None, :]
+    if PARTS > 1:
+        tl.store(partial_ptr + (tile * PARTS + part).to(tl.int64) * (TOKENS * COLUMNS) + at, sums, mask=live)
+        tl.debug_barrier()  # all threads' partials before the one thread's count
+        last = tl.atomic_add(count_ptr + tile, 1, sem="acq_rel", scope="gpu") == PARTS - 1
+    if last:
+        if PARTS > 1:
+            tl.store(count_ptr + tile, 0)
+            sums = tl.zeros([TOKENS, COLUMNS], tl.float32)
+            for i in tl.static_range(PARTS):
+                start = (tile * PARTS + i).to(tl.int64) * (TOKENS * COLUMNS)
+                sums += tl.load(partial_ptr + start + at, mask=live, other=0.0, cache_modifier=".cg")
+        winners, broken = choose(sums, expert, real, bias_ptr, K, SPAN, SELECT, BIASED, GROUPS, KEEP, BEST)
+        own = winners
+        if BIASED:
+            ids = expert_of(winners)
+            found = ids // members * WIDE + ids % members
+            own = tl.gather(sums, tl.where((found >= 0) & (found < COLUMNS), found, 0), 1)
+        weight = weigh(winners, own, sums, real, scale, K, SELECT, WEIGH, RENORMALIZE, BIASED)
+        store_choice(ids_ptr, weights_ptr, token, tokens, winners, weight, broken, K)
+
+
+def supports(cell: Any) -> str | None:
+    """Why the fused kernel cannot run a cell, or None."""
+    if cell.dtype == "fp32":
+        return "the fused router takes bf16 and fp16: tensor cores round float32"
+    return rules.supports(cell)
+
+
+def form(tokens: int, hidden: int, columns: int) -> tuple[int, int]:
+    """(tokens of a tile, parts that H is cut into).
+
+    A part reads its share of the weight and the last one reads all partials: at n live tokens a tile, both are equally
+    long for sqrt(2 H / (4 n)) parts of a weight of 2 bytes an element.
+    """
+    tile = 16  # the fewest rows that tensor cores take
+    while tile < 64 and tokens > tile * SMS and 2 * tile * columns <= SCORES:
+        tile *= 2
+    tiles = -(-tokens // tile)
+    parts = round((hidden / 2 / min(tile, tokens)) ** 0.5)
+    return tile, max(1, min(parts, 2 * SMS // tiles if 2 * tiles <= SMS else 1))
+
+
+def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Callable[[], None]:
+    """Bind x (T, H), router_weight (E, H), bias (E,) for rules that have one -> topk_ids (T, k), topk_weights (T, k)."""
+    x, weight, rule = inputs["x"], inputs["router_weight"], rules.rule_of(cell)
+    (tokens, hidden), experts = x.shape, len(weight)
+    wide = triton.next_power_of_2(experts // rule.groups)
+    columns = wide * rule.groups
+    tile, parts = form(tokens, hidden, columns)
+    step = max(16, min(64, WEIGHT_TILE // (2 * columns), triton.next_power_of_2(-(-hidden // parts))))
+    steps = -(-hidden // (step * parts))
+    parts = -(-hidden // (step * steps))
+    tiles = triton.cdiv(tokens, tile)
+    partials = torch.empty(tiles * parts * tile * columns if parts > 1 else 1, device=x.device)
+    count = torch.zeros(tiles, dtype=torch.int32, device=x.device)
+    arguments = (
+        x, weight, inputs.get("bias", x), partials, count, outputs["topk_ids"], outputs["topk_weights"], tokens,
+        rule.scale, hidden, step, steps, parts, experts, wide, cell.top_k, triton.next_power_of_2(cell.top_k), tile,
+        rule.select, rule.weigh, rule.renormalize or rule.weigh == "softmax_chosen", rule.biased, rule.groups,
+        rule.keep_groups, rule.group_best,
+    )  # fmt: skip
+    options = {
+        "num_warps": 4 if tile * columns <= 2048 else 8 if tile * columns <= SCORES else 16,
+        "num_stages": STAGES,
+    }
+    if not triton.knobs.runtime.interpret:
+        # Compile and load now: neither may happen while a CUDA graph is captured.
+        _ = router_kernel.warmup(*arguments, grid=(tiles, parts), **options).run
+    return functools.partial(router_kernel[tiles, parts], *arguments, **options)

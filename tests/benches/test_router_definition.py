@@ -1,0 +1,65 @@
+"""What the bench `router` accepts: logits rounded to bf16 are refused, choices within the bound of float32 sums are ties."""
+
+import pytest
+import torch
+
+from moe_routing_bench.benches.router import definition
+from moe_routing_bench.grid import Cell
+from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.skew import coefficient_of_variation
+
+SHAPE = {"sampler": "exact", "dtype": "bf16"}
+
+
+def drawn(tokens, hidden, experts, top_k, skew=0.0, router="softmax_topk_renorm"):
+    """A cell with its inputs and reference."""
+    cell = Cell(
+        "router", 17, tokens=tokens, hidden=hidden, experts=experts, top_k=top_k, skew=skew, router=router, **SHAPE
+    )
+    inputs = definition.build(cell, 17, "cpu")
+    return cell, inputs, definition.reference(cell, inputs)
+
+
+def judged(cell, inputs, expected, logits):
+    """The check of what the rule makes of these logits."""
+    ids, weights = ROUTERS[cell.router].load()(logits, cell.top_k, inputs.get("bias"))
+    return definition.check(cell, inputs, {"topk_ids": ids, "topk_weights": weights}, expected)
+
+
+@pytest.mark.parametrize("router", list(ROUTERS))
+def test_float32_logits_are_right_and_bf16_logits_are_not(router):
+    cell, inputs, expected = drawn(200, 512, 64, 4, router=router)
+    logits = inputs["x"].float() @ inputs["router_weight"].float().T
+    assert (logits - expected["logits"]).abs().max() < 0.1 * expected["bound"].min()
+    assert judged(cell, inputs, expected, logits).error is None
+    assert judged(cell, inputs, expected, logits.bfloat16()).error
+
+
+@pytest.mark.parametrize(("distance", "right"), [(0.5, True), (1.5, True), (5.0, False)])
+@pytest.mark.parametrize("router", ["softmax_topk_renorm", "sqrtsoftplus_renorm"])
+def test_two_experts_may_change_places_only_within_the_bound(router, distance, right):
+    cell, inputs, expected = drawn(3, 256, 16, 4, router=router)
+    order, bound = expected["logits"].argsort(1, descending=True), float(expected["bound"][1])
+    last, next_one = order[1, 3], order[1, 4]
+    for logits in (expected["logits"], changed := expected["logits"].clone()):
+        logits[1, next_one] = logits[1, last] - distance * bound  # the reference still prefers `last`
+    changed[1, next_one] = changed[1, last] + 1e-9
+    ids, weights = ROUTERS[router].load()(expected["logits"], 4, inputs.get("bias"))
+    found = judged(cell, inputs, expected | {"topk_ids": ids, "topk_weights": weights}, changed)
+    assert (found.error is None) == right, found
+    assert found.ties == right
+
+
+def test_a_row_of_wrong_ids_is_refused():
+    cell, inputs, expected = drawn(5, 64, 8, 2)
+    for ids in (torch.full((5, 2), 8), torch.full((5, 2), 3), (expected["topk_ids"] + 1) % 8):
+        outputs = {"topk_ids": ids.int(), "topk_weights": expected["topk_weights"]}
+        assert definition.check(cell, inputs, outputs, expected).error
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.7, 1.7])
+def test_tokens_bring_about_the_drawn_loads(skew):
+    _, inputs, expected = drawn(512, 512, 64, 4, skew)
+    loads = expected["topk_ids"].flatten().long().bincount(minlength=64).tolist()
+    assert abs(coefficient_of_variation(loads) - skew) < 0.05
+    assert 0.9 < float(inputs["x"].float().std()) < 1.1
