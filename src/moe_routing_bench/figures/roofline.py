@@ -12,7 +12,9 @@ from moe_routing_bench.figures import style
 def draw(table: pd.DataFrame) -> Figure:
     """Left: TFLOP/s over FLOPs per byte with the roofs. Right: share of copy per bench and implementation."""
     rows = style.ok(table)
-    layer = rows[(rows["bench"] == "layer") & (rows["flops"] > 0) & (rows["compulsory_bytes"] > 0) & rows["tflops"].notna()]
+    layer = rows[
+        (rows["bench"] == "layer") & (rows["flops"] > 0) & (rows["compulsory_bytes"] > 0) & rows["tflops"].notna()
+    ]
     moving = rows[(rows["flops"] == 0) & (rows["share_of_copy"] > 0)]
     figure, (left, right) = style.canvas(1, 2, 12, 5)
     _roofs(left, layer) if len(layer) else style.empty(left, style.why(table, "layer"))
