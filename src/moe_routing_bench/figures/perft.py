@@ -31,7 +31,9 @@ def draw(table: pd.DataFrame) -> Figure:
             axes.set(xlabel=name, ylabel="validation bits per byte of the new text (less is better)")
             axes.set_title(_describe(rows[rows["label"] == label]), fontsize=8)
         panels[2 * number + 1].sharey(panels[2 * number])
-        panels[2 * number].legend(title="ranks from left to right", fontsize=7, title_fontsize=7, frameon=False)
+        panels[2 * number + 1].legend(
+            title="ranks from left to right", fontsize=7, title_fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5)
+        )  # fmt: skip
     return _finish(figure, rows)
 
 

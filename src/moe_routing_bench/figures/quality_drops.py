@@ -66,7 +66,11 @@ def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
     )
     axes.set_title(f"{title}\ntrained at {trained or 'no capacity'} (grey)", fontsize=9)
     axes.legend(fontsize=7, frameon=False, loc="upper right")
-    quality.label(axes, ends)
+    axes.yaxis.tick_right()
+    axes.yaxis.set_label_position("right")
+    axes.spines["left"].set_visible(False)
+    axes.spines["right"].set_visible(True)
+    quality.label(axes, ends, left=True)  # where the lines are apart
 
 
 def _choices(row: dict) -> int:

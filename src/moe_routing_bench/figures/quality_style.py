@@ -140,8 +140,8 @@ def frame(axes: Axes, x: Sequence[float] = (), y: Sequence[float] = (), least: f
             put(max(low, min(values) - 0.6 * span, bound), min(high, max(values) + 0.6 * span))
 
 
-def label(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> None:
-    """Names beside the panel, one under the other, each joined to its point by a line: (x, y, name, color).
+def label(axes: Axes, points: Sequence[tuple[float, float, str, str]], left: bool = False) -> None:
+    """Names beside the panel, to its right or `left`, one under the other, each joined to its point by a line: (x, y, name, color).
 
     Call it when the scales of the axes are set.
     """
@@ -155,12 +155,13 @@ def label(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> None:
     order = np.argsort(at, kind="stable")
     steps = gap * np.arange(len(points))
     spread = isotonic_regression(np.array(at)[order] - steps).x + steps  # nearest heights that keep the gap
+    beside, ha, relpos = (-0.04, "right", (1, 0.5)) if left else (1.04, "left", (0, 0.5))
     spread += max(0.0, -spread[0]) - max(0.0, spread[-1] - max(1.0, steps[-1]))
     for number, height in zip(order, spread, strict=True):
         x, y, name, tint = points[number]
         axes.annotate(
-            name, (x, y), (1.04, height), "data", "axes fraction", fontsize=_LABEL, va="center", color="0.1", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "lw": 0.5, "alpha": 0.6, "color": tint, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)},
+            name, (x, y), (beside, height), "data", "axes fraction", fontsize=_LABEL, va="center", ha=ha, color="0.1", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "lw": 0.5, "alpha": 0.6, "color": tint, "shrinkA": 1, "shrinkB": 2, "relpos": relpos},
         )  # fmt: skip
 
 

@@ -70,12 +70,13 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 def text(table: pd.DataFrame) -> str:
     """The summary as lines to print."""
     lines = []
-    for row in summary(table).to_dict("records"):
-        heading = (
-            f"\n{row['label']} ({row['config_hash']}), bits between expert and domain, of {row['domain_bits']:.3f}"
+    rows = summary(table)
+    for (label, config), group in rows.groupby(["label", "config_hash"], sort=False) if len(rows) else ():
+        lines.append(
+            f"\n{label} ({config}), bits between expert and domain, of {group['domain_bits'].max():.3f} at most"
         )
-        if heading not in lines:
-            lines += [heading, f"{'router':<32} {'bits':>8} {'± 95 %':>8} {'bits/byte':>10} {'± 95 %':>8} {'seeds':>5}"]
-        lines.append(f"{row['contestant']:<32} {row['expert_domain_bits']:>8.4f} {row['expert_domain_bits_half_width']:>8.4f}"
-                     f" {row['bits_per_byte']:>10.4f} {row['bits_per_byte_half_width']:>8.4f} {row['seeds']:>5}")  # fmt: skip
+        lines.append(f"{'router':<32} {'bits':>8} {'± 95 %':>8} {'bits/byte':>10} {'± 95 %':>8} {'seeds':>5}")
+        for row in group.to_dict("records"):
+            lines.append(f"{row['contestant']:<32} {row['expert_domain_bits']:>8.4f} {row['expert_domain_bits_half_width']:>8.4f}"
+                         f" {row['bits_per_byte']:>10.4f} {row['bits_per_byte_half_width']:>8.4f} {row['seeds']:>5}")  # fmt: skip
     return "\n".join(lines)

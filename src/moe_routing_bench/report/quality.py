@@ -60,7 +60,7 @@ def _line(rank: dict[str, Any], runs: pd.DataFrame) -> dict[str, Any]:
     note = " (causal in evaluation)" if not causal and runs["causal_in_evaluation"].all() else ""
     half = "–" if pd.isna(rank["half_width"]) else f"± {rank['half_width']:.4f}"
     return {
-        "contestant": f"{rank['contestant']}{mark}{note}", "rank": rank["rank"], "ties": ", ".join(rank["ties"]) or "–",
+        "contestant": f"{rank['contestant']}{mark}{note}", "rank": rank["rank"], "ties": rank["ties"],
         "mean": f"{rank['mean']:.4f}", "half_width": half, "seeds": rank["seeds"],
         "values": [_mean(runs[name], form) for name, _, form, _ in COLUMNS],
     }  # fmt: skip
