@@ -80,6 +80,13 @@ def test_overhead_of_a_warm_cell_is_at_most_300_ms(own_server):
     assert min(overheads[1:]) <= 0.3, f"after the server had started: {overheads[1:]}"
 
 
+def test_a_command_may_do_without_a_server(own_server):
+    """With --running none is started."""
+    done = subprocess.run([*CLIENT, "--running", "--cli", "list"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "permute" in done.stdout, done.stderr
+    assert not list(own_server.rglob("*.sock")) and not _children_named("server.py", own_server)
+
+
 def test_a_killed_client_takes_its_worker_along_and_leaves_no_file(own_server):
     path = own_server / "out" / "cell.parquet"
     slow = job(64, Settings(max_seconds=60, max_blocks=100000, target_half_width=1e-9))

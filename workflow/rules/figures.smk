@@ -31,8 +31,10 @@ for figure in FIGURES.values():
         conda:
             "../../environment.yml"
         params:
+            client=paths.source("measure/client.py"),
             figure={"name": figure.name, "title": figure.title, "caption": figure.caption},
         message:
             "draw {output.svg}"
         shell:
-            "python -m moe_routing_bench.cli figure --platform {wildcards.platform} --name {params.figure[name]:q} >{log:q} 2>&1"
+            "python -I -S {params.client:q} --running --cli figure --platform {wildcards.platform} --name {params.figure[name]:q}"
+            " >{log:q} 2>&1"

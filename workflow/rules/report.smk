@@ -12,7 +12,9 @@ rule html:
         "results/{platform}/logs/report.log",
     conda:
         "../../environment.yml"
+    params:
+        client=paths.source("measure/client.py"),
     message:
         "report {output}"
     shell:
-        "python -m moe_routing_bench.cli report --platform {wildcards.platform} >{log:q} 2>&1"
+        "python -I -S {params.client:q} --running --cli report --platform {wildcards.platform} >{log:q} 2>&1"

@@ -1,5 +1,6 @@
 """``python -I -S client.py [--cold] [--log FILE] OUT SPEC``: run a job on the warm server, starting it when there is none.
-``client.py [--cold] --cli COMMAND ...`` does the same for a command of ``moe-routing-bench``.
+``client.py [--cold] --cli COMMAND ...`` does the same for a command of ``moe-routing-bench``, and with ``--running`` only
+where a server runs already: it would take longer to start than a command that needs no torch.
 
 Only small modules of the standard library: this is started for every cell. ``--cold`` (or MOE_ROUTING_BENCH_WORKER=cold)
 runs the job in a process of its own instead.
@@ -82,12 +83,13 @@ def connected(path: str) -> socket.socket:
 def main(arguments: list) -> int:
     """Run the job and return its exit status."""
     cold = "--cold" in arguments or os.environ.get("MOE_ROUTING_BENCH_WORKER") == "cold"
-    arguments = [a for a in arguments if a != "--cold"]
-    if cold:
+    running = "--running" in arguments
+    arguments = [a for a in arguments if a not in ("--cold", "--running")]
+    connection = None if cold else connect(socket_path()) if running else connected(socket_path())
+    if connection is None:
         command = arguments[:1] == ["--cli"]
         module = "moe_routing_bench.cli" if command else "moe_routing_bench.measure.supervisor"
         os.execv(sys.executable, [sys.executable, "-m", module, *arguments[command:]])
-    connection = connected(socket_path())
     request = {"arguments": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}
     socket.send_fds(connection, [b"{"], [1, 2])
     connection.sendall(json.dumps(request)[1:].encode() + b"\n")

@@ -22,6 +22,7 @@ _PRELOAD = (
     "pyarrow.parquet",
     "nvtx",
     "filelock",
+    "seaborn",
     "pynvml",
     "triton",
     "cutlass",
