@@ -63,6 +63,7 @@ def test_draws(name: str, trained: pd.DataFrame) -> None:
     assert "no data" not in text and re.search(r"n = \d+ seed|n = \d\)", text) and device in text
     if name not in OF_SOME:
         assert "expert_choice †" in text
+    assert ("one seed: no intervals" in draw(name, trained[trained["seed"] == 1])[1]) and "one seed" not in text
     for nothing in (trained.iloc[:0], trained.assign(purpose="pilot")):
         assert "no data: no final training run" in draw(name, nothing)[1]
     dense = trained[trained["router"] == "dense"]

@@ -200,4 +200,7 @@ def provenance(rows: pd.DataFrame) -> str:
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     machine, torch = (", ".join(dict.fromkeys(map(str, rows[name].dropna()))) or "unknown" for name in ("device", "torch_version"))  # fmt: skip
     seen = "" if rows["causal"].all() else f" | {NOT_CAUSAL} sees later tokens: not ranked with the others"
-    return f"{machine} | torch {torch} | {span} | n = {rows['run'].nunique()} runs | means over seeds, 95 % CI by Student's t{seen}"
+    drawn = "means over seeds, 95 % CI by Student's t"
+    if rows["seed"].nunique() == 1:
+        drawn = "one seed: no intervals, differences may be chance"
+    return f"{machine} | torch {torch} | {span} | n = {rows['run'].nunique()} runs | {drawn}{seen}"
