@@ -20,6 +20,7 @@ from moe_routing_bench import grid, paths, platforms, records
 from moe_routing_bench.benches import BENCHES
 from moe_routing_bench.errors import UserError, bad, pick, writing
 from moe_routing_bench.grid import Cell, Job
+from moe_routing_bench.options import ConfigJson, Configs, Platform
 from moe_routing_bench.quality import adaptations
 from moe_routing_bench.quality import commands as quality_commands
 from moe_routing_bench.quality import runs as quality_runs
@@ -32,12 +33,6 @@ app = typer.Typer(
 )  # fmt: skip
 
 quality_commands.add_to(app)
-
-Platform = Annotated[str | None, typer.Option(help="Folder name of the device [default: this machine's]")]
-Configs = Annotated[
-    list[Path] | None, typer.Option("--config", help=f"Config file; repeat to override [default: {paths.CONFIG}]")
-]
-ConfigJson = Annotated[str | None, typer.Option(help="The effective config as one JSON text, instead of files")]
 
 
 def main() -> None:
@@ -149,11 +144,7 @@ def figure(
 def report(platform: Platform = None) -> None:
     """Write the HTML report from the rows of a platform (measurements, and training runs where there are any) and figures."""
     platform = _platform(platform)
-    tables = {
-        name: _rows(name, platform)
-        for name, path in _TABLES.items()
-        if name == "measurements" or path(platform).is_file()
-    }
+    tables = {name: _rows(name, platform) for name in paths.reported(platform)}
     drawn = {name: paths.figure(platform, name) for name in _reported(platform)}
     absent = [str(path) for path in drawn.values() if not path.is_file()]
     if absent:
@@ -257,18 +248,15 @@ def figure_table() -> dict[str, Any]:
     return dict(table) if isinstance(table, Mapping) else {one.name: one for one in table}
 
 
-_TABLES = {"measurements": paths.measurements, "quality": paths.quality, "perft": paths.perft}
-
-
 def _reported(platform: str) -> dict[str, Any]:
     """The figures of a platform's report: those of training runs only where it has any."""
-    there = {source for source, path in _TABLES.items() if source == "measurements" or path(platform).is_file()}
+    there = paths.reported(platform)
     return {name: one for name, one in figure_table().items() if one.source in there}
 
 
 def _rows(source: str, platform: str) -> Any:
     """The table that figures with this source are drawn from, as a DataFrame."""
-    path = _TABLES[source](platform)
+    path = paths.TABLES[source](platform)
     if source == "measurements":
         return records.read(path).to_pandas()
     schema = adaptations.SCHEMA if source == "perft" else quality_runs.SCHEMA

@@ -21,7 +21,7 @@ import cutlass.cute as cute
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from moe_routing_bench import cute_support
+from moe_routing_bench import cute_support, files
 
 FOLDER = "MOE_ROUTING_BENCH_KERNELS"  # environment variable that names another folder
 
@@ -53,7 +53,8 @@ def cached(build: Callable[..., Any], also: tuple[str, ...] = ()) -> Callable[..
         with FileLock(f"{path}.lock"):
             found = _load(path)
             if found is None:
-                _store(build(*arguments), path)
+                with files.replacing(path) as temporary:
+                    build(*arguments).export_to_c(str(temporary), function_name="kernel")
                 found = _load(path)
         return found
 
@@ -66,15 +67,6 @@ def _key(build: Callable[..., Any], also: tuple[str, ...], arguments: tuple[Any,
     known = [version(name) for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")] + [platform.machine(), repr(arguments)]
     text = "\n".join([*(hashlib.sha256(source.read_bytes()).hexdigest() for source in sources), *known])
     return f"{build.__module__.rpartition('.')[2]}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-
-
-def _store(kernel: Any, path: Path) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        kernel.export_to_c(str(temporary), function_name="kernel")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _load(path: Path) -> Any:

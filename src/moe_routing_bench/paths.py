@@ -14,7 +14,7 @@ CONFIG = Path("config/config.yaml")
 MODELS = Path("config/models.yaml")
 
 _CORE = (
-    "benches/__init__.py", "benches/checks.py", "errors.py", "grid.py", "platforms.py", "records.py", "row_map.py",
+    "benches/__init__.py", "benches/checks.py", "errors.py", "files.py", "grid.py", "platforms.py", "records.py", "row_map.py",
     "settings.py", "skew.py", "trace.py", "workload.py",
 )  # fmt: skip
 _STAGES = ("gate", "permute", "pack", "combine")
@@ -64,14 +64,22 @@ def quality(platform: str) -> Path:
     return results(platform) / "quality.parquet"
 
 
-def run_file(platform: str, name: str) -> Path:
-    """The Parquet file of a training run."""
-    return results(platform) / "runs" / f"{name}.parquet"
-
-
 def perft(platform: str) -> Path:
     """All rows of the adaptations of trained runs (PERFT)."""
     return results(platform) / "perft.parquet"
+
+
+TABLES = {"measurements": measurements, "quality": quality, "perft": perft}  # what figures and the report are made from
+
+
+def reported(platform: str) -> set[str]:
+    """The tables that a platform's report is of: measurements, and what else is stored."""
+    return {name for name, path in TABLES.items() if name == "measurements" or path(platform).is_file()}
+
+
+def run_file(platform: str, name: str) -> Path:
+    """The Parquet file of a training run."""
+    return results(platform) / "runs" / f"{name}.parquet"
 
 
 def perft_file(platform: str, name: str) -> Path:

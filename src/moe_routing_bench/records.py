@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from moe_routing_bench import files
 from moe_routing_bench.errors import UserError, bad, writing
 from moe_routing_bench.grid import Job, spec_hash
 
@@ -70,13 +71,8 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]], spec: str) -> None:
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Write a table under a temporary name in the same folder, then rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with files.replacing(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: Path) -> None:

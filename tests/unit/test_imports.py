@@ -13,6 +13,7 @@ PACKAGE = Path(moe_routing_bench.__file__).parent
 # part -> the parts that it may import, at the top or inside a function
 MAY_IMPORT = {
     "errors": "",
+    "files": "",
     "platforms": "",
     "settings": "errors",
     "skew": "errors",
@@ -22,18 +23,19 @@ MAY_IMPORT = {
     "grid": "errors settings skew trace routers benches",  # of benches and routers, the tables
     "row_map": "grid",
     "workload": "errors grid skew trace",
-    "cute_cache": "cute_support",
+    "cute_cache": "cute_support files",
     "cute_layouts": "cute_support",
     "cute_support": "",
     "benches": "errors grid row_map workload routers cute_cache cute_support",
     "ops": "errors benches",
     "paths": "platforms grid routers",
-    "records": "errors grid",
+    "records": "errors files grid",
     "measure": "errors settings platforms grid paths records benches routers",
-    "quality": "errors config platforms paths records routers measure",
+    "quality": "errors files options config platforms paths records routers measure",
     "figures": "errors platforms benches quality routers",
-    "report": "errors platforms benches figures paths quality",
-    "cli": "errors settings platforms config grid paths records benches routers figures report measure quality",
+    "report": "errors files platforms benches figures paths quality",
+    "options": "paths",
+    "cli": "errors options settings platforms config grid paths records benches routers figures report measure quality",
 }
 MAY_IMPORT_TORCH = {
     *("benches", "routers", "workload", "cute_cache", "cute_layouts", "cute_support", "measure", "ops", "quality"),

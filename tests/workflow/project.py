@@ -50,9 +50,10 @@ class Project:
         shutil.copytree(self.folder, folder, symlinks=True)
         return Project(folder)
 
-    def configure(self, grid: list[dict], measure: dict | None = None) -> None:
-        """Write the default config."""
-        text = yaml.safe_dump({"seed": 17, "device": "cpu", "measure": measure or SMALL, "grid": grid}, sort_keys=False)
+    def configure(self, grid: list[dict], measure: dict | None = None, **sections: list[dict]) -> None:
+        """Write the default config, with training entries or adaptations as `sections`."""
+        parts = {"seed": 17, "device": "cpu", "measure": measure or SMALL, "grid": grid} | sections
+        text = yaml.safe_dump(parts, sort_keys=False)
         (self.folder / "config/config.yaml").write_text(text)
 
     def run(self, *command: str | Path, check: bool = True) -> subprocess.CompletedProcess:

@@ -2,8 +2,7 @@
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
-from project import GRID, SMALL, Project, count
+from project import GRID, Project, count
 
 BASE = {
     "label": "tiny", "router": ["softk"], "seed": [1], "corpora": {"stdlib": 20000}, "experts": 4, "dim": 16, "heads": 2, "expert_hidden": 16,
@@ -17,17 +16,11 @@ JOBS = {"train": 1, "adapt": 3, "collect_perft": 1}
 TARGET = "results/cpu/perft.parquet"
 
 
-def configure(project: Project, entry: dict) -> None:
-    """The small grid, a run and its adaptation."""
-    parts = {"seed": 17, "device": "cpu", "measure": SMALL, "grid": GRID, "quality": [BASE], "perft": [entry]}
-    (project.folder / "config/config.yaml").write_text(yaml.safe_dump(parts))
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A copy with a run and its adaptation, all done."""
     project = Project.create(tmp_path_factory.mktemp("perft"))
-    configure(project, ENTRY)
+    project.configure(GRID, quality=[BASE], perft=[ENTRY])
     assert count(project.snakemake(TARGET)) == JOBS
     return project
 
@@ -47,9 +40,9 @@ def test_rows_are_collected_with_the_chosen_rate(project: Project) -> None:
 def test_what_runs_again(project: Project) -> None:
     """Nothing; another rank; adaptations alone after an edit of the adapters, with their bases after one of the loop."""
     assert project.jobs(TARGET) == {}
-    configure(project, ENTRY | {"rank": [2, 4]})
+    project.configure(GRID, quality=[BASE], perft=[ENTRY | {"rank": [2, 4]}])
     assert project.jobs(TARGET) == {"adapt": 3, "collect_perft": 1}
-    configure(project, ENTRY)
+    project.configure(GRID, quality=[BASE], perft=[ENTRY])
     adapted = {"adapt": 3, "collect_perft": 1}
     for name, expected in (("perft_summary", {"collect_perft": 1}), ("adapters", adapted), ("train", JOBS)):
         path = project.folder / f"src/moe_routing_bench/quality/{name}.py"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from project import CELLS, DRAWN, GRID, SMALL, Project, count
+from project import CELLS, DRAWN, GRID, Project, count
 
 from moe_routing_bench.figures import FIGURES
 
@@ -22,19 +22,11 @@ JOBS = {"train": 3, "time_training": 1, "collect_quality": 1}
 TARGET = "results/cpu/quality.parquet"
 
 
-def configure(project: Project, *entries: dict) -> None:
-    """The small grid, and training entries."""
-    parts = {"seed": 17, "device": "cpu", "measure": SMALL, "grid": GRID} | (
-        {"quality": list(entries)} if entries else {}
-    )
-    (project.folder / "config/config.yaml").write_text(yaml.safe_dump(parts))
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A copy with a training run, its pilots and its timing, all done."""
     project = Project.create(tmp_path_factory.mktemp("training"))
-    configure(project, ENTRY)
+    project.configure(GRID, quality=[ENTRY])
     assert count(project.snakemake(TARGET)) == JOBS
     return project
 
@@ -53,9 +45,9 @@ def test_rows_are_collected_with_the_chosen_rate_and_the_time(project: Project) 
 @pytest.mark.slow
 def test_what_runs_again(project: Project) -> None:
     """Nothing; a new seed; all after an edit of the loop; only the ranking after an edit of the comparison."""
-    configure(project, ENTRY | {"seed": [1, 2]})
+    project.configure(GRID, quality=[ENTRY | {"seed": [1, 2]}])
     assert project.jobs(TARGET) == {"train": 1, "collect_quality": 1}
-    configure(project, ENTRY)
+    project.configure(GRID, quality=[ENTRY])
     for name, expected in (("compare", {"collect_quality": 1}), ("train", JOBS), ("train", {})):
         path = project.folder / f"src/moe_routing_bench/quality/{name}.py"
         before = path.read_text()
@@ -68,7 +60,7 @@ def test_what_runs_again(project: Project) -> None:
 def test_without_a_quality_section_nothing_is_trained(project: Project) -> None:
     """The jobs are those of the grid; rows that are stored are in its report all the same, and are not collected again."""
     bench = {"measure": sum(CELLS.values()), "collect": 1, "html": 1, "all": 1}
-    configure(project)
+    project.configure(GRID)
     rows = project.folder / TARGET
     stored = sum(figure.source in ("measurements", "quality") for figure in FIGURES.values())
     assert project.jobs() == bench | {"figure": stored}

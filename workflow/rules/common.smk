@@ -30,9 +30,8 @@ if TRAINING.finals:
 if TRAINING.adaptations:
     paths.keep(paths.code(PLATFORM, "perft"), paths.code_hashes(paths.adaptation_files()))
 # Rows of training runs are reported when this config makes them, or when they are stored.
-SOURCES = {"measurements"}
-SOURCES |= {"quality"} if TRAINING.finals or paths.quality(PLATFORM).is_file() else set()
-SOURCES |= {"perft"} if TRAINING.adaptations or paths.perft(PLATFORM).is_file() else set()
+PLANNED = {"quality": TRAINING.finals, "perft": TRAINING.adaptations}
+SOURCES = paths.reported(PLATFORM) | {name for name, runs in PLANNED.items() if runs}
 REPORTED = [figure.name for figure in FIGURES.values() if figure.source in SOURCES]
 CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
 

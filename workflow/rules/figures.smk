@@ -4,7 +4,7 @@
 DRAWN_WITH = {
     "measurements": ["figures/style"],
     "quality": ["figures/style", "figures/quality_style", "quality/specialisation"],
-    "perft": ["figures/style"],
+    "perft": ["figures/style", "figures/quality_style"],
 }
 
 for figure in FIGURES.values():

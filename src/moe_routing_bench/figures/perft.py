@@ -5,6 +5,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures import style
 from moe_routing_bench.quality import perft_summary
 from moe_routing_bench.quality.adaptation import VARIANTS
@@ -21,7 +22,7 @@ def draw(table: pd.DataFrame) -> Figure:
     if found.empty:
         figure, (axes,) = style.canvas(1, 1, 8, 4)
         style.empty(axes, "no final adaptation of a trained run")
-        return _finish(figure, table.iloc[:0])
+        return quality.finish(figure, TITLE, table.iloc[:0], what="adaptations")
     rows, entries = perft_summary.finals(table), found["label"].unique()
     figure, panels = style.canvas(len(entries), 2, 11, 4.6 * len(entries))
     for number, label in enumerate(entries):
@@ -34,7 +35,7 @@ def draw(table: pd.DataFrame) -> Figure:
         panels[2 * number + 1].legend(
             title="ranks from left to right", fontsize=7, title_fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5)
         )  # fmt: skip
-    return _finish(figure, rows)
+    return quality.finish(figure, TITLE, rows, what="adaptations")
 
 
 def _panel(axes: Axes, found: pd.DataFrame, rows: pd.DataFrame, column: str) -> None:
@@ -59,15 +60,3 @@ def _describe(rows: pd.DataFrame) -> str:
     frozen = (rows["bits_per_byte"] + rows["gain"]).mean()
     texts = f"{' + '.join(one['old_domains'])} → {' + '.join(one['domains'])}"
     return f"{one['label']}: {one['router']}, E={one['experts']:.0f}, {one['base_params'] / 1e6:.3g} M frozen parameters, {texts}\nwithout adapters {frozen:.3f} bits per byte; n = {seeds} seed{'s' * (seeds > 1)}"
-
-
-def _finish(figure: Figure, rows: pd.DataFrame) -> Figure:
-    """Title above, provenance below."""
-    figure.suptitle(TITLE, fontweight="bold")
-    machine, torch = (", ".join(dict.fromkeys(map(str, rows[name].dropna()))) for name in ("device", "torch_version"))
-    days = sorted({str(day)[:10] for day in rows["ended_at"].dropna()})
-    text = "no adaptations"
-    if len(rows):
-        text = f"{machine} | torch {torch} | {' to '.join(dict.fromkeys(days[:1] + days[-1:]))} | n = {rows['run'].nunique()} adaptations | means over seeds, 95 % CI by Student's t"
-    figure.supxlabel(text, fontsize=7, color="0.35")
-    return figure

@@ -91,6 +91,21 @@ def band(axes: Axes, x: np.ndarray, mean: np.ndarray, half: np.ndarray, tint: st
     axes.fill_between(x, mean - half, mean + half, color=tint, alpha=min(0.15, 0.5 / bands), lw=0)
 
 
+def curves(axes: Axes, rows: pd.DataFrame, column: str, least: float = -np.inf, dashed: bool = False) -> None:
+    """`column` of each contestant over the bytes trained on, with bands and names; `dashed` for rules that are not causal."""
+    ends, means = [], []
+    for name, group in ordered(rows):
+        tint = color(group["router"].iloc[0])
+        x, mean, half = over_tokens(group, column)
+        line = "--" if dashed and not group["causal"].all() else "-"
+        band(axes, x, mean, half, tint, rows["contestant"].nunique(), line)
+        ends.append((x[-1], mean[-1], name, tint))
+        means += list(mean)
+    frame(axes, y=means, least=least)
+    axes.set_xlabel("bytes trained on (millions)")
+    label(axes, ends)
+
+
 def color(router: str) -> str:
     """Black for the dense model, grey for a router that is no longer in the zoo."""
     if router == DENSE:
@@ -182,20 +197,22 @@ def panels(contests: Sequence[tuple[str, pd.DataFrame]], columns: int, width: fl
     return figure, axes, ((title, group, row) for (title, group), row in zip(contests, own, strict=True))
 
 
-def finish(figure: Figure, title: str, rows: pd.DataFrame, note: str = "", timed: bool = False) -> Figure:
+def finish(
+    figure: Figure, title: str, rows: pd.DataFrame, note: str = "", timed: bool = False, what: str = "training runs"
+) -> Figure:
     """Title above, provenance below: hardware, versions, days, numbers of runs. `timed`: the figure shows a speed."""
     cpu = timed and not rows.empty and (rows["platform"] == CPU).all()
     figure.suptitle(title + (" (CPU: only ratios are meaningful)" if cpu else ""), fontweight="bold")
-    text = " | ".join(filter(None, [provenance(rows), note]))
+    text = " | ".join(filter(None, [provenance(rows, what), note]))
     letters = int(figure.get_size_inches()[0] * 72 / (0.52 * 7))
     figure.supxlabel("\n".join(textwrap.wrap(text, letters)), fontsize=7, color="0.35")
     return figure
 
 
-def provenance(rows: pd.DataFrame) -> str:
+def provenance(rows: pd.DataFrame, what: str) -> str:
     """Hardware, torch, days and counts of the runs shown."""
     if rows.empty:
-        return "no training runs"
+        return f"no {what}"
     days = sorted({str(day)[:10] for day in rows["ended_at"].dropna()}) or ["date unknown"]
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     machine, torch = (", ".join(dict.fromkeys(map(str, rows[name].dropna()))) or "unknown" for name in ("device", "torch_version"))  # fmt: skip
@@ -203,4 +220,4 @@ def provenance(rows: pd.DataFrame) -> str:
     drawn = "means over seeds, 95 % CI by Student's t"
     if rows["seed"].nunique() == 1:
         drawn = "one seed: no intervals, differences may be chance"
-    return f"{machine} | torch {torch} | {span} | n = {rows['run'].nunique()} runs | {drawn}{seen}"
+    return f"{machine} | torch {torch} | {span} | n = {rows['run'].nunique()} {what.split()[-1]} | {drawn}{seen}"

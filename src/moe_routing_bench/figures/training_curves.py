@@ -46,14 +46,6 @@ def _curves(axes: Axes, rows: pd.DataFrame, column: str, label: str, title: str)
     if rows.empty:
         style.empty(axes, "no such run")
         return
-    ends, means = [], []
-    for name, group in quality.ordered(rows):
-        tint = quality.color(group["router"].iloc[0])
-        x, mean, half = quality.over_tokens(group, column)
-        quality.band(axes, x, mean, half, tint, rows["contestant"].nunique())
-        ends.append((x[-1], mean[-1], name, tint))
-        means += list(mean)
-    quality.frame(axes, y=means)
-    axes.set(xlabel="bytes trained on (millions)", ylabel=label)
+    quality.curves(axes, rows, column)
+    axes.set_ylabel(label)
     axes.set_title(title, fontsize=9)
-    quality.label(axes, ends)

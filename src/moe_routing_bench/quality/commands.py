@@ -13,6 +13,7 @@ from moe_routing_bench import config as bench_config
 from moe_routing_bench import paths, platforms, records
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.measure import gpus
+from moe_routing_bench.options import ConfigJson, Configs, Platform
 from moe_routing_bench.quality import adaptations, plan, runs
 from moe_routing_bench.quality.adaptation import VARIANTS, Adaptation
 from moe_routing_bench.quality.run import DENSE, Run
@@ -44,11 +45,8 @@ def train(
     run = Run.from_spec(spec) if spec is not None else by_hand(router, network, seed, steps, option or [])
     out = out or paths.run_file(platforms.current(), run.name)
     records.check_writable(out)
-    known, chosen = run.spec, {}
-    if run.lr is None:
-        lr, chosen = runs.best_lr(pilots or [])
-        run = dataclasses.replace(run, lr=lr)
-        print(f"learning rate {lr:g} of {chosen['pilot_lrs']}: validation losses {chosen['pilot_losses']}", flush=True)
+    known = run.spec
+    run, chosen = with_lr(run, pilots)
     with gpus.reserved(alone=False):
         _torch(threads)
         _module("train").train(run, out, _device(), chosen, known)
@@ -75,19 +73,12 @@ def time_training(
 
 
 def collect(
-    config: Annotated[
-        list[Path] | None, typer.Option("--config", help=f"Config file [default: {paths.CONFIG}]")
-    ] = None,
-    config_json: Annotated[
-        str | None, typer.Option(help="The effective config as one JSON text, instead of files")
-    ] = None,
+    config: Configs = None,
+    config_json: ConfigJson = None,
     out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/quality.parquet]")] = None,
 ) -> None:
     """Join the rows of all training runs of a config into one file, with the times of those timed alone, and rank them."""
-    effective = bench_config.load(json.loads(config_json) if config_json else config or [paths.CONFIG])
-    paths.hide_gpu(effective["device"])
-    platform = platforms.current()
-    planned = plan.expand(effective.get("quality", []), effective.get("perft", []))
+    planned, platform = planned_by(config, config_json)
     if not planned.finals:
         raise bad("config.quality", "no runs", "at least one entry")
     out = out or paths.quality(platform)
@@ -128,11 +119,9 @@ def adapt(
         adaptation = Adaptation.from_spec(spec)
     out = out or paths.perft_file(platforms.current(), adaptation.name)
     records.check_writable(out)
-    known, chosen = adaptation.spec, {}
-    if adaptation.run.lr is None:
-        lr, chosen = runs.best_lr(pilots or [], adaptations.SCHEMA)
-        adaptation = dataclasses.replace(adaptation, run=dataclasses.replace(adaptation.run, lr=lr))
-        print(f"learning rate {lr:g} of {chosen['pilot_lrs']}: validation losses {chosen['pilot_losses']}", flush=True)
+    known = adaptation.spec
+    run, chosen = with_lr(adaptation.run, pilots, adaptations.SCHEMA)
+    adaptation = dataclasses.replace(adaptation, run=run)
     with gpus.reserved(alone=False):
         _torch(threads)
         _module("adapt").adapt(adaptation, base, out, _device(), chosen, known)
@@ -140,19 +129,12 @@ def adapt(
 
 
 def collect_perft(
-    config: Annotated[
-        list[Path] | None, typer.Option("--config", help=f"Config file [default: {paths.CONFIG}]")
-    ] = None,
-    config_json: Annotated[
-        str | None, typer.Option(help="The effective config as one JSON text, instead of files")
-    ] = None,
+    config: Configs = None,
+    config_json: ConfigJson = None,
     out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/perft.parquet]")] = None,
 ) -> None:
     """Join the rows of all adaptations of a config into one file, and print losses and parameters by variant and rank."""
-    effective = bench_config.load(json.loads(config_json) if config_json else config or [paths.CONFIG])
-    paths.hide_gpu(effective["device"])
-    platform = platforms.current()
-    planned = plan.expand(effective.get("quality", []), effective.get("perft", []))
+    planned, platform = planned_by(config, config_json)
     if not planned.adaptations:
         raise bad("config.perft", "no adaptations", "at least one entry")
     out = out or paths.perft(platform)
@@ -164,7 +146,7 @@ def collect_perft(
 
 
 def compare(
-    platform: Annotated[str | None, typer.Option(help="Folder name of the device [default: this machine's]")] = None,
+    platform: Platform = None,
     metric: Annotated[str, typer.Option(help="A numeric column")] = "bits_per_byte",
 ) -> None:
     """Rank the routers of quality.parquet by their mean over seeds, with intervals, paired tests and ties."""
@@ -174,11 +156,27 @@ def compare(
 
 
 def specialisation(
-    platform: Annotated[str | None, typer.Option(help="Folder name of the device [default: this machine's]")] = None,
+    platform: Platform = None,
 ) -> None:
     """How far the experts of quality.parquet specialise by domain, in bits, beside the loss, with intervals over seeds."""
     table = runs.read(paths.quality(platform or platforms.current()))
     print(_module("specialisation").text(table.to_pandas()))
+
+
+def planned_by(config: list[Path] | None, config_json: str | None) -> tuple[plan.Plan, str]:
+    """The runs and adaptations of a config, and the platform that they are of."""
+    effective = bench_config.load(json.loads(config_json) if config_json else config or [paths.CONFIG])
+    paths.hide_gpu(effective["device"])
+    return plan.expand(effective.get("quality", []), effective.get("perft", [])), platforms.current()
+
+
+def with_lr(run: Run, pilots: list[Path] | None, schema: Any = runs.SCHEMA) -> tuple[Run, dict[str, Any]]:
+    """The run with a learning rate, that of its best pilot where it has none, and the row fields which say so."""
+    if run.lr is not None:
+        return run, {}
+    lr, chosen = runs.best_lr(pilots or [], schema)
+    print(f"learning rate {lr:g} of {chosen['pilot_lrs']}: validation losses {chosen['pilot_losses']}", flush=True)
+    return dataclasses.replace(run, lr=lr), chosen
 
 
 def by_hand(router: str, network: str, seed: int, steps: int, options: list[str]) -> Run:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from platformdirs import user_cache_path
 
+from moe_routing_bench import files
 from moe_routing_bench.errors import bad
 from moe_routing_bench.quality import run as runs
 
@@ -107,9 +108,9 @@ def _documents(name: str) -> list[tuple[str, Callable[[], bytes]]]:
 
 def _modules(root: Path) -> Iterator[Path]:
     """Every Python file below a folder but those of installed packages."""
-    for place, folders, files in os.walk(root):
+    for place, folders, names in os.walk(root):
         folders[:] = [one for one in folders if one not in ("site-packages", "dist-packages", "__pycache__")]
-        yield from (Path(place) / one for one in files if one.endswith(".py"))
+        yield from (Path(place) / one for one in names if one.endswith(".py"))
 
 
 def _shakespeare() -> Iterator[tuple[str, bytes]]:
@@ -154,10 +155,8 @@ def _archive(name: str) -> bytes:
         except (urllib.error.URLError, OSError) as error:
             raise bad(f"corpus {name}", f"no answer from {url} ({error})", "a network connection", hint) from error
         _verify(name, content, sha256, path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        with files.replacing(path) as temporary:
+            temporary.write_bytes(content)
         return content
     return _verify(name, path.read_bytes(), sha256, path)
 

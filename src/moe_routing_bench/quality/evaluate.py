@@ -58,8 +58,9 @@ class Loads:
         sizes = ((domains, experts), (len(BYTE_CLASSES), experts), (), (), (), (), (len(CAPACITY_FACTORS),))
         return Loads(*(torch.zeros(size, dtype=torch.float64, device=device) for size in sizes))
 
-    def add(self, seen: Seen, top_k: int, valid_T: Tensor, domain_T: Tensor, class_T: Tensor) -> None:
-        """Add a batch: `valid_T` bool leaves padding out, `top_k` is the number of choices that a capacity counts on."""
+    def add(self, seen: Seen, top_k: int | None, valid_T: Tensor, domain_T: Tensor, class_T: Tensor) -> None:
+        """Add a batch: `valid_T` bool leaves padding out. `top_k` is the number of choices that a capacity counts
+        on; where it is None, drops by factor are not counted."""
         experts = self.by_domain.shape[1]
         scores = seen.scores_TE.double() * valid_T[:, None]
         self.entropy += torch.special.entr(scores).sum()
@@ -71,11 +72,10 @@ class Loads:
             self.dropped += dropped.sum()
             self.lost += (wanted.any(1) & (dropped == wanted).all(1)).sum()
             self.chosen += wanted.any(1).sum()
-            rank_TK = ranks(seen.ids_TK, experts)
-            for number, factor in enumerate(CAPACITY_FACTORS):
-                limit = capacity(len(rank_TK), top_k, experts, factor)
-                assert limit is not None
-                self.over[number] += (wanted & (rank_TK >= limit)).sum()
+            if top_k is not None:
+                limits = [capacity(len(wanted), top_k, experts, factor) for factor in CAPACITY_FACTORS]
+                over = ranks(seen.ids_TK, experts) >= torch.tensor(limits, device=wanted.device)[:, None, None]
+                self.over += (over & wanted).sum((1, 2))
             choices = torch.zeros_like(scores)
             choices.scatter_add_(1, seen.ids_TK.long().clamp(0, experts - 1), wanted.double())
         self.by_domain.index_add_(0, domain_T, choices)
@@ -98,7 +98,8 @@ def loss_of(model: TinyLM, windows: Windows, batch: int) -> tuple[float, list[Lo
             total += F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum").double()  # fmt: skip
             valid = (targets != IGNORED).flatten()
             domain = torch.from_numpy(windows.domains[numbers]).to(inputs.device).repeat_interleave(windows.sequence)
-            seen = [(one, layer.top_k) for layer in model.layers for one in layer.seen]
+            # drops by factor are those of what routers ask for, which a capacity in the layers before would change
+            seen = [(one, layer.top_k if layer.capacity_factor is None else None) for layer in model.layers for one in layer.seen]  # fmt: skip
             for sums, one in zip(loads, seen, strict=True):
                 sums.add(*one, valid, domain, classes[inputs.flatten()])
     return float(total) / windows.total, loads

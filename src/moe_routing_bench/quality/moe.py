@@ -47,42 +47,49 @@ def place(ids_TK: Tensor, weights_TK: Tensor, experts: int, limit: int | None, p
     have `limit` rows each; otherwise they follow one another at multiples of `ALIGN`.
     """
     tokens, choices = ids_TK.shape
-    flat, device = ids_TK.reshape(-1).long(), ids_TK.device
-    group = torch.where((flat >= 0) & (flat < experts), flat, experts)  # the last group: nothing to compute
+    group, device = _groups(ids_TK, experts), ids_TK.device
     if policy == "position":
         order = group.argsort(stable=True)
     else:
         score = weights_TK.detach().reshape(-1)
-        first = torch.randperm(len(flat), device=device) if policy == "random" else score.argsort(descending=True, stable=True)  # fmt: skip
+        first = torch.randperm(len(group), device=device) if policy == "random" else score.argsort(descending=True, stable=True)  # fmt: skip
         order = first[group[first].argsort(stable=True)]
-    load = torch.zeros(experts + 1, dtype=torch.int64, device=device).scatter_add_(0, group, torch.ones_like(group))
     sorted_group = group[order]
-    rank = torch.arange(len(flat), device=device) - (load.cumsum(0) - load)[sorted_group]
+    load, rank = _ranked(sorted_group, experts)
     limit = tokens if limit is None else limit
     kept = (rank < limit) & (sorted_group < experts)
     if padded:
         size, rows = torch.full_like(load, limit), experts * limit
     else:
         size = (load.clamp(max=limit) + ALIGN - 1) // ALIGN * ALIGN
-        rows = -(-min(len(flat), experts * limit) // ALIGN) * ALIGN + ALIGN * experts
+        rows = -(-min(len(group), experts * limit) // ALIGN) * ALIGN + ALIGN * experts
     size[experts] = 0
     ends = size.cumsum(0)
     row = torch.where(kept, (ends - size)[sorted_group] + rank, rows)
-    choice = torch.full((rows + 1,), len(flat), device=device).scatter_(0, row, order)
+    choice = torch.full((rows + 1,), len(group), device=device).scatter_(0, row, order)
     kept_TK = torch.zeros_like(kept).scatter_(0, order, kept).view(tokens, choices)
     return Placement(choice[:rows], ends[:experts].int(), kept_TK)
 
 
 def ranks(ids_TK: Tensor, experts: int) -> Tensor:
     """How many choices of the same expert come before each choice (T, K), by position; ids outside 0..E-1 share a group."""
-    flat = ids_TK.reshape(-1).long()
-    group = torch.where((flat >= 0) & (flat < experts), flat, experts)
+    group = _groups(ids_TK, experts)
     order = group.argsort(stable=True)
-    load = torch.zeros(experts + 1, dtype=torch.int64, device=flat.device).scatter_add_(
-        0, group, torch.ones_like(group)
-    )
-    rank = torch.arange(len(flat), device=flat.device) - (load.cumsum(0) - load)[group[order]]
+    _, rank = _ranked(group[order], experts)
     return torch.empty_like(rank).scatter_(0, order, rank).view_as(ids_TK)
+
+
+def _groups(ids_TK: Tensor, experts: int) -> Tensor:
+    """The expert of each choice (T K,) int64; E, the last group, where there is nothing to compute."""
+    flat = ids_TK.reshape(-1).long()
+    return torch.where((flat >= 0) & (flat < experts), flat, experts)
+
+
+def _ranked(sorted_group: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """Of choices in the order of their groups: the load of each group (E + 1,), and the rank of each choice in its own."""
+    load = sorted_group.new_zeros(experts + 1).scatter_add_(0, sorted_group, torch.ones_like(sorted_group))
+    rank = torch.arange(len(sorted_group), device=sorted_group.device) - (load.cumsum(0) - load)[sorted_group]
+    return load, rank
 
 
 class Experts(nn.Module):

@@ -75,14 +75,12 @@ def _add(plan: Plan, entry: Mapping[str, Any], axes: dict[str, Any], keep: bool)
     be adapted."""
     scalars = {name: value for name, value in entry.items() if name not in _OWN}
     scalars.setdefault("eval_every", scalars.get("steps", Run.steps))
-    scalars["corpora"] = {name: None if most == "all" else most for name, most in entry["corpora"].items()}
+    scalars["corpora"] = _corpora(entry)
     axes["capacity_factor"] = None if axes["capacity_factor"] == "none" else float(axes["capacity_factor"])
     if axes["router"] == DENSE:  # it has no router to build and no capacity to exceed
         axes = {"router": DENSE, "network": "linear", "capacity_factor": None, "drop_policy": "position", "train_mode": "joint"}  # fmt: skip
     _check(axes["router"], axes["network"], entry.get("top_k", Run.top_k))
-    seeds, pilot = entry["seed"], entry.get("pilot")
-    if (pilot is None) == ("lr" not in entry):
-        raise bad(f"quality entry {entry['label']}", "both" if pilot else "neither", "one of lr and pilot")
+    seeds, pilot = entry["seed"], _pilot(entry, f"quality entry {entry['label']}")
     if pilot is not None:
         steps = pilot["steps"]
         own = {
@@ -113,12 +111,10 @@ def _adapt(plan: Plan, entry: Mapping[str, Any]) -> None:
     bases = [run for run in plan.finals.values() if run.label == entry["base"]]
     if len({replace(run, seed=0, trace_tokens=0).spec for run in bases}) > 1 or bases[0].router == DENSE:
         raise bad(where, f"base {entry['base']} with several routers or configs", "one router but dense, and its seeds")
-    pilot = entry.get("pilot")
-    if (pilot is None) == ("lr" not in entry):
-        raise bad(where, "both" if pilot else "neither", "one of lr and pilot")
+    pilot = _pilot(entry, where)
     own = {name: value for name, value in entry.items() if name in _SCHEDULE}
     own |= {"eval_every": own.get("eval_every", own["steps"]), "warmup": own.get("warmup", own["steps"] // 10)}
-    own |= {"corpora": {name: None if most == "all" else most for name, most in entry["corpora"].items()}}
+    own["corpora"] = _corpora(entry)
     own |= {"label": entry["label"], "pilots": (), "train_mode": "joint", "trace_tokens": 0, "keep_weights": False}
     alike = {name: entry[name] for name in ("adapters", "top_k", "alpha") if name in entry}
     for variant, rank in itertools.product(entry["variant"], entry["rank"]):
@@ -131,6 +127,19 @@ def _adapt(plan: Plan, entry: Mapping[str, Any]) -> None:
             own |= {"lr": None, "pilots": tuple(one.name for one in pilots)}
         finals = [Adaptation(replace(base, **own), base.name, variant, rank, **alike) for base in bases]
         plan.adaptations |= {one.name: one for one in finals}
+
+
+def _pilot(entry: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
+    """How an entry's learning rate is chosen, None where it is given. Raises `UserError` for both and for neither."""
+    pilot = entry.get("pilot")
+    if (pilot is None) == ("lr" not in entry):
+        raise bad(where, "both" if pilot else "neither", "one of lr and pilot")
+    return pilot
+
+
+def _corpora(entry: Mapping[str, Any]) -> dict[str, int | None]:
+    """The most bytes of each text, None: all."""
+    return {name: None if most == "all" else most for name, most in entry["corpora"].items()}
 
 
 def _check(router: str, network: str, top_k: int) -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 import platform as python_platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moe_routing_bench import paths, platforms
+from moe_routing_bench import files, paths, platforms
 from moe_routing_bench.errors import bad
 from moe_routing_bench.measure import provenance
 from moe_routing_bench.quality import corpora, data, evaluate, model, runs
@@ -231,13 +230,8 @@ def _wait(device: str) -> None:
 
 def _save(path: Path, state: Mapping[str, Any]) -> None:
     """Appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with files.replacing(path) as temporary:
         torch.save(state, temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _trace(training: Training, path: Path) -> None:

@@ -11,6 +11,7 @@ import jinja2
 import pandas as pd
 import pyarrow as pa
 
+from moe_routing_bench import files
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.report import predecessor, quality, verdicts
@@ -55,10 +56,8 @@ def render(
         machine=[(n, _values(frame, n)) for n in _MACHINE] + [(n, _spread(frame, n)) for n in _CEILINGS],
         days=_days(frame),
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_suffix(".tmp")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(out)
+    with files.replacing(out) as temporary:
+        temporary.write_text(page, encoding="utf-8")
 
 
 def _quality(

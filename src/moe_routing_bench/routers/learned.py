@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from moe_routing_bench.errors import bad, pick
@@ -60,6 +61,11 @@ class Learned(nn.Module):
         assert self.network is not None, f"{self.rule.name} has no router network"
         return networks.in_float32(self.network, x)
 
+    def fixed(self, ids: Tensor) -> Routing:
+        """A choice of top_k experts that no logits decide: even weights and scores, no losses."""
+        scores = losses.chosen(ids, self.experts) / self.top_k
+        return Routing(ids, torch.full_like(ids, 1 / self.top_k, dtype=torch.float32), {}, scores)
+
     def terms(
         self, logits: Tensor, scores: Tensor, ids: Tensor, batch: int, **own: Callable[[], Tensor]
     ) -> dict[str, Tensor]:
@@ -81,6 +87,12 @@ class Learned(nn.Module):
 
     def after_step(self) -> None:
         """Update what is learnt without a gradient; to be called after each step of the optimiser."""
+
+
+def by_column(taken: Tensor) -> Tensor:
+    """Ids (T, E) int32 of taken (T, E) bool: expert e in column e, or -1."""
+    experts = torch.arange(taken.shape[1], device=taken.device, dtype=torch.int32)
+    return torch.where(taken, experts, -1)
 
 
 def build(rule: str, dim: int, experts: int, top_k: int, network: str = "linear", **options: Any) -> Learned:

@@ -34,6 +34,11 @@ def last_layer(dim: int, outputs: int) -> nn.Linear:
     return layer
 
 
+def last_of(network: nn.Module) -> nn.Linear:
+    """The layer of a network that gives its logits."""
+    return [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1]
+
+
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
     """A region in which operations on the device of x keep their dtype; devices like meta have no autocast."""
     device = x.device.type

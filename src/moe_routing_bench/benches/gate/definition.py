@@ -26,7 +26,7 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
 
 def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Outputs of the right shape, not initialised."""
-    shape, device = (cell.tokens or 0, cell.top_k or 0), inputs["logits"].device
+    shape, device = (cell.tokens or 0, cell.top_k or 0), next(iter(inputs.values())).device
     return {
         "topk_ids": torch.empty(shape, dtype=torch.int32, device=device),
         "topk_weights": torch.empty(shape, dtype=torch.float32, device=device),
@@ -42,14 +42,9 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
     """Rows are compared as sets of (id, weight). Another id is a declared tie when its logit (plus bias) is equal."""
     ids, weights = outputs["topk_ids"], outputs["topk_weights"]
-    experts = cell.experts or 0
-    if bool(((ids < 0) | (ids >= experts)).any()):
-        return Check(
-            mismatches=int(((ids < 0) | (ids >= experts)).sum()), error="topk_ids: ids out of range or not written"
-        )
     ordered, place = ids.long().sort(dim=1)
-    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
-        return Check(error="topk_ids: a row holds an expert twice")
+    if malformed := no_choice(ordered, cell.experts or 0):
+        return malformed
     want_ids, want_place = expected["topk_ids"].long().sort(dim=1)
     tied = wrong = 0
     if bool((ordered != want_ids).any()):
@@ -66,6 +61,16 @@ def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], exp
         _weight_limit(cell), "topk_weights",
     )  # fmt: skip
     return both(values, Check(ties=tied))
+
+
+def no_choice(ordered: Tensor, experts: int) -> Check | None:
+    """Why ids (T, k), in rising order within a row, are no choice of distinct experts, or None."""
+    outside = (ordered < 0) | (ordered >= experts)
+    if bool(outside.any()):
+        return Check(mismatches=int(outside.sum()), error="topk_ids: ids out of range or not written")
+    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        return Check(error="topk_ids: a row holds an expert twice")
+    return None
 
 
 def _weight_limit(cell: Cell) -> float:

@@ -34,13 +34,11 @@ MOST_VECTORS, MOST_ELEMENTS = 8, 32  # of a row with one scale that a thread hol
 
 @dataclass(frozen=True)
 class Scales:
-    """How a thread's vectors fall into groups of one scale; compile-time constants, all part of the kernel cache's key."""
+    """How a thread's vectors fall into groups of one scale; compile-time constants."""
 
     span: int  # vectors of a thread, one after the other, that share a scale
     side: int  # scales side by side among the lanes of a warp
     of_row: int  # scales of a row
-    largest: float = fp8.LARGEST
-    least_amax: float = fp8.LEAST_AMAX
 
     def of_tile(self, tiling: RowTiling) -> int:
         """Scales of a column tile."""
@@ -116,9 +114,9 @@ def pack_fp8_kernel(
         amax = over_lanes(largest(fragment, first, kind.span), WARP // kind.side)
         if cutlass.const_expr(tiling.lanes > WARP):
             amax = over_warps(amax, tiling.lanes // WARP)
-        small = amax < kind.least_amax
-        scale = cutlass.select_(small, Float32(1.0), amax * Float32(1 / kind.largest))
-        factor = cutlass.select_(small, Float32(1.0), kind.largest * cute.arch.rcp_approx(amax))
+        small = amax < fp8.LEAST_AMAX
+        scale = cutlass.select_(small, Float32(1.0), amax * Float32(1 / fp8.LARGEST))
+        factor = cutlass.select_(small, Float32(1.0), fp8.LARGEST * cute.arch.rcp_approx(amax))
         for v in cutlass.range_constexpr(first, first + kind.span):
             wide[None, v].store(wide[None, v].load() * factor)
         if cutlass.const_expr(kind.side > 1):
@@ -165,7 +163,7 @@ def pack_fp8_host(
     )
 
 
-@cute_cache.cached
+@functools.partial(cute_cache.cached, also=(fp8.__file__,))
 def compile_for(arch: str, kind: Scales, top_k: int, tiling: RowTiling, slab: int, keep: bool = False) -> Any:
     """Compile pack to fp8 for one architecture and shape class (no GPU needed).
 

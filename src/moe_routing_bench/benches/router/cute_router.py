@@ -25,16 +25,19 @@ from cutlass import Float32, Int32, Int64
 
 from moe_routing_bench import cute_cache
 from moe_routing_bench import cute_support as support
-from moe_routing_bench.benches.gate import cute_gate, rules
+from moe_routing_bench.benches.gate import cute_gate
 from moe_routing_bench.benches.gate.cute_gate import THREADS, gate_warp
 from moe_routing_bench.benches.gate.rules import WARP, Rule, rule_of
+from moe_routing_bench.benches.router import split
+from moe_routing_bench.benches.router.split import SMS, supports
+
+__all__ = ["compile_for", "precompile", "prepare", "supports"]
 
 WARPS = THREADS // WARP
 ROWS, COLUMNS, DEPTH = 16, 8, 16  # of a product: tokens, experts, elements of H
 QUAD = 4  # lanes that share a row of an operand
 LANE = 8  # neighbouring elements of H that a lane loads: those of two products
 CHUNK = QUAD * LANE
-SMS = 132
 # Most 16-byte copies of a thread in flight: 96 KB a block, or 80, which beside the gate's leave room for two on an SM.
 ALONE, PAIRED = 48, 40
 
@@ -307,13 +310,6 @@ def compile_for(
     return support.compile_kernel(router_host, arguments, arch, keep)
 
 
-def supports(cell: Any) -> str | None:
-    """Why the fused kernel cannot run a cell, or None."""
-    if cell.dtype == "fp32":
-        return "the fused router takes bf16 and fp16: tensor cores round float32"
-    return rules.supports(cell)
-
-
 def _divisor(total: int, most: int) -> int:
     """The largest divisor up to `most`; where that is less than half of it, `most`, and something is padded."""
     fitting = max(n for n in range(1, most + 1) if total % n == 0)
@@ -321,16 +317,13 @@ def _divisor(total: int, most: int) -> int:
 
 
 def choose(tokens: int, hidden: int, experts: int, rule: Rule) -> Form:
-    """The form of a shape. How many parts: see `triton_router.form`; here a part is one round of loads where it can be."""
+    """The form of a shape; a part is one round of loads where it can be."""
     tiles = tiles_of(experts)
     rows = 1
     while rows < 4 and tokens > ROWS * rows * SMS and 2 * rows * tiles <= 16:
         rows *= 2
     blocks, chunks = -(-tokens // (ROWS * rows)), -(-hidden // CHUNK)
-    parts = max(
-        1, min(round((hidden / 2 / min(ROWS * rows, tokens)) ** 0.5), 2 * SMS // blocks if 2 * blocks <= SMS else 1)
-    )
-    parts = _divisor(chunks, min(parts, chunks))
+    parts = _divisor(chunks, min(split.parts(tokens, hidden, ROWS * rows), chunks))
     each = -(-chunks // parts)
     fit = (ALONE if blocks * parts <= SMS else PAIRED) // (tiles + 2 * rows)
     flight = _divisor(each, min(each, max(2, fit))) if hidden % LANE == 0 else 1  # narrow loads are not asynchronous

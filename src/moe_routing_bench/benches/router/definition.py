@@ -14,7 +14,7 @@ from moe_routing_bench.grid import Cell
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload import TORCH_DTYPES, draw_routing, generator, randn
 
-assignment = gate.assignment
+assignment, empty_outputs = gate.assignment, gate.empty_outputs
 
 _TIE = 1e-6  # as in gate: scores this near are equal in float32, however exact their logits
 _REACHED = 1e-2  # of the largest eigenvalue of W W^T: logits along smaller ones would need huge tokens
@@ -39,15 +39,6 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     return inputs
 
 
-def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Outputs of the right shape, not initialised."""
-    shape, device = (cell.tokens or 0, cell.top_k or 0), inputs["x"].device
-    return {
-        "topk_ids": torch.empty(shape, dtype=torch.int32, device=device),
-        "topk_weights": torch.empty(shape, dtype=torch.float32, device=device),
-    }
-
-
 def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Product and rule in float64; also `bound` (T, 1), by which any float32 logit of a token may be off.
 
@@ -70,12 +61,9 @@ def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], exp
     two logits (relative; every rule's score grows no faster than exp), so 2 `bound`, and as much again in such a row.
     """
     ids, weights = outputs["topk_ids"].long(), outputs["topk_weights"]
-    outside = (ids < 0) | (ids >= (cell.experts or 0))
-    if bool(outside.any()):
-        return Check(mismatches=int(outside.sum()), error="topk_ids: ids out of range or not written")
     ordered, place = ids.sort(dim=1)
-    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
-        return Check(error="topk_ids: a row holds an expert twice")
+    if malformed := gate.no_choice(ordered, cell.experts or 0):
+        return malformed
     want, want_weights = (expected[name].clone() for name in ("topk_ids", "topk_weights"))
     other = (ordered != want.long().sort(dim=1).values).any(1)
     if bool(other.any()):

@@ -21,8 +21,11 @@ import triton.language as tl
 
 from moe_routing_bench.benches.gate import rules
 from moe_routing_bench.benches.gate.triton_gate import choose, expert_of, store_choice, weigh
+from moe_routing_bench.benches.router import split
+from moe_routing_bench.benches.router.split import SMS, supports
 
-SMS = 132
+__all__ = ["prepare", "supports"]
+
 SCORES = 8192  # most of a program: keys of 64 bits are in registers
 WEIGHT_TILE = 32768  # most bytes of the weight's tile in shared memory, of which the pipeline holds STAGES
 STAGES = 4
@@ -76,25 +79,12 @@ def router_kernel(
         store_choice(ids_ptr, weights_ptr, token, tokens, winners, weight, broken, K)
 
 
-def supports(cell: Any) -> str | None:
-    """Why the fused kernel cannot run a cell, or None."""
-    if cell.dtype == "fp32":
-        return "the fused router takes bf16 and fp16: tensor cores round float32"
-    return rules.supports(cell)
-
-
 def form(tokens: int, hidden: int, columns: int) -> tuple[int, int]:
-    """(tokens of a tile, parts that H is cut into).
-
-    A part reads its share of the weight and the last one reads all partials: at n live tokens a tile, both are equally
-    long for sqrt(2 H / (4 n)) parts of a weight of 2 bytes an element.
-    """
+    """(tokens of a tile, parts that H is cut into)."""
     tile = 16  # the fewest rows that tensor cores take
     while tile < 64 and tokens > tile * SMS and 2 * tile * columns <= SCORES:
         tile *= 2
-    tiles = -(-tokens // tile)
-    parts = round((hidden / 2 / min(tile, tokens)) ** 0.5)
-    return tile, max(1, min(parts, 2 * SMS // tiles if 2 * tiles <= SMS else 1))
+    return tile, split.parts(tokens, hidden, tile)
 
 
 def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Callable[[], None]:

@@ -6,6 +6,7 @@ The weight is σ(h): with a residual around the layer this is the paper's mixtur
 import torch
 from torch import Tensor, nn
 
+from moe_routing_bench.routers import networks
 from moe_routing_bench.routers.learned import Learned, Routing
 
 LEAST_BID = 0.1  # what a bid goes beyond indifference, in standard deviations of the scores
@@ -19,7 +20,7 @@ class Router(Learned):
         super().__init__(*args)
         self.rounds = rounds
         assert self.network is not None
-        nn.init.orthogonal_([m for m in self.network.modules() if isinstance(m, nn.Linear)][-1].weight, gain=0.1)
+        nn.init.orthogonal_(networks.last_of(self.network).weight, gain=0.1)
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
         """Route each token to one expert."""

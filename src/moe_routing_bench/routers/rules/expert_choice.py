@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from moe_routing_bench.routers.learned import Learned, Routing
+from moe_routing_bench.routers.learned import Learned, Routing, by_column
 
 
 class Router(Learned):
@@ -15,6 +15,5 @@ class Router(Learned):
         scores = logits.softmax(1)
         picks = scores.detach().topk(max(1, len(scores) * self.top_k // self.experts), dim=0).indices
         taken = torch.zeros_like(scores, dtype=torch.bool).scatter_(0, picks, True)
-        experts = torch.arange(self.experts, device=x.device, dtype=torch.int32)
-        ids = torch.where(taken, experts, -1)
+        ids = by_column(taken)
         return Routing(ids, scores * taken, self.terms(logits, scores, ids, len(x)), scores)

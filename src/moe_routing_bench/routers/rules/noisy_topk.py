@@ -22,7 +22,7 @@ class Router(Learned):
             raise bad(f"top_k for router {self.rule.name}", self.top_k, f"2 to {self.experts - 1}")
         assert self.network is not None
         self.noise = networks.last_layer(args[1], self.experts)
-        for last in (self.noise, [m for m in self.network.modules() if isinstance(m, nn.Linear)][-1]):
+        for last in (self.noise, networks.last_of(self.network)):
             nn.init.zeros_(last.weight)
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:

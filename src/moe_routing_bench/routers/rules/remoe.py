@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.routers import losses
-from moe_routing_bench.routers.learned import COMMON_LOSSES, Learned, Routing
+from moe_routing_bench.routers.learned import COMMON_LOSSES, Learned, Routing, by_column
 
 
 class Router(Learned):
@@ -27,8 +27,7 @@ class Router(Learned):
         """Route; ids (T, E) with expert e in column e or -1."""
         logits = self.logits(x)
         gates = logits.relu()
-        experts = torch.arange(self.experts, device=x.device, dtype=torch.int32)
-        ids = torch.where(gates > 0, experts, -1)
+        ids = by_column(gates > 0)
         load = losses.counts(ids, self.experts)
         if self.training:
             self.active.add_(load.sum())

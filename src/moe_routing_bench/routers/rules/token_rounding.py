@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.errors import bad
-from moe_routing_bench.routers.learned import Learned, Routing
+from moe_routing_bench.routers.learned import Learned, Routing, by_column
 
 
 class Router(Learned):
@@ -27,8 +27,7 @@ class Router(Learned):
         relative = scores / top.sum(1, keepdim=True)
         if self.training:
             taken = rounded(torch.where(taken, relative, scores - 1).detach(), taken.sum(0), self.tile)
-        experts = torch.arange(self.experts, device=x.device, dtype=torch.int32)
-        ids = torch.where(taken, experts, -1)
+        ids = by_column(taken)
         return Routing(ids, relative * taken, self.terms(logits, scores, ids, len(x)), scores)
 
 
