@@ -121,3 +121,44 @@ def test_collect_takes_times_and_refuses_what_does_not_fit(tmp_path: Path) -> No
         runs.collect({path: dataclasses.replace(run, dim=128) for path, run in files.items()}, {})
     with pytest.raises(UserError, match="nowhere"):
         runs.collect({tmp_path / "nowhere.parquet": one}, {})
+
+
+def timing_rows(label: str, *modes: str | None, cuda: str | None = "13.0", alone: bool = True) -> pd.DataFrame:
+    """Final rows of 1000 bytes a step: 10 ms from Python, 4 ms as a graph."""
+    steps = [4.0 if mode == runs.GRAPH else 10.0 for mode in modes]
+    return pd.DataFrame({
+        "label": label, "batch": 10, "sequence": 100, "step_mode": pd.Series(modes, dtype=object), "eager_step_ms": 10.0, "step_ms": steps,
+        "train_tokens_per_s": [1e6 / ms for ms in steps], "timed_alone": alone, "cuda_version": cuda,
+    })  # fmt: skip
+
+
+def test_speeds_of_a_config_are_of_one_mode() -> None:
+    """A rule that could not be captured is not held against one that was; other configs keep their graphs."""
+    table = pd.concat([timing_rows("a", runs.GRAPH, "eager: no CUDA graph, because"), timing_rows("b", runs.GRAPH, runs.GRAPH)], ignore_index=True)  # fmt: skip
+    found = compare.with_speeds(table)
+    assert found["train_tokens_per_s"].tolist() == [1e5, 1e5, 2.5e5, 2.5e5]
+    assert found["step_ms"].tolist() == [10, 10, 4, 4]
+    assert found["step_mode"].tolist() == ["eager", "eager", "cuda_graph", "cuda_graph"]
+    assert "in some configs, launched from Python in others" in compare.timed(found)
+
+
+def test_figures_say_how_speeds_were_taken() -> None:
+    def said(*args, **more) -> str:
+        return compare.timed(compare.with_speeds(timing_rows("a", *args, **more)))
+
+    assert said(runs.GRAPH, runs.GRAPH).endswith("to itself, steps replayed as a CUDA graph")
+    assert said(runs.EAGER).endswith("launched from Python (limited by the host)")
+    assert said(runs.EAGER, cuda=None) == "one run a rule with the machine to itself"
+    assert said(runs.EAGER, alone=False) == "of runs that shared the machine"
+
+
+def test_rows_of_another_machine_are_collected_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its files the error names the platform asked for, not this machine."""
+    from typer.testing import CliRunner
+
+    from moe_routing_bench.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    config = '{"seed": 1, "device": "cpu", "grid": [{"benches": ["gate"], "implementations": ["torch"], "tokens": [8], "experts": [4], "top_k": [2]}], "quality": [{"label": "a", "router": ["softk"], "seed": [1], "lr": 0.1, "corpora": {"stdlib": 9000}}]}'
+    result = CliRunner().invoke(app, ["collect-quality", "--platform", "other-gpu", "--config-json", config])
+    assert result.exit_code and "results/other-gpu/runs" in str(result.exception or "") + result.output

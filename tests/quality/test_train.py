@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe_routing_bench import trace
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.quality import corpora, data, evaluate, model, runs, timing, train
-from moe_routing_bench.quality.run import Run
+from moe_routing_bench.quality.run import DENSE, Run
+from moe_routing_bench.routers.zoo import ZOO
 
 TIMES = {*runs.TIMING, "run_step_ms", "eval_seconds", "ended_at"}
 
@@ -248,3 +250,39 @@ def test_speed_leaves_evaluation_out(run: Run, tmp_path: Path, monkeypatch: pyte
     (row,) = train.train(dataclasses.replace(run, eval_every=9), tmp_path / "run.parquet", "cpu")
     assert row["step_ms"] * 9 < 900 and row["eval_seconds"] > 1
     assert row["train_tokens_per_s"] == pytest.approx(128 / row["step_ms"] * 1e3)
+
+
+class NeverAsks(TorchDispatchMode):
+    """Raises where an operation's shape or control flow depends on values, for which a GPU would make the host wait."""
+
+    ASKING = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "bincount", "unique_dim", "_unique2", "equal", "is_nonzero", "lift_fresh"})  # fmt: skip
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.__name__.split(".")[0]
+        assert name not in self.ASKING, f"{name} waits for the host"
+        assert not (
+            name in ("index", "index_put_") and any(one is not None and one.dtype == torch.bool for one in args[1])
+        )
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("router", [DENSE, *ZOO])
+@pytest.mark.parametrize("policy", ["position", "random", "score"])
+def test_a_step_can_be_captured(router: str, policy: str, run: Run) -> None:
+    """Forwards, backwards and the routers' own updates ask nothing of the host: such a step fits in a CUDA graph."""
+    if router == DENSE and policy != "position":
+        pytest.skip("nothing to drop")
+    top_k = 2 if router == DENSE else ZOO[router].top_k or 2
+    run = dataclasses.replace(run, router=router, experts=8, top_k=top_k, drop_policy=policy)
+    training = train.Training(run, "cpu")
+    inputs, targets = training.begin(0)
+    with NeverAsks():
+        loss = F.cross_entropy(training.model(inputs).flatten(0, 1), targets.flatten(), ignore_index=data.IGNORED)
+        (loss + training.model.router_loss()).backward()
+        for one in training.model.routers:
+            one.after_step()
+
+
+def test_what_asks_the_host_is_seen() -> None:
+    with NeverAsks(), pytest.raises(AssertionError, match="waits for the host"):
+        torch.ones(3).sum().item()

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures import style
+from moe_routing_bench.quality import compare
 from moe_routing_bench.quality.run import DENSE
 
 X, Y = "train_tokens_per_s", "bits_per_byte"
@@ -14,7 +15,7 @@ TITLE = "Quality against training speed"
 
 def draw(table: pd.DataFrame) -> Figure:
     """One row a number of experts; causal rules left, the others right."""
-    rows = quality.finals(table, X, Y)
+    rows = compare.with_speeds(quality.finals(table, X, Y))
     contests = quality.contests(rows)
     figure, axes, found = quality.panels(contests, 2, 13, 4.6)
     if not contests:
@@ -25,9 +26,7 @@ def draw(table: pd.DataFrame) -> Figure:
         _panel(left, group[causal], f"{title}\ncausal rules")
         _panel(right, group[~causal], f"{quality.NOT_CAUSAL} rules that see later tokens\n(own scale: their loss means something else)")  # fmt: skip
     shown = pd.concat(group for _, group in contests)
-    alone = shown["timed_alone"].astype("boolean").fillna(False)
-    timed = "one run a rule with the machine to itself" if alone.all() else "of runs that shared the machine" if not alone.any() else "some runs shared the machine"  # fmt: skip
-    return quality.finish(figure, TITLE, shown, f"speed: {timed}", timed=True)
+    return quality.finish(figure, TITLE, shown, f"speed: {compare.timed(shown)}", timed=True)
 
 
 def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:

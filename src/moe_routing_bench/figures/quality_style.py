@@ -21,6 +21,7 @@ NOT_CAUSAL = "†"
 _COLORS = sns.color_palette("colorblind", 10).as_hex() + sns.color_palette("dark", 10).as_hex()
 _SHAPES = "ovsDP<>X"
 _LABEL = 6.5  # points
+_PAPER = {"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 0.5}  # behind text that lines may cross
 
 
 def finals(table: pd.DataFrame, *needed: str) -> pd.DataFrame:
@@ -62,7 +63,9 @@ def describe(rows: pd.DataFrame) -> str:
     """A config in words: its label, sizes and seeds."""
     one = rows.iloc[0]
     seeds = rows["seed"].nunique()
-    return f"{one['label']}: E={one['experts']:.0f}, k={one['top_k']:.0f}, {rows['params'].max() / 1e6:.3g} M parameters, {one['steps']:,.0f} steps (n = {seeds} seed{'s' * (seeds > 1)})"
+    least, most = (f"{value / 1e6:.3g}" for value in (rows["params"].min(), rows["params"].max()))
+    sizes = most if least == most else f"{least} to {most}"
+    return f"{one['label']}: E={one['experts']:.0f}, k={one['top_k']:.0f}, {sizes} M parameters, {one['steps']:,.0f} steps (n = {seeds} seed{'s' * (seeds > 1)})"
 
 
 def ordered(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -139,7 +142,7 @@ def paired(axes: Axes, rows: pd.DataFrame, key: str, names: Sequence[str], colum
         mean, half = interval(by_seed[name])
         axes.errorbar(at, mean, yerr=half, color=color(router), capsize=3, **marker(router, causal))
         text = f"{mean:.3f} ± {half:.3f}\nn = {by_seed[name].notna().sum()}"
-        axes.annotate(text, (at, mean), (7, 0), textcoords="offset points", fontsize=7, va="center")
+        axes.annotate(text, (at, mean), (7, 0), textcoords="offset points", fontsize=7, va="center", bbox=_PAPER)
     axes.set_xticks(range(len(names)), names)
     axes.set_xlim(-0.3, len(names) - 0.3)
 
@@ -204,7 +207,7 @@ def finish(
     cpu = timed and not rows.empty and (rows["platform"] == CPU).all()
     figure.suptitle(title + (" (CPU: only ratios are meaningful)" if cpu else ""), fontweight="bold")
     text = " | ".join(filter(None, [provenance(rows, what), note]))
-    letters = int(figure.get_size_inches()[0] * 72 / (0.52 * 7))
+    letters = int(figure.get_size_inches()[0] * 72 / (0.58 * 7))
     figure.supxlabel("\n".join(textwrap.wrap(text, letters)), fontsize=7, color="0.35")
     return figure
 

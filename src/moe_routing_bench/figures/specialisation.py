@@ -30,7 +30,7 @@ def draw(table: pd.DataFrame) -> Figure:
     first = {name: by_name[name].sort_values("seed").iloc[0] for name in chosen}
     columns = max(len(row["load_by_domain"]) for row in first.values())
     experts = max(len(layer[0]) for row in first.values() for layer in row["load_by_domain"])
-    figure, panels = style.canvas(len(chosen), columns, max(8, columns * (1.4 + 0.16 * experts)), 1.0 + 1.25 * len(chosen))  # fmt: skip
+    figure, panels = style.canvas(len(chosen), columns, max(8, columns * (1.4 + 0.16 * experts)), 1.0 + 1.35 * len(chosen))  # fmt: skip
     norm, image = TwoSlopeNorm(1, 0, _MOST), None
     for number, (name, row) in enumerate(first.items()):
         bits = [mean_bits(loads) for loads in by_name[name]["load_by_domain"]]
@@ -47,7 +47,7 @@ def draw(table: pd.DataFrame) -> Figure:
             axes.set_xticks([])
             axes.set_yticks(range(len(ratio)), list(row["domains"]) if layer == 0 else [""] * len(ratio), fontsize=7)
             heading = (
-                f"{name}: {mean:.3f} ± {half:.3f} bits (n = {len(bits)}) | layer 0" if layer == 0 else f"layer {layer}"
+                f"{name}: {mean:z.3f} ± {half:.3f} bits (n = {len(bits)})\nlayer 0" if layer == 0 else f"layer {layer}"
             )
             axes.set_title(heading, fontsize=7.5, loc="left")
             if number == len(chosen) - 1:

@@ -53,7 +53,8 @@ class StageClock(Clock):
     def begin(self, stage: str) -> None:
         """A stage begins, and the one before ends."""
         if self._events:
-            event = torch.cuda.Event(enable_timing=True)
+            # an external event is one of the captured graph, recorded anew by every replay
+            event = torch.cuda.Event(enable_timing=True, external=torch.cuda.is_current_stream_capturing())
             event.record()
             self._log.append((stage, event))
         else:
@@ -62,6 +63,12 @@ class StageClock(Clock):
     def stop(self) -> dict[str, float]:
         """Milliseconds by stage since the first `begin`; the log is empty then."""
         self.begin("")
+        total = self.read()
+        self._log = []
+        return total
+
+    def read(self) -> dict[str, float]:
+        """Milliseconds by stage between the moments of the log, those of the last replay where they were captured."""
         if self._events:
             torch.cuda.synchronize()
         total: dict[str, float] = defaultdict(float)
@@ -70,5 +77,4 @@ class StageClock(Clock):
                 total[stage] += 1e3 * (end - start)
             elif isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
                 total[stage] += start.elapsed_time(end)
-        self._log = []
         return {stage: total[stage] for stage in STAGES}

@@ -75,10 +75,11 @@ def time_training(
 def collect(
     config: Configs = None,
     config_json: ConfigJson = None,
+    platform: Platform = None,
     out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/quality.parquet]")] = None,
 ) -> None:
     """Join the rows of all training runs of a config into one file, with the times of those timed alone, and rank them."""
-    planned, platform = planned_by(config, config_json)
+    planned, platform = planned_by(config, config_json, platform)
     if not planned.finals:
         raise bad("config.quality", "no runs", "at least one entry")
     out = out or paths.quality(platform)
@@ -131,10 +132,11 @@ def adapt(
 def collect_perft(
     config: Configs = None,
     config_json: ConfigJson = None,
+    platform: Platform = None,
     out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/perft.parquet]")] = None,
 ) -> None:
     """Join the rows of all adaptations of a config into one file, and print losses and parameters by variant and rank."""
-    planned, platform = planned_by(config, config_json)
+    planned, platform = planned_by(config, config_json, platform)
     if not planned.adaptations:
         raise bad("config.perft", "no adaptations", "at least one entry")
     out = out or paths.perft(platform)
@@ -163,11 +165,11 @@ def specialisation(
     print(_module("specialisation").text(table.to_pandas()))
 
 
-def planned_by(config: list[Path] | None, config_json: str | None) -> tuple[plan.Plan, str]:
-    """The runs and adaptations of a config, and the platform that they are of."""
+def planned_by(config: list[Path] | None, config_json: str | None, platform: str | None) -> tuple[plan.Plan, str]:
+    """The runs and adaptations of a config, and the platform that they are of: without one, this machine's."""
     effective = bench_config.load(json.loads(config_json) if config_json else config or [paths.CONFIG])
     paths.hide_gpu(effective["device"])
-    return plan.expand(effective.get("quality", []), effective.get("perft", [])), platforms.current()
+    return plan.expand(effective.get("quality", []), effective.get("perft", [])), platform or platforms.current()
 
 
 def with_lr(run: Run, pilots: list[Path] | None, schema: Any = runs.SCHEMA) -> tuple[Run, dict[str, Any]]:

@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from moe_routing_bench.quality import runs
+
 METRIC = "bits_per_byte"
 ALPHA = 0.05
 
@@ -27,6 +29,32 @@ def finals(table: pd.DataFrame) -> pd.DataFrame:
         text = rows[column].map(lambda value, p=prefix: f" {p}{'none' if pd.isna(value) else value}").astype(str)
         names = names.where(~varies, names + text)
     return rows.assign(contestant=names)
+
+
+def with_speeds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Final rows with speeds of one mode a config: of steps launched from Python where not all were replayed as a graph."""
+    eager = rows["step_mode"].astype("string").str.startswith(runs.EAGER).fillna(True).astype(bool)
+    mixed = eager.groupby(rows["label"]).transform("any") & ~eager & rows["eager_step_ms"].notna()
+    by_host = 1e3 * rows["batch"] * rows["sequence"] / rows["eager_step_ms"]
+    return rows.assign(
+        train_tokens_per_s=rows["train_tokens_per_s"].mask(mixed, by_host),
+        step_ms=rows["step_ms"].mask(mixed, rows["eager_step_ms"]),
+        step_mode=rows["step_mode"].mask(mixed | eager, runs.EAGER),
+    )
+
+
+def timed(rows: pd.DataFrame) -> str:
+    """How the speeds of final runs were taken."""
+    alone = rows["timed_alone"].astype("boolean").fillna(False).astype(bool)
+    if not alone.any():
+        return "of runs that shared the machine"
+    modes = set(rows.loc[alone & rows["cuda_version"].notna(), "step_mode"])
+    how = {
+        frozenset(): "",
+        frozenset({runs.GRAPH}): ", steps replayed as a CUDA graph",
+        frozenset({runs.EAGER}): ", steps launched from Python (limited by the host)",
+    }.get(frozenset(modes), ", steps replayed as a CUDA graph in some configs, launched from Python in others")
+    return f"one run a rule with the machine to itself{how}" + ("" if alone.all() else "; other configs shared the machine")  # fmt: skip
 
 
 def summary(table: pd.DataFrame, metric: str = METRIC) -> pd.DataFrame:

@@ -63,7 +63,7 @@ def place(ids_TK: Tensor, weights_TK: Tensor, experts: int, limit: int | None, p
     else:
         size = (load.clamp(max=limit) + ALIGN - 1) // ALIGN * ALIGN
         rows = -(-min(len(group), experts * limit) // ALIGN) * ALIGN + ALIGN * experts
-    size[experts] = 0
+    size = F.pad(size[:experts], (0, 1))  # nothing is computed for the last group
     ends = size.cumsum(0)
     row = torch.where(kept, (ends - size)[sorted_group] + rank, rows)
     choice = torch.full((rows + 1,), len(group), device=device).scatter_(0, row, order)

@@ -52,6 +52,10 @@ class Training:
     def step(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
         """Train on batch `number`; the loss of the bytes, what the routers added, and the routers' gradient norm before
         clipping (nan without router parameters): scalars on the device."""
+        return self.learn(*self.begin(number))
+
+    def begin(self, number: int) -> tuple[Tensor, Tensor]:
+        """What the host does for a step: what learns, the seed, the learning rate, and the batch (inputs, targets)."""
         run = self.run
         if run.train_mode != "joint":
             freeze(self.model, *frozen(run, number))
@@ -60,7 +64,10 @@ class Training:
         )  # whatever is drawn depends on the step, not on what came before
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(run, number)
-        inputs, targets = self.train.take(self.train.batch(number, run.batch, run.seed))
+        return self.train.take(self.train.batch(number, run.batch, run.seed))
+
+    def learn(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the device does for a step, without waiting for the host: forwards, backwards, update; returns as `step`."""
         with evaluate.autocast(self.device):
             logits = self.model(inputs)
         loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=data.IGNORED)
@@ -69,7 +76,7 @@ class Training:
         (loss + added).backward()
         gradients = [p.grad for p in self.router_parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients) if gradients else loss.new_zeros(())
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.clip)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.clip)
         self.optimizer.step()
         for router in self.model.routers:
             if router.training:
@@ -141,7 +148,7 @@ def train(
         lambda: evaluate.evaluate(training.model, training.validation, run.batch),
     )  # fmt: skip
     for row in rows:  # until a timing run says otherwise
-        row |= {"step_ms": row["run_step_ms"], "train_tokens_per_s": 1e3 * run.tokens_per_step / row["run_step_ms"], "timed_alone": False}  # fmt: skip
+        row |= {"step_ms": row["run_step_ms"], "train_tokens_per_s": 1e3 * run.tokens_per_step / row["run_step_ms"], "step_mode": runs.EAGER, "timed_alone": False}  # fmt: skip
     if run.keep_weights:
         _save(weights(out), training.state() | {"spec": run.spec})
     if run.trace_tokens:

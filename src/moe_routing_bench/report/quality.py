@@ -17,7 +17,7 @@ COLUMNS = (
     (
         "expert_domain_bits",
         "expert–domain bits",
-        "{:.3f}",
+        "{:z.3f}",
         "mutual information of a choice's expert and its byte's domain, mean over layers",
     ),
     ("experts_per_token", "experts a byte", "{:.3g}", "choices that reach an expert without a capacity limit"),
@@ -39,7 +39,7 @@ def contests(table: pd.DataFrame) -> list[Contest]:
     finals = compare.finals(table)
     if finals.empty:
         return []
-    finals = finals.assign(
+    finals = compare.with_speeds(finals).assign(
         expert_domain_bits=finals["load_by_domain"].map(specialisation.mean_bits, na_action="ignore")
     )
     # An entry's runs see the same bytes and have the same sizes; its networks differ in their hash.
@@ -50,7 +50,7 @@ def contests(table: pd.DataFrame) -> list[Contest]:
         lines = [_line(rank, mine[mine["contestant"] == rank["contestant"]]) for rank in rows.to_dict("records")]
         found.append(Contest(quality_style.describe(finals[finals["label"] == label]), bool(causal), lines))
     order = list(table["label"].unique())
-    return sorted(found, key=lambda one: order.index(one.title.partition(":")[0]))
+    return sorted(found, key=lambda one: (order.index(one.title.partition(":")[0]), not one.causal))
 
 
 def _line(rank: dict[str, Any], runs: pd.DataFrame) -> dict[str, Any]:
@@ -69,14 +69,6 @@ def _line(rank: dict[str, Any], runs: pd.DataFrame) -> dict[str, Any]:
 def _mean(values: pd.Series, form: str) -> str:
     kept = values.dropna()
     return form.format(float(kept.mean())) if len(kept) else "–"
-
-
-def timed(table: pd.DataFrame) -> str:
-    """Whether the speeds are of runs that had the machine to themselves."""
-    alone = compare.finals(table)["timed_alone"].astype("boolean").fillna(False)
-    if alone.all():
-        return "with the machine to itself, in one run a router"
-    return "of runs that shared the machine" if not alone.any() else "with the machine to itself in some configs, of runs that shared it in others"  # fmt: skip
 
 
 def adaptations(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from moe_routing_bench import files
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.figures import Figure as Entry
+from moe_routing_bench.quality import compare
 from moe_routing_bench.report import predecessor, quality, verdicts
 from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.findings import findings
@@ -65,7 +66,7 @@ def _quality(
 ) -> dict[str, object]:
     """What the section on quality shows."""
     return {
-        "figures": figures, "machine": _values(trained, "device"), "timed": quality.timed(trained), "columns": quality.COLUMNS,
+        "figures": figures, "machine": _values(trained, "device"), "timed": compare.timed(compare.with_speeds(compare.finals(trained))), "columns": quality.COLUMNS,
         "contests": quality.contests(trained), "source": predecessor.SOURCE, "verdicts": verdicts.verdicts(trained, adapted),
         "adaptations": [] if adapted is None else quality.adaptations(adapted),
     }  # fmt: skip

@@ -35,5 +35,5 @@ class Router(Learned):
     def _heterogeneous(self, everything: Tensor, ids: Tensor) -> Tensor:
         """Switch loss with a smaller weight for experts that cost nothing, which lets them be chosen more often."""
         weight = torch.ones_like(everything[0])
-        weight[self.experts :] = self.share
+        weight[self.experts :].mul_(self.share)  # to assign a number would be a copy from the host
         return losses.balance(losses.counts(ids, everything.shape[1]), everything, weight)
