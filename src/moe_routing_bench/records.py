@@ -18,7 +18,7 @@ from moe_routing_bench import files
 from moe_routing_bench.errors import UserError, bad, writing
 from moe_routing_bench.grid import Job, spec_hash
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 STATUSES = ("ok", "incorrect", "unsupported", "out_of_memory", "crashed", "timeout", "below_roofline")
 
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
@@ -38,7 +38,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "calls_per_sample": _I, "cold_sets": _I, "warmup_calls": _I,
     # derived
     "tokens_per_s": _F, "compulsory_bytes": _I, "read_bytes": _I, "write_bytes": _I, "gb_per_s": _F, "bw_gibps_strict": _F,
-    "bytes_per_token_strict": _I, "share_of_copy": _F, "share_of_stream": _F, "flops": _I, "tflops": _F, "share_of_peak": _F,
+    "bytes_per_token_strict": _I, "share_of_copy": _F, "share_of_stream": _F, "share_of_short_stream": _F, "flops": _I, "tflops": _F, "share_of_peak": _F,
     "roofline_us": _F, "share_of_roofline": _F, "speedup": _F, "speedup_ci_low": _F, "speedup_ci_high": _F, "baseline": _S,
     "peak_memory_bytes": _I, "rows": _I, "padding_waste": _F,
     # routing, of the first input set
@@ -47,7 +47,7 @@ COLUMNS: dict[str, pa.DataType] = {
     # correctness
     "rel_l2_error": _F, "max_abs_error": _F, "tolerance": _F, "mismatches": _I, "ties": _I,
     # calibration of the same process
-    "copy_gb_per_s": _F, "read_gb_per_s": _F, "write_gb_per_s": _F, "stream_gb_per_s": _F, "peak_tflops": _F, "launch_us": _F,
+    "copy_gb_per_s": _F, "read_gb_per_s": _F, "write_gb_per_s": _F, "stream_gb_per_s": _F, "short_stream_gb_per_s": _F, "peak_tflops": _F, "launch_us": _F,
     "graph_node_us": _F, "calibration_drift": _F,
     # provenance
     "git_sha": _S, "git_dirty": _B, "started_at": _S, "ended_at": _S, "host": _S, "device": _S, "gpu_name": _S, "gpu_uuid": _S,

@@ -11,6 +11,9 @@ import torch
 
 _REPEATS = 7
 _LEAST_BYTES, _MOST_BYTES = 2 << 30, 8 << 30  # a buffer; the ramp of a launch costs 4 % of 0.5 GiB, 1 % of 2 GiB (H200)
+_COLD = 5  # a short stream comes back to a part of the buffers after so many times the L2 cache
+_PART = 1024  # elements: parts are multiples of the smallest block
+_LEAST_SHORT = 1 << 20  # bytes: what moves less is a launch, not a stream
 
 
 def _seconds(call: Callable[[], object], device: str, calls: int = 1, repeats: int = _REPEATS) -> float:
@@ -33,13 +36,14 @@ def _seconds(call: Callable[[], object], device: str, calls: int = 1, repeats: i
     return sorted(times[1:])[repeats // 2]  # the first one warms up
 
 
-def ceilings(device: str, mix: tuple[int, int] | None = None, stage_bytes: int = 0) -> "CpuCeilings | GpuCeilings":
+def ceilings(device: str, mix: tuple[int, int] | None = None, read_bytes: int = 0, write_bytes: int = 0) -> "CpuCeilings | GpuCeilings":  # fmt: skip
     """The device's ceilings, to be measured as often as needed.
 
-    `mix` is the stage's reads to writes as small whole numbers, `stage_bytes` the larger of what it reads and writes:
-    the stream moves no less, so that a long stage is not held against a ceiling that a shorter run has lowered.
+    `mix` is the stage's reads to writes as small whole numbers, the bytes are what it reads and writes: the stream moves
+    no less, so that a long stage is not held against a ceiling that a shorter run has lowered, and the short stream just
+    as much, launch and ramp included.
     """
-    return CpuCeilings() if device == "cpu" else GpuCeilings(mix, stage_bytes)
+    return CpuCeilings() if device == "cpu" else GpuCeilings(mix, read_bytes, write_bytes)
 
 
 class CpuCeilings:
@@ -66,14 +70,15 @@ class CpuCeilings:
 class GpuCeilings:
     """Ceilings of the current CUDA device."""
 
-    def __init__(self, mix: tuple[int, int] | None, stage_bytes: int) -> None:
+    def __init__(self, mix: tuple[int, int] | None, read_bytes: int, write_bytes: int) -> None:
         """Make the buffers, at most an eighth of the free memory each, and capture a graph of 100 small kernels."""
         from moe_routing_bench.measure import stream_kernel
 
-        self._kernel, self._mix = stream_kernel, mix
-        size = min(max(stage_bytes, _LEAST_BYTES), _MOST_BYTES, torch.cuda.mem_get_info()[0] // 8)
+        self._kernel, self._mix, self._moved = stream_kernel, mix, read_bytes + write_bytes
+        size = min(max(read_bytes, write_bytes, _LEAST_BYTES), _MOST_BYTES, torch.cuda.mem_get_info()[0] // 8)
         self._source, self._target = stream_kernel.buffers(size)
         self._best: dict[tuple[int, int], tuple[int, int]] = {}
+        self._short: tuple[torch.cuda.CUDAGraph, int] | None = None  # and the bytes that it moves
         self._a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
         self._dot, self._tiny = torch.empty_like(self._a), torch.zeros(1, device="cuda")
         self._graph = torch.cuda.CUDAGraph()
@@ -94,8 +99,31 @@ class GpuCeilings:
             self._best[mix] = max(self._kernel.CONFIGS, key=lambda config: rate(config, 3))
         return rate(self._best[mix], _REPEATS)
 
+    def _streamed_short(self, mix: tuple[int, int]) -> dict[str, float]:
+        """Row field short_stream_gb_per_s: launches that each move as much as the stage, in a graph over cold parts of the
+        buffers; empty for a stage of less than 1 MiB."""
+        n = self._moved // self._source.element_size() // sum(mix) // _PART * _PART
+        if self._moved < _LEAST_SHORT or not n:
+            return {}
+        if self._short is None:
+            graphs = [self._short_graph(mix, n, config) for config in self._kernel.CONFIGS if config[0] <= n]
+            self._short = min(graphs, key=lambda one: _seconds(one[0].replay, "cuda", 1, 3) / one[1])
+        graph, moved = self._short
+        return {"short_stream_gb_per_s": moved / _seconds(graph.replay, "cuda") / 1e9}
+
+    def _short_graph(self, mix: tuple[int, int], n: int, config: tuple[int, int]) -> tuple[torch.cuda.CUDAGraph, int]:
+        cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        sets = max(1, min(self._source.numel() // (max(mix) * n), -(-_COLD * cache // self._moved) + 1))
+        parts = [[buffer[i * each * n : (i + 1) * each * n] for buffer, each in ((self._source, mix[0]), (self._target, mix[1]))] for i in range(sets)]  # fmt: skip
+        self._kernel.launch(*parts[0], *mix, *config)  # compiles it
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            moved = sum(self._kernel.launch(*part, *mix, *config) for part in parts)
+        return graph, moved
+
     def measure(self) -> dict[str, float]:
-        """Row fields copy_, read_, write_, stream_gb_per_s (of the mix), peak_tflops, launch_us, graph_node_us."""
+        """Row fields copy_, read_, write_, stream_gb_per_s (of the mix), short_stream_gb_per_s, peak_tflops, launch_us,
+        graph_node_us."""
         source, target = self._source, self._target
         size = source.numel() * source.element_size()
         found = {
@@ -106,7 +134,9 @@ class GpuCeilings:
             "launch_us": _seconds(lambda: self._tiny.add_(0), "cuda", 100) * 1e6,
             "graph_node_us": _seconds(self._graph.replay, "cuda") * 1e4,
         }
-        return found | ({"stream_gb_per_s": self._streamed(self._mix)} if self._mix else {})
+        if self._mix:
+            found |= {"stream_gb_per_s": self._streamed(self._mix)} | self._streamed_short(self._mix)
+        return found
 
 
 def drift(before: dict[str, float], after: dict[str, float], names: Sequence[str]) -> float:

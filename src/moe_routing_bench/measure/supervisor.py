@@ -173,8 +173,9 @@ def _derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
         "tokens_per_s": cell.tokens / seconds if cell.tokens else None, "gb_per_s": gb_per_s,
         "share_of_copy": gb_per_s / row["copy_gb_per_s"], "roofline_us": roofline_us, "share_of_roofline": roofline_us / row["median_us"],
     }  # fmt: skip
-    if row.get("stream_gb_per_s"):
-        found["share_of_stream"] = gb_per_s / row["stream_gb_per_s"]
+    for stream in ("stream", "short_stream"):
+        if row.get(f"{stream}_gb_per_s"):
+            found[f"share_of_{stream}"] = gb_per_s / row[f"{stream}_gb_per_s"]
     if row["flops"]:
         found |= {"tflops": tflops, "share_of_peak": tflops / row["peak_tflops"]}
     rows = {"pack": 1, "combine": 1, "routing": 2, "layer": 2}.get(cell.bench, 0)

@@ -70,7 +70,7 @@ def run(job: Job, device: str, names: list[str], send: Send) -> None:
     cost = definition.cost(cell, sets[0].inputs, sets[0].outputs, sets[0].expected)
     mix = _mix(cost) if bench.name in ("pack", "combine") else None
     send(("at", None, "calibration"))
-    ceilings = calibration.ceilings(device, mix, max(cost.read_bytes, cost.write_bytes))
+    ceilings = calibration.ceilings(device, mix, cost.read_bytes, cost.write_bytes)
     before = ceilings.measure()
     alive: list[Candidate] = []
     for name in names:
