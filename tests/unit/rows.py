@@ -4,7 +4,7 @@ import pandas as pd
 import pyarrow as pa
 
 from moe_routing_bench.benches import BENCHES
-from moe_routing_bench.records import COLUMNS, SCHEMA
+from moe_routing_bench.records import COLUMNS, SCHEMA, SCHEMA_VERSION
 
 BAD = "<script>alert(1)</script> & more"
 
@@ -34,7 +34,7 @@ def _row(bench, i, tokens, skew, gpu) -> dict:
         tokens * 10**6 * (bench.name == "layer"),
     )
     return {
-        "schema_version": 1, "bench": bench.name, "implementation": bench.implementations[i].name, "platform": "cpu", "cell": f"T{tokens}-{skew}",
+        "schema_version": SCHEMA_VERSION, "bench": bench.name, "implementation": bench.implementations[i].name, "platform": "cpu", "cell": f"T{tokens}-{skew}",
         "tokens": tokens, "hidden": 2048, "experts": 64, "top_k": 8, "skew": skew, "sampler": "exact", "seed": 17, "status": "ok", "samples": 9,
         "median_us": us, "ci_low_us": us * 0.99, "ci_high_us": us * 1.01, "stage_us": [("router", us / 4), ("experts", us * 3 / 4)] if flops else None,
         "compulsory_bytes": size, "gb_per_s": size / us / 1e3, "share_of_copy": size / us / 4e6, "flops": flops, "tflops": flops / us / 1e6 if flops else None,
