@@ -19,7 +19,7 @@ ALPHA = 0.05
 
 def finals(table: pd.DataFrame) -> pd.DataFrame:
     """The last evaluation of every final run, with the name of its contestant: the router, and what else varies."""
-    rows = table[table["purpose"] == "final"].sort_values("step").groupby("run", sort=False).tail(1).copy()
+    rows = table[table["purpose"] == "final"].sort_values("step").groupby("run", sort=False).tail(1).sort_index()
     names = rows["router"].astype(str)
     routed = rows["router"] != "dense"
     names = names.where(rows["network"] == "linear", names + "+" + rows["network"])
