@@ -21,6 +21,11 @@ def supports(cell: Cell, *, gate: str) -> str | None:
     return module.supports(_stage(cell)) if hasattr(module, "supports") else None
 
 
+def precompile(cell: Cell, arch: str, *, gate: str) -> None:
+    """Put the gate's kernel into the cache; needs no GPU."""
+    BENCHES["gate"].load(gate).precompile(_stage(cell), arch, **BENCHES["gate"][gate].options)
+
+
 def prepare(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], *, gate: str) -> Callable[[], None]:
     """Bind x (T, H), router_weight (E, H) and the selection bias; the call writes topk_ids and topk_weights."""
     x, transposed = inputs["x"], inputs["router_weight"].T
