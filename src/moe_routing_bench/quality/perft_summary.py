@@ -11,15 +11,15 @@ def finals(table: pd.DataFrame) -> pd.DataFrame:
     """The last evaluation of every final adaptation, with two more columns in bits per byte: `gain`, by how much the new
     text became better than before the first step, and `forgetting`, by how much the old text became worse."""
     rows = table[table["purpose"] == "final"].sort_values("step").groupby("run", sort=False)
-    last, first = rows.tail(1).set_index("run"), rows.head(1).set_index("run")
+    last, first = rows.tail(1).sort_index().set_index("run"), rows.head(1).set_index("run")
     gain = first["bits_per_byte"] - last["bits_per_byte"]
     forgetting = last["old_bits_per_byte"] - first["old_bits_per_byte"]
     return last.assign(gain=gain, forgetting=forgetting).reset_index()
 
 
 def contests(table: pd.DataFrame) -> pd.DataFrame:
-    """The same as rows of `compare.finals`: variants of one rank compete, as `perft_r` and so on."""
-    rows = finals(table)
+    """The same as rows of `compare.finals`: variants of one rank compete, as `perft_r` and so on; small ranks first."""
+    rows = finals(table).sort_values("rank", kind="stable")
     names = "perft_" + rows["variant"].str.lower()
     return rows.assign(label=rows["label"] + " r" + rows["rank"].astype(str), contestant=names)
 
