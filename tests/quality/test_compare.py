@@ -127,7 +127,7 @@ def timing_rows(label: str, *modes: str | None, cuda: str | None = "13.0", alone
     """Final rows of 1000 bytes a step: 10 ms from Python, 4 ms as a graph."""
     steps = [4.0 if mode == runs.GRAPH else 10.0 for mode in modes]
     return pd.DataFrame({
-        "label": label, "batch": 10, "sequence": 100, "step_mode": pd.Series(modes, dtype=object), "eager_step_ms": 10.0, "step_ms": steps,
+        "label": label, "batch": 10, "sequence": 100, "step_mode": pd.Series(modes, dtype=object), "eager_step_ms": 10.0, "step_ms": steps, "step_half_width_ms": 0.1,
         "train_tokens_per_s": [1e6 / ms for ms in steps], "timed_alone": alone, "cuda_version": cuda,
     })  # fmt: skip
 
@@ -138,6 +138,9 @@ def test_speeds_of_a_config_are_of_one_mode() -> None:
     found = compare.with_speeds(table)
     assert found["train_tokens_per_s"].tolist() == [1e5, 1e5, 2.5e5, 2.5e5]
     assert found["step_ms"].tolist() == [10, 10, 4, 4]
+    assert found["step_half_width_ms"].isna().tolist() == [True, False, False, False], (
+        "that of the graph, not of the step"
+    )
     assert found["step_mode"].tolist() == ["eager", "eager", "cuda_graph", "cuda_graph"]
     assert "in some configs, launched from Python in others" in compare.timed(found)
 

@@ -90,6 +90,18 @@ def test_rules_that_see_later_tokens_have_their_own_panel(name: str, trained: pd
     assert max(draw("quality_pareto", speed)[0].axes[0].get_xlim()) < 10
 
 
+def test_the_interval_of_a_speed_taken_once_is_that_of_its_blocks(trained: pd.DataFrame) -> None:
+    """A tenth of the step on each side where it is known, no wider than the mark where it is not."""
+
+    def width(half: float | None) -> float:
+        rows = trained.assign(train_tokens_per_s=1e6, step_ms=10.0, step_half_width_ms=half, step_mode="eager")
+        axes = draw("quality_pareto", rows)[0].axes[0]
+        bars = [line.get_segments()[0] for line in axes.collections if hasattr(line, "get_segments")]
+        return max(float(np.ptp(one[:, 0])) for one in bars)
+
+    assert width(1.0) == pytest.approx(2e5) and width(np.nan) == 0
+
+
 def test_labels_of_many_routers_do_not_overlap() -> None:
     """Seventeen points in one place, and some at the edges; all names inside the picture."""
     figure, (axes,) = style.canvas(1, 1, 8, 4.6)

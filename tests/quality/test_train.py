@@ -233,6 +233,7 @@ def test_timing_runs_from_the_last_weights(run: Run, tmp_path: Path, monkeypatch
     row = timing.measure(run, tmp_path / "run.parquet", tmp_path / "timing.parquet", "cpu")
     assert sum(row[name] for name in runs.STAGES) == pytest.approx(row["step_ms"])
     assert all(row[name] > 0 for name in runs.STAGES) and row["timed_alone"]
+    assert row["step_half_width_ms"] > 0 and row["step_mode"] == "eager" and row["eager_step_ms"] == row["step_ms"]
     assert row["train_tokens_per_s"] == pytest.approx(128 / row["step_ms"] * 1e3)
 
 

@@ -29,11 +29,16 @@ def draw(table: pd.DataFrame) -> Figure:
     return quality.finish(figure, TITLE, shown, f"speed: {compare.timed(shown)}", timed=True)
 
 
+def _of_blocks(rows: pd.DataFrame) -> float:
+    """Half of the interval of a speed that was taken once, from its blocks of steps; 0 where none is known."""
+    return float((rows[X] * rows["step_half_width_ms"] / rows["step_ms"]).fillna(0).mean())
+
+
 def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
     if rows.empty:
         style.empty(axes, "no such rule was trained")
         return
-    found = [(name, group["router"].iloc[0], *quality.cross(axes, group, X, Y)) for name, group in quality.ordered(rows)]  # fmt: skip
+    found = [(name, group["router"].iloc[0], *quality.cross(axes, group, X, Y, _of_blocks(group))) for name, group in quality.ordered(rows)]  # fmt: skip
     for _, router, x, y in found:
         if router == DENSE:
             axes.axvline(x, color="0.3", lw=0.8, ls=":")

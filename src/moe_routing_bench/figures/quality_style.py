@@ -124,9 +124,11 @@ def marker(router: str, causal: bool = True) -> dict[str, Any]:
     return {"marker": shape, "ms": 5, "ls": ""} | ({} if causal else {"mfc": "white"})
 
 
-def cross(axes: Axes, rows: pd.DataFrame, x: str, y: str) -> tuple[float, float]:
-    """The mean of one contestant in both columns with both 95 % intervals; returns the mean."""
+def cross(axes: Axes, rows: pd.DataFrame, x: str, y: str, x_least: float = 0) -> tuple[float, float]:
+    """The mean of one contestant in both columns with both 95 % intervals, at least `x_least` on each side of
+    x; returns the mean."""
     (x_mean, x_half), (y_mean, y_half) = interval(rows[x]), interval(rows[y])
+    x_half = max(x_half, x_least)
     router, causal = rows["router"].iloc[0], bool(rows["causal"].iloc[0])
     axes.errorbar(x_mean, y_mean, xerr=x_half, yerr=y_half, color=color(router), elinewidth=1, **marker(router, causal))  # fmt: skip
     return x_mean, y_mean

@@ -39,6 +39,7 @@ def with_speeds(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(
         train_tokens_per_s=rows["train_tokens_per_s"].mask(mixed, by_host),
         step_ms=rows["step_ms"].mask(mixed, rows["eager_step_ms"]),
+        step_half_width_ms=rows["step_half_width_ms"].mask(mixed),
         step_mode=rows["step_mode"].mask(mixed | eager, runs.EAGER),
     )
 

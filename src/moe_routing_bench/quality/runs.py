@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 from moe_routing_bench import records
 from moe_routing_bench.errors import UserError, bad
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 _LIST, _LOADS = pa.list_(_F), pa.list_(pa.list_(pa.list_(_F)))
 STAGES = {f"{stage}_ms": _F for stage in ("router", "dispatch", "experts", "combine", "rest")}
 # of the timing run of the same router and config: where there is one, these replace what the run itself measured
 TIMING: dict[str, pa.DataType] = {
-    "train_tokens_per_s": _F, "step_ms": _F, "step_mode": _S, "eager_step_ms": _F, **STAGES, "peak_memory_bytes": _I, "timed_alone": _B,
+    "train_tokens_per_s": _F, "step_ms": _F, "step_half_width_ms": _F, "step_mode": _S, "eager_step_ms": _F, **STAGES, "peak_memory_bytes": _I, "timed_alone": _B,
 }  # fmt: skip
 EAGER, GRAPH = "eager", "cuda_graph"  # step_mode: launched one by one from Python, or replayed as a graph
 COLUMNS: dict[str, pa.DataType] = {

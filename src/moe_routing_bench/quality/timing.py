@@ -10,11 +10,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from moe_routing_bench.quality import runs
 from moe_routing_bench.quality.clock import STAGES, Clock, StageClock
+from moe_routing_bench.quality.compare import half_width
 from moe_routing_bench.quality.run import Run
 from moe_routing_bench.quality.train import Training, weights
 
@@ -25,23 +27,25 @@ Batch = tuple[Tensor, Tensor]
 def measure(run: Run, trained: Path, out: Path, device: str) -> dict[str, Any]:
     """Time steps of a run from its last weights (`trained` is the run's Parquet), which route as training did at its end.
 
-    Medians: the whole step without marks, then its stages with them, scaled to sum to the whole. Writes one row to `out`.
+    Medians: the whole step without marks, then its stages with them, scaled to sum to the whole; and half of the 95 %
+    interval of a block. Writes one row to `out`.
     """
     first = max(0, run.steps - WARMUP - BLOCKS * BLOCK - PROFILED)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    whole, stages = _eager(_trained(run, trained, device), itertools.count(first))
-    row: dict[str, Any] = {"step_mode": runs.EAGER, "eager_step_ms": whole}
+    blocks, stages = _eager(_trained(run, trained, device), itertools.count(first))
+    row: dict[str, Any] = {"step_mode": runs.EAGER, "eager_step_ms": median(blocks)}
     if device == "cuda":
         row["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
         try:
-            whole, stages = _replayed(run, trained, first)
+            blocks, stages = _replayed(run, trained, first)
             row["step_mode"] = runs.GRAPH
         except RuntimeError as error:  # the row says that, and why, its step was launched from Python
             row["step_mode"] = f"{runs.EAGER}: no CUDA graph, {str(error).splitlines()[0]}"
+    whole = median(blocks)
     scale = whole / sum(stages.values())
     row |= {
-        "schema_version": runs.SCHEMA_VERSION, "run": run.name, "step_ms": whole, "train_tokens_per_s": 1e3 * run.tokens_per_step / whole,
+        "schema_version": runs.SCHEMA_VERSION, "run": run.name, "step_ms": whole, "step_half_width_ms": half_width(np.array(blocks)), "train_tokens_per_s": 1e3 * run.tokens_per_step / whole,
         **{f"{stage}_ms": ms * scale for stage, ms in stages.items()}, "timed_alone": True,
     }  # fmt: skip
     runs.write(out, [row], run.spec)
@@ -58,15 +62,15 @@ def _medians(profiles: Sequence[dict[str, float]]) -> dict[str, float]:
     return {stage: median(one[stage] for one in profiles) for stage in STAGES}
 
 
-def _eager(training: Training, steps: Iterator[int]) -> tuple[float, dict[str, float]]:
-    """Milliseconds of a step, and by stage, launched from Python; every step draws its batch."""
+def _eager(training: Training, steps: Iterator[int]) -> tuple[list[float], dict[str, float]]:
+    """Milliseconds of a step in each block, and by stage, launched from Python; every step draws its batch."""
     for _ in range(WARMUP):
         training.step(next(steps))
-    whole = median(sum(_timed(training, steps, BLOCK).values()) / BLOCK for _ in range(BLOCKS))
+    blocks = [sum(_timed(training, steps, BLOCK).values()) / BLOCK for _ in range(BLOCKS)]
     clock = StageClock(training.device)
     _mark(training, clock)
     profiles = [_timed(training, steps, 1, clock) for _ in range(PROFILED)]
-    return whole, _medians(profiles)
+    return blocks, _medians(profiles)
 
 
 def _timed(training: Training, steps: Iterator[int], count: int, clock: StageClock | None = None) -> dict[str, float]:
@@ -84,8 +88,8 @@ def _mark(training: Training, clock: Clock) -> None:
         layer.clock = clock
 
 
-def _replayed(run: Run, trained: Path, first: int) -> tuple[float, dict[str, float]]:
-    """Milliseconds of a step, and by stage, as a CUDA graph; batches lie on the GPU before the clock starts.
+def _replayed(run: Run, trained: Path, first: int) -> tuple[list[float], dict[str, float]]:
+    """Milliseconds of a step in each block, and by stage, as a CUDA graph; batches lie on the GPU before the clock starts.
 
     Everything happens on one side stream from the start: a gradient that was once accumulated on another stream would
     break the capture.
@@ -101,7 +105,7 @@ def _replayed(run: Run, trained: Path, first: int) -> tuple[float, dict[str, flo
             group["capturable"] = True
         training.learn(*batch)
         replay = _captured(training, batch, stream)
-        whole = median(_blocks(training, steps, batch, replay) for _ in range(BLOCKS))
+        blocks = [_block(training, steps, batch, replay) for _ in range(BLOCKS)]
         clock = StageClock("cuda")
         _mark(training, clock)
         replay = _captured(training, batch, stream, clock)
@@ -110,7 +114,7 @@ def _replayed(run: Run, trained: Path, first: int) -> tuple[float, dict[str, flo
             _fill(batch, training.begin(next(steps)))
             replay()
             profiles.append(clock.read())
-    return whole, _medians(profiles)
+    return blocks, _medians(profiles)
 
 
 def _captured(training: Training, batch: Batch, stream: torch.cuda.Stream, clock: StageClock | None = None) -> Callable[[], None]:  # fmt: skip
@@ -126,7 +130,7 @@ def _captured(training: Training, batch: Batch, stream: torch.cuda.Stream, clock
     return graph.replay
 
 
-def _blocks(training: Training, steps: Iterator[int], batch: Batch, replay: Callable[[], None]) -> float:
+def _block(training: Training, steps: Iterator[int], batch: Batch, replay: Callable[[], None]) -> float:
     """Milliseconds of a step, from a block of them."""
     batches = [training.begin(step) for step in itertools.islice(steps, BLOCK)]
     clock = StageClock("cuda")
