@@ -14,16 +14,15 @@ TITLE = "Router networks"
 def draw(table: pd.DataFrame) -> Figure:
     """One panel a rule that was trained with several networks in one config."""
     rows = quality.finals(table, Y)
-    groups = [group for _, group in rows.groupby(["label", "router"], sort=False) if group["network"].nunique() > 1]
+    groups = quality.varied(rows, "network")
     if not groups:
-        figure, (axes,) = style.canvas(1, 1, 8, 4)
-        style.empty(axes, quality.why(table, "another run of its rule with another network beside it"))
-        return quality.finish(figure, TITLE, rows.iloc[:0])
+        return quality.nothing(
+            TITLE, rows.iloc[:0], quality.why(table, "another run of its rule with another network beside it")
+        )
     figure, panels = style.canvas(1, len(groups), max(8, 5.5 * len(groups)), 4.6)
-    for axes, group in zip(panels, groups, strict=True):
+    for axes, (title, group) in zip(panels, groups, strict=True):
         names = [name for name in NETWORKS if name in set(group["network"])]
         quality.paired(axes, group, "network", names, Y)
         axes.set_ylabel("validation bits per byte (less is better)")
-        mark = "" if group["causal"].all() else f" {quality.NOT_CAUSAL}"
-        axes.set_title(f"{group['router'].iloc[0]}{mark}\n{quality.describe(group)}", fontsize=8)
-    return quality.finish(figure, TITLE, pd.concat(groups))
+        axes.set_title(title, fontsize=8)
+    return quality.finish(figure, TITLE, pd.concat(group for _, group in groups))

@@ -20,9 +20,7 @@ def draw(table: pd.DataFrame) -> Figure:
     """Loss on the new text in a row of two panels an entry of the config: raw, with no axis that combines it with parameters."""
     found = perft_summary.summary(table)
     if found.empty:
-        figure, (axes,) = style.canvas(1, 1, 8, 4)
-        style.empty(axes, "no final adaptation of a trained run")
-        return quality.finish(figure, TITLE, table.iloc[:0], what="adaptations")
+        return quality.nothing(TITLE, table.iloc[:0], "no final adaptation of a trained run", what="adaptations")
     rows, entries = perft_summary.finals(table), found["label"].unique()
     figure, panels = style.canvas(len(entries), 2, 11, 4.6 * len(entries))
     for number, label in enumerate(entries):

@@ -68,6 +68,23 @@ def describe(rows: pd.DataFrame) -> str:
     return f"{one['label']}: E={one['experts']:.0f}, k={one['top_k']:.0f}, {sizes} M parameters, {one['steps']:,.0f} steps (n = {seeds} seed{'s' * (seeds > 1)})"
 
 
+def varied(rows: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame]]:
+    """The runs of each rule of a config that has several values in a column, with a title."""
+    groups = [group for _, group in rows.groupby(["label", "router"], sort=False) if group[column].nunique() > 1]
+    marks = ("" if group["causal"].all() else f" {NOT_CAUSAL}" for group in groups)
+    return [
+        (f"{group['router'].iloc[0]}{mark}\n{describe(group)}", group)
+        for group, mark in zip(groups, marks, strict=True)
+    ]
+
+
+def nothing(title: str, rows: pd.DataFrame, reason: str, what: str = "training runs") -> Figure:
+    """A figure that says why it is empty; hardware and versions are those of `rows`, where there are any."""
+    figure, (axes,) = style.canvas(1, 1, 8, 4)
+    style.empty(axes, reason)
+    return finish(figure, title, rows, what=what)
+
+
 def ordered(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """The rows of each contestant: dense first, then in the order of the zoo."""
     rank = {DENSE: -1} | {name: number for number, name in enumerate(ZOO)}

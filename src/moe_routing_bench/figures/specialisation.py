@@ -20,9 +20,7 @@ def draw(table: pd.DataFrame) -> Figure:
     rows = rows[rows["domains"].map(len) > 1] if len(rows) else rows
     contests = quality.contests(rows)
     if not contests:
-        figure, (axes,) = style.canvas(1, 1, 8, 4)
-        style.empty(axes, quality.why(table, "the loads of several domains"))
-        return quality.finish(figure, TITLE, rows)
+        return quality.nothing(TITLE, rows, quality.why(table, "the loads of several domains"))
     title, group = max(contests, key=lambda contest: contest[1]["router"].nunique())
     by_name = dict(quality.ordered(group))
     chosen = [name for router in SHOWN for name, one in by_name.items() if one["router"].iloc[0] == router]

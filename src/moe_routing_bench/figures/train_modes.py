@@ -18,19 +18,18 @@ _ROWS = (
 def draw(table: pd.DataFrame) -> Figure:
     """Two panels, one above the other, for each rule that was trained in several modes in one config."""
     rows = quality.finals(table, "load_by_domain")
-    groups = [group for _, group in rows.groupby(["label", "router"], sort=False) if group["train_mode"].nunique() > 1]
+    groups = quality.varied(rows, "train_mode")
     if not groups:
-        figure, (axes,) = style.canvas(1, 1, 8, 4)
-        style.empty(axes, quality.why(table, "another run of its rule in another train mode beside it"))
-        return quality.finish(figure, TITLE, rows.iloc[:0])
+        return quality.nothing(
+            TITLE, rows.iloc[:0], quality.why(table, "another run of its rule in another train mode beside it")
+        )
     figure, panels = style.canvas(2, len(groups), max(8, 5.5 * len(groups)), 7.6)
-    for number, group in enumerate(groups):
+    for number, (title, group) in enumerate(groups):
         found = group.assign(expert_domain_bits=group["load_by_domain"].map(mean_bits))
         modes = [mode for mode in TRAIN_MODES if mode in set(group["train_mode"])]
         for line, (column, name) in enumerate(_ROWS):
             axes = panels[line * len(groups) + number]
             quality.paired(axes, found, "train_mode", modes, column)
             axes.set_ylabel(name)
-        mark = "" if group["causal"].all() else f" {quality.NOT_CAUSAL}"
-        panels[number].set_title(f"{group['router'].iloc[0]}{mark}\n{quality.describe(group)}", fontsize=8)
-    return quality.finish(figure, TITLE, pd.concat(groups))
+        panels[number].set_title(title, fontsize=8)
+    return quality.finish(figure, TITLE, pd.concat(group for _, group in groups))

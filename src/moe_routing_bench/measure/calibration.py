@@ -11,7 +11,6 @@ import torch
 
 _REPEATS = 7
 _LEAST_BYTES, _MOST_BYTES = 2 << 30, 8 << 30  # a buffer; the ramp of a launch costs 4 % of 0.5 GiB, 1 % of 2 GiB (H200)
-_COLD = 5  # a short stream comes back to a part of the buffers after so many times the L2 cache
 _PART = 1024  # elements: parts are multiples of the smallest block
 _LEAST_SHORT = 1 << 20  # bytes: what moves less is a launch, not a stream
 
@@ -34,6 +33,11 @@ def _seconds(call: Callable[[], object], device: str, calls: int = 1, repeats: i
             last.synchronize()
             times.append(first.elapsed_time(last) / 1e3 / calls)
     return sorted(times[1:])[repeats // 2]  # the first one warms up
+
+
+def cold_sets(nbytes: int) -> int:
+    """How many sets of so many bytes a GPU is to go through in turn, so that none is in its L2 cache: 5 times that, and one."""
+    return -(-5 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size // nbytes) + 1
 
 
 def ceilings(device: str, mix: tuple[int, int] | None = None, read_bytes: int = 0, write_bytes: int = 0) -> "CpuCeilings | GpuCeilings":  # fmt: skip
@@ -112,8 +116,7 @@ class GpuCeilings:
         return {"short_stream_gb_per_s": moved / _seconds(graph.replay, "cuda") / 1e9}
 
     def _short_graph(self, mix: tuple[int, int], n: int, config: tuple[int, int]) -> tuple[torch.cuda.CUDAGraph, int]:
-        cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        sets = max(1, min(self._source.numel() // (max(mix) * n), -(-_COLD * cache // self._moved) + 1))
+        sets = max(1, min(self._source.numel() // (max(mix) * n), cold_sets(self._moved)))
         parts = [[buffer[i * each * n : (i + 1) * each * n] for buffer, each in ((self._source, mix[0]), (self._target, mix[1]))] for i in range(sets)]  # fmt: skip
         self._kernel.launch(*parts[0], *mix, *config)  # compiles it
         graph = torch.cuda.CUDAGraph()

@@ -4,7 +4,6 @@ Reports to its supervisor through `send`: ``("at", name, step)`` before every st
 when an implementation is out, ``("rows", {name: fields})`` at the end. It may die at any moment; the supervisor copes.
 """
 
-import math
 import random
 import time
 from collections.abc import Callable
@@ -142,7 +141,7 @@ def _input_sets(job: Job, definition: Any, device: str) -> list[InputSet]:
         return sets
     own = [t for n, t in sets[0].inputs.items() if n not in shared]
     footprint = nbytes(*own, *sets[0].outputs.values())
-    cold = math.ceil(5 * torch.cuda.get_device_properties(0).L2_cache_size / footprint) + 1
+    cold = calibration.cold_sets(footprint)
     wanted = max(len(sets), min(cold, settings.set_limit, int(settings.set_bytes // footprint)))
     for i in range(len(sets), wanted):
         first = sets[i % settings.check_seeds]

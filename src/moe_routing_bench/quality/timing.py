@@ -97,13 +97,12 @@ def _replayed(run: Run, trained: Path, first: int) -> tuple[list[float], dict[st
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         training = _trained(run, trained, "cuda")
+        for group in training.optimizer.param_groups:
+            group["capturable"] = True
         steps = itertools.count(first)
         batch = training.begin(next(steps))
         for _ in range(WARMUP):
             training.learn(*batch)
-        for group in training.optimizer.param_groups:
-            group["capturable"] = True
-        training.learn(*batch)
         replay = _captured(training, batch, stream)
         blocks = [_block(training, steps, batch, replay) for _ in range(BLOCKS)]
         clock = StageClock("cuda")

@@ -71,9 +71,7 @@ def _small(ok: pd.DataFrame) -> Target | None:
     rows = rows[rows["compulsory_bytes"].between(16e6, 64e6)]
     if rows.empty:
         return None
-    parts = [
-        f"{bench} {group.min():.1%} to {group.max():.1%}" for bench, group in rows.groupby("bench")["share_of_copy"]
-    ]
+    parts = [f"{bench} {_span(group)}" for bench, group in rows.groupby("bench")["share_of_copy"]]
     met = bool((rows["share_of_copy"] >= 0.8).all())
     return Target("pack and combine, 16 to 64 MB", "≥ 80 % of a copy", "; ".join(parts), len(rows), met)
 
