@@ -5,6 +5,7 @@ directory. SASS comes from the nvdisasm that triton ships; without it the counts
 """
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -47,11 +48,15 @@ FP8_PACKS = [
 GATES = [
     ("softmax_topk_renorm", "fp32", 16384, 128, 8),
     ("softmax_topk", "bf16", 64, 60, 4),
+    ("softmax_topk_renorm", "fp32", 65536, 8, 8),
+    ("softmax_topk_renorm", "fp32", 4096, 256, 8),
+    ("softmax_topk", "fp32", 16384, 72, 3),
     ("deepseek_v2", "fp32", 16384, 160, 6),
     ("deepseek_v3", "fp16", 16384, 256, 8),
     ("sqrtsoftplus_renorm", "fp32", 16384, 384, 6),
     ("softmax_topk_renorm", "fp32", 16384, 1024, 32),
     ("llama4", "bf16", 1, 1, 1),
+    ("llama4", "fp32", 64, 1024, 8),
 ]
 # router, tokens, hidden, experts, top_k
 ROUTERS = [
@@ -126,12 +131,23 @@ def spills(kernel: Any, case: str, operation: str) -> dict[str, object]:
     }
 
 
+def async_copies(kernel: Any) -> int:
+    """Asynchronous copies of 16 bytes in a kernel's text."""
+    return len(re.findall(r"cp\.async\.\w+\.shared\S*\s+\[[^]]+\], \[[^]]+\], 16", kernel.__ptx__))
+
+
 def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: int) -> dict[str, object]:
-    """Compile one gate."""
+    """Compile one gate; how many asynchronous copies of 16 bytes it has, and how many of them a packed form's rows are."""
     rule = rule_of(Cell("gate", 0, router=router))
-    shape = cute_gate.choose(tokens, experts, top_k, rule)
-    kernel = cute_gate.compile_for(arch, dtype, experts, top_k, rule, *shape, keep=True)
-    return spills(kernel, f"gate-{router}-{dtype}-T{tokens}-E{experts}-k{top_k}", "gate")
+    form = cute_gate.choose(dtype, tokens, experts, top_k, rule)
+    kernel = cute_gate.compile_for(arch, dtype, experts, top_k, rule, form, keep=True)
+    groups = experts // cute_gate.VECTOR if form.packed and experts > cute_gate.DIRECT else 0
+    return spills(kernel, f"gate-{router}-{dtype}-T{tokens}-E{experts}-k{top_k}", "gate") | {
+        "async_copies": async_copies(kernel),
+        "ring": groups // form.team,
+        "rounds": 1,
+        "looped": groups // math.gcd(groups, 32),  # a row of the last, partial tile
+    }
 
 
 def router(arch: str, rule: str, tokens: int, hidden: int, experts: int, top_k: int) -> dict[str, object]:
@@ -140,7 +156,7 @@ def router(arch: str, rule: str, tokens: int, hidden: int, experts: int, top_k: 
     form = cute_router.choose(tokens, hidden, experts, known)
     kernel = cute_router.compile_for(arch, "bf16", hidden, experts, top_k, known, form, keep=True)
     return spills(kernel, f"router-{rule}-T{tokens}-H{hidden}-E{experts}-k{top_k}", "router") | {
-        "async_copies": len(re.findall(r"cp\.async\.\w+\.shared\S*\s+\[[^]]+\], \[[^]]+\], 16", kernel.__ptx__)),
+        "async_copies": async_copies(kernel),
         "ring": form.flight * (cute_router.tiles_of(experts) + 2 * form.rows),
         "rounds": 2 if form.chunks > form.flight else 1,  # the first loads, and those within the loop
     }

@@ -275,6 +275,37 @@ def test_ties_take_the_lowest_id(name):
         assert (outputs["topk_ids"].sort(1).values == torch.arange(7, device="cuda")).all()
 
 
+@pytest.mark.parametrize("router", ["softmax_topk_renorm", "softmax_topk", "llama4"])
+@pytest.mark.parametrize(
+    ("experts", "top_k"),
+    [(8, 2), (8, 8), (12, 5), (16, 4), (32, 8), (60, 4), (64, 8), (72, 3), (128, 7), (256, 8), (1024, 8)],
+)
+@pytest.mark.parametrize("tokens", [1, 1000, 20000])
+@pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "gate"])
+def test_scores_that_are_nearly_or_quite_equal(name, tokens, experts, top_k, router):
+    """Float32 scores next to each other, equal, negative, infinite: the lowest ids win, and choices fall."""
+    cell = cell_of("gate", tokens, None, experts, top_k, None, None, None, "fp32", router)
+    module, definition = BENCHES["gate"].load(name), BENCHES["gate"].definition()
+    inputs = definition.build(cell, 3, "cuda")
+    logits = inputs["logits"]
+    near = torch.randint(0, 2 * experts, logits.shape, device="cuda", dtype=torch.int32)
+    logits[1::6] = (near[1::6] + 0x3FC00000).view(torch.float32)
+    logits[2::6] = -(near[2::6] + 0x3FC00000).view(torch.float32)
+    logits[3::6] = logits[3::6].bfloat16().float()
+    logits[4::6] = torch.where(near[4::6] % 3 > 0, 0.0, -0.0)
+    logits[5::12] = logits[5::12].where(near[5::12] % 2 > 0, -torch.inf)
+    logits[5::12, :top_k] = logits[5::12, :top_k].nan_to_num(neginf=-7.0)
+    outputs = definition.empty_outputs(cell, inputs)
+    module.prepare(cell, inputs, outputs)()
+    expected = logits.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
+    if name == "cute":  # falling, of equal scores the lowest id first
+        ids = outputs["topk_ids"].long()
+        assert torch.equal(logits.gather(1, ids), logits.gather(1, expected))
+        assert torch.equal(ids.sort(1).values, expected.sort(1).values)
+    check = definition.check(cell, inputs, outputs, definition.reference(cell, inputs))
+    assert not check.error and not check.mismatches, check
+
+
 @pytest.mark.parametrize(
     "router", ["softmax_topk_renorm", "softmax_topk", "deepseek_v2", "deepseek_v3", "sigmoid_renorm"]
 )
