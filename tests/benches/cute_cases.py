@@ -16,7 +16,7 @@ from moe_routing_bench import cute_support
 from moe_routing_bench.benches.combine import cute_combine
 from moe_routing_bench.benches.gate import cute_gate
 from moe_routing_bench.benches.gate.rules import rule_of
-from moe_routing_bench.benches.pack import cute_pack, cute_pack_fp8
+from moe_routing_bench.benches.pack import cute_pack, cute_pack_bulk, cute_pack_fp8
 from moe_routing_bench.benches.permute import cute_permute
 from moe_routing_bench.benches.router import cute_router
 from moe_routing_bench.grid import Cell
@@ -27,6 +27,7 @@ CASES = [
     ("pack", "bf16", 7168, 8, 10),
     ("pack", "fp32", 2048, 2, 2),
     ("pack", "fp16", 100, 3, 4),
+    ("pack", "bf16", 4096, 1, 2),
     ("pack", "bf16", 13, 32, 0),
     ("combine", "bf16", 4096, 8, 0),
     ("combine", "bf16", 2048, 1, 0),
@@ -44,6 +45,8 @@ FP8_PACKS = [
     (32768, 32768, 2, 0),
     (8191, 8191, 8, 1),
 ]
+# dtype, hidden, top_k, padding rows checked a piece
+BULK_PACKS = [("bf16", 4096, 8, 0), ("bf16", 7168, 8, 10), ("fp32", 2048, 3, 2), ("fp16", 2880, 32, 1)]
 # router, dtype, tokens, experts, top_k
 GATES = [
     ("softmax_topk_renorm", "fp32", 16384, 128, 8),
@@ -119,6 +122,25 @@ def pack_fp8(arch: str, hidden: int, group: int, top_k: int, slab: int) -> dict[
     }
 
 
+def pack_bulk(arch: str, dtype: str, hidden: int, top_k: int, slab: int) -> dict[str, object]:
+    """Compile one pack by bulk copies; how often it issues, awaits and counts them, and how often it should."""
+    form = cute_pack_bulk.bulk_form(arch, hidden, dtype, top_k)
+    assert form is not None
+    kernel = cute_pack_bulk.compile_for(arch, dtype, top_k, form, slab, keep=True)
+    patterns = {
+        "loads": r"cp\.async\.bulk\.shared",
+        "stores": r"cp\.async\.bulk\.global",
+        "arrivals": r"mbarrier\.arrive\.expect_tx",
+        "waits": r"mbarrier\.try_wait",
+        "groups": r"cp\.async\.bulk\.commit_group",
+        "frees": r"cp\.async\.bulk\.wait_group\.read\s+0;",
+    }
+    return spills(kernel, f"pack_bulk-{dtype}-H{hidden}-k{top_k}-slab{slab}", "pack_bulk") | {
+        "bulk": {name: len(re.findall(pattern, kernel.__ptx__)) for name, pattern in patterns.items()},
+        "bulk_expected": dict.fromkeys(patterns, 1) | {"stores": top_k + slab},
+    }
+
+
 def spills(kernel: Any, case: str, operation: str) -> dict[str, object]:
     """Local memory and registers of a kernel whose accesses follow from its shape class."""
     sass = disassemble(kernel.__cubin__)
@@ -172,11 +194,13 @@ def permute(arch: str, tokens: int, experts: int, top_k: int, layout: str) -> di
 if __name__ == "__main__":
     step = 1 if sys.argv[1] == "sm_90a" else 3  # elsewhere a third of the cases: compiling takes a second each
     fp8_packs = FP8_PACKS if sys.argv[1] != "sm_80" else ()  # it has no conversion to e4m3
+    bulk_packs = BULK_PACKS if sys.argv[1] != "sm_80" else ()  # and no bulk copies
     for function, cases in (
         (gate, GATES),
         (router, ROUTERS),
         (permute, PERMUTES),
         (pack_fp8, fp8_packs),
+        (pack_bulk, bulk_packs),
         (facts, CASES),
     ):
         for case in cases[::step]:

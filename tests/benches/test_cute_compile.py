@@ -23,7 +23,7 @@ def compile_cases(arch: str, directory: Path) -> list[dict]:
 def test_wide_accesses_and_no_spills(arch: str, tmp_path: Path) -> None:
     """Rows of whole 16-byte vectors move in 128-bit accesses, all loads unrolled; nothing goes to local memory."""
     cases = compile_cases(arch, tmp_path)
-    assert len(cases) >= (35 if arch == "sm_90a" else 8)
+    assert len(cases) >= (36 if arch == "sm_90a" else 8)
     for facts in cases:
         if facts["vector_bytes"] == 16:
             rows = 1 if facts["operation"] == "pack" else facts["top_k"]
@@ -36,6 +36,7 @@ def test_wide_accesses_and_no_spills(arch: str, tmp_path: Path) -> None:
             assert facts["async_copies"] == facts["ring"] * facts["rounds"] + facts.get("looped", 0), facts
         if facts.get("whole_vectors"):  # loaded 16 bytes at a time, and converted once, not once for each copy
             assert facts["wide_loads"] == facts["vectors"] and facts["conversions"] == 4 * facts["vectors"], facts
+        assert facts.get("bulk") == facts.get("bulk_expected"), facts
         if facts["local"] is not None:
             assert facts["local"] == 0, facts
             assert facts["registers"] <= 168, facts  # 3 blocks of 128 threads an SM, at least 96 KB in flight

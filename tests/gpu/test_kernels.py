@@ -99,6 +99,36 @@ def test_edge_cases(bench, name, edge):
     run(cell_of(bench, *EDGES[edge]), name)
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 4096, 8, 3, None, 0.0, "compact", "bf16"),
+        (1, 64, 8, 8, None, 0.0, "block128", "bf16"),
+        (65, 128, 8, 8, None, 0.0, "block64", "bf16"),
+        (513, 8, 7, 3, 1.1, 0.3, "block64", "fp32"),
+        (3001, 72, 60, 4, 0.7, 1.0, "padded", "fp16"),
+        (4000, 32, 64, 4, 0.01, 0.5, "compact", "bf16"),
+        (300, 96, 896, 32, None, 0.7, "compact", "bf16"),
+        (2000, 2880, 64, 4, 1.25, 0.7, "padded", "bf16"),
+        (3000, 7168, 64, 8, None, 0.0, "compact", "bf16"),
+        (16384, 4096, 64, 8, 1.0, 1.7, "block128", "bf16"),
+        (65600, 4096, 64, 8, None, 0.0, "compact", "bf16"),  # rows * hidden > 2**31
+    ],
+)
+def test_pack_by_bulk_copies(shape, monkeypatch):
+    """Also rows that are too few to be worth it."""
+    pytest.importorskip("cutlass")
+    from moe_routing_bench import cute_support
+    from moe_routing_bench.benches.pack import cute_pack
+
+    monkeypatch.setattr(cute_pack, "MANY_BYTES", 0)
+    cell = cell_of("pack", *shape)
+    form = cute_pack.choose(cute_support.current_arch(), cell.tokens, cell.hidden, cell.dtype, cell.top_k)
+    if not isinstance(form, cute_pack.BulkForm):
+        pytest.skip(f"bulk copies need sm_90 or sm_100, here {cute_support.current_arch()}")
+    run(cell, "cute")
+
+
 @pytest.mark.parametrize("dtype", list(FP8))
 @pytest.mark.parametrize(
     ("tokens", "hidden", "top_k", "factor", "layout"),

@@ -3,7 +3,8 @@
 Strategy: token-major. A group of threads reads its token's row once into registers and writes it k times, so reads
 stay at the compulsory T * H elements (gathering row by row reads up to k times that). Where padding rows are
 possible, the group of token t also looks at `slab` consecutive output rows and writes zeros to those whose order is
--1; all loads, indices included, are issued before the first store.
+-1; all loads, indices included, are issued before the first store. With k = 1 a group is of an output row instead: it
+reads no more, and writes lie in sequence. Long copies go through shared memory (`cute_pack_bulk`).
 Compulsory bytes: (T + R) * H * itemsize + 4 * T * k, and 4 * R more with padding; floor: a stream of that mix.
 
 Invariant: every output row is written by exactly one group: `inverse` names the kept rows, `order` < 0 the others.
@@ -21,13 +22,15 @@ from cutlass import Int32
 
 from moe_routing_bench import cute_cache
 from moe_routing_bench import cute_support as support
-from moe_routing_bench.benches.pack import cute_pack_fp8
+from moe_routing_bench.benches.pack import cute_pack_bulk, cute_pack_fp8
+from moe_routing_bench.benches.pack.cute_pack_bulk import BulkForm, bulk_form
 from moe_routing_bench.cute_support import RowTiling
 from moe_routing_bench.grid import FP8
 
 MAX_SLAB = 16
 ENOUGH_BLOCKS = 132 * 12  # fewer leave a large GPU partly idle: threads then take fewer vectors each
 MANY_BLOCKS = 132 * 32
+MANY_BYTES = 1 << 27  # written: for less, bulk copies take too long to begin
 
 
 @cute.kernel
@@ -65,6 +68,19 @@ def pack_kernel(
                 support.store_row(fragment, packed, token * slab + i, column, tiling)
 
 
+@cute.kernel
+def single_choice_kernel(x: cute.Tensor, order: cute.Tensor, packed: cute.Tensor, tiling: cutlass.Constexpr):
+    """Row-major, for k = 1: a group reads a column tile of one output row from where `order` says, or writes zeros."""
+    row, column = support.position(tiling)
+    fragment = cute.make_rmem_tensor((tiling.width, tiling.vectors), x.element_type)
+    fragment.fill(0)
+    if row < order.shape[0]:
+        token = order[row]
+        if token >= 0:
+            support.load_row(x, token, column, fragment, tiling)
+        support.store_row(fragment, packed, row, column, tiling)
+
+
 @cute.jit
 def pack_host(
     x: cute.Tensor,
@@ -75,12 +91,17 @@ def pack_host(
     slab: cutlass.Constexpr,
     stream: Any,
 ):
-    steps = x.shape[0]
-    if cutlass.const_expr(slab > 0):
-        steps = cutlass.max(steps, cute.ceil_div(order.shape[0], slab))
-    pack_kernel(x, order, inverse, packed, tiling, slab).launch(
-        grid=(tiling.blocks(steps), 1, 1), block=(tiling.threads, 1, 1), stream=stream
-    )
+    if cutlass.const_expr(inverse.shape[1] == 1):
+        single_choice_kernel(x, order, packed, tiling).launch(
+            grid=(tiling.blocks(order.shape[0]), 1, 1), block=(tiling.threads, 1, 1), stream=stream
+        )
+    else:
+        steps = x.shape[0]
+        if cutlass.const_expr(slab > 0):
+            steps = cutlass.max(steps, cute.ceil_div(order.shape[0], slab))
+        pack_kernel(x, order, inverse, packed, tiling, slab).launch(
+            grid=(tiling.blocks(steps), 1, 1), block=(tiling.threads, 1, 1), stream=stream
+        )
 
 
 @cute_cache.cached
@@ -103,15 +124,23 @@ def compile_for(arch: str, dtype: str, top_k: int, tiling: RowTiling, slab: int,
     return support.compile_kernel(pack_host, arguments, arch, keep)
 
 
+def choose(arch: str, tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling | BulkForm:
+    """How rows are copied: by bulk copies where each is written often and all are long, else through registers."""
+    written = tokens * top_k * hidden * support.DTYPES[dtype].width // 8
+    bulk = bulk_form(arch, hidden, dtype, top_k) if top_k > 2 and written >= MANY_BYTES else None
+    return bulk or choose_tiling(tokens, hidden, dtype, top_k)
+
+
 def choose_tiling(tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling:
     """The row tiling for `tokens` rows: few rows are cut finer, so that they still occupy the whole GPU.
 
-    Many rows that are written once or twice are cut finer too: blocks that end sooner overlap better (docs/kernels.md).
+    Many rows are cut finer too: blocks that end sooner overlap better (docs/kernels.md).
     """
     vectors = 4
     tiling = support.row_tiling(hidden, dtype, vectors, threads=128)
-    if top_k <= 2 and tiling.blocks(tokens) >= MANY_BLOCKS:
-        return support.row_tiling(hidden, dtype, 2, threads=128)
+    if top_k == 1 or tiling.blocks(tokens) >= MANY_BLOCKS:
+        vectors = 2
+        tiling = support.row_tiling(hidden, dtype, vectors, threads=128)
     while vectors > 1 and tiling.blocks(tokens) < ENOUGH_BLOCKS:
         vectors //= 2
         tiling = support.row_tiling(hidden, dtype, vectors, threads=128)
@@ -134,8 +163,15 @@ def precompile(cell: Any, arch: str) -> None:
     """Put the kernel of a cell, with buffers at its layout's row limit, into the cache; needs no GPU."""
     slab = choose_slab(cell, cell.tokens, cell.row_limit)
     if cell.dtype in FP8:
-        return cute_pack_fp8.precompile(cell, arch, slab)
-    compile_for(arch, cell.dtype, cell.top_k, choose_tiling(cell.tokens, cell.hidden, cell.dtype, cell.top_k), slab)
+        cute_pack_fp8.precompile(cell, arch, slab)
+    else:
+        _compiled(cell, arch, slab)
+
+
+def _compiled(cell: Any, arch: str, slab: int) -> Any:
+    form = choose(arch, cell.tokens, cell.hidden, cell.dtype, cell.top_k)
+    compiler = cute_pack_bulk.compile_for if isinstance(form, BulkForm) else compile_for
+    return compiler(arch, cell.dtype, cell.top_k, form, slab)
 
 
 def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Callable[[], None]:
@@ -144,6 +180,4 @@ def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch
     slab = choose_slab(cell, len(x), len(order))
     if cell.dtype in FP8:
         return cute_pack_fp8.prepare(cell, inputs, outputs, slab)
-    tiling = choose_tiling(len(x), cell.hidden, cell.dtype, cell.top_k)
-    kernel = compile_for(support.current_arch(), cell.dtype, cell.top_k, tiling, slab)
-    return functools.partial(kernel, x, order, inverse, outputs["packed"])
+    return functools.partial(_compiled(cell, support.current_arch(), slab), x, order, inverse, outputs["packed"])

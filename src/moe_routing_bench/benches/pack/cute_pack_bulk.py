@@ -1,0 +1,183 @@
+"""Pack by bulk copies (sm_90, sm_100): rows pass through shared memory, and no thread holds any part of them.
+
+Strategy: token-major, as in cute_pack, but a warp handles one piece of a token's row: its first lane issues one bulk load
+and, when that has arrived, one bulk store for each of the k rows. A row is then written in few large transactions, and what
+is in flight is bounded by shared memory, not by registers.
+Compulsory bytes and floor: as in cute_pack.
+
+Invariants: only the lane that awaits the load reads the piece, by stores of the same (async) proxy, so no fence is needed;
+zeros for padding are written by threads and need one. A block ends after its stores have read its shared memory.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+
+from moe_routing_bench import cute_cache
+from moe_routing_bench import cute_support as support
+from moe_routing_bench.cute_support import WARP
+
+PIECE_BYTES = 4096  # at most
+LEAST_BYTES = 1024  # of a piece of a longer row
+WARPS = 4  # of a block
+EVICT_FIRST = 0x12F0000000000000  # L2 policy of data used once, as createpolicy.fractional.L2::evict_first encodes it
+
+
+@dataclass(frozen=True)
+class BulkForm:
+    """How warps cover rows of `hidden` elements, fixed when the kernel is compiled."""
+
+    hidden: int  # elements of a row
+    pieces: int  # equal parts of a row: a warp moves one of them
+
+    @property
+    def piece(self) -> int:
+        """Elements of a piece."""
+        return self.hidden // self.pieces
+
+
+def bulk_form(arch: str, hidden: int, dtype: str, top_k: int) -> BulkForm | None:
+    """The form with the fewest equal pieces of a row; None where bulk copies cannot run.
+
+    That is on other than sm_90 and sm_100 (and kin), where a row has no such pieces of whole 16-byte vectors,
+    or with more choices than lanes.
+    """
+    row = hidden * support.DTYPES[dtype].width // 8
+    generation = int(arch.removeprefix("sm_").rstrip("a")) // 10
+    if generation not in (9, 10) or row % support.VECTOR_BYTES or top_k > WARP:
+        return None
+    vectors = row // support.VECTOR_BYTES
+    pieces = next(n for n in range(1, vectors + 1) if vectors % n == 0 and row // n <= PIECE_BYTES)
+    return BulkForm(hidden, pieces) if pieces == 1 or row // pieces >= LEAST_BYTES else None
+
+
+@cute.jit
+def piece_of(matrix: cute.Tensor, row: Any, part: Any, form: cutlass.Constexpr):
+    """Part `part` of a row of a (rows, hidden) tensor, addressed with 64 bits."""
+    offset = Int64(row) * form.hidden + Int64(part * form.piece)
+    offset = cute.assume(offset, divby=support.VECTOR_BYTES * 8 // matrix.element_type.width)
+    return cute.make_tensor(matrix.iterator + offset, cute.make_layout((form.piece,)))
+
+
+@cute.jit
+def load_piece(source: cute.Tensor, stage: cute.Tensor, arrived: cute.Pointer, form: cutlass.Constexpr):
+    """Issue the load of a piece into `stage`; `arrived` completes its first phase when it is there."""
+    bits = cutlass.const_expr(form.piece * source.element_type.width)
+    atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), source.element_type, num_bits_per_copy=bits)
+    cute.arch.mbarrier_arrive_and_expect_tx(arrived, bits // 8)
+    cute.copy(atom, source, stage, mbar_ptr=arrived, cache_policy=Int64(EVICT_FIRST))
+
+
+@cute.jit
+def store_piece(stage: cute.Tensor, target: cute.Tensor, form: cutlass.Constexpr):
+    """Issue the store of a piece from shared memory; it is PTX because the copy atom has no cache policy."""
+    cute.arch.inline_ptx(
+        "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [{$r0}], [{$r1}], {$r2}, {$r3};",
+        read_only_args=[
+            target.iterator,
+            stage.iterator,
+            Int32(form.piece * target.element_type.width // 8),
+            Int64(EVICT_FIRST),
+        ],
+    )
+
+
+@cute.jit
+def clear(zeros: cute.Tensor, form: cutlass.Constexpr):
+    """Fill a piece of shared memory with zeros for bulk stores, by all threads of the block."""
+    width = cutlass.const_expr(support.VECTOR_BYTES * 8 // zeros.element_type.width)
+    vector = cute.make_rmem_tensor((width,), zeros.element_type)
+    vector.fill(0)
+    vectors = cute.make_tensor(zeros.iterator, cute.make_layout((width, form.piece // width)))
+    for i in range(cute.arch.thread_idx()[0], form.piece // width, WARPS * WARP):
+        cute.autovec_copy(vector, vectors[None, i])
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.sync_threads()
+
+
+@cute.kernel
+def pack_kernel(
+    x: cute.Tensor,
+    order: cute.Tensor,
+    inverse: cute.Tensor,
+    packed: cute.Tensor,
+    form: cutlass.Constexpr,
+    slab: cutlass.Constexpr,
+):
+    """A warp: a piece of one token, and of the `slab` rows it checks for padding. Lane j holds row j and order j of them."""
+    warp, lane = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP), cute.arch.lane_idx()
+    unit = cute.arch.block_idx()[0] * WARPS + warp
+    token, part = unit // form.pieces, unit % form.pieces
+    allocator = cutlass.memory.SmemAllocator()
+    stages = allocator.allocate_tensor(x.element_type, cute.make_layout((form.piece, WARPS)), byte_alignment=128)
+    barriers = allocator.allocate_tensor(Int64, cute.make_layout(WARPS), byte_alignment=8)
+    stage, arrived = stages[None, warp], barriers.iterator + warp
+    row, source = Int32(-1), Int32(0)
+    if lane == 0:
+        cute.arch.mbarrier_init(arrived, 1)
+        cute.arch.mbarrier_init_fence()
+        if token < x.shape[0]:
+            load_piece(piece_of(x, token, part, form), stage, arrived, form)
+    if lane < inverse.shape[1] and token < x.shape[0]:
+        row = inverse[token, lane]
+    zeros = None
+    if cutlass.const_expr(slab > 0):
+        if lane < slab and token * slab + lane < order.shape[0]:
+            source = order[token * slab + lane]
+        zeros = allocator.allocate_tensor(x.element_type, cute.make_layout(form.piece), byte_alignment=128)
+        clear(zeros, form)
+
+    rows = [cute.arch.shuffle_sync(row, j) for j in range(inverse.shape[1])]
+    padding = cute.arch.vote_ballot_sync(source < 0)
+    if lane == 0:
+        if token < x.shape[0]:
+            cute.arch.mbarrier_wait(arrived, 0)
+        for j in cutlass.range_constexpr(len(rows)):
+            if rows[j] >= 0:
+                store_piece(stage, piece_of(packed, rows[j], part, form), form)
+        for i in cutlass.range_constexpr(slab):
+            if padding & (1 << i) != 0:
+                store_piece(zeros, piece_of(packed, token * slab + i, part, form), form)
+        cute.arch.cp_async_bulk_commit_group()
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+@cute.jit
+def pack_host(
+    x: cute.Tensor,
+    order: cute.Tensor,
+    inverse: cute.Tensor,
+    packed: cute.Tensor,
+    form: cutlass.Constexpr,
+    slab: cutlass.Constexpr,
+    stream: Any,
+):
+    steps = x.shape[0]
+    if cutlass.const_expr(slab > 0):
+        steps = cutlass.max(steps, cute.ceil_div(order.shape[0], slab))
+    pack_kernel(x, order, inverse, packed, form, slab).launch(
+        grid=(cute.ceil_div(steps * form.pieces, WARPS), 1, 1), block=(WARPS * WARP, 1, 1), stream=stream
+    )
+
+
+@cute_cache.cached
+def compile_for(arch: str, dtype: str, top_k: int, form: BulkForm, slab: int, keep: bool = False) -> Any:
+    """Compile pack by bulk copies for one architecture and shape class (no GPU needed).
+
+    The result is called with x (T, H), order (R,), inverse (T, k), packed (R, H).
+    """
+    element = support.DTYPES[dtype]
+    tokens, rows = cute.sym_int(), cute.sym_int()
+    arguments = [
+        support.matrix(element, tokens, form.hidden),
+        support.matrix(Int32, rows),
+        support.matrix(Int32, tokens, top_k),
+        support.matrix(element, rows, form.hidden),
+        form,
+        slab,
+    ]
+    return support.compile_kernel(pack_host, arguments, arch, keep)
