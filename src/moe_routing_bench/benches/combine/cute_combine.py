@@ -120,19 +120,17 @@ def compile_for(arch: str, dtype: str, top_k: int, tiling: RowTiling, add: bool,
 
 
 def choose_tiling(tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling:
-    """The row tiling: at most 4 vectors a thread, fewer for large k (registers) or few tokens (occupancy).
+    """The row tiling, after measurements on an H200: at most 2 vectors a thread, fewer for large k or few tokens.
 
-    With the fewest tokens vectors are halved as well: what a thread adds up after its last load is then not hidden.
+    The caches keep what is read and written, but for the fewest tokens: lines marked as used once never displace what other
+    kernels left in L2, and many of them are then short of room (docs/kernels.md).
     """
-    vectors = max(1, min(4, LOADS_IN_FLIGHT // top_k))
+    vectors = 1 if top_k == 2 else max(1, min(2, LOADS_IN_FLIGHT // top_k))
     tiling = support.row_tiling(hidden, dtype, vectors, threads=128, streaming=False)
-    while vectors > 1 and tiling.blocks(tokens) < ENOUGH_BLOCKS:
-        vectors //= 2
-        tiling = support.row_tiling(hidden, dtype, vectors, threads=128, streaming=False)
+    if vectors > 1 and tiling.blocks(tokens) < ENOUGH_BLOCKS:
+        tiling = support.row_tiling(hidden, dtype, 1, threads=128, streaming=False)
     if tiling.blocks(tokens) < ENOUGH_BLOCKS:
-        tiling = support.row_tiling(
-            hidden, dtype, 1, threads=128, streaming=False, vector_bytes=support.VECTOR_BYTES // 2
-        )
+        tiling = support.row_tiling(hidden, dtype, 1, threads=128, streaming=True)
     return tiling
 
 
