@@ -12,6 +12,7 @@ import torch
 _REPEATS = 7
 _LEAST_BYTES, _MOST_BYTES = 2 << 30, 8 << 30  # a buffer; the ramp of a launch costs 4 % of 0.5 GiB, 1 % of 2 GiB (H200)
 _PART = 1024  # elements: parts are multiples of the smallest block
+_MOST_SETS = 256
 _LEAST_SHORT = 1 << 20  # bytes: what moves less is a launch, not a stream
 
 
@@ -116,7 +117,8 @@ class GpuCeilings:
         return {"short_stream_gb_per_s": moved / _seconds(graph.replay, "cuda") / 1e9}
 
     def _short_graph(self, mix: tuple[int, int], n: int, config: tuple[int, int]) -> tuple[torch.cuda.CUDAGraph, int]:
-        sets = max(1, min(self._source.numel() // (max(mix) * n), cold_sets(self._moved)))
+        cold = min(cold_sets(mix[0] * n * self._source.element_size()), _MOST_SETS)
+        sets = max(1, min(self._source.numel() // (max(mix) * n), cold))
         parts = [[buffer[i * each * n : (i + 1) * each * n] for buffer, each in ((self._source, mix[0]), (self._target, mix[1]))] for i in range(sets)]  # fmt: skip
         self._kernel.launch(*parts[0], *mix, *config)  # compiles it
         graph = torch.cuda.CUDAGraph()

@@ -130,7 +130,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _input_sets(job: Job, definition: Any, device: str) -> list[InputSet]:
-    """`check_seeds` sets drawn apart, then copies of them until together they are 5x the L2 cache (GPU only)."""
+    """`check_seeds` sets drawn apart, then copies of them until their inputs together are 5x the L2 cache (GPU only)."""
     cell, settings = job.cell, job.settings
     shared = definition.shared(cell, cell.seed, device) if hasattr(definition, "shared") else {}
     sets = []
@@ -141,7 +141,7 @@ def _input_sets(job: Job, definition: Any, device: str) -> list[InputSet]:
         return sets
     own = [t for n, t in sets[0].inputs.items() if n not in shared]
     footprint = nbytes(*own, *sets[0].outputs.values())
-    cold = calibration.cold_sets(footprint)
+    cold = calibration.cold_sets(nbytes(*own))  # outputs do not count: stores may be the first to leave the cache
     wanted = max(len(sets), min(cold, settings.set_limit, int(settings.set_bytes // footprint)))
     for i in range(len(sets), wanted):
         first = sets[i % settings.check_seeds]
