@@ -5,11 +5,13 @@ Outputs: topk_ids (T, k) int32, topk_weights (T, k) float32, in any order within
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from moe_routing_bench.benches.checks import Check, Cost, both, close, nbytes, tolerance
+from moe_routing_bench.benches.gate.rules import rule_of
 from moe_routing_bench.grid import Cell
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload import generator, randn
@@ -40,27 +42,47 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
-    """Rows are compared as sets of (id, weight). Another id is a declared tie when its logit (plus bias) is equal."""
+    """Rows are compared as sets of (id, weight). Another id is a declared tie when its score (plus bias) is equal.
+
+    With a bias, experts of equal biased score weigh differently: a tied row's weights are those that the rule gives its choice.
+    """
     ids, weights = outputs["topk_ids"], outputs["topk_weights"]
     ordered, place = ids.long().sort(dim=1)
     if malformed := no_choice(ordered, cell.experts or 0):
         return malformed
     want_ids, want_place = expected["topk_ids"].long().sort(dim=1)
+    want = expected["topk_weights"].gather(1, want_place)
+    rows = (ordered != want_ids).any(1)
     tied = wrong = 0
-    if bool((ordered != want_ids).any()):
-        key = inputs["logits"].double()
-        key = torch.sigmoid(key) + inputs["bias"].double() if "bias" in inputs else key
+    if bool(rows.any()):
+        key = _score(cell, inputs["logits"].double())
+        key = key + inputs["bias"].double() if "bias" in inputs else key
         chosen, best = key.gather(1, ordered).sort(1).values, key.gather(1, want_ids).sort(1).values
-        rows = (ordered != want_ids).any(1)
         wrong = int((rows & ((chosen - best).abs() > _TIE + _resolution(cell) * best.abs()).any(1)).sum())
         tied = int(rows.sum()) - wrong
     if wrong:
         return Check(mismatches=wrong, ties=tied, error=f"topk_ids: {wrong} of {len(ids)} rows hold other experts")
-    values = close(
-        weights.gather(1, place).sort(1).values, expected["topk_weights"].gather(1, want_place).sort(1).values,
-        _weight_limit(cell), "topk_weights",
-    )  # fmt: skip
+    if tied and "bias" in inputs:
+        want[rows] = _weights_of(cell, inputs["logits"][rows], inputs["bias"], ordered[rows]).to(want.dtype)
+    values = close(weights.gather(1, place).sort(1).values, want.sort(1).values, _weight_limit(cell), "topk_weights")
     return both(values, Check(ties=tied))
+
+
+def _score(cell: Cell, logits: Tensor) -> Tensor:
+    """What experts are chosen by, without a bias; a rule without a fused form is taken to choose by logits, or sigmoids."""
+    try:
+        select = rule_of(cell).select
+    except KeyError:
+        select = "sigmoid" if ROUTERS[cell.router or ""].bias else "logit"
+    return logits if select == "logit" else _SCORES[select](logits)
+
+
+def _weights_of(cell: Cell, logits: Tensor, bias: Tensor, ids: Tensor) -> Tensor:
+    """Weights (n, k) that the rule gives ids (n, k): a bias of its own for each token leaves it no other choice."""
+    forced = torch.full(logits.shape, -1e3, dtype=torch.float64, device=logits.device).scatter_(
+        1, ids, bias.double().expand(len(ids), -1).gather(1, ids)
+    )
+    return ROUTERS[cell.router or ""].load()(logits.double(), cell.top_k or 0, forced)[1]
 
 
 def no_choice(ordered: Tensor, experts: int) -> Check | None:
@@ -88,6 +110,10 @@ def _resolution(cell: Cell) -> float:
     return 2.0 ** (math.ceil(math.log2(max(cell.experts or 1, 2))) - 23) if cell.dtype == "fp32" else 0.0
 
 
+_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": lambda logits: torch.nn.functional.softplus(logits).sqrt(),
+}
 _TIE = 1e-6  # scores this near are equal in the float32 in which every implementation compares them
 
 

@@ -1,0 +1,36 @@
+"""What the bench `gate` accepts where experts tie: either of them, with the weight that it has."""
+
+import pytest
+import torch
+
+from moe_routing_bench.benches.gate import definition
+from moe_routing_bench.grid import Cell
+from moe_routing_bench.routers import ROUTERS
+
+INVERSE = {"deepseek_v3": torch.logit, "sqrtsoftplus_renorm": lambda score: torch.log(torch.expm1(score**2))}
+SCORES = torch.tensor([0.875, 0.75, 0.5] + 13 * [0.125])
+BIAS = torch.tensor([0.0, 0.0, 0.25] + 13 * [0.0])  # experts 1 and 2 have the same biased score
+
+
+def answer(router: str, ids: list[int], weighed_as: list[int]) -> dict[str, torch.Tensor]:
+    """One token's choice of `ids` with the weights of the experts `weighed_as`."""
+    weights = SCORES[weighed_as] / SCORES[weighed_as].sum() * ROUTERS[router].options.get("scale", 1.0)
+    return {"topk_ids": torch.tensor([ids], dtype=torch.int32), "topk_weights": weights[None]}
+
+
+@pytest.mark.parametrize("router", INVERSE)
+@pytest.mark.parametrize(
+    ("ids", "weighed_as", "ties", "error"),
+    [
+        ([0, 1], [0, 1], 0, None),
+        ([2, 0], [2, 0], 1, None),
+        ([0, 2], [0, 1], 1, "topk_weights"),
+        ([0, 1], [0, 2], 0, "topk_weights"),
+        ([0, 9], [0, 9], 0, "other experts"),
+    ],
+)
+def test_a_tied_expert_is_accepted_with_its_own_weight_alone(router, ids, weighed_as, ties, error):
+    cell = Cell("gate", 17, tokens=1, experts=16, top_k=2, dtype="fp32", router=router)
+    inputs = {"logits": INVERSE[router](SCORES)[None], "bias": BIAS}
+    found = definition.check(cell, inputs, answer(router, ids, weighed_as), answer(router, [0, 1], [0, 1]))
+    assert found.ties == ties and (error in found.error if error else found.error is None), found
