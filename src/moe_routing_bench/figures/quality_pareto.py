@@ -26,7 +26,8 @@ def draw(table: pd.DataFrame) -> Figure:
         _panel(left, group[causal], f"{title}\ncausal rules")
         _panel(right, group[~causal], f"{quality.NOT_CAUSAL} rules that see later tokens\n(own scale: their loss means something else)")  # fmt: skip
     shown = pd.concat(group for _, group in contests)
-    return quality.finish(figure, TITLE, shown, f"speed: {compare.timed(shown)}", timed=True)
+    blocks = ", 95 % CI over its blocks" if shown["step_half_width_ms"].notna().any() else ""
+    return quality.finish(figure, TITLE, shown, f"speed: {compare.timed(shown)}{blocks}", timed=True)
 
 
 def _of_blocks(rows: pd.DataFrame) -> float:

@@ -241,5 +241,5 @@ def provenance(rows: pd.DataFrame, what: str) -> str:
     seen = "" if rows["causal"].all() else f" | {NOT_CAUSAL} sees later tokens: not ranked with the others"
     drawn = "means over seeds, 95 % CI by Student's t"
     if rows["seed"].nunique() == 1:
-        drawn = "one seed: no intervals, differences may be chance"
+        drawn = "one seed: no intervals over seeds, differences may be chance"
     return f"{machine} | torch {torch} | {span} | n = {rows['run'].nunique()} {what.split()[-1]} | {drawn}{seen}"

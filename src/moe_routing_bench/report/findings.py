@@ -12,9 +12,10 @@ _SKEWED = ("layer", "routing", "pack", "combine", "permute")
 
 
 def findings(table: pd.DataFrame) -> list[str]:
-    """All findings, in the order of the report."""
+    """All findings, in the order of the report; of the benches that were asked for."""
     ok = table[(table["status"] == "ok") & table["median_us"].notna()]
-    found = [text for bench in BENCHES for text in (fastest(ok, bench), copy_share(ok, bench)) if text]
+    asked = [bench for bench in BENCHES if bench in set(table["bench"])]
+    found = [text for bench in asked for text in (fastest(ok, bench), copy_share(ok, bench)) if text]
     return [*found, stage_shares(ok), cost_of_skew(ok), drops(ok), cost_of_capacity(ok), doubtful(ok), not_ok(table)]
 
 

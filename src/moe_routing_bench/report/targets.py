@@ -57,12 +57,13 @@ def _stream(bench: str, bar: float) -> Callable[[pd.DataFrame], Target | None]:
 
 
 def _span(shares: pd.Series) -> str:
-    return f"{shares.min():.1%} to {shares.max():.1%}"
+    least, most = f"{shares.min():.1%}", f"{shares.max():.1%}"
+    return least if least == most else f"{least} to {most}"
 
 
 def _short(shares: pd.Series) -> str:
     """The share of a stream that is as short as the stage, where that was measured: it says what no kernel could gain."""
-    return "" if shares.isna().any() else f" (of one as short: {_span(shares)})"
+    return "" if shares.isna().any() else f" (of a stream as short: {_span(shares)})"
 
 
 def _small(ok: pd.DataFrame) -> Target | None:
@@ -71,7 +72,10 @@ def _small(ok: pd.DataFrame) -> Target | None:
     rows = rows[rows["compulsory_bytes"].between(16e6, 64e6)]
     if rows.empty:
         return None
-    parts = [f"{bench} {_span(group)}" for bench, group in rows.groupby("bench")["share_of_copy"]]
+    parts = [
+        f"{bench} {_span(one['share_of_copy'])}{_short(one['share_of_short_stream'])}"
+        for bench, one in rows.groupby("bench")
+    ]
     met = bool((rows["share_of_copy"] >= 0.8).all())
     return Target("pack and combine, 16 to 64 MB", "≥ 80 % of a copy", "; ".join(parts), len(rows), met)
 
