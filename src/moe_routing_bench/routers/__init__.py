@@ -2,13 +2,14 @@
 
 Contract: ``route(logits, top_k, bias=None, **options) -> (topk_ids (T, k) int32, topk_weights (T, k) float32)`` for
 logits (T, E) in float32, float64 or bfloat16. A selection bias changes which experts are chosen, never their weights.
+A file whose rule chooses by something else than logits (plus bias) says by what: ``score(logits) -> (T, E)``.
 Rules are plain torch and double as the reference of the `gate` bench (run in float64).
 """
 
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from moe_routing_bench.errors import bad
@@ -26,8 +27,15 @@ class Router:
 
     def load(self) -> Callable:
         """The rule as a function of (logits, top_k, bias), its options bound."""
-        route = importlib.import_module(f"{__name__}.{self.module}").route
+        route = self._module().route
         return lambda logits, top_k, bias=None: route(logits, top_k, bias, **self.options)
+
+    def score(self, logits: Any) -> Any:
+        """What experts are chosen by, without a selection bias: (T, E) of logits (T, E)."""
+        return getattr(self._module(), "score", lambda logits: logits)(logits)
+
+    def _module(self) -> ModuleType:
+        return importlib.import_module(f"{__name__}.{self.module}")
 
     def check(self, experts: int, top_k: int) -> None:
         """Raise `UserError` when the rule cannot choose `top_k` of `experts`."""

@@ -12,8 +12,12 @@ def route(
     logits: Tensor, top_k: int, bias: Tensor | None = None, *, groups: int = 1, keep_groups: int = 1, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Ids (T, k) int32 and weights (T, k) float32; weights are unbiased sigmoid scores divided by their sum, times `scale`."""
-    scores = torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float())
-    return select(scores, top_k, bias, groups=groups, keep_groups=keep_groups, scale=scale)
+    return select(score(logits), top_k, bias, groups=groups, keep_groups=keep_groups, scale=scale)
+
+
+def score(logits: Tensor) -> Tensor:
+    """What experts are chosen by, but for the bias."""
+    return torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float())
 
 
 def select(

@@ -8,5 +8,10 @@ from moe_routing_bench.routers.sigmoid_topk import select
 
 def route(logits: Tensor, top_k: int, bias: Tensor | None = None, *, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """Ids (T, k) int32 and weights (T, k) float32; weights are unbiased scores divided by their sum, times `scale`."""
+    return select(score(logits), top_k, bias, scale=scale)
+
+
+def score(logits: Tensor) -> Tensor:
+    """What experts are chosen by, but for the bias."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    return select(torch.nn.functional.softplus(wide).sqrt(), top_k, bias, scale=scale)
+    return torch.nn.functional.softplus(wide).sqrt()

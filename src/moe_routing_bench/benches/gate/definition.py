@@ -5,13 +5,11 @@ Outputs: topk_ids (T, k) int32, topk_weights (T, k) float32, in any order within
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from moe_routing_bench.benches.checks import Check, Cost, both, close, nbytes, tolerance
-from moe_routing_bench.benches.gate.rules import rule_of
 from moe_routing_bench.grid import Cell
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload import generator, randn
@@ -55,7 +53,7 @@ def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], exp
     rows = (ordered != want_ids).any(1)
     tied = wrong = 0
     if bool(rows.any()):
-        key = _score(cell, inputs["logits"].double())
+        key = ROUTERS[cell.router or ""].score(inputs["logits"].double())
         key = key + inputs["bias"].double() if "bias" in inputs else key
         chosen, best = key.gather(1, ordered).sort(1).values, key.gather(1, want_ids).sort(1).values
         wrong = int((rows & ((chosen - best).abs() > _TIE + _resolution(cell) * best.abs()).any(1)).sum())
@@ -66,15 +64,6 @@ def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], exp
         want[rows] = _weights_of(cell, inputs["logits"][rows], inputs["bias"], ordered[rows]).to(want.dtype)
     values = close(weights.gather(1, place).sort(1).values, want.sort(1).values, _weight_limit(cell), "topk_weights")
     return both(values, Check(ties=tied))
-
-
-def _score(cell: Cell, logits: Tensor) -> Tensor:
-    """What experts are chosen by, without a bias; a rule without a fused form is taken to choose by logits, or sigmoids."""
-    try:
-        select = rule_of(cell).select
-    except KeyError:
-        select = "sigmoid" if ROUTERS[cell.router or ""].bias else "logit"
-    return logits if select == "logit" else _SCORES[select](logits)
 
 
 def _weights_of(cell: Cell, logits: Tensor, bias: Tensor, ids: Tensor) -> Tensor:
@@ -110,10 +99,6 @@ def _resolution(cell: Cell) -> float:
     return 2.0 ** (math.ceil(math.log2(max(cell.experts or 1, 2))) - 23) if cell.dtype == "fp32" else 0.0
 
 
-_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": torch.sigmoid,
-    "sqrtsoftplus": lambda logits: torch.nn.functional.softplus(logits).sqrt(),
-}
 _TIE = 1e-6  # scores this near are equal in the float32 in which every implementation compares them
 
 
