@@ -67,14 +67,19 @@ def row_tiling(
         lanes = math.gcd(count // held, threads) if count % held == 0 else 0
         if lanes >= WARP:
             return RowTiling(hidden, width, held, lanes, threads, streaming)
-    lanes = max(min(WARP, _power_of_2(count)), min(threads, _power_of_2(math.ceil(count / vectors))))
+    lanes = max(min(WARP, power_of_2(count)), min(threads, power_of_2(math.ceil(count / vectors))))
     tiles = math.ceil(count / (lanes * vectors))
     return RowTiling(hidden, width, math.ceil(count / (lanes * tiles)), lanes, threads, streaming)
 
 
-def _power_of_2(n: int) -> int:
+def power_of_2(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()
+
+
+def slabs(tokens: Any, rows: Any, slab: int) -> Any:
+    """Of pack: how many take a token each, and `slab` output rows to check for padding, until both are through."""
+    return cutlass.max(tokens, cute.ceil_div(rows, slab)) if slab else tokens
 
 
 def position(tiling: RowTiling) -> tuple[cutlass.Int32, cutlass.Int32]:

@@ -126,7 +126,7 @@ def pack_bulk(arch: str, dtype: str, hidden: int, top_k: int, slab: int) -> dict
     """Compile one pack by bulk copies; how often it issues, awaits and counts them, and how often it should."""
     form = cute_pack_bulk.bulk_form(arch, hidden, dtype, top_k)
     assert form is not None
-    kernel = cute_pack_bulk.compile_for(arch, dtype, top_k, form, slab, keep=True)
+    kernel = cute_pack.compile_for(arch, dtype, top_k, form, slab, keep=True)
     patterns = {
         "loads": r"cp\.async\.bulk\.shared",
         "stores": r"cp\.async\.bulk\.global",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cutlass")
+from moe_routing_bench import cute_support
 from moe_routing_bench.benches.gate import cute_gate
 from moe_routing_bench.benches.gate.rules import rule_of
 from moe_routing_bench.grid import Cell
@@ -60,7 +61,7 @@ def numbers(monkeypatch):
 def choose(scores, top_k, team, router="softmax_topk_renorm"):
     """What the kernel finds for scores (T, E): ids (T, k), weights (T, k), tokens in doubt (T,)."""
     row, member = Row(scores), np.arange(team, dtype=np.int32)[None]
-    each = cute_gate.power_of_2(top_k) // team
+    each = cute_support.power_of_2(top_k) // team
     with np.errstate(all="ignore"):
         keys, bounds, strange = cute_gate.packed_choice(row, member, top_k, team, np.uint32(0xFFFFFFFF))
         chosen, values, shares = [None] * each, [None] * each, [None] * each

@@ -12,7 +12,7 @@ import torch
 _REPEATS = 7
 _LEAST_BYTES, _MOST_BYTES = 2 << 30, 8 << 30  # a buffer; the ramp of a launch costs 4 % of 0.5 GiB, 1 % of 2 GiB (H200)
 _PART = 1024  # elements: parts are multiples of the smallest block
-_MOST_SETS = 256
+_MOST_SETS = 256  # launches in the graph of a short stream
 _LEAST_SHORT = 1 << 20  # bytes: what moves less is a launch, not a stream
 
 

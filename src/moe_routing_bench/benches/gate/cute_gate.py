@@ -267,7 +267,7 @@ def gate_warp(
                     cursor[i] += 1
     cute.arch.sync_warp()
 
-    span = cutlass.const_expr(1 << (top_k - 1).bit_length())  # lanes that complete a token, one a choice
+    span = cutlass.const_expr(support.power_of_2(top_k))  # lanes that complete a token, one a choice
     for done in cutlass.range_constexpr(0, tokens, WARP // span):
         mine, choice = done + lane // span, lane % span
         live = mine < tokens and choice < top_k
@@ -314,21 +314,6 @@ def gate_warp(
             weights[token, choice] = Float32(cutlass.select_(broken, Float32(math.nan), weight))
 
 
-@cute.kernel
-def gate_kernel(
-    logits: cute.Tensor,
-    bias: cute.Tensor,
-    ids: cute.Tensor,
-    weights: cute.Tensor,
-    rule: cutlass.Constexpr,
-    team: cutlass.Constexpr,
-    each: cutlass.Constexpr,
-):
-    """A warp: `each` tokens for each of its teams."""
-    warp = cute.arch.block_idx()[0] * (THREADS // WARP) + cute.arch.thread_idx()[0] // WARP
-    gate_warp(logits, bias, ids, weights, warp * (WARP // team * each), rule, team, each)
-
-
 def tagged(value: Float32, kept: Uint32, code: Any) -> Float32:
     """A score with `code` in place of the bits that are not kept."""
     return bitcast((bitcast(value, Uint32) & kept) | Uint32(code), Float32)
@@ -370,7 +355,7 @@ def largest(values: list[Any], most: int, last: bool = False) -> tuple[list[Any]
 
     If `last` they need no order. With fewer than `most` / 2 scores the list is shorter, but still a power of two.
     """
-    size = min(most, power_of_2(len(values)))
+    size = min(most, support.power_of_2(len(values)))
     values = values + [Float32(-math.inf)] * (-len(values) % size)
     lists, others = [], []
     for start in range(0, len(values), size):
@@ -413,11 +398,6 @@ def pick(options: list[list[Any]], index: Int32) -> list[Any]:
     return found
 
 
-def power_of_2(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << (n - 1).bit_length()
-
-
 def vector(row: cute.Tensor, group: Int32) -> list[Float32]:
     """The VECTOR neighbouring scores of a group of experts."""
     held = cute.make_rmem_tensor((VECTOR,), Float32)
@@ -437,8 +417,8 @@ def packed_choice(
     compiler does not know: it would make two instructions of `tagged` with two constants.
     """
     experts = cute.size(row)
-    groups, keep = experts // VECTOR, power_of_2(top_k)
-    of_group, of_expert = power_of_2(groups) - 1, power_of_2(groups) * VECTOR - 1
+    groups, keep = experts // VECTOR, support.power_of_2(top_k)
+    of_group, of_expert = support.power_of_2(groups) - 1, support.power_of_2(groups) * VECTOR - 1
     strange, bounds, keys = Float32(0.0), [], []
     above_group, above_expert = ones & Uint32(~of_group & 0xFFFFFFFF), ones & Uint32(~of_expert & 0xFFFFFFFF)
     held = groups // team  # by a lane: every team-th
@@ -479,7 +459,7 @@ def packed_choice(
 
 def expert_of(key: Float32, experts: int) -> Int32:
     """The expert whose id is in a key; any where the key is a NaN."""
-    mask = power_of_2(experts // VECTOR) * VECTOR - 1
+    mask = support.power_of_2(experts // VECTOR) * VECTOR - 1
     found = Int32((bitcast(key, Uint32) & Uint32(mask)) ^ Uint32(mask))
     return cutlass.min(found, experts - 1) if experts <= mask else found
 
@@ -564,7 +544,7 @@ def packed_warp(
     """A warp of a block of THREADS: the WARP // team tokens from `first_token` on."""
     experts, top_k = cutlass.const_expr(logits.shape[1]), cutlass.const_expr(ids.shape[1])
     groups = cutlass.const_expr(experts // VECTOR)
-    each = cutlass.const_expr(power_of_2(top_k) // team)  # choices that a lane completes
+    each = cutlass.const_expr(support.power_of_2(top_k) // team)  # choices that a lane completes
     lane = cute.arch.lane_idx()
     member = lane % team
     token = first_token + lane // team
@@ -632,17 +612,21 @@ def packed_warp(
 
 
 @cute.kernel
-def packed_kernel(
+def gate_kernel(
     logits: cute.Tensor,
     bias: cute.Tensor,
     ids: cute.Tensor,
     weights: cute.Tensor,
     rule: cutlass.Constexpr,
-    team: cutlass.Constexpr,
+    form: cutlass.Constexpr,
 ):
-    """A warp: a token for each of its teams."""
+    """A warp: `form.each` tokens for each of its teams."""
     warp = cute.arch.block_idx()[0] * (THREADS // WARP) + cute.arch.thread_idx()[0] // WARP
-    packed_warp(logits, bias, ids, weights, warp * (WARP // team), rule, team)
+    first_token = warp * (WARP // form.team * form.each)
+    if cutlass.const_expr(form.packed):
+        packed_warp(logits, bias, ids, weights, first_token, rule, form.team)
+    else:
+        gate_warp(logits, bias, ids, weights, first_token, rule, form.team, form.each)
 
 
 @cute.jit
@@ -655,13 +639,11 @@ def gate_host(
     form: cutlass.Constexpr,
     stream: Any,
 ):
-    grid, block = (cute.ceil_div(logits.shape[0], THREADS // form.team * form.each), 1, 1), (THREADS, 1, 1)
-    if cutlass.const_expr(form.packed):
-        packed_kernel(logits, bias, ids, weights, rule, form.team).launch(grid=grid, block=block, stream=stream)
-    else:
-        gate_kernel(logits, bias, ids, weights, rule, form.team, form.each).launch(
-            grid=grid, block=block, stream=stream
-        )
+    gate_kernel(logits, bias, ids, weights, rule, form).launch(
+        grid=(cute.ceil_div(logits.shape[0], THREADS // form.team * form.each), 1, 1),
+        block=(THREADS, 1, 1),
+        stream=stream,
+    )
 
 
 @cute_cache.cached
@@ -690,7 +672,7 @@ def forms(dtype: str, experts: int, top_k: int, rule: Rule) -> list[Form]:
     whole = experts % (VECTOR if experts <= DIRECT else 2 * VECTOR) == 0  # else copies would halve sectors of 32 bytes
     if dtype != "fp32" or not plain or not whole or top_k > MOST_CHOICES:
         return []
-    teams = [1 << n for n in range(4) if groups % (1 << n) == 0 and 1 << n <= power_of_2(top_k)]
+    teams = [1 << n for n in range(4) if groups % (1 << n) == 0 and 1 << n <= support.power_of_2(top_k)]
     return [Form(team, packed=True) for team in teams if groups <= team * MOST_GROUPS]
 
 
@@ -703,15 +685,14 @@ def choose(dtype: str, tokens: int, experts: int, top_k: int, rule: Rule) -> For
     """
     packed = forms(dtype, experts, top_k, rule)
     if packed and not _idle(packed[-1], tokens, experts):
-        alone = experts <= DIRECT and (
-            top_k <= VECTOR or tokens < MANY_TOKENS
-        )  # else one lane loads and stores too much
+        # One lane a token loads and stores too much with more experts, or with many choices of many tokens.
+        alone = experts <= DIRECT and (top_k <= VECTOR or tokens < MANY_TOKENS)
         light = [form for form in packed if experts <= form.team * VECTOR * FEW_GROUPS and (alone or form.team > 1)]
         return next((form for form in light if tokens * form.team >= BUSY_WARPS * WARP), packed[-1])
     if experts > 128:
         slots = -(-experts // WARP)
         return Form(WARP, 2 if slots <= 16 and tokens >= 4 * ENOUGH_WARPS else 1)
-    team = max(rule.groups, min(8, 1 << (max(9, experts) // 8 - 1).bit_length()))
+    team = max(rule.groups, min(8, support.power_of_2(max(9, experts) // 8)))
     while experts > 4 * team and team < WARP and tokens * team < ENOUGH_WARPS * WARP:
         team *= 2
     return Form(team)

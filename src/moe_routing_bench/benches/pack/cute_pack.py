@@ -96,17 +96,15 @@ def pack_host(
             grid=(tiling.blocks(order.shape[0]), 1, 1), block=(tiling.threads, 1, 1), stream=stream
         )
     else:
-        steps = x.shape[0]
-        if cutlass.const_expr(slab > 0):
-            steps = cutlass.max(steps, cute.ceil_div(order.shape[0], slab))
+        steps = support.slabs(x.shape[0], order.shape[0], slab)
         pack_kernel(x, order, inverse, packed, tiling, slab).launch(
             grid=(tiling.blocks(steps), 1, 1), block=(tiling.threads, 1, 1), stream=stream
         )
 
 
-@cute_cache.cached
-def compile_for(arch: str, dtype: str, top_k: int, tiling: RowTiling, slab: int, keep: bool = False) -> Any:
-    """Compile pack for one architecture and shape class (no GPU needed).
+@functools.partial(cute_cache.cached, also=(cute_pack_bulk.__file__,))
+def compile_for(arch: str, dtype: str, top_k: int, form: RowTiling | BulkForm, slab: int, keep: bool = False) -> Any:
+    """Compile pack, in one of its forms, for one architecture and shape class (no GPU needed).
 
     `slab` is the number of output rows that each group checks for padding; 0 promises that no row is padding.
     The result is called with x (T, H), order (R,), inverse (T, k), packed (R, H).
@@ -114,14 +112,15 @@ def compile_for(arch: str, dtype: str, top_k: int, tiling: RowTiling, slab: int,
     element = support.DTYPES[dtype]
     tokens, rows = cute.sym_int(), cute.sym_int()
     arguments = [
-        support.matrix(element, tokens, tiling.hidden),
+        support.matrix(element, tokens, form.hidden),
         support.matrix(Int32, rows),
         support.matrix(Int32, tokens, top_k),
-        support.matrix(element, rows, tiling.hidden),
-        tiling,
+        support.matrix(element, rows, form.hidden),
+        form,
         slab,
     ]
-    return support.compile_kernel(pack_host, arguments, arch, keep)
+    host = cute_pack_bulk.pack_host if isinstance(form, BulkForm) else pack_host
+    return support.compile_kernel(host, arguments, arch, keep)
 
 
 def choose(arch: str, tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling | BulkForm:
@@ -170,8 +169,7 @@ def precompile(cell: Any, arch: str) -> None:
 
 def _compiled(cell: Any, arch: str, slab: int) -> Any:
     form = choose(arch, cell.tokens, cell.hidden, cell.dtype, cell.top_k)
-    compiler = cute_pack_bulk.compile_for if isinstance(form, BulkForm) else compile_for
-    return compiler(arch, cell.dtype, cell.top_k, form, slab)
+    return compile_for(arch, cell.dtype, cell.top_k, form, slab)
 
 
 def prepare(cell: Any, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> Callable[[], None]:

@@ -17,7 +17,6 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from moe_routing_bench import cute_cache
 from moe_routing_bench import cute_support as support
 from moe_routing_bench.cute_support import WARP
 
@@ -156,28 +155,7 @@ def pack_host(
     slab: cutlass.Constexpr,
     stream: Any,
 ):
-    steps = x.shape[0]
-    if cutlass.const_expr(slab > 0):
-        steps = cutlass.max(steps, cute.ceil_div(order.shape[0], slab))
+    units = support.slabs(x.shape[0], order.shape[0], slab) * form.pieces
     pack_kernel(x, order, inverse, packed, form, slab).launch(
-        grid=(cute.ceil_div(steps * form.pieces, WARPS), 1, 1), block=(WARPS * WARP, 1, 1), stream=stream
+        grid=(cute.ceil_div(units, WARPS), 1, 1), block=(WARPS * WARP, 1, 1), stream=stream
     )
-
-
-@cute_cache.cached
-def compile_for(arch: str, dtype: str, top_k: int, form: BulkForm, slab: int, keep: bool = False) -> Any:
-    """Compile pack by bulk copies for one architecture and shape class (no GPU needed).
-
-    The result is called with x (T, H), order (R,), inverse (T, k), packed (R, H).
-    """
-    element = support.DTYPES[dtype]
-    tokens, rows = cute.sym_int(), cute.sym_int()
-    arguments = [
-        support.matrix(element, tokens, form.hidden),
-        support.matrix(Int32, rows),
-        support.matrix(Int32, tokens, top_k),
-        support.matrix(element, rows, form.hidden),
-        form,
-        slab,
-    ]
-    return support.compile_kernel(pack_host, arguments, arch, keep)

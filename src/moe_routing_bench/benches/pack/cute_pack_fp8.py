@@ -155,9 +155,7 @@ def pack_fp8_host(
     slab: cutlass.Constexpr,
     stream: Any,
 ):
-    steps = x.shape[0]
-    if cutlass.const_expr(slab > 0):
-        steps = cutlass.max(steps, cute.ceil_div(order.shape[0], slab))
+    steps = support.slabs(x.shape[0], order.shape[0], slab)
     pack_fp8_kernel(x, order, inverse, packed, scales, tiling, kind, slab).launch(
         grid=(tiling.blocks(steps), 1, 1), block=(tiling.threads, 1, 1), stream=stream
     )
