@@ -1,7 +1,8 @@
 """Run by hand on a GPU: how long each direction of pack and combine takes. Prints CSV.
 
 Cold-L2 microseconds (CUDA graphs over rotating buffer sets) beside what one writes in plain torch, and the share of the
-copy bandwidth that the compulsory bytes reach: `PYTHONPATH=src:tests/ops python tests/gpu/backward.py`.
+copy bandwidth that the compulsory bytes reach. Kept in results/nvidia-h200/backward.csv, quoted in docs/kernels.md:
+`PYTHONPATH=src:tests/ops python tests/gpu/backward.py`.
 """
 
 import math
