@@ -10,10 +10,10 @@ import cutlass
 import cutlass.cute as cute
 import numpy as np
 
-from moe_routing_bench import cute_layouts
-from moe_routing_bench.cute_support import RowTiling
-from moe_routing_bench.grid import Cell
-from moe_routing_bench.row_map import row_map
+from moe_routing_bench.kernels.cute import layouts as cute_layouts
+from moe_routing_bench.kernels.cute.rows import RowTiling
+from moe_routing_bench.kernels.permute.layout import RowLayout, capacity_of
+from moe_routing_bench.workload.rows import row_map
 
 COLOURS = ("#a6cee3", "#fdbf6f", "#b2df8a", "#cab2d6")
 EMPTY, EDGE = "#ffffff", "#555555"
@@ -92,8 +92,8 @@ def row_tiling() -> str:
 def stack(title: str, layout: str, factor: float | None, left: int) -> list[str]:
     """The rows of one layout, from `row_map`."""
     tokens, top_k = IDS.shape
-    cell = Cell("pack", 17, tokens=tokens, experts=3, top_k=top_k, layout=layout, capacity_factor=factor)
-    known = row_map(cell, IDS)
+    capacity = None if factor is None else capacity_of(factor, tokens, top_k, 3)
+    known = row_map(RowLayout(tokens, top_k, 3, capacity, layout), IDS)
     parts = [text(left + 45, 20, title, 12)]
     for row, assignment in enumerate(known.order):
         expert = int(np.searchsorted(known.offsets, row, "right")) - 1

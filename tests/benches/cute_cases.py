@@ -1,4 +1,4 @@
-"""Compile our kernels for one architecture without a GPU and print one JSON line a case: PTX and SASS facts.
+"""Compile our kernels for one architecture without a GPU and print one JSON line per case: PTX and SASS facts.
 
 A program of its own: a mistake in DSL code can abort the process, and kept PTX and cubins are written to the working
 directory. SASS comes from the nvdisasm that triton ships; without it the counts are null.
@@ -12,16 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench import cute_support
-from moe_routing_bench.benches.combine import cute_combine
-from moe_routing_bench.benches.gate import cute_gate
-from moe_routing_bench.benches.gate.rules import rule_of
-from moe_routing_bench.benches.pack import cute_pack, cute_pack_bulk, cute_pack_fp8
-from moe_routing_bench.benches.permute import cute_permute
-from moe_routing_bench.benches.router import cute_router
-from moe_routing_bench.grid import Cell
+from moe_routing_bench.kernels.combine import cute_combine
+from moe_routing_bench.kernels.cute.compilation import DTYPES
+from moe_routing_bench.kernels.gate import cute_gate
+from moe_routing_bench.kernels.gate.rules import rule_of
+from moe_routing_bench.kernels.pack import cute_pack, cute_pack_bulk, cute_pack_fp8
+from moe_routing_bench.kernels.permute import Permute, cute_permute
+from moe_routing_bench.kernels.router import cute_product, cute_router
 
-# operation, dtype, hidden, top_k, padding rows checked a group
+# operation, dtype, hidden, top_k, padding rows checked per group
 CASES = [
     ("pack", "bf16", 4096, 8, 0),
     ("pack", "bf16", 7168, 8, 10),
@@ -34,8 +33,13 @@ CASES = [
     ("combine", "fp16", 7168, 2, 0),
     ("combine", "fp32", 2048, 32, 0),
     ("combine", "bf16", 4097, 6, 0),
+    ("pack", "bf16", 2880, 2, 0),
+    ("pack", "bf16", 2688, 1, 3),
+    ("combine", "bf16", 2880, 2, 0),
+    ("combine", "bf16", 2880, 4, 0),
+    ("combine", "bf16", 2688, 1, 0),
 ]
-# hidden, elements that share a scale, top_k, padding rows checked a group
+# hidden, elements that share a scale, top_k, padding rows checked per group
 FP8_PACKS = [
     (4096, 128, 8, 0),
     (7168, 128, 8, 10),
@@ -44,9 +48,19 @@ FP8_PACKS = [
     (7168, 7168, 8, 10),
     (32768, 32768, 2, 0),
     (8191, 8191, 8, 1),
+    (2880, 64, 4, 2),
+    (4096, 8, 2, 0),
+    (4096, 768, 2, 1),
 ]
-# dtype, hidden, top_k, padding rows checked a piece
-BULK_PACKS = [("bf16", 4096, 8, 0), ("bf16", 7168, 8, 10), ("fp32", 2048, 3, 2), ("fp16", 2880, 32, 1)]
+# dtype, hidden, top_k, padding rows checked per piece
+BULK_PACKS = [
+    ("bf16", 4096, 8, 0),
+    ("bf16", 7168, 8, 10),
+    ("fp32", 2048, 3, 2),
+    ("fp16", 2880, 32, 1),
+    ("bf16", 2880, 4, 0),
+    ("bf16", 2688, 2, 16),
+]
 # router, dtype, tokens, experts, top_k
 GATES = [
     ("softmax_topk_renorm", "fp32", 16384, 128, 8),
@@ -60,6 +74,10 @@ GATES = [
     ("softmax_topk_renorm", "fp32", 16384, 1024, 32),
     ("llama4", "bf16", 1, 1, 1),
     ("llama4", "fp32", 64, 1024, 8),
+    ("softmax_topk_renorm", "fp32", 16384, 512, 10),
+    ("softmax_topk", "fp32", 16384, 128, 16),
+    ("sigmoid_renorm", "bf16", 16384, 512, 22),
+    ("sigmoid_renorm", "fp32", 16384, 896, 16),
 ]
 # router, tokens, hidden, experts, top_k
 ROUTERS = [
@@ -68,7 +86,15 @@ ROUTERS = [
     ("deepseek_v3", 64, 7168, 256, 8),
 ]
 # tokens, experts, top_k, layout
-PERMUTES = [(16, 8, 2, "compact"), (512, 128, 8, "block128"), (16384, 1024, 8, "compact"), (524288, 60, 8, "padded")]
+PERMUTES = [
+    (16, 8, 2, "compact"),
+    (512, 128, 8, "block128"),
+    (16384, 1024, 8, "compact"),
+    (524288, 60, 8, "padded"),
+    (36044, 512, 10, "compact"),
+    (8192, 1024, 32, "block128"),
+    (16384, 8, 2, "compact"),
+]
 
 
 def disassemble(cubin: bytes) -> str | None:
@@ -83,20 +109,20 @@ def disassemble(cubin: bytes) -> str | None:
     return subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
 
 
-def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, slab: int) -> dict[str, object]:
+def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, checked_rows: int) -> dict[str, object]:
     """Compile one case and count what matters in its PTX and SASS."""
     if operation == "pack":
         tiling = cute_pack.choose_tiling(16384, hidden, dtype, top_k)
-        kernel = cute_pack.compile_for(arch, dtype, top_k, tiling, slab, keep=True)
+        kernel = cute_pack.compile_for(arch, dtype, top_k, tiling, checked_rows, keep=True)
     else:
         tiling = cute_combine.choose_tiling(16384, hidden, dtype, top_k)
         kernel = cute_combine.compile_for(arch, dtype, top_k, tiling, top_k == 2, keep=True)
     sass = disassemble(kernel.__cubin__)
     count = (lambda pattern: None) if sass is None else (lambda pattern: len(re.findall(pattern, sass)))
     return {
-        "case": f"{operation}-{dtype}-H{hidden}-k{top_k}-slab{slab}",
+        "case": f"{operation}-{dtype}-H{hidden}-k{top_k}-checked_rows{checked_rows}",
         "operation": operation,
-        "vector_bytes": tiling.width * cute_support.DTYPES[dtype].width // 8,
+        "vector_bytes": tiling.width * DTYPES[dtype].width // 8,
         "vectors": tiling.vectors,
         "top_k": top_k,
         "ptx_wide_loads": len(re.findall(r"ld\.global\S*\.(?:v4\.b32|v2\.b64)", kernel.__ptx__)),
@@ -108,13 +134,13 @@ def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, slab: 
     }
 
 
-def pack_fp8(arch: str, hidden: int, group: int, top_k: int, slab: int) -> dict[str, object]:
+def pack_fp8(arch: str, hidden: int, group: int, top_k: int, checked_rows: int) -> dict[str, object]:
     """Compile one pack to fp8."""
     tiling = cute_pack_fp8.choose_tiling(16384, hidden, group)
-    kind = cute_pack_fp8.scales_of(tiling, group)
-    kernel = cute_pack_fp8.compile_for(arch, kind, top_k, tiling, slab, keep=True)
+    layout = cute_pack_fp8.scale_layout(tiling, group)
+    kernel = cute_pack_fp8.compile_for(arch, layout, top_k, tiling, checked_rows, keep=True)
     wide, converts = r"ld\.global\S*no_allocate\S*v4\.b32", r"cvt\.rn\.satfinite\.e4m3x2"
-    return spills(kernel, f"pack_fp8-H{hidden}-group{group}-k{top_k}-slab{slab}", "pack_fp8") | {
+    return spills(kernel, f"pack_fp8-H{hidden}-group{group}-k{top_k}-checked_rows{checked_rows}", "pack_fp8") | {
         "vectors": tiling.vectors,
         "whole_vectors": tiling.width == 8,
         "wide_loads": len(re.findall(wide, kernel.__ptx__)),
@@ -122,11 +148,11 @@ def pack_fp8(arch: str, hidden: int, group: int, top_k: int, slab: int) -> dict[
     }
 
 
-def pack_bulk(arch: str, dtype: str, hidden: int, top_k: int, slab: int) -> dict[str, object]:
+def pack_bulk(arch: str, dtype: str, hidden: int, top_k: int, checked_rows: int) -> dict[str, object]:
     """Compile one pack by bulk copies; how often it issues, awaits and counts them, and how often it should."""
-    form = cute_pack_bulk.bulk_form(arch, hidden, dtype, top_k)
-    assert form is not None
-    kernel = cute_pack.compile_for(arch, dtype, top_k, form, slab, keep=True)
+    config = cute_pack_bulk.bulk_config(arch, hidden, dtype, top_k)
+    assert config is not None
+    kernel = cute_pack.compile_for(arch, dtype, top_k, config, checked_rows, keep=True)
     patterns = {
         "loads": r"cp\.async\.bulk\.shared",
         "stores": r"cp\.async\.bulk\.global",
@@ -135,9 +161,9 @@ def pack_bulk(arch: str, dtype: str, hidden: int, top_k: int, slab: int) -> dict
         "groups": r"cp\.async\.bulk\.commit_group",
         "frees": r"cp\.async\.bulk\.wait_group\.read\s+0;",
     }
-    return spills(kernel, f"pack_bulk-{dtype}-H{hidden}-k{top_k}-slab{slab}", "pack_bulk") | {
+    return spills(kernel, f"pack_bulk-{dtype}-H{hidden}-k{top_k}-checked_rows{checked_rows}", "pack_bulk") | {
         "bulk": {name: len(re.findall(pattern, kernel.__ptx__)) for name, pattern in patterns.items()},
-        "bulk_expected": dict.fromkeys(patterns, 1) | {"stores": top_k + slab},
+        "bulk_expected": dict.fromkeys(patterns, 1) | {"stores": top_k + checked_rows},
     }
 
 
@@ -160,13 +186,13 @@ def async_copies(kernel: Any) -> int:
 
 def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: int) -> dict[str, object]:
     """Compile one gate; how many asynchronous copies of 16 bytes it has, and how many of them a packed form's rows are."""
-    rule = rule_of(Cell("gate", 0, router=router))
-    form = cute_gate.choose(dtype, tokens, experts, top_k, rule)
-    kernel = cute_gate.compile_for(arch, dtype, experts, top_k, rule, form, keep=True)
-    groups = experts // cute_gate.VECTOR if form.packed and experts > cute_gate.DIRECT else 0
+    rule = rule_of(router)
+    config = cute_gate.choose(dtype, tokens, experts, top_k, rule)
+    kernel = cute_gate.compile_for(arch, dtype, experts, top_k, rule, config, keep=True)
+    groups = experts // cute_gate.VECTOR if config.staged else 0
     return spills(kernel, f"gate-{router}-{dtype}-T{tokens}-E{experts}-k{top_k}", "gate") | {
         "async_copies": async_copies(kernel),
-        "ring": groups // form.team,
+        "ring": groups // config.threads_per_token,
         "rounds": 1,
         "looped": groups // math.gcd(groups, 32),  # a row of the last, partial tile
     }
@@ -174,20 +200,22 @@ def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: i
 
 def router(arch: str, rule: str, tokens: int, hidden: int, experts: int, top_k: int) -> dict[str, object]:
     """Compile one fused router; how many asynchronous copies of 16 bytes it has, and how many loads of a thread are a chunk."""
-    known = rule_of(Cell("router", 0, router=rule))
-    form = cute_router.choose(tokens, hidden, experts, known)
-    kernel = cute_router.compile_for(arch, "bf16", hidden, experts, top_k, known, form, keep=True)
+    known = rule_of(rule)
+    config = cute_router.choose(tokens, hidden, experts, known)
+    kernel = cute_router.compile_for(arch, "bf16", hidden, experts, top_k, known, config, keep=True)
     return spills(kernel, f"router-{rule}-T{tokens}-H{hidden}-E{experts}-k{top_k}", "router") | {
         "async_copies": async_copies(kernel),
-        "ring": form.flight * (cute_router.tiles_of(experts) + 2 * form.rows),
-        "rounds": 2 if form.chunks > form.flight else 1,  # the first loads, and those within the loop
+        "ring": config.in_flight * (cute_product.tiles_of(experts) + 2 * config.row_tiles),
+        "rounds": 2 if config.chunks > config.in_flight else 1,  # the first loads, and those within the loop
     }
 
 
 def permute(arch: str, tokens: int, experts: int, top_k: int, layout: str) -> dict[str, object]:
     """Compile one permute."""
-    form, _ = cute_permute.form_of(Cell("permute", 0, tokens=tokens, experts=experts, top_k=top_k, layout=layout), arch)
-    kernel = cute_permute.compile_for(arch, experts, form, keep=True)
+    align = int(layout.removeprefix("block")) if layout.startswith("block") else 1
+    problem = Permute(tokens, experts, top_k, rows=0, padded=layout == "padded", align=align)
+    config, _ = cute_permute.config_of(problem, arch)
+    kernel = cute_permute.compile_for(arch, experts, config, keep=True)
     return spills(kernel, f"permute-T{tokens}-E{experts}-k{top_k}-{layout}", "permute")
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("cutlass")
 LOAD = """
 import sys, time
 import cutlass.cute as cute
-from moe_routing_bench.benches.combine import cute_combine
+from moe_routing_bench.kernels.combine import cute_combine
 compiled = []
 original = cute.compile
 cute.compile = lambda *a, **k: compiled.append(a) or original(*a, **k)
@@ -26,7 +26,9 @@ print(callable(kernel), len(compiled), time.perf_counter() - start)
 def start(folder: Path) -> subprocess.Popen:
     """A process that asks the cache for one kernel."""
     environment = os.environ | {"MOE_ROUTING_BENCH_KERNELS": str(folder)}
-    return subprocess.Popen([sys.executable, "-c", LOAD], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-c", LOAD], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def load(folder: Path) -> tuple[int, float, str]:
@@ -37,6 +39,30 @@ def load(folder: Path) -> tuple[int, float, str]:
     is_callable, compilations, seconds = out.split()
     assert is_callable == "True"
     return int(compilations), float(seconds), err
+
+
+def test_an_object_is_named_by_what_its_kernel_is_made_of(monkeypatch) -> None:
+    """Other arguments, or an edit of any file that the kernel's module imports, make it another object."""
+    from moe_routing_bench.kernels.cute import cache
+
+    pack, combine = (f"moe_routing_bench.kernels.{name}" for name in ("pack.cute_pack", "combine.cute_combine"))
+    names = {cache._key(pack, (1,)), cache._key(pack, (2,)), cache._key(combine, (1,))}
+    assert len(names) == 3 and cache._key(pack, (1,)) in names
+    hashed = cache.fingerprint
+    for edited, changes in (
+        ("rows.py", {pack, combine}),
+        ("cute_pack_bulk.py", {pack}),
+        ("cute_combine.py", {combine}),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                cache,
+                "fingerprint",
+                lambda files, edited=edited: hashed(files) + str(edited in [f.name for f in files]),
+            )
+            with_edit = {module: cache._key(module, (1,)) for module in (pack, combine)}
+            patch.setattr(cache, "fingerprint", lambda files: hashed(files) + "False")
+            assert {module for module in with_edit if with_edit[module] != cache._key(module, (1,))} == changes
 
 
 @pytest.mark.slow

@@ -39,4 +39,4 @@ def test_wide_accesses_and_no_spills(arch: str, tmp_path: Path) -> None:
         assert facts.get("bulk") == facts.get("bulk_expected"), facts
         if facts["local"] is not None:
             assert facts["local"] == 0, facts
-            assert facts["registers"] <= 168, facts  # 3 blocks of 128 threads an SM, at least 96 KB in flight
+            assert facts["registers"] <= 168, facts  # 3 blocks of 128 threads per SM, at least 96 KB in flight

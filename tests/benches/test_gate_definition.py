@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moe_routing_bench.benches.gate import definition
-from moe_routing_bench.grid import Cell
+from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.routers import ROUTERS
 
 INVERSE = {"deepseek_v3": torch.logit, "sqrtsoftplus_renorm": lambda score: torch.log(torch.expm1(score**2))}
@@ -30,7 +30,7 @@ def answer(router: str, ids: list[int], weighed_as: list[int]) -> dict[str, torc
     ],
 )
 def test_a_tied_expert_is_accepted_with_its_own_weight_alone(router, ids, weighed_as, ties, error):
-    cell = Cell("gate", 17, tokens=1, experts=16, top_k=2, dtype="fp32", router=router)
+    cell = cell_of("gate", tokens=1, experts=16, top_k=2, dtype="fp32", router=router)
     inputs = {"logits": INVERSE[router](SCORES)[None], "bias": BIAS}
     found = definition.check(cell, inputs, answer(router, ids, weighed_as), answer(router, [0, 1], [0, 1]))
     assert found.ties == ties and (error in found.error if error else found.error is None), found

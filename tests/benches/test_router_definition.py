@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from moe_routing_bench.benches.router import definition
-from moe_routing_bench.grid import Cell
+from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.routers import ROUTERS
-from moe_routing_bench.skew import coefficient_of_variation
+from moe_routing_bench.workload.skew import coefficient_of_variation
 
 SHAPE = {"sampler": "exact", "dtype": "bf16"}
 
 
 def drawn(tokens, hidden, experts, top_k, skew=0.0, router="softmax_topk_renorm"):
     """A cell with its inputs and reference."""
-    cell = Cell(
-        "router", 17, tokens=tokens, hidden=hidden, experts=experts, top_k=top_k, skew=skew, router=router, **SHAPE
+    cell = cell_of(
+        "router", tokens=tokens, hidden=hidden, experts=experts, top_k=top_k, skew=skew, router=router, **SHAPE
     )
     inputs = definition.build(cell, 17, "cpu")
     return cell, inputs, definition.reference(cell, inputs)

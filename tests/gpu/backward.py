@@ -14,7 +14,7 @@ from ops_cases import data, routing
 from torch import Tensor
 
 from moe_routing_bench.measure import provenance
-from moe_routing_bench.ops import triton_ops
+from moe_routing_bench.ops import backends, cuda
 
 COLD_BYTES = 5 * 60e6  # rotate over at least five times the L2 of an H200
 # tokens, hidden, experts, top_k, layout, capacity factor
@@ -79,13 +79,13 @@ def measure(shape: tuple, copy: float, about: str) -> None:
     plain = in_torch(order, inverse)
     # name: the call of (x or gradient (T, H), y (R, H), weights), rows of `size` bytes read and written
     directions = {
-        "pack": (lambda x, y, w: triton_ops.pack(x, order, inverse), tokens + rows),
-        "pack_backward": (lambda g, y, w: triton_ops.combine(y, inverse, unit, None), kept + tokens),
-        "combine": (lambda x, y, w: triton_ops.combine(y, inverse, w, None), kept + tokens),
-        "combine_residual": (lambda x, y, w: triton_ops.combine(y, inverse, w, x), kept + 2 * tokens),
-        "combine_backward": (lambda g, y, w: triton_ops.combine_backward(g, y, inverse, w, rows), tokens + kept + rows),
-        "only_d_y": (lambda g, y, w: triton_ops.combine_backward(g, None, inverse, w, rows), tokens + rows),
-        "only_d_weights": (lambda g, y, w: triton_ops.combine_backward(g, y, inverse, w, None), tokens + kept),
+        "pack": (lambda x, y, w: cuda.pack(x, order, inverse), tokens + rows),
+        "pack_backward": (lambda g, y, w: cuda.combine(y, inverse, unit, None), kept + tokens),
+        "combine": (lambda x, y, w: cuda.combine(y, inverse, w, None), kept + tokens),
+        "combine_residual": (lambda x, y, w: cuda.combine(y, inverse, w, x), kept + 2 * tokens),
+        "combine_backward": (lambda g, y, w: cuda.combine_backward(g, y, inverse, w, rows), tokens + kept + rows),
+        "only_d_y": (lambda g, y, w: cuda.combine_backward(g, None, inverse, w, rows), tokens + rows),
+        "only_d_weights": (lambda g, y, w: cuda.combine_backward(g, y, inverse, w, None), tokens + kept),
     }
     for direction, (call, moved) in directions.items():
         ways = {"triton": call} | ({"torch": plain[direction]} if direction in plain else {})
@@ -98,6 +98,7 @@ def measure(shape: tuple, copy: float, about: str) -> None:
 def main() -> None:
     """All shapes."""
     torch.manual_seed(17)
+    del backends.BACKENDS["cute"]  # both directions in Triton
     source, target = (torch.zeros(2**28, dtype=torch.int32, device="cuda") for _ in range(2))
     copy = 2 * 2**30 / microseconds([lambda: torch.neg(source, out=target)], 500) / 1e3
     versions = provenance.versions()

@@ -12,19 +12,15 @@ import sys
 
 import torch
 
-from moe_routing_bench.benches import BENCHES
-from moe_routing_bench.grid import Cell, project
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config.expand import cell_of
 
 bench, name, tokens, hidden, experts, top_k, dtype = sys.argv[1:]
-cell = project(
-    Cell(
-        bench, 17, tokens=int(tokens), hidden=int(hidden), experts=int(experts), top_k=int(top_k), dtype=dtype,
-        skew=0.0, sampler="exact", router="softmax_topk_renorm", layout="compact",
-    )
-)  # fmt: skip
-definition, way = BENCHES[bench].definition(), BENCHES[bench][name]
+shape = {"tokens": int(tokens), "hidden": int(hidden), "experts": int(experts), "top_k": int(top_k), "dtype": dtype}
+cell = cell_of(bench, **{axis: value for axis, value in shape.items() if value})
+definition = BENCHES[bench].definition()
 inputs = definition.build(cell, 1, "cuda")
-call = BENCHES[bench].load(name).prepare(cell, inputs, definition.empty_outputs(cell, inputs), **way.options)
+call = BENCHES[bench].bind(name, cell, inputs | definition.empty_outputs(cell, inputs))
 for _ in range(3):
     call()
 torch.cuda.synchronize()

@@ -3,14 +3,14 @@
 import sys
 import time
 
-from moe_routing_bench.benches import BENCHES
-from moe_routing_bench.grid import Cell, Job, project
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure.supervisor import measure
-from moe_routing_bench.settings import Settings
 
 AXES = {
-    "tokens": 16384, "hidden": 4096, "intermediate": 1024, "experts": 128, "top_k": 8, "skew": 0.7, "sampler": "exact",
-    "router": "softmax_topk_renorm", "layout": "compact",
+    "tokens": 16384, "hidden": 4096, "intermediate": 1024, "experts": 128, "top_k": 8, "skew": 0.7,
 }  # fmt: skip
 SHOWN = ("status", "reason", "median_us", "wall_median_us", "warm_median_us", "timer", "cold_sets", "converged", "stop_reason", "speedup",
          "share_of_copy", "share_of_stream", "copy_gb_per_s", "stream_gb_per_s", "tflops", "peak_tflops", "calibration_drift",
@@ -18,7 +18,7 @@ SHOWN = ("status", "reason", "median_us", "wall_median_us", "warm_median_us", "t
 
 for name, bench in BENCHES.items():
     for dtype, factor in (("fp32", None), ("bf16", None)) if name == "gate" else (("bf16", None), ("bf16", 1.25)):
-        cell = project(Cell(name, 17, dtype=dtype, capacity_factor=factor, **AXES))
+        cell = cell_of(name, dtype=dtype, capacity_factor=factor, **AXES)
         names = tuple(i.name for i in bench.implementations if "--compile" in sys.argv or i.name != "torch_compile")
         start = time.perf_counter()
         for row in measure(Job(cell, names, Settings(max_seconds=1.0))):

@@ -4,6 +4,8 @@ Every implementation called `triton` or `cute` of every stage is covered without
 """
 
 import functools
+from dataclasses import replace
+from types import MappingProxyType
 
 import hypothesis
 import pytest
@@ -11,11 +13,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moe_routing_bench.benches import BENCHES
+from moe_routing_bench import formats
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config import expand
 from moe_routing_bench.errors import UserError
-from moe_routing_bench.grid import FP8, Cell
-from moe_routing_bench.platforms import missing
+from moe_routing_bench.formats import QUANTISED
+from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.store.platforms import missing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 STAGES = ("gate", "router", "permute", "pack", "combine")
@@ -37,18 +42,27 @@ EDGES = {
     "one_block": (512, 8, 128, 8, None, 0.7, "block128", "bf16"),
     "just_over_one_block": (1025, 8, 128, 8, None, 0.7, "padded", "bf16"),
     "many_tiles": (300000, 8, 256, 8, 1.0, 0.7, "padded", "bf16"),
+    "gpt_oss": (5000, 2880, 32, 4, None, 0.7, "compact", "bf16"),
+    "gpt_oss_dropped": (5000, 2880, 32, 4, 0.7, 0.7, "block64", "bf16"),
+    "gpt_oss_one_token": (1, 2880, 32, 4, None, 0.0, "padded", "bf16"),
+    "two_of_odd_rows": (9000, 2880, 16, 2, 1.0, 1.0, "padded", "bf16"),
+    "one_of_odd_rows": (9000, 2688, 16, 1, None, 1.0, "block128", "bf16"),
+    "nemotron": (3000, 2688, 128, 6, None, 0.5, "compact", "bf16"),
+    "gemma": (3000, 2816, 128, 8, 1.0, 0.5, "block64", "bf16"),
+    "three_per_thread": (36044, 8, 512, 10, None, 0.7, "compact", "bf16"),
+    "many_choices_of_512": (16385, 8, 512, 22, None, 0.0, "block128", "bf16"),
 }  # fmt: skip
 
 
 def cell_of(bench: str, tokens, hidden, experts, top_k, factor, skew, layout, dtype, router="softmax_topk_renorm", seed=17):  # fmt: skip
-    """A cell with what the bench depends on; padded rows without a capacity get one."""
-    dtype = "bf16" if dtype in FP8 and bench != "pack" else dtype
-    factor = 1.25 if layout == "padded" and factor is None else factor
+    """A cell with what the bench reads, though no config would allow it; padded rows without a capacity get one."""
+    packed, dtype = dtype, "bf16" if dtype in QUANTISED else dtype
     every = {
-        "tokens": tokens, "hidden": hidden, "experts": experts, "top_k": top_k, "capacity_factor": factor, "skew": skew,
-        "sampler": "exact", "dtype": dtype, "layout": layout, "router": router,
+        "tokens": tokens, "hidden": hidden, "experts": experts, "top_k": top_k, "skew": skew, "layout": layout, "dtype": dtype,
+        "capacity_factor": 1.25 if layout == "padded" and factor is None else factor, "packed": packed, "router": router, "seed": seed,
     }  # fmt: skip
-    return Cell(bench, seed, **{axis: value for axis, value in every.items() if axis in BENCHES[bench].axes})
+    base = expand.cell_of(bench, tokens=8, hidden=8, experts=8, top_k=2)
+    return base.but(**{axis: value for axis, value in every.items() if axis in dict(base.values)})
 
 
 def refusal(cell: Cell, name: str) -> str | None:
@@ -57,8 +71,7 @@ def refusal(cell: Cell, name: str) -> str | None:
     absent = missing(bench[name].requires, "cuda")
     if absent:
         pytest.skip(f"{name} needs {absent}")
-    module = bench.load(name)
-    return module.supports(cell, **bench[name].options) if hasattr(module, "supports") else None
+    return bench.supports(name, cell)
 
 
 def run(cell: Cell, name: str, twice: bool = True, change=lambda inputs: None) -> None:
@@ -69,13 +82,13 @@ def run(cell: Cell, name: str, twice: bool = True, change=lambda inputs: None) -
     if reason := refusal(cell, name):
         pytest.skip(reason)
     bench = BENCHES[cell.bench]
-    definition, module, options = bench.definition(), bench.load(name), bench[name].options
+    definition = bench.definition()
     inputs = definition.build(cell, cell.seed, "cuda")
     change(inputs)
     expected = definition.reference(cell, inputs)
     kept = {key: value.clone() for key, value in inputs.items()}
     outputs = definition.empty_outputs(cell, inputs)
-    call = module.prepare(cell, inputs, outputs, **options)
+    call = BENCHES[cell.bench].bind(name, cell, inputs | outputs)
     answers = []
     for _ in range(1 + twice):
         for output in outputs.values():
@@ -110,6 +123,7 @@ def test_edge_cases(bench, name, edge):
         (4000, 32, 64, 4, 0.01, 0.5, "compact", "bf16"),
         (300, 96, 896, 32, None, 0.7, "compact", "bf16"),
         (2000, 2880, 64, 4, 1.25, 0.7, "padded", "bf16"),
+        (20000, 2880, 32, 4, None, 0.7, "compact", "bf16"),
         (3000, 7168, 64, 8, None, 0.0, "compact", "bf16"),
         (16384, 4096, 64, 8, 1.0, 1.7, "block128", "bf16"),
         (65600, 4096, 64, 8, None, 0.0, "compact", "bf16"),  # rows * hidden > 2**31
@@ -118,20 +132,21 @@ def test_edge_cases(bench, name, edge):
 def test_pack_by_bulk_copies(shape, monkeypatch):
     """Also rows that are too few to be worth it."""
     pytest.importorskip("cutlass")
-    from moe_routing_bench import cute_support
-    from moe_routing_bench.benches.pack import cute_pack
+    from moe_routing_bench.kernels.cute.compilation import current_arch
+    from moe_routing_bench.kernels.pack import cute_pack
 
-    arch = cute_support.current_arch()
+    arch = current_arch()
     if torch.cuda.get_device_capability()[0] not in (9, 10):
         pytest.skip(f"bulk copies need sm_90 or sm_100, here {arch}")
-    monkeypatch.setattr(cute_pack, "MANY_BYTES", 0)
+    for least in ("MANY_BYTES", "MANY_BYTES_OF_ODD_ROWS"):
+        monkeypatch.setattr(cute_pack, least, 0)
     cell = cell_of("pack", *shape)
-    form = cute_pack.choose(arch, cell.tokens, cell.hidden, cell.dtype, cell.top_k)
-    assert isinstance(form, cute_pack.BulkForm)
+    config = cute_pack.choose(arch, cell.tokens, cell.hidden, cell.dtype, cell.top_k)
+    assert isinstance(config, cute_pack.BulkConfig)
     run(cell, "cute")
 
 
-@pytest.mark.parametrize("dtype", list(FP8))
+@pytest.mark.parametrize("dtype", list(QUANTISED))
 @pytest.mark.parametrize(
     ("tokens", "hidden", "top_k", "factor", "layout"),
     [
@@ -164,8 +179,23 @@ def test_pack_to_fp8(name, tokens, hidden, top_k, factor, layout, dtype):
     run(cell_of("pack", tokens, hidden, 8, top_k, factor, 0.5, layout, dtype), name, change=change)
 
 
+@pytest.mark.parametrize("group", [8, 32, 48, 64, 256, 768, 1024])
+@pytest.mark.parametrize("hidden", [64, 1000, 2880, 4096])
+@pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "pack"])
+def test_pack_in_groups_of_other_sizes(name, hidden, group, monkeypatch):
+    """A line of the table of formats is all that a group size takes; a kernel that cannot run it says so."""
+    form = replace(formats.FORMATS["fp8_block128"], name=f"fp8_other{group}", group=group)
+    monkeypatch.setattr(formats, "FORMATS", MappingProxyType({**formats.FORMATS, form.name: form}))
+    cell = cell_of("pack", 300, hidden, 8, 2, 0.7, 0.5, "padded", "bf16").but(packed=form.name)
+    reason = refusal(cell, name)
+    assert reason is None or (name == "cute" and group == 48)
+    run(cell, name)
+
+
 @pytest.mark.parametrize("router", list(ROUTERS))
-@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (64, 6), (160, 6), (256, 8), (384, 8), (1024, 32)])
+@pytest.mark.parametrize(
+    ("experts", "top_k"), [(8, 2), (64, 6), (160, 6), (256, 8), (384, 8), (512, 10), (512, 22), (1024, 32)]
+)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "gate"])
 def test_every_rule(name, dtype, experts, top_k, router):
@@ -210,17 +240,13 @@ def test_every_rule_from_tokens(name, tokens, hidden, experts, top_k, router):
 @pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "router"])
 def test_a_token_that_is_nan_is_reported_and_no_other(name, router, tokens):
     cell = cell_of("router", tokens, 512, 128, 4, None, 0.0, None, "bf16", router)
-    module, definition, options = (
-        BENCHES["router"].load(name),
-        BENCHES["router"].definition(),
-        BENCHES["router"][name].options,
-    )
+    definition = BENCHES["router"].definition()
     inputs = definition.build(cell, 1, "cuda")
     expected = definition.reference(cell, inputs)
     broken = torch.arange(0, tokens, 7, device="cuda")
     inputs["x"][broken, (broken * 5) % 512] = torch.nan
     outputs = definition.empty_outputs(cell, inputs)
-    module.prepare(cell, inputs, outputs, **options)()
+    BENCHES[cell.bench].bind(name, cell, inputs | outputs)()
     assert (outputs["topk_ids"][broken] == -1).all() and outputs["topk_weights"][broken].isnan().all()
     for key, value in outputs.items():
         value[broken] = expected[key][broken]
@@ -233,14 +259,10 @@ def test_a_token_that_is_nan_is_reported_and_no_other(name, router, tokens):
 def test_a_replayed_graph_of_the_router_gives_the_same_bits(name, tokens):
     """What one replay leaves in the workspace and in its counters is where the next one starts."""
     cell = cell_of("router", tokens, 2048, 128, 8, None, 0.0, None, "bf16")
-    module, definition, options = (
-        BENCHES["router"].load(name),
-        BENCHES["router"].definition(),
-        BENCHES["router"][name].options,
-    )
+    definition = BENCHES["router"].definition()
     inputs = definition.build(cell, 1, "cuda")
     outputs = definition.empty_outputs(cell, inputs)
-    call = module.prepare(cell, inputs, outputs, **options)
+    call = BENCHES[cell.bench].bind(name, cell, inputs | outputs)
     call()
     first = {key: value.clone() for key, value in outputs.items()}
     graph = torch.cuda.CUDAGraph()
@@ -274,7 +296,7 @@ def shapes():
             router = "softmax_topk_renorm"
         return (
             tokens, hidden, experts, top_k, factor, skew, pick(st.sampled_from(LAYOUTS)),
-            pick(st.sampled_from(["bf16", "fp16", "fp32", *FP8])), router, pick(st.integers(0, 2**31)),
+            pick(st.sampled_from(["bf16", "fp16", "fp32", *QUANTISED])), router, pick(st.integers(0, 2**31)),
         )  # fmt: skip
 
     return draw()
@@ -298,26 +320,42 @@ def test_random_shapes(bench, name, chunk):
 @pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "gate"])
 def test_ties_take_the_lowest_id(name):
     cell = cell_of("gate", 64, None, 100, 7, None, None, None, "bf16")
-    module, definition = BENCHES["gate"].load(name), BENCHES["gate"].definition()
+    definition = BENCHES["gate"].definition()
     for value in (0.0, -1.0, -torch.inf):
         inputs = {"logits": torch.full((64, 100), value, dtype=torch.bfloat16, device="cuda")}
         inputs["logits"][:, 1::2] *= -1 if value == 0 else 1  # -0.0 and 0.0 are one score
         outputs = definition.empty_outputs(cell, inputs)
-        module.prepare(cell, inputs, outputs)()
+        BENCHES[cell.bench].bind(name, cell, inputs | outputs)()
         assert (outputs["topk_ids"].sort(1).values == torch.arange(7, device="cuda")).all()
 
 
 @pytest.mark.parametrize("router", ["softmax_topk_renorm", "softmax_topk", "llama4"])
 @pytest.mark.parametrize(
     ("experts", "top_k"),
-    [(8, 2), (8, 8), (12, 5), (16, 4), (32, 8), (60, 4), (64, 8), (72, 3), (128, 7), (256, 8), (1024, 8)],
+    [
+        (8, 2),
+        (8, 8),
+        (12, 5),
+        (16, 4),
+        (32, 8),
+        (60, 4),
+        (64, 8),
+        (72, 3),
+        (128, 7),
+        (256, 8),
+        (1024, 8),
+        (64, 10),
+        (128, 16),
+        (512, 10),
+        (896, 16),
+    ],
 )
 @pytest.mark.parametrize("tokens", [1, 1000, 20000])
 @pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "gate"])
 def test_scores_that_are_nearly_or_quite_equal(name, tokens, experts, top_k, router):
     """Float32 scores next to each other, equal, negative, infinite: the lowest ids win, and choices fall."""
     cell = cell_of("gate", tokens, None, experts, top_k, None, None, None, "fp32", router)
-    module, definition = BENCHES["gate"].load(name), BENCHES["gate"].definition()
+    definition = BENCHES["gate"].definition()
     inputs = definition.build(cell, 3, "cuda")
     logits = inputs["logits"]
     near = torch.randint(0, 2 * experts, logits.shape, device="cuda", dtype=torch.int32)
@@ -328,7 +366,7 @@ def test_scores_that_are_nearly_or_quite_equal(name, tokens, experts, top_k, rou
     logits[5::12] = logits[5::12].where(near[5::12] % 2 > 0, -torch.inf)
     logits[5::12, :top_k] = logits[5::12, :top_k].nan_to_num(neginf=-7.0)
     outputs = definition.empty_outputs(cell, inputs)
-    module.prepare(cell, inputs, outputs)()
+    BENCHES[cell.bench].bind(name, cell, inputs | outputs)()
     expected = logits.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
     if name == "cute":  # falling, of equal scores the lowest id first
         ids = outputs["topk_ids"].long()
@@ -344,13 +382,13 @@ def test_scores_that_are_nearly_or_quite_equal(name, tokens, experts, top_k, rou
 @pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "gate"])
 def test_a_token_with_a_nan_is_reported_and_no_other(name, router):
     cell = cell_of("gate", 200, None, 128, 4, None, None, None, "fp32", router)
-    module, definition = BENCHES["gate"].load(name), BENCHES["gate"].definition()
+    definition = BENCHES["gate"].definition()
     inputs = definition.build(cell, 1, "cuda")
     expected = definition.reference(cell, inputs)
     broken = torch.arange(0, 200, 7, device="cuda")
     inputs["logits"][broken, (broken * 5) % 128] = torch.nan
     outputs = definition.empty_outputs(cell, inputs)
-    module.prepare(cell, inputs, outputs)()
+    BENCHES[cell.bench].bind(name, cell, inputs | outputs)()
     assert (outputs["topk_ids"][broken] == -1).all() and outputs["topk_weights"][broken].isnan().all()
     whole = torch.ones(200, dtype=torch.bool, device="cuda").index_fill(0, broken, False)
     ids = [values["topk_ids"][whole].sort(1).values for values in (outputs, expected)]
@@ -361,11 +399,11 @@ def test_a_token_with_a_nan_is_reported_and_no_other(name, router):
 @pytest.mark.parametrize("name", [name for bench, name in KERNELS if bench == "permute"])
 def test_ids_out_of_range_take_no_row(name, tokens):
     cell = cell_of("permute", tokens, None, 16, 2, None, 0.0, "compact", None)
-    module, definition = BENCHES["permute"].load(name), BENCHES["permute"].definition()
+    definition = BENCHES["permute"].definition()
     inputs = definition.build(cell, 1, "cuda")
     inputs["topk_ids"][::3, 0], inputs["topk_ids"][1::3, 1] = -1, 16
     outputs = definition.empty_outputs(cell, inputs)
-    module.prepare(cell, inputs, outputs)()
+    BENCHES[cell.bench].bind(name, cell, inputs | outputs)()
     flat, inverse = inputs["topk_ids"].flatten(), outputs["inverse"].flatten()
     inside = (flat >= 0) & (flat < 16)
     assert torch.equal(inverse >= 0, inside)

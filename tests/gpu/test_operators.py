@@ -1,5 +1,7 @@
-"""The operators for use in a model, on a GPU: kernels against float64, gradients, a CUDA graph, torch.compile."""
+"""The operators for use in a model, on a GPU: every backend against float64, gradients, a CUDA graph, torch.compile."""
 
+import importlib.util
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +11,15 @@ import torch
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1] / "ops"))
-from ops_cases import CASES, DTYPES, check, data, routing
+from ops_cases import CASES, DTYPES, check, check_gate, check_permute, data, routing
 
 from moe_routing_bench import ops
+from moe_routing_bench.kernels.permute.layout import LAYOUTS
+from moe_routing_bench.ops import backends
+from moe_routing_bench.routers import ROUTERS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+EXAMPLE = Path(__file__).parents[2] / "examples/moe_block.py"
 # tokens, hidden, experts, top_k, layout, capacity factor
 LARGE = {
     "aligned": (1000, 2880, 64, 8, "block128", None),
@@ -21,49 +27,174 @@ LARGE = {
     "padded": (2048, 2048, 64, 8, "padded", 1.25),
     "few_tokens": (3, 7168, 256, 8, "block64", None),
 }
+# tokens, experts, top_k, dtype of the logits
+CHOICES = {
+    "two": (2, 16, 4, torch.bfloat16),
+    "odd": (37, 96, 5, torch.float16),
+    "many": (5000, 64, 8, torch.float32),
+    "many_short": (5000, 64, 8, torch.bfloat16),
+    "wide": (513, 256, 8, torch.float32),
+    "unsupported": (9, 2048, 8, torch.float32),
+}
+
+
+@pytest.fixture(params=["cute", "triton", "torch"])
+def backend(request, monkeypatch) -> str:
+    """One backend alone; what it does not support falls to plain torch."""
+    if request.param == "cute":
+        pytest.importorskip("cutlass")
+    only = {name: one for name, one in backends.BACKENDS.items() if name == request.param}
+    monkeypatch.setattr(backends, "BACKENDS", only)
+    backends.kernel.cache_clear()
+    yield request.param
+    backends.kernel.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", [*CASES, *LARGE])
-def test_kernels(name, dtype):
+def test_pack_and_combine(name, dtype, backend):
     tokens, hidden, *rest = (CASES | LARGE)[name]
     check(name, dtype, *routing(tokens, *rest, device="cuda"), hidden)
 
 
 @pytest.mark.parametrize("empty", ["all_dropped", "no_rows", "no_tokens"])
-def test_nothing_to_do(empty):
+def test_nothing_to_do(empty, backend):
     order, inverse = routing(4, 4, 2, device="cuda")
     dropped, none = torch.full_like(order, -1), torch.full_like(inverse, -1)
     known = {"all_dropped": (dropped, none), "no_rows": (order[:0], none), "no_tokens": (dropped, none[:0])}[empty]
     check(empty, torch.float32, *known, 16)
 
 
-def layer(x: Tensor, scale: Tensor, weights: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-    """An MoE layer whose experts scale rows: pack, experts, combine with x as the residual."""
-    return ops.combine(ops.pack(x, order, inverse) * scale, inverse, weights, residual=x)
+@pytest.mark.parametrize("size", CHOICES)
+@pytest.mark.parametrize("rule", ROUTERS)
+def test_gate(rule, size, backend):
+    """Logits are apart by more than rounding, and the low bits in which a kernel may keep the expert, take: no two tie."""
+    tokens, experts, top_k, dtype = CHOICES[size]
+    torch.manual_seed(17)
+    steps = torch.linspace(-4, 4, experts, device="cuda").to(dtype)
+    assert len(steps.unique()) == experts
+    check_gate(rule, torch.stack([steps[torch.randperm(experts, device="cuda")] for _ in range(tokens)]), top_k)
 
 
-def test_layer_eager_captured_and_compiled():
-    """Output and gradients: the same bits in two runs and from a CUDA graph, and within 1 % of float64 compiled whole."""
-    order, inverse = routing(512, 16, 4, "padded", 1.0, device="cuda")
-    inputs = [one.requires_grad_() for one in data(len(order), 1024, inverse, torch.bfloat16)]
-    grad = torch.randn_like(inputs[0])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", ROUTERS)
+def test_gradients_of_gate(rule, dtype, backend):
+    """Those of the weights of the experts that the kernel chose, within the dtype's rounding of float64."""
+    torch.manual_seed(17)
+    logits = torch.randn(300, 64, device="cuda").to(dtype).requires_grad_()
+    bias = 0.1 * torch.randn(64, device="cuda") if ROUTERS[rule].bias else None
+    ids, weights = ops.gate(logits, 6, rule, bias)
+    grad = torch.randn_like(weights)
+    (got,) = torch.autograd.grad(weights, logits, grad)
+    wide = logits.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad(ops.reference.weigh(wide, ids, rule), wide, grad.double())
+    assert got.dtype == dtype
+    assert float((got.double() - want).norm() / want.norm()) < torch.finfo(dtype).eps + 1e-6
 
-    def run(function: Callable, inputs: list[Tensor], grad: Tensor) -> list[Tensor]:
-        output = function(*inputs, order, inverse)
-        gradients = torch.autograd.grad(output, inputs, grad)
-        return [output.detach(), *gradients]  # an autograd graph that lives on would tie the capture to its stream
 
-    want = run(layer, inputs, grad)
-    assert all(map(torch.equal, run(layer, inputs, grad), want)), "two runs differ"
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", CHOICES)
+def test_permute(size, layout, backend):
+    """Bit for bit, with ids of no expert, without a capacity and with one that drops."""
+    tokens, experts, top_k, _ = CHOICES[size]
+    torch.manual_seed(17)
+    ids = torch.rand(tokens, experts, device="cuda").topk(top_k).indices.int()
+    ids[tokens // 2] = -1
+    few = max(1, tokens * top_k // experts)
+    for capacity in (few, tokens) if layout == "padded" else (few, None):
+        check_permute(ids, experts, capacity, layout)
+    check_permute(ids[:0], experts, few, layout)
+
+
+def test_views_are_taken(backend):
+    """Tensors that are neither contiguous nor aligned, on a stream that is not the default one."""
+    torch.manual_seed(17)
+    flat = torch.randn(20 * 33 + 1, device="cuda", dtype=torch.bfloat16)
+    for x in (flat[1:].view(20, 33), flat[:660].view(33, 20).T):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            routed = ops.route(x, x[:, :16].float(), 2)
+        torch.cuda.synchronize()
+        again = ops.route(x.contiguous().clone(), x[:, :16].float().contiguous(), 2)
+        assert all(map(torch.equal, routed, again))
+
+
+def layer(x: Tensor, logits: Tensor, scale: Tensor, rule: str, bias: Tensor | None, capacity: int | None, layout: str) -> Tensor:  # fmt: skip
+    """An MoE layer whose experts scale rows: route, experts, combine with x as the residual."""
+    routed = ops.route(x, logits, 4, rule, bias, capacity, layout)
+    y = routed.packed * scale[: len(routed.packed)]
+    return ops.combine(y, routed.inverse, routed.topk_weights, residual=x)
+
+
+def run(function: Callable, inputs: list[Tensor], grad: Tensor, *options) -> list[Tensor]:
+    """Output and gradients."""
+    output = function(*inputs, *options)
+    gradients = torch.autograd.grad(output, inputs, grad)
+    return [output.detach(), *gradients]  # an autograd graph that lives on would tie the capture to its stream
+
+
+@pytest.mark.parametrize(("rule", "layout"), [*zip(ROUTERS, itertools.cycle(LAYOUTS), strict=False)])
+def test_layer_eager_captured_and_compiled(rule, layout):
+    """Output and gradients: the same bits in two runs and from a CUDA graph, and within 1 % of float64 compiled whole.
+
+    The captured graph routes new data when its inputs change.
+    """
+    torch.manual_seed(17)
+    capacity = 128 if layout == "padded" else None
+    rows = ops.RowLayout(512, 4, 16, capacity, layout).rows
+    x = torch.randn(512, 1024, device="cuda", dtype=torch.bfloat16)
+    logits, scale = torch.randn(512, 16, device="cuda"), torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16)
+    inputs, grad = [one.requires_grad_() for one in (x, logits, scale)], torch.randn_like(x)
+    bias = 0.1 * torch.randn(16, device="cuda") if ROUTERS[rule].bias else None
+    options = (rule, bias, capacity, layout)
+
+    want = run(layer, inputs, grad, *options)
+    assert all(map(torch.equal, run(layer, inputs, grad, *options), want)), "two runs differ"
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = run(layer, inputs, grad)
+        captured = run(layer, inputs, grad, *options)
     graph.replay()
     assert all(map(torch.equal, captured, want)), "a CUDA graph differs"
-    compiled = run(torch.compile(layer, fullgraph=True), inputs, grad)
+    torch.compiler.reset()
+    compiled = run(torch.compile(layer, fullgraph=True), inputs, grad, *options)
     wide = [one.detach().double().requires_grad_() for one in inputs]
-    exact = run(layer, wide, grad.double())
-    for results in (want, compiled):
-        for got, right in zip(results, exact, strict=True):
+    exact = run(layer, wide, grad.double(), rule, None if bias is None else bias.double(), capacity, layout)
+    for found in (want, compiled):
+        for got, right in zip(found, exact, strict=True):
             assert float((got.double() - right).norm() / right.norm()) < 0.01
+    with torch.no_grad():
+        logits.copy_(torch.randn_like(logits))
+    graph.replay()
+    assert all(map(torch.equal, captured, run(layer, inputs, grad, *options))), "new logits are routed otherwise"
+
+
+def test_the_example_trains_in_bfloat16():
+    """The block of the README in eager mode and compiled: the same within 2 %, and every parameter has a gradient."""
+    spec = importlib.util.spec_from_file_location("moe_block", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.manual_seed(17)
+    block = module.MoEBlock(256, 128, 16, 4).to("cuda", torch.bfloat16)
+    x = torch.randn(300, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    inputs, grad = [x, *block.parameters()], torch.randn_like(x)
+    eager = run(lambda *_: block(x), inputs, grad)
+    torch.compiler.reset()
+    whole = torch.compile(block, fullgraph=True)
+    for got, want in zip(run(lambda *_: whole(x), inputs, grad), eager, strict=True):
+        assert want.isfinite().all() and want.any()
+        assert float((got - want).float().norm() / want.float().norm()) < 0.02
+
+
+def test_operators_keep_the_rules_of_torch_library():
+    """Fake kernels give the shapes, dtypes and strides that CUDA gives."""
+    routed = ops.route(torch.randn(5, 8, device="cuda"), torch.randn(5, 16, device="cuda"), 2)
+    x, _, y_weights = data(len(routed.order), 8, routed.inverse, torch.float32)
+    library, checks = torch.ops.moe_routing_bench, ("test_schema", "test_faketensor")
+    for operator, arguments in (
+        (library.gate, (torch.randn(5, 16, device="cuda"), None, 2, "llama4")),
+        (library.permute, (routed.topk_ids, 16, 3, "padded")),
+        (library.pack, (x, routed.order, routed.inverse)),
+        (library.combine, (routed.packed, routed.inverse, y_weights, x)),
+        (library.combine_backward, (x, routed.packed, routed.inverse, y_weights, len(routed.packed))),
+    ):
+        torch.library.opcheck(operator.default, arguments, test_utils=checks)

@@ -7,14 +7,13 @@ import time
 import torch
 
 
-def prepare(cell, inputs, outputs, *, fault):
+def bind(problem, *, x, order, inverse, packed, fault):
     """A correct pack that then commits its fault."""
 
     def pack():
-        order = inputs["order"].long()
-        outputs["packed"].copy_(inputs["x"][order.clamp_min(0) // cell.top_k])
-        outputs["packed"][order < 0] = 0
-        FAULTS[fault](inputs, outputs)
+        packed.copy_(x[order.long().clamp_min(0) // problem.top_k])
+        packed[order < 0] = 0
+        FAULTS[fault]({"x": x}, {"packed": packed})
 
     return pack
 

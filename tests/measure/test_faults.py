@@ -6,19 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from moe_routing_bench import records
-from moe_routing_bench.benches import BENCHES, Implementation
-from moe_routing_bench.grid import Cell, Job, project
-from moe_routing_bench.measure import supervisor, worker
-from moe_routing_bench.settings import Settings
+from moe_routing_bench.benches.bench import Bench, Implementation
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.measure import supervisor, verify, worker
+from moe_routing_bench.store import records
 
 sys.path.insert(0, str(Path(__file__).parent))
+import faulty_pack
 
-CELL = project(
-    Cell(
-        "pack", 17, tokens=64, hidden=32, experts=8, top_k=2, skew=0.0, sampler="exact", dtype="fp32", layout="compact"
-    )
-)
+CELL = cell_of("pack", tokens=64, hidden=32, experts=8, top_k=2, dtype="fp32")
 QUICK = Settings(max_seconds=0.05, min_blocks=3, max_blocks=4, warmup_ms=1, timeout=3)
 EXPECTED = {
     "kill": ("crashed", "SIGKILL"),
@@ -37,10 +36,14 @@ def measured(monkeypatch, tmp_path):
     import torch  # noqa: F401  (imported before the fork, as the warm server does)
 
     def run(*faults):
+        name = "moe_routing_bench.kernels.pack.faulty_pack"
+        monkeypatch.setitem(sys.modules, name, faulty_pack)
         extra = tuple(Implementation(f, "faulty_pack", options={"fault": f}) for f in faults)
+        known = BENCHES["pack"].code_files()
+        monkeypatch.setattr(Bench, "code_files", lambda bench: known)
         bench = replace(BENCHES["pack"], implementations=(BENCHES["pack"]["torch"], *extra))
-        for module in (worker, supervisor):
-            monkeypatch.setattr(module, "BENCHES", {**BENCHES, "pack": bench})
+        for module in (worker, supervisor, verify):
+            monkeypatch.setattr(module, "find", {"pack": bench}.__getitem__)
         job = Job(CELL, ("torch", *faults), QUICK)
         supervisor.measure(job, tmp_path / "cell.parquet")
         assert [p.name for p in tmp_path.iterdir()] == ["cell.parquet"], "a partial file was left"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.measure import gpus
 
 HOLD = """
@@ -81,3 +82,45 @@ def test_without_gpus_nobody_waits() -> None:
     """On a CPU, twice at a time."""
     with gpus.reserved(True, []) as one, gpus.reserved(True, []) as other:
         assert one is other is None
+
+
+def test_a_family_of_cells_stays_on_its_card():
+    """Whatever the cards' order and numbers; a card that goes moves its own families alone, and comes back to them."""
+    families = [f"pack-H{hidden}-E{experts}-k2" for hidden in range(1024, 9216, 512) for experts in (8, 64, 128, 256)]
+    cards = ["a", "b", "c", "d"]
+
+    def places(some):
+        return {family: gpus.card_of(family, some, identify=str) for family in families}
+
+    every = places(cards)
+    assert places(cards[::-1]) == every and set(every.values()) == set(cards)
+    without = places(["a", "b", "d"])
+    assert all(without[family] == card for family, card in every.items() if card != "c")
+    renumbered = {"0": "d", "1": "c", "2": "b", "3": "a"}
+    assert all(
+        renumbered[gpus.card_of(family, list(renumbered), identify=renumbered.__getitem__)] == card
+        for family, card in every.items()
+    )
+
+
+def test_cells_that_are_compared_are_of_one_family():
+    """Of other tokens, skew or capacity, one bench and one model or shape: one card."""
+    sweep = [cell_of("pack", hidden=64, experts=8, top_k=2, tokens=tokens, skew=skew, capacity_factor=factor) for tokens in (64, 128) for skew in (0, 0.5) for factor in (None, 1.25)]  # fmt: skip
+    assert {cell.family for cell in sweep} == {"pack-H64-E8-k2"}
+    assert cell_of("pack", hidden=128, experts=8, top_k=2, tokens=64).family == "pack-H128-E8-k2"
+    assert cell_of("gate", experts=8, top_k=2, tokens=64).family == "gate-E8-k2"
+
+
+def test_a_job_waits_for_its_family_s_card(start, monkeypatch):
+    """Though another card is free."""
+    first = gpus.card_of("f", ["GPU-x", "GPU-y"], identify=str)
+    monkeypatch.setattr(gpus.tempfile, "tempdir", None)  # where this process looks for locks is remembered there
+    holder = start("alone", first)
+    assert got(holder) == first
+    taken = []
+    monkeypatch.setattr(gpus, "card_of", lambda family, names: first)
+    monkeypatch.setattr(
+        gpus.time, "sleep", lambda seconds: (taken.append(seconds), end(holder) if len(taken) == 3 else None)
+    )
+    with gpus.reserved(True, ["GPU-x", "GPU-y"], family="f") as gpu:
+        assert gpu == first and len(taken) >= 3

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from moe_routing_bench import records
-from moe_routing_bench.grid import Cell, Job, project
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import client
-from moe_routing_bench.settings import Settings
+from moe_routing_bench.store import records
 
 CLIENT = [sys.executable, "-I", "-S", client.__file__]
 QUICK = Settings(max_seconds=0.2, min_blocks=10, warmup_ms=5)
 
 
 def job(tokens: int, settings: Settings = QUICK) -> Job:
-    axes = {"experts": 8, "top_k": 2, "skew": 0.0, "sampler": "exact", "layout": "compact"}
-    return Job(project(Cell("permute", 17, tokens=tokens, **axes)), ("torch",), settings)
+    return Job(cell_of("permute", tokens=tokens, experts=8, top_k=2), ("torch",), settings)
 
 
 @pytest.fixture

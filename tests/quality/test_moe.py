@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moe_routing_bench.quality import moe
-from moe_routing_bench.quality.clock import STAGES, StageClock
+from moe_routing_bench.quality.model import moe_layer, placement
+from moe_routing_bench.quality.model.stage_clock import STAGES, StageClock
 
 EXPERTS, DIM, HIDDEN = 4, 8, 16
 
@@ -39,21 +39,21 @@ def routing(ids: Tensor, weights: Tensor) -> SimpleNamespace:
     return SimpleNamespace(ids=ids, weights=weights, losses={}, scores=torch.full((len(ids), EXPERTS), 1 / EXPERTS))
 
 
-def layer(*routers: nn.Module, factor: float | None = None, policy: str = "position") -> moe.MoE:
+def layer(*routers: nn.Module, factor: float | None = None, policy: str = "position") -> moe_layer.MoE:
     torch.manual_seed(0)
-    experts = moe.Experts(EXPERTS, DIM, HIDDEN, 1)
+    experts = moe_layer.Experts(EXPERTS, DIM, HIDDEN, 1)
     for weight in experts.parameters():
         nn.init.normal_(weight, std=0.3)
-    return moe.MoE(routers, experts, 3, factor, policy)
+    return moe_layer.MoE(routers, experts, 3, factor, policy)
 
 
-def expert(experts: moe.Experts, number: int, x: Tensor) -> Tensor:
+def expert(experts: moe_layer.Experts, number: int, x: Tensor) -> Tensor:
     """One expert on one row, written out."""
     w1, w3 = experts.w13_EDH[number].chunk(2, dim=1)
     return (F.silu(x @ w1) * (x @ w3)) @ experts.w2_EHD[number]
 
 
-def naive(one: moe.MoE, x: Tensor, ids: Tensor, weights: Tensor, kept: Tensor) -> Tensor:
+def naive(one: moe_layer.MoE, x: Tensor, ids: Tensor, weights: Tensor, kept: Tensor) -> Tensor:
     rows = []
     for t in range(len(ids)):
         parts = [weights[t, j] * expert(one.experts, int(ids[t, j]), x[t]) for j in range(ids.shape[1]) if kept[t, j]]
@@ -67,7 +67,7 @@ def naive(one: moe.MoE, x: Tensor, ids: Tensor, weights: Tensor, kept: Tensor) -
 def test_place_keeps_whom_the_policy_says(policy: str, limit: int | None, padded: bool) -> None:
     """As many as fit; each in a row of its expert that no one else has; padding names the token of zeros."""
     ids, weights = choices(extra=2)
-    placed = moe.place(ids, weights, EXPERTS, limit, policy, padded)
+    placed = placement.place(ids, weights, EXPERTS, limit, policy, padded)
     room = limit or len(ids)
     start, rows = 0, placed.choice_R.tolist()
     for e in range(EXPERTS):
@@ -82,7 +82,7 @@ def test_place_keeps_whom_the_policy_says(policy: str, limit: int | None, padded
         assert sorted(rows[start : start + len(kept)]) == [3 * t + j for t, j in kept]
         end = int(placed.ends_E[e])
         assert set(rows[start + len(kept) : end]) <= {ids.numel()}
-        assert padded or end % moe.ALIGN == 0
+        assert padded or end % placement.ALIGN == 0
         start = end
     assert start <= len(rows) and set(rows[start:]) <= {ids.numel()}
     assert not placed.kept_TK[(ids < 0) | (ids >= EXPERTS)].any()
@@ -92,9 +92,9 @@ def test_random_drops_are_spread_over_the_batch() -> None:
     """Position order would drop the later half of tokens that all want one expert."""
     ids, weights = torch.zeros(1000, 1, dtype=torch.int32), torch.ones(1000, 1)
     torch.manual_seed(0)
-    kept = moe.place(ids, weights, 2, 500, "random", True).kept_TK[:, 0]
+    kept = placement.place(ids, weights, 2, 500, "random", True).kept_TK[:, 0]
     assert 200 < int(kept[500:].sum()) < 300
-    assert not moe.place(ids, weights, 2, 500, "position", True).kept_TK[500:].any()
+    assert not placement.place(ids, weights, 2, 500, "position", True).kept_TK[500:].any()
 
 
 @pytest.mark.parametrize("factor", [None, 0.5, 0.9])
@@ -121,7 +121,7 @@ def test_grouped_experts_are_the_padded_ones(monkeypatch: pytest.MonkeyPatch) ->
     ids, weights = choices()
     found = []
     for grouped in (False, True):
-        monkeypatch.setattr(moe.Experts, "can_group", lambda self, x, grouped=grouped: grouped)
+        monkeypatch.setattr(moe_layer.Experts, "can_group", lambda self, x, grouped=grouped: grouped)
         one = layer(Fixed(routing(ids, weights)), factor=1.0)
         torch.manual_seed(2)
         x = torch.randn(1, len(ids), DIM, requires_grad=True)
@@ -176,7 +176,7 @@ def test_soft_slots_are_mixtures_of_their_sequence() -> None:
 @pytest.mark.parametrize(("factor", "rows"), [(1.0, 10), (1.1, 11), (1.25, 13), (100.0, 20), (None, None)])
 def test_capacity_rounds_up(factor: float | None, rows: int | None) -> None:
     """ceil(factor T k / E); 1.1 is eleven tenths; no more than all tokens."""
-    assert moe.capacity(20, 2, 4, factor) == rows
+    assert placement.capacity(20, 2, 4, factor) == rows
 
 
 def test_every_stage_is_timed_forwards_and_backwards() -> None:

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from moe_routing_bench import config
+from moe_routing_bench.config import load as config
 from moe_routing_bench.errors import UserError
-from moe_routing_bench.quality import model, plan
-from moe_routing_bench.quality.adaptation import Adaptation
-from moe_routing_bench.quality.run import Run
+from moe_routing_bench.grid.adaptation_spec import Adaptation
+from moe_routing_bench.grid.run_spec import Run
+from moe_routing_bench.quality import code
+from moe_routing_bench.quality.model import cost, language_model
+from moe_routing_bench.quality.spec import plan
 
 PERFT = {
     "label": "p",
@@ -87,7 +89,7 @@ def test_the_name_changes_with_the_spec_and_the_spec_comes_back(text: str) -> No
         ({"top_k": 9}, "at most experts = 8"),
         ({"capacity_factor": [0]}, r"capacity_factor\[0\]: got 0"),
         ({"label": "E 8"}, "lower-case"),
-        ({"drop_policy": ["oldest"]}, "position, random or score"),
+        ({"drop_policy": ["oldest"]}, "position, random, score"),
     ],
 )
 def test_mistakes_are_explained(change: dict, message: str) -> None:
@@ -174,8 +176,8 @@ def test_the_published_config_holds_what_it_promises() -> None:
         routers = {run.router for run in mine} - {"dense"}
         assert len(routers) >= rules and len(mine) == 5 * (len(routers) + 1) and "dense" in {run.router for run in mine}
         with torch.device("meta"):
-            all_experts = model.build(dataclasses.replace(mine[0], router="dense", match="parameters"), [])
-        assert model.parameters(all_experts)[0] >= 20_000_000
+            all_experts = language_model.build(dataclasses.replace(mine[0], router="dense", match="parameters"), [])
+        assert cost.parameters(all_experts)[0] >= 20_000_000
         text = 18_000_000  # of 19.2 MB, the training share
         assert least <= mine[0].steps * mine[0].tokens_per_step <= 4 * text
     adaptations = plan.expand(effective["quality"], effective["perft"]).adaptations.values()
@@ -183,3 +185,20 @@ def test_the_published_config_holds_what_it_promises() -> None:
     assert {one.rank for one in adaptations} >= {2, 32} and len({one.run.seed for one in adaptations}) == 5
     modes = [run for run in runs if run.label == "modes" and run.router == "softk"]
     assert len(modes) == 15 and len({run.train_mode for run in modes}) == 3
+
+
+def test_which_edits_make_runs_and_adaptations_stale() -> None:
+    """What trains them, and every router; not how they are planned and compared, and a run depends on no adapter."""
+    runs, adaptations = (
+        {str(one).partition("quality/")[2].removesuffix(".py") for one in files if "quality" in one.parts}
+        for files in (code.training_files(), code.adaptation_files())
+    )
+    trained = {
+        "code", "corpora/batches", "corpora/texts", "evaluation/evaluate", "evaluation/loads", "model/cost", "model/language_model",
+        "model/moe_layer", "model/placement", "model/stage_clock", "spec/run_rows", "statistics", "training/loop",
+        "training/schedule", "training/timing", "training/train",
+    }  # fmt: skip
+    assert {name for name in runs if not name.endswith("__init__")} == trained
+    assert adaptations - runs == {"model/adapters", "spec/adaptation_rows", "training/adapt"}
+    assert all(Path(name).is_file() for name in code.adaptation_files())
+    assert any(one.match("routers/rules/remoe.py") for one in code.training_files())

@@ -8,8 +8,11 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_routing_bench.quality import runs, specialisation, train
-from moe_routing_bench.quality.run import Run
+from moe_routing_bench.grid.run_spec import Run
+from moe_routing_bench.quality.comparison import specialisation
+from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality.training import loop, train
+from moe_routing_bench.store import paths
 
 FIXED = {
     "label": "e", "config_hash": "c", "purpose": "final", "network": "linear", "capacity_factor": 1.25, "drop_policy": "position",
@@ -81,11 +84,11 @@ def of(state: dict, part: str) -> dict:
     return {name: value.clone() for name, value in state.items() if kind[name] == part}
 
 
-@pytest.mark.parametrize("router", ["softk", "deepseek_v3", "noisy_topk", "moepp"])
+@pytest.mark.parametrize("router", ["softk", "deepseek_v3_small", "noisy_topk", "moepp"])
 @pytest.mark.parametrize("mode", ["joint", "frozen_router", "experts_first"])
 def test_each_mode_trains_what_it_says(run: Run, mode: str, router: str) -> None:
     """Bit for bit, state without a gradient too: routers, experts and the rest in each half of the steps."""
-    training = train.Training(dataclasses.replace(run, train_mode=mode, router=router, experts=8), "cpu")
+    training = loop.Training(dataclasses.replace(run, train_mode=mode, router=router, experts=8), "cpu")
     learns = {"joint": {"routers", "experts"}, "frozen_router": {"experts"}}
     halves = [learns.get(mode, {"experts"}), learns.get(mode, {"routers"})]
     for steps, expected in zip((range(3), range(3, 6)), halves, strict=True):
@@ -107,20 +110,20 @@ def test_a_killed_run_of_two_phases_ends_as_an_unbroken_one(
     """Killed in the second phase: what is frozen is a function of the step, and the optimizer's state comes back."""
     run = dataclasses.replace(run, train_mode="experts_first")
     whole = train.train(run, tmp_path / "whole.parquet", "cpu")
-    step = train.Training.step
+    step = loop.Training.step
 
-    def dies(self: train.Training, number: int):
+    def dies(self: loop.Training, number: int):
         if number == 5:
             raise KeyboardInterrupt
         return step(self, number)
 
-    monkeypatch.setattr(train.Training, "step", dies)
+    monkeypatch.setattr(loop.Training, "step", dies)
     with pytest.raises(KeyboardInterrupt):
         train.train(run, tmp_path / "broken.parquet", "cpu")
-    monkeypatch.setattr(train.Training, "step", step)
+    monkeypatch.setattr(loop.Training, "step", step)
     broken = train.train(run, tmp_path / "broken.parquet", "cpu")
     assert [row["val_loss"] for row in broken] == [row["val_loss"] for row in whole]
-    first, second = (torch.load(train.weights(tmp_path / f"{name}.parquet"), weights_only=True)["model"] for name in ("whole", "broken"))  # fmt: skip
+    first, second = (torch.load(paths.weights_file(tmp_path / f"{name}.parquet"), weights_only=True)["model"] for name in ("whole", "broken"))  # fmt: skip
     assert all(torch.equal(first[name], second[name]) for name in first)
-    stored = runs.read(tmp_path / "broken.parquet")
+    stored = run_rows.read(tmp_path / "broken.parquet")
     assert set(stored["train_mode"].to_pylist()) == {"experts_first"} and "experts_first" in stored["run"][0].as_py()

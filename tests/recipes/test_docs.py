@@ -1,16 +1,22 @@
-"""The documents say what is there: links, paths, and every name that a table of theirs is about."""
+"""The documents say what is there: links, paths, generated blocks, and every name that a table of theirs is about."""
 
+import importlib
 import re
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-import yaml
 
-from moe_routing_bench import config, grid, paths, records
-from moe_routing_bench.benches import BENCHES
-from moe_routing_bench.routers import ROUTERS
-from moe_routing_bench.settings import Settings
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.closure import PACKAGE
+from moe_routing_bench.config import expand, sections
+from moe_routing_bench.config import load as config
+from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.formats import FORMATS
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.store import rows
+from moe_routing_bench.workload.rows import row_layout
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "config/README.md"]
@@ -36,39 +42,74 @@ def anchors(document: Path) -> set[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
 def test_links_and_paths_exist(document: Path) -> None:
-    """Relative links with their anchors, and what looks like a path; below the package the prefix may be left out."""
+    """Relative links with their anchors, and what looks like a path; below the package the prefix may be left out.
+
+    The changelog names files as they were called at the time.
+    """
     text = document.read_text()
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
         linked = (document.parent / target).resolve() if target else document
         assert linked.exists() and (not anchor or anchor in anchors(linked)), f"({target}#{anchor})"
     new = {path for path in re.findall(r"File: `(.+?)`", text) if not (ROOT / path).exists()}  # a recipe writes them
     for path in set(re.findall(r"`(\.?[\w.-]+(?:/[\w.-]+)*(?:/|/[\w-]+\.\w+|\.(?:py|md|ya?ml|toml|txt|lock)))`", text)):
-        if path not in new and not path.startswith(MADE):
-            places = (ROOT, document.parent, paths.PACKAGE, ROOT / "workflow/rules")
-            bare = "/" not in path and any(paths.PACKAGE.rglob(path))
+        if path not in new and not path.startswith(MADE) and document.name != "CHANGELOG.md":
+            places = (ROOT, document.parent, PACKAGE, ROOT / "workflow/rules")
+            bare = "/" not in path and any(PACKAGE.rglob(path))
             assert bare or any((place / path).exists() for place in places), path
 
 
-def test_every_source_file_has_its_reason() -> None:
-    """The tree of docs/architecture.md names every module, by its own name or by its kind."""
-    named = rows_of("docs/architecture.md", "The tree")
-    kinds = [re.sub(r"<\w+>", r"[a-z0-9_]+", name) for name in named]
-    for path in paths.PACKAGE.rglob("*.py"):
-        name = str(path.relative_to(paths.PACKAGE))
-        if path.read_text().count("\n") > 1:  # more than a docstring
-            assert any(re.fullmatch(kind, name) for kind in kinds), name
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program that writes the generated blocks."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    return importlib.import_module("generate")
+
+
+def test_generated_blocks_are_up_to_date(generate: ModuleType) -> None:
+    """Every module and package, every stored figure, every number of cells."""
+    pages = dict(generate.written())
+    assert {"README.md", "architecture.md", "files.md", "kernels.md"} <= {page.name for page in pages}
+    stale = [str(page.relative_to(ROOT)) for page, text in pages.items() if page.read_text() != text]
+    assert not stale, "run: python docs/generate.py"
+
+
+def test_every_block_is_on_some_page(generate: ModuleType) -> None:
+    shown = {name for page in generate.PAGES for _, name, _ in generate.BLOCK.findall(page.read_text())}
+    assert shown == set(generate.BLOCKS)
+
+
+def test_a_block_is_filled_and_the_rest_kept(
+    generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- generated: ceilings -->\nold\n<!-- end -->\nafter\n")
+    monkeypatch.setattr(generate, "PAGES", (page,))
+    ((_, text),) = generate.written()
+    assert text == f"before\n<!-- generated: ceilings -->\n{generate.BLOCKS['ceilings']()}<!-- end -->\nafter\n"
+
+
+@pytest.mark.parametrize("text", ["<!-- generated: ceilings -->\nold\n", "<!-- generated: nothing -->\n<!-- end -->\n"])
+def test_a_broken_block_is_refused(
+    text: str, generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    monkeypatch.setattr(generate, "PAGES", (page,))
+    with pytest.raises(SystemExit, match="a block without an end"):
+        list(generate.written())
 
 
 def test_every_status_is_explained() -> None:
-    assert tuple(rows_of("docs/method.md", "Statuses")) == records.STATUSES
+    assert tuple(rows_of("docs/method.md", "Statuses")) == rows.STATUSES
 
 
 def test_every_bench_has_its_bytes_and_its_contract() -> None:
     assert tuple(rows_of("docs/method.md", "Compulsory bytes and FLOPs")) == tuple(BENCHES)
     contract = [re.split(r"\W", name)[0] for name in rows_of("docs/architecture.md", "A bench and its definition")]
-    assert tuple(contract) == (*CONTRACT, "shared")
+    assert tuple(contract) == ("problem", *CONTRACT, "shared")
     for bench in BENCHES.values():
-        assert all(callable(getattr(bench.definition(), name)) for name in CONTRACT), bench.name
+        names = CONTRACT if bench.stages else ("problem", *CONTRACT)
+        assert all(callable(getattr(bench.definition(), name)) for name in names), bench.name
 
 
 def value(formula: str, **known: int) -> int:
@@ -83,14 +124,14 @@ def test_stated_bytes_are_what_the_definition_counts(bench: str) -> None:
     _, *formulas = rows_of("docs/method.md", "Compulsory bytes and FLOPs")[bench]
     axes = {"tokens": [50], "hidden": [24], "intermediate": [16], "experts": [8], "top_k": [3], "skew": [1], "layout": ["compact", "block64"]}  # fmt: skip
     entry = {"benches": [bench], "capacity_factor": [0.5, "none"], "dtype": ["fp32", "bf16"], **axes}
-    for job in grid.expand(config.load({"grid": [entry]}), {}):
+    for job in expand.expand(config.load({"grid": [entry]}), {}):
         cell, definition = job.cell, BENCHES[bench].definition()
-        shared = definition.shared(cell, 17, "cpu") if bench == "layer" else {}
+        shared = definition.shared(cell, 17, "cpu") if BENCHES[bench].shared else {}
         inputs = definition.build(cell, 17, "cpu") | shared
         outputs, expected = definition.empty_outputs(cell, inputs), definition.reference(cell, inputs)
         known = {
-            "T": 50, "H": cell.hidden, "I": cell.intermediate, "E": 8, "k": 3, "b": cell.dtype_bytes, "R": len(inputs.get("order", ())),
-            "limit": cell.row_limit if bench == "permute" else None,
+            "T": 50, "H": 24, "I": 16, "E": 8, "k": 3, "b": FORMATS[cell.get("dtype", "bf16")].bits // 8,
+            "R": len(inputs.get("order", ())), "limit": row_layout(cell).rows,
         }  # fmt: skip
         inverse = inputs.get("inverse", expected.get("inverse"))
         if inverse is not None:
@@ -108,12 +149,8 @@ def test_every_setting_has_its_default() -> None:
 
 
 def test_every_key_and_axis_is_explained() -> None:
-    """With the benches that depend on it."""
-    schema = yaml.safe_load(text_of(str(config.SCHEMA)))["properties"]
-    assert set(rows_of("config/README.md", "Keys")) == set(schema)
-    axes = rows_of("config/README.md", "Axes of a grid entry")
-    assert set(axes) == set(schema["grid"]["items"]["properties"])
-    for axis in {axis for bench in BENCHES.values() for axis in bench.axes} - {"trace"}:
-        stated = list(BENCHES) if axes[axis][3] == "all" else axes[axis][3].split(", ")
-        assert stated == [bench.name for bench in BENCHES.values() if axis in bench.axes], axis
-    assert axes["router"][2] in ROUTERS
+    """What an entry may hold besides axes is in the words below their table."""
+    assert set(rows_of("config/README.md", "Keys")) == set(sections.Config.model_fields)
+    explained = set(rows_of("config/README.md", "Axes of a grid entry"))
+    assert explained == {axis.name for axis in AXES.values() if axis.scope != "config"}
+    assert explained | {"benches", "implementations"} == set(sections.GridEntry.model_fields)

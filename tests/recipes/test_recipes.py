@@ -12,7 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from moe_routing_bench import paths, records
+from moe_routing_bench.store import paths, records
+from moe_routing_bench.store.parquet import write_table
 
 ROOT = Path(__file__).parents[2]
 RECIPES = dict(re.findall(r"^## (Add .*?)\n(.*?)(?=^## |\Z)", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S))
@@ -43,7 +44,7 @@ class Copy:
             path = self.folder / block["path"]
             path.parent.mkdir(exist_ok=True)
             path.write_text(_patched(path.read_text(), text) if block["kind"] == "diff" else text)
-        touched = re.search(r"^Files touched: (.*)", recipe, re.M | re.S)
+        touched = re.search(r"^Files touched: (.*?)(?:\n\n|\Z)", recipe, re.M | re.S)
         assert touched and sorted(re.findall("`(.+?)`", touched[1])) == sorted(written)
         sources = [name for name in written if name.endswith(".py")]
         for check in (["check"], ["format", "--check"]) if sources else ():
@@ -87,7 +88,9 @@ def statuses(printed: str) -> dict[str, str]:
 
 
 def test_there_is_a_test_for_every_recipe() -> None:
-    assert [name.split()[-1] for name in RECIPES] == ["implementation", "bench", "router", "with", "figure", "preset"]
+    assert [name.split()[-1] for name in RECIPES] == [
+        *("implementation", "bench", "axis", "format", "router", "with", "figure", "preset")
+    ]
 
 
 def test_implementation(copy: Copy) -> None:
@@ -100,6 +103,30 @@ def test_bench(copy: Copy) -> None:
     printed = copy.follow(RECIPES["Add a bench"])
     assert re.search(r"^ *count +expert ids -> tokens per expert", printed, re.M), printed
     assert statuses(printed) == {"torch": "ok"}
+
+
+def test_axis(copy: Copy) -> None:
+    """It is an option, part of the key of its bench's cells, a column of every row, and in the schema of a config."""
+    printed = copy.follow(RECIPES["Add an axis"])
+    assert statuses(printed) == {"torch": "ok"} and "-temp2-" in printed, printed
+    look = "from moe_routing_bench.config import axes; from moe_routing_bench.store import records; print('temperature' in records.COLUMNS, 'temperature' in axes.names('workload'))"  # fmt: skip
+    assert copy.run("python", "-c", look).split() == ["True", "True"]
+    assert "temperature:" in (copy.folder / "workflow/schemas/config.schema.yaml").read_text()
+
+
+def test_format(copy: Copy) -> None:
+    """Rows are quantised to it, and found right."""
+    printed = copy.follow(RECIPES["Add a number format"])
+    assert statuses(printed) == {"torch": "ok"} and "packed-fp8_block64" in printed, printed
+
+
+def test_no_recipe_touches_more_than_three_files() -> None:
+    """An implementation two."""
+    touched = {
+        name: re.search(r"^Files touched: (.*?)(?:\n\n|\Z)", text, re.M | re.S) for name, text in RECIPES.items()
+    }
+    counts = {name: len(re.findall("`(.+?)`", found[1])) for name, found in touched.items() if found}
+    assert counts.keys() == RECIPES.keys() and max(counts.values()) <= 3 and counts["Add an implementation"] == 2
 
 
 def test_router(copy: Copy) -> None:
@@ -120,7 +147,7 @@ def test_figure(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "tests/unit")
     rows = importlib.import_module("rows").rows()
     table = pa.Table.from_pandas(rows, records.SCHEMA, preserve_index=False)
-    records.write_table(copy.folder / paths.measurements("cpu"), table)
+    write_table(copy.folder / paths.measurements("cpu"), table)
     copy.follow(RECIPES["Add a figure"])
     assert "no data" not in (copy.folder / paths.figure("cpu", "scaling")).read_text()
     assert (copy.folder / paths.figure("cpu", "scaling", "png")).stat().st_size > 1000

@@ -133,7 +133,7 @@ def test_a_look_at_data():
 
 
 def test_state_outside_of_buffers():
-    fresh, toy = make("deepseek_v3", seed=9), make("deepseek_v3")
+    fresh, toy = make("deepseek_v3_small", seed=9), make("deepseek_v3_small")
     toy.routers[0].rate = 0.5  # an attribute, not a buffer
     with pytest.raises(AssertionError, match="after a step"):
         properties.state_survives(toy, fresh)

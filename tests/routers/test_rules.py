@@ -99,7 +99,7 @@ FORMULAS = {
     "softk": softk, "qwen3": softk, "noisy_topk": softk, "gshard_top2": softk, "token_rounding": softk,
     "switch_top1": lambda h: {best(h, 1)[0]: max(softmax(h))}, "topk_prenorm": topk_prenorm, "sinkhorn": topk_prenorm,
     "chain_of_experts": lambda h: {best(h, 1)[0]: max(softmax(h))}, "base": lambda h: {best(h, 1)[0]: sigmoid(max(h))},
-    "deepseek_v2": deepseek_v2, "deepseek_v3": deepseek_v3, "sqrtsoftplus_renorm": sqrtsoftplus_renorm,
+    "deepseek_v2_small": deepseek_v2, "deepseek_v3_small": deepseek_v3, "sqrtsoftplus_renorm": sqrtsoftplus_renorm,
     "sigmoid_renorm": lambda h: renormalised([sigmoid(v) for v in h], best(h, 2)),
     "quantile_balancing": lambda h: renormalised([sigmoid(v) for v in h], best(h, 2)),
     "loss_free_bias": lambda h: {e: sigmoid(h[e]) for e in best(h, 2)}, "top_p": top_p,
@@ -227,7 +227,7 @@ def test_noisy_top_k_starts_balanced_from_noise_alone():
     assert losses.cv_squared(load) < 0.01
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "sigmoid_renorm", "sqrtsoftplus_renorm", "loss_free_bias"])
+@pytest.mark.parametrize("name", ["deepseek_v3_small", "sigmoid_renorm", "sqrtsoftplus_renorm", "loss_free_bias"])
 def test_bias_moves_against_the_load(name):
     """By the rate and the sign, over all forward passes of the step; then counting starts anew."""
     toy = make(name, rate=0.125).train()

@@ -2,9 +2,11 @@
 
 import pytest
 import router_properties as properties
+import torch
 from router_properties import DIM, EXPERTS, OPTIONS, make
 
 from moe_routing_bench.errors import UserError
+from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.routers.learned import COMMON_LOSSES, ZOO, build
 from moe_routing_bench.routers.zoo import NETWORKS
 
@@ -15,7 +17,23 @@ BIASED = [name for name in ZOO if hasattr(make(name).routers[0], "bias")]
 
 
 def test_rules_with_a_selection_bias():
-    assert BIASED == ["deepseek_v3", "sigmoid_renorm", "sqrtsoftplus_renorm", "loss_free_bias", "quantile_balancing"]
+    assert BIASED == [
+        "deepseek_v3_small",
+        "sigmoid_renorm",
+        "sqrtsoftplus_renorm",
+        "loss_free_bias",
+        "quantile_balancing",
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(ZOO.keys() & ROUTERS))
+def test_a_name_means_one_rule(name):
+    """A trainable rule that is called like a gate rule chooses and weighs as that does."""
+    toy = make(name).eval()
+    router, (x, *rest) = toy.routers[0], properties.data()
+    ids, weights = ROUTERS[name].load()(router.logits(x), 2, router.bias)
+    routing = router(x, *rest)
+    assert torch.equal(ids, routing.ids) and torch.equal(weights, routing.weights)
 
 
 @every_rule
@@ -87,7 +105,7 @@ def test_shapes_are_static(name, training):
         ("noisy_topk", {"top_k": EXPERTS}, "allowed: 2 to 7"),
         ("quantile_balancing", {"top_k": EXPERTS}, "allowed: 2 to 7"),
         ("chain_of_experts", {"top_k": 3}, "a multiple of its 2 passes"),
-        ("deepseek_v3", {"groups": 8}, "at least two a group"),
+        ("deepseek_v3_small", {"groups": 8}, "at least two per group"),
         ("sigmoid_renorm", {"score": "softmax"}, "allowed: sigmoid, sqrtsoftplus"),
         ("softk", {"temperature": 1.0}, "option for router softk"),
         ("softk", {"losses": {"load": 1.0}}, "loss for router softk"),

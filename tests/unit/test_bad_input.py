@@ -15,8 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from moe_routing_bench import cli, config, grid, paths, records
+from moe_routing_bench.cli import main as cli
+from moe_routing_bench.config import load as config
+from moe_routing_bench.config.expand import expand
 from moe_routing_bench.measure import supervisor
+from moe_routing_bench.store import paths, records, rows
 
 ROOT = Path(__file__).parents[2]
 ENTRY = {"benches": ["pack"], "tokens": [64], "hidden": [16], "experts": [8], "top_k": [2]}
@@ -47,16 +50,16 @@ CONFIGS = {
     "no benches": (entry(benches=None), "no 'benches'"),
     "no tokens": (entry(tokens=None), "grid entry for bench pack", "no tokens"),
     # misspelt values
-    "misspelt bench": (entry(benches=["pakc"]), "grid bench: got 'pakc'", "did you mean 'pack'?"),
+    "misspelt bench": (entry(benches=["pakc"]), "config.grid[0].benches[0]: got 'pakc'", "did you mean 'pack'?"),
     "misspelt implementation": (entry(implementations=["tritn"]), "'tritn'", "did you mean 'triton'?"),
-    "misspelt dtype": (entry(dtype=["bf61"]), "dtype: got 'bf61'", "did you mean 'bf16'?"),
-    "dtype in capitals": (entry(dtype=["FP32"]), "dtype: got 'FP32'", "allowed: bf16, fp16, fp32"),
-    "fp8 where nothing quantises": (entry(benches=["pack", "combine"], dtype=["fp8_row"]), "dtype of combine: got 'fp8_row'", "bf16, fp16, fp32; hint: only pack"),
-    "misspelt layout": (entry(layout=["paded"]), "layout: got 'paded'", "did you mean 'padded'?"),
-    "misspelt layout, unused": (entry(**LAYER, layout=["paded"]), "layout: got 'paded'", "did you mean 'padded'?"),
-    "misspelt sampler": (entry(sampler=["exakt"]), "sampler: got 'exakt'", "did you mean 'exact'?"),
+    "misspelt dtype": (entry(dtype=["bf61"]), ".dtype[0]: got 'bf61'", "did you mean 'bf16'?"),
+    "dtype in capitals": (entry(dtype=["FP32"]), ".dtype[0]: got 'FP32'", "allowed: bf16, fp16, fp32"),
+    "fp8 where nothing quantises": (entry(dtype=["fp8_row"]), ".dtype[0]: got 'fp8_row'", "allowed: bf16, fp16, fp32"),
+    "misspelt layout": (entry(layout=["paded"]), ".layout[0]: got 'paded'", "did you mean 'padded'?"),
+    "misspelt layout, unused": (entry(**LAYER, layout=["paded"]), ".layout[0]: got 'paded'", "did you mean 'padded'?"),
+    "misspelt sampler": (entry(sampler=["exakt"]), ".sampler[0]: got 'exakt'", "did you mean 'exact'?"),
     "misspelt router": (entry(**LAYER, router=["deepseek-v3"]), "did you mean 'deepseek_v3'?"),
-    "misspelt phase": (entry(phase="prefil"), "config.grid[0].phase: got 'prefil'", "prefill or decode"),
+    "misspelt phase": (entry(phase="prefil"), "config.grid[0].phase: got 'prefil'", "did you mean 'prefill'?"),
     "misspelt device": ({**entry(), "device": "cuda"}, "config.device: got 'cuda'", "auto"),
     "misspelt model": ({"grid": [{"benches": ["gate"], "tokens": [1], "model": ["deepseek-v33"]}]}, "did you mean 'deepseek-v3'?"),
     "unsupported model": ({"grid": [{"benches": ["gate"], "tokens": [1], "model": ["kimi-k3"]}]}, "'kimi-k3'", "latent MoE"),
@@ -91,8 +94,8 @@ CONFIGS = {
     "capacity factor 0": (entry(capacity_factor=[0]), "capacity_factor[0]: got 0", "a number above 0"),
     "capacity factor below 0": (entry(capacity_factor=[-1.25]), "capacity_factor[0]: got -1.25"),
     "capacity factor nan": (entry(capacity_factor=[math.nan]), "capacity_factor[0]: got nan"),
-    "capacity factor inf": (entry(capacity_factor=[math.inf]), "capacity_factor[0]: got inf", "none for no limit"),
-    "capacity factor null": (entry(capacity_factor=[None]), "capacity_factor[0]: got None", "none for no limit"),
+    "capacity factor inf": (entry(capacity_factor=[math.inf]), "capacity_factor[0]: got inf", "or none"),
+    "capacity factor null": (entry(capacity_factor=[None]), "capacity_factor[0]: got None", "or none"),
     "padded without capacity": (entry(layout=["padded"]), "layout: got 'padded'", "without a capacity_factor"),
     "timeout nan": (measure(timeout=math.nan), "config.measure.timeout: got nan"),
     "max_seconds inf": (measure(max_seconds=math.inf), "config.measure.max_seconds: got inf"),
@@ -105,7 +108,7 @@ CONFIGS = {
     "skew of one expert": (entry(experts=[1], top_k=[1], skew=[0.1]), "skew: got 0.1", "experts=1"),
     "skew below the noise": (entry(skew=[0.1], sampler=["plackett_luce"]), "skew: got 0.1", "0.217 to 1.7"),
     "experts not in groups": (entry(**LAYER, router=["deepseek_v3"], experts=[20]), "a multiple of its 8 groups"),
-    "groups of one expert": (entry(**LAYER, router=["deepseek_v3"]), "experts for router deepseek_v3: got 8", "two a group"),
+    "groups of one expert": (entry(**LAYER, router=["deepseek_v3"]), "experts for router deepseek_v3: got 8", "two per group"),
     "top_k above kept groups": (entry(**LAYER, router=["deepseek_v2"], experts=[16], top_k=[7]), "at most 6: 3 of 8 groups"),
     # traces
     "trace missing": (trace("absent"), "trace: got 'traces/absent.parquet'", "no such file"),
@@ -143,7 +146,7 @@ MEASURE = {
     "capacity factor text": (["pack", "--capacity-factor", "lots"], "--capacity-factor: got 'lots'", "or none"),
     "skew": (["pack", "--skew", "9"], "skew: got 9.0", "0 to 1.7 "),
     "time without end": (["pack", "--max-seconds", "inf"], "max_seconds: got inf"),
-    "model and a size": (["layer", "--model", "dbrx", "--hidden", "8"], "--hidden: got 8", "nothing beside --model"),
+    "model and a size": (["layer", "--model", "dbrx", "--hidden", "8"], "hidden: got [8]", "nothing beside model"),
     "trace not asked for": (["pack", "--trace", "t", "--sampler", "exact"], "only with sampler: [trace]"),
     "out is a folder": (["gate", "--out", "traces"], "output: got 'traces'", "Is a directory"),
     "out below a file": (["gate", "--out", "notes.txt/x.parquet"], "output: got 'notes.txt/x.parquet'"),
@@ -189,8 +192,8 @@ DAMAGE = {
     "empty file": (lambda t: b"", "0 bytes"),
     "cut in half": (lambda t: _parquet(t)[: len(_parquet(t)) // 2], "magic bytes"),
     "cut at its start": (lambda t: b"PAR1" + _parquet(t)[len(_parquet(t)) // 2 :], "readable Parquet"),
-    "older schema": (lambda t: _version(t, 0), "schema_version: got 0", f"allowed: {records.SCHEMA_VERSION}"),
-    "newer schema": (lambda t: _version(t, 99), "schema_version: got 99", f"allowed: {records.SCHEMA_VERSION}"),
+    "older schema": (lambda t: _version(t, 0), "schema_version: got 0", f"allowed: {rows.SCHEMA_VERSION}"),
+    "newer schema": (lambda t: _version(t, 99), "schema_version: got 99", f"allowed: {rows.SCHEMA_VERSION}"),
     "version is text": (lambda t: _version(t, "2", pa.string()), "schema_version: got '2'"),
     "version of some rows": (lambda t: _parquet(pa.concat_tables([t, _set(t, "schema_version", 98, pa.int32())])), "got 98"),
     "no version": (lambda t: _parquet(t.drop(["schema_version"])), "schema_version: got None"),
@@ -218,18 +221,18 @@ def folder(tmp_path_factory):
     (here / "config").symlink_to(ROOT / "config")
     (here / "good.yaml").write_text(yaml.safe_dump(GOOD))
     (here / "notes.txt").write_text("not a folder")
-    for path, job in paths.cell_files("cpu", grid.expand(config.load(GOOD), {})).items():
-        row = {"schema_version": records.SCHEMA_VERSION, "bench": "pack", "cell": job.cell.key, "cell_hash": job.hash}
+    for path, job in paths.cell_files("cpu", expand(config.load(GOOD), {})).items():
+        row = {"schema_version": rows.SCHEMA_VERSION, "bench": "pack", "cell": job.cell.key, "cell_hash": job.hash}
         row |= {"implementation": "torch", "status": "ok", "median_us": 1.0, "measure_seconds": 2.0}
-        records.write(here / path, [row], job.spec)
-        records.write(here / paths.measurements("cpu"), [row], job.spec)
-        records.write(here / paths.measurements("taken"), [row], job.spec)
+        rows.write(here / path, [row], job.spec)
+        rows.write(here / paths.measurements("cpu"), [row], job.spec)
+        rows.write(here / paths.measurements("taken"), [row], job.spec)
     (here / "reports").mkdir()
     (here / "reports/taken").write_text("not a folder")
     traces = here / "traces"
     traces.mkdir()
-    for name, rows in TRACES.items():
-        pq.write_table(pa.table({"expert_ids": rows}), traces / f"{name}.parquet")
+    for name, lists in TRACES.items():
+        pq.write_table(pa.table({"expert_ids": lists}), traces / f"{name}.parquet")
     pq.write_table(pa.table({"ids": TRACES["short"]}), traces / "column.parquet")
     (traces / "garbage.parquet").write_bytes(b"junk" * 99)
     (traces / "empty.parquet").touch()
@@ -266,9 +269,9 @@ def refuse(folder, monkeypatch, capsys):
 
 def test_the_good_input_is_accepted(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    assert len(grid.expand(config.load(folder / "good.yaml"), {})) == 2
-    assert len(grid.expand(config.load(entry()), {})) == 1
-    assert len(grid.expand(config.load(trace("short", tokens=[3])), {})) == 1
+    assert len(expand(config.load(folder / "good.yaml"), {})) == 2
+    assert len(expand(config.load(entry()), {})) == 1
+    assert len(expand(config.load(trace("short", tokens=[3])), {})) == 1
     assert len(records.read(paths.measurements("cpu"))) == 1
 
 

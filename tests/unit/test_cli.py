@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from moe_routing_bench import cli, config, grid, paths, records
+from moe_routing_bench.cli import main as cli
+from moe_routing_bench.config import load as config
+from moe_routing_bench.config.expand import cell_of, expand
+from moe_routing_bench.measure import supervisor
+from moe_routing_bench.store import paths, records, rows
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {
@@ -33,10 +37,10 @@ def call(monkeypatch, capsys, tmp_path):
 def write_cell(job, status="ok"):
     path = paths.cell_file("cpu", job)
     row = {
-        "schema_version": records.SCHEMA_VERSION, "bench": job.cell.bench, "cell": job.cell.key,
+        "schema_version": rows.SCHEMA_VERSION, "bench": job.cell.bench, "cell": job.cell.key,
         "implementation": "torch", "status": status, "reason": "it broke", "measure_seconds": 2.0,
     }  # fmt: skip
-    records.write(path, [row], job.spec)
+    rows.write(path, [row], job.spec)
     return path
 
 
@@ -55,7 +59,7 @@ def test_list_names_everything_and_why_it_is_missing(call):
         (["measure", "gate", "--top-k", "9"], "1 to experts=8"),
         (["measure", "pack", "--layout", "padded"], "capacity_factor"),
         (["measure", "pack", "--capacity-factor", "x"], "or none"),
-        (["measure", "layer", "--model", "mixtral-8x7b", "--experts", "8"], "nothing beside --model"),
+        (["measure", "layer", "--model", "mixtral-8x7b", "--experts", "8"], "nothing beside model"),
         (["status", "--config", "absent.yaml"], "readable YAML"),
         (["status", "--config-json", "{"], "--config-json"),
         (["report", "--platform", "../x"], "lower-case"),
@@ -68,26 +72,54 @@ def test_a_mistake_is_one_line_and_exit_status_2(call, arguments, words):
     assert error.startswith("error: ") and error.count("\n") == 1 and words in error
 
 
-def test_measure_hands_one_job_to_the_supervisor(call, monkeypatch):
+@pytest.fixture
+def measured(monkeypatch):
+    """What `measure` hands to the supervisor, which measures nothing."""
     seen = []
 
-    class Fake:
-        @staticmethod
-        def measure(job, out, mode):
-            seen.append((job, out, mode))
-            return [
-                {"implementation": "torch", "status": "ok", "median_us": 12.345, "ci_low_us": 12.0, "ci_high_us": 13.0}
-            ]
+    def fake(job, out, mode):
+        seen.append((job, out, mode))
+        return [{"implementation": "torch", "status": "ok", "median_us": 12.345, "ci_low_us": 12.0, "ci_high_us": 13.0}]
 
-    monkeypatch.setattr(cli, "_supervisor", lambda: Fake)
+    monkeypatch.setattr(supervisor, "measure", fake)
+    return seen
+
+
+def test_measure_hands_one_job_to_the_supervisor(call, measured):
     code, out, _ = call("measure", "gate", "--tokens", "64", "--implementations", "torch", "--max-seconds", "0.1")
-    ((job, path, mode),) = seen
+    ((job, path, mode),) = measured
     assert code == 0 and path is None and mode == "cold" and "12.35" in out.replace("12.34", "12.35")
-    assert job.implementations == ("torch",) and job.cell.tokens == 64 and job.settings.max_seconds == 0.1
+    assert job.implementations == ("torch",) and job.settings.max_seconds == 0.1
+    assert job.cell == cell_of("gate", tokens=64, experts=8, top_k=2)
+
+
+def test_an_option_of_measure_is_a_value_of_its_axis(call, measured):
+    trace = str(ROOT / "config/traces/topk_hard-e32-k2.parquet")
+    options = [
+        "--experts",
+        "32",
+        "--capacity-factor",
+        "1.25",
+        "--packed",
+        "fp8_row",
+        "--phase",
+        "decode",
+        "--seed",
+        "3",
+    ]
+    call("measure", "pack", *options, "--trace", trace)
+    call("measure", "pack", "--capacity-factor", "none")
+    call("measure", "gate", "--model", "mixtral-8x7b", "--tokens", "64")
+    (first, *_), (second, *_), (third, *_) = measured
+    sizes = {"tokens": 1024, "hidden": 1024, "top_k": 2}
+    asked = {"experts": 32, "capacity_factor": 1.25, "packed": "fp8_row", "phase": "decode", "seed": 3}
+    assert first.cell == cell_of("pack", **sizes, **asked, sampler="trace", trace=trace)
+    assert second.cell == cell_of("pack", **sizes, experts=8)
+    assert third.cell == cell_of("gate", tokens=64, experts=8, top_k=2, router="softmax_topk_renorm")
 
 
 def test_status_collect_and_prune_follow_the_config(call):
-    jobs = grid.expand(config.load(CONFIG), {})
+    jobs = expand(config.load(CONFIG), {})
     text = ["--platform", "cpu", "--config-json", json.dumps(CONFIG)]
     write_cell(jobs[0])
     code, out, _ = call("status", *text)
@@ -114,6 +146,6 @@ def test_doctor_checks_the_config(call):
 
 
 def test_an_unknown_option_keeps_its_own_message_and_nothing_imports_torch():
-    script = "import sys; from moe_routing_bench import cli; assert 'torch' not in sys.modules; cli.main()"
+    script = "import sys; from moe_routing_bench.cli import main as cli; assert 'torch' not in sys.modules; cli.main()"
     done = subprocess.run([sys.executable, "-c", script, "list", "--nope"], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "No such option" in done.stderr and "Traceback" not in done.stderr

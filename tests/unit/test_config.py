@@ -1,14 +1,21 @@
 """Configs: what is read, what is refused and in which words, and that the shipped ones are what their comments say."""
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 import yaml
 
-from moe_routing_bench import config, grid, paths
+from moe_routing_bench import formats
+from moe_routing_bench.config import load as config
+from moe_routing_bench.config import presets, sections
+from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.config.expand import expand
 from moe_routing_bench.errors import UserError
-from moe_routing_bench.settings import Settings
+from moe_routing_bench.grid.adaptation_spec import Adaptation
+from moe_routing_bench.grid.run_spec import Run
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.store import paths, sources
 
 ROOT = Path(__file__).parents[2]
 ENTRY = {"benches": ["gate"], "tokens": [64], "experts": [8], "top_k": [2]}
@@ -16,7 +23,7 @@ ENTRY = {"benches": ["gate"], "tokens": [64], "experts": [8], "top_k": [2]}
 
 @pytest.fixture(scope="module")
 def models():
-    return config.load_models(ROOT / paths.MODELS)
+    return presets.load(ROOT / paths.MODELS)
 
 
 def test_defaults_are_filled_in():
@@ -65,14 +72,25 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path, text):
         config.load(tmp_path / "absent.yaml")
 
 
-def test_the_schema_knows_every_setting():
-    schema = yaml.safe_load((ROOT / config.SCHEMA).read_text())
-    assert set(schema["properties"]["measure"]["properties"]) == {field.name for field in fields(Settings)}
+def test_the_schema_file_is_that_of_the_models():
+    assert (ROOT / sections.SCHEMA).read_text() == sections.text(), "run: python -m moe_routing_bench.config.sections"
+
+
+def test_the_schema_says_what_each_section_has():
+    schema = yaml.safe_load(sections.text())
+    entry, measure = schema["$defs"]["GridEntry"]["properties"], schema["$defs"]["Measure"]["properties"]
+    assert {name: one["default"] for name, one in measure.items()} == asdict(Settings())
+    assert set(entry) == {"benches", "implementations"} | {n for n, one in AXES.items() if one.scope != "config"}
+    assert entry["tokens"]["items"]["minimum"] == 1 and entry["dtype"]["items"]["enum"] == list(formats.PLAIN)
+    assert "enum" not in entry["router"]["items"], "a router is added without writing the schema again"
+    runs, adaptations = (schema["$defs"][f"{name}Entry"]["properties"] for name in ("Training", "Adaptation"))
+    assert {field.name for field in fields(Run)} - set(runs) == {"purpose", "pilots", "keep_weights"}
+    assert {field.name for field in fields(Adaptation)} - set(adaptations) == {"run"}
 
 
 @pytest.mark.parametrize(("name", "cells", "compiled"), [("config", 27, 3), ("h200", 264, 13), ("h200-full", 4293, 0)])
 def test_shipped_configs_expand_to_the_stated_cells(models, name, cells, compiled):
-    jobs = grid.expand(config.load(ROOT / f"config/{name}.yaml"), models)
+    jobs = expand(config.load(ROOT / f"config/{name}.yaml"), models)
     assert len(jobs) == cells
     assert sum("torch_compile" in job.implementations for job in jobs) == compiled
     assert all(len(job.implementations) > 1 or job.cell.bench == "permute" for job in jobs), "nothing compiled alone"
@@ -82,27 +100,27 @@ def test_presets_are_whole_or_say_why_not(models):
     entry = {"benches": ["layer"], "tokens": [64]}
     for name, preset in models.items():
         effective = config.load({"grid": [{**entry, "model": [name]}]})
-        if "unsupported" in preset:
+        if preset.unsupported:
             with pytest.raises(UserError, match="grid model"):
-                grid.expand(effective, models)
+                expand(effective, models)
         else:
-            assert len(grid.expand(effective, models)) == 1
-    assert models["deepseek-v3"]["router"] == "deepseek_v3" and models["olmoe-1b-7b"]["intermediate"] == 1024
+            assert len(expand(effective, models)) == 1
+    assert models["deepseek-v3"].router == "deepseek_v3" and models["olmoe-1b-7b"].intermediate == 1024
 
 
 def test_a_preset_without_an_axis_is_refused(tmp_path):
     path = tmp_path / "models.yaml"
     path.write_text("mine: {hidden: 8}\n")
     with pytest.raises(UserError, match="no intermediate"):
-        config.load_models(path)
+        presets.load(path)
 
 
 def test_code_files_follow_what_a_bench_is_made_of():
-    gate, pack, layer = (set(paths.code_files(bench)) for bench in ("gate", "pack", "layer"))
+    gate, pack, layer = (set(sources.code_files(bench)) for bench in ("gate", "pack", "layer"))
     assert all(Path(name).is_file() for name in gate | pack | layer)
     has = lambda files, part: any(part in name for name in files)  # noqa: E731
     assert not has(gate, "routers/learned.py") and not has(gate, "routers/rules/")
     assert has(gate, "routers/softmax_topk.py") and has(gate, "measure/worker.py") and not has(gate, "benches/pack")
-    assert has(pack, "cute_support.py") and has(gate, "gate/rules.py") and not has(pack, "composite.py")
+    assert has(pack, "cute/cache.py") and has(gate, "gate/rules.py") and not has(pack, "composite.py")
     assert has(layer, "composite.py") and has(layer, "benches/routing") and has(layer, "benches/gate")
-    assert not has(layer, "figures/") and not has(layer, "cli.py")
+    assert not has(layer, "figures/") and not has(layer, "cli/") and not has(layer, "fields.py")

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 pytest.importorskip("cutlass")
 import cutlass
 import cutlass.cute as cute
 
-from moe_routing_bench import cute_layouts as layouts
-from moe_routing_bench import cute_support as support
-from moe_routing_bench.cute_support import RowTiling, row_tiling
-from moe_routing_bench.grid import Cell
-from moe_routing_bench.row_map import row_map
+from moe_routing_bench.kernels.cute import layouts as layouts
+from moe_routing_bench.kernels.cute.compilation import DTYPES
+from moe_routing_bench.kernels.cute.rows import RowTiling, position, row_tiling
+from moe_routing_bench.kernels.permute.layout import RowLayout, capacity_of
+from moe_routing_bench.workload.rows import row_map
 
 DOCUMENT = Path(__file__).parents[2] / "docs/layouts.md"
 TILINGS = {
@@ -25,6 +26,7 @@ TILINGS = {
     "short_rows": row_tiling(64, "bf16", 4, 128),
     "fp32": row_tiling(2048, "fp32", 2, 256),
     "overhang": row_tiling(2880, "bf16", 4, 128),
+    "overhang_and_tiles": row_tiling(2880, "bf16", 2, 128),
     "odd": row_tiling(13, "fp32", 4, 128),
     "odd_and_tiles": row_tiling(4097, "bf16", 1, 128),
     "drawn": RowTiling(hidden=64, width=4, vectors=2, lanes=4, threads=16, streaming=False),
@@ -99,7 +101,7 @@ def by_the_kernels(tiling: RowTiling, blocks: int, monkeypatch) -> tuple[np.ndar
             monkeypatch.setattr(cute.arch, "thread_idx", lambda thread=thread: (thread, 0, 0))
             monkeypatch.setattr(cute.arch, "block_idx", lambda block=block: (block, 0, 0))
             at = (thread % tiling.lanes, thread // tiling.lanes, 0, 0, block)
-            row[at], first[at] = support.position(tiling)
+            row[at], first[at] = position(tiling)
     vector = first + (np.arange(tiling.vectors) * tiling.lanes).reshape(1, 1, 1, -1, 1)
     element = vector * tiling.width + np.arange(tiling.width).reshape(1, 1, -1, 1, 1)
     return row * tiling.hidden + element, np.broadcast_to(vector < tiling.row_vectors, element.shape)
@@ -117,12 +119,35 @@ def test_addresses_are_those_of_the_kernels(tiling: RowTiling, monkeypatch) -> N
     assert tiling.blocks(rows) == blocks
 
 
-@pytest.mark.parametrize("dtype", support.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_tiling_that_the_kernels_choose_is_a_layout(dtype: str) -> None:
-    for hidden in (1, 8, 13, 100, 1536, 2047, 2048, 2880, 4097, 5120, 6144, 7168):
+    for hidden in (1, 8, 13, 85, 100, 151, 1536, 2047, 2048, 2688, 2816, 2880, 3584, 4097, 5000, 5120, 6144, 7168):
         for vectors in (1, 2, 4):
             tiling = row_tiling(hidden, dtype, vectors, 128)
             evaluate(layouts.addresses, tiling, whole_blocks(tiling))
+
+
+def preset_rows() -> list[int]:
+    """The hidden size of every model preset."""
+    presets = yaml.safe_load((DOCUMENT.parents[1] / "config/models.yaml").read_text())
+    return sorted({preset["hidden"] for preset in presets.values()})
+
+
+@pytest.mark.parametrize("vectors", [1, 2, 4])
+@pytest.mark.parametrize("hidden", preset_rows())
+def test_few_lanes_are_idle_on_the_rows_of_models(hidden: int, vectors: int) -> None:
+    """At most an eighth, in blocks of whole warps, and in 16-byte vectors."""
+    tiling = row_tiling(hidden, "bf16", vectors, 128)
+    assert tiling.width == 8 and tiling.vectors <= vectors
+    assert tiling.row_vectors >= 7 / 8 * tiling.covered
+    assert tiling.lanes % 32 == 0 and 64 <= tiling.threads <= 256
+
+
+def test_lanes_that_would_be_idle_become_fewer() -> None:
+    """gpt-oss: 360 vectors are 2.8 times 128 lanes, and with two vectors per thread 1.4 times: then 64 lanes cover 3 tiles."""
+    one, two = (row_tiling(2880, "bf16", vectors, 128) for vectors in (1, 2))
+    assert (one.lanes, one.tiles, one.threads) == (128, 3, 128)
+    assert (two.lanes, two.tiles, two.vectors) == (64, 3, 2) and two.threads // two.lanes in (1, 3)
 
 
 def test_not_every_tiling_is_a_layout() -> None:
@@ -138,9 +163,10 @@ IDS = np.stack([np.arange(TOKENS) % 3, np.full(TOKENS, 3)], axis=1).astype(np.in
 
 
 def known(layout: str, factor: float | None = None):
-    """The cell and its row map of IDS."""
-    cell = Cell("pack", 17, tokens=TOKENS, experts=EXPERTS, top_k=TOP_K, layout=layout, capacity_factor=factor)
-    return cell, row_map(cell, IDS)
+    """The layout and its row map of IDS."""
+    capacity = None if factor is None else capacity_of(factor, TOKENS, TOP_K, EXPERTS)
+    rows = RowLayout(TOKENS, TOP_K, EXPERTS, capacity, layout)
+    return rows, row_map(rows, IDS)
 
 
 def test_assignments_are_those_of_order() -> None:
@@ -161,8 +187,8 @@ def test_pack_reads_each_token_row_for_each_choice() -> None:
 
 def test_padded_rows_are_those_of_the_row_map() -> None:
     """Bijective and in bounds; a kept assignment's row is (slot, expert) of the layout; experts start at the complement."""
-    cell, rows = known("padded", 1.25)
-    capacity = cell.capacity
+    layout, rows = known("padded", 1.25)
+    capacity = layout.capacity
     assert capacity == 25
     packed = offsets(layouts.padded_rows, HIDDEN, capacity, EXPERTS)
     assert np.array_equal(packed.flatten("F"), np.arange(len(rows.order) * HIDDEN))
@@ -177,8 +203,8 @@ def test_padded_rows_are_those_of_the_row_map() -> None:
 
 def test_aligned_blocks_have_one_expert_each() -> None:
     """Bijective; every expert starts on a block; no block holds assignments of two experts."""
-    cell, rows = known("block64")
-    blocks = offsets(layouts.aligned_blocks, len(rows.order), cell.block)
+    layout, rows = known("block64")
+    blocks = offsets(layouts.aligned_blocks, len(rows.order), layout.align)
     assert blocks.shape == (64, len(rows.order) // 64)
     assert np.array_equal(blocks.flatten("F"), np.arange(len(rows.order)))
     assert set(rows.offsets) <= set(blocks[0]) | {len(rows.order)}

@@ -3,11 +3,14 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
+import pandas as pd
 import pytest
 from rows import rows
 
-from moe_routing_bench.figures import FIGURES, style
+from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.figures import FIGURES, grouping, pareto, stage_share, style
 
 FULL = rows()
 MEASURED = [name for name, figure in FIGURES.items() if figure.source == "measurements"]
@@ -19,21 +22,100 @@ def draw(name, table):
     return figure, "\n".join(t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text")))
 
 
+@pytest.fixture(scope="module")
+def full():
+    """Each figure of the full table, drawn once, with its texts."""
+    return {name: draw(name, FULL) for name in MEASURED}
+
+
 @pytest.mark.parametrize("name", MEASURED)
-def test_draws(name):
+def test_draws(name, full):
     """Full, CPU, failed and empty tables."""
-    assert "no data" not in draw(name, FULL)[1]
+    assert "no data" not in full[name][1]
     assert "only ratios are meaningful" in draw(name, rows(gpu=False))[1]
     assert "no data: " in draw(name, rows(status="crashed"))[1]
     assert "no data: " in draw(name, FULL.iloc[:0])[1]
 
 
-@pytest.mark.parametrize("name", ["pareto"])
-def test_same_rows_same_svg(name, tmp_path):
+def test_same_rows_same_svg(full, tmp_path):
     """Equal rows give equal files."""
-    for copy in "ab":
-        style.save(draw(name, FULL)[0], tmp_path / f"{copy}.svg", tmp_path / f"{copy}.png")
+    for copy, figure in (("a", full["speedup"][0]), ("b", draw("speedup", FULL)[0])):
+        style.save(figure, tmp_path / f"{copy}.svg", tmp_path / f"{copy}.png")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_captions():
+    """Every figure has a title, a caption in whole sentences and a module; every module that draws is a figure."""
+    for figure in FIGURES.values():
+        assert figure.title and len(figure.caption) > 60 and figure.caption.rstrip().endswith(".")
+    folder = Path(style.__file__).parent
+    drawing = {path.stem for path in folder.glob("*.py") if "\ndef draw(table" in path.read_text()}
+    assert drawing == set(FIGURES)
+
+
+def test_a_fused_part_is_hatched(full):
+    """In the figure and its legend, in the colours of its stages."""
+    figure, text = full["stage_share"]
+    assert "pack+experts (fused)" in text
+    first, second = stage_share.patches("pack+experts")
+    assert first.get_facecolor()[:3] == style.STAGES["pack"] and first.get_hatch() is None
+    assert second.get_edgecolor()[:3] == style.STAGES["experts"] and second.get_hatch()
+    hatched = [bar for axes in figure.axes for bar in axes.patches if bar.get_hatch()]
+    shown = stage_share.choose(FULL[FULL["bench"] == "layer"])
+    assert len(hatched) == shown["stage_us"].map(lambda value: "pack+experts" in style.stages(value)).sum() > 0
+
+
+def test_composites_have_the_stages_of_their_tables():
+    """One panel per composite; stages of the longest table come first, so that colours follow the order of work."""
+    assert [axes.get_title(loc="left").split(" ")[0] for axes in draw("stage_share", FULL)[0].axes] == list(
+        grouping.COMPOSITES
+    )
+    assert stage_share.ordered(["combine", "pack+experts", "router"]) == ["router", "pack+experts", "combine"]
+
+
+def with_other(axis, value, **also):
+    """The full table and, for every row of a bench that reads the axis, another that differs only in it."""
+    mine = FULL[FULL["bench"].isin(grouping.reading(axis))]
+    return pd.concat([FULL, mine.assign(**{axis: value}, cell=mine["cell"] + f"-{axis}", **also)], ignore_index=True)
+
+
+@pytest.mark.parametrize("name", [name for name in MEASURED if name != "load_cv"])  # whose loads no format changes
+@pytest.mark.parametrize(("axis", "spelt"), [("weights", "weights-int4"), ("packed", "packed-fp8_row")])
+def test_rows_that_differ_in_a_format_are_labelled_or_said_to_be_pooled(name, axis, spelt, full):
+    """Whatever the figure: the name of the axis, or its value as keys spell it, is in the picture."""
+    assert axis not in full[name][1]
+    text = draw(name, with_other(axis, spelt.removeprefix(f"{axis}-")))[1]
+    if axis == "weights" and name == "bandwidth":  # no bench that only moves data has weights
+        assert axis not in text
+    elif name == "pareto":
+        assert "2 shapes measured" in full[name][1] and "4 shapes measured" in text
+    else:
+        assert spelt in text or f"{axis}" in text
+
+
+def test_labels_tell_rows_apart_by_every_axis():
+    """Rows that differ in one axis only have two labels; a model's own values are left out."""
+    two = FULL.iloc[:2].assign(**{name: None for name in AXES if name != "tokens"}, tokens=8)
+    for name, axis in AXES.items():
+        values = axis.choices[-2:] if axis.choices else ("a", "b") if axis.kind is str else (1, 2)
+        assert grouping.labels(two.assign(**{name: values})).nunique() == 2, name
+        assert grouping.pooled(two.assign(**{name: values})) == [name]
+    of_a_model = two.assign(model="m", experts=8, hidden=16)
+    assert set(grouping.labels(of_a_model)) == {"m T8"}
+    assert grouping.labels(of_a_model.assign(experts=[8, 9])).nunique() == 2
+
+
+def test_a_front_joins_points_of_one_card_only():
+    """Two capacity factors of one card are joined; of two cards they are not."""
+    base = FULL[(FULL["bench"] == "layer") & (FULL["tokens"] == 1024) & (FULL["skew"] == 0)]
+    tight = base.assign(capacity_factor=1.0, drop_rate=0.5, median_us=base["median_us"] / 2, cell="tight")
+
+    def longest(table):
+        lines = [line for axes in pareto.draw(table).axes for line in axes.lines if line.get_linestyle() == "--"]
+        return max(len(line.get_xdata()) for line in lines)
+
+    assert longest(pd.concat([base, tight])) == 2
+    assert longest(pd.concat([base, tight.assign(gpu_uuid="GPU-2")])) == 1
 
 
 def test_no_torch():

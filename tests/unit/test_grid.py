@@ -1,31 +1,32 @@
 """From config to jobs: what makes two cells, specs and hashes the same, and how many cells a grid has."""
 
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 
 import pytest
 
-from moe_routing_bench import config, grid
-from moe_routing_bench.benches import BENCHES
-from moe_routing_bench.settings import Settings
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config import axes
+from moe_routing_bench.config import expand as expansion
+from moe_routing_bench.config import load as config
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.config.presets import Preset
+from moe_routing_bench.errors import UserError
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
 
 ENTRY = {"benches": ["pack"], "tokens": [64, 128], "hidden": [16], "experts": [8], "top_k": [1, 2]}
-MODELS = {"tiny": {"hidden": 16, "intermediate": 24, "experts": 8, "top_k": 2, "router": "softmax_topk"}}
-FULL = grid.Cell(
-    "layer", 17, model="tiny", phase="prefill", tokens=64, hidden=16, intermediate=24, experts=8, top_k=2,
-    capacity_factor=1.25, skew=0.5, sampler="exact", dtype="bf16", layout="compact", router="softmax_topk",
+MODELS = {"tiny": Preset(hidden=16, intermediate=24, experts=8, top_k=2, router="softmax_topk")}
+FULL = cell_of(
+    "layer", tokens=64, hidden=16, intermediate=24, experts=8, top_k=2, capacity_factor=1.25, skew=0.5, router="softmax_topk"
 )  # fmt: skip
-OTHER = {
-    "bench": "routing", "seed": 18, "model": None, "phase": "decode", "capacity_factor": None, "skew": 0.0, "dtype": "fp32",
-    "sampler": "plackett_luce", "layout": "padded", "router": "llama4",
-}  # fmt: skip
 
 
 def expand(*entries, **top):
-    return grid.expand(config.load({"grid": list(entries), **top}), MODELS)
+    return expansion.expand(config.load({"grid": list(entries), **top}), MODELS)
 
 
 def hash_of(cell=FULL, implementations=("torch_loop",), settings=None):
-    return grid.Job(cell, implementations, settings or Settings()).hash
+    return Job(cell, implementations, settings or Settings()).hash
 
 
 def test_a_grid_is_the_product_of_its_axes_for_each_bench():
@@ -36,7 +37,7 @@ def test_a_grid_is_the_product_of_its_axes_for_each_bench():
     assert len(expand({"benches": ["gate", "layer"], "model": ["tiny"], "tokens": [1, 2, 3]})) == 6
 
 
-def test_an_axis_that_a_bench_does_not_depend_on_makes_no_cells():
+def test_an_axis_that_a_bench_does_not_read_makes_no_cells():
     several = {**ENTRY, "hidden": [16, 32], "dtype": ["bf16", "fp32"], "layout": ["compact", "block64"]}
     assert len(expand({**several, "benches": ["pack"]})) == 4 * 8
     assert len(expand({**several, "benches": ["permute"]})) == 4 * 2
@@ -44,12 +45,15 @@ def test_an_axis_that_a_bench_does_not_depend_on_makes_no_cells():
 
 
 @pytest.mark.parametrize("bench", BENCHES)
-def test_projection_keeps_the_axes_of_a_bench_and_drops_the_others(bench):
-    axes = BENCHES[bench].axes
-    found = asdict(grid.project(replace(FULL, bench=bench)))
-    for axis, value in asdict(FULL).items():
-        if axis not in ("bench", "seed", "phase"):
-            assert found[axis] == (value if axis in axes else None)
+def test_a_cell_holds_the_axes_of_its_bench_and_no_others(bench):
+    entry = {"benches": [bench], "model": ["tiny"], "tokens": [64], "phase": "decode"}
+    (job,) = expand(entry, seed=3)
+    universal = {axis.name for axis in axes.AXES.values() if axis.universal}
+    assert {name for name, _ in job.cell.values} == universal | set(BENCHES[bench].axes)
+    assert (job.cell.seed, job.cell.phase, job.cell.tokens) == (3, "decode", 64)
+    assert job.cell.get("hidden", 16) == 16 and job.cell.get("no such axis") is None
+    with pytest.raises(AttributeError, match=f"{bench} has no axis trials"):
+        _ = job.cell.trials
 
 
 def test_a_cell_of_two_entries_is_measured_once_with_the_implementations_of_both():
@@ -74,6 +78,7 @@ def test_order_and_place_of_keys_change_nothing():
 
 def test_a_default_written_out_changes_nothing():
     written = {**ENTRY, "capacity_factor": ["none"], "skew": [0], "sampler": ["exact"], "dtype": ["bf16"]}
+    written |= {"packed": ["bf16"], "phase": "prefill"}
     assert [job.hash for job in expand(ENTRY)] == [job.hash for job in expand(written, measure={"min_blocks": 10})]
 
 
@@ -83,21 +88,23 @@ def test_every_setting_is_part_of_the_hash(name):
     assert hash_of(settings=changed) != hash_of()
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(grid.Cell) if field.name != "trace"])
+@pytest.mark.parametrize("name", [name for name, _ in FULL.values if name != "trace"])
 def test_every_axis_is_part_of_the_hash(name):
-    value = OTHER[name] if name in OTHER else getattr(FULL, name) + 1
-    assert hash_of(replace(FULL, **{name: value})) != hash_of()
+    value = FULL.get(name)
+    other = value + 1 if isinstance(value, int | float) else "another"
+    assert hash_of(FULL.but(**{name: other})) != hash_of()
+    assert hash_of(FULL.but("routing")) != hash_of()
 
 
 def test_swapped_values_and_other_implementations_change_the_hash():
-    assert hash_of(replace(FULL, hidden=24, intermediate=16)) != hash_of()
+    assert hash_of(FULL.but(hidden=24, intermediate=16)) != hash_of()
     assert hash_of(settings=Settings(samples_per_block=10, min_blocks=5)) != hash_of()
     assert hash_of(implementations=("torch_loop", "torch_bmm")) != hash_of()
 
 
 def test_the_content_of_a_trace_is_part_of_the_hash_and_its_timestamp_is_not(tmp_path):
     path = tmp_path / "trace.parquet"
-    cell = replace(FULL, sampler="trace", skew=None, trace=str(path))
+    cell = FULL.but(sampler="trace", skew=None, trace=str(path))
     path.write_bytes(b"one")
     before = hash_of(cell)
     path.touch()
@@ -108,23 +115,30 @@ def test_the_content_of_a_trace_is_part_of_the_hash_and_its_timestamp_is_not(tmp
 
 def test_a_spec_holds_the_whole_job():
     for job in expand({**ENTRY, "capacity_factor": [1.25, "none"]}, measure={"timeout": 7}):
-        assert grid.Job.from_spec(job.spec) == job
+        assert Job.from_spec(job.spec) == job
 
 
 def test_keys_are_unique_and_readable():
-    jobs = expand({**ENTRY, "capacity_factor": [1.25, "none"], "skew": [0, 0.5], "dtype": ["bf16", "fp16"]})
+    jobs = expand(
+        {**ENTRY, "capacity_factor": [1.25, "none"], "skew": [0, 0.5], "dtype": ["bf16", "fp16"]},
+        {**ENTRY, "packed": ["fp8_row"]},
+    )
     keys = [job.cell.key for job in jobs]
-    assert len(set(keys)) == len(keys) == 32
+    assert len(set(keys)) == len(keys) == 36
     assert "T64-H16-E8-k1-cf1.25-skew0.5-exact-fp16-compact-seed17" in keys
+    assert "T64-H16-E8-k1-cfnone-skew0-exact-bf16-packed-fp8_row-compact-seed17" in keys
 
 
-@pytest.mark.parametrize(("layout", "block"), [("compact", 1), ("padded", 1), ("block64", 64), ("block128", 128)])
-def test_blocks_and_element_sizes(layout, block):
-    assert replace(FULL, layout=layout).block == block
-    assert [replace(FULL, dtype=name).dtype_bytes for name in ("bf16", "fp16", "fp32", "fp8_row")] == [2, 2, 4, 2]
-    assert [replace(FULL, dtype=name).packed_bytes for name in ("bf16", "fp32", "fp8_row", "fp8_block128")] == [
-        2,
-        4,
-        1,
-        1,
-    ]
+def test_phases_and_presets_are_other_cells_under_other_keys():
+    entry = {"benches": ["gate", "routing"], "model": ["tiny"], "tokens": [64]}
+    jobs = expand(entry, {**entry, "phase": "decode"}, {**ENTRY, "benches": ["gate", "routing"], "top_k": [2]})
+    gate = [job.cell.key for job in jobs if job.cell.bench == "gate"]
+    routing = [job.cell.key for job in jobs if job.cell.bench == "routing"]
+    assert len(set(gate)) == len(gate) and len(set(routing)) == len(routing) == 4
+    assert "T64-E8-k2-softmax_topk-bf16-seed17" in gate and "decode-T64-E8-k2-softmax_topk-bf16-seed17" in gate
+    assert routing[0].startswith("tiny-T64-") and routing[1].startswith("tiny-decode-T64-")
+
+
+def test_two_cells_of_one_key_are_refused():
+    with pytest.raises(UserError, match=r"cell key.*one cell per key"):
+        expand({**ENTRY, "capacity_factor": [1.25, 1.2500001]})

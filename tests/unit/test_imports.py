@@ -1,6 +1,7 @@
-"""Import boundaries: which part of the package may know which, and that torch stays out of what Snakemake reads."""
+"""Import boundaries: which part of the package may know which, no cycles, and no torch in what Snakemake reads."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,37 +11,35 @@ import pytest
 import moe_routing_bench
 
 PACKAGE = Path(moe_routing_bench.__file__).parent
-# part -> the parts that it may import, at the top or inside a function
+# part -> the parts that it may import, at the top or inside a function; each only from those above it
 MAY_IMPORT = {
     "errors": "",
-    "files": "",
-    "platforms": "",
-    "settings": "errors",
-    "skew": "errors",
-    "trace": "errors",
-    "config": "errors",
+    "bounds": "",
+    "formats": "",
+    "closure": "",
+    "fields": "errors",
+    "files": "errors",
     "routers": "errors",
-    "grid": "errors settings skew trace routers benches",  # of benches and routers, the tables
-    "row_map": "grid",
-    "workload": "errors grid skew trace",
-    "cute_cache": "cute_support files",
-    "cute_layouts": "cute_support",
-    "cute_support": "",
-    "benches": "errors grid row_map workload routers cute_cache cute_support",
-    "ops": "errors benches",
-    "paths": "platforms grid routers",
-    "records": "errors files grid",
-    "measure": "errors settings platforms grid paths records benches routers",
-    "quality": "errors files options config platforms paths records routers measure",
-    "figures": "errors platforms benches quality routers",
-    "report": "errors files platforms benches figures paths quality",
-    "options": "paths",
-    "cli": "errors options settings platforms config grid paths records benches routers figures report measure quality",
+    "grid": "errors bounds fields",
+    "kernels": "errors files formats closure routers",
+    "ops": "errors formats routers kernels",
+    "workload": "errors formats grid kernels",
+    "benches": "errors formats closure routers grid kernels workload",
+    "config": "errors bounds fields formats routers grid kernels workload benches",
+    "store": "errors files closure grid benches config",
+    "measure": "errors formats closure grid workload benches store",
+    "quality": "errors files closure routers grid config store measure",
+    "figures": "errors routers grid benches config store quality",
+    "report": "errors files benches config store quality figures",
+    "cli": "errors fields files routers grid kernels benches config store measure quality figures report",
 }
-MAY_IMPORT_TORCH = {
-    *("benches", "routers", "workload", "cute_cache", "cute_layouts", "cute_support", "measure", "ops", "quality"),
-}
-WITHOUT_TORCH = ("config", "grid", "paths", "records", "platforms", "benches", "routers", "figures", "report", "cli")
+MAY_IMPORT_TORCH = {"formats", "routers", "kernels", "ops", "workload", "benches", "measure", "quality"}
+WITHOUT_TORCH = (
+    *("formats", "closure", "routers", "routers.zoo", "grid.cell", "grid.job", "workload.skew", "workload.trace"),
+    *("benches.registry", "config.axes", "config.expand", "config.load", "store.paths", "store.platforms"),
+    *("store.records", "store.rows", "store.sources", "quality.code", "quality.spec.plan", "quality.spec.run_rows"),
+    *("quality.comparison.compare", "figures", "report.render", "cli.main"),
+)
 
 
 def part(path):
@@ -62,7 +61,32 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__in
 
 def test_every_part_has_its_place():
     assert {part(path) for path in FILES} <= set(MAY_IMPORT)
-    assert {name for allowed in MAY_IMPORT.values() for name in allowed.split()} < set(MAY_IMPORT)
+    order = list(MAY_IMPORT)
+    assert all(order.index(name) < order.index(one) for one, allowed in MAY_IMPORT.items() for name in allowed.split())
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Imports inside functions count as well: what is cut in two by one belongs together, or apart."""
+    modules = {_name(path): path for path in FILES}
+    graph = {name: {one for one in _modules(path, modules) if one != name} for name, path in modules.items()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        raise AssertionError(f"a cycle: {' <- '.join(error.args[1])}") from None
+
+
+def _name(path):
+    parts = ("moe_routing_bench", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _modules(path, modules):
+    """The modules of the package that a file names in its imports: the longest part of a name that is one."""
+    for name in imported(path):
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        if name:
+            yield name
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(PACKAGE)) for path in FILES])
@@ -80,9 +104,13 @@ def test_the_client_and_the_server_stand_alone():
         assert names <= sys.stdlib_module_names
 
 
+def test_the_closure_of_imports_needs_the_standard_library_alone():
+    assert {one.split(".")[0] for one in imported(PACKAGE / "closure.py")} <= sys.stdlib_module_names
+
+
 def test_what_snakemake_reads_loads_no_torch():
     figures = sorted(f"figures.{path.stem}" for path in (PACKAGE / "figures").glob("*.py") if path.stem != "__init__")
-    quality = ("quality.run", "quality.runs", "quality.plan", "quality.commands", "quality.compare")
+    quality = tuple(f"quality.{name}" for name in ("spec.run_rows", "spec.plan", "comparison.compare"))
     modules = [f"moe_routing_bench.{name}" for name in (*WITHOUT_TORCH, *figures, *quality, "report.render")]
     script = f"import sys, {', '.join(modules)}\nfor name in ('torch', 'triton', 'cutlass'): assert name not in sys.modules, name"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

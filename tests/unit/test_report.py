@@ -5,12 +5,16 @@ import re
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from rows import BAD, rows
 
-from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.figures import FIGURES, grouping
+from moe_routing_bench.report.columns import COLUMNS
+from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew, pairs
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.render import render, small
-from moe_routing_bench.report.targets import targets
+from moe_routing_bench.report.targets import APART, targets
 
 
 def test_report(tmp_path):
@@ -33,6 +37,53 @@ def test_findings():
     unsure = table.assign(speedup_ci_low=0.9, speedup_ci_high=9.0)
     assert any(t.startswith("pack: no implementation is shown to be faster than torch") for t in findings(unsure))
     assert "pack: not measured." in findings(rows(status="crashed"))
+
+
+def test_a_fused_part_is_named_in_the_finding():
+    """Where the implementation that fuses stages is the fastest."""
+    table = rows()
+    table.loc[table["implementation"] == "torch_gather_loop", "median_us"] = 0.1
+    (text,) = [text for text in findings(table) if text.startswith("Where the time of layer goes")]
+    assert "torch_gather_loop has the lowest median in 6 of 6 cells" in text and "pack+experts (fused) 25%" in text
+
+
+def test_every_axis_is_a_column():
+    """Rows that differ in an axis look different in the table."""
+    assert set(AXES) < {column.name for column in COLUMNS}
+
+
+@pytest.mark.parametrize(("axis", "value"), [("weights", "int4"), ("packed", "fp8_row")])
+def test_no_finding_pools_a_format_in_silence(axis, value):
+    """Rows that differ only in it form no pair, and a finding over both names the axis."""
+    table = rows()
+    mine = table[table["bench"].isin(grouping.reading(axis))]
+    both = pd.concat([table, mine.assign(**{axis: value}, cell=mine["cell"] + value)], ignore_index=True)
+    before, after = findings(table), findings(both)
+    changed = [text for text in after if text not in before and not text.startswith(("Cautions", "1 of", "2 of"))]
+    assert changed and all(axis in text for text in changed)
+    assert not any(axis in text for text in before)
+    still = both[(both["skew"] == 0) & (both["status"] == "ok")]
+    assert pairs(still, "skew") == ([], 0) and pairs(still.assign(skew=still[axis].eq(value)), "skew") == ([], 0)
+
+
+def test_costs_compare_rows_of_one_card():
+    """A ratio of two cards is refused, with the reason; rows without a GPU are compared within a host."""
+    some_benches = "status == 'ok' and bench in ('pack', 'layer')"
+    ok = rows().query(some_benches)
+    apart = ok.assign(gpu_uuid="GPU-" + ok["skew"].astype(str))
+    assert "at skew 1.4 over 0" in cost_of_skew(ok) and "comparable" not in cost_of_skew(ok)
+    assert "over 0" not in cost_of_skew(apart)
+    assert "layer 14 pairs not comparable: measured on different cards" in cost_of_skew(apart)
+    some = ok.assign(gpu_uuid=ok["gpu_uuid"].where(ok["skew"] < 1, "GPU-2"))
+    assert "pack at skew 0.7 over 0" in cost_of_skew(some) and "and 8 pairs not comparable" in cost_of_skew(some)
+    cpu = rows(gpu=False).query(some_benches)
+    assert "at skew 1.4 over 0" in cost_of_skew(cpu)
+    assert "over 0" not in cost_of_skew(cpu.assign(host="h" + cpu["skew"].astype(str)))
+    tight = pd.concat([ok, ok.assign(capacity_factor=1.25, median_us=ok["median_us"] / 2)], ignore_index=True)
+    assert "pack at factor 1.25 0.50x" in cost_of_capacity(tight)
+    cards = tight["capacity_factor"].notna().map({True: "GPU-1", False: "GPU-2"})
+    refused = cost_of_capacity(tight.assign(gpu_uuid=cards))
+    assert "0.50x" not in refused and "pack 24 pairs not comparable: measured on different cards" in refused
 
 
 def test_small_svg_keeps_scales():
@@ -61,4 +112,9 @@ def test_targets():
     assert all(line.met for line in targets(quick) if "over triton" in line.what or "QuACK" in line.what)
     short = {line.what: line.measured for line in targets(table.assign(share_of_short_stream=0.987))}
     assert "(of a stream as short: 98.7%)" in short["pack, T ≥ 16384, H ≥ 2048"]
+    one, apart = table.assign(gpu_uuid="GPU-1"), table.assign(gpu_uuid=table["cell"])
+    for what in ("routing, T=16384, over the sum of its floors", "routing, T=16384, skewed over balanced"):
+        (same,), (other,) = ([line for line in targets(rows) if line.what == what] for rows in (one, apart))
+        assert same.met and (other.met, other.measured) == (None, APART)
+    assert lines["pack, T ≥ 16384, H ≥ 2048"].cells == 19  # without the rows that are quantised while they are packed
     assert not targets(table.assign(platform="cpu")) and not targets(table[table["status"] != "ok"])

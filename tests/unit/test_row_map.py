@@ -1,21 +1,17 @@
 """The row map against a loop over assignments, and how many rows a capacity and a layout allow."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_routing_bench.grid import LAYOUTS, Cell
-from moe_routing_bench.row_map import row_map
-
-CELL = Cell("permute", 17, tokens=1, experts=1, top_k=1, layout="compact")
+from moe_routing_bench.kernels.permute.layout import LAYOUTS, RowLayout, capacity_of
+from moe_routing_bench.workload.rows import row_map
 
 
 @st.composite
 def routings(draw):
-    """A cell and ids (T, k) int32 without an expert twice in a row, skewed towards the first experts."""
+    """A layout and ids (T, k) int32 without an expert twice in a row, skewed towards the first experts."""
     experts = draw(st.integers(1, 9))
     top_k = draw(st.integers(1, experts))
     rows = draw(st.lists(st.permutations(range(experts)), min_size=1, max_size=40))
@@ -23,33 +19,33 @@ def routings(draw):
         rows = [rows[0]] * len(rows)
     layout = draw(st.sampled_from(LAYOUTS))
     factor = draw(st.sampled_from([0.01, 0.5, 1.0, 1.25, 2.5] + [None] * (layout != "padded")))
-    cell = replace(CELL, tokens=len(rows), experts=experts, top_k=top_k, capacity_factor=factor, layout=layout)
-    return cell, np.array([row[:top_k] for row in rows], np.int32)
+    capacity = None if factor is None else capacity_of(factor, len(rows), top_k, experts)
+    return RowLayout(len(rows), top_k, experts, capacity, layout), np.array([row[:top_k] for row in rows], np.int32)
 
 
-def by_hand(cell, ids):
+def by_hand(layout, ids):
     """Rows of each expert, in the order of the assignments, as many as fit."""
-    rows = [[] for _ in range(cell.experts)]
+    rows = [[] for _ in range(layout.experts)]
     for assignment, expert in enumerate(ids.reshape(-1)):
-        if cell.capacity is None or len(rows[expert]) < cell.capacity:
+        if layout.capacity is None or len(rows[expert]) < layout.capacity:
             rows[expert].append(assignment)
     return rows
 
 
-def padded_size(cell, kept):
-    if cell.layout == "padded":
-        return cell.capacity
-    block = {"compact": 1, "block64": 64, "block128": 128}[cell.layout]
+def padded_size(layout, kept):
+    if layout.layout == "padded":
+        return layout.capacity
+    block = {"compact": 1, "block64": 64, "block128": 128}[layout.layout]
     return (kept + block - 1) // block * block
 
 
 @settings(max_examples=150, deadline=None)
 @given(routings())
 def test_agrees_with_a_loop(case):
-    cell, ids = case
-    found, rows = row_map(cell, ids), by_hand(cell, ids)
+    layout, ids = case
+    found, rows = row_map(layout, ids), by_hand(layout, ids)
     assert found.counts.tolist() == [len(one) for one in rows]
-    starts = np.cumsum([0] + [padded_size(cell, len(one)) for one in rows])
+    starts = np.cumsum([0] + [padded_size(layout, len(one)) for one in rows])
     assert found.offsets.tolist() == starts.tolist()
     expected = np.full(max(1, starts[-1]), -1)
     for start, one in zip(starts, rows, strict=False):
@@ -61,9 +57,9 @@ def test_agrees_with_a_loop(case):
 @settings(max_examples=100, deadline=None)
 @given(routings(), st.integers(0, 5))
 def test_order_and_inverse_are_one_bijection_of_the_kept(case, spare):
-    cell, ids = case
-    found = row_map(cell, ids, cell.row_limit + spare)
-    assert len(found.order) == cell.row_limit + spare, "the bound holds for any routing"
+    layout, ids = case
+    found = row_map(layout, ids, layout.rows + spare)
+    assert len(found.order) == layout.rows + spare, "the bound holds for any routing"
     flat = found.inverse.reshape(-1)
     kept = np.flatnonzero(flat >= 0)
     assert found.order[flat[kept]].tolist() == kept.tolist()
@@ -74,15 +70,14 @@ def test_order_and_inverse_are_one_bijection_of_the_kept(case, spare):
 
 
 def test_one_token_one_expert():
-    found = row_map(CELL, np.zeros((1, 1), np.int32))
+    found = row_map(RowLayout(1, 1, 1), np.zeros((1, 1), np.int32))
     assert (found.counts.tolist(), found.offsets.tolist()) == ([1], [0, 1])
     assert (found.order.tolist(), found.inverse.tolist()) == ([0], [[0]])
 
 
 @pytest.mark.parametrize(("layout", "rows"), [("compact", 3), ("padded", 12), ("block64", 64)])
 def test_everything_on_one_expert_keeps_its_first_tokens(layout, rows):
-    cell = replace(CELL, tokens=12, experts=4, capacity_factor=1.0, layout=layout)
-    found = row_map(cell, np.full((12, 1), 2, np.int32))
+    found = row_map(RowLayout(12, 1, 4, capacity_of(1.0, 12, 1, 4), layout), np.full((12, 1), 2, np.int32))
     assert found.counts.tolist() == [0, 0, 3, 0] and found.offsets[-1] == rows
     first = int(found.offsets[2])
     assert found.order[first : first + 3].tolist() == [0, 1, 2]
@@ -98,9 +93,7 @@ def test_everything_on_one_expert_keeps_its_first_tokens(layout, rows):
         (1.1, 90, 9, 1, 11),  # 1.1 * 90 is 99.00000000000001 in floating point
         (1e-9, 64, 8, 2, 1),  # never nothing at all
         (100.0, 64, 8, 2, 64),  # never more than every token
-        (None, 64, 8, 2, None),
     ],
 )
 def test_capacity(factor, tokens, experts, top_k, capacity):
-    cell = replace(CELL, tokens=tokens, experts=experts, top_k=top_k, capacity_factor=factor)
-    assert cell.capacity == capacity
+    assert capacity_of(factor, tokens, top_k, experts) == capacity

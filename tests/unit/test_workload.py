@@ -9,14 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_routing_bench import skew, workload
-from moe_routing_bench.grid import Cell
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.workload import draw as workload
+from moe_routing_bench.workload import skew
 
 SHAPES = st.integers(1, 20).flatmap(lambda experts: st.tuples(st.just(experts), st.integers(1, experts)))
 
 
 def cell(tokens, experts, top_k, target=0.0, sampler="exact", **change):
-    return Cell("pack", 17, tokens=tokens, experts=experts, top_k=top_k, skew=target, sampler=sampler, **change)
+    return cell_of("permute", tokens=tokens, experts=experts, top_k=top_k).but(skew=target, sampler=sampler, **change)
 
 
 def draw(one, seed=0):

@@ -1,14 +1,16 @@
 """Only changed cells are measured: real runs of the workflow on a copy of the repository, with their jobs counted."""
 
 import os
+import re
 import shutil
+import textwrap
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from project import CELLS, DRAWN, GRID, SMALL, Project, count, measured
+from project import CELLS, DRAWN, GRID, ROOT, SMALL, Project, count, measured
 
 from moe_routing_bench.figures import FIGURES
 
@@ -53,13 +55,13 @@ def test_new_axis_value_runs_only_its_cells(project: Project) -> None:
 @pytest.mark.parametrize(
     ("file", "benches"),
     [
-        ("benches/pack/torch_pack.py", {"pack": 2, "routing": 1}),
-        ("benches/combine/cute_combine.py", {"combine": 2, "routing": 1}),
+        ("kernels/pack/torch_pack.py", {"pack": 2, "routing": 1}),
+        ("kernels/combine/cute_combine.py", {"combine": 2, "routing": 1}),
         ("benches/gate/definition.py", {"gate": 1, "routing": 1}),
-        ("benches/routing/composed.py", {"routing": 1}),
-        ("benches/layer/experts.py", {}),
+        ("benches/composite.py", {"routing": 1}),
+        ("kernels/experts/torch_loop.py", {}),
         ("measure/timers.py", CELLS),
-        ("routers/softmax_topk.py", CELLS),
+        ("routers/softmax_topk.py", {"gate": 1, "routing": 1}),
     ],
 )
 def test_editing_code_measures_what_depends_on_it(project: Project, file: str, benches: dict[str, int]) -> None:
@@ -70,10 +72,37 @@ def test_editing_code_measures_what_depends_on_it(project: Project, file: str, b
     assert count(dry) == ({"measure": sum(benches.values()), **AFTER} if benches else {})
 
 
+def test_adding_a_bench_leaves_every_cell_fresh(project: Project) -> None:
+    """Nor does an axis that no bench reads, a rule to train with, or a format: what is only registered measures nothing."""
+    recipes = (ROOT / "CONTRIBUTING.md").read_text()
+    bench = re.search(r"^## Add a bench\n(.*?)^## ", recipes, re.M | re.S)
+    assert bench
+    for path, text in re.findall(r"File: `([^`]+)`\n\n *```python\n(.*?)^ *```", bench[1], re.M | re.S):
+        (project.folder / path).parent.mkdir(exist_ok=True)
+        (project.folder / path).write_text(textwrap.dedent(text))
+    package = project.folder / "src/moe_routing_bench"
+    for file, old, new in (
+        ("benches/registry.py", '"layer")', '"layer", "count")'),
+        (
+            "config/axes.py",
+            "_TABLE = (\n",
+            '_TABLE = (\n    Axis("extra", int, "an axis of no bench", "way", default=1, least=0),\n',
+        ),
+    ):
+        text = (package / file).read_text()
+        assert text.count(old) == 1, file
+        (package / file).write_text(text.replace(old, new))
+    assert "count" in project.bench("list").stdout
+    assert measured(project.snakemake("--dry-run")) == {}
+    assert count(project.snakemake("--until", "collect")) == {"collect": 1}
+    table = pq.read_table(project.folder / "results/cpu/measurements.parquet")
+    assert table["extra"].null_count == len(table) == ALL
+
+
 def test_editing_a_kernel_reruns_only_its_bench(project: Project) -> None:
     """For real: the other benches' files stay as they were."""
     before = cells(project)
-    project.edit("src/moe_routing_bench/benches/gate/torch_gate.py")
+    project.edit("src/moe_routing_bench/kernels/gate/torch_gate.py")
     assert count(project.snakemake("--until", "collect")) == {"measure": 2, "collect": 1}
     changed = {path.parent.name for path, content in cells(project).items() if before[path] != content}
     assert changed == {"gate", "routing"}
@@ -91,10 +120,11 @@ def test_editing_the_report_measures_nothing(project: Project, file: str, drawn:
 
 
 def test_editing_a_caption_draws_its_figure(project: Project) -> None:
-    """Captions are in one table, and still only the figure of the edited one is drawn again."""
-    table = project.folder / "src/moe_routing_bench/figures/__init__.py"
-    caption = FIGURES["roofline"].caption
-    table.write_text(table.read_text().replace(caption, caption + " More."))
+    """Captions are in one file, and still only the figure of the edited one is drawn again."""
+    file, title = project.folder / "src/moe_routing_bench/figures/captions.yaml", FIGURES["roofline"].title
+    text = file.read_text()
+    assert text.count(f"title: {title}\n") == 1
+    file.write_text(text.replace(f"title: {title}\n", f"title: {title} and more\n"))
     assert project.jobs() == {"figure": 1, "html": 1, "all": 1}
 
 
@@ -183,7 +213,7 @@ def test_a_lost_snakemake_folder_loses_no_change(project: Project) -> None:
     assert "measure" not in project.jobs()
     before = cells(project)
     assert "wrote" in project.bench("collect").stdout
-    project.edit("src/moe_routing_bench/benches/gate/torch_gate.py")
+    project.edit("src/moe_routing_bench/kernels/gate/torch_gate.py")
     assert measured(project.snakemake("--dry-run")) == {"gate": 1, "routing": 1}
     project.configure(GRID, SMALL | {"wall_calls": 2})
     shutil.rmtree(project.folder / ".snakemake", ignore_errors=True)

@@ -44,7 +44,11 @@ def test_what_runs_again(project: Project) -> None:
     assert project.jobs(TARGET) == {"adapt": 3, "collect_perft": 1}
     project.configure(GRID, quality=[BASE], perft=[ENTRY])
     adapted = {"adapt": 3, "collect_perft": 1}
-    for name, expected in (("perft_summary", {"collect_perft": 1}), ("adapters", adapted), ("train", JOBS)):
+    for name, expected in (
+        ("comparison/perft_summary", {"collect_perft": 1}),
+        ("model/adapters", adapted),
+        ("training/train", JOBS),
+    ):
         path = project.folder / f"src/moe_routing_bench/quality/{name}.py"
         before = path.read_text()
         path.write_text(before + "\n# edited\n")

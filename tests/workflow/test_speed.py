@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from project import Project, count
 
-from moe_routing_bench import config, grid, paths, records
+from moe_routing_bench.config import load as config
+from moe_routing_bench.config import presets
+from moe_routing_bench.config.expand import expand
 from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.store import paths, rows
 
 CELLS = 1000
 DRY_RUN_SECONDS, NO_OP_SECONDS = 3.0, 5.0
@@ -50,12 +53,12 @@ def test_a_thousand_cells(tmp_path: Path, capsys: pytest.CaptureFixture) -> None
     bare, project = Project(tmp_path / "bare"), Project.create(tmp_path / "project")
     (bare.folder / "Snakefile").write_text(BARE)
     project.configure(GRID)
-    jobs = grid.expand(config.load(project.folder / paths.CONFIG), config.load_models(project.folder / paths.MODELS))
+    jobs = expand(config.load(project.folder / paths.CONFIG), presets.load(project.folder / paths.MODELS))
     assert len(jobs) == CELLS
     alone, dry = best((bare, ("--dry-run", "--scheduler", "greedy")), (project, ("--dry-run",)))
 
-    row = {"schema_version": records.SCHEMA_VERSION, "bench": "gate", "implementation": "torch", "status": "ok"}
-    records.write(project.folder / "cell.parquet", [row], jobs[0].spec)
+    row = {"schema_version": rows.SCHEMA_VERSION, "bench": "gate", "implementation": "torch", "status": "ok"}
+    rows.write(project.folder / "cell.parquet", [row], jobs[0].spec)
     (project.folder / "src/moe_routing_bench/measure/client.py").write_text(COPY)
     done = project.run("snakemake", "--until", "measure", "--cores", "16", "--resources", "gpu=16")  # in little time
     assert count(done) == {"measure": CELLS}

@@ -48,7 +48,11 @@ def test_what_runs_again(project: Project) -> None:
     project.configure(GRID, quality=[ENTRY | {"seed": [1, 2]}])
     assert project.jobs(TARGET) == {"train": 1, "collect_quality": 1}
     project.configure(GRID, quality=[ENTRY])
-    for name, expected in (("compare", {"collect_quality": 1}), ("train", JOBS), ("train", {})):
+    for name, expected in (
+        ("comparison/compare", {"collect_quality": 1}),
+        ("training/train", JOBS),
+        ("training/train", {}),
+    ):
         path = project.folder / f"src/moe_routing_bench/quality/{name}.py"
         before = path.read_text()
         path.write_text(before + "\n# edited\n" if expected else before)

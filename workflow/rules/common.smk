@@ -5,30 +5,34 @@ import re
 
 from snakemake.exceptions import WorkflowError
 
-from moe_routing_bench import config as bench_config
-from moe_routing_bench import grid, paths, platforms
+from moe_routing_bench.config import load as bench_config
+from moe_routing_bench.config import presets
+from moe_routing_bench.config.expand import expand
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.figures import FIGURES
-from moe_routing_bench.quality import plan
+from moe_routing_bench.quality.spec import plan
+from moe_routing_bench import files
+from moe_routing_bench.quality import code
+from moe_routing_bench.store import paths, platforms, sources
 
 try:
     SETTINGS = bench_config.load(config)
-    JOBS = {(job.cell.bench, job.name): job for job in grid.expand(SETTINGS, bench_config.load_models(paths.MODELS))}
+    JOBS = {(job.cell.bench, job.name): job for job in expand(SETTINGS, presets.load(paths.MODELS))}
     TRAINING = plan.expand(SETTINGS.get("quality", []), SETTINGS.get("perft", []))
 except UserError as error:
     raise WorkflowError(f"error: {error}") from None
 
-paths.prepare_jobs(SETTINGS["device"])
+platforms.prepare_jobs(SETTINGS["device"])
 PLATFORM = platforms.current()
 # What was asked for, and which code measures it, as files that change only with their content: a thousand jobs then have
 # one input each, and nothing depends on times or on Snakemake's own records, which may get lost.
-paths.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))
+files.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))
 for bench in {job.cell.bench for job in JOBS.values()}:
-    paths.keep(paths.code(PLATFORM, bench), paths.code_hashes(paths.code_files(bench)))
+    files.keep(paths.code(PLATFORM, bench), sources.code_hashes(sources.code_files(bench)))
 if TRAINING.finals:
-    paths.keep(paths.code(PLATFORM, "quality"), paths.code_hashes(paths.training_files()))
+    files.keep(paths.code(PLATFORM, "quality"), sources.code_hashes(sources.named(code.training_files())))
 if TRAINING.adaptations:
-    paths.keep(paths.code(PLATFORM, "perft"), paths.code_hashes(paths.adaptation_files()))
+    files.keep(paths.code(PLATFORM, "perft"), sources.code_hashes(sources.named(code.adaptation_files())))
 # Rows of training runs are reported when this config makes them, or when they are stored.
 PLANNED = {"quality": TRAINING.finals, "perft": TRAINING.adaptations}
 SOURCES = paths.reported(PLATFORM) | {name for name, runs in PLANNED.items() if runs}

@@ -1,11 +1,4 @@
-"""One rule a figure: editing one figure's module draws that figure again."""
-
-# What a figure is drawn with besides its own module.
-DRAWN_WITH = {
-    "measurements": ["figures/style"],
-    "quality": ["figures/style", "figures/quality_style", "quality/specialisation"],
-    "perft": ["figures/style", "figures/quality_style"],
-}
+"""One rule per figure: editing one figure's module draws that figure again."""
 
 for figure in FIGURES.values():
 
@@ -14,10 +7,7 @@ for figure in FIGURES.values():
             f"figure_{figure.name}"
         input:
             rows=f"results/{{platform}}/{figure.source}.parquet",
-            code=[
-                paths.source(f"{name}.py")
-                for name in (*DRAWN_WITH[figure.source], f"figures/{figure.module.lstrip('.')}")
-            ],
+            code=sources.drawn_with(f"figures.{figure.module}"),
         output:
             svg=report(
                 f"reports/{{platform}}/figures/{figure.name}.svg",
@@ -31,7 +21,7 @@ for figure in FIGURES.values():
         conda:
             "../../environment.yml"
         params:
-            client=paths.source("measure/client.py"),
+            client=sources.source("measure/client.py"),
             figure={"name": figure.name, "title": figure.title, "caption": figure.caption},
         message:
             "draw {output.svg}"

@@ -13,7 +13,7 @@ rule measure:
     resources:
         gpu=1,  # one measurement at a time, on a CPU as well
     params:
-        client=paths.source("measure/client.py"),
+        client=sources.source("measure/client.py"),
         spec=spec_of,
     message:
         "measure {wildcards.bench} {wildcards.cell}"
@@ -25,7 +25,7 @@ rule collect:
     input:
         cells=cells_of,
         asked=str(paths.asked(PLATFORM)),
-        code=[paths.source("records.py"), paths.source("grid.py")],
+        code=[sources.source(f"{name}.py") for name in ("store/records", "store/rows", "config/axes", "config/expand")],
     output:
         "results/{platform}/measurements.parquet",
     log:

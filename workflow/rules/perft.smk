@@ -15,7 +15,7 @@ rule adapt:
         "../../environment.yml"
     threads: 1
     params:
-        client=paths.source("measure/client.py"),
+        client=sources.source("measure/client.py"),
         spec=lambda wildcards: TRAINING.all_adaptations[wildcards.run].spec,
         pilots=lambda wildcards: [word for path in perft_pilots_of(wildcards) for word in ("--pilot", path)],
     message:
@@ -31,9 +31,9 @@ if TRAINING.adaptations:  # else stored rows are a source like any other
         input:
             runs=[str(path) for path in TRAINING.adaptation_files(PLATFORM)],
             code=[
-                paths.source("quality/runs.py"),
-                paths.source("quality/plan.py"),
-                paths.source("quality/perft_summary.py"),
+                sources.source("quality/spec/run_rows.py"),
+                sources.source("quality/spec/plan.py"),
+                sources.source("quality/comparison/perft_summary.py"),
             ],
         output:
             "results/{platform}/perft.parquet",
@@ -42,7 +42,7 @@ if TRAINING.adaptations:  # else stored rows are a source like any other
         conda:
             "../../environment.yml"
         params:
-            client=paths.source("measure/client.py"),
+            client=sources.source("measure/client.py"),
             config=CONFIG_JSON,
         message:
             "collect {output}"

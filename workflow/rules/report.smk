@@ -5,7 +5,9 @@ rule html:
     input:
         rows=[f"results/{{platform}}/{source}.parquet" for source in sorted(SOURCES)],
         figures=[f"reports/{{platform}}/figures/{name}.svg" for name in REPORTED],
-        code=paths.sources("report", suffixes=(".py", ".html", ".css", ".js", ".j2", ".md")),
+        code=sources.drawn_with("report.render"),
+        templates=sources.sources("report", suffixes=(".css", ".js", ".j2", ".yaml")),
+        captions=sources.source("figures/captions.yaml"),
     output:
         "reports/{platform}/index.html",
     log:
@@ -13,7 +15,7 @@ rule html:
     conda:
         "../../environment.yml"
     params:
-        client=paths.source("measure/client.py"),
+        client=sources.source("measure/client.py"),
     message:
         "report {output}"
     shell:

@@ -14,7 +14,7 @@ rule train:
         "../../environment.yml"
     threads: 1
     params:
-        client=paths.source("measure/client.py"),
+        client=sources.source("measure/client.py"),
         spec=lambda wildcards: TRAINING.runs[wildcards.run].spec,
         pilots=lambda wildcards: [word for path in pilots_of(wildcards) for word in ("--pilot", path)],
     message:
@@ -37,7 +37,7 @@ rule time_training:
     resources:
         gpu=1,  # training runs share a GPU, a timing has it alone
     params:
-        client=paths.source("measure/client.py"),
+        client=sources.source("measure/client.py"),
     message:
         "time {wildcards.run}"
     shell:
@@ -50,7 +50,11 @@ if TRAINING.finals:  # else stored rows are a source like any other
         input:
             runs=[str(path) for path in TRAINING.files(PLATFORM)],
             timing=[str(path) for path in TRAINING.timing_files(PLATFORM)],
-            code=[paths.source("quality/runs.py"), paths.source("quality/plan.py"), paths.source("quality/compare.py")],
+            code=[
+                sources.source("quality/spec/run_rows.py"),
+                sources.source("quality/spec/plan.py"),
+                sources.source("quality/comparison/compare.py"),
+            ],
         output:
             "results/{platform}/quality.parquet",
         log:
@@ -58,7 +62,7 @@ if TRAINING.finals:  # else stored rows are a source like any other
         conda:
             "../../environment.yml"
         params:
-            client=paths.source("measure/client.py"),
+            client=sources.source("measure/client.py"),
             config=CONFIG_JSON,
         message:
             "collect {output}"

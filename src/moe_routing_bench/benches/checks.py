@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24}
+from moe_routing_bench.formats import FORMATS
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,16 @@ class Cost:
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(self.read_bytes + other.read_bytes, self.write_bytes + other.write_bytes, self.flops + other.flops)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the routing statistics of a row describe: expert ids (T, k), weights (T, k) where the operation has them, and the row of
+    every assignment (T, k), negative where it was dropped, where it is known."""
+
+    ids: Tensor
+    weights: Tensor | None = None
+    inverse: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ def tolerance(dtype: str, roundings: int = 1) -> float:
     A value rounded once to nearest has an rms relative error of 0.42 unit roundoffs u; independent roundings add as
     squares. 1.5 sqrt(n) u is 3.6 times that plain error.
     """
-    return 1.5 * math.sqrt(roundings) * UNIT_ROUNDOFF[dtype]
+    return 1.5 * math.sqrt(roundings) * FORMATS[dtype].roundoff
 
 
 def exact(got: Tensor, want: Tensor, what: str) -> Check:

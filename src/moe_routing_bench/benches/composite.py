@@ -1,88 +1,195 @@
-"""Operations made of others: `routing` and `layer` run the implementations of gate, permute, pack and combine in turn.
+"""Operations made of stages: `routing` and `layer` run one implementation per stage, or a fused one for several, in turn.
 
-Buffers between the stages are allocated once, at the row limit of the layout, so that nothing waits for the host.
+Operands are named: a stage reads what earlier stages wrote and what the composite is given. Buffers between the stages are
+allocated once, at the row limit of the layout, so that nothing waits for the host.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import nvtx
-import torch
 from torch import Tensor
 
-from moe_routing_bench.benches import BENCHES
-from moe_routing_bench.grid import Cell
+from moe_routing_bench.benches.bench import Bench, Implementation, Stage, find
+from moe_routing_bench.grid.cell import Cell
 
-Experts = Callable[[Cell, dict[str, Tensor], Tensor], Callable[[], None]]
+
+@dataclass(frozen=True)
+class Part:
+    """One or, fused, several stages of a composite in a row, and the way they are done: an implementation of the stage's
+    bench, or of a fused part a module below ``kernels``."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    way: str
+
+    def reads(self) -> list[str]:
+        """The operands that come from outside the part, by the composite's names."""
+        inside, found = set[str](), dict[str, None]()
+        for stage in self.stages:
+            bench = find(stage.bench)
+            found |= dict.fromkeys(name for name in _called(stage, bench.reads) if name not in inside)
+            inside |= set(_called(stage, bench.writes))
+        return list(found)
+
+    def writes(self) -> list[str]:
+        """The operands that its stages write, by the composite's names."""
+        return [name for stage in self.stages for name in _called(stage, find(stage.bench).writes)]
+
+
+def parts(bench: Bench, implementation: Implementation) -> list[Part]:
+    """The parts that an implementation of a composite is made of, in order; stages that it does not name are in torch."""
+    fused = {name.split("+")[0]: name for name in implementation.parts if "+" in name}
+    by_name, found, covered = {stage.name: stage for stage in bench.stages}, [], set[str]()
+    for stage in bench.stages:
+        if stage.name in covered:
+            continue
+        name = fused.get(stage.name, stage.name)
+        stages = tuple(by_name[one] for one in name.split("+"))
+        covered |= {one.name for one in stages}
+        found.append(Part(name, stages, implementation.parts.get(name, "torch")))
+    return found
+
+
+def supports(bench: Bench, implementation: Implementation, cell: Cell) -> str | None:
+    """The first part's reason why it cannot run, or None."""
+    if implementation.layout == "padded" and cell.capacity_factor is None:
+        return "padded rows need a capacity factor"
+    for part in parts(bench, implementation):
+        if reason := _unsupported(bench, part, cell, implementation):
+            return f"{part.name}: {reason}"
+    return None
+
+
+def precompile(bench: Bench, implementation: Implementation, cell: Cell, arch: str) -> None:
+    """Compile the kernels of every part."""
+    if supports(bench, implementation, cell):
+        return
+    for part in parts(bench, implementation):
+        if len(part.stages) == 1:
+            find(part.stages[0].bench).precompile(part.way, _cell(cell, part.stages[0], implementation), arch)
+        elif hasattr(_fused(part), "precompile"):
+            _fused(part).precompile(bench.definition().problem(cell), arch)
+
+
+def bind(bench: Bench, implementation: Implementation, cell: Cell, tensors: Mapping[str, Tensor]) -> "Staged":
+    """Bind all parts; buffers that `tensors` does not hold are allocated."""
+    scope, bound, chosen = _Scope(dict(tensors)), [], parts(bench, implementation)
+    for i, part in enumerate(chosen):
+        needed = {*bench.writes, *(name for later in chosen[i + 1 :] for name in later.reads())}
+        scope.tensors |= _buffers(part, cell, implementation, scope.tensors, needed)
+        bound.append((part.name, _Bound(scope, part, _binder(bench, implementation, part, cell))))
+    return Staged(tuple(bound))
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A call made of named stages, each under an NVTX range; the timer measures the whole and every stage."""
+    """A call made of named parts, each under an NVTX range; the timer measures the whole and every part."""
 
     stages: tuple[tuple[str, Callable[[], None]], ...]
 
     def __call__(self) -> None:
-        """Run all stages in order."""
+        """Run all parts in order."""
         for name, stage in self.stages:
             with nvtx.annotate(name):
                 stage()
 
 
-def stage_cells(cell: Cell, layout: str) -> dict[str, Cell]:
-    """The cells that the stages see: scores are float32, rows lie in the composite's own layout."""
-    inner = replace(cell, layout=layout)
-    return {"gate": replace(inner, dtype="fp32"), "permute": inner, "pack": inner, "combine": inner}
+@dataclass
+class _Scope:
+    """The composite's tensors by name; `version` counts how often a part has put a tensor of its own in place of one."""
+
+    tensors: dict[str, Tensor]
+    version: int = 0
 
 
-def supports(cell: Cell, layout: str, **chosen: str) -> str | None:
-    """The first stage's reason why it cannot run, or None."""
-    if layout == "padded" and cell.capacity is None:
-        return "padded rows need a capacity factor"
-    for bench, stage in stage_cells(cell, layout).items():
-        module = BENCHES[bench].load(chosen.get(bench, "torch"))
-        options = BENCHES[bench][chosen.get(bench, "torch")].options
-        reason = module.supports(stage, **options) if hasattr(module, "supports") else None
-        if reason:
-            return f"{bench}: {reason}"
-    return None
+@dataclass
+class _Bound:
+    """A part bound to the tensors of a scope; bound again where an earlier part has returned other ones since."""
+
+    scope: _Scope
+    part: Part
+    make: Callable[[Mapping[str, Tensor]], Callable[[], Any]]
+    version: int = field(init=False)
+    call: Callable[[], Any] = field(init=False)
+    pointers: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._bind()
+
+    def _bind(self) -> None:
+        self.version, self.pointers = self.scope.version, self._now()
+        self.call = self.make(self.scope.tensors)
+
+    def _now(self) -> list[int]:
+        return [self.scope.tensors[name].data_ptr() for name in self.part.reads() if name in self.scope.tensors]
+
+    def __call__(self) -> None:
+        if self.version != self.scope.version:
+            if self.pointers != self._now():
+                self._bind()
+            self.version = self.scope.version
+        returned = self.call()
+        if isinstance(returned, dict):
+            self.scope.tensors |= returned
+            self.scope.version += 1
 
 
-def prepare(
-    cell: Cell,
-    inputs: dict[str, Tensor],
-    outputs: dict[str, Tensor],
-    layout: str,
-    experts: Experts | None,
-    **chosen: str,
-) -> Staged:
-    """Bind the stages. `chosen` names the implementation of each stage (default torch); `experts` None is the identity.
+def _binder(
+    bench: Bench, implementation: Implementation, part: Part, cell: Cell
+) -> Callable[[Mapping[str, Tensor]], Callable[[], Any]]:
+    """Binds a part to tensors that have the composite's names."""
+    if len(part.stages) == 1:
+        (stage,) = part.stages
+        own, inner = find(stage.bench), _cell(cell, stage, implementation)
+        names = {name: stage.called.get(name, name) for name in (*own.reads, *own.writes)}
 
-    Inputs: logits (T, E) float32, bias (E,) where the rule has one, x (T, H). Output: combined (T, H).
-    """
-    x, cells = inputs["x"], stage_cells(cell, layout)
-    tokens, top_k, rows = cell.tokens or 0, cell.top_k or 0, cells["pack"].row_limit
-    ints = {"topk_ids": (tokens, top_k), "counts": (cell.experts or 0,), "offsets": ((cell.experts or 0) + 1,), "order": (rows,), "inverse": (tokens, top_k)}  # fmt: skip
-    held = {name: torch.empty(shape, dtype=torch.int32, device=x.device) for name, shape in ints.items()}
-    held["topk_weights"] = torch.empty(tokens, top_k, device=x.device)
-    held["packed"] = x.new_empty(rows, cell.hidden or 0)
-    held["y"] = held["packed"] if experts is None else torch.empty_like(held["packed"])
+        def bind_stage(tensors: Mapping[str, Tensor]) -> Callable[[], Any]:
+            return own.bind(part.way, inner, {n: tensors[given] for n, given in names.items() if given in tensors})
 
-    def bound(bench: str, ins: dict[str, Tensor], outs: dict[str, Tensor]) -> Callable[[], None]:
-        name = chosen.get(bench, "torch")
-        return BENCHES[bench].load(name).prepare(cells[bench], ins, outs, **BENCHES[bench][name].options)
+        return bind_stage
+    problem, operands = bench.definition().problem(cell), (*part.reads(), *part.writes())
 
-    def of(*names: str) -> dict[str, Tensor]:
-        return {name: held[name] for name in names}
+    def bind_fused(tensors: Mapping[str, Tensor]) -> Callable[[], Any]:
+        return _fused(part).bind(problem, **{name: tensors[name] for name in operands if name in tensors})
 
-    scores = {name: inputs[name] for name in ("logits", "bias") if name in inputs}
-    stages = [
-        ("router", bound("gate", scores, of("topk_ids", "topk_weights"))),
-        ("permute", bound("permute", of("topk_ids"), of("counts", "offsets", "order", "inverse"))),
-        ("pack", bound("pack", {"x": x, **of("order", "inverse")}, of("packed"))),
-    ]
-    if experts is not None:
-        stages.append(("experts", experts(cells["pack"], inputs | held, held["y"])))
-    given = {"y": held["y"], "inverse": held["inverse"], "weights": held["topk_weights"]}
-    stages.append(("combine", bound("combine", given, outputs)))
-    return Staged(tuple(stages))
+    return bind_fused
+
+
+def _buffers(
+    part: Part, cell: Cell, implementation: Implementation, scope: Mapping[str, Tensor], needed: set[str]
+) -> dict[str, Tensor]:
+    """New outputs of a part that the scope does not hold; of a fused part, those that a later part reads."""
+    found = dict(scope)
+    for stage in part.stages:
+        own = find(stage.bench)
+        given = {
+            name: found[call] for name, call in zip(own.reads, _called(stage, own.reads), strict=True) if call in found
+        }
+        if all(name in found for name in _called(stage, own.writes)):
+            continue
+        found = own.definition().empty_outputs(_cell(cell, stage, implementation), given) | found
+    fused = len(part.stages) > 1
+    return {name: one for name, one in found.items() if name not in scope and (not fused or name in needed)}
+
+
+def _unsupported(bench: Bench, part: Part, cell: Cell, implementation: Implementation) -> str | None:
+    if len(part.stages) == 1:
+        return find(part.stages[0].bench).supports(part.way, _cell(cell, part.stages[0], implementation))
+    module = _fused(part)
+    return module.unsupported(bench.definition().problem(cell)) if hasattr(module, "unsupported") else None
+
+
+def _cell(cell: Cell, stage: Stage, implementation: Implementation) -> Cell:
+    """The cell that a stage sees: rows lie in the implementation's layout."""
+    return cell.but(bench=stage.bench, **{"layout": implementation.layout} | dict(stage.values))
+
+
+def _called(stage: Stage, operands: tuple[str, ...]) -> Iterator[str]:
+    return (stage.called.get(name, name) for name in operands)
+
+
+def _fused(part: Part) -> Any:
+    return importlib.import_module(f"moe_routing_bench.kernels.{part.way}")

@@ -1,22 +1,30 @@
-"""Achieved bandwidth of every stage and implementation against the measured copy ceiling."""
+"""Achieved bandwidth of every implementation of a bench that only moves data, against the measured copy ceiling."""
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moe_routing_bench.figures import style
+from moe_routing_bench.figures import grouping, style
 
-BENCHES = ("gate", "permute", "pack", "combine", "routing")
 FEW_SIZES = 2
+TITLE = "Bandwidth per stage: compulsory bytes over time"
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """GB/s over compulsory bytes, one panel a bench, with confidence intervals; bars where there are few sizes."""
-    rows = style.ok(table, *BENCHES)
+    """GB/s over compulsory bytes, one panel per bench, with confidence intervals; bars where there are few sizes."""
+    benches = grouping.moving(table)
+    if not benches:
+        figure, (axes,) = style.canvas(1, 1, 12, 4)
+        style.empty(axes, style.why(table))
+        return style.finish(figure, TITLE, table.iloc[:0])
+    rows = style.ok(table, *benches)
     rows = rows[rows["gb_per_s"].notna() & (rows["compulsory_bytes"] > 0)]
-    figure, panels = style.canvas(2, 3, 12, 7)
-    for axes, bench in zip(panels, BENCHES, strict=False):
+    height = len(benches) // 3 + 1  # one panel is left for the legend
+    figure, panels = style.canvas(height, 3, 12, 3.5 * height)
+    for axes in panels[len(benches) :]:
+        axes.set_axis_off()
+    for axes, bench in zip(panels, benches, strict=False):
         part = rows[rows["bench"] == bench]
         if part.empty:
             style.empty(axes, style.why(table, bench))
@@ -25,11 +33,18 @@ def draw(table: pd.DataFrame) -> Figure:
         (_bars if few else _points)(axes, part)
         axes.set(title=f"{bench} (n = {len(part)} rows)", ylabel="GB/s of compulsory bytes")
         _ceiling(axes, part)
-    panels[-1].set_axis_off()
     if not rows.empty:
         style.legend(panels[-1], rows["implementation"], loc="center", fontsize=9, title="implementation")
-        panels[-1].text(0.5, 0.08, "error bars: 95 % CI of the median time\ndashed: median copy bandwidth measured\nin the same processes", ha="center", fontsize=8, transform=panels[-1].transAxes)  # fmt: skip
-    return style.finish(figure, "Bandwidth per stage: compulsory bytes over time", rows)
+        panels[-1].text(
+            0.5,
+            0.08,
+            "error bars: 95 % CI of the median time\ndashed: median copy bandwidth measured\nin the same processes",
+            ha="center",
+            fontsize=8,
+            transform=panels[-1].transAxes,
+        )
+    note = "one point or bar per row; in a panel, " + grouping.differing(rows, "rows", by=["bench", "implementation"])
+    return style.finish(figure, TITLE, rows, note)
 
 
 def _rates(group: pd.DataFrame) -> list[np.ndarray]:
@@ -39,7 +54,15 @@ def _rates(group: pd.DataFrame) -> list[np.ndarray]:
 
 def _points(axes: Axes, part: pd.DataFrame) -> None:
     for name, group in style.groups(part):
-        axes.errorbar(group["compulsory_bytes"] / 1e6, group["gb_per_s"], yerr=_rates(group), alpha=0.8, color=style.color(name), elinewidth=1, **style.marker(name))  # fmt: skip
+        axes.errorbar(
+            group["compulsory_bytes"] / 1e6,
+            group["gb_per_s"],
+            yerr=_rates(group),
+            alpha=0.8,
+            color=style.color(name),
+            elinewidth=1,
+            **style.marker(name),
+        )
     axes.set(xscale="log", xlabel="compulsory bytes of a call (MB)")
     style.plain_log(axes.xaxis)
 
@@ -51,7 +74,14 @@ def _bars(axes: Axes, part: pd.DataFrame) -> None:
         repeat = group.groupby("compulsory_bytes").cumcount()
         at = group["compulsory_bytes"].map(sizes.index) + (i - (len(found) - 1) / 2) * width
         thin = width / (repeat.max() + 1)
-        axes.bar(at + (repeat - repeat.max() / 2) * thin, group["gb_per_s"], thin * 0.9, yerr=_rates(group), color=style.color(name), error_kw={"elinewidth": 1})  # fmt: skip
+        axes.bar(
+            at + (repeat - repeat.max() / 2) * thin,
+            group["gb_per_s"],
+            thin * 0.9,
+            yerr=_rates(group),
+            color=style.color(name),
+            error_kw={"elinewidth": 1},
+        )
     axes.set_xticks(range(len(sizes)), [f"{size / 1e6:,.3g}" for size in sizes])
     axes.set(xlabel="compulsory bytes of a call (MB)")
 
@@ -72,4 +102,6 @@ def _ceiling(axes: Axes, part: pd.DataFrame) -> None:
         axes.set_ylim(top=3 * max(ceiling, part["gb_per_s"].max()))
     else:
         axes.set_ylim(0, 1.15 * max(ceiling, part["gb_per_s"].max()))
-    axes.annotate(f"copy {ceiling:,.0f} GB/s", (0.02, ceiling), xycoords=("axes fraction", "data"), fontsize=7, va="bottom")  # fmt: skip
+    axes.annotate(
+        f"copy {ceiling:,.0f} GB/s", (0.02, ceiling), xycoords=("axes fraction", "data"), fontsize=7, va="bottom"
+    )

@@ -5,15 +5,19 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moe_routing_bench.figures import style
+from moe_routing_bench.config import axes as table_of_axes
+from moe_routing_bench.figures import grouping, style
 
-SAME = ["tokens", "experts", "top_k", "capacity_factor", "skew", "sampler", "seed"]  # equal loads whatever the bench
+# Axes of no effect on the loads; a rule that has one shows in the loads themselves.
+WITHOUT_EFFECT = ("model", "phase", "hidden", "intermediate", "router", "dtype", "packed", "weights", "layout")
+LOADS = [*table_of_axes.names(without=WITHOUT_EFFECT), "load_cv", "drop_rate"]
 
 
 def draw(table: pd.DataFrame) -> Figure:
     """Realised load CV against target skew; drop rate against skew per capacity factor."""
     rows = style.ok(table)
-    rows = rows[rows["skew"].notna() & rows["load_cv"].notna()].drop_duplicates(SAME)
+    rows = rows[rows["skew"].notna() & rows["load_cv"].notna()]
+    rows = routings(rows)
     figure, (left, right) = style.canvas(1, 2, 11, 4.8)
     _loads(left, rows) if len(rows) else style.empty(left, "no ok row has a skew and a load")
     drops = rows[rows["drop_rate"].notna()]
@@ -21,14 +25,32 @@ def draw(table: pd.DataFrame) -> Figure:
     return style.finish(figure, "Load imbalance and drops against skew", rows)
 
 
+def routings(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row per routing: benches that were measured on the same assignments have the same loads and drops."""
+    return rows.drop_duplicates(LOADS)
+
+
 def _loads(axes: Axes, rows: pd.DataFrame) -> None:
     counts = sorted(rows["experts"].dropna().astype(int).unique())
     colors = dict(zip(map(str, counts), sns.color_palette("viridis", len(counts)), strict=True))
     experts = rows["experts"].map(lambda v: f"{v:.0f}")
-    sns.scatterplot(rows, x="skew", y="load_cv", hue=experts, hue_order=list(colors), palette=colors, style=rows["sampler"].fillna("trace").astype(str), ax=axes, alpha=0.8, s=45)  # fmt: skip
+    sns.scatterplot(
+        rows,
+        x="skew",
+        y="load_cv",
+        hue=experts,
+        hue_order=list(colors),
+        palette=colors,
+        style=rows["sampler"].fillna("trace").astype(str),
+        ax=axes,
+        alpha=0.8,
+        s=45,
+    )
     top = max(rows["skew"].max(), rows["load_cv"].max(), 0.1)
     axes.plot([0, top], [0, top], ls="--", color="0.4", lw=1, label="as asked")
-    axes.set(xlabel="target: CV of expected tokens per expert (skew)", ylabel="realised CV of tokens per expert", title=f"load CV (n = {len(rows)} routings)")  # fmt: skip
+    axes.set(xlabel="target: CV of expected tokens per expert (skew)", ylabel="realised CV of tokens per expert")
+    shown = (*WITHOUT_EFFECT, "skew", "experts", "sampler")
+    axes.set_title(f"load CV\n{grouping.differing(rows, f'{len(rows)} routings', but=shown)}", fontsize=9)
     axes.legend(title="experts, sampler", fontsize=7, title_fontsize=7, frameon=False)
 
 
@@ -39,6 +61,17 @@ def _drops(axes: Axes, rows: pd.DataFrame) -> None:
         middle = percent.median()
         ends = style.bars(middle, percent.min(), percent.max())
         name = "none" if factor == float("inf") else f"{factor:g}"
-        axes.errorbar(middle.index, middle, yerr=ends, marker="o", ms=4, capsize=2, color=color, label=f"{name} (n = {percent.size().sum()})")  # fmt: skip
-    axes.set(xlabel="target: CV of expected tokens per expert (skew)", ylabel="dropped assignments (%)", title="drop rate (median; bars: range over routings)")  # fmt: skip
+        axes.errorbar(
+            middle.index,
+            middle,
+            yerr=ends,
+            marker="o",
+            ms=4,
+            capsize=2,
+            color=color,
+            label=f"{name} (n = {percent.size().sum()})",
+        )
+    axes.set(xlabel="target: CV of expected tokens per expert (skew)", ylabel="dropped assignments (%)")
+    over = grouping.differing(rows, "routings", ["capacity_factor", "skew"], WITHOUT_EFFECT)
+    axes.set_title(f"drop rate: median and (bars) range over\n{over}", fontsize=9)
     axes.legend(title="capacity factor", fontsize=7, title_fontsize=7, frameon=False)

@@ -1,27 +1,29 @@
-"""Layer time against what it costs: dropped assignments, padded rows. One shape, one column a skew."""
+"""Time of a composite with experts against what it costs: dropped assignments, padded rows. One shape, one column per skew."""
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moe_routing_bench.figures import style
+from moe_routing_bench.config import axes as table_of_axes
+from moe_routing_bench.figures import grouping, style
 
-SHAPE = ["model", "phase", "tokens", "hidden", "intermediate", "experts", "top_k", "dtype", "router"]
+# All that cells must agree in; an implementation of a composite has a layout of its own.
+SHAPE = ["bench", *table_of_axes.names(without=("skew", "capacity_factor", "layout"))]
 COSTS = (("drop_rate", "dropped assignments (%)"), ("padding_waste", "rows beyond the kept assignments (%)"))
 
 
 def draw(table: pd.DataFrame) -> Figure:
     """Time against drops (above) and padding (below) of the shape with the most skews and capacity factors."""
-    rows = style.ok(table, "layer")
-    rows = rows[rows["skew"].notna() & rows["drop_rate"].notna()]
-    title = "Layer time against drops and padding"
+    rows = style.ok(table, *grouping.COMPOSITES)
+    rows = rows[rows["skew"].notna() & rows["drop_rate"].notna() & (rows["flops"] > 0)]
+    title = "Time against drops and padding"
     if rows.empty:
         figure, (axes,) = style.canvas(1, 1, 8, 4)
-        style.empty(axes, style.why(table, "layer"))
+        style.empty(axes, style.why(table, *grouping.COMPOSITES))
         return style.finish(figure, title, rows)
     groups = [group for _, group in rows.groupby(SHAPE, dropna=False)]
     shown = max(groups, key=lambda g: len(g.drop_duplicates(["skew", "capacity_factor"])))
-    skews = sorted(shown["skew"].unique())
+    skews, bench = sorted(shown["skew"].unique()), shown["bench"].iloc[0]
     figure, panels = style.canvas(2, len(skews), max(9, 3.2 * len(skews)), 6.6)
     for i, (column, label) in enumerate(COSTS):
         for j, skew in enumerate(skews):
@@ -32,26 +34,49 @@ def draw(table: pd.DataFrame) -> Figure:
                 continue
             _points(axes, points.assign(x=points[column].astype(float) * 100))
             axes.set(
-                xlabel=label, ylabel="layer time (µs)" if j == 0 else "", title=f"skew {skew:g} (n = {len(points)})"
+                xlabel=label,
+                ylabel=f"{bench} time (µs)" if j == 0 else "",
+                title=f"skew {skew:g} (n = {_count(points)})",
             )
             axes.set_ylim(0, 1.12 * shown["ci_high_us"].max())
     names = style.ordered(shown["implementation"])
-    figure.legend(handles=style.handles(names), loc="outside right center", frameon=False, fontsize=8, title="dashed: Pareto front\nbars: 95 % CI\nlabels: capacity factor", title_fontsize=7)  # fmt: skip
-    return style.finish(figure, f"{title}\n{_name(shown.iloc[0])}, {len(groups)} shape{'s' * (len(groups) > 1)} measured", shown)  # fmt: skip
+    figure.legend(
+        handles=style.handles(names),
+        loc="outside right center",
+        frameon=False,
+        fontsize=8,
+        title="dashed: Pareto front\nof the points of a card\nbars: 95 % CI\nlabels: capacity factor",
+        title_fontsize=7,
+    )
+    name = grouping.labels(shown, but=("skew", "capacity_factor", "layout")).iloc[0]
+    number = f"{len(groups)} shape{'s' * (len(groups) > 1)} measured"
+    return style.finish(figure, f"{title}\n{bench}: {name}, {number}", shown)
 
 
-def _name(row: pd.Series) -> str:
-    model = f"{row['model']} " if isinstance(row["model"], str) else ""
-    return f"{model}T{row['tokens']:.0f} H{row['hidden']:.0f} I{row['intermediate']:.0f} E{row['experts']:.0f} k{row['top_k']:.0f}"
+def _count(points: pd.DataFrame) -> str:
+    """The number of points, and of the cards that they were measured on where these are several."""
+    cards = grouping.card(points).nunique()
+    return f"{len(points)}" + (f", {cards} cards" if cards > 1 else "")
 
 
 def _points(axes: Axes, points: pd.DataFrame) -> None:
     for name, group in style.groups(points):
         ends = style.bars(group["median_us"], group["ci_low_us"], group["ci_high_us"])
-        axes.errorbar(group["x"], group["median_us"], yerr=ends, alpha=0.85, color=style.color(name), elinewidth=1, **style.marker(name))  # fmt: skip
-    edge = style.front(points, "x", "median_us")
-    axes.step(edge["x"], edge["median_us"], where="post", color="0.2", lw=1, ls="--")
+        axes.errorbar(
+            group["x"],
+            group["median_us"],
+            yerr=ends,
+            alpha=0.85,
+            color=style.color(name),
+            elinewidth=1,
+            **style.marker(name),
+        )
+    for _, own in points.groupby(grouping.card(points)):  # times of two cards are not compared
+        edge = style.front(own, "x", "median_us")
+        axes.step(edge["x"], edge["median_us"], where="post", color="0.2", lw=1, ls="--")
     for x, group in points.groupby("x"):
         factors = ", ".join("none" if pd.isna(f) else f"{f:g}" for f in sorted(group["capacity_factor"].unique()))
-        axes.annotate(factors, (x, group["ci_high_us"].max()), (-8, 4), textcoords="offset points", fontsize=6, color="0.35")  # fmt: skip
+        axes.annotate(
+            factors, (x, group["ci_high_us"].max()), (-8, 4), textcoords="offset points", fontsize=6, color="0.35"
+        )
     axes.margins(x=0.15)

@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 
 from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures import style
-from moe_routing_bench.quality import perft_summary
-from moe_routing_bench.quality.adaptation import VARIANTS
+from moe_routing_bench.grid.adaptation_spec import VARIANTS
+from moe_routing_bench.quality.comparison import perft_summary
 
 TITLE = "Routed fine-tuning: loss against parameters"
 _COLORS = dict(zip(VARIANTS, sns.color_palette("colorblind"), strict=False))
@@ -17,7 +17,7 @@ _PANELS = (("params", "trainable parameters"), ("active_params", "trainable para
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Loss on the new text in a row of two panels an entry of the config: raw, with no axis that combines it with parameters."""
+    """Loss on the new text in a row of two panels per entry of the config: raw, with no axis that combines it with parameters."""
     found = perft_summary.summary(table)
     if found.empty:
         return quality.nothing(TITLE, table.iloc[:0], "no final adaptation of a trained run", what="adaptations")

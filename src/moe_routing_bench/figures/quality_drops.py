@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
+from moe_routing_bench.figures import quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
-from moe_routing_bench.figures import style
 from moe_routing_bench.routers.zoo import ZOO
 
 TITLE = "Drops of trained routers against capacity"
@@ -28,12 +28,12 @@ def floor(factor: float, tokens: int, top_k: int, experts: int) -> float:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """One panel a config: what each rule leaves over the capacity at every factor, and what it was trained with."""
-    rows = quality.finals(table, "drop_rate_by_factor")
-    contests = quality.contests(rows)
+    """One panel per config: what each rule leaves over the capacity at every factor, and what it was trained with."""
+    rows = quality_rows.finals(table, "drop_rate_by_factor")
+    contests = quality_rows.contests(rows)
     figure, axes, found = quality.panels(contests, 1, 8, 4.6)
     if not contests:
-        style.empty(axes[0], quality.why(table, "drops by capacity factor"))
+        style.empty(axes[0], quality_rows.why(table, "drops by capacity factor"))
         return quality.finish(figure, TITLE, rows)
     for title, group, (panel,) in found:
         _panel(panel, group, title)
@@ -44,10 +44,10 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
     ends = []
-    for name, group in quality.ordered(rows):
+    for name, group in quality_rows.ordered(rows):
         factors = np.array(group["capacity_factors"].iloc[0], dtype=float)
         shares = pd.DataFrame([100 * np.array(one) for one in group["drop_rate_by_factor"]])
-        mean, half = np.array([quality.interval(shares[column]) for column in shares]).T
+        mean, half = np.array([quality_rows.interval(shares[column]) for column in shares]).T
         router, causal = group["router"].iloc[0], bool(group["causal"].iloc[0])
         mark = quality.marker(router, causal) | {"ls": "-" if causal else "--", "lw": 1, "ms": 3}
         axes.errorbar(factors, mean, yerr=half, color=quality.color(router), elinewidth=1, **mark)
@@ -60,7 +60,14 @@ def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
     tokens, experts = int(rows["batch"].iloc[0] * rows["sequence"].iloc[0]), int(rows["experts"].iloc[0])
     for top_k in sorted({_choices(row) for row in rows.to_dict("records")}):
         share = [100 * floor(factor, tokens, top_k, experts) for factor in span]
-        axes.plot(span, share, color="black", lw=1.2, ls=":" if top_k == 1 else "-", label=f"uniform at random, k={top_k}, {tokens:,} tokens")  # fmt: skip
+        axes.plot(
+            span,
+            share,
+            color="black",
+            lw=1.2,
+            ls=":" if top_k == 1 else "-",
+            label=f"uniform at random, k={top_k}, {tokens:,} tokens",
+        )
     axes.set(
         xlabel="capacity factor", ylabel="choices over the capacity (%)", ylim=(-0.5, min(100.0, axes.get_ylim()[1]))
     )

@@ -4,27 +4,31 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from moe_routing_bench.figures import quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
-from moe_routing_bench.figures import style
-from moe_routing_bench.quality import compare
-from moe_routing_bench.quality.run import DENSE
+from moe_routing_bench.grid.run_spec import DENSE
+from moe_routing_bench.quality.comparison import compare
 
 X, Y = "train_tokens_per_s", "bits_per_byte"
 TITLE = "Quality against training speed"
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """One row a number of experts; causal rules left, the others right."""
-    rows = compare.with_speeds(quality.finals(table, X, Y))
-    contests = quality.contests(rows)
+    """One row per number of experts; causal rules left, the others right."""
+    rows = compare.with_speeds(quality_rows.finals(table, X, Y))
+    contests = quality_rows.contests(rows)
     figure, axes, found = quality.panels(contests, 2, 13, 4.6)
     if not contests:
-        style.empty(axes[0], quality.why(table, "a loss and a speed"))
+        style.empty(axes[0], quality_rows.why(table, "a loss and a speed"))
         return quality.finish(figure, TITLE, rows, timed=True)
     for title, group, (left, right) in found:
         causal = group["causal"].astype(bool)
         _panel(left, group[causal], f"{title}\ncausal rules")
-        _panel(right, group[~causal], f"{quality.NOT_CAUSAL} rules that see later tokens\n(own scale: their loss means something else)")  # fmt: skip
+        _panel(
+            right,
+            group[~causal],
+            f"{quality_rows.NOT_CAUSAL} rules that see later tokens\n(own scale: their loss means something else)",
+        )
     shown = pd.concat(group for _, group in contests)
     blocks = ", 95 % CI over its blocks" if shown["step_half_width_ms"].notna().any() else ""
     return quality.finish(figure, TITLE, shown, f"speed: {compare.timed(shown)}{blocks}", timed=True)
@@ -39,7 +43,10 @@ def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
     if rows.empty:
         style.empty(axes, "no such rule was trained")
         return
-    found = [(name, group["router"].iloc[0], *quality.cross(axes, group, X, Y, _of_blocks(group))) for name, group in quality.ordered(rows)]  # fmt: skip
+    found = [
+        (name, group["router"].iloc[0], *quality.cross(axes, group, X, Y, _of_blocks(group)))
+        for name, group in quality_rows.ordered(rows)
+    ]
     for _, router, x, y in found:
         if router == DENSE:
             axes.axvline(x, color="0.3", lw=0.8, ls=":")

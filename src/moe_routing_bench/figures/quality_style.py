@@ -1,4 +1,4 @@
-"""What the figures of training runs share: who competes with whom, colours by router, labels that never overlap, a footer."""
+"""The look of the figures of training runs: colours by router, labels that never overlap, a footer."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -12,70 +12,15 @@ from matplotlib.figure import Figure
 from scipy.optimize import isotonic_regression
 
 from moe_routing_bench.figures import style
-from moe_routing_bench.platforms import CPU
-from moe_routing_bench.quality import compare
-from moe_routing_bench.quality.run import DENSE
+from moe_routing_bench.figures.quality_rows import NOT_CAUSAL, interval, ordered, over_tokens
+from moe_routing_bench.grid.run_spec import DENSE
 from moe_routing_bench.routers.zoo import ZOO
+from moe_routing_bench.store.platforms import CPU
 
-NOT_CAUSAL = "†"
 _COLORS = sns.color_palette("colorblind", 10).as_hex() + sns.color_palette("dark", 10).as_hex()
 _SHAPES = "ovsDP<>X"
 _LABEL = 6.5  # points
 _PAPER = {"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 0.5}  # behind text that lines may cross
-
-
-def finals(table: pd.DataFrame, *needed: str) -> pd.DataFrame:
-    """The last evaluation of each final run that has a value in all `needed` columns, with its `contestant`."""
-    rows = _marked(compare.finals(table))
-    return rows[rows[list(needed)].notna().all(axis=1)] if needed else rows
-
-
-def history(table: pd.DataFrame, *needed: str) -> pd.DataFrame:
-    """The same for every evaluation."""
-    names = compare.finals(table)[["run", "contestant"]]
-    rows = _marked(table[table["purpose"] == "final"].merge(names, on="run"))
-    return rows[rows[list(needed)].notna().all(axis=1)]
-
-
-def _marked(rows: pd.DataFrame) -> pd.DataFrame:
-    """Contestants that see later tokens carry the mark in their name."""
-    names = rows["contestant"].astype(str)
-    return rows.assign(contestant=names.where(rows["causal"].astype(bool), names + f" {NOT_CAUSAL}"))
-
-
-def why(table: pd.DataFrame, what: str) -> str:
-    """Why nothing can be drawn of the training runs."""
-    runs = table.loc[table["purpose"] == "final", "run"].nunique()
-    return f"none of {runs} final runs has {what}" if runs else "no final training run"
-
-
-def contests(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Rows that may be compared, with a title: for each number of experts the config with the most routers."""
-    found: dict[int, pd.DataFrame] = {}
-    for _, group in rows.groupby("label", sort=False):
-        experts = int(group["experts"].iloc[0])
-        if experts not in found or group["router"].nunique() > found[experts]["router"].nunique():
-            found[experts] = group
-    return [(describe(found[experts]), found[experts]) for experts in sorted(found)]
-
-
-def describe(rows: pd.DataFrame) -> str:
-    """A config in words: its label, sizes and seeds."""
-    one = rows.iloc[0]
-    seeds = rows["seed"].nunique()
-    least, most = (f"{value / 1e6:.3g}" for value in (rows["params"].min(), rows["params"].max()))
-    sizes = most if least == most else f"{least} to {most}"
-    return f"{one['label']}: E={one['experts']:.0f}, k={one['top_k']:.0f}, {sizes} M parameters, {one['steps']:,.0f} steps (n = {seeds} seed{'s' * (seeds > 1)})"
-
-
-def varied(rows: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame]]:
-    """The runs of each rule of a config that has several values in a column, with a title."""
-    groups = [group for _, group in rows.groupby(["label", "router"], sort=False) if group[column].nunique() > 1]
-    marks = ("" if group["causal"].all() else f" {NOT_CAUSAL}" for group in groups)
-    return [
-        (f"{group['router'].iloc[0]}{mark}\n{describe(group)}", group)
-        for group, mark in zip(groups, marks, strict=True)
-    ]
 
 
 def nothing(title: str, rows: pd.DataFrame, reason: str, what: str = "training runs") -> Figure:
@@ -83,26 +28,6 @@ def nothing(title: str, rows: pd.DataFrame, reason: str, what: str = "training r
     figure, (axes,) = style.canvas(1, 1, 8, 4)
     style.empty(axes, reason)
     return finish(figure, title, rows, what=what)
-
-
-def ordered(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The rows of each contestant: dense first, then in the order of the zoo."""
-    rank = {DENSE: -1} | {name: number for number, name in enumerate(ZOO)}
-    groups = [(str(name), group) for name, group in rows.groupby("contestant")]
-    return sorted(groups, key=lambda pair: (rank.get(pair[1]["router"].iloc[0], len(rank)), pair[0]))
-
-
-def interval(values: pd.Series) -> tuple[float, float]:
-    """Mean and half of its 95 % interval; 0 for one value, which has none."""
-    kept = values.dropna().to_numpy(float)
-    return float(kept.mean()), float(np.nan_to_num(compare.half_width(kept)))
-
-
-def over_tokens(rows: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bytes trained on (in millions), and at each the mean over seeds and half of its 95 % interval."""
-    groups = [(tokens / 1e6, *interval(group)) for tokens, group in rows.groupby("tokens_seen")[column]]
-    x, mean, half = np.array(groups, dtype=float).T
-    return x, mean, half
 
 
 def band(axes: Axes, x: np.ndarray, mean: np.ndarray, half: np.ndarray, tint: str, bands: int, line: str = "-") -> None:
@@ -147,12 +72,12 @@ def cross(axes: Axes, rows: pd.DataFrame, x: str, y: str, x_least: float = 0) ->
     (x_mean, x_half), (y_mean, y_half) = interval(rows[x]), interval(rows[y])
     x_half = max(x_half, x_least)
     router, causal = rows["router"].iloc[0], bool(rows["causal"].iloc[0])
-    axes.errorbar(x_mean, y_mean, xerr=x_half, yerr=y_half, color=color(router), elinewidth=1, **marker(router, causal))  # fmt: skip
+    axes.errorbar(x_mean, y_mean, xerr=x_half, yerr=y_half, color=color(router), elinewidth=1, **marker(router, causal))
     return x_mean, y_mean
 
 
 def paired(axes: Axes, rows: pd.DataFrame, key: str, names: Sequence[str], column: str) -> None:
-    """Runs of one rule by what `key` says of them: a grey line a seed, and means with their 95 % intervals in words, too."""
+    """Runs of one rule by what `key` says of them: a grey line per seed, and means with their 95 % intervals in words, too."""
     by_seed = rows.pivot_table(index="seed", columns=key, values=column)[list(names)]
     router, causal = rows["router"].iloc[0], bool(rows["causal"].iloc[0])
     for values in by_seed.to_numpy():
@@ -202,8 +127,10 @@ def label(axes: Axes, points: Sequence[tuple[float, float, str, str]], left: boo
         )  # fmt: skip
 
 
-def panels(contests: Sequence[tuple[str, pd.DataFrame]], columns: int, width: float, height: float) -> tuple[Figure, list[Axes], Iterator[tuple[str, pd.DataFrame, list[Axes]]]]:  # fmt: skip
-    """A row of panels a contest, or two contests a row where each has one panel; `width` and `height` are those of a contest.
+def panels(
+    contests: Sequence[tuple[str, pd.DataFrame]], columns: int, width: float, height: float
+) -> tuple[Figure, list[Axes], Iterator[tuple[str, pd.DataFrame, list[Axes]]]]:
+    """A row of panels per contest, or two contests per row where each has one panel; `width` and `height` are those of a contest.
 
     Without a contest a single panel, to say why, and nothing to iterate over.
     """
@@ -237,7 +164,9 @@ def provenance(rows: pd.DataFrame, what: str) -> str:
         return f"no {what}"
     days = sorted({str(day)[:10] for day in rows["ended_at"].dropna()}) or ["date unknown"]
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    machine, torch = (", ".join(dict.fromkeys(map(str, rows[name].dropna()))) or "unknown" for name in ("device", "torch_version"))  # fmt: skip
+    machine, torch = (
+        ", ".join(dict.fromkeys(map(str, rows[name].dropna()))) or "unknown" for name in ("device", "torch_version")
+    )
     seen = "" if rows["causal"].all() else f" | {NOT_CAUSAL} sees later tokens: not ranked with the others"
     drawn = "means over seeds, 95 % CI by Student's t"
     if rows["seed"].nunique() == 1:

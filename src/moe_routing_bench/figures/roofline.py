@@ -1,41 +1,52 @@
-"""The layer under the measured roofs, and how near to the copy bandwidth the stages that move data come."""
+"""Composites with experts under the measured roofs, and how near to the copy bandwidth the benches that only move data come."""
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moe_routing_bench.benches import BENCHES
-from moe_routing_bench.figures import style
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.figures import grouping, style
 
 
 def draw(table: pd.DataFrame) -> Figure:
     """Left: TFLOP/s over FLOPs per byte with the roofs. Right: share of copy per bench and implementation."""
     rows = style.ok(table)
-    layer = rows[
-        (rows["bench"] == "layer") & (rows["flops"] > 0) & (rows["compulsory_bytes"] > 0) & rows["tflops"].notna()
-    ]
+    whole = rows[rows["bench"].isin(grouping.COMPOSITES) & (rows["flops"] > 0)]
+    whole = whole[(whole["compulsory_bytes"] > 0) & whole["tflops"].notna()]
     moving = rows[(rows["flops"] == 0) & (rows["share_of_copy"] > 0)]
     figure, (left, right) = style.canvas(1, 2, 12, 5)
-    _roofs(left, layer) if len(layer) else style.empty(left, style.why(table, "layer"))
+    _roofs(left, whole) if len(whole) else style.empty(left, style.why(table, *grouping.COMPOSITES))
     _strip(right, moving) if len(moving) else style.empty(right, "no row of a stage that only moves data is ok")
-    return style.finish(figure, "Roofline: against the ceilings measured in the same processes", rows)
+    note = "one point per row; left: " + grouping.differing(whole, "rows", ["bench", "implementation"])
+    note += "; right: " + grouping.differing(moving, "rows", ["bench", "implementation"])
+    return style.finish(figure, "Roofline: against the ceilings measured in the same processes", rows, note)
 
 
-def _roofs(axes: Axes, layer: pd.DataFrame) -> None:
-    bandwidth, peak = layer["copy_gb_per_s"].median(), layer["peak_tflops"].median()
-    x = (layer["flops"] / layer["compulsory_bytes"]).astype(float)
-    title = f"layer (n = {len(layer)} rows; bars: 95 % CI)"
+def _roofs(axes: Axes, rows: pd.DataFrame) -> None:
+    bandwidth, peak = rows["copy_gb_per_s"].median(), rows["peak_tflops"].median()
+    x = (rows["flops"] / rows["compulsory_bytes"]).astype(float)
+    title = f"{', '.join(rows['bench'].unique())} (n = {len(rows)} rows; bars: 95 % CI)"
     if bandwidth > 0 and peak > 0:
         span = np.geomspace(x.min() / 3, max(x.max() * 3, 4e3 * peak / bandwidth), 200)
         axes.plot(span, np.minimum(span * bandwidth / 1e3, peak), color="0.3", ls="--", lw=1)
         title += f"\nroofs: copy {bandwidth:,.0f} GB/s, bf16 matmul {peak:,.3g} TFLOP/s"
-    for name, group in style.groups(layer):
+    for name, group in style.groups(rows):
         low, high = (group["flops"] / group[end] / 1e6 for end in ("ci_high_us", "ci_low_us"))
-        axes.errorbar(x[group.index], group["tflops"], yerr=style.bars(group["tflops"], low, high), alpha=0.8, color=style.color(name), elinewidth=1, **style.marker(name))  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity (FLOP / compulsory byte)", ylabel="achieved TFLOP/s")  # fmt: skip
+        axes.errorbar(
+            x[group.index],
+            group["tflops"],
+            yerr=style.bars(group["tflops"], low, high),
+            alpha=0.8,
+            color=style.color(name),
+            elinewidth=1,
+            **style.marker(name),
+        )
+    axes.set(
+        xscale="log", yscale="log", xlabel="arithmetic intensity (FLOP / compulsory byte)", ylabel="achieved TFLOP/s"
+    )
     axes.set_title(title, fontsize=9)
-    style.legend(axes, layer["implementation"], loc="lower right")
+    style.legend(axes, rows["implementation"], loc="lower right")
 
 
 def _strip(axes: Axes, moving: pd.DataFrame) -> None:

@@ -5,9 +5,9 @@ import pandas as pd
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
+from moe_routing_bench.figures import quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
-from moe_routing_bench.figures import style
-from moe_routing_bench.quality.specialisation import mean_bits
+from moe_routing_bench.quality.comparison.specialisation import mean_bits
 
 TITLE = "Expert specialisation"
 SHOWN = ("softk", "switch_top1", "deepseek_v3", "hash_balanced", "hash_position", "expert_choice")
@@ -16,23 +16,25 @@ _MOST = 3.0  # times as often as an average byte: the end of the scale
 
 def draw(table: pd.DataFrame) -> Figure:
     """Rows: routers. Columns: layers. Each map is domains by experts."""
-    rows = quality.finals(table, "load_by_domain")
+    rows = quality_rows.finals(table, "load_by_domain")
     rows = rows[rows["domains"].map(len) > 1] if len(rows) else rows
-    contests = quality.contests(rows)
+    contests = quality_rows.contests(rows)
     if not contests:
-        return quality.nothing(TITLE, rows, quality.why(table, "the loads of several domains"))
+        return quality.nothing(TITLE, rows, quality_rows.why(table, "the loads of several domains"))
     title, group = max(contests, key=lambda contest: contest[1]["router"].nunique())
-    by_name = dict(quality.ordered(group))
+    by_name = dict(quality_rows.ordered(group))
     chosen = [name for router in SHOWN for name, one in by_name.items() if one["router"].iloc[0] == router]
     chosen = (chosen or list(by_name))[: len(SHOWN)]
     first = {name: by_name[name].sort_values("seed").iloc[0] for name in chosen}
     columns = max(len(row["load_by_domain"]) for row in first.values())
     experts = max(len(layer[0]) for row in first.values() for layer in row["load_by_domain"])
-    figure, panels = style.canvas(len(chosen), columns, max(8, columns * (1.4 + 0.16 * experts)), 1.0 + 1.35 * len(chosen))  # fmt: skip
+    figure, panels = style.canvas(
+        len(chosen), columns, max(8, columns * (1.4 + 0.16 * experts)), 1.0 + 1.35 * len(chosen)
+    )
     norm, image = TwoSlopeNorm(1, 0, _MOST), None
     for number, (name, row) in enumerate(first.items()):
         bits = [mean_bits(loads) for loads in by_name[name]["load_by_domain"]]
-        mean, half = quality.interval(pd.Series(bits))
+        mean, half = quality_rows.interval(pd.Series(bits))
         for layer in range(columns):
             axes = panels[number * columns + layer]
             if layer >= len(row["load_by_domain"]):

@@ -5,31 +5,35 @@ import seaborn as sns
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from moe_routing_bench.benches import BENCHES
-from moe_routing_bench.figures import style
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.figures import grouping, style
 
 MOST_SHAPES = 25
-_PARTS = (("T", "tokens"), ("H", "hidden"), ("E", "experts"), ("k", "top_k"))
+_SHAPE = ("tokens", "hidden", "experts", "top_k")
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Heatmap: shapes down, bench and implementation across; medians over skew, capacity, dtype and router."""
+    """Heatmap: shapes down, bench and implementation across; medians over the cells of a shape, of which the subtitle says in what they differ."""
     rows = style.ok(table)
     rows = rows[(rows["implementation"] != rows["baseline"]) & (rows["speedup"] > 0)]
     if rows.empty:
         figure, (axes,) = style.canvas(1, 1, 9, 3)
         style.empty(axes, f"no implementation besides the baseline is ok; {style.why(table)}")
         return style.finish(figure, "Speed-up over the bench's baseline", rows)
-    shape = rows.apply(lambda r: " ".join(f"{p}{r[c]:.0f}" for p, c in _PARTS if not pd.isna(r[c])), axis=1)
     unsure = (rows["speedup_ci_low"] <= 1) & (rows["speedup_ci_high"] >= 1)
-    cells = rows.assign(shape=shape, what=rows["bench"] + ": " + rows["implementation"], unsure=unsure.astype(float))
+    cells = rows.assign(
+        shape=grouping.shape(rows, _SHAPE),
+        what=rows["bench"] + ": " + rows["implementation"],
+        unsure=unsure.astype(float),
+    )
     every = cells.pivot_table(index="shape", columns="what", values="speedup", aggfunc="median")
     keep = informative(every)
-    order = cells.sort_values(["tokens", "hidden", "experts", "top_k"])["shape"].drop_duplicates()
+    order = cells.sort_values(list(_SHAPE))["shape"].drop_duplicates()
     columns = [c for b in BENCHES for c in (f"{b}: {n}" for n in style.ordered(rows["implementation"])) if c in every]
     grid = every.loc[[s for s in order if s in keep], columns]
     share = cells.pivot_table(index="shape", columns="what", values="unsure").reindex_like(grid)
-    return _heatmap(grid, share, rows, len(every))
+    shown = cells[cells["shape"].isin(keep)]
+    return _heatmap(grid, share, shown, len(every))
 
 
 def informative(grid: pd.DataFrame) -> set[str]:
@@ -44,15 +48,28 @@ def _heatmap(grid: pd.DataFrame, unsure: pd.DataFrame, rows: pd.DataFrame, shape
     span = max(grid.max().max(), 1 / grid.min().min(), 1.5)
     text = grid.map(lambda v: "" if pd.isna(v) else f"{v:.2f}")
     text = text.where(~(unsure >= 0.5), text + " ≈")
-    sns.heatmap(grid, ax=axes, cmap="RdBu", norm=LogNorm(1 / span, span), annot=text, fmt="", annot_kws={"size": 7}, linewidths=0.5, cbar_kws={"label": "baseline time / time (above 1 is faster)"})  # fmt: skip
+    sns.heatmap(
+        grid,
+        ax=axes,
+        cmap="RdBu",
+        norm=LogNorm(1 / span, span),
+        annot=text,
+        fmt="",
+        annot_kws={"size": 7},
+        linewidths=0.5,
+        cbar_kws={"label": "baseline time / time (above 1 is faster)"},
+    )
     scale = axes.collections[0].colorbar
-    ticks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.75, 1, 1.33, 2, 5, 10, 20, 50, 100) if 1 / span <= t <= span]  # fmt: skip
+    ticks = [
+        t for t in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.75, 1, 1.33, 2, 5, 10, 20, 50, 100) if 1 / span <= t <= span
+    ]
     scale.set_ticks(ticks, labels=[f"{t:g}" for t in ticks])
     scale.minorticks_off()
     axes.set(
         xlabel="≈: the 95 % CI includes 1 in at least half of the cells; blank: not ok or not asked for", ylabel=""
     )
-    axes.set_title(f"{len(grid)} of {shapes} shapes; medians over skew, capacity, dtype, layout and router", fontsize=8)
+    over = grouping.differing(rows, "cells", by=["what", "shape"])
+    axes.set_title(f"{len(grid)} of {shapes} shapes; medians over {over}", fontsize=8)
     axes.tick_params(axis="y", rotation=0, labelsize=7)
     axes.tick_params(axis="x", rotation=60, labelsize=8)
     axes.grid(False)

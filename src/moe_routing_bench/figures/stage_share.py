@@ -1,41 +1,44 @@
-"""Where the time of the layer goes, stage by stage."""
+"""Where the time of composites goes, stage by stage."""
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.patches import Patch
 
-from moe_routing_bench.figures import style
+from moe_routing_bench.figures import grouping, style
 
 MOST_BARS = 18
-TITLE = "Where the layer's time goes: share of the stages' times"
+TITLE = "Where the time goes: share of the stages' times"
+_HATCHES = ("//", "\\\\", "..", "++")  # of the second and later stages of a fused part
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Stacked bars of stage shares, whole cells at a time, a cell of every model first, at most about MOST_BARS."""
-    rows = style.ok(table, "layer")
+    """One panel per composite: stacked bars of stage shares, whole cells at a time."""
+    rows = style.ok(table, *grouping.COMPOSITES)
     rows = rows[[sum(style.stages(value).values()) > 0 for value in rows["stage_us"]]]
-    shown = choose(rows)
-    figure, (axes,) = style.canvas(1, 1, 11, max(3, 1.6 + 0.3 * len(shown)))
-    if shown.empty:
-        style.empty(axes, style.why(table, "layer"))
-        return style.finish(figure, TITLE, shown)
-    for y, (_, row) in enumerate(shown.iterrows()):
-        _bar(axes, y, row)
-    axes.set(yticks=range(len(shown)), xlim=(0, 1.22), xlabel="share of the sum of the stages' times (label: median time of the whole layer, 95 % CI)")  # fmt: skip
-    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
-    axes.set_yticklabels([_label(row) for _, row in shown.iterrows()], fontsize=7)
-    axes.invert_yaxis()
-    axes.grid(False, axis="y")
-    axes.legend(ncols=5, loc="lower center", bbox_to_anchor=(0.4, 1.0), frameon=False, fontsize=8)
-    left_out = len(rows) - len(shown)
-    return style.finish(figure, TITLE + (f" ({left_out} rows not shown)" if left_out else ""), shown)
+    if rows.empty:
+        figure, (axes,) = style.canvas(1, 1, 11, 3)
+        style.empty(axes, style.why(table, *grouping.COMPOSITES))
+        return style.finish(figure, TITLE, rows)
+    found = [(bench, rows[rows["bench"] == bench]) for bench in grouping.COMPOSITES if bench in set(rows["bench"])]
+    shown = {bench: choose(group) for bench, group in found}
+    heights = [len(one) + 5 for one in shown.values()]
+    figure, panels = style.canvas(len(found), 1, 11, 0.3 * sum(heights), height_ratios=heights)
+    for axes, (bench, group) in zip(panels, found, strict=True):
+        left_out = len(group) - len(shown[bench])
+        _panel(axes, shown[bench], bench + (f" ({left_out} rows not shown)" if left_out else ""))
+    return style.finish(figure, TITLE, pd.concat(shown.values()))
 
 
 def choose(rows: pd.DataFrame) -> pd.DataFrame:
-    """The cells to show: each model's cell with most implementations and tokens, then plain shapes, then the rest."""
-    if rows.empty:
-        return rows
-    cells = rows.groupby("cell", sort=True).agg(n=("implementation", "size"), tokens=("tokens", "first"), model=("model", "first"), skew=("skew", "first"))  # fmt: skip
+    """The rows to show, at most about MOST_BARS and only whole cells: one of every model first, then plain shapes.
+
+    Of the cells of a model the one with most implementations and tokens comes first.
+    """
+    cells = rows.groupby("cell", sort=True).agg(
+        n=("implementation", "size"), tokens=("tokens", "first"), model=("model", "first"), skew=("skew", "first")
+    )
     cells = cells.sort_values(["n", "tokens", "skew"], ascending=[False, False, True], kind="stable")
     cells["turn"] = cells.groupby("model", dropna=False).cumcount()
     cells["plain"] = cells["model"].isna()
@@ -44,26 +47,61 @@ def choose(rows: pd.DataFrame) -> pd.DataFrame:
     rank = {cell: i for i, cell in enumerate(keep)}
     names = style.ordered(rows["implementation"])
     shown = rows[rows["cell"].isin(keep)]
-    return shown.assign(_cell=shown["cell"].map(rank), _name=shown["implementation"].map(names.index)).sort_values(["_cell", "_name"]).head(2 * MOST_BARS)  # fmt: skip
+    shown = shown.assign(_cell=shown["cell"].map(rank), _name=shown["implementation"].map(names.index))
+    return shown.sort_values(["_cell", "_name"]).head(2 * MOST_BARS)
+
+
+def _panel(axes: Axes, shown: pd.DataFrame, title: str) -> None:
+    texts = grouping.labels(shown, but=["layout"]) + " | " + shown["implementation"]
+    for y, (_, row) in enumerate(shown.iterrows()):
+        _bar(axes, y, row)
+    axes.set(yticks=range(len(shown)), xlim=(0, 1.22))
+    axes.set_xlabel("share of the sum of the stages' times (label: median time of the whole, 95 % CI)")
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+    axes.set_yticklabels(texts, fontsize=7)
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.set_title(title, loc="left", fontsize=9)
+    parts = ordered(part for value in shown["stage_us"] for part in style.stages(value))
+    axes.legend(
+        [patches(part) for part in parts], [_name(part) for part in parts], handler_map={tuple: HandlerTuple(1)}, handleheight=1.2,
+        ncols=6, loc="lower right", bbox_to_anchor=(1.0, 0.98), frameon=False, fontsize=8,
+    )  # fmt: skip
+
+
+def ordered(parts: object) -> list[str]:
+    """Parts of composites, each once, by their first stage in the order of the stage tables."""
+    order = list(style.STAGES)
+    return sorted(set(parts), key=lambda part: [order.index(stage) for stage in part.split("+")])  # type: ignore[call-overload]
+
+
+def patches(part: str) -> tuple[Patch, ...]:
+    """What a part looks like: the colour of its first stage, hatched in those of the others that are fused with it."""
+    first, *others = (style.STAGES[stage] for stage in part.split("+"))
+    over = [
+        Patch(facecolor="none", edgecolor=color, hatch=_HATCHES[i % len(_HATCHES)], lw=0)
+        for i, color in enumerate(others)
+    ]
+    return (Patch(facecolor=first, lw=0), *over)
+
+
+def _name(part: str) -> str:
+    return f"{part} (fused)" if "+" in part else part
 
 
 def _bar(axes: Axes, y: int, row: pd.Series) -> None:
     times, left = style.stages(row["stage_us"]), 0.0
     total = sum(times.values())
-    for name, color in style.STAGES.items():
-        share = times.get(name, 0.0) / total
-        axes.barh(y, share, left=left, color=color, label=name if y == 0 else None)
+    for name in ordered(times):
+        share = times[name] / total
+        for patch in patches(name):
+            look = {"facecolor": patch.get_facecolor(), "edgecolor": patch.get_edgecolor(), "hatch": patch.get_hatch()}
+            axes.barh(y, share, left=left, lw=0, **look)
         if share > 0.05:
-            axes.text(left + share / 2, y, f"{share:.0%}", ha="center", va="center", fontsize=7, color="white")
+            paper = {"facecolor": style.STAGES[name.split("+")[0]], "lw": 0, "pad": 1} if "+" in name else None
+            axes.text(
+                left + share / 2, y, f"{share:.0%}", ha="center", va="center", fontsize=7, color="white", bbox=paper
+            )
         left += share
     interval = "" if pd.isna(row["ci_low_us"]) else f" [{row['ci_low_us']:,.0f}, {row['ci_high_us']:,.0f}]"
     axes.text(1.01, y, f"{row['median_us']:,.0f} µs{interval}", va="center", fontsize=7)
-
-
-def _label(row: pd.Series) -> str:
-    parts = [("H", "hidden"), ("I", "intermediate"), ("E", "experts"), ("k", "top_k")]
-    plain = " ".join(f"{letter}{row[column]:.0f}" for letter, column in parts if not pd.isna(row[column]))
-    shape = plain if pd.isna(row["model"]) else row["model"]
-    factor = "" if pd.isna(row["capacity_factor"]) else f" cf{row['capacity_factor']:g}"
-    skew = "" if pd.isna(row["skew"]) or not row["skew"] else f" skew{row['skew']:g}"
-    return f"{shape} T{row['tokens']:.0f}{factor}{skew} | {row['implementation']}"

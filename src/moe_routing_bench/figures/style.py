@@ -1,5 +1,6 @@
 """One look for all figures: colours by implementation, a footer that says where the numbers come from, saving."""
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from moe_routing_bench.benches import BENCHES
+from moe_routing_bench.benches.registry import BENCHES
 
 matplotlib.rcParams |= {
     "svg.hashsalt": "moe-routing-bench",
     "font.size": 9,
     "axes.grid": True,
     "grid.alpha": 0.3,
+    "hatch.linewidth": 2.5,
     "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -31,17 +33,10 @@ _FIXED = ("torch", "torch_compile", "triton", "cute", "quack", "torch_loop", "to
 COLORS: dict[str, Any] = dict(zip(_FIXED, _PALETTE, strict=False))  # an addition never moves these
 _SPARE = _PALETTE[len(_FIXED) :] + sns.color_palette("dark", 10).as_hex()
 COLORS |= {name: _SPARE[i % len(_SPARE)] for i, name in enumerate(n for n in NAMES if n not in _FIXED)}
-_SHAPES = (
-    "o",
-    "v",
-    "s",
-    "D",
-    "P",
-    "<",
-    ">",
-    "X",
-)  # a second mark of identity: overlapping points, and no colour vision
-STAGES = dict(zip(("router", "permute", "pack", "experts", "combine"), sns.color_palette("deep", 5), strict=True))
+_SHAPES = "ovsDP<>X"  # a second mark of identity: overlapping points, and no colour vision
+_COMPOSITES = sorted((bench for bench in BENCHES.values() if bench.stages), key=lambda bench: -len(bench.stages))
+_STAGES = list(dict.fromkeys(stage.name for bench in _COMPOSITES for stage in bench.stages))
+STAGES = dict(zip(_STAGES, sns.color_palette("deep", len(_STAGES)), strict=True))  # those of the longest table first
 
 
 def color(name: str) -> Any:
@@ -87,11 +82,11 @@ def why(table: pd.DataFrame, *benches: str) -> str:
     return f"{len(asked) - bad.sum()} of {len(asked)} {what} rows ok\n({counts})"
 
 
-def canvas(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure and its axes in reading order."""
+def canvas(rows: int, columns: int, width: float, height: float, **grid: Any) -> tuple[Figure, list[Axes]]:
+    """A figure and its axes in reading order; `grid` are arguments of ``Figure.subplots``, such as height_ratios."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **grid).flat)
 
 
 def empty(axes: Axes, reason: str) -> None:
@@ -100,11 +95,13 @@ def empty(axes: Axes, reason: str) -> None:
     axes.text(0.5, 0.5, f"no data: {reason}", ha="center", va="center", transform=axes.transAxes)
 
 
-def finish(figure: Figure, title: str, rows: pd.DataFrame) -> Figure:
-    """Title above, provenance below: hardware, versions, days, number of rows and samples."""
+def finish(figure: Figure, title: str, rows: pd.DataFrame, note: str = "") -> Figure:
+    """Title above, provenance below: hardware, versions, days, number of rows and samples; and a note of the figure's own."""
     cpu = not rows.empty and rows["gpu_name"].isna().all()
     figure.suptitle(title + (" (CPU: only ratios are meaningful)" if cpu else ""), fontweight="bold")
-    figure.supxlabel(provenance(rows), fontsize=7, color="0.35")
+    letters = int(figure.get_size_inches()[0] * 72 / (0.58 * 7))
+    lines = [line for text in (provenance(rows), note) for line in textwrap.wrap(text, letters)]
+    figure.supxlabel("\n".join(lines), fontsize=7, color="0.35")
     return figure
 
 
@@ -139,11 +136,11 @@ def legend(axes: Axes, names: Any, **options: Any) -> None:
 
 def bars(middle: pd.Series, low: pd.Series, high: pd.Series) -> list[np.ndarray]:
     """Lengths of error bars below and above; none where an end is missing."""
-    return [np.nan_to_num((middle - low).clip(lower=0).to_numpy(float)), np.nan_to_num((high - middle).clip(lower=0).to_numpy(float))]  # fmt: skip
+    return [np.nan_to_num(length.clip(lower=0).to_numpy(float)) for length in (middle - low, high - middle)]
 
 
 def plain_log(axis: Axis) -> None:
-    """Ticks 1, 2, 5 a decade as plain numbers on a logarithmic axis that spans few decades."""
+    """Ticks 1, 2, 5 per decade as plain numbers on a logarithmic axis that spans few decades."""
     low, high = sorted(axis.get_view_interval())
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / max(low, 1e-300) < 300 else (1,)))
     if high / max(low, 1e-300) < 3:

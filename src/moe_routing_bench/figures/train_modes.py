@@ -3,10 +3,10 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
+from moe_routing_bench.figures import quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
-from moe_routing_bench.figures import style
-from moe_routing_bench.quality.run import TRAIN_MODES
-from moe_routing_bench.quality.specialisation import mean_bits
+from moe_routing_bench.grid.run_spec import TRAIN_MODES
+from moe_routing_bench.quality.comparison.specialisation import mean_bits
 
 TITLE = "Learning to specialise"
 _ROWS = (
@@ -17,11 +17,11 @@ _ROWS = (
 
 def draw(table: pd.DataFrame) -> Figure:
     """Two panels, one above the other, for each rule that was trained in several modes in one config."""
-    rows = quality.finals(table, "load_by_domain")
-    groups = quality.varied(rows, "train_mode")
+    rows = quality_rows.finals(table, "load_by_domain")
+    groups = quality_rows.varied(rows, "train_mode")
     if not groups:
         return quality.nothing(
-            TITLE, rows.iloc[:0], quality.why(table, "another run of its rule in another train mode beside it")
+            TITLE, rows.iloc[:0], quality_rows.why(table, "another run of its rule in another train mode beside it")
         )
     figure, panels = style.canvas(2, len(groups), max(8, 5.5 * len(groups)), 7.6)
     for number, (title, group) in enumerate(groups):

@@ -4,21 +4,21 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from moe_routing_bench.figures import quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
-from moe_routing_bench.figures import style
-from moe_routing_bench.quality.run import DENSE
+from moe_routing_bench.grid.run_spec import DENSE
 
 Y = "bits_per_byte"
 TITLE = "Training curves"
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """One row a number of experts: causal rules, their paired difference to the dense model, rules that see later tokens."""
-    rows = quality.history(table, Y)
-    contests = quality.contests(rows)
+    """One row per number of experts: causal rules, their paired difference to the dense model, rules that see later tokens."""
+    rows = quality_rows.history(table, Y)
+    contests = quality_rows.contests(rows)
     figure, axes, found = quality.panels(contests, 3, 17, 4.6)
     if not contests:
-        style.empty(axes[0], quality.why(table, "a validation loss"))
+        style.empty(axes[0], quality_rows.why(table, "a validation loss"))
         return quality.finish(figure, TITLE, rows)
     for title, group, (left, middle, right) in found:
         causal = group[group["causal"].astype(bool)]
@@ -26,10 +26,22 @@ def draw(table: pd.DataFrame) -> Figure:
         if causal["contestant"].nunique() > 1:
             base, differences = _paired(causal)
             middle.axhline(0, color="black", lw=0.8, ls=":")
-            _curves(middle, differences, "difference", f"bits per byte less those of {base}", f"difference to {base}, paired by seed\n(below 0 is better)")  # fmt: skip
+            _curves(
+                middle,
+                differences,
+                "difference",
+                f"bits per byte less those of {base}",
+                f"difference to {base}, paired by seed\n(below 0 is better)",
+            )
         else:
             style.empty(middle, "no two causal rules to compare")
-        _curves(right, group[~group["causal"].astype(bool)], Y, "validation bits per byte", f"{quality.NOT_CAUSAL} rules that see later tokens\n(own scale: their loss means something else)")  # fmt: skip
+        _curves(
+            right,
+            group[~group["causal"].astype(bool)],
+            Y,
+            "validation bits per byte",
+            f"{quality_rows.NOT_CAUSAL} rules that see later tokens\n(own scale: their loss means something else)",
+        )
     return quality.finish(figure, TITLE, pd.concat(group for _, group in contests))
 
 

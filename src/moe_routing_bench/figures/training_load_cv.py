@@ -3,19 +3,19 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
+from moe_routing_bench.figures import quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
-from moe_routing_bench.figures import style
 
 TITLE = "Load imbalance over training"
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """One panel a number of experts."""
-    rows = quality.history(table, "load_cv")
-    contests = quality.contests(rows)
+    """One panel per number of experts."""
+    rows = quality_rows.history(table, "load_cv")
+    contests = quality_rows.contests(rows)
     figure, axes, found = quality.panels(contests, 1, 8, 4.6)
     if not contests:
-        style.empty(axes[0], quality.why(table, "a load"))
+        style.empty(axes[0], quality_rows.why(table, "a load"))
         return quality.finish(figure, TITLE, rows)
     for title, group, (panel,) in found:
         quality.curves(panel, group, "load_cv", least=-0.1, dashed=True)

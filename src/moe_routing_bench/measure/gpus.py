@@ -7,27 +7,31 @@ with it. No torch, and nothing of CUDA before the GPU is chosen.
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from moe_routing_bench import platforms
+from moe_routing_bench.store import platforms
 
 MOST_SHARERS = 64  # of one GPU
 POLL_SECONDS = 0.05
 
 
 @contextlib.contextmanager
-def reserved(alone: bool, gpus: Sequence[str] | None = None) -> Iterator[str | None]:
+def reserved(alone: bool, gpus: Sequence[str] | None = None, family: str = "") -> Iterator[str | None]:
     """Wait for a GPU, show this process no other, and yield it; None on a CPU, where nothing is waited for.
 
     `alone`: nobody else has it; otherwise it is the one with the fewest sharers. `gpus` are names as in
-    CUDA_VISIBLE_DEVICES, by default those that this process may use.
+    CUDA_VISIBLE_DEVICES, by default those that this process may use. Jobs of one `family` get the same GPU whenever it is
+    among them.
     """
     gpus = visible() if gpus is None else gpus
+    if family and len(gpus) > 1:
+        gpus = [card_of(family, gpus)]
     if not gpus:
         yield None
         return
@@ -54,6 +58,14 @@ def visible() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     every = [str(index) for index in range(pynvml.nvmlDeviceGetCount())] if named is None else named.split(",")
     return [gpu for gpu in every if platforms.slug(platforms.name_of(gpu)) == platforms.current()]
+
+
+def card_of(family: str, gpus: Sequence[str], identify: Callable[[str], str] = platforms.uuid_of) -> str:
+    """The GPU that measures a family of cells: rendezvous hashing over the cards' UUIDs.
+
+    Other cards that come or go move no family but their own, and the order or numbering of the cards does not matter.
+    """
+    return max(gpus, key=lambda gpu: hashlib.sha256(f"{family} {identify(gpu)}".encode()).digest())
 
 
 def lock_file(gpu: str) -> Path:

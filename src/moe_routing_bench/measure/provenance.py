@@ -1,13 +1,11 @@
 """Where a number comes from: machine, GPU state, versions, source. Reads, never changes, card settings."""
 
 import functools
-import hashlib
 import importlib.metadata
 import os
 import platform
 import socket
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -19,14 +17,6 @@ def version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def fingerprint(files: Iterable[Path | str]) -> str:
-    """First 16 hex digits of the SHA-256 over the files' names and contents, in order of name."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(file) for file in files):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 @functools.cache

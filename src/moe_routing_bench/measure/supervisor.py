@@ -12,17 +12,20 @@ import struct
 import sys
 import time
 import traceback
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench import platforms
-from moe_routing_bench.benches import BENCHES
+from moe_routing_bench import closure
+from moe_routing_bench.benches.bench import find
 from moe_routing_bench.errors import UserError
-from moe_routing_bench.grid import Job
+from moe_routing_bench.formats import FORMATS
+from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import gpus
+from moe_routing_bench.store import platforms
+from moe_routing_bench.workload.rows import row_layout
 
 _BANDWIDTHS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "stream_gb_per_s", "short_stream_gb_per_s")
 DERIVED_SLACK = 1.05  # a time this much below the roofline is still believed: ceilings vary as much between processes
@@ -38,11 +41,12 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
     started = datetime.now(UTC)
     outcomes: dict[str, dict[str, Any]] = {}
     for name in job.implementations:
-        reason = platforms.missing(BENCHES[job.cell.bench][name].requires, platform)
+        one = find(job.cell.bench)[name]
+        reason = platforms.missing(one.requires, platform, one.peer)
         if reason:
             outcomes[name] = {"status": "unsupported", "reason": reason}
     restarts = -1
-    with gpus.reserved(alone=True):
+    with gpus.reserved(alone=True, family=job.cell.family):
         while pending := [n for n in job.implementations if n not in outcomes]:
             restarts += 1
             outcomes |= _attempt(job, device, pending, watch)
@@ -50,9 +54,9 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
     for row in rows:
         row |= {"worker_mode": mode, "restarts": max(restarts, 0)}
     if out is not None:
-        from moe_routing_bench import records
+        from moe_routing_bench.store import rows as stored
 
-        records.write(out, rows, job.spec)
+        stored.write(out, rows, job.spec)
     return rows
 
 
@@ -149,17 +153,17 @@ def _manner(status: int) -> str:
 def _complete(job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime) -> dict[str, Any]:
     """A whole row: identity, outcome, what follows from both, provenance."""
     from moe_routing_bench.measure import provenance
-    from moe_routing_bench.paths import code_files
-    from moe_routing_bench.records import SCHEMA_VERSION
+    from moe_routing_bench.store.rows import SCHEMA_VERSION
 
-    row = asdict(job.cell) | {
-        "schema_version": SCHEMA_VERSION, "implementation": name, "platform": platform, "cell": job.cell.key,
-        "cell_hash": job.hash, "code_fingerprint": provenance.fingerprint(code_files(job.cell.bench)),
+    bench = find(job.cell.bench)
+    row = dict(job.cell.values) | {
+        "schema_version": SCHEMA_VERSION, "bench": bench.name, "implementation": name, "platform": platform, "cell": job.cell.key,
+        "cell_hash": job.hash, "code_fingerprint": closure.fingerprint(bench.code_files())[:16],
         "started_at": started.isoformat(timespec="milliseconds"), "ended_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }  # fmt: skip
     row |= provenance.git_state() | outcome
-    if "quack" in BENCHES[job.cell.bench][name].requires:
-        row["implementation_version"] = provenance.version("quack-kernels")
+    if peer := bench[name].peer:
+        row["implementation_version"] = provenance.version(peer.distribution)
     if row["status"] == "ok":
         row |= _derived(job, row)
     return row
@@ -171,7 +175,7 @@ def _derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
     gb_per_s, tflops = row["compulsory_bytes"] / seconds / 1e9, row["flops"] / seconds / 1e12
     roofline_us = max(row["compulsory_bytes"] / row["copy_gb_per_s"] / 1e3, row["flops"] / row["peak_tflops"] / 1e6)
     found = {
-        "tokens_per_s": cell.tokens / seconds if cell.tokens else None, "gb_per_s": gb_per_s,
+        "tokens_per_s": cell.tokens / seconds, "gb_per_s": gb_per_s,
         "share_of_copy": gb_per_s / row["copy_gb_per_s"], "roofline_us": roofline_us, "share_of_roofline": roofline_us / row["median_us"],
     }  # fmt: skip
     for stream in ("stream", "short_stream"):
@@ -179,10 +183,10 @@ def _derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
             found[f"share_of_{stream}"] = gb_per_s / row[f"{stream}_gb_per_s"]
     if row["flops"]:
         found |= {"tflops": tflops, "share_of_peak": tflops / row["peak_tflops"]}
-    rows = {"pack": 1, "combine": 1, "routing": 2, "layer": 2}.get(cell.bench, 0)
-    if rows and cell.hidden and cell.top_k:
-        strict = rows * (cell.dtype_bytes + cell.top_k * cell.packed_bytes) * cell.hidden
-        found |= {"bytes_per_token_strict": strict, "bw_gibps_strict": strict * (cell.tokens or 0) / seconds / 2**30}
+    if passes := find(cell.bench).row_passes:
+        one, packed = FORMATS[cell.dtype], FORMATS[cell.get("packed") or cell.dtype]
+        strict = passes * (one.bits + cell.top_k * packed.bits) // 8 * cell.hidden
+        found |= {"bytes_per_token_strict": strict, "bw_gibps_strict": strict * cell.tokens / seconds / 2**30}
     found |= _waste(job, row)
     if row.get("calibration_drift", 0) > 0.02:
         found |= {"suspect": True, "suspect_reason": f"ceilings drifted {row['calibration_drift']:.1%} during the cell"}
@@ -198,12 +202,11 @@ def _derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
 
 def _waste(job: Job, row: dict[str, Any]) -> dict[str, Any]:
     """Rows of the layout in use over kept assignments, minus one; a composite's layout is the implementation's."""
-    cell, loads = job.cell, row["expert_load"]
-    if not (cell.tokens and cell.top_k and cell.experts) or row.get("layout") is None:
+    if row.get("layout") is None:
         return {}
-    kept = sum(min(n, cell.capacity) if cell.capacity is not None else n for n in loads)
-    rows = cell.experts * (cell.capacity or 0) if row["layout"] == "padded" else row.get("rows") or kept
-    return {"rows": rows, "padding_waste": rows / kept - 1}
+    layout, loads = replace(row_layout(job.cell), layout=row["layout"]), row["expert_load"]
+    kept = sum(min(load, layout.limit) for load in loads)
+    return {"rows": layout.used(loads), "padding_waste": layout.used(loads) / kept - 1}
 
 
 def main(arguments: list[str], mode: str = "cold", watch: Any = None) -> int:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from moe_routing_bench.config.axes import AXES, Axis
+
 
 @dataclass(frozen=True)
 class Column:
@@ -17,21 +19,16 @@ class Column:
         return self.of or (self.name,)
 
 
+def _meaning(axis: Axis) -> str:
+    """What the table of axes says of it, and how a key spells it."""
+    unit = f", in {axis.unit}" if axis.unit else ""
+    return f"{axis.summary}{unit}" + (f" ({axis.prefix})" if axis.prefix else "")
+
+
 COLUMNS = (
     Column("bench", "operation under test"),
     Column("implementation", "one way to do it"),
-    Column("model", "model preset that gave the shape; a dash: a shape from the grid"),
-    Column("tokens", "tokens in the batch (T)"),
-    Column("hidden", "width of a token row (H)"),
-    Column("intermediate", "inner width of an expert (I)"),
-    Column("experts", "number of experts (E)"),
-    Column("top_k", "experts chosen for a token (k)"),
-    Column("capacity_factor", "most rows of an expert over the mean T k / E; a dash: no limit"),
-    Column("skew", "target coefficient of variation of the expected tokens per expert"),
-    Column("sampler", "how assignments are drawn to that target"),
-    Column("dtype", "type of the rows"),
-    Column("layout", "how rows of different experts lie in the packed buffer"),
-    Column("router", "routing rule"),
+    *(Column(axis.name, _meaning(axis)) for axis in AXES.values()),
     Column("status", "ok, or why there is no time"),
     Column("median_us", "median time of a call in µs: device time on a GPU, wall time on a CPU"),
     Column("ci", "95 % confidence interval of the median time, in µs", ("ci_low_us", "ci_high_us")),
@@ -45,5 +42,5 @@ COLUMNS = (
     Column("drop_rate", "share of assignments over capacity, which are dropped"),
     Column("load_cv", "realised coefficient of variation of tokens per expert, before capacity"),
     Column("converged", "whether the interval became narrow enough before the time limit"),
-    Column("suspect", "whether something, such as a drift of the ceilings, makes the row doubtful"),
+    Column("suspect", "whether something, such as a drift of the ceilings, speaks against the row"),
 )  # fmt: skip

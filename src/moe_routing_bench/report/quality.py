@@ -5,12 +5,12 @@ from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.figures import quality_style
-from moe_routing_bench.quality import compare, perft_summary, specialisation
+from moe_routing_bench.figures import quality_rows
+from moe_routing_bench.quality.comparison import compare, perft_summary, specialisation
 
 # column, heading, format of the mean, meaning
 COLUMNS = (
-    ("train_tokens_per_s", "bytes/s", "{:,.0f}", "bytes trained on in a second, steps alone"),
+    ("train_tokens_per_s", "bytes/s", "{:,.0f}", "bytes trained on per second, steps alone"),
     ("drop_rate", "dropped", "{:.1%}", "share of choices over capacity, in evaluation with it"),
     ("load_cv", "load CV", "{:.3f}", "coefficient of variation of choices per expert, mean over layers"),
     ("dead_experts", "dead experts", "{:.3g}", "experts that no validation byte chose, all layers together"),
@@ -20,7 +20,7 @@ COLUMNS = (
         "{:z.3f}",
         "mutual information of a choice's expert and its byte's domain, mean over layers",
     ),
-    ("experts_per_token", "experts a byte", "{:.3g}", "choices that reach an expert without a capacity limit"),
+    ("experts_per_token", "experts per byte", "{:.3g}", "choices that reach an expert without a capacity limit"),
     ("lr", "learning rate", "{:.3g}", "that of the pilot with the least validation loss, where there were pilots"),
 )
 
@@ -48,7 +48,7 @@ def contests(table: pd.DataFrame) -> list[Contest]:
     for (label, causal), rows in ranks.groupby(["label", "causal"], sort=False):
         mine = finals[(finals["label"] == label) & (finals["causal"].astype(bool) == causal)]
         lines = [_line(rank, mine[mine["contestant"] == rank["contestant"]]) for rank in rows.to_dict("records")]
-        found.append(Contest(quality_style.describe(finals[finals["label"] == label]), bool(causal), lines))
+        found.append(Contest(quality_rows.describe(finals[finals["label"] == label]), bool(causal), lines))
     order = list(table["label"].unique())
     return sorted(found, key=lambda one: (order.index(one.title.partition(":")[0]), not one.causal))
 
@@ -56,7 +56,7 @@ def contests(table: pd.DataFrame) -> list[Contest]:
 def _line(rank: dict[str, Any], runs: pd.DataFrame) -> dict[str, Any]:
     """The values of a contestant as the page shows them."""
     causal = runs["causal"].all()
-    mark = "" if causal else f" {quality_style.NOT_CAUSAL}"
+    mark = "" if causal else f" {quality_rows.NOT_CAUSAL}"
     note = " (causal in evaluation)" if not causal and runs["causal_in_evaluation"].all() else ""
     half = "–" if pd.isna(rank["half_width"]) else f"± {rank['half_width']:.4f}"
     return {

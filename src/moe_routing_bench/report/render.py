@@ -1,4 +1,4 @@
-"""One self-contained HTML file a platform, readable offline. Never imports torch."""
+"""One self-contained HTML file per platform, readable offline. Never imports torch."""
 
 import base64
 import json
@@ -14,7 +14,7 @@ import pyarrow as pa
 from moe_routing_bench import files
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.figures import Figure as Entry
-from moe_routing_bench.quality import compare
+from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.report import predecessor, quality, verdicts
 from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.findings import findings
@@ -88,7 +88,7 @@ def plain(value: object) -> object:
 
 
 def _rows(frame: pd.DataFrame) -> list[list[object]]:
-    """One list a row: a value, or a list of values where a column shows several fields."""
+    """One list per row: a value, or a list of values where a column shows several fields."""
     found = []
     for record in frame[list(dict.fromkeys(f for c in COLUMNS for f in c.fields))].to_dict("records"):
         parts = [[plain(record[field]) for field in column.fields] for column in COLUMNS]
@@ -98,7 +98,7 @@ def _rows(frame: pd.DataFrame) -> list[list[object]]:
 
 def _figure(name: str, path: Path) -> tuple[Entry, str]:
     """The figure's table entry and its drawing as a data URI; empty when there is no file."""
-    entry = FIGURES.get(name) or Entry(name, name, name, "")
+    entry = FIGURES.get(name) or Entry(name, name, "")
     if not path.is_file():
         return entry, ""
     return entry, "data:image/svg+xml;base64," + base64.b64encode(

@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from moe_routing_bench.quality import compare, perft_summary
+from moe_routing_bench.quality import statistics
+from moe_routing_bench.quality.comparison import compare, perft_summary
 from moe_routing_bench.report.predecessor import CLAIMS, Claim
 
 CONFIRMED, REFUTED, NOT_COMPARABLE = "confirmed", "refuted", "not comparable"
@@ -25,7 +26,7 @@ _NO_ROWS = {"quality": "no training runs", "perft": "no adaptations of trained r
 
 @dataclass(frozen=True)
 class Statement:
-    """The mean of `values` (one a seed) is below `bound`."""
+    """The mean of `values` (one per seed) is below `bound`."""
 
     text: str
     values: np.ndarray
@@ -83,7 +84,7 @@ def judge(claim: Claim, label: str, rows: pd.DataFrame) -> Verdict:
 
 def outcomes(statements: Sequence[Statement]) -> list[tuple[float, str]]:
     """For each statement its p, corrected by Holm over all of them, and whether it holds, fails or cannot be told."""
-    corrected = compare.holm([_p(one) for one in statements])
+    corrected = statistics.holm([_p(one) for one in statements])
     return [
         (p, OPEN if p >= compare.ALPHA else HOLDS if one.values.mean() < one.bound else FAILS)
         for one, p in zip(statements, corrected, strict=True)
@@ -91,7 +92,7 @@ def outcomes(statements: Sequence[Statement]) -> list[tuple[float, str]]:
 
 
 def _p(statement: Statement) -> float:
-    """Two-sided p that the mean is the bound; seeds that agree exactly leave no doubt, one seed tells nothing."""
+    """Two-sided p that the mean is the bound; seeds that agree exactly are certain, one seed tells nothing."""
     gap = statement.values - statement.bound
     if len(gap) < 2:
         return 1.0
@@ -103,7 +104,7 @@ def _p(statement: Statement) -> float:
 def _words(one: Statement, p: float, result: str) -> str:
     """A statement with mean, 95 % interval, seeds and corrected p."""
     scale, unit = (100, "%") if one.unit == "%" else (1, one.unit)
-    half = compare.half_width(one.values) * scale
+    half = statistics.half_width(one.values) * scale
     shown = (
         f"{one.values.mean() * scale:.3g} ± {half:.2g}" if len(one.values) > 1 else f"{one.values.mean() * scale:.3g}"
     )

@@ -1,9 +1,9 @@
-"""The routing rules: one rule a file, one table line each; nothing here imports torch.
+"""The gate rules: one file per formula and one table line per rule. Nothing here imports torch.
 
 Contract: ``route(logits, top_k, bias=None, **options) -> (topk_ids (T, k) int32, topk_weights (T, k) float32)`` for
 logits (T, E) in float32, float64 or bfloat16. A selection bias changes which experts are chosen, never their weights.
-A file whose rule chooses by something else than logits (plus bias) says by what: ``score(logits) -> (T, E)``.
-Rules are plain torch and double as the reference of the `gate` bench (run in float64).
+A file whose rule chooses by something other than the logits (plus the bias) says by what: ``score(logits) -> (T, E)``.
+Rules are plain torch; run in float64 they are also the reference of the `gate` bench.
 """
 
 import importlib
@@ -16,8 +16,12 @@ from moe_routing_bench.errors import bad
 
 
 @dataclass(frozen=True)
-class Router:
-    """A rule with its options. `bias` says that it takes a selection bias; `groups` and `keep_groups` limit its choice."""
+class GateRule:
+    """A rule that turns given logits into expert ids and weights, with its options.
+
+    `bias` says that the rule takes a selection bias. The options `groups` and `keep_groups`, where a rule has them,
+    limit its choice to the best groups of neighbouring experts.
+    """
 
     name: str
     module: str
@@ -31,7 +35,7 @@ class Router:
         return lambda logits, top_k, bias=None: route(logits, top_k, bias, **self.options)
 
     def score(self, logits: Any) -> Any:
-        """What experts are chosen by, without a selection bias: (T, E) of logits (T, E)."""
+        """What experts are chosen by before a selection bias: (T, E) from logits (T, E)."""
         return getattr(self._module(), "score", lambda logits: logits)(logits)
 
     def _module(self) -> ModuleType:
@@ -41,30 +45,26 @@ class Router:
         """Raise `UserError` when the rule cannot choose `top_k` of `experts`."""
         groups, keep = self.options.get("groups", 1), self.options.get("keep_groups", 1)
         if experts % groups or experts // groups < 2 <= groups:
-            raise bad(
-                f"experts for router {self.name}", experts, f"a multiple of its {groups} groups, at least two a group"
-            )
-        if top_k > experts // groups * keep:
-            raise bad(
-                f"top_k for router {self.name}",
-                top_k,
-                f"at most {experts // groups * keep}: {keep} of {groups} groups are kept",
-            )
+            allowed = f"a multiple of its {groups} groups, at least two per group"
+            raise bad(f"experts for router {self.name}", experts, allowed)
+        most = experts // groups * keep
+        if top_k > most:
+            raise bad(f"top_k for router {self.name}", top_k, f"at most {most}: {keep} of {groups} groups are kept")
 
 
 _TABLE = (
-    Router("softmax_topk_renorm", "softmax_topk", "top-k of logits, softmax over the k (Mixtral, Qwen3, gpt-oss)", {"renormalize": True}),
-    Router("softmax_topk", "softmax_topk", "softmax over all, top-k as is (OLMoE, Qwen1.5-MoE, Jamba)", {"renormalize": False}),
-    Router(
+    GateRule("softmax_topk_renorm", "softmax_topk", "top-k of logits, softmax over the k (Mixtral, Qwen3, gpt-oss)", {"renormalize": True}),
+    GateRule("softmax_topk", "softmax_topk", "softmax over all, top-k as is (OLMoE, Qwen1.5-MoE, Jamba)", {"renormalize": False}),
+    GateRule(
         "deepseek_v2", "softmax_topk", "softmax, the 3 best of 8 groups by their best expert, x16",
         {"renormalize": False, "groups": 8, "keep_groups": 3, "scale": 16.0},
     ),
-    Router(
+    GateRule(
         "deepseek_v3", "sigmoid_topk", "sigmoid + selection bias, the 4 best of 8 groups by their two best, renormalised, x2.5",
         {"groups": 8, "keep_groups": 4, "scale": 2.5}, bias=True,
     ),
-    Router("sigmoid_renorm", "sigmoid_topk", "sigmoid + selection bias, renormalised (Kimi-K2, GLM, MiniMax)", bias=True),
-    Router("sqrtsoftplus_renorm", "sqrtsoftplus_topk", "sqrt(softplus) + selection bias, renormalised (DeepSeek-V4)", {"scale": 1.5}, bias=True),
-    Router("llama4", "topk_sigmoid", "top-k of logits, sigmoid of each (Llama 4)"),
+    GateRule("sigmoid_renorm", "sigmoid_topk", "sigmoid + selection bias, renormalised (Kimi-K2, GLM, MiniMax)", bias=True),
+    GateRule("sqrtsoftplus_renorm", "sqrtsoftplus_topk", "sqrt(softplus) + selection bias, renormalised (DeepSeek-V4)", {"scale": 1.5}, bias=True),
+    GateRule("llama4", "topk_sigmoid", "top-k of logits, sigmoid of each (Llama 4)"),
 )  # fmt: skip
-ROUTERS: Mapping[str, Router] = MappingProxyType({router.name: router for router in _TABLE})
+ROUTERS: Mapping[str, GateRule] = MappingProxyType({router.name: router for router in _TABLE})

@@ -1,4 +1,4 @@
-"""What every rule of the zoo is built on: what it returns, what it is, and how it is made from its table line."""
+"""What the routers of the zoo share: what they return, what they are, and how one is made from its table line."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.routers import losses, networks
-from moe_routing_bench.routers.zoo import ZOO, Rule
+from moe_routing_bench.routers.zoo import ZOO, TrainableRule
 
 __all__ = ["ZOO", "Learned", "Routing", "SoftRouting", "build"]
 
@@ -20,7 +20,7 @@ COMMON_LOSSES = ("switch", "global_batch", "sequence", "z", "entropy")
 class Routing:
     """What a rule decided for T = B * S tokens (flattened batch-major)."""
 
-    ids: Tensor  # (T, K) int32, -1 in an empty slot; K = top_k, or more where the number of experts a token varies
+    ids: Tensor  # (T, K) int32, -1 in an empty slot; K = top_k, or more where the number of experts per token varies
     weights: Tensor  # (T, K) float32, differentiable; 0 where ids is -1
     losses: dict[str, Tensor]  # scalars with their coefficient applied, differentiable; empty in evaluation
     scores: Tensor  # (T, E) float32, a distribution over the true experts: rows sum to 1
@@ -28,7 +28,7 @@ class Routing:
 
 @dataclass
 class SoftRouting:
-    """What soft MoE decided: no ids, but mixtures. Slot s belongs to expert s // (slots / E)."""
+    """What soft MoE decided: mixtures in place of ids. Slot s belongs to expert s // (slots / E)."""
 
     dispatch: Tensor  # (B, S, slots) float32, sums to 1 over S
     combine: Tensor  # (B, S, slots) float32, sums to 1 over slots
@@ -37,19 +37,22 @@ class SoftRouting:
 
 
 class Learned(nn.Module):
-    """A rule with its parameters and its state.
+    """The router of a trainable rule, with its parameters and its state.
 
-    Shapes never depend on data and nothing waits for the host, so that a training step can be captured. State that is
-    learnt without a gradient lies in buffers: `forward` in training mode gathers statistics, `after_step` uses them.
+    Shapes never depend on data and nothing waits for the host, so that a training step can be captured. What is learnt
+    without a gradient is in buffers: in training mode `forward` gathers statistics, which `after_step` uses.
     """
 
-    extra: tuple[str, ...] = ()  # zero-computation experts: ids E, E+1, ... mean these kinds: "zero", "copy" or "const"
-    passes = 1  # the layer is applied so often, with a router of its own each time
+    # the kinds of the zero-computation experts, whose ids are E, E+1, ...: "zero", "copy" or "const"
+    extra: tuple[str, ...] = ()
+    passes = 1  # how often the layer is applied, each time with a router of its own
     known_losses: tuple[str, ...] = COMMON_LOSSES
     takes_network = True
 
-    def __init__(self, rule: Rule, dim: int, experts: int, top_k: int, network: str, coefficients: Mapping[str, float]):
-        """Set up what all rules have; the network has an output for every true and zero-computation expert."""
+    def __init__(
+        self, rule: TrainableRule, dim: int, experts: int, top_k: int, network: str, coefficients: Mapping[str, float]
+    ):
+        """Set up what all routers have; the network has one output per true or zero-computation expert."""
         super().__init__()
         self.rule, self.experts, self.top_k = rule, experts, top_k
         self.coefficients = dict(coefficients)
@@ -62,14 +65,17 @@ class Learned(nn.Module):
         return networks.in_float32(self.network, x)
 
     def fixed(self, ids: Tensor) -> Routing:
-        """A choice of top_k experts that no logits decide: even weights and scores, no losses."""
+        """The routing of a choice of top_k experts that no logits decided: even weights and scores, no losses."""
         scores = losses.chosen(ids, self.experts) / self.top_k
         return Routing(ids, torch.full_like(ids, 1 / self.top_k, dtype=torch.float32), {}, scores)
 
     def terms(
         self, logits: Tensor, scores: Tensor, ids: Tensor, batch: int, **own: Callable[[], Tensor]
     ) -> dict[str, Tensor]:
-        """The losses asked for, with their coefficients: the common ones and those that a rule brings. None in evaluation."""
+        """The losses asked for, times their coefficients: common ones and those that a rule brings.
+
+        Empty in evaluation.
+        """
         if not self.training:
             return {}
         common = {
@@ -86,11 +92,11 @@ class Learned(nn.Module):
         raise NotImplementedError
 
     def after_step(self) -> None:
-        """Update what is learnt without a gradient; to be called after each step of the optimiser."""
+        """Update what is learnt without a gradient; call it after each step of the optimiser."""
 
 
 def by_column(taken: Tensor) -> Tensor:
-    """Ids (T, E) int32 of taken (T, E) bool: expert e in column e, or -1."""
+    """Ids (T, E) int32 from taken (T, E) bool: expert e in column e, or -1."""
     experts = torch.arange(taken.shape[1], device=taken.device, dtype=torch.int32)
     return torch.where(taken, experts, -1)
 
@@ -98,8 +104,8 @@ def by_column(taken: Tensor) -> Tensor:
 def build(rule: str, dim: int, experts: int, top_k: int, network: str = "linear", **options: Any) -> Learned:
     """A router of the zoo for x (..., `dim`).
 
-    `options` are those of the rule's table line, and `losses`, a mapping from loss to coefficient in place of the table's.
-    Raises `UserError` for an unknown rule, network, option or loss, and for shapes that the rule cannot route.
+    `options` are those of the rule's table line, and `losses`, a mapping from losses to coefficients in place of the
+    table's. Raises `UserError` for an unknown rule, network, option or loss, and for shapes that the rule cannot route.
     """
     line = ZOO[pick("router", rule, ZOO)]
     cls: type[Learned] = line.load()

@@ -1,6 +1,6 @@
-"""Networks from x (..., D) to router logits (..., outputs): linear, mlp and mlp_hadamard (the predecessor's three).
+"""Networks from x (..., D) to router logits (..., outputs): linear, mlp and mlp_hadamard, the three of the predecessor.
 
-Parameters are float32 and so is the arithmetic; the last layer has no bias and starts at N(0, 0.02²).
+Parameters and arithmetic are float32. The last layer has no bias and starts at N(0, 0.02²).
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class MlpHadamard(nn.Module):
 
 
 def last_layer(dim: int, outputs: int) -> nn.Linear:
-    """The layer that gives the logits."""
+    """A new layer that gives logits."""
     layer = nn.Linear(dim, outputs, bias=False)
     nn.init.normal_(layer.weight, std=0.02)
     return layer
@@ -40,11 +40,11 @@ def last_of(network: nn.Module) -> nn.Linear:
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
-    """A region in which operations on the device of x keep their dtype; devices like meta have no autocast."""
+    """Inside, operations on the device of x keep their dtype. Devices without autocast, such as meta, always do."""
     device = x.device.type
-    return (
-        torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else contextlib.nullcontext()
-    )
+    if not torch.amp.is_autocast_available(device):
+        return contextlib.nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def in_float32(network: nn.Module, x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def in_float32(network: nn.Module, x: Tensor) -> Tensor:
 
 
 def build(network: str, dim: int, outputs: int) -> nn.Module:
-    """The network of that name; `UserError` when there is none."""
+    """The network of that name. Raises `UserError` where there is none."""
     pick("router network", network, NETWORKS)
     if network == "linear":
         return last_layer(dim, outputs)

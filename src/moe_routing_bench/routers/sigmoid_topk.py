@@ -11,19 +11,19 @@ from torch import Tensor
 def route(
     logits: Tensor, top_k: int, bias: Tensor | None = None, *, groups: int = 1, keep_groups: int = 1, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Ids (T, k) int32 and weights (T, k) float32; weights are unbiased sigmoid scores divided by their sum, times `scale`."""
+    """Ids (T, k) int32 and weights (T, k) float32: the unbiased sigmoid scores divided by their sum, times `scale`."""
     return select(score(logits), top_k, bias, groups=groups, keep_groups=keep_groups, scale=scale)
 
 
 def score(logits: Tensor) -> Tensor:
-    """What experts are chosen by, but for the bias."""
+    """What experts are chosen by, apart from the bias: (T, E) from logits (T, E)."""
     return torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float())
 
 
 def select(
     scores: Tensor, top_k: int, bias: Tensor | None, *, groups: int = 1, keep_groups: int = 1, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Choose by ``scores + bias``, weigh by `scores`: shared by every rule with positive scores and a selection bias."""
+    """Choose by ``scores + bias`` and weigh by `scores`, as all rules with positive scores and a selection bias do."""
     biased = scores if bias is None else scores + bias
     if groups > 1:
         by_group = biased.unflatten(-1, (groups, -1))

@@ -8,9 +8,15 @@ from torch import Tensor
 
 
 def route(
-    logits: Tensor, top_k: int, bias: Tensor | None = None, *, renormalize: bool,
-    groups: int = 1, keep_groups: int = 1, scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    logits: Tensor,
+    top_k: int,
+    bias: Tensor | None = None,
+    *,
+    renormalize: bool,
+    groups: int = 1,
+    keep_groups: int = 1,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
     """Ids (T, k) int32 and weights (T, k) float32 of the k largest softmax scores of logits (T, E).
 
     With `groups` > 1 only the `keep_groups` groups with the largest best score take part. Renormalised weights sum to

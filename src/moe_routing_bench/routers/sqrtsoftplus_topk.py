@@ -12,6 +12,6 @@ def route(logits: Tensor, top_k: int, bias: Tensor | None = None, *, scale: floa
 
 
 def score(logits: Tensor) -> Tensor:
-    """What experts are chosen by, but for the bias."""
+    """What experts are chosen by, apart from the bias: (T, E) from logits (T, E)."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return torch.nn.functional.softplus(wide).sqrt()

@@ -1,6 +1,6 @@
 """combine: weighted sum of expert rows back to tokens."""
 
-from moe_routing_bench.benches import Bench, Implementation
+from moe_routing_bench.benches.bench import Bench, Implementation
 
 BENCH = Bench(
     name="combine",
@@ -8,9 +8,13 @@ BENCH = Bench(
     axes=("tokens", "hidden", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace", "dtype", "layout"),
     baseline="torch",
     implementations=(
-        Implementation("torch", ".torch_combine"),
-        Implementation("torch_compile", ".torch_combine", requires=("compiler",), options={"compiled": True}),
-        Implementation("triton", ".triton_combine", requires=("cuda", "triton")),
-        Implementation("cute", ".cute_combine", requires=("cuda", "cutlass")),
+        Implementation("torch", "torch_combine"),
+        Implementation("torch_compile", "torch_combine", requires=("compiler",), options={"compiled": True}),
+        Implementation("triton", "triton_combine", requires=("cuda", "triton")),
+        Implementation("cute", "cute_combine", requires=("cuda", "cutlass")),
     ),
+    reads=("y", "inverse", "topk_weights", "residual"),
+    writes=("combined",),
+    streams=True,
+    row_passes=1,
 )

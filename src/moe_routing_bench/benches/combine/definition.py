@@ -7,54 +7,61 @@ Output: combined (T, H), the sum over kept assignments of weight times row, accu
 import torch
 from torch import Tensor
 
-from moe_routing_bench.benches.checks import Check, Cost, close, nbytes, tolerance
-from moe_routing_bench.grid import Cell
-from moe_routing_bench.row_map import row_map
-from moe_routing_bench.workload import draw_ids, generator, randn
+from moe_routing_bench.benches.checks import Assignment, Check, Cost, close, nbytes, tolerance
+from moe_routing_bench.formats import FORMATS
+from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.kernels.combine import Combine
+from moe_routing_bench.workload.draw import draw_ids, generator, randn
+from moe_routing_bench.workload.rows import row_layout, row_map
+
+
+def problem(cell: Cell) -> Combine:
+    """The sizes and formats of a cell."""
+    return Combine(cell.tokens, cell.hidden, cell.top_k, cell.dtype, cell.get("capacity_factor") is not None)
 
 
 def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     """Draw the inputs of one seed."""
     rng = generator(seed, device)
     ids = draw_ids(cell, rng).contiguous()
-    known = row_map(cell, ids.cpu().numpy())
+    known = row_map(row_layout(cell), ids.cpu().numpy())
     return {
-        "y": randn((len(known.order), cell.hidden or 0), cell.dtype or "", rng),
+        "y": randn((len(known.order), cell.hidden), cell.dtype, rng),
         "inverse": torch.from_numpy(known.inverse).to(device),
-        "weights": torch.randn(ids.shape, generator=rng, device=device).softmax(1),
+        "topk_weights": torch.randn(ids.shape, generator=rng, device=device).softmax(1),
         "topk_ids": ids,
     }
 
 
 def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Outputs of the right shape, not initialised."""
-    return {"combined": inputs["y"].new_empty(cell.tokens or 0, cell.hidden or 0)}
+    return {"combined": inputs["y"].new_empty(cell.tokens, cell.hidden)}
 
 
 def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """One expert choice at a time in float32 (float64 for float32 inputs)."""
     wide = torch.float64 if cell.dtype == "fp32" else torch.float32
     y, inverse = inputs["y"], inputs["inverse"].long()
-    total = torch.zeros(cell.tokens or 0, cell.hidden or 0, dtype=wide, device=y.device)
-    for j in range(cell.top_k or 0):
-        weight = torch.where(inverse[:, j] >= 0, inputs["weights"][:, j], 0.0).to(wide)
+    total = torch.zeros(cell.tokens, cell.hidden, dtype=wide, device=y.device)
+    for j in range(cell.top_k):
+        weight = torch.where(inverse[:, j] >= 0, inputs["topk_weights"][:, j], 0.0).to(wide)
         total += weight.unsqueeze(1) * y[inverse[:, j].clamp_min(0)].to(wide)
     return {"combined": total}
 
 
 def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
     """One rounding to the cell's dtype; in float32 also the k roundings of the sum."""
-    roundings = 1 + 2 * (cell.top_k or 0) if cell.dtype == "fp32" else 1
-    return close(outputs["combined"], expected["combined"], tolerance(cell.dtype or "", roundings), "combined")
+    roundings = 1 + 2 * cell.top_k if cell.dtype == "fp32" else 1
+    return close(outputs["combined"], expected["combined"], tolerance(cell.dtype, roundings), "combined")
 
 
-def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Assignment:
     """Expert ids (T, k) and weights (T, k)."""
-    return inputs["topk_ids"], inputs["weights"]
+    return Assignment(inputs["topk_ids"], inputs["topk_weights"], inputs["inverse"])
 
 
 def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:
     """Read each kept row, index and weight once; write every token once."""
     kept = int((inputs["inverse"] >= 0).sum())
-    read = kept * (cell.hidden or 0) * cell.dtype_bytes + nbytes(inputs["inverse"], inputs["weights"])
+    read = kept * FORMATS[cell.dtype].row_bytes(cell.hidden) + nbytes(inputs["inverse"], inputs["topk_weights"])
     return Cost(read, nbytes(outputs["combined"]))

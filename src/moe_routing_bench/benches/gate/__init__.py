@@ -1,6 +1,6 @@
 """gate: router scores to top-k ids and weights, for one routing rule."""
 
-from moe_routing_bench.benches import Bench, Implementation
+from moe_routing_bench.benches.bench import Bench, Implementation, Peer
 
 BENCH = Bench(
     name="gate",
@@ -8,10 +8,17 @@ BENCH = Bench(
     axes=("tokens", "experts", "top_k", "router", "dtype"),
     baseline="torch",
     implementations=(
-        Implementation("torch", ".torch_gate"),
-        Implementation("torch_compile", ".torch_gate", requires=("compiler",), options={"compiled": True}),
-        Implementation("triton", ".triton_gate", requires=("cuda", "triton")),
-        Implementation("cute", ".cute_gate", requires=("cuda", "cutlass")),
-        Implementation("quack", ".quack_gate", requires=("cuda", "quack")),
+        Implementation("torch", "torch_gate"),
+        Implementation("torch_compile", "torch_gate", requires=("compiler",), options={"compiled": True}),
+        Implementation("triton", "triton_gate", requires=("cuda", "triton")),
+        Implementation("cute", "cute_gate", requires=("cuda", "cutlass")),
+        Implementation(
+            "quack",
+            "quack_gate",
+            requires=("cuda",),
+            peer=Peer("quack", "quack-kernels", "pip install -e '.[peers]'"),
+        ),
     ),
+    reads=("logits", "bias"),
+    writes=("topk_ids", "topk_weights"),
 )

@@ -9,24 +9,30 @@ import math
 import torch
 from torch import Tensor
 
-from moe_routing_bench.benches.checks import Check, Cost, both, close, nbytes, tolerance
-from moe_routing_bench.grid import Cell
+from moe_routing_bench.benches.checks import Assignment, Check, Cost, both, close, nbytes, tolerance
+from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.kernels.gate import Gate
 from moe_routing_bench.routers import ROUTERS
-from moe_routing_bench.workload import generator, randn
+from moe_routing_bench.workload.draw import generator, randn
+
+
+def problem(cell: Cell) -> Gate:
+    """The sizes and formats of a cell."""
+    return Gate(cell.tokens, cell.experts, cell.top_k, cell.dtype, cell.router)
 
 
 def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     """Draw the inputs of one seed."""
     rng = generator(seed, device)
-    inputs = {"logits": randn((cell.tokens or 0, cell.experts or 0), cell.dtype or "fp32", rng)}
-    if ROUTERS[cell.router or ""].bias:
-        inputs["bias"] = 0.1 * torch.randn(cell.experts or 0, generator=rng, device=rng.device)
+    inputs = {"logits": randn((cell.tokens, cell.experts), cell.dtype, rng)}
+    if ROUTERS[cell.router].bias:
+        inputs["bias"] = 0.1 * torch.randn(cell.experts, generator=rng, device=rng.device)
     return inputs
 
 
 def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Outputs of the right shape, not initialised."""
-    shape, device = (cell.tokens or 0, cell.top_k or 0), next(iter(inputs.values())).device
+    shape, device = (cell.tokens, cell.top_k), next(iter(inputs.values())).device
     return {
         "topk_ids": torch.empty(shape, dtype=torch.int32, device=device),
         "topk_weights": torch.empty(shape, dtype=torch.float32, device=device),
@@ -35,7 +41,7 @@ def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The rule in float64."""
-    ids, weights = ROUTERS[cell.router or ""].load()(inputs["logits"].double(), cell.top_k or 0, inputs.get("bias"))
+    ids, weights = ROUTERS[cell.router].load()(inputs["logits"].double(), cell.top_k, inputs.get("bias"))
     return {"topk_ids": ids, "topk_weights": weights}
 
 
@@ -46,14 +52,14 @@ def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], exp
     """
     ids, weights = outputs["topk_ids"], outputs["topk_weights"]
     ordered, place = ids.long().sort(dim=1)
-    if malformed := no_choice(ordered, cell.experts or 0):
+    if malformed := no_choice(ordered, cell.experts):
         return malformed
     want_ids, want_place = expected["topk_ids"].long().sort(dim=1)
     want = expected["topk_weights"].gather(1, want_place)
     rows = (ordered != want_ids).any(1)
     tied = wrong = 0
     if bool(rows.any()):
-        key = ROUTERS[cell.router or ""].score(inputs["logits"].double())
+        key = ROUTERS[cell.router].score(inputs["logits"].double())
         key = key + inputs["bias"].double() if "bias" in inputs else key
         chosen, best = key.gather(1, ordered).sort(1).values, key.gather(1, want_ids).sort(1).values
         wrong = int((rows & ((chosen - best).abs() > _TIE + _resolution(cell) * best.abs()).any(1)).sum())
@@ -71,7 +77,7 @@ def _weights_of(cell: Cell, logits: Tensor, bias: Tensor, ids: Tensor) -> Tensor
     forced = torch.full(logits.shape, -1e3, dtype=torch.float64, device=logits.device).scatter_(
         1, ids, bias.double().expand(len(ids), -1).gather(1, ids)
     )
-    return ROUTERS[cell.router or ""].load()(logits.double(), cell.top_k or 0, forced)[1]
+    return ROUTERS[cell.router].load()(logits.double(), cell.top_k, forced)[1]
 
 
 def no_choice(ordered: Tensor, experts: int) -> Check | None:
@@ -86,7 +92,7 @@ def no_choice(ordered: Tensor, experts: int) -> Check | None:
 
 def _weight_limit(cell: Cell) -> float:
     """One rounding to the logits' dtype (a peer may return weights in it), and what the logits' resolution costs."""
-    return tolerance(cell.dtype or "") + _resolution(cell)
+    return tolerance(cell.dtype) + _resolution(cell)
 
 
 def _resolution(cell: Cell) -> float:
@@ -96,15 +102,15 @@ def _resolution(cell: Cell) -> float:
     23 mantissa bits of a float32 score: they order, and weigh, scores that are off by up to this much. bf16 and fp16
     logits have those bits free. The row's `ties` counts the tokens that it decided, `rel_l2_error` shows what it cost.
     """
-    return 2.0 ** (math.ceil(math.log2(max(cell.experts or 1, 2))) - 23) if cell.dtype == "fp32" else 0.0
+    return 2.0 ** (math.ceil(math.log2(max(cell.experts, 2))) - 23) if cell.dtype == "fp32" else 0.0
 
 
 _TIE = 1e-6  # scores this near are equal in the float32 in which every implementation compares them
 
 
-def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Expert ids (T, k) and weights (T, k) that the cell's statistics describe."""
-    return expected["topk_ids"], expected["topk_weights"]
+def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Assignment:
+    """Expert ids (T, k) and weights (T, k) that the rule chooses."""
+    return Assignment(expected["topk_ids"], expected["topk_weights"])
 
 
 def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:

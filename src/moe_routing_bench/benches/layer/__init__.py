@@ -1,32 +1,38 @@
-"""layer: routing around a SwiGLU expert FFN with real weights for every expert."""
+"""layer: routing around SwiGLU experts with real weights for every expert."""
 
-from moe_routing_bench.benches import Bench, Implementation
+from moe_routing_bench.benches.bench import Bench, Implementation, Stage
 
-_STAGES = ("gate", "permute", "pack", "combine")
-_COMPILED, _TRITON, _CUTE = (dict.fromkeys(_STAGES, name) for name in ("torch_compile", "triton", "cute"))
+STAGES = (
+    Stage("router", "gate", values={"dtype": "fp32"}),
+    Stage("permute", "permute"),
+    Stage("pack", "pack"),
+    Stage("experts", "experts"),
+    Stage("combine", "combine"),
+)
+_LOOP, _BMM, _GROUPED = ({"experts": f"torch_{way}"} for way in ("loop", "bmm", "grouped_mm"))
+_ROUTING = [stage.name for stage in STAGES if stage.name != "experts"]
+_COMPILED, _TRITON, _CUTE = (_GROUPED | dict.fromkeys(_ROUTING, name) for name in ("torch_compile", "triton", "cute"))
 
 BENCH = Bench(
     name="layer",
     summary="routing + SwiGLU experts, device time per stage and in total",
     axes=(
-        "tokens", "hidden", "intermediate", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace", "router",
-        "dtype", "model",
+        *("tokens", "hidden", "intermediate", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace"),
+        *("router", "dtype", "packed", "weights", "model"),
     ),
     baseline="torch_loop",
     implementations=(
-        Implementation("torch_loop", ".composed", layout="compact", options={"experts": "loop"}),
-        Implementation("torch_bmm", ".composed", layout="padded", options={"experts": "bmm"}),
-        Implementation("torch_grouped_mm", ".composed", layout="compact", options={"experts": "grouped_mm"}),
-        Implementation(
-            "torch_compile", ".composed", requires=("compiler",), layout="compact", options={"experts": "grouped_mm", **_COMPILED}
-        ),
-        Implementation(
-            "triton", ".composed", requires=("cuda", "triton"), layout="compact",
-            options={"experts": "grouped_mm", **_TRITON},
-        ),
-        Implementation(
-            "cute", ".composed", requires=("cuda", "cutlass"), layout="compact",
-            options={"experts": "grouped_mm", **_CUTE},
-        ),
+        Implementation("torch_loop", layout="compact", parts=_LOOP),
+        Implementation("torch_bmm", layout="padded", parts=_BMM),
+        Implementation("torch_grouped_mm", layout="compact", parts=_GROUPED),
+        Implementation("torch_gather_loop", layout="compact", parts={"pack+experts": "experts.torch_gather_loop"}),
+        Implementation("torch_compile", requires=("compiler",), layout="compact", parts=_COMPILED),
+        Implementation("triton", requires=("cuda", "triton"), layout="compact", parts=_TRITON),
+        Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
     ),
-)  # fmt: skip
+    reads=("logits", "bias", "x", "w13", "w2"),
+    writes=("combined",),
+    shared=("w13", "w2"),
+    stages=STAGES,
+    row_passes=2,
+)

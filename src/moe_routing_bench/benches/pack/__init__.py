@@ -1,16 +1,23 @@
-"""pack: copy token rows into per-expert rows (dispatch)."""
+"""pack: copy token rows into per-expert rows (dispatch), quantised on the way where asked."""
 
-from moe_routing_bench.benches import Bench, Implementation
+from moe_routing_bench.benches.bench import Bench, Implementation
 
 BENCH = Bench(
     name="pack",
     summary="token rows -> per-expert rows, by a known order",
-    axes=("tokens", "hidden", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace", "dtype", "layout"),
+    axes=(
+        *("tokens", "hidden", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace"),
+        *("dtype", "packed", "layout"),
+    ),
     baseline="torch",
     implementations=(
-        Implementation("torch", ".torch_pack"),
-        Implementation("torch_compile", ".torch_pack", requires=("compiler",), options={"compiled": True}),
-        Implementation("triton", ".triton_pack", requires=("cuda", "triton")),
-        Implementation("cute", ".cute_pack", requires=("cuda", "cutlass")),
+        Implementation("torch", "torch_pack"),
+        Implementation("torch_compile", "torch_pack", requires=("compiler",), options={"compiled": True}),
+        Implementation("triton", "triton_pack", requires=("cuda", "triton")),
+        Implementation("cute", "cute_pack", requires=("cuda", "cutlass")),
     ),
+    reads=("x", "order", "inverse"),
+    writes=("packed", "scales"),
+    streams=True,
+    row_passes=1,
 )

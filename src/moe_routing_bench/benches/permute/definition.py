@@ -7,10 +7,16 @@ beyond the assignments, inverse (T, k). `row_map` defines them; every element is
 import torch
 from torch import Tensor
 
-from moe_routing_bench.benches.checks import Check, Cost, both, exact, nbytes
-from moe_routing_bench.grid import Cell
-from moe_routing_bench.row_map import row_map
-from moe_routing_bench.workload import draw_ids, generator
+from moe_routing_bench.benches.checks import Assignment, Check, Cost, both, exact, nbytes
+from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.kernels.permute import Permute
+from moe_routing_bench.workload.draw import draw_ids, generator
+from moe_routing_bench.workload.rows import row_layout, row_map
+
+
+def problem(cell: Cell) -> Permute:
+    """The sizes and the layout of a cell."""
+    return row_layout(cell).problem
 
 
 def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
@@ -20,11 +26,11 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
 
 def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Outputs of the right shape, not initialised."""
-    experts = cell.experts or 0
+    experts = cell.experts
     shapes = {
         "counts": (experts,),
         "offsets": (experts + 1,),
-        "order": (cell.row_limit,),
+        "order": (row_layout(cell).rows,),
         "inverse": tuple(inputs["topk_ids"].shape),
     }
     return {
@@ -34,8 +40,8 @@ def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The numpy row map, moved back to the device."""
-    ids = inputs["topk_ids"]
-    known = row_map(cell, ids.cpu().numpy(), cell.row_limit)
+    ids, layout = inputs["topk_ids"], row_layout(cell)
+    known = row_map(layout, ids.cpu().numpy(), layout.rows)
     return {
         name: torch.from_numpy(getattr(known, name)).to(ids.device)
         for name in ("counts", "offsets", "order", "inverse")
@@ -50,9 +56,9 @@ def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], exp
     return result
 
 
-def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[Tensor, None]:
+def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Assignment:
     """Expert ids (T, k); the operation has no weights."""
-    return inputs["topk_ids"], None
+    return Assignment(inputs["topk_ids"], inverse=expected["inverse"])
 
 
 def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:

@@ -10,14 +10,21 @@ from torch import Tensor
 
 from moe_routing_bench.benches.checks import Check, Cost, both, close, nbytes, tolerance
 from moe_routing_bench.benches.gate import definition as gate
-from moe_routing_bench.grid import Cell
+from moe_routing_bench.formats import FORMATS
+from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.kernels.router import Router
 from moe_routing_bench.routers import ROUTERS
-from moe_routing_bench.workload import TORCH_DTYPES, draw_routing, generator, randn
+from moe_routing_bench.workload.draw import draw_routing, generator, randn
 
 assignment, empty_outputs = gate.assignment, gate.empty_outputs
 
 _TIE = 1e-6  # as in gate: scores this near are equal in float32, however exact their logits
 _REACHED = 1e-2  # of the largest eigenvalue of W W^T: logits along smaller ones would need huge tokens
+
+
+def problem(cell: Cell) -> Router:
+    """The sizes and formats of a cell."""
+    return Router(cell.tokens, cell.hidden, cell.experts, cell.top_k, cell.dtype, cell.router)
 
 
 def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
@@ -27,15 +34,15 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     dtype then moves a logit by about 1e-3 (bf16), which changes a choice here and there. With E near H or above, L is
     reached only in part.
     """
-    rng, hidden = generator(seed + 1, device), cell.hidden or 0
-    weight = randn((cell.experts or 0, hidden), "fp32", rng).mul_(hidden**-0.5).to(TORCH_DTYPES[cell.dtype or ""])
+    rng, hidden = generator(seed + 1, device), cell.hidden
+    weight = randn((cell.experts, hidden), "fp32", rng).mul_(hidden**-0.5).to(FORMATS[cell.dtype].torch_dtype)
     wide = weight.float()
-    x = randn((cell.tokens or 0, hidden), "fp32", rng)
+    x = randn((cell.tokens, hidden), "fp32", rng)
     inverse = torch.linalg.pinv(wide.double() @ wide.double().T, rtol=_REACHED, hermitian=True).float()
     x += (draw_routing(cell, seed, device).logits - x @ wide.T) @ inverse @ wide
     inputs = {"x": x.to(weight.dtype), "router_weight": weight}
-    if ROUTERS[cell.router or ""].bias:
-        inputs["bias"] = torch.zeros(cell.experts or 0, device=device)  # a bias of zeros keeps the drawn skew
+    if ROUTERS[cell.router].bias:
+        inputs["bias"] = torch.zeros(cell.experts, device=device)  # a bias of zeros keeps the drawn skew
     return inputs
 
 
@@ -47,9 +54,9 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     x, weight = inputs["x"].double(), inputs["router_weight"].double()
     logits = x @ weight.T
-    ids, weights = ROUTERS[cell.router or ""].load()(logits, cell.top_k or 0, inputs.get("bias"))
+    ids, weights = ROUTERS[cell.router].load()(logits, cell.top_k, inputs.get("bias"))
     partial = (x.square() @ weight.square().T).sqrt() + logits.abs()
-    bound = _TIE + 6 * tolerance("fp32", 2 * (cell.hidden or 0)) * partial.amax(1, keepdim=True)
+    bound = _TIE + 6 * tolerance("fp32", 2 * cell.hidden) * partial.amax(1, keepdim=True)
     return {"topk_ids": ids, "topk_weights": weights, "logits": logits, "bound": bound}
 
 
@@ -62,7 +69,7 @@ def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], exp
     """
     ids, weights = outputs["topk_ids"].long(), outputs["topk_weights"]
     ordered, place = ids.sort(dim=1)
-    if malformed := gate.no_choice(ordered, cell.experts or 0):
+    if malformed := gate.no_choice(ordered, cell.experts):
         return malformed
     want, want_weights = (expected[name].clone() for name in ("topk_ids", "topk_weights"))
     other = (ordered != want.long().sort(dim=1).values).any(1)
@@ -70,7 +77,7 @@ def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], exp
         logits = expected["logits"][other]
         theirs, ours = (torch.zeros_like(logits).scatter_(1, one[other].long(), 1.0) for one in (ids, want))
         moved = logits + expected["bound"][other] * (theirs - ours)
-        want[other], want_weights[other] = ROUTERS[cell.router or ""].load()(moved, cell.top_k or 0, inputs.get("bias"))
+        want[other], want_weights[other] = ROUTERS[cell.router].load()(moved, cell.top_k, inputs.get("bias"))
     want, want_place = want.long().sort(dim=1)
     wrong, changed = int((ordered != want).any(1).sum()), int(other.sum())
     if wrong:
@@ -85,5 +92,5 @@ def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], exp
 
 def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:
     """Read tokens and weight once, write ids and weights once; a product and a sum for each of T H E."""
-    flops = 2 * (cell.tokens or 0) * inputs["router_weight"].numel()
+    flops = 2 * cell.tokens * inputs["router_weight"].numel()
     return Cost(nbytes(*inputs.values()), nbytes(*outputs.values()), flops)

@@ -1,25 +1,33 @@
 """routing: gate, permute, pack and combine in a row, with identity experts."""
 
-from moe_routing_bench.benches import Bench, Implementation
+from moe_routing_bench.benches.bench import Bench, Implementation, Stage
+
+STAGES = (
+    Stage("router", "gate", values={"dtype": "fp32"}),
+    Stage("permute", "permute"),
+    Stage("pack", "pack"),
+    Stage("combine", "combine", called={"y": "packed"}),
+)
+_COMPILED, _TRITON, _CUTE = (
+    dict.fromkeys([stage.name for stage in STAGES], name) for name in ("torch_compile", "triton", "cute")
+)
 
 BENCH = Bench(
     name="routing",
     summary="gate + permute + pack + combine, identity experts",
-    axes=("tokens", "hidden", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace", "router", "dtype", "model"),
+    axes=(
+        *("tokens", "hidden", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace"),
+        *("router", "dtype", "model"),
+    ),
     baseline="torch",
     implementations=(
-        Implementation("torch", ".composed", layout="compact"),
-        Implementation(
-            "torch_compile", ".composed", requires=("compiler",), layout="compact",
-            options={"gate": "torch_compile", "permute": "torch_compile", "pack": "torch_compile", "combine": "torch_compile"},
-        ),
-        Implementation(
-            "triton", ".composed", requires=("cuda", "triton"), layout="compact",
-            options={"gate": "triton", "permute": "triton", "pack": "triton", "combine": "triton"},
-        ),
-        Implementation(
-            "cute", ".composed", requires=("cuda", "cutlass"), layout="compact",
-            options={"gate": "cute", "permute": "cute", "pack": "cute", "combine": "cute"},
-        ),
+        Implementation("torch", layout="compact"),
+        Implementation("torch_compile", requires=("compiler",), layout="compact", parts=_COMPILED),
+        Implementation("triton", requires=("cuda", "triton"), layout="compact", parts=_TRITON),
+        Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
     ),
-)  # fmt: skip
+    reads=("logits", "bias", "x"),
+    writes=("combined",),
+    stages=STAGES,
+    row_passes=2,
+)

@@ -7,21 +7,22 @@ Output: combined (T, H): every token times the sum of its kept weights. The rout
 import torch
 from torch import Tensor
 
-from moe_routing_bench.benches.checks import Check, Cost, close, nbytes, tolerance
-from moe_routing_bench.grid import Cell
+from moe_routing_bench.benches.checks import Assignment, Check, Cost, close, nbytes, tolerance
+from moe_routing_bench.formats import FORMATS
+from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.routers import ROUTERS
-from moe_routing_bench.row_map import row_map
-from moe_routing_bench.workload import draw_routing, generator, randn
+from moe_routing_bench.workload.draw import draw_routing, generator, randn
+from moe_routing_bench.workload.rows import row_layout, row_map
 
 
 def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     """Draw the inputs of one seed."""
     inputs = {
         "logits": draw_routing(cell, seed, device).logits,
-        "x": randn((cell.tokens or 0, cell.hidden or 0), cell.dtype or "", generator(seed, device)),
+        "x": randn((cell.tokens, cell.hidden), cell.dtype, generator(seed, device)),
     }
-    if ROUTERS[cell.router or ""].bias:
-        inputs["bias"] = torch.zeros(cell.experts or 0, device=device)  # a bias of zeros keeps the drawn skew
+    if ROUTERS[cell.router].bias:
+        inputs["bias"] = torch.zeros(cell.experts, device=device)  # a bias of zeros keeps the drawn skew
     return inputs
 
 
@@ -32,8 +33,8 @@ def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def routed(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Ids and weights of the rule in float64, and the row map of the ids in compact rows."""
-    ids, weights = ROUTERS[cell.router or ""].load()(inputs["logits"].double(), cell.top_k or 0, inputs.get("bias"))
-    known = row_map(cell, ids.cpu().numpy())
+    ids, weights = ROUTERS[cell.router].load()(inputs["logits"].double(), cell.top_k, inputs.get("bias"))
+    known = row_map(row_layout(cell), ids.cpu().numpy())
     return {"topk_ids": ids, "topk_weights": weights, "inverse": torch.from_numpy(known.inverse).to(ids.device)}
 
 
@@ -47,18 +48,18 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
     """One rounding to the cell's dtype; in float32 also those of the weights and the sum."""
-    roundings = 8 + 2 * (cell.top_k or 0) if cell.dtype == "fp32" else 1
-    return close(outputs["combined"], expected["combined"], tolerance(cell.dtype or "", roundings), "combined")
+    roundings = 8 + 2 * cell.top_k if cell.dtype == "fp32" else 1
+    return close(outputs["combined"], expected["combined"], tolerance(cell.dtype, roundings), "combined")
 
 
-def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Assignment:
     """Expert ids (T, k) and weights (T, k) that the rule chose."""
-    return expected["topk_ids"], expected["topk_weights"]
+    return Assignment(expected["topk_ids"], expected["topk_weights"], expected["inverse"])
 
 
 def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:
     """The sum of the stages: the packed rows are what experts consume, so writing and reading them is compulsory."""
-    inverse, row = expected["inverse"], (cell.hidden or 0) * cell.dtype_bytes
+    inverse, row = expected["inverse"], FORMATS[cell.dtype].row_bytes(cell.hidden)
     kept, tokens = int((inverse >= 0).sum()), int((inverse >= 0).any(1).sum())
     indices = nbytes(inverse)
     gate = Cost(nbytes(inputs["logits"]), 2 * indices)

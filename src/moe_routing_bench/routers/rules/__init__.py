@@ -1,1 +1,1 @@
-"""One rule of the zoo a file, each with a class `Router`; the table is `routers/zoo.py`."""
+"""The routers of the zoo: one file per formula, each with a class `Router`. The table of rules is `routers/zoo.py`."""

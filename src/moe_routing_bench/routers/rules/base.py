@@ -9,14 +9,17 @@ from torch import Tensor, nn
 from moe_routing_bench.routers import networks
 from moe_routing_bench.routers.learned import Learned, Routing
 
-LEAST_BID = 0.1  # what a bid goes beyond indifference, in standard deviations of the scores
+LEAST_BID = 0.1  # by how much a bid exceeds indifference, in standard deviations of the scores
 
 
 class Router(Learned):
     """The last layer starts orthogonal with gain 0.1, so that experts differ from the first step on."""
 
     def __init__(self, *args, rounds: int) -> None:
-        """`rounds` of the auction; what it has not assigned by then goes to free places in the order of positions."""
+        """The auction has `rounds`.
+
+        Tokens that it has not assigned by then fill the free places in the order of positions.
+        """
         super().__init__(*args)
         self.rounds = rounds
         assert self.network is not None
@@ -32,18 +35,18 @@ class Router(Learned):
 
 
 def balanced_assignment(values: Tensor, rounds: int) -> Tensor:
-    """An expert for each token, (T,) int64, with nearly the largest sum of values (T, E): at most ⌈T/E⌉ tokens an expert.
+    """An expert for each token, (T,) int64, at most ⌈T/E⌉ tokens per expert, with nearly the largest sum of values (T, E).
 
-    An auction (Bertsekas) in which every expert bids for as many tokens as it has free places. A token goes to the
-    highest bid and its price becomes that bid. A bid is what makes the token worth as little to the expert as its best
-    alternative, and a little more.
+    This is an auction (Bertsekas) in which each expert bids for as many tokens as it has places. A token goes to the
+    highest bidder, and its price becomes that bid. A bid is a little more than what would make the token worth no more
+    to the expert than its best alternative.
     """
     tokens, experts = values.shape
     places = -(-tokens // experts)
     if experts == 1:
         return values.argmax(1)
     values = values.T / values.std(correction=0).clamp(min=1e-10)
-    absent = places * experts - tokens  # stand-ins, of one value to all experts, so that every place is taken
+    absent = places * experts - tokens  # stand-ins that are worth the same to all experts, so that every place is taken
     values = torch.cat([values, values.min().expand(experts, absent)], dim=1)
     price, owner = torch.zeros_like(values[0]), torch.full_like(values[0], -1, dtype=torch.long)
     names = torch.arange(experts, device=values.device)[:, None]

@@ -11,12 +11,12 @@ from moe_routing_bench.routers.learned import Learned, Routing
 
 
 class Router(Learned):
-    """One pass: top-k/2 of the softmax, not renormalised, so that one expert a pass still has a gradient."""
+    """One pass: top-k/2 of the softmax, not renormalised, so that a single expert per pass still gets a gradient."""
 
     passes = 2
 
     def __init__(self, *args) -> None:
-        """Raises `UserError` for a top_k that two passes cannot share."""
+        """Raises `UserError` for a top_k that two passes cannot share evenly."""
         super().__init__(*args)
         if self.top_k % self.passes:
             raise bad(f"top_k for router {self.rule.name}", self.top_k, f"a multiple of its {self.passes} passes")

@@ -7,7 +7,7 @@ from moe_routing_bench.routers.learned import Learned, Routing, by_column
 
 
 class Router(Learned):
-    """The paper's capacity factor is `top_k`, so that the mean number of experts a token is that of top-k."""
+    """`top_k` is the paper's capacity factor, so that tokens have as many experts on average as in top-k."""
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
         """Route; ids (T, E) with expert e in column e or -1, weights softmax probabilities."""

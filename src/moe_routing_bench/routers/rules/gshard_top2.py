@@ -1,4 +1,4 @@
-"""GShard top-2 gating: the second expert is kept at random, by its weight (2006.16668 algorithm 1)."""
+"""GShard top-2 gating: chance decides by its weight whether the second expert is kept (2006.16668 algorithm 1)."""
 
 import torch
 from torch import Tensor
@@ -8,12 +8,12 @@ from moe_routing_bench.routers.learned import COMMON_LOSSES, Learned, Routing
 
 
 class Router(Learned):
-    """Both experts in evaluation; in training the second with probability min(1, 2·g2)."""
+    """Evaluation keeps both experts; training keeps the second with probability min(1, 2·g2)."""
 
     known_losses = (*COMMON_LOSSES, "first_choice")
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
-        """Route; a second expert that is left out does not add to the weight of the first."""
+        """Route; leaving out the second expert does not change the weight of the first."""
         logits = self.logits(x)
         scores = logits.softmax(1)
         ids, weights = softmax_topk.route(logits, 2, renormalize=True)

@@ -1,4 +1,4 @@
-"""Position modulo experts, second expert the next one: what the predecessor called `hash`. It sees no token."""
+"""Position modulo experts, and the next expert as the second: what the predecessor called `hash`. It sees no token."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from moe_routing_bench.routers.learned import Learned, Routing
 
 
 class Router(Learned):
-    """No parameters and no state."""
+    """It has no parameters and no state."""
 
     takes_network = False
     known_losses = ()

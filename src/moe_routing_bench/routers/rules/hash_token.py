@@ -11,7 +11,7 @@ from moe_routing_bench.routers.learned import Learned, Routing
 
 
 class Router(Learned):
-    """State: `table` (vocabulary, top_k) int32, which never changes. No parameters."""
+    """Its state is `table` (vocabulary, top_k) int32, which never changes. It has no parameters."""
 
     takes_network = False
     known_losses = ()
@@ -20,20 +20,19 @@ class Router(Learned):
     def __init__(
         self, *args, vocabulary: int | None = None, seed: int = 0, frequencies: Sequence[float] | None = None
     ) -> None:
-        """Random for `vocabulary` token ids from `seed`, or balanced for the unigram `frequencies` of all token ids."""
+        """Draw a table for `vocabulary` token ids from `seed`, or balance one for the `frequencies` of token ids."""
         super().__init__(*args)
         if vocabulary is not None:
             table = random_table(vocabulary, self.experts, self.top_k, seed)
         elif frequencies is not None:
             table = balanced_table(frequencies, self.experts, self.top_k)
         else:
-            raise bad(
-                f"frequencies for router {self.rule.name}", None, "one number for each token id, from the training text"
-            )
+            allowed = "one number for each token id, from the training text"
+            raise bad(f"frequencies for router {self.rule.name}", None, allowed)
         self.register_buffer("table", torch.from_numpy(table))
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
-        """Look every token up."""
+        """Look each token up in the table."""
         ids = self.table[token_ids.flatten()]
         return self.fixed(ids)
 
@@ -44,7 +43,7 @@ def random_table(vocabulary: int, experts: int, top_k: int, seed: int) -> np.nda
 
 
 def balanced_table(frequencies: Sequence[float], experts: int, top_k: int) -> np.ndarray:
-    """Greedy: token ids by falling frequency, each to the `top_k` experts with the least load so far."""
+    """Greedy: each token id, by falling frequency, goes to the `top_k` experts with the least load so far."""
     table, load = np.zeros((len(frequencies), top_k), np.int32), np.zeros(experts)
     for token in np.argsort(-np.asarray(frequencies, float), kind="stable"):
         table[token] = np.argsort(load, kind="stable")[:top_k]

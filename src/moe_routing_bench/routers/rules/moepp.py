@@ -1,6 +1,6 @@
 """MoE++: a zero, a copy and two constant experts beside the true ones (2410.07348 section 3).
 
-Left out is the gating residual, which adds the logits of the layer before: a router here sees its own layer alone.
+The gating residual, which adds the logits of the layer before, is left out: a router here sees its own layer alone.
 """
 
 import torch
@@ -11,13 +11,13 @@ from moe_routing_bench.routers.learned import COMMON_LOSSES, Learned, Routing
 
 
 class Router(Learned):
-    """The zero expert comes first of the extra ones: its weight is left out before renormalising."""
+    """The zero expert is the first of the extra ones; its weight is left out before renormalising."""
 
     extra = ("zero", "copy", "const", "const")
     known_losses = (*COMMON_LOSSES, "heterogeneous")
 
     def __init__(self, *args, share: float) -> None:
-        """`share` is the weight of a zero-computation expert in the loss, the paper's τ."""
+        """`share`, the paper's τ, is the weight of a zero-computation expert in the loss."""
         super().__init__(*args)
         self.share = share
 
@@ -33,7 +33,7 @@ class Router(Learned):
         return Routing(ids, weights, terms, scores)
 
     def _heterogeneous(self, everything: Tensor, ids: Tensor) -> Tensor:
-        """Switch loss with a smaller weight for experts that cost nothing, which lets them be chosen more often."""
+        """The switch loss with a smaller weight for experts that cost nothing, so that they are chosen more often."""
         weight = torch.ones_like(everything[0])
-        weight[self.experts :].mul_(self.share)  # to assign a number would be a copy from the host
+        weight[self.experts :].mul_(self.share)  # assigning a number would be a copy from the host
         return losses.balance(losses.counts(ids, everything.shape[1]), everything, weight)

@@ -11,12 +11,12 @@ LEAST_SPREAD = 0.01  # keeps the load loss finite; the usual value in public cod
 
 
 class Router(Learned):
-    """Noise with a learned spread in training, none in evaluation."""
+    """Training adds noise with a learned spread to the logits; evaluation adds none."""
 
     known_losses = (*COMMON_LOSSES, "importance", "load")
 
     def __init__(self, *args) -> None:
-        """Both networks start at zero: noise alone decides, and balances, the first steps (appendix A)."""
+        """Both networks start at zero, so that noise alone decides and balances the first steps (appendix A)."""
         super().__init__(*args)
         if self.top_k == self.experts:
             raise bad(f"top_k for router {self.rule.name}", self.top_k, f"2 to {self.experts - 1}")
@@ -26,7 +26,7 @@ class Router(Learned):
             nn.init.zeros_(last.weight)
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
-        """Route by noisy logits; the importance is of the weights, the load of the choice."""
+        """Route by noisy logits; the importance loss is about the weights, the load loss about the choice."""
         clean = noisy = self.logits(x)
         spread = nn.functional.softplus(networks.in_float32(self.noise, x)) + LEAST_SPREAD
         if self.training:
@@ -34,8 +34,11 @@ class Router(Learned):
         ids, weights = softmax_topk.route(noisy, self.top_k, renormalize=True)
         scores = noisy.softmax(1)
         terms = self.terms(
-            clean, scores, ids, len(x),
+            clean,
+            scores,
+            ids,
+            len(x),
             importance=lambda: losses.importance(torch.zeros_like(scores).scatter(1, ids.long(), weights)),
             load=lambda: losses.load(clean, noisy, spread, self.top_k),
-        )  # fmt: skip
+        )
         return Routing(ids, weights, terms, scores)

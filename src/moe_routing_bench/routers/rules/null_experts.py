@@ -8,19 +8,19 @@ from moe_routing_bench.routers.learned import COMMON_LOSSES, Learned, Routing
 
 
 class Router(Learned):
-    """Null experts are ids E, E+1, ... of kind "zero", with weight 0."""
+    """Null experts have the ids E, E+1, ..., the kind "zero" and weight 0."""
 
     known_losses = (*COMMON_LOSSES, "null_switch")
 
     def __init__(self, *args, nulls: int | None) -> None:
-        """As many `nulls` as experts unless given; k' = k·(E + nulls)/E: k true experts a token under even loads."""
+        """`nulls` is E unless given, and k' = k·(E + nulls)/E, so that even loads use k true experts per token."""
         experts, top_k = args[2:4]
         self.extra = ("zero",) * (experts if nulls is None else nulls)
         super().__init__(*args)
         self.picks = round(top_k * (experts + len(self.extra)) / experts)
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
-        """Route; weights are renormalised over the true experts, all 0 where there is none."""
+        """Route; weights are renormalised over the true experts, and are all 0 where there is none."""
         logits = self.logits(x)
         everything = logits.softmax(1)
         ids, picked = softmax_topk.route(logits, self.picks, renormalize=False)
@@ -31,7 +31,10 @@ class Router(Learned):
         return Routing(ids, weights, terms, scores)
 
     def _null_switch(self, everything: Tensor, ids: Tensor) -> Tensor:
-        """Switch loss over true and null experts; the null ones, all alike, need no balance: each counts as their mean."""
+        """The switch loss over true and null experts.
+
+        Null ones are all alike and need no balance, so each counts as their mean.
+        """
         load = losses.counts(ids, everything.shape[1])
         nulls = load[self.experts :]
         return losses.balance(torch.cat([load[: self.experts], nulls.mean().expand_as(nulls)]), everything)

@@ -1,7 +1,7 @@
-"""The predecessor's `expert_choice`: a few picks an expert, and plain top-k for all other tokens. A control.
+"""The predecessor's `expert_choice`: a few picks per expert, and plain top-k for all other tokens. A control.
 
-With 64 picks most tokens are top-k's. Where a token has fewer than k picks, its empty slots took capacity there; here they
-are empty. Not causal: an expert's picks depend on the whole batch.
+With 64 picks top-k routes most tokens. Where a token has fewer than k picks, its empty slots took capacity there; here
+they stay empty. The rule is not causal: an expert's picks depend on the whole batch.
 """
 
 import torch
@@ -11,10 +11,10 @@ from moe_routing_bench.routers.learned import Learned, Routing
 
 
 class Router(Learned):
-    """It had no balance loss with a gradient, so it has none here."""
+    """The predecessor's had no balance loss with a gradient, so this one has none."""
 
     def __init__(self, *args, picks: int) -> None:
-        """`picks` is the most tokens that an expert chooses."""
+        """An expert picks at most `picks` tokens."""
         super().__init__(*args)
         self.picks = picks
 

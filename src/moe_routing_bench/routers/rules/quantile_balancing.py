@@ -1,6 +1,6 @@
 """Quantile balancing: the selection bias is the one that would have balanced the last step (Su 2026, kexue.fm 11619).
 
-One step of coordinate descent on the dual of the balanced assignment, a step behind, so that it stays causal.
+It is a step of coordinate descent on the dual of the balanced assignment, one training step behind, and so causal.
 """
 
 import torch
@@ -13,14 +13,14 @@ from moe_routing_bench.routers.sigmoid_topk import select
 
 
 class Router(Learned):
-    """State: `bias` (E,) = −β, `pending` (E,), the sum of the new biases of this step, and `forwards`, their number."""
+    """Its state is `bias` (E,) = −β, `pending` (E,), the sum of a step's new biases, and `forwards`, their number."""
 
     bias: Tensor
     pending: Tensor
     forwards: Tensor
 
     def __init__(self, *args, momentum: float) -> None:
-        """`momentum` is the share of the old bias that stays."""
+        """`momentum` is the share of the old bias that is kept."""
         super().__init__(*args)
         if self.top_k == self.experts:
             raise bad(f"top_k for router {self.rule.name}", self.top_k, f"2 to {self.experts - 1}")
@@ -30,7 +30,7 @@ class Router(Learned):
         self.register_buffer("forwards", torch.zeros(()))
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
-        """Choose by score and bias, weigh by the renormalised score."""
+        """Choose by score and bias, and weigh by the renormalised score."""
         logits = self.logits(x)
         values = logits.sigmoid()
         ids, weights = select(values, self.top_k, self.bias)
@@ -42,7 +42,7 @@ class Router(Learned):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Take over the mean of this step's biases, over all ranks; without a forward pass nothing changes."""
+        """Take over the mean of this step's biases over all ranks; without a forward pass nothing changes."""
         pending, forwards = losses.over_ranks(self.pending), losses.over_ranks(self.forwards)
         kept = torch.where(forwards > 0, self.momentum, 1.0)
         self.bias.mul_(kept).add_((1 - kept) * pending / forwards.clamp(min=1))
@@ -51,10 +51,10 @@ class Router(Learned):
 
 
 def balancing_bias(values: Tensor, bias: Tensor, top_k: int) -> Tensor:
-    """The bias (E,) with which T·k/E tokens would prefer each expert, for scores (T, E) and thresholds from the old bias.
+    """The bias (E,) with which T·k/E tokens would prefer each expert, from scores (T, E) and the old bias.
 
-    A token takes an expert whose biased score is above α, its (k+1)-th largest biased score. β_e is what the score of the
-    token number T·k/E + 1 is above its α: just so many tokens as are wanted are above that.
+    A token takes the experts whose biased score is above α, its (k+1)-th largest biased score. β_e is the (T·k/E +
+    1)-th largest difference of score and α: exactly as many tokens as are wanted exceed it.
     """
     tokens, experts = values.shape
     alpha = (values + bias).topk(top_k + 1, dim=1).values[:, -1:]

@@ -1,4 +1,4 @@
-"""ReMoE: ReLU gates, sparse through an L1 loss whose strength follows the sparsity (2412.14711 sections 3.2 to 3.4)."""
+"""ReMoE: ReLU gates that an L1 loss of adaptive strength makes sparse (2412.14711 sections 3.2 to 3.4)."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from moe_routing_bench.routers.learned import COMMON_LOSSES, Learned, Routing, b
 
 
 class Router(Learned):
-    """State: `strength`, the paper's λ, and since the last step `active` gates of `seen` tokens."""
+    """Its state is `strength`, the paper's λ, and since the last step the `active` gates of `seen` tokens."""
 
     known_losses = (*COMMON_LOSSES, "l1")
     strength: Tensor
@@ -16,7 +16,7 @@ class Router(Learned):
     seen: Tensor
 
     def __init__(self, *args, start: float, growth: float) -> None:
-        """`start` is the first strength, `growth` the factor of one step."""
+        """`start` is the first strength, and `growth` the factor by which one step changes it."""
         super().__init__(*args)
         self.growth = growth
         self.register_buffer("strength", torch.tensor(start))
@@ -32,7 +32,7 @@ class Router(Learned):
         if self.training:
             self.active.add_(load.sum())
             self.seen.add_(len(ids))
-        tiny = 1e-10  # a token without any expert has even scores
+        tiny = 1e-10  # gives a token without any expert even scores
         scores = (gates + tiny) / (gates + tiny).sum(1, keepdim=True)
         share = load * self.experts / (self.top_k * len(ids))
         terms = self.terms(logits, scores, ids, len(x), l1=lambda: self.strength * (gates * share).sum(1).mean())
@@ -40,7 +40,7 @@ class Router(Learned):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Strengthen the loss while more than k of E gates are open, weaken it while fewer are."""
+        """Strengthen the loss while more than k of E gates are open, and weaken it while fewer are."""
         active, seen = losses.over_ranks(self.active), losses.over_ranks(self.seen)
         self.strength.mul_(self.growth ** torch.sign(active - seen * self.top_k))
         self.active.zero_()

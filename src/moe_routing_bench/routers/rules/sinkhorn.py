@@ -15,12 +15,12 @@ class Router(Learned):
     """The plan has no gradient: it only chooses."""
 
     def __init__(self, *args, rounds: int) -> None:
-        """`rounds` of row and column scaling."""
+        """The plan is scaled by rows and columns in `rounds`."""
         super().__init__(*args)
         self.rounds = rounds
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
-        """Route; weights are softmax probabilities, a sigmoid where there is one expert."""
+        """Route; weights are softmax probabilities, or a sigmoid where a token has one expert."""
         logits = self.logits(x)
         plan = log_plan(logits.detach(), self.rounds) if self.training else logits
         ids = plan.topk(self.top_k, dim=1).indices
@@ -30,7 +30,7 @@ class Router(Learned):
 
 
 def log_plan(logits: Tensor, rounds: int) -> Tensor:
-    """Logarithm of exp(logits) (T, E) scaled so that columns sum to 1/E, and rows nearly to 1/T."""
+    """The logarithm of exp(logits) (T, E), scaled so that columns sum to 1/E and rows nearly to 1/T."""
     plan = logits
     for _ in range(rounds):
         plan = plan - torch.logsumexp(plan, 1, keepdim=True) - math.log(logits.shape[0])

@@ -1,4 +1,4 @@
-"""Soft MoE: slots are mixtures of the tokens of a sequence, tokens mixtures of the slots (2308.00951 section 2). Not causal."""
+"""Soft MoE: slots mix the tokens of a sequence, and tokens mix the slots (2308.00951 section 2). It is not causal."""
 
 import torch
 from torch import Tensor, nn
@@ -9,18 +9,17 @@ from moe_routing_bench.routers.networks import without_autocast
 
 
 class Router(Learned):
-    """Parameters: `slots` (D, E · slots an expert), the paper's Φ, and `scale`, for normalised logits (section 2.3)."""
+    """Its parameters are `slots` (D, E · slots per expert), Φ in the paper, and `scale`, which section 2.3 introduces."""
 
     takes_network = False
     known_losses = ()
 
     def __init__(self, *args, sequence: int) -> None:
-        """`sequence` tokens have sequence·k/E slots an expert, at least one: the compute of top-k."""
+        """`sequence` tokens have sequence·k/E slots per expert, at least one, which is the compute of top-k."""
         super().__init__(*args)
         dim = args[1]
-        self.slots = nn.Parameter(
-            torch.randn(dim, self.experts * max(1, sequence * self.top_k // self.experts)) * dim**-0.5
-        )
+        slots = self.experts * max(1, sequence * self.top_k // self.experts)
+        self.slots = nn.Parameter(torch.randn(dim, slots) * dim**-0.5)
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> SoftRouting:

@@ -1,6 +1,6 @@
-"""Top-k of a softmax in its variants: softk (Mixtral), qwen3, topk_prenorm (OLMoE), deepseek_v2.
+"""Top-k of a softmax in its variants: softk (Mixtral), qwen3, topk_prenorm (OLMoE) and deepseek_v2_small.
 
-Sources: as in the table; the choice itself is the inference rule `routers/softmax_topk.py`.
+The table names the sources; the choice itself is that of the gate rules in `routers/softmax_topk.py`.
 """
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from moe_routing_bench.routers.learned import COMMON_LOSSES, Learned, Routing
 
 
 class Router(Learned):
-    """Softmax top-k with optional renormalisation and group limit."""
+    """Softmax top-k, with a renormalisation and a limit to groups as its options say."""
 
     known_losses = (*COMMON_LOSSES, "device")
 
@@ -19,9 +19,9 @@ class Router(Learned):
         """Raises `UserError` where the groups do not fit."""
         super().__init__(*args)
         options = {"renormalize": renormalize, "groups": groups, "keep_groups": keep_groups, "scale": scale}
-        inference = routers.Router(self.rule.name, "softmax_topk", self.rule.summary, options)
-        inference.check(self.experts, self.top_k)
-        self.route, self.groups = inference.load(), groups
+        gate = routers.GateRule(self.rule.name, "softmax_topk", self.rule.summary, options)
+        gate.check(self.experts, self.top_k)
+        self.route, self.groups = gate.load(), groups
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
         """Route by the logits alone."""

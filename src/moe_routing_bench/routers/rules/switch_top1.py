@@ -8,10 +8,10 @@ from moe_routing_bench.routers.learned import Learned, Routing
 
 
 class Router(Learned):
-    """The weight is p and not 1: it is where the router's gradient comes from."""
+    """The weight is p rather than 1, because the router's gradient comes from it."""
 
     def __init__(self, *args, jitter: float) -> None:
-        """`jitter`: in training every element of the router's input is scaled by U(1 − jitter, 1 + jitter)."""
+        """In training each element of the router's input is scaled by U(1 − jitter, 1 + jitter)."""
         super().__init__(*args)
         self.jitter = jitter
 

@@ -1,6 +1,6 @@
-"""Token rounding: top-k with every expert's load rounded to a multiple of the GEMM tile (SonicMoE 2512.14080 section 5).
+"""Token rounding: top-k with each expert's load rounded to a multiple of the GEMM tile (SonicMoE 2512.14080 section 5).
 
-In training only: evaluation is plain top-k, and causal.
+It does so in training only; evaluation is plain top-k, and causal.
 """
 
 import torch
@@ -11,15 +11,18 @@ from moe_routing_bench.routers.learned import Learned, Routing, by_column
 
 
 class Router(Learned):
-    """Rounds to the nearest multiple."""
+    """It rounds to the nearest multiple."""
 
     def __init__(self, *args, tile: int) -> None:
-        """`tile` rows of a GEMM tile."""
+        """A GEMM tile has `tile` rows."""
         super().__init__(*args)
         self.tile = tile
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
-        """Route; ids (T, E) with expert e in column e or -1. Raises `UserError` for fewer tokens than a tile, in training."""
+        """Route.
+
+        Ids (T, E) with expert e in column e or -1. Raises `UserError` in training for fewer tokens than a tile.
+        """
         logits = self.logits(x)
         scores = logits.softmax(1)
         top, best = scores.topk(self.top_k, dim=1)
@@ -32,9 +35,10 @@ class Router(Learned):
 
 
 def rounded(priority: Tensor, load: Tensor, tile: int) -> Tensor:
-    """The choice (T, E) bool with `load` (E,) rounded to multiples of `tile`, by falling `priority` (T, E) of an expert.
+    """The choice (T, E) bool with `load` (E,) rounded to multiples of `tile`, by falling `priority` (T, E).
 
-    Tokens that chose the expert have a positive priority, others a negative one: the worst are dropped or the best added.
+    Tokens that chose an expert have a positive priority, others a negative one. So the worst that chose it are
+    dropped, or the best of the others are added.
     """
     tokens = len(priority)
     if tokens < tile:

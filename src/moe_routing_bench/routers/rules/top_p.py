@@ -6,10 +6,10 @@ from moe_routing_bench.routers.learned import Learned, Routing
 
 
 class Router(Learned):
-    """`top_k` says nothing here; the entropy loss keeps the number of experts down."""
+    """It does not use `top_k`; the entropy loss keeps the number of experts down."""
 
     def __init__(self, *args, threshold: float) -> None:
-        """`threshold` is the probability to reach."""
+        """`threshold` is the probability that the chosen experts must reach together."""
         super().__init__(*args)
         self.threshold = threshold
 
@@ -18,6 +18,6 @@ class Router(Learned):
         logits = self.logits(x)
         scores = logits.softmax(1)
         ranked, order = scores.sort(dim=1, descending=True)
-        enough = ranked.cumsum(1) - ranked >= self.threshold  # reached before this expert
+        enough = ranked.cumsum(1) - ranked >= self.threshold  # the experts before this one reach it
         ids, weights = order.int().masked_fill(enough, -1), ranked.masked_fill(enough, 0.0)
         return Routing(ids, weights, self.terms(logits, scores, ids, len(x)), scores)

@@ -1,6 +1,7 @@
 """The predecessor's `topk_hard`: top-k of a linear map that never trains, unweighted. A control for learned routing.
 
-Its `top1` is this at k = 1. It added the experts up; here they are averaged, so that k does not change the scale.
+The predecessor's `top1` is this at k = 1. It added the experts up; here they are averaged, so that k does not change
+the scale.
 """
 
 import torch
@@ -10,7 +11,7 @@ from moe_routing_bench.routers.learned import Learned, Routing
 
 
 class Router(Learned):
-    """The network's parameters ask for no gradient."""
+    """The parameters of its network take no gradient."""
 
     known_losses = ()
 
@@ -20,7 +21,7 @@ class Router(Learned):
         self.requires_grad_(False)
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
-        """Route by detached logits, weights 1/k."""
+        """Route by detached logits, with weights 1/k."""
         logits = self.logits(x.detach())
         ids = logits.topk(self.top_k, dim=1).indices.int()
         return Routing(ids, torch.full_like(ids, 1 / self.top_k, dtype=torch.float32), {}, logits.softmax(1))

@@ -1,0 +1,117 @@
+"""Write the generated blocks of the documents: `python docs/generate.py`.
+
+A block stands between the lines `<!-- generated: NAME -->` and `<!-- end -->` of a Markdown page. It holds what `BLOCKS`
+makes of the sources, the configs or the stored rows (`docs/stored_tables.py`). `tests/recipes/test_docs.py` fails where a page
+differs from what this program would write.
+"""
+
+import ast
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import stored_tables
+from stored_tables import ROOT, table
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config import presets
+from moe_routing_bench.config.axes import AXES, Axis
+from moe_routing_bench.config.expand import expand
+from moe_routing_bench.config.load import load
+
+SOURCES = ROOT / "src"
+PACKAGE = SOURCES / "moe_routing_bench"
+PAGES = (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "config/README.md")
+MARK = "<!-- generated: "
+BLOCK = re.compile(rf"({MARK}(.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def summary(module: Path) -> str:
+    """The first sentence of a module's docstring, on one line; `SystemExit` where there is none."""
+    docstring = ast.get_docstring(ast.parse(module.read_text()))
+    if not docstring:
+        raise SystemExit(f"{module}: no docstring, which docs/files.md is made of")
+    paragraph = " ".join(docstring.split("\n\n")[0].split())
+    sentence = re.split(r"(?<=\.) (?=[A-Z`])", paragraph)[0]
+    return sentence.replace("``", "`").replace("|", r"\|")
+
+
+def packages() -> str:
+    """A line per package directly below the package's root."""
+    found = sorted(PACKAGE.glob("*/__init__.py"))
+    return table([{"package": f"`{one.parent.name}/`", "what it holds": summary(one)} for one in found])
+
+
+def files() -> str:
+    """A section per package with a line per module."""
+    sections = []
+    for package in sorted({module.parent for module in PACKAGE.rglob("*.py")}):
+        modules = [module for module in sorted(package.glob("*.py")) if module.name != "__init__.py"]
+        lines = [
+            {"file": f"[`{one.name}`](../{one.relative_to(ROOT)})", "what it holds": summary(one)} for one in modules
+        ]
+        about = summary(package / "__init__.py")
+        sections.append(f"## {package.relative_to(SOURCES)}\n\n{about}\n" + (f"\n{table(lines)}" if lines else ""))
+    return "\n".join(sections)
+
+
+def cells() -> str:
+    """How many cells each config asks for."""
+    with contextlib.chdir(ROOT):  # a config names its traces from there
+        models = presets.load("config/models.yaml")
+        configs = [path for path in sorted(Path("config").glob("*.yaml")) if path.name != "models.yaml"]
+        jobs = {path.name: expand(load(path), models) for path in configs}
+    return table([{"config": f"`{name}`", "cells": str(len(found))} for name, found in jobs.items()])
+
+
+def axes() -> str:
+    """The axes of a grid entry: what each is, its default, and the benches that read it."""
+    lines = []
+    for axis in (one for one in AXES.values() if one.scope != "config"):
+        readers = [name for name, bench in BENCHES.items() if axis.universal or axis.name in bench.axes]
+        choices = f": {', '.join(f'`{name}`' for name in axis.choices)}" if axis.choices else ""
+        lines.append({
+            "axis": f"`{axis.name}`", "meaning and values": f"{axis.summary}{choices}", "default": _default(axis),
+            "benches": "all" if readers == list(BENCHES) else ", ".join(readers),
+        })  # fmt: skip
+    return table(lines)
+
+
+def _default(axis: Axis) -> str:
+    if axis.follows:
+        return f"that of `{axis.follows}`"
+    known = axis.default if axis.default is not None else "none" if axis.optional else ""
+    return f"{known:g}" if isinstance(known, float) else str(known)
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "packages": packages,
+    "files": files,
+    "cells": cells,
+    "axes": axes,
+    **stored_tables.BLOCKS,
+}
+
+
+def written() -> Iterator[tuple[Path, str]]:
+    """Every page with blocks, and what it should hold; `SystemExit` for a mark without an end or an unknown name."""
+    for page in PAGES:
+        text = page.read_text()
+        names = [name for _, name, _ in BLOCK.findall(text)]
+        if len(names) != text.count(MARK) or not set(names) <= set(BLOCKS):
+            raise SystemExit(f"{page}: a block without an end, or with another name than {', '.join(BLOCKS)}")
+        if names:
+            yield page, BLOCK.sub(lambda found: found[1] + BLOCKS[found[2]]() + found[3], text)
+
+
+def main() -> None:
+    """Rewrite the pages whose blocks are out of date, and print their names."""
+    for page, text in written():
+        if text != page.read_text():
+            page.write_text(text)
+            print(page.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

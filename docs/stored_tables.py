@@ -1,0 +1,232 @@
+"""The tables of the documents whose figures are stored rows: each is made of a file below results/nvidia-h200/.
+
+Times are medians of device time in µs. `floor` is `roofline_us`: the compulsory bytes at the copy bandwidth, or the FLOPs
+at the matrix rate, both measured in the same process.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results/nvidia-h200"
+WAYS = ("torch", "triton", "cute")
+SYMBOLS = {"tokens": "T", "experts": "E", "hidden": "H", "top_k": "k"}
+
+
+def table(lines: Sequence[Mapping[str, str]]) -> str:
+    """A Markdown table of lines that have the same keys, which are its header."""
+    rows = [list(lines[0]), ["---"] * len(lines[0]), *(list(line.values()) for line in lines)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def digits(value: float) -> str:
+    """Three significant digits, or all digits before the point; a dash for a missing value."""
+    if pd.isna(value):
+        return "–"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
+
+
+def percent(value: float) -> str:
+    """A share in whole per cent; a dash for a missing value."""
+    return "–" if pd.isna(value) else f"{100 * value:.0f} %"
+
+
+@cache
+def stored(name: str) -> pd.DataFrame:
+    """A stored table by the name of its file."""
+    path = RESULTS / name
+    return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+
+
+def timed(bench: str) -> pd.DataFrame:
+    """The timed rows of a bench, with `format`: that of the packed rows where they have their own, else the dtype."""
+    rows = stored("measurements.parquet")
+    found = rows[(rows["bench"] == bench) & (rows["status"] == "ok")]
+    return found.assign(format=found.get("packed", found["dtype"]).fillna(found["dtype"]))  # schema 2 has no `packed`
+
+
+def plain(bench: str, where: str) -> pd.DataFrame:
+    """The timed rows of a bench with balanced loads and without a capacity limit for which `where` holds."""
+    rows = timed(bench)
+    balanced = (rows["skew"].fillna(0) == 0) & (rows["sampler"].fillna("exact") == "exact")
+    return rows[balanced & rows["capacity_factor"].isna()].query(where, engine="python")
+
+
+def times(bench: str, axes: Sequence[str], where: str, ways: Sequence[str] = WAYS) -> str:
+    """A line per value of `axes`, a column per implementation, and the floor."""
+    rows = plain(bench, where)
+    medians = rows.pivot(index=list(axes), columns="implementation", values="median_us")
+    medians["floor"] = rows.groupby(list(axes))["roofline_us"].first()
+    lines = medians.reset_index().to_dict("records")
+    return table([
+        {SYMBOLS.get(axis, axis): _whole(line[axis]) for axis in axes} | {way: digits(line[way]) for way in (*ways, "floor")}
+        for line in lines
+    ])  # fmt: skip
+
+
+def _whole(value: object) -> str:
+    """An axis value; whole numbers that pandas holds as floats lose their point."""
+    return f"{value:.0f}" if isinstance(value, float) else str(value)
+
+
+PEERS = {"gate": "quack", "router": "matmul_cute", "permute": None, "pack": None, "combine": None, "routing": None}
+
+
+def cute_against_others() -> str:
+    """Over all cells of a bench, how many times as long as cute another implementation takes."""
+    lines = []
+    for bench, peer in PEERS.items():
+        medians = timed(bench).pivot(index="cell", columns="implementation", values="median_us")
+        line = {"bench": f"`{bench}`", "cells": str(len(medians))}
+        for heading, way in (("torch", "torch"), ("triton", "triton"), ("another", peer)):
+            line[heading] = _ratios(medians[way] / medians["cute"], way) if way else "–"
+        lines.append(line)
+    return table(lines)
+
+
+def _ratios(ratios: pd.Series, way: str) -> str:
+    ratios = ratios.dropna()
+    named = "" if way in WAYS else f"`{way}`, {len(ratios)} cells: "
+    slower = f", cute slower in {count}" if (count := int((ratios < 1).sum())) else ""
+    return f"{named}{digits(stats.gmean(ratios))} ({digits(ratios.min())} to {digits(ratios.max())}{slower})"
+
+
+def stream_shares() -> str:
+    """How close to a stream of its own mix of reads and writes a kernel comes: minimum, median and maximum over cells."""
+    lines = []
+    for bench in ("pack", "combine"):
+        rows = timed(bench)
+        large = (rows["tokens"] >= 16384) & (rows["hidden"] >= 2048) & (rows["format"] != "fp32")
+        balanced = (rows["skew"].fillna(0) == 0) & rows["capacity_factor"].isna() & (rows["layout"] == "compact")
+        for (form, top_k), found in rows[large & balanced].groupby(["format", "top_k"]):
+            line = {"bench": bench, "format": form, "k": str(top_k), "cells": str(found["cell"].nunique())}
+            for way in ("cute", "triton"):
+                mine = found[found["implementation"] == way]
+                line |= {f"{way}, of the stream": _span(mine["share_of_stream"]), f"{way}, of one as short": _span(mine["share_of_short_stream"])}  # fmt: skip
+            lines.append(line)
+    return table(lines)
+
+
+def _span(shares: pd.Series) -> str:
+    shown = [f"{100 * value:.1f}" for value in (shares.min(), shares.median(), shares.max())]
+    return f"{', '.join(shown) if len(shares) > 1 else shown[0]} %"
+
+
+def ceilings() -> str:
+    """GB/s of copy, fill and streams of several mixes, the best of the configurations, by the size of a buffer."""
+    rows = stored("ceilings.csv")
+    kind = rows["kind"].where(rows["kind"] != "stream", rows["reads"].astype(str) + ":" + rows["writes"].astype(str))
+    best = rows.assign(kind=kind).pivot_table(index="buffer_gib", columns="kind", values="gb_per_s", aggfunc="max")
+    names = {"copy": "copy", "fill": "fill", "1:0": "read only", **{mix: mix for mix in ("8:1", "2:1", "1:1", "1:2", "1:8")}}  # fmt: skip
+    return table([
+        {"buffer": f"{size:g} GiB"} | {heading: f"{row[name]:.0f}" for name, heading in names.items()}
+        for size, row in best.iterrows()
+    ])  # fmt: skip
+
+
+def backward() -> str:
+    """Both directions of the differentiable operators at T=16384, H=4096, E=128, compact rows."""
+    rows = stored("backward.csv").query("tokens == 16384 and hidden == 4096 and experts == 128 and layout == 'compact'")
+    rows = rows[rows["capacity_factor"].isna()]
+    lines = []
+    for direction in ("pack", "pack_backward", "combine", "combine_backward"):
+        for top_k in (2, 8):
+            found = rows[(rows["direction"] == direction) & (rows["top_k"] == top_k)].set_index("implementation")
+            lines.append({
+                "direction": direction.replace("_", ", "), "k": str(top_k), "triton": digits(found.at["triton", "us"]),
+                "share of a copy": percent(found.at["triton", "share_of_copy"]),
+                "torch": digits(found["us"].get("torch", np.nan)),
+            })  # fmt: skip
+    return table(lines)
+
+
+def profiled() -> str:
+    """What Nsight Compute counted, one line per kernel."""
+    return table([
+        {
+            "bench": f"{row.bench}, {row.implementation}", "form": "–" if pd.isna(row.form) else row.form,
+            "T": str(row.tokens), "H": "–" if pd.isna(row.hidden) else f"{row.hidden:.0f}", "E": str(row.experts), "k": str(row.top_k),
+            "µs": digits(row.duration_us), "DRAM read, MB": f"{row.dram_read_mb:.0f}", "written, MB": f"{row.dram_write_mb:.0f}",
+            "DRAM, of peak": f"{row.dram_percent_of_peak:.0f} %", "L2, of peak": f"{row.l2_percent_of_peak:.0f} %",
+        }
+        for row in stored("ncu.csv").itertuples()
+    ])  # fmt: skip
+
+
+def stored_cells() -> str:
+    """Where the measured rows come from, in a sentence."""
+    rows = stored("measurements.parquet")
+    one = rows[rows["cutlass_dsl_version"].notna()].iloc[0]
+    days = sorted({start[:10] for start in rows["started_at"]})
+    return (
+        f"{one['gpu_name']} (one GPU per cell), driver {one['driver']}, torch {one['torch_version']}, triton {one['triton_version']}, "
+        f"nvidia-cutlass-dsl {one['cutlass_dsl_version']}, {' and '.join(days)}, {rows.groupby(['bench', 'cell']).ngroups} cells.\n"
+    )
+
+
+_ROWS = "hidden == 4096 and format == 'bf16' and layout == 'compact'"
+STAGES = (
+    ("gate", "k=8, fp32 scores", "top_k == 8 and dtype == 'fp32' and router == 'softmax_topk_renorm'"),
+    ("permute", "k=8", "top_k == 8 and layout == 'compact'"),
+    ("pack", "H=4096, k=2, bf16", f"top_k == 2 and {_ROWS}"),
+    ("pack", "H=4096, k=8, bf16", f"top_k == 8 and {_ROWS}"),
+    ("combine", "H=4096, k=2, bf16", f"top_k == 2 and {_ROWS}"),
+    ("combine", "H=4096, k=8, bf16", f"top_k == 8 and {_ROWS}"),
+    ("routing", "H=2048, k=8, bf16", "top_k == 8 and hidden == 2048 and model.isna()"),
+)
+
+
+def stages() -> str:
+    """One line per operation at T=16384, E=128."""
+    lines = []
+    for bench, shape, where in STAGES:
+        rows = plain(bench, f"tokens == 16384 and experts == 128 and {where}").set_index("implementation")
+        assert rows.index.is_unique, f"{bench}, {shape}: more than one cell"
+        cute, ways = rows.loc["cute"], rows["median_us"]
+        lines.append({
+            "stage": "all four in a row" if bench == "routing" else bench, "shape": shape,
+            **{way: f"{digits(ways[way])} µs" for way in WAYS}, "QuACK": f"{digits(ways['quack'])} µs" if "quack" in ways else "–",
+            "cute, share of the copy bandwidth": percent(cute["share_of_copy"]), "cute, speed-up over torch": f"{digits(cute['speedup'])}x",
+        })  # fmt: skip
+    return table(lines)
+
+
+RULES = {"dense": "dense, equal active FLOPs", "softk": "`softk` (Mixtral)"} | {
+    name: f"`{name}`" for name in ("deepseek_v3", "quantile_balancing", "hash_balanced", "switch_top1")
+}
+
+
+def quality() -> str:
+    """Validation bits per byte after the last step: the mean over seeds and half of its 95 % interval (Student's t)."""
+    rows = stored("quality.parquet").query("purpose == 'final' and label in ('e8', 'e32')", engine="python")
+    last = rows[rows["step"] == rows["steps"]]
+    lines = []
+    for label in ("e8", "e32"):
+        mine = last[last["label"] == label]
+        line = {"": f"E={mine['experts'].max()}, k=2"}
+        for rule, heading in RULES.items():
+            values = mine.loc[mine["router"] == rule, "bits_per_byte"]
+            half = stats.t.ppf(0.975, len(values) - 1) * values.sem()
+            line[heading] = f"{values.mean():.3f} ± {half:.3f}"
+        lines.append(line)
+    return table(lines)
+
+
+_GATE = "router == 'softmax_topk_renorm' and top_k == 8"
+_PERMUTE = "layout == 'compact' and top_k == 8 and experts == 128"
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "stored-cells": stored_cells, "stages": stages, "quality": quality, "ceilings": ceilings,
+    "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled,
+    "gate-times": partial(times, "gate", ("dtype", "tokens"), f"{_GATE} and experts == 128", (*WAYS, "quack")),
+    "gate-experts": partial(times, "gate", ("dtype", "experts"), f"{_GATE} and tokens == 16384", (*WAYS, "quack")),
+    "rule-times": partial(times, "gate", ("router",), "tokens == 16384 and experts == 256 and top_k == 8"),
+    "router-times": partial(times, "router", ("experts", "hidden", "tokens"), "dtype == 'bf16'", ("torch", "matmul_cute", "triton", "cute")),
+    "permute-times": partial(times, "permute", ("tokens",), _PERMUTE),
+    "routing-times": partial(times, "routing", ("tokens",), "hidden == 2048 and experts == 128 and model.isna()"),
+    "fp8-times": partial(times, "pack", ("format",), "format in ('fp8_row', 'fp8_block128')", ("torch", "torch_compile", "triton", "cute")),
+}  # fmt: skip

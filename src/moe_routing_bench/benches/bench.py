@@ -1,0 +1,159 @@
+"""What a bench says of its operation, and how its implementations are bound to the tensors of a cell.
+
+Nothing here imports torch: Snakemake reads the tables. An implementation is named by a string and is imported only by the
+worker that measures it.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from moe_routing_bench import closure
+from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.routers import ROUTERS
+
+_PACKAGE = "moe_routing_bench"
+_HARNESS = f"{_PACKAGE}.measure.supervisor"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An optional package that an implementation needs: the module that it imports, its distribution, and how to get it."""
+
+    module: str
+    distribution: str
+    install: str
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to do an operation.
+
+    `module` is a module of ``kernels/<bench>/`` that offers ``bind`` (the contract is in `moe_routing_bench.kernels`), or, as
+    ``.definition``, one of the bench's own folder: a baseline of a few lines may stand there. `options` are keyword arguments of its
+    functions. `requires` names what must be there: ``cuda`` (an NVIDIA GPU), ``triton``, ``cutlass`` or
+    ``compiler`` (what torch.compile needs); `peer` is a package of somebody else.
+
+    Of a composite bench, `parts` names the implementation of each stage (``torch`` where it names none); a key such as
+    ``"pack+experts"`` names a fused module, ``<operation>.<module>`` below ``kernels/``, that does several stages at once. `layout` is the
+    row layout that a composite uses inside.
+    """
+
+    name: str
+    module: str = ""
+    requires: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    peer: Peer | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
+    layout: str | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step of a composite: the bench whose operation it is, values that replace those of the composite's cell, and the
+    composite's names of operands that are called otherwise there."""
+
+    name: str
+    bench: str
+    values: Mapping[str, str] = field(default_factory=dict)
+    called: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """An operation under test.
+
+    `axes` are the axes of the grid that it reads; `baseline` is what speed-ups are against. `reads` and `writes` name the operands
+    (a read one may be absent where it is optional). `shared` names inputs that all input sets of a cell have in common. `stages` are the
+    steps of a composite. `streams`: its ceiling is also a stream with its own mix of reads and writes. `row_passes` counts how often all
+    packed rows are written or read (pack and combine once each).
+    """
+
+    name: str
+    summary: str
+    axes: tuple[str, ...]
+    baseline: str
+    implementations: tuple[Implementation, ...]
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    streams: bool = False
+    row_passes: int = 0
+
+    def __post_init__(self) -> None:
+        """Reject a table with two implementations of one name, without its baseline, or with parts that are no stages."""
+        names = [one.name for one in self.implementations]
+        if len(set(names)) != len(names) or self.baseline not in names:
+            raise ValueError(f"bench {self.name}: duplicate implementation or missing baseline in {names}")
+        stages = [stage.name for stage in self.stages]
+        for one in self.implementations:
+            covered = [name for part in one.parts for name in part.split("+")]
+            if any(name not in stages for name in covered) or len(set(covered)) != len(covered):
+                raise ValueError(f"bench {self.name}: {one.name} has parts {list(one.parts)}, the stages are {stages}")
+
+    def __getitem__(self, name: str) -> Implementation:
+        """The implementation of that name; KeyError when there is none."""
+        return {one.name: one for one in self.implementations}[name]
+
+    def definition(self) -> ModuleType:
+        """The bench's ``definition`` module: problem, inputs, outputs, reference, check and cost. Imports torch."""
+        return importlib.import_module(f"{_PACKAGE}.benches.{self.name}.definition")
+
+    def load(self, implementation: str) -> ModuleType:
+        """The module of one implementation; of a composite, what runs its parts."""
+        return importlib.import_module(self._place(self[implementation]))
+
+    def _place(self, one: Implementation) -> str:
+        """The absolute name of an implementation's module."""
+        if self.stages:
+            return f"{_PACKAGE}.benches.composite"
+        own = one.module.startswith(".")
+        return f"{_PACKAGE}.benches.{self.name}{one.module}" if own else f"{_PACKAGE}.kernels.{self.name}.{one.module}"
+
+    def supports(self, implementation: str, cell: Cell) -> str | None:
+        """Why an implementation cannot run a cell, or None."""
+        module, one = self.load(implementation), self[implementation]
+        if self.stages:
+            return module.supports(self, one, cell)
+        problem = self.definition().problem(cell)
+        return module.unsupported(problem, **one.options) if hasattr(module, "unsupported") else None
+
+    def bind(self, implementation: str, cell: Cell, tensors: Mapping[str, Any]) -> Callable[[], Any]:
+        """The call of an implementation, bound to the operands among `tensors`."""
+        module, one = self.load(implementation), self[implementation]
+        if self.stages:
+            return module.bind(self, one, cell, tensors)
+        operands = {name: tensors[name] for name in (*self.reads, *self.writes) if name in tensors}
+        return module.bind(self.definition().problem(cell), **operands, **one.options)
+
+    def precompile(self, implementation: str, cell: Cell, arch: str) -> None:
+        """Compile the CuTe DSL kernels of an implementation, if it has any, for a cell and architecture; needs no GPU."""
+        module, one = self.load(implementation), self[implementation]
+        if self.stages:
+            module.precompile(self, one, cell, arch)
+        elif hasattr(module, "precompile") and not self.supports(implementation, cell):
+            module.precompile(self.definition().problem(cell), arch, **one.options)
+
+    def modules(self) -> Iterator[str]:
+        """The modules that a measurement of this bench imports by name: where the closure of imports starts."""
+        yield f"{_PACKAGE}.benches.{self.name}.definition"
+        for one in self.implementations:
+            yield self._place(one)
+            yield from (f"{_PACKAGE}.kernels.{module}" for name, module in one.parts.items() if "+" in name)
+        if "router" in self.axes:
+            yield from sorted({f"{_PACKAGE}.routers.{router.module}" for router in ROUTERS.values()})
+        for stage in self.stages:
+            yield from find(stage.bench).modules()
+
+    def code_files(self) -> list[Path]:
+        """Every source file whose edit makes measurements of this bench stale."""
+        return closure.closure((_HARNESS, *self.modules()))
+
+
+def find(name: str) -> Bench:
+    """The bench of that name, without the list of all: a measurement does not depend on other benches."""
+    return importlib.import_module(f"{_PACKAGE}.benches.{name}").BENCH

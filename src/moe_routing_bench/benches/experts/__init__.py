@@ -1,0 +1,21 @@
+"""experts: SwiGLU feed-forward networks of all experts over packed rows, with real weights."""
+
+from moe_routing_bench.benches.bench import Bench, Implementation
+
+BENCH = Bench(
+    name="experts",
+    summary="packed rows -> SwiGLU of every row's expert",
+    axes=(
+        *("tokens", "hidden", "intermediate", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace"),
+        *("dtype", "packed", "weights", "layout", "model"),
+    ),
+    baseline="torch_loop",
+    implementations=(
+        Implementation("torch_loop", "torch_loop"),
+        Implementation("torch_bmm", "torch_bmm"),
+        Implementation("torch_grouped_mm", "torch_grouped_mm"),
+    ),
+    reads=("packed", "scales", "offsets", "w13", "w2"),
+    writes=("y",),
+    shared=("w13", "w2"),
+)

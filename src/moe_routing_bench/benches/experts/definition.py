@@ -1,0 +1,112 @@
+"""What `experts` computes, on what, and when an answer is right.
+
+Inputs: packed (R, H) in the cell's packed format, with scales where that has them, N(0, 1) before it is quantised, padding rows zero;
+offsets (E + 1,) int32, the first row of every expert; w13 (E, 2 I, H) (W1 above W3) and w2 (E, H, I) in the cell's weight
+format, scaled by one over the square root of the fan-in and shared by all input sets. Output: y (R, H) of the activations'
+format, y = (silu(x W1^T) * (x W3^T)) W2^T for the expert of each row. Padding rows of y are not looked at: nothing reads them.
+"""
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moe_routing_bench.benches.checks import Assignment, Check, Cost, close, nbytes, tolerance
+from moe_routing_bench.formats import FORMATS, Format, dequantise, quantise
+from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.kernels.experts import Experts
+from moe_routing_bench.workload.draw import draw_ids, generator, randn
+from moe_routing_bench.workload.rows import row_layout, row_map
+
+
+def problem(cell: Cell) -> Experts:
+    """The sizes and formats of a cell."""
+    rows, formats = row_layout(cell), (cell.dtype, packed_format(cell).name, weight_format(cell).name)
+    return Experts(rows.rows, cell.hidden, cell.intermediate, rows.experts, *formats, rows.padded)
+
+
+def packed_format(cell: Cell) -> Format:
+    """The format of the packed rows: that of the activations where the bench does not read another."""
+    return FORMATS[cell.get("packed") or cell.dtype]
+
+
+def weight_format(cell: Cell) -> Format:
+    """The format of the experts' weights, likewise."""
+    return FORMATS[cell.get("weights") or cell.dtype]
+
+
+def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
+    """Draw the inputs of one seed."""
+    rng, layout = generator(seed, device), row_layout(cell)
+    ids = draw_ids(cell, rng).contiguous()
+    known = row_map(layout, ids.cpu().numpy(), layout.rows)
+    used = torch.from_numpy(known.order).to(device) >= 0
+    rows = randn((layout.rows, cell.hidden), cell.dtype, rng).masked_fill_(~used[:, None], 0)
+    inputs = {"packed": rows}
+    if packed_format(cell).quantised:
+        inputs = dict(zip(("packed", "scales"), quantise(rows, packed_format(cell)), strict=True))
+    known_tensors = {name: torch.from_numpy(getattr(known, name)).to(device) for name in ("offsets", "inverse")}
+    return inputs | known_tensors | {"topk_ids": ids, "used": used}
+
+
+def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
+    """The experts' weights, drawn once per cell."""
+    rng, hidden, inner = generator(seed, device), cell.hidden, cell.intermediate
+    weights = weight_format(cell).name
+    return {
+        "w13": randn((cell.experts, 2 * inner, hidden), weights, rng).mul_(hidden**-0.5),
+        "w2": randn((cell.experts, hidden, inner), weights, rng).mul_(inner**-0.5),
+    }
+
+
+def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs of the right shape, not initialised."""
+    packed, dtype = inputs["packed"], FORMATS[cell.dtype].torch_dtype
+    return {"y": torch.empty(packed.shape, dtype=dtype, device=packed.device)}
+
+
+def swiglu(x: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+    """x (n, H), w13 (2 I, H), w2 (H, I) -> (n, H) of the precision of x."""
+    gate, up = (x @ w13.to(x.dtype).T).chunk(2, dim=-1)
+    return (F.silu(gate) * up) @ w2.to(x.dtype).T
+
+
+def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Expert by expert in float32 (float64 for float32 activations), TF32 off; rows of no expert are zero."""
+    wide, form = torch.float64 if cell.dtype == "fp32" else torch.float32, packed_format(cell)
+    packed = inputs["packed"]
+    y = torch.zeros(packed.shape, dtype=wide, device=packed.device)
+    bounds = inputs["offsets"].tolist()
+    for expert, (first, end) in enumerate(itertools.pairwise(bounds)):
+        if end > first:
+            rows = packed[first:end]
+            x = dequantise(rows, inputs["scales"][first:end], form) if form.quantised else rows
+            y[first:end] = swiglu(x.to(wide), inputs["w13"][expert], inputs["w2"][expert])
+    return {"y": y}
+
+
+def roundings(cell: Cell) -> int:
+    """Roundings in a row to the activations' format: gate and up, activation, product and the down product; in float32 also
+    those of the sums."""
+    return 5 + (2 * (cell.hidden + cell.intermediate) if cell.dtype == "fp32" else 0)
+
+
+def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
+    """The rows in use, within the roundings of a plain implementation."""
+    used = inputs["used"]
+    return close(outputs["y"][used], expected["y"][used], tolerance(cell.dtype, roundings(cell)), "y")
+
+
+def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Assignment:
+    """Expert ids (T, k); the operation has no weights per assignment."""
+    return Assignment(inputs["topk_ids"], inverse=inputs["inverse"])
+
+
+def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:
+    """Rows in use, and the weights of every expert that has one, read once; rows in use written once; 6 H I per row."""
+    kept = inputs["inverse"] >= 0
+    rows, active = int(kept.sum()), int(inputs["topk_ids"][kept].unique().numel())
+    weights = nbytes(inputs["w13"], inputs["w2"]) // cell.experts * active
+    read = rows * packed_format(cell).row_bytes(cell.hidden) + weights + nbytes(inputs["offsets"])
+    return Cost(read, rows * FORMATS[cell.dtype].row_bytes(cell.hidden), 6 * rows * cell.hidden * cell.intermediate)

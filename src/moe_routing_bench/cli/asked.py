@@ -1,0 +1,37 @@
+"""What a command is asked for: the jobs of a config, and a platform."""
+
+import json
+from pathlib import Path
+
+from moe_routing_bench.config import presets
+from moe_routing_bench.config.expand import expand
+from moe_routing_bench.config.load import load
+from moe_routing_bench.errors import bad
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.store import paths, platforms
+
+
+def jobs_of(configs: list[Path] | None, config_json: str | None) -> list[Job]:
+    """The jobs of the effective config; `device: cpu` in it hides the GPU from this process too."""
+    if config_json is not None and configs:
+        raise bad("--config-json", "together with --config", "one of them")
+    if config_json is not None:
+        try:
+            source = json.loads(config_json)
+        except json.JSONDecodeError as error:
+            raise bad("--config-json", config_json[:60], "one JSON text", str(error)) from error
+        if not isinstance(source, dict):
+            raise bad("--config-json", config_json[:60], "a JSON object")
+    else:
+        source = configs or [paths.CONFIG]
+    effective = load(source)
+    platforms.hide_gpu(effective["device"])
+    return expand(effective, presets.load(paths.MODELS))
+
+
+def platform_of(name: str | None) -> str:
+    """A platform slug that is safe as a folder name."""
+    name = name or platforms.current()
+    if platforms.slug(name) != name:
+        raise bad("platform", name, "lower-case letters, digits and dashes", f"did you mean {platforms.slug(name)!r}?")
+    return name

@@ -1,0 +1,37 @@
+"""Kernels that are compiled ahead of a measurement."""
+
+import importlib
+import re
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.cli.asked import jobs_of
+from moe_routing_bench.cli.options import ConfigJson, Configs
+from moe_routing_bench.errors import bad
+from moe_routing_bench.store import platforms
+
+
+def compile_(
+    arch: Annotated[str, typer.Option(help="Such as sm_80, sm_90a, sm_100a [default: this machine's GPU]")] = "",
+    config: Configs = None, config_json: ConfigJson = None,
+) -> None:  # fmt: skip
+    """Compile the CuTe DSL kernels of a config's cells into the kernel cache; needs no GPU when --arch is given."""
+    jobs = jobs_of(config, config_json)
+    if arch and not re.fullmatch(r"sm_\d{2,3}a?", arch):
+        raise bad("arch", arch, "sm_ and digits, such as sm_90a", "see the compute capability of the GPU")
+    if not arch and platforms.current() == platforms.CPU:
+        raise bad("arch", "none", "an architecture", "there is no GPU here to take it from: pass --arch sm_90a")
+    if reason := platforms.missing(("cutlass",), platforms.current()):
+        raise bad("compile", reason, "nvidia-cutlass-dsl installed")
+    compilation, cache = (
+        importlib.import_module(f"moe_routing_bench.kernels.cute.{name}") for name in ("compilation", "cache")
+    )
+    arch, known = arch or compilation.current_arch(), len(cache.objects())
+    for job in track(jobs, f"compiling for {arch}", console=Console(stderr=True)):
+        for name in job.implementations:
+            BENCHES[job.cell.bench].precompile(name, job.cell, arch)
+    print(f"{len(cache.objects())} kernels in {cache.folder()}, {len(cache.objects()) - known} of them new")

@@ -1,0 +1,105 @@
+"""What there is: benches, implementations, routers and presets, and whether this machine can measure them."""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.cli.options import Platform
+from moe_routing_bench.cli.printing import show
+from moe_routing_bench.config import axes, presets
+from moe_routing_bench.config.expand import expand
+from moe_routing_bench.config.load import load
+from moe_routing_bench.errors import UserError
+from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.store import paths, platforms
+
+
+def list_(platform: Platform = None) -> None:
+    """List benches with their implementations, routers and model presets, and say what is not available and why."""
+    platform = platform or platforms.current()
+    show(_implementations(platform), _routers(), _presets(presets.load(paths.MODELS)))
+
+
+def doctor() -> None:
+    """Check what this machine has: versions, GPU, packages and the default config. Exit status 1 if a check fails."""
+    checks = _checks()
+    table = Table("check", "", "found", box=None)
+    for what, fine, found in checks:
+        table.add_row(what, {True: "ok", False: "FAIL", None: "-"}[fine], found)
+    show(table)
+    raise typer.Exit(int(any(fine is False for _, fine, _ in checks)))
+
+
+def _implementations(platform: str) -> Table:
+    table = Table("bench", "implementation", f"on {platform}", title="Benches", title_justify="left", box=None)
+    for bench in BENCHES.values():
+        table.add_row(bench.name, "", bench.summary)
+        for one in bench.implementations:
+            baseline = " (baseline)" if one.name == bench.baseline else ""
+            table.add_row("", one.name + baseline, platforms.missing(one.requires, platform, one.peer) or "available")
+    return table
+
+
+def _routers() -> Table:
+    table = Table("router", "", title="\nRouters", title_justify="left", box=None)
+    for router in ROUTERS.values():
+        table.add_row(router.name, router.summary)
+    return table
+
+
+def _presets(models: Mapping[str, Any]) -> Table:
+    table = Table("model", *axes.PRESET, title="\nModel presets", title_justify="left", box=None)
+    for name, preset in models.items():
+        *sizes, router = (str(value) for value in presets.values(preset).values())
+        table.add_row(name, *sizes, f"unsupported: {preset.unsupported}" if preset.unsupported else router)
+    return table
+
+
+def _checks() -> list[tuple[str, bool | None, str]]:
+    """(what, fine, found) of every check; fine is None for something optional that is not there."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    gpu = platforms.gpu_name()
+    checks: list[tuple[str, bool | None, str]] = [
+        ("python", (3, 11) <= sys.version_info[:2] < (3, 14), python),
+        _check_torch(gpu),
+        ("gpu", True if gpu else None, gpu or "none: measuring on the CPU"),
+        ("platform", True, platforms.current()),
+    ]
+    for need in ("triton", "cutlass", "compiler"):
+        reason = platforms.missing((need,), platforms.current())
+        checks.append((need, None if reason else True, reason or "available"))
+    peers = {one.peer for bench in BENCHES.values() for one in bench.implementations if one.peer}
+    for peer in sorted(peers, key=lambda peer: peer.module):
+        reason = platforms.missing((), platforms.current(), peer)
+        checks.append((peer.module, None if reason else True, reason or "available"))
+    return [
+        *checks,
+        _check_config(),
+        ("writable", os.access(Path.cwd(), os.W_OK), "results and reports go below the working directory"),
+    ]
+
+
+def _check_torch(gpu: str | None) -> tuple[str, bool, str]:
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        return "torch", False, f"{error}; run `make install`"
+    cuda = torch.version.cuda
+    if gpu and not cuda:
+        return "torch", False, f"{torch.__version__} is a CPU build, but there is a {gpu}"
+    return "torch", True, f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'CPU build'}"
+
+
+def _check_config() -> tuple[str, bool, str]:
+    try:
+        jobs = expand(load(paths.CONFIG), presets.load(paths.MODELS))
+    except UserError as error:
+        return "config", False, str(error)
+    return "config", True, f"{paths.CONFIG}: {len(jobs)} cells"

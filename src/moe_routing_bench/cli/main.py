@@ -1,0 +1,49 @@
+"""The command line. Each command prints what it did; a user's mistake is one line on stderr and exit status 2."""
+
+import os
+import sys
+
+import typer
+
+from moe_routing_bench.cli import compilation, inspection, measuring, reporting, results, training, training_results
+from moe_routing_bench.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Benchmark Mixture-of-Experts routing: gate, permute, pack, experts, combine.",
+)  # fmt: skip
+for _name, _command in {
+    "list": inspection.list_,
+    "measure": measuring.measure,
+    "collect": results.collect,
+    "figure": reporting.figure,
+    "report": reporting.report,
+    "status": results.status,
+    "prune": results.prune,
+    "compile": compilation.compile_,
+    "doctor": inspection.doctor,
+    "train": training.train,
+    "time-training": training.time_training,
+    "collect-quality": training_results.collect,
+    "compare": training_results.compare,
+    "adapt": training.adapt,
+    "collect-perft": training_results.collect_perft,
+    "specialisation": training_results.specialisation,
+}.items():
+    app.command(_name)(_command)
+
+
+def main() -> None:
+    """Entry point: run a command; report a `UserError` on stderr without a traceback."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # `moe-routing-bench list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+"""Options that several commands have."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moe_routing_bench.store import paths
+
+Platform = Annotated[str | None, typer.Option(help="Folder name of the device [default: this machine's]")]
+Configs = Annotated[
+    list[Path] | None, typer.Option("--config", help=f"Config file; repeat to override [default: {paths.CONFIG}]")
+]
+ConfigJson = Annotated[str | None, typer.Option(help="The effective config as one JSON text, instead of files")]

@@ -1,0 +1,76 @@
+"""Figures and the report of a platform, from its rows."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from moe_routing_bench.cli.asked import platform_of
+from moe_routing_bench.cli.options import Platform
+from moe_routing_bench.errors import bad, pick, writing
+from moe_routing_bench.quality.spec import adaptation_rows, run_rows
+from moe_routing_bench.store import paths, records
+
+
+def figure(
+    platform: Platform = None, name: Annotated[str | None, typer.Option(help="One figure [default: all]")] = None
+) -> None:
+    """Draw figures from the rows of a platform as SVG and PNG: measurements, and training runs where there are any."""
+    platform = platform_of(platform)
+    figures = _figures()
+    names = [pick("figure", name, figures)] if name else list(_reported(platform))
+    tables = {source: _rows(source, platform) for source in dict.fromkeys(figures[one].source for one in names)}
+    for one in names:
+        _draw(figures[one], tables[figures[one].source], platform)
+        print(f"wrote {paths.figure(platform, one)} and .png")
+
+
+def report(platform: Platform = None) -> None:
+    """Write the HTML report from the rows of a platform (measurements, and training runs where there are any) and figures."""
+    platform = platform_of(platform)
+    tables = {name: _rows(name, platform) for name in paths.reported(platform)}
+    drawn = {name: paths.figure(platform, name) for name in _reported(platform)}
+    absent = [str(path) for path in drawn.values() if not path.is_file()]
+    if absent:
+        raise bad(
+            "figures", f"{len(absent)} missing", "all drawn", f"run `moe-routing-bench figure --platform {platform}`"
+        )
+    out = paths.report(platform)
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        importlib.import_module("moe_routing_bench.report.render").render(
+            tables["measurements"], drawn, out, tables.get("quality"), tables.get("perft")
+        )
+    print(f"wrote {out}")
+
+
+def _figures() -> dict[str, Any]:
+    """The figures by name, in the order of the report."""
+    table = importlib.import_module("moe_routing_bench.figures").FIGURES
+    return dict(table) if isinstance(table, Mapping) else {one.name: one for one in table}
+
+
+def _reported(platform: str) -> dict[str, Any]:
+    """The figures of a platform's report: those of training runs only where it has any."""
+    there = paths.reported(platform)
+    return {name: one for name, one in _figures().items() if one.source in there}
+
+
+def _rows(source: str, platform: str) -> Any:
+    """The table that figures with this source are drawn from, as a DataFrame."""
+    path = paths.TABLES[source](platform)
+    if source == "measurements":
+        return records.read(path).to_pandas()
+    schema = adaptation_rows.SCHEMA if source == "perft" else run_rows.SCHEMA
+    return run_rows.read(path, schema).to_pandas()
+
+
+def _draw(one: Any, table: Any, platform: str) -> None:
+    module = importlib.import_module(f"moe_routing_bench.figures.{one.module.lstrip('.')}")
+    svg = paths.figure(platform, one.name)
+    drawn = module.draw(table)
+    with writing(svg):
+        svg.parent.mkdir(parents=True, exist_ok=True)
+        drawn.savefig(svg, metadata={"Date": None})  # equal numbers, equal file
+        drawn.savefig(paths.figure(platform, one.name, "png"), dpi=150)

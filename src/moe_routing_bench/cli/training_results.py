@@ -1,0 +1,80 @@
+"""The commands that collect rows into tables, and those that compare what the tables hold."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moe_routing_bench import files
+from moe_routing_bench.cli.options import ConfigJson, Configs, Platform
+from moe_routing_bench.config import load as bench_config
+from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.quality.spec import adaptation_rows, plan, run_rows
+from moe_routing_bench.store import paths, platforms
+from moe_routing_bench.store.parquet import write_table
+
+
+def collect(
+    config: Configs = None,
+    config_json: ConfigJson = None,
+    platform: Platform = None,
+    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/quality.parquet]")] = None,
+) -> None:
+    """Join the rows of all training runs of a config, with the times of those timed alone, and rank the routers."""
+    planned, platform = planned_by(config, config_json, platform)
+    if not planned.finals:
+        raise bad("config.quality", "no runs", "at least one entry")
+    out = out or paths.quality(platform)
+    files.check_writable(out)
+    table = run_rows.collect(planned.files(platform), planned.timing_files(platform))
+    write_table(out, table)
+    print(f"wrote {out}: {len(table)} evaluations of {len(planned.finals)} runs")
+    print(_comparison("compare").text(table.to_pandas()))
+
+
+def collect_perft(
+    config: Configs = None,
+    config_json: ConfigJson = None,
+    platform: Platform = None,
+    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/perft.parquet]")] = None,
+) -> None:
+    """Join the rows of all adaptations of a config, and print losses and parameters by variant and rank."""
+    planned, platform = planned_by(config, config_json, platform)
+    if not planned.adaptations:
+        raise bad("config.perft", "no adaptations", "at least one entry")
+    out = out or paths.perft(platform)
+    files.check_writable(out)
+    table = run_rows.collect(planned.adaptation_files(platform), {}, adaptation_rows.SCHEMA)
+    write_table(out, table)
+    print(f"wrote {out}: {len(table)} evaluations of {len(planned.adaptations)} adaptations")
+    print(_comparison("perft_summary").text(table.to_pandas()))
+
+
+def compare(
+    platform: Platform = None,
+    metric: Annotated[str, typer.Option(help="A numeric column")] = "bits_per_byte",
+) -> None:
+    """Rank the routers of quality.parquet by their mean over seeds, with intervals, paired tests and ties."""
+    table = run_rows.read(paths.quality(platform or platforms.current()))
+    pick("metric", metric, [name for name, kind in run_rows.COLUMNS.items() if kind in ("double", "int64")])
+    print(_comparison("compare").text(table.to_pandas(), metric))
+
+
+def specialisation(platform: Platform = None) -> None:
+    """Print how far the experts of quality.parquet specialise by domain, in bits, with intervals over seeds."""
+    table = run_rows.read(paths.quality(platform or platforms.current()))
+    print(_comparison("specialisation").text(table.to_pandas()))
+
+
+def planned_by(config: list[Path] | None, config_json: str | None, platform: str | None) -> tuple[plan.Plan, str]:
+    """The runs and adaptations of a config, and their platform; without one, that of this machine."""
+    effective = bench_config.load(json.loads(config_json) if config_json else config or [paths.CONFIG])
+    platforms.hide_gpu(effective["device"])
+    return plan.expand(effective.get("quality", []), effective.get("perft", [])), platform or platforms.current()
+
+
+def _comparison(name: str) -> Any:
+    """A module that compares rows; pandas and scipy, which it needs, take seconds to import."""
+    return importlib.import_module(f"moe_routing_bench.quality.comparison.{name}")

@@ -1,0 +1,101 @@
+"""What code depends on: the source files of modules and of all that they import from this package, and a hash of them.
+
+Imports are found by parsing, so nothing is run and nothing but the standard library is loaded. What is imported by a
+name that is only known at run time (`importlib.import_module`) is not seen: its caller passes that module as well.
+"""
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+
+
+def closure(modules: Iterable[str], root: Path = PACKAGE) -> list[Path]:
+    """The files of `modules` (absolute names) and of every module that they import, directly or not; sorted.
+
+    Only modules of the package whose folder is `root` count. Imports inside functions do, and so do the ``__init__``
+    files of parent packages, because they run first; imports under ``if TYPE_CHECKING`` do not. Files are read once per
+    process.
+
+    Raises ModuleNotFoundError for one of `modules` that is not in the package.
+    """
+    found: set[Path] = set()
+    waiting = list(modules)
+    for name in waiting:
+        if not _parents(name, root):
+            raise ModuleNotFoundError(f"{name} is no module below {root}", name=name)
+    while waiting:
+        for path in _parents(waiting.pop(), root):
+            if path not in found:
+                found.add(path)
+                waiting += _imports(path, root)
+    return sorted(found)
+
+
+def fingerprint(files: Iterable[Path], root: Path = PACKAGE) -> str:
+    """SHA-256, in hex, of the content of files and of their names, relative to `root` where they lie below it.
+
+    The order of the files does not matter, and neither does the folder that the package is in.
+    """
+    names = {(path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name): path for path in files}
+    lines = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n" for name, path in sorted(names.items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _parents(name: str, root: Path) -> list[Path]:
+    """The files that importing a module runs, outermost package first; none where the package has no such module."""
+    first, *rest = name.split(".")
+    if first != root.name:
+        return []
+    path, files = root, [root / "__init__.py"]
+    for part in rest:
+        path = path / part
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if not file.is_file():
+            return []
+        files.append(file)
+    return files
+
+
+@functools.cache
+def _imports(path: Path, root: Path) -> tuple[str, ...]:
+    """The modules of the package that a file imports, by absolute name."""
+    names: set[str] = set()
+    for node in _import_statements(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        else:
+            base = _base(node, path, root)
+            # What follows `import` may be a module or an attribute of one: it is a module where there is a file for it.
+            inner = {f"{base}.{alias.name}" for alias in node.names}
+            names |= {base} | {name for name in inner if _parents(name, root)}
+    return tuple(sorted(name for name in names if _parents(name, root)))
+
+
+def _base(node: ast.ImportFrom, path: Path, root: Path) -> str:
+    """The absolute name of the module that a `from` statement names."""
+    if not node.level:
+        return node.module or ""
+    folder = path.parents[node.level - 1]
+    above = [root.name, *folder.relative_to(root).parts]
+    return ".".join([*above, *filter(None, [node.module])])
+
+
+def _import_statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Every import below a node, but for those that only a type checker sees."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif isinstance(node, ast.If) and _is_type_checking(node.test):
+            for other in node.orelse:
+                yield from _import_statements(ast.Module([other], []))
+        else:
+            yield from _import_statements(node)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    name = test.attr if isinstance(test, ast.Attribute) else test.id if isinstance(test, ast.Name) else ""
+    return name == "TYPE_CHECKING"

@@ -1,0 +1,151 @@
+"""The axes of the grid, each in one line: everything that differs between cells is here, and nowhere else.
+
+A cell's key, the columns of a row, the schema of a config, the options of ``measure`` and the keys by which figures and
+findings group rows are derived from this table. Which benches read an axis is said by the benches (`Bench.axes`). The
+order is that of keys, columns and options.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, Le
+
+from moe_routing_bench import formats
+from moe_routing_bench.fields import NONE, Choice, Distinct, OrNone
+from moe_routing_bench.grid.cell import Value
+from moe_routing_bench.kernels.permute.layout import LAYOUTS
+from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.workload import skew
+
+_LISTED = "`moe-routing-bench list` prints"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis.
+
+    `kind` is int, float or str. `prefix` stands before the value in a key. `scope`: a config ``entry`` holds a ``list`` of values or
+    one ``scalar``, or the whole ``config`` holds one. `default` is the value where an entry says nothing; None: it must be said, by
+    the entry or a model, unless `optional`. `follows` names the axis whose value is the default; then a key shows the value only where
+    it differs. `typical` is the value of a cell that is measured by hand without saying it. `choices` are the names that are
+    allowed; an `open` table of names grows, so the schema file does not repeat it. `least`, `most` and `above` bound numbers.
+    `optional`: None is a value of its own, spelt ``none`` in a config. `part`: "shape" (of the model and batch), "workload" (decides
+    the expert loads), "format" or "way". `universal`: every bench reads it. `preset`: a model sets it. `silent`: a key shows it
+    only where it is not the default.
+    """
+
+    name: str
+    kind: type
+    summary: str
+    part: str
+    unit: str = ""
+    prefix: str = ""
+    scope: str = "list"
+    default: Value = None
+    follows: str = ""
+    typical: Value = None
+    choices: tuple[str, ...] = ()
+    open: bool = False
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    optional: bool = False
+    preset: bool = False
+    universal: bool = False
+    silent: bool = False
+
+    @property
+    def type(self) -> Any:
+        """The type of one value in a config, as an annotation."""
+        marks = [Choice(self.choices, _LISTED if self.open else "")] if self.choices else []
+        bounds = ((Ge, self.least), (Gt, self.above), (Le, self.most))
+        marks += [mark(value) for mark, value in bounds if value is not None]
+        one: Any = Annotated[self.kind, *marks] if marks else self.kind
+        return one | OrNone if self.optional and self.kind is not str else one
+
+    @property
+    def entry_type(self) -> Any:
+        """The type of what a config says of it: a list of values, or one value."""
+        return Annotated[list[self.type], Distinct()] if self.scope == "list" else self.type
+
+    def text(self, value: Value) -> str:
+        """The value in a key, behind its prefix."""
+        if value is None:
+            return f"{self.prefix}{NONE}"
+        if self.name == "trace":
+            value = Path(str(value)).stem
+        return self.prefix + (f"{value:g}" if isinstance(value, float) else str(value))
+
+
+_TABLE = (
+    Axis("model", str, "model preset that gives hidden, intermediate, experts, top_k and router", "shape", optional=True),
+    Axis("phase", str, "what the batch is of; a label", "shape", scope="scalar", default="prefill", choices=("prefill", "decode"), universal=True, silent=True),
+    Axis("tokens", int, "tokens of the batch", "shape", prefix="T", typical=1024, least=1),
+    Axis("hidden", int, "width of a token row", "shape", unit="elements", prefix="H", typical=1024, least=1, preset=True),
+    Axis("intermediate", int, "inner width of an expert", "shape", unit="elements", prefix="I", typical=1024, least=1, preset=True),
+    Axis("experts", int, "number of experts", "shape", prefix="E", typical=8, least=1, preset=True),
+    Axis("top_k", int, "experts chosen per token", "shape", prefix="k", typical=2, least=1, preset=True),
+    Axis("capacity_factor", float, "most rows of an expert over the mean, tokens * top_k / experts", "workload", prefix="cf", above=0, optional=True),
+    Axis("skew", float, "coefficient of variation of the expected expert loads", "workload", prefix="skew", default=0.0, least=0),
+    Axis("sampler", str, "how assignments are drawn", "workload", default="exact", choices=skew.SAMPLERS),
+    Axis("trace", str, "Parquet file of recorded routing, for the sampler trace", "workload", scope="scalar", optional=True),
+    Axis("router", str, "routing rule", "way", default="softmax_topk_renorm", choices=tuple(ROUTERS), open=True, preset=True),
+    Axis("dtype", str, "format of the activations", "format", default="bf16", choices=formats.PLAIN),
+    Axis("packed", str, "format of the rows after pack", "format", prefix="packed-", follows="dtype", choices=tuple(formats.FORMATS)),
+    Axis("weights", str, "format of the experts' weights", "format", prefix="weights-", follows="dtype", choices=formats.PLAIN),
+    Axis("layout", str, "how rows of different experts lie in the packed buffer", "way", default="compact", choices=LAYOUTS),
+    Axis("seed", int, "seed of everything that is drawn", "workload", prefix="seed", scope="config", default=17, least=0, most=2**31 - 1, universal=True),
+)  # fmt: skip
+AXES: Mapping[str, Axis] = MappingProxyType({axis.name: axis for axis in _TABLE})
+PRESET = tuple(axis.name for axis in _TABLE if axis.preset)
+
+
+def of(benches_axes: Iterable[str]) -> tuple[Axis, ...]:
+    """The axes of a bench that declares `benches_axes`, in the order of the table. KeyError for a name that is no axis."""
+    declared = {AXES[name].name for name in benches_axes}
+    return tuple(axis for axis in AXES.values() if axis.universal or axis.name in declared)
+
+
+def key(values: Mapping[str, Value]) -> str:
+    """The key of a cell with these values, such as ``T4096-H2048-E64-k8-cfnone-skew0.7-exact-bf16-compact-seed17``.
+
+    An axis without a value is left out, unless its absence means something that others do not.
+    """
+    parts = []
+    for axis in AXES.values():
+        value = values.get(axis.name)
+        if axis.name not in values or (value is None and not (axis.optional and axis.prefix)):
+            continue
+        if (axis.silent and value == axis.default) or (axis.follows and value == values.get(axis.follows)):
+            continue
+        parts.append(axis.text(value))
+    return "-".join(parts)
+
+
+def family(bench: str, values: Mapping[str, Value]) -> str:
+    """What a cell has in common with the cells that it is compared with: its bench, and its model or the sizes of one."""
+    if values.get("model"):
+        return f"{bench}-{values['model']}"
+    sizes = [AXES[name].text(values[name]) for name in PRESET if AXES[name].kind is int and name in values]
+    return "-".join([bench, *sizes])
+
+
+def names(*parts: str, without: Iterable[str] = ()) -> list[str]:
+    """Names of the axes of these parts (all when none is named), to group rows by, without the axes that a comparison varies.
+
+    An axis that is added later is in every such list, so that unlike rows are never pooled.
+    """
+    left_out = set(without)
+    unknown = left_out - set(AXES)
+    assert not unknown, f"no axes: {sorted(unknown)}"
+    return [axis.name for axis in AXES.values() if (not parts or axis.part in parts) and axis.name not in left_out]
+
+
+def spelled(axis: Axis, value: Any) -> Value:
+    """A value of a config in the one spelling that specs, keys and rows have: ``none`` is None, a float axis has floats."""
+    if value is None or (axis.optional and value == NONE):
+        return None
+    return float(value) if axis.kind is float else value

@@ -1,0 +1,176 @@
+"""From a validated config to jobs: the cartesian product of each grid entry, projected on the axes that each bench reads."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from moe_routing_bench.benches.registry import BENCHES, Bench
+from moe_routing_bench.config import axes, presets
+from moe_routing_bench.config.axes import AXES, Axis
+from moe_routing_bench.config.load import load
+from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.formats import FORMATS, QUANTISED
+from moe_routing_bench.grid.cell import Cell, Value
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.workload import skew, trace
+from moe_routing_bench.workload.rows import row_layout
+
+_INT32_MAX = 2**31 - 1
+
+
+def expand(config: Mapping[str, Any], models: Mapping[str, Any]) -> list[Job]:
+    """All jobs of a config, each cell once, in the order of the config.
+
+    `config` has passed `load.load`; `models` are those of `presets.load`. A cell asked for by several entries
+    gets the union of their implementations. Raises `UserError` for what no schema can say.
+    """
+    settings = Settings(**config.get("measure", {}))
+    whole = {axis.name: [config[axis.name]] for axis in AXES.values() if axis.scope == "config"}
+    wanted: dict[Cell, list[str]] = {}
+    for entry in config["grid"]:
+        _check_entry(entry)
+        for name in entry["benches"]:
+            bench = BENCHES[name]
+            implementations = _implementations(bench, entry)
+            if not implementations:
+                continue
+            for cell in _cells(bench, entry, models, whole):
+                known = wanted.setdefault(cell, [])
+                known += [one for one in implementations if one not in known]
+    if not wanted:
+        raise bad("grid", "no cell", "at least one", "none of the benches has any of the implementations")
+    jobs = [Job(cell, _in_table_order(cell.bench, found), settings) for cell, found in wanted.items()]
+    _check_keys(jobs)
+    return jobs
+
+
+def cell_of(bench: str, **values: Any) -> Cell:
+    """One cell of a bench from values of its axes; the rest, and those that are None, are defaults.
+
+    Raises `UserError` for a cell that cannot exist.
+    """
+    (job,) = expand(load(config_of(bench, values)), {})
+    return job.cell
+
+
+def config_of(bench: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A config that asks for one cell of a bench: one value of each axis that is given and not None."""
+    entry: dict[str, Any] = {"benches": [bench]}
+    whole: dict[str, Any] = {}
+    for axis, value in ((AXES[name], value) for name, value in values.items() if value is not None):
+        (whole if axis.scope == "config" else entry)[axis.name] = [value] if axis.scope == "list" else value
+    return whole | {"grid": [entry]}
+
+
+def _check_entry(entry: Mapping[str, Any]) -> None:
+    """Raise `UserError` for values that would be ignored in silence."""
+    if "trace" in entry and "trace" not in entry.get("sampler", ()):
+        raise bad("trace", entry["trace"], "only with sampler: [trace]", "nothing else reads it")
+    given = [name for name in axes.PRESET if name in entry]
+    if "model" in entry and given:
+        raise bad(f"grid {given[0]}", entry[given[0]], f"nothing beside model: {entry['model']}", "a model sets it")
+
+
+def _implementations(bench: Bench, entry: Mapping[str, Any]) -> list[str]:
+    """Names of the entry's implementations that this bench has."""
+    own = [one.name for one in bench.implementations]
+    return [name for name in entry.get("implementations", own) if name in own]
+
+
+def _in_table_order(bench: str, names: Iterable[str]) -> tuple[str, ...]:
+    asked = set(names)
+    return tuple(one.name for one in BENCHES[bench].implementations if one.name in asked)
+
+
+def _cells(
+    bench: Bench, entry: Mapping[str, Any], models: Mapping[str, Any], whole: dict[str, list[Any]]
+) -> Iterator[Cell]:
+    """The cells of an entry for one bench; `whole` are the axes of which the config holds one value."""
+    for shape in _shapes(entry, models):
+        values = {name: _listed(value) for name, value in (dict(entry) | shape).items() if name in AXES}
+        yield from _products(bench, values | whole)
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+
+
+def _shapes(entry: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The axes that a model preset sets, per preset; one empty mapping when the entry names none."""
+    if "model" not in entry:
+        yield {}
+    for name in entry.get("model", ()):
+        preset = models[pick("grid model", name, models)]
+        if preset.unsupported:
+            raise bad("grid model", name, "a preset whose expert is SwiGLU", preset.unsupported)
+        yield {"model": [name]} | {axis: [value] for axis, value in presets.values(preset).items()}
+
+
+def _products(bench: Bench, values: Mapping[str, list[Any]]) -> Iterator[Cell]:
+    """Every combination of the values of the axes that a bench reads, checked."""
+    read = axes.of(bench.axes)
+    lists = [values.get(axis.name) or _default(bench, axis) for axis in read]
+    for combination in itertools.product(*lists):
+        found = {axis.name: axes.spelled(axis, value) for axis, value in zip(read, combination, strict=True)}
+        for axis in read:
+            if axis.follows and found[axis.name] is None:
+                found[axis.name] = found[axis.follows]
+        if found.get("sampler") == "trace":
+            found["skew"] = None
+        elif "trace" in found:
+            found["trace"] = None
+        check(bench.name, found)
+        yield Cell(bench.name, axes.key(found), tuple(found.items()), axes.family(bench.name, found))
+
+
+def _default(bench: Bench, axis: Axis) -> list[Value]:
+    if axis.default is None and not axis.optional and not axis.follows:
+        raise bad(
+            f"grid entry for bench {bench.name}",
+            f"no {axis.name}",
+            "a list of values",
+            f"add '{axis.name}: [...]' or a model",
+        )
+    return [axis.default]
+
+
+def check(bench: str, values: Mapping[str, Any]) -> None:
+    """Raise `UserError` for values that make no cell: what single values cannot say."""
+    experts, top_k, tokens = (values.get(name) for name in ("experts", "top_k", "tokens"))
+    if experts and top_k and top_k > experts:
+        raise bad("top_k", top_k, f"1 to experts={experts}", "a token cannot choose an expert twice")
+    if values.get("layout") == "padded" and values.get("capacity_factor") is None:
+        raise bad("layout", "padded", "compact or blockN without a capacity_factor", "padded rows are the capacity")
+    packed = values.get("packed")
+    if packed and packed != values["dtype"] and not FORMATS[packed].quantised:
+        raise bad(
+            "packed", packed, ", ".join((values["dtype"], *QUANTISED)), "rows are copied as they are, or quantised"
+        )
+    if values.get("router") and experts:
+        ROUTERS[values["router"]].check(experts, top_k or 1)
+    if not (tokens and experts and top_k):
+        return
+    if (rows := row_layout(Cell(bench, "", tuple(values.items()))).rows) > _INT32_MAX:
+        raise bad("grid", f"{rows} rows", f"at most {_INT32_MAX}: rows are counted in int32", "use fewer tokens")
+    if values.get("sampler") == "trace":
+        if not values.get("trace"):
+            raise bad("sampler", "trace", "together with trace: FILE", "add the path of a Parquet file")
+        trace.read(Path(values["trace"]), tokens, experts, top_k)
+    elif values.get("skew") is not None and values.get("sampler"):
+        skew.check(values["skew"], values["sampler"], tokens, experts, top_k)
+
+
+def _check_keys(jobs: list[Job]) -> None:
+    seen: dict[tuple[str, str], Cell] = {}
+    for job in jobs:
+        other = seen.setdefault((job.cell.bench, job.cell.key), job.cell)
+        if other != job.cell:
+            raise bad(
+                "cell key",
+                job.cell.key,
+                "one cell per key",
+                f"two cells differ only in what the key leaves out: {other} and {job.cell}",
+            )

@@ -1,0 +1,45 @@
+"""Model presets: the shapes of published models' MoE layers, as config/models.yaml has them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moe_routing_bench.bounds import Amount, Count, Whole
+from moe_routing_bench.config import schema
+from moe_routing_bench.config.axes import AXES, PRESET
+from moe_routing_bench.config.load import read_mapping
+from moe_routing_bench.errors import bad
+
+
+class Recorded(schema.Strict):
+    """What a preset says besides the axes that it sets; the benches measure none of it."""
+
+    layers: Count | None = None
+    shared_experts: Whole = 0
+    shared_intermediate: Count | None = None
+    routed_scale: Amount = 1.0
+    activation: str = ""
+    note: str = ""
+    source: str = ""
+    unsupported: str = ""  # why it cannot be measured
+
+
+Preset = schema.model("Preset", Recorded, **{name: (AXES[name].type | None, None) for name in PRESET})
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """The presets of a file by name. Raises `UserError` for a preset that neither has all of its axes nor says why not."""
+    presets = {}
+    for name, found in read_mapping(Path(path)).items():
+        where = f"model {name} in {path}"
+        preset = schema.validated(Preset, found, where)
+        missing = [axis for axis in PRESET if getattr(preset, axis) is None]
+        if missing and not preset.unsupported:
+            raise bad(where, f"no {missing[0]}", ", ".join(PRESET), "or state why: 'unsupported: …'")
+        presets[name] = preset
+    return presets
+
+
+def values(preset: Any) -> Mapping[str, Any]:
+    """The axes that a preset sets, with their values."""
+    return {name: getattr(preset, name) for name in PRESET}

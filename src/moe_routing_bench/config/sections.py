@@ -1,0 +1,101 @@
+"""What a config may say: one pydantic model of its sections, built from the axes, the settings and the specs of training.
+
+``python -m moe_routing_bench.config.sections`` writes the model's JSON schema to workflow/schemas, for editors and readers.
+"""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import yaml
+from annotated_types import MinLen
+from pydantic import Field
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config.axes import AXES, Axis
+from moe_routing_bench.config.schema import field, json_schema, model
+from moe_routing_bench.config.training import AdaptationEntry, TrainingEntry
+from moe_routing_bench.errors import writing
+from moe_routing_bench.fields import Choice, Distinct, title
+from moe_routing_bench.grid.settings import Settings
+
+SCHEMA = Path("workflow/schemas/config.schema.yaml")
+_HEAD = "# Written by `python -m moe_routing_bench.config.sections`, from the axes, the settings and the specs of training.\n"
+_LISTED = "`moe-routing-bench list` prints"
+_IMPLEMENTATIONS = dict.fromkeys(one.name for bench in BENCHES.values() for one in bench.implementations)
+DEFAULTS: dict[str, Any] = {
+    **{axis.name: axis.default for axis in AXES.values() if axis.scope == "config"},
+    "device": "auto",
+    "measure": {},
+}
+
+
+def _names(known: Any) -> Any:
+    return Annotated[list[Annotated[str, Choice(tuple(known), _LISTED)]], Distinct()]
+
+
+def _axis(axis: Axis) -> tuple[Any, Any]:
+    summary = f"{axis.summary}{f' ({axis.unit})' if axis.unit else ''}"
+    default = [axis.default] if axis.scope == "list" and axis.default is not None else axis.default
+    return field(axis.entry_type, summary, default)
+
+
+def _axes(*scopes: str) -> dict[str, tuple[Any, Any]]:
+    return {axis.name: _axis(axis) for axis in AXES.values() if axis.scope in scopes}
+
+
+def _settings() -> dict[str, tuple[Any, Any]]:
+    types = get_type_hints(Settings, include_extras=True)
+    return {one.name: field(types[one.name], title(types[one.name]), one.default) for one in fields(Settings)}
+
+
+GridEntry = model(
+    "GridEntry",
+    benches=field(_names(BENCHES), required=True),
+    implementations=field(_names(_IMPLEMENTATIONS), "each bench takes those that it has, without this all"),
+    **_axes("list", "scalar"),
+)
+Measure = model("Measure", **_settings())
+
+
+def _section(entry: Any, each: str, required: bool = False) -> tuple[Any, Any]:
+    described = Annotated[entry, Field(description="a mapping with " + _keys(entry))]
+    return field(
+        Annotated[list[described], MinLen(1)], required=required, description=f"a list of entries; each {each}"
+    )
+
+
+def _keys(entry: Any) -> str:
+    """The keys that an entry must have."""
+    *first, last = [repr(name) for name, one in entry.model_fields.items() if one.is_required()]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+Config = model(
+    "Config",
+    **_axes("config"),
+    device=field(
+        Annotated[str, Choice(("auto", "cpu"))],
+        default="auto",
+        description="auto (the first NVIDIA GPU, else the CPU) or cpu",
+    ),
+    measure=field(Measure, description="a mapping of settings of the measurement"),
+    grid=_section(GridEntry, "is the product of its axes for each of its benches", required=True),
+    quality=_section(TrainingEntry, "trains a language model with each router, config and seed"),
+    perft=_section(AdaptationEntry, "adapts the runs of a quality entry to other text"),
+)
+
+
+def text() -> str:
+    """The JSON schema of a config, as YAML."""
+    found = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | json_schema(Config)
+    found |= {"title": "Configuration of moe-routing-bench"}
+    copy = json.loads(json.dumps(found))  # equal parts as copies: YAML would make references of them
+    return _HEAD + yaml.safe_dump(copy, sort_keys=False, width=120, allow_unicode=True)
+
+
+if __name__ == "__main__":
+    with writing(SCHEMA):
+        SCHEMA.write_text(text(), encoding="utf-8")
+    print(f"wrote {SCHEMA}")

@@ -1,0 +1,76 @@
+"""Entries of the sections `quality` and `perft`: fields of the specs of runs and adaptations, some of them as lists."""
+
+from collections.abc import Iterable
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, Literal, get_type_hints
+
+from annotated_types import MinLen
+from pydantic import Field
+
+from moe_routing_bench.bounds import Amount, Count
+from moe_routing_bench.config.schema import field, model
+from moe_routing_bench.fields import Choice, Distinct, OrNone, words
+from moe_routing_bench.grid.adaptation_spec import Adaptation
+from moe_routing_bench.grid.run_spec import AXES, BUILT_IN, DENSE, SCHEDULE, Run
+from moe_routing_bench.routers.zoo import NETWORKS, ZOO
+
+_ALL = "all"
+_OF_PLAN = {"purpose", "pilots", "keep_weights"}  # fields of a run that the plan decides
+_CORPORA = f"a mapping from {', '.join(BUILT_IN)} or a path to the most bytes to take of it ({words(Count)}, or {_ALL})"
+_LABEL = "lower-case letters, digits and underscores, part of every file name"
+# In a config, where it is another type than in a spec.
+_TYPES: dict[str, Any] = {
+    "router": Annotated[str, Choice((*ZOO, DENSE), "docs/routers.md has")],
+    "network": Annotated[str, Choice(NETWORKS)],
+    "capacity_factor": Amount | OrNone,
+    "corpora": Annotated[dict[str, Annotated[Count | Literal[_ALL], Field(description=f"{words(Count)}, or {_ALL}")]], MinLen(1)],
+    "label": Annotated[str, Field(pattern="^[a-z0-9_]+$")],
+    "lr": Amount,
+    "options": dict[str, Any],
+}  # fmt: skip
+_WORDS = {"corpora": _CORPORA, "label": _LABEL, "options": "a mapping of options of the routers"}
+
+Pilot = model(
+    "Pilot",
+    lr=field(Annotated[list[Amount], Distinct()], "the rates to try", required=True),
+    steps=field(Count, "length of each trial", required=True),
+)
+_PILOT = field(Pilot, description="a mapping with 'lr', the rates to try, and 'steps', the length of each trial")
+
+
+def _fields(
+    spec: type, names: Iterable[str], lists: Iterable[str], required: Iterable[str], derived: Iterable[str] = ()
+) -> dict[str, tuple[Any, Any]]:
+    """The fields of an entry that are fields of a spec. The default of a `derived` one is not the spec's."""
+    types = get_type_hints(spec, include_extras=True) | _TYPES
+    defaults = {one.name: one.default for one in fields(spec) if one.default is not MISSING}
+    found = {}
+    for name in names:
+        several, default = name in lists, None if name in (*required, *derived) else defaults.get(name)
+        found[name] = field(
+            Annotated[list[types[name]], Distinct()] if several else types[name],
+            default=[default] if several and default is not None else default,
+            required=name in required,
+            description=_WORDS.get(name, ""),
+        )
+    return found
+
+
+_RUN = [one.name for one in fields(Run) if one.name not in _OF_PLAN]
+_REQUIRED = ("label", "router", "seed", "corpora")
+TrainingEntry = model(
+    "TrainingEntry",
+    **_fields(Run, _RUN, (*AXES, "seed"), _REQUIRED, ("lr", "eval_every")),
+    pilot=_PILOT,
+    timing=field(bool, "whether the step of the first run is timed by stage, with the GPU to itself", False),
+)
+
+_ADAPTED = [name for name in _RUN if name in ("label", "corpora", *SCHEDULE)]
+_OWN = [one.name for one in fields(Adaptation) if one.name not in ("run", "base")]
+AdaptationEntry = model(
+    "AdaptationEntry",
+    base=field(str, required=True, description="the label of a quality entry"),
+    **_fields(Adaptation, _OWN, ("variant", "rank"), ("variant", "rank")),
+    **_fields(Run, _ADAPTED, (), ("label", "corpora", "steps"), SCHEDULE),
+    pilot=_PILOT,
+)

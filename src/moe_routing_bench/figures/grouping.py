@@ -1,0 +1,79 @@
+"""How rows are grouped, labelled and compared: all of it follows from the table of axes and from what benches declare.
+
+An axis that is added later is in every grouping by itself, and a median over it is said to be one.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config.axes import AXES, PRESET
+
+COMPOSITES = tuple(name for name, bench in BENCHES.items() if bench.stages)
+
+
+def reading(axis: str) -> tuple[str, ...]:
+    """The benches that read an axis, in the order of the report."""
+    return tuple(name for name, bench in BENCHES.items() if axis in bench.axes)
+
+
+def moving(table: pd.DataFrame) -> tuple[str, ...]:
+    """The benches among the rows that only move data: none of their rows has a floating-point operation."""
+    computing = set(table.loc[table["flops"] > 0, "bench"])
+    return tuple(name for name in BENCHES if name in set(table["bench"]) - computing)
+
+
+def card(rows: pd.DataFrame) -> pd.Series:
+    """What each row was measured on: the UUID of its GPU, or without one its host."""
+    return rows["gpu_uuid"].fillna("host " + rows["host"].fillna("unknown").astype(str))
+
+
+def pooled(rows: pd.DataFrame, by: Sequence[str] = (), but: Iterable[str] = ()) -> list[str]:
+    """The axes, in the order of their table and without `but`, that have several values among rows that agree in `by`."""
+    if rows.empty:
+        return []
+    left_out = {*by, *but}
+    codes = {name: pd.factorize(_own(rows, name), use_na_sentinel=False)[0] for name in AXES if name not in left_out}
+    groups = [rows[name] for name in by] or [pd.Series(0, index=rows.index)]
+    counts = pd.DataFrame(codes, index=rows.index).groupby(groups, dropna=False).nunique().max()
+    return [str(name) for name in counts.index[counts > 1]]
+
+
+def words(names: Sequence[str]) -> str:
+    """Names of axes in a sentence: ``tokens, top k and dtype``."""
+    plain = [name.replace("_", " ") for name in names]
+    return " and ".join([", ".join(plain[:-1]), plain[-1]] if len(plain) > 1 else plain)
+
+
+def differing(rows: pd.DataFrame, noun: str, by: Sequence[str] = (), but: Iterable[str] = ()) -> str:
+    """``cells that differ in tokens and dtype``, or only the noun where rows that agree in `by` differ in nothing."""
+    names = pooled(rows, by, but)
+    return f"{noun} that differ in {words(names)}" if names else noun
+
+
+def labels(rows: pd.DataFrame, but: Iterable[str] = ()) -> pd.Series:
+    """A text for each row that has every value of an axis that is not its default, in the spelling of keys, without `but`.
+
+    What a model sets is left out where its rows agree in it. Rows that differ in an axis have different labels.
+    """
+    left_out = set(but)
+    own = pd.DataFrame({name: _own(rows, name) for name in AXES if name not in left_out}, index=rows.index)
+    implied = {model: set(PRESET) - set(pooled(group)) for model, group in rows.groupby("model")}
+    texts = []
+    for model, row in zip(rows["model"], own.to_dict("records"), strict=True):
+        shown = {AXES[str(name)]: one for name, one in row.items() if name not in implied.get(model, ())}
+        said = [axis.text(axis.kind(one)) for axis, one in shown.items() if not pd.isna(one) and one != axis.default]
+        texts.append(" ".join(said))
+    return pd.Series(texts, index=rows.index, dtype=object)
+
+
+def _own(rows: pd.DataFrame, name: str) -> pd.Series:
+    """The values of an axis; none where they only follow another axis."""
+    follows = AXES[name].follows
+    return rows[name].mask(rows[name] == rows[follows]) if follows else rows[name]
+
+
+def shape(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:
+    """The values of some axes of each row as a text, such as ``T4096 H2048 E64 k8``; a missing value is left out."""
+    return labels(rows.assign(model=None), but=set(AXES) - set(names))

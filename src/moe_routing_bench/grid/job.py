@@ -1,0 +1,64 @@
+"""A job: a cell, the implementations to measure in it side by side, and how to measure.
+
+Its *spec*, one JSON text, is everything that the measurement depends on besides code; the spec's hash is stored with every
+row and is part of the file name, so that another spec is another file.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from moe_routing_bench.errors import bad
+from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.grid.settings import Settings
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell, the implementations to measure side by side in it, and how to measure."""
+
+    cell: Cell
+    implementations: tuple[str, ...]
+    settings: Settings
+
+    @cached_property
+    def spec(self) -> str:
+        """Everything the measurement depends on besides code, as one canonical JSON text; of a trace it holds the hash."""
+        parts = {
+            "cell": self.cell.asdict(),
+            "implementations": self.implementations,
+            "settings": vars(self.settings),
+        }
+        if "trace" in self.cell:
+            parts["trace_sha256"] = file_sha256(Path(self.cell.trace))
+        return json.dumps(parts, sort_keys=True, separators=(",", ":"))
+
+    @cached_property
+    def hash(self) -> str:
+        """First 16 hex digits of the SHA-256 of the spec."""
+        return spec_hash(self.spec)
+
+    @cached_property
+    def name(self) -> str:
+        """File name of the job: the cell for people, then 8 digits of the hash."""
+        return f"{self.cell.key}-{self.hash[:8]}"
+
+    @staticmethod
+    def from_spec(spec: str) -> "Job":
+        """The inverse of `spec`."""
+        parts = json.loads(spec)
+        return Job(Cell.from_dict(parts["cell"]), tuple(parts["implementations"]), Settings(**parts["settings"]))
+
+
+def spec_hash(spec: str) -> str:
+    """First 16 hex digits of the SHA-256 of a spec text."""
+    return hashlib.sha256(spec.encode()).hexdigest()[:16]
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's content; `UserError` when it is missing."""
+    if not path.is_file():
+        raise bad("trace", str(path), "a file of recorded routing", "no such file")
+    return hashlib.sha256(path.read_bytes()).hexdigest()

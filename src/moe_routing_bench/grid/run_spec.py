@@ -1,0 +1,152 @@
+"""One training run: everything that its result depends on besides code.
+
+Nothing here imports torch, as the workflow plans runs with it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Ge
+
+from moe_routing_bench.bounds import Amount, Count, Seed, Share, Whole
+from moe_routing_bench.errors import bad
+from moe_routing_bench.fields import Choice, check_fields
+
+DENSE = "dense"
+DROP_POLICIES = ("position", "random", "score")
+MATCHES = ("active_flops", "parameters")
+PURPOSES = ("final", "pilot")
+TRAIN_MODES = ("joint", "frozen_router", "experts_first")
+BUILT_IN = ("shakespeare", "stdlib", "kjv")
+# fields of which an entry of a config lists values, besides the seeds
+AXES = ("router", "network", "capacity_factor", "drop_policy", "train_mode")
+# fields that say how a model is trained, whatever it is; an adaptation has its own
+SCHEDULE = ("validation_share", "max_epochs", "batch", "steps", "warmup", "lr", "weight_decay", "clip", "eval_every")
+# fields in which runs that are compared may differ
+_OWN = {
+    "router", "network", "options", "capacity_factor", "drop_policy", "train_mode", "seed", "lr", "pilots", "trace_tokens",
+    "keep_weights",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """A router, a config and a seed.
+
+    Sizes count bytes (one token each), sequences or steps; config/README.md explains each.
+    """
+
+    router: str = "softk"
+    seed: Seed = 17
+    label: str = "run"  # the config entry that asked for it
+    purpose: Annotated[str, Choice(PURPOSES)] = "final"
+    network: str = "linear"
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the router, as `routers.learned.build` takes them
+    experts: Count = 8
+    top_k: Count = 2
+    capacity_factor: Amount | None = 1.25  # None: no limit
+    drop_policy: Annotated[str, Choice(DROP_POLICIES)] = "position"
+    # whether router and experts learn together: see `schedule.frozen`
+    train_mode: Annotated[str, Choice(TRAIN_MODES)] = "joint"
+    # what the dense model and rules of a fixed k have in common with the others
+    match: Annotated[str, Choice(MATCHES)] = "active_flops"
+    dim: Count = 64
+    layers: Count = 2
+    heads: Count = 4
+    expert_hidden: Count = 128
+    # at most so many bytes of each, None: all
+    corpora: Mapping[str, int | None] = field(default_factory=lambda: {"stdlib": 1_000_000})
+    validation_share: Share = 0.1
+    max_epochs: Amount = 4.0
+    sequence: Count = 128
+    batch: Count = 16
+    steps: Count = 100
+    warmup: Whole = 10
+    lr: Amount | None = 1e-3  # None: the best of the pilots
+    pilots: tuple[str, ...] = ()  # names of the runs among which the learning rate is chosen
+    weight_decay: Annotated[float, Ge(0)] = 0.1
+    clip: Amount = 1.0
+    eval_every: Count = 100
+    trace_tokens: Whole = 0  # tokens whose routing is kept as a trace
+    keep_weights: bool = False  # for a timing run afterwards
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` for a value that is not allowed."""
+        check_fields(self, "quality")
+        if not 0 <= self.warmup < self.steps:
+            raise bad("quality warmup", self.warmup, f"0 to steps - 1 = {self.steps - 1}")
+        if self.dim % (2 * self.heads):
+            raise bad("quality dim", self.dim, f"a multiple of 2 x heads = {2 * self.heads}")
+        if self.top_k > self.experts:
+            raise bad("quality top_k", self.top_k, f"at most experts = {self.experts}")
+        if self.lr is None and not self.pilots:
+            raise bad("quality lr", "none", "a number, or pilots to take it from")
+        if not self.corpora:
+            raise bad("quality corpora", "none", f"at least one of {', '.join(BUILT_IN)}, or a path")
+        for name in self.corpora:
+            if name not in BUILT_IN and not Path(name).exists():
+                raise bad("quality corpus", name, f"{', '.join(BUILT_IN)}, or an existing file or folder")
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Bytes that one step trains on."""
+        return self.batch * self.sequence
+
+    @cached_property
+    def spec(self) -> str:
+        """The run as one canonical JSON text, which holds the hash of the content of a user's own text."""
+        parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        own = {name: content_sha256(Path(name)) for name in self.corpora if name not in BUILT_IN}
+        return json.dumps(parts | ({"corpora_sha256": own} if own else {}), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def hash(self) -> str:
+        """First 16 hex digits of the SHA-256 of the spec."""
+        return hashlib.sha256(self.spec.encode()).hexdigest()[:16]
+
+    @property
+    def config_hash(self) -> str:
+        """The same of the spec without the fields in which runs that are compared may differ."""
+        parts = {name: value for name, value in json.loads(self.spec).items() if name not in _OWN}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+    @cached_property
+    def name(self) -> str:
+        """The file name: readable, then 8 digits of the hash, so that each spec has a file of its own."""
+        factor = "none" if self.capacity_factor is None else f"{self.capacity_factor:g}"
+        parts = [self.label, self.router, f"E{self.experts}", f"k{self.top_k}", f"cf{factor}"]
+        parts += [self.network] if self.network != "linear" else []
+        parts += [self.drop_policy] if self.drop_policy != "position" else []
+        parts += [self.train_mode] if self.train_mode != "joint" else []
+        parts += [f"pilot-lr{self.lr:g}"] if self.purpose == "pilot" else []
+        return "-".join([*parts, f"seed{self.seed}", self.hash[:8]])
+
+    @staticmethod
+    def from_spec(spec: str) -> "Run":
+        """The inverse of `spec`. Raises `UserError` when a user's own text has changed since."""
+        parts = json.loads(spec)
+        parts.pop("corpora_sha256", None)
+        run = Run(**parts | {"pilots": tuple(parts["pilots"])})
+        if run.spec != spec:
+            raise bad("quality corpora", "another content", "the text that the run was planned with", "plan it again")
+        return run
+
+
+def content_sha256(path: Path) -> str:
+    """SHA-256 over the name and content of a file, or of all files below a folder."""
+    digest = hashlib.sha256()
+    for file in documents(path):
+        digest.update(file.relative_to(path.parent).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def documents(path: Path) -> list[Path]:
+    """The file itself, or every visible file below a folder, sorted."""
+    if path.is_file():
+        return [path]
+    return sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))

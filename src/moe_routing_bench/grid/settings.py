@@ -1,0 +1,34 @@
+"""How to measure: the numbers of the protocol that a config may change. docs/method.md gives the evidence for each."""
+
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+from moe_routing_bench.bounds import Amount, Count
+from moe_routing_bench.errors import bad
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Times are seconds unless the name says otherwise; a value here is part of every cell's spec and hash."""
+
+    check_seeds: Annotated[Count, "input sets that an implementation must get right before and after it is timed"] = 3
+    warmup_ms: Annotated[Amount, "length of the warm-up"] = 100.0
+    settle_blocks: Annotated[Count, "most blocks of warm-up that are timed until two in a row agree within 1 %"] = 5
+    interval_us: Annotated[Amount, "least device time between two events, which resolve 0.5 us"] = 200.0
+    samples_per_block: Annotated[Count, "samples of a block"] = 5
+    min_blocks: Annotated[Count, "least blocks of samples"] = 10
+    max_blocks: Annotated[Count, "most blocks of samples"] = 40
+    target_half_width: Annotated[Amount, "95 % half-width over the median at which sampling stops"] = 0.005
+    max_seconds: Annotated[Amount, "sampling time of all implementations of a cell together"] = 3.0
+    wall_calls: Annotated[Count, "calls that are timed by the wall clock"] = 10
+    timeout: Annotated[Amount, "silence of the worker after which the implementation at work has hung"] = 120.0
+    set_limit: Annotated[Count, "most input and output sets that are rotated to keep the L2 cache cold"] = 256
+    set_bytes: Annotated[Amount, "most memory that the rotated sets may take together"] = 8e9
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` for fewer blocks at most than at least. Whole numbers of seconds and bytes become floats."""
+        for field in fields(self):
+            if isinstance(field.default, float):
+                object.__setattr__(self, field.name, float(getattr(self, field.name)))
+        if self.max_blocks < self.min_blocks:
+            raise bad("measure.max_blocks", self.max_blocks, f"at least min_blocks={self.min_blocks}")

@@ -1,0 +1,15 @@
+"""combine: every token's weighted sum of the expert output rows of its k assignments."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Combine:
+    """Tensors: y (R, H) of `dtype`, inverse (T, k) int32, topk_weights (T, k) float32, residual (T, H) or None;
+    combined (T, H)."""
+
+    tokens: int
+    hidden: int
+    top_k: int
+    dtype: str
+    dropping: bool  # whether assignments may be dropped (inverse < 0), which add nothing

@@ -1,0 +1,82 @@
+"""Compiled CuTe DSL kernels on disk: a second process loads an object file in 0.1 s and compiles nothing.
+
+An object is named by everything it depends on: the sources of the kernel's module and of all that this module imports
+from this package, the versions of the compiler and its calling convention, the host's machine type, and the arguments
+(architecture, dtype, shape class). It is written under a temporary name and renamed, one process at a time, so
+concurrent jobs share one cache. Filling it needs no GPU.
+"""
+
+import functools
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import cutlass.cute as cute
+from filelock import FileLock
+from platformdirs import user_cache_path
+
+from moe_routing_bench import files
+from moe_routing_bench.closure import closure, fingerprint
+
+FOLDER = "MOE_ROUTING_BENCH_KERNELS"  # environment variable that names another folder
+
+# Remembers the kernel of a problem, so that binding it again chooses no configuration and looks nothing up.
+per_problem = functools.lru_cache(maxsize=4096)
+
+
+def folder() -> Path:
+    """Where the objects lie."""
+    return Path(os.environ.get(FOLDER) or user_cache_path("moe-routing-bench") / "kernels")
+
+
+def objects() -> list[Path]:
+    """The object files that are there."""
+    return sorted(folder().glob("*.o"))
+
+
+def cached(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep what `build(arch, *shape, keep=False)` compiles, in this process and on disk.
+
+    With `keep` it always compiles, because only a fresh kernel carries its PTX and cubin. The arguments must have a
+    `repr` that tells them apart.
+    """
+
+    @functools.cache
+    def kernel(*arguments: Any, keep: bool = False) -> Any:
+        if keep:
+            return build(*arguments, keep=True)
+        path = folder() / f"{_key(build.__module__, arguments)}.o"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            found = _load(path)
+            if found is None:
+                with files.replacing(path) as temporary:
+                    build(*arguments).export_to_c(str(temporary), function_name="kernel")
+                found = _load(path)
+        return found
+
+    return functools.wraps(build)(kernel)
+
+
+def _key(module: str, arguments: tuple[Any, ...]) -> str:
+    """Names an object: the kernel's module, and a hash of all that it depends on."""
+    known = [version(name) for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")] + [platform.machine(), repr(arguments)]
+    text = "\n".join([fingerprint(closure([module])), *known])
+    return f"{module.rpartition('.')[2]}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+def _load(path: Path) -> Any:
+    """The kernel of an object file; None where there is none, or a damaged one, which is removed."""
+    if not path.exists():
+        return None
+    try:
+        return cute.runtime.load_module(str(path), enable_tvm_ffi=True).kernel
+    except Exception as error:
+        print(f"kernel cache: {path} cannot be loaded and is compiled again ({error})", file=sys.stderr)
+        path.unlink(missing_ok=True)
+        return None

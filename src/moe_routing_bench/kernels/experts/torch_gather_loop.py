@@ -1,0 +1,36 @@
+"""pack and experts fused, in plain torch: every expert gathers its token rows as it computes them; no packed copy is kept."""
+
+import itertools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moe_routing_bench.kernels.layer import Layer
+
+
+def unsupported(problem: Layer) -> str | None:
+    """Why it cannot run, or None."""
+    if problem.packed != problem.dtype:
+        return f"rows that are never packed cannot be {problem.packed}"
+    return None
+
+
+def bind(
+    problem: Layer, *, x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor
+) -> Callable[[], None]:
+    """Bind x (T, H), order (R,), offsets (E + 1,), w13 (E, 2 I, H), w2 (E, H, I); the call writes y (R, H).
+
+    Loads are read on the host in every call, so the true cost is the wall time.
+    """
+    top_k = problem.layout.top_k
+
+    def run() -> None:
+        for expert, (first, end) in enumerate(itertools.pairwise(offsets.tolist())):
+            if end > first:
+                rows = x[order[first:end].clamp_min(0) // top_k]
+                gate, up = (rows @ w13[expert].T).chunk(2, dim=-1)
+                torch.mm(F.silu(gate) * up, w2[expert].T, out=y[first:end])
+
+    return run

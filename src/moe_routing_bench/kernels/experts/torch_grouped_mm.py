@@ -1,0 +1,32 @@
+"""Experts in plain torch as grouped matrix products over rows sorted by expert; nothing is read on the host."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moe_routing_bench.kernels.experts import Experts
+from moe_routing_bench.kernels.experts.swiglu import mixed_formats, swiglu
+
+
+def unsupported(problem: Experts) -> str | None:
+    """Why this problem cannot run, or None."""
+    if not hasattr(F, "grouped_mm"):
+        return f"torch {torch.__version__} has no torch.nn.functional.grouped_mm"
+    if problem.packed != "bf16":
+        return f"torch.nn.functional.grouped_mm takes bf16 rows, not {problem.packed}"
+    if problem.hidden % 8 or problem.intermediate % 8:
+        return "torch.nn.functional.grouped_mm needs hidden and intermediate that are multiples of 8 (16 bytes)"
+    return mixed_formats(problem)
+
+
+def bind(
+    problem: Experts, *, packed: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor | None = None
+) -> Callable[[], dict[str, Tensor]]:
+    """Bind packed (R, H) bfloat16, offsets (E + 1,) int32, w13 (E, 2 I, H), w2 (E, H, I); the call returns y (R, H).
+
+    torch allocates the result, which is returned as {"y": result}. So a bound `y` is neither needed nor written: copying to it would add R rows of traffic.
+    """
+    ends, w13, w2 = offsets[1:], w13.transpose(1, 2), w2.transpose(1, 2)
+    return lambda: {"y": F.grouped_mm(swiglu(F.grouped_mm(packed, w13, offs=ends)), w2, offs=ends)}

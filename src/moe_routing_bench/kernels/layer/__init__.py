@@ -1,0 +1,18 @@
+"""layer: a whole Mixture-of-Experts layer after the router's projection; kernels that fuse several of its stages take its problem."""
+
+from dataclasses import dataclass
+
+from moe_routing_bench.kernels.permute.layout import RowLayout
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Tensors: logits (T, E) float32, x (T, H) of `dtype`, w13 (E, 2 I, H) and w2 (E, H, I) of `weights`; combined (T, H)."""
+
+    layout: RowLayout  # tokens, top_k, experts, capacity and where rows lie
+    hidden: int
+    intermediate: int
+    dtype: str  # format of tokens and results
+    packed: str  # format of the packed rows, where there are any
+    weights: str  # format of the experts' weights
+    router: str  # routing rule, a name of `routers.ROUTERS`

@@ -1,0 +1,16 @@
+"""permute: expert ids (T, k) to counts, offsets, order and inverse: all that sorting tokens by expert needs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Permute:
+    """Tensors, all int32: topk_ids (T, k); counts (E,), offsets (E + 1,), order (rows,), inverse (T, k)."""
+
+    tokens: int
+    experts: int
+    top_k: int
+    rows: int  # length of `order`: the row limit of the layout
+    limit: int | None = None  # most assignments that an expert keeps; None: all
+    padded: bool = False  # every expert has exactly `limit` rows
+    align: int = 1  # else each expert's rows are rounded up to a multiple of this

@@ -1,0 +1,90 @@
+"""What the operators take: every check raises `UserError` in one line. Values are not read, which would wait for the GPU."""
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.kernels.permute.layout import LAYOUTS, RowLayout
+from moe_routing_bench.ops.reference import wide
+from moe_routing_bench.routers import ROUTERS
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+INT32_MAX = 2**31 - 1
+
+
+def check_gate(logits: Tensor, top_k: int, rule: str, bias: Tensor | None) -> None:
+    """A known rule, logits (T, E) and bias (E,) that it takes, and a choice that it can make."""
+    if rule not in ROUTERS:
+        pick("rule", rule, ROUTERS)
+    _check_data(logits, "logits")
+    experts = logits.shape[1]
+    if not 1 <= top_k <= experts:
+        raise bad("top_k", top_k, f"1 to {experts}, the number of experts")
+    ROUTERS[rule].check(experts, top_k)
+    if bias is None:
+        return
+    if not ROUTERS[rule].bias:
+        raise bad("bias", _shape_and_dtype(bias), f"None: {rule} has no selection bias")
+    if bias.shape != (experts,) or bias.dtype != wide(logits.dtype):
+        raise bad("bias", _shape_and_dtype(bias), f"({experts},) of {wide(logits.dtype)}")
+    _check_device(bias, "bias", logits)
+
+
+def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: str) -> None:
+    """ids (T, k) int32, a known layout, and no more rows than int32 counts."""
+    if layout not in LAYOUTS:
+        pick("layout", layout, LAYOUTS)
+    _check_index(topk_ids, "topk_ids")
+    if experts < 1:
+        raise bad("experts", experts, "at least 1")
+    if capacity is None and layout == "padded":
+        raise bad("capacity", None, "a number of rows for layout padded", "capacity_of gives that of a capacity factor")
+    if capacity is not None and capacity < 1:
+        raise bad("capacity", capacity, "at least 1, or None for no limit")
+    rows = RowLayout(topk_ids.shape[0], topk_ids.shape[1], experts, capacity, layout).rows
+    if rows > INT32_MAX:
+        raise bad("rows", rows, f"at most {INT32_MAX}: rows are counted in int32")
+
+
+def check_pack(x: Tensor, order: Tensor, inverse: Tensor) -> None:
+    """x (T, H), order (R,) and inverse (T, k) int32."""
+    _check_data(x, "x")
+    _check_index(inverse, "inverse")
+    if order.dim() != 1 or order.dtype != torch.int32:
+        raise bad("order", _shape_and_dtype(order), "(R,) of torch.int32")
+    if len(x) != len(inverse):
+        raise bad("x", _shape_and_dtype(x), f"{len(inverse)} rows, as inverse has")
+    for name, one in (("order", order), ("inverse", inverse)):
+        _check_device(one, name, x)
+
+
+def check_combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None) -> None:
+    """y (R, H), inverse (T, k) int32, weights (T, k), residual (T, H) or None."""
+    _check_data(y, "y")
+    _check_index(inverse, "inverse")
+    if weights.shape != inverse.shape or weights.dtype != wide(y.dtype):
+        raise bad("weights", _shape_and_dtype(weights), f"{tuple(inverse.shape)} of {wide(y.dtype)}")
+    if residual is not None and (residual.shape != (len(inverse), y.shape[1]) or residual.dtype != y.dtype):
+        raise bad("residual", _shape_and_dtype(residual), f"{(len(inverse), y.shape[1])} of {y.dtype}")
+    for name, one in (("inverse", inverse), ("weights", weights), ("residual", residual)):
+        if one is not None:
+            _check_device(one, name, y)
+
+
+def _check_data(data: Tensor, name: str) -> None:
+    if data.dim() != 2 or data.dtype not in DTYPES:
+        raise bad(name, _shape_and_dtype(data), f"two dimensions of {', '.join(map(str, DTYPES))}")
+
+
+def _check_index(index: Tensor, name: str) -> None:
+    if index.dim() != 2 or index.dtype != torch.int32 or not index.shape[1]:
+        raise bad(name, _shape_and_dtype(index), "(T, k) of torch.int32")
+
+
+def _check_device(tensor: Tensor, name: str, data: Tensor) -> None:
+    if tensor.device != data.device:
+        raise bad(f"device of {name}", str(tensor.device), data.device)
+
+
+def _shape_and_dtype(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} of {tensor.dtype}"

@@ -1,0 +1,57 @@
+"""Which kernel runs an operator on a GPU: CuTe DSL, else Triton, else plain torch, by what is installed and what it supports."""
+
+import functools
+import importlib
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Preferred first. A backend: its package, and the least compute capability that its compiler has.
+BACKENDS = {"cute": ("cutlass", (8, 0)), "triton": ("triton", (7, 0))}
+MOST_PROBLEMS = 4096  # that are remembered: a choice costs an import, or the reasons of several kernels
+
+
+@functools.lru_cache(MOST_PROBLEMS)
+def kernel(problem: Any, capability: tuple[int, int]) -> ModuleType | None:
+    """The kernel module of a problem (`kernels.gate.Gate`, `kernels.pack.Pack`, ...); None where plain torch must do.
+
+    The module is ``kernels.<operation>.<backend>_<operation>``, and fits when its `unsupported` has no objection.
+    """
+    package = type(problem).__module__
+    operation = package.rpartition(".")[2]
+    for backend in BACKENDS:
+        if not available(backend, capability):
+            continue
+        module = importlib.import_module(f"{package}.{backend}_{operation}")
+        if not hasattr(module, "unsupported") or module.unsupported(problem) is None:
+            return module
+    return None
+
+
+def available(backend: str, capability: tuple[int, int]) -> bool:
+    """Whether a backend is wanted, installed, and compiles for a compute capability."""
+    if backend not in BACKENDS:
+        return False
+    needed, least = BACKENDS[backend]
+    return capability >= least and installed(needed)
+
+
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability of a CUDA device."""
+    return torch.cuda.get_device_capability(device)
+
+
+@functools.cache
+def installed(package: str) -> bool:
+    """Whether a package can be imported; it is not imported."""
+    return importlib.util.find_spec(package) is not None
+
+
+def ready(tensor: Tensor) -> Tensor:
+    """The tensor as kernels want it: contiguous, and 16-byte aligned, which a view into the middle of another may not be."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()

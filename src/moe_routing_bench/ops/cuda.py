@@ -1,0 +1,92 @@
+"""Every operation on CUDA: allocation, and the launch of the kernel that `backends` chooses; else `reference`.
+
+Kernels need data in float32 or less; what they do not take (float64, no elements) runs in plain torch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.formats import FORMATS, PLAIN
+from moe_routing_bench.kernels.combine import Combine
+from moe_routing_bench.kernels.gate import Gate
+from moe_routing_bench.kernels.pack import Pack
+from moe_routing_bench.kernels.permute.layout import RowLayout
+from moe_routing_bench.ops import backends, reference
+from moe_routing_bench.ops.backends import ready
+from moe_routing_bench.routers import ROUTERS
+
+_FORMATS = {FORMATS[name].torch_dtype: name for name in PLAIN}
+
+
+def gate(logits: Tensor, bias: Tensor | None, top_k: int, rule: str) -> tuple[Tensor, Tensor]:
+    """logits (T, E), bias (E,) or None -> ids (T, k) int32, weights (T, k); -1 and NaN for a token with a NaN."""
+    tokens, experts = logits.shape
+    problem = Gate(tokens, experts, top_k, _FORMATS.get(logits.dtype, ""), rule)
+    if (bind := _bind(problem, logits)) is None:
+        return reference.gate(logits, bias, top_k, rule)
+    if ROUTERS[rule].bias:
+        bias = logits.new_zeros(experts, dtype=torch.float32) if bias is None else ready(bias)
+    ids = logits.new_empty(tokens, top_k, dtype=torch.int32)
+    weights = logits.new_empty(tokens, top_k, dtype=torch.float32)
+    bind(problem, logits=ready(logits), topk_ids=ids, topk_weights=weights, bias=bias)()
+    return ids, weights
+
+
+def permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: str) -> reference.Indices:
+    """ids (T, k) -> counts (E,), offsets (E + 1,), order (R,), inverse (T, k), all int32. Ids of no expert take no row."""
+    problem = RowLayout(topk_ids.shape[0], topk_ids.shape[1], experts, capacity, layout).problem
+    if (bind := _bind(problem, topk_ids)) is None:
+        return reference.permute(topk_ids, experts, capacity, layout)
+    counts, offsets = topk_ids.new_empty(experts), topk_ids.new_empty(experts + 1)
+    order, inverse = topk_ids.new_empty(problem.rows), topk_ids.new_empty(topk_ids.shape)
+    bind(problem, topk_ids=ready(topk_ids), counts=counts, offsets=offsets, order=order, inverse=inverse)()
+    return counts, offsets, order, inverse
+
+
+def pack(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """x (T, H), order (R,), inverse (T, k) -> packed (R, H); rows of padding are zero."""
+    dtype = _FORMATS.get(x.dtype, "")
+    problem = Pack(x.shape[0], x.shape[1], inverse.shape[1], len(order), dtype, dtype, padding=True)
+    if not len(order) or (bind := _bind(problem, x)) is None:
+        return reference.pack(x, order, inverse)
+    packed = x.new_empty(len(order), x.shape[1])
+    bind(problem, x=ready(x), order=ready(order), inverse=ready(inverse), packed=packed)()
+    return packed
+
+
+def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
+    """y (R, H), inverse (T, k), weights (T, k), residual (T, H) or None -> combined (T, H), y's dtype."""
+    tokens, top_k = inverse.shape
+    problem = Combine(tokens, y.shape[1], top_k, _FORMATS.get(y.dtype, ""), dropping=True)
+    if not tokens or (bind := _bind(problem, y)) is None:
+        return reference.combine(y, inverse, weights, residual)
+    combined = y.new_empty(tokens, y.shape[1])
+    residual = None if residual is None else ready(residual)
+    tensors = {"y": ready(y), "inverse": ready(inverse), "topk_weights": ready(weights), "residual": residual}
+    bind(problem, **tensors, combined=combined)()
+    return combined
+
+
+def combine_backward(
+    grad: Tensor, y: Tensor | None, inverse: Tensor, weights: Tensor, rows: int | None
+) -> tuple[Tensor, Tensor]:
+    """grad (T, H) of combined -> those of y (rows, H), of grad's dtype, and of weights (T, k).
+
+    Without `rows` the first, without y (R, H) the second is not needed, and is of shape (0,).
+    """
+    if grad.dtype == torch.float64 or not backends.available("triton", backends.capability(grad.device)):
+        return reference.combine_backward(grad, y, inverse, weights, rows)
+    from moe_routing_bench.ops import triton_backward
+
+    return triton_backward.combine_backward(grad, y, inverse, weights, rows)
+
+
+def _bind(problem: Any, data: Tensor) -> Callable | None:
+    """The `bind` of the kernel of a problem; None where `reference` must do it."""
+    if not data.numel() or data.dtype == torch.float64:
+        return None
+    chosen = backends.kernel(problem, backends.capability(data.device))
+    return None if chosen is None else chosen.bind

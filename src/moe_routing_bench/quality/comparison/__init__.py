@@ -1,0 +1,1 @@
+"""What stored rows say over seeds: the ranking, specialisation, and adapters. Without torch."""

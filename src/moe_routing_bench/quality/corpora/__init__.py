@@ -1,0 +1,1 @@
+"""The texts that models are trained on, and which of their bytes a step sees."""

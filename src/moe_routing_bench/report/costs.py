@@ -1,0 +1,97 @@
+"""What skew and a capacity factor cost in time: ratios of cells that are equal otherwise and were measured on one card."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from moe_routing_bench.config import axes
+from moe_routing_bench.figures import grouping
+
+Pair = tuple[pd.Series, pd.Series]
+_READ = [
+    "bench",
+    "implementation",
+    *axes.AXES,
+    *("median_us", "ci_low_us", "ci_high_us", "suspect", "gpu_uuid", "host"),
+]
+_APART = "not comparable: measured on different cards"
+
+
+def pairs(rows: pd.DataFrame, axis: str) -> tuple[list[Pair], int]:
+    """The rows of lowest and highest `axis` among those of one card that are equal in all else.
+
+    Also how many sets of equal rows have their lowest and highest on different cards. A missing value stands last.
+    """
+    found, apart = [], 0
+    rows = rows[_READ]  # many groups of few columns are quick
+    cards = grouping.card(rows)
+    for _, group in rows.groupby(["bench", "implementation", *axes.names(without=[axis])], dropna=False):
+        rising = group.sort_values(axis)
+        if rising[axis].nunique(dropna=False) < 2:
+            continue
+        ends = cards[rising.index]
+        apart += ends.iloc[0] != ends.iloc[-1]
+        for _, own in rising.groupby(ends, sort=False):
+            if own[axis].nunique(dropna=False) > 1:
+                found.append((own.iloc[0], own.iloc[-1]))
+    return found, apart
+
+
+def cost_of_skew(ok: pd.DataFrame) -> str:
+    """Time at the highest skew over time at the lowest, on cells that are equal otherwise, without a capacity limit."""
+    rows = ok[ok["skew"].notna() & ok["capacity_factor"].isna()]
+
+    def line(low: float, high: float, chosen: list[Pair]) -> str:
+        return f"at skew {high:g} over {low:g} {_ratios(chosen)}"
+
+    parts = _parts(rows, "skew", lambda pair: True, line)
+    if not parts:
+        return "Cost of skew without a capacity limit: not measured."
+    return f"Cost of skew: median ratio of times at the higher over the lower skew, for the widest range that one card measured, on cells equal otherwise and without a capacity limit: {'; '.join(parts)}."
+
+
+def cost_of_capacity(ok: pd.DataFrame) -> str:
+    """Time with the lowest capacity factor over time without a limit, on cells that are equal otherwise."""
+
+    def line(low: float, high: float, chosen: list[Pair]) -> str:
+        return f"at factor {low:g} {_ratios([(free, tight) for tight, free in chosen])}"
+
+    parts = _parts(ok, "capacity_factor", lambda pair: bool(pd.isna(pair[1]["capacity_factor"])), line)
+    if not parts:
+        return "Time with a capacity factor against none: not measured."
+    return f"Time with a capacity factor: median ratio of times at a factor (the lowest that a card measured beside no limit) over no limit, on cells equal otherwise: {'; '.join(parts)}."
+
+
+def _parts(
+    rows: pd.DataFrame, axis: str, counts: Callable[[Pair], bool], line: Callable[[float, float, list[Pair]], str]
+) -> list[str]:
+    """What each bench that reads the axis has to say: its pairs of the widest range, or why there are none."""
+    parts = []
+    for bench in grouping.reading(axis):
+        found, apart = pairs(rows[rows["bench"] == bench], axis)
+        ranges = [(low[axis], np.inf if pd.isna(high[axis]) else high[axis]) for low, high in filter(counts, found)]
+        others = f"{count(apart, 'pair')} {_APART}" if apart else ""
+        if ranges:
+            widest = max(ranges, key=lambda ends: (ends[1] - ends[0], -ends[0]))
+            chosen = [pair for pair, ends in zip(filter(counts, found), ranges, strict=True) if ends == widest]
+            parts.append(f"{bench} {line(*widest, chosen)}" + (f", and {others}" if others else ""))
+        elif others:
+            parts.append(f"{bench} {others}")
+    return parts
+
+
+def _ratios(found: list[Pair]) -> str:
+    """Median and range of second over first, how many are told apart, and in what the pairs differ."""
+    ratios = [high["median_us"] / low["median_us"] for low, high in found]
+    slower = sum(high["ci_low_us"] > low["ci_high_us"] for low, high in found)
+    quicker = sum(high["ci_high_us"] < low["ci_low_us"] for low, high in found)
+    suspect = sum(bool(low["suspect"] == True or high["suspect"] == True) for low, high in found)  # noqa: E712
+    number = grouping.differing(pd.DataFrame([low for low, _ in found]), count(len(found), "pair"))
+    told = f"{slower} slower and {quicker} faster with disjoint intervals"
+    return f"{np.median(ratios):.2f}x ({min(ratios):.2f}x to {max(ratios):.2f}x; {number}: {told}{f', {suspect} with a suspect row' if suspect else ''})"
+
+
+def count(n: int, noun: str) -> str:
+    """A number with its noun in the right form."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"

@@ -1,0 +1,94 @@
+"""The whole row schema, and how rows are read, verified and joined. One row per (cell, implementation).
+
+A cell's file also stores the spec that it was measured for, so that a stale file is noticed even when Snakemake has lost its
+own records.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.errors import UserError, bad
+from moe_routing_bench.grid.job import Job, spec_hash
+from moe_routing_bench.store.rows import IDENTITY, MEASURED, SCHEMA_VERSION, SPEC
+
+_KINDS = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+AXIS_COLUMNS: dict[str, pa.DataType] = {axis.name: _KINDS[axis.kind] for axis in AXES.values()}
+COLUMNS: dict[str, pa.DataType] = IDENTITY | AXIS_COLUMNS | MEASURED
+SCHEMA = pa.schema(list(COLUMNS.items()))
+
+
+def read(path: Path) -> pa.Table:
+    """Read rows of this schema version, with a null column for every axis that no row of the file has.
+
+    Raises `UserError` for a missing, unreadable or older file.
+    """
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).rsplit(": ", 1)[-1][:60]
+        hint = f"run `snakemake` to measure it again ({reason})" if path.exists() else "run `snakemake` first"
+        raise bad("measurements", str(path), "a readable Parquet file", hint) from error
+    again = "delete the file and run `snakemake` again"
+    versions = set(table["schema_version"].to_pylist()) if "schema_version" in table.column_names else {None}
+    if others := versions - {SCHEMA_VERSION}:
+        raise bad("schema_version", min(others, key=str), f"{SCHEMA_VERSION} in {path}", again)
+    for (
+        name,
+        kind,
+    ) in (
+        AXIS_COLUMNS.items()
+    ):  # an axis that was added after these rows were measured, or that no bench of theirs reads
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(len(table), kind))
+    types = dict(zip(table.column_names, table.schema.types, strict=True))
+    if wrong := sorted(name for name in types | COLUMNS if types.get(name) != COLUMNS.get(name)):
+        names = ", ".join(wrong[:5])
+        raise bad(
+            f"columns of {path}", f"{len(wrong)} absent, unknown or of another type: {names}", "the schema", again
+        )
+    if not len(table):
+        raise bad("measurements", f"no rows in {path}", "at least one", again)
+    return table.select(list(COLUMNS))
+
+
+def spec_of(table: pa.Table) -> str | None:
+    """The spec that a cell's file was measured for."""
+    return (table.schema.metadata or {}).get(SPEC, b"").decode(errors="replace") or None
+
+
+def collect(files: Mapping[Path, Job]) -> pa.Table:
+    """All rows of the jobs' files, each checked against the spec it should have been measured for.
+
+    Raises `UserError` naming every file that is unreadable, stale or incomplete; nothing is skipped.
+    """
+    tables, problems = [], []
+    for path, job in files.items():
+        try:
+            table = read(path)
+        except UserError as error:
+            problems.append(str(error))
+            continue
+        if (spec := spec_of(table)) != job.spec:
+            problems.append(f"{path} was measured for spec {spec_hash(spec or '')}, the config asks for {job.hash}")
+        elif sorted(table["implementation"].to_pylist()) != sorted(job.implementations):
+            problems.append(
+                f"{path} holds {table['implementation'].to_pylist()}, asked were {list(job.implementations)}"
+            )
+        tables.append(table)
+    if problems:
+        raise bad(
+            "cell files",
+            f"{len(problems)} that do not fit: " + "; ".join(problems[:5]),
+            "files of this config",
+            "measure them again: snakemake --forcerun measure, or delete them and run snakemake",
+        )
+    return pa.concat_tables(t.replace_schema_metadata(None) for t in tables)
+
+
+def orphans(folder: Path, wanted: Iterable[Path]) -> list[Path]:
+    """Cell files below `folder` that no job of the config asks for, sorted."""
+    return sorted(set(folder.glob("cells/*/*.parquet")) - set(wanted))

@@ -1,0 +1,75 @@
+"""How the rows of a cell reach a file: whole or not at all, with the spec that they were measured for.
+
+This is all of the row schema that a measurement depends on: what it measures. The axes come from the cell; `records` joins both.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from moe_routing_bench.store.parquet import write_table
+
+SCHEMA_VERSION = 3
+STATUSES = ("ok", "incorrect", "unsupported", "out_of_memory", "crashed", "timeout", "below_roofline")
+SPEC = b"moe_routing_bench.spec"
+
+_S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+_STAGES = pa.map_(_S, _F)
+IDENTITY: dict[str, pa.DataType] = {
+    "schema_version": pa.int32(), "bench": _S, "implementation": _S, "platform": _S, "cell": _S, "cell_hash": _S,
+    "code_fingerprint": _S,
+}  # fmt: skip
+MEASURED: dict[str, pa.DataType] = {
+    # outcome
+    "status": _S, "reason": _S, "converged": _B, "stop_reason": _S, "suspect": _B, "suspect_reason": _S,
+    # time, in microseconds; device time unless the name says wall
+    "median_us": _F, "ci_low_us": _F, "ci_high_us": _F, "min_us": _F, "p5_us": _F, "q1_us": _F, "q3_us": _F, "p95_us": _F,
+    "max_us": _F, "mad_us": _F, "samples": _I, "blocks": _I, "set_aside": _I, "set_aside_reason": _S, "samples_us": pa.list_(_F), "set_aside_samples_us": pa.list_(_F),
+    "block_medians_us": pa.list_(_F), "wall_median_us": _F, "warm_median_us": _F, "stage_us": _STAGES, "timer": _S,
+    "calls_per_sample": _I, "cold_sets": _I, "warmup_calls": _I,
+    # derived
+    "tokens_per_s": _F, "compulsory_bytes": _I, "read_bytes": _I, "write_bytes": _I, "gb_per_s": _F, "bw_gibps_strict": _F,
+    "bytes_per_token_strict": _I, "share_of_copy": _F, "share_of_stream": _F, "share_of_short_stream": _F, "flops": _I, "tflops": _F, "share_of_peak": _F,
+    "roofline_us": _F, "share_of_roofline": _F, "speedup": _F, "speedup_ci_low": _F, "speedup_ci_high": _F, "baseline": _S,
+    "peak_memory_bytes": _I, "rows": _I, "padding_waste": _F,
+    # routing, of the first input set
+    "expert_load": pa.list_(_I), "load_cv": _F, "load_max_over_mean": _F, "load_gini": _F, "active_experts": _I,
+    "dead_experts": _I, "drop_rate": _F, "token_drop_rate": _F, "gate_entropy": _F, "zipf_exponent": _F, "capacity": _I,
+    # correctness
+    "rel_l2_error": _F, "max_abs_error": _F, "tolerance": _F, "mismatches": _I, "ties": _I,
+    # calibration of the same process
+    "copy_gb_per_s": _F, "read_gb_per_s": _F, "write_gb_per_s": _F, "stream_gb_per_s": _F, "short_stream_gb_per_s": _F, "peak_tflops": _F, "launch_us": _F,
+    "graph_node_us": _F, "calibration_drift": _F,
+    # provenance
+    "git_sha": _S, "git_dirty": _B, "started_at": _S, "ended_at": _S, "host": _S, "device": _S, "gpu_name": _S, "gpu_uuid": _S,
+    "driver": _S, "sm_clock_mhz": _I, "memory_clock_mhz": _I, "power_limit_w": _F, "temperature_c": _I, "throttle_bits": _I,
+    "other_gpu_processes": _I, "cpu_model": _S, "cpu_threads": _I, "python_version": _S, "torch_version": _S, "cuda_version": _S,
+    "triton_version": _S, "cutlass_dsl_version": _S, "implementation_version": _S, "worker_mode": _S, "measure_seconds": _F,
+    "restarts": _I,
+}  # fmt: skip
+_AXIS_TYPES = {int: _I, float: _F, str: _S}
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]], spec: str) -> None:
+    """Write the rows of a cell: the columns of `IDENTITY` and `MEASURED` (missing ones null), and every axis that they hold.
+
+    Raises KeyError for a column that is neither, and of another type than an axis has.
+    """
+    types = IDENTITY | _axes(rows) | MEASURED
+    table = pa.Table.from_pylist(
+        [{name: row.get(name) for name in types} for row in rows], schema=pa.schema(list(types.items()))
+    )
+    write_table(path, table.replace_schema_metadata({SPEC: spec.encode()}))
+
+
+def _axes(rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.DataType]:
+    """The types of the axes that a value says; an axis that is None throughout is left to `records`."""
+    found = {}
+    for name, value in ((name, value) for row in rows for name, value in row.items()):
+        if name not in IDENTITY and name not in MEASURED and value is not None:
+            if type(value) not in _AXIS_TYPES:
+                raise KeyError(f"column not in the schema: {name}, of {type(value).__name__}")
+            found[name] = _AXIS_TYPES[type(value)]
+    return found

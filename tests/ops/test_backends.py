@@ -1,0 +1,71 @@
+"""Which kernel an operator takes, and the Triton ones in the interpreter."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from moe_routing_bench.kernels.combine import Combine
+from moe_routing_bench.kernels.gate import Gate
+from moe_routing_bench.kernels.pack import Pack
+from moe_routing_bench.kernels.permute import Permute
+from moe_routing_bench.ops import backends
+
+PROBLEMS = {
+    "gate": Gate(64, 128, 8, "bf16", "deepseek_v3"),
+    "permute": Permute(64, 128, 8, 512),
+    "pack": Pack(64, 2048, 8, 512, "bf16", "bf16", padding=True),
+    "combine": Combine(64, 2048, 8, "bf16", dropping=True),
+}
+
+
+def chosen(problem, capability=(9, 0)) -> str | None:
+    """The backend of a problem, nothing remembered."""
+    module = backends.kernel.__wrapped__(problem, capability)
+    return module and module.__name__.removeprefix(f"{type(problem).__module__}.").partition("_")[0]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+def test_cute_comes_first_then_triton_then_torch(problem, monkeypatch) -> None:
+    pytest.importorskip("triton")
+    pytest.importorskip("cutlass")
+    assert chosen(problem) == "cute"
+    assert chosen(problem, (7, 5)) == "triton" and chosen(problem, (6, 1)) is None
+    monkeypatch.setattr(backends, "installed", lambda package: package == "triton")
+    assert chosen(problem) == "triton"
+    monkeypatch.setattr(backends, "installed", lambda package: False)
+    assert chosen(problem) is None
+
+
+def test_what_kernels_do_not_support_is_left_to_torch() -> None:
+    pytest.importorskip("triton")
+    assert chosen(Gate(64, 2048, 8, "bf16", "softmax_topk")) is None
+    assert chosen(Permute(64, 2048, 8, 512)) is None
+
+
+def test_a_choice_is_remembered(monkeypatch) -> None:
+    """The second call asks no kernel, and imports nothing."""
+    problem = Permute(65, 127, 7, 455)
+    first = backends.kernel(problem, (9, 0))
+    monkeypatch.setattr(backends, "importlib", None)
+    assert backends.kernel(problem, (9, 0)) is first
+
+
+def test_kernels_get_contiguous_aligned_tensors() -> None:
+    whole = torch.arange(64, dtype=torch.float32)
+    for tensor in (whole, whole[4:], whole[1:], whole.view(8, 8).T, whole.view(8, 8)[:, 2:]):
+        found = backends.ready(tensor)
+        assert torch.equal(found, tensor) and found.is_contiguous() and found.data_ptr() % 16 == 0
+    assert backends.ready(whole[4:]).data_ptr() == whole[4:].data_ptr()
+
+
+def test_triton_kernels_match_float64() -> None:
+    """One subprocess runs every case: triton reads TRITON_INTERPRET when it is imported."""
+    pytest.importorskip("triton")
+    program = Path(__file__).with_name("ops_cases.py")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,110 @@
+"""Which files modules depend on, in a small package made for it and in this one, and the hash of files."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moe_routing_bench.closure import PACKAGE, closure, fingerprint
+
+FILES = {
+    "__init__.py": "",
+    "alone.py": "import os\nimport other.thing\nfrom elsewhere import alone\n",
+    "first.py": "from made.second import VALUE\n",
+    "second.py": "import made.first\nVALUE = 1\n",
+    "late.py": "def f():\n    if f:\n        with f:\n            from made.alone import x\n    return x\n",
+    "inner/__init__.py": "from made import constants\n",
+    "inner/leaf.py": "",
+    "inner/near.py": "from . import leaf\nfrom .. import late\nfrom .leaf import x\n",
+    "constants.py": "leaf = 1\n",
+    "takes_module.py": "from made.inner import leaf\n",
+    "takes_attribute.py": "from made.constants import leaf, first\n",
+    "takes_dotted.py": "import made.inner.leaf as leaf\n",
+    "types_only.py": "import typing\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from made import first\n"
+    "if typing.TYPE_CHECKING:\n    from made import first\nelse:\n    from made import constants\n",
+    "guarded.py": "try:\n    from made import alone\nexcept ImportError:\n    from made import constants\n",
+    "star.py": "from made.inner import *\n",
+}
+EXPECTED = {
+    "made": ["__init__"],
+    "made.alone": ["__init__", "alone"],
+    "made.first": ["__init__", "first", "second"],
+    "made.second": ["__init__", "first", "second"],
+    "made.late": ["__init__", "alone", "late"],
+    "made.inner": ["__init__", "constants", "inner/__init__"],
+    "made.inner.leaf": ["__init__", "constants", "inner/__init__", "inner/leaf"],
+    "made.inner.near": ["__init__", "alone", "constants", "inner/__init__", "inner/leaf", "inner/near", "late"],
+    "made.takes_module": ["__init__", "constants", "inner/__init__", "inner/leaf", "takes_module"],
+    "made.takes_attribute": ["__init__", "constants", "takes_attribute"],
+    "made.takes_dotted": ["__init__", "constants", "inner/__init__", "inner/leaf", "takes_dotted"],
+    "made.types_only": ["__init__", "constants", "types_only"],
+    "made.guarded": ["__init__", "alone", "constants", "guarded"],
+    "made.star": ["__init__", "constants", "inner/__init__", "star"],
+}
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """The folder of a package named `made`."""
+    for name, text in FILES.items():
+        path = tmp_path / "made" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "made"
+
+
+@pytest.mark.parametrize("module", EXPECTED)
+def test_files_of_a_module(made: Path, module: str) -> None:
+    assert closure([module], made) == sorted(made / f"{name}.py" for name in EXPECTED[module])
+
+
+def test_several_modules_are_a_union(made: Path) -> None:
+    names = ["made.alone", "made.takes_module"]
+    assert closure(iter(names), made) == sorted({*closure(names[:1], made), *closure(names[1:], made)})
+    assert closure([], made) == []
+
+
+@pytest.mark.parametrize("name", ["made.missing", "made.constants.leaf", "other", "made.inner.leaf.deeper"])
+def test_a_module_that_is_not_there_is_an_error(made: Path, name: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=name):
+        closure(["made.alone", name], made)
+
+
+@pytest.mark.parametrize("name", ["kernels.pack.torch_pack", "workload.skew", "files"])
+def test_it_holds_what_python_loads_of_this_package(name: str) -> None:
+    """In a fresh process: modules that nothing imports by a computed name."""
+    script = (
+        f"import sys, moe_routing_bench.{name}\n"
+        "for one, module in sys.modules.items():\n"
+        "    if one.split('.')[0] == 'moe_routing_bench': print(module.__file__)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(map(Path, done.stdout.split()))
+    assert PACKAGE / "__init__.py" in loaded and loaded <= set(closure([f"moe_routing_bench.{name}"]))
+
+
+def test_a_kernel_depends_on_no_other_operation() -> None:
+    names = {path.relative_to(PACKAGE).as_posix() for path in closure(["moe_routing_bench.kernels.pack.cute_pack"])}
+    assert {"kernels/pack/cute_pack.py", "kernels/pack/cute_pack_bulk.py", "kernels/pack/fp8.py", "formats.py"} <= names
+    assert {"kernels/__init__.py", "kernels/cute/cache.py", "kernels/pack/__init__.py"} <= names
+    rooms = {name.split("/")[1] for name in names if name.startswith("kernels/")}
+    assert rooms == {"__init__.py", "pack", "cute"}
+    assert {name.split("/")[0] for name in names} <= {
+        *("__init__.py", "kernels", "errors.py", "formats.py", "files.py", "closure.py")
+    }
+
+
+def test_fingerprint_is_of_names_and_content(made: Path, tmp_path: Path) -> None:
+    files = closure(["made.first"], made)
+    known = fingerprint(files, made)
+    assert len(known) == 64 and fingerprint(reversed(files), made) == known
+    moved = made.rename(tmp_path / "elsewhere")
+    there = [moved / path.relative_to(made) for path in files]
+    assert fingerprint(there, moved) == known
+    (moved / "second.py").write_text("VALUE = 2\n")
+    assert fingerprint(there, moved) != known
+    (moved / "second.py").write_text(FILES["second.py"])
+    assert fingerprint(there, moved) == known
+    (moved / "second.py").rename(moved / "third.py")
+    assert fingerprint([there[0], there[1], moved / "third.py"], moved) != known
