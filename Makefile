@@ -28,7 +28,7 @@ report: .venv/.installed ## measure what changed, draw and report (CONFIG=config
 	.venv/bin/snakemake --cores 1 --resources gpu=1 $(if $(CONFIG),--configfile $(CONFIG))
 
 test: .venv/.installed ## run the tests (those that need a GPU are skipped where there is none)
-	.venv/bin/pytest -q -m "not timing" --numprocesses auto --dist loadfile
+	.venv/bin/pytest -q -m "not timing" --numprocesses auto --dist loadfile --no-loadscope-reorder
 	.venv/bin/pytest -q -m timing
 
 figures: .venv/.installed ## draw figures and report again from published measurements (PLATFORM=nvidia-h200)

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 CASES = Path(__file__).with_name("triton_cases.py")
 
 
+@pytest.mark.slow
 def test_kernels_match_their_references_on_odd_shapes() -> None:
     """One subprocess runs every case: triton reads TRITON_INTERPRET when it is imported."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -62,6 +62,7 @@ def test_kernels_get_contiguous_aligned_tensors() -> None:
     assert backends.ready(whole[4:]).data_ptr() == whole[4:].data_ptr()
 
 
+@pytest.mark.slow
 def test_triton_kernels_match_float64() -> None:
     """One subprocess runs every case: triton reads TRITON_INTERPRET when it is imported."""
     pytest.importorskip("triton")

@@ -134,6 +134,7 @@ def test_router(copy: Copy) -> None:
     assert statuses(copy.follow(RECIPES["Add a router"])) == {"torch": "ok"}
 
 
+@pytest.mark.slow
 def test_rule_to_train_with(copy: Copy) -> None:
     """A model is trained with it, and it stands the tests of every rule."""
     printed = copy.follow(RECIPES["Add a rule to train with"])

@@ -14,6 +14,7 @@ from project import CELLS, DRAWN, GRID, ROOT, SMALL, Project, count, measured
 
 from moe_routing_bench.figures import FIGURES
 
+pytestmark = pytest.mark.slow
 ALL = sum(CELLS.values())
 DRAW = {"figure": DRAWN, "html": 1, "all": 1}  # what follows from newly collected measurements
 AFTER = {"collect": 1, **DRAW}

@@ -1,0 +1,86 @@
+"""What makes a measurement stale: the files that it depends on are those that run, and no others."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moe_routing_bench import closure
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.closure import PACKAGE
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
+
+SHAPE = {"tokens": 16, "hidden": 16, "intermediate": 16, "experts": 8, "top_k": 2, "capacity_factor": 1.25}
+QUICK = Settings(check_seeds=1, warmup_ms=1, interval_us=20, samples_per_block=1, min_blocks=3, max_blocks=3)
+FILES = sorted(PACKAGE.rglob("*.py"))
+# For each job in a process of its own: measures it, and prints the files of the package that its worker has loaded.
+SCRIPT = """
+import json, os, sys
+import nvtx, pyarrow.parquet, scipy.stats, torch
+for spec in sys.argv[1:]:
+    if os.fork():
+        os.wait()
+        continue
+    from moe_routing_bench.grid.job import Job
+    from moe_routing_bench.measure import worker
+    job, messages = Job.from_spec(spec), []
+    worker.run(job, "cpu", list(job.implementations), messages.append)
+    assert set(messages[-1][1]) == set(job.implementations), messages
+    from moe_routing_bench.measure import supervisor
+    from moe_routing_bench.store import rows
+    loaded = [m.__file__ for n, m in sys.modules.items() if n.startswith("moe_routing_bench")]
+    print(json.dumps([job.cell.bench, loaded]), flush=True)
+    os._exit(0)
+"""
+
+
+def test_what_runs_is_what_makes_stale() -> None:
+    """Every file that a worker loads to measure a bench on a CPU is among those whose edit makes it stale."""
+    specs = []
+    for name, bench in BENCHES.items():
+        cell = cell_of(name, **SHAPE)
+        here = [one.name for one in bench.implementations if not {"cuda", "compiler"} & set(one.requires)]
+        names = tuple(one for one in here if not bench.supports(one, cell))
+        specs.append(Job(cell, names, QUICK).spec)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *specs], capture_output=True, text=True, check=False)
+    loaded = dict(map(json.loads, done.stdout.splitlines()))
+    assert loaded.keys() == BENCHES.keys(), done.stderr
+    for name, files in loaded.items():
+        known = {path.resolve() for path in BENCHES[name].code_files()}
+        assert {Path(file).resolve() for file in files} <= known, name
+
+
+def test_an_edit_makes_stale_exactly_the_benches_whose_closure_has_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file of the package in turn: the fingerprints that change are those of the benches that depend on it."""
+    files = {name: bench.code_files() for name, bench in BENCHES.items()}
+    content = {path: path.read_bytes() for path in FILES}
+    monkeypatch.setattr(Path, "read_bytes", lambda path: content[path])
+    before = {name: closure.fingerprint(files[name]) for name in BENCHES}
+    for path in FILES:
+        kept = content[path]
+        content[path] = hashlib.sha256(kept).digest()
+        stale = {name for name in BENCHES if closure.fingerprint(files[name]) != before[name]}
+        assert stale == {name for name in BENCHES if path in files[name]}, path
+        content[path] = kept
+
+
+def test_lists_make_nothing_stale() -> None:
+    """What only registers, plans, reads, draws or trains is no part of any measurement."""
+    free = ("benches/registry.py", "config/", "store/records.py", "store/paths.py", "figures/", "report/", "quality/", "cli/", "ops/")  # fmt: skip
+    for bench in BENCHES.values():
+        names = [path.relative_to(PACKAGE).as_posix() for path in bench.code_files()]
+        assert not [name for name in names if name.startswith(free)], bench.name
+
+
+def test_a_composite_depends_on_its_stages_and_no_stage_on_a_composite() -> None:
+    files = {name: set(bench.code_files()) for name, bench in BENCHES.items()}
+    for bench in BENCHES.values():
+        for stage in bench.stages:
+            assert files[stage.bench] < files[bench.name]
+    assert PACKAGE / "benches/composite.py" not in files["pack"]
+    assert files["gate"].isdisjoint((PACKAGE / "kernels/pack").glob("*.py"))
