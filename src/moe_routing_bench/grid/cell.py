@@ -12,7 +12,8 @@ Value = int | float | str | None
 class Cell:
     """`key` is readable and unique among the cells of its bench; it is looked up, never parsed.
 
-    Cells of one `family` are compared with each other, so they are measured on one card. The value of an axis is an attribute: ``cell.tokens``. An axis that the bench does not read is none (`AttributeError`).
+    Cells of one `family` are compared with each other, so they are measured on one card. The value of an axis is an
+    attribute, as in ``cell.tokens``; an axis that the bench does not read raises `AttributeError`.
     """
 
     bench: str
