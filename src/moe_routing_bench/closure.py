@@ -7,10 +7,14 @@ name that is only known at run time (`importlib.import_module`) is not seen: its
 import ast
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
+_STRING = re.compile(r'''("""|\'{3})(?:.|\n)*?\1''')
+_TYPE_CHECKING = re.compile(r"^([ \t]*)if (?:typing\.)?TYPE_CHECKING:\n(?:\1[ \t]+.*\n|[ \t]*\n)+", re.MULTILINE)
+_IMPORT = re.compile(r"^[ \t]*(?:from [\w.]+ import (?:\([^)]*\)|[^\n;]+)|import [\w., ]+)", re.MULTILINE)
 
 
 def closure(modules: Iterable[str], root: Path = PACKAGE) -> list[Path]:
@@ -64,10 +68,10 @@ def _parents(name: str, root: Path) -> list[Path]:
 def _imports(path: Path, root: Path) -> tuple[str, ...]:
     """The modules of the package that a file imports, by absolute name."""
     names: set[str] = set()
-    for node in _import_statements(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    for node in ast.walk(ast.parse(statements(path.read_text(encoding="utf-8")), str(path))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        else:
+        elif isinstance(node, ast.ImportFrom):
             base = _base(node, path, root)
             # What follows `import` may be a module or an attribute of one: it is a module where there is a file for it.
             inner = {f"{base}.{alias.name}" for alias in node.names}
@@ -84,18 +88,11 @@ def _base(node: ast.ImportFrom, path: Path, root: Path) -> str:
     return ".".join([*above, *filter(None, [node.module])])
 
 
-def _import_statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Every import below a node, but for those that only a type checker sees."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node
-        elif isinstance(node, ast.If) and _is_type_checking(node.test):
-            for other in node.orelse:
-                yield from _import_statements(ast.Module([other], []))
-        else:
-            yield from _import_statements(node)
+def statements(source: str) -> str:
+    """The import statements of a module, one after the other, but for those that only a type checker sees.
 
-
-def _is_type_checking(test: ast.expr) -> bool:
-    name = test.attr if isinstance(test, ast.Attribute) else test.id if isinstance(test, ast.Name) else ""
-    return name == "TYPE_CHECKING"
+    They are cut out by their looks, because parsing whole files takes longer than the rest of a measurement's overhead; a
+    test holds the result for every file of this package to that of parsing.
+    """
+    code = _TYPE_CHECKING.sub("", _STRING.sub("", source))
+    return "".join(f"{found[0].strip()}\n" for found in _IMPORT.finditer(code))

@@ -1,12 +1,13 @@
 """Which files modules depend on, in a small package made for it and in this one, and the hash of files."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from moe_routing_bench.closure import PACKAGE, closure, fingerprint
+from moe_routing_bench.closure import PACKAGE, closure, fingerprint, statements
 
 FILES = {
     "__init__.py": "",
@@ -108,3 +109,21 @@ def test_fingerprint_is_of_names_and_content(made: Path, tmp_path: Path) -> None
     assert fingerprint(there, moved) == known
     (moved / "second.py").rename(moved / "third.py")
     assert fingerprint([there[0], there[1], moved / "third.py"], moved) != known
+
+
+def parsed(node: ast.AST) -> list[str]:
+    """Every import below a node in its plain form, but those for type checkers; found by parsing the whole."""
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        return []
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [ast.unparse(node)]
+    return [text for child in ast.iter_child_nodes(node) for text in parsed(child)]
+
+
+def test_imports_that_are_cut_out_are_those_that_parsing_finds() -> None:
+    """For every file of the package and of the tests, where strings hold whole programs."""
+    files = [*PACKAGE.rglob("*.py"), *Path(__file__).parents[1].rglob("*.py")]
+    assert len(files) > 250
+    for path in files:
+        source = path.read_text()
+        assert parsed(ast.parse(statements(source))) == parsed(ast.parse(source)), path
