@@ -49,19 +49,20 @@ def fingerprint(files: Iterable[Path], root: Path = PACKAGE) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _parents(name: str, root: Path) -> list[Path]:
+@functools.cache
+def _parents(name: str, root: Path) -> tuple[Path, ...]:
     """The files that importing a module runs, outermost package first; none where the package has no such module."""
     first, *rest = name.split(".")
     if first != root.name:
-        return []
+        return ()
     path, files = root, [root / "__init__.py"]
     for part in rest:
         path = path / part
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         if not file.is_file():
-            return []
+            return ()
         files.append(file)
-    return files
+    return tuple(files)
 
 
 @functools.cache

@@ -50,7 +50,8 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
         while pending := [n for n in job.implementations if n not in outcomes]:
             restarts += 1
             outcomes |= _attempt(job, device, pending, watch)
-    rows = [_complete(job, platform, name, outcomes[name], started) for name in job.implementations]
+    code = closure.fingerprint(find(job.cell.bench).code_files())[:16]
+    rows = [_complete(job, platform, name, outcomes[name], started, code) for name in job.implementations]
     for row in rows:
         row |= {"worker_mode": mode, "restarts": max(restarts, 0)}
     if out is not None:
@@ -150,7 +151,9 @@ def _manner(status: int) -> str:
     return f"exited with status {os.WEXITSTATUS(status)}"
 
 
-def _complete(job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime) -> dict[str, Any]:
+def _complete(
+    job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime, code: str
+) -> dict[str, Any]:
     """A whole row: identity, outcome, what follows from both, provenance."""
     from moe_routing_bench.measure import provenance
     from moe_routing_bench.store.rows import SCHEMA_VERSION
@@ -158,7 +161,7 @@ def _complete(job: Job, platform: str, name: str, outcome: dict[str, Any], start
     bench = find(job.cell.bench)
     row = dict(job.cell.values) | {
         "schema_version": SCHEMA_VERSION, "bench": bench.name, "implementation": name, "platform": platform, "cell": job.cell.key,
-        "cell_hash": job.hash, "code_fingerprint": closure.fingerprint(bench.code_files())[:16],
+        "cell_hash": job.hash, "code_fingerprint": code,
         "started_at": started.isoformat(timespec="milliseconds"), "ended_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }  # fmt: skip
     row |= provenance.git_state() | outcome
