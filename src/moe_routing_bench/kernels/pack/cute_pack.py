@@ -24,8 +24,8 @@ from moe_routing_bench.kernels.cute.cache import cached, per_problem
 from moe_routing_bench.kernels.cute.compilation import DTYPES, compile_kernel, current_arch, fake_tensor
 from moe_routing_bench.kernels.cute.rows import RowTiling, row_tiling
 from moe_routing_bench.kernels.pack import Pack, choose_checked_rows, cute_pack_bulk, cute_pack_fp8
-from moe_routing_bench.kernels.pack.cute_grid import token_groups
 from moe_routing_bench.kernels.pack.cute_pack_bulk import BulkConfig, bulk_config
+from moe_routing_bench.kernels.pack.cute_tokens import load_token, token_groups
 
 ENOUGH_BLOCKS = 132 * 12  # fewer leave a large GPU partly idle: threads then take fewer vectors each
 MANY_BLOCKS = 132 * 32
@@ -44,21 +44,10 @@ def pack_kernel(
 ):
     """A group of `tiling.lanes` threads: a column tile of one token, and of the rows that it checks for padding."""
     token, column = cute_rows.position(tiling)
-    top_k = cutlass.const_expr(inverse.shape[1])
-
     fragment = cute.make_rmem_tensor((tiling.width, tiling.vectors), x.element_type)
-    rows = cute.make_rmem_tensor((top_k,), Int32)
-    sources = cute.make_rmem_tensor((max(checked_rows, 1),), Int32)
-    rows.fill(-1)
-    sources.fill(0)
-    if token < x.shape[0]:
-        cute.autovec_copy(inverse[token, None], rows)
-        cute_rows.load_row(x, token, column, fragment, tiling)
-    for i in cutlass.range_constexpr(checked_rows):
-        if token * checked_rows + i < order.shape[0]:
-            sources[i] = order[token * checked_rows + i]
+    rows, sources = load_token(x, order, inverse, token, column, fragment, tiling, checked_rows)
 
-    for j in cutlass.range_constexpr(top_k):
+    for j in cutlass.range_constexpr(rows.shape[0]):
         if rows[j] >= 0:
             cute_rows.store_row(fragment, packed, rows[j], column, tiling)
     if cutlass.const_expr(checked_rows > 0):

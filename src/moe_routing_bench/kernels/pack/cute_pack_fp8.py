@@ -30,7 +30,7 @@ from moe_routing_bench.kernels.cute.cache import cached, per_problem
 from moe_routing_bench.kernels.cute.compilation import compile_kernel, current_arch, fake_tensor
 from moe_routing_bench.kernels.cute.rows import RowTiling
 from moe_routing_bench.kernels.pack import Pack, fp8
-from moe_routing_bench.kernels.pack.cute_grid import token_groups
+from moe_routing_bench.kernels.pack.cute_tokens import load_token, token_groups
 
 ENOUGH_BLOCKS = 132 * 12  # fewer leave a large GPU partly idle: threads then take fewer vectors each
 THREADS, MOST_THREADS = 128, 1024
@@ -119,26 +119,15 @@ def pack_fp8_kernel(
     """A group of `tiling.lanes` threads: a column tile of one token, and of the rows that it checks for padding."""
     token, column = cute_rows.position(tiling)
     lane = cute.arch.thread_idx()[0] % tiling.lanes
-    top_k = cutlass.const_expr(inverse.shape[1])
-
     fragment = cute.make_rmem_tensor((tiling.width, tiling.vectors), x.element_type)
-    rows = cute.make_rmem_tensor((top_k,), Int32)
-    sources = cute.make_rmem_tensor((max(checked_rows, 1),), Int32)
     fragment.fill(0)
-    rows.fill(-1)
-    sources.fill(0)
-    if token < x.shape[0]:
-        cute.autovec_copy(inverse[token, None], rows)
-        cute_rows.load_row(x, token, column, fragment, tiling)
-    for i in cutlass.range_constexpr(checked_rows):
-        if token * checked_rows + i < order.shape[0]:
-            sources[i] = order[token * checked_rows + i]
+    rows, sources = load_token(x, order, inverse, token, column, fragment, tiling, checked_rows)
 
     result, own = quantise(fragment, lane, tiling, layout)
     count = cutlass.const_expr(layout.scales_per_tile(tiling))
     place = (column - lane) // (tiling.lanes * tiling.vectors) * count + lane  # of the lane's scale among the row's
     writes = lane < count and place < scales.shape[1]
-    for j in cutlass.range_constexpr(top_k):
+    for j in cutlass.range_constexpr(rows.shape[0]):
         if rows[j] >= 0:
             cute_rows.store_row(result, packed, rows[j], column, tiling)
             if writes:
