@@ -45,8 +45,12 @@ def fingerprint(files: Iterable[Path], root: Path = PACKAGE) -> str:
     The order of the files does not matter, and neither does the folder that the package is in.
     """
     names = {(path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name): path for path in files}
-    lines = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n" for name, path in sorted(names.items()))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return hashlib.sha256(file_hashes(sorted(names.items())).encode()).hexdigest()
+
+
+def file_hashes(named: Iterable[tuple[str, Path]]) -> str:
+    """What `sha256sum` prints for files, under the names given."""
+    return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n" for name, path in named)
 
 
 @functools.cache

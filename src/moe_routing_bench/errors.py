@@ -2,7 +2,7 @@
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 
@@ -25,8 +25,13 @@ def pick(what: str, got: object, choices: Iterable[str], hint: str = "") -> str:
     names = list(choices)
     if isinstance(got, str) and got in names:
         return got
-    near = difflib.get_close_matches(str(got), names, n=1)
-    raise bad(what, got, ", ".join(names), hint or (f"did you mean {near[0]!r}?" if near else ""))
+    raise bad(what, got, ", ".join(names), hint or near(got, names))
+
+
+def near(got: object, names: Sequence[str]) -> str:
+    """The hint that names the closest spelling; nothing where none is close."""
+    found = difflib.get_close_matches(str(got), names, n=1)
+    return f"did you mean {found[0]!r}?" if found else ""
 
 
 @contextlib.contextmanager

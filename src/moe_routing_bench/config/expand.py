@@ -14,11 +14,10 @@ from moe_routing_bench.formats import FORMATS, QUANTISED
 from moe_routing_bench.grid.cell import Cell, Value
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.kernels.permute.layout import MOST_ROWS
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload import skew, trace
 from moe_routing_bench.workload.rows import row_layout
-
-_INT32_MAX = 2**31 - 1
 
 
 def expand(config: Mapping[str, Any], models: Mapping[str, Any]) -> list[Job]:
@@ -153,8 +152,8 @@ def check(bench: str, values: Mapping[str, Any]) -> None:
         ROUTERS[values["router"]].check(experts, top_k or 1)
     if not (tokens and experts and top_k):
         return
-    if (rows := row_layout(Cell(bench, "", tuple(values.items()))).rows) > _INT32_MAX:
-        raise bad("grid", f"{rows} rows", f"at most {_INT32_MAX}: rows are counted in int32", "use fewer tokens")
+    if (rows := row_layout(Cell(bench, "", tuple(values.items()))).rows) > MOST_ROWS:
+        raise bad("grid", f"{rows} rows", f"at most {MOST_ROWS}: rows are counted in int32", "use fewer tokens")
     if values.get("sampler") == "trace":
         if not values.get("trace"):
             raise bad("sampler", "trace", "together with trace: FILE", "add the path of a Parquet file")

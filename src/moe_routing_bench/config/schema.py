@@ -1,6 +1,5 @@
 """Strict pydantic models, their fields said in words, and what breaks them as one line each."""
 
-import difflib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -8,7 +7,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from moe_routing_bench.errors import UserError, bad
+from moe_routing_bench.errors import UserError, bad, near
 from moe_routing_bench.fields import words
 
 _M = TypeVar("_M", bound=BaseModel)
@@ -76,7 +75,7 @@ def _explained(model: type[BaseModel], mistake: Mapping[str, Any], where: str) -
     place, node = _node(model, loc, where)
     if kind == "choice":
         names = mistake["ctx"]["names"]
-        return bad(place, value, ", ".join(names), _near(value, names))
+        return bad(place, value, ", ".join(names), near(value, names))
     hint = f"{mistake['ctx']['element']!r} is there twice" if kind == "twice" else ""
     if kind == "list_type" and not isinstance(value, dict | list | None):
         hint = f"write [{value}]"
@@ -84,12 +83,7 @@ def _explained(model: type[BaseModel], mistake: Mapping[str, Any], where: str) -
 
 
 def _unknown_key(place: str, key: Any, known: Sequence[str]) -> UserError:
-    return bad(f"{place} key", key, ", ".join(known), _near(key, known))
-
-
-def _near(got: Any, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(got), names, n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
+    return bad(f"{place} key", key, ", ".join(known), near(key, known))
 
 
 def _node(model: type[BaseModel], loc: Sequence[str | int], where: str) -> tuple[str, Mapping[str, Any]]:

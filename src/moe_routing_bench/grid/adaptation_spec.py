@@ -1,7 +1,6 @@
 """One adaptation: a trained run, the adapters (PERFT) that it gets, and how they are trained. Without torch."""
 
 import dataclasses
-import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +10,7 @@ from moe_routing_bench.bounds import Amount, Count
 from moe_routing_bench.errors import bad
 from moe_routing_bench.fields import Choice, check_fields
 from moe_routing_bench.grid.run_spec import Run
+from moe_routing_bench.grid.spec import canonical, spec_hash
 
 VARIANTS = ("R", "E", "D", "S")  # own router, the frozen one, all on, a single one: see `model.adapters`
 
@@ -37,7 +37,7 @@ class Adaptation:
     def spec(self) -> str:
         """The adaptation as one canonical JSON text, in which the run is the text of its own spec."""
         parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        return json.dumps(parts | {"run": self.run.spec}, sort_keys=True, separators=(",", ":"))
+        return canonical(parts | {"run": self.run.spec})
 
     @property
     def config_hash(self) -> str:
@@ -49,7 +49,7 @@ class Adaptation:
         """The file name: readable, then 8 digits of the hash of the spec."""
         parts = [self.run.label, f"perft{self.variant}", f"r{self.rank}"]
         parts += [f"pilot-lr{self.run.lr:g}"] if self.run.purpose == "pilot" else []
-        return "-".join([*parts, f"seed{self.run.seed}", hashlib.sha256(self.spec.encode()).hexdigest()[:8]])
+        return "-".join([*parts, f"seed{self.run.seed}", spec_hash(self.spec)[:8]])
 
     @staticmethod
     def from_spec(spec: str) -> "Adaptation":

@@ -13,6 +13,7 @@ from pathlib import Path
 from moe_routing_bench.errors import bad
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.spec import canonical, spec_hash
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Job:
         }
         if "trace" in self.cell:
             parts["trace_sha256"] = file_sha256(Path(self.cell.trace))
-        return json.dumps(parts, sort_keys=True, separators=(",", ":"))
+        return canonical(parts)
 
     @cached_property
     def hash(self) -> str:
@@ -50,11 +51,6 @@ class Job:
         """The inverse of `spec`."""
         parts = json.loads(spec)
         return Job(Cell.from_dict(parts["cell"]), tuple(parts["implementations"]), Settings(**parts["settings"]))
-
-
-def spec_hash(spec: str) -> str:
-    """First 16 hex digits of the SHA-256 of a spec text."""
-    return hashlib.sha256(spec.encode()).hexdigest()[:16]
 
 
 def file_sha256(path: Path) -> str:

@@ -16,6 +16,7 @@ from annotated_types import Ge
 from moe_routing_bench.bounds import Amount, Count, Seed, Share, Whole
 from moe_routing_bench.errors import bad
 from moe_routing_bench.fields import Choice, check_fields
+from moe_routing_bench.grid.spec import canonical, spec_hash
 
 DENSE = "dense"
 DROP_POLICIES = ("position", "random", "score")
@@ -102,18 +103,18 @@ class Run:
         """The run as one canonical JSON text, which holds the hash of the content of a user's own text."""
         parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         own = {name: content_sha256(Path(name)) for name in self.corpora if name not in BUILT_IN}
-        return json.dumps(parts | ({"corpora_sha256": own} if own else {}), sort_keys=True, separators=(",", ":"))
+        return canonical(parts | ({"corpora_sha256": own} if own else {}))
 
     @property
     def hash(self) -> str:
         """First 16 hex digits of the SHA-256 of the spec."""
-        return hashlib.sha256(self.spec.encode()).hexdigest()[:16]
+        return spec_hash(self.spec)
 
     @property
     def config_hash(self) -> str:
         """The same of the spec without the fields in which runs that are compared may differ."""
         parts = {name: value for name, value in json.loads(self.spec).items() if name not in _OWN}
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+        return spec_hash(json.dumps(parts, sort_keys=True))
 
     @cached_property
     def name(self) -> str:

@@ -4,12 +4,11 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.errors import bad, pick
-from moe_routing_bench.kernels.permute.layout import LAYOUTS, RowLayout
+from moe_routing_bench.kernels.permute.layout import LAYOUTS, MOST_ROWS, RowLayout
 from moe_routing_bench.ops.reference import wide
 from moe_routing_bench.routers import ROUTERS
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-INT32_MAX = 2**31 - 1
 
 
 def check_gate(logits: Tensor, top_k: int, rule: str, bias: Tensor | None) -> None:
@@ -42,8 +41,8 @@ def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: 
     if capacity is not None and capacity < 1:
         raise bad("capacity", capacity, "at least 1, or None for no limit")
     rows = RowLayout(topk_ids.shape[0], topk_ids.shape[1], experts, capacity, layout).rows
-    if rows > INT32_MAX:
-        raise bad("rows", rows, f"at most {INT32_MAX}: rows are counted in int32")
+    if rows > MOST_ROWS:
+        raise bad("rows", rows, f"at most {MOST_ROWS}: rows are counted in int32")
 
 
 def check_pack(x: Tensor, order: Tensor, inverse: Tensor) -> None:

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.errors import UserError, bad
-from moe_routing_bench.grid.job import Job, spec_hash
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.spec import spec_hash
 from moe_routing_bench.store.rows import IDENTITY, MEASURED, SCHEMA_VERSION, SPEC
 
 _KINDS = {int: pa.int64(), float: pa.float64(), str: pa.string()}
@@ -36,12 +37,8 @@ def read(path: Path) -> pa.Table:
     versions = set(table["schema_version"].to_pylist()) if "schema_version" in table.column_names else {None}
     if others := versions - {SCHEMA_VERSION}:
         raise bad("schema_version", min(others, key=str), f"{SCHEMA_VERSION} in {path}", again)
-    for (
-        name,
-        kind,
-    ) in (
-        AXIS_COLUMNS.items()
-    ):  # an axis that was added after these rows were measured, or that no bench of theirs reads
+    # An axis is absent that was added after these rows were measured, or that no bench of theirs reads.
+    for name, kind in AXIS_COLUMNS.items():
         if name not in table.column_names:
             table = table.append_column(name, pa.nulls(len(table), kind))
     types = dict(zip(table.column_names, table.schema.types, strict=True))

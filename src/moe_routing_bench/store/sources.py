@@ -1,12 +1,11 @@
 """Which source files results depend on, as Snakemake names them, and their hashes."""
 
-import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from moe_routing_bench.benches.bench import find
-from moe_routing_bench.closure import PACKAGE, closure
+from moe_routing_bench.closure import PACKAGE, closure, file_hashes
 
 
 def named(files: Iterable[Path]) -> list[str]:
@@ -41,4 +40,4 @@ def drawn_with(module: str) -> list[str]:
 
 def code_hashes(files: Iterable[str]) -> str:
     """What `sha256sum` prints for files: to compare two of them says which file made results stale."""
-    return "".join(f"{hashlib.sha256(Path(name).read_bytes()).hexdigest()}  {name}\n" for name in files)
+    return file_hashes((name, Path(name)) for name in files)

@@ -7,6 +7,7 @@ from fractions import Fraction
 from moe_routing_bench.kernels.permute import Permute
 
 LAYOUTS = ("compact", "padded", "block64", "block128")
+MOST_ROWS = 2**31 - 1  # rows are counted in int32
 
 
 def capacity_of(factor: float, tokens: int, top_k: int, experts: int) -> int:
