@@ -1,7 +1,8 @@
-"""What a command is asked for: the jobs of a config, and a platform."""
+"""What a command is asked for: a config, its jobs, and a platform."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
@@ -12,7 +13,12 @@ from moe_routing_bench.store import paths, platforms
 
 
 def jobs_of(configs: list[Path] | None, config_json: str | None) -> list[Job]:
-    """The jobs of the effective config; `device: cpu` in it hides the GPU from this process too."""
+    """The jobs of the effective config."""
+    return expand(effective(configs, config_json), presets.load(paths.MODELS))
+
+
+def effective(configs: list[Path] | None, config_json: str | None) -> dict[str, Any]:
+    """The effective config; `device: cpu` in it hides the GPU from this process too. Raises `UserError`."""
     if config_json is not None and configs:
         raise bad("--config-json", "together with --config", "one of them")
     if config_json is not None:
@@ -24,9 +30,9 @@ def jobs_of(configs: list[Path] | None, config_json: str | None) -> list[Job]:
             raise bad("--config-json", config_json[:60], "a JSON object")
     else:
         source = configs or [paths.CONFIG]
-    effective = load(source)
-    platforms.hide_gpu(effective["device"])
-    return expand(effective, presets.load(paths.MODELS))
+    config = load(source)
+    platforms.hide_gpu(config["device"])
+    return config
 
 
 def platform_of(name: str | None) -> str:

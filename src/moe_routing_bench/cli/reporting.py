@@ -45,10 +45,9 @@ def report(platform: Platform = None) -> None:
     print(f"wrote {out}")
 
 
-def _figures() -> dict[str, Any]:
+def _figures() -> Mapping[str, Any]:
     """The figures by name, in the order of the report."""
-    table = importlib.import_module("moe_routing_bench.figures").FIGURES
-    return dict(table) if isinstance(table, Mapping) else {one.name: one for one in table}
+    return importlib.import_module("moe_routing_bench.figures").FIGURES
 
 
 def _reported(platform: str) -> dict[str, Any]:
@@ -67,10 +66,9 @@ def _rows(source: str, platform: str) -> Any:
 
 
 def _draw(one: Any, table: Any, platform: str) -> None:
-    module = importlib.import_module(f"moe_routing_bench.figures.{one.module.lstrip('.')}")
+    style, module = (importlib.import_module(f"moe_routing_bench.figures.{name}") for name in ("style", one.module))
     svg = paths.figure(platform, one.name)
     drawn = module.draw(table)
     with writing(svg):
         svg.parent.mkdir(parents=True, exist_ok=True)
-        drawn.savefig(svg, metadata={"Date": None})  # equal numbers, equal file
-        drawn.savefig(paths.figure(platform, one.name, "png"), dpi=150)
+        style.save(drawn, svg, paths.figure(platform, one.name, "png"))

@@ -58,9 +58,7 @@ def time_training(
     """Time the training step of a run, whole and by stage, with the GPU to itself."""
     table = run_rows.read(run_file)
     run = dataclasses.replace(Run.from_spec(run_rows.spec_of(table)), lr=table["lr"][-1].as_py())
-    weights = paths.weights_file(run_file)
-    if not weights.is_file():
-        raise bad("weights", f"no {weights}", "a run with keep_weights", "train it again")
+    run_rows.weights_of(run_file)  # before a GPU is waited for
     out = out or paths.timing_file(platforms.current(), run.name)
     files.check_writable(out)
     with gpus.reserved(alone=True):

@@ -1,18 +1,17 @@
 """The commands that collect rows into tables, and those that compare what the tables hold."""
 
 import importlib
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from moe_routing_bench import files
+from moe_routing_bench.cli.asked import effective, platform_of
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform
-from moe_routing_bench.config import load as bench_config
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.quality.spec import adaptation_rows, plan, run_rows
-from moe_routing_bench.store import paths, platforms
+from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import write_table
 
 
@@ -57,22 +56,21 @@ def compare(
     metric: Annotated[str, typer.Option(help="A numeric column")] = "bits_per_byte",
 ) -> None:
     """Rank the routers of quality.parquet by their mean over seeds, with intervals, paired tests and ties."""
-    table = run_rows.read(paths.quality(platform or platforms.current()))
+    table = run_rows.read(paths.quality(platform_of(platform)))
     pick("metric", metric, [name for name, kind in run_rows.COLUMNS.items() if kind in ("double", "int64")])
     print(_comparison("compare").text(table.to_pandas(), metric))
 
 
 def specialisation(platform: Platform = None) -> None:
     """Print how far the experts of quality.parquet specialise by domain, in bits, with intervals over seeds."""
-    table = run_rows.read(paths.quality(platform or platforms.current()))
+    table = run_rows.read(paths.quality(platform_of(platform)))
     print(_comparison("specialisation").text(table.to_pandas()))
 
 
 def planned_by(config: list[Path] | None, config_json: str | None, platform: str | None) -> tuple[plan.Plan, str]:
     """The runs and adaptations of a config, and their platform; without one, that of this machine."""
-    effective = bench_config.load(json.loads(config_json) if config_json else config or [paths.CONFIG])
-    platforms.hide_gpu(effective["device"])
-    return plan.expand(effective.get("quality", []), effective.get("perft", [])), platform or platforms.current()
+    found = effective(config, config_json)
+    return plan.expand(found.get("quality", []), found.get("perft", [])), platform_of(platform)
 
 
 def _comparison(name: str) -> Any:

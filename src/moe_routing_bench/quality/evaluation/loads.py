@@ -9,16 +9,8 @@ from moe_routing_bench.quality.model.language_model import TinyLM
 from moe_routing_bench.quality.model.moe_layer import Seen
 from moe_routing_bench.quality.model.placement import capacity, ranks
 
-CAPACITY_FACTORS = (
-    1.0,
-    1.05,
-    1.1,
-    1.25,
-    1.5,
-    2.0,
-    3.0,
-    4.0,
-)  # at which drops are counted, whatever the run trains with
+# at which drops are counted, whatever the run trains with
+CAPACITY_FACTORS = (1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
 BYTE_CLASSES = ("lower", "upper", "digit", "space", "newline", "punctuation", "other")
 
 

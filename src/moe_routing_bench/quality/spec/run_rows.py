@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from moe_routing_bench.errors import UserError, bad
+from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import write_table
 
 SCHEMA_VERSION = 5
@@ -88,6 +89,14 @@ def _renamed(table: pa.Table) -> pa.Table:
 def spec_of(table: pa.Table) -> str:
     """The spec that a run's file was trained for."""
     return (table.schema.metadata or {}).get(_SPEC, b"").decode(errors="replace")
+
+
+def weights_of(run: Path) -> Path:
+    """The weights that a run kept beside its Parquet. Raises `UserError` where it kept none."""
+    kept = paths.weights_file(run)
+    if not kept.is_file():
+        raise bad("weights", f"no {kept}", "a run with keep_weights", "train it again")
+    return kept
 
 
 def last(path: Path, schema: pa.Schema = SCHEMA) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from moe_routing_bench.quality.spec.adaptation_rows import COLUMNS, SCHEMA
 from moe_routing_bench.quality.training import train
 from moe_routing_bench.quality.training.loop import Training, go_on, now
 from moe_routing_bench.routers.zoo import ZOO
-from moe_routing_bench.store import paths
 
 _PART = ".adapters."  # is in the names of what learns, and in no other
 
@@ -34,13 +33,11 @@ class Adapting(Training):
 
         Raises `UserError` where it is another run, kept no weights, or cannot be adapted.
         """
-        self.adaptation, self.base_file = adaptation, base_file
+        self.adaptation = adaptation
         self.base = Run.from_spec(run_rows.spec_of(run_rows.read(base_file)))
         if self.base.name != adaptation.base:
             raise bad("PERFT base", self.base.name, adaptation.base, f"of {base_file}")
-        kept = paths.weights_file(base_file)
-        if not kept.is_file():
-            raise bad("weights", f"no {kept}", "a run with keep_weights", "train it again")
+        self.weights = run_rows.weights_of(base_file)
         super().__init__(adaptation.run, device)
         own = [one.router for one in adapters.of(self.model) if one.router is not None]
         self.router_parameters = [p for router in own for p in router.parameters()]
@@ -50,7 +47,7 @@ class Adapting(Training):
     def build(self) -> TinyLM:
         """The base's model with its weights, which are frozen, and with adapters that change nothing yet."""
         model = super().build()
-        kept = torch.load(paths.weights_file(self.base_file), map_location=self.device, weights_only=True)
+        kept = torch.load(self.weights, map_location=self.device, weights_only=True)
         model.load_state_dict(kept["model"])
         return adapters.attach(model, self.adaptation)
 
