@@ -1,6 +1,5 @@
 """The look of the figures of training runs: colours by router, labels that never overlap, a footer."""
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -151,24 +150,20 @@ def finish(
 ) -> Figure:
     """Title above, provenance below: hardware, versions, days, numbers of runs. `timed`: the figure shows a speed."""
     cpu = timed and not rows.empty and (rows["platform"] == CPU).all()
-    figure.suptitle(title + (" (CPU: only ratios are meaningful)" if cpu else ""), fontweight="bold")
-    text = " | ".join(filter(None, [provenance(rows, what), note]))
-    letters = int(figure.get_size_inches()[0] * 72 / (0.58 * 7))
-    figure.supxlabel("\n".join(textwrap.wrap(text, letters)), fontsize=7, color="0.35")
-    return figure
+    return style.captioned(figure, title, cpu, " | ".join(filter(None, [provenance(rows, what), note])))
 
 
 def provenance(rows: pd.DataFrame, what: str) -> str:
     """Hardware, torch, days and counts of the runs shown."""
     if rows.empty:
         return f"no {what}"
-    days = sorted({str(day)[:10] for day in rows["ended_at"].dropna()}) or ["date unknown"]
-    span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    machine, torch = (
-        ", ".join(dict.fromkeys(map(str, rows[name].dropna()))) or "unknown" for name in ("device", "torch_version")
+    machine, torch, days = (
+        style.distinct(rows["device"]),
+        style.distinct(rows["torch_version"]),
+        style.days(rows["ended_at"]),
     )
     seen = "" if rows["causal"].all() else f" | {NOT_CAUSAL} sees later tokens: not ranked with the others"
     drawn = "means over seeds, 95 % CI by Student's t"
     if rows["seed"].nunique() == 1:
         drawn = "one seed: no intervals over seeds, differences may be chance"
-    return f"{machine} | torch {torch} | {span} | n = {rows['run'].nunique()} {what.split()[-1]} | {drawn}{seen}"
+    return f"{machine} | torch {torch} | {days} | n = {rows['run'].nunique()} {what.split()[-1]} | {drawn}{seen}"

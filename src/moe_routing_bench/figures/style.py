@@ -98,9 +98,14 @@ def empty(axes: Axes, reason: str) -> None:
 def finish(figure: Figure, title: str, rows: pd.DataFrame, note: str = "") -> Figure:
     """Title above, provenance below: hardware, versions, days, number of rows and samples; and a note of the figure's own."""
     cpu = not rows.empty and rows["gpu_name"].isna().all()
+    return captioned(figure, title, cpu, provenance(rows), note)
+
+
+def captioned(figure: Figure, title: str, cpu: bool, *notes: str) -> Figure:
+    """Title above, with a caution where the figure shows times of a CPU; below the notes, each wrapped to the width."""
     figure.suptitle(title + (" (CPU: only ratios are meaningful)" if cpu else ""), fontweight="bold")
     letters = int(figure.get_size_inches()[0] * 72 / (0.58 * 7))
-    lines = [line for text in (provenance(rows), note) for line in textwrap.wrap(text, letters)]
+    lines = [line for note in notes for line in textwrap.wrap(note, letters)]
     figure.supxlabel("\n".join(lines), fontsize=7, color="0.35")
     return figure
 
@@ -110,16 +115,20 @@ def provenance(rows: pd.DataFrame) -> str:
     if rows.empty:
         return "no measured rows"
     gpu = rows["gpu_name"].notna().any()
-    machine = _distinct(rows["gpu_name" if gpu else "cpu_model"])
-    days = sorted({str(day)[:10] for day in rows["started_at"].dropna()}) or ["date unknown"]
-    span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    machine = distinct(rows["gpu_name" if gpu else "cpu_model"])
     cells = len(rows[["bench", "cell"]].drop_duplicates())
     counts = f"n = {len(rows)} rows of {cells} cells, {rows['samples'].sum():,.0f} samples"
     clock = "device time, cold L2" if gpu else "wall time"
-    return f"{machine} | torch {_distinct(rows['torch_version'])} | {span} | {counts} | medians, {clock}"
+    return f"{machine} | torch {distinct(rows['torch_version'])} | {days(rows['started_at'])} | {counts} | medians, {clock}"
 
 
-def _distinct(values: pd.Series) -> str:
+def days(times: pd.Series) -> str:
+    """The first and last day of ISO times."""
+    found = sorted({str(time)[:10] for time in times.dropna()}) or ["date unknown"]
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
+def distinct(values: pd.Series) -> str:
     """The different values, comma separated."""
     return ", ".join(dict.fromkeys(str(v) for v in values.dropna())) or "unknown"
 
