@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from moe_routing_bench.quality.spec import run_rows
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/nvidia-h200"
 WAYS = ("torch", "triton", "cute")
@@ -197,13 +199,17 @@ def stages() -> str:
 
 
 RULES = {"dense": "dense, equal active FLOPs", "softk": "`softk` (Mixtral)"} | {
-    name: f"`{name}`" for name in ("deepseek_v3", "quantile_balancing", "hash_balanced", "switch_top1")
+    name: f"`{name}`" for name in ("deepseek_v3_small", "quantile_balancing", "hash_balanced", "switch_top1")
 }
 
 
 def quality() -> str:
     """Validation bits per byte after the last step: the mean over seeds and half of its 95 % interval (Student's t)."""
-    rows = stored("quality.parquet").query("purpose == 'final' and label in ('e8', 'e32')", engine="python")
+    rows = (
+        run_rows.read(RESULTS / "quality.parquet")
+        .to_pandas()
+        .query("purpose == 'final' and label in ('e8', 'e32')", engine="python")
+    )
     last = rows[rows["step"] == rows["steps"]]
     lines = []
     for label in ("e8", "e32"):

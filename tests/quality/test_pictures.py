@@ -22,6 +22,7 @@ from moe_routing_bench.quality.spec import adaptation_rows, plan, run_rows
 from moe_routing_bench.quality.training import train
 from moe_routing_bench.report import quality, verdicts
 from moe_routing_bench.report.render import render
+from moe_routing_bench.routers.zoo import ZOO
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import write_table
 
@@ -134,6 +135,11 @@ def test_times_average() -> None:
     """1 where an expert's choices do not depend on the domain, and for one that nobody chose."""
     assert specialisation.times_average(np.array([[1, 0], [1, 0]], dtype=float)).tolist() == [[1, 1], [1, 1]]
     assert specialisation.times_average(np.array([[3, 1], [1, 3]], dtype=float)).tolist() == [[1.5, 0.5], [0.5, 1.5]]
+
+
+def test_rules_that_are_looked_for_exist() -> None:
+    """A rule that was renamed would leave the figure in silence."""
+    assert set(specialisation.SHOWN) <= set(ZOO)
 
 
 def test_tables_rank_apart(trained: pd.DataFrame) -> None:

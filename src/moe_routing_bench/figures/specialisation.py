@@ -10,7 +10,7 @@ from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.quality.comparison.specialisation import mean_bits
 
 TITLE = "Expert specialisation"
-SHOWN = ("softk", "switch_top1", "deepseek_v3", "hash_balanced", "hash_position", "expert_choice")
+SHOWN = ("softk", "switch_top1", "deepseek_v3_small", "hash_balanced", "hash_position", "expert_choice")
 _MOST = 3.0  # times as often as an average byte: the end of the scale
 
 
