@@ -27,8 +27,9 @@ install: .venv/.installed ## create .venv with the pinned dependencies (PYTHON=p
 report: .venv/.installed ## measure what changed, draw and report (CONFIG=config/h200.yaml on an H200)
 	.venv/bin/snakemake --cores 1 --resources gpu=1 $(if $(CONFIG),--configfile $(CONFIG))
 
+# One thread each: workers that share the cores would spin where they wait for each other's.
 test: .venv/.installed ## run the tests (those that need a GPU are skipped where there is none)
-	.venv/bin/pytest -q -m "not timing" --numprocesses auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 .venv/bin/pytest -q -m "not timing" --numprocesses auto --dist loadfile --no-loadscope-reorder
 	.venv/bin/pytest -q -m timing
 
 figures: .venv/.installed ## draw figures and report again from published measurements (PLATFORM=nvidia-h200)
