@@ -5,16 +5,33 @@ import pytest
 pytest.importorskip("torch")
 from moe_routing_bench.measure import outcome
 from moe_routing_bench.measure.candidate import Candidate
+from moe_routing_bench.measure.timers import HostTimer
 
 
 def test_set_aside_blocks_do_not_shift_the_pairs() -> None:
     """A machine that slows down round by round, one implementation twice as fast: the ratio is 2 in every round."""
     rounds = [100.0 * 1.1**i for i in range(12)]
-    base = Candidate("base", [], blocks=[[t] * 3 for t in rounds], clocks=[1980] * 12, slow=[0] * 12)
-    fast = Candidate("fast", [], blocks=[[t / 2] * 3 for t in rounds], clocks=[1980] * 12, slow=[0] * 12)
-    base.slow[0] = base.clocks[5] = 1  # one block with a slowdown bit, one at a low clock
-    rows = {one.name: outcome.row(one, 1) for one in (base, fast)}
-    outcome.speedups([base, fast], rows, "base", 1)
+    timer = HostTimer([lambda: None], 1)
+    base = Candidate("base", [], timer=timer, blocks=[[t] * 3 for t in rounds], clocks=[1980] * 12, slow=[0] * 12)
+    fast = Candidate("fast", [], timer=timer, blocks=[[t / 2] * 3 for t in rounds], clocks=[1980] * 12, slow=[0] * 12)
+    base.slow[0] = base.slow[5] = 1  # two blocks with a slowdown bit
+    base.clocks[7] = 1400  # the power limit, not the hardware: it counts
+    rows = {one.name: outcome.row(one) for one in (base, fast)}
+    outcome.speedups([base, fast], rows, "base")
     assert rows["base"]["set_aside"] == 6 and rows["fast"]["set_aside"] == 0
     assert rows["fast"]["speedup_ci_low"] == pytest.approx(2) and rows["fast"]["speedup_ci_high"] == pytest.approx(2)
-    assert rows["base"]["speedup"] == 1
+    assert rows["base"]["speedup"] == 1 and rows["base"]["best_other"] == "fast"
+    assert rows["fast"]["best_speedup"] == pytest.approx(2) and rows["base"]["best_speedup"] == pytest.approx(0.5)
+
+
+def test_the_best_other_is_not_the_baseline_where_something_is_faster() -> None:
+    """A speed-up of 30 over a weak baseline, and of 1.5 over the best alternative."""
+    timer = HostTimer([lambda: None], 1)
+    alive = [
+        Candidate(name, [], timer=timer, blocks=[[time] * 3] * 12, clocks=[None] * 12, slow=[0] * 12)
+        for name, time in (("loop", 300.0), ("compiled", 15.0), ("ours", 10.0))
+    ]
+    rows = {one.name: outcome.row(one) for one in alive}
+    outcome.speedups(alive, rows, "loop")
+    assert rows["ours"]["speedup"] == pytest.approx(30) and rows["ours"]["best_speedup"] == pytest.approx(1.5)
+    assert [rows[name]["best_other"] for name in ("loop", "compiled", "ours")] == ["ours", "ours", "compiled"]

@@ -100,7 +100,7 @@ CONFIGS = {
     "timeout nan": (measure(timeout=math.nan), "config.measure.timeout: got nan"),
     "max_seconds inf": (measure(max_seconds=math.inf), "config.measure.max_seconds: got inf"),
     "min_blocks 0": (measure(min_blocks=0), "config.measure.min_blocks: got 0"),
-    "max_blocks below min_blocks": (measure(max_blocks=2), "measure.max_blocks: got 2", "at least min_blocks=10"),
+    "max_blocks below min_blocks": (measure(max_blocks=2), "measure.max_blocks: got 2", "at least min_blocks=20"),
     # skew and routers
     "skew below 0": (entry(skew=[-0.1]), "config.grid[0].skew[0]: got -0.1"),
     "skew nan": (entry(skew=[math.nan]), "config.grid[0].skew[0]: got nan"),

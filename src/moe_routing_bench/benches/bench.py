@@ -39,7 +39,8 @@ class Implementation:
 
     Of a composite bench, `parts` names the implementation of each stage (``torch`` where it names none); a key such as
     ``"pack+experts"`` names a fused module, ``<operation>.<module>`` below ``kernels/``, that does several stages at once. `layout` is the
-    row layout that a composite uses inside.
+    row layout that a composite uses inside. `declares` are keywords of the bench's ``check``: in what an implementation is less exact
+    than others, by design.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Implementation:
     peer: Peer | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
     layout: str | None = None
+    declares: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,14 @@ class Bench:
             return module.bind(self, one, cell, tensors)
         operands = {name: tensors[name] for name in (*self.reads, *self.writes) if name in tensors}
         return module.bind(self.definition().problem(cell), **operands, **one.options)
+
+    def check(self, implementation: str, cell: Cell, *compared: Mapping[str, Any]) -> Any:
+        """Compare inputs, outputs and expected outputs of an implementation: a `checks.Check`."""
+        return self.definition().check(cell, *compared, **dict.fromkeys(self[implementation].declares, True))
+
+    def check_stages(self, implementation: str, cell: Cell, tensors: Mapping[str, Any]) -> Any:
+        """Compare what the stages of a composite hand on, among the tensors that its call returned: a `checks.Check`."""
+        return self.load(implementation).check(self, self[implementation], cell, tensors)
 
     def precompile(self, implementation: str, cell: Cell, arch: str) -> None:
         """Compile the CuTe DSL kernels of an implementation, if it has any, for a cell and architecture; needs no GPU."""

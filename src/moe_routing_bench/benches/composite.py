@@ -6,13 +6,14 @@ allocated once, at the row limit of the layout, so that nothing waits for the ho
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import nvtx
 from torch import Tensor
 
 from moe_routing_bench.benches.bench import Bench, Implementation, Stage, find
+from moe_routing_bench.benches.checks import Check, both
 from moe_routing_bench.grid.cell import Cell
 
 
@@ -77,11 +78,30 @@ def precompile(bench: Bench, implementation: Implementation, cell: Cell, arch: s
 def bind(bench: Bench, implementation: Implementation, cell: Cell, tensors: Mapping[str, Tensor]) -> "Staged":
     """Bind all parts; buffers that `tensors` does not hold are allocated."""
     scope, bound, chosen = _Scope(dict(tensors)), [], parts(bench, implementation)
+    buffers: dict[str, Tensor] = {}
     for i, part in enumerate(chosen):
         needed = {*bench.writes, *(name for later in chosen[i + 1 :] for name in later.reads())}
-        scope.tensors |= _buffers(part, cell, implementation, scope.tensors, needed)
+        buffers |= (made := _buffers(part, cell, implementation, scope.tensors, needed))
+        scope.tensors |= made
         bound.append((part.name, _Bound(scope, part, _binder(bench, implementation, part, cell))))
-    return Staged(tuple(bound))
+    return Staged(tuple(bound), scope, buffers)
+
+
+def check(bench: Bench, implementation: Implementation, cell: Cell, tensors: Mapping[str, Tensor]) -> Check:
+    """Every stage's outputs among `tensors`, given the inputs that it found there; of a fused part, those that it shows."""
+    result = Check()
+    for part in parts(bench, implementation):
+        for stage in part.stages:
+            own, inner = find(stage.bench), _cell(cell, stage, implementation)
+            named = dict(tensors) | {n: tensors[c] for n, c in stage.called.items() if c in tensors}
+            if not {own.reads[0], own.writes[0]} <= named.keys():
+                continue
+            way = part.way if len(part.stages) == 1 else own.baseline  # which declares nothing
+            expected = own.definition().reference(inner, named)
+            result = both(result, own.check(way, inner, named, named, expected))
+            if result.error:  # what follows would be given nonsense
+                return replace(result, error=f"{stage.name}: {result.error}")
+    return result
 
 
 @dataclass(frozen=True)
@@ -89,12 +109,15 @@ class Staged:
     """A call made of named parts, each under an NVTX range; the timer measures the whole and every part."""
 
     stages: tuple[tuple[str, Callable[[], None]], ...]
+    scope: "_Scope"
+    buffers: Mapping[str, Tensor]
 
-    def __call__(self) -> None:
-        """Run all parts in order."""
+    def __call__(self) -> dict[str, Tensor]:
+        """Run all parts in order; returns all tensors by the composite's names. `buffers` are those allocated for it."""
         for name, stage in self.stages:
             with nvtx.annotate(name):
                 stage()
+        return dict(self.scope.tensors)
 
 
 @dataclass

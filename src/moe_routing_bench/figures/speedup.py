@@ -20,7 +20,7 @@ def draw(table: pd.DataFrame) -> Figure:
         figure, (axes,) = style.canvas(1, 1, 9, 3)
         style.empty(axes, f"no implementation besides the baseline is ok; {style.why(table)}")
         return style.finish(figure, "Speed-up over the bench's baseline", rows)
-    unsure = (rows["speedup_ci_low"] <= 1) & (rows["speedup_ci_high"] >= 1)
+    unsure = ~((rows["speedup_ci_low"] > 1) | (rows["speedup_ci_high"] < 1))  # also without an interval
     cells = rows.assign(
         shape=grouping.shape(rows, _SHAPE),
         what=rows["bench"] + ": " + rows["implementation"],

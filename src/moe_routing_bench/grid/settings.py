@@ -14,9 +14,11 @@ class Settings:
     check_seeds: Annotated[Count, "input sets that an implementation must get right before and after it is timed"] = 3
     warmup_ms: Annotated[Amount, "length of the warm-up"] = 100.0
     settle_blocks: Annotated[Count, "most blocks of warm-up that are timed until two in a row agree within 1 %"] = 5
-    interval_us: Annotated[Amount, "least device time between two events, which resolve 0.5 us"] = 200.0
-    samples_per_block: Annotated[Count, "samples of a block"] = 5
-    min_blocks: Annotated[Count, "least blocks of samples"] = 10
+    interval_us: Annotated[
+        Amount, "least device time between two events, so that what begins and ends a sample, 3 us, is below 0.1 %"
+    ] = 4000.0
+    samples_per_block: Annotated[Count, "samples of a block"] = 3
+    min_blocks: Annotated[Count, "least blocks of samples"] = 20
     max_blocks: Annotated[Count, "most blocks of samples"] = 40
     target_half_width: Annotated[Amount, "95 % half-width over the median at which sampling stops"] = 0.005
     max_seconds: Annotated[Amount, "sampling time of all implementations of a cell together"] = 3.0

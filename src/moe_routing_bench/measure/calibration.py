@@ -144,6 +144,11 @@ class GpuCeilings:
         return found
 
 
+def mean(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """The ceilings that rows are held against: between those of before and of after the samples."""
+    return {name: (value + after[name]) / 2 for name, value in before.items()}
+
+
 def drift(before: dict[str, float], after: dict[str, float], names: Sequence[str]) -> float:
     """Largest relative change of a ceiling between the two calibrations."""
     return max(abs(after[n] / before[n] - 1) for n in names)

@@ -26,5 +26,6 @@ class Candidate:
     samples_per_block: int = 1
     blocks: list[list[float]] = field(default_factory=list)
     clocks: list[int | None] = field(default_factory=list)
+    powers: list[float | None] = field(default_factory=list)
     slow: list[int] = field(default_factory=list)
     fields: dict[str, object] = field(default_factory=dict)

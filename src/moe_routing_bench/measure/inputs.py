@@ -1,5 +1,11 @@
-"""The input and output sets of a cell: drawn apart, and copied until a rotation through them finds the L2 cache cold."""
+"""The input and output sets of a cell: copies of a few draws, until a rotation through them finds the L2 cache cold.
 
+Implementations are bound to the tensors of a set. Their values can be replaced in place, so that nothing computed from them
+when an implementation was bound or captured is of use; and each tensor lies between guard bytes that nobody may write.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,33 +15,174 @@ from torch import Tensor
 from moe_routing_bench.benches.checks import nbytes
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import calibration
+from moe_routing_bench.workload.draw import again
+
+_GUARD, _GUARD_BYTE = 512, 0xA5  # bytes on either side of a tensor, a multiple of every alignment that kernels ask for
+_COMPARED = 1 << 28  # bytes that are compared at a time
+_POISON_INT = 0x40  # in every byte: far out of range of every index, and far below overflow when added to
+_POISON_FLOAT = 0xFF  # NaN in every format of the table
 
 
-@dataclass
-class InputSet:
-    """One set of inputs and outputs, and what the outputs should be; copies of a set share its expectation."""
+@dataclass(frozen=True)
+class Drawn:
+    """Inputs by name, and what the outputs should be."""
 
     inputs: dict[str, Tensor]
-    outputs: dict[str, Tensor]
     expected: dict[str, Tensor]
 
 
-def input_sets(job: Job, definition: Any, device: str) -> list[InputSet]:
-    """`check_seeds` sets drawn apart, then copies of them until their inputs together are 5x the L2 cache (GPU only)."""
-    cell, settings = job.cell, job.settings
-    shared = definition.shared(cell, cell.seed, device) if hasattr(definition, "shared") else {}
-    sets = []
-    for i in range(settings.check_seeds):
-        inputs = definition.build(cell, cell.seed + 1000 * i, device) | shared
-        sets.append(InputSet(inputs, definition.empty_outputs(cell, inputs), definition.reference(cell, inputs)))
-    if device == "cpu":
-        return sets
-    own = [t for n, t in sets[0].inputs.items() if n not in shared]
-    footprint = nbytes(*own, *sets[0].outputs.values())
-    cold = calibration.cold_sets(nbytes(*own))  # outputs do not count: stores may be the first to leave the cache
-    wanted = max(len(sets), min(cold, settings.set_limit, int(settings.set_bytes // footprint)))
-    for i in range(len(sets), wanted):
-        first = sets[i % settings.check_seeds]
-        copies = {n: t if n in shared else t.clone() for n, t in first.inputs.items()}
-        sets.append(InputSet(copies, {n: torch.empty_like(t) for n, t in first.outputs.items()}, first.expected))
-    return sets
+class Sets:
+    """R input and output sets; set i holds draw i mod D of the draws that were loaded last.
+
+    `base` are `check_seeds` draws by the cell's seed: what is timed. `fresh` is one more, by a `nonce` that nobody knows
+    beforehand: other values, and the same loads of other experts by other tokens. What all sets share is in both.
+    """
+
+    def __init__(self, job: Job, definition: Any, device: str) -> None:
+        """Draw, allocate and load the base draws. More sets than draws are for a GPU's L2 cache."""
+        cell, settings = job.cell, job.settings
+        shared = definition.shared(cell, cell.seed, device) if hasattr(definition, "shared") else {}
+        seeds = [cell.seed + 1000 * i for i in range(settings.check_seeds)]
+        self.nonce = secrets.randbits(31)
+
+        def draw(seed: int) -> Drawn:
+            inputs = definition.build(cell, seed, device) | shared
+            return Drawn(inputs, definition.reference(cell, inputs))
+
+        self.base, self.fresh = [draw(seed) for seed in seeds], [draw(again(seeds[0], self.nonce))]
+        own = {name: t for name, t in self.base[0].inputs.items() if name not in shared}
+        outputs = definition.empty_outputs(cell, self.base[0].inputs)
+        count = len(seeds)
+        if device != "cpu":
+            cold = calibration.cold_sets(
+                nbytes(*own.values())
+            )  # outputs do not count: stores may be the first to leave the cache
+            footprint = nbytes(*own.values(), *outputs.values())
+            count = max(count, min(cold, settings.set_limit, int(settings.set_bytes // footprint)))
+        self._redrawn = lambda: definition.shared(cell, cell.seed, device)
+        self._shared = {name: (t, _checksum(t)) for name, t in shared.items()}
+        self._inputs = {name: _Guarded(t, count) for name, t in own.items()}
+        self._outputs = {name: _Guarded(t, count) for name, t in outputs.items()}
+        self.inputs = [{name: one.tensors[i] for name, one in self._inputs.items()} | shared for i in range(count)]
+        self.outputs = [{name: one.tensors[i] for name, one in self._outputs.items()} for i in range(count)]
+        self.load(self.base)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def load(self, draws: Sequence[Drawn]) -> None:
+        """Overwrite all inputs in place: set i gets draw i mod D."""
+        self._loaded = draws
+        for name, one in self._inputs.items():
+            for j, drawn in enumerate(draws):
+                one.rows(j, len(draws)).copy_(as_bytes(drawn.inputs[name]))
+        self._versions = self._writes()
+
+    def poison(self) -> None:
+        """Fill all outputs with what no right answer holds."""
+        for one in self._outputs.values():
+            one.fill()
+
+    def cold(self, count: int) -> bool | None:
+        """Whether the inputs of `count` sets are at least 4 times the L2 cache of a GPU; None on a CPU."""
+        whole = [one.whole for one in self._inputs.values()]
+        if whole[0].device.type == "cpu":
+            return None
+        return sum(t[:count].numel() for t in whole) >= 4 * torch.cuda.get_device_properties(0).L2_cache_size
+
+    @property
+    def draws(self) -> int:
+        """How many draws are loaded."""
+        return min(len(self._loaded), len(self))
+
+    def draw_of(self, i: int) -> Drawn:
+        """The draw whose values set i holds."""
+        return self._loaded[i % len(self._loaded)]
+
+    def damage(self) -> str | None:
+        """What was written that is no output, in words: inputs, shared inputs, or the bytes beside a tensor; and mends it."""
+        written = [name for name, count in self._writes().items() if count != self._versions[name]]
+        beside = [name for name, one in (self._inputs | self._outputs).items() if not one.mended()]
+        changed = [name for name in self._inputs if self._differs(name)]
+        changed += [name for name, (tensor, total) in self._shared.items() if _checksum(tensor) != total]
+        if not self._shared.keys().isdisjoint(changed):
+            for name, tensor in self._redrawn().items():
+                self._shared[name][0].copy_(tensor)
+        self.load(self._loaded)
+        if changed:
+            return f"inputs were changed: {', '.join(changed)}"
+        if beside:
+            return f"bytes beside a tensor were written: {', '.join(beside)}"
+        return f"inputs were written, if only to restore them: {', '.join(written)}" if written else None
+
+    def _differs(self, name: str) -> bool:
+        """Whether any set's input is no longer what was loaded."""
+        step, one = len(self._loaded), self._inputs[name]
+        return any(one.unlike(as_bytes(drawn.inputs[name]), j, step).any() for j, drawn in enumerate(self._loaded))
+
+    def unlike(self, i: int) -> Tensor:
+        """Whether any output of the sets with the draw of set i differs from set i's in a bit: (n,) bool, for sets j, j + D, ..."""
+        step = self.draws
+        found = [one.unlike(one.rows(i, len(self))[0], i % step, step) for one in self._outputs.values()]
+        return torch.stack(found).any(0)
+
+    def _writes(self) -> dict[str, int]:
+        """How often torch has written each input in place."""
+        return {name: one.whole._version for name, one in self._inputs.items()} | {
+            name: tensor._version for name, (tensor, _) in self._shared.items()
+        }
+
+
+class _Guarded:
+    """Tensors of one shape in one piece of memory, `whole`, each between guard bytes."""
+
+    def __init__(self, like: Tensor, count: int) -> None:
+        self._end = _GUARD + nbytes(like)
+        stride = -(-self._end // _GUARD) * _GUARD + _GUARD
+        self.whole = torch.empty((count, stride), dtype=torch.uint8, device=like.device)
+        self._poison = _POISON_FLOAT if like.is_floating_point() else _POISON_INT
+        self.tensors = [row[_GUARD : self._end].view(like.dtype).view(like.shape) for row in self.whole]
+        self.mended()
+
+    def _guards(self) -> tuple[Tensor, Tensor]:
+        return self.whole[:, :_GUARD], self.whole[:, self._end :]
+
+    def rows(self, first: int, step: int) -> Tensor:
+        """The bytes (n, nbytes) of the tensors first, first + step, ..."""
+        return self.whole[first::step, _GUARD : self._end]
+
+    def unlike(self, known: Tensor, first: int, step: int) -> Tensor:
+        """Which of the tensors first, first + step, ... differ from `known` (nbytes,) in a byte: (n,) bool, on the device."""
+        parts = self.rows(first, step).split(max(1, _COMPARED // known.numel()) if known.numel() else 1)
+        return torch.cat([(part != known).any(1) for part in parts])
+
+    def mended(self) -> bool:
+        """Whether the guards are as they were; they are afterwards."""
+        good = all(bool((guard == _GUARD_BYTE).all()) for guard in self._guards())
+        for guard in self._guards():
+            guard.fill_(_GUARD_BYTE)
+        return good
+
+    def fill(self) -> None:
+        self.whole[:, _GUARD : self._end].fill_(self._poison)
+
+
+def poison(tensors: Mapping[str, Tensor]) -> None:
+    """Fill tensors with what no right answer holds."""
+    for tensor in tensors.values():
+        tensor.view(torch.uint8).fill_(_POISON_FLOAT if tensor.is_floating_point() else _POISON_INT)
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor, (nbytes,) uint8."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The tensor as integers, because NaN equals nothing and few operations take fp8."""
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+
+
+def _checksum(tensor: Tensor) -> int:
+    """A sum over the bits: what all input sets share is too large for a copy."""
+    return int(bits(tensor).sum(dtype=torch.int64))

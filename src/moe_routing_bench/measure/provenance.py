@@ -80,6 +80,11 @@ class Gpu:
         """Current clock of the multiprocessors."""
         return self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM)  # type: ignore[return-value]
 
+    def power_w(self) -> float | None:
+        """Current draw of the board, watts."""
+        power = self._ask("nvmlDeviceGetPowerUsage")
+        return power / 1000 if isinstance(power, int) else None
+
     def slowdown_bits(self) -> int:
         """Throttle reasons that mean the hardware slowed itself: heat, power brake, hardware slowdown."""
         bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons") or 0

@@ -1,9 +1,10 @@
 """How samples are taken: warm-up, then blocks in random order until the interval is narrow enough or a limit is reached."""
 
 import random
-import time
+import secrets
 from collections.abc import Callable
 from statistics import median
+from time import perf_counter  # by its own name, as in `timers`
 from typing import Any
 
 import torch
@@ -12,14 +13,16 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import statistics
 from moe_routing_bench.measure.candidate import Candidate
+from moe_routing_bench.measure.inputs import Sets
+from moe_routing_bench.measure.verify import verify
 
 Guarded = Callable[[str, str, Callable[[], object]], bool]  # (implementation, step, action) -> whether it went well
 
 
 def warm_up(one: Candidate, milliseconds: float, device: str) -> int:
     """Call for at least that long and 3 times; returns the number of calls."""
-    end, count = time.perf_counter() + milliseconds / 1e3, 0
-    while count < 3 or time.perf_counter() < end:
+    end, count = perf_counter() + milliseconds / 1e3, 0
+    while count < 3 or perf_counter() < end:
         one.calls[count % len(one.calls)]()
         count += 1
         if device != "cpu":
@@ -28,36 +31,51 @@ def warm_up(one: Candidate, milliseconds: float, device: str) -> int:
 
 
 def settle(one: Candidate, settings: Settings) -> int:
-    """Take blocks until the medians of two in a row agree within 1 %, or the block limit; returns the number of calls."""
+    """Take blocks until the medians of two in a row agree within 1 %, or the block limit; returns the number of calls.
+
+    The row field `settled` says whether they agreed.
+    """
     medians: list[float] = []
-    while len(medians) < settings.settle_blocks:
+    one.fields["settled"] = False
+    while len(medians) < settings.settle_blocks and not one.fields["settled"]:
         medians.append(median([one.timer.sample() for _ in range(one.samples_per_block)]))
-        if len(medians) > 1 and abs(medians[-1] / medians[-2] - 1) <= 0.01:
-            break
+        one.fields["settled"] = len(medians) > 1 and abs(medians[-1] / medians[-2] - 1) <= 0.01
     return len(medians) * one.samples_per_block * one.timer.calls
 
 
-def sample(job: Job, alive: list[Candidate], gpu: Any, guarded: Guarded) -> None:
-    """Blocks of samples, one an implementation a round, in random order, until all have converged or a cap is met."""
+def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guarded) -> None:
+    """Blocks of samples, one per implementation and round, in random order, until all have converged or a cap is met.
+
+    Before two rounds that nobody can foresee, every implementation is checked again: before one of the first `min_blocks`, which
+    is always reached, and before a later one.
+    """
     settings, order = job.settings, random.Random(job.hash)
-    start, stop = time.perf_counter(), ""
+    surprises = {secrets.randbelow(settings.min_blocks), settings.min_blocks + secrets.randbelow(settings.max_blocks)}
+    start, stop, rounds = perf_counter(), "", 0
     while alive and not stop:
+        if rounds in surprises:
+            begin = perf_counter()
+            for one in list(alive):
+                if not guarded(one.name, "checking between samples", lambda one=one: verify(job, one, sets)):
+                    alive.remove(one)
+            start += perf_counter() - begin  # the time cap is on samples
         for one in order.sample(alive, len(alive)):
 
             def block(one: Candidate = one) -> None:
                 one.blocks.append([one.timer.sample() for _ in range(one.samples_per_block)])
                 one.clocks.append(gpu.sm_clock_mhz() if gpu else None)
+                one.powers.append(gpu.power_w() if gpu else None)
                 one.slow.append(gpu.slowdown_bits() if gpu else 0)
 
             if not guarded(one.name, "sampling", block):
                 alive.remove(one)
-        rounds = len(alive[0].blocks) if alive else 0
+        rounds += 1
         if rounds >= settings.min_blocks and rounds % 5 == 0:
             if all(_width(one) <= settings.target_half_width for one in alive):
                 stop = "converged"
             elif rounds >= settings.max_blocks:
                 stop = "block cap"
-        if not stop and rounds >= 3 and time.perf_counter() - start > settings.max_seconds:
+        if not stop and rounds >= 3 and perf_counter() - start > settings.max_seconds:
             stop = "time cap"
     for one in alive:
         width = _width(one)
@@ -72,8 +90,9 @@ def _width(one: Candidate) -> float:
 
 
 def kept(one: Candidate) -> list[bool]:
-    """Which blocks count: not those at a low clock or with a slowdown bit, unless that would leave none."""
-    clocks = sorted(c for c in one.clocks if c)
-    low = 0.9 * clocks[len(clocks) // 2] if clocks else 0
-    good = [not s and (c is None or c >= low) for c, s in zip(one.clocks, one.slow, strict=True)]
+    """Which blocks count: not those with a slowdown bit, unless that would leave none.
+
+    A low clock alone is no reason: under the power limit it is the state that such work is in.
+    """
+    good = [not slow for slow in one.slow]
     return good if any(good) else [True] * len(good)

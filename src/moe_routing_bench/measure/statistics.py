@@ -1,6 +1,7 @@
 """Summaries of samples taken in blocks. Pure numpy and scipy; nothing is ever deleted.
 
-Confidence intervals are on block medians: samples within a block share clock, heat and neighbours, blocks do not.
+Confidence intervals are on block medians: samples within a block share clock, heat and neighbours. Blocks that follow each
+other still do to some extent, so intervals are widened by the correlation that the blocks show.
 """
 
 from collections.abc import Sequence
@@ -9,50 +10,70 @@ import numpy as np
 from scipy import stats
 
 CONFIDENCE = 0.95
-RESAMPLES = 2000
+LEAST_BLOCKS = 3  # fewer have no interval: nothing is known of their spread
+_MOST_CORRELATION = 0.8
+_MEDIAN = float(np.sqrt(np.pi / 2))  # standard error of a median over that of a mean, for normal values
+_LEAST_FREEDOM = 3.0
 
 
-def interval(block_values: Sequence[float], seed: int) -> tuple[float, float]:
-    """95 % confidence interval of the median of block values: bootstrap, a t-interval under 10 blocks, seeded."""
+def interval(block_values: Sequence[float]) -> tuple[float, float] | None:
+    """95 % confidence interval of the median of values (n,) in the order in which they were taken; None under 3 values.
+
+    A t-interval with as many values as would tell as much if they were independent: n (1 - r) / (1 + r) for a correlation r of
+    neighbours, estimated and freed of its bias, (1 + 3 r) / n (Kendall 1954, Biometrika 41). A negative r counts as 0. Coverage
+    in simulation is 93 to 98 % for 10 to 40 values and r from 0 to 0.5 (tests/unit/test_statistics.py).
+    """
     values = np.asarray(block_values, float)
-    if len(values) < 2 or np.ptp(values) == 0:
-        return float(values.min()), float(values.max())
-    if len(values) < 10:
-        spread = stats.t.interval(CONFIDENCE, len(values) - 1, loc=np.median(values), scale=stats.sem(values))
-        return float(spread[0]), float(spread[1])
-    rng = np.random.default_rng(seed)
-    medians = np.median(rng.choice(values, (RESAMPLES, len(values))), axis=1)
-    low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
+    n = len(values)
+    if n < LEAST_BLOCKS:
+        return None
+    middle, deviations = float(np.median(values)), values - values.mean()
+    squares = float(deviations @ deviations)
+    if squares == 0:
+        return middle, middle
+    r = float(deviations[:-1] @ deviations[1:]) / squares
+    r = min(max(r + (1 + 3 * r) / n, 0.0), _MOST_CORRELATION)
+    worth = n * (1 - r) / (1 + r)
+    error = _MEDIAN * float(np.sqrt(squares / (n - 1) / worth))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, max(worth - 1, _LEAST_FREEDOM))) * error
+    return middle - half, middle + half
 
 
-def half_width(block_values: Sequence[float], seed: int = 0) -> float:
-    """Half the width of the interval over the median."""
-    low, high = interval(block_values, seed)
-    return (high - low) / 2 / float(np.median(block_values))
+def time_interval(block_medians: Sequence[float]) -> tuple[float, float] | None:
+    """`interval` of times, which are positive: that of their logarithms."""
+    found = interval(np.log(np.asarray(block_medians, float)).tolist())
+    return None if found is None else (float(np.exp(found[0])), float(np.exp(found[1])))
 
 
-def summarize(blocks: Sequence[Sequence[float]], seed: int) -> dict[str, object]:
-    """Row fields of one implementation's samples in microseconds, grouped in blocks."""
+def half_width(block_medians: Sequence[float]) -> float:
+    """Half the width of the interval of times over their median; infinite where there is none."""
+    found = time_interval(block_medians)
+    return float("inf") if found is None else (found[1] - found[0]) / 2 / float(np.median(block_medians))
+
+
+def summarize(blocks: Sequence[Sequence[float]]) -> dict[str, object]:
+    """Row fields of one implementation's samples in microseconds, grouped in blocks; no interval under 3 blocks."""
     samples = np.concatenate([np.asarray(b, float) for b in blocks])
     medians = [float(np.median(b)) for b in blocks]
-    low, high = interval(medians, seed)
+    ends = time_interval(medians)
     median = float(np.median(samples))
     p5, q1, q3, p95 = np.quantile(samples, [0.05, 0.25, 0.75, 0.95])
     return {
-        "median_us": median, "ci_low_us": min(low, median), "ci_high_us": max(high, median), "min_us": float(samples.min()),
+        "median_us": median, "ci_low_us": ends and min(ends[0], median), "ci_high_us": ends and max(ends[1], median), "min_us": float(samples.min()),
         "p5_us": float(p5), "q1_us": float(q1), "q3_us": float(q3), "p95_us": float(p95), "max_us": float(samples.max()),
         "mad_us": float(np.median(np.abs(samples - median))), "samples": len(samples), "blocks": len(blocks),
         "samples_us": samples.tolist(), "block_medians_us": medians,
     }  # fmt: skip
 
 
-def paired_ratio(baseline: Sequence[float], other: Sequence[float], seed: int) -> tuple[float, float, float]:
-    """Speed-up of `other` over `baseline` and its 95 % interval, from block medians paired within the round."""
+def paired_ratio(baseline: Sequence[float], other: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Speed-up of `other` over `baseline` and its 95 % interval, from block medians paired within the round.
+
+    The interval is None under 3 pairs.
+    """
     logs = np.log(np.asarray(baseline, float) / np.asarray(other, float))
-    low, high = interval(logs.tolist(), seed)
-    middle = float(np.median(logs))
-    return float(np.exp(middle)), float(np.exp(min(low, middle))), float(np.exp(max(high, middle)))
+    middle, ends = float(np.exp(np.median(logs))), interval(logs.tolist())
+    return (middle, None, None) if ends is None else (middle, float(np.exp(ends[0])), float(np.exp(ends[1])))
 
 
 def load_statistics(loads: Sequence[int]) -> dict[str, object]:

@@ -191,8 +191,13 @@ def _derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
         strict = passes * (one.bits + cell.top_k * packed.bits) // 8 * cell.hidden
         found |= {"bytes_per_token_strict": strict, "bw_gibps_strict": strict * cell.tokens / seconds / 2**30}
     found |= _waste(job, row)
+    doubts = []
     if row.get("calibration_drift", 0) > 0.02:
-        found |= {"suspect": True, "suspect_reason": f"ceilings drifted {row['calibration_drift']:.1%} during the cell"}
+        doubts.append(f"ceilings drifted {row['calibration_drift']:.1%} during the cell")
+    if others := row.get("other_gpu_processes"):
+        doubts.append(f"other processes on the GPU: {others}")
+    if doubts:
+        found |= {"suspect": True, "suspect_reason": "; ".join(doubts)}
     ceiling = max(row.get(n) or 0 for n in _BANDWIDTHS)
     floor = max(row["compulsory_bytes"] / ceiling / 1e3, row["flops"] / row["peak_tflops"] / 1e6)
     if row["device"] != "cpu" and row["median_us"] * DERIVED_SLACK < floor and row["cold_sets"] > 1:

@@ -1,16 +1,27 @@
 """Timers: device time by CUDA graph or events, wall time by the host clock. All return microseconds per call.
 
 A timer is given R calls, one an input and output set, and always runs them in rotation, so that with R sets of 5x the L2
-cache together every call finds the cache cold.
+cache together every call finds the cache cold. `returned` holds what the last timed call of every set
+returned, of the sets that it runs.
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
+from time import perf_counter  # by its own name: an implementation may replace the attribute of `time`
 
 import torch
 
 Call = Callable[[], object]
+_CYCLES_PER_US = 2000  # of a GPU's clock, at least
+_LEAST_SPIN_US, _MOST_SPIN_US = 20.0, 20_000.0
+_ATTEMPTS = 3  # at a sample whose launch is hidden
+_OUTSTANDING_US = 50.0  # more work than this after the last event is no jitter of the host
+_LEAST_SETS = 3
+_MOST_ROTATION_US = (
+    50_000.0  # of calls launched one by one: what takes longer goes through more memory than a cache holds
+)
+_MOST_NODES = 2048  # calls in a graph
+_START_US = 5.0  # of a graph, at most
 
 
 class HostTimer:
@@ -21,71 +32,169 @@ class HostTimer:
     def __init__(self, calls: Sequence[Call], interval_us: float) -> None:
         """Estimate one call's time from one rotation and choose how many calls a sample takes."""
         self.calls_list = calls
-        start = time.perf_counter()
-        for call in calls:
-            call()
-        once = max((time.perf_counter() - start) * 1e6 / len(calls), 0.1)
+        self.returned: list[object] = [None] * len(calls)
+        start = perf_counter()
+        self.rotate()
+        once = max((perf_counter() - start) * 1e6 / len(calls), 0.1)
         self.calls = max(1, math.ceil(interval_us / once))
         self._next = 0
 
     def sample(self) -> float:
         """Mean time of `calls` consecutive calls."""
-        start = time.perf_counter()
+        start = perf_counter()
         for i in range(self._next, self._next + self.calls):
-            self.calls_list[i % len(self.calls_list)]()
+            self.returned[i % len(self.calls_list)] = self.calls_list[i % len(self.calls_list)]()
+        taken = perf_counter() - start
         self._next += self.calls
-        return (time.perf_counter() - start) * 1e6 / self.calls
+        return taken * 1e6 / self.calls
+
+    def rotate(self) -> None:
+        """Every call once."""
+        for i, call in enumerate(self.calls_list):
+            self.returned[i] = call()
+
+    check = rotate  # a sample need not reach every set
+
+    def shortened(self) -> float:
+        """Calls launched one by one are all alike."""
+        return 1.0
+
+    def outstanding_us(self) -> float:
+        """A CPU's work ends with the call, or in a thread."""
+        return 0.0
 
 
 class EventTimer:
-    """Device time between two events around calls launched one by one: for what a CUDA graph cannot capture."""
+    """Device time between two events around calls launched one by one: for what a CUDA graph cannot capture.
+
+    The device spins while the host queues the first event and the calls, so that launching is not in the time, unless a
+    call waits for the device.
+    """
 
     name = "events"
 
     def __init__(self, calls: Sequence[Call], interval_us: float) -> None:
-        """Estimate one call's time and choose a whole number of rotations."""
-        self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self._run = lambda: [call() for call in calls]
-        self.calls = len(calls)
-        once = self.sample()
-        self._rotations = max(1, math.ceil(interval_us / (once * len(calls))))
-        self.calls = len(calls) * self._rotations
+        """Estimate one call's time and choose a whole number of rotations, of fewer sets where calls take long."""
+        self._prepare(calls[:_LEAST_SETS])
+        once = self._estimate()
+        self._prepare(calls[: max(_LEAST_SETS, int(_MOST_ROTATION_US / once))])
+        self._rotations = max(1, math.ceil(interval_us / (once * len(self._calls))))
+        self.calls = len(self._calls) * self._rotations
 
     _rotations = 1
 
+    def _prepare(self, calls: Sequence[Call]) -> None:
+        self._calls, self.calls = calls, len(calls)
+        self.returned: list[object] = [None] * len(calls)
+        self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._spin_us, self.samples, self.hidden = _LEAST_SPIN_US, 0, 0
+
+    def _estimate(self) -> float:
+        self.sample()
+        found = self.sample()
+        self.samples = self.hidden = 0
+        return found
+
+    def _run(self) -> None:
+        for _ in range(self._rotations):
+            self.rotate()
+
+    def rotate(self) -> None:
+        """Launch every call once."""
+        for i, call in enumerate(self._calls):
+            self.returned[i] = call()
+
+    def check(self) -> None:
+        """What is checked while samples are taken: a sample."""
+        self.sample()
+
     def sample(self) -> float:
         """Mean time of all calls between the events."""
-        torch.cuda.synchronize()
-        self._start.record()
-        for _ in range(self._rotations):
+        hidden = False
+        for _ in range(_ATTEMPTS):
+            torch.cuda.synchronize()
+            torch.cuda._sleep(int(self._spin_us * _CYCLES_PER_US))
+            begin = perf_counter()
+            self._start.record()
             self._run()
-        self._end.record()
-        self._end.synchronize()
+            self._end.record()
+            hidden = not self._start.query()  # the device still spins, and everything is queued
+            queueing = (perf_counter() - begin) * 1e6
+            self._end.synchronize()
+            if hidden or self._spin_us >= _MOST_SPIN_US:
+                break
+            self._spin_us = min(max(2 * self._spin_us, 2 * queueing), _MOST_SPIN_US)
+        self.samples, self.hidden = self.samples + 1, self.hidden + hidden
         return self._start.elapsed_time(self._end) * 1e3 / self.calls
+
+    def shortened(self) -> float:
+        """Calls launched one by one are all alike."""
+        return 1.0
+
+    def outstanding_us(self) -> float:
+        """How long the device works on after the last event of a sample, microseconds: the least of three; 0 for a moment."""
+        found = []
+        for _ in range(3):
+            self.sample()
+            seconds = []
+            for _ in range(2):  # the second time there is nothing to wait for: that is what asking takes
+                begin = perf_counter()
+                torch.cuda.synchronize()
+                seconds.append(perf_counter() - begin)
+            found.append((seconds[0] - seconds[1]) * 1e6)
+        return min(found) if min(found) > _OUTSTANDING_US else 0.0
 
 
 class GraphTimer(EventTimer):
-    """Device time of one replay of a CUDA graph that holds whole rotations: host launch cost is not in it."""
+    """Device time of one replay of a CUDA graph that holds whole rotations: host launch cost is not in it.
+
+    A graph of one rotation is kept beside it: what it says of the time per call must not differ.
+    """
 
     name = "cuda_graph"
 
     def __init__(self, calls: Sequence[Call], interval_us: float) -> None:
         """Capture one rotation, estimate, and capture again with as many rotations as fill the interval."""
-        once = self._captured(calls, 1)
-        rotations = min(max(1, math.ceil(interval_us / (once * len(calls)))), max(1, 2048 // len(calls)))
+        self._prepare(calls)
+        self._one = self._whole = self._captured(1)
+        once = self._estimate()
+        rotations = min(max(1, math.ceil(interval_us / (once * len(calls)))), max(1, _MOST_NODES // len(calls)))
         if rotations > 1:
-            self._captured(calls, rotations)
+            self._whole = self._captured(rotations)
+            self._estimate()
 
-    def _captured(self, calls: Sequence[Call], rotations: int) -> float:
-        self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self._graph, self.calls = torch.cuda.CUDAGraph(), len(calls) * rotations
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+    def _captured(self, rotations: int) -> tuple[torch.cuda.CUDAGraph, list[object]]:
+        """A graph, and what its last call of every set returned: each graph has memory of its own."""
+        graph, self.calls = torch.cuda.CUDAGraph(), len(self._calls) * rotations
+        self.returned = [None] * len(self._calls)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             for _ in range(rotations):
-                for call in calls:
-                    call()
-        self._run = self._graph.replay
-        self.sample()
-        return self.sample()
+                super().rotate()
+        return graph, self.returned
+
+    def _run(self) -> None:
+        self._replay(*self._whole)
+
+    def _replay(self, graph: torch.cuda.CUDAGraph, returned: list[object]) -> None:
+        graph.replay()
+        self.returned = returned
+
+    def rotate(self) -> None:
+        """Replay the graph of one rotation."""
+        self._replay(*self._one)
+
+    def shortened(self) -> float:
+        """How many times as long a call takes in a graph of one rotation as in the one that is timed: 1, but for the start."""
+        whole = self.sample()
+        timed, calls = self._whole, self.calls
+        self._whole, self.calls = self._one, len(self._calls)
+        alone = sorted(self.sample() for _ in range(3))[1] - _START_US / self.calls
+        self._whole, self.calls = timed, calls
+        return alone / whole
+
+    def outstanding_us(self) -> float:
+        """Nothing: a capture refuses work that its stream does not wait for."""
+        return 0.0
 
 
 def device_timer(calls: Sequence[Call], interval_us: float, device: str) -> HostTimer | EventTimer:
@@ -107,9 +216,9 @@ def wall_median_us(calls: Sequence[Call], repeats: int, device: str) -> float:
     for i in range(repeats):
         if device != "cpu":
             torch.cuda.synchronize()
-        start = time.perf_counter()
+        start = perf_counter()
         calls[i % len(calls)]()
         if device != "cpu":
             torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) * 1e6)
+        times.append((perf_counter() - start) * 1e6)
     return sorted(times)[len(times) // 2]

@@ -1,55 +1,132 @@
-"""Whether an implementation is right: its outputs are poisoned first, compared with the reference, and its inputs looked at after."""
+"""Whether an implementation is right, in the very calls that are timed.
+
+Twice in a row: first on values that nobody knew before the implementation was bound and captured, in poisoned outputs; then on
+the values that are timed, in outputs that still hold the other answers. What was computed early, is remembered, or is done only
+where something shows that it is looked at, is wrong in one of the two. The first set of each draw is compared with its reference,
+and every other set with it, bit by bit.
+"""
+
+import threading
+import time
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from moe_routing_bench.benches.bench import find
-from moe_routing_bench.benches.checks import both
+from moe_routing_bench.benches.bench import Bench, find
+from moe_routing_bench.benches.checks import Check, both
 from moe_routing_bench.grid.job import Job
+from moe_routing_bench.measure import inputs
 from moe_routing_bench.measure.candidate import Candidate, Failure
-from moe_routing_bench.measure.inputs import InputSet
+from moe_routing_bench.measure.inputs import Sets
 
-_POISON_INT = 2**30  # far out of range of every index, and far below overflow when added to
-
-
-def verify(job: Job, one: Candidate, sets: list[InputSet]) -> None:
-    """Run on every checked set with poisoned outputs, compare with the reference, and see that inputs are untouched."""
-    bench = find(job.cell.bench)
-    definition, shared = bench.definition(), bench.shared
-    for one_set, call in zip(sets[: job.settings.check_seeds], one.calls, strict=False):
-        known = {n: t.clone() for n, t in one_set.inputs.items() if n not in shared}
-        sums = {n: _checksum(one_set.inputs[n]) for n in shared}
-        for tensor in one_set.outputs.values():
-            _poison(tensor)
-        returned = call()
-        own = returned if isinstance(returned, dict) else {}  # outputs that it allocates itself
-        changed = [n for n, t in known.items() if not torch.equal(_bits(t), _bits(one_set.inputs[n]))]
-        for name in changed:  # the others get what was drawn
-            one_set.inputs[name].copy_(known[name])
-        changed += [n for n, total in sums.items() if _checksum(one_set.inputs[n]) != total]
-        result = definition.check(job.cell, one_set.inputs, one_set.outputs | own, one_set.expected)
-        one.check = both(one.check, result)
-        if result.error:
-            raise Failure("incorrect", result.error)
-        if changed:
-            raise Failure("incorrect", f"inputs were changed: {', '.join(changed)}")
+_CLOCKS = {"time.perf_counter": (time, "perf_counter"), "time.perf_counter_ns": (time, "perf_counter_ns")} | {
+    f"torch.cuda.{cls.__name__}.{name}": (cls, name)
+    for cls, names in ((torch.cuda.Event, ("record", "elapsed_time", "query")), (torch.cuda.CUDAGraph, ("replay",)))
+    for name in names
+}
+_SHORTENED = 1.3  # times as long a call of a lone rotation may take; leaving out every other one makes it 2
+_GENUINE = {what: getattr(place, name) for what, (place, name) in _CLOCKS.items()}
 
 
-def _poison(tensor: Tensor) -> None:
-    """Fill an output with what no right answer holds."""
-    if not tensor.is_floating_point():
-        tensor.fill_(_POISON_INT)
-    elif tensor.element_size() == 1:
-        tensor.view(torch.uint8).fill_(0x7F)  # NaN in every 8-bit float of the table
-    else:
-        tensor.fill_(float("nan"))
+def verify(job: Job, one: Candidate, sets: Sets, thorough: bool = False) -> None:
+    """Raise `Failure` unless the timed calls of `one` are right, keep to their outputs and leave nothing running.
+
+    `thorough` also runs a rotation by itself, and looks at what the stages of a composite hand on.
+    """
+    bench, timer = find(job.cell.bench), one.timer
+    for run in (timer.rotate, timer.check) if thorough else (timer.check,):
+        for draws, poisoned in ((sets.fresh, True), (sets.base, False)):
+            sets.load(draws)
+            if poisoned:
+                sets.poison()
+                for call in one.calls:
+                    inputs.poison(getattr(call, "buffers", {}))
+            _run(run, timer)
+            _genuine()
+            unharmed(sets)
+            one.check = both(one.check, _compared(bench, job, one, sets, thorough))
+            if one.check.error:
+                raise Failure("incorrect", one.check.error)
+    if thorough and (ratio := timer.shortened()) > _SHORTENED:
+        raise Failure(
+            "incorrect", f"a call takes {ratio:.2f} times as long in one rotation as among more: work is left out"
+        )
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    """The tensor as integers, because NaN equals nothing and few operations take fp8."""
-    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+def unharmed(sets: Sets) -> None:
+    """`Failure` where something was written that is no output; it is mended."""
+    if damage := sets.damage():
+        raise Failure("incorrect", damage)
 
 
-def _checksum(tensor: Tensor) -> int:
-    """A sum over the bits: what all input sets share is too large for a copy."""
-    return int(_bits(tensor).sum(dtype=torch.int64))
+def _run(run: Any, timer: Any) -> None:
+    """Run timed calls to their end; `Failure` where work goes on after that."""
+    before = set(threading.enumerate())
+    run()
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    if left:
+        raise Failure("incorrect", f"threads were left running: {', '.join(left)}")
+    if outstanding := timer.outstanding_us():
+        raise Failure(
+            "incorrect", f"work went on for {outstanding:.0f} us after the last event: it is on another stream"
+        )
+
+
+def _genuine() -> None:
+    """`Failure` where somebody has replaced what times are taken with; it is put back."""
+    for what, (place, name) in _CLOCKS.items():
+        if getattr(place, name) is not _GENUINE[what]:
+            setattr(place, name, _GENUINE[what])
+            raise Failure("incorrect", f"{what} was replaced")
+
+
+def _compared(bench: Bench, job: Job, one: Candidate, sets: Sets, thorough: bool) -> Check:
+    """One set of each draw with its reference, all others with that set."""
+    result, draws = Check(), sets.draws
+    for j in range(draws):
+        first, *others = range(j, len(one.timer.returned), draws)
+        result = both(result, _checked(bench, job, one, sets, first))
+        if thorough and bench.stages:
+            result = both(result, bench.check_stages(one.name, job.cell, one.timer.returned[first]))
+        if result.error or not others:
+            continue
+        own = any(isinstance(one.timer.returned[i], dict) for i in (first, *others))
+        flags = (
+            torch.stack([_differ(one, sets, first, i) for i in others])
+            if own
+            else sets.unlike(first)[1 : len(others) + 1]
+        )
+        for i, differs in zip(others, flags.tolist(), strict=True):  # in another order of sums, say
+            if differs and not result.error:
+                result = both(result, _checked(bench, job, one, sets, i))
+    return result
+
+
+def _checked(bench: Bench, job: Job, one: Candidate, sets: Sets, i: int) -> Check:
+    outputs = _outputs(one, sets, i)
+    for name, asked in sets.outputs[i].items():
+        got = outputs[name]
+        if (got.dtype, got.shape) != (asked.dtype, asked.shape):
+            return Check(error=f"{name}: {_kind(got)}, not {_kind(asked)}")
+    return bench.check(one.name, job.cell, sets.inputs[i], outputs, sets.draw_of(i).expected)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+
+
+def _outputs(one: Candidate, sets: Sets, i: int) -> dict[str, Tensor]:
+    """The outputs of set i; those that an implementation allocates itself are what its last timed call returned."""
+    returned = one.timer.returned[i]
+    return sets.outputs[i] | (returned if isinstance(returned, dict) else {})
+
+
+def _differ(one: Candidate, sets: Sets, first: int, i: int) -> Tensor:
+    """Whether an output of set i differs from that of set `first` in a bit, on the device."""
+    known, other = _outputs(one, sets, first), _outputs(one, sets, i)
+    alike = (inputs.as_bytes(known[name]).shape == inputs.as_bytes(other[name]).shape for name in sets.outputs[i])
+    if not all(alike):
+        return torch.ones((), dtype=torch.bool, device=known[next(iter(known))].device)
+    pairs = ((inputs.as_bytes(known[name]), inputs.as_bytes(other[name])) for name in sets.outputs[i])
+    return torch.stack([(a != b).any() for a, b in pairs]).any()

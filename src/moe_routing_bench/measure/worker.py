@@ -15,9 +15,9 @@ from moe_routing_bench.benches.bench import find
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import calibration, outcome, provenance, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure
-from moe_routing_bench.measure.inputs import InputSet, input_sets
+from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.sampling import sample, settle, warm_up
-from moe_routing_bench.measure.verify import verify
+from moe_routing_bench.measure.verify import unharmed, verify
 
 Send = Callable[[tuple], None]
 REMEASURE_DRIFT = 0.05  # of a ceiling, over which a GPU cell is sampled once more
@@ -31,8 +31,8 @@ def run(job: Job, device: str, names: list[str], send: Send) -> None:
     bench, cell = find(job.cell.bench), job.cell
     definition = bench.definition()
     gpu = provenance.Gpu() if device != "cpu" else None
-    sets = input_sets(job, definition, device)
-    cost = definition.cost(cell, sets[0].inputs, sets[0].outputs, sets[0].expected)
+    sets = Sets(job, definition, device)
+    cost = definition.cost(cell, sets.inputs[0], sets.outputs[0], sets.base[0].expected)
     mix = _mix(cost) if bench.streams else None
     send(("at", None, "calibration"))
     ceilings = calibration.ceilings(device, mix, cost.read_bytes, cost.write_bytes)
@@ -41,9 +41,9 @@ def run(job: Job, device: str, names: list[str], send: Send) -> None:
     for name in names:
         admit = functools.partial(_admitted, job, name, sets, device, send)
         _guarded(send, name, "preparing", lambda admit=admit: alive.append(admit()))
-    watched = ("copy_gb_per_s", "peak_tflops") if cost.flops else ("copy_gb_per_s",)
+    watched = ["copy_gb_per_s", *(["peak_tflops"] if cost.flops else []), *(["stream_gb_per_s"] if mix and gpu else [])]
     for attempt in (1, 2):
-        sample(job, alive, gpu, functools.partial(_guarded, send))
+        sample(job, alive, sets, gpu, functools.partial(_guarded, send))
         send(("at", None, "calibration"))
         after = ceilings.measure()
         drift = calibration.drift(before, after, watched)
@@ -51,17 +51,20 @@ def run(job: Job, device: str, names: list[str], send: Send) -> None:
             break
         before = after
         for one in alive:
-            one.blocks, one.clocks, one.slow = [], [], []
+            one.blocks, one.clocks, one.powers, one.slow = [], [], [], []
     for one in list(alive):
-        if not _guarded(send, one.name, "checking again", lambda one=one: verify(job, one, sets)):
+        if not _guarded(send, one.name, "checking again", lambda one=one: verify(job, one, sets, thorough=True)):
             alive.remove(one)
-    common = before | {"calibration_drift": drift} | outcome.routing(job, definition, sets[0])
+    common = (
+        calibration.mean(before, after)
+        | {"calibration_drift": drift, "check_nonce": sets.nonce}
+        | outcome.routing(job, definition, sets)
+    )
     common |= {"read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes, "flops": cost.flops}
     common |= {"compulsory_bytes": cost.read_bytes + cost.write_bytes}
-    common |= provenance.versions() | (gpu.state() if gpu else {}) | {"device": device, "cold_sets": len(sets)}
-    seed = int(job.hash[:8], 16)
-    rows = {one.name: outcome.row(one, seed) | common for one in alive}
-    outcome.speedups(alive, rows, bench.baseline, seed)
+    common |= provenance.versions() | (gpu.state() if gpu else {}) | {"device": device}
+    rows = {one.name: outcome.row(one) | common for one in alive}
+    outcome.speedups(alive, rows, bench.baseline)
     send(("rows", {n: r | {"measure_seconds": time.perf_counter() - begin} for n, r in rows.items()}))
 
 
@@ -98,16 +101,15 @@ def _mix(cost: Any) -> tuple[int, int]:
     return (1, min(32, max(1, round(ratio)))) if ratio >= 1 else (min(32, max(1, round(1 / ratio))), 1)
 
 
-def _admitted(job: Job, name: str, sets: list[InputSet], device: str, send: Send) -> Candidate:
-    """Prepare, verify, warm up and make a timer; raises `Failure` for an implementation that may not be timed."""
+def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candidate:
+    """Bind, warm up, make a timer and verify what it runs; raises `Failure` for an implementation that may not be timed."""
     bench = find(job.cell.bench)
     reason = bench.supports(name, job.cell)
     if reason:
         raise Failure("unsupported", reason)
-    calls = [bench.bind(name, job.cell, s.inputs | s.outputs) for s in sets]
+    sets.damage()  # by one that failed before
+    calls = [bench.bind(name, job.cell, i | o) for i, o in zip(sets.inputs, sets.outputs, strict=True)]
     one = Candidate(name, calls, fields={"layout": job.cell.get("layout") or bench[name].layout})
-    send(("at", name, "checking"))
-    verify(job, one, sets)
     send(("at", name, "warming up"))
     warmup_calls = warm_up(one, job.settings.warmup_ms, device)
     if device != "cpu":
@@ -117,24 +119,29 @@ def _admitted(job: Job, name: str, sets: list[InputSet], device: str, send: Send
         torch.cuda.synchronize()
         one.fields["peak_memory_bytes"] = torch.cuda.max_memory_allocated() - held
     one.timer = timers.device_timer(calls, job.settings.interval_us, device)
+    send(("at", name, "checking"))
+    unharmed(sets)
+    verify(job, one, sets, thorough=True)
     one.samples_per_block = max(
         1, min(job.settings.samples_per_block, int(BLOCK_US / (one.timer.sample() * one.timer.calls)))
     )
     warmup_calls += settle(one, job.settings)
+    one.fields |= {"cold_sets": len(one.timer.returned), "cold": sets.cold(len(one.timer.returned))}
     one.fields |= {"timer": one.timer.name, "calls_per_sample": one.timer.calls, "warmup_calls": warmup_calls}
     one.fields["wall_median_us"] = timers.wall_median_us(calls, job.settings.wall_calls, device)
     if device != "cpu":
         warm = timers.device_timer(calls[:1], job.settings.interval_us, device)
         one.fields["warm_median_us"] = sorted(warm.sample() for _ in range(5))[2]
     if hasattr(calls[0], "stages"):
-        one.fields["stage_us"] = _stages(calls, job, device)
+        one.fields |= _stages(calls, job, device)
     return one
 
 
-def _stages(calls: list, job: Job, device: str) -> list[tuple[str, float]]:
-    """Median time of every stage on its own, over the rotation, with the buffers as the whole call left them."""
-    found = []
+def _stages(calls: list, job: Job, device: str) -> dict[str, object]:
+    """Median time of every stage on its own, over the rotation, with the buffers as the whole call left them; and the timers."""
+    times, names = [], []
     for i, (name, _) in enumerate(calls[0].stages):
         timer = timers.device_timer([call.stages[i][1] for call in calls], job.settings.interval_us, device)
-        found.append((name, sorted(timer.sample() for _ in range(7))[3]))
-    return found
+        times.append((name, sorted(timer.sample() for _ in range(7))[3]))
+        names.append((name, timer.name))
+    return {"stage_us": times, "stage_timer": names}

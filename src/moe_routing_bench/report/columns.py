@@ -39,6 +39,8 @@ COLUMNS = (
     Column("share_of_short_stream", "the same, of a stream that moves just as many bytes, its launch and ramp included"),
     Column("tflops", "floating-point operations over the median time, in TFLOP/s; a dash: the bench only moves data"),
     Column("speedup", "baseline time over this time, paired within rounds, with its 95 % interval", ("speedup", "speedup_ci_low", "speedup_ci_high")),
+    Column("best_other", "the fastest other implementation of the cell"),
+    Column("best_speedup", "time of the fastest other implementation over this time, likewise", ("best_speedup", "best_speedup_ci_low", "best_speedup_ci_high")),
     Column("drop_rate", "share of assignments over capacity, which are dropped"),
     Column("load_cv", "realised coefficient of variation of tokens per expert, before capacity"),
     Column("converged", "whether the interval became narrow enough before the time limit"),

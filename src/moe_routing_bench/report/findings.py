@@ -38,7 +38,8 @@ def fastest(ok: pd.DataFrame, bench: str) -> str:
     speedups = wide.pivot_table(index="cell", columns="implementation", values="speedup")
     common = speedups.dropna()
     best = str((speedups if common.empty else common).apply(stats.gmean, nan_policy="omit").idxmax())
-    return f"{bench}: {_verdict(wide[wide['implementation'] == best], best, base)}.{_rest(others, best)}"
+    mine = wide[wide["implementation"] == best]
+    return f"{bench}: {_verdict(mine, best, base)}{_against_best(mine, rows)}.{_rest(others, best)}"
 
 
 def _verdict(mine: pd.DataFrame, best: str, base: str) -> str:
@@ -49,12 +50,24 @@ def _verdict(mine: pd.DataFrame, best: str, base: str) -> str:
         grouping.differing(mine, count(len(mine), "cell")),
     )
     mean, spread = stats.gmean(mine["speedup"]), f"{mine['speedup'].min():.2f}x to {mine['speedup'].max():.2f}x"
-    counts = f"the 95 % interval lies above 1 in {low} of {cells}, below 1 in {high}, and includes 1 in {len(mine) - low - high}"
+    unknown = int(mine["speedup_ci_low"].isna().sum())
+    counts = f"the 95 % interval lies above 1 in {low} of {cells}, below 1 in {high}, and includes 1 in {len(mine) - low - high - unknown}"
+    counts += f"; {unknown} have too few pairs for an interval" if unknown else ""
     if mean <= 1:
         return f"no implementation has a geometric mean above the baseline {base}; the nearest is {best} with {mean:.2f}x ({spread}; {counts})"
     if not low:
         return f"no implementation is shown to be faster than {base}; {best} has the largest geometric mean, {mean:.2f}x ({spread}; {counts})"
     return f"{best} has the largest speed-up, {mean:.2f}x {base} in the geometric mean ({spread}; {counts})"
+
+
+def _against_best(mine: pd.DataFrame, rows: pd.DataFrame) -> str:
+    """How it compares with the fastest other implementation of each cell: a weak baseline says little."""
+    others = rows[~rows.index.isin(mine.index)].groupby(["cell", "gpu_uuid"], dropna=False)["median_us"].min()
+    pairs = mine.join(others.rename("rival_us"), on=["cell", "gpu_uuid"]).dropna(subset="rival_us")
+    if pairs.empty:
+        return ""
+    ratios = pairs["rival_us"] / pairs["median_us"]
+    return f"; against the fastest other implementation of each cell {stats.gmean(ratios):.2f}x ({ratios.min():.2f}x to {ratios.max():.2f}x)"
 
 
 def _rest(others: pd.DataFrame, best: str) -> str:

@@ -14,6 +14,8 @@ from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload import trace
 from moe_routing_bench.workload.skew import inclusion_probabilities, zipf_exponent
 
+_NONCE_BITS = 32
+
 
 @dataclass(frozen=True)
 class Routing:
@@ -29,8 +31,28 @@ def generator(seed: int, device: torch.device | str) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
+def again(seed: int, nonce: int) -> int:
+    """A seed for other values than those of `seed`, but the same number of assignments per expert, as a multiset.
+
+    `nonce` is below 2**32, because a CPU's generator takes no more; the upper bits say what is drawn again.
+    """
+    return (seed + 1) << _NONCE_BITS | nonce
+
+
 def draw_ids(cell: Cell, rng: torch.Generator) -> Tensor:
-    """Expert ids (T, k) int32 on the generator's device, by the cell's sampler and skew."""
+    """Expert ids (T, k) int32 on the generator's device, by the cell's sampler and skew.
+
+    By a seed of `again`, those of the first seed with tokens and experts in another order: as many rows in every layout.
+    """
+    first = rng.initial_seed() >> _NONCE_BITS
+    if not first:
+        return _sampled(cell, rng)
+    ids = _sampled(cell, generator(first - 1, rng.device))
+    tokens, experts = (torch.randperm(n, generator=rng, device=rng.device) for n in (len(ids), cell.experts))
+    return experts[ids[tokens].long()].int()
+
+
+def _sampled(cell: Cell, rng: torch.Generator) -> Tensor:
     if cell.sampler == "trace":
         ids = trace.read(Path(cell.trace), cell.tokens, cell.experts, cell.top_k)
         return torch.from_numpy(ids).to(rng.device)

@@ -16,6 +16,7 @@ BENCH = Bench(
             "quack",
             "quack_gate",
             requires=("cuda",),
+            declares=("index_in_score", "rounded_weights"),
             peer=Peer("quack", "quack-kernels", "pip install -e '.[peers]'"),
         ),
     ),

@@ -45,31 +45,45 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"topk_ids": ids, "topk_weights": weights}
 
 
-def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
+def check(
+    cell: Cell,
+    inputs: dict[str, Tensor],
+    outputs: dict[str, Tensor],
+    expected: dict[str, Tensor],
+    *,
+    index_in_score: bool = False,
+    rounded_weights: bool = False,
+) -> Check:
     """Rows are compared as sets of (id, weight). Another id is a declared tie when its score (plus bias) is equal.
 
     With a bias, experts of equal biased score weigh differently: a tied row's weights are those that the rule gives its choice.
+    An implementation may declare that it keeps an expert's index in the lowest bits of a float32 score (`index_in_score`), and
+    that it rounds weights to the dtype of the logits (`rounded_weights`): its limits are wider by as much, and by no more.
     """
+    resolution = _resolution(cell) if index_in_score else 0.0
     ids, weights = outputs["topk_ids"], outputs["topk_weights"]
     ordered, place = ids.long().sort(dim=1)
     if malformed := no_choice(ordered, cell.experts):
         return malformed
     want_ids, want_place = expected["topk_ids"].long().sort(dim=1)
     want = expected["topk_weights"].gather(1, want_place)
+    got = weights.gather(1, place)
     rows = (ordered != want_ids).any(1)
     tied = wrong = 0
     if bool(rows.any()):
         key = ROUTERS[cell.router].score(inputs["logits"].double())
         key = key + inputs["bias"].double() if "bias" in inputs else key
-        chosen, best = key.gather(1, ordered).sort(1).values, key.gather(1, want_ids).sort(1).values
-        wrong = int((rows & ((chosen - best).abs() > _TIE + _resolution(cell) * best.abs()).any(1)).sum())
+        (chosen, rank), (best, want_rank) = (key.gather(1, ids).sort(1) for ids in (ordered, want_ids))
+        wrong = int((rows & ((chosen - best).abs() > _TIE + resolution * best.abs()).any(1)).sum())
         tied = int(rows.sum()) - wrong
     if wrong:
         return Check(mismatches=wrong, ties=tied, error=f"topk_ids: {wrong} of {len(ids)} rows hold other experts")
     if tied and "bias" in inputs:
         want[rows] = _weights_of(cell, inputs["logits"][rows], inputs["bias"], ordered[rows]).to(want.dtype)
-    values = close(weights.gather(1, place).sort(1).values, want.sort(1).values, _weight_limit(cell), "topk_weights")
-    return both(values, Check(ties=tied))
+    elif tied:  # experts of equal score weigh the same: by rank
+        got[rows], want[rows] = got.gather(1, rank)[rows], want.gather(1, want_rank)[rows]
+    limit = tolerance("fp32", _ROUNDINGS) + resolution + (tolerance(cell.dtype) if rounded_weights else 0.0)
+    return both(close(got, want, limit, "topk_weights"), Check(ties=tied))
 
 
 def _weights_of(cell: Cell, logits: Tensor, bias: Tensor, ids: Tensor) -> Tensor:
@@ -90,22 +104,17 @@ def no_choice(ordered: Tensor, experts: int) -> Check | None:
     return None
 
 
-def _weight_limit(cell: Cell) -> float:
-    """One rounding to the logits' dtype (a peer may return weights in it), and what the logits' resolution costs."""
-    return tolerance(cell.dtype) + _resolution(cell)
-
-
 def _resolution(cell: Cell) -> float:
-    """Relative distance at which two logits may count as equal.
+    """Relative distance at which two logits count as equal where the lowest ceil(log2 E) of the 23 mantissa bits of a float32
+    score hold the expert's index. bf16 and fp16 logits have those bits free.
 
-    Kernels that sort in registers (QuACK, after its source) keep the expert's index in the lowest ceil(log2 E) of the
-    23 mantissa bits of a float32 score: they order, and weigh, scores that are off by up to this much. bf16 and fp16
-    logits have those bits free. The row's `ties` counts the tokens that it decided, `rel_l2_error` shows what it cost.
+    The row's `ties` counts the tokens that it decided, `rel_l2_error` shows what it cost.
     """
     return 2.0 ** (math.ceil(math.log2(max(cell.experts, 2))) - 23) if cell.dtype == "fp32" else 0.0
 
 
 _TIE = 1e-6  # scores this near are equal in the float32 in which every implementation compares them
+_ROUNDINGS = 16  # of a float32 weight: exponentials and logarithms of a few roundings each, a sum, a quotient, a scale
 
 
 def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Assignment:

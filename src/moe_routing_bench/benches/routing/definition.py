@@ -7,7 +7,8 @@ Output: combined (T, H): every token times the sum of its kept weights. The rout
 import torch
 from torch import Tensor
 
-from moe_routing_bench.benches.checks import Assignment, Check, Cost, close, nbytes, tolerance
+from moe_routing_bench.benches.checks import Assignment, Check, Cost, both, close, nbytes, tolerance
+from moe_routing_bench.benches.gate import definition as gate
 from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.routers import ROUTERS
@@ -47,9 +48,15 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
-    """One rounding to the cell's dtype; in float32 also those of the weights and the sum."""
+    """The choice of experts, and one rounding to the cell's dtype; in float32 also those of the weights and the sum.
+
+    Where weights sum to 1, combined is x however it was routed: an implementation has to show its choice and the packed rows.
+    """
+    if hidden := [name for name in ("topk_ids", "packed") if name not in outputs]:
+        return Check(error=f"{', '.join(hidden)}: not shown, so that its route cannot be checked")
     roundings = 8 + 2 * cell.top_k if cell.dtype == "fp32" else 1
-    return close(outputs["combined"], expected["combined"], tolerance(cell.dtype, roundings), "combined")
+    combined = close(outputs["combined"], expected["combined"], tolerance(cell.dtype, roundings), "combined")
+    return both(gate.check(cell, inputs, outputs, expected), combined)
 
 
 def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Assignment:

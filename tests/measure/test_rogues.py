@@ -1,0 +1,69 @@
+"""No implementation of the rogues' gallery gets a time, whatever it does; each gets the status and the reason that fit."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moe_routing_bench.benches.bench import Bench, Implementation
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.measure import supervisor, verify, worker
+from moe_routing_bench.store import platforms
+
+sys.path.insert(0, str(Path(__file__).parent))
+import rogues
+
+CELL = cell_of("pack", tokens=64, hidden=32, experts=8, top_k=2, dtype="fp32", capacity_factor=0.75, skew=0.5)
+QUICK = Settings(max_seconds=0.05, min_blocks=3, max_blocks=4, warmup_ms=1, interval_us=200, timeout=30)
+DIFFER = "elements differ"
+REASONS = {
+    "early": DIFFER, "by_pointer": DIFFER, "where_looked_at": DIFFER, "once": DIFFER, "of_last_set": DIFFER, "one_answer": DIFFER,
+    "known_seed": DIFFER, "every_other": DIFFER, "now_and_then": DIFFER, "half": DIFFER, "shuffled": DIFFER, "narrow": DIFFER,
+    "other_dtype": "packed: float64", "beyond": "bytes beside a tensor were written: packed", "ahead": "bytes beside a tensor were written: x",
+    "changes_input": "inputs were changed: x", "restores_input": "inputs were written, if only to restore them: x",
+    "elsewhere": "another stream", "later": "threads were left running", "slow_clock": "time.perf_counter was replaced",
+}  # fmt: skip
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Measure `pack` with rogues in this process's children; rows by implementation."""
+
+    def run(*names):
+        monkeypatch.setitem(sys.modules, "moe_routing_bench.kernels.pack.rogues", rogues)
+        extra = tuple(Implementation(name, "rogues", options={"rogue": name}) for name in names)
+        known = BENCHES["pack"].code_files()
+        monkeypatch.setattr(Bench, "code_files", lambda bench: known)
+        bench = replace(BENCHES["pack"], implementations=(BENCHES["pack"]["torch"], *extra))
+        for module in (worker, supervisor, verify):
+            monkeypatch.setattr(module, "find", {"pack": bench}.__getitem__)
+        return {row["implementation"]: row for row in supervisor.measure(Job(CELL, ("torch", *names), QUICK), None)}
+
+    return run
+
+
+def test_every_rogue_has_its_reason() -> None:
+    assert rogues.ROGUES.keys() == REASONS.keys() | {"honest"} and len(REASONS) >= 15
+
+
+def test_an_honest_one_beside_them_is_timed(measured) -> None:
+    """And nothing that a rogue does costs another implementation its row."""
+    rows = measured("honest", "early", "changes_input", "beyond", "slow_clock")
+    assert rows["honest"]["status"] == rows["torch"]["status"] == "ok" and rows["honest"]["median_us"] > 0
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_a_rogue_gets_no_time(measured, name: str) -> None:
+    """On a GPU a capture may make another fault of it first."""
+    gpu = platforms.current() != platforms.CPU
+    if name == "elsewhere" and not gpu:
+        pytest.skip("needs an NVIDIA GPU")
+    if name == "once" and gpu:
+        pytest.skip("a graph repeats what was captured: the work is done in every sample")
+    row = measured(name)[name]
+    assert row["status"] == "incorrect" and "median_us" not in row, row
+    assert gpu or REASONS[name] in row["reason"], row["reason"]
