@@ -206,7 +206,7 @@ def later(work, x, packed):
 
 def elsewhere(work, x, packed):
     """Works on a stream that the timed one does not wait for."""
-    stream = torch.cuda.Stream()
+    stream = _MADE.setdefault("stream", torch.cuda.Stream())
 
     def call():
         with torch.cuda.stream(stream):

@@ -15,7 +15,7 @@ Call = Callable[[], object]
 _CYCLES_PER_US = 2000  # of a GPU's clock, at least
 _LEAST_SPIN_US, _MOST_SPIN_US = 20.0, 20_000.0
 _ATTEMPTS = 3  # at a sample whose launch is hidden
-_OUTSTANDING_US = 50.0  # more work than this after the last event is no jitter of the host
+_OUTSTANDING_US = 250.0  # more after the last event is work: to ask alone took up to 71 us (H200)
 _LEAST_SETS = 3
 _MOST_ROTATION_US = (
     50_000.0  # of calls launched one by one: what takes longer goes through more memory than a cache holds
@@ -87,7 +87,8 @@ class EventTimer:
         self._calls, self.calls = calls, len(calls)
         self.returned: list[object] = [None] * len(calls)
         self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self._spin_us, self.samples, self.hidden = _LEAST_SPIN_US, 0, 0
+        self._spin_us, self._hides = _LEAST_SPIN_US, True
+        self.samples = self.hidden = 0
 
     def _estimate(self) -> float:
         self.sample()
@@ -111,7 +112,7 @@ class EventTimer:
     def sample(self) -> float:
         """Mean time of all calls between the events."""
         hidden = False
-        for _ in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS if self._hides else 1):
             torch.cuda.synchronize()
             torch.cuda._sleep(int(self._spin_us * _CYCLES_PER_US))
             begin = perf_counter()
@@ -121,9 +122,11 @@ class EventTimer:
             hidden = not self._start.query()  # the device still spins, and everything is queued
             queueing = (perf_counter() - begin) * 1e6
             self._end.synchronize()
-            if hidden or self._spin_us >= _MOST_SPIN_US:
+            if hidden:
                 break
             self._spin_us = min(max(2 * self._spin_us, 2 * queueing), _MOST_SPIN_US)
+        if not hidden:  # a call waits for the device, and so for the end of any spin
+            self._hides, self._spin_us = False, _LEAST_SPIN_US
         self.samples, self.hidden = self.samples + 1, self.hidden + hidden
         return self._start.elapsed_time(self._end) * 1e3 / self.calls
 
