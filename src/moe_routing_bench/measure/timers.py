@@ -92,7 +92,7 @@ class EventTimer:
 
     def _estimate(self) -> float:
         self.sample()
-        found = self.sample()
+        found = max(self.sample(), 0.1)  # nothing at all takes no time
         self.samples = self.hidden = 0
         return found
 
