@@ -48,7 +48,7 @@ def where_looked_at(work, x, packed):
 
 def once(work, x, packed):
     """Works in the first few calls, until nobody is expected to look any more."""
-    left = [40]
+    left = [8]
 
     def call():
         left[0] -= 1

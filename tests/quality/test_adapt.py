@@ -220,7 +220,7 @@ def test_adapting_learns_and_its_rows_are_right(base: Base, other: str, tmp_path
     training = adapt.Adapting(one, path, "cpu")
     total = 0.0
     with torch.no_grad():
-        for numbers in training.validation.in_order(1):
+        for numbers in training.validation.mixed(1):
             inputs, targets = training.validation.take(numbers)
             total += float(F.cross_entropy(training.model(inputs)[0], targets[0], ignore_index=-100, reduction="sum"))
     assert first["val_loss"] == pytest.approx(total / training.validation.total, rel=1e-5)

@@ -99,7 +99,7 @@ def test_windows_predict_every_byte_once(sequence: int) -> None:
     texts = [np.arange(50, dtype=np.uint8), np.arange(100, 113, dtype=np.uint8)]
     windows = batches.Windows(texts, sequence, "cpu")
     found = {}
-    for numbers in windows.in_order(4):
+    for numbers in windows.mixed(4):
         inputs, targets = windows.take(numbers)
         valid = targets != batches.IGNORED
         assert len(set(targets[valid].tolist())) == int(valid.sum())
@@ -118,3 +118,13 @@ def test_order_of_training_depends_on_seed_and_step_alone() -> None:
     assert (np.sort(epochs) == np.arange(10)).all() and (epochs[0] != epochs[1]).any()
     assert (windows.batch(3, 4, seed=3) == epochs.ravel()[12:16]).all()
     assert (np.concatenate([windows.batch(s, 4, seed=4) for s in range(5)]) != epochs.ravel()).any()
+
+
+def test_validation_batches_mix_the_domains() -> None:
+    """Every window once, the same order each time, and no batch of one domain alone."""
+    texts_of = [np.full(64 * 32, letter, np.uint8) for letter in b"ab"]
+    windows = batches.Windows(texts_of, 32, "cpu")
+    first, again = (list(windows.mixed(16)) for _ in range(2))
+    assert all((one == other).all() for one, other in zip(first, again, strict=True))
+    assert sorted(np.concatenate(first).tolist()) == list(range(128)) and [len(one) for one in first] == [16] * 8
+    assert all(0 < windows.domains[one].sum() < 16 for one in first)

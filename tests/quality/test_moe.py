@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from moe_routing_bench.quality.model import moe_layer, placement
 from moe_routing_bench.quality.model.stage_clock import STAGES, StageClock
+from moe_routing_bench.routers import learned
 
 EXPERTS, DIM, HIDDEN = 4, 8, 16
 
@@ -26,6 +27,7 @@ class Fixed(nn.Module):
     """A router that decided beforehand."""
 
     passes = 1
+    seated_by = "position"
 
     def __init__(self, routing: SimpleNamespace, extra: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -63,7 +65,7 @@ def naive(one: moe_layer.MoE, x: Tensor, ids: Tensor, weights: Tensor, kept: Ten
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("limit", [None, 1, 5, 37])
-@pytest.mark.parametrize("policy", ["position", "random", "score"])
+@pytest.mark.parametrize("policy", ["position", "choice", "random", "score"])
 def test_place_keeps_whom_the_policy_says(policy: str, limit: int | None, padded: bool) -> None:
     """As many as fit; each in a row of its expert that no one else has; padding names the token of zeros."""
     ids, weights = choices(extra=2)
@@ -76,6 +78,8 @@ def test_place_keeps_whom_the_policy_says(policy: str, limit: int | None, padded
         assert len(kept) == min(len(mine), room)
         if policy == "position":
             assert kept == mine[:room]
+        if policy == "choice":
+            assert sorted(kept) == sorted(sorted(mine, key=lambda at: (at[1], at[0]))[:room])
         if policy == "score":
             best = sorted(mine, key=lambda at: -float(weights.detach()[at[0], at[1]]))[:room]
             assert sorted(kept) == sorted(best)
@@ -86,6 +90,22 @@ def test_place_keeps_whom_the_policy_says(policy: str, limit: int | None, padded
         start = end
     assert start <= len(rows) and set(rows[start:]) <= {ids.numel()}
     assert not placed.kept_TK[(ids < 0) | (ids >= EXPERTS)].any()
+
+
+def test_second_choices_wait_for_all_first_ones() -> None:
+    """GShard 2006.16668 algorithm 1: the second choice of token 0 does not take the room of the first choice of token 1."""
+    ids, weights = torch.tensor([[0, 1], [1, 0]], dtype=torch.int32), torch.full((2, 2), 0.5)
+    kept = {
+        policy: placement.place(ids, weights, 2, 1, policy, True).kept_TK.tolist() for policy in ("position", "choice")
+    }
+    assert kept == {"position": [[True, True], [False, False]], "choice": [[True, False], [True, False]]}
+    assert placement.ranks(ids, 2, "choice").tolist() == [[0, 1], [0, 1]]
+    assert placement.ranks(ids, 2, "position").tolist() == [[0, 0], [1, 1]]
+    by_rule = {
+        name: learned.build(name, dim=4, experts=4, top_k=2, network="linear").seated_by
+        for name in ("softk", "gshard_top2")
+    }
+    assert by_rule == {"softk": "position", "gshard_top2": "choice"}
 
 
 def test_random_drops_are_spread_over_the_batch() -> None:

@@ -45,6 +45,7 @@ class Learned(nn.Module):
 
     # the kinds of the zero-computation experts, whose ids are E, E+1, ...: "zero", "copy" or "const"
     extra: tuple[str, ...] = ()
+    seated_by = "position"  # "choice": a capacity seats the first choices of all tokens before any second one
     passes = 1  # how often the layer is applied, each time with a router of its own
     known_losses: tuple[str, ...] = COMMON_LOSSES
     takes_network = True

@@ -59,10 +59,14 @@ class Windows:
         orders = {epoch: np.random.default_rng((seed, epoch)).permutation(len(self)) for epoch in epochs}
         return np.array([orders[one // len(self)][one % len(self)] for one in wanted])
 
-    def in_order(self, batch: int) -> Iterator[np.ndarray]:
-        """All windows once, in order; the last batch may be smaller."""
+    def mixed(self, batch: int) -> Iterator[np.ndarray]:
+        """All windows once, in an order of chance that is always the same; the last batch may be smaller.
+
+        In the order of the texts a batch would be of one domain, and what rules drop or see of a batch would be of that.
+        """
+        order = np.random.default_rng(0).permutation(len(self))
         for first in range(0, len(self), batch):
-            yield np.arange(first, min(first + batch, len(self)))
+            yield order[first : first + batch]
 
 
 def windows(corpora: Sequence[Corpus], sequence: int, device: str) -> tuple[Windows, Windows]:

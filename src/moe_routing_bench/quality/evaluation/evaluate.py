@@ -23,7 +23,7 @@ def loss_of(model: TinyLM, windows: Windows, batch: int) -> tuple[float, list[Lo
     loads = [Loads.empty(domains, layer.count, device) for layer in model.layers for _ in layer.routers]
     total = torch.zeros((), dtype=torch.float64, device=windows.bytes.device)
     with evaluating(model):
-        for numbers in windows.in_order(batch):
+        for numbers in windows.mixed(batch):
             inputs, targets = windows.take(numbers)
             with autocast(device):
                 logits = model(inputs)

@@ -24,6 +24,7 @@ class Seen:
     ids_TK: Tensor | None  # None for soft MoE
     kept_TK: Tensor | None
     scores_TE: Tensor
+    seated_by: str = "position"  # how a capacity seats them, see `placement.place`: "position" or "choice"
 
 
 class Experts(nn.Module):
@@ -103,15 +104,16 @@ class MoE(nn.Module):
             with torch.autocast(x_BSD.device.type, enabled=False):
                 routing = router(x_BSD.float(), token_ids_BS, positions_S)
             self.losses.append(routing.losses)
-            mix = self._soft if hasattr(routing, "dispatch") else self._sparse
-            y_BSD = self.clock.mark(mix(x_BSD, routing), "rest", "combine")
+            soft = hasattr(routing, "dispatch")
+            mixed = self._soft(x_BSD, routing) if soft else self._sparse(x_BSD, routing, str(router.seated_by))
+            y_BSD = self.clock.mark(mixed, "rest", "combine")
             if self.adapters is not None:
                 y_BSD = y_BSD + self.adapters(x_BSD, token_ids_BS, positions_S, routing).to(y_BSD.dtype)
                 self.losses.append(self.adapters.losses)  # type: ignore[arg-type]
             x_BSD = y_BSD if len(self.routers) == 1 else x_BSD + y_BSD  # Chain-of-Experts, 2506.18945
         return x_BSD
 
-    def _sparse(self, x_BSD: Tensor, routing) -> Tensor:
+    def _sparse(self, x_BSD: Tensor, routing, seated_by: str) -> Tensor:
         x_TD = x_BSD.flatten(0, 1)
         rows_TD = x_TD.to(compute_dtype(x_TD))
         weights_TK = self.clock.mark(routing.weights, "dispatch", "router")
@@ -119,8 +121,9 @@ class MoE(nn.Module):
         grouped = self.experts.can_group(rows_TD)
         if limit is None and not grouped:
             limit = _longest(routing.ids, self.count)
-        placed = place(routing.ids, weights_TK, self.count, limit, self.drop_policy, padded=not grouped)
-        self.seen.append(Seen(routing.ids, placed.kept_TK, routing.scores.detach()))
+        policy = seated_by if self.drop_policy == "position" else self.drop_policy
+        placed = place(routing.ids, weights_TK, self.count, limit, policy, padded=not grouped)
+        self.seen.append(Seen(routing.ids, placed.kept_TK, routing.scores.detach(), seated_by))
         # index_select and index_add are each other's backward pass; indexing with brackets would sort on a GPU. Rows
         # that an expert leaves unwritten reach nothing but token T, forwards and backwards.
         token_R = placed.choice_R // weights_TK.shape[1]

@@ -31,8 +31,8 @@ def capacity(tokens: int, top_k: int, experts: int, factor: float | None) -> int
 def place(ids_TK: Tensor, weights_TK: Tensor, experts: int, limit: int | None, policy: str, padded: bool) -> Placement:
     """Group the choices by expert, drop those of an expert beyond `limit`, and give a row to each of the others.
 
-    `policy` says which choices stay: "position" keeps those of the first tokens, "random" any, "score" those with the
-    largest weights. Padded experts have `limit` rows each; otherwise experts follow one another at multiples of
+    `policy` says which choices stay: "position" keeps those of the first tokens, "choice" all first choices before any second
+    one, and of each those of the first tokens, "random" any, "score" those with the largest weights. Padded experts have `limit` rows each; otherwise experts follow one another at multiples of
     `ALIGN`.
     """
     tokens, choices = ids_TK.shape
@@ -55,13 +55,13 @@ def place(ids_TK: Tensor, weights_TK: Tensor, experts: int, limit: int | None, p
     return Placement(choice[:rows], ends[:experts].int(), kept_TK)
 
 
-def ranks(ids_TK: Tensor, experts: int) -> Tensor:
-    """How many choices of the same expert come before each choice (T, K) by position.
+def ranks(ids_TK: Tensor, experts: int, policy: str) -> Tensor:
+    """How many choices of the same expert come before each choice (T, K), by the policy "position" or "choice".
 
     Ids outside 0..E-1 share a group of their own.
     """
     group = _groups(ids_TK, experts)
-    order = group.argsort(stable=True)
+    order = _order(group, ids_TK, policy)
     _, rank = _ranked(group[order], experts)
     return torch.empty_like(rank).scatter_(0, order, rank).view_as(ids_TK)
 
@@ -76,7 +76,9 @@ def _order(group: Tensor, weights_TK: Tensor, policy: str) -> Tensor:
     """The choices (T K,) by group, and within each group those first which the policy keeps first."""
     if policy == "position":
         return group.argsort(stable=True)
-    if policy == "random":
+    if policy == "choice":
+        first = torch.arange(len(group), device=group.device).view(weights_TK.shape).T.reshape(-1)
+    elif policy == "random":
         first = torch.randperm(len(group), device=group.device)
     else:
         first = weights_TK.detach().reshape(-1).argsort(descending=True, stable=True)

@@ -10,6 +10,7 @@ from moe_routing_bench.routers.learned import COMMON_LOSSES, Learned, Routing
 class Router(Learned):
     """Evaluation keeps both experts; training keeps the second with probability min(1, 2·g2)."""
 
+    seated_by = "choice"  # algorithm 1 counts the first experts' loads before it dispatches to the second
     known_losses = (*COMMON_LOSSES, "first_choice")
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
