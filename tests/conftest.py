@@ -1,6 +1,11 @@
 """What all tests share."""
 
+import os
+
 import pytest
+
+# Asking torch for a GPU while tests are collected must not open CUDA: workers are forked from this process.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
