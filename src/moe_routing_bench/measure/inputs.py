@@ -54,9 +54,8 @@ class Sets:
         outputs = definition.empty_outputs(cell, self.base[0].inputs)
         count = len(seeds)
         if device != "cpu":
-            cold = calibration.cold_sets(
-                nbytes(*own.values())
-            )  # outputs do not count: stores may be the first to leave the cache
+            # Outputs do not count: stores may be the first to leave the cache.
+            cold = calibration.cold_sets(nbytes(*own.values()))
             footprint = nbytes(*own.values(), *outputs.values())
             count = max(count, min(cold, settings.set_limit, int(settings.set_bytes // footprint)))
         self._redrawn = lambda: definition.shared(cell, cell.seed, device)
@@ -81,7 +80,7 @@ class Sets:
     def poison(self) -> None:
         """Fill all outputs with what no right answer holds."""
         for one in self._outputs.values():
-            one.fill()
+            one.poison()
 
     def cold(self, count: int) -> bool | None:
         """Whether the inputs of `count` sets are at least 4 times the L2 cache of a GPU; None on a CPU."""
@@ -93,7 +92,7 @@ class Sets:
     @property
     def draws(self) -> int:
         """How many draws are loaded."""
-        return min(len(self._loaded), len(self))
+        return len(self._loaded)
 
     def draw_of(self, i: int) -> Drawn:
         """The draw whose values set i holds."""
@@ -102,18 +101,22 @@ class Sets:
     def damage(self) -> str | None:
         """What was written that is no output, in words: inputs, shared inputs, or the bytes beside a tensor; and mends it."""
         written = [name for name, count in self._writes().items() if count != self._versions[name]]
-        beside = [name for name, one in (self._inputs | self._outputs).items() if not one.mended()]
+        beside = [name for name, one in (self._inputs | self._outputs).items() if not one.intact()]
         changed = [name for name in self._inputs if self._differs(name)]
         changed += [name for name, (tensor, total) in self._shared.items() if _checksum(tensor) != total]
+        if not (written or beside or changed):
+            return None
         if not self._shared.keys().isdisjoint(changed):
             for name, tensor in self._redrawn().items():
                 self._shared[name][0].copy_(tensor)
+        for one in (self._inputs | self._outputs).values():
+            one.mend()
         self.load(self._loaded)
         if changed:
             return f"inputs were changed: {', '.join(changed)}"
         if beside:
             return f"bytes beside a tensor were written: {', '.join(beside)}"
-        return f"inputs were written, if only to restore them: {', '.join(written)}" if written else None
+        return f"inputs were written, if only to restore them: {', '.join(written)}"
 
     def _differs(self, name: str) -> bool:
         """Whether any set's input is no longer what was loaded."""
@@ -140,9 +143,8 @@ class _Guarded:
         self._end = _GUARD + nbytes(like)
         stride = -(-self._end // _GUARD) * _GUARD + _GUARD
         self.whole = torch.empty((count, stride), dtype=torch.uint8, device=like.device)
-        self._poison = _POISON_FLOAT if like.is_floating_point() else _POISON_INT
-        self.tensors = [row[_GUARD : self._end].view(like.dtype).view(like.shape) for row in self.whole]
-        self.mended()
+        self.tensors = [row.view(like.dtype).view(like.shape) for row in self.rows(0, 1)]
+        self.mend()
 
     def _guards(self) -> tuple[Tensor, Tensor]:
         return self.whole[:, :_GUARD], self.whole[:, self._end :]
@@ -156,21 +158,28 @@ class _Guarded:
         parts = self.rows(first, step).split(max(1, _COMPARED // known.numel()) if known.numel() else 1)
         return torch.cat([(part != known).any(1) for part in parts])
 
-    def mended(self) -> bool:
-        """Whether the guards are as they were; they are afterwards."""
-        good = all(bool((guard == _GUARD_BYTE).all()) for guard in self._guards())
+    def intact(self) -> bool:
+        """Whether the guards are as they were."""
+        return all(bool((guard == _GUARD_BYTE).all()) for guard in self._guards())
+
+    def mend(self) -> None:
+        """Write the guards."""
         for guard in self._guards():
             guard.fill_(_GUARD_BYTE)
-        return good
 
-    def fill(self) -> None:
-        self.whole[:, _GUARD : self._end].fill_(self._poison)
+    def poison(self) -> None:
+        """Fill the tensors, not the guards, with what no right answer holds."""
+        self.rows(0, 1).fill_(_poison_of(self.tensors[0]))
 
 
 def poison(tensors: Mapping[str, Tensor]) -> None:
     """Fill tensors with what no right answer holds."""
     for tensor in tensors.values():
-        tensor.view(torch.uint8).fill_(_POISON_FLOAT if tensor.is_floating_point() else _POISON_INT)
+        tensor.view(torch.uint8).fill_(_poison_of(tensor))
+
+
+def _poison_of(tensor: Tensor) -> int:
+    return _POISON_FLOAT if tensor.is_floating_point() else _POISON_INT
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -178,11 +187,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def bits(tensor: Tensor) -> Tensor:
-    """The tensor as integers, because NaN equals nothing and few operations take fp8."""
-    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
-
-
 def _checksum(tensor: Tensor) -> int:
-    """A sum over the bits: what all input sets share is too large for a copy."""
-    return int(bits(tensor).sum(dtype=torch.int64))
+    """A sum over the elements' bits as integers: what all input sets share is too large for a copy."""
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return int(tensor.view(kind).sum(dtype=torch.int64))
