@@ -1,17 +1,14 @@
 """Whatever an implementation does to its worker, the cell's file is complete and the others are measured."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from moe_routing_bench.benches.bench import Bench, Implementation
-from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import supervisor, verify, worker
+from moe_routing_bench.measure import supervisor
 from moe_routing_bench.store import records
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -31,19 +28,12 @@ EXPECTED = {
 
 
 @pytest.fixture
-def measured(monkeypatch, tmp_path):
+def measured(add_packs, tmp_path):
     """Measure `pack` with the torch baseline and faulty implementations, and read the file back."""
     import torch  # noqa: F401  (imported before the fork, as the warm server does)
 
     def run(*faults):
-        name = "moe_routing_bench.kernels.pack.faulty_pack"
-        monkeypatch.setitem(sys.modules, name, faulty_pack)
-        extra = tuple(Implementation(f, "faulty_pack", options={"fault": f}) for f in faults)
-        known = BENCHES["pack"].code_files()
-        monkeypatch.setattr(Bench, "code_files", lambda bench: known)
-        bench = replace(BENCHES["pack"], implementations=(BENCHES["pack"]["torch"], *extra))
-        for module in (worker, supervisor, verify):
-            monkeypatch.setattr(module, "find", {"pack": bench}.__getitem__)
+        add_packs(faulty_pack, "fault", faults)
         job = Job(CELL, ("torch", *faults), QUICK)
         supervisor.measure(job, tmp_path / "cell.parquet")
         assert [p.name for p in tmp_path.iterdir()] == ["cell.parquet"], "a partial file was left"

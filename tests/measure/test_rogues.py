@@ -1,17 +1,14 @@
 """No implementation of the rogues' gallery gets a time, whatever it does; each gets the status and the reason that fit."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from moe_routing_bench.benches.bench import Bench, Implementation
-from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import supervisor, verify, worker
+from moe_routing_bench.measure import supervisor
 from moe_routing_bench.store import platforms
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,17 +27,11 @@ REASONS = {
 
 
 @pytest.fixture
-def measured(monkeypatch):
+def measured(add_packs):
     """Measure `pack` with rogues in this process's children; rows by implementation."""
 
     def run(*names):
-        monkeypatch.setitem(sys.modules, "moe_routing_bench.kernels.pack.rogues", rogues)
-        extra = tuple(Implementation(name, "rogues", options={"rogue": name}) for name in names)
-        known = BENCHES["pack"].code_files()
-        monkeypatch.setattr(Bench, "code_files", lambda bench: known)
-        bench = replace(BENCHES["pack"], implementations=(BENCHES["pack"]["torch"], *extra))
-        for module in (worker, supervisor, verify):
-            monkeypatch.setattr(module, "find", {"pack": bench}.__getitem__)
+        add_packs(rogues, "rogue", names)
         return {row["implementation"]: row for row in supervisor.measure(Job(CELL, ("torch", *names), QUICK), None)}
 
     return run

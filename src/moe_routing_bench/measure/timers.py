@@ -17,9 +17,8 @@ _LEAST_SPIN_US, _MOST_SPIN_US = 20.0, 20_000.0
 _ATTEMPTS = 3  # at a sample whose launch is hidden
 _OUTSTANDING_US = 250.0  # more after the last event is work: to ask alone took up to 71 us (H200)
 _LEAST_SETS = 3
-_MOST_ROTATION_US = (
-    50_000.0  # of calls launched one by one: what takes longer goes through more memory than a cache holds
-)
+# Of calls launched one by one: what takes longer goes through more memory than a cache holds.
+_MOST_ROTATION_US = 50_000.0
 _MOST_NODES = 2048  # calls in a graph
 _START_US = 5.0  # of a graph, at most
 
@@ -81,10 +80,8 @@ class EventTimer:
         self._rotations = max(1, math.ceil(interval_us / (once * len(self._calls))))
         self.calls = len(self._calls) * self._rotations
 
-    _rotations = 1
-
     def _prepare(self, calls: Sequence[Call]) -> None:
-        self._calls, self.calls = calls, len(calls)
+        self._calls, self.calls, self._rotations = calls, len(calls), 1
         self.returned: list[object] = [None] * len(calls)
         self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._spin_us, self._hides = _LEAST_SPIN_US, True

@@ -20,13 +20,16 @@ from moe_routing_bench.measure import inputs
 from moe_routing_bench.measure.candidate import Candidate, Failure
 from moe_routing_bench.measure.inputs import Sets
 
-_CLOCKS = {"time.perf_counter": (time, "perf_counter"), "time.perf_counter_ns": (time, "perf_counter_ns")} | {
-    f"torch.cuda.{cls.__name__}.{name}": (cls, name)
-    for cls, names in ((torch.cuda.Event, ("record", "elapsed_time", "query")), (torch.cuda.CUDAGraph, ("replay",)))
+_CLOCKS = tuple(  # what times are taken with: where it is, by which name, and what it is before anybody may replace it
+    (place, whose, name, getattr(place, name))
+    for place, whose, names in (
+        (time, "time", ("perf_counter", "perf_counter_ns")),
+        (torch.cuda.Event, "torch.cuda.Event", ("record", "elapsed_time", "query")),
+        (torch.cuda.CUDAGraph, "torch.cuda.CUDAGraph", ("replay",)),
+    )
     for name in names
-}
+)
 _SHORTENED = 1.3  # times as long a call of a lone rotation may take; leaving out every other one makes it 2
-_GENUINE = {what: getattr(place, name) for what, (place, name) in _CLOCKS.items()}
 
 
 def verify(job: Job, one: Candidate, sets: Sets, thorough: bool = False) -> None:
@@ -81,10 +84,10 @@ def _run(run: Any) -> None:
 
 def _genuine() -> None:
     """`Failure` where somebody has replaced what times are taken with; it is put back."""
-    for what, (place, name) in _CLOCKS.items():
-        if getattr(place, name) is not _GENUINE[what]:
-            setattr(place, name, _GENUINE[what])
-            raise Failure("incorrect", f"{what} was replaced")
+    for place, whose, name, genuine in _CLOCKS:
+        if getattr(place, name) is not genuine:
+            setattr(place, name, genuine)
+            raise Failure("incorrect", f"{whose}.{name} was replaced")
 
 
 def _compared(bench: Bench, job: Job, one: Candidate, sets: Sets) -> Check:
@@ -129,8 +132,6 @@ def _outputs(one: Candidate, sets: Sets, i: int) -> dict[str, Tensor]:
 def _differ(one: Candidate, sets: Sets, first: int, i: int) -> Tensor:
     """Whether an output of set i differs from that of set `first` in a bit, on the device."""
     known, other = _outputs(one, sets, first), _outputs(one, sets, i)
-    alike = (inputs.as_bytes(known[name]).shape == inputs.as_bytes(other[name]).shape for name in sets.outputs[i])
-    if not all(alike):
-        return torch.ones((), dtype=torch.bool, device=known[next(iter(known))].device)
-    pairs = ((inputs.as_bytes(known[name]), inputs.as_bytes(other[name])) for name in sets.outputs[i])
-    return torch.stack([(a != b).any() for a, b in pairs]).any()
+    pairs = [(inputs.as_bytes(known[name]), inputs.as_bytes(other[name])) for name in sets.outputs[i]]
+    flags = [(a != b).any() if a.shape == b.shape else a.new_ones((), dtype=torch.bool) for a, b in pairs]
+    return torch.stack(flags).any()

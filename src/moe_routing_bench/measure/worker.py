@@ -126,7 +126,8 @@ def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candi
         1, min(job.settings.samples_per_block, int(BLOCK_US / (one.timer.sample() * one.timer.calls)))
     )
     warmup_calls += settle(one, job.settings)
-    one.fields |= {"cold_sets": len(one.timer.returned), "cold": sets.cold(len(one.timer.returned))}
+    cold_sets = len(one.timer.returned)
+    one.fields |= {"cold_sets": cold_sets, "cold": sets.cold(cold_sets)}
     one.fields |= {"timer": one.timer.name, "calls_per_sample": one.timer.calls, "warmup_calls": warmup_calls}
     one.fields["wall_median_us"] = timers.wall_median_us(calls, job.settings.wall_calls, device)
     if device != "cpu":

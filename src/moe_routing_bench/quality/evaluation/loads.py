@@ -64,10 +64,8 @@ class Loads:
             self.chosen += wanted.any(1).sum()
             if top_k is not None:
                 limits = [capacity(len(wanted), top_k, experts, factor) for factor in CAPACITY_FACTORS]
-                over = (
-                    ranks(seen.ids_TK, experts, seen.seated_by)
-                    >= torch.tensor(limits, device=wanted.device)[:, None, None]
-                )
+                rank = ranks(seen.ids_TK, experts, seen.seated_by)
+                over = rank >= torch.tensor(limits, device=wanted.device)[:, None, None]
                 self.over += (over & wanted).sum((1, 2))
             choices = torch.zeros_like(scores)
             choices.scatter_add_(1, seen.ids_TK.long().clamp(0, experts - 1), wanted.double())
