@@ -1,6 +1,7 @@
 # `make help` lists what there is. Needs Linux, Python 3.11 to 3.13, make and git.
 PYTHON ?= python3
 CONFIG ?=
+RUN ?=
 PLATFORM ?= nvidia-h200
 
 # The rules and the tests find the environment's programs by name.
@@ -24,13 +25,13 @@ install: .venv/.installed ## create .venv with the pinned dependencies (PYTHON=p
 	@bash workflow/scripts/install.sh $(PYTHON)
 	@touch $@
 
-report: .venv/.installed ## measure what changed, draw and report (CONFIG=config/h200.yaml on an H200)
-	.venv/bin/snakemake --cores 1 --resources gpu=1 $(if $(CONFIG),--configfile $(CONFIG))
+report: .venv/.installed ## measure what changed, draw and report (CONFIG=config/h200.yaml on an H200; RUN=name keeps it apart)
+	.venv/bin/snakemake --cores 1 --resources gpu=1 $(if $(CONFIG),--configfile $(CONFIG)) $(if $(RUN),--config run=$(RUN))
 
 # One thread each: workers that share the cores would spin where they wait for each other's.
 test: .venv/.installed ## run the tests (those that need a GPU are skipped where there is none)
-	OMP_NUM_THREADS=1 .venv/bin/pytest -q -m "not timing" --numprocesses auto --dist loadfile --no-loadscope-reorder
-	.venv/bin/pytest -q -m timing
+	OMP_NUM_THREADS=1 .venv/bin/pytest -q --ignore tests/timing --numprocesses auto --dist loadfile --no-loadscope-reorder
+	.venv/bin/pytest -q tests/timing
 
 figures: .venv/.installed ## draw figures and report again from published measurements (PLATFORM=nvidia-h200)
 	.venv/bin/moe-routing-bench figure --platform $(PLATFORM)

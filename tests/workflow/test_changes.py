@@ -1,18 +1,24 @@
-"""Only changed cells are measured: real runs of the workflow on a copy of the repository, with their jobs counted."""
+"""Only changed cells are measured, one at a time: real runs of the workflow on a copy of the repository, with their jobs counted.
 
+All tests that share the first run are in this file: workers that share the tests then make it once."""
+
+import html
+import json
 import os
 import re
 import shutil
 import textwrap
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from project import CELLS, DRAWN, GRID, ROOT, SMALL, Project, count, measured
 
 from moe_routing_bench.figures import FIGURES
+from project import CELLS, DRAWN, GRID, ROOT, SMALL, Project, count, measured
 
 pytestmark = pytest.mark.slow
 ALL = sum(CELLS.values())
@@ -34,6 +40,30 @@ def test_first_run_measures_the_copy_and_makes_the_report(first_run: tuple[Proje
     assert (done.folder / "reports/cpu/index.html").stat().st_size > 10_000
     where = done.run("python", "-c", "import moe_routing_bench; print(moe_routing_bench.__file__)").stdout
     assert where.startswith(str(done.folder))
+
+
+def test_one_measurement_at_a_time_whatever_the_cores(done: Project) -> None:
+    """The first run had two cores and the default profile, whose `gpu` resource keeps measurements apart."""
+    rows = pq.read_table(
+        done.folder / "results/cpu/measurements.parquet", columns=["started_at", "ended_at"]
+    ).to_pylist()
+    spans = sorted((datetime.fromisoformat(row["started_at"]), datetime.fromisoformat(row["ended_at"])) for row in rows)
+    assert len(spans) == sum(CELLS.values()) and all(start < end for start, end in spans)
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans)), spans
+
+
+def test_snakemake_report_holds_every_figure_with_its_caption(project: Project) -> None:
+    """One file to hand on."""
+    project.run("snakemake", "--report", "report.html")
+    text = (project.folder / "report.html").read_text()
+    _, _, embedded = text.partition('<script id="results">\n    var results = ')
+    results, _ = json.JSONDecoder().raw_decode(embedded)
+    measured = [figure for figure in FIGURES.values() if figure.source == "measurements"]
+    assert set(results) == {f"reports/cpu/figures/{figure.name}.svg" for figure in measured}
+    for figure in measured:
+        shown = results[f"reports/cpu/figures/{figure.name}.svg"]
+        assert figure.caption in html.unescape(shown["caption"]) and shown["labels"] == {"figure": figure.title}
+        assert shown["data_uri"].startswith("data:image/svg+xml")
 
 
 def test_second_run_does_nothing(project: Project) -> None:
@@ -230,6 +260,24 @@ def test_a_file_of_another_spec_is_refused(project: Project) -> None:
     shutil.copy2(first, second)
     refused = project.bench("collect", check=False)
     assert refused.returncode == 2 and "was measured for spec" in refused.stderr and refused.stderr.count("\n") == 1
+
+
+def test_a_named_run_keeps_to_itself(project: Project) -> None:
+    """Its own cells, rows and report; the unnamed run and its figures stay as they are."""
+    before, report = cells(project), (project.folder / "reports/cpu/index.html").read_bytes()
+    named = ("--config", "run=mine")
+    project.configure([GRID[1]])
+    assert count(project.snakemake(*named, "--until", "collect")) == {"measure": 2, "collect": 1}
+    table = pq.read_table(project.folder / "results/cpu.mine/measurements.parquet")
+    assert table.num_rows == 2 and set(table["platform"].to_pylist()) == {"cpu"}
+    dry = project.snakemake(*named, "--dry-run")
+    assert count(dry) == DRAW and "report reports/cpu.mine/index.html" in dry.stdout + dry.stderr
+    assert cells(project) == before and (project.folder / "reports/cpu/index.html").read_bytes() == report
+    assert "2 of 2 cells measured" in project.bench("status", "--run", "mine").stdout
+    assert "wrote results/cpu.mine/" in project.bench("collect", "--run", "mine").stdout
+    assert "found 0 files" in project.bench("prune", "--run", "mine").stdout
+    refused = project.snakemake("--dry-run", "--config", "run=../cpu", check=False)
+    assert refused.returncode and "config.run: got '../cpu'" in refused.stdout + refused.stderr
 
 
 def test_orphans_are_listed_and_removed_only_when_asked(project: Project) -> None:

@@ -20,6 +20,7 @@ version=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' constraints.txt)
 [ -n "$version" ] || die "constraints.txt pins no torch"
 cpu_torch="torch==$version+cpu" # only a CPU build satisfies this, so pip cannot take a CUDA one
 
+# --no-compile, below: Python compiles what it imports; to compile all that is installed takes a minute.
 pip() {
   echo "pip $*"
   [ -n "$print" ] || "$venv_python" -m pip "$@"
@@ -44,10 +45,10 @@ else
 fi
 
 if has_gpu; then
-  pip install --quiet --constraint constraints.txt --editable '.[dev,peers]'
+  pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,peers]'
 else
-  find_links_have_cpu_torch || pip install --quiet --no-deps --index-url "$cpu_index" "$cpu_torch"
-  pip install --quiet --constraint constraints.txt --editable '.[dev]' "$cpu_torch"
+  find_links_have_cpu_torch || pip install --quiet --no-compile --no-deps --index-url "$cpu_index" "$cpu_torch"
+  pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]' "$cpu_torch"
 fi
 [ -z "$print" ] || exit 0
 

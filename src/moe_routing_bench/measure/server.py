@@ -27,6 +27,7 @@ _PRELOAD = (
     "triton",
     "cutlass",
     "torch._dynamo",  # which every optimizer of torch imports
+    "annotated_types",
 )
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from moe_routing_bench.figures import FIGURES
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 SMALL = {
     "check_seeds": 1, "warmup_ms": 1, "interval_us": 50, "samples_per_block": 1, "settle_blocks": 2, "min_blocks": 3,
     "max_blocks": 4, "max_seconds": 0.05, "wall_calls": 1,
