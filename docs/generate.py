@@ -19,6 +19,8 @@ from moe_routing_bench.config import presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load
+from moe_routing_bench.store.columns import about
+from moe_routing_bench.store.records import COLUMNS
 
 SOURCES = ROOT / "src"
 PACKAGE = SOURCES / "moe_routing_bench"
@@ -60,7 +62,9 @@ def cells() -> str:
     """How many cells each config asks for."""
     with contextlib.chdir(ROOT):  # a config names its traces from there
         models = presets.load("config/models.yaml")
-        configs = [path for path in sorted(Path("config").glob("*.yaml")) if path.name != "models.yaml"]
+        configs = [
+            path for path in sorted(Path("config").glob("*.yaml")) if path.name not in ("models.yaml", "claims.yaml")
+        ]
         jobs = {path.name: expand(load(path), models) for path in configs}
     return table([{"config": f"`{name}`", "cells": str(len(found))} for name, found in jobs.items()])
 
@@ -85,11 +89,21 @@ def _default(axis: Axis) -> str:
     return f"{known:g}" if isinstance(known, float) else str(known)
 
 
+def columns() -> str:
+    """The columns of a row: what each holds, its unit and its type."""
+    lines = []
+    for name, kind in COLUMNS.items():
+        one = about()[name]
+        lines.append({"column": f"`{name}`", "type": str(kind), "unit": one.unit, "what it holds": one.meaning})
+    return table(lines).replace("|ln ratio|", r"\|ln ratio\|")
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "packages": packages,
     "files": files,
     "cells": cells,
     "axes": axes,
+    "columns": columns,
     **stored_tables.BLOCKS,
 }
 

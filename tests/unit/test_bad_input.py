@@ -164,7 +164,7 @@ OTHERS = {
     "JSON of training runs cut off": (["collect-quality", "--config-json", "{"], "--config-json", "Expecting"),
     "JSON of adaptations is a list": (["collect-perft", "--config-json", "[]"], "--config-json: got '[]'", "a JSON object"),
     "JSON of training runs is empty": (["collect-quality", "--config-json", ""], "--config-json: got ''", "one JSON text"),
-    "platform of training runs is a path": (["compare", "--platform", "../cpu"], "platform: got '../cpu'"),
+    "platform of training runs is a path": (["rank", "--platform", "../cpu"], "platform: got '../cpu'"),
     "platform in capitals": (["status", "--platform", "NVIDIA H200"], "did you mean 'nvidia-h200'?"),
     "platform is a path": (["prune", "--remove", "--platform", "../cpu"], "platform: got '../cpu'"),
     "figures of no results": (["figure", "--platform", "none"], "'results/none/measurements.parquet'", "run `snakemake`"),

@@ -80,7 +80,9 @@ def test_the_schema_says_what_each_section_has():
     schema = yaml.safe_load(sections.text())
     entry, measure = schema["$defs"]["GridEntry"]["properties"], schema["$defs"]["Measure"]["properties"]
     assert {name: one["default"] for name, one in measure.items()} == asdict(Settings())
-    assert set(entry) == {"benches", "implementations"} | {n for n, one in AXES.items() if one.scope != "config"}
+    assert set(entry) == {"benches", "implementations", "twins"} | {
+        n for n, one in AXES.items() if one.scope != "config"
+    }
     assert entry["tokens"]["items"]["minimum"] == 1 and entry["dtype"]["items"]["enum"] == list(formats.PLAIN)
     assert "enum" not in entry["router"]["items"], "a router is added without writing the schema again"
     runs, adaptations = (schema["$defs"][f"{name}Entry"]["properties"] for name in ("Training", "Adaptation"))

@@ -29,16 +29,26 @@ MAY_IMPORT = {
     "store": "errors files closure grid benches config",
     "measure": "errors formats closure grid workload benches store",
     "quality": "errors files closure routers grid config store measure",
+    "comparison": "errors benches config measure",
     "figures": "errors routers grid benches config store quality",
-    "report": "errors files benches config store quality figures",
-    "cli": "errors fields files routers grid kernels benches config store measure quality figures report",
+    "report": "errors files benches config store quality comparison figures",
+    "cli": "errors fields files routers grid kernels benches config store measure quality comparison figures report",
 }
 MAY_IMPORT_TORCH = {"formats", "routers", "kernels", "ops", "workload", "benches", "measure", "quality"}
 WITHOUT_TORCH = (
     *("formats", "closure", "routers", "routers.zoo", "grid.cell", "grid.job", "workload.skew", "workload.trace"),
     *("benches.registry", "config.axes", "config.expand", "config.load", "store.paths", "store.platforms"),
     *("store.records", "store.rows", "store.sources", "quality.code", "quality.spec.plan", "quality.spec.run_rows"),
-    *("quality.comparison.compare", "figures", "report.render", "cli.main"),
+    *(
+        "quality.comparison.compare",
+        "comparison.verdicts",
+        "comparison.runs",
+        "comparison.claims",
+        "config.claims",
+        "figures",
+        "report.render",
+        "cli.main",
+    ),
 )
 
 

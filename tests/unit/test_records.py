@@ -1,18 +1,35 @@
 """Rows in Parquet: what is written comes back, a file appears whole or not at all, and stored data stays readable."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from moe_routing_bench import closure
+from moe_routing_bench.benches.bench import find
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.store import records, rows
+from moe_routing_bench.store import records, rows, stale
+from moe_routing_bench.store.columns import about
+from moe_routing_bench.store.parquet import write_table
 
 ROOT = Path(__file__).parents[2]
+STORED = pytest.mark.parametrize(
+    "path", sorted((ROOT / "results").glob("nvidia-*/measurements.parquet")), ids=lambda p: p.parent.name
+)
+FINGERPRINTS = """
+import sys
+from moe_routing_bench.benches.bench import find
+from moe_routing_bench.closure import fingerprint
+for name in sys.argv[1:]:
+    print(name, fingerprint(find(name).code_files())[:16])
+"""
 ROW = {
     "schema_version": rows.SCHEMA_VERSION, "bench": "gate", "implementation": "torch", "status": "ok", "median_us": 1.5,
     "samples_us": [1.0, 2.0], "stage_us": [("pack", 1.0), ("combine", 2.0)], "capacity_factor": None, "suspect": False,
@@ -91,6 +108,67 @@ def test_an_implementation_without_a_row_is_noticed(tmp_path):
         records.collect({path: both})
 
 
+def cell_files(folder, *codes: str):
+    """One cell file of gate per fingerprint of the code."""
+    files = {}
+    for index, code in enumerate(codes):
+        path, one = folder / f"{index}.parquet", job(min_blocks=10 + index)
+        rows.write(path, [{**ROW, "code_fingerprint": code}], one.spec)
+        files[path] = one
+    return files
+
+
+def test_rows_of_one_bench_are_of_one_code(tmp_path):
+    """Those of today's code stay, or without any the most frequent; the rest is named, to be measured again."""
+    today = closure.fingerprint(find("gate").code_files())[:16]
+    assert records.collect(cell_files(tmp_path, "old", "old")).num_rows == 2
+    for codes, again in ((("a", today, "a"), (0, 2)), (("a", "b", "a"), (1,)), (("a", today), (0,))):
+        with pytest.raises(UserError, match=f"gate was measured by {len(set(codes))} versions of the code") as error:
+            records.collect(cell_files(tmp_path, *codes))
+        named = [i for i in range(len(codes)) if f"{tmp_path / str(i)}.parquet" in str(error.value)]
+        assert f"({len(again)} files)" in str(error.value) and named == list(again)
+
+
+def test_collected_rows_say_what_their_columns_hold(tmp_path):
+    table = records.collect(cell_files(tmp_path, "a"))
+    assert table.schema.field("median_us").metadata[b"unit"].decode() == "µs"
+    assert all(field.metadata[b"description"] for field in table.schema)
+    write_table(tmp_path / "all.parquet", table)
+    assert b"median time" in records.read(tmp_path / "all.parquet").schema.field("median_us").metadata[b"description"]
+
+
+def test_every_column_is_described_and_nothing_else():
+    """Each in plain words of its own, and those with a unit in their name in that unit."""
+    known = about()
+    assert set(known) == set(records.COLUMNS)
+    units = {"_us": "µs", "_bytes": "bytes", "_gb_per_s": "GB/s", "_tflops": "TFLOP/s", "_mhz": "MHz"}
+    for name, one in known.items():
+        assert one.meaning and not one.meaning.endswith("."), name
+        for end, unit in units.items():
+            assert not name.endswith(end) or one.unit == unit, name
+
+
+def test_stale_benches():
+    """Rows of several codes are stale even where today's is among them."""
+    today = {name: closure.fingerprint(find(name).code_files())[:16] for name in ("gate", "pack")}
+    assert stale.stale(today.items()) == []
+    assert stale.stale([*today.items(), ("gate", "old")]) == ["gate"]
+    assert stale.stale([("gate", None), ("gone", "x")]) == ["gate", "gone"]
+
+
+def test_reasons_are_for_benches_that_exist(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert stale.reasons("cpu") == {}
+    path = tmp_path / "results/cpu/stale.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("gate: because\n")
+    assert stale.reasons("cpu") == {"gate": "because"}
+    for text, message in (("gats: because", "did you mean 'gate'"), ("gate: ''", "reason"), ("- gate", "reason")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=message):
+            stale.reasons("cpu")
+
+
 def test_each_schema_has_one_version_in_one_place():
     written = {f"{p.parent.name}/{p.name}" for p in (ROOT / "src").rglob("*.py") if "SCHEMA_VERSION =" in p.read_text()}
     assert written == {"store/rows.py", "spec/run_rows.py"}  # measurements, training runs
@@ -98,10 +176,33 @@ def test_each_schema_has_one_version_in_one_place():
     assert pa.schema(list(records.COLUMNS.items())) == records.SCHEMA
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "results").glob("nvidia-*/measurements.parquet")), ids=lambda p: p.parent.name
-)
+@STORED
 def test_stored_measurements_are_of_this_schema(path):
     """A changed schema needs a new version, and the stored data measured or converted again."""
     table = records.read(path)
     assert set(table["status"].to_pylist()) <= set(rows.STATUSES) and len(table) > 100
+
+
+@STORED
+def test_stored_rows_are_of_this_code_or_say_why_not(path, monkeypatch):
+    """Whoever changes what a bench is measured with measures it again, or adds it to stale.yaml with the reason."""
+    monkeypatch.chdir(ROOT)
+    table = records.read(path)
+    codes = zip(table["bench"].to_pylist(), table["code_fingerprint"].to_pylist(), strict=True)
+    assert sorted(stale.reasons(path.parent.name)) == stale.stale(codes)
+
+
+@STORED
+def test_clean_rows_are_of_the_commit_that_they_name(path, tmp_path):
+    """The fingerprint of each bench is that of the sources at the commit, computed by that commit's own code."""
+    table = records.read(path).select(["bench", "code_fingerprint", "git_sha", "git_dirty"]).to_pylist()
+    clean = {(row["git_sha"], row["bench"], row["code_fingerprint"]) for row in table if row["git_dirty"] is False}
+    for sha in {sha for sha, *_ in clean}:
+        archive = subprocess.run(["git", "-C", ROOT, "archive", sha, "src"], capture_output=True)
+        if archive.returncode:
+            pytest.skip(f"this clone has no commit {sha}")
+        (tmp_path / sha).mkdir()
+        subprocess.run(["tar", "-x", "-C", tmp_path / sha], input=archive.stdout, check=True)
+        benches = sorted(bench for one, bench, _ in clean if one == sha)
+        done = subprocess.run([sys.executable, "-c", FINGERPRINTS, *benches], env=os.environ | {"PYTHONPATH": str(tmp_path / sha / "src")}, capture_output=True, text=True, check=True)  # fmt: skip
+        assert {(sha, *line.split()) for line in done.stdout.splitlines()} == {one for one in clean if one[0] == sha}

@@ -118,3 +118,41 @@ def test_targets():
         assert same.met and (other.met, other.measured) == (None, APART)
     assert lines["pack, T ≥ 16384, H ≥ 2048"].cells == 19  # without the rows that are quantised while they are packed
     assert not targets(table.assign(platform="cpu")) and not targets(table[table["status"] != "ok"])
+
+
+def judged(table: pd.DataFrame, verdict: str, floor: float = 0.006) -> pd.DataFrame:
+    """Every row that is not the baseline has this verdict."""
+    rival = table["implementation"] != table["baseline"]
+    return table.assign(verdict=rival.map({True: verdict, False: None}), noise_floor=floor)
+
+
+def test_verdicts_decide_where_there_are_any():
+    """Not the intervals, which see differences that equals have too."""
+    told, unsure = (findings(judged(rows(), verdict)) for verdict in ("faster", "same"))
+    (text,) = [one for one in told if one.startswith("pack: cute has the largest speed-up")]
+    assert "faster in 6 of 6 cells that differ in tokens and skew, slower in 0, same in 0, undecided in 0, beyond noise of 0.6%" in text  # fmt: skip
+    assert any(one.startswith("pack: no implementation is shown to be faster than torch") for one in unsure)
+    open_ended = findings(rows().assign(converged=False))
+    assert any("in 6 the interval of the time stayed wider than asked" in one for one in open_ended)
+
+
+def test_noise_is_said_or_missed():
+    table = rows()
+    assert any(one.startswith("Noise: not measured, so this run has no verdicts") for one in findings(table))
+    pack = (table["bench"] == "pack") & (table["implementation"] == "torch")
+    table.loc[pack, ["twin_speedup", "twin_speedup_ci_low", "twin_speedup_ci_high", "twin_speedup_p"]] = (1.002, 1.001, 1.003, 0.001)  # fmt: skip
+    table.loc[table[pack].index[0], "twin_speedup"] = 1.09
+    (text,) = [one for one in findings(table) if one.startswith("Noise")]
+    assert "by pack 0.20% (at most 8.6%, 6 twins); of 6, each held against the floor of the others, the verdict would tell 1 apart" in text  # fmt: skip
+
+
+def test_the_paired_ratio_against_the_best_other_is_used_where_rows_hold_it():
+    text = next(one for one in findings(rows().assign(best_speedup=1.25)) if one.startswith("pack: cute"))
+    assert "against the fastest other implementation of each cell 1.25x (1.25x to 1.25x)" in text
+
+
+def test_rows_of_other_code_say_so(tmp_path):
+    render(rows(), {}, tmp_path / "index.html", stale={"gate": "old <b>", "pack": "old <b>", "layer": "older"})
+    page = (tmp_path / "index.html").read_text()
+    assert "this report's: gate, pack.</strong> They are shown all the same: old &lt;b&gt;." in page
+    assert "this report's: layer." in page and page.count('class="stale"') == 2

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from moe_routing_bench.measure import statistics
 
@@ -93,18 +94,44 @@ def test_a_known_ratio_is_found_through_a_drift_that_both_share(ratio):
     covered, widths = 0, []
     for _ in range(100):
         baseline, other = ratio * drift * np.exp(rng.normal(0, 0.01, 40)), drift * np.exp(rng.normal(0, 0.01, 40))
-        middle, low, high = statistics.paired_ratio(baseline, other)
-        assert low <= middle <= high
+        middle, low, high, p = statistics.paired_ratio(baseline, other)
+        assert low <= middle <= high and (p < 0.05) == (not low <= 1 <= high)
         covered += low <= ratio <= high
         widths.append((high - low) / ratio)
     assert 85 <= covered <= 100
     assert np.mean(widths) < 0.015, "pairing takes the drift of 50 % out"
 
 
+def test_p_is_that_of_the_t_value():
+    """Three values with r = 0: median 10, standard error sqrt(pi / 2) / sqrt(3), three degrees of freedom."""
+    t = 10 / (1.2533141 / 3**0.5)
+    assert statistics.probability([9.0, 11.0, 10.0]) == pytest.approx(2 * stats.t.sf(t, 3), rel=1e-5)
+    assert statistics.probability([-9.0, -11.0, -10.0]) == statistics.probability([9.0, 11.0, 10.0])
+    assert statistics.probability([1.0, 1.0]) is None
+    assert (statistics.probability([2.0] * 5), statistics.probability([0.0] * 5)) == (0.0, 1.0)
+
+
+def test_ratio_of_two_runs():
+    """Medians 20 and 10; the interval covers the truth in 95 % of the cases although no rounds are shared; p agrees with it."""
+    assert statistics.unpaired_ratio([20.0] * 3, [10.0] * 4) == pytest.approx((2, 2, 2, 0))
+    assert statistics.unpaired_ratio([10.0] * 3, [10.0] * 4) == (1, 1, 1, 1)
+    assert statistics.unpaired_ratio([20.0] * 2, [10.0] * 9) == pytest.approx((2, None, None, None))
+    rng, covered = np.random.default_rng(2), 0
+    for _ in range(600):
+        before, after = 20 * np.exp(rng.normal(0, 0.01, 12)), 10 * np.exp(rng.normal(0, 0.03, 20))
+        ratio, low, high, p = statistics.unpaired_ratio(before, after)
+        assert low < ratio < high and p < 1e-3
+        covered += low <= 2 <= high
+    assert 0.93 <= covered / 600 <= 0.985
+    a, b = np.exp(rng.normal(0, 1, 8)), np.exp(rng.normal(0.1, 1, 8))
+    _, low, high, p = statistics.unpaired_ratio(a, b)
+    assert (p > 0.05) == (low <= 1 <= high)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_ratios_of_few_blocks(size):
     """One pair, or two, are a ratio without an interval: they are counted neither as above 1 nor as below."""
-    expected = (2, None, None) if size < 3 else (2, 2, 2)
+    expected = (2, None, None, None) if size < 3 else (2, 2, 2, 0)
     assert statistics.paired_ratio([20.0] * size, [10.0] * size) == pytest.approx(expected)
 
 

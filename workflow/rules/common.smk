@@ -23,7 +23,7 @@ except UserError as error:
     raise WorkflowError(f"error: {error}") from None
 
 platforms.prepare_jobs(SETTINGS["device"])
-PLATFORM = platforms.current()
+PLATFORM = paths.folder(platforms.current(), SETTINGS.get("run"))
 # What was asked for, and which code measures it, as files that change only with their content: a thousand jobs then have
 # one input each, and nothing depends on times or on Snakemake's own records, which may get lost.
 files.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))

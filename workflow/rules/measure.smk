@@ -25,7 +25,9 @@ rule collect:
     input:
         cells=cells_of,
         asked=str(paths.asked(PLATFORM)),
-        code=[sources.source(f"{name}.py") for name in ("store/records", "store/rows", "config/axes", "config/expand")],
+        code=sources.sources("comparison")
+        + [sources.source(f"{name}.py") for name in ("store/records", "store/rows", "config/axes", "config/expand")],
+        columns=sources.source("store/columns.yaml"),
     output:
         "results/{platform}/measurements.parquet",
     log:
@@ -33,9 +35,10 @@ rule collect:
     conda:
         "../../environment.yml"
     params:
+        client=sources.source("measure/client.py"),
         config=CONFIG_JSON,
     message:
         "collect {output}"
     shell:
-        "python -m moe_routing_bench.cli collect --platform {wildcards.platform} --config-json {params.config:q}"
+        "python -I -S {params.client:q} --running --cli collect --platform {wildcards.platform} --config-json {params.config:q}"
         " --out {output:q} >{log:q} 2>&1"

@@ -12,9 +12,15 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import paths, platforms
 
 
-def jobs_of(configs: list[Path] | None, config_json: str | None) -> list[Job]:
-    """The jobs of the effective config."""
-    return expand(effective(configs, config_json), presets.load(paths.MODELS))
+def asked(
+    configs: list[Path] | None, config_json: str | None, platform: str | None, run: str | None
+) -> tuple[list[Job], str]:
+    """The jobs of the effective config, and the folder of their results: that of the run that the config names, unless `run` does."""
+    config = effective(configs, config_json)
+    named = "." in (platform or "")
+    return expand(config, presets.load(paths.MODELS)), platform_of(
+        platform, run or (None if named else config.get("run"))
+    )
 
 
 def effective(configs: list[Path] | None, config_json: str | None) -> dict[str, Any]:
@@ -35,9 +41,6 @@ def effective(configs: list[Path] | None, config_json: str | None) -> dict[str, 
     return config
 
 
-def platform_of(name: str | None) -> str:
-    """A platform slug that is safe as a folder name."""
-    name = name or platforms.current()
-    if platforms.slug(name) != name:
-        raise bad("platform", name, "lower-case letters, digits and dashes", f"did you mean {platforms.slug(name)!r}?")
-    return name
+def platform_of(name: str | None, run: str | None = None) -> str:
+    """The folder of a platform's results, or of a named run on it; without a name this machine's platform."""
+    return paths.folder(name or platforms.current(), run)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import track
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli.asked import jobs_of
+from moe_routing_bench.cli.asked import asked
 from moe_routing_bench.cli.options import ConfigJson, Configs
 from moe_routing_bench.errors import bad
 from moe_routing_bench.store import platforms
@@ -20,7 +20,7 @@ def compile_(
     config: Configs = None, config_json: ConfigJson = None,
 ) -> None:  # fmt: skip
     """Compile the CuTe DSL kernels of a config's cells into the kernel cache; needs no GPU when --arch is given."""
-    jobs = jobs_of(config, config_json)
+    jobs, _ = asked(config, config_json, None, None)
     if arch and not re.fullmatch(r"sm_\d{2,3}a?", arch):
         raise bad("arch", arch, "sm_ and digits, such as sm_90a", "see the compute capability of the GPU")
     if not arch and platforms.current() == platforms.CPU:

@@ -5,7 +5,17 @@ import sys
 
 import typer
 
-from moe_routing_bench.cli import compilation, inspection, measuring, reporting, results, training, training_results
+from moe_routing_bench.cli import (
+    claiming,
+    comparing,
+    compilation,
+    inspection,
+    measuring,
+    reporting,
+    results,
+    training,
+    training_results,
+)
 from moe_routing_bench.errors import UserError
 
 app = typer.Typer(
@@ -25,7 +35,9 @@ for _name, _command in {
     "train": training.train,
     "time-training": training.time_training,
     "collect-quality": training_results.collect,
-    "compare": training_results.compare,
+    "compare": comparing.compare,
+    "claims": claiming.claims,
+    "rank": training_results.rank,
     "adapt": training.adapt,
     "collect-perft": training_results.collect_perft,
     "specialisation": training_results.specialisation,

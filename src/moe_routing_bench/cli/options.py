@@ -8,6 +8,10 @@ import typer
 from moe_routing_bench.store import paths
 
 Platform = Annotated[str | None, typer.Option(help="Folder name of the device [default: this machine's]")]
+Run = Annotated[
+    str | None,
+    typer.Option("--run", help="Name of a run with results and report of its own [default: none, or the config's]"),
+]
 Configs = Annotated[
     list[Path] | None, typer.Option("--config", help=f"Config file; repeat to override [default: {paths.CONFIG}]")
 ]

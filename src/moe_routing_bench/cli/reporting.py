@@ -7,17 +7,21 @@ from typing import Annotated, Any
 import typer
 
 from moe_routing_bench.cli.asked import platform_of
-from moe_routing_bench.cli.options import Platform
+from moe_routing_bench.cli.claiming import held
+from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.errors import bad, pick, writing
 from moe_routing_bench.quality.spec import adaptation_rows, run_rows
-from moe_routing_bench.store import paths, records
+from moe_routing_bench.store import paths, platforms, records
+from moe_routing_bench.store.stale import reasons
 
 
 def figure(
-    platform: Platform = None, name: Annotated[str | None, typer.Option(help="One figure [default: all]")] = None
+    platform: Platform = None,
+    run: Run = None,
+    name: Annotated[str | None, typer.Option(help="One figure [default: all]")] = None,
 ) -> None:
     """Draw figures from the rows of a platform as SVG and PNG: measurements, and training runs where there are any."""
-    platform = platform_of(platform)
+    platform = platform_of(platform, run)
     figures = _figures()
     names = [pick("figure", name, figures)] if name else list(_reported(platform))
     tables = {source: _rows(source, platform) for source in dict.fromkeys(figures[one].source for one in names)}
@@ -26,9 +30,9 @@ def figure(
         print(f"wrote {paths.figure(platform, one)} and .png")
 
 
-def report(platform: Platform = None) -> None:
+def report(platform: Platform = None, run: Run = None) -> None:
     """Write the HTML report from the rows of a platform (measurements, and training runs where there are any) and figures."""
-    platform = platform_of(platform)
+    platform = platform_of(platform, run)
     tables = {name: _rows(name, platform) for name in paths.reported(platform)}
     drawn = {name: paths.figure(platform, name) for name in _reported(platform)}
     absent = [str(path) for path in drawn.values() if not path.is_file()]
@@ -40,9 +44,22 @@ def report(platform: Platform = None) -> None:
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         importlib.import_module("moe_routing_bench.report.render").render(
-            tables["measurements"], drawn, out, tables.get("quality"), tables.get("perft")
+            tables["measurements"],
+            drawn,
+            out,
+            tables.get("quality"),
+            tables.get("perft"),
+            reasons(platform),
+            _claims(platform),
         )
     print(f"wrote {out}")
+
+
+def _claims(platform: str) -> Any:
+    """What became of published figures; nothing on a CPU, whose times say nothing of them, or where there is no file of claims."""
+    if platform.startswith(platforms.CPU) or not paths.CLAIMS.is_file():
+        return ()
+    return held(platform, importlib.import_module("moe_routing_bench.config.claims").load(paths.CLAIMS))
 
 
 def _figures() -> Mapping[str, Any]:

@@ -1,13 +1,14 @@
 """What was measured for a config: how much of it, the rows of all of it in one file, and files that nothing asks for."""
 
+import importlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from moe_routing_bench import files
-from moe_routing_bench.cli.asked import jobs_of, platform_of
-from moe_routing_bench.cli.options import ConfigJson, Configs, Platform
+from moe_routing_bench.cli.asked import asked
+from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.cli.printing import counts, duration
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
@@ -16,23 +17,22 @@ from moe_routing_bench.store.parquet import write_table
 
 
 def collect(
-    config: Configs = None, config_json: ConfigJson = None, platform: Platform = None,
+    config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None,
     out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/measurements.parquet]")] = None,
 ) -> None:  # fmt: skip
     """Join the rows of all cells of a config into one file, after checking that each was measured for this config."""
-    jobs = jobs_of(config, config_json)
-    platform = platform_of(platform)
+    jobs, platform = asked(config, config_json, platform, run)
     out = out or paths.measurements(platform)
     files.check_writable(out)
-    table = records.collect(paths.cell_files(platform, jobs))
+    verdicts = importlib.import_module("moe_routing_bench.comparison.verdicts")  # pandas and scipy take a second
+    table = verdicts.with_verdicts(records.collect(paths.cell_files(platform, jobs)))
     write_table(out, table)
     print(f"wrote {out}: {len(table)} rows of {len(jobs)} cells, {counts(table['status'].to_pylist())}")
 
 
-def status(config: Configs = None, config_json: ConfigJson = None, platform: Platform = None) -> None:
+def status(config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None) -> None:
     """Say how many cells of a config are measured, what failed, and about how long the rest takes."""
-    jobs = jobs_of(config, config_json)
-    platform = platform_of(platform)
+    jobs, platform = asked(config, config_json, platform, run)
     files = paths.cell_files(platform, jobs)
     rows, remaining, seconds = [], [], []
     for path, job in files.items():
@@ -56,12 +56,11 @@ def status(config: Configs = None, config_json: ConfigJson = None, platform: Pla
 
 
 def prune(
-    config: Configs = None, config_json: ConfigJson = None, platform: Platform = None,
+    config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove them; without it they are only listed")] = False,
 ) -> None:  # fmt: skip
     """List, or remove, the files of cells that a config does not ask for."""
-    jobs = jobs_of(config, config_json)
-    platform = platform_of(platform)
+    jobs, platform = asked(config, config_json, platform, run)
     orphans = records.orphans(paths.results(platform), paths.cell_files(platform, jobs))
     for path in orphans:
         print(path)

@@ -51,7 +51,7 @@ def collect_perft(
     print(_comparison("perft_summary").text(table.to_pandas()))
 
 
-def compare(
+def rank(
     platform: Platform = None,
     metric: Annotated[str, typer.Option(help="A numeric column")] = "bits_per_byte",
 ) -> None:
@@ -70,7 +70,9 @@ def specialisation(platform: Platform = None) -> None:
 def planned_by(config: list[Path] | None, config_json: str | None, platform: str | None) -> tuple[plan.Plan, str]:
     """The runs and adaptations of a config, and their platform; without one, that of this machine."""
     found = effective(config, config_json)
-    return plan.expand(found.get("quality", []), found.get("perft", [])), platform_of(platform)
+    return plan.expand(found.get("quality", []), found.get("perft", [])), platform_of(
+        platform, None if platform else found.get("run")
+    )
 
 
 def _comparison(name: str) -> Any:

@@ -28,7 +28,7 @@ def expand(config: Mapping[str, Any], models: Mapping[str, Any]) -> list[Job]:
     """
     settings = Settings(**config.get("measure", {}))
     whole = {axis.name: [config[axis.name]] for axis in AXES.values() if axis.scope == "config"}
-    wanted: dict[Cell, list[str]] = {}
+    wanted: dict[Cell, tuple[list[str], list[str]]] = {}  # names, twins
     for entry in config["grid"]:
         _check_entry(entry)
         for name in entry["benches"]:
@@ -37,11 +37,15 @@ def expand(config: Mapping[str, Any], models: Mapping[str, Any]) -> list[Job]:
             if not implementations:
                 continue
             for cell in _cells(bench, entry, models, whole):
-                known = wanted.setdefault(cell, [])
-                known += [one for one in implementations if one not in known]
+                names, twins = wanted.setdefault(cell, ([], []))
+                names += implementations
+                twins += [one for one in entry.get("twins", ()) if one in implementations]
     if not wanted:
         raise bad("grid", "no cell", "at least one", "none of the benches has any of the implementations")
-    jobs = [Job(cell, _in_table_order(cell.bench, found), settings) for cell, found in wanted.items()]
+    jobs = [
+        Job(cell, _in_table_order(cell.bench, names), settings, _in_table_order(cell.bench, twins))
+        for cell, (names, twins) in wanted.items()
+    ]
     _check_keys(jobs)
     return jobs
 
@@ -71,6 +75,9 @@ def _check_entry(entry: Mapping[str, Any]) -> None:
     given = [name for name in axes.PRESET if name in entry]
     if "model" in entry and given:
         raise bad(f"grid {given[0]}", entry[given[0]], f"nothing beside model: {entry['model']}", "a model sets it")
+    measured = {name for bench in entry["benches"] for name in _implementations(BENCHES[bench], entry)}
+    if strangers := [name for name in entry.get("twins", ()) if name not in measured]:
+        raise bad("grid twins", strangers[0], ", ".join(sorted(measured)), "one of the entry's implementations")
 
 
 def _implementations(bench: Bench, entry: Mapping[str, Any]) -> list[str]:

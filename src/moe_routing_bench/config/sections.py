@@ -54,6 +54,10 @@ GridEntry = model(
     "GridEntry",
     benches=field(_names(BENCHES), required=True),
     implementations=field(_names(_IMPLEMENTATIONS), "each bench takes those that it has, without this all"),
+    twins=field(
+        _names(_IMPLEMENTATIONS),
+        "implementations that are measured twice in each cell, to see how far equals are apart",
+    ),
     **_axes("list", "scalar"),
 )
 Measure = model("Measure", **_settings())
@@ -75,6 +79,10 @@ def _keys(entry: Any) -> str:
 Config = model(
     "Config",
     **_axes("config"),
+    run=field(
+        Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")],
+        description="lower-case letters, digits and dashes: the name of a run that has results and report of its own",
+    ),
     device=field(
         Annotated[str, Choice(("auto", "cpu"))],
         default="auto",

@@ -1,4 +1,4 @@
-"""A job: a cell, the implementations to measure in it side by side, and how to measure.
+"""A job: a cell, the implementations to measure in it side by side, those of them that are entered twice, and how to measure.
 
 Its *spec*, one JSON text, is everything that the measurement depends on besides code; the spec's hash is stored with every
 row and is part of the file name, so that another spec is another file.
@@ -18,11 +18,12 @@ from moe_routing_bench.grid.spec import canonical, spec_hash
 
 @dataclass(frozen=True)
 class Job:
-    """A cell, the implementations to measure side by side in it, and how to measure."""
+    """`twins` are those of the `implementations` that take part twice: how far they are apart is noise (A/A)."""
 
     cell: Cell
     implementations: tuple[str, ...]
     settings: Settings
+    twins: tuple[str, ...] = ()
 
     @cached_property
     def spec(self) -> str:
@@ -32,6 +33,8 @@ class Job:
             "implementations": self.implementations,
             "settings": vars(self.settings),
         }
+        if self.twins:
+            parts["twins"] = self.twins
         if "trace" in self.cell:
             parts["trace_sha256"] = file_sha256(Path(self.cell.trace))
         return canonical(parts)
@@ -50,7 +53,12 @@ class Job:
     def from_spec(spec: str) -> "Job":
         """The inverse of `spec`."""
         parts = json.loads(spec)
-        return Job(Cell.from_dict(parts["cell"]), tuple(parts["implementations"]), Settings(**parts["settings"]))
+        return Job(
+            Cell.from_dict(parts["cell"]),
+            tuple(parts["implementations"]),
+            Settings(**parts["settings"]),
+            tuple(parts.get("twins", ())),
+        )
 
 
 def file_sha256(path: Path) -> str:

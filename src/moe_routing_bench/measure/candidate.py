@@ -15,9 +15,9 @@ class Failure(Exception):
         self.status, self.reason = status, reason
 
 
-@dataclass
+@dataclass(eq=False)
 class Candidate:
-    """An implementation on its way through the cell."""
+    """An implementation on its way through the cell. `twin` is the same one once more, bound and timed by itself."""
 
     name: str
     calls: list[Callable[[], object]]
@@ -29,3 +29,14 @@ class Candidate:
     powers: list[float | None] = field(default_factory=list)
     slow: list[int] = field(default_factory=list)
     fields: dict[str, object] = field(default_factory=dict)
+    twin: "Candidate | None" = None
+
+    @property
+    def entries(self) -> "tuple[Candidate, ...]":
+        """What takes part in the rounds: itself, and its twin if it has one."""
+        return (self, self.twin) if self.twin else (self,)
+
+    def forget(self) -> None:
+        """Drop what was sampled, to sample again."""
+        for one in self.entries:
+            one.blocks, one.clocks, one.powers, one.slow = [], [], [], []

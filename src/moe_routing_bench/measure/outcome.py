@@ -41,13 +41,22 @@ def speedups(alive: list[Candidate], rows: dict[str, dict], baseline: str) -> No
             rows[one.name] |= _ratio("best_speedup", by_name[best], one) | {"best_other": best}
 
 
+def twins(alive: list[Candidate], rows: dict[str, dict]) -> None:
+    """Of an implementation that was entered twice, the time of the first entry over that of the second: noise, but for chance 1."""
+    for one in alive:
+        if one.twin:
+            good = [block for block, keep in zip(one.twin.blocks, kept(one.twin), strict=True) if keep]
+            rows[one.name] |= _ratio("twin_speedup", one, one.twin)
+            rows[one.name]["twin_median_us"] = median([sample for block in good for sample in block])
+
+
 def _ratio(column: str, base: Candidate, one: Candidate) -> dict[str, float | None]:
-    """Time of `base` over that of `one` and its interval, paired within the rounds in which both blocks count."""
+    """Time of `base` over that of `one`, its interval and p, paired within the rounds in which both blocks count."""
     rounds = list(zip(base.blocks, one.blocks, kept(base), kept(one), strict=True))
     pairs = [(median(b), median(o)) for b, o, *both in rounds if all(both)]
     pairs = pairs or [(median(b), median(o)) for b, o, *_ in rounds]
     ratio = statistics.paired_ratio([b for b, _ in pairs], [o for _, o in pairs])
-    return dict(zip((column, f"{column}_ci_low", f"{column}_ci_high"), ratio, strict=True))
+    return dict(zip((column, f"{column}_ci_low", f"{column}_ci_high", f"{column}_p"), ratio, strict=True))
 
 
 def routing(job: Job, definition: Any, sets: Sets) -> dict[str, object]:

@@ -4,6 +4,7 @@ import functools
 import importlib.metadata
 import os
 import platform
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -19,9 +20,16 @@ def version(distribution: str) -> str | None:
         return None
 
 
+COMMIT = "MOE_ROUTING_BENCH_COMMIT"  # names the commit of a tree that was copied without its history
+
+
 @functools.cache
 def git_state() -> dict[str, object]:
-    """Commit and whether the tree differs from it; empty outside a checkout."""
+    """Commit and whether the tree differs from it; outside a checkout what `COMMIT` says, ``<sha>`` or ``<sha>-dirty``, or nothing.
+
+    What `COMMIT` says need not be believed: a row's code fingerprint is that of the files that ran, and a test compares it with that of
+    the commit. Only what is measured with counts as a difference: results change while cells are measured.
+    """
 
     def git(*words: str) -> str:
         done = subprocess.run(
@@ -32,8 +40,11 @@ def git_state() -> dict[str, object]:
     try:
         sha = git("rev-parse", "HEAD")
     except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return {"git_sha": sha, "git_dirty": bool(git("status", "--porcelain", "--untracked-files=no"))} if sha else {}
+        sha = ""
+    if sha:
+        return {"git_sha": sha, "git_dirty": bool(git("status", "--porcelain", "--", str(PACKAGE)))}
+    named = re.fullmatch(r"([0-9a-f]{40})(-dirty)?", os.environ.get(COMMIT, ""))
+    return {"git_sha": named[1], "git_dirty": bool(named[2])} if named else {}
 
 
 def cpu_model() -> str:

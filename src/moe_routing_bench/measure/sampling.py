@@ -1,5 +1,6 @@
 """How samples are taken: warm-up, then blocks in random order until the interval is narrow enough or a limit is reached."""
 
+import functools
 import random
 import secrets
 from collections.abc import Callable
@@ -56,18 +57,15 @@ def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guar
         if rounds in surprises:
             begin = perf_counter()
             for one in list(alive):
-                if not guarded(one.name, "checking between samples", lambda one=one: verify(job, one, sets)):
-                    alive.remove(one)
+                for entry in one.entries:
+                    if one in alive and not guarded(
+                        one.name, "checking between samples", lambda entry=entry: verify(job, entry, sets)
+                    ):
+                        alive.remove(one)
             start += perf_counter() - begin  # the time cap is on samples
-        for one in order.sample(alive, len(alive)):
-
-            def block(one: Candidate = one) -> None:
-                one.blocks.append([one.timer.sample() for _ in range(one.samples_per_block)])
-                one.clocks.append(gpu.sm_clock_mhz() if gpu else None)
-                one.powers.append(gpu.power_w() if gpu else None)
-                one.slow.append(gpu.slowdown_bits() if gpu else 0)
-
-            if not guarded(one.name, "sampling", block):
+        entries = [(one, entry) for one in alive for entry in one.entries]
+        for one, entry in order.sample(entries, len(entries)):
+            if one in alive and not guarded(one.name, "sampling", functools.partial(_block, entry, gpu)):
                 alive.remove(one)
         rounds += 1
         if rounds >= settings.min_blocks and rounds % 5 == 0:
@@ -83,6 +81,14 @@ def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guar
             "converged": width <= settings.target_half_width,
             "stop_reason": f"{stop}, half-width {width:.2%}",
         }
+
+
+def _block(entry: Candidate, gpu: Any) -> None:
+    """One more block of samples, and the state of the GPU after it."""
+    entry.blocks.append([entry.timer.sample() for _ in range(entry.samples_per_block)])
+    entry.clocks.append(gpu.sm_clock_mhz() if gpu else None)
+    entry.powers.append(gpu.power_w() if gpu else None)
+    entry.slow.append(gpu.slowdown_bits() if gpu else 0)
 
 
 def _width(one: Candidate) -> float:

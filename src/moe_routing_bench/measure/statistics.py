@@ -24,19 +24,33 @@ def interval(block_values: Sequence[float]) -> tuple[float, float] | None:
     in simulation is 93 to 98 % for 10 to 40 values and r from 0 to 0.5 (tests/unit/test_statistics.py).
     """
     values = np.asarray(block_values, float)
-    n = len(values)
-    if n < LEAST_BLOCKS:
+    if len(values) < LEAST_BLOCKS:
         return None
-    middle, deviations = float(np.median(values)), values - values.mean()
+    middle, error, freedom = _student(values)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    return middle - half, middle + half
+
+
+def probability(values: Sequence[float]) -> float | None:
+    """p of the hypothesis that the median of values (n,) is 0, two-sided, from the t-value of `interval`; None under 3 values."""
+    if len(values) < LEAST_BLOCKS:
+        return None
+    middle, error, freedom = _student(np.asarray(values, float))
+    if error == 0:
+        return float(middle == 0)
+    return float(2 * stats.t.sf(abs(middle) / error, freedom))
+
+
+def _student(values: np.ndarray) -> tuple[float, float, float]:
+    """Median of values (n,), its standard error, and the degrees of freedom."""
+    n, middle, deviations = len(values), float(np.median(values)), values - values.mean()
     squares = float(deviations @ deviations)
     if squares == 0:
-        return middle, middle
+        return middle, 0.0, float(n - 1)
     r = float(deviations[:-1] @ deviations[1:]) / squares
     r = min(max(r + (1 + 3 * r) / n, 0.0), _MOST_CORRELATION)
     worth = n * (1 - r) / (1 + r)
-    error = _MEDIAN * float(np.sqrt(squares / (n - 1) / worth))
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, max(worth - 1, _LEAST_FREEDOM))) * error
-    return middle - half, middle + half
+    return middle, _MEDIAN * float(np.sqrt(squares / (n - 1) / worth)), max(worth - 1, _LEAST_FREEDOM)
 
 
 def time_interval(block_medians: Sequence[float]) -> tuple[float, float] | None:
@@ -66,14 +80,41 @@ def summarize(blocks: Sequence[Sequence[float]]) -> dict[str, object]:
     }  # fmt: skip
 
 
-def paired_ratio(baseline: Sequence[float], other: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Speed-up of `other` over `baseline` and its 95 % interval, from block medians paired within the round.
+def paired_ratio(
+    baseline: Sequence[float], other: Sequence[float]
+) -> tuple[float, float | None, float | None, float | None]:
+    """Speed-up of `other` over `baseline`, both ends of its 95 % interval, and p of its being 1, from block medians paired
+    within the round.
 
-    The interval is None under 3 pairs.
+    Interval and p are None under 3 pairs.
     """
-    logs = np.log(np.asarray(baseline, float) / np.asarray(other, float))
-    middle, ends = float(np.exp(np.median(logs))), interval(logs.tolist())
-    return (middle, None, None) if ends is None else (middle, float(np.exp(ends[0])), float(np.exp(ends[1])))
+    logs = np.log(np.asarray(baseline, float) / np.asarray(other, float)).tolist()
+    middle, ends = float(np.exp(np.median(logs))), interval(logs)
+    if ends is None:
+        return middle, None, None, None
+    return middle, float(np.exp(ends[0])), float(np.exp(ends[1])), probability(logs)
+
+
+def unpaired_ratio(
+    before: Sequence[float], after: Sequence[float]
+) -> tuple[float, float | None, float | None, float | None]:
+    """Median of `before` over that of `after`, both ends of the 95 % interval, and p of its being 1, from block medians of two
+    runs: a Welch interval of the logarithms.
+
+    Interval and p are None where either has under 3 blocks.
+    """
+    sides = [np.log(np.asarray(one, float)) for one in (before, after)]
+    ratio = float(np.median(sides[0]) - np.median(sides[1]))
+    if min(len(one) for one in sides) < LEAST_BLOCKS:
+        return float(np.exp(ratio)), None, None, None
+    (_, a, free_a), (_, b, free_b) = (_student(one) for one in sides)
+    error = float(np.hypot(a, b))
+    if error == 0:
+        return float(np.exp(ratio)), float(np.exp(ratio)), float(np.exp(ratio)), float(ratio == 0)
+    freedom = error**4 / (a**4 / free_a + b**4 / free_b)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    p = float(2 * stats.t.sf(abs(ratio) / error, freedom))
+    return float(np.exp(ratio)), float(np.exp(ratio - half)), float(np.exp(ratio + half)), p
 
 
 def load_statistics(loads: Sequence[int]) -> dict[str, object]:

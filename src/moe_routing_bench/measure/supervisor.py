@@ -5,6 +5,7 @@ the others are measured again. Every requested implementation ends with a row.
 """
 
 import contextlib
+import functools
 import os
 import pickle
 import signal
@@ -50,8 +51,7 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
         while pending := [n for n in job.implementations if n not in outcomes]:
             restarts += 1
             outcomes |= _attempt(job, device, pending, watch)
-    code = closure.fingerprint(find(job.cell.bench).code_files())[:16]
-    rows = [_complete(job, platform, name, outcomes[name], started, code) for name in job.implementations]
+    rows = [_complete(job, platform, name, outcomes[name], started) for name in job.implementations]
     for row in rows:
         row |= {"worker_mode": mode, "restarts": max(restarts, 0)}
     if out is not None:
@@ -69,6 +69,7 @@ def _attempt(job: Job, device: str, pending: list[str], watch: Any) -> dict[str,
         receive.close()
         _child(job, device, pending, send)
     send.close()
+    _code(job.cell.bench)  # takes a while, which the worker does too
     found: dict[str, dict[str, Any]] = {}
     at, step, hung = None, "starting", False
     try:
@@ -151,9 +152,15 @@ def _manner(status: int) -> str:
     return f"exited with status {os.WEXITSTATUS(status)}"
 
 
-def _complete(
-    job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime, code: str
-) -> dict[str, Any]:
+@functools.cache
+def _code(bench: str) -> dict[str, Any]:
+    """Row fields that say which code measures a bench."""
+    from moe_routing_bench.measure import provenance
+
+    return {"code_fingerprint": closure.fingerprint(find(bench).code_files())[:16]} | provenance.git_state()
+
+
+def _complete(job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime) -> dict[str, Any]:
     """A whole row: identity, outcome, what follows from both, provenance."""
     from moe_routing_bench.measure import provenance
     from moe_routing_bench.store.rows import SCHEMA_VERSION
@@ -161,10 +168,10 @@ def _complete(
     bench = find(job.cell.bench)
     row = dict(job.cell.values) | {
         "schema_version": SCHEMA_VERSION, "bench": bench.name, "implementation": name, "platform": platform, "cell": job.cell.key,
-        "cell_hash": job.hash, "code_fingerprint": code,
+        "cell_hash": job.hash,
         "started_at": started.isoformat(timespec="milliseconds"), "ended_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }  # fmt: skip
-    row |= provenance.git_state() | outcome
+    row |= _code(bench.name) | outcome
     if peer := bench[name].peer:
         row["implementation_version"] = provenance.version(peer.distribution)
     if row["status"] == "ok":

@@ -39,7 +39,7 @@ def run(job: Job, device: str, names: list[str], send: Send) -> None:
     before = ceilings.measure()
     alive: list[Candidate] = []
     for name in names:
-        admit = functools.partial(_admitted, job, name, sets, device, send)
+        admit = functools.partial(_entered, job, name, sets, device, send)
         _guarded(send, name, "preparing", lambda admit=admit: alive.append(admit()))
     watched = ["copy_gb_per_s", *(["peak_tflops"] if cost.flops else []), *(["stream_gb_per_s"] if mix and gpu else [])]
     for attempt in (1, 2):
@@ -51,9 +51,10 @@ def run(job: Job, device: str, names: list[str], send: Send) -> None:
             break
         before = after
         for one in alive:
-            one.blocks, one.clocks, one.powers, one.slow = [], [], [], []
+            one.forget()
     for one in list(alive):
-        if not _guarded(send, one.name, "checking again", lambda one=one: verify(job, one, sets, thorough=True)):
+        check = functools.partial(_checked_again, job, one, sets)
+        if not _guarded(send, one.name, "checking again", check):
             alive.remove(one)
     common = (
         calibration.mean(before, after)
@@ -65,6 +66,7 @@ def run(job: Job, device: str, names: list[str], send: Send) -> None:
     common |= provenance.versions() | (gpu.state() if gpu else {}) | {"device": device}
     rows = {one.name: outcome.row(one) | common for one in alive}
     outcome.speedups(alive, rows, bench.baseline)
+    outcome.twins(alive, rows)
     send(("rows", {n: r | {"measure_seconds": time.perf_counter() - begin} for n, r in rows.items()}))
 
 
@@ -99,6 +101,19 @@ def _mix(cost: Any) -> tuple[int, int]:
     """Reads to writes of a stage as whole numbers of at most 32."""
     ratio = cost.write_bytes / cost.read_bytes
     return (1, min(32, max(1, round(ratio)))) if ratio >= 1 else (min(32, max(1, round(1 / ratio))), 1)
+
+
+def _entered(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candidate:
+    """`_admitted`, twice where the job asks for a twin."""
+    one = _admitted(job, name, sets, device, send)
+    if name in job.twins:
+        one.twin = _admitted(job, name, sets, device, send)
+    return one
+
+
+def _checked_again(job: Job, one: Candidate, sets: Sets) -> None:
+    for entry in one.entries:
+        verify(job, entry, sets, thorough=True)
 
 
 def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candidate:

@@ -3,15 +3,24 @@
 from dataclasses import dataclass
 
 from moe_routing_bench.config.axes import AXES, Axis
+from moe_routing_bench.store.columns import about
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: one field is shown as it is, two as an interval, three as a value with its interval."""
+    """A column of the table: one field is shown as it is, two as an interval, three as a value with its interval.
+
+    `says` replaces what the schema says of its first field.
+    """
 
     name: str
-    meaning: str
     of: tuple[str, ...] = ()
+    says: str = ""
+
+    @property
+    def meaning(self) -> str:
+        """What it means, for the legend."""
+        return self.says or about()[self.fields[0]].text
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -26,23 +35,26 @@ def _meaning(axis: Axis) -> str:
 
 
 COLUMNS = (
-    Column("bench", "operation under test"),
-    Column("implementation", "one way to do it"),
-    *(Column(axis.name, _meaning(axis)) for axis in AXES.values()),
-    Column("status", "ok, or why there is no time"),
-    Column("median_us", "median time of a call in µs: device time on a GPU, wall time on a CPU"),
-    Column("ci", "95 % confidence interval of the median time, in µs", ("ci_low_us", "ci_high_us")),
-    Column("wall_median_us", "median wall time of a call in µs, with launches and waits of the host"),
-    Column("gb_per_s", "compulsory bytes (each input read once, each output written once) over the median time"),
-    Column("share_of_copy", "gb_per_s over the copy bandwidth measured in the same process (1 is as fast as a copy)"),
-    Column("share_of_stream", "gb_per_s over the bandwidth of a long stream with the same mix of reads and writes"),
-    Column("share_of_short_stream", "the same, of a stream that moves just as many bytes, its launch and ramp included"),
-    Column("tflops", "floating-point operations over the median time, in TFLOP/s; a dash: the bench only moves data"),
-    Column("speedup", "baseline time over this time, paired within rounds, with its 95 % interval", ("speedup", "speedup_ci_low", "speedup_ci_high")),
-    Column("best_other", "the fastest other implementation of the cell"),
-    Column("best_speedup", "time of the fastest other implementation over this time, likewise", ("best_speedup", "best_speedup_ci_low", "best_speedup_ci_high")),
-    Column("drop_rate", "share of assignments over capacity, which are dropped"),
-    Column("load_cv", "realised coefficient of variation of tokens per expert, before capacity"),
-    Column("converged", "whether the interval became narrow enough before the time limit"),
-    Column("suspect", "whether something, such as a drift of the ceilings, speaks against the row"),
-)  # fmt: skip
+    Column("bench"),
+    Column("implementation"),
+    *(Column(axis.name, says=_meaning(axis)) for axis in AXES.values()),
+    Column("status"),
+    Column("median_us"),
+    Column("ci", ("ci_low_us", "ci_high_us"), "95 % confidence interval of the median time, in µs"),
+    Column("wall_median_us"),
+    Column("gb_per_s"),
+    Column("share_of_copy"),
+    Column("share_of_stream"),
+    Column("share_of_short_stream"),
+    Column("tflops"),
+    Column("speedup", ("speedup", "speedup_ci_low", "speedup_ci_high")),
+    Column("verdict"),
+    Column("best_other"),
+    Column("best_speedup", ("best_speedup", "best_speedup_ci_low", "best_speedup_ci_high")),
+    Column("best_verdict"),
+    Column("noise_floor"),
+    Column("drop_rate"),
+    Column("load_cv"),
+    Column("converged"),
+    Column("suspect"),
+)

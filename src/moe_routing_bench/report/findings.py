@@ -4,6 +4,7 @@ import pandas as pd
 from scipy import stats
 
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison import verdicts
 from moe_routing_bench.figures import grouping
 from moe_routing_bench.figures.load_cv import WITHOUT_EFFECT, routings
 from moe_routing_bench.figures.style import stages
@@ -16,7 +17,7 @@ def findings(table: pd.DataFrame) -> list[str]:
     asked = [bench for bench in BENCHES if bench in set(table["bench"])]
     found = [text for bench in asked for text in (fastest(ok, bench), copy_share(ok, bench)) if text]
     found += [stage_shares(ok, bench) for bench in grouping.COMPOSITES if bench in asked]
-    return [*found, cost_of_skew(ok), drops(ok), cost_of_capacity(ok), cautions(ok), not_ok(table)]
+    return [*found, cost_of_skew(ok), drops(ok), cost_of_capacity(ok), noise(ok), cautions(ok), not_ok(table)]
 
 
 def fastest(ok: pd.DataFrame, bench: str) -> str:
@@ -44,15 +45,10 @@ def fastest(ok: pd.DataFrame, bench: str) -> str:
 
 def _verdict(mine: pd.DataFrame, best: str, base: str) -> str:
     """What the cells of the best implementation show against the baseline."""
-    low, high, cells = (
-        int((mine["speedup_ci_low"] > 1).sum()),
-        int((mine["speedup_ci_high"] < 1).sum()),
-        grouping.differing(mine, count(len(mine), "cell")),
-    )
     mean, spread = stats.gmean(mine["speedup"]), f"{mine['speedup'].min():.2f}x to {mine['speedup'].max():.2f}x"
-    unknown = int(mine["speedup_ci_low"].isna().sum())
-    counts = f"the 95 % interval lies above 1 in {low} of {cells}, below 1 in {high}, and includes 1 in {len(mine) - low - high - unknown}"
-    counts += f"; {unknown} have too few pairs for an interval" if unknown else ""
+    low, counts = _judged(mine) if mine["verdict"].notna().any() else _intervals(mine)
+    wide = int((mine["converged"] == False).sum())  # noqa: E712
+    counts += f"; in {wide} the interval of the time stayed wider than asked" if wide else ""
     if mean <= 1:
         return f"no implementation has a geometric mean above the baseline {base}; the nearest is {best} with {mean:.2f}x ({spread}; {counts})"
     if not low:
@@ -60,13 +56,34 @@ def _verdict(mine: pd.DataFrame, best: str, base: str) -> str:
     return f"{best} has the largest speed-up, {mean:.2f}x {base} in the geometric mean ({spread}; {counts})"
 
 
+def _judged(mine: pd.DataFrame) -> tuple[int, str]:
+    """In how many cells it is faster, and the verdicts in words."""
+    found = mine["verdict"].value_counts()
+    cells, floors = grouping.differing(mine, count(len(mine), "cell")), mine["noise_floor"].dropna()
+    said = ", ".join(f"{name} in {found.get(name, 0)}" for name in ("slower", "same", "undecided"))
+    noise = f"{floors.min():.1%} to {floors.max():.1%}" if floors.min() < floors.max() else f"{floors.min():.1%}"
+    faster = int(found.get("faster", 0))
+    return faster, f"faster in {faster} of {cells}, {said}, beyond noise of {noise}"
+
+
+def _intervals(mine: pd.DataFrame) -> tuple[int, str]:
+    """In how many cells the interval lies above 1, and the counts in words, for rows without verdicts."""
+    low, high = int((mine["speedup_ci_low"] > 1).sum()), int((mine["speedup_ci_high"] < 1).sum())
+    cells, unknown = grouping.differing(mine, count(len(mine), "cell")), int(mine["speedup_ci_low"].isna().sum())
+    counts = f"the 95 % interval lies above 1 in {low} of {cells}, below 1 in {high}, and includes 1 in {len(mine) - low - high - unknown}"
+    return low, counts + (f"; {unknown} have too few pairs for an interval" if unknown else "")
+
+
 def _against_best(mine: pd.DataFrame, rows: pd.DataFrame) -> str:
-    """How it compares with the fastest other implementation of each cell: a weak baseline says little."""
+    """How it compares with the fastest other implementation of each cell: a weak baseline says little.
+
+    From the paired ratios that the rows hold; of rows from before they did, from medians.
+    """
     others = rows[~rows.index.isin(mine.index)].groupby(["cell", "gpu_uuid"], dropna=False)["median_us"].min()
-    pairs = mine.join(others.rename("rival_us"), on=["cell", "gpu_uuid"]).dropna(subset="rival_us")
-    if pairs.empty:
+    pairs = mine.join(others.rename("rival_us"), on=["cell", "gpu_uuid"])
+    ratios = pairs["best_speedup"].astype(float).fillna(pairs["rival_us"] / pairs["median_us"]).dropna()
+    if ratios.empty:
         return ""
-    ratios = pairs["rival_us"] / pairs["median_us"]
     return f"; against the fastest other implementation of each cell {stats.gmean(ratios):.2f}x ({ratios.min():.2f}x to {ratios.max():.2f}x)"
 
 
@@ -117,6 +134,20 @@ def drops(ok: pd.DataFrame) -> str:
     parts = ", ".join(f"{factor:g} at skew {skew:g}: {drop:.1%}" for (factor, skew), drop in median.items())
     over = grouping.differing(rows, count(len(rows), "routing"), ["capacity_factor", "skew"], WITHOUT_EFFECT)
     return f"What a capacity factor drops (median share of assignments over {over}): {parts}."
+
+
+def noise(ok: pd.DataFrame) -> str:
+    """How far apart equals came out, and how many of them the rule for verdicts would tell apart."""
+    known = verdicts.twins(ok)
+    if known.empty:
+        return "Noise: not measured, so this run has no verdicts: no implementation was entered twice (`twins`)."
+    parts = [
+        f"{bench} {group['gap'].median():.2%} (at most {group['gap'].max():.1%}, {count(len(group), 'twin')})"
+        for bench, group in known.groupby("bench", sort=False)
+    ]
+    wrong, judged = verdicts.false_verdicts(ok)
+    told = f"; of {judged}, each held against the floor of the others, the verdict would tell {wrong} apart"
+    return f"Noise: an implementation entered twice in a cell differs from itself, in the median, by {', '.join(parts)}{told * bool(judged)}."
 
 
 def cautions(ok: pd.DataFrame) -> str:

@@ -4,14 +4,16 @@ import base64
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import jinja2
 import pandas as pd
 import pyarrow as pa
 
 from moe_routing_bench import files
+from moe_routing_bench.comparison.claims import Held
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.quality.comparison import compare
@@ -29,12 +31,14 @@ _CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", 
 
 def render(
     table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Path, trained: pd.DataFrame | None = None,
-    adapted: pd.DataFrame | None = None,
+    adapted: pd.DataFrame | None = None, stale: Mapping[str, str] = MappingProxyType({}),
+    claims: Sequence[Held] = (),
 ) -> None:  # fmt: skip
     """Write the report of `table` (rows of the schema) with the SVG file of each figure to `out`.
 
     With the rows of training runs (`trained`) it has a section on quality, which has those of adaptations (`adapted`), too;
-    figures of both are shown only there.
+    figures of both are shown only there. `stale` says of benches whose rows are of other code than today's why they are shown, `claims`
+    what became of published figures.
     """
     frame = table.to_pandas() if isinstance(table, pa.Table) else table
     drawn = [_figure(name, path) for name, path in figures.items()]
@@ -44,8 +48,10 @@ def render(
     page = environment.get_template("report.html.j2").render(
         platform=_values(frame, "platform"),
         cpu=bool(frame["gpu_name"].isna().all()),
+        stale=_together(stale),
         findings=findings(frame),
         targets=targets(frame),
+        claims=[_claim(one) for one in claims],
         figures=[(entry, uri) for entry, uri in drawn if entry.source == "measurements"],
         quality=None
         if trained is None
@@ -69,6 +75,21 @@ def _quality(
         "figures": figures, "machine": _values(trained, "device"), "timed": compare.timed(compare.with_speeds(compare.finals(trained))), "columns": quality.COLUMNS,
         "contests": quality.contests(trained), "source": predecessor.SOURCE, "verdicts": verdicts.verdicts(trained, adapted),
         "adaptations": [] if adapted is None else quality.adaptations(adapted),
+    }  # fmt: skip
+
+
+def _together(reasons: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The benches of each reason, and the reason."""
+    return [(", ".join(b for b in reasons if reasons[b] == text), text) for text in dict.fromkeys(reasons.values())]
+
+
+def _claim(one: Held) -> dict[str, object]:
+    """What the table of claims shows of one."""
+    claim = one.claim
+    ours = "–" if math.isnan(one.ours) else f"{one.ours:.4g} {claim.unit}"
+    return {
+        "who": claim.who, "statement": claim.statement, "boundary": claim.boundary, "source": claim.source, "hardware": claim.hardware or "not said",
+        "published": f"{claim.figure:g} {claim.unit}", "ours": ours, "cells": one.cells or "–", "verdict": one.verdict, "why": one.why,
     }  # fmt: skip
 
 

@@ -1,14 +1,34 @@
 """Where results, reports and configs lie, below the working directory."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from moe_routing_bench.errors import bad
 
 if TYPE_CHECKING:
     from moe_routing_bench.grid.job import Job
 
 CONFIG = Path("config/config.yaml")
 MODELS = Path("config/models.yaml")
+CLAIMS = Path("config/claims.yaml")
+
+
+_FOLDER = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)?")
+
+
+def folder(platform: str, run: str | None = None) -> str:
+    """The name of the folder of a platform's results: ``nvidia-h200``, or ``nvidia-h200.NAME`` for a run that has a name.
+
+    Every `platform` of this module is such a name. Raises `UserError` for one that is no safe name of a folder.
+    """
+    name = f"{platform}.{run}" if run else platform
+    if not _FOLDER.fullmatch(name):
+        what, got = ("run", run) if run else ("platform", platform)
+        close = re.sub(r"[^a-z0-9]+", "-", str(got).lower()).strip("-")
+        raise bad(what, got, "lower-case letters, digits and dashes", f"did you mean {close!r}?" if close else "")
+    return name
 
 
 def results(platform: str) -> Path:
@@ -62,6 +82,16 @@ def reported(platform: str) -> set[str]:
 def run_file(platform: str, name: str) -> Path:
     """The Parquet file of a training run."""
     return results(platform) / "runs" / f"{name}.parquet"
+
+
+def claim_file(platform: str, claim: str) -> Path:
+    """The rows that were measured to check a published figure."""
+    return results(platform) / "claims" / f"{claim}.parquet"
+
+
+def claim_files(platform: str) -> Iterable[Path]:
+    """All of these."""
+    return (results(platform) / "claims").glob("*.parquet")
 
 
 def perft_file(platform: str, name: str) -> Path:

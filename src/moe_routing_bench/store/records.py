@@ -4,16 +4,21 @@ A cell's file also stores the spec that it was measured for, so that a stale fil
 own records.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from moe_routing_bench.benches.bench import find
+from moe_routing_bench.closure import fingerprint
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.errors import UserError, bad
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.spec import spec_hash
+from moe_routing_bench.store.columns import described
 from moe_routing_bench.store.rows import IDENTITY, MEASURED, SCHEMA_VERSION, SPEC
 
 _KINDS = {int: pa.int64(), float: pa.float64(), str: pa.string()}
@@ -52,6 +57,23 @@ def read(path: Path) -> pa.Table:
     return table.select(list(COLUMNS))
 
 
+def read_some(source: Path | BinaryIO, columns: Sequence[str], name: str = "") -> pa.Table:
+    """These columns of rows of any schema version, null where the rows have no such column; `name` stands for the source in messages.
+
+    Raises `UserError` for what is no file of measurements.
+    """
+    name = name or str(source)
+    try:
+        table = pq.read_table(source)
+    except (OSError, pa.ArrowException) as error:
+        raise bad("measurements", name, "a readable Parquet file of rows") from error
+    if absent := [one for one in ("bench", "implementation", "status", "median_us") if one not in table.column_names]:
+        raise bad(f"columns of {name}", f"no {absent[0]}", "rows of this benchmark")
+    known = set(table.column_names)
+    found = [table[one] if one in known else pa.nulls(len(table), COLUMNS[one]) for one in columns]
+    return pa.table(found, names=list(columns))
+
+
 def spec_of(table: pa.Table) -> str | None:
     """The spec that a cell's file was measured for."""
     return (table.schema.metadata or {}).get(SPEC, b"").decode(errors="replace") or None
@@ -60,9 +82,10 @@ def spec_of(table: pa.Table) -> str | None:
 def collect(files: Mapping[Path, Job]) -> pa.Table:
     """All rows of the jobs' files, each checked against the spec it should have been measured for.
 
-    Raises `UserError` naming every file that is unreadable, stale or incomplete; nothing is skipped.
+    Raises `UserError` naming every file that is unreadable, stale or incomplete, or that other code measured than the rest of its
+    bench; nothing is skipped.
     """
-    tables, problems = [], []
+    tables, problems, codes = [], [], {}
     for path, job in files.items():
         try:
             table = read(path)
@@ -75,15 +98,30 @@ def collect(files: Mapping[Path, Job]) -> pa.Table:
             problems.append(
                 f"{path} holds {table['implementation'].to_pylist()}, asked were {list(job.implementations)}"
             )
+        codes.setdefault(job.cell.bench, {})[path] = set(table["code_fingerprint"].to_pylist())
         tables.append(table)
+    problems += [text for bench, found in codes.items() if (text := _mixed(bench, found))]
     if problems:
         raise bad(
             "cell files",
-            f"{len(problems)} that do not fit: " + "; ".join(problems[:5]),
+            f"{len(problems)} that do not fit: " + "; ".join(problems[:5]) + "; …" * (len(problems) > 5),
             "files of this config",
             "measure them again: snakemake --forcerun measure, or delete them and run snakemake",
         )
-    return pa.concat_tables(t.replace_schema_metadata(None) for t in tables)
+    joined = pa.concat_tables(t.replace_schema_metadata(None) for t in tables)
+    return joined.cast(described(joined.schema))
+
+
+def _mixed(bench: str, found: Mapping[Path, set[str | None]]) -> str:
+    """What to measure again where the files of a bench are of several versions of its code: all but those of today's, or, where
+    none is of today's, of the most frequent one. Empty where they agree."""
+    counts = Counter(code for codes in found.values() for code in codes)
+    if len(counts) < 2:
+        return ""
+    today = fingerprint(find(bench).code_files())[:16]
+    kept = today if today in counts else counts.most_common(1)[0][0]
+    again = sorted(str(path) for path, codes in found.items() if codes != {kept})
+    return f"{bench} was measured by {len(counts)} versions of the code: {', '.join(again[:5])}{', …' * (len(again) > 5)} ({len(again)} files)"
 
 
 def orphans(folder: Path, wanted: Iterable[Path]) -> list[Path]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from moe_routing_bench.store.parquet import write_table
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 STATUSES = ("ok", "incorrect", "unsupported", "out_of_memory", "crashed", "timeout", "below_roofline")
 SPEC = b"moe_routing_bench.spec"
 
@@ -34,8 +34,11 @@ MEASURED: dict[str, pa.DataType] = {
     # derived
     "tokens_per_s": _F, "compulsory_bytes": _I, "read_bytes": _I, "write_bytes": _I, "gb_per_s": _F, "bw_gibps_strict": _F,
     "bytes_per_token_strict": _I, "share_of_copy": _F, "share_of_stream": _F, "share_of_short_stream": _F, "flops": _I, "tflops": _F, "share_of_peak": _F,
-    "roofline_us": _F, "share_of_roofline": _F, "speedup": _F, "speedup_ci_low": _F, "speedup_ci_high": _F, "baseline": _S,
-    "best_speedup": _F, "best_speedup_ci_low": _F, "best_speedup_ci_high": _F, "best_other": _S,
+    "roofline_us": _F, "share_of_roofline": _F, "speedup": _F, "speedup_ci_low": _F, "speedup_ci_high": _F, "speedup_p": _F, "baseline": _S,
+    "best_speedup": _F, "best_speedup_ci_low": _F, "best_speedup_ci_high": _F, "best_speedup_p": _F, "best_other": _S,
+    "twin_speedup": _F, "twin_speedup_ci_low": _F, "twin_speedup_ci_high": _F, "twin_speedup_p": _F, "twin_median_us": _F,
+    # judged over all rows of a run, when they are collected
+    "noise_floor": _F, "verdict": _S, "best_verdict": _S,
     "peak_memory_bytes": _I, "rows": _I, "padding_waste": _F,
     # routing, of the first input set
     "expert_load": pa.list_(_I), "load_cv": _F, "load_max_over_mean": _F, "load_gini": _F, "active_experts": _I,

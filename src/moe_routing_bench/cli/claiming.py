@@ -1,0 +1,88 @@
+"""Published figures, held against our rows; those that this machine can show are measured on request."""
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from moe_routing_bench.cli.asked import platform_of
+from moe_routing_bench.cli.options import Platform, Run
+from moe_routing_bench.cli.printing import counts, show
+from moe_routing_bench.config import claims as published
+from moe_routing_bench.config import presets
+from moe_routing_bench.config.expand import config_of, expand
+from moe_routing_bench.config.load import load
+from moe_routing_bench.errors import UserError, bad, pick
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.store import paths, platforms, records
+
+
+def claims(
+    platform: Platform = None,
+    run: Run = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure what no row shows yet and this machine can run")] = False,
+    only: Annotated[str | None, typer.Option(help="Comma-separated ids [default: all]")] = None,
+    file: Annotated[Path, typer.Option(help="File of claims")] = paths.CLAIMS,
+) -> None:  # fmt: skip
+    """Hold published figures against our rows: reproduced, not reproduced, or why it cannot be told."""
+    platform = platform_of(platform, run)
+    known = {claim.id: claim for claim in published.load(file)}
+    chosen = [known[pick("--only", name.strip(), known)] for name in (only.split(",") if only else known)]
+    if measure:
+        if platform.partition(".")[0] != platforms.current():
+            raise bad("--measure", platform, f"this machine, which is {platforms.current()}")
+        _measure(one.claim for one in held(platform, chosen, empty=True) if one.why == "not measured")
+    found = held(platform, chosen)
+    show(_table(found))
+    print(f"{len(found)} claims: {counts([one.verdict for one in found])}")
+
+
+def held(platform: str, chosen: Iterable[published.Claim], empty: bool = False) -> list[Any]:
+    """Claims held against the collected rows of a platform and those that were measured for claims; `comparison.claims.Held` each.
+
+    Raises `UserError` where there is no row at all, unless that is expected (`empty`).
+    """
+    pandas, judge = (importlib.import_module(name) for name in ("pandas", "moe_routing_bench.comparison.claims"))
+    stored = [paths.measurements(platform), *sorted(paths.claim_files(platform))]
+    tables = [records.read(path).to_pandas() for path in stored if path.is_file()]
+    if not tables and not empty:
+        raise bad("rows", f"none of {platform}", "measured cells", "run `snakemake` first, or add --measure")
+    rows = pandas.concat(tables, ignore_index=True) if tables else records.SCHEMA.empty_table().to_pandas()
+    return judge.held(list(chosen), rows, platform.startswith(platforms.CPU))
+
+
+def _measure(asked: Iterable[published.Claim]) -> None:
+    """Measure the cell of each claim that names a whole one, into a file of its own."""
+    supervisor = importlib.import_module("moe_routing_bench.measure.supervisor")
+    for claim in asked:
+        try:
+            job = job_of(claim)
+        except UserError as error:
+            print(f"{claim.id}: not measured: {error}")
+            continue
+        print(f"{claim.id}: {job.cell.bench} {job.cell.key}", flush=True)
+        supervisor.measure(job, paths.claim_file(platforms.current(), claim.id))
+
+
+def job_of(claim: published.Claim) -> Job:
+    """The one cell that a claim is about, with what it compares and the baseline. Raises `UserError` where it leaves one open."""
+    check = claim.check
+    assert check is not None
+    if check.over:
+        raise bad(f"claim {claim.id}", f"the {check.over} of several cells", "one cell", "its rows come from a config")
+    asked = config_of(check.bench, {name: None if value == "none" else value for name, value in check.axes.items()})
+    asked["grid"][0]["implementations"] = list(dict.fromkeys(filter(None, (check.implementation, check.against))))
+    (job,) = expand(load(asked), presets.load(paths.MODELS))
+    return job
+
+
+def _table(found: list[Any]) -> Table:
+    table = Table("claim", "who", "hardware", "published", "ours", "cells", "verdict", box=None)
+    for one in found:
+        unit, ours = one.claim.unit, "" if one.ours != one.ours else f"{one.ours:.4g} {one.claim.unit}"
+        said = one.verdict + (f": {one.why}" if one.why else "")
+        table.add_row(one.claim.id, one.claim.who, one.claim.hardware or "not said", f"{one.claim.figure:g} {unit}", ours, str(one.cells or ""), said)  # fmt: skip
+    return table

@@ -1,0 +1,95 @@
+"""One run against another: what is faster, slower or lost, and an exit status that a CI can use."""
+
+import importlib
+import io
+import re
+import subprocess
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from moe_routing_bench import files
+from moe_routing_bench.cli.printing import show
+from moe_routing_bench.errors import bad
+from moe_routing_bench.store import paths, records
+
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%?")
+_RUN = "a Parquet file, a folder of results/ such as nvidia-h200, or COMMIT:FOLDER"
+
+
+def compare(
+    before: Annotated[str, typer.Argument(metavar="A", help=f"The run to compare with: {_RUN}")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The run that is judged, named likewise")],
+    fail_if_slower: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="Exit status 1 if a row is slower by more than this, such as 3%, or has lost its time")
+    ] = None,
+    across: Annotated[bool, typer.Option("--across", help="Compare runs of different devices all the same")] = False,
+    most: Annotated[int, typer.Option(help="Most rows to print; the page has all", min=0)] = 20,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with all rows")] = None,
+) -> None:  # fmt: skip
+    """Compare two runs row by row: faster, slower, the same or undecided, beyond noise and the drift of the device."""
+    share = None if fail_if_slower is None else _share(fail_if_slower)
+    if html:
+        files.check_writable(html)
+    runs = importlib.import_module("moe_routing_bench.comparison.runs")
+    found = runs.compare(_table(before), _table(after), across)
+    for mark in found.marks:
+        print(f"differs besides the code: {mark}")
+    changed = found.rows.assign(size=abs(found.rows["ratio"].astype(float) - 1)).sort_values("size", ascending=False)
+    show(_printed(changed[changed["verdict"] != "same"].head(most), f"{before} -> {after}"))
+    print(f"{len(found.rows)} rows: {', '.join(f'{n} {name}' for name, n in found.counts().items())}")
+    if html:
+        importlib.import_module("moe_routing_bench.report.changes").render(changed, found.marks, (before, after), html)
+        print(f"wrote {html}")
+    if share is not None and len(worse := found.worse(share)):
+        print(f"slower by more than {share:.1%}, or lost: {len(worse)} rows")
+        raise typer.Exit(1)
+
+
+def _share(text: str) -> float:
+    """A share of a time: 3% or 3 is 0.03."""
+    found = _PERCENT.fullmatch(text.strip())
+    if not found:
+        raise bad("--fail-if-slower", text, "a percentage such as 3%")
+    return float(found[1]) / 100
+
+
+def _table(name: str) -> Any:
+    """The rows of a run, with what a comparison reads of them."""
+    columns = importlib.import_module("moe_routing_bench.comparison.runs").COLUMNS
+    commit, colon, folder = name.partition(":")
+    if colon:
+        source: Any = io.BytesIO(_at(commit, folder))
+    else:
+        path = Path(name)
+        source = path if path.suffix == ".parquet" else paths.measurements(name)
+        if not source.is_file():
+            raise bad("run", name, _RUN, f"there is no {source}")
+    return records.read_some(source, columns, name).to_pandas()
+
+
+def _at(commit: str, folder: str) -> bytes:
+    """The measurements of a results folder as git stores them at a commit."""
+    place = f"{commit}:{paths.measurements(folder)}"
+    try:
+        done = subprocess.run(["git", "show", place], capture_output=True, check=False)
+    except OSError as error:
+        raise bad("run", place, _RUN, "git is not installed") from error
+    if done.returncode:
+        raise bad("run", place, _RUN, done.stderr.decode(errors="replace").strip().splitlines()[-1])
+    return done.stdout
+
+
+def _printed(rows: Any, title: str) -> Table:
+    """The rows as a table for the terminal."""
+    table = Table("bench", "cell", "implementation", "before us", "after us", "before / after", "verdict", title=title, title_justify="left", box=None)  # fmt: skip
+    for row in rows.to_dict("records"):
+        ratio = "" if row["ratio"] != row["ratio"] else f"{row['ratio']:.3f}"
+        if row["ratio_ci_low"] == row["ratio_ci_low"]:
+            ratio += f" ({row['ratio_ci_low']:.3f} to {row['ratio_ci_high']:.3f})"
+        times = ["" if row[side] != row[side] else f"{row[side]:.2f}" for side in ("before_us", "after_us")]
+        said = row["verdict"] + (f": {row['reason']}" if isinstance(row["reason"], str) else "")
+        table.add_row(row["bench"], row["cell"], row["implementation"], *times, ratio, said)
+    return table

@@ -1,0 +1,85 @@
+"""Whether rows reproduce published figures. Pure functions; no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from moe_routing_bench.config import axes
+from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.config.claims import UNITS, Check, Claim
+
+REPRODUCED, NOT, ABSENT, NOT_RUNNABLE = "reproduced", "not reproduced", "no rows", "not runnable"
+_OF_THE_ROUTING = ("drop_rate", "token_drop_rate", "load_cv", "load_max_over_mean", "load_gini", "gate_entropy")
+_JOIN = {"gmean": stats.gmean, "min": np.min, "max": np.max, "median": np.median}
+_SMALLER_IS_BETTER = ("us", "ms")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A claim held against rows: the verdict, our value in the unit of the claim (NaN without one), of how many cells, and why."""
+
+    claim: Claim
+    verdict: str
+    ours: float = float("nan")
+    cells: int = 0
+    why: str = ""
+
+
+def held(claims: Sequence[Claim], rows: pd.DataFrame, cpu: bool = False) -> list[Held]:
+    """Each claim held against the rows of one platform, in the order of the claims; `cpu`: it is a CPU, whose times count for none."""
+    return [_held(claim, rows, cpu) for claim in claims]
+
+
+def _held(claim: Claim, rows: pd.DataFrame, cpu: bool) -> Held:
+    check = claim.check
+    if check is None:
+        return Held(claim, NOT_RUNNABLE, why=claim.not_runnable)
+    if cpu and check.column not in _OF_THE_ROUTING:
+        return Held(claim, ABSENT, why="a time on a CPU says nothing of it")
+    ok = rows[rows["status"] == "ok"]
+    mine = matching(ok, check, check.implementation)
+    if mine.empty:
+        return Held(claim, ABSENT, why=_absence(rows, check))
+    values = mine.set_index(_card(mine))[check.column].astype(float)
+    if check.against:
+        other = matching(ok, check, check.against)
+        if other.empty:
+            return Held(claim, ABSENT, why=_absence(rows, check, check.against))
+        values = (other.set_index(_card(other))[check.column].astype(float) / values).dropna()
+    values = values.dropna() * UNITS[claim.unit]
+    if values.empty or (len(values) > 1 and check.over is None):
+        return Held(claim, ABSENT, cells=len(values), why=f"{len(values)} cells match, and one is meant")
+    ours = float(_JOIN[check.over or "median"](values))
+    return Held(claim, REPRODUCED if reproduced(claim, ours) else NOT, ours, len(values))
+
+
+def reproduced(claim: Claim, ours: float) -> bool:
+    """Whether a value in the unit of the claim is as near as it asks, or better where that counts."""
+    better = ours <= claim.figure if claim.unit in _SMALLER_IS_BETTER else ours >= claim.figure
+    return abs(ours / claim.figure - 1) <= claim.within or (claim.at_least and better)
+
+
+def matching(rows: pd.DataFrame, check: Check, implementation: str) -> pd.DataFrame:
+    """The rows of an implementation with the axes of a check; an axis that is `none` there has no value."""
+    chosen = (rows["bench"] == check.bench) & (rows["implementation"] == implementation)
+    for name, asked in check.axes.items():
+        value = axes.spelled(AXES[name], asked)
+        chosen &= rows[name].isna() if value is None or value == "none" else rows[name] == value
+    return rows[chosen]
+
+
+def _card(rows: pd.DataFrame) -> list[pd.Series]:
+    """What two rows of one comparison agree in: the cell, and the card that it was measured on."""
+    return [rows["cell"], rows["gpu_uuid"].fillna("")]
+
+
+def _absence(rows: pd.DataFrame, check: Check, name: str = "") -> str:
+    """Why there is no row with a time: there is none at all, or it has another status."""
+    others = matching(rows, check, name or check.implementation)
+    if others.empty:
+        return "not measured"
+    first = others.iloc[0]
+    return f"{first['implementation']} is {first['status']}: {first['reason']}"

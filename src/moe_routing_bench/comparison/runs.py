@@ -1,0 +1,136 @@
+"""What changed from one run to another: rows of the same cell and implementation, held against each other. No torch.
+
+Rows of two runs share no rounds, so their ratio has a Welch interval over the block medians of both. Besides the noise floors of
+both runs, a change has to exceed what the device itself did: how far the ceilings of the two rows are apart.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison import verdicts
+from moe_routing_bench.config import axes
+from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.errors import bad
+from moe_routing_bench.measure import statistics
+
+UNKNOWN_FLOOR = 0.02  # of |ln ratio|: assumed for a run without twins
+KEYS = ["bench", "implementation", *AXES]
+COLUMNS = (
+    *KEYS, "cell", "status", "reason", "median_us", "block_medians_us", "flops", "copy_gb_per_s", "peak_tflops", "twin_speedup", "gpu_name",
+    "cpu_model", "gpu_uuid", "driver", "torch_version", "cuda_version", "triton_version", "cutlass_dsl_version", "git_sha", "git_dirty",
+)  # fmt: skip
+_DEVICE = ("gpu_name", "cpu_model")
+_MARKED = ("gpu_uuid", "driver", "torch_version", "cuda_version", "triton_version", "cutlass_dsl_version")
+LOST, GAINED, ONLY_BEFORE, ONLY_AFTER = "no longer ok", "ok now", "only before", "only after"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`rows`: one per cell and implementation of either run, with `before_us`, `after_us`, `ratio` (before over after: above 1 is
+    faster now) and its interval, `floor` and `verdict`. `marks`: what differs between the runs besides the code."""
+
+    rows: pd.DataFrame
+    marks: list[str] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        """How many rows have each verdict, the most frequent first."""
+        return {str(name): int(n) for name, n in self.rows["verdict"].value_counts().items()}
+
+    def worse(self, share: float) -> pd.DataFrame:
+        """The rows that are slower by more than `share` of the time before, or that have lost their time."""
+        slower = (self.rows["verdict"] == verdicts.SLOWER) & (
+            self.rows["after_us"] > self.rows["before_us"] * (1 + share)
+        )
+        return self.rows[slower | (self.rows["verdict"] == LOST)]
+
+
+def compare(before: pd.DataFrame, after: pd.DataFrame, across: bool = False) -> Comparison:
+    """Compare two runs, each with the columns of `COLUMNS`.
+
+    Raises `UserError` where they have no cell in common, and where they were measured on different devices, unless `across`
+    says that this is meant.
+    """
+    marks = [text for name in _DEVICE if (text := _difference(before, after, name))]
+    if marks and not across:
+        raise bad("runs", "; ".join(marks), "runs of one kind of device", "--across compares them all the same")
+    marks += [text for name in _MARKED if (text := _difference(before, after, name))]
+    sides = [_keyed(one) for one in (before, after)]
+    both = sides[0].add_suffix("_before").join(sides[1].add_suffix("_after"), how="outer")
+    if not sides[0].index.intersection(sides[1].index).size:
+        raise bad("runs", "no cell and implementation in common", "at least one")
+    return Comparison(_judged(pd.DataFrame([_row(one) for one in both.to_dict("records")], both.index)), marks)
+
+
+def _difference(before: pd.DataFrame, after: pd.DataFrame, column: str) -> str:
+    """What a column says of the one run and not of the other, as a text; empty where they agree."""
+    known = [sorted(map(str, one[column].dropna().unique())) for one in (before, after)]
+    if known[0] == known[1] or not all(known):
+        return ""
+    return f"{column}: {', '.join(known[0])} before, {', '.join(known[1])} after"
+
+
+def _keyed(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows by bench, implementation and axes as texts, which a missing value is too, with their noise floors."""
+    rows = _with_newer_axes(rows)
+    floors = verdicts.floors(rows).fillna(UNKNOWN_FLOOR)
+    texts = {name: _texts(rows[name], AXES[name].kind if name in AXES else str) for name in KEYS}
+    index = pd.MultiIndex.from_frame(pd.DataFrame(texts, rows.index))
+    if index.has_duplicates:
+        raise bad("run", f"{index[index.duplicated()][0][:2]} twice", "one row per cell and implementation")
+    return rows.assign(floor=floors).drop(columns=[name for name in KEYS if name in rows]).set_index(index)
+
+
+def _texts(values: pd.Series, kind: type) -> pd.Series:
+    """Each value as a text, which does not depend on whether others are missing: pandas then makes floats of integers."""
+    return pd.Series(["" if pd.isna(one) else str(kind(one)) for one in values], values.index)
+
+
+def _with_newer_axes(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a run from before an axis was there: with its default in the benches that read it now."""
+    rows = rows.copy()
+    for axis in AXES.values():
+        if rows[axis.name].isna().all() and (axis.follows or axis.default is not None):
+            reads = rows["bench"].map(lambda name, axis=axis: name in BENCHES and axis in axes.of(BENCHES[name].axes))
+            rows[axis.name] = pd.Series(rows[axis.follows] if axis.follows else axis.default, rows.index).where(reads)
+    return rows
+
+
+def _row(one: dict) -> dict[str, object]:
+    """The numbers of a pair, without a verdict on its ratio; what has no pair says why."""
+    cell = one["cell_after"] if isinstance(one["cell_after"], str) else one["cell_before"]
+    found: dict[str, object] = {"cell": cell, "before_us": one["median_us_before"], "after_us": one["median_us_after"]}
+    ok = {side: one[f"status_{side}"] == "ok" for side in ("before", "after")}
+    there = {side: isinstance(one[f"status_{side}"], str) for side in ("before", "after")}
+    if not all(there.values()):
+        return found | {"verdict": ONLY_BEFORE if there["before"] else ONLY_AFTER}
+    if not all(ok.values()):
+        reason = one["reason_after"] if isinstance(one["reason_after"], str) else one["status_after"]
+        return found | (
+            {"verdict": LOST, "reason": reason} if ok["before"] else {"verdict": GAINED} if ok["after"] else {}
+        )
+    ratio = statistics.unpaired_ratio(one["block_medians_us_before"], one["block_medians_us_after"])
+    floor = max(one["floor_before"], one["floor_after"], _drift(one))
+    return (
+        found | dict(zip(("ratio", "ratio_ci_low", "ratio_ci_high", "ratio_p"), ratio, strict=True)) | {"floor": floor}
+    )
+
+
+def _drift(one: dict) -> float:
+    """How far apart the ceilings are that bound the pair: the copy, and the matrix product where there are FLOPs."""
+    names = ("copy_gb_per_s", *(("peak_tflops",) if (one["flops_after"] or 0) > 0 else ()))
+    return max(abs(float(np.log(one[f"{name}_before"] / one[f"{name}_after"]))) for name in names)
+
+
+def _judged(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a verdict each, and their keys as columns; without those that never had a time."""
+    for name in ("ratio", "ratio_ci_low", "ratio_ci_high", "ratio_p", "floor", "verdict", "reason"):
+        rows[name] = rows.get(name, pd.Series(np.nan, rows.index, object))
+    found = verdicts.of_pairs(rows, "ratio", rows["floor"].astype(float))
+    return (
+        rows.assign(verdict=rows["verdict"].where(rows["verdict"].notna(), found))
+        .dropna(subset="verdict")
+        .reset_index()
+    )

@@ -1,0 +1,133 @@
+"""Whether one implementation is faster than another: one rule for all pairs of a run. Pure functions; no torch.
+
+An implementation that takes part twice in a cell shows how far apart equals come out (A/A): by where their buffers lie, for
+example, which no interval over rounds sees. The noise floor is the 97.5th percentile of |ln ratio| over such twins, per bench and
+size class, and at least `LEAST`; with the 95th, 6 % of equals would be told apart, judged by the floor of the others. A pair is ``faster`` or ``slower`` when its paired interval excludes 1, its p stays significant after
+Benjamini and Hochberg (1995, J. R. Stat. Soc. B 57) over all pairs of the run, and the gap exceeds the floor; ``same`` when the whole
+interval lies within the floor; else ``undecided``.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from scipy import stats
+
+LEAST = 0.005  # of |ln ratio|: what no twins can take a floor below
+LEAST_TWINS = 5  # fewer say nothing of a percentile: those of a wider class are taken
+RATE = 0.05  # of false discoveries among the pairs called faster or slower
+QUANTILE = 0.975
+FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
+CLASSES = (
+    (0.0, "under 10 µs"),
+    (10.0, "10 to 100 µs"),
+    (100.0, "100 µs and above"),
+)  # of the median time, from which on
+
+
+def size_class(median_us: pd.Series) -> pd.Series:
+    """The name of the class of each time."""
+    edges = [start for start, _ in CLASSES]
+    return pd.Series([CLASSES[np.searchsorted(edges, us, "right") - 1][1] for us in median_us], median_us.index, object)
+
+
+def twins(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a twin, with their size class and `gap`, |ln ratio|."""
+    found = rows[(rows["status"] == "ok") & rows["twin_speedup"].notna()]
+    return found.assign(size=size_class(found["median_us"]), gap=np.log(found["twin_speedup"].astype(float)).abs())
+
+
+def floor(gaps: pd.Series) -> float:
+    """The noise floor that these gaps of twins give."""
+    return max(LEAST, float(np.quantile(gaps, QUANTILE, method="higher")))
+
+
+def floors(rows: pd.DataFrame, known: pd.DataFrame | None = None) -> pd.Series:
+    """The noise floor of each row, from the twins among `known` (by default the same rows); NaN where there are too few.
+
+    From those of its bench and size class, or where there are fewer than `LEAST_TWINS` of its bench, or of all benches.
+    """
+    known = twins(rows) if known is None else known
+    wider: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
+        lambda one: known[(known["bench"] == one["bench"]) & (known["size"] == one["size"])],
+        lambda one: known[known["bench"] == one["bench"]],
+        lambda one: known,
+    )
+    keys = pd.DataFrame({"bench": rows["bench"], "size": size_class(rows["median_us"].fillna(0))})
+    found = {}
+    for key, one in keys.drop_duplicates().set_index(["bench", "size"], drop=False).iterrows():
+        gaps = next((chosen["gap"] for pick in wider if len(chosen := pick(one)) >= LEAST_TWINS), None)
+        found[key] = np.nan if gaps is None else floor(gaps)
+    return pd.Series([found[key] for key in keys.itertuples(index=False, name=None)], rows.index, float)
+
+
+def adjusted(p: pd.Series) -> pd.Series:
+    """Benjamini-Hochberg's p over those that are known."""
+    found = pd.Series(np.nan, p.index, float)
+    known = p.dropna().astype(float)
+    if len(known):
+        found[known.index] = stats.false_discovery_control(known)
+    return found
+
+
+def verdict(ratio: float, low: float, high: float, p: float, floor: float) -> str:
+    """The verdict on a time ratio above 1 where the one is faster, its interval, its adjusted p and the noise floor."""
+    if np.isnan([ratio, low, high, p, floor]).any():
+        return UNDECIDED
+    gap = float(np.log(ratio))
+    if (low > 1 or high < 1) and p <= RATE and abs(gap) > floor:
+        return FASTER if gap > 0 else SLOWER
+    return SAME if -floor <= np.log(low) and np.log(high) <= floor else UNDECIDED
+
+
+def of_pairs(rows: pd.DataFrame, column: str, floor: pd.Series) -> pd.Series:
+    """The verdict on each ratio in `column`, with its interval and p in columns named after it; None where there is no ratio.
+
+    A drift of the ceilings does not count: the two times of a pair were taken in the same round.
+    """
+    p = adjusted(rows[f"{column}_p"])
+    numbers = [rows[column], rows[f"{column}_ci_low"], rows[f"{column}_ci_high"], p, floor]
+    each = zip(*(one.astype(float) for one in numbers), strict=True)
+    found = [None if np.isnan(ratio) else verdict(ratio, *others) for ratio, *others in each]
+    return pd.Series(found, rows.index, object)
+
+
+def judged(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a run with `noise_floor`, `verdict` (against the baseline) and `best_verdict` (against the best other).
+
+    All three are missing where the run has too few twins: without a noise floor there is no verdict.
+    """
+    ok = table[table["status"] == "ok"]
+    floor = floors(ok)
+    against = ok[ok["implementation"] != ok["baseline"]]
+    found = table.assign(noise_floor=floor.reindex(table.index), verdict=None, best_verdict=None)
+    for rows, column, name in ((against, "speedup", "verdict"), (ok, "best_speedup", "best_verdict")):
+        told = floor[rows.index].notna()
+        found.loc[rows.index[told], name] = of_pairs(rows, column, floor[rows.index])[told]
+    return found
+
+
+def with_verdicts(table: pa.Table) -> pa.Table:
+    """`judged` of an Arrow table; its other columns stay as they are."""
+    found = judged(table.to_pandas())
+    for name in ("noise_floor", "verdict", "best_verdict"):
+        place, field = table.schema.get_field_index(name), table.schema.field(name)
+        table = table.set_column(place, field, pa.array(found[name], field.type, from_pandas=True))
+    return table
+
+
+def false_verdicts(table: pd.DataFrame) -> tuple[int, int]:
+    """Of how many twins the rule would call one faster than the other, judged by the floors of all twins but their own; and of
+    how many in all. The second is 0 where there are too few to judge any."""
+    known = twins(table)
+    wrong = judgeable = 0
+    p = adjusted(known["twin_speedup_p"])
+    for index, one in known.iterrows():
+        (own,) = floors(known.loc[[index]], known.drop(index))
+        if np.isnan(own):
+            continue
+        judgeable += 1
+        ends = one["twin_speedup_ci_low"], one["twin_speedup_ci_high"]
+        wrong += verdict(one["twin_speedup"], *map(float, ends), p[index], own) in (FASTER, SLOWER)
+    return wrong, judgeable

@@ -1,0 +1,80 @@
+"""Published figures, as config/claims.yaml has them: who says what, on which hardware, and which rows of ours would show it."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.bounds import Amount
+from moe_routing_bench.config import schema
+from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.config.load import read_mapping
+from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.fields import Choice
+
+UNITS = {"us": 1.0, "ms": 1e-3, "GB/s": 1.0, "TFLOP/s": 1.0, "x": 1.0, "%": 100.0}  # of what a row holds
+OVER = ("gmean", "min", "max", "median")
+
+
+class Check(schema.Strict):
+    """Which rows show it: those of a bench and implementation with these axes, and of them a column.
+
+    `against` is another implementation, whose value over this one's is meant. `over` joins the values of several cells.
+    """
+
+    bench: Annotated[str, Choice(tuple(BENCHES))]
+    implementation: str
+    column: str
+    against: str | None = None
+    axes: dict[str, Any] = {}  # noqa: RUF012
+    over: Annotated[str, Choice(OVER)] | None = None
+
+
+class Claim(schema.Strict):
+    """A published figure. One that no row of ours can show says why (`not_runnable`) in place of its `check`.
+
+    `within` is the relative difference that still counts as reproduced; with `at_least`, so does what is better.
+    """
+
+    id: str
+    who: str
+    source: str
+    date: str | None = None
+    hardware: str | None = None
+    statement: str
+    boundary: str
+    figure: float | int
+    unit: Annotated[str, Choice(tuple(UNITS))]
+    check: Check | None = None
+    within: Amount
+    at_least: bool = False
+    not_runnable: str = ""
+
+
+class Claims(schema.Strict):
+    """The file."""
+
+    claims: list[Claim]
+
+
+def load(path: str | Path) -> list[Claim]:
+    """The claims of a file, in its order.
+
+    Raises `UserError` for one that has neither a check nor a reason, or both, for an id that is there twice, and for a bench,
+    implementation or axis that does not exist.
+    """
+    found = schema.validated(Claims, read_mapping(Path(path)), "claims").claims
+    seen: set[str] = set()
+    for claim in found:
+        where = f"claim {claim.id} in {path}"
+        if claim.id in seen:
+            raise bad(where, "the same id twice", "an id of its own")
+        seen.add(claim.id)
+        if (claim.check is None) == (not claim.not_runnable):
+            raise bad(where, "check and not_runnable" if claim.check else "neither", "one of check and not_runnable")
+        if claim.check:
+            names = [one.name for one in BENCHES[claim.check.bench].implementations]
+            for name in (claim.check.implementation, claim.check.against or claim.check.implementation):
+                pick(f"{where}: implementation", name, names)
+            for axis in claim.check.axes:
+                pick(f"{where}: axis", axis, AXES)
+    return found

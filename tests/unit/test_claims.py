@@ -1,0 +1,179 @@
+"""Published figures against rows: what is reproduced, what cannot be told, and what a file of claims may say."""
+
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from rows import rows
+from typer.testing import CliRunner
+
+from moe_routing_bench.cli import claiming
+from moe_routing_bench.cli.main import app
+from moe_routing_bench.comparison import claims
+from moe_routing_bench.config import claims as published
+from moe_routing_bench.errors import UserError
+from moe_routing_bench.store import paths, records
+
+ROOT = Path(__file__).parents[2]
+BASE = {
+    "id": "one", "who": "somebody", "source": "a paper", "statement": "It is fast.", "boundary": "all of it", "figure": 100, "unit": "us", "within": 0.05,
+    "check": {"bench": "pack", "implementation": "torch", "column": "median_us", "axes": {"tokens": 1024, "skew": 0}},
+}  # fmt: skip
+
+
+def claim(check: dict | None = None, **change: object) -> published.Claim:
+    found = BASE | change
+    return published.Claim(**(found | {"check": published.Check(**(BASE["check"] | (check or {})))}))
+
+
+def verdict(one: published.Claim, table=None, cpu: bool = False) -> claims.Held:
+    (found,) = claims.held([one], rows() if table is None else table, cpu)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("figure", "unit", "at_least", "ours", "expected"),
+    [
+        (100, "us", False, 104.9, True),
+        (100, "us", False, 105.1, False),
+        (100, "us", False, 94.9, False),
+        (100, "us", True, 50.0, True),  # shorter is better
+        (100, "us", True, 105.1, False),
+        (2, "x", True, 3.0, True),  # larger is better
+        (2, "x", True, 1.89, False),
+        (2, "x", False, 3.0, False),
+        (85, "%", True, 103.0, True),
+        (300, "GB/s", True, 280.0, False),
+    ],
+)
+def test_how_near(figure, unit, at_least, ours, expected):
+    assert claims.reproduced(claim(figure=figure, unit=unit, at_least=at_least), ours) is expected
+
+
+def test_a_row_in_the_units_of_the_claim():
+    """102.4 us for 1024 tokens in the synthetic rows of torch, half of it for the third implementation, in shares of a copy."""
+    assert (verdict(claim()).verdict, verdict(claim()).ours) == ("reproduced", pytest.approx(102.4))
+    assert verdict(claim(figure=0.1, unit="ms")).ours == pytest.approx(0.1024)
+    share = verdict(claim({"column": "share_of_copy"}, figure=1, unit="%"))
+    assert share.ours == pytest.approx(100 * 1024 * 4096 / 102.4 / 4e6) and share.cells == 1
+    ratio = verdict(claim({"implementation": "triton", "against": "torch"}, figure=2, unit="x"))
+    assert (ratio.ours, ratio.verdict) == (pytest.approx(2), "reproduced")
+
+
+def test_several_cells():
+    """Joined where the claim says how, and refused where it does not."""
+    wide = {"axes": {"skew": 0}}  # 102.4 and 409.6 us
+    assert verdict(claim(wide)).why == "2 cells match, and one is meant"
+    for over, expected in (("gmean", 204.8), ("min", 102.4), ("max", 409.6), ("median", 256.0)):
+        found = verdict(claim(wide | {"over": over}))
+        assert (
+            found.ours == pytest.approx(expected)
+            and found.cells == 2
+            and found.verdict == ("reproduced" if over == "min" else "not reproduced")
+        )
+
+
+def test_what_cannot_be_told_says_why():
+    """Another shape, a value where none is asked for, a row without a time, a CPU; never a number."""
+    crashed = rows()
+    crashed.loc[crashed["bench"] == "pack", ["status", "reason"]] = ("crashed", "boom")
+    for found, why in (
+        (verdict(claim({"axes": {"tokens": 7}})), "not measured"),
+        (verdict(claim({"axes": {"capacity_factor": 1.0}})), "not measured"),
+        (verdict(claim(), crashed), "torch is crashed: boom"),
+        (verdict(claim({"against": "cute"}), crashed), "torch is crashed: boom"),
+        (verdict(claim(), rows(gpu=False), cpu=True), "a time on a CPU says nothing of it"),
+    ):  # fmt: skip
+        assert (found.verdict, found.why) == ("no rows", why) and math.isnan(found.ours)
+    assert verdict(claim({"axes": {"tokens": 1024, "skew": 0, "capacity_factor": "none"}})).verdict == "reproduced"
+    drops = verdict(claim({"column": "drop_rate", "over": "max"}, figure=1, unit="%"), rows(gpu=False), cpu=True)
+    assert (drops.verdict, drops.ours) == ("not reproduced", 0), "drops are the same on every device"
+    impossible = published.Claim(**{k: v for k, v in BASE.items() if k != "check"} | {"not_runnable": "another planet"})
+    assert (verdict(impossible).verdict, verdict(impossible).why) == ("not runnable", "another planet")
+
+
+def test_ratios_stay_on_one_card():
+    """The same cell of two cards is two cells, and no ratio is formed across."""
+    table = rows()
+    one = claim({"implementation": "triton", "against": "torch"}, figure=2, unit="x")
+    moved = table.assign(gpu_uuid=table["implementation"].map({"torch": "GPU-1"}).fillna("GPU-2"))
+    assert verdict(one, moved).verdict == "no rows"
+
+
+def test_the_published_file():
+    """At least twenty claims of at least ten sources; each has a check or a reason, and what is checked is a column of a row."""
+    found = published.load(ROOT / paths.CLAIMS)
+    assert len(found) >= 20 and len({one.who for one in found}) >= 10
+    for name in ("QuACK", "SonicMoE", "DeepGEMM", "TileOPs", "FlashInfer", "Liger Kernel", "Hugging Face transformers", "predecessor", "this project"):  # fmt: skip
+        assert any(one.who == name for one in found), name
+    assert all(one.check is None or one.check.column in records.COLUMNS for one in found)
+    assert sum(one.check is not None for one in found) >= 20
+
+
+def test_what_is_checked_can_be_measured():
+    """Every claim about one cell names all of it."""
+    for one in published.load(ROOT / paths.CLAIMS):
+        if one.check and not one.check.over:
+            job = claiming.job_of(one)
+            assert one.check.implementation in job.implementations
+            assert all(job.cell.get(name) == value for name, value in one.check.axes.items() if value != "none"), one.id
+
+
+def test_our_own_figures_are_those_of_the_stored_rows():
+    """What README and docs publish is what results/nvidia-h200 holds: each of our claims is reproduced by them."""
+    table = records.read(ROOT / paths.measurements("nvidia-h200")).to_pandas()
+    ours = [one for one in published.load(ROOT / paths.CLAIMS) if one.who == "this project"]
+    assert len(ours) >= 6
+    assert {one.claim.id: one.verdict for one in claims.held(ours, table)} == {one.id: "reproduced" for one in ours}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"check": BASE["check"] | {"implementation": "troch"}}, "did you mean 'torch'"),
+        ({"check": BASE["check"] | {"axes": {"token": 1}}}, "did you mean 'tokens'"),
+        ({"check": BASE["check"] | {"against": "nobody"}}, "implementation: got 'nobody'"),
+        ({"check": BASE["check"] | {"bench": "pac"}}, "got 'pac'"),
+        ({"unit": "ns"}, "allowed: us, ms, GB/s, TFLOP/s, x, %"),
+        ({"check": None}, "got 'neither'"),
+        ({"not_runnable": "because"}, "check and not_runnable"),
+        ({"within": 0}, "within"),
+        ({"figures": 1}, "figures"),
+    ],
+)
+def test_bad_files(change, text, tmp_path):
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump({"claims": [BASE | change]}))
+    with pytest.raises(UserError) as error:
+        published.load(path)
+    assert text in str(error.value) and "\n" not in str(error.value)
+    path.write_text(yaml.safe_dump({"claims": [BASE, BASE]}))
+    with pytest.raises(UserError, match="the same id twice"):
+        published.load(path)
+
+
+def test_command(tmp_path, monkeypatch):
+    """Measures on request what has no row, leaves what cannot be measured, and keeps the rows apart."""
+    models = (ROOT / paths.MODELS).read_text()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MOE_ROUTING_BENCH_DEVICE", "cpu")
+    (tmp_path / "config").mkdir()
+    (tmp_path / paths.MODELS).write_text(models)
+    drops = BASE | {"id": "drops", "figure": 0.5, "unit": "%", "within": 1.0, "at_least": True, "check": {"bench": "permute", "implementation": "torch", "column": "drop_rate", "axes": {"tokens": 64, "experts": 8, "top_k": 1, "capacity_factor": 1.0, "skew": 0.7}}}  # fmt: skip
+    over = drops | {"id": "over", "check": drops["check"] | {"over": "max", "axes": {"tokens": 64, "experts": 9}}}
+    (tmp_path / paths.CLAIMS).write_text(yaml.safe_dump({"claims": [BASE, drops, over]}))
+    call = CliRunner().invoke
+    with pytest.raises(UserError, match="--measure"):
+        call(app, ["claims", "--platform", "cpu"], catch_exceptions=False)
+    done = call(app, ["claims", "--platform", "cpu", "--measure", "--only", "drops"], catch_exceptions=False)
+    assert done.exit_code == 0 and "1 claims: 1 reproduced" in done.output, done.output
+    assert [path.name for path in (tmp_path / "results/cpu/claims").iterdir()] == ["drops.parquet"]
+    assert not paths.measurements("cpu").exists()
+    done = call(app, ["claims", "--platform", "cpu", "--measure"], catch_exceptions=False)
+    assert "over: not measured: claim over: got 'the max of several cells'" in done.output
+    assert "3 claims: 2 no rows, 1 reproduced" in done.output
+    with pytest.raises(UserError, match="did you mean 'drops'"):
+        call(app, ["claims", "--platform", "cpu", "--only", "drop"], catch_exceptions=False)
+    with pytest.raises(UserError, match="this machine, which is cpu"):
+        call(app, ["claims", "--platform", "nvidia-h200", "--measure"], catch_exceptions=False)

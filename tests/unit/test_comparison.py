@@ -1,0 +1,148 @@
+"""One run against another: what pairs, what counts as a change, and what stops a CI."""
+
+import re
+import subprocess
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rows import rows
+from typer.testing import CliRunner
+
+from moe_routing_bench.cli.main import app
+from moe_routing_bench.comparison import runs
+from moe_routing_bench.errors import UserError
+from moe_routing_bench.store.records import SCHEMA
+
+
+def table(factor: float = 1.0, noise: float = 0.001, **change: object) -> pd.DataFrame:
+    """A run whose times are `factor` times those of the synthetic rows, with 20 blocks each."""
+    rng = np.random.default_rng(0 if factor == 1 else 1)
+    found = rows().query("status == 'ok' and bench in ('pack', 'layer')").reset_index(drop=True)
+    medians = [list(factor * us * np.exp(rng.normal(0, noise, 20))) for us in found["median_us"]]
+    found = found.assign(block_medians_us=medians, median_us=[float(np.median(one)) for one in medians])
+    return found.assign(**change)[list(runs.COLUMNS)]
+
+
+def test_a_run_is_the_same_as_itself():
+    found = runs.compare(table(), table())
+    assert found.counts() == {"same": len(table())} and not found.marks and found.worse(0).empty
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.1, "slower"), (0.9, "faster"), (1.01, "same")])
+def test_a_change_beyond_the_floor(factor, verdict):
+    """A run without twins has a floor of 2 %."""
+    found = runs.compare(table(), table(factor))
+    assert found.counts() == {verdict: len(table())}
+    assert found.rows["ratio"].astype(float).median() == pytest.approx(1 / factor, rel=0.01)
+    assert len(found.worse(0.03)) == (len(table()) if factor == 1.1 else 0) and found.worse(0.12).empty
+
+
+def test_the_device_s_own_drift_is_no_change():
+    """A card whose copy is 10 % slower; for a bench with FLOPs the matrix product counts as well."""
+    found = runs.compare(table(), table(1.08, copy_gb_per_s=3600.0))
+    assert set(found.rows["verdict"]) == {"same"}
+    found = runs.compare(table(), table(1.08, peak_tflops=600.0)).rows
+    assert set(found[found["bench"] == "pack"]["verdict"]) == {"slower"} and set(found[found["bench"] == "layer"]["verdict"]) == {"same"}  # fmt: skip
+
+
+def test_twins_set_the_floor():
+    """Equals that differ by 0.1 % let a change of 1 % be seen; equals that differ by 5 % hide one of 4 %."""
+    for gap, factor, verdict in ((1.001, 1.01, "slower"), (1.05, 1.04, "same")):
+        found = runs.compare(table(twin_speedup=gap), table(factor, twin_speedup=gap))
+        assert found.counts() == {verdict: len(table())}
+
+
+def test_rows_of_one_run_only_and_lost_ones():
+    """None is left out in silence, and what is no longer right is worse than slow."""
+    before, after = table(), table()
+    before.loc[0, "status"], after.loc[1, "status"], after.loc[1, "reason"] = "crashed", "incorrect", "NaN"
+    found = runs.compare(before.drop(index=3), after.drop(index=4))
+    counts = found.counts()
+    assert (counts.pop("same"), counts) == (
+        len(before) - 4,
+        {"ok now": 1, "no longer ok": 1, "only before": 1, "only after": 1},
+    )
+    assert list(found.worse(0.5)["reason"]) == ["NaN"]
+
+
+def test_what_never_ran_has_no_row():
+    assert len(runs.compare(table(status="unsupported"), table(status="unsupported")).rows) == 0
+
+
+def test_other_cards_are_refused_and_versions_are_marked():
+    other = table(gpu_name="NVIDIA H100")
+    with pytest.raises(UserError, match=r"gpu_name: NVIDIA H200 before, NVIDIA H100 after.*--across"):
+        runs.compare(table(), other)
+    assert runs.compare(table(), other, across=True).marks == ["gpu_name: NVIDIA H200 before, NVIDIA H100 after"]
+    assert runs.compare(table(), table(torch_version="3")).marks == ["torch_version: 2 before, 3 after"]
+
+
+def test_runs_of_different_grids_and_doubled_rows():
+    with pytest.raises(UserError, match="no cell and implementation in common"):
+        runs.compare(table(), table(tokens=table()["tokens"] + 1))
+    with pytest.raises(UserError, match="twice"):
+        runs.compare(table(), pd.concat([table(), table()], ignore_index=True))
+
+
+def test_rows_from_before_an_axis_was_there_are_found():
+    """As if every row had its default; integers stay integers where others miss."""
+    old = table(layout=None, packed=None)
+    new = table().assign(packed=lambda rows: rows["dtype"])
+    new["layout"] = new["bench"].map({"pack": "compact"})  # layer reads none
+    assert runs.compare(old, new).counts() == {"same": len(new)}
+    new["top_k"] = new["top_k"].astype(float)
+    assert runs.compare(old, new).counts() == {"same": len(new)}
+
+
+def stored(path, frame: pd.DataFrame):
+    full = rows().query("status == 'ok' and bench in ('pack', 'layer')").reset_index(drop=True).assign(**frame.to_dict("series"))  # fmt: skip
+    pq.write_table(pa.Table.from_pandas(full, schema=SCHEMA, preserve_index=False), path)
+    return str(path)
+
+
+def test_command(tmp_path, monkeypatch):
+    """Paths, folders of results and commits; the exit status is for a CI, and the page has every row."""
+    monkeypatch.chdir(tmp_path)
+    slow = table(1.2)
+    slow.loc[0, "status"] = "crashed"
+    before, after = stored(tmp_path / "a.parquet", table()), stored(tmp_path / "b.parquet", slow)
+    call = CliRunner().invoke
+    done = call(app, ["compare", before, after, "--html", "page.html"])
+    assert done.exit_code == 0 and f"{len(slow)} rows: {len(slow) - 1} slower, 1 no longer ok" in done.output
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<tr>") == 1 + len(slow) and "no longer ok: crashed" in page
+    done = call(app, ["compare", before, after, "--fail-if-slower", "3%"])
+    assert done.exit_code == 1 and f"or lost: {len(slow)} rows" in done.output
+    assert call(app, ["compare", before, after, "--fail-if-slower", "50"]).exit_code == 1  # the lost one
+    assert call(app, ["compare", after, before, "--fail-if-slower", "3%"]).exit_code == 0
+
+    (tmp_path / "results/cpu").mkdir(parents=True)
+    stored(tmp_path / "results/cpu/measurements.parquet", table())
+    for command in (("init", "-q"), ("add", "."), ("-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "a")):
+        subprocess.run(["git", *command], check=True)
+    stored(tmp_path / "results/cpu/measurements.parquet", table(1.2))
+    done = call(app, ["compare", "HEAD:cpu", "cpu", "--most", "2"])
+    assert done.exit_code == 0 and f"{len(slow)} rows: {len(slow)} slower" in done.output
+    assert done.output.count(" slower") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["nowhere", "cpu"], "there is no results/nowhere/measurements.parquet"),
+        (["no-commit:cpu", "cpu"], "run: got 'no-commit:results/cpu/measurements.parquet'"),
+        (["text.parquet", "cpu"], "measurements: got 'text.parquet'; allowed: a readable Parquet file"),
+        (["other.parquet", "cpu"], "columns of other.parquet: got 'no bench'"),
+        (["cpu", "cpu", "--fail-if-slower", "much"], "--fail-if-slower: got 'much'; allowed: a percentage such as 3%"),
+    ],
+)
+def test_bad_input_of_the_command(arguments, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.parquet").write_text("text")
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
+    with pytest.raises(UserError, match=re.escape(text)) as error:
+        CliRunner().invoke(app, ["compare", *arguments], catch_exceptions=False)
+    assert "\n" not in str(error.value)
