@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,15 +31,17 @@ GRID = [
 ]  # fmt: skip
 
 
-def best(*commands: tuple[Project, tuple[str, ...]]) -> list[float]:
-    """Seconds of each command: the shorter of two runs, in turn, so that other work on the machine meets all alike."""
-    times: list[list[float]] = [[] for _ in commands]
-    for _ in range(2):
-        for (project, arguments), found in zip(commands, times, strict=True):
-            start = time.perf_counter()
-            project.snakemake(*arguments)
-            found.append(time.perf_counter() - start)
-    return [min(found) for found in times]
+def seconds(project: Project, *arguments: str) -> float:
+    """How long a command takes."""
+    start = time.perf_counter()
+    project.snakemake(*arguments)
+    return time.perf_counter() - start
+
+
+def tried(run: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+    """Seconds and their limit; measured once more where they exceed it, as other work on the machine may have met it."""
+    found = run()
+    return found if found[0] <= found[1] else run()
 
 
 def test_a_thousand_cells(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -49,7 +52,12 @@ def test_a_thousand_cells(tmp_path: Path, capsys: pytest.CaptureFixture) -> None
     project.configure(GRID)
     jobs = expand(config.load(project.folder / paths.CONFIG), presets.load(project.folder / paths.MODELS))
     assert len(jobs) == CELLS
-    alone, dry = best((bare, ("--dry-run", "--scheduler", "greedy")), (project, ("--dry-run",)))
+
+    def allowed(limit: float) -> float:
+        alone = seconds(bare, "--dry-run", "--scheduler", "greedy")
+        return limit * max(1.0, alone / BARE_SECONDS)
+
+    dry, dry_limit = tried(lambda: (seconds(project, "--dry-run"), allowed(DRY_RUN_SECONDS)))
 
     row = {"schema_version": rows.SCHEMA_VERSION, "bench": "gate", "implementation": "torch", "status": "ok"}
     for job in jobs:
@@ -62,13 +70,11 @@ def test_a_thousand_cells(tmp_path: Path, capsys: pytest.CaptureFixture) -> None
     for path in made:  # as if drawn from them: only that they are newer matters here
         (project.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (project.folder / path).touch()
-    (no_op,) = best((project, ()))
+    no_op, no_op_limit = tried(lambda: (seconds(project), allowed(NO_OP_SECONDS)))
     assert project.jobs() == {}
-
-    allowed = max(1.0, alone / BARE_SECONDS)
     with capsys.disabled():
         print(
-            f"\n1,000 cells: dry run {dry:.2f} s (Snakemake alone {alone:.2f} s), no-op {no_op:.2f} s", file=sys.stderr
+            f"\n1,000 cells: dry run {dry:.2f} s (limit {dry_limit:.2f}), no-op {no_op:.2f} s (limit {no_op_limit:.2f})",
+            file=sys.stderr,
         )
-    assert dry <= DRY_RUN_SECONDS * allowed
-    assert no_op <= NO_OP_SECONDS * allowed
+    assert dry <= dry_limit and no_op <= no_op_limit

@@ -22,7 +22,13 @@ def test_warm_and_cold_measure_the_same(own_server, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other take long where other work runs
     warm, cold = own_server / "warm.parquet", own_server / "cold.parquet"
     quickest = {warm: [], cold: []}
+
+    def ratio() -> float:
+        return min(quickest[warm]) / min(quickest[cold])
+
     for path, flags in ((warm, []), (cold, ["--cold"]), (warm, []), (cold, ["--cold"])):
+        if quickest[cold] and len(quickest[warm]) == 1 and 1 / 2 < ratio() < 2:
+            break  # a second run is for a machine that is busy with other work
         done = subprocess.run([*CLIENT, *flags, str(path), job(4096).spec], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         assert "permute torch: ok" in done.stdout
@@ -30,8 +36,8 @@ def test_warm_and_cold_measure_the_same(own_server, monkeypatch):
     rows = {path: records.collect({path: job(4096)}).to_pylist()[0] for path in (warm, cold)}
     assert (rows[warm]["worker_mode"], rows[cold]["worker_mode"]) == ("warm", "cold")
     assert rows[warm]["expert_load"] == rows[cold]["expert_load"]
-    # the quickest call of two runs each: on a shared CPU only gross differences show, and medians can be off twentyfold
-    assert 1 / 2 < min(quickest[warm]) / min(quickest[cold]) < 2
+    # the quickest call: on a shared CPU only gross differences show, and medians can be off twentyfold
+    assert 1 / 2 < ratio() < 2
 
 
 def test_overhead_of_a_warm_cell_is_at_most_300_ms(own_server):
