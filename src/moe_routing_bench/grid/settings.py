@@ -22,6 +22,10 @@ class Settings:
     max_blocks: Annotated[Count, "most blocks of samples"] = 40
     target_half_width: Annotated[Amount, "95 % half-width over the median at which sampling stops"] = 0.005
     max_seconds: Annotated[Amount, "sampling time of all implementations of a cell together"] = 3.0
+    turn_seconds: Annotated[
+        Amount,
+        "time that an implementation keeps the GPU busy before its samples count, where the power limit sets the clock",
+    ] = 0.5
     wall_calls: Annotated[Count, "calls that are timed by the wall clock"] = 10
     timeout: Annotated[Amount, "silence of the worker after which the implementation at work has hung"] = 120.0
     set_limit: Annotated[Count, "most input and output sets that are rotated to keep the L2 cache cold"] = 256

@@ -71,6 +71,10 @@ class CpuCeilings:
             "launch_us": _seconds(lambda: a[0, 0].add_(0), "cpu", 20) * 1e6,
         }
 
+    def sustained(self, seconds: float) -> dict[str, float]:
+        """Nothing: no power limit is known of a CPU."""
+        return {}
+
 
 class GpuCeilings:
     """Ceilings of the current CUDA device."""
@@ -142,6 +146,15 @@ class GpuCeilings:
         if self._mix:
             found |= {"stream_gb_per_s": self._streamed(self._mix)} | self._streamed_short(self._mix)
         return found
+
+    def sustained(self, seconds: float) -> dict[str, float]:
+        """Row field sustained_tflops: the rate of the same product as that of peak_tflops once it has run for so long, under the
+        power limit."""
+        product = lambda: torch.mm(self._a, self._a, out=self._dot)  # noqa: E731
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            _seconds(product, "cuda", 8, 1)
+        return {"sustained_tflops": 2 * 8192**3 / _seconds(product, "cuda", 8) / 1e12}
 
 
 def mean(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

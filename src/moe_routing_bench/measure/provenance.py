@@ -96,10 +96,16 @@ class Gpu:
         power = self._ask("nvmlDeviceGetPowerUsage")
         return power / 1000 if isinstance(power, int) else None
 
+    def power_capped(self) -> bool:
+        """Whether the power limit holds the clock down at this moment."""
+        return bool(self._reasons() & 0x4)
+
     def slowdown_bits(self) -> int:
         """Throttle reasons that mean the hardware slowed itself: heat, power brake, hardware slowdown."""
-        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons") or 0
-        return int(bits) & (0x8 | 0x20 | 0x40 | 0x80)  # type: ignore[call-overload]
+        return self._reasons() & (0x8 | 0x20 | 0x40 | 0x80)
+
+    def _reasons(self) -> int:
+        return int(self._ask("nvmlDeviceGetCurrentClocksEventReasons") or 0)  # type: ignore[call-overload]
 
     def state(self) -> dict[str, object]:
         """Row fields: name, driver, clocks, power limit, temperature, throttle bits, other processes."""

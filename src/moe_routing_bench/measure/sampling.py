@@ -17,6 +17,7 @@ from moe_routing_bench.measure.candidate import Candidate
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.verify import verify
 
+_LONG_BLOCK_US = 25_000.0
 Guarded = Callable[[str, str, Callable[[], object]], bool]  # (implementation, step, action) -> whether it went well
 
 
@@ -44,48 +45,116 @@ def settle(one: Candidate, settings: Settings) -> int:
     return len(medians) * one.samples_per_block * one.timer.calls
 
 
-def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guarded) -> None:
-    """Blocks of samples, one per implementation and round, in random order, until all have converged or a cap is met.
+def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guarded, heavy: bool = False) -> None:
+    """Blocks of samples of all implementations, in short turns or, where the power limit sets their clock, in long ones.
+
+    `heavy` says that the bench has FLOPs. Where the power limit binds, an implementation that draws less power lets the card cool
+    for the next one, and times depend on the company: each is then timed in a state of its own.
+    """
+    limited = heavy and gpu is not None and any(_power_limited(one, gpu, job.settings.turn_seconds) for one in alive)
+    stop = (_long_turns if limited else _rounds)(job, alive, sets, gpu, guarded)
+    for one in alive:
+        width = _width(one)
+        one.fields |= {
+            "turns": "long" if limited else "short",
+            "converged": width <= job.settings.target_half_width,
+            "stop_reason": f"{stop}, half-width {width:.2%}",
+        }
+
+
+def _rounds(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guarded) -> str:
+    """A block of each per round, in random order, until all have converged or a cap is met; says which.
 
     Before two rounds that nobody can foresee, every implementation is checked again: before one of the first `min_blocks`, which
     is always reached, and before a later one.
     """
     settings, order = job.settings, random.Random(job.hash)
     surprises = {secrets.randbelow(settings.min_blocks), settings.min_blocks + secrets.randbelow(settings.max_blocks)}
-    start, stop, rounds = perf_counter(), "", 0
-    while alive and not stop:
+    start, rounds = perf_counter(), 0
+    while alive:
         if rounds in surprises:
             begin = perf_counter()
-            for one in list(alive):
-                for entry in one.entries:
-                    if one in alive and not guarded(
-                        one.name, "checking between samples", lambda entry=entry: verify(job, entry, sets)
-                    ):
-                        alive.remove(one)
+            _each(alive, _entries(alive), guarded, "checking between samples", lambda one: verify(job, one, sets))
             start += perf_counter() - begin  # the time cap is on samples
-        entries = [(one, entry) for one in alive for entry in one.entries]
-        for one, entry in order.sample(entries, len(entries)):
-            if one in alive and not guarded(one.name, "sampling", functools.partial(_block, entry, gpu)):
-                alive.remove(one)
+        entries = _entries(alive)
+        _each(
+            alive,
+            order.sample(entries, len(entries)),
+            guarded,
+            "sampling",
+            lambda one: _block(one, gpu, one.samples_per_block),
+        )
         rounds += 1
         if rounds >= settings.min_blocks and rounds % 5 == 0:
             if all(_width(one) <= settings.target_half_width for one in alive):
-                stop = "converged"
-            elif rounds >= settings.max_blocks:
-                stop = "block cap"
-        if not stop and rounds >= 3 and perf_counter() - start > settings.max_seconds:
-            stop = "time cap"
-    for one in alive:
-        width = _width(one)
-        one.fields |= {
-            "converged": width <= settings.target_half_width,
-            "stop_reason": f"{stop}, half-width {width:.2%}",
-        }
+                return "converged"
+            if rounds >= settings.max_blocks:
+                return "block cap"
+        if rounds >= 3 and perf_counter() - start > settings.max_seconds:
+            return "time cap"
+    return "nothing left"
 
 
-def _block(entry: Candidate, gpu: Any) -> None:
-    """One more block of samples, and the state of the GPU after it."""
-    entry.blocks.append([entry.timer.sample() for _ in range(entry.samples_per_block)])
+def _long_turns(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guarded) -> str:
+    """Two long turns of each, the second time in the opposite order; says so.
+
+    A turn begins with `turn_seconds` of the same work, untimed. Before a block that nobody can foresee, in one of its two turns, an
+    implementation is checked, and kept busy for half of that again. Blocks are long, because the clock swings under the limit.
+    """
+    settings, entries = job.settings, _entries(alive)
+    order = random.Random(job.hash).sample(entries, len(entries))
+    blocks = -(-settings.min_blocks // 2)
+    surprises = {id(entry): secrets.randbelow(2 * blocks) for _, entry in entries}
+
+    def turn(entry: Candidate) -> None:
+        _kept_busy(entry, settings.turn_seconds)
+        for _ in range(blocks):
+            if len(entry.blocks) == surprises[id(entry)]:
+                verify(job, entry, sets)
+                _kept_busy(entry, settings.turn_seconds / 2)
+            _block(entry, gpu, 1, _LONG_BLOCK_US)
+
+    for ordered in (order, order[::-1]):
+        _each(alive, ordered, guarded, "sampling", turn)
+    return "two long turns"
+
+
+def _entries(alive: list[Candidate]) -> list[tuple[Candidate, Candidate]]:
+    """Each candidate with each of its entries."""
+    return [(one, entry) for one in alive for entry in one.entries]
+
+
+def _each(
+    alive: list[Candidate], entries: list[tuple[Candidate, Candidate]], guarded: Guarded, step: str, action: Callable[[Candidate], None]
+) -> None:  # fmt: skip
+    """Do something with each entry; a candidate with an entry that fails is out."""
+    for one, entry in entries:
+        if one in alive and not guarded(one.name, step, functools.partial(action, entry)):
+            alive.remove(one)
+
+
+def _power_limited(one: Candidate, gpu: Any, seconds: float) -> bool:
+    """Whether the power limit holds the clock down while an implementation keeps the card busy for so long."""
+    return _kept_busy(one, seconds, gpu.power_capped)
+
+
+def _kept_busy(one: Candidate, seconds: float, found: Callable[[], bool] = lambda: False) -> bool:
+    """Take samples that nobody counts for so long, or until `found`; returns whether it was."""
+    end = perf_counter() + seconds
+    while perf_counter() < end:
+        one.timer.sample()
+        if found():
+            return True
+    return False
+
+
+def _block(entry: Candidate, gpu: Any, least: int, least_us: float = 0.0) -> None:
+    """One more block of at least so many samples that take at least so long together, and the state of the GPU after it."""
+    samples: list[float] = []
+    timer = entry.timer
+    while len(samples) < least or sum(samples) * timer.calls < least_us:
+        samples.append(timer.sample())
+    entry.blocks.append(samples)
     entry.clocks.append(gpu.sm_clock_mhz() if gpu else None)
     entry.powers.append(gpu.power_w() if gpu else None)
     entry.slow.append(gpu.slowdown_bits() if gpu else 0)

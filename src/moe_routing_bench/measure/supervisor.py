@@ -193,6 +193,8 @@ def _derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
             found[f"share_of_{stream}"] = gb_per_s / row[f"{stream}_gb_per_s"]
     if row["flops"]:
         found |= {"tflops": tflops, "share_of_peak": tflops / row["peak_tflops"]}
+        if row.get("sustained_tflops"):
+            found["share_of_sustained"] = tflops / row["sustained_tflops"]
     if passes := find(cell.bench).row_passes:
         one, packed = FORMATS[cell.dtype], FORMATS[cell.get("packed") or cell.dtype]
         strict = passes * (one.bits + cell.top_k * packed.bits) // 8 * cell.hidden

@@ -43,7 +43,7 @@ def run(job: Job, device: str, names: list[str], send: Send) -> None:
         _guarded(send, name, "preparing", lambda admit=admit: alive.append(admit()))
     watched = ["copy_gb_per_s", *(["peak_tflops"] if cost.flops else []), *(["stream_gb_per_s"] if mix and gpu else [])]
     for attempt in (1, 2):
-        sample(job, alive, sets, gpu, functools.partial(_guarded, send))
+        sample(job, alive, sets, gpu, functools.partial(_guarded, send), heavy=cost.flops > 0)
         send(("at", None, "calibration"))
         after = ceilings.measure()
         drift = calibration.drift(before, after, watched)
@@ -61,6 +61,8 @@ def run(job: Job, device: str, names: list[str], send: Send) -> None:
         | {"calibration_drift": drift, "check_nonce": sets.nonce}
         | outcome.routing(job, definition, sets)
     )
+    if gpu and any(one.fields.get("turns") == "long" for one in alive):
+        common |= ceilings.sustained(job.settings.turn_seconds)
     common |= {"read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes, "flops": cost.flops}
     common |= {"compulsory_bytes": cost.read_bytes + cost.write_bytes}
     common |= provenance.versions() | (gpu.state() if gpu else {}) | {"device": device}

@@ -28,12 +28,12 @@ MEASURED: dict[str, pa.DataType] = {
     "median_us": _F, "ci_low_us": _F, "ci_high_us": _F, "min_us": _F, "p5_us": _F, "q1_us": _F, "q3_us": _F, "p95_us": _F,
     "max_us": _F, "mad_us": _F, "samples": _I, "blocks": _I, "set_aside": _I, "set_aside_reason": _S, "samples_us": pa.list_(_F), "set_aside_samples_us": pa.list_(_F),
     "block_medians_us": pa.list_(_F), "wall_median_us": _F, "warm_median_us": _F, "stage_us": _STAGES, "timer": _S, "launch_hidden": _F,
-    "stage_timer": pa.map_(_S, _S),
+    "stage_timer": pa.map_(_S, _S), "turns": _S,
     "calls_per_sample": _I, "cold_sets": _I, "cold": _B, "warmup_calls": _I, "settled": _B,
     "block_clocks_mhz": pa.list_(_I), "block_powers_w": pa.list_(_F),
     # derived
     "tokens_per_s": _F, "compulsory_bytes": _I, "read_bytes": _I, "write_bytes": _I, "gb_per_s": _F, "bw_gibps_strict": _F,
-    "bytes_per_token_strict": _I, "share_of_copy": _F, "share_of_stream": _F, "share_of_short_stream": _F, "flops": _I, "tflops": _F, "share_of_peak": _F,
+    "bytes_per_token_strict": _I, "share_of_copy": _F, "share_of_stream": _F, "share_of_short_stream": _F, "flops": _I, "tflops": _F, "share_of_peak": _F, "share_of_sustained": _F,
     "roofline_us": _F, "share_of_roofline": _F, "speedup": _F, "speedup_ci_low": _F, "speedup_ci_high": _F, "speedup_p": _F, "baseline": _S,
     "best_speedup": _F, "best_speedup_ci_low": _F, "best_speedup_ci_high": _F, "best_speedup_p": _F, "best_other": _S,
     "twin_speedup": _F, "twin_speedup_ci_low": _F, "twin_speedup_ci_high": _F, "twin_speedup_p": _F, "twin_median_us": _F,
@@ -46,7 +46,7 @@ MEASURED: dict[str, pa.DataType] = {
     # correctness
     "rel_l2_error": _F, "max_abs_error": _F, "tolerance": _F, "mismatches": _I, "ties": _I, "check_nonce": _I,
     # calibration of the same process
-    "copy_gb_per_s": _F, "read_gb_per_s": _F, "write_gb_per_s": _F, "stream_gb_per_s": _F, "short_stream_gb_per_s": _F, "peak_tflops": _F, "launch_us": _F,
+    "copy_gb_per_s": _F, "read_gb_per_s": _F, "write_gb_per_s": _F, "stream_gb_per_s": _F, "short_stream_gb_per_s": _F, "peak_tflops": _F, "sustained_tflops": _F, "launch_us": _F,
     "graph_node_us": _F, "calibration_drift": _F,
     # provenance
     "git_sha": _S, "git_dirty": _B, "started_at": _S, "ended_at": _S, "host": _S, "device": _S, "gpu_name": _S, "gpu_uuid": _S,

@@ -1,0 +1,140 @@
+"""Under a power limit an implementation's time is that of its own steady state: long turns, in either order, on a simulated card."""
+
+import itertools
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.measure import outcome, provenance, sampling
+from moe_routing_bench.measure.candidate import Candidate, Failure
+
+SECONDS = Settings(turn_seconds=1.0, min_blocks=20, max_seconds=0.2)
+# As seen on one H200: dense products in turns with a lighter layer took 1.71 ms, alone 1.97; the layer 4.75 and 4.48.
+STEADY_US, DRAW = {"dense": 1970.0, "light": 4480.0}, {"dense": 1.0, "light": 0.6}
+
+
+class Card:
+    """A GPU whose heat follows what it does within a third of a second, and whose clock falls as it heats up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, limited: bool = True) -> None:
+        self.now, self.heat, self.limited = 0.0, 0.0, limited
+        monkeypatch.setattr(sampling, "perf_counter", lambda: self.now)
+
+    def run(self, name: str) -> float:
+        """Time of a sample, µs: that of the steady state at its own heat, shorter on a cooler card, longer on a hotter one."""
+        us = STEADY_US[name] * (1 + 0.5 * (self.heat - DRAW[name]) * self.limited)
+        seconds = us * 5 / 1e6
+        self.heat += (DRAW[name] - self.heat) * (1 - np.exp(-seconds / 0.3))
+        self.now += seconds
+        return us
+
+    def power_capped(self) -> bool:
+        return self.limited and self.heat > 0.5
+
+    def sm_clock_mhz(self) -> int:
+        return int(1980 - 500 * self.heat)
+
+    def power_w(self) -> float:
+        return 700.0
+
+    def slowdown_bits(self) -> int:
+        return 0
+
+
+def candidate(card: Card, name: str) -> Candidate:
+    timer = SimpleNamespace(sample=lambda: card.run(name), name="wall", calls=1)
+    return Candidate(name, [], timer=timer, samples_per_block=1)
+
+
+def sampled(
+    monkeypatch, order: tuple[str, ...], limited: bool = True, heavy: bool = True, settings: Settings = SECONDS
+) -> dict[str, Candidate]:
+    """What `sample` leaves of candidates that are shuffled into this order."""
+    card = Card(monkeypatch, limited)
+    alive = [candidate(card, name) for name in order]
+    monkeypatch.setattr(sampling, "verify", lambda *_, **__: None)
+    monkeypatch.setattr(random.Random, "sample", lambda self, entries, n: list(entries))
+    job = SimpleNamespace(settings=settings, hash="0")
+    sampling.sample(job, alive, None, card, lambda name, step, action: action() or True, heavy)
+    return {one.name: one for one in alive}
+
+
+def medians(found: dict[str, Candidate]) -> dict[str, float]:
+    return {name: float(np.median(one.blocks)) for name, one in found.items()}
+
+
+def test_the_order_of_turns_does_not_matter(monkeypatch):
+    """Each has the time that it has alone, within half a percent, whoever came before; clocks of its blocks are its own."""
+    for order in itertools.permutations(STEADY_US):
+        found = sampled(monkeypatch, order)
+        assert medians(found) == pytest.approx(STEADY_US, rel=0.02), order
+        clocks = {name: set(one.clocks) for name, one in found.items()}
+        assert max(clocks["dense"]) < min(clocks["light"])
+        assert {len(one.blocks) for one in found.values()} == {20}
+        assert all(one.fields["turns"] == "long" and "two long turns" in one.fields["stop_reason"] for one in found.values())  # fmt: skip
+
+
+def test_short_turns_would_favour_the_heavy_one(monkeypatch):
+    """What long turns are for: in company each has the other's clock."""
+    monkeypatch.setattr(sampling.statistics, "half_width", lambda _: 1.0)
+    found = sampled(
+        monkeypatch, ("dense", "light"), heavy=False, settings=Settings(min_blocks=200, max_blocks=200, max_seconds=100)
+    )
+    for one in found.values():
+        del one.blocks[:100]  # the card was cold
+    found = medians(found)
+    assert found["dense"] < 0.9 * STEADY_US["dense"] and found["light"] > 1.03 * STEADY_US["light"]
+
+
+@pytest.mark.parametrize(("limited", "heavy"), [(False, True), (True, False)])
+def test_where_no_limit_binds_turns_are_short(monkeypatch, limited, heavy):
+    """And where there is nothing to heat the card with: a bench without FLOPs is not even tried."""
+    found = sampled(monkeypatch, ("dense", "light"), limited, heavy)
+    assert {one.fields["turns"] for one in found.values()} == {"short"}
+
+
+def test_one_that_fails_in_its_turn_is_out(monkeypatch):
+    """Its check, at a block that nobody foresees, is within the turn; the others go on."""
+    card = Card(monkeypatch)
+    alive = [candidate(card, name) for name in STEADY_US]
+    failed = []
+
+    def verify(job, one, sets):
+        if one.name == "dense":
+            raise Failure("incorrect", "wrong at last")
+
+    def guarded(name, step, action):
+        try:
+            action()
+        except Failure as failure:
+            failed.append((name, step, failure.reason))
+            return False
+        return True
+
+    monkeypatch.setattr(sampling, "verify", verify)
+    sampling.sample(SimpleNamespace(settings=SECONDS, hash="0"), alive, None, card, guarded, True)
+    assert failed == [("dense", "sampling", "wrong at last")] and [one.name for one in alive] == ["light"]
+    assert len(alive[0].blocks) == 20
+
+
+def test_twins_have_turns_of_their_own(monkeypatch):
+    card = Card(monkeypatch)
+    one = candidate(card, "dense")
+    one.twin = candidate(card, "dense")
+    monkeypatch.setattr(sampling, "verify", lambda *_, **__: None)
+    sampling.sample(SimpleNamespace(settings=SECONDS, hash="0"), [one], None, card, lambda n, s, action: action() or True, True)  # fmt: skip
+    rows = {"dense": {}}
+    outcome.twins([one], rows)
+    assert len(one.twin.blocks) == 20 and rows["dense"]["twin_speedup"] == pytest.approx(1, rel=0.01)
+
+
+def test_what_nvml_says_of_the_clock():
+    """The power limit is no slowdown of the hardware, and the other way round."""
+    gpu = object.__new__(provenance.Gpu)
+    for bits, capped, slow in ((0x4, True, 0), (0x40, False, 0x40), (0x1 | 0x4 | 0x8, True, 0x8), (None, False, 0)):
+        gpu._ask = lambda name, bits=bits: bits
+        assert (gpu.power_capped(), gpu.slowdown_bits()) == (capped, slow)
