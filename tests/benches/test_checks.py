@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from moe_routing_bench.benches.checks import Check, Cost, both, close, exact, nbytes, tolerance
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.routers import ROUTERS
@@ -65,3 +66,48 @@ def test_a_fresh_draw_has_the_loads_of_the_first() -> None:
         assert {n: t.shape for n, t in first.items()} == {n: t.shape for n, t in fresh.items()}
         assert loads[0].sort().values.equal(loads[1].sort().values) and not loads[0].equal(loads[1])
         assert not torch.equal(first["x"], fresh["x"]) and not torch.equal(first["topk_ids"], fresh["topk_ids"])
+
+
+def test_exact_counts_what_differs() -> None:
+    """NaN equals nothing, not even itself."""
+    nan = torch.tensor([1.0, float("nan"), 3.0])
+    assert exact(torch.tensor([1, 2, 3]), torch.tensor([1, 2, 3]), "a") == Check()
+    assert exact(torch.tensor([1, 5, 6]), torch.tensor([1, 2, 3]), "a") == Check(mismatches=2, error="a: 2 of 3 elements differ")  # fmt: skip
+    assert exact(nan, nan, "a").mismatches == 1
+
+
+def test_the_limits_of_close_are_where_they_are_said_to_be() -> None:
+    """Relative L2 of 3 / 5, and of each element 6 limits of (rms + |want|): 0.6 (5 / sqrt 2 + 4) here."""
+    want = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    found = close(torch.tensor([3.0, 1.0]), want, 0.6, "y")
+    assert found == Check(0.6, 3.0, 0.6, 0, 0, None)
+    outside = close(torch.tensor([3.0, 1.0]), want, 0.59, "y")
+    assert outside == Check(0.6, 3.0, 0.59, 0, 0, "y: relative L2 error 6.00e-01 (limit 5.9e-01), 0 elements out of bounds")  # fmt: skip
+    many = torch.full((10_000,), 1.0, dtype=torch.float64)
+    one_off = many.clone()
+    for off, wrong in ((0.119, 0), (0.121, 1)):  # the limit of 0.01 allows 0.12 of an element, and an L2 error of 1.0
+        one_off[7] = 1 + off
+        found = close(one_off, many, 0.01, "y")
+        assert (found.mismatches, found.error is not None, found.rel_l2_error < 0.01) == (wrong, bool(wrong), True)
+    assert close(torch.zeros(3), torch.zeros(3), 0.1, "y") == Check(0.0, 0.0, 0.1)
+    assert close(torch.full((3,), 1e-3), torch.zeros(3), 0.1, "y").rel_l2_error > 1e20, "nothing is near to nothing"
+
+
+def test_what_is_not_finite_is_counted() -> None:
+    got = torch.tensor([1.0, float("nan"), float("inf"), 4.0])
+    found = close(got, torch.ones(4), 10.0, "y")
+    assert found.error == "y: 2 of 4 elements are not finite" and found.mismatches == 2
+
+
+def test_the_worse_of_two() -> None:
+    """Field by field; the first error that there is."""
+    one, other = Check(1.0, 5.0, 3.0, 7, 1, None), Check(2.0, 4.0, 2.0, 5, 2, "wrong")
+    assert both(one, other) == both(other, one) == Check(2.0, 5.0, 3.0, 12, 3, "wrong")
+    assert both(other, Check(error="later")).error == "wrong"
+
+
+def test_tolerance_and_cost() -> None:
+    """1.5 sqrt(n) unit roundoffs; bytes and FLOPs add up."""
+    assert tolerance("bf16") == pytest.approx(1.5 * 2**-8) and tolerance("fp32", 16) == pytest.approx(6 * 2**-24)
+    assert Cost(1, 2, 3) + Cost(10, 20, 30) == Cost(11, 22, 33) and Cost(1, 2).flops == 0
+    assert nbytes(torch.zeros(3, 5), torch.zeros(7, dtype=torch.int8)) == 67

@@ -8,6 +8,11 @@ import torch
 _MADE = {}  # what rogues remember from one call, or set, to the next
 
 
+def forget():
+    """Be as new as in a process of their own."""
+    _MADE.clear()
+
+
 def bind(problem, *, x, order, inverse, packed, rogue):
     """A right pack, handed to the rogue, which decides what becomes of it."""
 

@@ -8,7 +8,7 @@ import pytest
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import supervisor
+from moe_routing_bench.measure import worker
 from moe_routing_bench.store import platforms
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -28,11 +28,22 @@ REASONS = {
 
 @pytest.fixture
 def measured(add_packs):
-    """Measure `pack` with rogues in this process's children; rows by implementation."""
+    """Measure `pack` with rogues as a worker does; what it reports, by implementation."""
 
     def run(*names):
         add_packs(rogues, "rogue", names)
-        return {row["implementation"]: row for row in supervisor.measure(Job(CELL, ("torch", *names), QUICK), None)}
+        rogues.forget()
+        found, job = {}, Job(CELL, ("torch", *names), QUICK)
+        device = "cpu" if platforms.current() == platforms.CPU else "cuda"
+
+        def send(message):
+            if message[0] == "failed":
+                found[message[1]] = {"status": message[2], "reason": message[3]}
+            elif message[0] == "rows":
+                found.update(message[1])
+
+        worker.run(job, device, list(job.implementations), send)
+        return found
 
     return run
 

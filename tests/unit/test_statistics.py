@@ -60,6 +60,40 @@ def test_intervals_of_few_values(values, expected):
     assert statistics.interval(values) == (expected and pytest.approx(expected, abs=1e-3))
 
 
+def test_half_width_is_that_of_the_interval_over_the_median():
+    values = [9.0, 11.0, 10.0, 10.5]
+    low, high = statistics.time_interval(values)
+    assert statistics.half_width(values) == pytest.approx((high - low) / 2 / 10.25)
+    assert statistics.half_width([1.0, 2.0]) == np.inf and statistics.half_width([7.0] * 3) == 0
+
+
+def test_correlated_values_are_worth_less():
+    """Worked out by hand for 1 to 12 in order: r = 0.75, of its bias (1 + 3 r) / 12 = 1.021, so 0.8 at most; 12 / 9 values, which
+    leave the least number of degrees of freedom; the standard error is sqrt(pi / 2) sqrt(13 / (12 / 9))."""
+    low, high = statistics.interval(list(map(float, range(1, 13))))
+    half = stats.t.ppf(0.975, 3) * np.sqrt(np.pi / 2) * np.sqrt(13 / (12 / 9))
+    assert (low, high) == pytest.approx((6.5 - half, 6.5 + half))
+    wave = [0.0, 0.0, 0.0, 1.0, 1.0, 1.0] * 8  # 32 neighbours are equal and 15 are not: r = 17 / 48 before its bias is taken off
+    r = 17 / 48 + (1 + 3 * 17 / 48) / 48
+    worth = 48 * (1 - r) / (1 + r)
+    low, high = statistics.interval(wave)
+    half = stats.t.ppf(0.975, worth - 1) * np.sqrt(np.pi / 2) * np.sqrt(12 / 47 / worth)
+    assert (low, high) == pytest.approx((0.5 - half, 0.5 + half))
+
+
+def test_the_interval_of_two_runs_is_welch_s():
+    """Errors add as squares, degrees of freedom as Welch and Satterthwaite have it."""
+    before, after = np.exp([9.0, 11.0, 10.0]), np.exp([1.0, 5.0, 3.0, 3.0])
+    a = np.sqrt(np.pi / 2) * np.sqrt(1 / 3)  # one half of each squared deviation sum is the variance, and r is 0
+    values = np.array([1.0, 5.0, 3.0, 3.0])
+    r = max(-4 / 8 + (1 + 3 * -4 / 8) / 4, 0)
+    b = np.sqrt(np.pi / 2) * np.sqrt(values.var(ddof=1) / 4)
+    error, freedom = np.hypot(a, b), np.hypot(a, b) ** 4 / (a**4 / 3 + b**4 / 3)
+    ratio, low, high, p = statistics.unpaired_ratio(before, after)
+    assert r == 0 and np.log([ratio, low, high]) == pytest.approx([7, 7 - stats.t.ppf(0.975, freedom) * error, 7 + stats.t.ppf(0.975, freedom) * error])  # fmt: skip
+    assert p == pytest.approx(2 * stats.t.sf(7 / error, freedom))
+
+
 def test_no_interval_of_a_time_reaches_zero():
     """Three blocks that differ by a factor of a hundred."""
     low, high = statistics.time_interval([1.0, 100.0, 10.0])

@@ -1,0 +1,268 @@
+"""Every number of a row, worked out by hand: implementations that take planted times on a clock of the test's own."""
+
+import functools
+import types
+
+import pytest
+
+pytest.importorskip("torch")
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.kernels.pack import torch_pack
+from moe_routing_bench.measure import calibration, outcome, sampling, supervisor, timers, worker
+from moe_routing_bench.measure.candidate import Candidate
+
+CELL = cell_of("pack", tokens=64, hidden=32, experts=4, top_k=2, dtype="fp32")
+SETTINGS = Settings(
+    check_seeds=2, warmup_ms=2, settle_blocks=3, interval_us=950, samples_per_block=3, min_blocks=4, max_blocks=20,
+    wall_calls=4, max_seconds=10, target_half_width=0.01,
+)  # fmt: skip
+CEILINGS = {
+    "copy_gb_per_s": 100.0,
+    "read_gb_per_s": 50.0,
+    "write_gb_per_s": 200.0,
+    "peak_tflops": 4.0,
+    "launch_us": 2.0,
+}
+BYTES = 64 * 32 * 4 + 64 * 2 * 4 + 64 * 2 * 32 * 4  # rows of x, order; packed rows
+
+
+class Clock:
+    """What `perf_counter` says: seconds that pass only where a call lets them."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of timers and sampling, and ceilings that stay as they are."""
+    found = Clock()
+    for module in (timers, sampling):
+        monkeypatch.setattr(module, "perf_counter", found)
+    monkeypatch.setattr(calibration.CpuCeilings, "measure", lambda self: dict(CEILINGS))
+    return found
+
+
+@pytest.fixture
+def measured(clock, add_packs):
+    """Measure `pack` with implementations that take planted times, by name a function of the number of calls so far to µs."""
+
+    def run(job: Job, **planted):
+        module, count = types.ModuleType("planted_packs"), dict.fromkeys(planted, 0)
+
+        def bind(problem, *, name, x, order, inverse, packed):
+            work = torch_pack.bind(problem, x=x, order=order, inverse=inverse, packed=packed)
+
+            def call():
+                work()
+                clock.now += planted[name](count[name]) / 1e6
+                count[name] += 1
+
+            return call
+
+        module.bind = bind
+        add_packs(module, "name", tuple(planted))
+        found, messages = {}, []
+
+        def send(message):
+            messages.append(message)
+            found.update(message[1] if message[0] == "rows" else {})
+
+        worker.run(job, "cpu", list(planted), send)
+        return found, messages
+
+    return run
+
+
+def test_a_row_of_constant_times(measured):
+    """100 µs each: 10 calls of a sample, 3 samples of a block, 5 blocks until it has converged; twice as fast as 200 µs."""
+    job = Job(CELL, ("torch", "slow", "fast"), SETTINGS)
+    rows, messages = measured(job, slow=lambda _: 200.0, fast=lambda _: 100.0)
+    fast, slow = rows["fast"], rows["slow"]
+    times = ("median_us", "ci_low_us", "ci_high_us", "min_us", "p5_us", "q1_us", "q3_us", "p95_us", "max_us", "wall_median_us")  # fmt: skip
+    assert [fast[name] for name in times] == pytest.approx([100.0] * len(times)) and fast["mad_us"] < 1e-9
+    assert (fast["calls_per_sample"], slow["calls_per_sample"]) == (10, 5)
+    assert (fast["blocks"], fast["samples"], fast["set_aside"], fast["set_aside_samples_us"]) == (5, 15, 0, [])
+    assert (len(fast["samples_us"]), fast["samples_us"]) == (15, pytest.approx([100.0] * 15))
+    assert fast["block_medians_us"] == pytest.approx([100.0] * 5)
+    assert (fast["converged"], fast["settled"], fast["turns"]) == (True, True, "short")
+    assert fast["stop_reason"] == "converged, half-width 0.00%"
+    # 2 ms of warm-up, then two blocks of three samples until two in a row agree
+    assert fast["warmup_calls"] in (20 + 60, 21 + 60) and slow["warmup_calls"] in (10 + 30, 11 + 30)
+    assert (fast["cold_sets"], fast["cold"], fast["timer"]) == (2, None, "wall")
+    assert fast["best_other"] == "slow" and fast["best_speedup"] == pytest.approx(2) and slow["best_speedup"] == pytest.approx(0.5)  # fmt: skip
+    assert "speedup" not in fast, "the baseline did not run"
+    assert fast["block_clocks_mhz"] == [None] * 5 == fast["block_powers_w"]
+    assert {name: fast[name] for name in CEILINGS} == CEILINGS and fast["calibration_drift"] == 0
+    assert (fast["read_bytes"] + fast["write_bytes"], fast["compulsory_bytes"], fast["flops"]) == (BYTES, BYTES, 0)
+    assert (fast["write_bytes"], fast["device"], fast["status"]) == (64 * 2 * 32 * 4, "cpu", "ok")
+    assert (fast["rel_l2_error"], fast["max_abs_error"], fast["tolerance"], fast["mismatches"], fast["ties"]) == (0, 0, 0, 0, 0)  # fmt: skip
+    assert sum(fast["expert_load"]) == 128 and fast["load_cv"] == 0 and fast["drop_rate"] == 0 and fast["rows"] == 128
+    assert 0 < fast["check_nonce"] < 2**31 and fast["measure_seconds"] > 0 and "launch_hidden" not in fast
+    steps = [(message[1], message[2]) for message in messages if message[0] == "at"]
+    assert steps[:2] == [(None, "inputs"), (None, "calibration")]
+    assert steps[2:8] == [(name, step) for name in ("slow", "fast") for step in ("preparing", "warming up", "checking")]
+    assert [step for step in steps if step[1] == "sampling"].count(("fast", "sampling")) == 5
+    assert (None, "calibration") in steps[8:] and steps[-2:] == [("slow", "checking again"), ("fast", "checking again")]
+    assert 2 <= sum(step[1] == "checking between samples" for step in steps) <= 4, "one surprise for each is certain"
+
+
+def test_what_follows_from_a_row(measured):
+    """Rates and shares of 100 µs: the supervisor's part."""
+    job = Job(CELL, ("torch", "fast"), SETTINGS)
+    rows, _ = measured(job, fast=lambda _: 100.0)
+    found = supervisor._derived(job, rows["fast"])
+    gb_per_s = BYTES / 100e-6 / 1e9
+    assert found["tokens_per_s"] == pytest.approx(64 / 100e-6) and found["gb_per_s"] == pytest.approx(gb_per_s)
+    assert found["share_of_copy"] == pytest.approx(gb_per_s / 100)
+    assert found["roofline_us"] == pytest.approx(BYTES / 100e9 * 1e6)
+    assert found["share_of_roofline"] == pytest.approx(BYTES / 100e9 / 100e-6)
+    strict = (1 + 2) * 32 * 4  # pack reads a row and writes k of them
+    assert found["bytes_per_token_strict"] == strict and found["bw_gibps_strict"] == pytest.approx(strict * 64 / 100e-6 / 2**30)  # fmt: skip
+    assert (found["rows"], found["padding_waste"]) == (128, 0)
+    assert not {"tflops", "share_of_stream", "suspect", "status"} & found.keys()
+
+
+def test_rounds_pair_the_times_of_a_drift(measured):
+    """A machine that becomes slower call by call: the time drifts, the ratio does not."""
+    job = Job(CELL, ("torch", "a", "b"), SETTINGS)
+    planted = {"a": lambda n: 100.0 * (1 + n / 5000), "b": lambda n: 50.0 * (1 + n / 10000)}
+    rows, _ = measured(job, **planted)
+    assert rows["b"]["max_us"] > 1.01 * rows["b"]["min_us"]
+    assert rows["b"]["best_speedup"] == pytest.approx(2, rel=0.02)
+    low, high = rows["b"]["best_speedup_ci_low"], rows["b"]["best_speedup_ci_high"]
+    assert low <= rows["b"]["best_speedup"] <= high
+
+
+def test_a_cell_that_never_converges_stops_at_a_cap(measured):
+    """Times that alternate: at the block limit, or when the sampling time is over; both say so."""
+    swinging = lambda n: 100.0 if n // 30 % 2 else 300.0  # noqa: E731  (a block has 30 calls, or fewer)
+    rows, _ = measured(Job(CELL, ("torch", "a"), SETTINGS), a=swinging)
+    assert not rows["a"]["converged"] and rows["a"]["stop_reason"].startswith("block cap, half-width ")
+    assert rows["a"]["blocks"] == 20
+    capped = Settings(**vars(SETTINGS) | {"max_seconds": 0.005})
+    rows, _ = measured(Job(CELL, ("torch", "a"), capped), a=swinging)
+    assert rows["a"]["stop_reason"].startswith("time cap") and rows["a"]["blocks"] == 3
+
+
+@pytest.mark.parametrize(
+    ("medians", "settled", "blocks"),
+    [((100, 100.9), True, 2), ((100, 99.1), True, 2), ((100, 102, 102), True, 3), ((100, 102, 104), False, 3)],
+)
+def test_settling(medians, settled, blocks):
+    """Until two blocks in a row agree within 1 %, here at most three; of each block the middle sample counts."""
+    samples = iter([sample for median in medians for sample in (1.0, median, 1e6)])
+    timer = types.SimpleNamespace(sample=lambda: next(samples), calls=7)
+    one = Candidate("a", [], timer=timer, samples_per_block=3)
+    assert sampling.settle(one, SETTINGS) == blocks * 3 * 7
+    assert one.fields["settled"] is settled and next(samples, None) is None
+
+
+def test_a_long_call_has_short_blocks(measured):
+    """7 ms: one call of a sample, 2 samples of a block of at most 20 ms."""
+    rows, _ = measured(Job(CELL, ("torch", "a"), SETTINGS), a=lambda _: 7000.0)
+    assert (rows["a"]["calls_per_sample"], rows["a"]["samples"], rows["a"]["blocks"]) == (1, 10, 5)
+
+
+def test_a_drift_of_the_ceilings(measured, monkeypatch):
+    """Rows hold the mean of before and after; 4 % of a watched one make a row suspect, and of one that is not watched nothing."""
+    for name, drift in (("copy_gb_per_s", 0.04), ("peak_tflops", 0.0)):
+        states = iter((CEILINGS, CEILINGS | {name: CEILINGS[name] * 1.04}))
+        monkeypatch.setattr(calibration.CpuCeilings, "measure", lambda self, states=states: dict(next(states)))
+        job = Job(CELL, ("torch", "a"), SETTINGS)
+        rows, _ = measured(job, a=lambda _: 100.0)
+        assert rows["a"]["calibration_drift"] == pytest.approx(drift)
+        assert rows["a"][name] == pytest.approx(CEILINGS[name] * 1.02)
+        found = supervisor._derived(job, rows["a"])
+        assert found.get("suspect", False) == bool(drift)
+        assert found.get("suspect_reason") == ("ceilings drifted 4.0% during the cell" if drift else None)
+
+
+def test_twins_share_the_rounds(measured):
+    """Each entry has blocks of its own in every round."""
+    job = Job(CELL, ("torch", "a"), SETTINGS, ("a",))
+    rows, messages = measured(job, a=lambda _: 100.0)
+    assert rows["a"]["twin_speedup"] == pytest.approx(1) and rows["a"]["twin_median_us"] == pytest.approx(100)
+    assert rows["a"]["blocks"] == 5 and sum(m[1:3] == ("a", "sampling") for m in messages) == 10
+
+
+GPU_ROW = CEILINGS | {
+    "median_us": 10.0, "compulsory_bytes": 10**6, "flops": 0, "device": "cuda", "cold_sets": 4, "calibration_drift": 0.02, "stream_gb_per_s": 160.0,
+    "short_stream_gb_per_s": 125.0, "other_gpu_processes": 0, "expert_load": [40, 24], "layout": "compact",
+}  # fmt: skip
+derived = functools.partial(supervisor._derived, Job(CELL, ("torch",), SETTINGS))
+
+
+def test_what_follows_from_a_row_of_a_gpu():
+    found = derived(GPU_ROW)
+    assert found["gb_per_s"] == pytest.approx(100) and found["share_of_copy"] == pytest.approx(1)
+    assert found["share_of_stream"] == pytest.approx(100 / 160) and found["share_of_short_stream"] == pytest.approx(0.8)
+    assert "suspect" not in found and "status" not in found and "tflops" not in found
+    flops = derived(GPU_ROW | {"flops": 2 * 10**7, "sustained_tflops": 2.5})
+    assert (flops["tflops"], flops["share_of_peak"], flops["share_of_sustained"]) == pytest.approx((2.0, 0.5, 0.8))
+    assert flops["roofline_us"] == pytest.approx(10.0) and derived(GPU_ROW | {"flops": 10**8})["roofline_us"] == pytest.approx(25)  # fmt: skip
+    assert "share_of_sustained" not in derived(GPU_ROW | {"flops": 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"calibration_drift": 0.021}, "ceilings drifted 2.1% during the cell"),
+        ({"other_gpu_processes": 2}, "other processes on the GPU: 2"),
+        ({"calibration_drift": 0.5, "other_gpu_processes": 1}, "ceilings drifted 50.0% during the cell; other processes on the GPU: 1"),
+    ],
+)  # fmt: skip
+def test_what_makes_a_row_suspect(change, reason):
+    found = derived(GPU_ROW | change)
+    assert (found["suspect"], found["suspect_reason"]) == (True, reason)
+
+
+@pytest.mark.parametrize(
+    ("change", "below"),
+    [
+        ({"median_us": 4.75}, True),  # the floor is 1 MB at 200 GB/s, the fastest ceiling: 5 us, and 5 % of slack
+        ({"median_us": 4.77}, False),
+        ({"median_us": 4.7, "cold_sets": 1}, False),  # a warm cache may be faster than memory
+        ({"median_us": 4.7, "device": "cpu"}, False),
+        ({"median_us": 9.5, "flops": 4 * 10**7}, True),  # 10 us at 4 TFLOP/s
+        ({"median_us": 9.6, "flops": 4 * 10**7}, False),
+    ],
+)
+def test_below_the_roofline(change, below):
+    found = derived(GPU_ROW | change)
+    assert (found.get("status") == "below_roofline") == below
+    assert not below or f"{change['median_us']:.2f} us is below the roofline of " in found["reason"]
+
+
+def test_padding_is_waste():
+    """Two of 66 rows of the layout hold no assignment that is kept."""
+    cell = cell_of("pack", tokens=64, hidden=32, experts=4, top_k=1, dtype="fp32", layout="block64")
+    found = supervisor._derived(Job(cell, ("torch",), SETTINGS), GPU_ROW | {"layout": "block64", "expert_load": [1, 63, 0, 0]})  # fmt: skip
+    assert found["rows"] == 128 and found["padding_waste"] == pytest.approx(1.0)
+
+
+def test_a_cell_is_sampled_again_where_a_ceiling_has_moved(measured, monkeypatch):
+    """On a GPU; on a CPU, where ceilings drift all the time, once."""
+    calls = []
+    monkeypatch.setattr(worker, "sample", lambda *_, **__: calls.append(1))
+    monkeypatch.setattr(outcome, "row", lambda one: {"status": "ok", "median_us": 1.0})
+    monkeypatch.setattr(outcome, "speedups", lambda *_: None)
+    monkeypatch.setattr(calibration, "drift", lambda *_: 0.06)
+    measured(Job(CELL, ("torch", "a"), SETTINGS), a=lambda _: 100.0)
+    assert len(calls) == 1
+
+
+def test_blocks_that_are_set_aside():
+    """Those with a slowdown bit, unless all have one; the reason is in the row, and their samples are kept."""
+    timer = types.SimpleNamespace(name="cuda_graph", hidden=3, samples=4)
+    one = Candidate("a", [], timer=timer, blocks=[[1.0, 2.0, 3.0], [50.0, 60.0, 70.0], [2.0, 3.0, 4.0]], clocks=[1, 2, 3], slow=[0, 8, 0])  # fmt: skip
+    row = outcome.row(one)
+    assert (row["set_aside"], row["set_aside_samples_us"], row["set_aside_reason"]) == (3, [50.0, 60.0, 70.0], "a hardware slowdown bit")  # fmt: skip
+    assert row["samples_us"] == [1.0, 2.0, 3.0, 2.0, 3.0, 4.0] and row["median_us"] == 2.5 and row["launch_hidden"] == 0.75  # fmt: skip
+    one.slow = [8, 8, 8]
+    row = outcome.row(one)
+    assert (row["set_aside"], row["set_aside_reason"], len(row["samples_us"])) == (0, None, 9)
