@@ -22,7 +22,7 @@ def rows(router: str, loss: float, *, seeds: int = 5, **more: object) -> list[di
     """One evaluation a seed around a mean loss."""
     fixed = {
         "label": "e", "purpose": "final", "step": 1, "network": "linear", "capacity_factor": 1.25, "drop_policy": "position",
-        "train_mode": "joint", "causal": True, "learns": True, "capacity_factors": [1.05, 1.1], "drop_rate_by_factor": [0.0, 0.0], "load_cv": 0.5,
+        "train_mode": "joint", "causal": True, "learns": True, "validation_batches": "mixed", "capacity_factors": [1.05, 1.1], "drop_rate_by_factor": [0.0, 0.0], "load_cv": 0.5,
     } | {"router": router}  # fmt: skip
     # each router with an order of the small noise of its own: differences vary, as those of trained models do
     jitter = np.roll(SMALL, sum(map(ord, router + str(more.get("network")))))

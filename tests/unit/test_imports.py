@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "quality": "errors files closure routers grid config store measure",
     "comparison": "errors benches config measure",
     "figures": "errors routers grid benches config store quality",
-    "report": "errors files benches config store quality comparison figures",
+    "report": "errors files routers benches config store quality comparison figures",
     "cli": "errors fields files routers grid kernels benches config store measure quality comparison figures report",
 }
 MAY_IMPORT_TORCH = {"formats", "routers", "kernels", "ops", "workload", "benches", "measure", "quality"}

@@ -80,7 +80,9 @@ def test_costs_compare_rows_of_one_card():
     assert "at skew 1.4 over 0" in cost_of_skew(cpu)
     assert "over 0" not in cost_of_skew(cpu.assign(host="h" + cpu["skew"].astype(str)))
     tight = pd.concat([ok, ok.assign(capacity_factor=1.25, median_us=ok["median_us"] / 2)], ignore_index=True)
-    assert "pack at factor 1.25 0.50x" in cost_of_capacity(tight)
+    costs = cost_of_capacity(tight)
+    assert all(f"at factor 1.25 and skew {skew} 0.50x" in costs for skew in (0, 0.7, 1.4)), "skews are not pooled"
+    assert "differ in tokens and skew" not in costs and "pack at factor 1.25 and skew 0 0.50x" in costs
     cards = tight["capacity_factor"].notna().map({True: "GPU-1", False: "GPU-2"})
     refused = cost_of_capacity(tight.assign(gpu_uuid=cards))
     assert "0.50x" not in refused and "pack 24 pairs not comparable: measured on different cards" in refused

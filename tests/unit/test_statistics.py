@@ -73,7 +73,14 @@ def test_correlated_values_are_worth_less():
     low, high = statistics.interval(list(map(float, range(1, 13))))
     half = stats.t.ppf(0.975, 3) * np.sqrt(np.pi / 2) * np.sqrt(13 / (12 / 9))
     assert (low, high) == pytest.approx((6.5 - half, 6.5 + half))
-    wave = [0.0, 0.0, 0.0, 1.0, 1.0, 1.0] * 8  # 32 neighbours are equal and 15 are not: r = 17 / 48 before its bias is taken off
+    wave = [
+        0.0,
+        0.0,
+        0.0,
+        1.0,
+        1.0,
+        1.0,
+    ] * 8  # 32 neighbours are equal and 15 are not: r = 17 / 48 before its bias is taken off
     r = 17 / 48 + (1 + 3 * 17 / 48) / 48
     worth = 48 * (1 - r) / (1 + r)
     low, high = statistics.interval(wave)

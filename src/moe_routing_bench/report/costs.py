@@ -55,7 +55,9 @@ def cost_of_capacity(ok: pd.DataFrame) -> str:
     """Time with the lowest capacity factor over time without a limit, on cells that are equal otherwise."""
 
     def line(low: float, high: float, chosen: list[Pair]) -> str:
-        return f"at factor {low:g} {_ratios([(free, tight) for tight, free in chosen])}"
+        skew = chosen[0][0]["skew"]
+        said = "" if pd.isna(skew) else f" and skew {skew:g}"
+        return f"at factor {low:g}{said} {_ratios([(free, tight) for tight, free in chosen])}"
 
     parts = _parts(ok, "capacity_factor", lambda pair: bool(pd.isna(pair[1]["capacity_factor"])), line)
     if not parts:
@@ -75,10 +77,21 @@ def _parts(
         if ranges:
             widest = max(ranges, key=lambda ends: (ends[1] - ends[0], -ends[0]))
             chosen = [pair for pair, ends in zip(filter(counts, found), ranges, strict=True) if ends == widest]
-            parts.append(f"{bench} {line(*widest, chosen)}" + (f", and {others}" if others else ""))
+            said = [line(*widest, equal) for equal in _by_skew(chosen, axis)]
+            parts.append(f"{bench} {', '.join(said)}" + (f", and {others}" if others else ""))
         elif others:
             parts.append(f"{bench} {others}")
     return parts
+
+
+def _by_skew(chosen: list[Pair], axis: str) -> list[list[Pair]]:
+    """The pairs of each skew apart, in rising order: what a capacity costs depends on it. Together where the skew is what differs."""
+    if axis == "skew":
+        return [chosen]
+    skews = sorted({low["skew"] for low, _ in chosen if pd.notna(low["skew"])})
+    apart = [[pair for pair in chosen if pair[0]["skew"] == skew] for skew in skews]
+    rest = [pair for pair in chosen if pd.isna(pair[0]["skew"])]
+    return [*apart, *([rest] if rest else [])]
 
 
 def _ratios(found: list[Pair]) -> str:

@@ -7,6 +7,7 @@ import pandas as pd
 
 from moe_routing_bench.figures import quality_rows
 from moe_routing_bench.quality.comparison import compare, perft_summary, specialisation
+from moe_routing_bench.routers.zoo import ZOO
 
 # column, heading, format of the mean, meaning
 COLUMNS = (
@@ -51,6 +52,12 @@ def contests(table: pd.DataFrame) -> list[Contest]:
         found.append(Contest(quality_rows.describe(finals[finals["label"] == label]), bool(causal), lines))
     order = list(table["label"].unique())
     return sorted(found, key=lambda one: (order.index(one.title.partition(":")[0]), not one.causal))
+
+
+def cautions(table: pd.DataFrame) -> list[tuple[str, str]]:
+    """What speaks against the place of a rule among the runs, as the zoo says it: names and sentences."""
+    there = set(table["router"])
+    return [(name, rule.caution) for name, rule in ZOO.items() if rule.caution and name in there]
 
 
 def _line(rank: dict[str, Any], runs: pd.DataFrame) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from moe_routing_bench.comparison.claims import Held
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.quality.comparison import compare
+from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
 from moe_routing_bench.report import predecessor, quality, verdicts
 from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.findings import findings
@@ -73,6 +74,7 @@ def _quality(
     """What the section on quality shows."""
     return {
         "figures": figures, "machine": _values(trained, "device"), "timed": compare.timed(compare.with_speeds(compare.finals(trained))), "columns": quality.COLUMNS,
+        "by_domain": bool((trained["validation_batches"] == BY_DOMAIN).any()), "cautions": quality.cautions(trained),
         "contests": quality.contests(trained), "source": predecessor.SOURCE, "verdicts": verdicts.verdicts(trained, adapted),
         "adaptations": [] if adapted is None else quality.adaptations(adapted),
     }  # fmt: skip

@@ -1,7 +1,8 @@
 """Whether stored rows confirm a claim, refute it, or cannot say: one rule for all claims.
 
 A claim is a set of statements "the mean of this over seeds is below a bound", each a two-sided t-test over the seeds (paired
-where two contestants are compared), with p corrected by Holm over the claim's statements in one config. Refuted: at least
+where two contestants are compared), with p corrected by Holm over the claim's statements and all pairs of the config's ranking, so
+that a claim tells no two contestants apart that the ranking calls a tie. Refuted: at least
 one statement is significantly false, as each claim is meant to hold throughout. Confirmed: all are significantly true and none
 is missing. Else not comparable, with the reason: missing rows, rules that see later tokens, or seeds that cannot tell.
 """
@@ -16,6 +17,7 @@ from scipy import stats
 
 from moe_routing_bench.quality import statistics
 from moe_routing_bench.quality.comparison import compare, perft_summary
+from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.report.predecessor import CLAIMS, Claim
 
 CONFIRMED, REFUTED, NOT_COMPARABLE = "confirmed", "refuted", "not comparable"
@@ -67,7 +69,7 @@ def verdicts(
 def judge(claim: Claim, label: str, rows: pd.DataFrame) -> Verdict:
     """The verdict on a claim from the final evaluations of one config."""
     statements, missing = _TESTS[claim.test](claim, rows)
-    results = outcomes(statements)
+    results = outcomes(statements, _ranked(rows, statements))
     judged = [(one, p, result) for one, (p, result) in zip(statements, results, strict=True)]
     judged.sort(key=lambda each: (FAILS, OPEN, HOLDS).index(each[2]))  # what decides comes first
     ours = [_words(*each) for each in judged]
@@ -82,13 +84,24 @@ def judge(claim: Claim, label: str, rows: pd.DataFrame) -> Verdict:
     return Verdict(claim, label, CONFIRMED, f"all {len(said)} comparisons are significantly true", ours)
 
 
-def outcomes(statements: Sequence[Statement]) -> list[tuple[float, str]]:
-    """For each statement its p, corrected by Holm over all of them, and whether it holds, fails or cannot be told."""
-    corrected = statistics.holm([_p(one) for one in statements])
+def outcomes(statements: Sequence[Statement], others: Sequence[float] = ()) -> list[tuple[float, str]]:
+    """For each statement its p, corrected by Holm over all of them and the `others`, and whether it holds, fails or cannot be told."""
+    corrected = statistics.holm([*(_p(one) for one in statements), *others])
     return [
         (p, OPEN if p >= compare.ALPHA else HOLDS if one.values.mean() < one.bound else FAILS)
-        for one, p in zip(statements, corrected, strict=True)
+        for one, p in zip(statements, corrected, strict=False)
     ]
+
+
+def _ranked(rows: pd.DataFrame, statements: Sequence[Statement]) -> list[float]:
+    """The p of all pairs of causal contestants whose losses no statement compares: the rest of the ranking's family."""
+    if compare.METRIC not in rows:
+        return []
+    wide = _by_seed(rows[rows["causal"].astype(bool)], compare.METRIC)
+    said = {one.text for one in statements if one.unit == "bits/byte"}
+    pairs = itertools.combinations(wide.columns, 2)
+    unsaid = [pair for pair in pairs if not {f"{pair[0]} − {pair[1]}", f"{pair[1]} − {pair[0]}"} & said]
+    return [_p(_less(wide, *pair, "bits/byte")) for pair in unsaid]
 
 
 def _p(statement: Statement) -> float:
@@ -134,6 +147,10 @@ def _order(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]
 
 def _drops(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]]:
     """Every trained causal rule leaves less than the bound over the capacity, whatever factor it was trained with."""
+    if not (rows["validation_batches"] == run_rows.MIXED).all():
+        return [], [
+            "validated on batches of one domain each, of which a capacity leaves over more than of mixed ones; to be trained again"
+        ]
     kept = rows[rows["causal"].astype(bool) & rows["learns"].astype(bool) & rows["drop_rate_by_factor"].notna()]
     found = []
     for name, runs in kept.groupby("contestant", sort=False):

@@ -26,7 +26,8 @@ class TrainableRule:
     no later token and on no other sequence; `causal_eval` says so for evaluation, where that differs. `learns` says
     that the router gets a gradient from the layer's output. `top_k` is the only one possible where it is not None; it
     is at least `least_top_k`. `losses` maps the losses added in training to their coefficients. `sums` are the least
-    and the largest sum of a token's weights. `options` maps all options to their defaults.
+    and the largest sum of a token's weights. `options` maps all options to their defaults. `caution` says what speaks against comparing
+    its loss with that of others.
     """
 
     name: str
@@ -42,6 +43,7 @@ class TrainableRule:
     losses: Mapping[str, float] = field(default_factory=dict)
     sums: tuple[float, float] = (1.0, 1.0)
     options: Mapping[str, Any] = field(default_factory=dict)
+    caution: str = ""
 
     @property
     def causal_in_evaluation(self) -> bool:
@@ -154,6 +156,7 @@ _TABLE = (
         "soft_moe", "soft_moe", "Each slot is a mixture of all tokens of a sequence, each token one of all slots",
         "L = x̂·(scale·Φ̂); dispatch softmax of L over tokens, combine softmax of L over slots; S·k/E slots per expert",
         "Soft MoE 2308.00951 section 2.1 and 2.3", causal=False, options={"sequence": 256},
+        caution="its scale starts at 1 and barely moves in runs as short as these, so slots stay near the mean of all tokens: its place says little.",
     ),
     TrainableRule(
         "top_p", "top_p", "As many experts as it takes to reach a probability", "the smallest set with Σp ≥ 0.4; weights p",

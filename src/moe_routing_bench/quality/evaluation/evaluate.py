@@ -12,6 +12,7 @@ from torch import Tensor
 from moe_routing_bench.quality.corpora.batches import IGNORED, Windows
 from moe_routing_bench.quality.evaluation.loads import CAPACITY_FACTORS, Loads, byte_classes
 from moe_routing_bench.quality.model.language_model import TinyLM
+from moe_routing_bench.quality.spec.run_rows import MIXED
 
 
 @torch.no_grad()
@@ -66,6 +67,7 @@ def evaluate(model: TinyLM, windows: Windows, batch: int) -> dict[str, Any]:
         "perplexity": math.exp(min(loss, 700.0)),
         "val_loss_with_capacity": with_capacity,
         "val_bytes": windows.total,
+        "validation_batches": MIXED,
     }
     return fields | _routing_fields(model, loads, drops, windows.total) if loads else fields
 

@@ -14,7 +14,7 @@ from moe_routing_bench.errors import UserError, bad
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import write_table
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 _LIST, _LOADS = pa.list_(_F), pa.list_(pa.list_(pa.list_(_F)))
 STAGES = {f"{stage}_ms": _F for stage in ("router", "dispatch", "experts", "combine", "rest")}
@@ -22,6 +22,7 @@ STAGES = {f"{stage}_ms": _F for stage in ("router", "dispatch", "experts", "comb
 TIMING: dict[str, pa.DataType] = {
     "train_tokens_per_s": _F, "step_ms": _F, "step_half_width_ms": _F, "step_mode": _S, "eager_step_ms": _F, **STAGES, "peak_memory_bytes": _I, "timed_alone": _B,
 }  # fmt: skip
+BY_DOMAIN, MIXED = "by_domain", "mixed"  # validation_batches: of one domain each, as stored runs had them, or of all
 EAGER, GRAPH = "eager", "cuda_graph"  # step_mode: launched one by one from Python, or replayed as a graph
 # where numbers come from: the last columns of runs and of adaptations
 PROVENANCE: dict[str, pa.DataType] = {
@@ -37,7 +38,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "domains": pa.list_(_S), "byte_classes": pa.list_(_S), "train_bytes": _I, "val_bytes": _I, "corpus_sha256": _S,
     # the evaluation
     "step": _I, "tokens_seen": _I, "epochs": _F, "train_loss": _F, "router_loss": _F, "val_loss": _F, "bits_per_byte": _F, "perplexity": _F,
-    "val_loss_with_capacity": _F, "load_cv": _F, "load_cv_by_layer": _LIST, "max_violation_by_layer": _LIST,
+    "validation_batches": _S, "val_loss_with_capacity": _F, "load_cv": _F, "load_cv_by_layer": _LIST, "max_violation_by_layer": _LIST,
     "dead_experts": _I, "gate_entropy": _F, "experts_per_token": _F, "drop_rate": _F, "token_drop_rate": _F,
     "capacity_factors": _LIST, "drop_rate_by_factor": _LIST,
     "train_drop_rate": _F, "router_grad_norm": _F, "load_by_domain": _LOADS, "load_by_class": _LOADS,
