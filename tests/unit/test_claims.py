@@ -1,6 +1,7 @@
 """Published figures against rows: what is reproduced, what cannot be told, and what a file of claims may say."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from moe_routing_bench.cli.main import app
 from moe_routing_bench.comparison import claims
 from moe_routing_bench.config import claims as published
 from moe_routing_bench.errors import UserError
+from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths, records
 
 ROOT = Path(__file__).parents[2]
@@ -177,3 +179,16 @@ def test_command(tmp_path, monkeypatch):
         call(app, ["claims", "--platform", "cpu", "--only", "drop"], catch_exceptions=False)
     with pytest.raises(UserError, match="this machine, which is cpu"):
         call(app, ["claims", "--platform", "nvidia-h200", "--measure"], catch_exceptions=False)
+
+
+def test_the_report_shows_what_became_of_claims(tmp_path):
+    """What could be told comes first; boundary and source are in the page, escaped."""
+    impossible = published.Claim(**{k: v for k, v in BASE.items() if k != "check"} | {"who": "<i>", "not_runnable": "another planet"})  # fmt: skip
+    found = [verdict(impossible), verdict(claim()), verdict(claim(figure=1))]
+    render(rows(), {}, tmp_path / "index.html", claims=found)
+    table = (tmp_path / "index.html").read_text().partition('<table id="published">')[2].partition("</table>")[0]
+    lines = re.findall("<tr><td>.*?</tr>", table, re.DOTALL)
+    assert [re.findall('<td class="wide">([^<]*)</td></tr>', line)[0] for line in lines] == ["not reproduced", "reproduced", "not runnable: another planet"]  # fmt: skip
+    assert "102.4 us" in lines[0] and "100 us" in lines[1] and "all of it Source: a paper" in lines[1] and "&lt;i&gt;" in lines[2]  # fmt: skip
+    render(rows(), {}, tmp_path / "index.html")
+    assert 'id="published"' not in (tmp_path / "index.html").read_text()

@@ -12,6 +12,7 @@ from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.claims import UNITS, Check, Claim
 
 REPRODUCED, NOT, ABSENT, NOT_RUNNABLE = "reproduced", "not reproduced", "no rows", "not runnable"
+VERDICTS = (NOT, REPRODUCED, ABSENT, NOT_RUNNABLE)  # in the order of a page
 _OF_THE_ROUTING = ("drop_rate", "token_drop_rate", "load_cv", "load_max_over_mean", "load_gini", "gate_entropy")
 _JOIN = {"gmean": stats.gmean, "min": np.min, "max": np.max, "median": np.median}
 _SMALLER_IS_BETTER = ("us", "ms")

@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from moe_routing_bench import files
-from moe_routing_bench.comparison.claims import Held
+from moe_routing_bench.comparison.claims import VERDICTS, Held
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.quality.comparison import compare
@@ -52,7 +52,7 @@ def render(
         stale=_together(stale),
         findings=findings(frame),
         targets=targets(frame),
-        claims=[_claim(one) for one in claims],
+        claims=[_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict))],
         figures=[(entry, uri) for entry, uri in drawn if entry.source == "measurements"],
         quality=None
         if trained is None
