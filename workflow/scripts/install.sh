@@ -20,7 +20,7 @@ version=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' constraints.txt)
 [ -n "$version" ] || die "constraints.txt pins no torch"
 cpu_torch="torch==$version+cpu" # only a CPU build satisfies this, so pip cannot take a CUDA one
 
-# --no-compile, below: Python compiles what it imports; to compile all that is installed takes a minute.
+# --no-compile, below: pip compiles one file after the other; all cores do it at the end.
 pip() {
   echo "pip $*"
   [ -n "$print" ] || "$venv_python" -m pip "$@"
@@ -51,6 +51,8 @@ else
   pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]' "$cpu_torch"
 fi
 [ -z "$print" ] || exit 0
+# What cannot be compiled (templates, code for other versions) is never imported; tests of packages are not run.
+"$venv_python" -m compileall -q -j 0 -x '/tests?/' .venv/lib >/dev/null || true
 
 cuda=$("$venv_python" -c 'import torch; print(torch.version.cuda or "")') || die "torch cannot be imported"
 if has_gpu; then
