@@ -1,6 +1,7 @@
 # `make help` lists what there is. Needs Linux, Python 3.11 to 3.13, make and git.
 PYTHON ?= python3
 CONFIG ?=
+MUTANTS ?=
 RUN ?=
 PLATFORM ?= nvidia-h200
 
@@ -13,8 +14,11 @@ export HOME := $(CURDIR)/.cache/home
 $(shell mkdir -p "$(HOME)")
 endif
 
+# Where compiled modules may not be kept, each of hundreds of short processes compiles what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help install report test figures lint lock clean
+.PHONY: help install report test mutants figures lint lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -32,6 +36,12 @@ report: .venv/.installed ## measure what changed, draw and report (CONFIG=config
 test: .venv/.installed ## run the tests (those that need a GPU are skipped where there is none)
 	OMP_NUM_THREADS=1 .venv/bin/pytest -q --ignore tests/timing --numprocesses auto --dist loadfile --no-loadscope-reorder
 	.venv/bin/pytest -q tests/timing
+
+# Takes hours for all modules; MUTANTS="moe_routing_bench.measure.statistics*" picks some.
+mutants: .venv/.installed ## how many small changes of the code no test would notice (MUTANTS=pattern picks some)
+	.venv/bin/pip install --quiet --constraint constraints.txt mutmut
+	OMP_NUM_THREADS=1 .venv/bin/mutmut run $(if $(MUTANTS),'$(MUTANTS)') >mutants.log
+	.venv/bin/python tests/mutants.py
 
 figures: .venv/.installed ## draw figures and report again from published measurements (PLATFORM=nvidia-h200)
 	.venv/bin/moe-routing-bench figure --platform $(PLATFORM)

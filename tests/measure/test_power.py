@@ -14,7 +14,7 @@ from moe_routing_bench.measure.candidate import Candidate, Failure
 
 SECONDS = Settings(turn_seconds=1.0, min_blocks=20, max_seconds=0.2)
 # As seen on one H200: dense products in turns with a lighter layer took 1.71 ms, alone 1.97; the layer 4.75 and 4.48.
-STEADY_US, DRAW = {"dense": 1970.0, "light": 4480.0}, {"dense": 1.0, "light": 0.6}
+STEADY_US, DRAW = {"dense": 1970.0, "light": 4480.0}, {"dense": 1.0, "dense2": 1.0, "light": 0.6}
 
 
 class Card:
@@ -26,7 +26,7 @@ class Card:
 
     def run(self, name: str) -> float:
         """Time of a sample, µs: that of the steady state at its own heat, shorter on a cooler card, longer on a hotter one."""
-        us = STEADY_US[name] * (1 + 0.5 * (self.heat - DRAW[name]) * self.limited)
+        us = STEADY_US.get(name, STEADY_US["dense"]) * (1 + 0.5 * (self.heat - DRAW[name]) * self.limited)
         seconds = us * 5 / 1e6
         self.heat += (DRAW[name] - self.heat) * (1 - np.exp(-seconds / 0.3))
         self.now += seconds
@@ -119,6 +119,34 @@ def test_one_that_fails_in_its_turn_is_out(monkeypatch):
     sampling.sample(SimpleNamespace(settings=SECONDS, hash="0"), alive, None, card, guarded, True)
     assert failed == [("dense", "sampling", "wrong at last")] and [one.name for one in alive] == ["light"]
     assert len(alive[0].blocks) == 20
+
+
+def test_what_a_long_turn_holds(monkeypatch):
+    """As much work as asked before it counts, blocks of at least 25 ms, one check in one of the two turns and half as much work
+    after it; the second turns in the opposite order of the first; the first order depends on the job alone."""
+    orders = []
+    for _ in range(2):
+        card, turns, busy, checked = Card(monkeypatch), [], [], []
+        alive = [candidate(card, name) for name in ("dense", "light", "dense2")]
+        keep = sampling._kept_busy
+
+        def kept_busy(one, seconds, *found, keep=keep, turns=turns, busy=busy):
+            busy.append((one.name, seconds))
+            turns += [one.name] if seconds == SECONDS.turn_seconds and not found else []
+            return keep(one, seconds, *found)
+
+        monkeypatch.setattr(sampling, "_kept_busy", kept_busy)
+        monkeypatch.setattr(sampling, "verify", lambda *given, checked=checked: checked.append(given))
+        job, sets = SimpleNamespace(settings=SECONDS, hash="a hash"), object()
+        sampling.sample(job, alive, sets, card, lambda name, step, action: action() or True, True)
+        monkeypatch.setattr(sampling, "_kept_busy", keep)
+        assert turns[3:] == turns[2::-1] and sorted(turns[:3]) == ["dense", "dense2", "light"]
+        assert sorted(one.name for _, one, _ in checked) == sorted(turns[:3]) and all(given[::2] == (job, sets) for given in checked)  # fmt: skip
+        assert sorted(busy)[-9:].count(("light", 1.0)) == 2 and [one for one in busy if one[1] == 0.5] and len(busy) == 3 * 3 + 1  # fmt: skip
+        assert {len(block) for one in alive for block in one.blocks} <= {6, 7, 13, 14, 15, 16, 17}
+        assert all(sum(block) >= 25_000 > sum(block[:-1]) for one in alive for block in one.blocks)
+        orders.append(turns)
+    assert orders[0] == orders[1]
 
 
 def test_twins_have_turns_of_their_own(monkeypatch):

@@ -1,17 +1,21 @@
 """Every number of a row, worked out by hand: implementations that take planted times on a clock of the test's own."""
 
 import functools
+import os
 import types
+from datetime import UTC, datetime
 
 import pytest
+import torch
 
-pytest.importorskip("torch")
+from moe_routing_bench.benches.checks import Cost
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.kernels.pack import torch_pack
-from moe_routing_bench.measure import calibration, outcome, sampling, supervisor, timers, worker
-from moe_routing_bench.measure.candidate import Candidate
+from moe_routing_bench.measure import calibration, outcome, sampling, supervisor, timers, verify, worker
+from moe_routing_bench.measure.candidate import Candidate, Failure
+from moe_routing_bench.store.rows import SCHEMA_VERSION
 
 CELL = cell_of("pack", tokens=64, hidden=32, experts=4, top_k=2, dtype="fp32")
 SETTINGS = Settings(
@@ -208,6 +212,23 @@ def test_what_follows_from_a_row_of_a_gpu():
     assert "share_of_sustained" not in derived(GPU_ROW | {"flops": 1})
 
 
+def test_rates_are_exact():
+    """To the last digits: no unit is off by one."""
+    found = derived(GPU_ROW | {"flops": 3 * 10**7})
+    exact = functools.partial(pytest.approx, rel=1e-13)
+    assert found["gb_per_s"] == exact(100) and found["tflops"] == exact(3) and found["roofline_us"] == exact(10)
+    assert derived(GPU_ROW | {"flops": 10**8})["roofline_us"] == exact(25)
+    without = {name: value for name, value in GPU_ROW.items() if name != "calibration_drift"}
+    assert "suspect" not in derived(without), "a row without a calibration has no drift"
+
+
+def test_strict_bytes_of_quantised_rows():
+    """A row of 32 elements of 2 bytes read, two of 1 byte written."""
+    cell = cell_of("pack", tokens=64, hidden=32, experts=4, top_k=2, dtype="bf16", packed="fp8_row")
+    found = supervisor._derived(Job(cell, ("torch",), SETTINGS), GPU_ROW)
+    assert found["bytes_per_token_strict"] == 32 * (2 + 2 * 1) and isinstance(found["bytes_per_token_strict"], int)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -218,7 +239,7 @@ def test_what_follows_from_a_row_of_a_gpu():
 )  # fmt: skip
 def test_what_makes_a_row_suspect(change, reason):
     found = derived(GPU_ROW | change)
-    assert (found["suspect"], found["suspect_reason"]) == (True, reason)
+    assert (found["suspect"], found["suspect_reason"]) == (True, reason) and found["gb_per_s"] == pytest.approx(100)
 
 
 @pytest.mark.parametrize(
@@ -227,6 +248,7 @@ def test_what_makes_a_row_suspect(change, reason):
         ({"median_us": 4.75}, True),  # the floor is 1 MB at 200 GB/s, the fastest ceiling: 5 us, and 5 % of slack
         ({"median_us": 4.77}, False),
         ({"median_us": 4.7, "cold_sets": 1}, False),  # a warm cache may be faster than memory
+        ({"median_us": 4.7, "cold_sets": 2}, True),
         ({"median_us": 4.7, "device": "cpu"}, False),
         ({"median_us": 9.5, "flops": 4 * 10**7}, True),  # 10 us at 4 TFLOP/s
         ({"median_us": 9.6, "flops": 4 * 10**7}, False),
@@ -239,10 +261,12 @@ def test_below_the_roofline(change, below):
 
 
 def test_padding_is_waste():
-    """Two of 66 rows of the layout hold no assignment that is kept."""
-    cell = cell_of("pack", tokens=64, hidden=32, experts=4, top_k=1, dtype="fp32", layout="block64")
-    found = supervisor._derived(Job(cell, ("torch",), SETTINGS), GPU_ROW | {"layout": "block64", "expert_load": [1, 63, 0, 0]})  # fmt: skip
-    assert found["rows"] == 128 and found["padding_waste"] == pytest.approx(1.0)
+    """Two blocks of 64 rows hold 64 assignments; the layout is the implementation's, whatever the cell's is."""
+    for layout, rows in (("block64", 128), ("compact", 64)):
+        cell = cell_of("pack", tokens=64, hidden=32, experts=4, top_k=1, dtype="fp32")
+        found = supervisor._derived(Job(cell, ("torch",), SETTINGS), GPU_ROW | {"layout": layout, "expert_load": [1, 63, 0, 0]})  # fmt: skip
+        assert (found["rows"], found["padding_waste"]) == (rows, pytest.approx(rows / 64 - 1))
+    assert "rows" not in derived(GPU_ROW | {"layout": None})
 
 
 def test_a_cell_is_sampled_again_where_a_ceiling_has_moved(measured, monkeypatch):
@@ -266,3 +290,96 @@ def test_blocks_that_are_set_aside():
     one.slow = [8, 8, 8]
     row = outcome.row(one)
     assert (row["set_aside"], row["set_aside_reason"], len(row["samples_us"])) == (0, None, 9)
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        ([1.0, float("nan")], False),  # the same bits
+        ([1.0, 2.0], True),
+        ([-1.0, float("nan")], True),
+        ([1.0, float("nan"), 0.0], True),  # another shape
+    ],
+)
+def test_outputs_that_an_implementation_returns_are_compared_bit_by_bit(other, differs):
+    """Of two sets that hold the same draw, on the device."""
+    returned = [{"y": torch.tensor([1.0, float("nan")])}, {"y": torch.tensor(other)}]
+    one = types.SimpleNamespace(timer=types.SimpleNamespace(returned=returned))
+    sets = types.SimpleNamespace(outputs=[{"y": torch.zeros(2)}, {"y": torch.zeros(2)}])
+    flag = verify._differ(one, sets, 0, 1)
+    assert flag.dtype == torch.bool and bool(flag) is differs
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (Failure("incorrect", "wrong"), "incorrect", "wrong"),
+        (MemoryError("no more"), "out_of_memory", "binding: MemoryError: no more"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9"), "out_of_memory", None),
+        (RuntimeError("not enough memory: you tried"), "out_of_memory", None),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), "out_of_memory", None),
+        (ValueError("two\n  lines"), "crashed", "binding: ValueError: two lines"),
+        (ValueError("x" * 400), "crashed", "binding: ValueError: " + "x" * 288),
+    ],
+)
+def test_what_an_implementation_raises_is_a_status(error, status, reason):
+    """One line, of at most 300 characters; the worker goes on."""
+    messages = []
+
+    def action():
+        raise error
+
+    assert worker._guarded(messages.append, "a", "binding", action) is False
+    at, failed = messages
+    assert at == ("at", "a", "binding") and failed[:3] == ("failed", "a", status)
+    assert reason is None or failed[3] == reason
+
+
+def test_a_broken_context_ends_the_worker():
+    """After it is reported; where memory is short the context is whole."""
+    messages = []
+
+    def action(text):
+        raise RuntimeError(text)
+
+    with pytest.raises(SystemExit) as end:
+        worker._guarded(messages.append, "a", "sampling", lambda: action("CUDA error: an illegal memory access"))
+    assert end.value.code == 3 and messages[-1][2] == "crashed"
+    assert worker._guarded(messages.append, "a", "sampling", lambda: action("CUDA error: not enough memory")) is False
+    assert worker._guarded(messages.append, "a", "sampling", lambda: None) is True and messages[-1] == ("at", "a", "sampling")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "mix"),
+    [(1, 1, (1, 1)), (10, 80, (1, 8)), (80, 10, (8, 1)), (1, 1000, (1, 32)), (1000, 1, (32, 1)), (10, 14, (1, 1)), (10, 16, (1, 2)), (14, 10, (1, 1)), (16, 10, (2, 1))],
+)  # fmt: skip
+def test_the_mix_of_a_stream(read, write, mix):
+    """Whole numbers of at most 32, the nearest to the stage's own."""
+    assert worker._mix(Cost(read, write)) == mix
+
+
+def test_how_a_worker_ended():
+    assert supervisor._manner(9) == "was killed by signal SIGKILL"
+    assert supervisor._manner(3 << 8) == "exited with status 3"
+
+
+def test_half_a_message_is_none():
+    """Of a worker that died while it was writing."""
+    receive, send = supervisor.Pipe(duplex=False)
+    send.send(("at", None, "inputs"))
+    assert supervisor._next(receive) == ("at", None, "inputs")
+    os.write(send.fileno(), b"\x00\x00\x00\x20half")
+    send.close()
+    assert supervisor._next(receive) is None and supervisor._next(receive) is None
+
+
+def test_a_whole_row_of_an_implementation_without_a_time():
+    """Identity, provenance and the reason; nothing is derived."""
+    job = Job(CELL, ("torch",), SETTINGS)
+    started = datetime(2026, 1, 2, 3, 4, 5, 678900, UTC)
+    row = supervisor._complete(job, "cpu", "torch", {"status": "crashed", "reason": "boom"}, started)
+    assert {name: row[name] for name in ("bench", "implementation", "platform", "cell", "cell_hash", "status", "reason", "tokens")} == {
+        "bench": "pack", "implementation": "torch", "platform": "cpu", "cell": CELL.key, "cell_hash": job.hash, "status": "crashed", "reason": "boom", "tokens": 64,
+    }  # fmt: skip
+    assert row["started_at"] == "2026-01-02T03:04:05.678+00:00" < row["ended_at"] and len(row["code_fingerprint"]) == 16
+    assert row["schema_version"] == SCHEMA_VERSION and "gb_per_s" not in row and "implementation_version" not in row

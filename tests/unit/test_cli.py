@@ -142,7 +142,7 @@ def test_status_collect_and_prune_follow_the_config(call):
 
 def test_doctor_checks_the_config(call):
     code, out, _ = call("doctor")
-    assert code == 0 and "29 cells" in out and "FAIL" not in out
+    assert code == 0 and "27 cells" in out and "FAIL" not in out
 
 
 def test_an_unknown_option_keeps_its_own_message_and_nothing_imports_torch():

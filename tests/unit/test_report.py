@@ -158,3 +158,11 @@ def test_rows_of_other_code_say_so(tmp_path):
     page = (tmp_path / "index.html").read_text()
     assert "this report's: gate, pack.</strong> They are shown all the same: old &lt;b&gt;." in page
     assert "this report's: layer." in page and page.count('class="stale"') == 2
+
+
+def test_comparisons_beside_the_report_are_linked(tmp_path):
+    for name in ("compare-old.html", "other.html"):
+        (tmp_path / name).touch()
+    render(rows(), {}, tmp_path / "index.html")
+    page = (tmp_path / "index.html").read_text()
+    assert '<a href="compare-old.html">' in page and "other.html" not in page

@@ -27,7 +27,7 @@ def compare(
     ] = None,
     across: Annotated[bool, typer.Option("--across", help="Compare runs of different devices all the same")] = False,
     most: Annotated[int, typer.Option(help="Most rows to print; the page has all", min=0)] = 20,
-    html: Annotated[Path | None, typer.Option(help="Also write a page with all rows")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with all rows; the report links compare-*.html beside it")] = None,
 ) -> None:  # fmt: skip
     """Compare two runs row by row: faster, slower, the same or undecided, beyond noise and the drift of the device."""
     share = None if fail_if_slower is None else _share(fail_if_slower)

@@ -50,6 +50,7 @@ def render(
         platform=_values(frame, "platform"),
         cpu=bool(frame["gpu_name"].isna().all()),
         stale=_together(stale),
+        comparisons=sorted(path.name for path in out.parent.glob("compare-*.html")),
         findings=findings(frame),
         targets=targets(frame),
         claims=[_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict))],
