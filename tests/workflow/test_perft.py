@@ -2,6 +2,7 @@
 
 import pyarrow.parquet as pq
 import pytest
+
 from project import GRID, Project, count
 
 BASE = {

@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from project import CELLS, DRAWN, GRID, Project, count
 
 from moe_routing_bench.figures import FIGURES
+from project import CELLS, DRAWN, GRID, Project, count
 
 ENTRY = {
     "label": "tiny", "router": ["dense"], "seed": [1], "corpora": {"stdlib": 20000}, "dim": 16, "heads": 2, "expert_hidden": 16,
