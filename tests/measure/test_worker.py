@@ -1,6 +1,7 @@
 """Every number of a row, worked out by hand: implementations that take planted times on a clock of the test's own."""
 
 import functools
+import math
 import os
 import types
 from datetime import UTC, datetime
@@ -8,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 import torch
 
-from moe_routing_bench.benches.checks import Cost
+from moe_routing_bench.benches.checks import Assignment, Cost
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
@@ -383,3 +384,102 @@ def test_a_whole_row_of_an_implementation_without_a_time():
     }  # fmt: skip
     assert row["started_at"] == "2026-01-02T03:04:05.678+00:00" < row["ended_at"] and len(row["code_fingerprint"]) == 16
     assert row["schema_version"] == SCHEMA_VERSION and "gb_per_s" not in row and "implementation_version" not in row
+
+
+def test_what_a_row_says_of_the_routing():
+    """Of the first draw: loads 4, 3, 1 and 0 of which 2 each are held, one token of four with no row left, and weights' entropy."""
+    cell = cell_of("pack", tokens=4, hidden=8, experts=4, top_k=2, dtype="fp32", capacity_factor=1.0)
+    ids = torch.tensor([[0, 1], [0, 1], [0, 2], [0, 1]])
+    inverse = torch.tensor([[0, -1], [1, 3], [-1, 4], [-1, -1]])
+    weights = torch.tensor([[1.0, 3.0], [2.0, 2.0], [1.0, 0.0], [4.0, 4.0]])
+    first = types.SimpleNamespace(inputs={"x": 1}, expected={"y": 2})
+    given, known = [], [Assignment(ids, weights, inverse)]
+    definition = types.SimpleNamespace(assignment=lambda *arguments: given.append(arguments) or known[0])
+    sets = types.SimpleNamespace(base=[first, None])
+    found = outcome.routing(Job(cell, ("torch",), SETTINGS), definition, sets)
+    assert given == [(cell, first.inputs, first.expected)] and found["expert_load"] == [4, 3, 1, 0]
+    assert (found["drop_rate"], found["capacity"], found["token_drop_rate"], found["rows"]) == (3 / 8, 2, 0.25, 5)
+    quarters = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    assert found["gate_entropy"] == pytest.approx((quarters + 2 * math.log(2)) / 4)
+    known[0] = Assignment(ids)
+    gate = cell_of("gate", tokens=4, experts=4, top_k=2, dtype="fp32")
+    found = outcome.routing(Job(gate, ("torch",), SETTINGS), definition, sets)
+    assert not {"token_drop_rate", "gate_entropy", "rows"} & found.keys() and found["drop_rate"] == 0
+
+
+class Gpu:
+    """A GPU whose state is always the same."""
+
+    sm_clock_mhz, power_w, slowdown_bits = (staticmethod(lambda value=value: value) for value in (1234, 567.0, 8))
+
+
+@pytest.mark.parametrize(
+    ("least", "least_us", "samples"), [(2, 0.0, 2), (2, 5000.0, 5), (7, 5000.0, 7), (1, 5001.0, 6)]
+)
+def test_a_block_has_enough_samples_and_time(least, least_us, samples):
+    """Samples of 10 calls of 100 µs; the state of the GPU is that after the block."""
+    one = Candidate("a", [], timer=types.SimpleNamespace(sample=lambda: 100.0, calls=10))
+    sampling._block(one, Gpu(), least, least_us)
+    assert one.blocks == [[100.0] * samples] and (one.clocks, one.powers, one.slow) == ([1234], [567.0], [8])
+    sampling._block(one, None, 1)
+    assert (one.clocks[1], one.powers[1], one.slow[1], one.blocks[1]) == (None, None, 0, [100.0])
+
+
+def rounds(clock, monkeypatch, check_seconds=0.0, **change):
+    """What `_rounds` says, the names in the order of their blocks, and those that were checked."""
+    order, checked = [], []
+
+    def candidate(name):
+        def sample():
+            clock.now += 1e-3
+            order.append(name)
+            return 1000.0
+
+        return Candidate(name, [], timer=types.SimpleNamespace(sample=sample, calls=1))
+
+    def verify(job, one, sets):
+        clock.now += check_seconds
+        checked.append((job, one.name, sets))
+
+    monkeypatch.setattr(sampling, "verify", verify)
+    job, alive = (
+        types.SimpleNamespace(settings=Settings(**vars(SETTINGS) | change), hash="h"),
+        [candidate(name) for name in "abc"],
+    )
+    said = sampling._rounds(job, alive, "sets", Gpu(), lambda name, step, action: action() or True)
+    assert alive[0].clocks[0] == 1234
+    return said, order, [(name, sets, one is job) for one, name, sets in checked]
+
+
+def test_rounds(clock, monkeypatch):
+    """Each once per round, in an order that follows from the job; checks take none of the sampling time."""
+    said, order, checked = rounds(clock, monkeypatch, 100.0, min_blocks=5, max_seconds=0.1)
+    assert (
+        said == "converged" and len(order) == 15 and all(set(order[i : i + 3]) == set("abc") for i in range(0, 15, 3))
+    )
+    assert sorted(checked) == [("a", "sets", True), ("b", "sets", True), ("c", "sets", True)]
+    assert order == rounds(clock, monkeypatch, 0.0, min_blocks=5, max_seconds=0.1)[1]
+    assert len({tuple(order[i : i + 3]) for i in range(0, 15, 3)}) > 1, "not always the same order"
+
+
+@pytest.mark.parametrize(("took", "milliseconds", "calls"), [(1.0, 1.0, 3), (2**-10, 10.0, 11), (2**-10, 0.1, 3)])
+def test_warm_up_takes_at_least_so_long_and_three_calls(clock, took, milliseconds, calls):
+    """The calls in their rotation."""
+    made = []
+
+    def call(name):
+        clock.now += took
+        made.append(name)
+
+    one = Candidate("a", [lambda: call(0), lambda: call(1)])
+    assert sampling.warm_up(one, milliseconds, "cpu") == calls == len(made) and made[:3] == [0, 1, 0]
+
+
+def test_a_ratio_where_no_round_counts_for_both():
+    """Then all rounds do."""
+    base = Candidate("a", [], blocks=[[4.0, 8.0, 9.0], [6.0], [8.0]], slow=[8, 8, 0])
+    one = Candidate("b", [], blocks=[[2.0], [1.0, 3.0, 9.0], [4.0]], slow=[0, 0, 8])
+    found = outcome._ratio("speedup", base, one)
+    assert found["speedup"] == pytest.approx(2.0)  # of 4, 2 and 2
+    base.slow = [0, 0, 8]
+    assert outcome._ratio("speedup", base, one)["speedup"] == pytest.approx(8**0.5), "4 and 2 in the rounds that count"
