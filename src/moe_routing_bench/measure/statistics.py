@@ -26,19 +26,31 @@ def interval(block_values: Sequence[float]) -> tuple[float, float] | None:
     values = np.asarray(block_values)
     if len(values) < LEAST_BLOCKS:
         return None
-    middle, error, freedom = _student(values)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
-    return middle - half, middle + half
+    return _ends(*_student(values))
 
 
 def probability(values: Sequence[float]) -> float | None:
     """p of the hypothesis that the median of values (n,) is 0, two-sided, from the t-value of `interval`; None under 3 values."""
     if len(values) < LEAST_BLOCKS:
         return None
-    middle, error, freedom = _student(np.asarray(values))
-    if error == 0:
-        return float(middle == 0)
-    return float(2 * stats.t.sf(abs(middle) / error, freedom))
+    return _p(*_student(np.asarray(values)))
+
+
+def _ends(middle: float, error: float, freedom: float) -> tuple[float, float]:
+    """The 95 % interval of a value with this standard error."""
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    return middle - half, middle + half
+
+
+def _p(middle: float, error: float, freedom: float) -> float:
+    """Two-sided p of the value's being 0; without an error it is certain."""
+    return float(2 * stats.t.sf(abs(middle) / error, freedom)) if error else float(middle == 0)
+
+
+def _ratio(middle: float, error: float, freedom: float) -> tuple[float, float, float, float]:
+    """The ratio whose logarithm is known so far, both ends of its interval, and p of its being 1."""
+    low, high = _ends(middle, error, freedom)
+    return float(np.exp(middle)), float(np.exp(low)), float(np.exp(high)), _p(middle, error, freedom)
 
 
 def _student(values: np.ndarray) -> tuple[float, float, float]:
@@ -88,11 +100,10 @@ def paired_ratio(
 
     Interval and p are None under 3 pairs.
     """
-    logs = np.log(np.asarray(baseline) / np.asarray(other)).tolist()
-    middle, ends = float(np.exp(np.median(logs))), interval(logs)
-    if ends is None:
-        return middle, None, None, None
-    return middle, float(np.exp(ends[0])), float(np.exp(ends[1])), probability(logs)
+    logs = np.log(np.asarray(baseline) / np.asarray(other))
+    if len(logs) < LEAST_BLOCKS:
+        return float(np.exp(np.median(logs))), None, None, None
+    return _ratio(*_student(logs))
 
 
 def unpaired_ratio(
@@ -109,12 +120,8 @@ def unpaired_ratio(
         return float(np.exp(ratio)), None, None, None
     (_, a, free_a), (_, b, free_b) = (_student(one) for one in sides)
     error = float(np.hypot(a, b))
-    if error == 0:
-        return float(np.exp(ratio)), float(np.exp(ratio)), float(np.exp(ratio)), float(ratio == 0)
-    freedom = error**4 / (a**4 / free_a + b**4 / free_b)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
-    p = float(2 * stats.t.sf(abs(ratio) / error, freedom))
-    return float(np.exp(ratio)), float(np.exp(ratio - half)), float(np.exp(ratio + half)), p
+    freedom = error**4 / (a**4 / free_a + b**4 / free_b) if error else _LEAST_FREEDOM
+    return _ratio(ratio, error, freedom)
 
 
 def load_statistics(loads: Sequence[int]) -> dict[str, object]:

@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench import closure
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.formats import FORMATS
@@ -157,7 +156,7 @@ def _code(bench: str) -> dict[str, Any]:
     """Row fields that say which code measures a bench."""
     from moe_routing_bench.measure import provenance
 
-    return {"code_fingerprint": closure.fingerprint(find(bench).code_files())[:16]} | provenance.git_state()
+    return {"code_fingerprint": find(bench).code_fingerprint()} | provenance.git_state()
 
 
 def _complete(job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime) -> dict[str, Any]:

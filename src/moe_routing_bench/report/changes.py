@@ -3,23 +3,22 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
 import pandas as pd
 
-from moe_routing_bench import files
+from moe_routing_bench.report import page
 
 
 def render(rows: pd.DataFrame, marks: Sequence[str], names: tuple[str, str], out: Path) -> None:
     """Write the rows of a `comparison.runs.Comparison` to `out`, in the order given; `names` are those of the two runs."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("moe_routing_bench.report"), autoescape=True, undefined=jinja2.StrictUndefined
+    counts = [(name, int(n)) for name, n in rows["verdict"].value_counts().items()]
+    page.write(
+        "changes.html.j2",
+        out,
+        names=names,
+        marks=marks,
+        counts=counts,
+        rows=[_shown(row) for row in rows.to_dict("records")],
     )
-    counts = rows["verdict"].value_counts()
-    page = environment.get_template("changes.html.j2").render(
-        names=names, marks=marks, counts=[(name, int(n)) for name, n in counts.items()], rows=[_shown(row) for row in rows.to_dict("records")]
-    )  # fmt: skip
-    with files.replacing(out) as temporary:
-        temporary.write_text(page, encoding="utf-8")
 
 
 def _shown(row: dict) -> dict[str, str]:

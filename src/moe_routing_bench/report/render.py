@@ -8,17 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-import jinja2
 import pandas as pd
 import pyarrow as pa
 
-from moe_routing_bench import files
 from moe_routing_bench.comparison.claims import VERDICTS, Held
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
-from moe_routing_bench.report import predecessor, quality, verdicts
+from moe_routing_bench.report import page, predecessor, quality, verdicts
 from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.targets import targets
@@ -43,10 +41,9 @@ def render(
     """
     frame = table.to_pandas() if isinstance(table, pa.Table) else table
     drawn = [_figure(name, path) for name, path in figures.items()]
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("moe_routing_bench.report"), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    page = environment.get_template("report.html.j2").render(
+    page.write(
+        "report.html.j2",
+        out,
         platform=_values(frame, "platform"),
         cpu=bool(frame["gpu_name"].isna().all()),
         stale=_together(stale),
@@ -65,8 +62,6 @@ def render(
         machine=[(n, _values(frame, n)) for n in _MACHINE] + [(n, _spread(frame, n)) for n in _CEILINGS],
         days=_days(frame),
     )
-    with files.replacing(out) as temporary:
-        temporary.write_text(page, encoding="utf-8")
 
 
 def _quality(

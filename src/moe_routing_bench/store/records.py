@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from moe_routing_bench.benches.bench import find
-from moe_routing_bench.closure import fingerprint
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.errors import UserError, bad
 from moe_routing_bench.grid.job import Job
@@ -118,7 +117,7 @@ def _mixed(bench: str, found: Mapping[Path, set[str | None]]) -> str:
     counts = Counter(code for codes in found.values() for code in codes)
     if len(counts) < 2:
         return ""
-    today = fingerprint(find(bench).code_files())[:16]
+    today = find(bench).code_fingerprint()
     kept = today if today in counts else counts.most_common(1)[0][0]
     again = sorted(str(path) for path, codes in found.items() if codes != {kept})
     return f"{bench} was measured by {len(counts)} versions of the code: {', '.join(again[:5])}{', …' * (len(again) > 5)} ({len(again)} files)"

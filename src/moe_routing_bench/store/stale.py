@@ -6,7 +6,6 @@ from pathlib import Path
 import yaml
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.closure import fingerprint
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.store import paths
 
@@ -16,12 +15,9 @@ def stale(rows: Iterable[tuple[str, str | None]]) -> list[str]:
     found: dict[str, set[str | None]] = {}
     for bench, code in rows:
         found.setdefault(bench, set()).add(code)
-    return sorted(name for name, codes in found.items() if name not in BENCHES or codes != {_today(name)})
-
-
-def _today(bench: str) -> str:
-    """The fingerprint that a row of the bench would have if it were measured now."""
-    return fingerprint(BENCHES[bench].code_files())[:16]
+    return sorted(
+        name for name, codes in found.items() if name not in BENCHES or codes != {BENCHES[name].code_fingerprint()}
+    )
 
 
 def reasons(platform: str) -> dict[str, str]:

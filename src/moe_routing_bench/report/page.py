@@ -1,0 +1,16 @@
+"""Pages from the templates beside this file, which appear whole or not at all."""
+
+from pathlib import Path
+
+import jinja2
+
+from moe_routing_bench import files
+
+
+def write(template: str, out: Path, **values: object) -> None:
+    """Fill a template and write it to `out`. A value that the template asks for and does not get is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("moe_routing_bench.report"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    with files.replacing(out) as temporary:
+        temporary.write_text(environment.get_template(template).render(**values), encoding="utf-8")
