@@ -34,24 +34,27 @@ def claims(
     if measure:
         if platform.partition(".")[0] != platforms.current():
             raise bad("--measure", platform, f"this machine, which is {platforms.current()}")
-        _measure(one.claim for one in held(platform, chosen, empty=True) if one.why == "not measured")
-    found = held(platform, chosen)
+        _measure(one.claim for one in held(platform, chosen, _collected(platform)) if one.why == "not measured")
+    rows = _collected(platform)
+    if not rows and not any(paths.claim_files(platform)):
+        raise bad("rows", f"none of {platform}", "measured cells", "run `snakemake` first, or add --measure")
+    found = held(platform, chosen, rows)
     show(_table(found))
     print(f"{len(found)} claims: {counts([one.verdict for one in found])}")
 
 
-def held(platform: str, chosen: Iterable[published.Claim], empty: bool = False) -> list[Any]:
-    """Claims held against the collected rows of a platform and those that were measured for claims; `comparison.claims.Held` each.
-
-    Raises `UserError` where there is no row at all, unless that is expected (`empty`).
-    """
+def held(platform: str, chosen: Iterable[published.Claim], collected: list[Any]) -> list[Any]:
+    """Claims held against tables of collected rows and what was measured for claims; `comparison.claims.Held` each."""
     pandas, judge = (importlib.import_module(name) for name in ("pandas", "moe_routing_bench.comparison.claims"))
-    stored = [paths.measurements(platform), *sorted(paths.claim_files(platform))]
-    tables = [records.read(path).to_pandas() for path in stored if path.is_file()]
-    if not tables and not empty:
-        raise bad("rows", f"none of {platform}", "measured cells", "run `snakemake` first, or add --measure")
+    tables = [*collected, *(records.read(path).to_pandas() for path in sorted(paths.claim_files(platform)))]
     rows = pandas.concat(tables, ignore_index=True) if tables else records.SCHEMA.empty_table().to_pandas()
     return judge.held(list(chosen), rows, platform.startswith(platforms.CPU))
+
+
+def _collected(platform: str) -> list[Any]:
+    """The table of a platform's rows; none where nothing was collected."""
+    path = paths.measurements(platform)
+    return [records.read(path).to_pandas()] if path.is_file() else []
 
 
 def _measure(asked: Iterable[published.Claim]) -> None:

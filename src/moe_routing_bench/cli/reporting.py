@@ -50,16 +50,16 @@ def report(platform: Platform = None, run: Run = None) -> None:
             tables.get("quality"),
             tables.get("perft"),
             reasons(platform),
-            _claims(platform),
+            _claims(platform, tables["measurements"]),
         )
     print(f"wrote {out}")
 
 
-def _claims(platform: str) -> Any:
+def _claims(platform: str, rows: Any) -> Any:
     """What became of published figures; nothing on a CPU, whose times say nothing of them, or where there is no file of claims."""
     if platform.startswith(platforms.CPU) or not paths.CLAIMS.is_file():
         return ()
-    return held(platform, importlib.import_module("moe_routing_bench.config.claims").load(paths.CLAIMS))
+    return held(platform, importlib.import_module("moe_routing_bench.config.claims").load(paths.CLAIMS), [rows])
 
 
 def _figures() -> Mapping[str, Any]:
