@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from moe_routing_bench import files
-from moe_routing_bench.cli.printing import show
+from moe_routing_bench.cli.printing import counts, show
 from moe_routing_bench.errors import bad
 from moe_routing_bench.store import paths, records
 
@@ -39,7 +39,7 @@ def compare(
         print(f"differs besides the code: {mark}")
     changed = found.rows.assign(size=abs(found.rows["ratio"].astype(float) - 1)).sort_values("size", ascending=False)
     show(_printed(changed[changed["verdict"] != "same"].head(most), f"{before} -> {after}"))
-    print(f"{len(found.rows)} rows: {', '.join(f'{n} {name}' for name, n in found.counts().items())}")
+    print(f"{len(found.rows)} rows: {counts(found.rows['verdict'].tolist())}")
     if html:
         importlib.import_module("moe_routing_bench.report.changes").render(changed, found.marks, (before, after), html)
         print(f"wrote {html}")

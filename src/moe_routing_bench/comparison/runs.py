@@ -20,7 +20,7 @@ UNKNOWN_FLOOR = 0.02  # of |ln ratio|: assumed for a run without twins
 KEYS = ["bench", "implementation", *AXES]
 COLUMNS = (
     *KEYS, "cell", "status", "reason", "median_us", "block_medians_us", "flops", "copy_gb_per_s", "peak_tflops", "twin_speedup", "gpu_name",
-    "cpu_model", "gpu_uuid", "driver", "torch_version", "cuda_version", "triton_version", "cutlass_dsl_version", "git_sha", "git_dirty",
+    "cpu_model", "gpu_uuid", "driver", "torch_version", "cuda_version", "triton_version", "cutlass_dsl_version",
 )  # fmt: skip
 _DEVICE = ("gpu_name", "cpu_model")
 _MARKED = ("gpu_uuid", "driver", "torch_version", "cuda_version", "triton_version", "cutlass_dsl_version")

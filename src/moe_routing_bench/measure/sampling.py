@@ -51,7 +51,9 @@ def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guar
     `heavy` says that the bench has FLOPs. Where the power limit binds, an implementation that draws less power lets the card cool
     for the next one, and times depend on the company: each is then timed in a state of its own.
     """
-    limited = heavy and gpu is not None and any(_power_limited(one, gpu, job.settings.turn_seconds) for one in alive)
+    limited = (
+        heavy and gpu is not None and any(_kept_busy(one, job.settings.turn_seconds, gpu.power_capped) for one in alive)
+    )
     stop = (_long_turns if limited else _rounds)(job, alive, sets, gpu, guarded)
     for one in alive:
         width = _width(one)
@@ -131,11 +133,6 @@ def _each(
     for one, entry in entries:
         if one in alive and not guarded(one.name, step, functools.partial(action, entry)):
             alive.remove(one)
-
-
-def _power_limited(one: Candidate, gpu: Any, seconds: float) -> bool:
-    """Whether the power limit holds the clock down while an implementation keeps the card busy for so long."""
-    return _kept_busy(one, seconds, gpu.power_capped)
 
 
 def _kept_busy(one: Candidate, seconds: float, found: Callable[[], bool] = lambda: False) -> bool:
