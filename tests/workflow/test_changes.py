@@ -73,34 +73,19 @@ def test_second_run_does_nothing(project: Project) -> None:
     assert cells(project) == before
 
 
-def test_new_axis_value_runs_only_its_cells(project: Project) -> None:
-    """One more number of tokens: one cell of pack, one of combine, and what is made of all rows."""
+def test_a_new_axis_value_and_an_edited_kernel_measure_only_their_cells(project: Project) -> None:
+    """One more number of tokens: one cell of pack, one of combine. A file of gate: its bench, and the composite that is made of
+    it. Then what is made of all rows."""
     before = cells(project)
     project.configure([GRID[0] | {"tokens": [64, 128, 256]}, GRID[1]])
-    assert count(project.snakemake("--until", "collect")) == {"measure": 2, "collect": 1}
-    after = cells(project)
-    assert len(after) == ALL + 2 and all(after[path] == content for path, content in before.items())
-    assert project.jobs() == DRAW
-
-
-@pytest.mark.parametrize(
-    ("file", "benches"),
-    [
-        ("kernels/pack/torch_pack.py", {"pack": 2, "routing": 1}),
-        ("kernels/combine/cute_combine.py", {"combine": 2, "routing": 1}),
-        ("benches/gate/definition.py", {"gate": 1, "routing": 1}),
-        ("benches/composite.py", {"routing": 1}),
-        ("kernels/experts/torch_loop.py", {}),
-        ("measure/timers.py", CELLS),
-        ("routers/softmax_topk.py", {"gate": 1, "routing": 1}),
-    ],
-)
-def test_editing_code_measures_what_depends_on_it(project: Project, file: str, benches: dict[str, int]) -> None:
-    """A kernel file reruns its bench, and the composite that is made of it."""
-    project.edit(f"src/moe_routing_bench/{file}")
+    project.edit("src/moe_routing_bench/kernels/gate/torch_gate.py")
     dry = project.snakemake("--dry-run")
-    assert measured(dry) == benches
-    assert count(dry) == ({"measure": sum(benches.values()), **AFTER} if benches else {})
+    assert measured(dry) == {"pack": 1, "combine": 1, "gate": 1, "routing": 1} and count(dry) == {"measure": 4, **AFTER}
+    assert count(project.snakemake("--until", "collect")) == {"measure": 4, "collect": 1}
+    after = cells(project)
+    assert len(after) == ALL + 2
+    assert {path.parent.name for path, content in before.items() if after[path] != content} == {"gate", "routing"}
+    assert project.jobs() == DRAW
 
 
 def test_adding_a_bench_leaves_every_cell_fresh(project: Project) -> None:
@@ -130,24 +115,11 @@ def test_adding_a_bench_leaves_every_cell_fresh(project: Project) -> None:
     assert table["extra"].null_count == len(table) == ALL
 
 
-def test_editing_a_kernel_reruns_only_its_bench(project: Project) -> None:
-    """For real: the other benches' files stay as they were."""
-    before = cells(project)
-    project.edit("src/moe_routing_bench/kernels/gate/torch_gate.py")
-    assert count(project.snakemake("--until", "collect")) == {"measure": 2, "collect": 1}
-    changed = {path.parent.name for path, content in cells(project).items() if before[path] != content}
-    assert changed == {"gate", "routing"}
-    assert project.jobs() == DRAW
-
-
-@pytest.mark.parametrize(
-    ("file", "drawn"),
-    [("figures/style.py", {"figure": DRAWN}), ("report/render.py", {}), ("report/templates/report.css", {})],
-)
-def test_editing_the_report_measures_nothing(project: Project, file: str, drawn: dict[str, int]) -> None:
-    """What all figures share, and what only the report needs."""
-    project.edit(f"src/moe_routing_bench/{file}")
-    assert project.jobs() == {**drawn, "html": 1, "all": 1}
+def test_editing_the_report_measures_nothing(project: Project) -> None:
+    """What only the report needs, then also one figure, then also what all figures share."""
+    for file, drawn in (("report/templates/report.css", 0), ("figures/load_cv.py", 1), ("figures/style.py", DRAWN)):
+        project.edit(f"src/moe_routing_bench/{file}")
+        assert project.jobs() == ({"figure": drawn} if drawn else {}) | {"html": 1, "all": 1}, file
 
 
 def test_editing_a_caption_draws_its_figure(project: Project) -> None:
@@ -157,14 +129,6 @@ def test_editing_a_caption_draws_its_figure(project: Project) -> None:
     assert text.count(f"title: {title}\n") == 1
     file.write_text(text.replace(f"title: {title}\n", f"title: {title} and more\n"))
     assert project.jobs() == {"figure": 1, "html": 1, "all": 1}
-
-
-def test_editing_a_figure_measures_nothing(project: Project) -> None:
-    """It is drawn again, and the report is written again."""
-    before = cells(project)
-    project.edit("src/moe_routing_bench/figures/load_cv.py")
-    assert count(project.snakemake()) == {"figure": 1, "html": 1, "all": 1}
-    assert cells(project) == before and project.jobs() == {}
 
 
 def test_touching_files_changes_nothing(project: Project) -> None:

@@ -25,22 +25,24 @@ _PRELOAD = (
     "seaborn",
     "pynvml",
     "triton",
-    "cutlass",
-    "torch._dynamo",  # which every optimizer of torch imports
     "annotated_types",
 )
+_OF_GPU = ("cutlass", "triton.experimental.gluon")  # which Triton imports for its first kernel
+_OF_CPU = ("torch._dynamo",)  # which every optimizer of torch imports, and which might initialise CUDA
 
 
 def preload() -> None:
     """Import what every child needs; what is not installed is left out."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking for a GPU must not initialise CUDA: a fork would break
-    # the one might initialise CUDA, the other is of no use without a GPU
-    left_out = "torch._dynamo" if os.path.exists("/dev/nvidiactl") else "cutlass"
-    for name in _PRELOAD:
-        if name == left_out:
-            continue
+    gpu = os.path.exists("/dev/nvidiactl")
+    for name in _PRELOAD + (_OF_GPU if gpu else _OF_CPU):
         with contextlib.suppress(ImportError):
             __import__(name)
+    if gpu:
+        with contextlib.suppress(ImportError):
+            from triton.runtime.cache import triton_key
+
+            triton_key()  # a hash of all of Triton's files, remembered; the first kernel would wait 0.4 s for it
 
 
 def receive(connection: socket.socket) -> tuple[dict, list[int]]:

@@ -35,7 +35,7 @@ _SHORTENED = 1.3  # times as long a call of a lone rotation may take; leaving ou
 def verify(job: Job, one: Candidate, sets: Sets, thorough: bool = False) -> None:
     """Raise `Failure` unless the timed calls of `one` are right, keep to their outputs and leave nothing running.
 
-    `thorough` also runs a rotation by itself, and looks at what the stages of a composite hand on.
+    `thorough` also runs a rotation by itself, and looks at what the stages of a composite hand on, on values that nobody knew.
     """
     bench, timer = find(job.cell.bench), one.timer
     for run in (timer.rotate, timer.check) if thorough else (timer.check,):
@@ -49,7 +49,7 @@ def verify(job: Job, one: Candidate, sets: Sets, thorough: bool = False) -> None
             _genuine()
             unharmed(sets)
             one.check = both(one.check, _compared(bench, job, one, sets))
-            if thorough and bench.stages and run == timer.check and not one.check.error:
+            if thorough and bench.stages and run == timer.check and poisoned and not one.check.error:
                 one.check = both(one.check, bench.check_stages(one.name, job.cell, timer.returned[0]))
             if one.check.error:
                 raise Failure("incorrect", one.check.error)
