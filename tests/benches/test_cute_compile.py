@@ -11,18 +11,23 @@ pytest.importorskip("cutlass")
 CASES = Path(__file__).with_name("cute_cases.py")
 
 
-def compile_cases(arch: str, directory: Path) -> list[dict]:
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """Facts of every case, from a subprocess: DSL mistakes abort, and kept files land in the working directory."""
-    done = subprocess.run([sys.executable, CASES, arch], cwd=directory, capture_output=True, text=True, timeout=600)
+    folder, command = tmp_path_factory.mktemp("kept"), [sys.executable, CASES, *ARCHITECTURES]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
-def test_wide_accesses_and_no_spills(arch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_wide_accesses_and_no_spills(arch: str, cases: list[dict]) -> None:
     """Rows of whole 16-byte vectors move in 128-bit accesses, all loads unrolled; nothing goes to local memory."""
-    cases = compile_cases(arch, tmp_path)
+    cases = [facts for facts in cases if facts["arch"] == arch]
     assert len(cases) >= (14 if arch == "sm_90a" else 5)
     for facts in cases:
         if facts["vector_bytes"] == 16:
