@@ -112,3 +112,103 @@ def test_parts_that_are_no_stages_or_overlap_are_refused(parts):
             implementations=(Implementation("one", parts=parts),),
             stages=(Stage("pack", "pack"), Stage("experts", "experts")),
         )
+
+
+def fused(monkeypatch, parts: dict[str, str], **functions) -> Bench:
+    """`layer` with an implementation `peer` of these parts, whose fused module has these functions."""
+    module = ModuleType("peer")
+    vars(module).update(functions)
+    monkeypatch.setitem(sys.modules, "moe_routing_bench.kernels.layer.peer", module)
+    return replace(BENCHES["layer"], implementations=(*BENCHES["layer"].implementations, Implementation("peer", layout="block64", parts=parts)))  # fmt: skip
+
+
+@pytest.mark.parametrize("precompiles", [True, False])
+def test_the_kernels_of_every_part_are_compiled(precompiles, monkeypatch):
+    """Of a stage for its own cell, with rows as they lie here; of a fused part for the composite's problem, if it has any."""
+    seen = []
+    monkeypatch.setattr(Bench, "precompile", lambda *given: seen.append(given))
+    functions = {"precompile": lambda *given: seen.append(given)} if precompiles else {}
+    bench, cell = fused(monkeypatch, {"permute": "triton", "pack+experts": "layer.peer"}, **functions), cell_of("layer", **SHAPE)  # fmt: skip
+    monkeypatch.setattr(composite, "supports", lambda *given: None if given == (bench, bench["peer"], cell) else "no")
+    composite.precompile(bench, bench["peer"], cell, "sm_90a")
+    stages = [(one.name, way, inner.bench, inner.get("layout"), arch) for one, way, inner, arch in (given for given in seen if len(given) == 4)]  # fmt: skip
+    assert stages == [
+        ("gate", "torch", "gate", "block64", "sm_90a"), ("permute", "triton", "permute", "block64", "sm_90a"), ("combine", "torch", "combine", "block64", "sm_90a"),
+    ]  # fmt: skip
+    fused_parts = [given for given in seen if len(given) == 2]
+    assert fused_parts == [(bench.definition().problem(cell), "sm_90a")] * precompiles
+    seen.clear()
+    monkeypatch.setattr(composite, "supports", lambda *_: "needs another card")
+    composite.precompile(bench, bench["peer"], cell, "sm_90a")
+    assert not seen
+
+
+def test_a_fused_part_that_says_nothing_is_supported(monkeypatch):
+    bench, cell = fused(monkeypatch, {"pack+experts": "layer.peer"}), cell_of("layer", **SHAPE)
+    assert composite.supports(bench, bench["peer"], cell) is None
+    bench = fused(
+        monkeypatch, {"pack+experts": "layer.peer"}, unsupported=lambda problem: f"{problem.hidden} is too wide"
+    )
+    assert composite.supports(bench, bench["peer"], cell) == "pack+experts: 40 is too wide"
+
+
+def test_buffers_of_all_parts_are_known(monkeypatch):
+    """They are poisoned when an implementation is checked; what is given is none of them. Parts run under their names."""
+    cell, definition = cell_of("routing", **{n: SHAPE[n] for n in ("tokens", "hidden", "experts", "top_k", "dtype")}), BENCHES["routing"].definition()  # fmt: skip
+    inputs = definition.build(cell, 3, "cpu")
+    call = BENCHES["routing"].bind("torch", cell, inputs | definition.empty_outputs(cell, inputs))
+    between = {"topk_ids", "topk_weights", "counts", "offsets", "order", "inverse", "packed"}
+    assert call.buffers.keys() == between
+    names, annotate = [], composite.nvtx.annotate
+    monkeypatch.setattr(composite.nvtx, "annotate", lambda name: names.append(name) or annotate(name))
+    assert call().keys() == between | inputs.keys() | {"combined"}
+    assert names == [stage.name for stage in BENCHES["routing"].stages]
+
+
+def test_a_fused_part_has_the_buffers_that_a_later_part_reads(monkeypatch):
+    """And no others, unless they are given: the packed rows stay inside it."""
+    cell, bench = cell_of("layer", **SHAPE), BENCHES["layer"]
+    definition = bench.definition()
+    given = definition.build(cell, 3, "cpu") | definition.shared(cell, 3, "cpu")
+    given |= definition.empty_outputs(cell, given)
+    routed = {"topk_ids", "topk_weights", "counts", "offsets", "order", "inverse"}
+    assert bench.bind("torch_gather_loop", cell, given).buffers.keys() == routed | {"y"}
+    bench = fused(monkeypatch, {"pack+experts": "layer.peer"}, bind=lambda problem, **operands: operands.keys)
+    assert bench.bind("peer", cell, given | {"packed": torch.empty(66, 40)}).buffers.keys() == routed | {"y"}
+
+
+def test_operands_have_the_composite_s_names():
+    """The rows that combine reads are the packed ones where there are no experts."""
+    *_, combine = composite.parts(BENCHES["routing"], BENCHES["routing"]["torch"])
+    assert combine.reads() == ["packed", "inverse", "topk_weights", "residual"] and combine.writes() == ["combined"]
+
+
+def handed_on(monkeypatch, parts: dict[str, str]):
+    """A layer with these parts: what torch's parts hand on, and its check."""
+    bench, cell = fused(monkeypatch, parts | {"experts": "torch_loop"}), cell_of("layer", **SHAPE | {"experts": 64})
+    definition = bench.definition()
+    inputs = definition.build(cell, 3, "cpu") | definition.shared(cell, 3, "cpu")
+    tensors = bench.bind("torch_loop", cell, inputs | definition.empty_outputs(cell, inputs))()
+    peer = replace(bench["peer"], layout="compact")
+    return tensors, lambda shown: composite.check(bench, peer, cell, shown)
+
+
+@pytest.mark.parametrize(
+    ("parts", "fine"), [({"router": "quack"}, True), ({}, False), ({"router+permute": "layer.peer"}, False)]
+)
+def test_a_stage_may_be_as_inexact_as_its_implementation_says(parts, fine, monkeypatch):
+    """quack's weights are off by the bits of an index; a stage of a fused part has no such excuse."""
+    tensors, check = handed_on(monkeypatch, parts)
+    del tensors["combined"]  # is not of these weights
+    found = check(tensors | {"topk_weights": tensors["topk_weights"] * (1 + 2.0**-18)})
+    assert (found.error is None) == fine and (fine or found.error.startswith("router: topk_weights: "))
+
+
+def test_what_a_fused_part_shows_is_checked(monkeypatch):
+    """Also where it hides what a stage before wrote; a stage of which nothing is shown is not."""
+    tensors, check = handed_on(monkeypatch, {"router+permute+pack": "layer.peer"})
+    hidden = {name: one for name, one in tensors.items() if name != "topk_ids"}
+    assert check(tensors).error is check(hidden).error is None
+    wrong = {"packed": tensors["packed"] + 1}
+    assert check(hidden | wrong).error.startswith("pack: packed: ") and check(tensors | wrong).error
+    assert check({name: one for name, one in (hidden | wrong).items() if name != "x"}).error.startswith("experts: y: ")

@@ -1,10 +1,13 @@
-"""How the short stream is cut from the buffers, without a GPU: sizes and places of its launches."""
+"""Ceilings without a GPU: sizes and places of a short stream's launches, and the planted rates of a simulated card."""
 
 import contextlib
+from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from moe_routing_bench.measure import calibration, stream_kernel
 
@@ -60,6 +63,40 @@ def test_a_short_stream_moves_what_the_stage_moves(mix, nbytes, launches) -> Non
 
 def test_a_stage_of_less_than_a_mebibyte_has_no_short_stream(launches) -> None:
     assert ceilings(1 << 18, 1 << 19)._streamed_short((1, 2)) == {} and not launches
+    assert ceilings(1 << 19, (1 << 19) - 1)._streamed_short((1, 1)) == {} and not launches
+    assert ceilings(1 << 19, 1 << 19)._streamed_short((1, 1)).keys() == {"short_stream_gb_per_s"} and launches
+
+
+@pytest.mark.parametrize(
+    ("mix", "mebibytes", "cache", "sets"),
+    [
+        ((1, 8), 9, 1, 6),  # reads 1 MiB: five caches and one more; there would be room for 8 writes of 8 MiB
+        ((8, 1), 36, 1, 2),
+        ((1, 1), 28, 64, 4),  # 14 MiB each: as often as a buffer holds them
+        ((1, 1), 128, 1, 1),  # the whole of both buffers
+        ((1, 1), 256, 1, 1),  # more than the memory had room for
+        ((1, 1), 1, 256, 128),
+        ((1, 1), 0.25, 999, 256),  # of 512 parts: the longest graph
+    ],
+)
+def test_launches_of_a_short_stream(mix, mebibytes, cache, sets, launches, monkeypatch) -> None:
+    """Until reads are cold, as long as there are parts of the buffers that no other launch has."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=cache << 20))
+    one = ceilings(int(mebibytes * 2**20), 0)
+    n = one._moved // 2 // sum(mix) // 1024 * 1024
+    one._short_graph(mix, n, (1024, 4))
+    assert len(launches) == 1 + sets, "one to compile it"
+
+
+@pytest.mark.parametrize(
+    ("mix", "blocks"), [((1, 1), {1024, 2048, 4096, 8192}), ((64, 64), {1024, 2048, 4096}), ((100, 1), {1024, 2048, 4096})]
+)  # fmt: skip
+def test_no_block_is_larger_than_a_part(mix, blocks, launches, monkeypatch) -> None:
+    """1 MiB in 128 parts of 4096 elements, or in 101 of 5120."""
+    seen, launch = set(), stream_kernel.launch
+    monkeypatch.setattr(stream_kernel, "launch", lambda *given: seen.add(given[4]) or launch(*given))
+    ceilings(1 << 20, 0)._streamed_short(mix)
+    assert seen == blocks
 
 
 class Clock:
@@ -102,13 +139,26 @@ def test_the_median_of_the_repeats_without_the_first(device, monkeypatch) -> Non
     )
 
 
+class Ran(TorchFunctionMode):
+    """Which operations of torch were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
 def test_ceilings_of_a_cpu(monkeypatch) -> None:
     """Bytes and FLOPs of what runs, over its time; a copy reads and writes."""
     asked = []
 
     def seconds(call, device, calls=1):
-        asked.append((device, calls))
-        call()
+        with Ran() as ran:
+            call()
+        asked.append((ran.names[-1], device, calls))
         return 2e-3
 
     monkeypatch.setattr(calibration, "_seconds", seconds)
@@ -119,9 +169,160 @@ def test_ceilings_of_a_cpu(monkeypatch) -> None:
             "copy_gb_per_s": 2 * nbytes / 2e-3 / 1e9, "read_gb_per_s": nbytes / 2e-3 / 1e9, "write_gb_per_s": nbytes / 2e-3 / 1e9,
             "peak_tflops": 2 * 768**3 / 2e-3 / 1e12, "launch_us": 2e3,
         },
-        rel=1e-12,
+        rel=1e-13, abs=0,
     )  # fmt: skip
-    assert asked == [("cpu", 1)] * 4 + [("cpu", 20)] and calibration.CpuCeilings().sustained(1.0) == {}
+    assert asked == [(name, "cpu", 1) for name in ("copy_", "sum", "fill_", "matmul")] + [("add_", "cpu", 20)]
+    assert calibration.CpuCeilings().sustained(1.0) == {}
+
+
+class Card(TorchFunctionMode):
+    """A GPU of planted rates: what runs on it takes the time of its bytes or its FLOPs. Its tensors have no memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.tflops, self.hot = 0.0, 800.0, float("inf")  # `hot`: the second from which it makes 600
+        self.captured: list[float] | None = None
+        self.ran: Counter[str] = Counter()
+        self.mixes: set[tuple[int, int]] = set()  # of the streams
+
+    def spend(self, name: str, seconds: float) -> None:
+        """A kernel runs, or is captured, which one that has never run cannot be: its module is loaded when it first does."""
+        if self.captured is None:
+            self.now += seconds
+            self.ran[name] += 1
+        else:
+            assert self.ran[name], f"{name} was never launched"
+            self.captured.append(seconds)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name, given = func.__name__, dict(kwargs or {})
+        if "device" in given:
+            assert given["device"] == "cuda"
+            given["device"] = "meta"
+        found = func(*args, **given)
+        if name == "copy_":
+            self.spend(name, 2 * args[0].nbytes / 4e12)
+        elif name == "fill_":
+            self.spend(name, args[0].nbytes / 3e12)
+        elif name == "mm":
+            (rows, inner), columns = args[0].shape, args[1].shape[1]
+            assert given["out"].dtype == args[0].dtype == torch.bfloat16
+            self.spend(name, 2 * rows * inner * columns / (600e12 if self.now >= self.hot else self.tflops * 1e12))
+        elif name == "add_":
+            self.spend(name, 2.5e-6 if self.captured is None else 1.5e-6)
+        return found
+
+    def launch(self, source, target, reads, writes, block, warps) -> int:
+        """The stream kernel: 2000 GB/s with blocks of 1024, 3000 with the best block, which is 8192 where it reads alone."""
+        assert source.device.type == "meta"
+        self.mixes.add((reads, writes))
+        part = min(source.numel() // max(reads, 1), target.numel() // max(writes, 1)) // block * block
+        best = (block, warps) == ((4096, 4) if writes else (8192, 8))
+        moved = part * 2 * (reads + writes)
+        self.spend("stream", 1e-6 + moved / (3e12 if best else 2e12))
+        return moved
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
+    """The card in place of torch's GPU, with 80 GB of free memory and 50 MB of cache."""
+    one, seconds = Card(), calibration._seconds
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.at = 0.0
+
+        def record(self) -> None:
+            self.at = one.now
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: "Event") -> float:
+            return (end.at - self.at) * 1e3
+
+    class CUDAGraph:
+        def replay(self) -> None:
+            one.now += self.work
+            one.ran["replay"] += 1
+
+    @contextlib.contextmanager
+    def graph(captured: CUDAGraph):
+        one.captured = []
+        yield
+        captured.work, one.captured = sum(one.captured), None
+
+    def checked(call, device, calls=1, repeats=7):
+        assert device == "cuda"
+        return seconds(call, device, calls, repeats)
+
+    for name, part in (("Event", Event), ("CUDAGraph", CUDAGraph), ("graph", graph), ("current_device", lambda: 0)):
+        monkeypatch.setattr(torch.cuda, name, part)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80 << 30, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=50 << 20))
+    monkeypatch.setattr(stream_kernel, "launch", one.launch)
+    monkeypatch.setattr(calibration, "_seconds", checked)
+    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: one.now))
+    with one:
+        yield one
+
+
+def test_ceilings_of_a_gpu_are_what_was_planted(card) -> None:
+    """8 repeats of 2 copies, fills and products, of 100 launches and of a graph; a stream is timed 4 times with every
+    configuration, then 8 times with the best, which the second calibration remembers."""
+    mix, read = (1, 2), 3 << 20
+    one = calibration.ceilings("cuda", mix, read, 2 * read)
+    assert card.ran == {"add_": 1}
+    found, size = one.measure(), 2 << 30
+    assert card.mixes == {(1, 0), mix} and one._tiny.device == one._a.device
+    stream = lambda moved: moved / (1e-6 + moved / 3e12) / 1e9  # noqa: E731
+    part = lambda parts, block: size // 2 // parts // block * block * 2  # noqa: E731
+    expected = {
+        "copy_gb_per_s": 4000.0, "write_gb_per_s": 3000.0, "peak_tflops": 800.0, "launch_us": 2.5, "graph_node_us": 1.5,
+        "read_gb_per_s": stream(size), "stream_gb_per_s": stream(3 * part(2, 4096)),
+        "short_stream_gb_per_s": stream(3 * read),
+    }  # fmt: skip
+    assert found == pytest.approx(expected, rel=2e-11, abs=0)
+    chosen = 5 * (1 + 4 * 2) + 1 + 8 * 2
+    assert card.ran == {"add_": 1 + 800, "copy_": 16, "fill_": 16, "mm": 16, "replay": 8 + 5 * 4 + 8, "stream": 2 * chosen + 5}  # fmt: skip
+    assert one.measure() == pytest.approx(expected, rel=2e-11, abs=0)
+    assert card.ran["stream"] == 2 * chosen + 5 + 2 * 17 and card.ran["replay"] == 36 + 16
+    assert calibration.ceilings("cuda").measure().keys() == expected.keys() - {"stream_gb_per_s", "short_stream_gb_per_s"}  # fmt: skip
+
+
+def test_the_fastest_short_stream_is_that_of_most_bytes_per_second(card) -> None:
+    """Of 15 blocks of 1024, one of 8192 holds little more than half, in less time."""
+    one = calibration.ceilings("cuda", (32, 1), 1 << 20, 0)
+    moved = 33 * 15 * 1024 * 2
+    best = 33 * 3 * 4096 * 2
+    rate = {block: size / (1e-6 + size / speed) / 1e9 for block, size, speed in ((1024, moved, 2e12), (4096, best, 3e12))}  # fmt: skip
+    assert one._streamed((32, 1)) and one._streamed_short((32, 1))["short_stream_gb_per_s"] == pytest.approx(max(rate.values()), rel=2e-11, abs=0)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "free", "size"),
+    [(1, 2, 80, 2), (3, 1, 80, 3), (1, 5, 80, 5), (9, 9, 80, 8), (3, 3, 16, 2), (3, 3, 8, 1), (0, 0, 80, 2)],
+)
+def test_buffers_of_a_gpu(read, write, free, size, card, monkeypatch) -> None:
+    """In GiB: as much as the stage reads or writes, between 2 and 8, and no more than an eighth of what is free."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free << 30, 0))
+    one = calibration.ceilings("cuda", (1, 1), read << 30, write << 30)
+    assert one._source.nbytes == one._target.nbytes == size << 30
+    assert one._a.shape == one._dot.shape == (8192, 8192)
+
+
+def test_what_a_gpu_sustains(card) -> None:
+    """Its rate after a second of products: 800 TFLOP/s at first, and 600 from 0.99 s on; in steps of 16 products."""
+    one = calibration.ceilings("cuda")
+    now, products, flops = 0.0, 0, 2 * 8192**3
+    while now < 1.0:
+        for _ in range(16):
+            now, products = now + flops / (800e12 if now < 0.99 else 600e12), products + 1
+    card.hot = card.now + 0.99
+    assert one.sustained(1.0) == pytest.approx({"sustained_tflops": 600.0}, rel=2e-11, abs=0)
+    assert card.ran["mm"] == products + 8 * 8
+    card.hot = card.now + 2
+    assert one.sustained(0.0) == pytest.approx({"sustained_tflops": 800.0}, rel=2e-11, abs=0)
 
 
 def test_mean_and_drift() -> None:

@@ -1,6 +1,8 @@
 """Jobs share out the GPUs of a machine among themselves: processes of their own, on GPUs that nobody needs to have."""
 
 import contextlib
+import fcntl
+import os
 import select
 import subprocess
 import sys
@@ -124,3 +126,86 @@ def test_a_job_waits_for_its_family_s_card(start, monkeypatch):
     )
     with gpus.reserved(True, ["GPU-x", "GPU-y"], family="f") as gpu:
         assert gpu == first and len(taken) >= 3
+
+
+def locked(path) -> set[int]:
+    """The bytes of a lock file that others cannot have, as another process sees them."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with open(path, "a") as file:
+            for place in range(gpus.MOST_SHARERS + 2):
+                try:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                except OSError:
+                    os.write(send, bytes([place]))
+        os._exit(0)
+    os.close(send)
+    with os.fdopen(receive, "rb") as found:
+        seen = set(found.read())
+    os.waitpid(child, 0)
+    return seen
+
+
+@pytest.fixture
+def files(tmp_path):
+    with contextlib.ExitStack() as stack:
+        yield {name: stack.enter_context(open(tmp_path / name, "a")) for name in "ab"}
+
+
+@pytest.fixture
+def others(files):
+    """Have another process lock bytes of a file."""
+    with contextlib.ExitStack() as stack:
+
+        def lock(name: str, *places: int) -> None:
+            (ready, done), (wait, release) = os.pipe(), os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.close(release)
+                with open(files[name].name, "a") as file:
+                    for place in places:
+                        fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
+                    os.write(done, b"x")
+                    os.read(wait, 1)
+                os._exit(0)
+            os.read(ready, 1)
+            stack.callback(os.waitpid, child, 0)
+            stack.callback(os.close, release)
+            stack.callback(os.close, wait)
+
+        yield lock
+
+
+@pytest.mark.parametrize(
+    ("held", "alone", "gpu", "bytes_"),
+    [
+        ({}, True, "a", range(64)),
+        ({}, False, "a", [0]),
+        ({"a": [0]}, False, "b", [0]),  # the fewest sharers
+        ({"a": [0], "b": [0]}, False, "a", [0, 1]),
+        ({"a": [0, 1], "b": [0]}, False, "b", [0, 1]),
+        ({"a": [63]}, True, "b", range(64)),
+        ({"a": [0], "b": [63]}, True, None, []),
+        ({"a": [64]}, True, "a", range(65)),
+    ],
+)
+def test_bytes_of_a_lock_file(held, alone, gpu, bytes_, files, others) -> None:
+    """Whoever shares holds one, whoever is alone all of them."""
+    for name, places in held.items():
+        others(name, *places)
+    assert gpus._take(files, alone) == gpu
+    assert gpu is None or locked(files[gpu].name) == set(bytes_)
+
+
+def test_a_lock_that_is_refused_is_another_s(files, monkeypatch) -> None:
+    """Systems say so with either error."""
+    errors, lockf = iter([PermissionError, BlockingIOError]), fcntl.lockf
+
+    def refuse(*given):
+        if error := next(errors, None):
+            raise error
+        lockf(*given)
+
+    monkeypatch.setattr(gpus.fcntl, "lockf", refuse)
+    assert gpus._take(files, False) == "a" and locked(files["a"].name) == {1}

@@ -163,6 +163,12 @@ def test_twins_have_turns_of_their_own(monkeypatch):
 def test_what_nvml_says_of_the_clock():
     """The power limit is no slowdown of the hardware, and the other way round."""
     gpu = object.__new__(provenance.Gpu)
-    for bits, capped, slow in ((0x4, True, 0), (0x40, False, 0x40), (0x1 | 0x4 | 0x8, True, 0x8), (None, False, 0)):
+    for bits, capped, slow in (
+        (0x4, True, 0),
+        (0x1, False, 0),
+        (0x40, False, 0x40),
+        (0x1 | 0x4 | 0x8, True, 0x8),
+        (None, False, 0),
+    ):
         gpu._ask = lambda name, bits=bits: bits
         assert (gpu.power_capped(), gpu.slowdown_bits()) == (capped, slow)

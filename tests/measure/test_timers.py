@@ -16,6 +16,9 @@ class Device:
         self.host = self.busy_until = self.side_until = 0.0
         self.capturing: list[float] | None = None
         self.slept: list[float] = []
+        self.starts: list[float] = []  # what the next graphs take before their first call
+        self.asking = 0.0  # what it takes the host to find that there is nothing to wait for
+        self.speed = 1.0  # of its clock: a spin is a number of cycles
 
     def queue(self, time: float) -> None:
         """Work of the stream that is timed: captured, or done after what is queued already."""
@@ -25,11 +28,11 @@ class Device:
             self.busy_until = max(self.busy_until, self.host) + time
 
     def synchronize(self) -> None:
-        self.host = max(self.host, self.busy_until, self.side_until)
+        self.host = max(self.host, self.busy_until, self.side_until) + self.asking
 
     def sleep(self, cycles: int) -> None:
         self.slept.append(cycles / 2000)
-        self.queue(cycles / 2000)
+        self.queue(cycles / 2000 / self.speed)
 
     def cuda(self) -> SimpleNamespace:
         """What the timers use of torch.cuda."""
@@ -37,6 +40,7 @@ class Device:
 
         class Event:
             def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing is True, "torch refuses elapsed_time of others"
                 self.at = 0.0
 
             def record(self) -> None:
@@ -57,10 +61,11 @@ class Device:
 
             def replay(self) -> None:
                 device.host += device.launch
-                device.queue(self.work)
+                device.queue(self.work + (device.starts.pop(0) if device.starts else 0.0))
 
         @contextlib.contextmanager
         def graph(one: CUDAGraph, capture_error_mode: str):
+            assert capture_error_mode == "thread_local", "others may allocate while this thread captures"
             device.capturing = []
             yield
             one.work, device.capturing = sum(device.capturing), None
@@ -80,10 +85,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 @pytest.mark.parametrize(
-    ("sets", "time", "interval"), [(10, 5.0, 1000), (7, 3.25, 4000), (3, 900.0, 1000), (1, 40.0, 100)]
+    ("sets", "time", "interval"), [(10, 5.0, 1000), (7, 3.25, 4000), (3, 900.0, 1000), (2, 300.0, 1000), (1, 40.0, 100)]
 )
 def test_a_graph_takes_what_was_planted(device: Device, sets: int, time: float, interval: float) -> None:
-    """Not a microsecond of the launch, in whole rotations that fill the interval; the shares of sets are even."""
+    """Not a microsecond of the launch, in whole rotations that fill the interval; the shares of sets are even.
+
+    One rotation is captured to estimate; where it fills the interval, it is the graph that is timed.
+    """
     counts = [0] * sets
 
     def call(i: int) -> int:
@@ -95,7 +103,8 @@ def test_a_graph_takes_what_was_planted(device: Device, sets: int, time: float, 
     assert [timer.sample() for _ in range(3)] == pytest.approx([time] * 3, rel=1e-9)
     assert (timer.hidden, timer.samples) == (3, 3)
     assert timer.calls % sets == 0 and interval <= timer.calls * time < interval + sets * time
-    assert len(set(counts)) == 1 and timer.returned == list(range(sets))
+    rotations = timer.calls // sets
+    assert counts == [1 + rotations * (rotations > 1)] * sets and timer.returned == list(range(sets))
     assert timer.shortened() == pytest.approx(1, rel=0.3) and timer.outstanding_us() == 0
 
 
@@ -105,12 +114,38 @@ def test_a_spin_that_was_too_short_is_made_longer(device: Device) -> None:
     device.launch = 2000.0
     device.slept.clear()
     assert timer.sample() == pytest.approx(2.0) and timer.hidden == 1
-    assert len(device.slept) == 2 and device.slept[1] >= 2000
+    # the launch and two events of 1 us each were queued, and the next spin takes twice as long
+    assert device.slept[1:] == pytest.approx([4004.0])
 
 
-def test_a_graph_has_a_most_number_of_calls(device: Device) -> None:
-    timer = timers.GraphTimer([lambda: device.queue(0.001)] * 100, 1e6)
-    assert timer.calls == 2000
+def test_a_spin_on_a_quick_clock_is_doubled(device: Device) -> None:
+    """It is over sooner than asked: at eight times the clock only 80 us hide the 8 us that three calls and two events take."""
+    host = [0.0]
+
+    def call() -> None:
+        device.host += host[0]
+        device.queue(2.0)
+
+    timer = timers.EventTimer([call] * 3, 1)
+    device.slept.clear()
+    device.speed, host[0] = 8.0, 2.0
+    assert timer.sample() == pytest.approx(2.0)
+    assert device.slept == [20.0, 40.0, 80.0] and timer.hidden == 1
+
+
+@pytest.mark.parametrize(("sets", "calls"), [(100, 2000), (1500, 1500), (3000, 3000)])
+def test_a_graph_has_a_most_number_of_calls(device: Device, sets: int, calls: int) -> None:
+    """2048, in whole rotations, of which there is one whatever it takes."""
+    assert timers.GraphTimer([lambda: device.queue(0.001)] * sets, 1e6).calls == calls
+
+
+def test_a_call_of_a_lone_rotation_has_its_share_of_the_start(device: Device) -> None:
+    """4 calls of 50 us after 5, 45 and 25 us: the middle one less the 5 us that a graph may take to start; 20 calls after 10 us."""
+    timer = timers.GraphTimer([lambda: device.queue(50.0)] * 4, 1000)
+    device.starts = [10.0, 5.0, 45.0, 25.0, 0.0]
+    assert timer.calls == 20
+    assert timer.shortened() == pytest.approx((200 + 25 - 5) / 4 / ((1000 + 10) / 20), rel=1e-9)
+    assert timer.sample() == pytest.approx(50) and timer.calls == 20, "the whole graph is timed again"
 
 
 def test_leaving_out_every_other_rotation_shows(device: Device) -> None:
@@ -154,11 +189,16 @@ def test_launches_between_events_are_hidden(device: Device) -> None:
 
 def test_slow_calls_rotate_over_fewer_sets(device: Device) -> None:
     """A rotation of at most 50 ms, and of no fewer than 3 sets; quick calls use all."""
-    counts = {
-        time: len(timers.EventTimer([lambda time=time: device.queue(time)] * 90, 10).returned)
-        for time in (1e5, 5e3, 10.0)
-    }
-    assert counts == {1e5: 3, 5e3: 10, 10.0: 90}
+    found = {time: timers.EventTimer([lambda time=time: device.queue(time)] * 90, 10) for time in (1e5, 5e3, 10.0)}
+    assert {time: len(timer.returned) for time, timer in found.items()} == {1e5: 3, 5e3: 10, 10.0: 90}
+    assert {time: timer.calls for time, timer in found.items()} == {1e5: 3, 5e3: 10, 10.0: 90}, "one rotation is enough"
+
+
+@pytest.mark.parametrize(("time", "calls"), [(0.5, 20), (0.0, 100)])
+def test_calls_of_next_to_no_time(device: Device, time: float, calls: int) -> None:
+    """Rotations of 4 sets that fill 10 us, of calls that take at least a tenth."""
+    timer = timers.EventTimer([lambda: device.queue(time)] * 4, 10)
+    assert timer.calls == calls and timer.shortened() == 1
 
 
 def test_work_on_another_stream_is_outstanding(device: Device) -> None:
@@ -168,6 +208,23 @@ def test_work_on_another_stream_is_outstanding(device: Device) -> None:
 
     timer = timers.EventTimer([call] * 3, 10)
     assert timer.outstanding_us() > 1000
+
+
+@pytest.mark.parametrize(("least", "found"), [(500.0, 451.0), (310.0, 261.0), (290.0, 0.0)])
+def test_the_least_of_three_is_outstanding(device: Device, least: float, found: float) -> None:
+    """On another stream from 1 us after the host began, while a spin and three calls take 50; asking takes 30 us, twice.
+
+    250 us or less are nothing.
+    """
+    side = iter([0.0] * 9)
+
+    def call() -> None:
+        device.queue(10)
+        device.side_until = device.host + next(side)
+
+    timer = timers.EventTimer([call] * 3, 10)
+    device.asking, side = 30.0, iter([900.0] * 3 + [least] * 3 + [700.0] * 3 + [0.0] * 3)
+    assert timer.outstanding_us() == pytest.approx(found, rel=1e-9)
 
 
 def test_what_cannot_be_captured_is_timed_by_events(device: Device) -> None:
@@ -211,11 +268,34 @@ def test_a_host_timer_divides_by_its_calls(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("took", "interval", "calls"), [(0.5e-6, 10, 20), (2.0**-4, 125_000.1, 3), (0.0, 10, 100)])
+def test_a_sample_fills_the_interval(monkeypatch: pytest.MonkeyPatch, took: float, interval: float, calls: int) -> None:
+    """Not a millionth less; what takes no time at all takes a tenth of a microsecond."""
+    now = [0.0]
+    monkeypatch.setattr(timers, "perf_counter", lambda: now[0])
+
+    def call() -> None:
+        now[0] += took
+
+    assert timers.HostTimer([call] * 3, interval).calls == calls
+
+
 def test_the_wall_median_is_of_single_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, times = [0.0], iter([10e-6, 30e-6, 20e-6])
+    now, times = [0.0], iter([50e-6, 10e-6, 40e-6, 20e-6, 30e-6])
     monkeypatch.setattr(timers, "perf_counter", lambda: now[0])
 
     def call() -> None:
         now[0] += next(times)
 
-    assert timers.wall_median_us([call], 3, "cpu") == pytest.approx(20.0)
+    assert timers.wall_median_us([call], 5, "cpu") == pytest.approx(30.0)
+
+
+def test_the_wall_median_is_from_idle_to_idle(device: Device) -> None:
+    """3 us on the host and 20 on the device, and not the 500 us of before."""
+    device.queue(500)
+
+    def call() -> None:
+        device.host += 3
+        device.queue(20)
+
+    assert timers.wall_median_us([call], 3, "cuda") == pytest.approx(23.0)

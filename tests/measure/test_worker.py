@@ -16,6 +16,7 @@ from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.kernels.pack import torch_pack
 from moe_routing_bench.measure import calibration, outcome, sampling, supervisor, timers, verify, worker
 from moe_routing_bench.measure.candidate import Candidate, Failure
+from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.store.rows import SCHEMA_VERSION
 
 CELL = cell_of("pack", tokens=64, hidden=32, experts=4, top_k=2, dtype="fp32")
@@ -56,7 +57,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def measured(clock, add_packs):
     """Measure `pack` with implementations that take planted times, by name a function of the number of calls so far to µs."""
 
-    def run(job: Job, **planted):
+    def run(job: Job, on: str = "cpu", **planted):
         module, count = types.ModuleType("planted_packs"), dict.fromkeys(planted, 0)
 
         def bind(problem, *, name, x, order, inverse, packed):
@@ -77,7 +78,7 @@ def measured(clock, add_packs):
             messages.append(message)
             found.update(message[1] if message[0] == "rows" else {})
 
-        worker.run(job, "cpu", list(planted), send)
+        worker.run(job, on, list(planted), send)
         return found, messages
 
     return run
@@ -247,6 +248,7 @@ def test_what_makes_a_row_suspect(change, reason):
     ("change", "below"),
     [
         ({"median_us": 4.75}, True),  # the floor is 1 MB at 200 GB/s, the fastest ceiling: 5 us, and 5 % of slack
+        ({"median_us": 4.76}, True),
         ({"median_us": 4.77}, False),
         ({"median_us": 4.7, "cold_sets": 1}, False),  # a warm cache may be faster than memory
         ({"median_us": 4.7, "cold_sets": 2}, True),
@@ -483,3 +485,203 @@ def test_a_ratio_where_no_round_counts_for_both():
     assert found["speedup"] == pytest.approx(2.0)  # of 4, 2 and 2
     base.slow = [0, 0, 8]
     assert outcome._ratio("speedup", base, one)["speedup"] == pytest.approx(8**0.5), "4 and 2 in the rounds that count"
+
+
+def test_what_was_sampled_is_forgotten_with_that_of_the_twin():
+    """To sample again: what is known of the implementation stays."""
+    one = Candidate("a", [], samples_per_block=3, twin=Candidate("a", []))
+    for entry in one.entries:
+        entry.blocks, entry.clocks, entry.powers, entry.slow = [[1.0]], [1], [2.0], [3]
+    one.forget()
+    assert [(e.blocks, e.clocks, e.powers, e.slow) for e in one.entries] == [([], [], [], [])] * 2
+    assert one.samples_per_block == 3 and one.blocks is not one.twin.blocks
+
+
+class Simulated:
+    """A GPU whose ceilings are those of `states`, in turn, and where whatever runs is torch's on the CPU."""
+
+    def __init__(self, states: list[dict[str, float]]) -> None:
+        self.states, self.asked, self.sustained_for = iter(states), [], []
+        self.capped = False
+
+    def ceilings(self, *given):
+        self.asked.append(given)
+        return self
+
+    def measure(self) -> dict[str, float]:
+        return next(self.states)
+
+    def sustained(self, seconds: float) -> dict[str, float]:
+        self.sustained_for.append(seconds)
+        return {"sustained_tflops": 3.0}
+
+    def state(self) -> dict[str, object]:
+        return {"gpu_name": "a card", "other_gpu_processes": 0}
+
+    def power_capped(self) -> bool:
+        return self.capped
+
+    def sm_clock_mhz(self) -> int:
+        return 1980
+
+    def power_w(self) -> float:
+        return 300.0
+
+    def slowdown_bits(self) -> int:
+        return 0
+
+
+@pytest.fixture
+def simulated(clock, monkeypatch):
+    """Put a simulated GPU in the place of one; `reset` says how often its memory statistics began anew."""
+
+    def put(*states: dict[str, float]) -> Simulated:
+        gpu, host = Simulated(list(states)), timers.HostTimer
+        gpu.warm = iter((50.0, 10.0, 40.0, 20.0, 30.0, 1.0))
+        memory = {"held": 1000, "most": 9000, "reset": 0}
+
+        def reset() -> None:
+            memory.update(most=1500, reset=memory["reset"] + 1)
+
+        def timer(calls, interval_us, device):
+            assert device == "cuda" and interval_us == SETTINGS.interval_us
+            if len(calls) == 1:
+                return types.SimpleNamespace(sample=lambda: next(gpu.warm))
+            return host(calls, interval_us)
+
+        def sets(job, definition, device):
+            assert device == "cuda"
+            return Sets(job, definition, "cpu")
+
+        def state_of_memory(name):
+            return lambda: memory[name]
+
+        for name, part in (("reset_peak_memory_stats", reset), ("memory_allocated", state_of_memory("held")), ("max_memory_allocated", state_of_memory("most")), ("synchronize", lambda: None)):  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, part)
+        monkeypatch.setattr(worker.provenance, "Gpu", lambda: gpu)
+        monkeypatch.setattr(worker, "Sets", sets)
+        monkeypatch.setattr(calibration, "ceilings", gpu.ceilings)
+        monkeypatch.setattr(timers, "device_timer", timer)
+        gpu.memory = memory
+        return gpu
+
+    return put
+
+
+ON_A_GPU = CEILINGS | {"stream_gb_per_s": 160.0}
+
+
+def test_a_row_of_a_gpu(measured, simulated):
+    """Its memory beyond what was held before, the median of five warm samples, its state; blocks have clocks and powers."""
+    gpu = simulated(ON_A_GPU, ON_A_GPU)
+    rows, _ = measured(Job(CELL, ("torch", "a"), SETTINGS), "cuda", a=lambda _: 100.0)
+    row = rows["a"]
+    assert (row["peak_memory_bytes"], row["warm_median_us"], gpu.memory["reset"]) == (500, 30.0, 1)
+    assert (row["device"], row["gpu_name"], row["turns"]) == ("cuda", "a card", "short")
+    assert row["block_clocks_mhz"] == [1980] * 5 and row["block_powers_w"] == [300.0] * 5
+    assert row["stream_gb_per_s"] == 160 and row["calibration_drift"] == 0 and "sustained_tflops" not in row
+    # a row of 32 elements of 4 bytes for each of 64 tokens and 128 assignments, and 128 indices
+    assert gpu.asked == [("cuda", (1, 2), 64 * 32 * 4 + 128 * 4, 128 * 32 * 4)] and not gpu.sustained_for
+
+
+@pytest.mark.parametrize("name", ["copy_gb_per_s", "stream_gb_per_s"])
+@pytest.mark.parametrize(
+    ("factors", "left", "drift", "mean"),
+    [
+        ((1.0, 1.04), 1, 0.04, 1.02),
+        ((1.0, 1.06, 1.08), 2, 1.08 / 1.06 - 1, 1.07),
+        ((1.0, 1.06, 1.2), 2, 1.2 / 1.06 - 1, 1.13),
+        ((1.0, 0.9, 0.9), 2, 0.0, 0.9),
+    ],
+)
+def test_a_gpu_is_sampled_again_once_where_a_ceiling_has_moved(name, factors, left, drift, mean, measured, simulated):
+    """By more than 5 %: what was sampled is forgotten, and the ceilings of before are those of after."""
+    simulated(*(ON_A_GPU | {name: ON_A_GPU[name] * factor} for factor in factors))
+    rows, messages = measured(Job(CELL, ("torch", "a"), SETTINGS), "cuda", a=lambda _: 100.0)
+    steps = [message[2] for message in messages if message[0] == "at"]
+    assert steps.count("calibration") == 1 + left and steps.count("sampling") == 5 * left
+    assert rows["a"]["blocks"] == 5 and rows["a"]["calibration_drift"] == pytest.approx(drift)
+    assert rows["a"][name] == pytest.approx(ON_A_GPU[name] * mean)
+
+
+def test_a_drift_of_a_product_that_a_bench_does_not_do(measured, simulated):
+    simulated(ON_A_GPU, ON_A_GPU | {"peak_tflops": 8.0})
+    rows, _ = measured(Job(CELL, ("torch", "a"), SETTINGS), "cuda", a=lambda _: 100.0)
+    assert rows["a"]["calibration_drift"] == 0
+
+
+@pytest.mark.parametrize("capped", [True, False])
+def test_long_turns_are_held_against_what_is_sustained(capped, measured, simulated, monkeypatch):
+    """The rate of products after a turn's time, where any turn was long."""
+    settings = Settings(**vars(SETTINGS) | {"turn_seconds": 0.25})
+    gpu = simulated(ON_A_GPU, ON_A_GPU)
+
+    def sample(job, alive, *_, heavy):
+        assert heavy is False, "packing has no FLOPs"
+        for one in alive:
+            one.blocks, one.clocks, one.powers, one.slow = [[100.0]] * 5, [1] * 5, [1.0] * 5, [0] * 5
+            one.fields["turns"] = "long" if capped and one.name == "b" else "short"
+
+    monkeypatch.setattr(worker, "sample", sample)
+    gpu.warm = iter([1.0] * 10)
+    rows, _ = measured(Job(CELL, ("torch", "a", "b"), settings), "cuda", a=lambda _: 100.0, b=lambda _: 100.0)
+    assert gpu.sustained_for == [0.25] * capped
+    assert {row.get("sustained_tflops") for row in rows.values()} == {3.0 if capped else None}
+
+
+def test_who_fails_at_last_has_no_row(measured, monkeypatch):
+    """Found out when it is checked again; the others have theirs."""
+    checks = []
+
+    def verify(job, one, sets, thorough=False):
+        checks.append((one.name, thorough))
+        if one.name == "a" and checks.count(("a", True)) == 2:
+            raise Failure("incorrect", "wrong at last")
+
+    monkeypatch.setattr(worker, "verify", verify)
+    rows, messages = measured(Job(CELL, ("torch", "a", "b"), SETTINGS, ("b",)), a=lambda _: 100.0, b=lambda _: 100.0)
+    assert rows.keys() == {"b"} and ("failed", "a", "incorrect", "wrong at last") in messages
+    assert checks == [(name, True) for name in "abbabb"], "a twin is checked as well"
+
+
+def test_what_cannot_run_is_unsupported(clock):
+    """For its own reason; it is not even bound."""
+    cell, messages = cell_of("layer", tokens=8, hidden=8, intermediate=8, experts=4, top_k=2, dtype="fp32"), []
+    worker.run(Job(cell, ("torch_bmm",), SETTINGS), "cpu", ["torch_bmm"], messages.append)
+    assert ("failed", "torch_bmm", "unsupported", "padded rows need a capacity factor") in messages
+    assert messages[-1] == ("rows", {}) and "warming up" not in {message[2] for message in messages[:-1]}
+
+
+def test_stages_by_themselves(clock):
+    """The middle of seven samples of each, over all sets, with the timer that was used."""
+    seen = []
+
+    def stage(name, times):
+        found = iter(times)
+
+        def run(i):
+            seen.append((name, i))
+            clock.now += next(found) / 1e6
+
+        return run
+
+    router, rest = (
+        stage("router", [1000.0] * 2 + [70, 10, 50, 20, 60, 30, 40, 5]),
+        stage("rest", [1000.0] * 2 + [3] * 8),
+    )
+    calls = [types.SimpleNamespace(stages=(("router", functools.partial(router, i)), ("pack+combine", functools.partial(rest, i)))) for i in (0, 1)]  # fmt: skip
+    found = worker._stages(calls, Job(CELL, ("torch",), SETTINGS), "cpu")
+    assert found["stage_us"] == [("router", pytest.approx(40.0)), ("pack+combine", pytest.approx(3.0))]
+    assert found["stage_timer"] == [("router", "wall"), ("pack+combine", "wall")]
+    assert seen[:9] == [("router", i % 2) for i in range(9)] and len(seen) == 18
+
+
+def test_a_composite_says_what_its_stages_take():
+    cell = cell_of("routing", tokens=16, hidden=8, experts=4, top_k=2, dtype="fp32")
+    messages = []
+    quick = Settings(check_seeds=2, max_seconds=0.01, min_blocks=3, max_blocks=3, warmup_ms=0.1, interval_us=10, wall_calls=1)  # fmt: skip
+    worker.run(Job(cell, ("torch",), quick), "cpu", ["torch"], messages.append)
+    row = messages[-1][1]["torch"]
+    assert [name for name, _ in row["stage_us"]] == ["router", "permute", "pack", "combine"] and row[
+        "layout"
+    ] == "compact"

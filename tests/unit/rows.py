@@ -1,6 +1,7 @@
 """Synthetic rows that fit `records.SCHEMA`, with known speed-ups, for tests of figures and report."""
 
 import functools
+import itertools
 
 import pandas as pd
 import pyarrow as pa
@@ -24,12 +25,32 @@ def _rows(gpu: bool, status: str) -> pd.DataFrame:
     ]
     for row in found if status != "ok" else found[-1:]:
         row |= dict.fromkeys(_TIMES) | {"status": "crashed", "reason": BAD}
-    return pa.Table.from_pylist([{n: r.get(n) for n in COLUMNS} for r in found], schema=SCHEMA).to_pandas()
+    return frame(*found)
 
 
 def rows(gpu: bool = True, status: str = "ok") -> pd.DataFrame:
     """A row for every bench, implementation, two sizes and three skews, and one that crashed."""
     return _rows(gpu, status).copy()
+
+
+_CELLS = itertools.count()
+
+
+def one(bench: str, implementation: str = "cute", **values: object) -> dict[str, object]:
+    """A row of a cell of its own with these values and no others; axes that nobody asks for are those that its bench does not read."""
+    known = {
+        "status": "ok",
+        "gpu_uuid": "GPU-1",
+        "host": "h",
+        "cell": f"c{next(_CELLS)}",
+        "baseline": BENCHES[bench].baseline,
+    }
+    return known | {"suspect": False, "converged": True, "bench": bench, "implementation": implementation} | values
+
+
+def frame(*found: dict[str, object]) -> pd.DataFrame:
+    """Such rows as the table of a report."""
+    return pa.Table.from_pylist([{n: r.get(n) for n in COLUMNS} for r in found], schema=SCHEMA).to_pandas()
 
 
 def _stages(bench, one, us) -> list[tuple[str, float]] | None:

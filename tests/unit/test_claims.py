@@ -53,6 +53,29 @@ def test_how_near(figure, unit, at_least, ours, expected):
     assert claims.reproduced(claim(figure=figure, unit=unit, at_least=at_least), ours) is expected
 
 
+def test_as_near_as_it_asks_is_near_enough():
+    assert claims.reproduced(claim(within=0.5), 150.0) and claims.reproduced(claim(within=0.5), 50.0)
+    assert not claims.reproduced(claim(within=0.5), 150.1)
+
+
+def test_why_there_is_nothing_to_compare_with():
+    """Of the implementation that ours is held against: it was not measured, or it failed; or several cells where one is meant."""
+    table = rows()
+    one = claim({"against": "triton"}, unit="x", figure=1)
+    other = (table["bench"] == "pack") & (table["implementation"] == "triton")
+    for found, why in ((table[~other], "not measured"), (table.assign(status=table["status"].mask(other, "crashed"), reason="boom"), "triton is crashed: boom")):  # fmt: skip
+        held = verdict(one, found)
+        assert (held.claim, held.verdict, held.why, held.cells) == (one, claims.ABSENT, why, 0)
+    several = claim({"axes": {"tokens": 1024}})
+    held = verdict(several)
+    assert (held.claim, held.verdict, held.cells, held.why) == (
+        several,
+        claims.ABSENT,
+        3,
+        "3 cells match, and one is meant",
+    )
+
+
 def test_a_row_in_the_units_of_the_claim():
     """102.4 us for 1024 tokens in the synthetic rows of torch, half of it for the third implementation, in shares of a copy."""
     assert (verdict(claim()).verdict, verdict(claim()).ours) == ("reproduced", pytest.approx(102.4))

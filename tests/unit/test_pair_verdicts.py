@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from moe_routing_bench.comparison import verdicts
@@ -129,3 +130,20 @@ def test_many_null_pairs_are_not_mined_for_a_winner():
 
 def test_too_few_twins_have_no_false_verdict():
     assert verdicts.false_verdicts(run(np.random.default_rng(6), 5)) == (0, 0)  # four others are too few for a floor
+
+
+def test_verdicts_in_the_columns_of_a_table():
+    """Of their own types, where there are any; what else the table holds stays as it is."""
+    rows = run(np.random.default_rng(3), 8, slower=2).assign(
+        noise_floor=None, verdict=None, best_verdict=None, other="kept"
+    )
+    fields = {"noise_floor": pa.float64(), "verdict": pa.string(), "best_verdict": pa.string()}
+    table = pa.Table.from_pandas(rows, preserve_index=False)
+    for name, kind in fields.items():
+        table = table.set_column(table.schema.get_field_index(name), pa.field(name, kind), pa.nulls(len(rows), kind))
+    found = verdicts.with_verdicts(table)
+    assert found.schema.equals(table.schema) and found["other"].equals(table["other"])
+    assert found["speedup"].equals(table["speedup"])
+    expected = verdicts.judged(table.to_pandas())
+    assert found["verdict"].to_pylist() == [None, "slower"] * 8 == found["best_verdict"].to_pylist()
+    assert found["noise_floor"].to_pylist() == list(expected["noise_floor"])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from moe_routing_bench.errors import UserError
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.routers import ROUTERS, GateRule, sigmoid_topk, sqrtsoftplus_topk
+from moe_routing_bench.routers import softmax_topk as softmax_rule
 
 SHAPES = [(13, 3), (24, 5), (60, 4), (256, 8), (1, 1), (7, 7)]  # (experts, top_k), few of them powers of two
 
@@ -174,3 +175,70 @@ def test_half_precision_logits_are_widened_first(name):
 )
 def test_shapes_that_a_rule_can_route(name, experts, top_k, fine):
     assert fits(name, experts, top_k) is fine
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_double_precision_logits_are_not_narrowed(name):
+    """They are the reference: of two that are one in float32 the larger is chosen."""
+    logits = torch.zeros(2, 16, dtype=torch.float64)
+    logits[:, 14:] = 1.0
+    logits[0, 14] += 1e-9
+    logits[1, 15] += 1e-9
+    assert ROUTERS[name].load()(logits, 1)[0].tolist() == [[14], [15]]
+
+
+@pytest.mark.parametrize(
+    ("options", "top_k", "ids", "weights"),
+    [
+        ({"renormalize": True, "groups": 2}, 2, [[0, 1], [3, 2]], [[0.8, 0.2], [11 / 14, 3 / 14]]),
+        ({"renormalize": True, "groups": 2, "scale": 3.0}, 1, [[0], [3]], [[3], [3]]),
+        ({"renormalize": False, "groups": 2, "scale": 3.0}, 2, [[0, 1], [3, 2]], [[1.2, 0.3], [1.65, 0.45]]),
+        ({"renormalize": False, "groups": 2, "keep_groups": 2}, 2, [[0, 3], [3, 1]], [[0.4, 0.3], [0.55, 0.2]]),
+        ({"renormalize": True, "scale": 2.0}, 2, [[0, 3], [3, 1]], [[8 / 7, 6 / 7], [22 / 15, 8 / 15]]),
+        ({"renormalize": False}, 2, [[0, 3], [3, 1]], [[0.4, 0.3], [0.55, 0.2]]),
+    ],
+)
+def test_options_of_softmax_in_any_combination(options, top_k, ids, weights):
+    """Also those that no line of the table has: two groups of two, the best by its best expert."""
+    logits = torch.tensor([[0.4, 0.1, 0.2, 0.3], [0.1, 0.2, 0.15, 0.55]]).log()
+    found = softmax_rule.route(logits, top_k, **options)
+    assert found[0].tolist() == ids and torch.allclose(found[1], torch.tensor(weights, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("module", [sigmoid_topk, sqrtsoftplus_topk])
+def test_two_groups_are_chosen_by_their_two_best(module):
+    """One group and a scale of 1 where nothing else is asked for."""
+    logits = torch.tensor([[3.0, -3.0, 2.0, 1.0]])
+    scores = module.score(logits)
+    both, wide = scores[:, [0, 2]], scores[:, [2, 3]]
+    ids, weights = module.route(logits, 2)
+    assert ids.tolist() == [[0, 2]] and torch.allclose(weights, both / both.sum())
+    ids, weights = sigmoid_topk.select(scores, 2, None, groups=2)
+    assert ids.tolist() == [[2, 3]] and torch.allclose(weights, wide / wide.sum())
+
+
+def test_the_groups_of_a_rule_by_logits():
+    ids, weights = sigmoid_topk.route(torch.tensor([[3.0, -3.0, 2.0, 1.0]]), 2, groups=2)
+    scores = torch.sigmoid(torch.tensor([2.0, 1.0]))
+    assert ids.tolist() == [[2, 3]] and torch.allclose(weights, scores / scores.sum())
+
+
+def test_experts_are_chosen_by_logits_unless_the_rule_says_otherwise():
+    logits = torch.tensor([[1.0, -2.0]])
+    assert ROUTERS["softmax_topk"].score(logits) is logits
+    assert torch.equal(ROUTERS["sigmoid_renorm"].score(logits), torch.sigmoid(logits))
+
+
+@pytest.mark.parametrize(
+    ("options", "experts", "top_k", "text"),
+    [
+        ({"groups": 8, "keep_groups": 4}, 20, 2, "experts for router a: got 20; allowed: a multiple of its 8 groups, at least two per group"),
+        ({"groups": 2}, 2, 1, "experts for router a: got 2; allowed: a multiple of its 2 groups, at least two per group"),
+        ({"groups": 2}, 8, 5, "top_k for router a: got 5; allowed: at most 4: 1 of 2 groups are kept"),
+        ({}, 3, 4, "top_k for router a: got 4; allowed: at most 3: 1 of 1 groups are kept"),
+    ],
+)  # fmt: skip
+def test_what_a_rule_cannot_choose_is_said(options, experts, top_k, text):
+    with pytest.raises(UserError) as error:
+        GateRule("a", "softmax_topk", "a rule", options).check(experts, top_k)
+    assert str(error.value).startswith(text)

@@ -1,0 +1,436 @@
+"""Client and warm server in one process: what is asked and answered over a socket, and what becomes of children."""
+
+import contextlib
+import io
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from moe_routing_bench.measure import client, server, supervisor
+
+
+class Replaced(BaseException):
+    """The process would have become, or ended as, what `said` says."""
+
+    def __init__(self, *said: object) -> None:
+        super().__init__(said)
+        self.said = said
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one: of a socket's path Linux takes 107 bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would replace or end this process raises instead."""
+
+    def replaced(*said: object) -> None:
+        raise Replaced(*said)
+
+    monkeypatch.setattr(os, "execv", replaced)
+    monkeypatch.setattr(os, "_exit", replaced)
+
+
+@contextlib.contextmanager
+def beside(work: Callable[[], object]) -> Iterator[None]:
+    """Run in a thread, which has to end."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    yield
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def listener(tmp_path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(tmp_path / "s.sock"))
+        one.listen(4)
+        yield one
+
+
+# -- the client
+
+
+def test_one_socket_for_each_way_of_running(tmp_path, monkeypatch) -> None:
+    """Another interpreter, source tree, device, path or number of threads has another server; nobody else may enter."""
+    monkeypatch.setattr(client.tempfile, "tempdir", str(tmp_path))
+    for name in ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    first = client.socket_path()
+    folder = tmp_path / f"moe-routing-bench-{os.getuid()}"
+    assert Path(first).parent == folder and folder.stat().st_mode & 0o777 == 0o700
+    assert first == client.socket_path() and first.endswith(".sock") and len(Path(first).stem) == 16
+    found = {first}
+    for name in ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+        found.add(client.socket_path())
+    monkeypatch.setattr(sys, "executable", "/other/python")
+    found.add(client.socket_path())
+    (tmp_path / "server.py").touch()
+    monkeypatch.setattr(client, "SERVER", str(tmp_path / "server.py"))
+    found.add(client.socket_path())
+    os.utime(tmp_path / "server.py", ns=(1, 1))
+    found.add(client.socket_path())
+    assert len(found) == 7
+
+
+def test_the_longest_folder_of_a_socket(tmp_path, monkeypatch) -> None:
+    """107 bytes are what Linux takes; one more, and the socket is below /tmp."""
+    monkeypatch.setattr(client.os, "makedirs", lambda *_, **__: None)
+    name = f"/moe-routing-bench-{os.getuid()}"
+    for length, below in ((client.LONGEST_FOLDER, False), (client.LONGEST_FOLDER + 1, True)):
+        monkeypatch.setattr(client.tempfile, "tempdir", "/" + "x" * (length - len(name) - 1))
+        found = client.socket_path()
+        assert found.startswith("/tmp/moe-routing-bench") == below and (below or len(found) == 107)
+
+
+def test_nobody_listens(tmp_path, listener) -> None:
+    """No socket, or one that a killed server has left."""
+    assert client.connect(str(tmp_path / "none.sock")) is None
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "dead.sock"))
+    assert client.connect(str(tmp_path / "dead.sock")) is None
+    with client.connect(str(tmp_path / "s.sock")) as one, listener.accept()[0] as other:
+        other.sendall(b"x")
+        assert one.recv(9) == b"x"
+    with pytest.raises(OSError, match="too long"):
+        client.connect("x" * 200)
+
+
+class Started:
+    """A server's process: listens after some polls, or has ended."""
+
+    polls, listens, code = 0, 3, None
+    given: dict
+
+    def __init__(self, words, **given) -> None:
+        type(self).words, type(self).given = words, given
+
+    def poll(self):
+        type(self).polls += 1
+        if self.polls == self.listens:
+            type(self).socket = socket.socket(socket.AF_UNIX)
+            self.socket.bind(self.words[-1])
+            self.socket.listen(1)
+        return self.code
+
+
+@pytest.fixture
+def started(monkeypatch) -> Iterator[type[Started]]:
+    class One(Started):
+        socket = None
+
+    monkeypatch.setattr(client.subprocess, "Popen", One)
+    monkeypatch.setattr(client.time, "sleep", {120 / 6000: None}.__getitem__)  # 6000 looks in two minutes
+    yield One
+    if One.socket:
+        One.socket.close()
+
+
+def test_a_server_is_started_when_there_is_none(tmp_path, started) -> None:
+    """In a session of its own, without the caller's files; its log lies beside the socket."""
+    path = str(tmp_path / "new.sock")
+    with client.connected(path):
+        pass
+    assert started.polls == 3 and started.words == [sys.executable, "-P", client.SERVER, path]
+    given = started.given
+    assert given.pop("stdout") is given.pop("stderr") and given == {"stdin": -3, "start_new_session": True}
+    assert Path(path + ".log").exists() and Path(path + ".lock").exists() and Path(client.SERVER).name == "server.py"
+
+
+def test_a_server_that_is_there_is_not_started_again(tmp_path, listener, started, monkeypatch) -> None:
+    """Nor one that somebody else started while this one waited for the lock."""
+    with client.connected(str(tmp_path / "s.sock")):
+        pass
+    assert started.polls == 0 and not (tmp_path / "s.sock.lock").exists()
+    tries, connect = [], client.connect
+    monkeypatch.setattr(client, "connect", lambda path: tries.append(path) or (connect(path) if len(tries) > 1 else None))  # fmt: skip
+    with client.connected(str(tmp_path / "s.sock")):
+        pass
+    assert len(tries) == 2 and not hasattr(started, "words")
+
+
+def test_only_one_waits_for_a_server_to_start(tmp_path, started, monkeypatch) -> None:
+    """Under a lock that the others wait for."""
+    locks = []
+    monkeypatch.setattr(client.fcntl, "flock", lambda file, how: locks.append((file.name, how)))
+    path = str(tmp_path / "new.sock")
+    client.connected(path).close()
+    assert locks == [(path + ".lock", client.fcntl.LOCK_EX)]
+
+
+@pytest.mark.parametrize(("code", "polls"), [(1, 1), (0, 1), (None, 6000)])
+def test_a_server_that_does_not_start(code, polls, tmp_path, started) -> None:
+    """It has ended, or has not listened for two minutes."""
+    started.code, started.listens = code, -1
+    with pytest.raises(SystemExit) as end:
+        client.connected(str(tmp_path / "new.sock"))
+    assert started.polls == polls
+    assert end.value.code == f"error: the warm server did not start: see {tmp_path}/new.sock.log; hint: MOE_ROUTING_BENCH_WORKER=cold measures without it"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "worker", "module", "left"),
+    [
+        (["--cold", "out", "spec"], None, "moe_routing_bench.measure.supervisor", ["out", "spec"]),
+        (["out", "spec"], "cold", "moe_routing_bench.measure.supervisor", ["out", "spec"]),
+        (["--cold", "--running", "--cli", "list", "-x"], None, "moe_routing_bench.cli", ["list", "-x"]),
+        (["--running", "--cli", "list"], None, "moe_routing_bench.cli", ["list"]),
+    ],
+)
+def test_without_a_server_the_process_becomes_the_job(arguments, worker, module, left, ends, monkeypatch) -> None:
+    """Where it is asked for, or with --running where none listens."""
+    monkeypatch.delenv("MOE_ROUTING_BENCH_WORKER", raising=False)
+    if worker:
+        monkeypatch.setenv("MOE_ROUTING_BENCH_WORKER", worker)
+    monkeypatch.setattr(client, "socket_path", lambda: "/nowhere/at.all")
+    with pytest.raises(Replaced) as end:
+        client.main(arguments)
+    assert end.value.said == (sys.executable, [sys.executable, "-m", module, *left])
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "error"),
+    [
+        ([b"0\n"], 0, ""),
+        ([b"1", b"30\n"], 130, ""),
+        ([b""], 1, "killed before it could answer"),
+        ([b" \n"], 1, "killed before it could answer"),
+    ],
+)
+@pytest.mark.parametrize("running", [False, True])
+def test_what_the_client_asks(parts, status, error, running, tmp_path, listener, monkeypatch, capsys) -> None:
+    """Arguments, folder and environment, with its own stdout and stderr; the answer is the exit status."""
+    monkeypatch.delenv("MOE_ROUTING_BENCH_WORKER", raising=False)
+    monkeypatch.setenv("SOMETHING", "é")
+    monkeypatch.setattr(client, "socket_path", lambda: str(tmp_path / "s.sock"))
+    monkeypatch.setattr(client, "connected", client.connect)  # starts no server here
+    monkeypatch.setattr(client, "connect", client.connect if running else None)
+    asked = []
+
+    def answer() -> None:
+        with listener.accept()[0] as connection:
+            request, fds = server.receive(connection)
+            asked.append((request, [os.fstat(fd).st_ino for fd in fds]))
+            for fd in fds:
+                os.close(fd)
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(0.01)
+
+    with beside(answer):
+        assert client.main([*["--running"] * running, "out", "spec {}"]) == status
+    assert asked == [
+        ({"arguments": ["out", "spec {}"], "cwd": os.getcwd(), "env": dict(os.environ)}, [os.fstat(fd).st_ino for fd in (1, 2)])
+    ]  # fmt: skip
+    found = capsys.readouterr()
+    assert found.out == "" and (error in found.err if error else found.err == "")
+
+
+# -- the server
+
+
+def test_a_request_may_come_in_parts() -> None:
+    """The files are with its first byte; it ends with a line, or with the stream."""
+    for last in (b'"}\n', b'"}'):
+        here, there = socket.socketpair()
+        with here, there, open(os.devnull) as one:
+            socket.send_fds(here, [b"{"], [one.fileno(), one.fileno()])
+
+            def send(here=here, last=last) -> None:
+                for part in (b'"a": "', b"x" * 200_000, last):
+                    here.sendall(part)
+                    time.sleep(0.01)
+                here.shutdown(socket.SHUT_WR)
+
+            with beside(send):
+                request, fds = server.receive(there)
+            assert request == {"a": "x" * 200_000} and len(fds) == 2
+            for fd in fds:
+                assert os.fstat(fd).st_rdev == os.fstat(one.fileno()).st_rdev
+                os.close(fd)
+
+
+@pytest.mark.parametrize(("arguments", "how"), [(["out", "spec"], "job"), (["--cli", "list", "-x"], "command")])
+def test_a_child_becomes_its_caller(arguments, how, tmp_path, monkeypatch) -> None:
+    """Its folder, its environment and nothing of the server's, its files; then the job or the command is run."""
+    became = []
+    monkeypatch.setattr(supervisor, "main", lambda *given: became.append(("job", *given)) or 5)
+    monkeypatch.setattr(server, "command", lambda *given: became.append(("command", *given)) or 6)
+    monkeypatch.chdir("/")
+    here, there = socket.socketpair()
+    with here, there, open(tmp_path / "o", "w") as out, open(tmp_path / "e", "w") as err:
+        files = [os.fstat(one.fileno()).st_ino for one in (out, err)]
+        socket.send_fds(here, [b"{"], [out.fileno(), err.fileno()])
+        here.sendall(json.dumps({"arguments": arguments, "cwd": str(tmp_path), "env": {"NEW": "2"}})[1:].encode() + b"\n")  # fmt: skip
+        with monkeypatch.context() as one:  # pytest itself needs both before and after
+            one.setattr(os, "environ", {"OLD": "1"})
+            one.setattr(os, "dup2", lambda fd, target: became.append((os.fstat(fd).st_ino, target)))
+            code, environ = server.serve_one(there), os.environ
+        given = ("job", arguments, "warm", there) if how == "job" else ("command", arguments[1:], there)
+    assert became == [(files[0], 1), (files[1], 2), given]
+    assert code == (5 if how == "job" else 6) and environ == {"NEW": "2"} and os.getcwd() == str(tmp_path)
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_command_ends_with_its_caller(unread, ends, monkeypatch) -> None:
+    """It has the arguments of a command line; when the caller closes the connection, the process ends."""
+    ran, ended = [], threading.Event()
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    monkeypatch.setattr(server.runpy, "run_module", lambda *given, **named: ran.append((given, named, list(sys.argv))))
+    monkeypatch.setattr(os, "_exit", lambda code: ran.append(code) or ended.set())
+    here, there = socket.socketpair()
+    with there:
+        before = {thread.name for thread in threading.enumerate()}
+        assert server.command(["list", "-x"], there) == 0
+        assert ran == [(("moe_routing_bench.cli",), {"run_name": "__main__"}, ["moe-routing-bench", "list", "-x"])]
+        (watch,) = [thread for thread in threading.enumerate() if thread.name not in before]
+        assert watch.daemon and not ended.wait(0.05)
+        there.sendall(b"unread" * unread)  # resets the connection, which is an end too
+        here.close()
+        assert ended.wait(5) and ran[1:] == [1]
+
+
+ENDED: list[int] = []  # exit statuses of children, in the order in which they were collected
+
+
+@pytest.fixture
+def children(monkeypatch) -> list[int]:
+    """Those of this test: the process may have others, which are none of the server's. Only they may end as the server does."""
+    known, fork, waitpid, leave, process = [], os.fork, os.waitpid, os._exit, os.getpid()
+
+    def end(code: object) -> None:
+        assert os.getpid() != process
+        leave(code if isinstance(code, int) else 99)
+
+    def counted() -> int:
+        child = fork()
+        known.extend([child] if child else [])
+        return child
+
+    def wait(which: int, options: int) -> tuple[int, int]:
+        assert which == -1
+        if not known:
+            raise ChildProcessError
+        for child in known:
+            if (found := waitpid(child, options))[0]:
+                known.remove(child)
+                ENDED.append(os.waitstatus_to_exitcode(found[1]))
+                return found
+        return 0, 0
+
+    ENDED.clear()
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(os, "fork", counted)
+    monkeypatch.setattr(os, "waitpid", wait)
+    return known
+
+
+def test_ended_children_are_collected(children) -> None:
+    """As many as there are; whether any is left."""
+    assert server.reap() is False
+    hold, release = os.pipe()
+    for kind in ("waits", "ends", "ends"):
+        if os.fork() == 0:
+            os.close(release)
+            if kind == "waits":
+                os.read(hold, 1)
+            os._exit(0)
+    waits, deadline = children[0], time.monotonic() + 5
+    for child in children[1:]:
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert server.reap() is True and children == [waits] and server.reap() is True
+    os.close(release)
+    while time.monotonic() < deadline and server.reap():
+        time.sleep(0.005)
+    assert children == [] and server.reap() is False
+    os.close(hold)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_what_is_imported_beforehand(gpu, monkeypatch) -> None:
+    """What is installed of the table, without what is of no use here or might initialise CUDA."""
+    asked, environ = [], {}
+
+    def import_(name):
+        asked.append(name)
+        if name == "pandas":
+            raise ImportError
+
+    with monkeypatch.context() as one:
+        one.setattr(os, "environ", environ)
+        one.setattr(os.path, "exists", {"/dev/nvidiactl": gpu}.__getitem__)
+        one.setattr(server, "__import__", import_, raising=False)
+        server.preload()
+    assert asked == [name for name in server._PRELOAD if name != ("torch._dynamo" if gpu else "cutlass")]
+    assert environ == {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+def answers(code: object) -> int:
+    """What the child of a request does: its code, or how it ends without one."""
+    if isinstance(code, int):
+        return code
+    raise {"exit": SystemExit(3), "leaves": SystemExit(), "fails": RuntimeError("a fault"), "interrupted": KeyboardInterrupt()}[code]  # fmt: skip
+
+
+def test_every_caller_is_answered(tmp_path, children, monkeypatch) -> None:
+    """By a child of its own, until nobody has called for a while; a socket that was left over is replaced."""
+    path = tmp_path / "s.sock"
+    path.touch()
+    order = []
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(server, "preload", lambda: order.append(path.exists()))
+    monkeypatch.setattr(server, "serve_one", lambda connection: answers(json.loads(connection.recv(64))))
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    replies, process = {}, os.getpid()
+
+    def call() -> None:
+        deadline = time.monotonic() + 5
+        for code in (0, 7, "exit", "leaves", "fails", "interrupted"):
+            while not (connection := client.connect(str(path))) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            with connection:
+                connection.sendall(json.dumps(code).encode())
+                replies[code] = connection.makefile().read()
+
+    with beside(call):
+        server.main(str(path))
+        assert os.getpid() == process, "a child came back"
+    assert replies == {0: "0\n", 7: "7\n", "exit": "3\n", "leaves": "0\n", "fails": "1\n", "interrupted": "1\n"}
+    assert order == [False], "preloaded before anybody can call"
+    assert not path.exists() and not children and sorted(ENDED) == [0, 0, 1, 1, 3, 7]
+
+
+def test_a_server_with_a_busy_child_is_not_idle(tmp_path, children, monkeypatch) -> None:
+    """It waits on until the child has ended, and so do its callers."""
+    path = tmp_path / "s.sock"
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(server, "preload", lambda: None)
+    monkeypatch.setattr(server, "serve_one", lambda connection: time.sleep(0.5) or 0)
+    begin, replied = time.monotonic(), []
+
+    def call() -> None:
+        while not (connection := client.connect(str(path))):
+            time.sleep(0.005)
+        path.unlink()  # somebody cleans up: the server ends all the same
+        with connection:
+            replied.append(connection.makefile().read())
+
+    with beside(call):
+        server.main(str(path))
+        assert time.monotonic() - begin > 0.5
+    assert replied == ["0\n"]

@@ -1,0 +1,200 @@
+"""Input and output sets: which draw a set holds, how many there are on a GPU, and which bytes nobody may write."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.measure import inputs
+from moe_routing_bench.measure.inputs import Sets
+from moe_routing_bench.workload.draw import again
+
+CELL = cell_of("pack", tokens=4, hidden=3, experts=2, top_k=1, seed=5)
+CACHE = 1000  # bytes
+
+
+class Doubled:
+    """y = 2 x for x (4, 3) float32 that is the seed everywhere; ids (5,) int32 are read too, and w (3,) float16 is shared."""
+
+    def __init__(self) -> None:
+        self.seeds: list[int] = []
+
+    def shared(self, cell, seed, device):
+        assert (cell, seed) == (CELL, 5) and device in ("cpu", "cuda")
+        return {"w": torch.tensor([1.0, 2.0, 3.0], dtype=torch.float16)}
+
+    def build(self, cell, seed, device):
+        assert cell == CELL and device in ("cpu", "cuda")
+        self.seeds.append(seed)
+        return {"x": torch.full((4, 3), float(seed)), "ids": torch.arange(5, dtype=torch.int32)}
+
+    def reference(self, cell, inputs):
+        assert cell == CELL and inputs.keys() == {"x", "ids", "w"}
+        return {"y": 2 * inputs["x"]}
+
+    def empty_outputs(self, cell, inputs):
+        assert cell == CELL
+        return {"y": torch.empty(4, 3), "count": torch.empty(2, dtype=torch.int32)}
+
+
+def made(device: str = "cpu", definition: object = None, **settings) -> Sets:
+    job = SimpleNamespace(cell=CELL, settings=Settings(**{"check_seeds": 2} | settings))
+    return Sets(job, definition or Doubled(), device)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's L2 cache, of 1000 bytes."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    known = {0: SimpleNamespace(L2_cache_size=CACHE)}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: known[device])
+
+
+def test_draws_and_sets() -> None:
+    """As many sets as seeds on a CPU, 1000 apart; one draw of a seed that nobody knows."""
+    definition = Doubled()
+    sets = made(definition=definition, check_seeds=3)
+    assert definition.seeds == [5, 1005, 2005, again(5, sets.nonce)] and 0 <= sets.nonce < 2**31
+    assert len(sets) == 3 and sets.draws == 3 and made().nonce != made().nonce and len(made(check_seeds=1)) == 1
+    assert [float(one["x"][3, 2]) for one in sets.inputs] == [5, 1005, 2005]
+    assert all(one["ids"].tolist() == [0, 1, 2, 3, 4] and one["w"].tolist() == [1, 2, 3] for one in sets.inputs)
+    assert {(one["y"].shape, one["y"].dtype, one["count"].dtype) for one in sets.outputs} == {((4, 3), torch.float32, torch.int32)}  # fmt: skip
+    assert [float(sets.draw_of(i).expected["y"][0, 0]) for i in range(5)] == [10, 2010, 4010, 10, 2010]
+    assert sets.cold(1) is None, "nothing is known of a CPU's caches"
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({}, 75),  # 48 + 20 bytes read: 5000 / 68, rounded up, and one
+        ({"set_limit": 10}, 10),
+        ({"set_bytes": 124 * 7 + 123}, 7),  # 48 + 8 bytes written as well
+        ({"set_bytes": 1}, 2),  # no fewer than seeds
+    ],
+)
+def test_sets_of_a_gpu(settings, count, gpu) -> None:
+    """Until inputs are cold, or a limit; sets hold the draws in turn, also other ones."""
+    sets = made("cuda", **{"set_limit": 999, "set_bytes": 2**30} | settings)
+    assert len(sets) == len(sets.outputs) == count
+    assert [float(one["x"][0, 0]) for one in sets.inputs] == [5, 1005] * (count // 2) + [5] * (count % 2)
+    sets.load(sets.fresh)
+    assert {float(one["x"][0, 0]) for one in sets.inputs} == {float(sets.fresh[0].inputs["x"][0, 0])}
+    assert sets.draws == 1 and sets.draw_of(1) is sets.fresh[0] and sets.damage() is None
+
+
+@pytest.mark.parametrize(("count", "cold"), [(1, False), (2, False), (3, True), (9, True)])
+def test_cold_is_four_times_the_cache(count, cold, gpu) -> None:
+    """400 bytes of input are 1536 with their guards, and 3 times as much are more than 4000."""
+    sets = object.__new__(Sets)
+    sets._inputs = {"x": inputs._Guarded(torch.empty(100, device="meta"), 9)}
+    assert sets.cold(count) is cold
+
+
+def test_cold_counts_every_input(gpu) -> None:
+    """Two of 1024 bytes with their guards: 4096 are enough for two sets, and exactly 4000 are."""
+    sets = object.__new__(Sets)
+    sets._inputs = {n: inputs._Guarded(torch.empty(0, device="meta"), 4) for n in ("a", "b")}
+    assert [one.whole.shape for one in sets._inputs.values()] == [(4, 1024)] * 2
+    assert not sets.cold(1) and sets.cold(2)
+    sets._inputs = {"a": SimpleNamespace(whole=torch.empty((5, 1000), device="meta"))}
+    assert not sets.cold(3) and sets.cold(4)
+
+
+def test_guards_lie_on_both_sides() -> None:
+    """512 bytes before a tensor, where every alignment begins, and at least as many after it; a write to any of them is seen."""
+    for like in (torch.empty(3, 5), torch.empty(512, dtype=torch.uint8), torch.empty(0)):
+        one = inputs._Guarded(like, 3)
+        nbytes = like.numel() * like.element_size()
+        places = [t.data_ptr() - one.whole.data_ptr() for t in one.tensors] if nbytes else [512 + i * one.whole.shape[1] for i in range(3)]  # fmt: skip
+        stride = one.whole.shape[1]
+        assert stride == 512 * (2 + -(-nbytes // 512)) and places == [512, 512 + stride, 512 + 2 * stride]
+        assert [t.shape for t in one.tensors] == [like.shape] * 3 and one.tensors[0].dtype == like.dtype
+        flat = one.whole.view(-1)
+        for place in places:
+            for beside in (place - 512, place - 1, place + nbytes, place + nbytes + 511):
+                assert one.intact() and flat[beside] == 0xA5
+                flat[beside] = 0
+                assert not one.intact()
+                one.mend()
+        flat[places[1] : places[1] + nbytes] = 7
+        assert one.intact(), "the tensor itself may be written"
+
+
+def test_poison_is_no_answer() -> None:
+    """NaN, or an index far out of range; the guards keep what they hold."""
+    sets = made()
+    sets.poison()
+    assert all(one["y"].isnan().all() and (one["count"] == 0x40404040).all() for one in sets.outputs)
+    assert sets.damage() is None
+    buffers = {"a": torch.zeros(3, dtype=torch.bfloat16), "b": torch.zeros(2, 2, dtype=torch.int64)}
+    inputs.poison(buffers)
+    assert buffers["a"].isnan().all() and (buffers["b"] == 0x4040404040404040).all()
+
+
+def changed_and_restored(one: Sets) -> None:
+    one.inputs[1]["x"].add_(1).sub_(1)
+
+
+@pytest.mark.parametrize(
+    ("harm", "text"),
+    [
+        (lambda one: one.inputs[1]["x"][3, 2].fill_(0), "inputs were changed: x"),
+        (lambda one: (one.inputs[0]["ids"].zero_(), one.inputs[1]["x"].zero_()), "inputs were changed: x, ids"),
+        (lambda one: one.inputs[0]["w"][0].fill_(9), "inputs were changed: w"),
+        (changed_and_restored, "inputs were written, if only to restore them: x"),
+        (lambda one: one.inputs[0]["w"].add_(0), "inputs were written, if only to restore them: w"),
+        (lambda one: one._outputs["y"].whole[1, 511].fill_(0), "bytes beside a tensor were written: y"),
+        (lambda one: (one._inputs["x"].whole[0, 600].fill_(0), one._outputs["count"].whole[0, 0].fill_(0)), "bytes beside a tensor were written: x, count"),
+        (lambda one: (one._inputs["x"].whole[0, 600].fill_(0), one.inputs[0]["w"].zero_()), "inputs were changed: w"),
+    ],
+)  # fmt: skip
+def test_damage_is_said_and_mended(harm, text) -> None:
+    """The worst of it; afterwards everything is as it was."""
+    sets = made()
+    assert sets.damage() is None
+    harm(sets)
+    assert sets.damage() == text
+    assert sets.damage() is None
+    assert [float(one["x"].min()) for one in sets.inputs] == [5, 1005] and sets.inputs[0]["w"].tolist() == [1, 2, 3]
+    assert sets.inputs[0]["ids"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_outputs_are_free_to_write() -> None:
+    sets = made()
+    for one in sets.outputs:
+        one["y"].fill_(1), one["count"].fill_(2)
+    assert sets.damage() is None
+
+
+@pytest.mark.parametrize("compared", [1, 100, 1 << 28])
+def test_sets_of_one_draw_are_compared_bit_by_bit(compared, gpu, monkeypatch) -> None:
+    """Seven sets of two draws: 0, 2, 4, 6 and 1, 3, 5; in parts of any size."""
+    monkeypatch.setattr(inputs, "_COMPARED", compared)
+    sets = made("cuda", set_limit=7, set_bytes=2**30)
+    for i, one in enumerate(sets.outputs):
+        one["y"].fill_(float("nan")), one["count"].fill_(i % 2)
+    assert sets.unlike(0).tolist() == [False] * 4 and sets.unlike(1).tolist() == [False] * 3
+    sets.outputs[4]["y"][3, 2] = 0.0
+    sets.outputs[5]["count"][1] = 7
+    assert sets.unlike(0).tolist() == [False, False, True, False] and sets.unlike(1).tolist() == [False, False, True]
+    assert sets.unlike(4).tolist() == [True, True, False, True], "of set 4, not of the first of its draw"
+
+
+def test_tensors_of_no_bytes_are_alike() -> None:
+    one = inputs._Guarded(torch.empty(0, 4), 3)
+    assert one.unlike(one.rows(0, 3)[0], 0, 1).tolist() == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("tensor", "total"),
+    [
+        (torch.tensor([255, 255], dtype=torch.uint8), 510),
+        (torch.tensor([1.0, 1.0], dtype=torch.float16), 2 * 0x3C00),
+        (torch.tensor([1.0] * 3), 3 * 0x3F800000),  # more than 32 bits hold
+        (torch.tensor([2**40, 1]), 2**40 + 1),
+    ],
+)
+def test_the_checksum_is_of_bits(tensor, total) -> None:
+    assert inputs._checksum(tensor) == total

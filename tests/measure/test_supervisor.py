@@ -1,0 +1,352 @@
+"""What becomes of every implementation, whatever its worker does: workers that follow a script, in processes of their own."""
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.errors import UserError
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.measure import gpus, provenance, supervisor, worker
+from moe_routing_bench.store import platforms
+
+CELL = cell_of("pack", tokens=8, hidden=8, experts=4, top_k=2, dtype="fp32")
+NAMES = ("torch", "torch_compile", "triton")
+
+
+def job(*names: str, timeout: float = 20) -> Job:
+    return Job(CELL, names or NAMES, Settings(timeout=timeout))
+
+
+def row(name: str) -> dict[str, object]:
+    return {"status": "incorrect", "reason": f"{name} ran"}
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Workers do what `script(names, send)` does; nothing is unsupported, and time passes a hundred times as fast for `_end`."""
+    monkeypatch.setattr(platforms, "missing", lambda *_: None)
+    monkeypatch.setattr(platforms, "current", lambda: platforms.CPU)
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: 100 * time.monotonic(), sleep=time.sleep))
+
+    def set_script(script) -> None:
+        def run(known, device, names, send):
+            assert isinstance(known, Job) and device == "cpu"
+            script(names, send)
+
+        monkeypatch.setattr(worker, "run", run)
+
+    return set_script
+
+
+def outcomes(scripted, script, *names: str, timeout: float = 20, **given) -> dict[str, tuple[str, str, int]]:
+    """Status, reason and restarts of every row."""
+    scripted(script)
+    rows = supervisor.measure(job(*names, timeout=timeout), **given)
+    assert [one["implementation"] for one in rows] == list(names or NAMES)
+    return {one["implementation"]: (one["status"], one["reason"], one["restarts"]) for one in rows}
+
+
+def test_one_worker_measures_all(scripted) -> None:
+    """Rows in the order that was asked for, with who measured them and when; nothing was restarted."""
+
+    def script(names, send):
+        assert names == list(NAMES)
+        send(("at", None, "inputs"))
+        send(("failed", "torch_compile", "unsupported", "no compiler"))
+        send(("rows", {name: row(name) for name in ("triton", "torch")}))
+
+    assert outcomes(scripted, script) == {
+        "torch": ("incorrect", "torch ran", 0), "torch_compile": ("unsupported", "no compiler", 0), "triton": ("incorrect", "triton ran", 0),
+    }  # fmt: skip
+    scripted(lambda names, send: send(("rows", {"torch": row("torch")})))
+    (one,) = supervisor.measure(job("torch"), mode="warm")
+    assert (one["worker_mode"], one["platform"], one["bench"]) == ("warm", "cpu", "pack")
+    assert supervisor.measure(job("torch"))[0]["worker_mode"] == "cold"
+    started, ended = (datetime.fromisoformat(one[name]) for name in ("started_at", "ended_at"))
+    assert started.utcoffset().total_seconds() == ended.utcoffset().total_seconds() == 0 and started <= ended
+
+
+def test_what_is_missing_is_not_measured(scripted, monkeypatch) -> None:
+    """It is not asked of the worker, and without any other there is no worker and no GPU waited for in vain."""
+    scripted(lambda names, send: send(("rows", {name: row(",".join(names)) for name in names})))
+    asked = []
+
+    def missing(requires, platform, peer):
+        asked.append((requires, platform, peer))
+        return "needs more" if "triton" in requires else None
+
+    monkeypatch.setattr(platforms, "missing", missing)
+    rows = {one["implementation"]: one for one in supervisor.measure(job())}
+    assert (rows["triton"]["status"], rows["triton"]["reason"]) == ("unsupported", "needs more")
+    assert rows["torch"]["reason"] == "torch,torch_compile ran" and rows["torch"]["restarts"] == 0
+    bench = supervisor.find("pack")
+    assert asked == [(bench[name].requires, "cpu", bench[name].peer) for name in NAMES]
+    scripted(lambda names, send: os._exit(1))
+    assert [one["restarts"] for one in supervisor.measure(job("triton"))] == [0]
+
+
+def test_a_gpu_of_its_family_is_reserved_alone(scripted, monkeypatch) -> None:
+    """While its workers run."""
+    seen = []
+
+    @contextlib.contextmanager
+    def reserved(**given):
+        seen.append(given)
+        yield
+        seen.append("given back")
+
+    monkeypatch.setattr(gpus, "reserved", reserved)
+    monkeypatch.setattr(supervisor, "_attempt", lambda *given: seen.append(given) or {"torch": row("torch")})
+    monkeypatch.setattr(platforms, "current", lambda: "nvidia-h200")
+    one = job("torch")
+    assert supervisor.measure(one, watch="watch")[0]["platform"] == "nvidia-h200"
+    assert seen == [{"alone": True, "family": "pack-H8-E4-k2"}, (one, "cuda", ["torch"], "watch"), "given back"]
+    assert CELL.family == "pack-H8-E4-k2"
+
+
+def dies(signal_number: int):
+    """A worker that is killed while it is at the second of its names, in every life; the first has failed before."""
+
+    def script(names, send):
+        send(("at", names[0], "binding"))
+        if len(names) > 1:
+            send(("failed", names[0], "incorrect", "wrong"))
+            send(("at", names[1], "sampling"))
+        os.kill(os.getpid(), signal_number)
+
+    return script
+
+
+def test_who_was_at_work_is_blamed_for_a_crash(scripted) -> None:
+    """The others start again: two more lives, the last of which dies at its only one."""
+    assert outcomes(scripted, dies(signal.SIGTERM)) == {
+        "torch": ("incorrect", "wrong", 1), "torch_compile": ("crashed", "sampling: worker was killed by signal SIGTERM", 1),
+        "triton": ("crashed", "binding: worker was killed by signal SIGTERM", 1),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("end", "manner"),
+    [
+        (lambda: os._exit(4), "exited with status 4"),
+        (lambda: (_ for _ in ()).throw(RuntimeError("boom")), "exited with status 1"),
+        (lambda: (_ for _ in ()).throw(SystemExit(3)), "exited with status 3"),
+        (lambda: (_ for _ in ()).throw(SystemExit()), "exited with status 0"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by signal SIGKILL"),
+    ],
+)
+def test_without_a_word_all_are_blamed(end, manner, scripted) -> None:
+    """Otherwise it would start again for ever."""
+    found = outcomes(scripted, lambda names, send: end())
+    assert found == dict.fromkeys(NAMES, ("crashed", f"starting: worker {manner}", 0))
+
+
+def test_a_crash_between_implementations_is_nobody_s_fault(scripted) -> None:
+    """As long as something was settled; the next worker goes on with what is left."""
+
+    def script(names, send):
+        send(("at", names[0], "binding"))
+        send(("failed", names[0], "incorrect", f"{len(names)} left"))
+        send(("at", None, "calibration"))
+        raise SystemExit(3)
+
+    assert outcomes(scripted, script) == {
+        "torch": ("incorrect", "3 left", 2), "torch_compile": ("incorrect", "2 left", 2), "triton": ("incorrect", "1 left", 2),
+    }  # fmt: skip
+
+
+def test_who_has_failed_is_not_blamed_again(scripted) -> None:
+    """A broken context ends the worker right after the report."""
+
+    def script(names, send):
+        send(("at", "torch", "sampling"))
+        if "torch" in names:
+            send(("failed", "torch", "crashed", "sampling: CUDA error"))
+            os._exit(3)
+        send(("rows", {name: row(name) for name in names}))
+
+    found = outcomes(scripted, script)
+    assert found["torch"] == ("crashed", "sampling: CUDA error", 1)
+    assert found["triton"] == ("incorrect", "triton ran", 1)
+
+
+def test_half_a_message_is_a_crash(scripted) -> None:
+    def script(names, send):
+        send(("at", "triton", "checking"))
+        os.write(send.__self__.fileno(), b"\x00\x00\x00\x20half")
+        os._exit(0)
+
+    found = outcomes(scripted, script, "triton")
+    assert found == {"triton": ("crashed", "checking: worker exited with status 0", 0)}
+
+
+@pytest.mark.parametrize(
+    ("at", "blamed"), [("torch_compile", {"torch_compile"}), (None, set(NAMES)), ("nobody", set(NAMES))]
+)
+def test_a_worker_that_is_silent_is_killed(at, blamed, scripted, tmp_path) -> None:
+    """And what it started with it; who it was at is blamed, or all where nothing is settled."""
+    alive, gone = os.pipe()
+
+    def script(names, send):
+        if at == "torch_compile" and at not in names:
+            return send(("rows", {name: row(name) for name in names}))
+        send(("at", at, "warming up"))
+        os.close(alive)
+        if os.fork() == 0:
+            time.sleep(60)
+        time.sleep(60)
+
+    found = outcomes(scripted, script, timeout=0.3)
+    assert {name for name, (status, *_) in found.items() if status == "timeout"} == blamed
+    assert all(found[name][1] == "warming up: no word for 0.3 s" for name in blamed)
+    os.close(gone)
+    assert os.read(alive, 1) == b"", "nobody is left who holds the other end"
+    os.close(alive)
+
+
+def test_a_silent_worker_may_have_settled_some(scripted) -> None:
+    """Then nobody is blamed for a step that is nobody's; the others are measured again."""
+
+    def script(names, send):
+        if len(names) == 3:
+            send(("failed", "torch", "incorrect", "wrong"))
+            send(("at", None, "calibration"))
+            time.sleep(60)
+        send(("rows", {name: row(name) for name in names}))
+
+    found = outcomes(scripted, script, timeout=0.3)
+    assert found == {"torch": ("incorrect", "wrong", 1), "torch_compile": ("incorrect", "torch_compile ran", 1), "triton": ("incorrect", "triton ran", 1)}  # fmt: skip
+
+
+def test_nobody_waits_any_more(scripted) -> None:
+    """When the caller is gone the worker is killed, and the job ends as one that was interrupted."""
+    alive, gone = os.pipe()
+
+    def script(names, send):
+        os.close(alive)
+        send(("at", "torch", "sampling"))
+        time.sleep(60)
+
+    scripted(script)
+    here, there = socket.socketpair()
+    there.close()
+    with here, pytest.raises(SystemExit) as end:
+        supervisor.measure(job(), watch=here)
+    assert end.value.code == 130
+    os.close(gone)
+    assert os.read(alive, 1) == b""
+    os.close(alive)
+
+
+def test_a_caller_that_still_waits_changes_nothing(scripted) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        found = outcomes(scripted, lambda names, send: send(("rows", {name: row(name) for name in names})), watch=here)
+    assert {status for status, *_ in found.values()} == {"incorrect"}
+
+
+def test_a_worker_has_a_moment_to_end(monkeypatch) -> None:
+    """Two seconds, and its own status."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(0.1)
+        os._exit(5)
+    assert os.WEXITSTATUS(supervisor._end(child)) == 5
+    now, slept = [0.0], []
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append))
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+    asked, waitpid = [], os.waitpid
+
+    def wait(pid, options):
+        asked.append((pid, options))
+        now[0] += 0.5
+        return waitpid(pid, options)
+
+    monkeypatch.setattr(os, "waitpid", wait)
+    assert os.WTERMSIG(supervisor._end(child)) == signal.SIGKILL
+    assert asked == [(child, os.WNOHANG)] * 4 + [(child, 0)] and slept == [0.002] * 4
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [(None, 0), (SystemExit(3), 3), (SystemExit(), 0), (RuntimeError("boom"), 1), (KeyboardInterrupt(), 1)],
+)
+def test_a_worker_never_returns(end, code, monkeypatch, capsys) -> None:
+    """It leads a group of its own, starts no pool of processes, and says what it died of."""
+    said = []
+
+    def run(*given):
+        said.append(given)
+        if end:
+            raise end
+
+    class Exited(BaseException):
+        pass
+
+    def leave(status):
+        said.append(status)
+        raise Exited
+
+    monkeypatch.setattr(worker, "run", run)
+    monkeypatch.setattr(os, "setpgid", lambda *given: said.append(given))
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "x")
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
+    send = SimpleNamespace(send="send")
+    with monkeypatch.context() as one:
+        one.setattr(os, "_exit", leave)
+        with pytest.raises(Exited):
+            supervisor._child("job", "device", ["torch"], send)
+    assert said == [(0, 0), ("job", "device", ["torch"], "send"), code]
+    assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+    assert ("boom" in capsys.readouterr().err) == isinstance(end, RuntimeError)
+
+
+def test_rows_are_written_where_they_are_asked_for(scripted, monkeypatch, tmp_path, capsys) -> None:
+    """With the job's spec; each is a line of output with its time or its reason."""
+    from moe_routing_bench.store import rows as stored
+
+    written = []
+    monkeypatch.setattr(stored, "write", lambda *given: written.append(given))
+    scripted(lambda names, send: send(("rows", {name: row(name) for name in names})))
+    spec = job("torch", "triton").spec
+    watch = socket.socketpair()
+    with watch[0], watch[1]:
+        assert supervisor.main([str(tmp_path / "out"), spec], "warm", watch[0]) == 0
+    ((path, rows, of),) = written
+    assert (path, of) == (Path(tmp_path / "out"), spec) and {one["worker_mode"] for one in rows} == {"warm"}
+    assert capsys.readouterr().out == "pack torch: incorrect torch ran\npack triton: incorrect triton ran\n"
+    timed = [{"bench": "pack", "implementation": "torch", "status": "ok", "median_us": 1.234, "reason": None}]
+    given = []
+    monkeypatch.setattr(supervisor, "measure", lambda *all_: given.append(all_) or timed)
+    assert supervisor.main(["out", spec], watch="watch") == 0
+    assert given == [(job("torch", "triton"), Path("out"), "cold", "watch")]
+    assert capsys.readouterr().out == "pack torch: ok 1.23 us\n"
+
+
+def test_a_row_with_a_time_has_what_follows_from_it(monkeypatch) -> None:
+    """And that of somebody else's package the version of that."""
+    monkeypatch.setattr(supervisor, "_derived", lambda of, row: {"derived": (of.cell.bench, row["median_us"])})
+    monkeypatch.setattr(provenance, "version", {"quack-kernels": "9.1"}.get)
+    cell = cell_of("gate", tokens=8, experts=4, top_k=2, dtype="fp32")
+    found = supervisor._complete(Job(cell, ("quack",), Settings()), "cpu", "quack", {"status": "ok", "median_us": 3.0}, datetime.now())  # fmt: skip
+    assert found["derived"] == ("gate", 3.0) and found["implementation_version"] == "9.1"
+
+
+def test_a_user_s_error_is_a_line(monkeypatch, capsys) -> None:
+    def measure(*_):
+        raise UserError("no such thing")
+
+    monkeypatch.setattr(supervisor, "measure", measure)
+    assert supervisor.main(["out", job("torch").spec]) == 2
+    assert capsys.readouterr().err == "error: no such thing\n"

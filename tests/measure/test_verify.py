@@ -1,0 +1,252 @@
+"""What a verified implementation has done: both draws, in poisoned buffers, with all its stages, and with nothing left running."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from moe_routing_bench.benches.bench import find
+from moe_routing_bench.benches.checks import Check
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.measure import verify
+from moe_routing_bench.measure.candidate import Candidate, Failure
+from moe_routing_bench.measure.inputs import Sets
+from moe_routing_bench.measure.timers import HostTimer
+
+CELL = cell_of("routing", tokens=12, hidden=16, experts=4, top_k=2, dtype="fp32", skew=0.5)
+JOB = Job(CELL, ("torch",), Settings(check_seeds=2))
+
+
+class Timer(HostTimer):
+    """As on a GPU, where a lone rotation and a sample are not the same calls; says which it ran."""
+
+    def __init__(self, calls, outstanding: float = 0.0, shortened: float = 1.0) -> None:
+        self.ran, self.found = [], (outstanding, shortened)
+        super().__init__(calls, 1)
+        self.ran.clear()
+
+    def rotate(self) -> None:
+        self.ran.append("rotate")
+        super().rotate()
+
+    def check(self) -> None:
+        self.ran.append("check")
+        super().rotate()
+
+    def outstanding_us(self) -> float:
+        return self.found[0]
+
+    def shortened(self) -> float:
+        return self.found[1]
+
+
+@pytest.fixture(scope="module")
+def sets() -> Sets:
+    return Sets(JOB, find("routing").definition(), "cpu")
+
+
+def candidate(sets: Sets, change=lambda i, call, tensors: tensors, **timer) -> Candidate:
+    """torch's routing of every set; `change` makes of a set's number, its call and what that returned what it returns instead."""
+    bound = [find("routing").bind("torch", CELL, i | o) for i, o in zip(sets.inputs, sets.outputs, strict=True)]
+    calls = [lambda i=i, call=call: change(i, call, call()) for i, call in enumerate(bound)]
+    for call, one in zip(calls, bound, strict=True):
+        call.buffers = one.buffers
+    return Candidate("torch", calls, timer=Timer(calls, **timer))
+
+
+@pytest.mark.parametrize(("thorough", "ran"), [({}, ["check"]), ({"thorough": True}, ["rotate", "check"])])
+def test_each_run_is_checked_on_both_draws(thorough, ran, sets) -> None:
+    """First on the fresh one, in poisoned outputs and buffers; then on the base draws, which stay loaded."""
+    seen = []
+
+    def change(i, call, tensors):
+        seen.append((sets.draws, i))
+        return tensors
+
+    one = candidate(sets, change)
+    one.check = Check(rel_l2_error=0.25, ties=3)
+    seen.clear()
+    verify.verify(JOB, one, sets, **thorough)
+    assert one.timer.ran == [how for how in ran for _ in range(2)]
+    assert seen == [(draws, i) for _ in ran for draws in (1, 2) for i in (0, 1)]
+    assert one.check.error is None and one.check.rel_l2_error == 0.25 and one.check.ties == 3
+    assert one.check.max_abs_error > 0, "what was known before, and what was found"
+    assert sets.draws == 2 and float(sets.outputs[0]["combined"].isnan().sum()) == 0
+
+
+def test_buffers_are_poisoned_once(sets) -> None:
+    """Of every set, before the fresh draw; the base draws find what the fresh one left."""
+    found = []
+    one = candidate(sets)
+    for call in one.calls:
+        call.buffers = {"kept": torch.zeros(3), "row": torch.zeros(2, dtype=torch.int32)}
+
+    def run() -> None:
+        HostTimer.rotate(one.timer)
+        found.extend((float(call.buffers["kept"][0]), int(call.buffers["row"][1])) for call in one.calls)
+        for call in one.calls:
+            call.buffers["kept"].fill_(1), call.buffers["row"].fill_(1)
+
+    one.timer.check = run
+    verify.verify(JOB, one, sets)
+    assert [row for _, row in found] == [0x40404040] * 2 + [1] * 2
+    assert [kept == kept for kept, _ in found] == [False] * 2 + [True] * 2
+
+
+def test_outputs_are_poisoned_for_the_fresh_draw_alone(sets) -> None:
+    found = []
+    one = candidate(sets)
+
+    def run() -> None:
+        found.extend(bool(out["combined"].isnan().all()) for out in sets.outputs)
+        HostTimer.rotate(one.timer)
+
+    one.timer.check = run
+    verify.verify(JOB, one, sets)
+    assert found == [True, True, False, False]
+
+
+def wrong_order(i, call, tensors):
+    """A stage of the first set hands on another order than permute's, which no output of the whole shows."""
+    return tensors | {"order": tensors["order"].flip(0)} if i == 0 else tensors
+
+
+def test_what_the_stages_hand_on_is_looked_at_when_it_is_thorough(sets) -> None:
+    verify.verify(JOB, candidate(sets, wrong_order), sets)
+    one = candidate(sets, wrong_order)
+    with pytest.raises(Failure, match=r"^permute: order") as failure:
+        verify.verify(JOB, one, sets, thorough=True)
+    assert failure.value.status == "incorrect" and one.check.mismatches > 0
+    assert one.timer.ran == ["rotate", "rotate", "check"]
+
+
+def test_an_error_of_the_whole_is_said_before_those_of_stages(sets) -> None:
+    """Stages are given what the whole left: nothing is to be learned of them."""
+
+    def wrong(i, call, tensors):
+        tensors["combined"].add_(1)
+        return wrong_order(i, call, tensors)
+
+    with pytest.raises(Failure, match=r"^combined: relative L2"):
+        verify.verify(JOB, candidate(sets, wrong), sets, thorough=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ({}, None),
+        ({"shortened": 1.3}, None),
+        ({"shortened": 1.3001}, "a call takes 1.30 times as long in one rotation as among more: work is left out"),
+        ({"shortened": 2.0}, "a call takes 2.00 times as long in one rotation as among more: work is left out"),
+        ({"outstanding": 260.4}, "work went on for 260 us after the last event: it is on another stream"),
+        ({"outstanding": 0.6, "shortened": 2.0}, "work went on for 1 us after the last event: it is on another stream"),
+    ],
+)
+def test_all_the_work_is_in_a_sample(found, reason, sets) -> None:
+    """Asked only when it is thorough."""
+    verify.verify(JOB, candidate(sets, **found), sets)
+    if reason is None:
+        return verify.verify(JOB, candidate(sets, **found), sets, thorough=True)
+    with pytest.raises(Failure) as failure:
+        verify.verify(JOB, candidate(sets, **found), sets, thorough=True)
+    assert (failure.value.status, failure.value.reason) == ("incorrect", reason)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "said"),
+    [
+        (verify.time, "perf_counter", "time.perf_counter"),
+        (verify.time, "perf_counter_ns", "time.perf_counter_ns"),
+        (torch.cuda.Event, "record", "torch.cuda.Event.record"),
+        (torch.cuda.Event, "elapsed_time", "torch.cuda.Event.elapsed_time"),
+        (torch.cuda.Event, "query", "torch.cuda.Event.query"),
+        (torch.cuda.CUDAGraph, "replay", "torch.cuda.CUDAGraph.replay"),
+    ],
+)
+def test_what_times_are_taken_with_is_put_back(place, name, said, monkeypatch) -> None:
+    genuine = getattr(place, name)
+    verify._genuine()
+    monkeypatch.setattr(place, name, lambda *_: 0.0)
+    with pytest.raises(Failure) as failure:
+        verify._genuine()
+    assert (failure.value.status, failure.value.reason) == ("incorrect", f"{said} was replaced")
+    assert getattr(place, name) is genuine
+    verify._genuine()
+
+
+class Answers:
+    """Six sets of two draws whose outputs y (3,) are what a test says; the check counts what differs from the draw's number."""
+
+    draws = 2
+
+    def __init__(self, values, returned=None) -> None:
+        self.outputs = [{"y": torch.full((3,), float(one))} for one in values]
+        self.inputs = [{"x": i} for i in range(len(values))]
+        self.timer = SimpleNamespace(returned=returned or [None] * len(values))
+        self.name, self.checked = "a", []
+
+    def draw_of(self, i):
+        return SimpleNamespace(expected={"y": i % 2})
+
+    def unlike(self, first):
+        return torch.tensor(
+            [bool((one["y"] != self.outputs[first]["y"]).any()) for one in self.outputs[first % 2 :: 2]]
+        )
+
+    def check(self, name, cell, inputs, outputs, expected):
+        assert (name, cell, outputs.keys()) == ("a", "cell", {"y"})
+        self.checked.append(inputs["x"])
+        wrong = int((outputs["y"] - expected["y"]).abs().gt(0.1).sum())
+        return Check(float((outputs["y"] - expected["y"]).abs().max()), error=f"{wrong} wrong" if wrong else None, mismatches=wrong)  # fmt: skip
+
+
+def compared(values, returned=None) -> tuple[Check, list[int]]:
+    one = Answers(values, returned)
+    return verify._compared(one, SimpleNamespace(cell="cell"), one, one), one.checked
+
+
+def tensors(*values) -> list[dict[str, torch.Tensor] | None]:
+    """What calls returned: a tensor full of a value, or nothing."""
+    return [None if one is None else {"y": torch.full((3,), float(one))} for one in values]
+
+
+@pytest.mark.parametrize(
+    ("values", "returned", "error", "worst", "checked"),
+    [
+        ([0, 1, 0, 1, 0, 1], None, None, 0.0, [0, 1]),
+        ([0, 1, 0.05, 1, 0, 1.0625], None, None, 0.0625, [0, 2, 1, 5]),  # another order of sums
+        ([0, 1, 0, 1, 0, 3], None, "3 wrong", 2.0, [0, 1, 5]),
+        ([0, 1, 7, 1, 5, 1], None, "3 wrong", 7.0, [0, 2, 1]),  # one of a draw is enough
+        ([9, 1, 9, 1, 9, 1], None, "3 wrong", 9.0, [0, 1]),  # the others of that draw are not looked at
+        ([9] * 6, tensors(0, 1, 0, 1, 0, 1), None, 0.0, [0, 1]),
+        ([9] * 6, tensors(0, 1, 0, 1, 4, 1), "3 wrong", 4.0, [0, 4, 1]),
+        ([0, 1, 0, 1, 2, 1], tensors(None, None, None, None, 0, None), None, 0.0, [0, 1]),
+        ([0, 1, 0, 1, 0, 1], tensors(None, None, None, None, 2, None), "3 wrong", 2.0, [0, 4, 1]),
+        ([0, 1, 0], [None] * 3, None, 0.0, [0, 1]),
+        ([0, 1, 6], [None] * 3, "3 wrong", 6.0, [0, 2, 1]),
+    ],
+)  # fmt: skip
+def test_the_first_set_of_a_draw_is_checked_and_all_others_compared_with_it(values, returned, error, worst, checked):
+    """What a call returned takes the place of the outputs that it was given; what differs is checked by itself."""
+    found, seen = compared(values, returned)
+    assert (found.error, found.rel_l2_error) == (error, pytest.approx(worst)) and seen == checked
+
+
+def test_a_timer_of_fewer_sets_leaves_the_others_alone() -> None:
+    """Events rotate over fewer sets where calls take long."""
+    found, seen = compared([0, 1, 0, 1, 5, 5], [None] * 4)
+    assert found.error is None and seen == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("returned", "error"),
+    [
+        (torch.zeros(3, dtype=torch.float64), "y: float64 of shape (3,), not float32 of shape (3,)"),
+        (torch.zeros(1, 3), "y: float32 of shape (1, 3), not float32 of shape (3,)"),
+    ],
+)
+def test_outputs_of_another_kind_are_refused(returned, error) -> None:
+    found, seen = compared([0, 1], [{"y": returned}, None])
+    assert found.error == error and seen == [1]

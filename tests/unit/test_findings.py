@@ -1,0 +1,232 @@
+"""Every sentence of the findings, to the letter, on a few rows whose numbers are known."""
+
+import pytest
+from rows import frame, one
+
+from moe_routing_bench.report import findings
+
+CI = {"speedup_ci_low": 1.5, "speedup_ci_high": 2.5}
+
+
+def ran(implementation: str, speedup: float, tokens: int = 1, **values: object) -> dict[str, object]:
+    """A row of `pack` in the cell of so many tokens."""
+    return one(
+        "pack",
+        implementation,
+        cell=f"T{tokens}",
+        tokens=tokens,
+        speedup=speedup,
+        median_us=100 / (speedup or 1),
+        **values,
+    )
+
+
+def base(*tokens: int) -> list[dict[str, object]]:
+    return [ran("torch", 1.0, t) for t in tokens or (1, 2)]
+
+
+def fastest(*rows: dict[str, object]) -> str:
+    return findings.fastest(frame(*rows), "pack")
+
+
+def test_the_largest_speed_up() -> None:
+    """The geometric mean over the cells that candidates have in common; the others with their own cells."""
+    rows = [
+        *base(), ran("cute", 2.0, 1, **CI), ran("cute", 4.5, 2, speedup_ci_low=4.0, speedup_ci_high=5.0),
+        ran("triton", 2.5, 1, **CI), ran("triton", 2.0, 2, **CI),
+        one("combine", "triton", cell="T1", tokens=1, speedup=99.0, median_us=0.1),
+    ]  # fmt: skip
+    assert fastest(*rows) == (
+        "pack: cute has the largest speed-up, 3.00x torch in the geometric mean (2.00x to 4.50x; the 95 % interval lies above 1 in 2 of 2 cells "
+        "that differ in tokens, below 1 in 0, and includes 1 in 0); against the fastest other implementation of each cell 1.34x (0.80x to 2.25x). "
+        "Others, each over the cells that it ran in: triton 2.24x (2 cells)."
+    )
+
+
+def test_candidates_ran_in_half_of_the_cells() -> None:
+    """Of four cells two are enough, and one is not; they are ranked where they all ran."""
+    wide = [ran("cute", 2.0, t, **CI) for t in (1, 2, 3, 4)]
+    quick = [ran("triton", 3.0, t, **CI) for t in (1, 2)]
+    assert fastest(*base(1, 2, 3, 4), *wide, *quick).startswith("pack: triton has the largest speed-up, 3.00x")
+    assert fastest(*base(1, 2, 3, 4), *wide, *quick[:1]).startswith("pack: cute has the largest speed-up, 2.00x")
+    better = [ran("cute", 4.0, 1, **CI), *(ran("cute", 1.1, t, **CI) for t in (2, 3, 4))]
+    others = [ran("triton", 3.0, 1, **CI), ran("triton", 1.0, 2, **CI)]
+    assert fastest(*base(1, 2, 3, 4), *better, *others).startswith("pack: cute has"), "4 and 1.1 against 3 and 1"
+    disjoint = [ran("cute", 2.0, 1, **CI), ran("triton", 3.0, 2, **CI)]
+    assert fastest(*base(), *disjoint).startswith("pack: triton has the largest speed-up, 3.00x"), "no cell in common"
+
+
+def test_what_cannot_be_compared() -> None:
+    assert fastest() == fastest(one("combine", "cute", speedup=2.0)) == "pack: not measured."
+    assert fastest(ran("cute", 0.0)) == "pack: not measured.", "a speed-up is above 0"
+    assert fastest(*base()) == "pack: only the baseline torch ran (2 cells); speed-ups: not measured."
+    assert fastest(*base(1)) == "pack: only the baseline torch ran (1 cell); speed-ups: not measured."
+
+
+def test_nothing_is_claimed_that_no_interval_shows() -> None:
+    """A mean of at most 1, or intervals that include it; those that have none are counted by themselves."""
+    slow = fastest(*base(), ran("cute", 0.5, 1, speedup_ci_low=0.4, speedup_ci_high=0.6), ran("cute", 2.0, 2, **CI))
+    assert slow.startswith(
+        "pack: no implementation has a geometric mean above the baseline torch; the nearest is cute with 1.00x (0.50x to 2.00x; the 95 % interval "
+        "lies above 1 in 1 of 2 cells that differ in tokens, below 1 in 1, and includes 1 in 0)"
+    )
+    unsure = fastest(*base(), ran("cute", 1.5, 1, speedup_ci_low=1.0, speedup_ci_high=2.0), ran("cute", 1.5, 2))
+    assert unsure.startswith(
+        "pack: no implementation is shown to be faster than torch; cute has the largest geometric mean, 1.50x (1.50x to 1.50x; the 95 % interval "
+        "lies above 1 in 0 of 2 cells that differ in tokens, below 1 in 0, and includes 1 in 1; 1 have too few pairs for an interval)"
+    )
+    touching = fastest(*base(1), ran("cute", 0.9, 1, speedup_ci_low=0.8, speedup_ci_high=1.0))
+    assert "in 0 of 1 cell, below 1 in 0, and includes 1 in 1)" in touching
+    wide = fastest(*base(), ran("cute", 2.0, 1, converged=False, **CI), ran("cute", 2.0, 2, converged=True, **CI))
+    assert "and includes 1 in 0; in 1 the interval of the time stayed wider than asked)" in wide
+
+
+def test_verdicts_decide_where_there_are_any() -> None:
+    """Whatever the intervals show; the noise is that of the cells."""
+    told = [ran("cute", 2.0, t, verdict=verdict, noise_floor=noise, **CI) for t, verdict, noise in ((1, "faster", 0.006), (2, "same", 0.02), (3, "undecided", 0.01), (4, "slower", None), (5, "same", 0.006))]  # fmt: skip
+    text = fastest(*base(1, 2, 3, 4, 5), *told)
+    assert text.startswith(
+        "pack: cute has the largest speed-up, 2.00x torch in the geometric mean (2.00x to 2.00x; faster in 1 of 5 cells that differ in tokens, "
+        "slower in 1, same in 2, undecided in 1, beyond noise of 0.6% to 2.0%)"
+    )
+    text = fastest(*base(), *told[1:3])
+    assert text.startswith("pack: no implementation is shown to be faster than torch; cute")
+    assert "beyond noise of 0.6%)" in fastest(*base(1), told[0]) and "in 1 of 1 cell, slower in 0" in fastest(*base(1), told[0])  # fmt: skip
+
+
+def test_against_the_fastest_other() -> None:
+    """The paired ratio where a row holds one, else that of medians on the same card; nothing where nobody else ran."""
+    rows = [*base(), ran("cute", 2.0, 1, best_speedup=1.5, **CI), ran("cute", 2.0, 2, **CI)]
+    assert "; against the fastest other implementation of each cell 1.73x (1.50x to 2.00x)." in fastest(*rows)
+    quick = ran("triton", 4.0, 2, **CI)
+    assert "of each cell 0.50x (0.50x to 0.50x)." in fastest(*base(2), rows[3], quick | {"speedup": 1.5})
+    assert "of each cell 2.00x (2.00x to 2.00x)." in fastest(*base(2), rows[3], quick | {"speedup": 1.5, "gpu_uuid": "GPU-2"})  # fmt: skip
+    none = [one | {"gpu_uuid": None} for one in (*base(2), rows[3])]
+    assert "of each cell 2.00x" in fastest(*none), "a CPU has no UUID"
+    assert fastest(ran("cute", 2.0, 1, **CI)) == (
+        "pack: cute has the largest speed-up, 2.00x torch in the geometric mean (2.00x to 2.00x; the 95 % interval lies above 1 in 1 of 1 cell, "
+        "below 1 in 0, and includes 1 in 0)."
+    )
+
+
+def shared(bench: str, implementation: str, share: float | None, **values: object) -> dict[str, object]:
+    return one(bench, implementation, share_of_copy=share, **{"flops": 0, "median_us": 1.0} | values)
+
+
+def test_shares_of_the_copy() -> None:
+    """The best by its median, its most, and the baseline's; of rows without FLOPs."""
+    rows = [
+        *(shared("pack", "cute", share, tokens=t) for t, share in ((1, 0.5), (2, 0.9), (3, 0.8))),
+        *(shared("pack", "torch", share, tokens=t) for t, share in ((1, 0.7), (2, 0.3), (3, 0.99))),
+        shared("pack", "triton", None), shared("pack", "triton", 1.5, flops=1), shared("combine", "cute", 1.5),
+    ]  # fmt: skip
+    begin = "pack: the highest median share of the measured copy bandwidth is cute's, 80.0% (at most 90.0%)"
+    over = "medians over cells that differ in tokens."
+    assert findings.copy_share(frame(*rows), "pack") == f"{begin}; the baseline torch reaches 70.0%; {over}"
+    assert findings.copy_share(frame(*rows[:3]), "pack") == f"{begin}; {over}"
+    assert findings.copy_share(frame(*rows[4:5]), "pack") == (
+        "pack: the highest median share of the measured copy bandwidth is torch's, 30.0% (at most 30.0%); medians over cells."
+    )
+    assert findings.copy_share(frame(*rows[6:]), "pack") == ""
+    apart = findings.copy_share(frame(rows[1], rows[3]), "pack")
+    assert apart.endswith("the baseline torch reaches 70.0%; medians over cells."), "a median is of one implementation"
+
+
+def test_shares_of_the_stages() -> None:
+    """Of the implementation that wins most cells, in the cells that it ran in; a part that a row lacks took no time."""
+
+    def layer(implementation: str, cell: str, us: float, stages: object, tokens: int) -> dict[str, object]:
+        return one("layer", implementation, cell=cell, median_us=us, stage_us=stages, tokens=tokens)
+
+    rows = [
+        layer("a", "1", 10.0, [("router", 1.0), ("pack+experts", 3.0)], 1), layer("b", "1", 11.0, [("router", 9.0)], 1),
+        layer("a", "2", 10.0, {"router": 1.0, "pack+experts": 1.0}, 2), layer("b", "2", 11.0, [("router", 9.0)], 2),
+        layer("a", "3", 12.0, [("pack+experts", 2.0)], 2), layer("b", "3", 11.0, [("router", 9.0)], 2),
+        layer("c", "4", 1.0, [], 4), layer("c", "5", 1.0, None, 4), layer("c", "6", 1.0, [("router", 0.0)], 4),
+    ]  # fmt: skip
+    assert findings.stage_shares(frame(*rows), "layer") == (
+        "Where the time of layer goes: a has the lowest median in 2 of 3 cells; there, the median shares of its stages over 3 cells that differ in "
+        "tokens are pack+experts (fused) 75%, router 25%."
+    )
+    assert findings.stage_shares(frame(*rows[6:]), "layer") == "Where the time of layer goes: not measured."
+    assert findings.stage_shares(frame(*rows), "routing") == "Where the time of routing goes: not measured."
+    plain = findings.stage_shares(frame(rows[1] | {"stage_us": [("router", 0.25)]}), "layer")
+    assert plain.endswith("b has the lowest median in 1 of 1 cells; there, the median shares of its stages over 1 cell are router 100%.")  # fmt: skip
+
+
+def test_what_a_capacity_drops() -> None:
+    """The median over routings, each once, by factor and skew."""
+
+    def routed(rate: float | None, skew: float | None = 0.5, factor: float | None = 1.25, **values: object):
+        return one("pack", capacity_factor=factor, skew=skew, drop_rate=rate, experts=8, top_k=2, **values)
+
+    rows = [
+        routed(0.1, tokens=1), routed(0.1, tokens=1), routed(0.2, tokens=2, dtype="fp32"), routed(0.6, tokens=3, dtype="bf16", hidden=64), routed(0.004, factor=2.0, tokens=1),
+        routed(0.9, None), routed(0.9, factor=None), routed(None),
+    ]  # fmt: skip
+    assert findings.drops(frame(*rows)) == (
+        "What a capacity factor drops (median share of assignments over 4 routings that differ in tokens): 1.25 at skew 0.5: 20.0%, 2 at skew 0.5: 0.4%."
+    )
+    assert findings.drops(frame(rows[0])) == "What a capacity factor drops (median share of assignments over 1 routing): 1.25 at skew 0.5: 10.0%."  # fmt: skip
+    assert findings.drops(frame(*rows[5:])) == "What a capacity factor drops: not measured."
+
+
+def test_noise() -> None:
+    """By bench, in the order of the rows; judged where five others give a floor."""
+
+    def twin(bench: str, ratio: float, low: float = 1.0001) -> dict[str, object]:
+        numbers = {"twin_speedup": ratio, "twin_speedup_ci_low": low, "twin_speedup_ci_high": ratio * 1.01, "twin_speedup_p": 0.001}  # fmt: skip
+        return one(bench, median_us=50.0, **numbers)
+
+    few = [twin("permute", 1.002), twin("gate", 1.01), twin("permute", 1.05)]
+    assert findings.noise(frame(*few)) == (
+        "Noise: an implementation entered twice in a cell differs from itself, in the median, by "
+        "permute 2.54% (at most 4.9%, 2 twins), gate 1.00% (at most 1.0%, 1 twin)."
+    )
+    many = [*(twin("pack", 1.002) for _ in range(5)), twin("pack", 1.09)]
+    assert findings.noise(frame(*many)) == (
+        "Noise: an implementation entered twice in a cell differs from itself, in the median, by pack 0.20% (at most 8.6%, 6 twins); "
+        "of 6, each held against the floor of the others, the verdict would tell 1 apart."
+    )
+    assert findings.noise(frame(one("pack"))) == (
+        "Noise: not measured, so this run has no verdicts: no implementation was entered twice (`twins`)."
+    )
+
+
+def test_cautions() -> None:
+    rows = [one("pack", suspect=suspect, converged=converged) for suspect, converged in ((True, True), (False, False), (False, False), (None, False), (None, None))]  # fmt: skip
+    assert findings.cautions(frame(*rows)) == (
+        "Cautions: of 5 measured rows, 1 are suspect (such as a drift of the ceilings) and 3 reached a limit before their interval was as narrow as "
+        "asked; the table marks both."
+    )
+
+
+def test_rows_without_a_time() -> None:
+    rows = [one("pack", status=status) for status in ("ok", "crashed", "timeout", "crashed")]
+    assert (
+        findings.not_ok(frame(*rows))
+        == "3 of 4 rows are not ok (2 crashed, 1 timeout); each is listed below with its reason."
+    )
+    assert findings.not_ok(frame(rows[0])) == "0 of 1 rows are not ok."
+
+
+@pytest.mark.parametrize("status", ["ok", "crashed"])
+def test_all_findings_in_their_order(status: str) -> None:
+    """Of the benches that were asked for, also where nothing came of it; a row without a time counts for none."""
+    rows = [
+        one("routing", "torch", status=status, speedup=1.0, median_us=9.0), one("routing", "torch", speedup=9.0),
+        one("pack", "torch", status=status, speedup=1.0, median_us=1.0, flops=0, share_of_copy=0.5),
+    ]  # fmt: skip
+    found = findings.findings(frame(*rows))
+    measured = status == "ok"
+    only = "only the baseline torch ran (1 cell); speed-ups: not measured." if measured else "not measured."
+    assert found[:-6] == [
+        f"pack: {only}",
+        *(["pack: the highest median share of the measured copy bandwidth is torch's, 50.0% (at most 50.0%); medians over cells."] * measured),
+        f"routing: {only}", "Where the time of routing goes: not measured.",
+    ]  # fmt: skip
+    begins = (
+        "Cost of skew", "What a capacity factor drops", "Time with a capacity factor", "Noise", f"Cautions: of {2 * measured} measured rows",
+        f"{0 if measured else 2} of 3 rows are not ok",
+    )  # fmt: skip
+    assert all(text.startswith(begin) for text, begin in zip(found[-6:], begins, strict=True)), found[-6:]
