@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -362,8 +363,8 @@ def test_ended_children_are_collected(children) -> None:
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_what_is_imported_beforehand(gpu, monkeypatch) -> None:
-    """What is installed of the table, without what is of no use here or might initialise CUDA."""
-    asked, environ = [], {}
+    """What is installed of the tables, without what is of no use here or might initialise CUDA; and Triton's key, for kernels."""
+    asked, environ, keys = [], {}, []
 
     def import_(name):
         asked.append(name)
@@ -374,8 +375,12 @@ def test_what_is_imported_beforehand(gpu, monkeypatch) -> None:
         one.setattr(os, "environ", environ)
         one.setattr(os.path, "exists", {"/dev/nvidiactl": gpu}.__getitem__)
         one.setattr(server, "__import__", import_, raising=False)
+        one.setitem(sys.modules, "triton.runtime.cache", types.SimpleNamespace(triton_key=lambda: keys.append(1)))
         server.preload()
-    assert asked == [name for name in server._PRELOAD if name != ("torch._dynamo" if gpu else "cutlass")]
+        one.delitem(sys.modules, "triton.runtime.cache")
+        server.preload()  # where Triton is not installed
+    assert asked[: len(asked) // 2] == [*server._PRELOAD, *(server._OF_GPU if gpu else server._OF_CPU)]
+    assert ("cutlass" in asked) == gpu != ("torch._dynamo" in asked) and len(keys) == gpu
     assert environ == {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 

@@ -38,11 +38,8 @@ def preload() -> None:
     for name in _PRELOAD + (_OF_GPU if gpu else _OF_CPU):
         with contextlib.suppress(ImportError):
             __import__(name)
-    if gpu:
-        with contextlib.suppress(ImportError):
-            from triton.runtime.cache import triton_key
-
-            triton_key()  # a hash of all of Triton's files, remembered; the first kernel would wait 0.4 s for it
+    if gpu and (cache := sys.modules.get("triton.runtime.cache")):
+        cache.triton_key()  # a hash of all of Triton's files, remembered; the first kernel would wait 0.4 s for it
 
 
 def receive(connection: socket.socket) -> tuple[dict, list[int]]:
