@@ -69,6 +69,15 @@ FP8_PACKS = {
     "blocks_of_64": ("fp8_block64", 9, 300, 8, 2, 0.7, "padded"),
     "blocks_of_no_power_of_two": ("fp8_block48", 9, 300, 8, 3, None, "compact"),
 }
+# name: tokens, hidden, intermediate, experts, top_k, capacity factor, skew, layout. In fp16, like the routers
+EXPERTS = {
+    "low_tiles": (9, 40, 24, 5, 2, None, 0.5, "compact"),
+    "one_token": (1, 16, 16, 7, 3, None, 0.0, "compact"),
+    "every_expert": (4, 130, 70, 4, 4, None, 0.0, "block64"),
+    "whole_tiles": (96, 128, 256, 3, 2, None, 0.3, "compact"),
+    "odd_and_dropped": (300, 33, 65, 3, 1, 0.7, 1.0, "padded"),
+    "everything_on_one_expert": (150, 64, 48, 4, 1, None, 1.7, "block128"),
+}
 # Formats that the table does not have: a line of it is all that a new group size takes.
 MORE_FORMATS = (
     formats.Format("fp8_block64", "float8_e4m3fn", 8, 2.0**-4, 448.0, 2.0**-6, group=64, scale="float32"),
@@ -115,6 +124,8 @@ def check_by_definition(cell: Cell, calls: int = 1) -> None:
     """Run the Triton implementation of a cell's bench; AssertionError where its definition finds fault in the last call."""
     definition = BENCHES[cell.bench].definition()
     inputs = definition.build(cell, cell.seed, "cpu")
+    if hasattr(definition, "shared"):
+        inputs |= definition.shared(cell, cell.seed, "cpu")
     outputs = definition.empty_outputs(cell, inputs)
     if cell.bench == "pack" and cell.tokens:
         inputs["x"][cell.tokens // 2] = 0
@@ -167,6 +178,11 @@ if __name__ == "__main__":
         shape = {"tokens": tokens, "experts": experts, "top_k": top_k, "layout": layout}
         check_by_definition(cell_of("permute", capacity_factor=factor, **shape).but(skew=skew))
         print("ok permute", case, flush=True)
+    for case, (tokens, hidden, intermediate, experts, top_k, factor, skew, layout) in EXPERTS.items():
+        shape = {"tokens": tokens, "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k}
+        cell = cell_of("experts", dtype="fp16", layout=layout, capacity_factor=factor, **shape).but(skew=skew)
+        check_by_definition(cell, calls=2)
+        print("ok experts", case, flush=True)
     for case in CASES:
         check(case)
         print("ok", case, flush=True)

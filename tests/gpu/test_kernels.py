@@ -25,7 +25,7 @@ from moe_routing_bench.store.platforms import missing
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():  # as a whole: hundreds of tests need not be collected
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
-STAGES = ("gate", "router", "permute", "pack", "combine")
+STAGES = ("gate", "router", "permute", "pack", "experts", "combine")
 OURS = ("triton", "cute", "matmul_cute")
 KERNELS = [(bench, way.name) for bench in STAGES for way in BENCHES[bench].implementations if way.name in OURS]
 CHUNKS, EXAMPLES = 8, 25  # random shapes a kernel: 200, in parts that can run side by side (pytest -n 8)
@@ -62,8 +62,9 @@ def cell_of(bench: str, tokens, hidden, experts, top_k, factor, skew, layout, dt
     every = {
         "tokens": tokens, "hidden": hidden, "experts": experts, "top_k": top_k, "skew": skew, "layout": layout, "dtype": dtype,
         "capacity_factor": 1.25 if layout == "padded" and factor is None else factor, "packed": packed, "router": router, "seed": seed,
+        "intermediate": hidden and hidden // 2 + 5, "weights": dtype,
     }  # fmt: skip
-    base = expand.cell_of(bench, tokens=8, hidden=8, experts=8, top_k=2)
+    base = expand.cell_of(bench, tokens=8, hidden=8, intermediate=8, experts=8, top_k=2)
     return base.but(**{axis: value for axis, value in every.items() if axis in dict(base.values)})
 
 
@@ -86,6 +87,8 @@ def run(cell: Cell, name: str, twice: bool = True, change=lambda inputs: None) -
     bench = BENCHES[cell.bench]
     definition = bench.definition()
     inputs = definition.build(cell, cell.seed, "cuda")
+    if hasattr(definition, "shared"):
+        inputs |= definition.shared(cell, cell.seed, "cuda")
     change(inputs)
     expected = definition.reference(cell, inputs)
     kept = {key: value.clone() for key, value in inputs.items()}
@@ -112,6 +115,21 @@ def run(cell: Cell, name: str, twice: bool = True, change=lambda inputs: None) -
 @pytest.mark.parametrize(("bench", "name"), KERNELS)
 def test_edge_cases(bench, name, edge):
     run(cell_of(bench, *EDGES[edge]), name)
+
+
+@pytest.mark.parametrize("name", ["triton", "triton_gather"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 64, 8, 2, None, 0.0, None, "bf16"),
+        (300, 72, 60, 4, 0.7, 1.0, None, "fp16"),
+        (777, 2048, 128, 8, None, 0.0, None, "bf16"),
+        (4096, 1024, 8, 2, 1.25, 1.7, None, "bf16"),
+    ],
+)
+def test_layers(shape, name):
+    """Stages that are ours, or fused."""
+    run(cell_of("layer", *shape), name)
 
 
 @pytest.mark.parametrize(

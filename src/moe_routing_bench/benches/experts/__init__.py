@@ -14,6 +14,7 @@ BENCH = Bench(
         Implementation("torch_loop", "torch_loop"),
         Implementation("torch_bmm", "torch_bmm"),
         Implementation("torch_grouped_mm", "torch_grouped_mm"),
+        Implementation("triton", "triton_experts", requires=("cuda", "triton")),
     ),
     reads=("packed", "scales", "offsets", "w13", "w2"),
     writes=("y",),

@@ -11,7 +11,9 @@ STAGES = (
 )
 _LOOP, _BMM, _GROUPED = ({"experts": f"torch_{way}"} for way in ("loop", "bmm", "grouped_mm"))
 _ROUTING = [stage.name for stage in STAGES if stage.name != "experts"]
-_COMPILED, _TRITON, _CUTE = (_GROUPED | dict.fromkeys(_ROUTING, name) for name in ("torch_compile", "triton", "cute"))
+_COMPILED, _CUTE = (_GROUPED | dict.fromkeys(_ROUTING, name) for name in ("torch_compile", "cute"))
+_TRITON = dict.fromkeys((*_ROUTING, "experts"), "triton")
+_GATHER = dict.fromkeys(("router", "permute", "combine"), "triton") | {"pack+experts": "experts.triton_gather"}
 
 BENCH = Bench(
     name="layer",
@@ -28,6 +30,7 @@ BENCH = Bench(
         Implementation("torch_gather_loop", layout="compact", parts={"pack+experts": "experts.torch_gather_loop"}),
         Implementation("torch_compile", requires=("compiler",), layout="compact", parts=_COMPILED),
         Implementation("triton", requires=("cuda", "triton"), layout="compact", parts=_TRITON),
+        Implementation("triton_gather", requires=("cuda", "triton"), layout="compact", parts=_GATHER),
         Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
     ),
     reads=("logits", "bias", "x", "w13", "w2"),

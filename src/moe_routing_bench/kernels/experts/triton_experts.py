@@ -1,0 +1,179 @@
+"""Experts in Triton: two grouped matrix products over rows sorted by expert, with SwiGLU in the epilogue of the first.
+
+Strategy: a program computes a tile of an expert's rows and some columns. Which expert and rows its number stands for, it
+finds from the offsets, so nothing is read on the host and no row is padded: the grid is as large as any routing can need,
+and programs without a tile end at once. The first product holds a gate and an up tile of sums, and writes silu(gate) * up,
+rounded once. Rows may be gathered through `order` as they are loaded (`triton_gather`), so that no packed copy is needed.
+With few rows per expert, tiles are low and steps along the inner dimension long: then the weights' bytes set the time.
+
+FLOPs: 6 R H I for R rows; floor at Qwen3-30B-A3B, T=16384 (R=131072, H=2048, I=768): 1.24 TFLOP, 1.6 ms at 780 TFLOP/s and
+1.9 ms at the 660 TFLOP/s that the power limit leaves. Bytes: the weights of every expert that has a row, once; at T=64
+(E=128) 1.2 GB, 0.28 ms at 4.25 TB/s.
+
+Invariant: a row is written by the programs of its own expert alone; rows of no expert are neither read nor written.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from moe_routing_bench.kernels.experts import Experts
+from moe_routing_bench.kernels.experts.swiglu import mixed_formats
+
+MOST_STAGES = 4
+LEAST_SHARED = 99 << 10  # bytes of shared memory that a program may have on any GPU since compute capability 8.0
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """What a program computes, and how: rows x columns of the result, `step` elements of the inner dimension at a time."""
+
+    rows: int
+    columns: int
+    step: int
+    warps: int
+    stages: int
+
+
+@triton.jit
+def locate(offsets_ptr, tile, experts, SPAN: tl.constexpr, ROWS: tl.constexpr):
+    """Of the tile of that number: its expert (at least `experts` where there is no such tile), its first row, the expert's end."""
+    expert = tl.arange(0, SPAN)
+    first = tl.load(offsets_ptr + expert, mask=expert < experts, other=0)
+    end = tl.load(offsets_ptr + expert + 1, mask=expert < experts, other=0)
+    tiles = (end - first + ROWS - 1) // ROWS
+    mine = tl.sum((tl.cumsum(tiles, 0) <= tile).to(tl.int32), 0)
+    before = tl.sum(tl.where(expert < mine, tiles, 0), 0)
+    row = tl.sum(tl.where(expert == mine, first, 0), 0) + (tile - before) * ROWS
+    return mine, row, tl.sum(tl.where(expert == mine, end, 0), 0)
+
+
+@triton.jit
+def load_step(pointers, k, inside, K: tl.constexpr, STEP: tl.constexpr, WHOLE: tl.constexpr):
+    """A tile of operands along the inner dimension; `inside` says which columns are real, where not all tiles are whole."""
+    if WHOLE and K % STEP == 0:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=inside & (k < K), other=0.0)
+
+
+@triton.jit
+def grouped_kernel(
+    x_ptr,
+    order_ptr,
+    offsets_ptr,
+    w_ptr,
+    out_ptr,
+    experts,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GATED: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """One program: a tile of out (R, N) = x (R, K) w^T for the expert of its rows, w (E, N, K).
+
+    GATED: w is (E, 2 N, K), the gate above the up projection, and out is silu(gate) * up. TOP_K above 0: row r of x is the
+    token order[r] // TOP_K of x (T, K).
+    """
+    parts: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
+    program = tl.program_id(0)
+    expert, first, end = locate(offsets_ptr, program // parts, experts, SPAN, ROWS)
+    if expert < experts:
+        row = first + tl.arange(0, ROWS)
+        source = tl.minimum(row, end - 1)  # what rows beyond the expert's hold is computed, but not written
+        if TOP_K > 0:
+            source = tl.maximum(tl.load(order_ptr + source), 0) // TOP_K  # as are padding rows, from any token
+        column = program % parts * COLUMNS + tl.arange(0, COLUMNS)
+        k = tl.arange(0, STEP)
+        x_at = x_ptr + source.to(tl.int64)[:, None] * K + k[None, :]
+        wide: tl.constexpr = 2 * N if GATED else N
+        w_at = w_ptr + (expert.to(tl.int64) * wide + column)[None, :] * K + k[:, None]
+        whole: tl.constexpr = N % COLUMNS == 0
+        sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+        up = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in range(0, K, STEP):
+            x = load_step(x_at + start, start + k[None, :], True, K, STEP, True)
+            w = load_step(w_at + start, start + k[:, None], (column < N)[None, :], K, STEP, whole)
+            sums = tl.dot(x, w, sums)
+            if GATED:
+                w = load_step(w_at + N * K + start, start + k[:, None], (column < N)[None, :], K, STEP, whole)
+                up = tl.dot(x, w, up)
+        if GATED:
+            sums = sums * tl.sigmoid(sums) * up
+        written = (row < end)[:, None] & (column < N)[None, :]
+        out_at = out_ptr + row.to(tl.int64)[:, None] * N + column[None, :]
+        tl.store(out_at, sums.to(out_ptr.dtype.element_ty), mask=written)
+
+
+def choose(rows_per_expert: float, gated: bool, shared_bytes: int) -> Tiling:
+    """The tiling for so many rows per expert in the mean: 128 rows high where there are as many, else as low as tensor cores go."""
+    rows = min(128, max(16, triton.next_power_of_2(int(rows_per_expert))))
+    if rows >= 64:
+        columns, step, warps = 128 if gated else 256, 64, rows // 16
+    else:
+        columns, step, warps = 64, 128, 4
+    stage = 2 * step * (rows + (2 if gated else 1) * columns)  # bytes
+    return Tiling(rows, columns, step, warps, max(2, min(MOST_STAGES, shared_bytes // stage)))
+
+
+def unsupported(problem: Experts) -> str | None:
+    """Why this problem cannot run, or None."""
+    if problem.packed not in ("bf16", "fp16"):
+        return f"takes bf16 and fp16 rows, not {problem.packed}: tensor cores round float32"
+    return mixed_formats(problem)
+
+
+def bind(
+    problem: Experts, *, packed: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor
+) -> Callable[[], None]:
+    """Bind packed (R, H), offsets (E + 1,) int32, w13 (E, 2 I, H), w2 (E, H, I), all contiguous -> y (R, H)."""
+    return launcher(packed, packed, 0, offsets, w13, w2, y)
+
+
+def launcher(
+    x: Tensor, order: Tensor, top_k: int, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor
+) -> Callable[[], None]:
+    """Both launches -> y (R, H). Row r is x[r], or x[order[r] // top_k] with `top_k` above 0."""
+    activated = torch.empty((len(y), w2.shape[2]), dtype=y.dtype, device=y.device)
+    up = _launch(x, order, top_k, offsets, w13, activated, gated=True)
+    down = _launch(activated, order, 0, offsets, w2, y, gated=False)
+
+    def run() -> None:
+        up()
+        down()
+
+    return run
+
+
+def _launch(
+    x: Tensor, order: Tensor, top_k: int, offsets: Tensor, w: Tensor, out: Tensor, gated: bool
+) -> Callable[[], None]:
+    """One product, compiled and loaded: neither may happen while a CUDA graph is captured."""
+    (rows, n), experts = out.shape, len(w)
+    tiling = choose(rows / experts, gated, _shared_bytes(out.device))
+    tiles = rows // tiling.rows + min(experts, rows)  # the most: the rows of each expert may leave one that is not full
+    grid = (tiles * triton.cdiv(n, tiling.columns),)
+    arguments = (
+        *(x, order, offsets, w, out, experts, n, x.shape[1], gated, top_k, triton.next_power_of_2(experts)),
+        *(tiling.rows, tiling.columns, tiling.step),
+    )
+    options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
+    if not triton.knobs.runtime.interpret:
+        _ = grouped_kernel.warmup(*arguments, grid=grid, **options).run
+    return functools.partial(grouped_kernel[grid], *arguments, **options)
+
+
+@functools.cache
+def _shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program may have."""
+    if device.type != "cuda":
+        return LEAST_SHARED
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin

@@ -1,0 +1,29 @@
+"""pack and experts fused, in Triton: the first product gathers token rows as it loads them; no packed copy is written or read.
+
+Saves 2 R H elements of traffic, at T=16384, k=8, H=2048 in bf16 1.07 GB, 0.25 ms at 4.25 TB/s; each column tile gathers its
+rows anew, mostly from the L2 cache.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from moe_routing_bench.kernels.experts import Experts, triton_experts
+from moe_routing_bench.kernels.layer import Layer
+
+
+def unsupported(problem: Layer) -> str | None:
+    """Why it cannot run, or None."""
+    if problem.packed != problem.dtype:
+        return f"rows that are never packed cannot be {problem.packed}"
+    formats = (problem.dtype, problem.packed, problem.weights)
+    return triton_experts.unsupported(
+        Experts(0, problem.hidden, problem.intermediate, problem.layout.experts, *formats)
+    )
+
+
+def bind(
+    problem: Layer, *, x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor
+) -> Callable[[], None]:
+    """Bind x (T, H), order (R,) int32, offsets (E + 1,) int32, w13 (E, 2 I, H), w2 (E, H, I) -> y (R, H)."""
+    return triton_experts.launcher(x, order, problem.layout.top_k, offsets, w13, w2, y)
