@@ -212,3 +212,19 @@ def test_what_a_fused_part_shows_is_checked(monkeypatch):
     wrong = {"packed": tensors["packed"] + 1}
     assert check(hidden | wrong).error.startswith("pack: packed: ") and check(tensors | wrong).error
     assert check({name: one for name, one in (hidden | wrong).items() if name != "x"}).error.startswith("experts: y: ")
+
+
+@pytest.mark.parametrize("form", ["eager", "batched_mm", "grouped_mm"])
+@pytest.mark.parametrize("shape", [{"dtype": "bf16"}, {"dtype": "bf16", "tokens": 1, "skew": 1.0}])
+def test_layers_of_transformers(form, shape):
+    """Right in every form, in one part after the router; a capacity limit they do not have."""
+    pytest.importorskip("transformers")
+    cell, name = cell_of("layer", **SHAPE | shape), f"transformers_{form}"
+    bench, definition = BENCHES["layer"], BENCHES["layer"].definition()
+    inputs = definition.build(cell, 3, "cpu") | definition.shared(cell, 3, "cpu")
+    call = bench.bind(name, cell, inputs | definition.empty_outputs(cell, inputs))
+    assert [stage for stage, _ in call.stages] == ["router", "permute+pack+experts+combine"]
+    found = bench.check(name, cell, inputs, call(), definition.reference(cell, inputs))
+    assert found.error is None and 0 < found.rel_l2_error < found.tolerance
+    limited = cell_of("layer", **SHAPE | shape | {"capacity_factor": 1.25})
+    assert bench.supports(name, limited) == "permute+pack+experts+combine: transformers' experts have no capacity limit"

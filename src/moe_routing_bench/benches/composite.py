@@ -176,7 +176,8 @@ def _binder(
     problem, operands = bench.definition().problem(cell), (*part.reads(), *part.writes())
 
     def bind_fused(tensors: Mapping[str, Tensor]) -> Callable[[], Any]:
-        return _fused(part).bind(problem, **{name: tensors[name] for name in operands if name in tensors})
+        given = {name: tensors[name] for name in operands if name in tensors}
+        return _fused(part).bind(problem, **given, **implementation.options)
 
     return bind_fused
 
@@ -202,7 +203,8 @@ def _unsupported(bench: Bench, part: Part, cell: Cell, implementation: Implement
     if len(part.stages) == 1:
         return find(part.stages[0].bench).supports(part.way, _cell(cell, part.stages[0], implementation))
     module = _fused(part)
-    return module.unsupported(bench.definition().problem(cell)) if hasattr(module, "unsupported") else None
+    problem = bench.definition().problem(cell)
+    return module.unsupported(problem, **implementation.options) if hasattr(module, "unsupported") else None
 
 
 def _cell(cell: Cell, stage: Stage, implementation: Implementation) -> Cell:

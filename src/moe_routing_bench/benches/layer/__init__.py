@@ -1,6 +1,6 @@
 """layer: routing around SwiGLU experts with real weights for every expert."""
 
-from moe_routing_bench.benches.bench import Bench, Implementation, Stage
+from moe_routing_bench.benches.bench import Bench, Implementation, Peer, Stage
 
 STAGES = (
     Stage("router", "gate", values={"dtype": "fp32"}),
@@ -14,6 +14,18 @@ _ROUTING = [stage.name for stage in STAGES if stage.name != "experts"]
 _COMPILED, _CUTE = (_GROUPED | dict.fromkeys(_ROUTING, name) for name in ("torch_compile", "cute"))
 _TRITON = dict.fromkeys((*_ROUTING, "experts"), "triton")
 _GATHER = dict.fromkeys(("router", "permute", "combine"), "triton") | {"pack+experts": "experts.triton_gather"}
+_THEIRS = {"permute+pack+experts+combine": "layer.transformers_experts"}
+_TRANSFORMERS = [
+    Implementation(
+        f"transformers_{form}",
+        layout="compact",
+        parts=_THEIRS,
+        options={"form": form},
+        peer=Peer("transformers", "transformers", "pip install -e '.[peers]'"),
+        declares=("rounded_sums",) if form == "eager" else (),
+    )
+    for form in ("eager", "batched_mm", "grouped_mm")
+]
 
 BENCH = Bench(
     name="layer",
@@ -32,6 +44,7 @@ BENCH = Bench(
         Implementation("triton", requires=("cuda", "triton"), layout="compact", parts=_TRITON),
         Implementation("triton_gather", requires=("cuda", "triton"), layout="compact", parts=_GATHER),
         Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
+        *_TRANSFORMERS,
     ),
     reads=("logits", "bias", "x", "w13", "w2"),
     writes=("combined",),

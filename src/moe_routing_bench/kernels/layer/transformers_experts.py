@@ -1,0 +1,49 @@
+"""permute, pack, experts and combine as the transformers library does them: an experts module of it with one of its forms.
+
+`eager` loops over the experts that have tokens and adds their rows in the tokens' format; `batched_mm` copies the weights of every
+assignment's expert, which is meant for few tokens; `grouped_mm` sorts the assignments. The module is that of Qwen3-MoE, with the
+weights of the cell. The library's routers hand over ids of 64 bits; ours are converted in every call, which is part of this
+peer's time (T k elements).
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+
+from moe_routing_bench.kernels.layer import Layer
+
+
+def unsupported(problem: Layer, form: str) -> str | None:
+    """Why it cannot run, or None."""
+    if problem.layout.capacity is not None:
+        return "transformers' experts have no capacity limit"
+    if not problem.dtype == problem.packed == problem.weights:
+        return (
+            f"takes tokens, rows and weights of one format, not {problem.dtype}, {problem.packed} and {problem.weights}"
+        )
+    if form == "grouped_mm" and (problem.hidden % 8 or problem.intermediate % 8):
+        return "torch.nn.functional.grouped_mm needs hidden and intermediate that are multiples of 8 (16 bytes)"
+    return None
+
+
+def bind(
+    problem: Layer, *, form: str, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor
+) -> Callable[[], dict[str, Tensor]]:  # fmt: skip
+    """Bind x (T, H), topk_ids (T, k), topk_weights (T, k) float32, w13 (E, 2 I, H), w2 (E, H, I); the call returns combined (T, H).
+
+    The library allocates its result, so a bound `combined` is not written.
+    """
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+    sizes = {"num_experts": len(w2), "hidden_size": problem.hidden, "moe_intermediate_size": problem.intermediate}
+    with torch.device("meta"):
+        module = Qwen3MoeExperts(SimpleNamespace(**sizes, hidden_act="silu", _experts_implementation=form))
+    module.gate_up_proj, module.down_proj = (nn.Parameter(w, requires_grad=False) for w in (w13, w2))
+
+    def run() -> dict[str, Tensor]:
+        with torch.no_grad():
+            return {"combined": module(x, topk_ids.long(), topk_weights)}
+
+    return run
