@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from rows import BAD, rows
 
+from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import FIGURES, grouping
 from moe_routing_bench.report.columns import COLUMNS
@@ -56,7 +57,8 @@ def test_costs_compare_rows_of_one_card():
     apart = ok.assign(gpu_uuid="GPU-" + ok["skew"].astype(str))
     assert "at skew 1.4 over 0" in cost_of_skew(ok) and "comparable" not in cost_of_skew(ok)
     assert "over 0" not in cost_of_skew(apart)
-    assert "layer 14 pairs not comparable: measured on different cards" in cost_of_skew(apart)
+    pairs = 2 * len(BENCHES["layer"].implementations)  # at two sizes
+    assert f"layer {pairs} pairs not comparable: measured on different cards" in cost_of_skew(apart)
     some = ok.assign(gpu_uuid=ok["gpu_uuid"].where(ok["skew"] < 1, "GPU-2"))
     assert "pack at skew 0.7 over 0" in cost_of_skew(some) and "and 8 pairs not comparable" in cost_of_skew(some)
     cpu = rows(gpu=False).query(some_benches)
