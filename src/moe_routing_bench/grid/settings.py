@@ -25,7 +25,7 @@ class Settings:
     turn_seconds: Annotated[
         Amount,
         "time that an implementation keeps the GPU busy before its samples count, where the power limit sets the clock",
-    ] = 0.5
+    ] = 1.0
     wall_calls: Annotated[Count, "calls that are timed by the wall clock"] = 10
     timeout: Annotated[Amount, "silence of the worker after which the implementation at work has hung"] = 120.0
     set_limit: Annotated[Count, "most input and output sets that are rotated to keep the L2 cache cold"] = 256

@@ -18,6 +18,7 @@ from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.verify import verify
 
 _LONG_BLOCK_US = 25_000.0
+_LIMITED_BLOCK_US = 100_000.0  # under the power limit the clock swings within a third of a second (H200)
 Guarded = Callable[[str, str, Callable[[], object]], bool]  # (implementation, step, action) -> whether it went well
 
 
@@ -52,7 +53,9 @@ def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guar
     for the next one, and times depend on the company: each is then timed in a state of its own.
     """
     limited = (
-        heavy and gpu is not None and any(_kept_busy(one, job.settings.turn_seconds, gpu.power_capped) for one in alive)
+        heavy
+        and gpu is not None
+        and any(_kept_busy(one, job.settings.turn_seconds, gpu.power_capped, True) for one in alive)
     )
     stop = (_long_turns if limited else _rounds)(job, alive, sets, gpu, guarded)
     for one in alive:
@@ -101,7 +104,7 @@ def _long_turns(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded:
     """Two long turns of each, the second time in the opposite order; says so.
 
     A turn begins with `turn_seconds` of the same work, untimed. Before a block that nobody can foresee, in one of its two turns, an
-    implementation is checked, and kept busy for half of that again. Blocks are long, because the clock swings under the limit.
+    implementation is checked, and kept busy for half of that again. Blocks are long, and longer where the limit bound in that turn.
     """
     settings, entries = job.settings, _entries(alive)
     order = random.Random(job.hash).sample(entries, len(entries))
@@ -109,12 +112,13 @@ def _long_turns(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded:
     surprises = {id(entry): secrets.randbelow(2 * blocks) for _, entry in entries}
 
     def turn(entry: Candidate) -> None:
-        _kept_busy(entry, settings.turn_seconds)
+        _kept_busy(entry, settings.turn_seconds / 2)  # until the heat of the one before is gone
+        limited = _kept_busy(entry, settings.turn_seconds / 2, gpu.power_capped)
         for _ in range(blocks):
             if len(entry.blocks) == surprises[id(entry)]:
                 verify(job, entry, sets)
                 _kept_busy(entry, settings.turn_seconds / 2)
-            _block(entry, gpu, 1, _LONG_BLOCK_US)
+            _block(entry, gpu, 1, _LIMITED_BLOCK_US if limited else _LONG_BLOCK_US)
 
     for ordered in (order, order[::-1]):
         _each(alive, ordered, guarded, "sampling", turn)
@@ -135,14 +139,13 @@ def _each(
             alive.remove(one)
 
 
-def _kept_busy(one: Candidate, seconds: float, found: Callable[[], bool] = lambda: False) -> bool:
-    """Take samples that nobody counts for so long, or until `found`; returns whether it was."""
-    end = perf_counter() + seconds
-    while perf_counter() < end:
+def _kept_busy(one: Candidate, seconds: float, seen: Callable[[], bool] = lambda: False, stop: bool = False) -> bool:
+    """Take samples that nobody counts for so long, with `stop` until `seen` at most; returns whether it ever was."""
+    end, ever = perf_counter() + seconds, False
+    while perf_counter() < end and not (stop and ever):
         one.timer.sample()
-        if found():
-            return True
-    return False
+        ever = seen() or ever
+    return ever
 
 
 def _block(entry: Candidate, gpu: Any, least: int, least_us: float = 0.0) -> None:
