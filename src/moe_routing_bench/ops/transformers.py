@@ -1,0 +1,52 @@
+"""Our operators around the experts of the transformers library: `register`, then
+``model.set_experts_implementation("moe_routing_bench")``.
+
+Token rows are grouped by `ops.permute` and `ops.pack`, multiplied by `torch.nn.functional.grouped_mm`, and summed by
+`ops.combine`; what a model computes between its two products stays its own. Read from transformers 5.17 to 5.23,
+``integrations/moe.py``.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moe_routing_bench import ops
+from moe_routing_bench.errors import bad
+
+NAME = "moe_routing_bench"
+
+
+def register() -> str:
+    """Make the library know `experts` as an experts implementation; returns its name. Raises `UserError` without the library."""
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise bad("transformers", "not installed", "transformers 5.17 or later", "pip install -e '.[peers]'") from error
+    ALL_EXPERTS_FUNCTIONS.register(NAME, experts)
+    return NAME
+
+
+def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """The experts of `module` on hidden_states (T, H), top_k_index (T, k) and top_k_weights (T, k) -> (T, H).
+
+    `module` is what the library's ``use_experts_implementation`` decorates. Ids outside its experts take no part.
+    """
+    ids = top_k_index.to(torch.int32)
+    _, offsets, order, inverse = ops.permute(ids, module.num_experts)
+    rows = ops.pack(hidden_states, order, inverse)
+    expert = ids.flatten()[order.clamp_min(0)].clamp(0, module.num_experts - 1) if module.has_bias else None
+    inner = _product(module, "gate_up_proj" if module.has_gate else "up_proj", rows, offsets, expert)
+    inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+    y = _product(module, "down_proj", inner, offsets, expert)
+    if getattr(module, "has_post_expert_norm", False):
+        y = module.post_expert_norm(y)
+    return ops.combine(y, inverse, top_k_weights.to(torch.float64 if y.dtype == torch.float64 else torch.float32))
+
+
+def _product(module: Any, name: str, rows: Tensor, offsets: Tensor, expert: Tensor | None) -> Tensor:
+    """rows (R, K) times the weights of each row's expert (R,), and its bias where `expert` is given."""
+    weight = getattr(module, name)
+    out = F.grouped_mm(rows, weight if module.is_transposed else weight.transpose(1, 2), offs=offsets[1:])
+    return out if expert is None else out + getattr(module, f"{name}_bias")[expert]
