@@ -8,8 +8,9 @@ from matplotlib.patches import Patch
 
 from moe_routing_bench.figures import grouping, style
 
-MOST_BARS = 18
+MOST_BARS = 24
 TITLE = "Where the time goes: share of the stages' times"
+_LEGEND_COLUMNS = 5
 _HATCHES = ("//", "\\\\", "..", "++")  # of the second and later stages of a fused part
 
 
@@ -23,7 +24,7 @@ def draw(table: pd.DataFrame) -> Figure:
         return style.finish(figure, TITLE, rows)
     found = [(bench, rows[rows["bench"] == bench]) for bench in grouping.COMPOSITES if bench in set(rows["bench"])]
     shown = {bench: choose(group) for bench, group in found}
-    heights = [len(one) + 5 for one in shown.values()]
+    heights = [len(one) + 6 for one in shown.values()]
     figure, panels = style.canvas(len(found), 1, 11, 0.3 * sum(heights), height_ratios=heights)
     for axes, (bench, group) in zip(panels, found, strict=True):
         left_out = len(group) - len(shown[bench])
@@ -61,11 +62,11 @@ def _panel(axes: Axes, shown: pd.DataFrame, title: str) -> None:
     axes.set_yticklabels(texts, fontsize=7)
     axes.invert_yaxis()
     axes.grid(False, axis="y")
-    axes.set_title(title, loc="left", fontsize=9)
     parts = ordered(part for value in shown["stage_us"] for part in style.stages(value))
+    axes.set_title(title, loc="left", fontsize=9, pad=8 + 14 * -(-len(parts) // _LEGEND_COLUMNS))  # above the legend
     axes.legend(
         [patches(part) for part in parts], [_name(part) for part in parts], handler_map={tuple: HandlerTuple(1)}, handleheight=1.2,
-        ncols=6, loc="lower right", bbox_to_anchor=(1.0, 0.98), frameon=False, fontsize=8,
+        ncols=_LEGEND_COLUMNS, loc="lower left", bbox_to_anchor=(0.0, 0.99), borderpad=0, frameon=False, fontsize=8,
     )  # fmt: skip
 
 

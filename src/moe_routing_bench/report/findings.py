@@ -29,7 +29,7 @@ def fastest(ok: pd.DataFrame, bench: str) -> str:
     others = rows[rows["implementation"] != rows["baseline"]]
     if rows.empty:
         return f"{bench}: not measured."
-    base = BENCHES[bench].baseline
+    base = str(rows["baseline"].iloc[0])  # of the rows: older ones may have another than the bench has now
     if others.empty:
         return (
             f"{bench}: only the baseline {base} ran ({count(rows['cell'].nunique(), 'cell')}); speed-ups: not measured."

@@ -9,7 +9,7 @@ BENCH = Bench(
         *("tokens", "hidden", "intermediate", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace"),
         *("dtype", "packed", "weights", "layout", "model"),
     ),
-    baseline="torch_loop",
+    baseline="torch_grouped_mm",
     implementations=(
         Implementation("torch_loop", "torch_loop"),
         Implementation("torch_bmm", "torch_bmm"),

@@ -34,7 +34,7 @@ BENCH = Bench(
         *("tokens", "hidden", "intermediate", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace"),
         *("router", "dtype", "packed", "weights", "model"),
     ),
-    baseline="torch_loop",
+    baseline="torch_grouped_mm",
     implementations=(
         Implementation("torch_loop", layout="compact", parts=_LOOP),
         Implementation("torch_bmm", layout="padded", parts=_BMM),
