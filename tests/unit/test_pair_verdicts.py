@@ -132,18 +132,29 @@ def test_too_few_twins_have_no_false_verdict():
     assert verdicts.false_verdicts(run(np.random.default_rng(6), 5)) == (0, 0)  # four others are too few for a floor
 
 
+def columns(rows: pd.DataFrame) -> pa.Table:
+    """An Arrow table in which the columns of verdicts have their types and no values, and which holds another one."""
+    table = pa.Table.from_pandas(rows.assign(noise_floor=None, verdict=None, best_verdict=None, other="kept"), preserve_index=False)  # fmt: skip
+    for name, kind in {"noise_floor": pa.float64(), "verdict": pa.string(), "best_verdict": pa.string()}.items():
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, pa.field(name, kind), pa.nulls(len(rows), kind))
+    return table
+
+
 def test_verdicts_in_the_columns_of_a_table():
     """Of their own types, where there are any; what else the table holds stays as it is."""
-    rows = run(np.random.default_rng(3), 8, slower=2).assign(
-        noise_floor=None, verdict=None, best_verdict=None, other="kept"
-    )
-    fields = {"noise_floor": pa.float64(), "verdict": pa.string(), "best_verdict": pa.string()}
-    table = pa.Table.from_pandas(rows, preserve_index=False)
-    for name, kind in fields.items():
-        table = table.set_column(table.schema.get_field_index(name), pa.field(name, kind), pa.nulls(len(rows), kind))
+    table = columns(run(np.random.default_rng(3), 8, slower=2))
     found = verdicts.with_verdicts(table)
     assert found.schema.equals(table.schema) and found["other"].equals(table["other"])
     assert found["speedup"].equals(table["speedup"])
     expected = verdicts.judged(table.to_pandas())
     assert found["verdict"].to_pylist() == [None, "slower"] * 8 == found["best_verdict"].to_pylist()
     assert found["noise_floor"].to_pylist() == list(expected["noise_floor"])
+
+
+def test_columns_keep_their_types_without_a_verdict():
+    """Of too few twins: what is missing is null, not NaN."""
+    table = columns(run(np.random.default_rng(3), 4, slower=2))
+    found = verdicts.with_verdicts(table)
+    assert found.schema.equals(table.schema)
+    assert [found[name].null_count for name in ("noise_floor", "verdict", "best_verdict")] == [8, 8, 8]
