@@ -3,8 +3,10 @@
 import functools
 import math
 import os
+import time
 import types
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 import torch
@@ -220,6 +222,8 @@ def test_rates_are_exact():
     exact = functools.partial(pytest.approx, rel=1e-13)
     assert found["gb_per_s"] == exact(100) and found["tflops"] == exact(3) and found["roofline_us"] == exact(10)
     assert derived(GPU_ROW | {"flops": 10**8})["roofline_us"] == exact(25)
+    below = derived(GPU_ROW | {"flops": 4 * 10**13})["reason"]
+    assert below == "10.00 us is below the roofline of 10000000.00 us"
     without = {name: value for name, value in GPU_ROW.items() if name != "calibration_drift"}
     assert "suspect" not in derived(without), "a row without a calibration has no drift"
 
@@ -538,6 +542,7 @@ def simulated(clock, monkeypatch):
     def put(*states: dict[str, float]) -> Simulated:
         gpu, host = Simulated(list(states)), timers.HostTimer
         gpu.warm = iter((50.0, 10.0, 40.0, 20.0, 30.0, 1.0))
+        timed: list[Any] = []
         memory = {"held": 1000, "most": 9000, "reset": 0}
 
         def reset() -> None:
@@ -545,8 +550,9 @@ def simulated(clock, monkeypatch):
 
         def timer(calls, interval_us, device):
             assert device == "cuda" and interval_us == SETTINGS.interval_us
-            if len(calls) == 1:
+            if len(calls) == 1 and calls[0] in timed:
                 return types.SimpleNamespace(sample=lambda: next(gpu.warm))
+            timed.extend(calls)
             return host(calls, interval_us)
 
         def sets(job, definition, device):
@@ -584,6 +590,23 @@ def test_a_row_of_a_gpu(measured, simulated):
     assert gpu.asked == [("cuda", (1, 2), 64 * 32 * 4 + 128 * 4, 128 * 32 * 4)] and not gpu.sustained_for
 
 
+def test_one_set_is_enough(measured, simulated):
+    """Of the only draw of a cell."""
+    simulated(ON_A_GPU, ON_A_GPU)
+    settings = Settings(**vars(SETTINGS) | {"check_seeds": 1})
+    rows, _ = measured(Job(CELL, ("torch", "a"), settings), "cuda", a=lambda _: 100.0)
+    assert (rows["a"]["cold_sets"], rows["a"]["peak_memory_bytes"], rows["a"]["status"]) == (1, 500, "ok")
+
+
+def test_speed_ups_are_over_the_baseline_of_the_bench(measured, monkeypatch):
+    """And a measurement says how long all of it took."""
+    given, begin = [], time.perf_counter()
+    monkeypatch.setattr(outcome, "speedups", lambda alive, rows, baseline: given.append((len(alive), set(rows), baseline)))  # fmt: skip
+    rows, _ = measured(Job(CELL, ("torch", "a"), SETTINGS), a=lambda _: 100.0)
+    assert given == [(1, {"a"}, "torch")]
+    assert 0 < rows["a"]["measure_seconds"] <= time.perf_counter() - begin
+
+
 @pytest.mark.parametrize("name", ["copy_gb_per_s", "stream_gb_per_s"])
 @pytest.mark.parametrize(
     ("factors", "left", "drift", "mean"),
@@ -610,6 +633,31 @@ def test_a_drift_of_a_product_that_a_bench_does_not_do(measured, simulated):
     assert rows["a"]["calibration_drift"] == 0
 
 
+def test_a_product_that_a_bench_does_is_watched(simulated, monkeypatch):
+    """And a bench with products is heavy; its ceiling is no stream."""
+    states = [CEILINGS | {"peak_tflops": 4.0 * factor} for factor in (1.0, 1.06, 1.07)]
+    gpu, heavy, messages = simulated(*states), [], []
+    monkeypatch.setattr(worker, "sample", lambda *_, **given: heavy.append(given))
+    cell = cell_of("router", tokens=8, hidden=16, experts=4, top_k=2, dtype="fp32")
+    worker.run(Job(cell, ("torch",), SETTINGS), "cuda", [], messages.append)
+    assert heavy == [{"heavy": True}] * 2 and messages.count(("at", None, "calibration")) == 3
+    ((device, mix, read, write),) = gpu.asked
+    assert (device, mix) == ("cuda", None) and read > 0 < write
+
+
+def test_costs_are_those_of_the_first_draw(measured, monkeypatch):
+    """Of its inputs and its answers."""
+    job, given = Job(CELL, ("torch", "a"), SETTINGS), []
+    definition = supervisor.find("pack").definition()
+    monkeypatch.setattr(definition, "cost", lambda *arguments: given.append(arguments) or Cost(1, 2))
+    rows, _ = measured(job, a=lambda _: 100.0)
+    first = definition.build(CELL, CELL.seed, "cpu")
+    ((cell, inputs, _, expected),) = given
+    assert cell == CELL and all(inputs[name].equal(tensor) for name, tensor in first.items())
+    assert expected["packed"].equal(definition.reference(CELL, first)["packed"])
+    assert (rows["a"]["read_bytes"], rows["a"]["write_bytes"], rows["a"]["compulsory_bytes"]) == (1, 2, 3)
+
+
 @pytest.mark.parametrize("capped", [True, False])
 def test_long_turns_are_held_against_what_is_sustained(capped, measured, simulated, monkeypatch):
     """The rate of products after a turn's time, where any turn was long."""
@@ -626,6 +674,7 @@ def test_long_turns_are_held_against_what_is_sustained(capped, measured, simulat
     gpu.warm = iter([1.0] * 10)
     rows, _ = measured(Job(CELL, ("torch", "a", "b"), settings), "cuda", a=lambda _: 100.0, b=lambda _: 100.0)
     assert gpu.sustained_for == [0.25] * capped
+    assert all(row["copy_gb_per_s"] == 100 and row["calibration_drift"] == 0 for row in rows.values())
     assert {row.get("sustained_tflops") for row in rows.values()} == {3.0 if capped else None}
 
 
@@ -674,6 +723,8 @@ def test_stages_by_themselves(clock):
     assert found["stage_us"] == [("router", pytest.approx(40.0)), ("pack+combine", pytest.approx(3.0))]
     assert found["stage_timer"] == [("router", "wall"), ("pack+combine", "wall")]
     assert seen[:9] == [("router", i % 2) for i in range(9)] and len(seen) == 18
+    alone = [types.SimpleNamespace(stages=(("gate", lambda: None),))]
+    assert worker._stages(alone, Job(CELL, ("torch",), SETTINGS), "cpu")["stage_timer"] == [("gate", "wall")]
 
 
 def test_a_composite_says_what_its_stages_take():
