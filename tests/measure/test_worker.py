@@ -104,6 +104,7 @@ def test_a_row_of_constant_times(measured):
     assert (fast["cold_sets"], fast["cold"], fast["timer"]) == (2, None, "wall")
     assert fast["best_other"] == "slow" and fast["best_speedup"] == pytest.approx(2) and slow["best_speedup"] == pytest.approx(0.5)  # fmt: skip
     assert "speedup" not in fast, "the baseline did not run"
+    assert not {"warm_median_us", "peak_memory_bytes"} & fast.keys(), "of a GPU"
     assert fast["block_clocks_mhz"] == [None] * 5 == fast["block_powers_w"]
     assert {name: fast[name] for name in CEILINGS} == CEILINGS and fast["calibration_drift"] == 0
     assert (fast["read_bytes"] + fast["write_bytes"], fast["compulsory_bytes"], fast["flops"]) == (BYTES, BYTES, 0)
@@ -170,10 +171,14 @@ def test_settling(medians, settled, blocks):
     assert one.fields["settled"] is settled and next(samples, None) is None
 
 
-def test_a_long_call_has_short_blocks(measured):
-    """7 ms: one call of a sample, 2 samples of a block of at most 20 ms."""
-    rows, _ = measured(Job(CELL, ("torch", "a"), SETTINGS), a=lambda _: 7000.0)
-    assert (rows["a"]["calls_per_sample"], rows["a"]["samples"], rows["a"]["blocks"]) == (1, 10, 5)
+@pytest.mark.parametrize(
+    ("interval_us", "us", "calls", "samples"), [(950, 7000.0, 1, 2), (950, 25_000.0, 1, 1), (8000, 1000.0, 8, 2)]
+)
+def test_a_long_call_has_short_blocks(interval_us, us, calls, samples, measured):
+    """Of at most 20 ms, or of one sample: a sample has calls for its interval, five blocks have so many samples each."""
+    settings = Settings(**vars(SETTINGS) | {"interval_us": interval_us})
+    rows, _ = measured(Job(CELL, ("torch", "a"), settings), a=lambda _: us)
+    assert (rows["a"]["calls_per_sample"], rows["a"]["samples"], rows["a"]["blocks"]) == (calls, 5 * samples, 5)
 
 
 def test_a_drift_of_the_ceilings(measured, monkeypatch):
@@ -577,13 +582,15 @@ def simulated(clock, monkeypatch):
 ON_A_GPU = CEILINGS | {"stream_gb_per_s": 160.0}
 
 
-def test_a_row_of_a_gpu(measured, simulated):
+def test_a_row_of_a_gpu(measured, simulated, monkeypatch):
     """Its memory beyond what was held before, the median of five warm samples, its state; blocks have clocks and powers."""
+    monkeypatch.setattr(Sets, "cold", lambda sets, count: (len(sets), count))
     gpu = simulated(ON_A_GPU, ON_A_GPU)
     rows, _ = measured(Job(CELL, ("torch", "a"), SETTINGS), "cuda", a=lambda _: 100.0)
     row = rows["a"]
     assert (row["peak_memory_bytes"], row["warm_median_us"], gpu.memory["reset"]) == (500, 30.0, 1)
     assert (row["device"], row["gpu_name"], row["turns"]) == ("cuda", "a card", "short")
+    assert (row["cold_sets"], row["cold"]) == (2, (2, 2)), "it is asked of the sets that were in the rotation"
     assert row["block_clocks_mhz"] == [1980] * 5 and row["block_powers_w"] == [300.0] * 5
     assert row["stream_gb_per_s"] == 160 and row["calibration_drift"] == 0 and "sustained_tflops" not in row
     # a row of 32 elements of 4 bytes for each of 64 tokens and 128 assignments, and 128 indices
