@@ -92,7 +92,13 @@ def pairs(bench: str, rival: str, *times: tuple[float, float]) -> list[dict[str,
 def test_against_triton(bench) -> None:
     """In the geometric mean over the cells that both ran on one card."""
     apart = [row(bench, "triton", median_us=1.0, cell="x", tokens=9), row(bench, median_us=9.0, cell="x", tokens=9, gpu_uuid="GPU-2")]  # fmt: skip
-    rows = [*pairs(bench, "triton", (20, 10), (6, 10)), *apart, row(bench, "torch", median_us=0.1, cell="x", tokens=9)]
+    ours = row(bench, median_us=9.0, cell="y", tokens=0, top_k=99)  # a cell that triton did not run
+    rows = [
+        *pairs(bench, "triton", (20, 10), (6, 10)),
+        *apart,
+        ours,
+        row(bench, "torch", median_us=0.1, cell="x", tokens=9),
+    ]
     seen = "1.095x in the geometric mean of cells that differ in tokens, 0.60x to 2.00x"
     assert line(f"triton {bench}", *rows) == targets.Target(
         f"{bench}: speed of cute over triton", "≥ 1x, geometric mean", seen, 2, True
