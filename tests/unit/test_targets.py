@@ -216,6 +216,7 @@ def test_skewed_against_balanced() -> None:
     assert found(even, skewed[0] | {"median_us": 111.0}, skewed[1]).met is False
     assert found(even, skewed[0], skewed[1] | {"median_us": 89.0}).met is False
     assert found(even) is None and found(*skewed) is None and found(even, skewed[0] | {"skew": 2.0}) is None
+    assert found(even | {"gpu_uuid": "GPU-2"}, *skewed) == targets.Target(what, "within 10 %", APART, 2, None)
     assert found(even, skewed[0] | {"gpu_uuid": "GPU-2"}, skewed[1]) == targets.Target(
         what, "within 10 %", APART, 2, None
     )
