@@ -40,6 +40,19 @@ def test_a_change_beyond_the_floor(factor, verdict):
     assert len(found.worse(0.03)) == (len(table()) if factor == 1.1 else 0) and found.worse(0.12).empty
 
 
+def test_worse_by_more_than_a_share():
+    """Of the time before: exactly so much is not more; and what has lost its time is worse than any."""
+    rows = [
+        ("slower", 100.0, 150.0),
+        ("slower", 100.0, 151.0),
+        ("faster", 100.0, 200.0),
+        ("no longer ok", 100.0, np.nan),
+    ]
+    found = runs.Comparison(pd.DataFrame(rows, columns=["verdict", "before_us", "after_us"]))
+    assert list(found.worse(0.5).index) == [1, 3] and list(found.worse(0.49).index) == [0, 1, 3]
+    assert found.counts() == {"slower": 2, "faster": 1, "no longer ok": 1} and found.marks == []
+
+
 def test_the_device_s_own_drift_is_no_change():
     """A card whose copy is 10 % slower; for a bench with FLOPs the matrix product counts as well."""
     found = runs.compare(table(), table(1.08, copy_gb_per_s=3600.0))
