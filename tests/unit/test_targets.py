@@ -60,6 +60,8 @@ def test_shares_of_the_stream(bench, bar, text) -> None:
     seen = f"k=2: {bar:.1%} (of a stream as short: 98.5%); k=8: 97.0% to 98.0%"
     if bench == "combine":  # it reads neither a format nor a layout
         rows = rows[:-2]
+    else:
+        rows[0] |= {"dtype": "bf16", "packed": "bf16"}  # as if it were left out
     assert line(f"stream of {bench}", *rows) == targets.Target(what, asked, seen, 3, True)
     assert line(f"stream of {bench}", *rows[:2], rows[2] | {"share_of_stream": bar - 0.001}).met is False
     assert line(f"stream of {bench}", *rows[3:]) is None
