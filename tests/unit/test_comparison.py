@@ -68,6 +68,15 @@ def test_twins_set_the_floor():
         assert found.counts() == {verdict: len(table())}
 
 
+def test_the_floor_is_that_of_the_noisier_run():
+    """Whichever of the two it is; where the device moved more than either, it is that."""
+    quiet, noisy = table(twin_speedup=1.001), table(twin_speedup=1.05)
+    for pair in ((quiet, noisy), (noisy, quiet)):
+        assert runs.compare(*pair).rows["floor"].astype(float).tolist() == pytest.approx([np.log(1.05)] * len(quiet))
+    found = runs.compare(quiet, noisy.assign(copy_gb_per_s=quiet["copy_gb_per_s"] * 1.1)).rows
+    assert found["floor"].astype(float).tolist() == pytest.approx([np.log(1.1)] * len(quiet))
+
+
 def test_rows_of_one_run_only_and_lost_ones():
     """None is left out in silence, and what is no longer right is worse than slow."""
     before, after = table(), table()
@@ -79,6 +88,10 @@ def test_rows_of_one_run_only_and_lost_ones():
         {"ok now": 1, "no longer ok": 1, "only before": 1, "only after": 1},
     )
     assert list(found.worse(0.5)["reason"]) == ["NaN"]
+    cells = runs.compare(before.assign(cell="before").drop(index=3), after.assign(cell="after")).rows
+    assert cells["cell"].value_counts().to_dict() == {"after": len(before)}, "of both, that of the later run"
+    cells = runs.compare(before.assign(cell="before"), after.assign(cell="after").drop(index=4)).rows
+    assert list(cells.loc[cells["cell"] == "before", "verdict"]) == ["only before"]
 
 
 def test_what_never_ran_has_no_row():
