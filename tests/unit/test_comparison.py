@@ -100,17 +100,21 @@ def test_what_never_ran_has_no_row():
 
 def test_other_cards_are_refused_and_versions_are_marked():
     other = table(gpu_name="NVIDIA H100")
-    with pytest.raises(UserError, match=r"gpu_name: NVIDIA H200 before, NVIDIA H100 after.*--across"):
-        runs.compare(table(), other)
+    with pytest.raises(UserError) as error:
+        runs.compare(table(), other.assign(cpu_model="D"))
+    marks = "gpu_name: NVIDIA H200 before, NVIDIA H100 after; cpu_model: C before, D after"
+    assert str(error.value) == f"runs: got '{marks}'; allowed: runs of one kind of device; hint: --across compares them all the same"  # fmt: skip
     assert runs.compare(table(), other, across=True).marks == ["gpu_name: NVIDIA H200 before, NVIDIA H100 after"]
     assert runs.compare(table(), table(torch_version="3")).marks == ["torch_version: 2 before, 3 after"]
 
 
 def test_runs_of_different_grids_and_doubled_rows():
-    with pytest.raises(UserError, match="no cell and implementation in common"):
+    with pytest.raises(UserError) as error:
         runs.compare(table(), table(tokens=table()["tokens"] + 1))
-    with pytest.raises(UserError, match="twice"):
+    assert str(error.value) == "runs: got 'no cell and implementation in common'; allowed: at least one"
+    with pytest.raises(UserError) as error:
         runs.compare(table(), pd.concat([table(), table()], ignore_index=True))
+    assert str(error.value) == """run: got "('pack', 'torch') twice"; allowed: one row per cell and implementation"""
 
 
 def test_rows_from_before_an_axis_was_there_are_found():
