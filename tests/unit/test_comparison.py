@@ -29,6 +29,8 @@ def table(factor: float = 1.0, noise: float = 0.001, **change: object) -> pd.Dat
 def test_a_run_is_the_same_as_itself():
     found = runs.compare(table(), table())
     assert found.counts() == {"same": len(table())} and not found.marks and found.worse(0).empty
+    numbered = table().set_axis(range(7, 7 + len(table())))
+    assert runs.compare(numbered, table()).counts() == {"same": len(table())}, "rows have their keys, not their numbers"
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.1, "slower"), (0.9, "faster"), (1.01, "same")])
