@@ -42,6 +42,11 @@ def run(rng: np.random.Generator, twins: int, slower: float = 1.0, bench: str = 
         ((1.03, 1.01, 1.05, 0.001), 0.030, "undecided"),
         ((0.997, 0.9951, 1.002, 0.3), 0.005, "same"),
         ((0.997, 0.9949, 1.002, 0.3), 0.005, "undecided"),
+        ((1.1, 1.0, 1.2, 0.001), 0.005, "undecided"),  # 1 is the end of the interval
+        ((0.9, 0.8, 1.0, 0.001), 0.005, "undecided"),
+        ((1.1, 1.09, 1.11, 0.05), 0.005, "faster"),
+        ((1.03, 1.01, 1.05, 0.001), np.log(1.03), "undecided"),  # no more than equals differ by
+        ((1.0, 1.0, 1.0, 1.0), 0.0, "same"),
         ((1.1, np.nan, np.nan, np.nan), 0.005, "undecided"),  # under three pairs
         ((1.1, 1.09, 1.11, 0.001), np.nan, "undecided"),
     ],
