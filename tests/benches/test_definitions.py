@@ -336,7 +336,16 @@ def test_pack() -> None:
     assert bench.check(cell, inputs, expected, expected) == Check()
     assert bench.check(cell, inputs, {"packed": expected["packed"] + 1}, expected).error.startswith("packed: 12 of 12")
     assert bench.cost(cell, inputs, expected, expected) == Cost(3 * 8 + 24, 48)
+    alone = inputs | {"inverse": torch.tensor([[-1, 0], [-1, -1], [-1, 1], [-1, -1]])}
+    assert bench.cost(cell, alone, expected, expected).read_bytes == 2 * 8 + 24, "row 0 is a row"
     assert bench.assignment(cell, inputs, expected) == Assignment(inputs["topk_ids"], None, inputs["inverse"])
+
+
+def test_pack_of_one_expert_per_token() -> None:
+    """Row r is then the token order[r], of which 0 is one."""
+    cell = cell_of("pack", tokens=4, hidden=2, top_k=1, experts=4, dtype="fp32")
+    inputs = {"x": X, "order": torch.tensor([1, 0, -1, 3], dtype=torch.int32)}
+    assert definition("pack").reference(cell, inputs)["packed"].tolist() == [[3, 4], [1, 2], [0, 0], [7, 8]]
 
 
 def gate_case(logits: list[list[float]], top_k: int = 2, dtype: str = "fp32", router: str = "softmax_topk_renorm"):

@@ -420,6 +420,30 @@ def test_every_caller_is_answered(tmp_path, children, monkeypatch) -> None:
     assert not path.exists() and not children and sorted(ENDED) == [0, 0, 1, 1, 3, 7]
 
 
+def test_a_caller_that_has_gone_is_not_answered(tmp_path, children, monkeypatch) -> None:
+    """Its child ends as it would have, and nothing of it comes back."""
+    path, process = str(tmp_path / "s.sock"), os.getpid()
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(server, "preload", lambda: None)
+    monkeypatch.setattr(server, "serve_one", lambda connection: len(connection.makefile().read()))  # until it has gone
+
+    def call() -> None:
+        deadline = time.monotonic() + 5
+        while not (connection := client.connect(path)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        with connection:
+            connection.sendall(b"seven..")
+            connection.shutdown(socket.SHUT_RDWR)  # the child may hold this end as well
+
+    with beside(call):
+        try:
+            server.main(path)
+        finally:
+            if os.getpid() != process:
+                os._exit(99)
+    assert ENDED == [7]
+
+
 def test_a_server_with_a_busy_child_is_not_idle(tmp_path, children, monkeypatch) -> None:
     """It waits on until the child has ended, and so do its callers."""
     path = tmp_path / "s.sock"

@@ -94,6 +94,13 @@ def test_what_is_missing_is_not_measured(scripted, monkeypatch) -> None:
     assert [one["restarts"] for one in supervisor.measure(job("triton"))] == [0]
 
 
+def test_what_needs_somebody_else_s_package_is_asked_for_it(scripted, monkeypatch) -> None:
+    monkeypatch.setattr(platforms, "missing", lambda requires, platform, peer: f"no {peer.distribution}")
+    cell = cell_of("gate", tokens=8, experts=4, top_k=2, dtype="fp32")
+    (one,) = supervisor.measure(Job(cell, ("quack",), Settings()))
+    assert (one["status"], one["reason"]) == ("unsupported", "no quack-kernels")
+
+
 def test_a_gpu_of_its_family_is_reserved_alone(scripted, monkeypatch) -> None:
     """While its workers run."""
     seen = []
@@ -276,6 +283,37 @@ def test_a_worker_has_a_moment_to_end(monkeypatch) -> None:
     monkeypatch.setattr(os, "waitpid", wait)
     assert os.WTERMSIG(supervisor._end(child)) == signal.SIGKILL
     assert asked == [(child, os.WNOHANG)] * 4 + [(child, 0)] and slept == [0.002] * 4
+
+
+@pytest.mark.parametrize("refusal", [ProcessLookupError, PermissionError])
+def test_a_worker_that_is_gone_before_it_is_killed(refusal, monkeypatch) -> None:
+    """It leads no group yet, or no more; and it may end between the two signals."""
+    kill, sent = os.kill, []
+
+    def refuse(group, number):
+        sent.append(("group", group, number))
+        raise refusal
+
+    def late(pid, number):
+        sent.append(("process", pid, number))
+        kill(pid, number)
+        raise ProcessLookupError
+
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=iter([0.0, 3.0]).__next__, sleep=None))
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+    with monkeypatch.context() as one:
+        one.setattr(os, "killpg", refuse)
+        one.setattr(os, "kill", late)
+        try:
+            status = supervisor._end(child)
+        finally:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert sent == [("group", child, signal.SIGKILL), ("process", child, signal.SIGKILL)]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 import functools
 import math
 import os
+import time
 import types
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 import torch
@@ -102,6 +104,7 @@ def test_a_row_of_constant_times(measured):
     assert (fast["cold_sets"], fast["cold"], fast["timer"]) == (2, None, "wall")
     assert fast["best_other"] == "slow" and fast["best_speedup"] == pytest.approx(2) and slow["best_speedup"] == pytest.approx(0.5)  # fmt: skip
     assert "speedup" not in fast, "the baseline did not run"
+    assert not {"warm_median_us", "peak_memory_bytes"} & fast.keys(), "of a GPU"
     assert fast["block_clocks_mhz"] == [None] * 5 == fast["block_powers_w"]
     assert {name: fast[name] for name in CEILINGS} == CEILINGS and fast["calibration_drift"] == 0
     assert (fast["read_bytes"] + fast["write_bytes"], fast["compulsory_bytes"], fast["flops"]) == (BYTES, BYTES, 0)
@@ -168,10 +171,14 @@ def test_settling(medians, settled, blocks):
     assert one.fields["settled"] is settled and next(samples, None) is None
 
 
-def test_a_long_call_has_short_blocks(measured):
-    """7 ms: one call of a sample, 2 samples of a block of at most 20 ms."""
-    rows, _ = measured(Job(CELL, ("torch", "a"), SETTINGS), a=lambda _: 7000.0)
-    assert (rows["a"]["calls_per_sample"], rows["a"]["samples"], rows["a"]["blocks"]) == (1, 10, 5)
+@pytest.mark.parametrize(
+    ("interval_us", "us", "calls", "samples"), [(950, 7000.0, 1, 2), (950, 25_000.0, 1, 1), (8000, 1000.0, 8, 2)]
+)
+def test_a_long_call_has_short_blocks(interval_us, us, calls, samples, measured):
+    """Of at most 20 ms, or of one sample: a sample has calls for its interval, five blocks have so many samples each."""
+    settings = Settings(**vars(SETTINGS) | {"interval_us": interval_us})
+    rows, _ = measured(Job(CELL, ("torch", "a"), settings), a=lambda _: us)
+    assert (rows["a"]["calls_per_sample"], rows["a"]["samples"], rows["a"]["blocks"]) == (calls, 5 * samples, 5)
 
 
 def test_a_drift_of_the_ceilings(measured, monkeypatch):
@@ -220,6 +227,8 @@ def test_rates_are_exact():
     exact = functools.partial(pytest.approx, rel=1e-13)
     assert found["gb_per_s"] == exact(100) and found["tflops"] == exact(3) and found["roofline_us"] == exact(10)
     assert derived(GPU_ROW | {"flops": 10**8})["roofline_us"] == exact(25)
+    below = derived(GPU_ROW | {"flops": 4 * 10**13})["reason"]
+    assert below == "10.00 us is below the roofline of 10000000.00 us"
     without = {name: value for name, value in GPU_ROW.items() if name != "calibration_drift"}
     assert "suspect" not in derived(without), "a row without a calibration has no drift"
 
@@ -538,6 +547,7 @@ def simulated(clock, monkeypatch):
     def put(*states: dict[str, float]) -> Simulated:
         gpu, host = Simulated(list(states)), timers.HostTimer
         gpu.warm = iter((50.0, 10.0, 40.0, 20.0, 30.0, 1.0))
+        timed: list[Any] = []
         memory = {"held": 1000, "most": 9000, "reset": 0}
 
         def reset() -> None:
@@ -545,8 +555,9 @@ def simulated(clock, monkeypatch):
 
         def timer(calls, interval_us, device):
             assert device == "cuda" and interval_us == SETTINGS.interval_us
-            if len(calls) == 1:
+            if len(calls) == 1 and calls[0] in timed:
                 return types.SimpleNamespace(sample=lambda: next(gpu.warm))
+            timed.extend(calls)
             return host(calls, interval_us)
 
         def sets(job, definition, device):
@@ -571,17 +582,36 @@ def simulated(clock, monkeypatch):
 ON_A_GPU = CEILINGS | {"stream_gb_per_s": 160.0}
 
 
-def test_a_row_of_a_gpu(measured, simulated):
+def test_a_row_of_a_gpu(measured, simulated, monkeypatch):
     """Its memory beyond what was held before, the median of five warm samples, its state; blocks have clocks and powers."""
+    monkeypatch.setattr(Sets, "cold", lambda sets, count: (len(sets), count))
     gpu = simulated(ON_A_GPU, ON_A_GPU)
     rows, _ = measured(Job(CELL, ("torch", "a"), SETTINGS), "cuda", a=lambda _: 100.0)
     row = rows["a"]
     assert (row["peak_memory_bytes"], row["warm_median_us"], gpu.memory["reset"]) == (500, 30.0, 1)
     assert (row["device"], row["gpu_name"], row["turns"]) == ("cuda", "a card", "short")
+    assert (row["cold_sets"], row["cold"]) == (2, (2, 2)), "it is asked of the sets that were in the rotation"
     assert row["block_clocks_mhz"] == [1980] * 5 and row["block_powers_w"] == [300.0] * 5
     assert row["stream_gb_per_s"] == 160 and row["calibration_drift"] == 0 and "sustained_tflops" not in row
     # a row of 32 elements of 4 bytes for each of 64 tokens and 128 assignments, and 128 indices
     assert gpu.asked == [("cuda", (1, 2), 64 * 32 * 4 + 128 * 4, 128 * 32 * 4)] and not gpu.sustained_for
+
+
+def test_one_set_is_enough(measured, simulated):
+    """Of the only draw of a cell."""
+    simulated(ON_A_GPU, ON_A_GPU)
+    settings = Settings(**vars(SETTINGS) | {"check_seeds": 1})
+    rows, _ = measured(Job(CELL, ("torch", "a"), settings), "cuda", a=lambda _: 100.0)
+    assert (rows["a"]["cold_sets"], rows["a"]["peak_memory_bytes"], rows["a"]["status"]) == (1, 500, "ok")
+
+
+def test_speed_ups_are_over_the_baseline_of_the_bench(measured, monkeypatch):
+    """And a measurement says how long all of it took."""
+    given, begin = [], time.perf_counter()
+    monkeypatch.setattr(outcome, "speedups", lambda alive, rows, baseline: given.append((len(alive), set(rows), baseline)))  # fmt: skip
+    rows, _ = measured(Job(CELL, ("torch", "a"), SETTINGS), a=lambda _: 100.0)
+    assert given == [(1, {"a"}, "torch")]
+    assert 0 < rows["a"]["measure_seconds"] <= time.perf_counter() - begin
 
 
 @pytest.mark.parametrize("name", ["copy_gb_per_s", "stream_gb_per_s"])
@@ -610,6 +640,31 @@ def test_a_drift_of_a_product_that_a_bench_does_not_do(measured, simulated):
     assert rows["a"]["calibration_drift"] == 0
 
 
+def test_a_product_that_a_bench_does_is_watched(simulated, monkeypatch):
+    """And a bench with products is heavy; its ceiling is no stream."""
+    states = [CEILINGS | {"peak_tflops": 4.0 * factor} for factor in (1.0, 1.06, 1.07)]
+    gpu, heavy, messages = simulated(*states), [], []
+    monkeypatch.setattr(worker, "sample", lambda *_, **given: heavy.append(given))
+    cell = cell_of("router", tokens=8, hidden=16, experts=4, top_k=2, dtype="fp32")
+    worker.run(Job(cell, ("torch",), SETTINGS), "cuda", [], messages.append)
+    assert heavy == [{"heavy": True}] * 2 and messages.count(("at", None, "calibration")) == 3
+    ((device, mix, read, write),) = gpu.asked
+    assert (device, mix) == ("cuda", None) and read > 0 < write
+
+
+def test_costs_are_those_of_the_first_draw(measured, monkeypatch):
+    """Of its inputs and its answers."""
+    job, given = Job(CELL, ("torch", "a"), SETTINGS), []
+    definition = supervisor.find("pack").definition()
+    monkeypatch.setattr(definition, "cost", lambda *arguments: given.append(arguments) or Cost(1, 2))
+    rows, _ = measured(job, a=lambda _: 100.0)
+    first = definition.build(CELL, CELL.seed, "cpu")
+    ((cell, inputs, _, expected),) = given
+    assert cell == CELL and all(inputs[name].equal(tensor) for name, tensor in first.items())
+    assert expected["packed"].equal(definition.reference(CELL, first)["packed"])
+    assert (rows["a"]["read_bytes"], rows["a"]["write_bytes"], rows["a"]["compulsory_bytes"]) == (1, 2, 3)
+
+
 @pytest.mark.parametrize("capped", [True, False])
 def test_long_turns_are_held_against_what_is_sustained(capped, measured, simulated, monkeypatch):
     """The rate of products after a turn's time, where any turn was long."""
@@ -626,6 +681,7 @@ def test_long_turns_are_held_against_what_is_sustained(capped, measured, simulat
     gpu.warm = iter([1.0] * 10)
     rows, _ = measured(Job(CELL, ("torch", "a", "b"), settings), "cuda", a=lambda _: 100.0, b=lambda _: 100.0)
     assert gpu.sustained_for == [0.25] * capped
+    assert all(row["copy_gb_per_s"] == 100 and row["calibration_drift"] == 0 for row in rows.values())
     assert {row.get("sustained_tflops") for row in rows.values()} == {3.0 if capped else None}
 
 
@@ -674,6 +730,8 @@ def test_stages_by_themselves(clock):
     assert found["stage_us"] == [("router", pytest.approx(40.0)), ("pack+combine", pytest.approx(3.0))]
     assert found["stage_timer"] == [("router", "wall"), ("pack+combine", "wall")]
     assert seen[:9] == [("router", i % 2) for i in range(9)] and len(seen) == 18
+    alone = [types.SimpleNamespace(stages=(("gate", lambda: None),))]
+    assert worker._stages(alone, Job(CELL, ("torch",), SETTINGS), "cpu")["stage_timer"] == [("gate", "wall")]
 
 
 def test_a_composite_says_what_its_stages_take():

@@ -112,6 +112,7 @@ def test_what_cannot_be_told_says_why():
     ):  # fmt: skip
         assert (found.verdict, found.why) == ("no rows", why) and math.isnan(found.ours)
     assert verdict(claim({"axes": {"tokens": 1024, "skew": 0, "capacity_factor": "none"}})).verdict == "reproduced"
+    assert verdict(claim({"axes": {"tokens": 1024, "skew": 0, "intermediate": "none"}})).verdict == "reproduced"
     drops = verdict(claim({"column": "drop_rate", "over": "max"}, figure=1, unit="%"), rows(gpu=False), cpu=True)
     assert (drops.verdict, drops.ours) == ("not reproduced", 0), "drops are the same on every device"
     impossible = published.Claim(**{k: v for k, v in BASE.items() if k != "check"} | {"not_runnable": "another planet"})
@@ -122,6 +123,7 @@ def test_ratios_stay_on_one_card():
     """The same cell of two cards is two cells, and no ratio is formed across."""
     table = rows()
     one = claim({"implementation": "triton", "against": "torch"}, figure=2, unit="x")
+    assert verdict(one, table.assign(gpu_uuid=None)).ours == pytest.approx(2), "rows of one host"
     moved = table.assign(gpu_uuid=table["implementation"].map({"torch": "GPU-1"}).fillna("GPU-2"))
     assert verdict(one, moved).verdict == "no rows"
 

@@ -29,6 +29,8 @@ def table(factor: float = 1.0, noise: float = 0.001, **change: object) -> pd.Dat
 def test_a_run_is_the_same_as_itself():
     found = runs.compare(table(), table())
     assert found.counts() == {"same": len(table())} and not found.marks and found.worse(0).empty
+    numbered = table().set_axis(range(7, 7 + len(table())))
+    assert runs.compare(numbered, table()).counts() == {"same": len(table())}, "rows have their keys, not their numbers"
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.1, "slower"), (0.9, "faster"), (1.01, "same")])
@@ -38,6 +40,19 @@ def test_a_change_beyond_the_floor(factor, verdict):
     assert found.counts() == {verdict: len(table())}
     assert found.rows["ratio"].astype(float).median() == pytest.approx(1 / factor, rel=0.01)
     assert len(found.worse(0.03)) == (len(table()) if factor == 1.1 else 0) and found.worse(0.12).empty
+
+
+def test_worse_by_more_than_a_share():
+    """Of the time before: exactly so much is not more; and what has lost its time is worse than any."""
+    rows = [
+        ("slower", 100.0, 150.0),
+        ("slower", 100.0, 151.0),
+        ("faster", 100.0, 200.0),
+        ("no longer ok", 100.0, np.nan),
+    ]
+    found = runs.Comparison(pd.DataFrame(rows, columns=["verdict", "before_us", "after_us"]))
+    assert list(found.worse(0.5).index) == [1, 3] and list(found.worse(0.49).index) == [0, 1, 3]
+    assert found.counts() == {"slower": 2, "faster": 1, "no longer ok": 1} and found.marks == []
 
 
 def test_the_device_s_own_drift_is_no_change():
@@ -55,6 +70,15 @@ def test_twins_set_the_floor():
         assert found.counts() == {verdict: len(table())}
 
 
+def test_the_floor_is_that_of_the_noisier_run():
+    """Whichever of the two it is; where the device moved more than either, it is that."""
+    quiet, noisy = table(twin_speedup=1.001), table(twin_speedup=1.05)
+    for pair in ((quiet, noisy), (noisy, quiet)):
+        assert runs.compare(*pair).rows["floor"].astype(float).tolist() == pytest.approx([np.log(1.05)] * len(quiet))
+    found = runs.compare(quiet, noisy.assign(copy_gb_per_s=quiet["copy_gb_per_s"] * 1.1)).rows
+    assert found["floor"].astype(float).tolist() == pytest.approx([np.log(1.1)] * len(quiet))
+
+
 def test_rows_of_one_run_only_and_lost_ones():
     """None is left out in silence, and what is no longer right is worse than slow."""
     before, after = table(), table()
@@ -66,6 +90,10 @@ def test_rows_of_one_run_only_and_lost_ones():
         {"ok now": 1, "no longer ok": 1, "only before": 1, "only after": 1},
     )
     assert list(found.worse(0.5)["reason"]) == ["NaN"]
+    cells = runs.compare(before.assign(cell="before").drop(index=3), after.assign(cell="after")).rows
+    assert cells["cell"].value_counts().to_dict() == {"after": len(before)}, "of both, that of the later run"
+    cells = runs.compare(before.assign(cell="before"), after.assign(cell="after").drop(index=4)).rows
+    assert list(cells.loc[cells["cell"] == "before", "verdict"]) == ["only before"]
 
 
 def test_what_never_ran_has_no_row():
@@ -74,17 +102,21 @@ def test_what_never_ran_has_no_row():
 
 def test_other_cards_are_refused_and_versions_are_marked():
     other = table(gpu_name="NVIDIA H100")
-    with pytest.raises(UserError, match=r"gpu_name: NVIDIA H200 before, NVIDIA H100 after.*--across"):
-        runs.compare(table(), other)
+    with pytest.raises(UserError) as error:
+        runs.compare(table(), other.assign(cpu_model="D"))
+    marks = "gpu_name: NVIDIA H200 before, NVIDIA H100 after; cpu_model: C before, D after"
+    assert str(error.value) == f"runs: got '{marks}'; allowed: runs of one kind of device; hint: --across compares them all the same"  # fmt: skip
     assert runs.compare(table(), other, across=True).marks == ["gpu_name: NVIDIA H200 before, NVIDIA H100 after"]
     assert runs.compare(table(), table(torch_version="3")).marks == ["torch_version: 2 before, 3 after"]
 
 
 def test_runs_of_different_grids_and_doubled_rows():
-    with pytest.raises(UserError, match="no cell and implementation in common"):
+    with pytest.raises(UserError) as error:
         runs.compare(table(), table(tokens=table()["tokens"] + 1))
-    with pytest.raises(UserError, match="twice"):
+    assert str(error.value) == "runs: got 'no cell and implementation in common'; allowed: at least one"
+    with pytest.raises(UserError) as error:
         runs.compare(table(), pd.concat([table(), table()], ignore_index=True))
+    assert str(error.value) == """run: got "('pack', 'torch') twice"; allowed: one row per cell and implementation"""
 
 
 def test_rows_from_before_an_axis_was_there_are_found():

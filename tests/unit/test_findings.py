@@ -49,6 +49,8 @@ def test_candidates_ran_in_half_of_the_cells() -> None:
     quick = [ran("triton", 3.0, t, **CI) for t in (1, 2)]
     assert fastest(*base(1, 2, 3, 4), *wide, *quick).startswith("pack: triton has the largest speed-up, 3.00x")
     assert fastest(*base(1, 2, 3, 4), *wide, *quick[:1]).startswith("pack: cute has the largest speed-up, 2.00x")
+    more = [*wide, ran("cute", 2.0, 5, **CI)]
+    assert fastest(*base(1, 2, 3, 4, 5), *more, *quick).startswith("pack: cute has"), "two of five are less than half"
     better = [ran("cute", 4.0, 1, **CI), *(ran("cute", 1.1, t, **CI) for t in (2, 3, 4))]
     others = [ran("triton", 3.0, 1, **CI), ran("triton", 1.0, 2, **CI)]
     assert fastest(*base(1, 2, 3, 4), *better, *others).startswith("pack: cute has"), "4 and 1.1 against 3 and 1"

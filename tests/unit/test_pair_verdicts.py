@@ -42,6 +42,11 @@ def run(rng: np.random.Generator, twins: int, slower: float = 1.0, bench: str = 
         ((1.03, 1.01, 1.05, 0.001), 0.030, "undecided"),
         ((0.997, 0.9951, 1.002, 0.3), 0.005, "same"),
         ((0.997, 0.9949, 1.002, 0.3), 0.005, "undecided"),
+        ((1.1, 1.0, 1.2, 0.001), 0.005, "undecided"),  # 1 is the end of the interval
+        ((0.9, 0.8, 1.0, 0.001), 0.005, "undecided"),
+        ((1.1, 1.09, 1.11, 0.05), 0.005, "faster"),
+        ((1.03, 1.01, 1.05, 0.001), np.log(1.03), "undecided"),  # no more than equals differ by
+        ((1.0, 1.0, 1.0, 1.0), 0.0, "same"),
         ((1.1, np.nan, np.nan, np.nan), 0.005, "undecided"),  # under three pairs
         ((1.1, 1.09, 1.11, 0.001), np.nan, "undecided"),
     ],
@@ -88,7 +93,7 @@ def test_only_rows_with_a_ratio_are_judged():
     rows.loc[1, "status"] = "incorrect"
     found = verdicts.judged(rows)
     assert set(found.loc[found["implementation"] == "torch", "verdict"]) == {None}
-    assert found.loc[1, ["verdict", "best_verdict"]].isna().all()
+    assert found.loc[1, "verdict"] is None and found.loc[1, "best_verdict"] is None
     cute = found[(found["implementation"] == "cute") & (found["status"] == "ok")]
     assert set(cute["verdict"]) == set(cute["best_verdict"]) == {"slower"} and (cute["noise_floor"] >= 0.005).all()
 
@@ -132,18 +137,29 @@ def test_too_few_twins_have_no_false_verdict():
     assert verdicts.false_verdicts(run(np.random.default_rng(6), 5)) == (0, 0)  # four others are too few for a floor
 
 
+def columns(rows: pd.DataFrame) -> pa.Table:
+    """An Arrow table in which the columns of verdicts have their types and no values, and which holds another one."""
+    table = pa.Table.from_pandas(rows.assign(noise_floor=None, verdict=None, best_verdict=None, other="kept"), preserve_index=False)  # fmt: skip
+    for name, kind in {"noise_floor": pa.float64(), "verdict": pa.string(), "best_verdict": pa.string()}.items():
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, pa.field(name, kind), pa.nulls(len(rows), kind))
+    return table
+
+
 def test_verdicts_in_the_columns_of_a_table():
     """Of their own types, where there are any; what else the table holds stays as it is."""
-    rows = run(np.random.default_rng(3), 8, slower=2).assign(
-        noise_floor=None, verdict=None, best_verdict=None, other="kept"
-    )
-    fields = {"noise_floor": pa.float64(), "verdict": pa.string(), "best_verdict": pa.string()}
-    table = pa.Table.from_pandas(rows, preserve_index=False)
-    for name, kind in fields.items():
-        table = table.set_column(table.schema.get_field_index(name), pa.field(name, kind), pa.nulls(len(rows), kind))
+    table = columns(run(np.random.default_rng(3), 8, slower=2))
     found = verdicts.with_verdicts(table)
     assert found.schema.equals(table.schema) and found["other"].equals(table["other"])
     assert found["speedup"].equals(table["speedup"])
     expected = verdicts.judged(table.to_pandas())
     assert found["verdict"].to_pylist() == [None, "slower"] * 8 == found["best_verdict"].to_pylist()
     assert found["noise_floor"].to_pylist() == list(expected["noise_floor"])
+
+
+def test_columns_keep_their_types_without_a_verdict():
+    """Of too few twins: what is missing is null, not NaN."""
+    table = columns(run(np.random.default_rng(3), 4, slower=2))
+    found = verdicts.with_verdicts(table)
+    assert found.schema.equals(table.schema)
+    assert [found[name].null_count for name in ("noise_floor", "verdict", "best_verdict")] == [8, 8, 8]

@@ -60,6 +60,8 @@ def test_shares_of_the_stream(bench, bar, text) -> None:
     seen = f"k=2: {bar:.1%} (of a stream as short: 98.5%); k=8: 97.0% to 98.0%"
     if bench == "combine":  # it reads neither a format nor a layout
         rows = rows[:-2]
+    else:
+        rows[0] |= {"dtype": "bf16", "packed": "bf16"}  # as if it were left out
     assert line(f"stream of {bench}", *rows) == targets.Target(what, asked, seen, 3, True)
     assert line(f"stream of {bench}", *rows[:2], rows[2] | {"share_of_stream": bar - 0.001}).met is False
     assert line(f"stream of {bench}", *rows[3:]) is None
@@ -92,7 +94,13 @@ def pairs(bench: str, rival: str, *times: tuple[float, float]) -> list[dict[str,
 def test_against_triton(bench) -> None:
     """In the geometric mean over the cells that both ran on one card."""
     apart = [row(bench, "triton", median_us=1.0, cell="x", tokens=9), row(bench, median_us=9.0, cell="x", tokens=9, gpu_uuid="GPU-2")]  # fmt: skip
-    rows = [*pairs(bench, "triton", (20, 10), (6, 10)), *apart, row(bench, "torch", median_us=0.1, cell="x", tokens=9)]
+    ours = row(bench, median_us=9.0, cell="y", tokens=0, top_k=99)  # a cell that triton did not run
+    rows = [
+        *pairs(bench, "triton", (20, 10), (6, 10)),
+        *apart,
+        ours,
+        row(bench, "torch", median_us=0.1, cell="x", tokens=9),
+    ]
     seen = "1.095x in the geometric mean of cells that differ in tokens, 0.60x to 2.00x"
     assert line(f"triton {bench}", *rows) == targets.Target(
         f"{bench}: speed of cute over triton", "≥ 1x, geometric mean", seen, 2, True
@@ -210,6 +218,7 @@ def test_skewed_against_balanced() -> None:
     assert found(even, skewed[0] | {"median_us": 111.0}, skewed[1]).met is False
     assert found(even, skewed[0], skewed[1] | {"median_us": 89.0}).met is False
     assert found(even) is None and found(*skewed) is None and found(even, skewed[0] | {"skew": 2.0}) is None
+    assert found(even | {"gpu_uuid": "GPU-2"}, *skewed) == targets.Target(what, "within 10 %", APART, 2, None)
     assert found(even, skewed[0] | {"gpu_uuid": "GPU-2"}, skewed[1]) == targets.Target(
         what, "within 10 %", APART, 2, None
     )
