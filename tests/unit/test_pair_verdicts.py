@@ -70,14 +70,14 @@ def test_classes_of_size():
 def test_floors_come_from_the_nearest_class_that_has_enough_twins():
     """Of bench and size, else of the bench, else of all; without five there is none."""
     rng = np.random.default_rng(1)
+    other = [run(rng, 1, bench="gate", us=50), run(rng, 6, bench="combine", us=50, placed=0.3)]
     rows = pd.concat(
-        [run(rng, 5, us=5, placed=0.05), run(rng, 5, us=50), run(rng, 4, us=500), run(rng, 1, bench="gate", us=50)],
-        ignore_index=True,
+        [run(rng, 5, us=5, placed=0.05), run(rng, 5, us=50), run(rng, 4, us=500), *other], ignore_index=True
     )
     floors = verdicts.floors(rows).groupby([rows["bench"], rows["median_us"]]).first()
     assert floors["pack", 5] > 0.02 > floors["pack", 50]
     gaps = verdicts.twins(rows)
-    assert floors["pack", 500] == verdicts.floor(gaps[gaps["bench"] == "pack"]["gap"])
+    assert floors["pack", 500] == verdicts.floor(gaps[gaps["bench"] == "pack"]["gap"]) < floors["combine", 50]
     assert floors["gate", 50] == verdicts.floor(gaps["gap"])
     assert verdicts.floors(run(rng, 4)).isna().all()
 
