@@ -109,15 +109,13 @@ class Clock:
         self.now += next(self.took)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_median_of_the_repeats_without_the_first(device, monkeypatch) -> None:
-    """Nine repeats of two calls: 8 s, then 2, 10, 2, 12, 2, 14, 4, 6 s; the fifth of the last eight in order is 6 s, 3 s a call."""
-    took = [8.0, 2.0, 10.0, 2.0, 12.0, 2.0, 14.0, 4.0, 6.0]
-    clock = Clock([half for both in took for half in (both / 4, both * 3 / 4)])
+def events(clock: "Clock | Card") -> type:
+    """CUDA events that read a clock's `now`, in seconds."""
 
     class Event:
         def __init__(self, enable_timing: bool) -> None:
             assert enable_timing is True
+            self.at = 0.0
 
         def record(self) -> None:
             self.at = clock.now
@@ -128,8 +126,17 @@ def test_the_median_of_the_repeats_without_the_first(device, monkeypatch) -> Non
         def elapsed_time(self, end: "Event") -> float:
             return (end.at - self.at) * 1e3
 
+    return Event
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_median_of_the_repeats_without_the_first(device, monkeypatch) -> None:
+    """Nine repeats of two calls: 8 s, then 2, 10, 2, 12, 2, 14, 4, 6 s; the fifth of the last eight in order is 6 s, 3 s a call."""
+    took = [8.0, 2.0, 10.0, 2.0, 12.0, 2.0, 14.0, 4.0, 6.0]
+    clock = Clock([half for both in took for half in (both / 4, both * 3 / 4)])
+
     monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Event", events(clock))
     assert calibration._seconds(clock, device, 2, 8) == pytest.approx(3.0, rel=1e-12)
     assert next(clock.took, None) is None, "as many repeats as asked, and one to warm up"
     single = Clock([5.0, 1.0, 4.0, 2.0])
@@ -228,19 +235,6 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     """The card in place of torch's GPU, with 80 GB of free memory and 50 MB of cache."""
     one, seconds = Card(), calibration._seconds
 
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            self.at = 0.0
-
-        def record(self) -> None:
-            self.at = one.now
-
-        def synchronize(self) -> None:
-            pass
-
-        def elapsed_time(self, end: "Event") -> float:
-            return (end.at - self.at) * 1e3
-
     class CUDAGraph:
         def replay(self) -> None:
             one.now += self.work
@@ -256,7 +250,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
         assert device == "cuda"
         return seconds(call, device, calls, repeats)
 
-    for name, part in (("Event", Event), ("CUDAGraph", CUDAGraph), ("graph", graph), ("current_device", lambda: 0)):
+    for name, part in (
+        ("Event", events(one)),
+        ("CUDAGraph", CUDAGraph),
+        ("graph", graph),
+        ("current_device", lambda: 0),
+    ):
         monkeypatch.setattr(torch.cuda, name, part)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80 << 30, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=50 << 20))

@@ -31,11 +31,11 @@ def claims(
     platform = platform_of(platform, run)
     known = {claim.id: claim for claim in published.load(file)}
     chosen = [known[pick("--only", name.strip(), known)] for name in (only.split(",") if only else known)]
-    if measure:
-        if platform.partition(".")[0] != platforms.current():
-            raise bad("--measure", platform, f"this machine, which is {platforms.current()}")
-        _measure(one.claim for one in held(platform, chosen, _collected(platform)) if one.why == "not measured")
+    if measure and platform.partition(".")[0] != platforms.current():
+        raise bad("--measure", platform, f"this machine, which is {platforms.current()}")
     rows = _collected(platform)
+    if measure:
+        _measure(one.claim for one in held(platform, chosen, rows) if one.why == "not measured")
     if not rows and not any(paths.claim_files(platform)):
         raise bad("rows", f"none of {platform}", "measured cells", "run `snakemake` first, or add --measure")
     found = held(platform, chosen, rows)

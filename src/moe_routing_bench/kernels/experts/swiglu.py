@@ -5,6 +5,7 @@ from torch import Tensor
 
 from moe_routing_bench.formats import FORMATS, dequantise
 from moe_routing_bench.kernels.experts import Experts
+from moe_routing_bench.kernels.layer import Layer
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -19,6 +20,13 @@ def plain_rows(problem: Experts, packed: Tensor, scales: Tensor | None) -> Tenso
         return packed
     assert scales is not None, f"{problem.packed} has scales"
     return dequantise(packed, scales, problem.packed_format).to(FORMATS[problem.dtype].torch_dtype)
+
+
+def unaligned(problem: Experts | Layer) -> str | None:
+    """Why torch's grouped product cannot take rows of these sizes, or None."""
+    if problem.hidden % 8 or problem.intermediate % 8:
+        return "torch.nn.functional.grouped_mm needs hidden and intermediate that are multiples of 8 (16 bytes)"
+    return None
 
 
 def mixed_formats(problem: Experts) -> str | None:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.kernels.experts.swiglu import mixed_formats, swiglu
+from moe_routing_bench.kernels.experts.swiglu import mixed_formats, swiglu, unaligned
 
 
 def unsupported(problem: Experts) -> str | None:
@@ -16,9 +16,7 @@ def unsupported(problem: Experts) -> str | None:
         return f"torch {torch.__version__} has no torch.nn.functional.grouped_mm"
     if problem.packed != "bf16":
         return f"torch.nn.functional.grouped_mm takes bf16 rows, not {problem.packed}"
-    if problem.hidden % 8 or problem.intermediate % 8:
-        return "torch.nn.functional.grouped_mm needs hidden and intermediate that are multiples of 8 (16 bytes)"
-    return mixed_formats(problem)
+    return unaligned(problem) or mixed_formats(problem)
 
 
 def bind(

@@ -14,12 +14,9 @@ from moe_routing_bench.kernels.layer import Layer
 
 def unsupported(problem: Layer) -> str | None:
     """Why it cannot run, or None."""
-    if problem.packed != problem.dtype:
-        return f"rows that are never packed cannot be {problem.packed}"
     formats = (problem.dtype, problem.packed, problem.weights)
-    return triton_experts.unsupported(
-        Experts(0, problem.hidden, problem.intermediate, problem.layout.experts, *formats)
-    )
+    experts = Experts(0, problem.hidden, problem.intermediate, problem.layout.experts, *formats)
+    return problem.repacked or triton_experts.unsupported(experts)
 
 
 def bind(

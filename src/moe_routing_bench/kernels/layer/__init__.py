@@ -16,3 +16,8 @@ class Layer:
     packed: str  # format of the packed rows, where there are any
     weights: str  # format of the experts' weights
     router: str  # routing rule, a name of `routers.ROUTERS`
+
+    @property
+    def repacked(self) -> str | None:
+        """Why kernels that gather tokens instead of packing them cannot run it, or None."""
+        return f"rows that are never packed cannot be {self.packed}" if self.packed != self.dtype else None

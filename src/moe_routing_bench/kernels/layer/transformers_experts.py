@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
+from moe_routing_bench.kernels.experts.swiglu import unaligned
 from moe_routing_bench.kernels.layer import Layer
 
 
@@ -23,9 +24,7 @@ def unsupported(problem: Layer, form: str) -> str | None:
         return (
             f"takes tokens, rows and weights of one format, not {problem.dtype}, {problem.packed} and {problem.weights}"
         )
-    if form == "grouped_mm" and (problem.hidden % 8 or problem.intermediate % 8):
-        return "torch.nn.functional.grouped_mm needs hidden and intermediate that are multiples of 8 (16 bytes)"
-    return None
+    return unaligned(problem) if form == "grouped_mm" else None
 
 
 def bind(
