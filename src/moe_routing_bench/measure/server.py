@@ -26,16 +26,16 @@ _PRELOAD = (
     "pynvml",
     "triton",
     "annotated_types",
+    "torch._dynamo",  # which every optimizer of torch and every kernel of QuACK imports
 )
 _OF_GPU = ("cutlass", "triton.experimental.gluon")  # which Triton imports for its first kernel
-_OF_CPU = ("torch._dynamo",)  # which every optimizer of torch imports, and which might initialise CUDA
 
 
 def preload() -> None:
     """Import what every child needs; what is not installed is left out."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking for a GPU must not initialise CUDA: a fork would break
     gpu = os.path.exists("/dev/nvidiactl")
-    for name in _PRELOAD + (_OF_GPU if gpu else _OF_CPU):
+    for name in _PRELOAD + _OF_GPU * gpu:
         with contextlib.suppress(ImportError):
             __import__(name)
     if gpu and (cache := sys.modules.get("triton.runtime.cache")):
