@@ -1,8 +1,12 @@
-"""Time of a composite with experts against what it costs: dropped assignments, padded rows. One shape, one column per skew."""
+"""Time of a composite, with experts if any was measured, against what it costs: dropped assignments, padded rows.
+
+One shape, one column per skew.
+"""
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from moe_routing_bench.config import axes as table_of_axes
 from moe_routing_bench.figures import grouping, style
@@ -13,9 +17,10 @@ COSTS = (("drop_rate", "dropped assignments (%)"), ("padding_waste", "rows beyon
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Time against drops (above) and padding (below) of the shape with the most skews and capacity factors."""
+    """Time against drops and padding, each if it varies, of the shape with the most skews and capacity factors."""
     rows = style.ok(table, *grouping.COMPOSITES)
-    rows = rows[rows["skew"].notna() & rows["drop_rate"].notna() & (rows["flops"] > 0)]
+    rows = rows[rows["skew"].notna() & rows["drop_rate"].notna()]
+    rows = rows[rows["flops"] > 0] if (rows["flops"] > 0).any() else rows
     title = "Time against drops and padding"
     if rows.empty:
         figure, (axes,) = style.canvas(1, 1, 8, 4)
@@ -24,8 +29,12 @@ def draw(table: pd.DataFrame) -> Figure:
     groups = [group for _, group in rows.groupby(SHAPE, dropna=False)]
     shown = max(groups, key=lambda g: len(g.drop_duplicates(["skew", "capacity_factor"])))
     skews, bench = sorted(shown["skew"].unique()), shown["bench"].iloc[0]
-    figure, panels = style.canvas(2, len(skews), max(9, 3.2 * len(skews)), 6.6)
-    for i, (column, label) in enumerate(COSTS):
+    costs = [cost for cost in COSTS if shown[cost[0]].nunique() > 1] or COSTS[
+        :1
+    ]  # what is the same everywhere costs nothing
+    figure, panels = style.canvas(len(costs), len(skews), max(9, 3.2 * len(skews)), 0.4 + 3.1 * len(costs))
+    lowest, highest = shown["ci_low_us"].min(), shown["ci_high_us"].max()
+    for i, (column, label) in enumerate(costs):
         for j, skew in enumerate(skews):
             axes = panels[i * len(skews) + j]
             points = shown[(shown["skew"] == skew) & shown[column].notna()]
@@ -38,7 +47,13 @@ def draw(table: pd.DataFrame) -> Figure:
                 ylabel=f"{bench} time (µs)" if j == 0 else "",
                 title=f"skew {skew:g} (n = {_count(points)})",
             )
-            axes.set_ylim(0, 1.12 * shown["ci_high_us"].max())
+            if highest > 5 * lowest:
+                axes.set(yscale="log", ylim=(lowest / 1.5, 1.8 * highest))
+                axes.yaxis.set_major_formatter("{x:g}")
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.yaxis.set_minor_formatter(NullFormatter())
+            else:
+                axes.set_ylim(0, 1.12 * highest)
     names = style.ordered(shown["implementation"])
     figure.legend(
         handles=style.handles(names),
@@ -74,9 +89,14 @@ def _points(axes: Axes, points: pd.DataFrame) -> None:
     for _, own in points.groupby(grouping.card(points)):  # times of two cards are not compared
         edge = style.front(own, "x", "median_us")
         axes.step(edge["x"], edge["median_us"], where="post", color="0.2", lw=1, ls="--")
-    for x, group in points.groupby("x"):
+    for i, (x, group) in enumerate(points.groupby("x")):
         factors = ", ".join("none" if pd.isna(f) else f"{f:g}" for f in sorted(group["capacity_factor"].unique()))
         axes.annotate(
-            factors, (x, group["ci_high_us"].max()), (-8, 4), textcoords="offset points", fontsize=6, color="0.35"
+            factors,
+            (x, group["ci_high_us"].max()),
+            (-8, 4 + 8 * (i % 2)),
+            textcoords="offset points",
+            fontsize=6,
+            color="0.35",
         )
     axes.margins(x=0.15)

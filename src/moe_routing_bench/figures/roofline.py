@@ -1,4 +1,4 @@
-"""Composites with experts under the measured roofs, and how near to the copy bandwidth the benches that only move data come."""
+"""Benches with matrix products under the measured roofs, and how near to the copy bandwidth those come that only move data."""
 
 import numpy as np
 import pandas as pd
@@ -12,11 +12,10 @@ from moe_routing_bench.figures import grouping, style
 def draw(table: pd.DataFrame) -> Figure:
     """Left: TFLOP/s over FLOPs per byte with the roofs. Right: share of copy per bench and implementation."""
     rows = style.ok(table)
-    whole = rows[rows["bench"].isin(grouping.COMPOSITES) & (rows["flops"] > 0)]
-    whole = whole[(whole["compulsory_bytes"] > 0) & whole["tflops"].notna()]
+    whole = rows[(rows["flops"] > 0) & (rows["compulsory_bytes"] > 0) & rows["tflops"].notna()]
     moving = rows[(rows["flops"] == 0) & (rows["share_of_copy"] > 0)]
     figure, (left, right) = style.canvas(1, 2, 12, 5)
-    _roofs(left, whole) if len(whole) else style.empty(left, style.why(table, *grouping.COMPOSITES))
+    _roofs(left, whole) if len(whole) else style.empty(left, "no row of a bench with matrix products is ok")
     _strip(right, moving) if len(moving) else style.empty(right, "no row of a stage that only moves data is ok")
     note = "one point per row; left: " + grouping.differing(whole, "rows", ["bench", "implementation"])
     note += "; right: " + grouping.differing(moving, "rows", ["bench", "implementation"])
