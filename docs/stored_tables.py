@@ -49,7 +49,7 @@ def timed(bench: str) -> pd.DataFrame:
     """The timed rows of a bench, with `format`: that of the packed rows where they have their own, else the dtype."""
     rows = stored("measurements.parquet")
     found = rows[(rows["bench"] == bench) & (rows["status"] == "ok")]
-    return found.assign(format=found.get("packed", found["dtype"]).fillna(found["dtype"]))  # schema 2 has no `packed`
+    return found.assign(format=found["packed"].fillna(found["dtype"]))
 
 
 def plain(bench: str, where: str) -> pd.DataFrame:
@@ -165,10 +165,22 @@ def stored_cells() -> str:
     rows = stored("measurements.parquet")
     one = rows[rows["cutlass_dsl_version"].notna()].iloc[0]
     days = sorted({start[:10] for start in rows["started_at"]})
+    assert rows["gpu_uuid"].dropna().nunique() == rows["git_sha"].nunique() == 1, "cells of several cards or commits"
     return (
-        f"{one['gpu_name']} (one GPU per cell), driver {one['driver']}, torch {one['torch_version']}, triton {one['triton_version']}, "
+        f"One {one['gpu_name']}, commit {one['git_sha'][:7]}, driver {one['driver']}, torch {one['torch_version']}, triton {one['triton_version']}, "
         f"nvidia-cutlass-dsl {one['cutlass_dsl_version']}, {' and '.join(days)}, {rows.groupby(['bench', 'cell']).ngroups} cells.\n"
     )
+
+
+def repeat() -> str:
+    """How far the medians of the same kernels are apart on another card of the same kind, a line per operation."""
+    rows = stored("repeat.csv").assign(gap=lambda rows: (rows["second_us"] / rows["first_us"] - 1).abs())
+    lines = []
+    for bench, found in (*rows.groupby("bench"), ("all", rows)):
+        gap = found["gap"]
+        named = {"bench": f"`{bench}`" if bench != "all" else bench, "rows": str(len(found)), "cells": str(found["cell"].nunique())}
+        lines.append(named | {head: f"{100 * value:.2f} %" for head, value in (("median", gap.median()), ("95th percentile", gap.quantile(0.95)), ("maximum", gap.max()))})  # fmt: skip
+    return table(lines)
 
 
 _ROWS = "hidden == 4096 and format == 'bf16' and layout == 'compact'"
@@ -193,7 +205,7 @@ def stages() -> str:
         lines.append({
             "stage": "all four in a row" if bench == "routing" else bench, "shape": shape,
             **{way: f"{digits(ways[way])} µs" for way in WAYS}, "QuACK": f"{digits(ways['quack'])} µs" if "quack" in ways else "–",
-            "cute, share of the copy bandwidth": percent(cute["share_of_copy"]), "cute, against the best other": f"{digits(ways.drop('cute').min() / ways['cute'])}x",
+            "cute, share of the copy bandwidth": percent(cute["share_of_copy"]), "cute, against the best other": f"{digits(cute['best_speedup'])}x",
         })  # fmt: skip
     return table(lines)
 
@@ -227,7 +239,7 @@ _GATE = "router == 'softmax_topk_renorm' and top_k == 8"
 _PERMUTE = "layout == 'compact' and top_k == 8 and experts == 128"
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "stored-cells": stored_cells, "stages": stages, "quality": quality, "ceilings": ceilings,
-    "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled,
+    "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat,
     "gate-times": partial(times, "gate", ("dtype", "tokens"), f"{_GATE} and experts == 128", (*WAYS, "quack")),
     "gate-experts": partial(times, "gate", ("dtype", "experts"), f"{_GATE} and tokens == 16384", (*WAYS, "quack")),
     "rule-times": partial(times, "gate", ("router",), "tokens == 16384 and experts == 256 and top_k == 8"),
