@@ -178,7 +178,11 @@ def repeat() -> str:
     lines = []
     for bench, found in (*rows.groupby("bench"), ("all", rows)):
         gap = found["gap"]
-        named = {"bench": f"`{bench}`" if bench != "all" else bench, "rows": str(len(found)), "cells": str(found["cell"].nunique())}
+        named = {
+            "bench": f"`{bench}`" if bench != "all" else bench,
+            "rows": str(len(found)),
+            "cells": str(found["cell"].nunique()),
+        }
         lines.append(named | {head: f"{100 * value:.2f} %" for head, value in (("median", gap.median()), ("95th percentile", gap.quantile(0.95)), ("maximum", gap.max()))})  # fmt: skip
     return table(lines)
 
