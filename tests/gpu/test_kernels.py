@@ -29,6 +29,7 @@ if not torch.cuda.is_available():  # as a whole: hundreds of tests need not be c
 STAGES = ("gate", "router", "permute", "pack", "experts", "combine")
 OURS = ("triton", "cute", "matmul_cute")
 KERNELS = [(bench, way.name) for bench in STAGES for way in BENCHES[bench].implementations if way.name in OURS]
+KERNELS += [("experts", "quack")]
 CHUNKS, EXAMPLES = 8, 25  # random shapes a kernel: 200, in parts that can run side by side (pytest -n 8)
 LAYOUTS = ("compact", "padded", "block64", "block128")
 # tokens, hidden, experts, top_k, capacity factor, skew, layout, dtype
@@ -72,7 +73,7 @@ def cell_of(bench: str, tokens, hidden, experts, top_k, factor, skew, layout, dt
 def refusal(cell: Cell, name: str) -> str | None:
     """Why an implementation does not run a cell, or None. Skips the test where it runs none here."""
     bench = BENCHES[cell.bench]
-    absent = missing(bench[name].requires, "cuda")
+    absent = missing(bench[name].requires, "cuda", bench[name].peer)
     if absent:
         pytest.skip(f"{name} needs {absent}")
     return bench.supports(name, cell)
@@ -118,7 +119,7 @@ def test_edge_cases(bench, name, edge):
     run(cell_of(bench, *EDGES[edge]), name)
 
 
-@pytest.mark.parametrize("name", ["triton", "triton_gather"])
+@pytest.mark.parametrize("name", ["triton", "triton_gather", "cute", "cute_quack", "cute_quack_gather"])
 @pytest.mark.parametrize(
     "shape",
     [

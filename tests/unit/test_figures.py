@@ -61,7 +61,8 @@ def test_a_fused_part_is_hatched(full):
     assert first.get_facecolor()[:3] == style.STAGES["pack"] and first.get_hatch() is None
     assert second.get_edgecolor()[:3] == style.STAGES["experts"] and second.get_hatch()
     hatched = [bar for axes in figure.axes for bar in axes.patches if bar.get_hatch()]
-    shown = stage_share.choose(FULL[FULL["bench"] == "layer"])
+    shown = stage_share.choose(style.ok(FULL, "layer"))
+    assert shown.groupby("cell").size().max() == stage_share.MOST_PER_CELL and len(shown) <= stage_share.MOST_BARS
     assert len(hatched) == sum(part.count("+") for value in shown["stage_us"] for part in style.stages(value)) > 0
 
 

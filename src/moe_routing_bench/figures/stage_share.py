@@ -8,7 +8,7 @@ from matplotlib.patches import Patch
 
 from moe_routing_bench.figures import grouping, style
 
-MOST_BARS = 24
+MOST_BARS, MOST_PER_CELL = 30, 6
 TITLE = "Where the time goes: share of the stages' times"
 _LEGEND_COLUMNS = 5
 _HATCHES = ("//", "\\\\", "..", "++")  # of the second and later stages of a fused part
@@ -28,12 +28,16 @@ def draw(table: pd.DataFrame) -> Figure:
     figure, panels = style.canvas(len(found), 1, 11, 0.3 * sum(heights), height_ratios=heights)
     for axes, (bench, group) in zip(panels, found, strict=True):
         left_out = len(group) - len(shown[bench])
-        _panel(axes, shown[bench], bench + (f" ({left_out} rows not shown)" if left_out else ""))
+        _panel(
+            axes,
+            shown[bench],
+            bench + (f" (the {MOST_PER_CELL} fastest of a cell; {left_out} rows not shown)" if left_out else ""),
+        )
     return style.finish(figure, TITLE, pd.concat(shown.values()))
 
 
 def choose(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows to show, at most about MOST_BARS and only whole cells: one of every model first, then plain shapes.
+    """The rows to show, at most about MOST_BARS: the MOST_PER_CELL fastest of a cell, one cell of every model first, then plain shapes.
 
     Of the cells of a model the one with most implementations and tokens comes first.
     """
@@ -41,13 +45,14 @@ def choose(rows: pd.DataFrame) -> pd.DataFrame:
         n=("implementation", "size"), tokens=("tokens", "first"), model=("model", "first"), skew=("skew", "first")
     )
     cells = cells.sort_values(["n", "tokens", "skew"], ascending=[False, False, True], kind="stable")
+    cells["n"] = cells["n"].clip(upper=MOST_PER_CELL)
     cells["turn"] = cells.groupby("model", dropna=False).cumcount()
     cells["plain"] = cells["model"].isna()
     cells = cells.sort_values(["turn", "plain"], kind="stable")
     keep = cells.index[(cells["n"].cumsum() <= MOST_BARS) | (cells["n"].cumsum() == cells["n"])]
     rank = {cell: i for i, cell in enumerate(keep)}
     names = style.ordered(rows["implementation"])
-    shown = rows[rows["cell"].isin(keep)]
+    shown = rows[rows["cell"].isin(keep)].sort_values("median_us", kind="stable").groupby("cell").head(MOST_PER_CELL)
     shown = shown.assign(_cell=shown["cell"].map(rank), _name=shown["implementation"].map(names.index))
     return shown.sort_values(["_cell", "_name"]).head(2 * MOST_BARS)
 

@@ -1,6 +1,8 @@
 """experts: SwiGLU feed-forward networks of all experts over packed rows, with real weights."""
 
-from moe_routing_bench.benches.bench import Bench, Implementation
+from moe_routing_bench.benches.bench import Bench, Implementation, Peer
+
+QUACK = Peer("quack", "quack-kernels", "pip install -e '.[peers]'")
 
 BENCH = Bench(
     name="experts",
@@ -15,6 +17,7 @@ BENCH = Bench(
         Implementation("torch_bmm", "torch_bmm"),
         Implementation("torch_grouped_mm", "torch_grouped_mm"),
         Implementation("triton", "triton_experts", requires=("cuda", "triton")),
+        Implementation("quack", "quack_experts", requires=("cuda", "cutlass"), peer=QUACK),
     ),
     reads=("packed", "scales", "offsets", "w13", "w2"),
     writes=("y",),

@@ -1,6 +1,7 @@
 """layer: routing around SwiGLU experts with real weights for every expert."""
 
 from moe_routing_bench.benches.bench import Bench, Implementation, Peer, Stage
+from moe_routing_bench.benches.experts import QUACK
 
 STAGES = (
     Stage("router", "gate", values={"dtype": "fp32"}),
@@ -14,6 +15,7 @@ _ROUTING = [stage.name for stage in STAGES if stage.name != "experts"]
 _COMPILED, _CUTE = (_GROUPED | dict.fromkeys(_ROUTING, name) for name in ("torch_compile", "cute"))
 _TRITON = dict.fromkeys((*_ROUTING, "experts"), "triton")
 _GATHER = dict.fromkeys(("router", "permute", "combine"), "triton") | {"pack+experts": "experts.triton_gather"}
+_CUTE_GATHER = dict.fromkeys(("router", "permute", "combine"), "cute") | {"pack+experts": "experts.quack_gather"}
 _THEIRS = {"permute+pack+experts+combine": "layer.transformers_experts"}
 _TRANSFORMERS = [
     Implementation(
@@ -44,6 +46,12 @@ BENCH = Bench(
         Implementation("triton", requires=("cuda", "triton"), layout="compact", parts=_TRITON),
         Implementation("triton_gather", requires=("cuda", "triton"), layout="compact", parts=_GATHER),
         Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
+        Implementation(
+            "cute_quack", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE | {"experts": "quack"}, peer=QUACK
+        ),
+        Implementation(
+            "cute_quack_gather", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GATHER, peer=QUACK
+        ),
         *_TRANSFORMERS,
     ),
     reads=("logits", "bias", "x", "w13", "w2"),

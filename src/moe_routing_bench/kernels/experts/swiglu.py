@@ -1,4 +1,4 @@
-"""What the torch experts share: the activation, rows as numbers, and which formats torch can multiply."""
+"""What experts share: the activation, rows as numbers, and which formats torch can multiply."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,10 +22,10 @@ def plain_rows(problem: Experts, packed: Tensor, scales: Tensor | None) -> Tenso
     return dequantise(packed, scales, problem.packed_format).to(FORMATS[problem.dtype].torch_dtype)
 
 
-def unaligned(problem: Experts | Layer) -> str | None:
-    """Why torch's grouped product cannot take rows of these sizes, or None."""
+def unaligned(problem: Experts | Layer, library: str = "torch.nn.functional.grouped_mm") -> str | None:
+    """Why the grouped product of torch, or of another library, cannot take 16-bit rows of these sizes, or None."""
     if problem.hidden % 8 or problem.intermediate % 8:
-        return "torch.nn.functional.grouped_mm needs hidden and intermediate that are multiples of 8 (16 bytes)"
+        return f"{library} needs hidden and intermediate that are multiples of 8 (16 bytes)"
     return None
 
 
