@@ -93,7 +93,7 @@ def test_one_part_may_cover_every_stage(monkeypatch):
     found, call = checked(bench, "peer", cell_of("layer", **SHAPE))
     assert found.error is None and [stage for stage, _ in call.stages] == [name]
     (part,) = composite.parts(bench, bench["peer"])
-    assert set(part.reads()) == {"logits", "bias", "x", "w13", "w2", "residual"}
+    assert set(part.reads()) == {"logits", "bias", "x", "w13", "w2", "b13", "b2", "residual"}
     assert set(call.stages[0][1].scope.tensors) >= {"logits", "x", "combined"}
     assert "packed" not in call.stages[0][1].scope.tensors
 

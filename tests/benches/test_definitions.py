@@ -70,6 +70,15 @@ def test_problems_without_a_capacity() -> None:
     assert padded == Experts(10, 4, 3, 5, "bf16", "fp8_row", "fp16", True)
 
 
+def test_the_experts_of_a_layer() -> None:
+    """Those that kernels which fuse stages with them are asked about; the activation says what is gated and has biases."""
+    layer = definition("layer").problem(cell_for("layer", activation="swiglu_oai"))
+    assert layer.experts == Experts(10, 4, 3, 5, "bf16", "fp8_row", "bf16", False, "swiglu_oai")
+    alone = definition("experts").problem(cell_for("experts", activation="relu2"))
+    assert (alone.activation, alone.gated, alone.biased) == ("relu2", False, False)
+    assert (layer.experts.gated, layer.experts.biased) == (True, True)
+
+
 def drawn(bench: str, cell, seed: int) -> dict[str, Tensor]:
     """The inputs of a seed, drawn one after the other from one generator: another order would be other values."""
     rng = generator(seed, "cpu")

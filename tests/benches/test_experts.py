@@ -1,11 +1,14 @@
 """The bench `experts`: what its check accepts and finds, and what it counts."""
 
+import itertools
+
 import pytest
 import torch
 
 from moe_routing_bench.benches.experts import definition
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.kernels.experts import ACTIVATIONS
 
 SHAPE = {"tokens": 50, "hidden": 32, "intermediate": 48, "experts": 5, "top_k": 2, "dtype": "fp32"}
 
@@ -26,6 +29,9 @@ def case(**axes):
         ("torch_bmm", {"layout": "padded", "capacity_factor": 1.0, "packed": "fp8_row"}),
         ("torch_grouped_mm", {"dtype": "bf16", "skew": 1.2}),
         ("torch_grouped_mm", {"dtype": "bf16", "layout": "block64"}),
+        *(("torch_loop", {"activation": name}) for name in ACTIVATIONS),
+        *(("torch_bmm", {"activation": name, "layout": "padded", "capacity_factor": 1.0}) for name in ACTIVATIONS),
+        *(("torch_grouped_mm", {"activation": name, "dtype": "bf16", "skew": 1.2}) for name in ACTIVATIONS),
     ],
 )
 def test_every_way_is_right(name, axes):
@@ -48,6 +54,53 @@ def test_the_smallest_faults_are_found():
     one[3, 5] += y.std() / 10
     assert definition.check(cell, inputs, {"y": y}, expected).error is None
     assert all(definition.check(cell, inputs, {"y": other}, expected).error for other in (*wrong, one))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_another_activation_is_found(activation, dtype):
+    """Each of the others with the same weights, a clamp or a bias that is left out, gate and up exchanged."""
+    cell, inputs, expected = case(activation=activation, dtype=dtype)
+    others = [cell.but(activation=name) for name in ACTIVATIONS if (name == "relu2") == (activation == "relu2")]
+    wrong = [definition.reference(one, inputs) for one in others if one.activation != activation]
+    wrong += [
+        definition.reference(cell, {n: t for n, t in inputs.items() if n != bias})
+        for bias in ("b13", "b2")
+        if bias in inputs
+    ]
+    if activation == "swiglu_oai":
+        wrong.append(computed(inputs, lambda gate, up: gate * torch.sigmoid(1.702 * gate) * (up + 1)))
+    if activation == "relu2":
+        wrong += [computed(inputs, one) for one in (torch.relu, torch.square)]
+    if activation != "relu2":
+        exchanged = {
+            name: inputs[name].roll(SHAPE["intermediate"], dims=1) for name in ("w13", "b13") if name in inputs
+        }
+        wrong.append(definition.reference(cell, inputs | exchanged))
+    for one in wrong:
+        assert definition.check(cell, inputs, {"y": one["y"].to(inputs["packed"].dtype)}, expected).error
+    assert len(wrong) >= 2
+
+
+def computed(inputs, act):
+    """The experts with another activation: of gate and up where w13 has both, else of all sums."""
+    y = torch.zeros(inputs["packed"].shape, dtype=torch.float64)
+    for expert, (first, end) in enumerate(itertools.pairwise(inputs["offsets"].tolist())):
+        own = {name: inputs[name][expert].double() for name in ("w13", "w2", "b13", "b2") if name in inputs}
+        sums = inputs["packed"][first:end].double() @ own["w13"].T + own.get("b13", 0)
+        y[first:end] = act(*sums.split(SHAPE["intermediate"], 1)) @ own["w2"].T + own.get("b2", 0)
+    return {"y": y}
+
+
+@pytest.mark.parametrize(
+    ("activation", "products", "numbers"), [("relu2", 4, 2 * 32 * 48), ("swiglu_oai", 6, 3 * 32 * 48 + 2 * 48 + 32)]
+)
+def test_cost_of_other_activations(activation, products, numbers):
+    """Without a gate there are two products; biases are read as well. By hand: 5 experts of H=32, I=48 in float32."""
+    cell, inputs, expected = case(activation=activation)
+    cost = definition.cost(cell, inputs, {"y": expected["y"]}, expected)
+    assert cost.flops == products * 100 * 32 * 48
+    assert cost.read_bytes == 100 * 32 * 4 + 5 * numbers * 4 + 4 * 6
 
 
 def test_padding_rows_are_not_looked_at_and_not_counted():

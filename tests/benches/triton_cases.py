@@ -14,6 +14,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.kernels.combine import Combine, triton_combine
+from moe_routing_bench.kernels.experts import ACTIVATIONS
 from moe_routing_bench.kernels.pack import Pack, triton_pack, triton_pack_fp8
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -178,6 +179,10 @@ if __name__ == "__main__":
         shape = {"tokens": tokens, "experts": experts, "top_k": top_k, "layout": layout}
         check_by_definition(cell_of("permute", capacity_factor=factor, **shape).but(skew=skew))
         print("ok permute", case, flush=True)
+    for activation in ACTIVATIONS[1:]:
+        shape = {"tokens": 9, "hidden": 40, "intermediate": 24, "experts": 5, "top_k": 2}
+        check_by_definition(cell_of("experts", dtype="fp16", activation=activation, **shape))
+        print("ok experts", activation, flush=True)
     for case, (tokens, hidden, intermediate, experts, top_k, factor, skew, layout) in EXPERTS.items():
         shape = {"tokens": tokens, "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k}
         cell = cell_of("experts", dtype="fp16", layout=layout, capacity_factor=factor, **shape).but(skew=skew)

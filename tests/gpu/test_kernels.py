@@ -20,6 +20,7 @@ from moe_routing_bench.config import expand
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.formats import QUANTISED
 from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.kernels.experts import ACTIVATIONS
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.store.platforms import missing
 
@@ -58,13 +59,16 @@ EDGES = {
 }  # fmt: skip
 
 
-def cell_of(bench: str, tokens, hidden, experts, top_k, factor, skew, layout, dtype, router="softmax_topk_renorm", seed=17):  # fmt: skip
-    """A cell with what the bench reads, though no config would allow it; padded rows without a capacity get one."""
+def cell_of(bench: str, tokens, hidden, experts, top_k, factor, skew, layout, dtype, router="softmax_topk_renorm", seed=17, activation="swiglu", vectors=False):  # fmt: skip
+    """A cell with what the bench reads, though no config would allow it; padded rows without a capacity get one.
+
+    `vectors`: the inner width of experts is a multiple of 8, which library products need; else it is odd.
+    """
     packed, dtype = dtype, "bf16" if dtype in QUANTISED else dtype
     every = {
         "tokens": tokens, "hidden": hidden, "experts": experts, "top_k": top_k, "skew": skew, "layout": layout, "dtype": dtype,
         "capacity_factor": 1.25 if layout == "padded" and factor is None else factor, "packed": packed, "router": router, "seed": seed,
-        "intermediate": hidden and hidden // 2 + 5, "weights": dtype,
+        "intermediate": hidden and (hidden // 16 * 8 + 8 if vectors else hidden // 2 + 5), "weights": dtype, "activation": activation,
     }  # fmt: skip
     base = expand.cell_of(bench, tokens=8, hidden=8, intermediate=8, experts=8, top_k=2)
     return base.but(**{axis: value for axis, value in every.items() if axis in dict(base.values)})
@@ -119,6 +123,15 @@ def test_edge_cases(bench, name, edge):
     run(cell_of(bench, *EDGES[edge]), name)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("name", ["triton", "quack", "torch_grouped_mm"])
+def test_activations(name, activation):
+    """Whole vectors, so that every library takes them; some experts have no row."""
+    run(
+        cell_of("experts", 300, 22 * 16, 60, 4, None, 1.0, "compact", "bf16", activation=activation, vectors=True), name
+    )
+
+
 @pytest.mark.parametrize("name", ["triton", "triton_gather", "cute", "cute_quack", "cute_quack_gather"])
 @pytest.mark.parametrize(
     "shape",
@@ -131,7 +144,7 @@ def test_edge_cases(bench, name, edge):
 )
 def test_layers(shape, name):
     """Stages that are ours, or fused."""
-    run(cell_of("layer", *shape), name)
+    run(cell_of("layer", *shape, vectors=True), name)
 
 
 @pytest.mark.parametrize(

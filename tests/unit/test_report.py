@@ -16,6 +16,7 @@ from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew, pairs
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.render import render, small
 from moe_routing_bench.report.targets import targets
+from moe_routing_bench.store import records
 
 
 def test_report(tmp_path):
@@ -83,7 +84,7 @@ STORED = Path(__file__).parents[2] / "results/nvidia-h200/measurements.parquet"
 
 def test_targets():
     """Stored rows give every line; another platform has none."""
-    table = pd.read_parquet(STORED)
+    table = records.read(STORED).to_pandas()
     lines = {line.what: line for line in targets(table)}
     assert len(lines) == 16 and lines["routing, T=64, H=2048, E=128, k=8"].met
     assert lines["pack, T ≥ 16384, H ≥ 2048"].cells == 18  # without the rows that are quantised while they are packed

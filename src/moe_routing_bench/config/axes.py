@@ -16,6 +16,7 @@ from annotated_types import Ge, Gt, Le
 from moe_routing_bench import formats
 from moe_routing_bench.fields import NONE, Choice, Distinct, OrNone
 from moe_routing_bench.grid.cell import Value
+from moe_routing_bench.kernels.experts import ACTIVATIONS
 from moe_routing_bench.kernels.permute.layout import LAYOUTS
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload import skew
@@ -93,6 +94,7 @@ _TABLE = (
     Axis("sampler", str, "how assignments are drawn", "workload", default="exact", choices=skew.SAMPLERS),
     Axis("trace", str, "Parquet file of recorded routing, for the sampler trace", "workload", scope="scalar", optional=True),
     Axis("router", str, "routing rule", "way", default="softmax_topk_renorm", choices=tuple(ROUTERS), open=True, preset=True),
+    Axis("activation", str, "what an expert computes between its products; of a model, its own", "way", default="swiglu", choices=ACTIVATIONS, preset=True, silent=True),
     Axis("dtype", str, "format of the activations", "format", default="bf16", choices=formats.PLAIN),
     Axis("packed", str, "format of the rows after pack", "format", prefix="packed-", follows="dtype", choices=tuple(formats.FORMATS)),
     Axis("weights", str, "format of the experts' weights", "format", prefix="weights-", follows="dtype", choices=formats.PLAIN),

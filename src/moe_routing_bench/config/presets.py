@@ -18,7 +18,6 @@ class Recorded(schema.Strict):
     shared_experts: Whole = 0
     shared_intermediate: Count | None = None
     routed_scale: Amount = 1.0
-    activation: str = ""
     note: str = ""
     source: str = ""
     unsupported: str = ""  # why it cannot be measured

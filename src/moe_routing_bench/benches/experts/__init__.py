@@ -1,4 +1,4 @@
-"""experts: SwiGLU feed-forward networks of all experts over packed rows, with real weights."""
+"""experts: feed-forward networks of all experts over packed rows, with real weights."""
 
 from moe_routing_bench.benches.bench import Bench, Implementation, Peer
 
@@ -6,10 +6,10 @@ QUACK = Peer("quack", "quack-kernels", "pip install -e '.[peers]'")
 
 BENCH = Bench(
     name="experts",
-    summary="packed rows -> SwiGLU of every row's expert",
+    summary="packed rows -> feed-forward network of every row's expert",
     axes=(
         *("tokens", "hidden", "intermediate", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace"),
-        *("dtype", "packed", "weights", "layout", "model"),
+        *("activation", "dtype", "packed", "weights", "layout", "model"),
     ),
     baseline="torch_grouped_mm",
     implementations=(
@@ -19,7 +19,7 @@ BENCH = Bench(
         Implementation("triton", "triton_experts", requires=("cuda", "triton")),
         Implementation("quack", "quack_experts", requires=("cuda", "cutlass"), peer=QUACK),
     ),
-    reads=("packed", "scales", "offsets", "w13", "w2"),
+    reads=("packed", "scales", "offsets", "w13", "w2", "b13", "b2"),
     writes=("y",),
-    shared=("w13", "w2"),
+    shared=("w13", "w2", "b13", "b2"),
 )

@@ -1,9 +1,10 @@
 """What `experts` computes, on what, and when an answer is right.
 
 Inputs: packed (R, H) in the cell's packed format, with scales where that has them, N(0, 1) before it is quantised, padding rows zero;
-offsets (E + 1,) int32, the first row of every expert; w13 (E, 2 I, H) (W1 above W3) and w2 (E, H, I) in the cell's weight
-format, scaled by one over the square root of the fan-in and shared by all input sets. Output: y (R, H) of the activations'
-format, y = (silu(x W1^T) * (x W3^T)) W2^T for the expert of each row. Padding rows of y are not looked at: nothing reads them.
+offsets (E + 1,) int32, the first row of every expert; w13 (E, N, H) and w2 (E, H, I) in the cell's weight format, scaled by one
+over the square root of the fan-in and shared by all input sets, as are the biases b13 (E, N) and b2 (E, H) of activations that
+have them, N(0, 16), so that a tenth of the gates is clamped. Output: y (R, H) of the activations' format, the expert of each row as
+`kernels.experts` defines it. Padding rows of y are not looked at: nothing reads them.
 """
 
 import itertools
@@ -23,7 +24,7 @@ from moe_routing_bench.workload.rows import row_layout, row_map
 def problem(cell: Cell) -> Experts:
     """The sizes and formats of a cell."""
     rows, formats = row_layout(cell), (cell.dtype, packed_format(cell).name, weight_format(cell).name)
-    return Experts(rows.rows, cell.hidden, cell.intermediate, rows.experts, *formats, rows.padded)
+    return Experts(rows.rows, cell.hidden, cell.intermediate, rows.experts, *formats, rows.padded, cell.activation)
 
 
 def packed_format(cell: Cell) -> Format:
@@ -53,11 +54,17 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
 def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     """The experts' weights, drawn once per cell."""
     rng, hidden, inner = generator(seed, device), cell.hidden, cell.intermediate
-    weights = weight_format(cell).name
-    return {
-        "w13": randn((cell.experts, 2 * inner, hidden), weights, rng).mul_(hidden**-0.5),
+    weights, wide = weight_format(cell).name, inner if cell.activation == "relu2" else 2 * inner
+    drawn = {
+        "w13": randn((cell.experts, wide, hidden), weights, rng).mul_(hidden**-0.5),
         "w2": randn((cell.experts, hidden, inner), weights, rng).mul_(inner**-0.5),
     }
+    if cell.activation == "swiglu_oai":
+        drawn |= {
+            "b13": randn((cell.experts, wide), weights, rng).mul_(4),
+            "b2": randn((cell.experts, hidden), weights, rng).mul_(4),
+        }
+    return drawn
 
 
 def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -66,10 +73,18 @@ def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"y": torch.empty(packed.shape, dtype=dtype, device=packed.device)}
 
 
-def swiglu(x: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
-    """x (n, H), w13 (2 I, H), w2 (H, I) -> (n, H) of the precision of x."""
-    gate, up = (x @ w13.to(x.dtype).T).chunk(2, dim=-1)
-    return (F.silu(gate) * up) @ w2.to(x.dtype).T
+def apply(cell: Cell, x: Tensor, inputs: dict[str, Tensor], expert: int) -> Tensor:
+    """One expert: x (n, H) -> (n, H) of the precision of x."""
+    own = {name: inputs[name][expert].to(x.dtype) for name in ("w13", "w2", "b13", "b2") if name in inputs}
+    w2, b13, b2 = own["w2"], own.get("b13", 0.0), own.get("b2", 0.0)
+    sums = x @ own["w13"].T + b13
+    if cell.activation == "relu2":
+        return torch.where(sums > 0, sums * sums, 0) @ w2.T + b2
+    gate, up = sums[:, : cell.intermediate], sums[:, cell.intermediate :]
+    if cell.activation == "swiglu_oai":
+        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+        return (gate / (1 + (-1.702 * gate).exp()) * (up + 1)) @ w2.T + b2
+    return ((F.silu(gate) if cell.activation == "swiglu" else F.gelu(gate, approximate="tanh")) * up) @ w2.T + b2
 
 
 def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -82,14 +97,19 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         if end > first:
             rows = packed[first:end]
             x = dequantise(rows, inputs["scales"][first:end], form) if form.quantised else rows
-            y[first:end] = swiglu(x.to(wide), inputs["w13"][expert], inputs["w2"][expert])
+            y[first:end] = apply(cell, x.to(wide), inputs, expert)
     return {"y": y}
 
 
+# relu2: sums, twice as they are squared, the square, the down product. swiglu_oai: gate, up and their biases, what the sigmoid is
+# given and gives, both products, up + 1, the down product and its bias.
+_ROUNDINGS = {"swiglu": 5, "geglu": 5, "relu2": 4, "swiglu_oai": 11}
+
+
 def roundings(cell: Cell) -> int:
-    """Roundings in a row to the activations' format: gate and up, activation, product and the down product; in float32 also
-    those of the sums."""
-    return 5 + (2 * (cell.hidden + cell.intermediate) if cell.dtype == "fp32" else 0)
+    """Roundings in a row to the activations' format, for `swiglu` gate and up, activation, product and the down product; in
+    float32 also those of the sums."""
+    return _ROUNDINGS[cell.activation] + (2 * (cell.hidden + cell.intermediate) if cell.dtype == "fp32" else 0)
 
 
 def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
@@ -104,9 +124,19 @@ def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor
 
 
 def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:
-    """Rows in use, and the weights of every expert that has one, read once; rows in use written once; 6 H I per row."""
+    """Rows in use, and weights and biases of every expert that has one, read once; rows in use written once; products as `flops` counts."""
     kept = inputs["inverse"] >= 0
     rows, active = int(kept.sum()), int(inputs["topk_ids"][kept].unique().numel())
-    weights = nbytes(inputs["w13"], inputs["w2"]) // cell.experts * active
+    weights = weight_bytes(cell, inputs) * active
     read = rows * packed_format(cell).row_bytes(cell.hidden) + weights + nbytes(inputs["offsets"])
-    return Cost(read, rows * FORMATS[cell.dtype].row_bytes(cell.hidden), 6 * rows * cell.hidden * cell.intermediate)
+    return Cost(read, rows * FORMATS[cell.dtype].row_bytes(cell.hidden), flops(cell, rows))
+
+
+def weight_bytes(cell: Cell, inputs: dict[str, Tensor]) -> int:
+    """Bytes of one expert's weights and biases."""
+    return sum(nbytes(inputs[name]) for name in ("w13", "w2", "b13", "b2") if name in inputs) // cell.experts
+
+
+def flops(cell: Cell, rows: int) -> int:
+    """Of the products of `rows` rows: 6 H I per row, or 4 H I without a gate."""
+    return (4 if cell.activation == "relu2" else 6) * rows * cell.hidden * cell.intermediate

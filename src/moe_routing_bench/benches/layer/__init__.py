@@ -1,4 +1,4 @@
-"""layer: routing around SwiGLU experts with real weights for every expert."""
+"""layer: routing around experts with real weights for every expert."""
 
 from moe_routing_bench.benches.bench import Bench, Implementation, Peer, Stage
 from moe_routing_bench.benches.experts import QUACK
@@ -31,10 +31,10 @@ _TRANSFORMERS = [
 
 BENCH = Bench(
     name="layer",
-    summary="routing + SwiGLU experts, device time per stage and in total",
+    summary="routing + experts, device time per stage and in total",
     axes=(
         *("tokens", "hidden", "intermediate", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace"),
-        *("router", "dtype", "packed", "weights", "model"),
+        *("router", "activation", "dtype", "packed", "weights", "model"),
     ),
     baseline="torch_grouped_mm",
     implementations=(
@@ -54,9 +54,9 @@ BENCH = Bench(
         ),
         *_TRANSFORMERS,
     ),
-    reads=("logits", "bias", "x", "w13", "w2"),
+    reads=("logits", "bias", "x", "w13", "w2", "b13", "b2"),
     writes=("combined",),
-    shared=("w13", "w2"),
+    shared=("w13", "w2", "b13", "b2"),
     stages=STAGES,
     row_passes=2,
 )

@@ -24,7 +24,7 @@ assignment = routing.assignment
 def problem(cell: Cell) -> Layer:
     """The sizes and formats of a cell."""
     formats = (cell.dtype, cell.packed, cell.weights)
-    return Layer(row_layout(cell), cell.hidden, cell.intermediate, *formats, cell.router)
+    return Layer(row_layout(cell), cell.hidden, cell.intermediate, *formats, cell.router, cell.activation)
 
 
 def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -37,7 +37,7 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     for expert in range(cell.experts):
         token, slot = ((known["topk_ids"] == expert) & kept).nonzero(as_tuple=True)
         if len(token):
-            y = experts.swiglu(x[token].to(wide), inputs["w13"][expert], inputs["w2"][expert])
+            y = experts.apply(cell, x[token].to(wide), inputs, expert)
             total.index_add_(0, token, y * known["topk_weights"][token, slot].to(wide).unsqueeze(1))
     return known | {"combined": total}
 
@@ -60,9 +60,8 @@ def check(
 
 
 def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:
-    """Scores, tokens and the weights of every expert that has a token read once, outputs written once; 6 H I per row."""
+    """Scores, tokens and the weights of every expert that has a token read once, outputs written once; the experts' products."""
     kept = expected["inverse"] >= 0
     active = int(expected["topk_ids"][kept].unique().numel())
-    weights = (nbytes(inputs["w13"], inputs["w2"]) // cell.experts) * active
-    flops = 6 * int(kept.sum()) * cell.hidden * cell.intermediate
+    weights, flops = experts.weight_bytes(cell, inputs) * active, experts.flops(cell, int(kept.sum()))
     return Cost(nbytes(inputs["logits"], inputs["x"]) + weights, nbytes(outputs["combined"]), flops)

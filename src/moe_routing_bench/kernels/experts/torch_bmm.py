@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.kernels.experts.swiglu import mixed_formats, plain_rows, swiglu
+from moe_routing_bench.kernels.experts.common import activate, mixed_formats, plain_rows
 
 
 def unsupported(problem: Experts) -> str | None:
@@ -25,8 +25,10 @@ def bind(
     w2: Tensor,
     y: Tensor,
     scales: Tensor | None = None,
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> Callable[[], None]:
-    """Bind packed (R, H), scales of a quantised format, w13 (E, 2 I, H), w2 (E, H, I); the call writes y (R, H).
+    """Bind packed (R, H), scales of a quantised format, w13 (E, N, H), w2 (E, H, I) and biases; the call writes y (R, H).
 
     R is a multiple of E, and expert e has rows e R / E to (e + 1) R / E, as the layout `padded` lays them: `offsets`
     says no more.
@@ -36,6 +38,10 @@ def bind(
 
     def run() -> None:
         rows = plain_rows(problem, packed, scales).view(shape)
-        torch.bmm(swiglu(torch.bmm(rows, w13)), w2, out=result)
+        if b13 is None or b2 is None:
+            torch.bmm(activate(problem.activation, torch.bmm(rows, w13)), w2, out=result)
+        else:
+            inner = activate(problem.activation, torch.baddbmm(b13.unsqueeze(1), rows, w13))
+            torch.baddbmm(b2.unsqueeze(1), inner, w2, out=result)
 
     return run

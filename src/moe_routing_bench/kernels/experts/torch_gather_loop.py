@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from moe_routing_bench.kernels.experts.common import activate
 from moe_routing_bench.kernels.layer import Layer
 
 
@@ -16,9 +16,19 @@ def unsupported(problem: Layer) -> str | None:
 
 
 def bind(
-    problem: Layer, *, x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor
+    problem: Layer,
+    *,
+    x: Tensor,
+    order: Tensor,
+    inverse: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    y: Tensor,
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> Callable[[], None]:
-    """Bind x (T, H), order (R,), offsets (E + 1,), w13 (E, 2 I, H), w2 (E, H, I); the call writes y (R, H).
+    """Bind x (T, H), order (R,), offsets (E + 1,), w13 (E, N, H), w2 (E, H, I) and biases; the call writes y (R, H).
 
     Loads are read on the host in every call, so the true cost is the wall time.
     """
@@ -28,7 +38,10 @@ def bind(
         for expert, (first, end) in enumerate(itertools.pairwise(offsets.tolist())):
             if end > first:
                 rows = x[order[first:end].clamp_min(0) // top_k]
-                gate, up = (rows @ w13[expert].T).chunk(2, dim=-1)
-                torch.mm(F.silu(gate) * up, w2[expert].T, out=y[first:end])
+                if b13 is None or b2 is None:
+                    torch.mm(activate(problem.activation, rows @ w13[expert].T), w2[expert].T, out=y[first:end])
+                else:
+                    inner = activate(problem.activation, torch.addmm(b13[expert], rows, w13[expert].T))
+                    torch.addmm(b2[expert], inner, w2[expert].T, out=y[first:end])
 
     return run

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.kernels.experts.swiglu import mixed_formats, swiglu, unaligned
+from moe_routing_bench.kernels.experts.common import activate, biases_of_rows, mixed_formats, unaligned
 
 
 def unsupported(problem: Experts) -> str | None:
@@ -20,11 +20,27 @@ def unsupported(problem: Experts) -> str | None:
 
 
 def bind(
-    problem: Experts, *, packed: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor | None = None
+    problem: Experts,
+    *,
+    packed: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    y: Tensor | None = None,
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> Callable[[], dict[str, Tensor]]:
-    """Bind packed (R, H) bfloat16, offsets (E + 1,) int32, w13 (E, 2 I, H), w2 (E, H, I); the call returns y (R, H).
+    """Bind packed (R, H) bfloat16, offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I) and biases; the call returns y (R, H).
 
     torch allocates the result, which is returned as {"y": result}. So a bound `y` is neither needed nor written: copying to it would add R rows of traffic.
     """
     ends, w13, w2 = offsets[1:], w13.transpose(1, 2), w2.transpose(1, 2)
-    return lambda: {"y": F.grouped_mm(swiglu(F.grouped_mm(packed, w13, offs=ends)), w2, offs=ends)}
+
+    def run() -> dict[str, Tensor]:
+        sums = F.grouped_mm(packed, w13, offs=ends)
+        if b13 is not None:
+            sums = sums + biases_of_rows(b13, offsets, len(packed))
+        y = F.grouped_mm(activate(problem.activation, sums), w2, offs=ends)
+        return {"y": y if b2 is None else y + biases_of_rows(b2, offsets, len(packed))}
+
+    return run

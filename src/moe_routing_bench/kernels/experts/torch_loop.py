@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.kernels.experts.swiglu import mixed_formats as unsupported
-from moe_routing_bench.kernels.experts.swiglu import plain_rows, swiglu
+from moe_routing_bench.kernels.experts.common import activate, plain_rows
+from moe_routing_bench.kernels.experts.common import mixed_formats as unsupported
 
 __all__ = ["bind", "unsupported"]
 
@@ -22,8 +22,10 @@ def bind(
     w2: Tensor,
     y: Tensor,
     scales: Tensor | None = None,
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> Callable[[], None]:
-    """Bind packed (R, H) and its scales, offsets (E + 1,) int32, w13 (E, 2 I, H), w2 (E, H, I); the call writes y (R, H).
+    """Bind packed (R, H) and its scales, offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I) and biases; the call writes y (R, H).
 
     The call reads the offsets on the host: its true cost is the wall time, and a CUDA graph cannot hold it.
     """
@@ -32,6 +34,10 @@ def bind(
         for e, (first, end) in enumerate(itertools.pairwise(offsets.tolist())):
             if end > first:
                 rows = plain_rows(problem, packed[first:end], None if scales is None else scales[first:end])
-                torch.mm(swiglu(rows @ w13[e].T), w2[e].T, out=y[first:end])
+                if b13 is None or b2 is None:
+                    torch.mm(activate(problem.activation, rows @ w13[e].T), w2[e].T, out=y[first:end])
+                else:
+                    inner = activate(problem.activation, torch.addmm(b13[e], rows, w13[e].T))
+                    torch.addmm(b2[e], inner, w2[e].T, out=y[first:end])
 
     return run

@@ -1,8 +1,8 @@
-"""Experts in Triton: two grouped matrix products over rows sorted by expert, with SwiGLU in the epilogue of the first.
+"""Experts in Triton: two grouped matrix products over rows sorted by expert, with the activation in the epilogue of the first.
 
 Strategy: a program computes a tile of an expert's rows and some columns. Which expert and rows its number stands for, it
 finds from the offsets, so nothing is read on the host and no row is padded: the grid is as large as any routing can need,
-and programs without a tile end at once. The first product holds a gate and an up tile of sums, and writes silu(gate) * up,
+and programs without a tile end at once. The first product holds a gate and an up tile of sums, and writes what the activation makes of them,
 rounded once. Rows may be gathered through `order` as they are loaded (`triton_gather`), so that no packed copy is needed.
 With few rows per expert, tiles are low and steps along the inner dimension long: then the weights' bytes set the time.
 
@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.kernels.experts.swiglu import mixed_formats
+from moe_routing_bench.kernels.experts import OAI_ALPHA, OAI_LIMIT, Experts
+from moe_routing_bench.kernels.experts.common import mixed_formats
 
 MOST_STAGES = 4
 LEAST_SHARED = 99 << 10  # bytes of shared memory that a program may have on any GPU since compute capability 8.0
@@ -62,16 +62,37 @@ def load_step(pointers, k, inside, K: tl.constexpr, STEP: tl.constexpr, WHOLE: t
 
 
 @triton.jit
+def activate(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
+    """An activation of float32 sums; `relu2` looks at the gate alone."""
+    if ACTIVATION == "swiglu":
+        return gate * tl.sigmoid(gate) * up
+    elif ACTIVATION == "geglu":  # gelu made of tanh: x (1 + tanh(z)) / 2 = x sigmoid(2 z)
+        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
+    elif ACTIVATION == "relu2":
+        positive = tl.maximum(gate, 0.0)
+        return positive * positive
+    else:
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        return gate * tl.sigmoid(ALPHA * gate) * (up + 1)
+
+
+@triton.jit
 def grouped_kernel(
     x_ptr,
     order_ptr,
     offsets_ptr,
     w_ptr,
+    bias_ptr,
     out_ptr,
     experts,
     N: tl.constexpr,
     K: tl.constexpr,
     GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALPHA: tl.constexpr,
     TOP_K: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -80,8 +101,8 @@ def grouped_kernel(
 ):
     """One program: a tile of out (R, N) = x (R, K) w^T for the expert of its rows, w (E, N, K).
 
-    GATED: w is (E, 2 N, K), the gate above the up projection, and out is silu(gate) * up. TOP_K above 0: row r of x is the
-    token order[r] // TOP_K of x (T, K).
+    GATED: w is (E, 2 N, K), the gate above the up projection. BIASED: the bias of w's rows is added. ACTIVATION: what is made of
+    the sums, or nothing for an empty name. TOP_K above 0: row r of x is the token order[r] // TOP_K of x (T, K).
     """
     parts: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
     program = tl.program_id(0)
@@ -106,8 +127,13 @@ def grouped_kernel(
             if GATED:
                 w = load_step(w_at + N * K + start, start + k[:, None], (column < N)[None, :], K, STEP, whole)
                 up = tl.dot(x, w, up)
-        if GATED:
-            sums = sums * tl.sigmoid(sums) * up
+        if BIASED:
+            bias_at = bias_ptr + expert * wide + column
+            sums += tl.load(bias_at, mask=column < N, other=0.0).to(tl.float32)[None, :]
+            if GATED:
+                up += tl.load(bias_at + N, mask=column < N, other=0.0).to(tl.float32)[None, :]
+        if ACTIVATION != "":
+            sums = activate(sums, up, ACTIVATION, LIMIT, ALPHA)
         written = (row < end)[:, None] & (column < N)[None, :]
         out_at = out_ptr + row.to(tl.int64)[:, None] * N + column[None, :]
         tl.store(out_at, sums.to(out_ptr.dtype.element_ty), mask=written)
@@ -132,19 +158,34 @@ def unsupported(problem: Experts) -> str | None:
 
 
 def bind(
-    problem: Experts, *, packed: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor
+    problem: Experts,
+    *,
+    packed: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    y: Tensor,
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> Callable[[], None]:
-    """Bind packed (R, H), offsets (E + 1,) int32, w13 (E, 2 I, H), w2 (E, H, I), all contiguous -> y (R, H)."""
-    return launcher(packed, packed, 0, offsets, w13, w2, y)
+    """Bind packed (R, H), offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I) and biases, all contiguous -> y (R, H)."""
+    return launcher(problem, packed, packed, 0, offsets, (w13, w2), (b13, b2), y)
 
 
 def launcher(
-    x: Tensor, order: Tensor, top_k: int, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor
+    problem: Experts,
+    x: Tensor,
+    order: Tensor,
+    top_k: int,
+    offsets: Tensor,
+    weights: tuple[Tensor, Tensor],
+    biases: tuple[Tensor | None, Tensor | None],
+    y: Tensor,
 ) -> Callable[[], None]:
     """Both launches -> y (R, H). Row r is x[r], or x[order[r] // top_k] with `top_k` above 0."""
-    activated = torch.empty((len(y), w2.shape[2]), dtype=y.dtype, device=y.device)
-    up = _launch(x, order, top_k, offsets, w13, activated, gated=True)
-    down = _launch(activated, order, 0, offsets, w2, y, gated=False)
+    activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
+    up = _launch(x, order, top_k, offsets, weights[0], biases[0], activated, problem.activation, problem.gated)
+    down = _launch(activated, order, 0, offsets, weights[1], biases[1], y, "", gated=False)
 
     def run() -> None:
         up()
@@ -154,7 +195,15 @@ def launcher(
 
 
 def _launch(
-    x: Tensor, order: Tensor, top_k: int, offsets: Tensor, w: Tensor, out: Tensor, gated: bool
+    x: Tensor,
+    order: Tensor,
+    top_k: int,
+    offsets: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    activation: str,
+    gated: bool,
 ) -> Callable[[], None]:
     """One product, compiled and loaded: neither may happen while a CUDA graph is captured."""
     (rows, n), experts = out.shape, len(w)
@@ -162,7 +211,8 @@ def _launch(
     tiles = rows // tiling.rows + min(experts, rows)  # the most: the rows of each expert may leave one that is not full
     grid = (tiles * triton.cdiv(n, tiling.columns),)
     arguments = (
-        *(x, order, offsets, w, out, experts, n, x.shape[1], gated, top_k, triton.next_power_of_2(experts)),
+        *(x, order, offsets, w, w if bias is None else bias, out, experts, n, x.shape[1], gated, bias is not None),
+        *(activation, OAI_LIMIT, OAI_ALPHA, top_k, triton.next_power_of_2(experts)),
         *(tiling.rows, tiling.columns, tiling.step),
     )
     options = {"num_warps": tiling.warps, "num_stages": tiling.stages}

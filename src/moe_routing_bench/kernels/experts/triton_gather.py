@@ -8,19 +8,27 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from moe_routing_bench.kernels.experts import Experts, triton_experts
+from moe_routing_bench.kernels.experts import triton_experts
 from moe_routing_bench.kernels.layer import Layer
 
 
 def unsupported(problem: Layer) -> str | None:
     """Why it cannot run, or None."""
-    formats = (problem.dtype, problem.packed, problem.weights)
-    experts = Experts(0, problem.hidden, problem.intermediate, problem.layout.experts, *formats)
-    return problem.repacked or triton_experts.unsupported(experts)
+    return problem.repacked or triton_experts.unsupported(problem.experts)
 
 
 def bind(
-    problem: Layer, *, x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor
+    problem: Layer,
+    *,
+    x: Tensor,
+    order: Tensor,
+    inverse: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    y: Tensor,
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> Callable[[], None]:
-    """Bind x (T, H), order (R,) int32, offsets (E + 1,) int32, w13 (E, 2 I, H), w2 (E, H, I) -> y (R, H)."""
-    return triton_experts.launcher(x, order, problem.layout.top_k, offsets, w13, w2, y)
+    """Bind x (T, H), order (R,) int32, offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I), biases -> y (R, H)."""
+    return triton_experts.launcher(problem.experts, x, order, problem.layout.top_k, offsets, (w13, w2), (b13, b2), y)

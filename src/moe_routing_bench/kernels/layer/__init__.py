@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+from moe_routing_bench.kernels.experts import Experts
 from moe_routing_bench.kernels.permute.layout import RowLayout
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Tensors: logits (T, E) float32, x (T, H) of `dtype`, w13 (E, 2 I, H) and w2 (E, H, I) of `weights`; combined (T, H)."""
+    """Tensors: logits (T, E) float32, x (T, H) of `dtype`, w13, w2, b13 and b2 as `Experts` has them; combined (T, H)."""
 
     layout: RowLayout  # tokens, top_k, experts, capacity and where rows lie
     hidden: int
@@ -16,6 +17,15 @@ class Layer:
     packed: str  # format of the packed rows, where there are any
     weights: str  # format of the experts' weights
     router: str  # routing rule, a name of `routers.ROUTERS`
+    activation: str = "swiglu"  # of `experts.ACTIVATIONS`
+
+    @property
+    def experts(self) -> Experts:
+        """The problem of its experts."""
+        layout, formats = self.layout, (self.dtype, self.packed, self.weights)
+        return Experts(
+            layout.rows, self.hidden, self.intermediate, layout.experts, *formats, layout.padded, self.activation
+        )
 
     @property
     def repacked(self) -> str | None:

@@ -12,14 +12,18 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from moe_routing_bench.kernels.experts.swiglu import unaligned
+from moe_routing_bench.kernels.experts.common import unaligned
 from moe_routing_bench.kernels.layer import Layer
+
+_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}  # of the gate, by the library's names
 
 
 def unsupported(problem: Layer, form: str) -> str | None:
     """Why it cannot run, or None."""
     if problem.layout.capacity is not None:
         return "transformers' experts have no capacity limit"
+    if problem.activation not in _ACTIVATIONS:
+        return f"transformers' Qwen3-MoE module has no {problem.activation}"
     if not problem.dtype == problem.packed == problem.weights:
         return (
             f"takes tokens, rows and weights of one format, not {problem.dtype}, {problem.packed} and {problem.weights}"
@@ -38,7 +42,9 @@ def bind(
 
     sizes = {"num_experts": len(w2), "hidden_size": problem.hidden, "moe_intermediate_size": problem.intermediate}
     with torch.device("meta"):
-        module = Qwen3MoeExperts(SimpleNamespace(**sizes, hidden_act="silu", _experts_implementation=form))
+        module = Qwen3MoeExperts(
+            SimpleNamespace(**sizes, hidden_act=_ACTIVATIONS[problem.activation], _experts_implementation=form)
+        )
     module.gate_up_proj, module.down_proj = (nn.Parameter(w, requires_grad=False) for w in (w13, w2))
 
     def run() -> dict[str, Tensor]:

@@ -1,17 +1,34 @@
 """What experts share: the activation, rows as numbers, and which formats torch can multiply."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from moe_routing_bench.formats import FORMATS, dequantise
-from moe_routing_bench.kernels.experts import Experts
+from moe_routing_bench.kernels.experts import OAI_ALPHA, OAI_LIMIT, Experts
 from moe_routing_bench.kernels.layer import Layer
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """(..., 2 I) gate beside up -> (..., I): silu(gate) * up."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+def activate(activation: str, sums: Tensor) -> Tensor:
+    """Sums of the first product, (..., 2 I) gate beside up, or (..., I) of `relu2` -> (..., I). In the dtype of the sums."""
+    if activation == "relu2":
+        return F.relu(sums).square()
+    gate, up = sums.chunk(2, dim=-1)
+    if activation == "swiglu":
+        return F.silu(gate) * up
+    if activation == "geglu":
+        return F.gelu(gate, approximate="tanh") * up
+    gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
+    return gate * torch.sigmoid(OAI_ALPHA * gate) * (up + 1)
+
+
+def biases_of_rows(bias: Tensor, offsets: Tensor, rows: int) -> Tensor:
+    """Bias (E, N) of each of `rows` rows that `offsets` (E + 1,) gives to experts: (rows, N); nothing is read on the host.
+
+    Rows of no expert get those of the last one.
+    """
+    numbers = torch.arange(rows, dtype=offsets.dtype, device=offsets.device)
+    return bias[torch.searchsorted(offsets[1:], numbers, right=True).clamp_max(len(bias) - 1)]
 
 
 def plain_rows(problem: Experts, packed: Tensor, scales: Tensor | None) -> Tensor:
