@@ -132,7 +132,9 @@ def test_activations(name, activation):
     )
 
 
-@pytest.mark.parametrize("name", ["triton", "triton_gather", "cute", "cute_quack", "cute_quack_gather"])
+@pytest.mark.parametrize(
+    "name", ["triton", "triton_gather", "cute", "cute_quack", "cute_quack_gather", "sonicmoe", "liger", "moe_ops"]
+)
 @pytest.mark.parametrize(
     "shape",
     [

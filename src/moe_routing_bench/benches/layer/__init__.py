@@ -16,7 +16,8 @@ _COMPILED, _CUTE = (_GROUPED | dict.fromkeys(_ROUTING, name) for name in ("torch
 _TRITON = dict.fromkeys((*_ROUTING, "experts"), "triton")
 _GATHER = dict.fromkeys(("router", "permute", "combine"), "triton") | {"pack+experts": "experts.triton_gather"}
 _CUTE_GATHER = dict.fromkeys(("router", "permute", "combine"), "cute") | {"pack+experts": "experts.quack_gather"}
-_THEIRS = {"permute+pack+experts+combine": "layer.transformers_experts"}
+_ALL = "permute+pack+experts+combine"
+_THEIRS = {_ALL: "layer.transformers_experts"}
 _TRANSFORMERS = [
     Implementation(
         f"transformers_{form}",
@@ -27,6 +28,22 @@ _TRANSFORMERS = [
         declares=("rounded_sums",) if form == "eager" else (),
     )
     for form in ("eager", "batched_mm", "grouped_mm")
+]
+_BEHIND_OUR_ROUTER = [
+    Implementation(
+        name,
+        requires=("cuda", "triton", "cutlass"),
+        layout="compact",
+        parts={"router": "cute", _ALL: f"layer.{name}_experts"},
+        peer=Peer(
+            module, distribution, f"pip install --no-deps {distribution}=={version}"
+        ),  # their pins are older than what works
+    )
+    for name, module, distribution, version in (
+        ("sonicmoe", "sonicmoe", "sonic-moe", "0.1.2.post1"),
+        ("liger", "liger_kernel", "liger-kernel", "0.8.5"),
+        ("moe_ops", "moe_ops", "moe-ops", "0.1.0"),
+    )
 ]
 
 BENCH = Bench(
@@ -52,6 +69,7 @@ BENCH = Bench(
         Implementation(
             "cute_quack_gather", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GATHER, peer=QUACK
         ),
+        *_BEHIND_OUR_ROUTER,
         *_TRANSFORMERS,
     ),
     reads=("logits", "bias", "x", "w13", "w2", "b13", "b2"),

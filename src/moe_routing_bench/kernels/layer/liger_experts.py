@@ -1,0 +1,41 @@
+"""permute, pack, experts and combine by Liger's fused MoE function (liger-kernel 0.8.5), in Triton.
+
+It reads the number of tiles on the host, so it cannot be captured. Its tuner takes one to two minutes per shape: each kernel is
+pinned to its one default configuration instead (`LIGER_FUSED_MOE_AUTOTUNE=0`), so this is Liger untuned.
+"""
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.kernels.layer import Layer
+
+
+def unsupported(problem: Layer) -> str | None:
+    """Why it cannot run, or None."""
+    if problem.layout.capacity is not None:
+        return "Liger's experts have no capacity limit"
+    if problem.activation != "swiglu":
+        return f"Liger's experts have no {problem.activation}"
+    if not problem.dtype == problem.packed == problem.weights or problem.dtype not in ("bf16", "fp16"):
+        return f"Liger takes tokens and weights of bf16 or fp16 here, not {problem.dtype}, {problem.packed} and {problem.weights}"
+    return None
+
+
+def bind(
+    problem: Layer, *, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor
+) -> Callable[[], dict[str, Tensor]]:
+    """Bind x (T, H), topk_ids (T, k) int32, topk_weights (T, k) float32, w13 (E, 2 I, H), w2 (E, H, I); returns combined (T, H).
+
+    The library allocates its result, so a bound `combined` is not written.
+    """
+    os.environ.setdefault("LIGER_FUSED_MOE_AUTOTUNE", "0")  # read when the module below is imported
+    from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
+
+    def run() -> dict[str, Tensor]:
+        with torch.no_grad():
+            return {"combined": LigerFusedMoEFunction.apply(x, w13, w2, topk_ids, topk_weights)}
+
+    return run

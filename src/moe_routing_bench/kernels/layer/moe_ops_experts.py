@@ -1,0 +1,45 @@
+"""permute, pack, experts and combine by moe-ops (0.1.0), in Triton: counting sort with copied rows, grouped products by TMA, sum.
+
+It has no activation, so torch's stands between the products. Its counting sort is by atomic additions, so rows of an expert lie in
+another order in each call; their sum does not depend on it but for rounding. Triton tunes its products once.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.kernels.experts.common import activate, unaligned
+from moe_routing_bench.kernels.layer import Layer
+
+
+def unsupported(problem: Layer) -> str | None:
+    """Why it cannot run, or None."""
+    if problem.layout.capacity is not None:
+        return "moe-ops has no capacity limit"
+    if problem.experts.biased:
+        return f"moe-ops has no biases, which {problem.activation} needs"
+    if not problem.dtype == problem.packed == problem.weights or problem.dtype not in ("bf16", "fp16"):
+        return f"moe-ops takes tokens and weights of bf16 or fp16, not {problem.dtype}, {problem.packed} and {problem.weights}"
+    return unaligned(problem, "moe-ops")
+
+
+def bind(
+    problem: Layer, *, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor
+) -> Callable[[], dict[str, Tensor]]:
+    """Bind x (T, H), topk_ids (T, k) int32, topk_weights (T, k) float32, w13 (E, N, H), w2 (E, H, I); returns combined (T, H).
+
+    The library allocates its result, so a bound `combined` is not written.
+    """
+    import moe_ops
+
+    tokens, top_k = topk_ids.shape
+
+    def run() -> dict[str, Tensor]:
+        with torch.no_grad():
+            packed, row_map, offsets = moe_ops.permute(x, topk_ids, tokens * top_k, len(w2))
+            inner = activate(problem.activation, moe_ops.grouped_gemm(packed, w13, offsets))
+            y = moe_ops.grouped_gemm(inner, w2, offsets)
+            return {"combined": moe_ops.unpermute(y, row_map, topk_weights, tokens, top_k)}
+
+    return run
