@@ -56,12 +56,13 @@ def test_captions():
 def test_a_fused_part_is_hatched(full):
     """In the figure and its legend, in the colours of its stages: a hatch for each stage after the first."""
     figure, text = full["stage_share"]
-    assert "pack+experts (fused)" in text
+    shown = stage_share.choose(style.ok(FULL, "layer"))
+    fused = {part for value in shown["stage_us"] for part in style.stages(value) if "+" in part}
+    assert fused and all(f"{part} (fused)" in text for part in fused)
     first, second = stage_share.patches("pack+experts")
     assert first.get_facecolor()[:3] == style.STAGES["pack"] and first.get_hatch() is None
     assert second.get_edgecolor()[:3] == style.STAGES["experts"] and second.get_hatch()
     hatched = [bar for axes in figure.axes for bar in axes.patches if bar.get_hatch()]
-    shown = stage_share.choose(style.ok(FULL, "layer"))
     assert shown.groupby("cell").size().max() == stage_share.MOST_PER_CELL and len(shown) <= stage_share.MOST_BARS
     assert len(hatched) == sum(part.count("+") for value in shown["stage_us"] for part in style.stages(value)) > 0
 
