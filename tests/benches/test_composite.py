@@ -11,6 +11,7 @@ from moe_routing_bench.benches import composite
 from moe_routing_bench.benches.bench import Bench, Implementation, Stage
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.kernels.experts import ACTIVATIONS
 
 SHAPE = {"tokens": 33, "hidden": 40, "intermediate": 24, "experts": 6, "top_k": 2, "dtype": "fp32", "skew": 0.5}
 PLAIN = ("torch_loop", "torch_bmm", "torch_gather_loop")
@@ -26,6 +27,49 @@ def checked(bench: Bench, name: str, cell, calls: int = 1):
         outputs["combined"].fill_(torch.nan)
         call()
     return definition.check(cell, inputs, outputs, definition.reference(cell, inputs)), call
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("name", ["torch_loop", "torch_bmm", "torch_gather_loop"])
+def test_a_layer_has_the_activation_that_is_asked_for(name, activation):
+    cell = cell_of("layer", **SHAPE, activation=activation, capacity_factor=1.25)
+    found, _ = checked(BENCHES["layer"], name, cell)
+    assert found.error is None
+    other, _ = checked(BENCHES["layer"], name, cell.but(activation="geglu" if activation == "swiglu" else "swiglu"))
+    assert other.error is None and other.rel_l2_error != found.rel_l2_error
+
+
+WHOLE = "permute+pack+experts+combine: "
+VECTORS = SHAPE | {"dtype": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "why"),
+    [
+        ("sonicmoe", {}, None),
+        ("sonicmoe", {"activation": "geglu"}, None),
+        ("sonicmoe", {"capacity_factor": 1.25}, WHOLE + "SonicMoE has no capacity limit"),
+        ("sonicmoe", {"activation": "relu2"}, WHOLE + "SonicMoE has no relu2"),
+        ("sonicmoe", {"dtype": "fp32"}, WHOLE + "SonicMoE takes tokens, rows and weights of one format (bf16, fp16), not fp32, fp32 and fp32"),
+        ("sonicmoe", {"intermediate": 20}, WHOLE + "SonicMoE needs hidden and intermediate that are multiples of 8 (16 bytes)"),
+        ("liger", {"intermediate": 20}, None),
+        ("liger", {"activation": "geglu"}, WHOLE + "Liger has no geglu"),
+        ("liger", {"packed": "fp8_row"}, WHOLE + "Liger takes tokens, rows and weights of one format (bf16, fp16), not bf16, fp8_row and bf16"),
+        ("moe_ops", {"activation": "relu2"}, None),
+        ("moe_ops", {"activation": "swiglu_oai"}, WHOLE + "moe-ops has no swiglu_oai"),
+        ("moe_ops", {"hidden": 20}, WHOLE + "moe-ops needs hidden and intermediate that are multiples of 8 (16 bytes)"),
+        ("cute_quack_gather", {"activation": "relu2", "capacity_factor": 1.25}, None),
+        ("cute_quack_gather", {"packed": "fp8_row"}, "pack+experts: rows that are never packed cannot be fp8_row"),
+        ("cute_quack_gather", {"activation": "swiglu_oai"}, "pack+experts: QuACK has no swiglu_oai with a clamp"),
+        ("cute_quack_gather", {"dtype": "fp32"}, "pack+experts: QuACK's experts take bf16 and fp16 rows here, not fp32"),
+        ("cute_quack", {"hidden": 20}, "experts: QuACK needs hidden and intermediate that are multiples of 8 (16 bytes)"),
+        ("cute_quack", {"weights": "fp16"}, "experts: activations and weights need one plain format, not bf16 and fp16"),
+        ("triton_gather", {"activation": "swiglu_oai"}, None),
+    ],
+)  # fmt: skip
+def test_what_peers_cannot_do(name, axes, why):
+    """Said before their packages are imported, which are not installed here."""
+    assert BENCHES["layer"].supports(name, cell_of("layer", **VECTORS | axes)) == why
 
 
 @pytest.mark.parametrize("factor", [0.75, 1.25])
@@ -227,4 +271,7 @@ def test_layers_of_transformers(form, shape):
     found = bench.check(name, cell, inputs, call(), definition.reference(cell, inputs))
     assert found.error is None and 0 < found.rel_l2_error < found.tolerance
     limited = cell_of("layer", **SHAPE | shape | {"capacity_factor": 1.25})
-    assert bench.supports(name, limited) == "permute+pack+experts+combine: transformers' experts have no capacity limit"
+    assert (
+        bench.supports(name, limited)
+        == "permute+pack+experts+combine: transformers' Qwen3-MoE module has no capacity limit"
+    )

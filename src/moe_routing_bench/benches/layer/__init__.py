@@ -29,15 +29,14 @@ _TRANSFORMERS = [
     )
     for form in ("eager", "batched_mm", "grouped_mm")
 ]
+# Their pins are older than what works, so they are installed without dependencies.
 _BEHIND_OUR_ROUTER = [
     Implementation(
         name,
         requires=("cuda", "triton", "cutlass"),
         layout="compact",
         parts={"router": "cute", _ALL: f"layer.{name}_experts"},
-        peer=Peer(
-            module, distribution, f"pip install --no-deps {distribution}=={version}"
-        ),  # their pins are older than what works
+        peer=Peer(module, distribution, f"pip install --no-deps {distribution}=={version}"),
     )
     for name, module, distribution, version in (
         ("sonicmoe", "sonicmoe", "sonic-moe", "0.1.2.post1"),

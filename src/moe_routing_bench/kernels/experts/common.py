@@ -22,6 +22,15 @@ def activate(activation: str, sums: Tensor) -> Tensor:
     return gate * torch.sigmoid(OAI_ALPHA * gate) * (up + 1)
 
 
+def feed_forward(
+    activation: str, rows: Tensor, expert: int, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: Tensor | None, out: Tensor
+) -> None:  # fmt: skip
+    """One of the experts, whose weights and biases are given: rows (n, H) -> out (n, H)."""
+    up, down = w13[expert].T, w2[expert].T
+    inner = activate(activation, rows @ up if b13 is None else torch.addmm(b13[expert], rows, up))
+    torch.mm(inner, down, out=out) if b2 is None else torch.addmm(b2[expert], inner, down, out=out)
+
+
 def biases_of_rows(bias: Tensor, offsets: Tensor, rows: int) -> Tensor:
     """Bias (E, N) of each of `rows` rows that `offsets` (E + 1,) gives to experts: (rows, N); nothing is read on the host.
 

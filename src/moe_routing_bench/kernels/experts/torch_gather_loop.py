@@ -3,10 +3,9 @@
 import itertools
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from moe_routing_bench.kernels.experts.common import activate
+from moe_routing_bench.kernels.experts.common import feed_forward
 from moe_routing_bench.kernels.layer import Layer
 
 
@@ -38,10 +37,6 @@ def bind(
         for expert, (first, end) in enumerate(itertools.pairwise(offsets.tolist())):
             if end > first:
                 rows = x[order[first:end].clamp_min(0) // top_k]
-                if b13 is None or b2 is None:
-                    torch.mm(activate(problem.activation, rows @ w13[expert].T), w2[expert].T, out=y[first:end])
-                else:
-                    inner = activate(problem.activation, torch.addmm(b13[expert], rows, w13[expert].T))
-                    torch.addmm(b2[expert], inner, w2[expert].T, out=y[first:end])
+                feed_forward(problem.activation, rows, expert, w13, w2, b13, b2, out=y[first:end])
 
     return run

@@ -3,11 +3,10 @@
 import itertools
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.kernels.experts.common import activate, plain_rows
+from moe_routing_bench.kernels.experts.common import feed_forward, plain_rows
 from moe_routing_bench.kernels.experts.common import mixed_formats as unsupported
 
 __all__ = ["bind", "unsupported"]
@@ -34,10 +33,6 @@ def bind(
         for e, (first, end) in enumerate(itertools.pairwise(offsets.tolist())):
             if end > first:
                 rows = plain_rows(problem, packed[first:end], None if scales is None else scales[first:end])
-                if b13 is None or b2 is None:
-                    torch.mm(activate(problem.activation, rows @ w13[e].T), w2[e].T, out=y[first:end])
-                else:
-                    inner = activate(problem.activation, torch.addmm(b13[e], rows, w13[e].T))
-                    torch.addmm(b2[e], inner, w2[e].T, out=y[first:end])
+                feed_forward(problem.activation, rows, e, w13, w2, b13, b2, out=y[first:end])
 
     return run

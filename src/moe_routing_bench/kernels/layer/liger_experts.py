@@ -10,18 +10,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from moe_routing_bench.kernels.layer import Layer
+from moe_routing_bench.kernels.layer import Layer, peers
 
 
 def unsupported(problem: Layer) -> str | None:
     """Why it cannot run, or None."""
-    if problem.layout.capacity is not None:
-        return "Liger's experts have no capacity limit"
-    if problem.activation != "swiglu":
-        return f"Liger's experts have no {problem.activation}"
-    if not problem.dtype == problem.packed == problem.weights or problem.dtype not in ("bf16", "fp16"):
-        return f"Liger takes tokens and weights of bf16 or fp16 here, not {problem.dtype}, {problem.packed} and {problem.weights}"
-    return None
+    return peers.unsupported(problem, "Liger", ("swiglu",), ("bf16", "fp16"))
 
 
 def bind(

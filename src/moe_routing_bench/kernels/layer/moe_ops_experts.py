@@ -10,18 +10,13 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.kernels.experts.common import activate, unaligned
-from moe_routing_bench.kernels.layer import Layer
+from moe_routing_bench.kernels.layer import Layer, peers
 
 
 def unsupported(problem: Layer) -> str | None:
     """Why it cannot run, or None."""
-    if problem.layout.capacity is not None:
-        return "moe-ops has no capacity limit"
-    if problem.experts.biased:
-        return f"moe-ops has no biases, which {problem.activation} needs"
-    if not problem.dtype == problem.packed == problem.weights or problem.dtype not in ("bf16", "fp16"):
-        return f"moe-ops takes tokens and weights of bf16 or fp16, not {problem.dtype}, {problem.packed} and {problem.weights}"
-    return unaligned(problem, "moe-ops")
+    activations = ("swiglu", "geglu", "relu2")  # torch's, without biases between the products
+    return peers.unsupported(problem, "moe-ops", activations, ("bf16", "fp16")) or unaligned(problem, "moe-ops")
 
 
 def bind(

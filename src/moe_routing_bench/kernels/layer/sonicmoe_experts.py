@@ -11,20 +11,14 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.kernels.experts.common import unaligned
-from moe_routing_bench.kernels.layer import Layer
-
-ACTIVATIONS = ("swiglu", "geglu")
+from moe_routing_bench.kernels.layer import Layer, peers
 
 
 def unsupported(problem: Layer) -> str | None:
     """Why it cannot run, or None."""
-    if problem.layout.capacity is not None:
-        return "SonicMoE has no capacity limit"
-    if problem.activation not in ACTIVATIONS:
-        return f"SonicMoE has no {problem.activation}"
-    if not problem.dtype == problem.packed == problem.weights or problem.dtype not in ("bf16", "fp16"):
-        return f"SonicMoE takes tokens and weights of bf16 or fp16, not {problem.dtype}, {problem.packed} and {problem.weights}"
-    return unaligned(problem, "SonicMoE")
+    return peers.unsupported(problem, "SonicMoE", ("swiglu", "geglu"), ("bf16", "fp16")) or unaligned(
+        problem, "SonicMoE"
+    )
 
 
 def bind(

@@ -13,21 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from moe_routing_bench.kernels.experts.common import unaligned
-from moe_routing_bench.kernels.layer import Layer
+from moe_routing_bench.kernels.layer import Layer, peers
 
 _ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}  # of the gate, by the library's names
 
 
 def unsupported(problem: Layer, form: str) -> str | None:
     """Why it cannot run, or None."""
-    if problem.layout.capacity is not None:
-        return "transformers' experts have no capacity limit"
-    if problem.activation not in _ACTIVATIONS:
-        return f"transformers' Qwen3-MoE module has no {problem.activation}"
-    if not problem.dtype == problem.packed == problem.weights:
-        return (
-            f"takes tokens, rows and weights of one format, not {problem.dtype}, {problem.packed} and {problem.weights}"
-        )
+    if reason := peers.unsupported(problem, "transformers' Qwen3-MoE module", _ACTIVATIONS, ("bf16", "fp16", "fp32")):
+        return reason
     return unaligned(problem) if form == "grouped_mm" else None
 
 
