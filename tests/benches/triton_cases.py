@@ -76,6 +76,7 @@ EXPERTS = {
     "one_token": (1, 16, 16, 7, 3, None, 0.0, "compact"),
     "every_expert": (4, 130, 70, 4, 4, None, 0.0, "block64"),
     "whole_tiles": (96, 128, 256, 3, 2, None, 0.3, "compact"),
+    "groups_of_tiles": (1300, 16, 130, 2, 1, None, 0.7, "compact"),
     "odd_and_dropped": (300, 33, 65, 3, 1, 0.7, 1.0, "padded"),
     "everything_on_one_expert": (150, 64, 48, 4, 1, None, 1.7, "block128"),
 }

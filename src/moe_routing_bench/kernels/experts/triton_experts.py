@@ -2,7 +2,7 @@
 
 Strategy: a program computes a tile of an expert's rows and some columns. Which expert and rows its number stands for, it
 finds from the offsets, so nothing is read on the host and no row is padded: the grid is as large as any routing can need,
-and programs without a tile end at once. The first product holds a gate and an up tile of sums, and writes what the activation makes of them,
+and programs without a tile end at once. Tiles that run at a time share rows and weights in the L2 cache. The first product holds a gate and an up tile of sums, and writes what the activation makes of them,
 rounded once. Rows may be gathered through `order` as they are loaded (`triton_gather`), so that no packed copy is needed.
 With few rows per expert, tiles are low and steps along the inner dimension long: then the weights' bytes set the time.
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from moe_routing_bench.kernels.experts import OAI_ALPHA, OAI_LIMIT, Experts
 from moe_routing_bench.kernels.experts.common import mixed_formats
 
+GROUP = 8  # rows of tiles: 1024 rows of an expert for one reading of its weights
 MOST_STAGES = 4
 LEAST_SHARED = 99 << 10  # bytes of shared memory that a program may have on any GPU since compute capability 8.0
 
@@ -41,16 +42,26 @@ class Tiling:
 
 
 @triton.jit
-def locate(offsets_ptr, tile, experts, SPAN: tl.constexpr, ROWS: tl.constexpr):
-    """Of the tile of that number: its expert (at least `experts` where there is no such tile), its first row, the expert's end."""
+def locate(
+    offsets_ptr, program, experts, SPAN: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr
+):
+    """Of a program's tile: its expert (at least `experts` where there is none), its first row, the expert's end, its column tile.
+
+    The tiles of an expert are taken in groups of up to GROUP rows of tiles, column by column: what runs at a time shares
+    both rows and weights, which are then read from memory once per group, and not once per row of tiles.
+    """
     expert = tl.arange(0, SPAN)
     first = tl.load(offsets_ptr + expert, mask=expert < experts, other=0)
     end = tl.load(offsets_ptr + expert + 1, mask=expert < experts, other=0)
     tiles = (end - first + ROWS - 1) // ROWS
-    mine = tl.sum((tl.cumsum(tiles, 0) <= tile).to(tl.int32), 0)
-    before = tl.sum(tl.where(expert < mine, tiles, 0), 0)
-    row = tl.sum(tl.where(expert == mine, first, 0), 0) + (tile - before) * ROWS
-    return mine, row, tl.sum(tl.where(expert == mine, end, 0), 0)
+    mine = tl.sum((tl.cumsum(tiles * PARTS, 0) <= program).to(tl.int32), 0)
+    inside = program - tl.sum(tl.where(expert < mine, tiles * PARTS, 0), 0)
+    group = inside // (GROUP * PARTS)
+    high = tl.minimum(tl.sum(tl.where(expert == mine, tiles, 0), 0) - group * GROUP, GROUP)
+    high = tl.maximum(high, 1)  # of no expert
+    inside = inside % (GROUP * PARTS)
+    row = tl.sum(tl.where(expert == mine, first, 0), 0) + (group * GROUP + inside % high) * ROWS
+    return mine, row, tl.sum(tl.where(expert == mine, end, 0), 0), inside // high
 
 
 @triton.jit
@@ -98,6 +109,7 @@ def grouped_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """One program: a tile of out (R, N) = x (R, K) w^T for the expert of its rows, w (E, N, K).
 
@@ -105,14 +117,13 @@ def grouped_kernel(
     the sums, or nothing for an empty name. TOP_K above 0: row r of x is the token order[r] // TOP_K of x (T, K).
     """
     parts: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
-    program = tl.program_id(0)
-    expert, first, end = locate(offsets_ptr, program // parts, experts, SPAN, ROWS)
+    expert, first, end, part = locate(offsets_ptr, tl.program_id(0), experts, SPAN, ROWS, parts, GROUP)
     if expert < experts:
         row = first + tl.arange(0, ROWS)
         source = tl.minimum(row, end - 1)  # what rows beyond the expert's hold is computed, but not written
         if TOP_K > 0:
             source = tl.maximum(tl.load(order_ptr + source), 0) // TOP_K  # as are padding rows, from any token
-        column = program % parts * COLUMNS + tl.arange(0, COLUMNS)
+        column = part * COLUMNS + tl.arange(0, COLUMNS)
         k = tl.arange(0, STEP)
         x_at = x_ptr + source.to(tl.int64)[:, None] * K + k[None, :]
         wide: tl.constexpr = 2 * N if GATED else N
@@ -213,7 +224,7 @@ def _launch(
     arguments = (
         *(x, order, offsets, w, w if bias is None else bias, out, experts, n, x.shape[1], gated, bias is not None),
         *(activation, OAI_LIMIT, OAI_ALPHA, top_k, triton.next_power_of_2(experts)),
-        *(tiling.rows, tiling.columns, tiling.step),
+        *(tiling.rows, tiling.columns, tiling.step, GROUP),
     )
     options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
     if not triton.knobs.runtime.interpret:
