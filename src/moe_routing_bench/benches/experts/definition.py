@@ -76,15 +76,16 @@ def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 def apply(cell: Cell, x: Tensor, inputs: dict[str, Tensor], expert: int) -> Tensor:
     """One expert: x (n, H) -> (n, H) of the precision of x."""
     own = {name: inputs[name][expert].to(x.dtype) for name in ("w13", "w2", "b13", "b2") if name in inputs}
-    w2, b13, b2 = own["w2"], own.get("b13", 0.0), own.get("b2", 0.0)
-    sums = x @ own["w13"].T + b13
-    if cell.activation == "relu2":
-        return torch.where(sums > 0, sums * sums, 0) @ w2.T + b2
+    sums = x @ own["w13"].T + own.get("b13", 0.0)
     gate, up = sums[:, : cell.intermediate], sums[:, cell.intermediate :]
     if cell.activation == "swiglu_oai":
         gate, up = gate.clamp(max=7), up.clamp(-7, 7)
-        return (gate / (1 + (-1.702 * gate).exp()) * (up + 1)) @ w2.T + b2
-    return ((F.silu(gate) if cell.activation == "swiglu" else F.gelu(gate, approximate="tanh")) * up) @ w2.T + b2
+        inner = gate / (1 + (-1.702 * gate).exp()) * (up + 1)
+    elif cell.activation == "relu2":
+        inner = gate.clamp(min=0) ** 2
+    else:
+        inner = (F.silu(gate) if cell.activation == "swiglu" else F.gelu(gate, approximate="tanh")) * up
+    return inner @ own["w2"].T + own.get("b2", 0.0)
 
 
 def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
