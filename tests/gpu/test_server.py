@@ -9,13 +9,13 @@ import torch
 from moe_routing_bench.measure import server
 
 pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
 
 def test_preloading_leaves_cuda_alone() -> None:
     """The driver is not initialised, and a child that is forked afterwards computes."""
-    if not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU")
     code = f"""
 import ctypes, os, runpy, sys
 runpy.run_path({server.__file__!r})["preload"]()

@@ -20,6 +20,8 @@ from moe_routing_bench.kernels.experts import Experts
 from moe_routing_bench.workload.draw import draw_ids, generator, randn
 from moe_routing_bench.workload.rows import row_layout, row_map
 
+_WEIGHTS = ("w13", "w2", "b13", "b2")  # of all experts, biases where there are any
+
 
 def problem(cell: Cell) -> Experts:
     """The sizes and formats of a cell."""
@@ -54,12 +56,13 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
 def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     """The experts' weights, drawn once per cell."""
     rng, hidden, inner = generator(seed, device), cell.hidden, cell.intermediate
-    weights, wide = weight_format(cell).name, inner if cell.activation == "relu2" else 2 * inner
+    weights, wanted = weight_format(cell).name, problem(cell)
+    wide = 2 * inner if wanted.gated else inner
     drawn = {
         "w13": randn((cell.experts, wide, hidden), weights, rng).mul_(hidden**-0.5),
         "w2": randn((cell.experts, hidden, inner), weights, rng).mul_(inner**-0.5),
     }
-    if cell.activation == "swiglu_oai":
+    if wanted.biased:
         drawn |= {
             "b13": randn((cell.experts, wide), weights, rng).mul_(4),
             "b2": randn((cell.experts, hidden), weights, rng).mul_(4),
@@ -75,7 +78,7 @@ def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def apply(cell: Cell, x: Tensor, inputs: dict[str, Tensor], expert: int) -> Tensor:
     """One expert: x (n, H) -> (n, H) of the precision of x."""
-    own = {name: inputs[name][expert].to(x.dtype) for name in ("w13", "w2", "b13", "b2") if name in inputs}
+    own = {name: inputs[name][expert].to(x.dtype) for name in _WEIGHTS if name in inputs}
     sums = x @ own["w13"].T + own.get("b13", 0.0)
     gate, up = sums[:, : cell.intermediate], sums[:, cell.intermediate :]
     if cell.activation == "swiglu_oai":
@@ -135,9 +138,9 @@ def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expe
 
 def weight_bytes(cell: Cell, inputs: dict[str, Tensor]) -> int:
     """Bytes of one expert's weights and biases."""
-    return sum(nbytes(inputs[name]) for name in ("w13", "w2", "b13", "b2") if name in inputs) // cell.experts
+    return sum(nbytes(inputs[name]) for name in _WEIGHTS if name in inputs) // cell.experts
 
 
 def flops(cell: Cell, rows: int) -> int:
     """Of the products of `rows` rows: 6 H I per row, or 4 H I without a gate."""
-    return (4 if cell.activation == "relu2" else 6) * rows * cell.hidden * cell.intermediate
+    return (6 if problem(cell).gated else 4) * rows * cell.hidden * cell.intermediate

@@ -31,13 +31,13 @@ def feed_forward(
     torch.mm(inner, down, out=out) if b2 is None else torch.addmm(b2[expert], inner, down, out=out)
 
 
-def biases_of_rows(bias: Tensor, offsets: Tensor, rows: int) -> Tensor:
-    """Bias (E, N) of each of `rows` rows that `offsets` (E + 1,) gives to experts: (rows, N); nothing is read on the host.
+def experts_of_rows(offsets: Tensor, rows: int) -> Tensor:
+    """The expert of each of `rows` rows that `offsets` (E + 1,) gives to experts: (rows,); nothing is read on the host.
 
-    Rows of no expert get those of the last one.
+    Rows of no expert get the last one.
     """
     numbers = torch.arange(rows, dtype=offsets.dtype, device=offsets.device)
-    return bias[torch.searchsorted(offsets[1:], numbers, right=True).clamp_max(len(bias) - 1)]
+    return torch.searchsorted(offsets[1:], numbers, right=True).clamp_max(len(offsets) - 2)
 
 
 def plain_rows(problem: Experts, packed: Tensor, scales: Tensor | None) -> Tensor:

@@ -41,7 +41,7 @@ def products(
     """Both products -> y (R, H). Row r is x[r], or x[tokens[r]] with `tokens` (R,) int32."""
     from quack.gemm_interface import gemm, gemm_act  # imports initialise CUDA, which a server may not do
 
-    activated = torch.empty((len(y), w2.shape[2]), dtype=y.dtype, device=y.device)
+    activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
 
     def run() -> None:
         gemm_act(

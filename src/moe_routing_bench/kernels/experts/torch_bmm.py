@@ -38,10 +38,8 @@ def bind(
 
     def run() -> None:
         rows = plain_rows(problem, packed, scales).view(shape)
-        if b13 is None or b2 is None:
-            torch.bmm(activate(problem.activation, torch.bmm(rows, w13)), w2, out=result)
-        else:
-            inner = activate(problem.activation, torch.baddbmm(b13.unsqueeze(1), rows, w13))
-            torch.baddbmm(b2.unsqueeze(1), inner, w2, out=result)
+        sums = torch.bmm(rows, w13) if b13 is None else torch.baddbmm(b13.unsqueeze(1), rows, w13)
+        inner = activate(problem.activation, sums)
+        torch.bmm(inner, w2, out=result) if b2 is None else torch.baddbmm(b2.unsqueeze(1), inner, w2, out=result)
 
     return run

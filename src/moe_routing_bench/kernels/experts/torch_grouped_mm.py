@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.kernels.experts.common import activate, biases_of_rows, mixed_formats, unaligned
+from moe_routing_bench.kernels.experts.common import activate, experts_of_rows, mixed_formats, unaligned
 
 
 def unsupported(problem: Experts) -> str | None:
@@ -38,9 +38,9 @@ def bind(
 
     def run() -> dict[str, Tensor]:
         sums = F.grouped_mm(packed, w13, offs=ends)
-        if b13 is not None:
-            sums = sums + biases_of_rows(b13, offsets, len(packed))
-        y = F.grouped_mm(activate(problem.activation, sums), w2, offs=ends)
-        return {"y": y if b2 is None else y + biases_of_rows(b2, offsets, len(packed))}
+        if b13 is None or b2 is None:
+            return {"y": F.grouped_mm(activate(problem.activation, sums), w2, offs=ends)}
+        expert = experts_of_rows(offsets, len(packed))
+        return {"y": F.grouped_mm(activate(problem.activation, sums + b13[expert]), w2, offs=ends) + b2[expert]}
 
     return run

@@ -2,9 +2,10 @@
 
 Strategy: a program computes a tile of an expert's rows and some columns. Which expert and rows its number stands for, it
 finds from the offsets, so nothing is read on the host and no row is padded: the grid is as large as any routing can need,
-and programs without a tile end at once. Tiles that run at a time share rows and weights in the L2 cache. The first product holds a gate and an up tile of sums, and writes what the activation makes of them,
-rounded once. Rows may be gathered through `order` as they are loaded (`triton_gather`), so that no packed copy is needed.
-With few rows per expert, tiles are low and steps along the inner dimension long: then the weights' bytes set the time.
+and programs without a tile end at once. Tiles that run at a time share rows and weights in the L2 cache. The first product
+holds a gate and an up tile of sums, and writes what the activation makes of them, rounded once. Rows may be gathered
+through `order` as they are loaded (`triton_gather`), so that no packed copy is needed. With few rows per expert, tiles are
+low and steps along the inner dimension long: then the weights' bytes set the time.
 
 FLOPs: 6 R H I for R rows; floor at Qwen3-30B-A3B, T=16384 (R=131072, H=2048, I=768): 1.24 TFLOP, 1.6 ms at 780 TFLOP/s and
 1.9 ms at the 660 TFLOP/s that the power limit leaves. Bytes: the weights of every expert that has a row, once; at T=64

@@ -15,7 +15,7 @@ from moe_routing_bench.kernels.layer import Layer, peers
 
 def unsupported(problem: Layer) -> str | None:
     """Why it cannot run, or None."""
-    return peers.unsupported(problem, "Liger", ("swiglu",), ("bf16", "fp16"))
+    return peers.unsupported(problem, "Liger", ("swiglu",))
 
 
 def bind(

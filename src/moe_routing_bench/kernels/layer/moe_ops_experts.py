@@ -16,7 +16,7 @@ from moe_routing_bench.kernels.layer import Layer, peers
 def unsupported(problem: Layer) -> str | None:
     """Why it cannot run, or None."""
     activations = ("swiglu", "geglu", "relu2")  # torch's, without biases between the products
-    return peers.unsupported(problem, "moe-ops", activations, ("bf16", "fp16")) or unaligned(problem, "moe-ops")
+    return peers.unsupported(problem, "moe-ops", activations) or unaligned(problem, "moe-ops")
 
 
 def bind(

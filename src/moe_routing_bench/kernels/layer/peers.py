@@ -5,7 +5,9 @@ from collections.abc import Collection
 from moe_routing_bench.kernels.layer import Layer
 
 
-def unsupported(problem: Layer, library: str, activations: Collection[str], formats: Collection[str]) -> str | None:
+def unsupported(
+    problem: Layer, library: str, activations: Collection[str], formats: Collection[str] = ("bf16", "fp16")
+) -> str | None:
     """Why a library without capacities, with these activations and one of these formats throughout, cannot run a layer, or None."""
     if problem.layout.capacity is not None:
         return f"{library} has no capacity limit"

@@ -16,9 +16,7 @@ from moe_routing_bench.kernels.layer import Layer, peers
 
 def unsupported(problem: Layer) -> str | None:
     """Why it cannot run, or None."""
-    return peers.unsupported(problem, "SonicMoE", ("swiglu", "geglu"), ("bf16", "fp16")) or unaligned(
-        problem, "SonicMoE"
-    )
+    return peers.unsupported(problem, "SonicMoE", ("swiglu", "geglu")) or unaligned(problem, "SonicMoE")
 
 
 def bind(
