@@ -1,9 +1,13 @@
-"""Which configurations the CuTe gate and combine choose where measurements on an H200 told them apart (docs/notebook.md)."""
+"""Which configurations kernels in CuTe DSL get where measurements on an H200 told them apart (docs/notebook.md)."""
+
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("cutlass")
 from moe_routing_bench.kernels.combine import cute_combine
+from moe_routing_bench.kernels.experts import Experts
+from moe_routing_bench.kernels.experts.quack_experts import Tiles, tiles_of
 from moe_routing_bench.kernels.gate import cute_gate
 from moe_routing_bench.kernels.gate.rules import rule_of
 
@@ -32,3 +36,29 @@ def test_threads_per_token_of_the_packed_gate(tokens: int, experts: int, top_k: 
 )
 def test_vectors_per_thread_of_combine_with_two_choices(tokens: int, hidden: int, vectors: int) -> None:
     assert cute_combine.choose_tiling(tokens, hidden, "bf16", 2).vectors == vectors
+
+
+@pytest.mark.parametrize(
+    ("sizes", "up", "down"),
+    [  # rows, H, I, E
+        ((131072, 2048, 768, 128), Tiles(128, 192, True, (1, 1)), Tiles(128, 192, True, (1, 1))),  # Qwen3-30B-A3B
+        ((131072, 4096, 1536, 64), Tiles(128, 192, True, (1, 2)), Tiles(128, 208, True, (1, 2))),
+        ((262144, 4096, 1024, 128), Tiles(128, 128, True, (1, 2)), Tiles(128, 208, True, (1, 2))),
+        ((32768, 2048, 1024, 64), Tiles(128, 128, True, (1, 2)), Tiles(128, 192, True, (1, 1))),  # 512 rows an expert
+        ((32768, 7168, 2048, 256), Tiles(128, 256, False, (1, 2)), Tiles(128, 208, True, (1, 2))),  # DeepSeek-V3
+        ((32768, 4096, 14336, 8), Tiles(128, 128, True, (1, 2)), Tiles(256, 192, False, (1, 2))),  # Mixtral-8x7B
+        ((32768, 4095, 8191, 8), Tiles(128, 128, True, (1, 2)), Tiles(128, 192, True, (1, 1))),
+        ((32768, 4096, 8192, 8), Tiles(128, 128, True, (1, 2)), Tiles(256, 192, False, (1, 2))),
+    ],
+)
+def test_configurations_of_grouped_products(sizes, up, down):
+    problem = Experts(*sizes, "bf16", "bf16", "bf16")
+    assert tiles_of(problem, gathered=False) == (up, down)
+    assert tiles_of(problem, gathered=True) == (Tiles(128, 256, False, (1, 1)), down)
+
+
+def test_the_columns_of_a_product_without_a_gate_are_half():
+    """384 columns are two tiles of 192; 768 of an ungated product are as many as 384 pairs."""
+    plain = Experts(32768, 2048, 192, 64, "bf16", "bf16", "bf16", activation="relu2")
+    assert tiles_of(plain, gathered=False)[0] == Tiles(128, 128, True, (1, 2))
+    assert tiles_of(replace(plain, activation="swiglu"), gathered=False)[0] == Tiles(128, 192, True, (1, 1))

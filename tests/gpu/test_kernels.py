@@ -30,8 +30,8 @@ if not torch.cuda.is_available():  # as a whole: hundreds of tests need not be c
 STAGES = ("gate", "router", "permute", "pack", "experts", "combine")
 OURS = ("triton", "cute", "matmul_cute")
 KERNELS = [(bench, way.name) for bench in STAGES for way in BENCHES[bench].implementations if way.name in OURS]
-KERNELS += [("experts", "quack")]
-WHOLE_VECTORS = ("quack",)  # kernels of libraries that take widths of 16 bytes only
+KERNELS += [("experts", "quack_heuristic")]
+WHOLE_VECTORS = ("quack_heuristic",)  # kernels of libraries that take widths of 16 bytes only
 CHUNKS, EXAMPLES = 8, 25  # random shapes a kernel: 200, in parts that can run side by side (pytest -n 8)
 LAYOUTS = ("compact", "padded", "block64", "block128")
 # tokens, hidden, experts, top_k, capacity factor, skew, layout, dtype
@@ -125,7 +125,7 @@ def test_edge_cases(bench, name, edge):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("name", ["triton", "quack", "torch_grouped_mm"])
+@pytest.mark.parametrize("name", ["triton", "quack", "quack_heuristic", "torch_grouped_mm"])
 def test_activations(name, activation):
     """Whole vectors, so that every library takes them; some experts have no row."""
     run(

@@ -15,6 +15,7 @@ _ROUTING = [stage.name for stage in STAGES if stage.name != "experts"]
 _COMPILED, _CUTE = (_GROUPED | dict.fromkeys(_ROUTING, name) for name in ("torch_compile", "cute"))
 _TRITON = dict.fromkeys((*_ROUTING, "experts"), "triton")
 _GATHER = dict.fromkeys(("router", "permute", "combine"), "triton") | {"pack+experts": "experts.triton_gather"}
+_CUTE_QUACK = _CUTE | {"experts": "quack_heuristic"}
 _CUTE_GATHER = dict.fromkeys(("router", "permute", "combine"), "cute") | {"pack+experts": "experts.quack_gather"}
 _ALL = "permute+pack+experts+combine"
 _THEIRS = {_ALL: "layer.transformers_experts"}
@@ -62,9 +63,7 @@ BENCH = Bench(
         Implementation("triton", requires=("cuda", "triton"), layout="compact", parts=_TRITON),
         Implementation("triton_gather", requires=("cuda", "triton"), layout="compact", parts=_GATHER),
         Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
-        Implementation(
-            "cute_quack", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE | {"experts": "quack"}, peer=QUACK
-        ),
+        Implementation("cute_quack", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_QUACK, peer=QUACK),
         Implementation(
             "cute_quack_gather", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GATHER, peer=QUACK
         ),
