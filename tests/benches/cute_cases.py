@@ -15,6 +15,8 @@ from typing import Any
 
 from moe_routing_bench.kernels.combine import cute_combine
 from moe_routing_bench.kernels.cute.compilation import DTYPES
+from moe_routing_bench.kernels.experts import cute_swapped
+from moe_routing_bench.kernels.experts.cute_swapped import Product, Tile
 from moe_routing_bench.kernels.gate import cute_gate
 from moe_routing_bench.kernels.gate.rules import rule_of
 from moe_routing_bench.kernels.pack import cute_pack, cute_pack_bulk, cute_pack_fp8
@@ -95,6 +97,15 @@ PERMUTES = [
     (36044, 512, 10, "compact"),
     (8192, 1024, 32, "block128"),
     (16384, 8, 2, "compact"),
+]
+# dtype, product
+PRODUCTS = [
+    ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 144))),
+    ("bf16", Product(7168, 2048, 256, "", Tile(2, 2, 160))),
+    ("fp16", Product(184, 352, 60, "geglu", Tile(1, 2, 48))),
+    ("bf16", Product(2880, 2880, 1, "relu2", Tile(1, 2, 24))),
+    ("fp16", Product(40, 64, 1024, "", Tile(1, 1, 16))),
+    ("bf16", Product(2048, 768, 128, "", Tile(1, 1, 8))),
 ]
 
 
@@ -220,6 +231,24 @@ def permute(arch: str, tokens: int, experts: int, top_k: int, layout: str) -> di
     return spills(kernel, f"permute-T{tokens}-E{experts}-k{top_k}-{layout}", "permute")
 
 
+def product(arch: str, dtype: str, wanted: Product) -> dict[str, object]:
+    """Compile one grouped product: its matrix instructions, its loads by tensor maps, and its waits for matrix instructions."""
+    kernel = cute_swapped.compile_for(arch, dtype, wanted, keep=True)
+    sass, tile = disassemble(kernel.__cubin__), wanted.tile
+    patterns = {
+        rf"HGMMA\.64x{tile.tokens}x16\.F32": 4 * tile.slabs,
+        "HGMMA": 4 * tile.slabs,
+        "UTMALDG": 2,
+        r"WARPGROUP\.DEPBAR": 2,
+    }
+    case = f"product-{dtype}-{wanted.columns}x{wanted.inner}-E{wanted.experts}-{wanted.activation}-{tile}"
+    return spills(kernel, case, "product") | {
+        "most_registers": cute_swapped.CONSUMER_REGISTERS if tile.warpgroups > 1 else 255,
+        "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
+        "counted_expected": sass and patterns,
+    }
+
+
 def compiled(arch: str) -> Iterator[dict[str, object]]:
     """The facts of a part of the cases: compiling one takes a second and a half."""
     older = arch == "sm_80"  # it has no conversion to e4m3 and no bulk copies
@@ -229,6 +258,7 @@ def compiled(arch: str) -> Iterator[dict[str, object]]:
         (permute, PERMUTES),
         (pack_fp8, () if older else FP8_PACKS),
         (pack_bulk, () if older else BULK_PACKS),
+        (product, PRODUCTS if arch == "sm_90a" else ()),
         (facts, CASES),
     ):
         for case in cases[:: 5 if arch == "sm_90a" else 12]:

@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("cutlass")
 from moe_routing_bench.kernels.combine import cute_combine
-from moe_routing_bench.kernels.experts import Experts
+from moe_routing_bench.kernels.experts import Experts, cute_experts
+from moe_routing_bench.kernels.experts.cute_swapped import Product, Tile
 from moe_routing_bench.kernels.experts.quack_experts import Tiles, tiles_of
 from moe_routing_bench.kernels.gate import cute_gate
 from moe_routing_bench.kernels.gate.rules import rule_of
@@ -62,3 +63,44 @@ def test_the_columns_of_a_product_without_a_gate_are_half():
     plain = Experts(32768, 2048, 192, 64, "bf16", "bf16", "bf16", activation="relu2")
     assert tiles_of(plain, gathered=False)[0] == Tiles(128, 128, True, (1, 2))
     assert tiles_of(replace(plain, activation="swiglu"), gathered=False)[0] == Tiles(128, 192, True, (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "experts", "wide", "tile"),
+    [  # that were the fastest of four or five
+        (8, 128, 1536, Tile(1, 1, 8)),  # Qwen3-30B-A3B, T=1
+        (512, 128, 1536, Tile(1, 2, 8)),  # T=64
+        (4096, 128, 2048, Tile(1, 2, 48)),  # T=512; 32 tokens are as fast
+        (32768, 128, 1536, Tile(2, 2, 144)),  # T=4096
+        (8192, 8, 28672, Tile(2, 2, 160)),  # Mixtral-8x7B, T=4096
+        (8, 256, 4096, Tile(1, 1, 8)),  # DeepSeek-V3, T=1
+        (512, 256, 4096, Tile(1, 2, 8)),
+        (32768, 256, 7168, Tile(2, 2, 144)),
+    ],
+)
+def test_tiles_of_products_with_tokens_on_the_short_side(rows: int, experts: int, wide: int, tile: Tile) -> None:
+    assert cute_experts.choose_tile(rows, experts, wide) == tile
+
+
+@pytest.mark.parametrize("mean", [0.1, 1, 3, 10, 33, 70, 100, 300, 1000, 5000])
+def test_tiles_cover_the_rows_of_an_expert_and_fit(mean: float) -> None:
+    """The least stages are 3, so that loads run ahead of products; a block's shared memory suffices."""
+    for columns, inner, activation in ((768, 2048, "swiglu"), (2048, 768, ""), (7168, 2048, ""), (40, 64, "relu2")):
+        for experts in (8, 1024):
+            tile = cute_experts.choose_tile(int(mean * experts), experts, 2 * columns)
+            product = Product(columns, inner, experts, activation, tile)
+            assert product.stages >= 3 and tile.tokens % product.chunk == 0 and product.chunk % 8 == 0
+            held = product.stages * product.stage_bytes + 2 * product.chunk * product.pitch * tile.warpgroups
+            assert held + 8 * (experts + 1) + 16 * product.stages <= 227 << 10
+            assert (
+                product.parts * product.width * tile.warpgroups
+                >= columns
+                > (product.parts - 1) * product.width * tile.warpgroups
+            )
+
+
+def test_the_most_tiles_that_rows_can_need() -> None:
+    product = Product(768, 2048, 128, "swiglu", Tile(2, 2, 144))
+    assert product.most_tiles(0) == 0
+    assert product.most_tiles(5) == 5 * 6  # each with an expert of its own; 6 tiles of 128 columns side by side
+    assert product.most_tiles(1440) == (10 + 128) * 6

@@ -31,7 +31,7 @@ STAGES = ("gate", "router", "permute", "pack", "experts", "combine")
 OURS = ("triton", "cute", "matmul_cute")
 KERNELS = [(bench, way.name) for bench in STAGES for way in BENCHES[bench].implementations if way.name in OURS]
 KERNELS += [("experts", "quack_heuristic")]
-WHOLE_VECTORS = ("quack_heuristic",)  # kernels of libraries that take widths of 16 bytes only
+WHOLE_VECTORS = (("experts", "cute"), ("experts", "quack_heuristic"))  # take rows of whole 16 bytes only
 CHUNKS, EXAMPLES = 8, 25  # random shapes a kernel: 200, in parts that can run side by side (pytest -n 8)
 LAYOUTS = ("compact", "padded", "block64", "block128")
 # tokens, hidden, experts, top_k, capacity factor, skew, layout, dtype
@@ -121,11 +121,11 @@ def run(cell: Cell, name: str, twice: bool = True, change=lambda inputs: None) -
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize(("bench", "name"), KERNELS)
 def test_edge_cases(bench, name, edge):
-    run(cell_of(bench, *EDGES[edge], vectors=name in WHOLE_VECTORS), name)
+    run(cell_of(bench, *EDGES[edge], vectors=(bench, name) in WHOLE_VECTORS), name)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("name", ["triton", "quack", "quack_heuristic", "torch_grouped_mm"])
+@pytest.mark.parametrize("name", ["triton", "cute", "quack", "quack_heuristic", "torch_grouped_mm"])
 def test_activations(name, activation):
     """Whole vectors, so that every library takes them; some experts have no row."""
     run(
@@ -134,7 +134,18 @@ def test_activations(name, activation):
 
 
 @pytest.mark.parametrize(
-    "name", ["triton", "triton_gather", "cute", "cute_quack", "cute_quack_gather", "sonicmoe", "liger", "moe_ops"]
+    "name",
+    [
+        "triton",
+        "triton_gather",
+        "cute",
+        "cute_grouped_mm",
+        "cute_quack",
+        "cute_quack_gather",
+        "sonicmoe",
+        "liger",
+        "moe_ops",
+    ],
 )
 @pytest.mark.parametrize(
     "shape",
@@ -351,9 +362,9 @@ def test_random_shapes(bench, name, chunk):
         tokens, hidden, experts, *others = shape
         if bench == "experts":  # whose weights are its largest inputs
             hidden = min(hidden, math.isqrt(2**27 // experts))
-        if name in WHOLE_VECTORS:
+        if (bench, name) in WHOLE_VECTORS:
             hidden = max(8, hidden // 8 * 8)
-        cell = cell_of(bench, tokens, hidden, experts, *others, vectors=name in WHOLE_VECTORS)
+        cell = cell_of(bench, tokens, hidden, experts, *others, vectors=(bench, name) in WHOLE_VECTORS)
         hypothesis.assume(refusal(cell, name) is None)
         run(cell, name, twice=False)
 

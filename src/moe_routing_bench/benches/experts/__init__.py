@@ -17,6 +17,7 @@ BENCH = Bench(
         Implementation("torch_bmm", "torch_bmm"),
         Implementation("torch_grouped_mm", "torch_grouped_mm"),
         Implementation("triton", "triton_experts", requires=("cuda", "triton")),
+        Implementation("cute", "cute_experts", requires=("cuda", "cutlass")),
         Implementation("quack", "quack_experts", requires=("cuda", "cutlass"), options={"tuned": True}, peer=QUACK),
         Implementation("quack_heuristic", "quack_experts", requires=("cuda", "cutlass"), peer=QUACK),
     ),

@@ -12,8 +12,8 @@ STAGES = (
 )
 _LOOP, _BMM, _GROUPED = ({"experts": f"torch_{way}"} for way in ("loop", "bmm", "grouped_mm"))
 _ROUTING = [stage.name for stage in STAGES if stage.name != "experts"]
-_COMPILED, _CUTE = (_GROUPED | dict.fromkeys(_ROUTING, name) for name in ("torch_compile", "cute"))
-_TRITON = dict.fromkeys((*_ROUTING, "experts"), "triton")
+_COMPILED, _CUTE_GROUPED = (_GROUPED | dict.fromkeys(_ROUTING, name) for name in ("torch_compile", "cute"))
+_TRITON, _CUTE = (dict.fromkeys((*_ROUTING, "experts"), name) for name in ("triton", "cute"))
 _GATHER = dict.fromkeys(("router", "permute", "combine"), "triton") | {"pack+experts": "experts.triton_gather"}
 _CUTE_QUACK = _CUTE | {"experts": "quack_heuristic"}
 _CUTE_GATHER = dict.fromkeys(("router", "permute", "combine"), "cute") | {"pack+experts": "experts.quack_gather"}
@@ -63,6 +63,7 @@ BENCH = Bench(
         Implementation("triton", requires=("cuda", "triton"), layout="compact", parts=_TRITON),
         Implementation("triton_gather", requires=("cuda", "triton"), layout="compact", parts=_GATHER),
         Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
+        Implementation("cute_grouped_mm", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GROUPED),
         Implementation("cute_quack", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_QUACK, peer=QUACK),
         Implementation(
             "cute_quack_gather", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GATHER, peer=QUACK

@@ -1,0 +1,126 @@
+"""Experts in CuTe DSL for Hopper: two grouped products with tokens on the N side of the tensor cores (`cute_swapped`).
+
+Strategy: the first product applies the activation to its float32 sums and writes `activated` (R, I), rounded once; the second
+reads it. How many tokens a tile has is chosen from the mean of rows per expert: any multiple of 8 up to 256, so that few rows
+cost few idle lanes, and many tiles are nearly full.
+
+FLOPs: 6 R H I for R rows. Floor: weights of every expert that has a row, once, and 4 R (H + I) bytes of 16-bit rows, `activated`
+written and read, and results, at the bandwidth of a copy; or the FLOPs at the rate of a large product, whichever takes longer.
+
+Invariant: a row is written by the tiles of its own expert alone; rows of no expert are read, but never written.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.kernels.cute.cache import per_problem
+from moe_routing_bench.kernels.cute.compilation import current_arch
+from moe_routing_bench.kernels.experts import Experts
+from moe_routing_bench.kernels.experts.common import mixed_formats
+from moe_routing_bench.kernels.experts.cute_swapped import VECTOR, Product, Tile, compile_for
+
+_ACTIVATIONS = ("swiglu", "geglu", "relu2")
+MOST_EXPERTS = 1024  # that a warp counts, 32 a lane
+SIZES = (
+    8,
+    16,
+    24,
+    32,
+    48,
+    64,
+    80,
+    96,
+    112,
+    128,
+    144,
+    160,
+)  # tokens, in chunks that are not tiny; twice more do not fit
+FEW_TOKENS = 64  # up to so many, weights' bytes set the time and tiles are low
+PER_TILE = 32  # what a tile costs beside its tokens, in tokens: loads of weights from shared memory, the epilogue
+
+
+def choose_tokens(mean: float) -> int:
+    """Tokens of a tile: the least expected cost where rows per expert are spread like a Poisson variable's."""
+    return min(SIZES, key=lambda tokens: _tiles(mean, tokens) * (tokens + PER_TILE))
+
+
+def _tiles(mean: float, tokens: int) -> float:
+    """Expected tiles of an expert that has a row: one, and one more for each multiple of `tokens` that its rows exceed."""
+    spread = math.sqrt(2 * mean)
+    return sum(
+        0.5 * math.erfc((full * tokens + 0.5 - mean) / spread) if full else 1.0
+        for full in range(math.ceil((mean + 4 * spread) / tokens) + 1)
+    )
+
+
+def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) -> Tile:
+    """The tile for `rows` rows and `wide` rows of weights per expert."""
+    tokens = choose_tokens(max(1.0, rows / experts))
+    if tokens > FEW_TOKENS:
+        return Tile(2, 2, tokens)
+    active = min(experts, rows)
+    return Tile(1, 2 if active * wide >= 4 * 128 * multiprocessors else 1, tokens)
+
+
+def unsupported(problem: Experts) -> str | None:
+    """Why this problem cannot run, or None."""
+    if problem.packed not in ("bf16", "fp16"):
+        return f"takes bf16 and fp16 rows, not {problem.packed}"
+    if problem.activation not in _ACTIVATIONS:
+        return f"knows no {problem.activation}, which has biases"
+    if problem.hidden % VECTOR or problem.intermediate % VECTOR:
+        return "needs hidden and intermediate that are multiples of 8 (16 bytes)"
+    if problem.experts > MOST_EXPERTS:
+        return f"takes at most {MOST_EXPERTS} experts"
+    if torch.cuda.is_available() and current_arch() != "sm_90a":
+        return f"is written for sm_90a, not {current_arch()}"
+    return mixed_formats(problem)
+
+
+def products(problem: Experts, up: Tile | None = None, down: Tile | None = None) -> tuple[Product, Product]:
+    """Both products of a problem, with tiles that are chosen where none is given."""
+    wide = problem.intermediate * (2 if problem.gated else 1)
+    up = up or choose_tile(problem.rows, problem.experts, wide)
+    down = down or choose_tile(problem.rows, problem.experts, problem.hidden)
+    return (
+        Product(problem.intermediate, problem.hidden, problem.experts, problem.activation, up),
+        Product(problem.hidden, problem.intermediate, problem.experts, "", down),
+    )
+
+
+def precompile(problem: Experts, arch: str) -> None:
+    """Put the kernels of a problem into the cache; needs no GPU."""
+    _compiled(problem, arch)
+
+
+@per_problem
+def _compiled(problem: Experts, arch: str) -> list[tuple[Product, Any]]:
+    return [(product, compile_for(arch, problem.dtype, product)) for product in products(problem)]
+
+
+def launch(product: Product, kernel: Any, x: Tensor, offsets: Tensor, w: Tensor, out: Tensor) -> Callable[[], object]:
+    """The launch of one product: x (R, inner), offsets (E + 1,) int32, w (E, N, inner) -> out (R, columns)."""
+    multiprocessors = torch.cuda.get_device_properties(out.device).multi_processor_count
+    blocks = max(1, min(multiprocessors, product.most_tiles(len(out))))
+    return functools.partial(kernel, x, offsets, w, out, blocks)
+
+
+def bind(
+    problem: Experts, *, packed: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor
+) -> Callable[[], None]:
+    """Bind packed (R, H), offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I), all contiguous -> y (R, H)."""
+    (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch())
+    activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
+    up = launch(first, up_kernel, packed, offsets, w13, activated)
+    down = launch(second, down_kernel, activated, offsets, w2, y)
+
+    def run() -> None:
+        up()
+        down()
+
+    return run
