@@ -25,6 +25,7 @@ from moe_routing_bench.kernels.experts.common import mixed_formats
 from moe_routing_bench.kernels.experts.cute_swapped import VECTOR, Product, Tile, compile_for
 
 _ACTIVATIONS = ("swiglu", "geglu", "relu2")
+_LEAST = 2 * VECTOR
 MOST_EXPERTS = 1024  # that a warp counts, 32 a lane
 SIZES = (
     8,
@@ -75,6 +76,10 @@ def unsupported(problem: Experts) -> str | None:
         return f"knows no {problem.activation}, which has biases"
     if problem.hidden % VECTOR or problem.intermediate % VECTOR:
         return "needs hidden and intermediate that are multiples of 8 (16 bytes)"
+    if min(problem.hidden, problem.intermediate) < _LEAST or problem.experts < 2:
+        return (
+            f"needs 2 experts, and hidden and intermediate of {_LEAST}, at least: tensor maps have no dimensions of 1"
+        )
     if problem.experts > MOST_EXPERTS:
         return f"takes at most {MOST_EXPERTS} experts"
     if torch.cuda.is_available() and current_arch() != "sm_90a":
