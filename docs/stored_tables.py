@@ -1,4 +1,5 @@
-"""The tables of the documents whose figures are stored rows: each is made of a file below results/nvidia-h200/.
+"""The tables of the documents whose figures are stored rows: each is made of a file below results/nvidia-h200/ or,
+for experts and layers, results/nvidia-h200.layers/.
 
 Times are medians of device time in µs. `floor` is `roofline_us`: the compulsory bytes at the copy bandwidth, or the FLOPs
 at the matrix rate, both measured in the same process.
@@ -16,6 +17,7 @@ from moe_routing_bench.quality.spec import run_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/nvidia-h200"
+LAYERS = "../nvidia-h200.layers/"  # from there
 WAYS = ("torch", "triton", "cute")
 SYMBOLS = {"tokens": "T", "experts": "E", "hidden": "H", "top_k": "k"}
 
@@ -160,9 +162,9 @@ def profiled() -> str:
     ])  # fmt: skip
 
 
-def stored_cells() -> str:
+def stored_cells(name: str = "measurements.parquet") -> str:
     """Where the measured rows come from, in a sentence."""
-    rows = stored("measurements.parquet")
+    rows = stored(name)
     one = rows[rows["cutlass_dsl_version"].notna()].iloc[0]
     days = sorted({start[:10] for start in rows["started_at"]})
     assert rows["gpu_uuid"].dropna().nunique() == rows["git_sha"].nunique() == 1, "cells of several cards or commits"
@@ -214,6 +216,53 @@ def stages() -> str:
     return table(lines)
 
 
+OURS = ("cute", "cute_quack", "cute_quack_gather", "triton_gather")
+
+
+def layers() -> str:
+    """One line per layer that was measured, with the fastest of ours against the fastest of others."""
+    rows = stored(LAYERS + "measurements.parquet")
+    lines = []
+    for _, cell in rows[(rows["bench"] == "layer") & (rows["status"] == "ok")].groupby("cell", sort=False):
+        found, first = cell.set_index("implementation"), cell.iloc[0]
+        medians = found["median_us"]
+        ours = medians.reindex(OURS).idxmin()
+        others = medians.drop([way for way in medians.index if way.startswith(("cute", "triton"))])
+        lines.append({
+            "model": first["model"], "T": str(first["tokens"]), "`torch_grouped_mm`": digits(medians["torch_grouped_mm"]),
+            **{f"`{way}`": digits(medians.get(way, np.nan)) for way in (*OURS, "sonicmoe")},
+            "fastest of ours": f"`{ours}`", "against the fastest other": f"{digits(others.min() / medians[ours])}x (`{others.idxmin()}`)",
+            "share of its roof": percent(found.at[ours, "share_of_roofline"]),
+        })  # fmt: skip
+    return table(sorted(lines, key=lambda line: (line["model"], int(line["T"]))))
+
+
+def products() -> str:
+    """The grouped products of our kernel and of QuACK where both were timed: the best of the tiles that were tried."""
+    rows = stored(LAYERS + "products.csv")
+    axes = ["tokens", "hidden", "intermediate", "experts", "top_k"]
+    best = rows.pivot_table(index=axes, columns=["kernel", "product"], values="us", aggfunc="min").dropna().reset_index()
+    return table([
+        {SYMBOLS.get(axis, "I"): str(line[(axis, "")]) for axis in axes}
+        | {f"{product}, {kernel}": digits(line[(kernel, product)]) for product, kernel in (("up", "cute"), ("up", "quack"), ("up, gathered", "quack"), ("down", "cute"), ("down", "quack"))}
+        for line in best.to_dict("records")
+    ])  # fmt: skip
+
+
+def few_rows() -> str:
+    """Our grouped products where an expert has few rows: time and the bandwidth of the weights, the best of the tiles that were tried."""
+    rows = stored(LAYERS + "products.csv").query("weights_gb_per_s.notna() and tokens <= 512")
+    best = rows.loc[rows.groupby(["hidden", "tokens", "product"])["us"].idxmin()]
+    lines = []
+    for (hidden, tokens), found in best.groupby(["hidden", "tokens"]):
+        line = {"H": str(hidden), "E": str(found["experts"].iloc[0]), "k": str(found["top_k"].iloc[0]), "T": str(tokens)}
+        for product in ("up", "down"):
+            one = found[found["product"] == product].iloc[0]
+            line |= {product: digits(one["us"]), f"{product}, GB/s of weights": f"{one['weights_gb_per_s']:.0f}", f"{product}, tile": f"{one['tile_rows']} x {one['tile_columns']}"}  # fmt: skip
+        lines.append(line)
+    return table(lines)
+
+
 RULES = {"dense": "dense, equal active FLOPs", "softk": "`softk` (Mixtral)"} | {
     name: f"`{name}`" for name in ("deepseek_v3_small", "quantile_balancing", "hash_balanced", "switch_top1")
 }
@@ -242,7 +291,8 @@ def quality() -> str:
 _GATE = "router == 'softmax_topk_renorm' and top_k == 8"
 _PERMUTE = "layout == 'compact' and top_k == 8 and experts == 128"
 BLOCKS: Mapping[str, Callable[[], str]] = {
-    "stored-cells": stored_cells, "stages": stages, "quality": quality, "ceilings": ceilings,
+    "stored-cells": stored_cells, "stored-layers": partial(stored_cells, LAYERS + "measurements.parquet"), "layers": layers,
+    "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "ceilings": ceilings,
     "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat,
     "gate-times": partial(times, "gate", ("dtype", "tokens"), f"{_GATE} and experts == 128", (*WAYS, "quack")),
     "gate-experts": partial(times, "gate", ("dtype", "experts"), f"{_GATE} and tokens == 16384", (*WAYS, "quack")),

@@ -67,6 +67,19 @@ def test_a_fused_part_is_hatched(full):
     assert len(hatched) == sum(part.count("+") for value in shown["stage_us"] for part in style.stages(value)) > 0
 
 
+def test_tables_without_routing_or_capacities():
+    """Layers of one skew and no capacity: what has no points says so, and no panel stays empty beside one that has."""
+    layers = FULL[(FULL["bench"] == "layer") & (FULL["skew"] == 0) & FULL["capacity_factor"].isna()]
+    assert len(layers)
+    assert "no data: no bench that only moves data was measured" in draw("bandwidth", layers)[1]
+    assert "no data: no shape was measured with two skews or capacity factors" in draw("pareto", layers)[1]
+    figure, text = draw("roofline", layers)
+    assert len(figure.axes) == 1 and "no data" not in text and "left:" not in text
+    figure, text = draw("roofline", FULL[FULL["bench"] == "pack"])
+    assert len(figure.axes) == 1 and "data movement" in text and "right:" not in text
+    assert len(draw("roofline", FULL)[0].axes) == 2
+
+
 def test_composites_have_the_stages_of_their_tables():
     """One panel per composite; stages of the longest table come first, so that colours follow the order of work."""
     assert [axes.get_title(loc="left").split(" ")[0] for axes in draw("stage_share", FULL)[0].axes] == list(

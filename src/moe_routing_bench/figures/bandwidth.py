@@ -16,7 +16,8 @@ def draw(table: pd.DataFrame) -> Figure:
     benches = grouping.moving(table)
     if not benches:
         figure, (axes,) = style.canvas(1, 1, 12, 4)
-        style.empty(axes, style.why(table))
+        some = len(style.ok(table)) > 0
+        style.empty(axes, "no bench that only moves data was measured" if some else style.why(table))
         return style.finish(figure, TITLE, table.iloc[:0])
     rows = style.ok(table, *benches)
     rows = rows[rows["gb_per_s"].notna() & (rows["compulsory_bytes"] > 0)]

@@ -22,12 +22,13 @@ def draw(table: pd.DataFrame) -> Figure:
     rows = rows[rows["skew"].notna() & rows["drop_rate"].notna()]
     rows = rows[rows["flops"] > 0] if (rows["flops"] > 0).any() else rows
     title = "Time against drops and padding"
-    if rows.empty:
-        figure, (axes,) = style.canvas(1, 1, 8, 4)
-        style.empty(axes, style.why(table, *grouping.COMPOSITES))
-        return style.finish(figure, title, rows)
     groups = [group for _, group in rows.groupby(SHAPE, dropna=False)]
-    shown = max(groups, key=lambda g: len(g.drop_duplicates(["skew", "capacity_factor"])))
+    shown = max(groups, key=_settings, default=rows)
+    if _settings(shown) < 2:
+        figure, (axes,) = style.canvas(1, 1, 8, 4)
+        alone = "no shape was measured with two skews or capacity factors"
+        style.empty(axes, alone if groups else style.why(table, *grouping.COMPOSITES))
+        return style.finish(figure, title, shown.iloc[:0])
     skews, bench = sorted(shown["skew"].unique()), shown["bench"].iloc[0]
     costs = [cost for cost in COSTS if shown[cost[0]].nunique() > 1] or COSTS[
         :1
@@ -66,6 +67,11 @@ def draw(table: pd.DataFrame) -> Figure:
     name = grouping.labels(shown, but=("skew", "capacity_factor", "layout")).iloc[0]
     number = f"{len(groups)} shape{'s' * (len(groups) > 1)} measured"
     return style.finish(figure, f"{title}\n{bench}: {name}, {number}", shown)
+
+
+def _settings(group: pd.DataFrame) -> int:
+    """The skews and capacity factors that a shape was measured with."""
+    return len(group.drop_duplicates(["skew", "capacity_factor"]))
 
 
 def _count(points: pd.DataFrame) -> str:

@@ -10,16 +10,22 @@ from moe_routing_bench.figures import grouping, style
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Left: TFLOP/s over FLOPs per byte with the roofs. Right: share of copy per bench and implementation."""
+    """TFLOP/s over FLOPs per byte with the roofs, and share of copy per bench and implementation; one panel where only one has rows."""
     rows = style.ok(table)
     whole = rows[(rows["flops"] > 0) & (rows["compulsory_bytes"] > 0) & rows["tflops"].notna()]
     moving = rows[(rows["flops"] == 0) & (rows["share_of_copy"] > 0)]
-    figure, (left, right) = style.canvas(1, 2, 12, 5)
-    _roofs(left, whole) if len(whole) else style.empty(left, "no row of a bench with matrix products is ok")
-    _strip(right, moving) if len(moving) else style.empty(right, "no row of a stage that only moves data is ok")
-    note = "one point per row; left: " + grouping.differing(whole, "rows", ["bench", "implementation"])
-    note += "; right: " + grouping.differing(moving, "rows", ["bench", "implementation"])
-    return style.finish(figure, "Roofline: against the ceilings measured in the same processes", rows, note)
+    parts = [(panel, part) for panel, part in ((_roofs, whole), (_strip, moving)) if len(part)]
+    figure, panels = style.canvas(1, max(1, len(parts)), 6 * max(1.5, len(parts)), 5)
+    if not parts:
+        style.empty(panels[0], "no row with FLOPs or with bytes is ok")
+    for axes, (panel, part) in zip(panels, parts, strict=False):
+        panel(axes, part)
+    pooled = [grouping.differing(part, "rows", ["bench", "implementation"]) for _, part in parts]
+    where = ("left: ", "right: ") if len(parts) > 1 else ("",)
+    note = "one point per row; " + "; ".join(side + pool for side, pool in zip(where, pooled, strict=False))
+    return style.finish(
+        figure, "Roofline: against the ceilings measured in the same processes", rows, note if parts else ""
+    )
 
 
 def _roofs(axes: Axes, rows: pd.DataFrame) -> None:
