@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from rows import rows
+from rows import frame, one, rows
 
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.figures import FIGURES, grouping, pareto, stage_share, style
+from moe_routing_bench.figures import FIGURES, crossover, grouping, pareto, stage_share, style
 
 FULL = rows()
 MEASURED = [name for name, figure in FIGURES.items() if figure.source == "measurements"]
@@ -78,6 +78,46 @@ def test_tables_without_routing_or_capacities():
     figure, text = draw("roofline", FULL[FULL["bench"] == "pack"])
     assert len(figure.axes) == 1 and "data movement" in text and "right:" not in text
     assert len(draw("roofline", FULL)[0].axes) == 2
+
+
+def test_who_is_fastest_and_who_ties():
+    """Times over the fastest of the cell; a tie is what pairs do not tell apart, and no verdict calls slower."""
+
+    def row(name, us, low, high, verdict=None, cell="c1", **axes):
+        other = {
+            "best_other": "cute" if name != "cute" else "triton",
+            "best_speedup_ci_low": low,
+            "best_speedup_ci_high": high,
+        }
+        return one("layer", name, cell=cell, median_us=us, flops=1.0, best_verdict=verdict, **other, **axes)
+
+    table = frame(
+        row("cute", 20.0, 1.0, 1.1),
+        row("triton", 20.1, 0.99, 1.0),
+        row("cute_quack", 20.2, 0.98, 1.01, "slower"),
+        row("sonicmoe", 20.4, 0.97, 0.99),
+        row("liger", 20.1, None, None),
+        row("torch_grouped_mm", 50.0, 0.3, 0.5),
+        row("cute", 7.0, 1.1, 1.2, cell="c0", model="mixtral-8x7b"),
+        row("triton", 14.0, 0.4, 0.6, cell="c0", model="mixtral-8x7b"),
+        row("cute", 1.0, 1.1, 1.2, cell="alone"),
+    )
+    shown = crossover.choose(table[table["cell"] != "alone"])
+    assert shown["cell"].tolist() == ["c0"] * 2 + ["c1"] * 6, "models first"
+    assert shown["behind"].tolist() == [1.0, 2.0, 1.0, 20.1 / 20, 20.2 / 20, 20.4 / 20, 20.1 / 20, 2.5]
+    assert crossover.winners(table[table["cell"] == "c1"]) == ["cute", "triton"]
+    figure, text = draw("crossover", table)
+    assert "cute ≈ triton, 20 µs" in text and "cute, 7 µs" in text and "alone" not in text
+    assert next(tick.get_text() for tick in figure.axes[0].get_yticklabels()).startswith("mixtral-8x7b")
+    many = frame(
+        *(
+            row(name, 5.0, 1.0, 1.0, cell=f"c{i}", tokens=i)
+            for i in range(crossover.MOST_CELLS + 2)
+            for name in ("cute", "triton")
+        )
+    )
+    assert f"{crossover.MOST_CELLS} of {crossover.MOST_CELLS + 2} cells" in draw("crossover", many)[1]
+    assert crossover.choose(many)["tokens"].max() == crossover.MOST_CELLS - 1
 
 
 def test_composites_have_the_stages_of_their_tables():

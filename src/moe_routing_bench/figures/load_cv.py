@@ -9,7 +9,18 @@ from moe_routing_bench.config import axes as table_of_axes
 from moe_routing_bench.figures import grouping, style
 
 # Axes of no effect on the loads; a rule that has one shows in the loads themselves.
-WITHOUT_EFFECT = ("model", "phase", "hidden", "intermediate", "router", "activation", "dtype", "packed", "weights", "layout")
+WITHOUT_EFFECT = (
+    "model",
+    "phase",
+    "hidden",
+    "intermediate",
+    "router",
+    "activation",
+    "dtype",
+    "packed",
+    "weights",
+    "layout",
+)
 LOADS = [*table_of_axes.names(without=WITHOUT_EFFECT), "load_cv", "drop_rate"]
 
 

@@ -1,0 +1,71 @@
+"""Which implementation of a composite is the fastest, cell by cell, and how far behind the others are."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from moe_routing_bench.figures import grouping, style
+
+MOST_CELLS = 30
+TITLE = "Who is fastest, cell by cell"
+_TICKS = (1, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 1000)
+_ORDER = ["model", "phase", "hidden", "experts", "skew", "capacity_factor", "tokens"]
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """A line per cell: every implementation's time over that of the fastest, which is named at the right with those that tie with it."""
+    rows = style.ok(table, *grouping.COMPOSITES)
+    rows = rows[rows["flops"] > 0] if (rows["flops"] > 0).any() else rows
+    rows = rows[rows.groupby(["bench", "cell"])["implementation"].transform("size") > 1]
+    if rows.empty:
+        figure, (axes,) = style.canvas(1, 1, 11, 3)
+        style.empty(axes, f"no cell of a composite has two implementations; {style.why(table, *grouping.COMPOSITES)}")
+        return style.finish(figure, TITLE, rows)
+    shown = choose(rows)
+    cells = shown["cell"].drop_duplicates().tolist()
+    figure, (axes,) = style.canvas(1, 1, 11, 1.8 + 0.3 * len(cells))
+    _points(axes, shown, cells)
+    style.legend(axes, shown["implementation"], loc="lower center", bbox_to_anchor=(0.5, 1), ncols=6)
+    some = f", {len(cells)} of {rows['cell'].nunique()} cells" if len(cells) < rows["cell"].nunique() else ""
+    return style.finish(figure, f"{TITLE}: {', '.join(shown['bench'].unique())}{some}", shown)
+
+
+def choose(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of at most MOST_CELLS cells, those of models first, with `behind`: their times over that of the cell's fastest."""
+    ordered = rows.sort_values([*_ORDER, "cell"], kind="stable")
+    kept = ordered[ordered["cell"].isin(ordered["cell"].drop_duplicates().head(MOST_CELLS))]
+    return kept.assign(behind=kept["median_us"] / kept.groupby(["bench", "cell"])["median_us"].transform("min"))
+
+
+def winners(cell: pd.DataFrame) -> list[str]:
+    """The fastest implementation of a cell, and after it those whose paired ratio to it is not told apart from 1."""
+    fastest = cell.loc[cell["median_us"].idxmin(), "implementation"]
+    against = (cell["best_other"] == fastest) & (cell["best_speedup_ci_high"] >= 1) & (cell["best_verdict"] != "slower")
+    return [fastest, *style.ordered(cell.loc[against, "implementation"])]
+
+
+def _points(axes: Axes, shown: pd.DataFrame, cells: list[str]) -> None:
+    labels = grouping.labels(shown, but=["layout"])
+    for name, group in style.groups(shown):
+        fastest = group["median_us"] / group["behind"]
+        ends = style.bars(group["behind"], group["ci_low_us"] / fastest, group["ci_high_us"] / fastest)
+        at = group["cell"].map(cells.index)
+        axes.errorbar(
+            group["behind"], at, xerr=ends, alpha=0.85, color=style.color(name), elinewidth=1, **style.marker(name)
+        )
+    for y, cell in enumerate(cells):
+        found = shown[shown["cell"] == cell]
+        least = found["median_us"].min()
+        shortest = f"{least:,.0f}" if least >= 100 else f"{least:.3g}"
+        text = f"{' ≈ '.join(winners(found))}, {shortest} µs"
+        axes.annotate(text, (1.01, y), xycoords=("axes fraction", "data"), fontsize=7, va="center")
+    axes.axvline(1, color="0.3", lw=1, ls="--")
+    first = shown.drop_duplicates("cell").index
+    axes.set_yticks(range(len(cells)), labels.loc[first], fontsize=7)
+    axes.set(xscale="log", xlabel="time over that of the fastest (bars: 95 % CI of the median)")
+    axes.set_xlim(0.97, 1.1 * max(shown["behind"].max(), 1.2))
+    axes.xaxis.set_major_locator(FixedLocator(_TICKS))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.invert_yaxis()
