@@ -1,0 +1,119 @@
+"""The index arithmetic of the grouped products with tokens on the N side, traced with numpy in place of the DSL: lanes are arrays."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cutlass")
+import torch
+
+from moe_routing_bench.kernels.experts import cute_swapped
+from moe_routing_bench.kernels.experts.common import activate
+from moe_routing_bench.kernels.experts.cute_swapped import GROUP, Product, Tile
+
+LANES = np.arange(32)
+
+
+@pytest.fixture
+def numbers(monkeypatch):
+    """Numpy in place of the DSL; a warp's vote is a set of bits."""
+    arch = SimpleNamespace(
+        lane_idx=lambda: LANES,
+        vote_ballot_sync=lambda votes: int(np.packbits(votes, bitorder="little").view("<u4")[0]),
+        popc=int.bit_count,
+        make_warp_uniform=lambda value: value,
+        rcp_approx=lambda value: 1 / value,
+    )
+    math = SimpleNamespace(exp2=lambda value, fastmath: np.exp2(value))
+    monkeypatch.setattr(cute_swapped, "cute", SimpleNamespace(arch=arch, math=math))
+    replaced = {"min": np.minimum, "max": np.maximum, "select_": np.where}
+    monkeypatch.setattr(cute_swapped, "cutlass", SimpleNamespace(**replaced))
+    for kind in ("Float32", "Int32"):
+        monkeypatch.setattr(cute_swapped, kind, getattr(np, kind.lower()))
+
+
+def loads(experts: int, most: int, seed: int) -> np.ndarray:
+    """Rows per expert; a third of the experts have none."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(1, most + 1, experts) * (rng.random(experts) > 1 / 3)
+
+
+@pytest.mark.parametrize("experts", [2, 8, 31, 32, 33, 60, 300, 1024])
+@pytest.mark.parametrize(("most", "tokens"), [(1, 8), (20, 8), (150, 16), (3000, 160)])
+def test_every_tile_once_and_those_that_share_weights_together(numbers, experts, most, tokens):
+    """Tiles cover each expert's rows and columns once, GROUP tiles of tokens for the same weights in a row."""
+    rows = loads(experts, most, experts)
+    product = Product(184, 352, experts, "swiglu", Tile(1, 1, tokens))
+    starts = np.r_[0, rows.cumsum()]
+    tiles = -(-rows // tokens)
+    first_tiles = np.r_[0, tiles.cumsum()]
+    total = first_tiles[-1] * product.parts
+    assert total <= product.most_tiles(int(rows.sum()))
+    shown = range(total) if total < 3000 else np.unique(np.random.default_rng(1).integers(0, total, 1500))
+    found = [tuple(map(int, cute_swapped.locate(int(t), starts, first_tiles, product))) for t in shown]
+    assert len(set(found)) == len(found), "a tile twice"
+    for expert, row, end, part in found:
+        assert starts[expert] <= row < end == starts[expert + 1] and (row - starts[expert]) % tokens == 0
+        assert 0 <= part < product.parts
+    if total < 3000:
+        assert found == [
+            (expert, starts[expert] + tile * tokens, starts[expert + 1], part)
+            for expert, count in enumerate(tiles)
+            for group in range(0, count, GROUP)
+            for part in range(product.parts)
+            for tile in range(group, min(group + GROUP, count))
+        ]
+
+
+def test_the_ring_turns_its_phase(numbers):
+    """Three stages: 0, 1, 2, 0 and so on; the phase changes with each round."""
+    index, phase, seen = np.int32(0), np.int32(1), []
+    for _ in range(7):
+        seen.append((int(index), int(phase)))
+        index, phase = cute_swapped.advance(index, phase, 3)
+    assert seen == [(0, 1), (1, 1), (2, 1), (0, 0), (1, 0), (2, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "geglu", "relu2"])
+def test_activations_are_those_of_torch(numbers, activation):
+    gate, up = (torch.linspace(-9, 9, 301) for _ in range(2))
+    up = up.flip(0) * 0.7
+    wanted = activate(activation, torch.cat([gate, up]) if activation != "relu2" else gate)
+    got = cute_swapped.activate(gate.numpy(), up.numpy(), activation)
+    assert np.allclose(got, wanted.numpy(), rtol=2e-6, atol=1e-6)
+    assert cute_swapped.activate(gate, None, "") is gate
+
+
+def test_sums_become_blocks_of_the_result(numbers):
+    """Of a gated product rows r and r + 8 of a slab are a gate and its up; of a plain one they are two rows of the result."""
+    sums = np.arange(2 * 2 * 3 * 2, dtype=np.float32).reshape(2, 2, 3, 2)
+    plain = cute_swapped.blocks_of(sums, 1, 2, Product(64, 64, 2, "", Tile(2, 1, 24)))
+    assert plain == [(sums[0, 0, 2, 1], sums[1, 0, 2, 1]), (sums[0, 1, 2, 1], sums[1, 1, 2, 1])]
+    (gated,) = cute_swapped.blocks_of(sums, 1, 2, Product(64, 64, 2, "swiglu", Tile(2, 1, 24)))
+    for token in range(2):
+        gate, up = sums[token, 0, 2, 1], sums[token, 1, 2, 1]
+        assert gated[token] == pytest.approx(gate / (1 + np.exp(-gate)) * up)
+
+
+@pytest.mark.parametrize(
+    ("tile", "width", "parts", "chunk"),
+    [
+        (Tile(2, 2, 144), 64, 6, 48),
+        (Tile(2, 2, 160), 64, 6, 40),
+        (Tile(1, 1, 8), 32, 24, 8),
+        (Tile(1, 2, 64), 32, 12, 64),
+        (Tile(1, 2, 112), 32, 12, 56),
+    ],
+)
+def test_sizes_of_a_gated_product(tile, width, parts, chunk):
+    product = Product(768, 2048, 128, "swiglu", tile)
+    assert (product.width, product.parts, product.chunk) == (width, parts, chunk)
+    assert product.pitch // 8 % 2 == 1, "an odd number of 16 bytes"
+    assert product.stage_bytes == (tile.rows + tile.tokens) * 128
+    assert product.threads == 128 * (1 + tile.warpgroups)
+
+
+def test_sizes_of_a_plain_product():
+    product = Product(2048, 768, 128, "", Tile(2, 2, 144))
+    assert (product.width, product.parts, product.gated, product.tile.rows) == (128, 8, False, 256)
