@@ -72,6 +72,32 @@ def test_what_peers_cannot_do(name, axes, why):
     assert BENCHES["layer"].supports(name, cell_of("layer", **VECTORS | axes)) == why
 
 
+SMALL = "needs 2 experts, and hidden and intermediate of 16, at least: tensor maps have no dimensions of 1"
+
+
+@pytest.mark.parametrize(
+    ("axes", "why"),
+    [
+        ({"activation": "relu2", "capacity_factor": 1.25}, None),
+        ({"hidden": 16, "intermediate": 16, "experts": 2, "top_k": 1}, None),
+        ({"experts": 1024, "layout": "block64"}, None),
+        ({"experts": 1025}, "takes at most 1024 experts"),
+        ({"experts": 1, "top_k": 1}, SMALL),
+        ({"hidden": 8}, SMALL),
+        ({"intermediate": 8}, SMALL),
+        ({"hidden": 20}, "needs hidden and intermediate that are multiples of 8 (16 bytes)"),
+        ({"intermediate": 20}, "needs hidden and intermediate that are multiples of 8 (16 bytes)"),
+        ({"activation": "swiglu_oai"}, "knows no swiglu_oai, which has biases"),
+        ({"packed": "fp8_row"}, "takes bf16 and fp16 rows, not fp8_row"),
+        ({"dtype": "fp32"}, "takes bf16 and fp16 rows, not fp32"),
+        ({"weights": "fp16"}, "activations and weights need one plain format, not bf16 and fp16"),
+    ],
+)  # fmt: skip
+def test_what_the_cute_experts_cannot_do(axes, why):
+    pytest.importorskip("cutlass")
+    assert BENCHES["experts"].supports("cute", cell_of("experts", **VECTORS | axes)) == why
+
+
 @pytest.mark.parametrize("factor", [0.75, 1.25])
 @pytest.mark.parametrize("packed", ["fp32", "fp8_row", "fp8_block128"])
 @pytest.mark.parametrize("name", PLAIN)
