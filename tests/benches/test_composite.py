@@ -82,7 +82,7 @@ SMALL = "needs 2 experts, and hidden and intermediate of 16, at least: tensor ma
         ({"hidden": 16, "intermediate": 16, "experts": 2, "top_k": 1}, None),
         ({"experts": 1024, "layout": "block64"}, None),
         ({"experts": 1025}, "takes at most 1024 experts"),
-        ({"experts": 1, "top_k": 1}, SMALL),
+        ({"experts": 1, "top_k": 1, "skew": 0.0}, SMALL),
         ({"hidden": 8}, SMALL),
         ({"intermediate": 8}, SMALL),
         ({"hidden": 20}, "needs hidden and intermediate that are multiples of 8 (16 bytes)"),
