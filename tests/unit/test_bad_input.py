@@ -70,7 +70,7 @@ CONFIGS = {
     "entry is text": ({"grid": ["pack"]}, "config.grid[0]: got 'pack'", "a mapping"),
     "measure is a list": ({**entry(), "measure": [1]}, "config.measure: got [1]", "a mapping"),
     "number for a list": (entry(experts=8), "config.grid[0].experts: got 8", "write [8]"),
-    "text for a number": (entry(tokens=["many"]), "config.grid[0].tokens[0]: got 'many'", "an integer of at least 1"),
+    "text for a number": (entry(tokens=["many"]), "config.grid[0].tokens[0]: got 'many'", "an integer from 1 to 2147483647"),
     "tokens 64.0": (entry(tokens=[64.0]), "config.grid[0].tokens[0]: got 64.0", "an integer"),
     "true for a number": (entry(top_k=[True]), "config.grid[0].top_k[0]: got True", "an integer"),
     "list in a list": (entry(hidden=[[16]]), "config.grid[0].hidden[0]: got [16]"),
@@ -84,10 +84,10 @@ CONFIGS = {
     "a factor twice": (entry(capacity_factor=[1, 1.0]), "config.grid[0].capacity_factor", "1.0 is there twice"),
     "a bench twice": (entry(benches=["pack", "pack"]), "config.grid[0].benches", "'pack' is there twice"),
     # ranges
-    "tokens 0": (entry(tokens=[0]), "config.grid[0].tokens[0]: got 0", "at least 1"),
-    "hidden below 0": (entry(hidden=[-16]), "config.grid[0].hidden[0]: got -16", "at least 1"),
-    "experts 0": (entry(experts=[0]), "config.grid[0].experts[0]: got 0", "at least 1"),
-    "top_k 0": (entry(top_k=[0]), "config.grid[0].top_k[0]: got 0", "at least 1"),
+    "tokens 0": (entry(tokens=[0]), "config.grid[0].tokens[0]: got 0", "from 1 to"),
+    "hidden below 0": (entry(hidden=[-16]), "config.grid[0].hidden[0]: got -16", "from 1 to"),
+    "experts 0": (entry(experts=[0]), "config.grid[0].experts[0]: got 0", "from 1 to"),
+    "top_k 0": (entry(top_k=[0]), "config.grid[0].top_k[0]: got 0", "from 1 to"),
     "intermediate 0": (entry(benches=["layer"], intermediate=[0]), "config.grid[0].intermediate[0]: got 0"),
     "top_k above experts": (entry(top_k=[9]), "top_k: got 9", "1 to experts=8"),
     "rows above int32": (entry(tokens=[2**30]), "grid: got '2147483648 rows'", "at most 2147483647"),
@@ -97,6 +97,19 @@ CONFIGS = {
     "capacity factor inf": (entry(capacity_factor=[math.inf]), "capacity_factor[0]: got inf", "or none"),
     "capacity factor null": (entry(capacity_factor=[None]), "capacity_factor[0]: got None", "or none"),
     "padded without capacity": (entry(layout=["padded"]), "layout: got 'padded'", "without a capacity_factor"),
+    "experts of a billion": (entry(experts=[10**9]), "config.grid[0].experts[0]: got 1000000000", "from 1 to 65536"),
+    "hidden of 100 bits": (entry(hidden=[10**30]), "hidden[0]: got 1000000000000000000000000000000", "from 1 to 1048576"),
+    "a hundred thousand digits": (entry(hidden=[10**4000]), "config.grid[0].hidden[0]: got 1000", "..."),
+    "a name of a megabyte": (entry(benches=["x" * 10**6]), "config.grid[0].benches[0]: got 'xxx", "...", "pack"),
+    "a model of a megabyte": ({"grid": [{"benches": ["gate"], "tokens": [1], "model": ["x" * 10**6]}]}, "grid model: got 'xxx", " … "),
+    "a text of a megabyte for a list": (entry(tokens="x" * 10**6), "config.grid[0].tokens: got 'xxx", "a non-empty list"),
+    "a million cells": (entry(benches=["gate"], hidden=None, tokens=[*range(64, 564)], experts=[*range(8, 508)], top_k=[1, 2, 3, 4]), "got '1000000 cells of gate'", "at most 50000"),
+    "two entries of too many cells": (
+        {"grid": [entry(benches=["gate"], hidden=None, tokens=[*range(64, 284)], experts=[*range(first, first + 120)])["grid"][0] for first in (8, 200)]},
+        "got 'more than 50000 cells'", "several configs",
+    ),
+    "a timeout of months": (measure(timeout=1e7), "config.measure.timeout: got 10000000.0", "at most 86400"),
+    "a billion seeds": (measure(check_seeds=10**9), "config.measure.check_seeds: got 1000000000", "from 1 to 1000"),
     "timeout nan": (measure(timeout=math.nan), "config.measure.timeout: got nan"),
     "max_seconds inf": (measure(max_seconds=math.inf), "config.measure.max_seconds: got inf"),
     "min_blocks 0": (measure(min_blocks=0), "config.measure.min_blocks: got 0"),
@@ -112,6 +125,8 @@ CONFIGS = {
     "top_k above kept groups": (entry(**LAYER, router=["deepseek_v2"], experts=[16], top_k=[7]), "at most 6: 3 of 8 groups"),
     # traces
     "trace missing": (trace("absent"), "trace: got 'traces/absent.parquet'", "no such file"),
+    "trace with a name of a megabyte": (entry(sampler=["trace"], trace="x" * 10**6), "trace: got 'xxx", "File name too long"),
+    "trace with a null in its name": (entry(sampler=["trace"], trace="a\0b"), "trace: got 'a\\x00b'", "null"),
     "trace without a path": (entry(sampler=["trace"]), "sampler: got 'trace'", "add the path"),
     "trace not asked for": (entry(trace="traces/short.parquet"), "only with sampler: [trace]"),
     "trace is a folder": (entry(sampler=["trace"], trace="traces"), "trace: got 'traces'"),
@@ -140,7 +155,7 @@ MEASURE = {
     "no implementation": (["pack", "--implementations", ""], "implementation of pack: got ''", "torch"),
     "implementation twice": (["pack", "--implementations", "torch,torch"], "'torch' is there twice"),
     "mode": (["pack", "--mode", "hot"], "mode: got 'hot'", "warm, cold"),
-    "tokens": (["pack", "--tokens", "-1"], "tokens[0]: got -1", "at least 1"),
+    "tokens": (["pack", "--tokens", "-1"], "tokens[0]: got -1", "from 1 to"),
     "top_k": (["pack", "--top-k", "9"], "top_k: got 9", "1 to experts=8"),
     "capacity factor nan": (["pack", "--capacity-factor", "nan"], "capacity_factor[0]: got nan"),
     "capacity factor text": (["pack", "--capacity-factor", "lots"], "--capacity-factor: got 'lots'", "or none"),
@@ -157,6 +172,10 @@ OTHERS = {
     "config is not UTF-8": (["collect", "--config", "traces/latin.yaml"], "not UTF-8"),
     "config is bad YAML": (["prune", "--remove", "--config", "traces/bad.yaml"], "valid YAML"),
     "config is a list": (["prune", "--remove", "--config", "traces/list.yaml"], "got 'list'", "a mapping"),
+    "a key twice": (["status", "--config", "traces/key.yaml"], "'tokens' is there twice, in lines 3 and 4"),
+    "a list in itself": (["status", "--config", "traces/itself.yaml"], "*a is within itself, in line 1"),
+    "aliases of aliases": (["status", "--config", "traces/aliases.yaml"], "more than 100000 values, in line 6"),
+    "a thousand lists in each other": (["status", "--config", "traces/deep.yaml"], "more than 12 lists and mappings in each other, in line 1"),
     "JSON cut off": (["collect", "--config-json", '{"grid": ['], "--config-json", "Expecting value"),
     "JSON is a list": (["status", "--config-json", "[]"], "--config-json: got '[]'", "a JSON object"),
     "JSON is empty": (["prune", "--remove", "--config-json", ""], "--config-json: got ''", "one JSON text"),
@@ -243,6 +262,11 @@ def folder(tmp_path_factory):
     (traces / "latin.yaml").write_bytes(b"seed: \xe9\n")
     (traces / "bad.yaml").write_text("grid: [\n")
     (traces / "list.yaml").write_text("- grid\n")
+    (traces / "key.yaml").write_text("grid:\n  - benches: [gate]\n    tokens: [64]\n    tokens: [128]\n")
+    (traces / "itself.yaml").write_text("grid: &a [*a]\n")
+    levels = [f"k{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]" for i in range(6)]
+    (traces / "aliases.yaml").write_text("\n".join(["k0: &a0 [1, 1, 1]", *levels, ""]))
+    (traces / "deep.yaml").write_text("grid: " + "[" * 1000 + "]" * 1000)
     return here
 
 
@@ -264,7 +288,7 @@ def refuse(folder, monkeypatch, capsys):
             cli.main()
         out, error = capsys.readouterr()
         assert (caught.value.code, out) == (2, "")
-        assert error.startswith("error: ") and error.count("\n") == 1
+        assert error.startswith("error: ") and error.count("\n") == 1 and len(error) <= 500
         assert not [word for word in words if word not in error], error
         assert contents(folder) == before
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
@@ -16,6 +17,8 @@ from moe_routing_bench.quality import code
 from moe_routing_bench.store import paths, platforms, sources
 
 try:
+    for path in workflow.configfiles:  # Snakemake takes the last of two equal keys
+        bench_config.read_mapping(Path(path))
     SETTINGS = bench_config.load(config)
     JOBS = {(job.cell.bench, job.name): job for job in expand(SETTINGS, presets.load(paths.MODELS))}
     TRAINING = plan.expand(SETTINGS.get("quality", []), SETTINGS.get("perft", []))

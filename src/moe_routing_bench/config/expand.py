@@ -1,6 +1,8 @@
 """From a validated config to jobs: the cartesian product of each grid entry, projected on the axes that each bench reads."""
 
+import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from moe_routing_bench.benches.registry import BENCHES, Bench
 from moe_routing_bench.config import axes, presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.load import load
-from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.errors import UserError, bad, pick
 from moe_routing_bench.formats import FORMATS, QUANTISED
 from moe_routing_bench.grid.cell import Cell, Value
 from moe_routing_bench.grid.job import Job
@@ -18,6 +20,8 @@ from moe_routing_bench.kernels.permute.layout import MOST_ROWS
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload import skew, trace
 from moe_routing_bench.workload.rows import row_layout
+
+MOST_CELLS = 50_000  # of a config: they are expanded in a few seconds, and measured in days
 
 
 def expand(config: Mapping[str, Any], models: Mapping[str, Any]) -> list[Job]:
@@ -37,6 +41,8 @@ def expand(config: Mapping[str, Any], models: Mapping[str, Any]) -> list[Job]:
             if not implementations:
                 continue
             for cell in _cells(bench, entry, models, whole):
+                if len(wanted) == MOST_CELLS and cell not in wanted:
+                    raise _too_many(f"more than {MOST_CELLS} cells")
                 names, twins = wanted.setdefault(cell, ([], []))
                 names += implementations
                 twins += [one for one in entry.get("twins", ()) if one in implementations]
@@ -119,6 +125,8 @@ def _products(bench: Bench, values: Mapping[str, list[Any]]) -> Iterator[Cell]:
     """Every combination of the values of the axes that a bench reads, checked."""
     read = axes.of(bench.axes)
     lists = [values.get(axis.name) or _default(bench, axis) for axis in read]
+    if (count := math.prod(map(len, lists))) > MOST_CELLS:
+        raise _too_many(f"{count} cells of {bench.name}")
     for combination in itertools.product(*lists):
         found = {axis.name: axes.spelled(axis, value) for axis, value in zip(read, combination, strict=True)}
         for axis in read:
@@ -130,6 +138,12 @@ def _products(bench: Bench, values: Mapping[str, list[Any]]) -> Iterator[Cell]:
             found["trace"] = None
         check(bench.name, found)
         yield Cell(bench.name, axes.key(found), tuple(found.items()), axes.family(bench.name, found))
+
+
+def _too_many(cells: str) -> UserError:
+    return bad(
+        "grid", cells, f"at most {MOST_CELLS} cells", "an entry is the product of its lists: use several configs"
+    )
 
 
 def _default(bench: Bench, axis: Axis) -> list[Value]:
@@ -164,9 +178,25 @@ def check(bench: str, values: Mapping[str, Any]) -> None:
     if values.get("sampler") == "trace":
         if not values.get("trace"):
             raise bad("sampler", "trace", "together with trace: FILE", "add the path of a Parquet file")
-        trace.read(Path(values["trace"]), tokens, experts, top_k)
+        _check_trace(Path(values["trace"]), tokens, experts, top_k)
     elif values.get("skew") is not None and values.get("sampler"):
         skew.check(values["skew"], values["sampler"], tokens, experts, top_k)
+
+
+def _check_trace(path: Path, tokens: int, experts: int, top_k: int) -> None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise bad("trace", str(path), trace.FORMAT, "no such file") from None
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a null
+        raise bad("trace", str(path)[:200], trace.FORMAT, getattr(error, "strerror", None) or str(error)) from error
+    _readable_trace(path, (found.st_mtime_ns, found.st_size, found.st_ino), tokens, experts, top_k)
+
+
+@functools.lru_cache(1000)
+def _readable_trace(path: Path, state: tuple[int, ...], tokens: int, experts: int, top_k: int) -> None:
+    """Read a file in one `state` once for all cells of these sizes. Raises `UserError`, which is not remembered."""
+    trace.read(path, tokens, experts, top_k)
 
 
 def _check_keys(jobs: list[Job]) -> None:

@@ -6,11 +6,9 @@ from typing import Any
 
 import yaml
 
-from moe_routing_bench.config import schema
+from moe_routing_bench.config import schema, strict_yaml
 from moe_routing_bench.config.sections import DEFAULTS, Config
 from moe_routing_bench.errors import bad
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
 
 def load(source: Mapping[str, Any] | str | Path | Sequence[str | Path]) -> dict[str, Any]:
@@ -32,7 +30,7 @@ def load(source: Mapping[str, Any] | str | Path | Sequence[str | Path]) -> dict[
 def read_mapping(path: Path) -> dict[str, Any]:
     """A YAML file whose top level is a mapping; `UserError` for any other file."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+        content = strict_yaml.parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise bad(
             "config file", str(path), "a readable YAML file", getattr(error, "strerror", None) or "not UTF-8"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import yaml
-from annotated_types import MinLen
+from annotated_types import Le, MinLen
 from pydantic import Field
 
 from moe_routing_bench.benches.registry import BENCHES
@@ -23,6 +23,12 @@ from moe_routing_bench.grid.settings import Settings
 SCHEMA = Path("workflow/schemas/config.schema.yaml")
 _HEAD = "# Written by `python -m moe_routing_bench.config.sections`, from the axes, the settings and the specs of training.\n"
 _LISTED = "`moe-routing-bench list` prints"
+# Of settings: more is a slip, and would be found after hours, or when the memory is full.
+_MOST = {
+    "check_seeds": 1000, "warmup_ms": 3.6e6, "settle_blocks": 10_000, "interval_us": 1e8, "samples_per_block": 100_000,
+    "min_blocks": 1_000_000, "max_blocks": 1_000_000, "target_half_width": 1.0, "max_seconds": 86_400.0, "turn_seconds": 3600.0,
+    "wall_calls": 1_000_000, "timeout": 86_400.0, "set_limit": 1_000_000, "set_bytes": 1e13,
+}  # fmt: skip
 _IMPLEMENTATIONS = dict.fromkeys(one.name for bench in BENCHES.values() for one in bench.implementations)
 DEFAULTS: dict[str, Any] = {
     **{axis.name: axis.default for axis in AXES.values() if axis.scope == "config"},
@@ -46,7 +52,8 @@ def _axes(*scopes: str) -> dict[str, tuple[Any, Any]]:
 
 
 def _settings() -> dict[str, tuple[Any, Any]]:
-    types = get_type_hints(Settings, include_extras=True)
+    hints = get_type_hints(Settings, include_extras=True)
+    types = {one.name: Annotated[hints[one.name], Le(_MOST[one.name])] for one in fields(Settings)}
     return {one.name: field(types[one.name], title(types[one.name]), one.default) for one in fields(Settings)}
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, Literal, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import MinLen
+from annotated_types import Le, Lt, MinLen
 from pydantic import Field
 
 from moe_routing_bench.bounds import Amount, Count
@@ -16,14 +17,34 @@ from moe_routing_bench.routers.zoo import NETWORKS, ZOO
 
 _ALL = "all"
 _OF_PLAN = {"purpose", "pilots", "keep_weights"}  # fields of a run that the plan decides
-_CORPORA = f"a mapping from {', '.join(BUILT_IN)} or a path to the most bytes to take of it ({words(Count)}, or {_ALL})"
 _LABEL = "lower-case letters, digits and underscores, part of every file name"
+# What is more is a slip, and would be found when the memory is full, or never.
+_MOST = {
+    "layers": 1000, "heads": 2**12, "experts": 2**16, "top_k": 2**16, "dim": 2**16, "expert_hidden": 2**20, "sequence": 2**20, "batch": 2**20,
+    "capacity_factor": 2**16, "lr": 1000, "weight_decay": 1000, "rank": 2**16, "adapters": 2**16,
+}  # fmt: skip
+
+
+def _bounded(kind: Any, most: float = 2**31 - 1) -> Any:
+    """The type with an upper bound on its numbers, where it has none."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in (int, float) or (
+        origin is Annotated and inner[0] in (int, float) and not any(isinstance(m, Le | Lt) for m in inner[1:])
+    ):
+        return Annotated[kind, Le(most)]
+    return Union[tuple(_bounded(one, most) for one in inner)] if origin in (Union, UnionType) else kind  # noqa: UP007
+
+
+_BYTES = _bounded(Count, 2**50)
+_CORPORA = (
+    f"a mapping from {', '.join(BUILT_IN)} or a path to the most bytes to take of it ({words(_BYTES)}, or {_ALL})"
+)
 # In a config, where it is another type than in a spec.
 _TYPES: dict[str, Any] = {
     "router": Annotated[str, Choice((*ZOO, DENSE), "docs/routers.md has")],
     "network": Annotated[str, Choice(NETWORKS)],
     "capacity_factor": Amount | OrNone,
-    "corpora": Annotated[dict[str, Annotated[Count | Literal[_ALL], Field(description=f"{words(Count)}, or {_ALL}")]], MinLen(1)],
+    "corpora": Annotated[dict[str, Annotated[_BYTES | Literal[_ALL], Field(description=f"{words(_BYTES)}, or {_ALL}")]], MinLen(1)],
     "label": Annotated[str, Field(pattern="^[a-z0-9_]+$")],
     "lr": Amount,
     "options": dict[str, Any],
@@ -32,8 +53,8 @@ _WORDS = {"corpora": _CORPORA, "label": _LABEL, "options": "a mapping of options
 
 Pilot = model(
     "Pilot",
-    lr=field(Annotated[list[Amount], Distinct()], "the rates to try", required=True),
-    steps=field(Count, "length of each trial", required=True),
+    lr=field(Annotated[list[_bounded(Amount, _MOST["lr"])], Distinct()], "the rates to try", required=True),
+    steps=field(_bounded(Count), "length of each trial", required=True),
 )
 _PILOT = field(Pilot, description="a mapping with 'lr', the rates to try, and 'steps', the length of each trial")
 
@@ -43,6 +64,7 @@ def _fields(
 ) -> dict[str, tuple[Any, Any]]:
     """The fields of an entry that are fields of a spec. The default of a `derived` one is not the spec's."""
     types = get_type_hints(spec, include_extras=True) | _TYPES
+    types = {name: _bounded(kind, _MOST.get(name, 2**31 - 1)) for name, kind in types.items()}
     defaults = {one.name: one.default for one in fields(spec) if one.default is not MISSING}
     found = {}
     for name in names:

@@ -5,6 +5,7 @@ runs.
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,9 @@ from moe_routing_bench.routers import zoo
 from moe_routing_bench.store import paths
 
 _OWN = {*AXES, "seed", "pilot", "timing", "trace_tokens"}
+
+
+MOST_RUNS = 5_000  # of an entry
 
 
 @dataclass
@@ -68,11 +72,18 @@ def expand(entries: Sequence[Mapping[str, Any]], perft: Sequence[Mapping[str, An
     bases = {pick("perft base", one["base"], [entry["label"] for entry in entries]) for one in perft}
     for entry in entries:
         axes = [entry.get(axis, [getattr(Run(), axis)]) for axis in AXES]
+        _check_number(f"quality entry {entry['label']}", *axes, entry["seed"])
         for values in itertools.product(*axes):
             _add(plan, entry, dict(zip(AXES, values, strict=True)), entry["label"] in bases)
     for entry in perft:
         _adapt(plan, entry)
     return plan
+
+
+def _check_number(where: str, *lists: Sequence[Any]) -> None:
+    """Raise `UserError` where the product of an entry's lists is more than anybody trains."""
+    if (count := math.prod(map(len, lists))) > MOST_RUNS:
+        raise bad(where, f"{count} runs", f"at most {MOST_RUNS}", "an entry is the product of its lists")
 
 
 def _add(plan: Plan, entry: Mapping[str, Any], axes: dict[str, Any], keep: bool) -> None:
@@ -108,6 +119,7 @@ def _add(plan: Plan, entry: Mapping[str, Any], axes: dict[str, Any], keep: bool)
 def _adapt(plan: Plan, entry: Mapping[str, Any]) -> None:
     """Add the adaptations of an entry: each variant and rank for the run of each seed of its base, and their pilots."""
     where = f"perft entry {entry['label']}"
+    _check_number(where, entry["variant"], entry["rank"])
     bases = [run for run in plan.finals.values() if run.label == entry["base"]]
     if len({replace(run, seed=0, trace_tokens=0).spec for run in bases}) > 1 or bases[0].router == DENSE:
         raise bad(where, f"base {entry['base']} with several routers or configs", "one router but dense, and its seeds")
