@@ -241,7 +241,9 @@ def products() -> str:
     """The grouped products of our kernel and of QuACK where both were timed: the best of the tiles that were tried."""
     rows = stored(LAYERS + "products.csv")
     axes = ["tokens", "hidden", "intermediate", "experts", "top_k"]
-    best = rows.pivot_table(index=axes, columns=["kernel", "product"], values="us", aggfunc="min").dropna().reset_index()
+    best = (
+        rows.pivot_table(index=axes, columns=["kernel", "product"], values="us", aggfunc="min").dropna().reset_index()
+    )
     return table([
         {SYMBOLS.get(axis, "I"): str(line[(axis, "")]) for axis in axes}
         | {f"{product}, {kernel}": digits(line[(kernel, product)]) for product, kernel in (("up", "cute"), ("up", "quack"), ("up, gathered", "quack"), ("down", "cute"), ("down", "quack"))}
@@ -255,7 +257,12 @@ def few_rows() -> str:
     best = rows.loc[rows.groupby(["hidden", "tokens", "product"])["us"].idxmin()]
     lines = []
     for (hidden, tokens), found in best.groupby(["hidden", "tokens"]):
-        line = {"H": str(hidden), "E": str(found["experts"].iloc[0]), "k": str(found["top_k"].iloc[0]), "T": str(tokens)}
+        line = {
+            "H": str(hidden),
+            "E": str(found["experts"].iloc[0]),
+            "k": str(found["top_k"].iloc[0]),
+            "T": str(tokens),
+        }
         for product in ("up", "down"):
             one = found[found["product"] == product].iloc[0]
             line |= {product: digits(one["us"]), f"{product}, GB/s of weights": f"{one['weights_gb_per_s']:.0f}", f"{product}, tile": f"{one['tile_rows']} x {one['tile_columns']}"}  # fmt: skip

@@ -35,7 +35,7 @@ def parse(text: str) -> Any:
 
 def _check_size(text: str) -> None:
     """Refuse what would take long or much memory to read, as events, before anything is made of them."""
-    sizes: dict[str, int] = {}
+    sizes: dict[str | None, int] = {}
     unclosed: list[tuple[str | None, int]] = [(None, 0)]
 
     def add(count: int, event: Any) -> None:
