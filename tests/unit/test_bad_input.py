@@ -368,11 +368,13 @@ def test_command_in_a_process_of_its_own(folder, arguments, words):
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["unknown key", "misspelt dtype", "top_k above experts", "trace with an expert twice"])
+@pytest.mark.parametrize("name", ["unknown key", "a key twice", "top_k above experts", "trace with an expert twice"])
 def test_snakemake(folder, tmp_path, name):
-    given, *words = CONFIGS[name]
-    path = tmp_path / "bad.yaml"
-    path.write_text(yaml.safe_dump(given))
+    """Which reads the file first, and takes the last of two equal keys."""
+    given, *words = CONFIGS.get(name) or OTHERS[name]
+    path = folder / given[-1] if name in OTHERS else tmp_path / "bad.yaml"
+    if name in CONFIGS:
+        path.write_text(yaml.safe_dump(given))
     before = contents(folder)
     done = run_in(folder, "snakemake", "-n", "--cores", "1", "-s", ROOT / "Snakefile", "--configfile", path)
     said = done.stdout + done.stderr  # of a dry run, Snakemake writes its log to stdout

@@ -226,14 +226,6 @@ def test_a_file_of_another_spec_is_refused(project: Project) -> None:
     assert refused.returncode == 2 and "was measured for spec" in refused.stderr and refused.stderr.count("\n") == 1
 
 
-def test_a_key_that_is_there_twice_is_refused(project: Project) -> None:
-    """Snakemake reads config files first, and takes the last of two equal keys."""
-    path = project.folder / "config/config.yaml"
-    path.write_text(path.read_text() + "seed: 18\n")
-    refused = project.snakemake("--dry-run", check=False)
-    assert refused.returncode and "key 'seed' is there twice, in lines 1 and" in refused.stdout + refused.stderr
-
-
 def test_a_named_run_keeps_to_itself(project: Project) -> None:
     """Its own cells, rows and report; the unnamed run and its figures stay as they are."""
     before, report = cells(project), (project.folder / "reports/cpu/index.html").read_bytes()
