@@ -43,6 +43,8 @@ CORPUS = [
         "quality": [_RUN | {"capacity_factor": list(range(1, 600)), "seed": list(range(99))}],
     },  # 59301 runs: 9 s
     {"grid": [_PACK], "quality": [_RUN | {"layers": 10**30}]},  # accepted
+    {"grid": [_PACK], "quality": [_RUN | {"options": {"a": math.nan}}]},  # accepted
+    {"grid": [_PACK], "quality": [_RUN | {"options": {"a\nb": 1}}]},  # accepted
 ]
 
 

@@ -5,7 +5,7 @@ from dataclasses import MISSING, fields
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Le, Lt, MinLen
+from annotated_types import Ge, Le, Lt, MinLen
 from pydantic import Field
 
 from moe_routing_bench.bounds import Amount, Count
@@ -17,6 +17,7 @@ from moe_routing_bench.routers.zoo import NETWORKS, ZOO
 
 _ALL = "all"
 _OF_PLAN = {"purpose", "pilots", "keep_weights"}  # fields of a run that the plan decides
+_VALUE = "true, false, a finite number or a short text"
 _LABEL = "lower-case letters, digits and underscores, part of every file name"
 # What is more is a slip, and would be found when the memory is full, or never.
 _MOST = {
@@ -47,9 +48,12 @@ _TYPES: dict[str, Any] = {
     "corpora": Annotated[dict[str, Annotated[_BYTES | Literal[_ALL], Field(description=f"{words(_BYTES)}, or {_ALL}")]], MinLen(1)],
     "label": Annotated[str, Field(pattern="^[a-z0-9_]+$")],
     "lr": Amount,
-    "options": dict[str, Any],
+    "options": dict[
+        Annotated[str, Field(pattern="^[a-z_][a-z0-9_]*$")],
+        Annotated[bool | Annotated[int, Ge(-(2**31)), Le(2**31 - 1)] | float | Annotated[str, Field(max_length=200)], Field(description=_VALUE)],
+    ],
 }  # fmt: skip
-_WORDS = {"corpora": _CORPORA, "label": _LABEL, "options": "a mapping of options of the routers"}
+_WORDS = {"corpora": _CORPORA, "label": _LABEL, "options": f"a mapping of options of the routers, each {_VALUE}"}
 
 Pilot = model(
     "Pilot",
