@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/nvidia-h200"
 LAYERS = "../nvidia-h200.layers/"  # from there
 WAYS = ("torch", "triton", "cute")
-SYMBOLS = {"tokens": "T", "experts": "E", "hidden": "H", "top_k": "k"}
+SYMBOLS = {"tokens": "T", "experts": "E", "hidden": "H", "intermediate": "I", "top_k": "k"}
 
 
 def table(lines: Sequence[Mapping[str, str]]) -> str:
@@ -216,7 +216,8 @@ def stages() -> str:
     return table(lines)
 
 
-OURS = ("cute", "cute_quack", "cute_quack_gather", "triton_gather")
+OURS = ("cute", "triton")  # how our implementations begin
+LAYER_WAYS = ("cute", "cute_quack", "cute_quack_gather", "triton_gather", "sonicmoe")
 
 
 def layers() -> str:
@@ -226,11 +227,11 @@ def layers() -> str:
     for _, cell in rows[(rows["bench"] == "layer") & (rows["status"] == "ok")].groupby("cell", sort=False):
         found, first = cell.set_index("implementation"), cell.iloc[0]
         medians = found["median_us"]
-        ours = medians.reindex(OURS).idxmin()
-        others = medians.drop([way for way in medians.index if way.startswith(("cute", "triton"))])
+        own = medians.index.str.startswith(OURS)
+        ours, others = medians[own].idxmin(), medians[~own]
         lines.append({
             "model": first["model"], "T": str(first["tokens"]), "`torch_grouped_mm`": digits(medians["torch_grouped_mm"]),
-            **{f"`{way}`": digits(medians.get(way, np.nan)) for way in (*OURS, "sonicmoe")},
+            **{f"`{way}`": digits(medians.get(way, np.nan)) for way in LAYER_WAYS},
             "fastest of ours": f"`{ours}`", "against the fastest other": f"{digits(others.min() / medians[ours])}x (`{others.idxmin()}`)",
             "share of its roof": percent(found.at[ours, "share_of_roofline"]),
         })  # fmt: skip
@@ -245,7 +246,7 @@ def products() -> str:
         rows.pivot_table(index=axes, columns=["kernel", "product"], values="us", aggfunc="min").dropna().reset_index()
     )
     return table([
-        {SYMBOLS.get(axis, "I"): str(line[(axis, "")]) for axis in axes}
+        {SYMBOLS[axis]: str(line[(axis, "")]) for axis in axes}
         | {f"{product}, {kernel}": digits(line[(kernel, product)]) for product, kernel in (("up", "cute"), ("up", "quack"), ("up, gathered", "quack"), ("down", "cute"), ("down", "quack"))}
         for line in best.to_dict("records")
     ])  # fmt: skip

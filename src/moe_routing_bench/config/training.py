@@ -9,6 +9,7 @@ from annotated_types import Ge, Le, Lt, MinLen
 from pydantic import Field
 
 from moe_routing_bench.bounds import Amount, Count
+from moe_routing_bench.config import axes
 from moe_routing_bench.config.schema import field, model
 from moe_routing_bench.fields import Choice, Distinct, OrNone, words
 from moe_routing_bench.grid.adaptation_spec import Adaptation
@@ -21,8 +22,8 @@ _VALUE = "true, false, a finite number or a short text"
 _LABEL = "lower-case letters, digits and underscores, part of every file name"
 # What is more is a slip, and would be found when the memory is full, or never.
 _MOST = {
-    "layers": 1000, "heads": 2**12, "experts": 2**16, "top_k": 2**16, "dim": 2**16, "expert_hidden": 2**20, "sequence": 2**20, "batch": 2**20,
-    "capacity_factor": 2**16, "lr": 1000, "weight_decay": 1000, "rank": 2**16, "adapters": 2**16,
+    "layers": 1000, "heads": 2**12, "dim": 2**16, "sequence": 2**20, "batch": 2**20, "lr": 1000, "weight_decay": 1000, "rank": 2**16, "adapters": 2**16,
+    "expert_hidden": axes.AXES["intermediate"].most, **{name: axes.AXES[name].most for name in ("experts", "top_k", "capacity_factor")},
 }  # fmt: skip
 
 

@@ -15,8 +15,7 @@ _ORDER = ["model", "phase", "hidden", "experts", "skew", "capacity_factor", "tok
 
 def draw(table: pd.DataFrame) -> Figure:
     """A line per cell: every implementation's time over that of the fastest, which is named at the right with those that tie with it."""
-    rows = style.ok(table, *grouping.COMPOSITES)
-    rows = rows[rows["flops"] > 0] if (rows["flops"] > 0).any() else rows
+    rows = grouping.composed(style.ok(table))
     rows = rows[rows.groupby(["bench", "cell"])["implementation"].transform("size") > 1]
     if rows.empty:
         figure, (axes,) = style.canvas(1, 1, 11, 3)

@@ -24,6 +24,12 @@ def moving(table: pd.DataFrame) -> tuple[str, ...]:
     return tuple(name for name in BENCHES if name in set(table["bench"]) - computing)
 
 
+def composed(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of composites: of those with experts, if any was measured, else of those without."""
+    found = rows[rows["bench"].isin(COMPOSITES)]
+    return found[found["flops"] > 0] if (found["flops"] > 0).any() else found
+
+
 def card(rows: pd.DataFrame) -> pd.Series:
     """What each row was measured on: the UUID of its GPU, or without one its host."""
     return rows["gpu_uuid"].fillna("host " + rows["host"].fillna("unknown").astype(str))

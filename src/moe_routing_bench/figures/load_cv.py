@@ -10,16 +10,8 @@ from moe_routing_bench.figures import grouping, style
 
 # Axes of no effect on the loads; a rule that has one shows in the loads themselves.
 WITHOUT_EFFECT = (
-    "model",
-    "phase",
-    "hidden",
-    "intermediate",
-    "router",
-    "activation",
-    "dtype",
-    "packed",
-    "weights",
-    "layout",
+    *("model", "phase", "hidden", "intermediate", "router", "activation"),
+    *("dtype", "packed", "weights", "layout"),
 )
 LOADS = [*table_of_axes.names(without=WITHOUT_EFFECT), "load_cv", "drop_rate"]
 

@@ -18,9 +18,8 @@ COSTS = (("drop_rate", "dropped assignments (%)"), ("padding_waste", "rows beyon
 
 def draw(table: pd.DataFrame) -> Figure:
     """Time against drops and padding, each if it varies, of the shape with the most skews and capacity factors."""
-    rows = style.ok(table, *grouping.COMPOSITES)
-    rows = rows[rows["skew"].notna() & rows["drop_rate"].notna()]
-    rows = rows[rows["flops"] > 0] if (rows["flops"] > 0).any() else rows
+    rows = style.ok(table)
+    rows = grouping.composed(rows[rows["skew"].notna() & rows["drop_rate"].notna()])
     title = "Time against drops and padding"
     groups = [group for _, group in rows.groupby(SHAPE, dropna=False)]
     shown = max(groups, key=_settings, default=rows)

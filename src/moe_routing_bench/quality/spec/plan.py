@@ -17,10 +17,8 @@ from moe_routing_bench.grid.run_spec import AXES, DENSE, SCHEDULE, Run
 from moe_routing_bench.routers import zoo
 from moe_routing_bench.store import paths
 
-_OWN = {*AXES, "seed", "pilot", "timing", "trace_tokens"}
-
-
 MOST_RUNS = 5_000  # of an entry
+_OWN = {*AXES, "seed", "pilot", "timing", "trace_tokens"}
 
 
 @dataclass
