@@ -11,15 +11,18 @@ import pytest
 
 from moe_routing_bench import closure
 from moe_routing_bench.benches.bench import find
-from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.config import load as config
+from moe_routing_bench.config import presets
+from moe_routing_bench.config.expand import cell_of, expand
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.store import records, rows, stale
+from moe_routing_bench.store import paths, records, rows, stale
 from moe_routing_bench.store.columns import about
 from moe_routing_bench.store.parquet import write_table
 
 ROOT = Path(__file__).parents[2]
+MEASURED = {"nvidia-h200": "h200", "nvidia-h200.layers": "layers"}  # configs of stored rows
 STORED = pytest.mark.parametrize(
     "path", sorted((ROOT / "results").glob("nvidia-*/measurements.parquet")), ids=lambda p: p.parent.name
 )
@@ -177,10 +180,15 @@ def test_each_schema_has_one_version_in_one_place():
 
 
 @STORED
-def test_stored_measurements_are_of_this_schema(path):
-    """A changed schema needs a new version, and the stored data measured or converted again."""
+def test_stored_measurements_are_of_this_schema(path, monkeypatch):
+    """A changed schema needs a new version, and the stored data measured or converted again; a changed config its cells."""
+    monkeypatch.chdir(ROOT)  # from where a config names its traces
     table = records.read(path)
-    assert set(table["status"].to_pylist()) <= set(rows.STATUSES) and len(table) > 20
+    assert set(table["status"].to_pylist()) <= set(rows.STATUSES)
+    jobs = expand(config.load(ROOT / f"config/{MEASURED[path.parent.name]}.yaml"), presets.load(ROOT / paths.MODELS))
+    asked = [(job.cell.bench, job.cell.key, name) for job in jobs for name in job.implementations]
+    stored = zip(*(table[name].to_pylist() for name in ("bench", "cell", "implementation")), strict=True)
+    assert sorted(stored) == sorted(asked)
 
 
 @STORED
