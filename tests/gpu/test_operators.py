@@ -14,6 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "ops"))
 from ops_cases import CASES, DTYPES, check, check_gate, check_permute, data, routing
 
 from moe_routing_bench import ops
+from moe_routing_bench.kernels.experts import ACTIVATIONS
 from moe_routing_bench.kernels.permute.layout import LAYOUTS
 from moe_routing_bench.ops import backends
 from moe_routing_bench.routers import ROUTERS
@@ -38,6 +39,8 @@ CHOICES = {
     "wide": (513, 256, 8, torch.float32),
     "unsupported": (9, 2048, 8, torch.float32),
 }
+# rows, hidden, intermediate, experts
+NETWORKS = {"many_rows": (2000, 256, 512, 6), "odd": (77, 136, 24, 5), "few_rows": (9, 512, 64, 64)}
 
 
 @pytest.fixture(params=["cute", "triton", "torch"])
@@ -92,6 +95,32 @@ def test_gradients_of_gate(rule, dtype, backend):
     (want,) = torch.autograd.grad(ops.reference.weigh(wide, ids, rule), wide, grad.double())
     assert got.dtype == dtype
     assert float((got.double() - want).norm() / want.norm()) < torch.finfo(dtype).eps + 1e-6
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("size", NETWORKS)
+def test_experts(size, activation, dtype, backend):
+    """Output and gradients against float64; some experts have no rows, and the last row is of none."""
+    rows, hidden, intermediate, experts = NETWORKS[size]
+    torch.manual_seed(17)
+    cuts = torch.randint(0, rows, (experts - 1,)).sort().values.tolist()
+    offsets = torch.tensor([0, *cuts, rows - 1], dtype=torch.int32, device="cuda")
+    wide = intermediate * (1 if activation == "relu2" else 2)
+    shapes = [(rows, hidden), (experts, wide, hidden), (experts, hidden, intermediate)]
+    shapes += [(experts, wide), (experts, hidden)] if activation == "swiglu_oai" else []
+    inputs = [torch.randn(s, device="cuda", dtype=dtype) * (s[-1] ** -0.5 if len(s) == 3 else 1) for s in shapes]
+    grad = torch.randn(rows - 1, hidden, device="cuda", dtype=dtype)
+
+    def feed(x: Tensor, w13: Tensor, w2: Tensor, *biases: Tensor) -> Tensor:
+        return ops.experts(x, offsets, w13, w2, activation, *biases)[: rows - 1]
+
+    got = run(feed, [one.requires_grad_() for one in inputs], grad)
+    want = run(feed, [one.detach().double().requires_grad_() for one in inputs], grad.double())
+    got[1], want[1] = got[1][: rows - 1], want[1][: rows - 1]
+    for one, other in zip(got, want, strict=True):
+        assert one.dtype == dtype and other.any()
+        assert float((one.double() - other).norm() / other.norm()) < torch.finfo(dtype).eps + 1e-6
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -191,6 +220,12 @@ def test_operators_keep_the_rules_of_torch_library():
     """Fake kernels give the shapes, dtypes and strides that CUDA gives."""
     routed = ops.route(torch.randn(5, 8, device="cuda"), torch.randn(5, 16, device="cuda"), 2)
     x, _, y_weights = data(len(routed.order), 8, routed.inverse, torch.float32)
+    network = (
+        routed.packed,
+        routed.offsets,
+        torch.randn(16, 24, 8, device="cuda"),
+        torch.randn(16, 8, 24, device="cuda"),
+    )
     library, checks = torch.ops.moe_routing_bench, ("test_schema", "test_faketensor")
     for operator, arguments in (
         (library.gate, (torch.randn(5, 16, device="cuda"), None, 2, "llama4")),
@@ -198,5 +233,7 @@ def test_operators_keep_the_rules_of_torch_library():
         (library.pack, (x, routed.order, routed.inverse)),
         (library.combine, (routed.packed, routed.inverse, y_weights, x)),
         (library.combine_backward, (x, routed.packed, routed.inverse, y_weights, len(routed.packed))),
+        (library.experts, (*network, "relu2", None, None)),
+        (library.experts_backward, (torch.randn_like(routed.packed), *network, "relu2", None, None)),
     ):
         torch.library.opcheck(operator.default, arguments, test_utils=checks)

@@ -138,8 +138,8 @@ def test_the_example_is_an_moe_block(dtype: torch.dtype) -> None:
             weights = (router @ token)[chosen].softmax(0)
             total = token
             for weight, expert in zip(weights, chosen, strict=True):
-                gate, up = (token @ w13[expert]).chunk(2)
-                total = total + weight * ((torch.nn.functional.silu(gate) * up) @ w2[expert])
+                gate, up = (w13[expert] @ token).chunk(2)
+                total = total + weight * (w2[expert] @ (torch.nn.functional.silu(gate) * up))
             rows.append(total)
         return torch.stack(rows)
 

@@ -1,4 +1,4 @@
-"""Routing for a model: ``from moe_routing_bench import ops``, then `ops.route` before the experts and `ops.combine` after them.
+"""An MoE layer for a model: ``from moe_routing_bench import ops``, then `ops.route`, `ops.experts` and `ops.combine`, or `ops.layer` for all.
 
 =========  ==========================================================  ===========================================
 operator   from                                                        to
@@ -6,8 +6,10 @@ operator   from                                                        to
 gate       logits (T, E)                                               expert ids (T, k), weights (T, k)
 permute    expert ids (T, k)                                           counts (E,), offsets (E + 1,), order (R,), inverse (T, k)
 pack       x (T, H), order, inverse                                    packed rows (R, H), grouped by expert
+experts    packed rows (R, H), offsets, w13 (E, 2 I, H), w2 (E, H, I)  expert rows y (R, H)
 combine    expert rows y (R, H), inverse, weights, residual (T, H)     combined (T, H)
 route      x, logits                                                   gate, permute and pack in one call: a `Routed`
+layer      x, logits, w13, w2                                          combined (T, H): route, experts and combine
 =========  ==========================================================  ===========================================
 
 `order` (R,) int32 is the assignment t * k + j in each row, or -1 for padding; `inverse` (T, k) int32 is the row of each
@@ -17,10 +19,12 @@ other's inverse. Their values are not checked, because that would wait for the G
 
 Logits and data may be bfloat16, float16, float32 or float64. On CUDA the kernels of this package run, in CuTe DSL where they
 can and it is installed, else in Triton; float64 and the CPU take plain torch. gate is differentiable in the logits for every
-rule of `routers.ROUTERS`, pack in x, combine in y, weights and residual; gate and pack also twice.
+rule of `routers.ROUTERS`, pack in x, experts in rows, weights and biases, combine in y, weights and residual; gate and pack
+also twice. Gradients of experts are grouped products of torch in bfloat16, and a loop that waits for the GPU in other formats.
 
 All are `torch.library` operators (``torch.ops.moe_routing_bench``), so `torch.compile` takes them without a graph break, and
-after a first call with the same sizes a CUDA graph may capture them. Every result is the same bits in each run.
+after a first call with the same sizes a CUDA graph may capture them, but for that loop. Every result is the same bits in
+each run.
 """
 
 from typing import NamedTuple
@@ -30,7 +34,7 @@ from torch import Tensor
 from moe_routing_bench.kernels.permute.layout import RowLayout, capacity_of
 from moe_routing_bench.ops import arguments, library
 
-__all__ = ["Routed", "RowLayout", "capacity_of", "combine", "gate", "pack", "permute", "route"]
+__all__ = ["Routed", "RowLayout", "capacity_of", "combine", "experts", "gate", "layer", "pack", "permute", "route"]
 
 
 class Routed(NamedTuple):
@@ -80,6 +84,26 @@ def pack(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     return library.pack(x, order, inverse)
 
 
+def experts(
+    rows: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str = "swiglu",
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
+) -> Tensor:
+    """Feed rows (R, H), grouped by expert, through the network of their expert -> y (R, H).
+
+    offsets (E + 1,) int32 says which rows are whose; w13 (E, 2 I, H) holds gates above ups, or (E, I, H) of `relu2`; w2 is
+    (E, H, I). Activations: ``swiglu``, ``geglu``, ``relu2``, and ``swiglu_oai``, which has biases b13 (E, 2 I) and b2 (E, H).
+    Rows from offsets[E] on are of no expert: what y and the gradient hold there is undefined, and `combine` never reads it.
+    Differentiable in all but offsets. Raises `UserError`.
+    """
+    arguments.check_experts(rows, offsets, w13, w2, activation, b13, b2)
+    return library.experts(rows, offsets, w13, w2, activation, b13, b2)
+
+
 def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None = None) -> Tensor:
     """Sum every token's expert rows: y (R, H), inverse (T, k), weights (T, k) -> combined (T, H), of y's dtype.
 
@@ -107,3 +131,26 @@ def route(
     topk_ids, topk_weights = gate(logits, top_k, rule, bias)
     counts, offsets, order, inverse = permute(topk_ids, logits.shape[1], capacity, layout)
     return Routed(pack(x, order, inverse), topk_ids, topk_weights, counts, offsets, order, inverse)
+
+
+def layer(
+    x: Tensor,
+    logits: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    top_k: int,
+    rule: str = "softmax_topk_renorm",
+    bias: Tensor | None = None,
+    capacity: int | None = None,
+    activation: str = "swiglu",
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """A whole MoE layer: x (T, H), router logits (T, E), weights as of `experts` -> combined (T, H), plus residual (T, H).
+
+    Raises `UserError` for arguments that `route`, `experts` or `combine` does not take.
+    """
+    routed = route(x, logits, top_k, rule, bias, capacity)
+    y = experts(routed.packed, routed.offsets, w13, w2, activation, b13, b2)
+    return combine(y, routed.inverse, routed.topk_weights, residual)

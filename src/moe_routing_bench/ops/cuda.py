@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import grouped_mm
 
 from moe_routing_bench.formats import FORMATS, PLAIN
 from moe_routing_bench.kernels.combine import Combine
+from moe_routing_bench.kernels.experts import Experts, torch_grouped_mm
+from moe_routing_bench.kernels.experts.common import activate
 from moe_routing_bench.kernels.gate import Gate
 from moe_routing_bench.kernels.pack import Pack
 from moe_routing_bench.kernels.permute.layout import RowLayout
@@ -55,6 +58,44 @@ def pack(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     packed = x.new_empty(len(order), x.shape[1])
     bind(problem, x=ready(x), order=ready(order), inverse=ready(inverse), packed=packed)()
     return packed
+
+
+def experts(
+    rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
+) -> Tensor:
+    """rows (R, H), offsets (E + 1,), w13 (E, N, H), w2 (E, H, I), biases -> y (R, H); undefined in rows of no expert."""
+    problem = _experts(rows, w2, activation)
+    if (bind := _bind(problem, rows)) is None:
+        return reference.experts(rows, offsets, w13, w2, activation, b13, b2)
+    y = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    biases = {} if b13 is None or b2 is None else {"b13": ready(b13), "b2": ready(b2)}
+    tensors = {"packed": ready(rows), "offsets": ready(offsets), "w13": ready(w13), "w2": ready(w2)}
+    bind(problem, **tensors, **biases, y=y)()
+    return y
+
+
+def experts_backward(
+    grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """grad (R, H) of y -> those of rows (undefined in rows of no expert), w13, w2, b13 and b2; (0,) for a bias that is not there.
+
+    Grouped products of torch where they can; with biases, and in formats that they do not take, a loop that waits for the GPU.
+    """
+    problem = _experts(rows, w2, activation)
+    if problem.biased or not rows.numel() or torch_grouped_mm.unsupported(problem):
+        return reference.experts_backward(grad, rows, offsets, w13, w2, activation, b13, b2)
+    grad, rows, w13, w2, ends = ready(grad), ready(rows), ready(w13), ready(w2), offsets[1:]
+    sums = grouped_mm(rows, w13.transpose(1, 2), offs=ends).float()
+    inner = activate(activation, sums).to(rows.dtype)
+    d_sums = reference.activation_gradient(activation, sums, grouped_mm(grad, w2, offs=ends).float()).to(rows.dtype)
+    d_w13, d_w2 = grouped_mm(d_sums.T, rows, offs=ends), grouped_mm(grad.T, inner, offs=ends)
+    return grouped_mm(d_sums, w13, offs=ends), d_w13, d_w2, w13.new_empty(0), w13.new_empty(0)
+
+
+def _experts(rows: Tensor, w2: Tensor, activation: str) -> Experts:
+    """The problem of rows (R, H) and w2 (E, H, I); weights have the format of the rows."""
+    (experts, hidden, intermediate), dtype = w2.shape, _FORMATS.get(rows.dtype, "")
+    return Experts(len(rows), hidden, intermediate, experts, dtype, dtype, dtype, activation=activation)
 
 
 def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:

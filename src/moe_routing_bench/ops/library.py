@@ -1,8 +1,9 @@
 """The operators as `torch.library` knows them: what runs on which device, shapes without data, and derivatives.
 
-``torch.ops.moe_routing_bench.gate``, ``permute``, ``pack``, ``combine`` and ``combine_backward``. Arguments are checked by
-the functions in `ops`, not here. The backward of pack is a combine with unit weights; that of combine (not differentiable
-itself) is a pack of weighted rows and k dot products per token; that of gate is plain torch.
+``torch.ops.moe_routing_bench.gate``, ``permute``, ``pack``, ``experts`` and ``combine``, with ``experts_backward`` and
+``combine_backward``, which are not differentiable themselves. Arguments are checked by the functions in `ops`, not here. The
+backward of pack is a combine with unit weights; that of combine is a pack of weighted rows and k dot products per token; that
+of gate is plain torch; that of experts computes the sums of their first product again.
 """
 
 from collections.abc import Callable
@@ -42,6 +43,20 @@ def combine_backward(
     return reference.combine_backward(grad, y, inverse, weights, rows)
 
 
+@custom_op("moe_routing_bench::experts", mutates_args=(), device_types="cpu")
+def experts(
+    rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
+) -> Tensor:
+    return reference.experts(rows, offsets, w13, w2, activation, b13, b2)
+
+
+@custom_op("moe_routing_bench::experts_backward", mutates_args=(), device_types="cpu")
+def experts_backward(
+    grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    return reference.experts_backward(grad, rows, offsets, w13, w2, activation, b13, b2)
+
+
 def _on_cuda(name: str) -> Callable:
     """What runs an operator on CUDA, with its first tensor's device as the current one, on which kernels are launched."""
 
@@ -59,6 +74,8 @@ permute.register_kernel("cuda", _on_cuda("permute"))
 pack.register_kernel("cuda", _on_cuda("pack"))
 combine.register_kernel("cuda", _on_cuda("combine"))
 combine_backward.register_kernel("cuda", _on_cuda("combine_backward"))
+experts.register_kernel("cuda", _on_cuda("experts"))
+experts_backward.register_kernel("cuda", _on_cuda("experts_backward"))
 
 
 @gate.register_fake
@@ -87,6 +104,17 @@ def _(y, inverse, weights, residual):
 def _(grad, y, inverse, weights, rows):
     d_y = grad.new_empty(0) if rows is None else grad.new_empty(rows, grad.shape[1])
     return d_y, weights.new_empty(0 if y is None else inverse.shape)
+
+
+@experts.register_fake
+def _(rows, offsets, w13, w2, activation, b13, b2):
+    return torch.empty_like(rows)
+
+
+@experts_backward.register_fake
+def _(grad, rows, offsets, w13, w2, activation, b13, b2):
+    biases = (w13.new_empty(0) if bias is None else torch.empty_like(bias) for bias in (b13, b2))
+    return torch.empty_like(rows), torch.empty_like(w13), torch.empty_like(w2), *biases
 
 
 def _save_for_gate(ctx, inputs, output) -> None:
@@ -124,6 +152,19 @@ def _combine_gradients(ctx, grad):
     return d_y if of_y else None, None, d_weights if of_weights else None, grad if of_residual else None
 
 
+def _save_for_experts(ctx, inputs, output) -> None:
+    rows, offsets, w13, w2, ctx.activation, b13, b2 = inputs
+    ctx.save_for_backward(rows, offsets, w13, w2, b13, b2)
+
+
+def _experts_gradients(ctx, grad):
+    rows, offsets, w13, w2, b13, b2 = ctx.saved_tensors
+    d_rows, d_w13, d_w2, d_b13, d_b2 = experts_backward(grad, rows, offsets, w13, w2, ctx.activation, b13, b2)
+    biases = (None, None) if b13 is None else (d_b13, d_b2)
+    return d_rows, None, d_w13, d_w2, None, *biases
+
+
 gate.register_autograd(_gate_gradients, setup_context=_save_for_gate)
 pack.register_autograd(_pack_gradients, setup_context=_save_for_pack)
 combine.register_autograd(_combine_gradients, setup_context=_save_for_combine)
+experts.register_autograd(_experts_gradients, setup_context=_save_for_experts)

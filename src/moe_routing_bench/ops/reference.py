@@ -1,14 +1,18 @@
 """Every operation in plain torch: what the CPU runs, and what the kernels are compared with.
 
-Any floating-point dtype on any device; sums in float32, in float64 for float64 data. Nothing waits for the GPU, so that
-float64 data can be captured in a CUDA graph too. Same contracts as `cuda`.
+Any floating-point dtype on any device; sums in float32, in float64 for float64 data. But for experts, whose offsets are read
+on the host, nothing waits for the GPU, so that float64 data can be captured in a CUDA graph too. Same contracts as `cuda`.
 """
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from moe_routing_bench.kernels.experts import OAI_ALPHA, OAI_LIMIT
+from moe_routing_bench.kernels.experts.common import activate
 from moe_routing_bench.kernels.gate.rules import FusedRule, rule_of
 from moe_routing_bench.kernels.permute import torch_permute
 from moe_routing_bench.kernels.permute.layout import RowLayout
@@ -139,3 +143,59 @@ def _choices(y: Tensor, inverse: Tensor):
     for row in inverse.long().unbind(1):
         kept = (row >= 0).unsqueeze(1)
         yield kept, y.index_select(0, row.clamp_min(0)) if len(y) else y.new_zeros(len(row), y.shape[1])
+
+
+def experts(
+    rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
+) -> Tensor:
+    """rows (R, H), offsets (E + 1,), w13 (E, N, H), w2 (E, H, I), biases -> y (R, H); zero in rows of no expert."""
+    y = torch.zeros_like(rows)
+    for e, mine in _spans(offsets):
+        x, up, down = (one.to(wide(rows.dtype)) for one in (rows[mine], w13[e], w2[e]))
+        sums = x @ up.T if b13 is None else x @ up.T + b13[e]
+        inner = activate(activation, sums)
+        y[mine] = (inner @ down.T if b2 is None else inner @ down.T + b2[e]).to(y.dtype)
+    return y
+
+
+def experts_backward(
+    grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """grad (R, H) of y -> those of rows (zero in rows of no expert), w13, w2, b13 and b2; (0,) for a bias that is not there."""
+    d_rows, d_w13, d_w2 = torch.zeros_like(rows), torch.zeros_like(w13), torch.zeros_like(w2)
+    d_b13, d_b2 = (w13.new_zeros(0) if bias is None else torch.zeros_like(bias) for bias in (b13, b2))
+    for e, mine in _spans(offsets):
+        x, up, down, d_y = (one.to(wide(rows.dtype)) for one in (rows[mine], w13[e], w2[e], grad[mine]))
+        sums = x @ up.T if b13 is None else x @ up.T + b13[e]
+        d_sums = activation_gradient(activation, sums, d_y @ down)
+        d_rows[mine] = (d_sums @ up).to(d_rows.dtype)
+        d_w13[e], d_w2[e] = d_sums.T @ x, d_y.T @ activate(activation, sums)
+        if b13 is not None:
+            d_b13[e], d_b2[e] = d_sums.sum(0), d_y.sum(0)
+    return d_rows, d_w13, d_w2, d_b13, d_b2
+
+
+def activation_gradient(activation: str, sums: Tensor, grad: Tensor) -> Tensor:
+    """grad (..., I) of what `activate` makes of sums (..., N) -> that of the sums."""
+    if activation == "relu2":
+        return 2 * torch.relu(sums) * grad
+    gate, up = sums.chunk(2, dim=-1)
+    if activation == "swiglu_oai":
+        inside, near = gate <= OAI_LIMIT, up.abs() <= OAI_LIMIT
+        gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
+        share = torch.sigmoid(OAI_ALPHA * gate)
+        slope = share * (1 + OAI_ALPHA * gate * (1 - share))
+        return torch.cat([grad * (up + 1) * slope * inside, grad * gate * share * near], dim=-1)
+    if activation == "swiglu":
+        of_gate, value = torch.ops.aten.silu_backward(grad * up, gate), torch.nn.functional.silu(gate)
+    else:
+        of_gate = torch.ops.aten.gelu_backward(grad * up, gate, approximate="tanh")
+        value = torch.nn.functional.gelu(gate, approximate="tanh")
+    return torch.cat([of_gate, grad * value], dim=-1)
+
+
+def _spans(offsets: Tensor) -> Iterator[tuple[int, slice]]:
+    """Every expert that has rows, and its rows."""
+    for e, (first, end) in enumerate(itertools.pairwise(offsets.tolist())):
+        if end > first:
+            yield e, slice(first, end)

@@ -1,9 +1,9 @@
 """Our operators around the experts of the transformers library: `register`, then
 ``model.set_experts_implementation("moe_routing_bench")``.
 
-Token rows are grouped by `ops.permute` and `ops.pack`, multiplied by `torch.nn.functional.grouped_mm`, and summed by
-`ops.combine`; what a model computes between its two products stays its own. Read from transformers 5.17 to 5.23,
-``integrations/moe.py``.
+Token rows are grouped by `ops.permute` and `ops.pack` and summed by `ops.combine`. Between them, SwiGLU experts without biases
+run as `ops.experts`; of all others the two products are `torch.nn.functional.grouped_mm`, and what a model computes between
+these stays its own. Read from transformers 5.17 to 5.23, ``integrations/moe.py``.
 """
 
 from typing import Any
@@ -36,13 +36,26 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
     ids = top_k_index.to(torch.int32)
     _, offsets, order, inverse = ops.permute(ids, module.num_experts)
     rows = ops.pack(hidden_states, order, inverse)
-    expert = ids.flatten()[order.clamp_min(0)].clamp(0, module.num_experts - 1) if module.has_bias else None
-    inner = _product(module, "gate_up_proj" if module.has_gate else "up_proj", rows, offsets, expert)
-    inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
-    y = _product(module, "down_proj", inner, offsets, expert)
+    if _is_swiglu(module):
+        y = ops.experts(rows, offsets, module.gate_up_proj, module.down_proj)
+    else:
+        expert = ids.flatten()[order.clamp_min(0)].clamp(0, module.num_experts - 1) if module.has_bias else None
+        inner = _product(module, "gate_up_proj" if module.has_gate else "up_proj", rows, offsets, expert)
+        inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+        y = _product(module, "down_proj", inner, offsets, expert)
     if getattr(module, "has_post_expert_norm", False):
         y = module.post_expert_norm(y)
     return ops.combine(y, inverse, top_k_weights.to(torch.float64 if y.dtype == torch.float64 else torch.float32))
+
+
+def _is_swiglu(module: Any) -> bool:
+    """Whether the experts are silu(gate) * up without biases, their weights (E, 2 I, H), gates above ups, and (E, H, I)."""
+    from transformers.activations import SiLUActivation  # pyright: ignore[reportMissingImports]
+    from transformers.integrations import moe  # pyright: ignore[reportMissingImports]
+
+    plain = module.has_gate and module.is_concatenated and not (module.has_bias or module.is_transposed)
+    default = type(module)._apply_gate is moe._default_apply_gate
+    return plain and default and isinstance(module.act_fn, (torch.nn.SiLU, SiLUActivation))
 
 
 def _product(module: Any, name: str, rows: Tensor, offsets: Tensor, expert: Tensor | None) -> Tensor:

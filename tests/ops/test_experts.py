@@ -1,0 +1,153 @@
+"""The operators experts and layer: their definition, gradients, what torch.library asks for, and bad input."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import opcheck
+
+from moe_routing_bench import ops
+from moe_routing_bench.errors import UserError
+from moe_routing_bench.kernels.experts import ACTIVATIONS
+from moe_routing_bench.ops import reference
+
+torch.set_num_threads(1)
+HIDDEN, INTERMEDIATE, ROWS = 6, 4, 9
+OFFSETS = torch.tensor([0, 3, 3, 7], dtype=torch.int32)  # the second expert has no rows, the last two rows no expert
+
+
+def drawn(activation: str, dtype: torch.dtype, scale: float = 1.0) -> list[Tensor | None]:
+    """rows (R, H), w13 (E, N, H), w2 (E, H, I), b13, b2, all of which require a gradient."""
+    torch.manual_seed(17)
+    experts, wide = len(OFFSETS) - 1, INTERMEDIATE * (1 if activation == "relu2" else 2)
+    shapes = [(ROWS, HIDDEN), (experts, wide, HIDDEN), (experts, HIDDEN, INTERMEDIATE)]
+    if activation == "swiglu_oai":
+        shapes += [(experts, wide), (experts, HIDDEN)]
+    found = [(scale * torch.randn(shape)).to(dtype).requires_grad_() for shape in shapes]
+    return found + [None] * (5 - len(found))
+
+
+def run(activation: str, rows: Tensor, w13: Tensor, w2: Tensor, b13: Tensor | None = None, b2: Tensor | None = None):
+    """The operator's rows that are of an expert."""
+    return ops.experts(rows, OFFSETS, w13, w2, activation, b13, b2)[: OFFSETS[-1]]
+
+
+def by_hand(
+    activation: str, rows: Tensor, w13: Tensor, w2: Tensor, b13: Tensor | None = None, b2: Tensor | None = None
+):
+    """Row by row, from the formulas."""
+    found = []
+    for e, (first, end) in enumerate(itertools.pairwise(OFFSETS.tolist())):
+        for row in rows[first:end]:
+            sums = w13[e] @ row if b13 is None else w13[e] @ row + b13[e]
+            gate, up = sums[:INTERMEDIATE], sums[INTERMEDIATE:]
+            if activation == "relu2":
+                inner = torch.where(sums > 0, sums * sums, 0)
+            elif activation == "swiglu":
+                inner = gate / (1 + torch.exp(-gate)) * up
+            elif activation == "geglu":
+                inner = 0.5 * gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))) * up
+            else:
+                gate, up = torch.where(gate > 7, 7, gate), torch.where(up > 7, 7, torch.where(up < -7, -7, up))
+                inner = gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
+            found.append(w2[e] @ inner if b2 is None else w2[e] @ inner + b2[e])
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0], ids=["small", "clamped"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_output_and_gradients_are_those_of_the_formulas(activation: str, scale: float) -> None:
+    inputs = drawn(activation, torch.float64, scale)
+    given = [one for one in inputs if one is not None]
+    torch.manual_seed(18)
+    grad = torch.randn(int(OFFSETS[-1]), HIDDEN, dtype=torch.float64)
+    got, want = run(activation, *inputs), by_hand(activation, *inputs)
+    torch.testing.assert_close(got, want)
+    gradients = [torch.autograd.grad(one, given, grad) for one in (got, want)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+    d_rows, d_w13, d_w2 = gradients[0][:3]
+    assert not d_rows[OFFSETS[-1] :].any() and not d_w13[1].any() and not d_w2[1].any()
+    if activation == "swiglu_oai" and scale > 1:
+        sums = torch.cat([given[0][:3] @ given[1][0].T + given[3][0], given[0][3:7] @ given[1][2].T + given[3][2]])
+        assert (sums > 7).any() and (sums[:, INTERMEDIATE:] < -7).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_low_precision_is_one_rounding(dtype: torch.dtype) -> None:
+    for activation in ACTIVATIONS:
+        inputs = drawn(activation, dtype)
+        got = run(activation, *inputs)
+        want = run(activation, *(one if one is None else one.double() for one in inputs))
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), want, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
+def test_operators_keep_the_rules_of_torch_library(activation: str) -> None:
+    rows, w13, w2, b13, b2 = drawn(activation, torch.float32)
+    opcheck(torch.ops.moe_routing_bench.experts.default, (rows, OFFSETS, w13, w2, activation, b13, b2))
+    given = [one if one is None else one.detach() for one in (rows, w13, w2, b13, b2)]
+    arguments = (torch.randn_like(given[0]), given[0], OFFSETS, *given[1:3], activation, *given[3:])
+    opcheck(torch.ops.moe_routing_bench.experts_backward.default, arguments)
+
+
+def whole(x: Tensor, logits: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+    """A layer with drops and a residual."""
+    return ops.layer(x, logits, w13, w2, 2, "softmax_topk", capacity=3, residual=x)
+
+
+def test_a_layer_is_the_sum_over_kept_choices() -> None:
+    """Output and gradients in float64 against a loop over tokens, and the same compiled whole."""
+    torch.manual_seed(17)
+    shapes = ((7, HIDDEN), (7, 3), (3, 2 * INTERMEDIATE, HIDDEN), (3, HIDDEN, INTERMEDIATE))
+    inputs = [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+    x, logits, w13, w2 = inputs
+    weights, ids = logits.softmax(1).topk(2)
+    taken, rows, dropped = [0, 0, 0], [], 0
+    for token in range(7):
+        total = x[token]
+        for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
+            taken[expert] += 1
+            if taken[expert] > 3:
+                dropped += 1
+                continue
+            gate, up = (w13[expert] @ x[token]).chunk(2)
+            total = total + weight * (w2[expert] @ (torch.nn.functional.silu(gate) * up))
+        rows.append(total)
+    assert dropped > 1
+    want, grad = torch.stack(rows), torch.randn(7, HIDDEN, dtype=torch.float64)
+    exact = [want, *torch.autograd.grad(want, inputs, grad)]
+    torch.compiler.reset()
+    for function in (whole, torch.compile(whole, fullgraph=True, backend="aot_eager")):
+        output = function(*inputs)
+        for got, right in zip([output, *torch.autograd.grad(output, inputs, grad)], exact, strict=True):
+            torch.testing.assert_close(got, right)
+
+
+def test_bad_input_is_explained() -> None:
+    rows, w13, w2, b13, b2 = (one.detach() for one in drawn("swiglu_oai", torch.float32))
+    for arguments, what in (
+        ((rows[0], OFFSETS, w13, w2), r"rows: got '\(6,\) of torch.float32'"),
+        ((rows, OFFSETS, w13, w2, "gelu"), "activation: got 'gelu'"),
+        ((rows, OFFSETS, w13, w2[:, :5]), r"w2: got .* allowed: '?\(E, 6, I\)"),
+        ((rows, OFFSETS, w13, w2.double()), "w2: got"),
+        ((rows, OFFSETS, w13[:, :7], w2), r"w13: got .* allowed: '?\(3, 8, 6\)"),
+        ((rows, OFFSETS, w13, w2, "relu2"), r"w13: got .* allowed: '?\(3, 4, 6\)"),
+        ((rows, OFFSETS[:3], w13, w2), r"offsets: got .* allowed: '?\(4,\) of torch.int32"),
+        ((rows, OFFSETS.long(), w13, w2), "offsets: got"),
+        ((rows, OFFSETS, w13, w2, "swiglu", b13), "b13: got 'a bias'"),
+        ((rows, OFFSETS, w13, w2, "swiglu_oai", b13), "b2: got 'none'"),
+        ((rows, OFFSETS, w13, w2, "swiglu_oai", b13, b2[:, :2]), "b2: got"),
+        ((rows, OFFSETS.to("meta"), w13, w2), "device of offsets"),
+    ):
+        with pytest.raises(UserError, match=what):
+            ops.experts(*arguments)
+
+
+def test_no_rows_at_all() -> None:
+    rows, w13, w2 = (one.detach() for one in drawn("swiglu", torch.float32)[:3])
+    none = torch.zeros(4, dtype=torch.int32)
+    assert ops.experts(rows[:0], none, w13, w2).shape == (0, HIDDEN)
+    assert not reference.experts(rows, none, w13, w2, "swiglu", None, None).any()
