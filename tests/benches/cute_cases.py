@@ -16,7 +16,7 @@ from typing import Any
 from moe_routing_bench.kernels.combine import cute_combine
 from moe_routing_bench.kernels.cute.compilation import DTYPES
 from moe_routing_bench.kernels.experts import cute_swapped
-from moe_routing_bench.kernels.experts.cute_swapped import Product, Tile
+from moe_routing_bench.kernels.experts.cute_tiles import CONSUMER_REGISTERS, Product, Tile
 from moe_routing_bench.kernels.gate import cute_gate
 from moe_routing_bench.kernels.gate.rules import rule_of
 from moe_routing_bench.kernels.pack import cute_pack, cute_pack_bulk, cute_pack_fp8
@@ -243,7 +243,7 @@ def product(arch: str, dtype: str, wanted: Product) -> dict[str, object]:
     }
     case = f"product-{dtype}-{wanted.columns}x{wanted.inner}-E{wanted.experts}-{wanted.activation}-{tile}"
     return spills(kernel, case, "product") | {
-        "most_registers": cute_swapped.CONSUMER_REGISTERS if tile.warpgroups > 1 else 255,
+        "most_registers": CONSUMER_REGISTERS if tile.warpgroups > 1 else 255,
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
     }

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("cutlass")
 from moe_routing_bench.kernels.combine import cute_combine
 from moe_routing_bench.kernels.experts import Experts, cute_experts
-from moe_routing_bench.kernels.experts.cute_swapped import Product, Tile
+from moe_routing_bench.kernels.experts.cute_tiles import Product, Tile
 from moe_routing_bench.kernels.experts.quack_experts import Tiles, tiles_of
 from moe_routing_bench.kernels.gate import cute_gate
 from moe_routing_bench.kernels.gate.rules import rule_of

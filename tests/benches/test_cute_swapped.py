@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("cutlass")
 import torch
 
-from moe_routing_bench.kernels.experts import cute_swapped
+from moe_routing_bench.kernels.experts import cute_epilogue, cute_tiles
 from moe_routing_bench.kernels.experts.common import activate
-from moe_routing_bench.kernels.experts.cute_swapped import GROUP, Product, Tile
+from moe_routing_bench.kernels.experts.cute_tiles import GROUP, Product, Tile
 
 LANES = np.arange(32)
 
@@ -26,11 +26,12 @@ def numbers(monkeypatch):
         rcp_approx=lambda value: 1 / value,
     )
     math = SimpleNamespace(exp2=lambda value, fastmath: np.exp2(value))
-    monkeypatch.setattr(cute_swapped, "cute", SimpleNamespace(arch=arch, math=math))
     replaced = {"min": np.minimum, "max": np.maximum, "select_": np.where}
-    monkeypatch.setattr(cute_swapped, "cutlass", SimpleNamespace(**replaced))
-    for kind in ("Float32", "Int32"):
-        monkeypatch.setattr(cute_swapped, kind, getattr(np, kind.lower()))
+    for module in (cute_tiles, cute_epilogue):
+        monkeypatch.setattr(module, "cute", SimpleNamespace(arch=arch, math=math))
+        monkeypatch.setattr(module, "cutlass", SimpleNamespace(**replaced))
+    monkeypatch.setattr(cute_epilogue, "Float32", np.float32)
+    monkeypatch.setattr(cute_tiles, "Int32", np.int32)
 
 
 def loads(experts: int, most: int, seed: int) -> np.ndarray:
@@ -51,7 +52,7 @@ def test_every_tile_once_and_those_that_share_weights_together(numbers, experts,
     total = first_tiles[-1] * product.parts
     assert total <= product.most_tiles(int(rows.sum()))
     shown = range(total) if total < 3000 else np.unique(np.random.default_rng(1).integers(0, total, 1500))
-    found = [tuple(map(int, cute_swapped.locate(int(t), starts, first_tiles, product))) for t in shown]
+    found = [tuple(map(int, cute_tiles.locate(int(t), starts, first_tiles, product))) for t in shown]
     assert len(set(found)) == len(found), "a tile twice"
     for expert, row, end, part in found:
         assert starts[expert] <= row < end == starts[expert + 1] and (row - starts[expert]) % tokens == 0
@@ -71,7 +72,7 @@ def test_the_ring_turns_its_phase(numbers):
     index, phase, seen = np.int32(0), np.int32(1), []
     for _ in range(7):
         seen.append((int(index), int(phase)))
-        index, phase = cute_swapped.advance(index, phase, 3)
+        index, phase = cute_tiles.advance(index, phase, 3)
     assert seen == [(0, 1), (1, 1), (2, 1), (0, 0), (1, 0), (2, 0), (0, 1)]
 
 
@@ -80,17 +81,17 @@ def test_activations_are_those_of_torch(numbers, activation):
     gate, up = (torch.linspace(-9, 9, 301) for _ in range(2))
     up = up.flip(0) * 0.7
     wanted = activate(activation, torch.cat([gate, up]) if activation != "relu2" else gate)
-    got = cute_swapped.activate(gate.numpy(), up.numpy(), activation)
+    got = cute_epilogue.activate(gate.numpy(), up.numpy(), activation)
     assert np.allclose(got, wanted.numpy(), rtol=2e-6, atol=1e-6)
-    assert cute_swapped.activate(gate, None, "") is gate
+    assert cute_epilogue.activate(gate, None, "") is gate
 
 
 def test_sums_become_blocks_of_the_result(numbers):
     """Of a gated product rows r and r + 8 of a slab are a gate and its up; of a plain one they are two rows of the result."""
     sums = np.arange(2 * 2 * 3 * 2, dtype=np.float32).reshape(2, 2, 3, 2)
-    plain = cute_swapped.blocks_of(sums, 1, 2, Product(64, 64, 2, "", Tile(2, 1, 24)))
+    plain = cute_epilogue.blocks_of(sums, 1, 2, Product(64, 64, 2, "", Tile(2, 1, 24)))
     assert plain == [(sums[0, 0, 2, 1], sums[1, 0, 2, 1]), (sums[0, 1, 2, 1], sums[1, 1, 2, 1])]
-    (gated,) = cute_swapped.blocks_of(sums, 1, 2, Product(64, 64, 2, "swiglu", Tile(2, 1, 24)))
+    (gated,) = cute_epilogue.blocks_of(sums, 1, 2, Product(64, 64, 2, "swiglu", Tile(2, 1, 24)))
     for token in range(2):
         gate, up = sums[token, 0, 2, 1], sums[token, 1, 2, 1]
         assert gated[token] == pytest.approx(gate / (1 + np.exp(-gate)) * up)

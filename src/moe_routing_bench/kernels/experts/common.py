@@ -55,6 +55,11 @@ def unaligned(problem: Experts | Layer, library: str = "torch.nn.functional.grou
     return None
 
 
+def other_rows(problem: Experts) -> str | None:
+    """Why rows of this format cannot be the operands of a product of 16-bit numbers, or None."""
+    return None if problem.packed in ("bf16", "fp16") else f"takes bf16 and fp16 rows, not {problem.packed}"
+
+
 def mixed_formats(problem: Experts) -> str | None:
     """Why torch cannot multiply rows and weights of these formats, or None."""
     if FORMATS[problem.dtype].quantised or problem.weights != problem.dtype:

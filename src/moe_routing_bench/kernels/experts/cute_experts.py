@@ -21,8 +21,9 @@ from torch import Tensor
 from moe_routing_bench.kernels.cute.cache import per_problem
 from moe_routing_bench.kernels.cute.compilation import current_arch
 from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.kernels.experts.common import mixed_formats
-from moe_routing_bench.kernels.experts.cute_swapped import VECTOR, Product, Tile, compile_for
+from moe_routing_bench.kernels.experts.common import mixed_formats, other_rows, unaligned
+from moe_routing_bench.kernels.experts.cute_swapped import compile_for
+from moe_routing_bench.kernels.experts.cute_tiles import VECTOR, Product, Tile
 
 _ACTIVATIONS = ("swiglu", "geglu", "relu2")
 _LEAST = 2 * VECTOR
@@ -70,12 +71,10 @@ def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) 
 
 def unsupported(problem: Experts) -> str | None:
     """Why this problem cannot run, or None."""
-    if problem.packed not in ("bf16", "fp16"):
-        return f"takes bf16 and fp16 rows, not {problem.packed}"
+    if reason := other_rows(problem) or unaligned(problem, "the kernel"):
+        return reason
     if problem.activation not in _ACTIVATIONS:
         return f"knows no {problem.activation}, which has biases"
-    if problem.hidden % VECTOR or problem.intermediate % VECTOR:
-        return "needs hidden and intermediate that are multiples of 8 (16 bytes)"
     if min(problem.hidden, problem.intermediate) < _LEAST or problem.experts < 2:
         return (
             f"needs 2 experts, and hidden and intermediate of {_LEAST}, at least: tensor maps have no dimensions of 1"

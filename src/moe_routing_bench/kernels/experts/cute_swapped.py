@@ -18,242 +18,32 @@ Invariants:
   different tokens do not mix.
 - A stage is filled again only after each multiplying warp has arrived at its `empty` barrier, which it does after the
   `wgmma.wait_group` that covers its reads. The producer waits for the parity opposite to its phase, so its first round passes.
-- The epilogue's buffer is written and read by threads of one warpgroup alone, between barriers of that warpgroup, and never by
-  TMA: no proxy fence is needed.
 - TMA fills with zeros what lies beyond the inner dimension, in both operands, so the last step may overhang.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import cpasync, warp, warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from moe_routing_bench.kernels.cute import WARP
 from moe_routing_bench.kernels.cute.cache import cached
 from moe_routing_bench.kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
-
-STEP = 64  # elements of the inner dimension per stage: 128 bytes, the width of the swizzle
-SLAB = 64  # rows of weights that a warpgroup's instruction takes
-WARPGROUP = 4 * WARP
-VECTOR = 8  # elements that a thread stores at a time: 16 bytes
-GROUP = 8  # tiles of tokens that share weights in L2: up to 2048 tokens for one reading of them
-SHARED_BYTES = 227 << 10  # that a thread block may have on sm_90
-RESERVED = 2048  # of them, for barriers and alignment
-MOST_STAGES = 24
-PRODUCER_REGISTERS = 40
-CONSUMER_REGISTERS = 232  # 128 * 40 + 256 * 232 registers are what a multiprocessor has
-LOG2_E = math.log2(math.e)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """What a thread block computes at a time."""
-
-    slabs: int  # of 64 rows of weights, per warpgroup
-    warpgroups: int  # that multiply
-    tokens: int  # a multiple of 8, at most 256
-
-    @property
-    def rows(self) -> int:
-        """Rows of weights."""
-        return SLAB * self.slabs * self.warpgroups
-
-
-@dataclass(frozen=True)
-class Product:
-    """One grouped product: weights (E, N, inner) -> out (R, columns), N being 2 columns where it is gated."""
-
-    columns: int
-    inner: int
-    experts: int
-    activation: str  # of swiglu, geglu, relu2; empty for none
-    tile: Tile
-
-    @property
-    def gated(self) -> bool:
-        """Whether the rows of weights are gates and ups."""
-        return self.activation in ("swiglu", "geglu")
-
-    @property
-    def width(self) -> int:
-        """Columns of the result that a warpgroup computes."""
-        return SLAB * self.tile.slabs // (2 if self.gated else 1)
-
-    @property
-    def parts(self) -> int:
-        """Tiles side by side in a row of the result."""
-        return math.ceil(self.columns / (self.width * self.tile.warpgroups))
-
-    @property
-    def chunk(self) -> int:
-        """Tokens that the epilogue transposes at a time: a divisor of the tile's."""
-        eights = self.tile.tokens // 8
-        return 8 * max(n for n in range(1, 9) if eights % n == 0)
-
-    @property
-    def pitch(self) -> int:
-        """Elements from token to token in the epilogue's buffer: an odd number of 16 bytes, so that no two of 8 tokens share banks."""
-        return self.width + VECTOR
-
-    @property
-    def stage_bytes(self) -> int:
-        """Bytes of a stage, all of which TMA writes."""
-        return (self.tile.rows + self.tile.tokens) * STEP * 2
-
-    @property
-    def stages(self) -> int:
-        """As many as fit beside the rest."""
-        buffers = self.chunk * self.pitch * 2 * self.tile.warpgroups
-        tables = 2 * 4 * (self.experts + 1)
-        return min(MOST_STAGES, (SHARED_BYTES - RESERVED - buffers - tables) // self.stage_bytes)
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block: the producer's warpgroup, and those that multiply."""
-        return WARPGROUP * (1 + self.tile.warpgroups)
-
-    def most_tiles(self, rows: int) -> int:
-        """The most tiles that `rows` rows can need: each expert's may leave one that is not full."""
-        return (rows // self.tile.tokens + min(self.experts, rows)) * self.parts
-
-
-@cute.jit
-def count_tiles(offsets: cute.Tensor, starts: cute.Tensor, first_tiles: cute.Tensor, product: cutlass.Constexpr):
-    """By one warp: copy offsets (E + 1,) to `starts`, and write how many tiles of tokens precede each expert.
-
-    A lane takes neighbouring experts, so that all its loads are in flight at a time.
-    """
-    lane = cute.arch.lane_idx()
-    experts = cutlass.const_expr(product.experts)
-    share = cutlass.const_expr(math.ceil(experts / WARP))
-    begins = [offsets[cutlass.min(lane * share + i, experts)] for i in range(share + 1)]
-    before = [Int32(0)]
-    for i in cutlass.range_constexpr(share):
-        tiles = (begins[i + 1] - begins[i] + (product.tile.tokens - 1)) // product.tile.tokens
-        before.append(before[i] + tiles)
-    total = before[share]
-    for n in cutlass.range_constexpr(5):
-        below = cute.arch.shuffle_sync_up(total, 1 << n)
-        total = total + cutlass.select_(lane >= (1 << n), below, Int32(0))
-    base = total - before[share]
-    for i in cutlass.range_constexpr(share):
-        expert = lane * share + i
-        if expert < experts:
-            starts[expert] = begins[i]
-            first_tiles[expert] = base + before[i]
-    if lane == WARP - 1:  # experts past the last have no tiles, so the last lane's sum is that of all
-        starts[experts] = offsets[experts]
-        first_tiles[experts] = total
-
-
-def locate(tile: Any, starts: cute.Tensor, first_tiles: cute.Tensor, product: Product) -> tuple[Any, Any, Any, Any]:
-    """Of a tile, by a whole warp: its expert, its first row, the expert's end, and its part of the columns.
-
-    Tiles of an expert are taken in groups of up to GROUP tiles of tokens, part by part: what runs at a time shares weights
-    and token rows.
-    """
-    lane, experts = cute.arch.lane_idx(), product.experts
-    share = math.ceil(experts / WARP)
-    number = tile // product.parts  # as if the tiles of an expert stood part by part: right for the expert
-    passed = first_tiles[cutlass.min((lane + 1) * share, experts)] <= number
-    base = cute.arch.popc(cute.arch.vote_ballot_sync(passed)) * share
-    passed = first_tiles[cutlass.min(base + lane + 1, experts)] <= number
-    expert = base + cute.arch.popc(cute.arch.vote_ballot_sync(passed & (lane < share)))
-    expert = cute.arch.make_warp_uniform(expert)
-    first = first_tiles[expert]
-    inside = tile - first * product.parts
-    group = inside // (GROUP * product.parts)
-    high = cutlass.min(first_tiles[expert + 1] - first - group * GROUP, GROUP)
-    inside = inside - group * (GROUP * product.parts)
-    row = starts[expert] + (group * GROUP + inside % high) * product.tile.tokens
-    return expert, row, starts[expert + 1], inside // high
-
-
-def advance(index: Any, phase: Any, stages: int) -> tuple[Any, Any]:
-    """The next stage of the ring, and its phase."""
-    last = index == stages - 1
-    return cutlass.select_(last, Int32(0), index + 1), cutlass.select_(last, phase ^ 1, phase)
-
-
-def activate(gate: Any, up: Any, activation: str) -> Any:
-    """An activation of float32 sums; `relu2` and none look at the gate alone."""
-    if activation == "relu2":
-        positive = cutlass.max(gate, Float32(0.0))
-        return positive * positive
-    if activation == "":
-        return gate
-    slope = gate
-    if activation == "geglu":  # gelu made of tanh: x (1 + tanh(z)) / 2 = x sigmoid(2 z)
-        slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    return gate * cute.arch.rcp_approx(1.0 + cute.math.exp2(slope * -LOG2_E, fastmath=True)) * up
-
-
-def blocks_of(sums: cute.Tensor, slab: int, column: int, product: Product) -> list[tuple[Any, Any]]:
-    """A thread's elements of the 8 x 8 blocks of the result that its warp's 16 rows of a slab and 8 tokens make.
-
-    `sums` is (2 tokens, 2 rows 8 apart, tokens / 8, slabs).
-    """
-    both = [[sums[token, half, column, slab] for token in range(2)] for half in range(2)]
-    if product.gated:
-        return [tuple(activate(both[0][token], both[1][token], product.activation) for token in range(2))]
-    return [tuple(activate(value, None, product.activation) for value in half) for half in both]
-
-
-@cute.jit
-def transpose(sums: cute.Tensor, buffer: cute.Tensor, chunk: cutlass.Constexpr, product: cutlass.Constexpr):
-    """Write a chunk of tokens of a warpgroup's sums, activated and rounded, to `buffer` as (token, column)."""
-    dtype = buffer.element_type
-    lane = cute.arch.lane_idx()
-    warp_of_group = cute.arch.warp_idx() % 4
-    columns = cutlass.const_expr(product.chunk // 8)  # of 8 tokens
-    halves = cutlass.const_expr(1 if product.gated else 2)  # blocks of 8 rows that a warp has of a slab
-    matrices = cutlass.const_expr(min(4, halves * (columns & -columns)))  # of one instruction
-    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=matrices), dtype)
-    matrix = (lane // 8) % matrices  # lanes 8 q to 8 q + 7 give the addresses of the q-th block
-    token = matrix // halves * 8 + lane % 8
-    place = token * product.pitch + (warp_of_group * halves + matrix % halves) * 8
-    for slab in cutlass.range_constexpr(product.tile.slabs):
-        for first in cutlass.range_constexpr(0, columns, matrices // halves):
-            values = cute.make_rmem_tensor((2 * matrices,), Float32)
-            for n in cutlass.range_constexpr(matrices // halves):
-                blocks = blocks_of(sums, slab, chunk * columns + first + n, product)
-                for half in cutlass.range_constexpr(halves):
-                    for i in cutlass.range_constexpr(2):
-                        values[(n * halves + half) * 2 + i] = blocks[half][i]
-            rounded = cute.make_rmem_tensor((2 * matrices,), dtype)
-            rounded.store(values.load().to(dtype))
-            offset = place + (first * 8 * product.pitch + slab * (product.width // product.tile.slabs))
-            target = buffer.iterator + cute.assume(offset, divby=VECTOR)
-            cute.copy(atom, rounded, cute.make_tensor(target, rounded.layout))
-
-
-@cute.jit
-def store_chunk(buffer: cute.Tensor, out: cute.Tensor, row: Any, end: Any, column: Any, product: cutlass.Constexpr):
-    """Copy a chunk of (token, column) from `buffer` to rows `row` to `end` of out (R, columns) from `column` on."""
-    thread = cute.arch.thread_idx()[0] % WARPGROUP
-    lanes = cutlass.const_expr(product.width // VECTOR)  # of a token
-    passes = cutlass.const_expr(math.ceil(product.chunk * lanes / WARPGROUP))
-    token, part = thread // lanes, thread % lanes * VECTOR
-    held = cute.make_rmem_tensor((VECTOR, passes), out.element_type)
-    for n in cutlass.range_constexpr(passes):
-        mine = token + n * (WARPGROUP // lanes)
-        source = buffer.iterator + cute.assume(mine * product.pitch + part, divby=VECTOR)
-        vector = cute.make_tensor(source, cute.make_layout(VECTOR))
-        if cutlass.const_expr(product.chunk * lanes % WARPGROUP == 0):
-            cute.autovec_copy(vector, held[None, n])
-        else:
-            if mine < product.chunk:
-                cute.autovec_copy(vector, held[None, n])
-    for n in cutlass.range_constexpr(passes):
-        mine = token + n * (WARPGROUP // lanes)
-        if (mine < product.chunk) & (row + mine < end) & (column + part < product.columns):
-            offset = Int64(row + mine) * product.columns + Int64(column + part)
-            target = out.iterator + cute.assume(offset, divby=VECTOR)
-            cute.autovec_copy(held[None, n], cute.make_tensor(target, cute.make_layout(VECTOR)))
+from moe_routing_bench.kernels.experts.cute_epilogue import store_chunk, transpose
+from moe_routing_bench.kernels.experts.cute_tiles import (
+    CONSUMER_REGISTERS,
+    PRODUCER_REGISTERS,
+    SLAB,
+    STEP,
+    WARPGROUP,
+    Product,
+    advance,
+    count_tiles,
+    locate,
+)
 
 
 @cute.jit

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.kernels.experts.common import mixed_formats, unaligned
+from moe_routing_bench.kernels.experts.common import mixed_formats, other_rows, unaligned
 
 _ACTIVATIONS = {"swiglu": "swiglu", "geglu": "geglu", "relu2": "relu_sq"}  # QuACK's names
 _WIDE = 4096  # hidden size from which clusters that share rows are faster
@@ -58,8 +58,8 @@ def tiles_of(problem: Experts, gathered: bool) -> tuple[Tiles, Tiles]:
 
 def unsupported(problem: Experts, tuned: bool = False) -> str | None:
     """Why this problem cannot run, or None."""
-    if problem.packed not in ("bf16", "fp16"):
-        return f"QuACK's experts take bf16 and fp16 rows here, not {problem.packed}"
+    if reason := other_rows(problem):
+        return reason
     if problem.activation not in _ACTIVATIONS:
         return f"QuACK has no {problem.activation} with a clamp"
     return unaligned(problem, "QuACK") or mixed_formats(problem)

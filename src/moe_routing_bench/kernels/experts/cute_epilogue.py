@@ -1,0 +1,94 @@
+"""The end of a tile of `cute_swapped`: sums as (weight row, token) are activated, rounded, transposed and stored as (token, column).
+
+Invariant: a warpgroup's buffer is written and read by its own threads alone, between barriers of that warpgroup, and never by TMA:
+no proxy fence is needed.
+"""
+
+import math
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int64
+from cutlass.cute.nvgpu import warp
+
+from moe_routing_bench.kernels.experts.cute_tiles import VECTOR, WARPGROUP, Product
+
+LOG2_E = math.log2(math.e)
+
+
+def activate(gate: Any, up: Any, activation: str) -> Any:
+    """An activation of float32 sums; `relu2` and none look at the gate alone."""
+    if activation == "relu2":
+        positive = cutlass.max(gate, Float32(0.0))
+        return positive * positive
+    if activation == "":
+        return gate
+    slope = gate
+    if activation == "geglu":  # gelu made of tanh: x (1 + tanh(z)) / 2 = x sigmoid(2 z)
+        slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate * cute.arch.rcp_approx(1.0 + cute.math.exp2(slope * -LOG2_E, fastmath=True)) * up
+
+
+def blocks_of(sums: cute.Tensor, slab: int, column: int, product: Product) -> list[tuple[Any, Any]]:
+    """A thread's elements of the 8 x 8 blocks of the result that its warp's 16 rows of a slab and 8 tokens make.
+
+    `sums` is (2 tokens, 2 rows 8 apart, tokens / 8, slabs).
+    """
+    both = [[sums[token, half, column, slab] for token in range(2)] for half in range(2)]
+    if product.gated:
+        return [tuple(activate(both[0][token], both[1][token], product.activation) for token in range(2))]
+    return [tuple(activate(value, None, product.activation) for value in half) for half in both]
+
+
+@cute.jit
+def transpose(sums: cute.Tensor, buffer: cute.Tensor, chunk: cutlass.Constexpr, product: cutlass.Constexpr):
+    """Write a chunk of tokens of a warpgroup's sums, activated and rounded, to `buffer` as (token, column)."""
+    dtype = buffer.element_type
+    lane = cute.arch.lane_idx()
+    warp_of_group = cute.arch.warp_idx() % 4
+    columns = cutlass.const_expr(product.chunk // 8)  # of 8 tokens
+    halves = cutlass.const_expr(1 if product.gated else 2)  # blocks of 8 rows that a warp has of a slab
+    matrices = cutlass.const_expr(min(4, halves * (columns & -columns)))  # of one instruction
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=matrices), dtype)
+    matrix = (lane // 8) % matrices  # lanes 8 q to 8 q + 7 give the addresses of the q-th block
+    token = matrix // halves * 8 + lane % 8
+    place = token * product.pitch + (warp_of_group * halves + matrix % halves) * 8
+    for slab in cutlass.range_constexpr(product.tile.slabs):
+        for first in cutlass.range_constexpr(0, columns, matrices // halves):
+            values = cute.make_rmem_tensor((2 * matrices,), Float32)
+            for n in cutlass.range_constexpr(matrices // halves):
+                blocks = blocks_of(sums, slab, chunk * columns + first + n, product)
+                for half in cutlass.range_constexpr(halves):
+                    for i in cutlass.range_constexpr(2):
+                        values[(n * halves + half) * 2 + i] = blocks[half][i]
+            rounded = cute.make_rmem_tensor((2 * matrices,), dtype)
+            rounded.store(values.load().to(dtype))
+            offset = place + (first * 8 * product.pitch + slab * (product.width // product.tile.slabs))
+            target = buffer.iterator + cute.assume(offset, divby=VECTOR)
+            cute.copy(atom, rounded, cute.make_tensor(target, rounded.layout))
+
+
+@cute.jit
+def store_chunk(buffer: cute.Tensor, out: cute.Tensor, row: Any, end: Any, column: Any, product: cutlass.Constexpr):
+    """Copy a chunk of (token, column) from `buffer` to rows `row` to `end` of out (R, columns) from `column` on."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    lanes = cutlass.const_expr(product.width // VECTOR)  # of a token
+    passes = cutlass.const_expr(math.ceil(product.chunk * lanes / WARPGROUP))
+    token, part = thread // lanes, thread % lanes * VECTOR
+    held = cute.make_rmem_tensor((VECTOR, passes), out.element_type)
+    for n in cutlass.range_constexpr(passes):
+        mine = token + n * (WARPGROUP // lanes)
+        source = buffer.iterator + cute.assume(mine * product.pitch + part, divby=VECTOR)
+        vector = cute.make_tensor(source, cute.make_layout(VECTOR))
+        if cutlass.const_expr(product.chunk * lanes % WARPGROUP == 0):
+            cute.autovec_copy(vector, held[None, n])
+        else:
+            if mine < product.chunk:
+                cute.autovec_copy(vector, held[None, n])
+    for n in cutlass.range_constexpr(passes):
+        mine = token + n * (WARPGROUP // lanes)
+        if (mine < product.chunk) & (row + mine < end) & (column + part < product.columns):
+            offset = Int64(row + mine) * product.columns + Int64(column + part)
+            target = out.iterator + cute.assume(offset, divby=VECTOR)
+            cute.autovec_copy(held[None, n], cute.make_tensor(target, cute.make_layout(VECTOR)))

@@ -1,0 +1,156 @@
+"""The tiles of the grouped products of `cute_swapped`: their sizes, which expert and rows each is, and the ring of stages.
+
+Every thread block counts the tiles itself: one warp reads the offsets, and each warp finds its tile in the counts by two votes. So
+nothing is read on the host, and the grid is as large as any routing can need.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from moe_routing_bench.kernels.cute import WARP
+
+STEP = 64  # elements of the inner dimension per stage: 128 bytes, the width of the swizzle
+SLAB = 64  # rows of weights that a warpgroup's instruction takes
+WARPGROUP = 4 * WARP
+VECTOR = 8  # elements that a thread stores at a time: 16 bytes
+GROUP = 8  # tiles of tokens that share weights in L2: up to 2048 tokens for one reading of them
+SHARED_BYTES = 227 << 10  # that a thread block may have on sm_90
+RESERVED = 2048  # of them, for barriers and alignment
+MOST_STAGES = 24
+PRODUCER_REGISTERS = 40
+CONSUMER_REGISTERS = 232  # 128 * 40 + 256 * 232 registers are what a multiprocessor has
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a thread block computes at a time."""
+
+    slabs: int  # of 64 rows of weights, per warpgroup
+    warpgroups: int  # that multiply
+    tokens: int  # a multiple of 8, at most 256
+
+    @property
+    def rows(self) -> int:
+        """Rows of weights."""
+        return SLAB * self.slabs * self.warpgroups
+
+
+@dataclass(frozen=True)
+class Product:
+    """One grouped product: weights (E, N, inner) -> out (R, columns), N being 2 columns where it is gated."""
+
+    columns: int
+    inner: int
+    experts: int
+    activation: str  # of swiglu, geglu, relu2; empty for none
+    tile: Tile
+
+    @property
+    def gated(self) -> bool:
+        """Whether the rows of weights are gates and ups."""
+        return self.activation in ("swiglu", "geglu")
+
+    @property
+    def width(self) -> int:
+        """Columns of the result that a warpgroup computes."""
+        return SLAB * self.tile.slabs // (2 if self.gated else 1)
+
+    @property
+    def parts(self) -> int:
+        """Tiles side by side in a row of the result."""
+        return math.ceil(self.columns / (self.width * self.tile.warpgroups))
+
+    @property
+    def chunk(self) -> int:
+        """Tokens that the epilogue transposes at a time: a divisor of the tile's."""
+        eights = self.tile.tokens // 8
+        return 8 * max(n for n in range(1, 9) if eights % n == 0)
+
+    @property
+    def pitch(self) -> int:
+        """Elements from token to token in the epilogue's buffer: an odd number of 16 bytes, so that no two of 8 tokens share banks."""
+        return self.width + VECTOR
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage, all of which TMA writes."""
+        return (self.tile.rows + self.tile.tokens) * STEP * 2
+
+    @property
+    def stages(self) -> int:
+        """As many as fit beside the rest."""
+        buffers = self.chunk * self.pitch * 2 * self.tile.warpgroups
+        tables = 2 * 4 * (self.experts + 1)
+        return min(MOST_STAGES, (SHARED_BYTES - RESERVED - buffers - tables) // self.stage_bytes)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the producer's warpgroup, and those that multiply."""
+        return WARPGROUP * (1 + self.tile.warpgroups)
+
+    def most_tiles(self, rows: int) -> int:
+        """The most tiles that `rows` rows can need: each expert's may leave one that is not full."""
+        return (rows // self.tile.tokens + min(self.experts, rows)) * self.parts
+
+
+@cute.jit
+def count_tiles(offsets: cute.Tensor, starts: cute.Tensor, first_tiles: cute.Tensor, product: cutlass.Constexpr):
+    """By one warp: copy offsets (E + 1,) to `starts`, and write how many tiles of tokens precede each expert.
+
+    A lane takes neighbouring experts, so that all its loads are in flight at a time.
+    """
+    lane = cute.arch.lane_idx()
+    experts = cutlass.const_expr(product.experts)
+    share = cutlass.const_expr(math.ceil(experts / WARP))
+    begins = [offsets[cutlass.min(lane * share + i, experts)] for i in range(share + 1)]
+    before = [Int32(0)]
+    for i in cutlass.range_constexpr(share):
+        tiles = (begins[i + 1] - begins[i] + (product.tile.tokens - 1)) // product.tile.tokens
+        before.append(before[i] + tiles)
+    total = before[share]
+    for n in cutlass.range_constexpr(5):
+        below = cute.arch.shuffle_sync_up(total, 1 << n)
+        total = total + cutlass.select_(lane >= (1 << n), below, Int32(0))
+    base = total - before[share]
+    for i in cutlass.range_constexpr(share):
+        expert = lane * share + i
+        if expert < experts:
+            starts[expert] = begins[i]
+            first_tiles[expert] = base + before[i]
+    if lane == WARP - 1:  # experts past the last have no tiles, so the last lane's sum is that of all
+        starts[experts] = offsets[experts]
+        first_tiles[experts] = total
+
+
+def locate(tile: Any, starts: cute.Tensor, first_tiles: cute.Tensor, product: Product) -> tuple[Any, Any, Any, Any]:
+    """Of a tile, by a whole warp: its expert, its first row, the expert's end, and its part of the columns.
+
+    Tiles of an expert are taken in groups of up to GROUP tiles of tokens, part by part: what runs at a time shares weights
+    and token rows.
+    """
+    lane, experts = cute.arch.lane_idx(), product.experts
+    share = math.ceil(experts / WARP)
+    number = tile // product.parts  # as if the tiles of an expert stood part by part: right for the expert
+    passed = first_tiles[cutlass.min((lane + 1) * share, experts)] <= number
+    base = cute.arch.popc(cute.arch.vote_ballot_sync(passed)) * share
+    passed = first_tiles[cutlass.min(base + lane + 1, experts)] <= number  # lanes past this share: none, as starts rise
+    expert = base + cute.arch.popc(cute.arch.vote_ballot_sync(passed))
+    expert = cute.arch.make_warp_uniform(expert)
+    first = first_tiles[expert]
+    inside = tile - first * product.parts
+    group = inside // (GROUP * product.parts)
+    high = cutlass.min(first_tiles[expert + 1] - first - group * GROUP, GROUP)
+    inside = inside - group * (GROUP * product.parts)
+    row = starts[expert] + (group * GROUP + inside % high) * product.tile.tokens
+    return expert, row, starts[expert + 1], inside // high
+
+
+def advance(index: Any, phase: Any, stages: int) -> tuple[Any, Any]:
+    """The next stage of the ring, and its phase."""
+    last = index == stages - 1
+    return cutlass.select_(last, Int32(0), index + 1), cutlass.select_(last, phase ^ 1, phase)
