@@ -98,6 +98,22 @@ def test_what_the_cute_experts_cannot_do(axes, why):
     assert BENCHES["experts"].supports("cute", cell_of("experts", **VECTORS | axes)) == why
 
 
+@pytest.mark.parametrize(
+    ("axes", "why"),
+    [
+        ({"activation": "relu2", "capacity_factor": 1.25}, None),
+        ({"packed": "fp8_row"}, "rows that are never packed cannot be fp8_row"),
+        ({"hidden": 20}, "the kernel needs hidden and intermediate that are multiples of 8 (16 bytes)"),
+        ({"activation": "swiglu_oai"}, "knows no swiglu_oai, which has biases"),
+    ],
+)
+def test_what_the_cute_gather_cannot_do(axes, why):
+    pytest.importorskip("cutlass")
+    assert BENCHES["layer"].supports("cute_gather", cell_of("layer", **VECTORS | axes)) == (
+        why and f"pack+experts: {why}"
+    )
+
+
 @pytest.mark.parametrize("factor", [0.75, 1.25])
 @pytest.mark.parametrize("packed", ["fp32", "fp8_row", "fp8_block128"])
 @pytest.mark.parametrize("name", PLAIN)

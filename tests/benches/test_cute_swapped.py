@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("cutlass")
 import torch
 
-from moe_routing_bench.kernels.experts import cute_epilogue, cute_tiles
+from moe_routing_bench.kernels.experts import cute_epilogue, cute_loads, cute_tiles
 from moe_routing_bench.kernels.experts.common import activate
 from moe_routing_bench.kernels.experts.cute_tiles import GROUP, Product, Tile
 
@@ -27,7 +27,7 @@ def numbers(monkeypatch):
     )
     math = SimpleNamespace(exp2=lambda value, fastmath: np.exp2(value))
     replaced = {"min": np.minimum, "max": np.maximum, "select_": np.where}
-    for module in (cute_tiles, cute_epilogue):
+    for module in (cute_tiles, cute_epilogue, cute_loads):
         monkeypatch.setattr(module, "cute", SimpleNamespace(arch=arch, math=math))
         monkeypatch.setattr(module, "cutlass", SimpleNamespace(**replaced))
     monkeypatch.setattr(cute_epilogue, "Float32", np.float32)
@@ -74,6 +74,25 @@ def test_the_ring_turns_its_phase(numbers):
         seen.append((int(index), int(phase)))
         index, phase = cute_tiles.advance(index, phase, 3)
     assert seen == [(0, 1), (1, 1), (2, 1), (0, 0), (1, 0), (2, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 24, 144, 192])
+def test_gathered_rows_lie_where_tma_would_put_them(tokens):
+    """In the swizzle of 128 bytes, bits 4 to 6 of an address are those bits xor bits 7 to 9; every vector is written once."""
+    threads = np.arange(128)
+    passes = -(-tokens // cute_loads.ROWS)
+    rows = threads // 8 + np.arange(passes)[:, None] * cute_loads.ROWS
+    places = 2 * (cute_loads.place(threads) + np.arange(passes)[:, None] * (cute_loads.ROWS * cute_tiles.STEP))
+    linear = rows * 128 + threads % 8 * 16
+    assert (places == (linear ^ (linear >> 7 & 7) << 4)).all()
+    assert sorted(places[rows < tokens]) == list(range(0, tokens * 128, 16))
+    assert ((rows < tokens) == (rows - threads // 8 + (threads >= 64) * 8 < tokens)).all(), (
+        "halves of the warpgroup are in or out"
+    )
+
+
+def test_earlier_stages_of_the_ring(numbers):
+    assert [int(cute_loads.earlier(np.int32(i), 2, 5)) for i in range(5)] == [3, 4, 0, 1, 2]
 
 
 @pytest.mark.parametrize("activation", ["swiglu", "geglu", "relu2"])

@@ -139,6 +139,7 @@ def test_activations(name, activation):
         "triton",
         "triton_gather",
         "cute",
+        "cute_gather",
         "cute_grouped_mm",
         "cute_quack",
         "cute_quack_gather",

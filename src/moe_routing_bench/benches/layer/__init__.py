@@ -14,9 +14,11 @@ _LOOP, _BMM, _GROUPED = ({"experts": f"torch_{way}"} for way in ("loop", "bmm", 
 _ROUTING = [stage.name for stage in STAGES if stage.name != "experts"]
 _COMPILED, _CUTE_GROUPED = (_GROUPED | dict.fromkeys(_ROUTING, name) for name in ("torch_compile", "cute"))
 _TRITON, _CUTE = (dict.fromkeys((*_ROUTING, "experts"), name) for name in ("triton", "cute"))
-_GATHER = dict.fromkeys(("router", "permute", "combine"), "triton") | {"pack+experts": "experts.triton_gather"}
+_GATHER, _CUTE_GATHER, _QUACK_GATHER = (
+    dict.fromkeys(("router", "permute", "combine"), name) | {"pack+experts": f"experts.{kernel}_gather"}
+    for name, kernel in (("triton", "triton"), ("cute", "cute"), ("cute", "quack"))
+)
 _CUTE_QUACK = _CUTE | {"experts": "quack_heuristic"}
-_CUTE_GATHER = dict.fromkeys(("router", "permute", "combine"), "cute") | {"pack+experts": "experts.quack_gather"}
 _ALL = "permute+pack+experts+combine"
 _THEIRS = {_ALL: "layer.transformers_experts"}
 _TRANSFORMERS = [
@@ -63,10 +65,11 @@ BENCH = Bench(
         Implementation("triton", requires=("cuda", "triton"), layout="compact", parts=_TRITON),
         Implementation("triton_gather", requires=("cuda", "triton"), layout="compact", parts=_GATHER),
         Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
+        Implementation("cute_gather", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GATHER),
         Implementation("cute_grouped_mm", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GROUPED),
         Implementation("cute_quack", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_QUACK, peer=QUACK),
         Implementation(
-            "cute_quack_gather", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GATHER, peer=QUACK
+            "cute_quack_gather", requires=("cuda", "cutlass"), layout="compact", parts=_QUACK_GATHER, peer=QUACK
         ),
         *_BEHIND_OUR_ROUTER,
         *_TRANSFORMERS,

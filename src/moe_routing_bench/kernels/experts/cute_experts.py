@@ -86,45 +86,69 @@ def unsupported(problem: Experts) -> str | None:
     return mixed_formats(problem)
 
 
-def products(problem: Experts, up: Tile | None = None, down: Tile | None = None) -> tuple[Product, Product]:
-    """Both products of a problem, with tiles that are chosen where none is given."""
+def products(
+    problem: Experts, up: Tile | None = None, down: Tile | None = None, top_k: int = 0
+) -> tuple[Product, Product]:
+    """Both products of a problem, with tiles that are chosen where none is given.
+
+    With `top_k` above 0 the first gathers its rows: row r is the token order[r] // top_k.
+    """
     wide = problem.intermediate * (2 if problem.gated else 1)
     up = up or choose_tile(problem.rows, problem.experts, wide)
     down = down or choose_tile(problem.rows, problem.experts, problem.hidden)
     return (
-        Product(problem.intermediate, problem.hidden, problem.experts, problem.activation, up),
+        Product(problem.intermediate, problem.hidden, problem.experts, problem.activation, up, top_k),
         Product(problem.hidden, problem.intermediate, problem.experts, "", down),
     )
 
 
-def precompile(problem: Experts, arch: str) -> None:
+def precompile(problem: Experts, arch: str, top_k: int = 0) -> None:
     """Put the kernels of a problem into the cache; needs no GPU."""
-    _compiled(problem, arch)
+    _compiled(problem, arch, top_k)
 
 
 @per_problem
-def _compiled(problem: Experts, arch: str) -> list[tuple[Product, Any]]:
-    return [(product, compile_for(arch, problem.dtype, product)) for product in products(problem)]
+def _compiled(problem: Experts, arch: str, top_k: int) -> list[tuple[Product, Any]]:
+    return [(product, compile_for(arch, problem.dtype, product)) for product in products(problem, top_k=top_k)]
 
 
-def launch(product: Product, kernel: Any, x: Tensor, offsets: Tensor, w: Tensor, out: Tensor) -> Callable[[], object]:
-    """The launch of one product: x (R, inner), offsets (E + 1,) int32, w (E, N, inner) -> out (R, columns)."""
+def launch(
+    product: Product, kernel: Any, x: Tensor, order: Tensor | None, offsets: Tensor, w: Tensor, out: Tensor
+) -> Callable[[], object]:
+    """The launch of one product: x (R, inner), offsets (E + 1,) int32, w (E, N, inner) -> out (R, columns).
+
+    A product that gathers reads x (T, inner) through order (R,) int32.
+    """
     multiprocessors = torch.cuda.get_device_properties(out.device).multi_processor_count
     blocks = max(1, min(multiprocessors, product.most_tiles(len(out))))
-    return functools.partial(kernel, x, offsets, w, out, blocks)
+    return functools.partial(kernel, x, order, offsets, w, out, blocks)
 
 
-def bind(
-    problem: Experts, *, packed: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor
+def launches(
+    problem: Experts,
+    x: Tensor,
+    order: Tensor | None,
+    top_k: int,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    y: Tensor,
 ) -> Callable[[], None]:
-    """Bind packed (R, H), offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I), all contiguous -> y (R, H)."""
-    (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch())
+    """Both products -> y (R, H). Row r is x[r], or x[order[r] // top_k] with `top_k` above 0."""
+    (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch(), top_k)
     activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
-    up = launch(first, up_kernel, packed, offsets, w13, activated)
-    down = launch(second, down_kernel, activated, offsets, w2, y)
+    up = launch(first, up_kernel, x, order, offsets, w13, activated)
+    down = launch(second, down_kernel, activated, None, offsets, w2, y)
 
     def run() -> None:
         up()
         down()
 
     return run
+
+
+def bind(
+    problem: Experts, *, packed: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor
+) -> Callable[[], None]:
+    """Bind packed (R, H), offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I), all contiguous -> y (R, H)."""
+    return launches(problem, packed, None, 0, offsets, w13, w2, y)

@@ -21,7 +21,6 @@ Invariants:
 - TMA fills with zeros what lies beyond the inner dimension, in both operands, so the last step may overhang.
 """
 
-import math
 from typing import Any
 
 import cutlass
@@ -33,9 +32,8 @@ from moe_routing_bench.kernels.cute import WARP
 from moe_routing_bench.kernels.cute.cache import cached
 from moe_routing_bench.kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
 from moe_routing_bench.kernels.experts.cute_epilogue import store_chunk, transpose
+from moe_routing_bench.kernels.experts.cute_loads import gather, stream
 from moe_routing_bench.kernels.experts.cute_tiles import (
-    CONSUMER_REGISTERS,
-    PRODUCER_REGISTERS,
     SLAB,
     STEP,
     WARPGROUP,
@@ -57,8 +55,9 @@ def release(empty: cute.Pointer):
 def product_kernel(
     w_atom: cute.CopyAtom,
     w: cute.Tensor,
-    x_atom: cute.CopyAtom,
+    x_atom: cute.CopyAtom | None,
     x: cute.Tensor,
+    order: cute.Tensor | None,
     offsets: cute.Tensor,
     out: cute.Tensor,
     w_layout: cute.ComposedLayout,
@@ -68,7 +67,6 @@ def product_kernel(
 ):
     """A thread block: tiles blockIdx, blockIdx + gridDim, ... Warpgroup 0 loads, the others multiply and store."""
     tile_shape, stages = cutlass.const_expr(product.tile), cutlass.const_expr(product.stages)
-    steps = cutlass.const_expr(math.ceil(product.inner / STEP))
     thread = cute.arch.thread_idx()[0]
     warp_index = cute.arch.make_warp_uniform(thread // WARP)
     group = cute.arch.make_warp_uniform(thread // WARPGROUP)
@@ -85,11 +83,14 @@ def product_kernel(
 
     if warp_index == 0:
         cpasync.prefetch_descriptor(w_atom)
-        cpasync.prefetch_descriptor(x_atom)
+        if cutlass.const_expr(x_atom is not None):
+            cpasync.prefetch_descriptor(x_atom)
         count_tiles(offsets, starts, first_tiles, product)
     if thread == WARP:
         for i in cutlass.range_constexpr(stages):
-            cute.arch.mbarrier_init(full + i, 1)
+            cute.arch.mbarrier_init(
+                full + i, 1 + (4 if product.top_k else 0)
+            )  # the thread that asks TMA, the warps that gather
             cute.arch.mbarrier_init(empty + i, 4 * tile_shape.warpgroups)
         cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
@@ -98,30 +99,15 @@ def product_kernel(
 
     if group == 0:
         if cutlass.const_expr(tile_shape.warpgroups > 1):
-            cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
-        if warp_index == 0:
-            w_tiles = cute.local_tile(w, (tile_shape.rows, STEP), (None, None, None))
-            w_to, w_from = cpasync.tma_partition(
-                w_atom, 0, cute.make_layout(1), cute.group_modes(w_stages, 0, 2), cute.group_modes(w_tiles, 0, 2)
-            )
-            index, phase = Int32(0), Int32(1)
-            while tile < tiles:
-                expert, row, _, part = locate(tile, starts, first_tiles, product)
-                x_tiles = cute.local_tile(cute.domain_offset((row, 0), x), (tile_shape.tokens, STEP), (0, None))
-                x_to, x_from = cpasync.tma_partition(
-                    x_atom, 0, cute.make_layout(1), cute.group_modes(x_stages, 0, 2), cute.group_modes(x_tiles, 0, 2)
-                )
-                for k in cutlass.range(steps, unroll=1):
-                    cute.arch.mbarrier_wait(empty + index, phase)
-                    with cute.arch.elect_one():
-                        cute.arch.mbarrier_arrive_and_expect_tx(full + index, product.stage_bytes)
-                    cute.copy(w_atom, w_from[None, part, k, expert], w_to[None, index], tma_bar_ptr=full + index)
-                    cute.copy(x_atom, x_from[None, k], x_to[None, index], tma_bar_ptr=full + index)
-                    index, phase = advance(index, phase, stages)
-                tile += stride
+            cute.arch.setmaxregister_decrease(product.registers[0])
+        ring = (full, empty, starts, first_tiles, tiles, product)
+        if cutlass.const_expr(product.top_k):
+            gather(w_atom, w, w_stages, x, order, x_stages, *ring)
+        elif warp_index == 0:
+            stream(w_atom, w, w_stages, x_atom, x, x_stages, *ring)
     else:
         if cutlass.const_expr(tile_shape.warpgroups > 1):
-            cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+            cute.arch.setmaxregister_increase(product.registers[1])
         consumer = group - 1
         mine = mma.get_slice(0)
         rows = cutlass.const_expr(SLAB * tile_shape.slabs)
@@ -139,7 +125,7 @@ def product_kernel(
             sums.fill(0.0)
             warpgroup.fence()
             previous = index
-            for k in cutlass.range(steps, unroll=1):
+            for k in cutlass.range(product.steps, unroll=1):
                 cute.arch.mbarrier_wait(full + index, phase)
                 for n in cutlass.range_constexpr(STEP // 16):
                     cute.gemm(mma, sums, a[None, None, n, index], b[None, None, n, index], sums)
@@ -166,6 +152,7 @@ def product_kernel(
 @cute.jit
 def product_host(
     x: cute.Tensor,
+    order: cute.Tensor | None,
     offsets: cute.Tensor,
     w: cute.Tensor,
     out: cute.Tensor,
@@ -186,11 +173,13 @@ def product_host(
     x_layout = cute.tile_to_shape(atom, (tile.tokens, STEP, product.stages), order=(0, 1, 2))
     load = cpasync.CopyBulkTensorTileG2SOp()
     w_atom, w_map = cpasync.make_tiled_tma_atom(load, weights, w_layout, (tile.rows, STEP))
-    x_atom, x_map = cpasync.make_tiled_tma_atom(load, x, x_layout, (tile.tokens, STEP))
+    x_atom, x_map = None, x
+    if cutlass.const_expr(not product.top_k):
+        x_atom, x_map = cpasync.make_tiled_tma_atom(load, x, x_layout, (tile.tokens, STEP))
     k_major, shared = cute.nvgpu.OperandMajorMode.K, warpgroup.OperandSource.SMEM
     op = warpgroup.MmaF16BF16Op(dtype, Float32, (SLAB, tile.tokens, 16), shared, k_major, k_major)
     mma = cute.make_tiled_mma(cute.make_mma_atom(op))
-    product_kernel(w_atom, w_map, x_atom, x_map, offsets, out, w_layout, x_layout, mma, product).launch(
+    product_kernel(w_atom, w_map, x_atom, x_map, order, offsets, out, w_layout, x_layout, mma, product).launch(
         grid=(blocks, 1, 1), block=(product.threads, 1, 1), min_blocks_per_mp=1, stream=stream
     )
 
@@ -199,8 +188,8 @@ def product_host(
 def compile_for(arch: str, dtype: str, product: Product, keep: bool = False) -> Any:
     """Compile one product for one architecture and shape class (no GPU needed).
 
-    The result is called with x (R, inner), offsets (E + 1,) int32, w (E, N, inner), out (R, columns), and the number of
-    thread blocks.
+    The result is called with x (R, inner), None, offsets (E + 1,) int32, w (E, N, inner), out (R, columns), and the number of
+    thread blocks; a product that gathers with x (T, inner) and order (R,) int32 in the first two places.
     """
     element, rows = DTYPES[dtype], cute.sym_int()
     wide = (2 if product.gated else 1) * product.columns
@@ -208,7 +197,8 @@ def compile_for(arch: str, dtype: str, product: Product, keep: bool = False) -> 
         element, (product.experts, wide, product.inner), stride_order=(2, 1, 0), assumed_align=16
     )
     arguments = [
-        fake_tensor(element, rows, product.inner),
+        fake_tensor(element, cute.sym_int() if product.top_k else rows, product.inner),
+        fake_tensor(Int32, rows) if product.top_k else None,
         fake_tensor(Int32, product.experts + 1),
         weights,
         fake_tensor(element, rows, product.columns),

@@ -22,8 +22,8 @@ GROUP = 8  # tiles of tokens that share weights in L2: up to 2048 tokens for one
 SHARED_BYTES = 227 << 10  # that a thread block may have on sm_90
 RESERVED = 2048  # of them, for barriers and alignment
 MOST_STAGES = 24
-PRODUCER_REGISTERS = 40
-CONSUMER_REGISTERS = 232  # 128 * 40 + 256 * 232 registers are what a multiprocessor has
+REGISTERS = (40, 232)  # of a thread that loads, and of one that multiplies: 128 * 40 + 256 * 232 are 64512 of 65536
+GATHER_REGISTERS = (56, 224)  # where threads that load hold the numbers of their rows; as many
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,17 @@ class Product:
     experts: int
     activation: str  # of swiglu, geglu, relu2; empty for none
     tile: Tile
+    top_k: int = 0  # row r is that of the token order[r] // top_k; 0: rows lie in order
 
     @property
     def gated(self) -> bool:
         """Whether the rows of weights are gates and ups."""
         return self.activation in ("swiglu", "geglu")
+
+    @property
+    def steps(self) -> int:
+        """Stages that a tile takes."""
+        return math.ceil(self.inner / STEP)
 
     @property
     def width(self) -> int:
@@ -78,8 +84,13 @@ class Product:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a stage, all of which TMA writes."""
+        """Bytes of a stage: weights, then token rows."""
         return (self.tile.rows + self.tile.tokens) * STEP * 2
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of a stage that TMA writes; threads write what they gather."""
+        return self.stage_bytes - (self.tile.tokens * STEP * 2 if self.top_k else 0)
 
     @property
     def stages(self) -> int:
@@ -87,6 +98,19 @@ class Product:
         buffers = self.chunk * self.pitch * 2 * self.tile.warpgroups
         tables = 2 * 4 * (self.experts + 1)
         return min(MOST_STAGES, (SHARED_BYTES - RESERVED - buffers - tables) // self.stage_bytes)
+
+    @property
+    def behind(self) -> int:
+        """Stages whose gathered rows may still be on their way when the next one's are asked for.
+
+        Two stages more than the one that is being multiplied are then ready.
+        """
+        return max(1, self.stages - 3)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a thread that loads, and of one that multiplies."""
+        return GATHER_REGISTERS if self.top_k else REGISTERS
 
     @property
     def threads(self) -> int:

@@ -1,0 +1,192 @@
+"""How the grouped products of `cute_swapped` bring weights and token rows to shared memory, step by step through the ring of stages.
+
+Weights come by TMA, issued by one warp. Packed rows do, too (`stream`). Rows that are gathered through `order` come by 16-byte
+asynchronous copies of the four warps of the first warpgroup (`gather`), each thread the same eighth of every 16th row, to the
+places that TMA would have given them: vector v of row r of a stage lies at v ^ (r % 8) of its 8 (the swizzle of 128 bytes).
+
+Invariants:
+- A thread's copies of a stage are over (`wait_group`) and fenced for the asynchronous proxy, through which the tensor cores read,
+  before its warp arrives at the `full` barrier. This happens `product.behind` stages later, so that copies of several stages
+  are in flight; the last stages follow after the last tile.
+- `behind` is at most the stages less 2: a stage is released only once the product of the next one has been issued, so the stage
+  that waits for a free place may not be needed to free it.
+- Rows beyond an expert's last are copies of its last row; what lies beyond the inner dimension is zero in both operands.
+"""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+
+from moe_routing_bench.kernels.cute import WARP
+from moe_routing_bench.kernels.experts.cute_tiles import STEP, VECTOR, WARPGROUP, Product, advance, locate
+
+VECTORS = STEP // VECTOR  # of a row of a stage; as many threads copy one
+ROWS = WARPGROUP // VECTORS  # that a warpgroup copies at a time
+
+
+def place(thread: Any) -> Any:
+    """Where in a stage of rows a thread's first vector lies, in elements; its others lie ROWS rows apart."""
+    row, vector = thread // VECTORS, thread % VECTORS
+    return row * STEP + (vector ^ (row % 8)) * VECTOR
+
+
+def earlier(index: Any, steps: int, stages: int) -> Any:
+    """The stage `steps` before one, at most `stages`."""
+    return cutlass.select_(index < steps, index + (stages - steps), index - steps)
+
+
+def weights_of(w_atom: cute.CopyAtom, w: cute.Tensor, w_stages: cute.Tensor, product: Product) -> tuple[Any, Any]:
+    """The stages, and the boxes (part, step, expert), of weights."""
+    tiles = cute.local_tile(w, (product.tile.rows, STEP), (None, None, None))
+    return cpasync.tma_partition(
+        w_atom, 0, cute.make_layout(1), cute.group_modes(w_stages, 0, 2), cute.group_modes(tiles, 0, 2)
+    )
+
+
+@cute.jit
+def stream(
+    w_atom: cute.CopyAtom,
+    w: cute.Tensor,
+    w_stages: cute.Tensor,
+    x_atom: cute.CopyAtom,
+    x: cute.Tensor,
+    x_stages: cute.Tensor,
+    full: cute.Pointer,
+    empty: cute.Pointer,
+    starts: cute.Tensor,
+    first_tiles: cute.Tensor,
+    tiles: Int32,
+    product: cutlass.Constexpr,
+):
+    """By one warp: load weights and packed rows x (R, inner) of the block's tiles."""
+    tile, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+    w_to, w_from = weights_of(w_atom, w, w_stages, product)
+    index, phase = Int32(0), Int32(1)
+    while tile < tiles:
+        expert, row, _, part = locate(tile, starts, first_tiles, product)
+        x_tiles = cute.local_tile(cute.domain_offset((row, 0), x), (product.tile.tokens, STEP), (0, None))
+        x_to, x_from = cpasync.tma_partition(
+            x_atom, 0, cute.make_layout(1), cute.group_modes(x_stages, 0, 2), cute.group_modes(x_tiles, 0, 2)
+        )
+        for k in cutlass.range(product.steps, unroll=1):
+            cute.arch.mbarrier_wait(empty + index, phase)
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full + index, product.loaded_bytes)
+            cute.copy(w_atom, w_from[None, part, k, expert], w_to[None, index], tma_bar_ptr=full + index)
+            cute.copy(x_atom, x_from[None, k], x_to[None, index], tma_bar_ptr=full + index)
+            index, phase = advance(index, phase, product.stages)
+        tile += stride
+
+
+@cute.jit
+def find_rows(
+    order: cute.Tensor,
+    tile: Int32,
+    starts: cute.Tensor,
+    first_tiles: cute.Tensor,
+    found: cute.Tensor,
+    product: cutlass.Constexpr,
+):
+    """Load the assignments of the calling thread's rows of a tile from order (R,)."""
+    _, row, end, _ = locate(tile, starts, first_tiles, product)
+    first = row + cute.arch.thread_idx()[0] % WARPGROUP // VECTORS
+    for n in cutlass.range_constexpr(cute.size(found)):
+        found[n] = order[cutlass.min(first + n * ROWS, end - 1)]
+
+
+@cute.jit
+def copy_rows(
+    x: cute.Tensor,
+    tokens: cute.Tensor,
+    k: Int32,
+    x_stages: cute.Tensor,
+    index: Int32,
+    product: cutlass.Constexpr,
+):
+    """Start the calling thread's copies of step k of its rows of x (T, inner), one group of copies, to a stage."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    cache = cpasync.LoadCacheMode.GLOBAL
+    atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=cache), x.element_type, num_bits_per_copy=128)
+    vector = cute.make_layout((VECTOR, 1))
+    column = k * STEP + thread % VECTORS * VECTOR
+    inside = cute.make_rmem_tensor(cute.make_layout((VECTOR, 1), stride=(0, 0)), Boolean)  # what is not is zero
+    inside[0] = column < product.inner
+    start = index * (product.tile.tokens * STEP) + place(thread)
+    stage = cute.recast_ptr(x_stages.iterator) + cute.assume(start, divby=VECTOR)
+    for n in cutlass.range_constexpr(cute.size(tokens)):
+        source = x.iterator + cute.assume(Int64(tokens[n]) * product.inner + Int64(column), divby=VECTOR)
+        target = cute.make_tensor(stage + n * ROWS * STEP, vector)
+        if cutlass.const_expr(product.inner % STEP == 0):
+            if cutlass.const_expr((n + 1) * ROWS <= product.tile.tokens):
+                cute.copy(atom, cute.make_tensor(source, vector), target)
+            elif thread < WARPGROUP // 2:  # the tile ends with 8 rows
+                cute.copy(atom, cute.make_tensor(source, vector), target)
+        else:
+            if cutlass.const_expr((n + 1) * ROWS <= product.tile.tokens):
+                cute.copy(atom, cute.make_tensor(source, vector), target, pred=inside)
+            elif thread < WARPGROUP // 2:
+                cute.copy(atom, cute.make_tensor(source, vector), target, pred=inside)
+    cute.arch.cp_async_commit_group()
+
+
+@cute.jit
+def deliver(full: cute.Pointer, newer: cutlass.Constexpr):
+    """Say that the calling warp's copies to a stage have come, once all but those to the `newer` latest stages have."""
+    cute.arch.cp_async_wait_group(newer)
+    cute.arch.fence_view_async_shared()
+    cute.arch.sync_warp()
+    if cute.arch.lane_idx() == 0:
+        cute.arch.mbarrier_arrive(full)
+
+
+@cute.jit
+def gather(
+    w_atom: cute.CopyAtom,
+    w: cute.Tensor,
+    w_stages: cute.Tensor,
+    x: cute.Tensor,
+    order: cute.Tensor,
+    x_stages: cute.Tensor,
+    full: cute.Pointer,
+    empty: cute.Pointer,
+    starts: cute.Tensor,
+    first_tiles: cute.Tensor,
+    tiles: Int32,
+    product: cutlass.Constexpr,
+):
+    """By a warpgroup: load weights, and the rows x[order // top_k] of x (T, inner), of the block's tiles.
+
+    The numbers of the next tile's rows are loaded while this one's are copied.
+    """
+    tile, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+    warp_index = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
+    behind, stages = cutlass.const_expr(product.behind), cutlass.const_expr(product.stages)
+    passes = cutlass.const_expr((product.tile.tokens + ROWS - 1) // ROWS)
+    tokens, following = cute.make_rmem_tensor((passes,), Int32), cute.make_rmem_tensor((passes,), Int32)
+    w_to, w_from = weights_of(w_atom, w, w_stages, product)
+    index, phase, issued = Int32(0), Int32(1), Int32(0)
+    if tile < tiles:
+        find_rows(order, tile, starts, first_tiles, following, product)
+    while tile < tiles:
+        for n in cutlass.range_constexpr(passes):
+            tokens[n] = cutlass.max(following[n], 0) // product.top_k
+        expert, _, _, part = locate(tile, starts, first_tiles, product)
+        tile += stride
+        find_rows(order, cutlass.min(tile, tiles - 1), starts, first_tiles, following, product)
+        for k in cutlass.range(product.steps, unroll=1):
+            cute.arch.mbarrier_wait(empty + index, phase)
+            if warp_index == 0:
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive_and_expect_tx(full + index, product.loaded_bytes)
+                cute.copy(w_atom, w_from[None, part, k, expert], w_to[None, index], tma_bar_ptr=full + index)
+            copy_rows(x, tokens, k, x_stages, index, product)
+            if issued >= behind:
+                deliver(full + earlier(index, behind, stages), behind)
+            issued += 1
+            index, phase = advance(index, phase, stages)
+    for n in cutlass.range_constexpr(behind - 1, -1, -1):
+        if issued > n:
+            deliver(full + earlier(index, n + 1, stages), n)
