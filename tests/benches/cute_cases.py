@@ -15,8 +15,8 @@ from typing import Any
 
 from moe_routing_bench.kernels.combine import cute_combine
 from moe_routing_bench.kernels.cute.compilation import DTYPES
-from moe_routing_bench.kernels.experts import cute_swapped
-from moe_routing_bench.kernels.experts.cute_tiles import CONSUMER_REGISTERS, Product, Tile
+from moe_routing_bench.kernels.experts import cute_loads, cute_swapped
+from moe_routing_bench.kernels.experts.cute_tiles import Product, Tile
 from moe_routing_bench.kernels.gate import cute_gate
 from moe_routing_bench.kernels.gate.rules import rule_of
 from moe_routing_bench.kernels.pack import cute_pack, cute_pack_bulk, cute_pack_fp8
@@ -103,9 +103,14 @@ PRODUCTS = [
     ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 144))),
     ("bf16", Product(7168, 2048, 256, "", Tile(2, 2, 160))),
     ("fp16", Product(184, 352, 60, "geglu", Tile(1, 2, 48))),
-    ("bf16", Product(2880, 2880, 1, "relu2", Tile(1, 2, 24))),
+    ("bf16", Product(2880, 2880, 2, "relu2", Tile(1, 2, 24))),
     ("fp16", Product(40, 64, 1024, "", Tile(1, 1, 16))),
+    ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True))),
     ("bf16", Product(2048, 768, 128, "", Tile(1, 1, 8))),
+    ("bf16", Product(768, 2048, 128, "swiglu", Tile(1, 2, 24), top_k=8)),
+    ("fp16", Product(184, 360, 5, "geglu", Tile(1, 1, 8), top_k=3)),
+    ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, counted=True), top_k=8)),
+    ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 192, pingpong=True), top_k=8)),
 ]
 
 
@@ -238,12 +243,16 @@ def product(arch: str, dtype: str, wanted: Product) -> dict[str, object]:
     patterns = {
         rf"HGMMA\.64x{tile.tokens}x16\.F32": 4 * tile.slabs,
         "HGMMA": 4 * tile.slabs,
-        "UTMALDG": 2,
-        r"WARPGROUP\.DEPBAR": 2,
+        "UTMALDG": 1 if wanted.top_k else 2,
+        r"LDGSTS\.E\.BYPASS\.128": math.ceil(tile.tokens / cute_loads.ROWS) if wanted.top_k else 0,
+        r"WARPGROUP\.DEPBAR": 2,  # more where the instructions wait for each other
+        r"BAR\.ARV": 2 if tile.pingpong else 0,
     }
-    case = f"product-{dtype}-{wanted.columns}x{wanted.inner}-E{wanted.experts}-{wanted.activation}-{tile}"
+    case = (
+        f"product-{dtype}-{wanted.columns}x{wanted.inner}-E{wanted.experts}-{wanted.activation}-{tile}-k{wanted.top_k}"
+    )
     return spills(kernel, case, "product") | {
-        "most_registers": CONSUMER_REGISTERS if tile.warpgroups > 1 else 255,
+        "most_registers": wanted.registers[1] if tile.warpgroups > 1 else 255,
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
     }

@@ -95,6 +95,123 @@ def test_earlier_stages_of_the_ring(numbers):
     assert [int(cute_loads.earlier(np.int32(i), 2, 5)) for i in range(5)] == [3, 4, 0, 1, 2]
 
 
+@pytest.mark.parametrize(("steps", "stages"), [(1, 3), (3, 3), (4, 3), (12, 5), (32, 4), (7, 24)])
+def test_a_skipped_tile_turns_the_ring_as_its_steps_would(numbers, steps, stages):
+    for start in range(stages):
+        place = stepped = (np.int32(start), np.int32(1))
+        for _ in range(steps):
+            stepped = cute_tiles.advance(*stepped, stages)
+        assert cute_tiles.skip(*place, steps, stages) == stepped
+
+
+class Barrier:
+    """An mbarrier: a phase is over after `count` arrivals, copies that were announced included."""
+
+    def __init__(self, count):
+        self.count, self.left, self.phase = count, count, 0
+
+    def arrive(self):
+        self.left -= 1
+        assert self.left >= 0, "more arrivals than the barrier counts"
+        if not self.left:
+            self.left, self.phase = self.count, self.phase + 1
+
+    def passed(self, parity):
+        return self.phase % 2 != parity
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("form", ["together", "pingpong", "counted"])
+def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, form, seed):
+    """Warps that gather, and those that multiply, in any order, each wait and arrival as in the kernel."""
+    rng = np.random.default_rng(seed)
+    pingpong, tiles = form != "together", int(rng.integers(0, 6))
+    tile = Tile(2, 2, 192 if pingpong else 144, pingpong, form == "counted")
+    product = Product(64, int(rng.integers(1, 12)) * 64, 2, "", tile, top_k=1)
+    stages, steps, behind = product.stages, product.steps, product.behind
+    full, empty = ([Barrier(count) for _ in range(stages)] for count in (1 + 4, tile.sharing))
+    held = [[None] * stages for _ in range(5)]  # what weights and each warp's rows of a stage are
+    reading, turns, copies = [0] * stages, [[], []], [[] for _ in range(4)]
+
+    def write(part, index, step):
+        assert not reading[index], "a stage is filled while it is multiplied"
+        held[part][index] = step
+
+    def load(warp):
+        index, phase, issued = np.int32(0), np.int32(1), 0
+        for step in range(tiles * steps):
+            while not empty[index].passed(phase):
+                yield
+            if warp == 0:
+                write(4, index, step)
+                full[index].arrive()
+            copies[warp].append((index, step))
+            if tile.counted:
+                copies[warp].append((index, None))
+            elif issued >= behind:
+                while len(copies[warp]) > behind:
+                    yield
+                full[cute_loads.earlier(index, behind, stages)].arrive()
+            issued, (index, phase) = issued + 1, cute_tiles.advance(index, phase, stages)
+            yield
+        for newer in range(-1 if tile.counted else behind - 1, -1, -1):
+            if issued > newer:
+                while len(copies[warp]) > newer:
+                    yield
+                full[cute_loads.earlier(index, newer + 1, stages)].arrive()
+
+    def multiply(group):
+        index, phase, first, stride = np.int32(0), np.int32(0), 0, 1
+        if pingpong:
+            stride = 2
+            if group == 1:
+                first, (index, phase) = 1, cute_tiles.skip(index, phase, steps, stages)
+                turns[0].append(group)
+        for tile_number in range(first, tiles, stride):
+            while pingpong and not turns[group]:
+                yield
+            if pingpong:
+                turns[group].pop()
+            previous = None
+            for k in range(steps):
+                while not full[index].passed(phase):
+                    yield
+                reading[index] += 1
+                yield
+                assert [part[index] for part in held] == [tile_number * steps + k] * 5
+                if previous is not None:
+                    reading[previous] -= 1
+                    empty[previous].arrive()
+                previous, (index, phase) = index, cute_tiles.advance(index, phase, stages)
+            if pingpong:
+                turns[1 - group].append(group)
+                assert len(turns[1 - group]) == 1
+            yield
+            reading[previous] -= 1
+            empty[previous].arrive()
+            if pingpong:
+                index, phase = cute_tiles.skip(index, phase, steps, stages)
+
+    def bring(warp):
+        while True:
+            if copies[warp]:
+                index, step = copies[warp].pop(0)
+                full[index].arrive() if step is None else write(warp, index, step)
+            yield
+
+    running = [load(warp) for warp in range(4)] + [multiply(group) for group in range(2)]
+    memory = [bring(warp) for warp in range(4)]
+    weights, turn = rng.random(len(running) + 4), 0
+    while running:
+        chosen = [*running, *memory][
+            rng.choice(len(running) + 4, p=weights[: len(running) + 4] / weights[: len(running) + 4].sum())
+        ]
+        if next(chosen, "over") == "over":
+            running.remove(chosen)
+        turn += 1
+        assert turn < 100_000, "hangs"
+
+
 @pytest.mark.parametrize("activation", ["swiglu", "geglu", "relu2"])
 def test_activations_are_those_of_torch(numbers, activation):
     gate, up = (torch.linspace(-9, 9, 301) for _ in range(2))
@@ -132,6 +249,20 @@ def test_sizes_of_a_gated_product(tile, width, parts, chunk):
     assert product.pitch // 8 % 2 == 1, "an odd number of 16 bytes"
     assert product.stage_bytes == (tile.rows + tile.tokens) * 128
     assert product.threads == 128 * (1 + tile.warpgroups)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "chunk", "stages"), [(192, 32, 5), (176, 16, 5), (160, 32, 5), (144, 24, 6), (128, 32, 6)]
+)
+def test_sizes_of_a_pingpong(tokens, chunk, stages):
+    """A tile is one warpgroup's; 5 stages of 192 tokens fit, since the buffers hold few tokens."""
+    for product in (
+        Product(768, 2048, 128, "swiglu", Tile(2, 2, tokens, True), 8),
+        Product(2048, 768, 128, "", Tile(2, 2, tokens, True)),
+    ):
+        assert product.tile.rows == 128 and product.parts == product.columns // product.width
+        assert (product.chunk, min(product.stages, 6)) == (chunk, stages)
+        assert 128 * product.registers[0] + 256 * product.registers[1] == 384 * 168, "those that the kernel starts with"
 
 
 def test_sizes_of_a_plain_product():

@@ -183,10 +183,15 @@ def gather(
                     cute.arch.mbarrier_arrive_and_expect_tx(full + index, product.loaded_bytes)
                 cute.copy(w_atom, w_from[None, part, k, expert], w_to[None, index], tma_bar_ptr=full + index)
             copy_rows(x, tokens, k, x_stages, index, product)
-            if issued >= behind:
+            if cutlass.const_expr(product.tile.counted):
+                cute.arch.cp_async_mbarrier_arrive_noinc(full + index)
+            elif issued >= behind:
                 deliver(full + earlier(index, behind, stages), behind)
             issued += 1
             index, phase = advance(index, phase, stages)
-    for n in cutlass.range_constexpr(behind - 1, -1, -1):
-        if issued > n:
-            deliver(full + earlier(index, n + 1, stages), n)
+    if cutlass.const_expr(product.tile.counted):
+        cute.arch.cp_async_wait_group(0)
+    else:
+        for n in cutlass.range_constexpr(behind - 1, -1, -1):
+            if issued > n:
+                deliver(full + earlier(index, n + 1, stages), n)

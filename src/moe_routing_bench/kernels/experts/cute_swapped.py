@@ -2,12 +2,16 @@
 
 out[r, c] = f(sum_k w[e, c, k] x[r, k]) for the rows r of each expert e, offsets[e] <= r < offsets[e + 1].
 
-Strategy: one persistent thread block per multiprocessor. A warp of its first warpgroup streams tiles of weights and of token rows
-by TMA through a ring of stages in shared memory; one or two more warpgroups multiply them (wgmma, both operands from shared
+Strategy: one persistent thread block per multiprocessor. Its first warpgroup brings tiles of weights and of token rows through a
+ring of stages in shared memory (`cute_loads`); one or two more warpgroups multiply them (wgmma, both operands from shared
 memory, float32 sums in registers). A tile of the result is up to 256 rows of weights times 8 to 256 tokens: N has steps of 8,
 M has steps of 64, so that few tokens per expert waste little, and an expert's weights are read once where its tokens fit one
 tile. Sums lie as (weight row, token) and memory as (token, weight row): the epilogue transposes 8 x 8 blocks with `stmatrix`
-into a buffer of its own, then writes 16 bytes per thread, while the producer loads the next tile.
+into a buffer of its own, then writes 16 bytes per thread (`cute_epilogue`), while the next tile is loaded.
+
+Two warpgroups either share each tile, and the tensor cores rest while it is stored, or take tiles in turn (ping-pong): one
+multiplies while the other stores. A named barrier per warpgroup hands the tensor cores over, so that a tile is finished early
+rather than two late; each warpgroup passes over the stages of the other's tiles.
 
 Gate and up: the tensor map sees w13 as (8 rows, gate or up, I / 8, H, E), so that a box of it lays 8 gate rows above the 8 up
 rows that belong to them. A thread's sums of rows r and r + 8 of a 16-row slab are then a gate and its up, and the activation
@@ -16,9 +20,10 @@ needs no exchange; boxes are clipped at I.
 Invariants:
 - Rows beyond an expert's last are multiplied (they are another expert's, or past the tensor and zero) and never stored; sums of
   different tokens do not mix.
-- A stage is filled again only after each multiplying warp has arrived at its `empty` barrier, which it does after the
+- A stage is filled again only after each warp that multiplies it has arrived at its `empty` barrier, which it does after the
   `wgmma.wait_group` that covers its reads. The producer waits for the parity opposite to its phase, so its first round passes.
-- TMA fills with zeros what lies beyond the inner dimension, in both operands, so the last step may overhang.
+- A parity tells a phase from the next only: ping-pong, a warpgroup waits for a stage once the other has seen all earlier ones.
+- What lies beyond the inner dimension is zero in both operands, so the last step may overhang.
 """
 
 from typing import Any
@@ -41,7 +46,10 @@ from moe_routing_bench.kernels.experts.cute_tiles import (
     advance,
     count_tiles,
     locate,
+    skip,
 )
+
+TURN = 3  # named barriers from it on: one per warpgroup of a ping-pong; 1 and 2 are those of their stores
 
 
 @cute.jit
@@ -91,7 +99,7 @@ def product_kernel(
             cute.arch.mbarrier_init(
                 full + i, 1 + (4 if product.top_k else 0)
             )  # the thread that asks TMA, the warps that gather
-            cute.arch.mbarrier_init(empty + i, 4 * tile_shape.warpgroups)
+            cute.arch.mbarrier_init(empty + i, 4 * tile_shape.sharing)
         cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
     tiles = first_tiles[product.experts] * product.parts
@@ -109,9 +117,10 @@ def product_kernel(
         if cutlass.const_expr(tile_shape.warpgroups > 1):
             cute.arch.setmaxregister_increase(product.registers[1])
         consumer = group - 1
+        share = 0 if cutlass.const_expr(tile_shape.pingpong) else consumer  # of the tile's weights
         mine = mma.get_slice(0)
         rows = cutlass.const_expr(SLAB * tile_shape.slabs)
-        w_mine = cute.local_tile(w_stages, (rows, STEP, stages), (consumer, 0, 0))
+        w_mine = cute.local_tile(w_stages, (rows, STEP, stages), (share, 0, 0))
         a = mma.make_fragment_A(mine.partition_A(w_mine))
         b = mma.make_fragment_B(mine.partition_B(x_stages))
         sums = cute.make_rmem_tensor(mma.partition_shape_C((rows, tile_shape.tokens)), Float32)
@@ -120,13 +129,23 @@ def product_kernel(
         mma.set(warpgroup.Field.ACCUMULATE, True)
         buffer = buffers[None, consumer]
         index, phase = Int32(0), Int32(0)
+        if cutlass.const_expr(tile_shape.pingpong):
+            if consumer == 1:
+                tile += stride
+                index, phase = skip(index, phase, product.steps, stages)
+                cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
+            stride *= 2
         while tile < tiles:
             _, row, end, part = locate(tile, starts, first_tiles, product)
             sums.fill(0.0)
+            if cutlass.const_expr(tile_shape.pingpong):
+                cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
             warpgroup.fence()
             previous = index
             for k in cutlass.range(product.steps, unroll=1):
                 cute.arch.mbarrier_wait(full + index, phase)
+                if cutlass.const_expr(product.top_k and tile_shape.counted):
+                    cute.arch.fence_view_async_shared()
                 for n in cutlass.range_constexpr(STEP // 16):
                     cute.gemm(mma, sums, a[None, None, n, index], b[None, None, n, index], sums)
                 warpgroup.commit_group()
@@ -135,10 +154,14 @@ def product_kernel(
                     release(empty + previous)
                 previous = index
                 index, phase = advance(index, phase, stages)
+            if cutlass.const_expr(tile_shape.pingpong):
+                cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
             warpgroup.wait_group(0)
             release(empty + previous)
+            if cutlass.const_expr(tile_shape.pingpong):
+                index, phase = skip(index, phase, product.steps, stages)
 
-            column = (part * tile_shape.warpgroups + consumer) * product.width
+            column = (part * tile_shape.sharing + share) * product.width
             for chunk in cutlass.range_constexpr(tile_shape.tokens // product.chunk):
                 first = row + chunk * product.chunk
                 if first < end:

@@ -28,16 +28,33 @@ GATHER_REGISTERS = (56, 224)  # where threads that load hold the numbers of thei
 
 @dataclass(frozen=True)
 class Tile:
-    """What a thread block computes at a time."""
+    """What a thread block computes at a time, or, ping-pong, each of its two warpgroups that multiply."""
 
     slabs: int  # of 64 rows of weights, per warpgroup
     warpgroups: int  # that multiply
-    tokens: int  # a multiple of 8, at most 256
+    tokens: int  # a multiple of 8, at most 256, or 192 with two slabs
+    pingpong: bool = False  # two warpgroups take tiles in turn: one multiplies while the other stores
+    counted: bool = (
+        False  # the barrier of a stage counts gathered copies itself; else the warps that load wait for them
+    )
+
+    def __post_init__(self) -> None:
+        """Check what the kernel takes for granted."""
+        assert self.slabs in (1, 2) and self.warpgroups in (1, 2), (
+            "a warpgroup has 64 or 128 rows; there are one or two"
+        )
+        assert self.tokens % 8 == 0 and 8 <= self.tokens <= (256, 192)[self.slabs - 1], "sums fill the registers"
+        assert self.warpgroups == 2 or not self.pingpong, "two take turns"
+
+    @property
+    def sharing(self) -> int:
+        """Warpgroups that compute it."""
+        return 1 if self.pingpong else self.warpgroups
 
     @property
     def rows(self) -> int:
         """Rows of weights."""
-        return SLAB * self.slabs * self.warpgroups
+        return SLAB * self.slabs * self.sharing
 
 
 @dataclass(frozen=True)
@@ -69,13 +86,16 @@ class Product:
     @property
     def parts(self) -> int:
         """Tiles side by side in a row of the result."""
-        return math.ceil(self.columns / (self.width * self.tile.warpgroups))
+        return math.ceil(self.columns / (self.width * self.tile.sharing))
 
     @property
     def chunk(self) -> int:
-        """Tokens that the epilogue transposes at a time: a divisor of the tile's."""
-        eights = self.tile.tokens // 8
-        return 8 * max(n for n in range(1, 9) if eights % n == 0)
+        """Tokens that the epilogue transposes at a time: a divisor of the tile's.
+
+        Ping-pong, few: the other warpgroup multiplies meanwhile, and what the buffers leave are stages.
+        """
+        eights, most = self.tile.tokens // 8, 4 if self.tile.pingpong else 8
+        return 8 * max(n for n in range(1, most + 1) if eights % n == 0)
 
     @property
     def pitch(self) -> int:
@@ -106,6 +126,12 @@ class Product:
         Two stages more than the one that is being multiplied are then ready.
         """
         return max(1, self.stages - 3)
+
+    @property
+    def arrivals(self) -> int:
+        """Arrivals at a stage's `full` barrier: that of the thread that asks TMA, and those of gathering threads or warps."""
+        gathering = WARPGROUP if self.tile.counted else WARPGROUP // WARP
+        return 1 + (gathering if self.top_k else 0)
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -178,3 +204,11 @@ def advance(index: Any, phase: Any, stages: int) -> tuple[Any, Any]:
     """The next stage of the ring, and its phase."""
     last = index == stages - 1
     return cutlass.select_(last, Int32(0), index + 1), cutlass.select_(last, phase ^ 1, phase)
+
+
+def skip(index: Any, phase: Any, steps: int, stages: int) -> tuple[Any, Any]:
+    """The stage `steps` further in the ring, and its phase."""
+    index = index + steps % stages
+    over = index >= stages
+    phase = phase ^ (steps // stages % 2)
+    return cutlass.select_(over, index - stages, index), cutlass.select_(over, phase ^ 1, phase)
