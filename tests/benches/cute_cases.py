@@ -105,12 +105,13 @@ PRODUCTS = [
     ("fp16", Product(184, 352, 60, "geglu", Tile(1, 2, 48))),
     ("bf16", Product(2880, 2880, 2, "relu2", Tile(1, 2, 24))),
     ("fp16", Product(40, 64, 1024, "", Tile(1, 1, 16))),
-    ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True))),
-    ("bf16", Product(2048, 768, 128, "", Tile(1, 1, 8))),
-    ("bf16", Product(768, 2048, 128, "swiglu", Tile(1, 2, 24), top_k=8)),
+    ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 192, pingpong=True), top_k=8)),
+    ("bf16", Product(2048, 768, 128, "", Tile(1, 1, 8), overlap="second")),
+    ("bf16", Product(768, 2048, 128, "swiglu", Tile(1, 2, 24), top_k=8, overlap="first")),
     ("fp16", Product(184, 360, 5, "geglu", Tile(1, 1, 8), top_k=3)),
     ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, counted=True), top_k=8)),
-    ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 192, pingpong=True), top_k=8)),
+    ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 144), top_k=8)),
+    ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True), overlap="second")),
 ]
 
 
@@ -243,10 +244,12 @@ def product(arch: str, dtype: str, wanted: Product) -> dict[str, object]:
     patterns = {
         rf"HGMMA\.64x{tile.tokens}x16\.F32": 4 * tile.slabs,
         "HGMMA": 4 * tile.slabs,
-        "UTMALDG": 1 if wanted.top_k else 2,
+        "UTMALDG": 1 if wanted.top_k else 3 if wanted.overlap == "second" else 2,
         r"LDGSTS\.E\.BYPASS\.128": math.ceil(tile.tokens / cute_loads.ROWS) if wanted.top_k else 0,
-        r"WARPGROUP\.DEPBAR": 2,  # more where the instructions wait for each other
+        r"WARPGROUP\.DEPBAR": min(2, wanted.steps),  # more where the instructions wait for each other
         r"BAR\.ARV": 2 if tile.pingpong else 0,
+        "PREEXIT": int(wanted.overlap == "first"),
+        "ACQBULK": int(wanted.overlap == "second"),
     }
     case = (
         f"product-{dtype}-{wanted.columns}x{wanted.inner}-E{wanted.experts}-{wanted.activation}-{tile}-k{wanted.top_k}"

@@ -61,10 +61,21 @@ def stream(
     tiles: Int32,
     product: cutlass.Constexpr,
 ):
-    """By one warp: load weights and packed rows x (R, inner) of the block's tiles."""
+    """By one warp: load weights and packed rows x (R, inner) of the block's tiles.
+
+    The second of two kernels that overlap loads the first weights while the first is still writing `x`.
+    """
     tile, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
     w_to, w_from = weights_of(w_atom, w, w_stages, product)
-    index, phase = Int32(0), Int32(1)
+    index, phase, ahead = Int32(0), Int32(1), Int32(product.ahead)
+    if cutlass.const_expr(product.overlap == "second"):
+        if tile < tiles:
+            expert, _, _, part = locate(tile, starts, first_tiles, product)
+            for k in cutlass.range(product.ahead, unroll=1):
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive_and_expect_tx(full + k, product.loaded_bytes)
+                cute.copy(w_atom, w_from[None, part, k, expert], w_to[None, k], tma_bar_ptr=full + k)
+        cute.arch.griddepcontrol_wait()  # in every block: none may end before the first kernel
     while tile < tiles:
         expert, row, _, part = locate(tile, starts, first_tiles, product)
         x_tiles = cute.local_tile(cute.domain_offset((row, 0), x), (product.tile.tokens, STEP), (0, None))
@@ -72,10 +83,13 @@ def stream(
             x_atom, 0, cute.make_layout(1), cute.group_modes(x_stages, 0, 2), cute.group_modes(x_tiles, 0, 2)
         )
         for k in cutlass.range(product.steps, unroll=1):
-            cute.arch.mbarrier_wait(empty + index, phase)
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(full + index, product.loaded_bytes)
-            cute.copy(w_atom, w_from[None, part, k, expert], w_to[None, index], tma_bar_ptr=full + index)
+            if ahead > 0:
+                ahead -= 1
+            else:
+                cute.arch.mbarrier_wait(empty + index, phase)
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive_and_expect_tx(full + index, product.loaded_bytes)
+                cute.copy(w_atom, w_from[None, part, k, expert], w_to[None, index], tma_bar_ptr=full + index)
             cute.copy(x_atom, x_from[None, k], x_to[None, index], tma_bar_ptr=full + index)
             index, phase = advance(index, phase, product.stages)
         tile += stride

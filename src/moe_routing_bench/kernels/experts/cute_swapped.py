@@ -17,7 +17,12 @@ Gate and up: the tensor map sees w13 as (8 rows, gate or up, I / 8, H, E), so th
 rows that belong to them. A thread's sums of rows r and r + 8 of a 16-row slab are then a gate and its up, and the activation
 needs no exchange; boxes are clipped at I.
 
+Two products may overlap (programmatic dependent launch): blocks of the second start on multiprocessors that the first has left,
+count tiles and load weights, and wait for the end of the first before they load its rows.
+
 Invariants:
+- Whatever the first of two overlapping kernels did not write itself, `offsets` above all, is complete before it starts: it is
+  launched in the ordinary way. So the second may read it without waiting, as it writes what the first does not read.
 - Rows beyond an expert's last are multiplied (they are another expert's, or past the tensor and zero) and never stored; sums of
   different tokens do not mix.
 - A stage is filled again only after each warp that multiplies it has arrived at its `empty` barrier, which it does after the
@@ -102,6 +107,8 @@ def product_kernel(
             cute.arch.mbarrier_init(empty + i, 4 * tile_shape.sharing)
         cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
+    if cutlass.const_expr(product.overlap == "first"):
+        cute.arch.griddepcontrol_launch_dependents()  # blocks of the second start where those of this one end
     tiles = first_tiles[product.experts] * product.parts
     tile, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
 
@@ -203,7 +210,11 @@ def product_host(
     op = warpgroup.MmaF16BF16Op(dtype, Float32, (SLAB, tile.tokens, 16), shared, k_major, k_major)
     mma = cute.make_tiled_mma(cute.make_mma_atom(op))
     product_kernel(w_atom, w_map, x_atom, x_map, order, offsets, out, w_layout, x_layout, mma, product).launch(
-        grid=(blocks, 1, 1), block=(product.threads, 1, 1), min_blocks_per_mp=1, stream=stream
+        grid=(blocks, 1, 1),
+        block=(product.threads, 1, 1),
+        min_blocks_per_mp=1,
+        stream=stream,
+        use_pdl=product.overlap == "second",
     )
 
 

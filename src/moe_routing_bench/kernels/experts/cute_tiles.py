@@ -67,6 +67,11 @@ class Product:
     activation: str  # of swiglu, geglu, relu2; empty for none
     tile: Tile
     top_k: int = 0  # row r is that of the token order[r] // top_k; 0: rows lie in order
+    overlap: str = ""  # `first` or `second` of two kernels, of which the second starts before the first is over
+
+    def __post_init__(self) -> None:
+        """Check what the kernel takes for granted."""
+        assert self.overlap in ("", "first", "second") and not (self.overlap == "second" and self.top_k), self
 
     @property
     def gated(self) -> bool:
@@ -118,6 +123,11 @@ class Product:
         buffers = self.chunk * self.pitch * 2 * self.tile.warpgroups
         tables = 2 * 4 * (self.experts + 1)
         return min(MOST_STAGES, (SHARED_BYTES - RESERVED - buffers - tables) // self.stage_bytes)
+
+    @property
+    def ahead(self) -> int:
+        """Stages whose weights a second kernel asks for before the first one is over: no more than a tile takes."""
+        return min(self.steps, self.stages) if self.overlap == "second" else 0
 
     @property
     def behind(self) -> int:
