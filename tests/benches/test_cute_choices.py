@@ -66,20 +66,33 @@ def test_the_columns_of_a_product_without_a_gate_are_half():
 
 
 @pytest.mark.parametrize(
-    ("rows", "experts", "wide", "tile"),
+    ("rows", "experts", "wide", "inner", "tile"),
     [  # that were the fastest of four or five
-        (8, 128, 1536, Tile(1, 1, 8)),  # Qwen3-30B-A3B, T=1
-        (512, 128, 1536, Tile(1, 2, 8)),  # T=64
-        (4096, 128, 2048, Tile(1, 2, 48)),  # T=512; 32 tokens are as fast
-        (32768, 128, 1536, Tile(2, 2, 144)),  # T=4096
-        (8192, 8, 28672, Tile(2, 2, 160)),  # Mixtral-8x7B, T=4096
-        (8, 256, 4096, Tile(1, 1, 8)),  # DeepSeek-V3, T=1
-        (512, 256, 4096, Tile(1, 2, 8)),
-        (32768, 256, 7168, Tile(2, 2, 144)),
+        (8, 128, 1536, 2048, Tile(1, 1, 8)),  # Qwen3-30B-A3B, T=1
+        (512, 128, 1536, 2048, Tile(1, 2, 8)),  # T=64
+        (4096, 128, 2048, 768, Tile(1, 2, 48)),  # T=512; 32 tokens are as fast
+        (32768, 128, 1536, 2048, Tile(2, 2, 144)),  # T=4096
+        (8192, 8, 28672, 4096, Tile(2, 2, 160)),  # Mixtral-8x7B, T=4096
+        (8, 256, 4096, 7168, Tile(1, 1, 8)),  # DeepSeek-V3, T=1
+        (512, 256, 4096, 7168, Tile(1, 2, 8)),
+        (32768, 256, 7168, 2048, Tile(2, 2, 144)),
     ],
 )
-def test_tiles_of_products_with_tokens_on_the_short_side(rows: int, experts: int, wide: int, tile: Tile) -> None:
-    assert cute_experts.choose_tile(rows, experts, wide) == tile
+def test_tiles_of_products_with_tokens_on_the_short_side(
+    rows: int, experts: int, wide: int, inner: int, tile: Tile
+) -> None:
+    assert cute_experts.choose_tile(rows, experts, wide, inner) == tile
+
+
+def test_forms_of_products_with_tokens_on_the_short_side() -> None:
+    """Two warpgroups take tiles in turn where rows are many and sums short; with few rows the products overlap; a tile may be given."""
+    long = Experts(131072, 2048, 768, 128, "bf16", "bf16", "bf16")
+    up, down = cute_experts.products(long, top_k=8)
+    assert up.tile == down.tile == Tile(2, 2, 176, pingpong=True)
+    assert (up.top_k, down.top_k, up.overlap, down.overlap) == (8, 0, "", "")
+    up, down = cute_experts.products(replace(long, rows=64), Tile(1, 2, 16))
+    assert (up.tile.tokens, down.tile.tokens, up.overlap, down.overlap) == (16, 8, "first", "second")
+    assert [product.overlap for product in cute_experts.products(long, overlap=True)] == ["first", "second"]
 
 
 @pytest.mark.parametrize("mean", [0.1, 1, 3, 10, 33, 70, 100, 300, 1000, 5000])
@@ -87,15 +100,15 @@ def test_tiles_cover_the_rows_of_an_expert_and_fit(mean: float) -> None:
     """The least stages are 3, so that loads run ahead of products; a block's shared memory suffices."""
     for columns, inner, activation in ((768, 2048, "swiglu"), (2048, 768, ""), (7168, 2048, ""), (40, 64, "relu2")):
         for experts in (8, 1024):
-            tile = cute_experts.choose_tile(int(mean * experts), experts, 2 * columns)
+            tile = cute_experts.choose_tile(int(mean * experts), experts, 2 * columns, inner)
             product = Product(columns, inner, experts, activation, tile)
             assert product.stages >= 3 and tile.tokens % product.chunk == 0 and product.chunk % 8 == 0
             held = product.stages * product.stage_bytes + 2 * product.chunk * product.pitch * tile.warpgroups
             assert held + 8 * (experts + 1) + 16 * product.stages <= 227 << 10
             assert (
-                product.parts * product.width * tile.warpgroups
+                product.parts * product.width * tile.sharing
                 >= columns
-                > (product.parts - 1) * product.width * tile.warpgroups
+                > (product.parts - 1) * product.width * tile.sharing
             )
 
 

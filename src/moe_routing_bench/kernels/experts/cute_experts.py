@@ -1,8 +1,9 @@
 """Experts in CuTe DSL for Hopper: two grouped products with tokens on the N side of the tensor cores (`cute_swapped`).
 
 Strategy: the first product applies the activation to its float32 sums and writes `activated` (R, I), rounded once; the second
-reads it. How many tokens a tile has is chosen from the mean of rows per expert: any multiple of 8 up to 256, so that few rows
-cost few idle lanes, and many tiles are nearly full.
+reads it. How many tokens a tile has is chosen from the mean of rows per expert: a multiple of 8 up to 192, so that few rows
+cost few idle lanes, and many tiles are nearly full. With many rows two warpgroups take tiles in turn; with few, the second
+product starts before the first is over.
 
 FLOPs: 6 R H I for R rows. Floor: weights of every expert that has a row, once, and 4 R (H + I) bytes of 16-bit rows, `activated`
 written and read, and results, at the bandwidth of a copy; or the FLOPs at the rate of a large product, whichever takes longer.
@@ -12,7 +13,7 @@ Invariant: a row is written by the tiles of its own expert alone; rows of no exp
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,27 +29,20 @@ from moe_routing_bench.kernels.experts.cute_tiles import VECTOR, Product, Tile
 _ACTIVATIONS = ("swiglu", "geglu", "relu2")
 _LEAST = 2 * VECTOR
 MOST_EXPERTS = 1024  # that a warp counts, 32 a lane
-SIZES = (
-    8,
-    16,
-    24,
-    32,
-    48,
-    64,
-    80,
-    96,
-    112,
-    128,
-    144,
-    160,
-)  # tokens, in chunks that are not tiny; twice more do not fit
+SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160)  # tokens of a tile, in chunks that are not tiny
 FEW_TOKENS = 64  # up to so many, weights' bytes set the time and tiles are low
 PER_TILE = 32  # what a tile costs beside its tokens, in tokens: loads of weights from shared memory, the epilogue
+# Two warpgroups take tiles in turn where an expert has many rows and sums are short, so that storing takes a good part of the time.
+MANY_ROWS = 512  # per expert, from which
+SHORT_SUMS = 2048  # terms, up to which
+PINGPONG_SIZES = (128, 144, 160, 176, 192)
+PINGPONG_PER_TILE = 16  # tokens: nobody waits for the epilogue
+OVERLAP_ROWS = 4096  # up to so many rows in all, the second product starts before the first is over
 
 
-def choose_tokens(mean: float) -> int:
+def choose_tokens(mean: float, sizes: Sequence[int] = SIZES, per_tile: int = PER_TILE) -> int:
     """Tokens of a tile: the least expected cost where rows per expert are spread like a Poisson variable's."""
-    return min(SIZES, key=lambda tokens: _tiles(mean, tokens) * (tokens + PER_TILE))
+    return min(sizes, key=lambda tokens: _tiles(mean, tokens) * (tokens + per_tile))
 
 
 def _tiles(mean: float, tokens: int) -> float:
@@ -60,9 +54,12 @@ def _tiles(mean: float, tokens: int) -> float:
     )
 
 
-def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) -> Tile:
-    """The tile for `rows` rows and `wide` rows of weights per expert."""
-    tokens = choose_tokens(max(1.0, rows / experts))
+def choose_tile(rows: int, experts: int, wide: int, inner: int, multiprocessors: int = 132) -> Tile:
+    """The tile for `rows` rows, `wide` rows of weights per expert, and sums of `inner` terms."""
+    mean = max(1.0, rows / experts)
+    if mean >= MANY_ROWS and inner <= SHORT_SUMS:
+        return Tile(2, 2, choose_tokens(mean, PINGPONG_SIZES, PINGPONG_PER_TILE), pingpong=True)
+    tokens = choose_tokens(mean)
     if tokens > FEW_TOKENS:
         return Tile(2, 2, tokens)
     active = min(experts, rows)
@@ -87,18 +84,24 @@ def unsupported(problem: Experts) -> str | None:
 
 
 def products(
-    problem: Experts, up: Tile | None = None, down: Tile | None = None, top_k: int = 0
+    problem: Experts,
+    up: Tile | None = None,
+    down: Tile | None = None,
+    top_k: int = 0,
+    overlap: bool | None = None,
 ) -> tuple[Product, Product]:
-    """Both products of a problem, with tiles that are chosen where none is given.
+    """Both products of a problem, with tiles that are chosen where none is given, and so whether they overlap.
 
     With `top_k` above 0 the first gathers its rows: row r is the token order[r] // top_k.
     """
-    wide = problem.intermediate * (2 if problem.gated else 1)
-    up = up or choose_tile(problem.rows, problem.experts, wide)
-    down = down or choose_tile(problem.rows, problem.experts, problem.hidden)
+    hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
+    up = up or choose_tile(problem.rows, experts, inner * (2 if problem.gated else 1), hidden)
+    down = down or choose_tile(problem.rows, experts, hidden, inner)
+    overlap = problem.rows <= OVERLAP_ROWS if overlap is None else overlap
+    first, second = ("first", "second") if overlap else ("", "")
     return (
-        Product(problem.intermediate, problem.hidden, problem.experts, problem.activation, up, top_k),
-        Product(problem.hidden, problem.intermediate, problem.experts, "", down),
+        Product(inner, hidden, experts, problem.activation, up, top_k, first),
+        Product(hidden, inner, experts, "", down, overlap=second),
     )
 
 
