@@ -252,16 +252,22 @@ def test_sizes_of_a_gated_product(tile, width, parts, chunk):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "chunk", "stages"), [(192, 32, 5), (176, 16, 5), (160, 32, 5), (144, 24, 6), (128, 32, 6)]
+    ("tile", "gated", "plain"),
+    [
+        (Tile(2, 2, 192, True), (64, 5), (32, 5)),
+        (Tile(2, 2, 176, True), (16, 5), (16, 5)),
+        (Tile(2, 2, 160, True), (40, 5), (40, 5)),
+        (Tile(2, 2, 128, True), (64, 6), (64, 5)),
+        (Tile(2, 2, 144), (48, 4), (24, 4)),
+        (Tile(2, 2, 160), (40, 4), (16, 4)),
+    ],
 )
-def test_sizes_of_a_pingpong(tokens, chunk, stages):
-    """A tile is one warpgroup's; 5 stages of 192 tokens fit, since the buffers hold few tokens."""
-    for product in (
-        Product(768, 2048, 128, "swiglu", Tile(2, 2, tokens, True), 8),
-        Product(2048, 768, 128, "", Tile(2, 2, tokens, True)),
-    ):
-        assert product.tile.rows == 128 and product.parts == product.columns // product.width
-        assert (product.chunk, min(product.stages, 6)) == (chunk, stages)
+def test_chunks_leave_room_for_a_stage_more(tile, gated, plain):
+    """As (chunk, stages) of a product with 128 or 64 rows of weights per column of the result."""
+    up, down = Product(768, 2048, 128, "swiglu", tile, 8), Product(2048, 768, 128, "", tile)
+    assert [(product.chunk, product.stages) for product in (up, down)] == [gated, plain]
+    assert tile.rows == (128 if tile.pingpong else 256) and up.parts == 768 // (up.width * tile.sharing)
+    for product in (up, down):
         assert 128 * product.registers[0] + 256 * product.registers[1] == 384 * 168, "those that the kernel starts with"
 
 

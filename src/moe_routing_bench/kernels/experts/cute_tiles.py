@@ -22,6 +22,7 @@ GROUP = 8  # tiles of tokens that share weights in L2: up to 2048 tokens for one
 SHARED_BYTES = 227 << 10  # that a thread block may have on sm_90
 RESERVED = 2048  # of them, for barriers and alignment
 MOST_STAGES = 24
+ENOUGH_STAGES = 5  # of which one is multiplied and one released; a few more change little
 REGISTERS = (40, 232)  # of a thread that loads, and of one that multiplies: 128 * 40 + 256 * 232 are 64512 of 65536
 GATHER_REGISTERS = (56, 224)  # where threads that load hold the numbers of their rows; as many
 
@@ -95,12 +96,10 @@ class Product:
 
     @property
     def chunk(self) -> int:
-        """Tokens that the epilogue transposes at a time: a divisor of the tile's.
-
-        Ping-pong, few: the other warpgroup multiplies meanwhile, and what the buffers leave are stages.
-        """
-        eights, most = self.tile.tokens // 8, 4 if self.tile.pingpong else 8
-        return 8 * max(n for n in range(1, most + 1) if eights % n == 0)
+        """Tokens that the epilogue transposes at a time: a divisor of the tile's, large, unless a stage more fits beside a smaller one."""
+        eights = self.tile.tokens // 8
+        chunks = [8 * n for n in range(1, 9) if eights % n == 0]
+        return max(chunks, key=lambda chunk: (min(ENOUGH_STAGES, self.stages_beside(chunk)), chunk))
 
     @property
     def pitch(self) -> int:
@@ -120,7 +119,11 @@ class Product:
     @property
     def stages(self) -> int:
         """As many as fit beside the rest."""
-        buffers = self.chunk * self.pitch * 2 * self.tile.warpgroups
+        return self.stages_beside(self.chunk)
+
+    def stages_beside(self, chunk: int) -> int:
+        """Stages that fit beside buffers of `chunk` tokens."""
+        buffers = chunk * self.pitch * 2 * self.tile.warpgroups
         tables = 2 * 4 * (self.experts + 1)
         return min(MOST_STAGES, (SHARED_BYTES - RESERVED - buffers - tables) // self.stage_bytes)
 
