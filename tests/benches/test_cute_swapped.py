@@ -120,13 +120,13 @@ class Barrier:
         return self.phase % 2 != parity
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("form", ["together", "pingpong", "counted"])
 def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, form, seed):
     """Warps that gather, and those that multiply, in any order, each wait and arrival as in the kernel."""
     rng = np.random.default_rng(seed)
     pingpong, tiles = form != "together", int(rng.integers(0, 6))
-    tile = Tile(2, 2, 192 if pingpong else 144, pingpong, form == "counted")
+    tile = Tile(2, 2, int(rng.choice([144, 192])), pingpong, form == "counted")  # together, 4 stages or 3
     product = Product(64, int(rng.integers(1, 12)) * 64, 2, "", tile, top_k=1)
     stages, steps, behind = product.stages, product.steps, product.behind
     full, empty = ([Barrier(count) for _ in range(stages)] for count in (1 + 4, tile.sharing))
