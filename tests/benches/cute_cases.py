@@ -109,8 +109,8 @@ PRODUCTS = [
     ("bf16", Product(2048, 768, 128, "", Tile(1, 1, 8), overlap="second")),
     ("bf16", Product(768, 2048, 128, "swiglu", Tile(1, 2, 24), top_k=8, overlap="first")),
     ("fp16", Product(184, 360, 5, "geglu", Tile(1, 1, 8), top_k=3)),
-    ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, counted=True), top_k=8)),
     ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 144), top_k=8)),
+    ("bf16", Product(776, 360, 5, "swiglu", Tile(2, 2, 176, pingpong=True, counted=True), top_k=8, overlap="first")),
     ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True), overlap="second")),
 ]
 
@@ -251,6 +251,8 @@ def product(arch: str, dtype: str, wanted: Product) -> dict[str, object]:
         "PREEXIT": int(wanted.overlap == "first"),
         "ACQBULK": int(wanted.overlap == "second"),
     }
+    held = dict(re.findall(r"mov\.b32\s+(%r\d+), (\d+);", kernel.__ptx__))
+    barriers = [int(held[name]) for name in re.findall(r"mbarrier\.init\S*\s+\[[^]]+\], (%r\d+);", kernel.__ptx__)]
     case = (
         f"product-{dtype}-{wanted.columns}x{wanted.inner}-E{wanted.experts}-{wanted.activation}-{tile}-k{wanted.top_k}"
     )
@@ -258,6 +260,8 @@ def product(arch: str, dtype: str, wanted: Product) -> dict[str, object]:
         "most_registers": wanted.registers[1] if tile.warpgroups > 1 else 255,
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
+        "bulk": {count: barriers.count(count) for count in barriers},  # arrivals that the barriers of a stage wait for
+        "bulk_expected": dict.fromkeys((wanted.arrivals, 4 * tile.sharing), wanted.stages),
     }
 
 

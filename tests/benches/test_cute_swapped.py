@@ -271,6 +271,12 @@ def test_chunks_leave_room_for_a_stage_more(tile, gated, plain):
         assert 128 * product.registers[0] + 256 * product.registers[1] == 384 * 168, "those that the kernel starts with"
 
 
+@pytest.mark.parametrize(("top_k", "counted", "arrivals"), [(0, False, 1), (8, False, 1 + 4), (8, True, 1 + 128)])
+def test_who_arrives_when_a_stage_has_come(top_k, counted, arrivals):
+    """The thread that asks TMA, and each warp that gathers, or each of its threads."""
+    assert Product(768, 2048, 128, "swiglu", Tile(2, 2, 144, counted=counted), top_k).arrivals == arrivals
+
+
 def test_sizes_of_a_plain_product():
     product = Product(2048, 768, 128, "", Tile(2, 2, 144))
     assert (product.width, product.parts, product.gated, product.tile.rows) == (128, 8, False, 256)

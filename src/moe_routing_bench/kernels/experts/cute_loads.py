@@ -8,6 +8,8 @@ Invariants:
 - A thread's copies of a stage are over (`wait_group`) and fenced for the asynchronous proxy, through which the tensor cores read,
   before its warp arrives at the `full` barrier. This happens `product.behind` stages later, so that copies of several stages
   are in flight; the last stages follow after the last tile.
+- Or (`Tile.counted`) the barrier counts a thread's copies as they come (`cp.async.mbarrier.arrive.noinc`), and whoever
+  multiplies them fences, after waiting and before multiplying: writes, barrier, fence and reads stand in the same order.
 - `behind` is at most the stages less 2: a stage is released only once the product of the next one has been issued, so the stage
   that waits for a free place may not be needed to free it.
 - Rows beyond an expert's last are copies of its last row; what lies beyond the inner dimension is zero in both operands.

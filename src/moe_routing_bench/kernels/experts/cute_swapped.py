@@ -23,8 +23,8 @@ count tiles and load weights, and wait for the end of the first before they load
 Invariants:
 - Whatever the first of two overlapping kernels did not write itself, `offsets` above all, is complete before it starts: it is
   launched in the ordinary way. So the second may read it without waiting, as it writes what the first does not read.
-- Rows beyond an expert's last are multiplied (they are another expert's, or past the tensor and zero) and never stored; sums of
-  different tokens do not mix.
+- Rows beyond an expert's last are multiplied (they are another expert's or its own, or past the tensor and zero) and never
+  stored; sums of different tokens do not mix.
 - A stage is filled again only after each warp that multiplies it has arrived at its `empty` barrier, which it does after the
   `wgmma.wait_group` that covers its reads. The producer waits for the parity opposite to its phase, so its first round passes.
 - A parity tells a phase from the next only: ping-pong, a warpgroup waits for a stage once the other has seen all earlier ones.
@@ -101,9 +101,7 @@ def product_kernel(
         count_tiles(offsets, starts, first_tiles, product)
     if thread == WARP:
         for i in cutlass.range_constexpr(stages):
-            cute.arch.mbarrier_init(
-                full + i, 1 + (4 if product.top_k else 0)
-            )  # the thread that asks TMA, the warps that gather
+            cute.arch.mbarrier_init(full + i, product.arrivals)
             cute.arch.mbarrier_init(empty + i, 4 * tile_shape.sharing)
         cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
