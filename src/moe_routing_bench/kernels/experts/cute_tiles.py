@@ -23,6 +23,9 @@ SHARED_BYTES = 227 << 10  # that a thread block may have on sm_90
 RESERVED = 2048  # of them, for barriers and alignment
 MOST_STAGES = 24
 ENOUGH_STAGES = 5  # of which one is multiplied and one released; a few more change little
+MOST_BEHIND = (
+    6  # stages in flight: 64 KB of the smallest, more than latency times bandwidth; the first is not to wait for many
+)
 REGISTERS = (40, 232)  # of a thread that loads, and of one that multiplies: 128 * 40 + 256 * 232 are 64512 of 65536
 GATHER_REGISTERS = (56, 224)  # where threads that load hold the numbers of their rows; as many
 
@@ -35,15 +38,11 @@ class Tile:
     warpgroups: int  # that multiply
     tokens: int  # a multiple of 8, at most 256, or 192 with two slabs
     pingpong: bool = False  # two warpgroups take tiles in turn: one multiplies while the other stores
-    counted: bool = (
-        False  # the barrier of a stage counts gathered copies itself; else the warps that load wait for them
-    )
+    counted: bool = False  # a stage's barrier counts gathered copies itself; else the warps that load wait for them
 
     def __post_init__(self) -> None:
         """Check what the kernel takes for granted."""
-        assert self.slabs in (1, 2) and self.warpgroups in (1, 2), (
-            "a warpgroup has 64 or 128 rows; there are one or two"
-        )
+        assert self.slabs in (1, 2) and self.warpgroups in (1, 2), "one or two warpgroups have 64 or 128 rows each"
         assert self.tokens % 8 == 0 and 8 <= self.tokens <= (256, 192)[self.slabs - 1], "sums fill the registers"
         assert self.warpgroups == 2 or not self.pingpong, "two take turns"
 
@@ -136,9 +135,9 @@ class Product:
     def behind(self) -> int:
         """Stages whose gathered rows may still be on their way when the next one's are asked for.
 
-        Two stages more than the one that is being multiplied are then ready.
+        Of a full ring, two stages more than the one that is being multiplied are then ready.
         """
-        return max(1, self.stages - 3)
+        return max(1, min(MOST_BEHIND, self.stages - 3))
 
     @property
     def arrivals(self) -> int:
