@@ -110,7 +110,7 @@ PRODUCTS = [
     ("bf16", Product(768, 2048, 128, "swiglu", Tile(1, 2, 24), top_k=8, overlap="first")),
     ("fp16", Product(184, 360, 5, "geglu", Tile(1, 1, 8), top_k=3)),
     ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 144), top_k=8)),
-    ("bf16", Product(776, 360, 5, "swiglu", Tile(2, 2, 176, pingpong=True, counted=True), top_k=8, overlap="first")),
+    ("bf16", Product(776, 360, 5, "swiglu", Tile(2, 2, 176, pingpong=True), top_k=8, overlap="first")),
     ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True), overlap="second")),
 ]
 

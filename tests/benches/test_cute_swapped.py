@@ -91,10 +91,6 @@ def test_gathered_rows_lie_where_tma_would_put_them(tokens):
     )
 
 
-def test_earlier_stages_of_the_ring(numbers):
-    assert [int(cute_loads.earlier(np.int32(i), 2, 5)) for i in range(5)] == [3, 4, 0, 1, 2]
-
-
 @pytest.mark.parametrize(("steps", "stages"), [(1, 3), (3, 3), (4, 3), (12, 5), (32, 4), (7, 24)])
 def test_a_skipped_tile_turns_the_ring_as_its_steps_would(numbers, steps, stages):
     for start in range(stages):
@@ -121,14 +117,14 @@ class Barrier:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("form", ["together", "pingpong", "counted"])
+@pytest.mark.parametrize("form", ["together", "pingpong"])
 def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, form, seed):
     """Warps that gather, and those that multiply, in any order, each wait and arrival as in the kernel."""
     rng = np.random.default_rng(seed)
     pingpong, tiles = form != "together", int(rng.integers(0, 6))
-    tile = Tile(2, 2, int(rng.choice([144, 192])), pingpong, form == "counted")  # together, 4 stages or 3
+    tile = Tile(2, 2, int(rng.choice([144, 192])), pingpong)  # together, 4 stages or 3
     product = Product(64, int(rng.integers(1, 12)) * 64, 2, "", tile, top_k=1)
-    stages, steps, behind = product.stages, product.steps, product.behind
+    stages, steps = product.stages, product.steps
     full, empty = ([Barrier(count) for _ in range(stages)] for count in (1 + 4, tile.sharing))
     held = [[None] * stages for _ in range(5)]  # what weights and each warp's rows of a stage are
     reading, turns, copies = [0] * stages, [[], []], [[] for _ in range(4)]
@@ -138,27 +134,16 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, form, seed)
         held[part][index] = step
 
     def load(warp):
-        index, phase, issued = np.int32(0), np.int32(1), 0
+        index, phase = np.int32(0), np.int32(1)
         for step in range(tiles * steps):
             while not empty[index].passed(phase):
                 yield
             if warp == 0:
                 write(4, index, step)
                 full[index].arrive()
-            copies[warp].append((index, step))
-            if tile.counted:
-                copies[warp].append((index, None))
-            elif issued >= behind:
-                while len(copies[warp]) > behind:
-                    yield
-                full[cute_loads.earlier(index, behind, stages)].arrive()
-            issued, (index, phase) = issued + 1, cute_tiles.advance(index, phase, stages)
+            copies[warp] += [(index, step), (index, None)]
+            index, phase = cute_tiles.advance(index, phase, stages)
             yield
-        for newer in range(-1 if tile.counted else behind - 1, -1, -1):
-            if issued > newer:
-                while len(copies[warp]) > newer:
-                    yield
-                full[cute_loads.earlier(index, newer + 1, stages)].arrive()
 
     def multiply(group):
         index, phase, first, stride = np.int32(0), np.int32(0), 0, 1
@@ -201,7 +186,7 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, form, seed)
 
     running = [load(warp) for warp in range(4)] + [multiply(group) for group in range(2)]
     memory = [bring(warp) for warp in range(4)]
-    weights, turn = rng.random(len(running) + 4), 0
+    weights, turn = 0.05 + rng.random(len(running) + 4), 0
     while running:
         chosen = [*running, *memory][
             rng.choice(len(running) + 4, p=weights[: len(running) + 4] / weights[: len(running) + 4].sum())
@@ -271,10 +256,10 @@ def test_chunks_leave_room_for_a_stage_more(tile, gated, plain):
         assert 128 * product.registers[0] + 256 * product.registers[1] == 384 * 168, "those that the kernel starts with"
 
 
-@pytest.mark.parametrize(("top_k", "counted", "arrivals"), [(0, False, 1), (8, False, 1 + 4), (8, True, 1 + 128)])
-def test_who_arrives_when_a_stage_has_come(top_k, counted, arrivals):
-    """The thread that asks TMA, and each warp that gathers, or each of its threads."""
-    assert Product(768, 2048, 128, "swiglu", Tile(2, 2, 144, counted=counted), top_k).arrivals == arrivals
+@pytest.mark.parametrize(("top_k", "arrivals"), [(0, 1), (8, 1 + 128)])
+def test_who_arrives_when_a_stage_has_come(top_k, arrivals):
+    """The thread that asks TMA, and each thread that gathers."""
+    assert Product(768, 2048, 128, "swiglu", Tile(2, 2, 144), top_k).arrivals == arrivals
 
 
 def test_sizes_of_a_plain_product():

@@ -2,8 +2,8 @@
 
 Strategy: the first product applies the activation to its float32 sums and writes `activated` (R, I), rounded once; the second
 reads it. How many tokens a tile has is chosen from the mean of rows per expert: a multiple of 8 up to 192, so that few rows
-cost few idle lanes, and many tiles are nearly full. With many rows two warpgroups take tiles in turn; with few, the second
-product starts before the first is over.
+cost few idle lanes, and many tiles are nearly full. With many rows, unless they are gathered, two warpgroups take tiles in
+turn; with few, the second product starts before the first is over.
 
 FLOPs: 6 R H I for R rows. Floor: weights of every expert that has a row, once, and 4 R (H + I) bytes of 16-bit rows, `activated`
 written and read, and results, at the bandwidth of a copy; or the FLOPs at the rate of a large product, whichever takes longer.
@@ -32,9 +32,7 @@ MOST_EXPERTS = 1024  # that a warp counts, 32 a lane
 SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160)  # tokens of a tile, in chunks that are not tiny
 FEW_TOKENS = 64  # up to so many, weights' bytes set the time and tiles are low
 PER_TILE = 32  # what a tile costs beside its tokens, in tokens: loads of weights from shared memory, the epilogue
-# Two warpgroups take tiles in turn where an expert has many rows and sums are short, so that storing takes a good part of the time.
-MANY_ROWS = 512  # per expert, from which
-SHORT_SUMS = 2048  # terms, up to which
+MANY_ROWS = 192  # per expert, from which two warpgroups take tiles in turn, unless they gather rows
 PINGPONG_SIZES = (128, 144, 160, 176, 192)
 PINGPONG_PER_TILE = 16  # tokens: nobody waits for the epilogue
 OVERLAP_ROWS = 4096  # up to so many rows in all, the second product starts before the first is over
@@ -54,10 +52,14 @@ def _tiles(mean: float, tokens: int) -> float:
     )
 
 
-def choose_tile(rows: int, experts: int, wide: int, inner: int, multiprocessors: int = 132) -> Tile:
-    """The tile for `rows` rows, `wide` rows of weights per expert, and sums of `inner` terms."""
+def choose_tile(rows: int, experts: int, wide: int, gathers: bool = False, multiprocessors: int = 132) -> Tile:
+    """The tile for `rows` rows and `wide` rows of weights per expert.
+
+    Tiles in turn have half as many rows of weights, so that token rows are brought twice as often: too often where a
+    warpgroup gathers them.
+    """
     mean = max(1.0, rows / experts)
-    if mean >= MANY_ROWS and inner <= SHORT_SUMS:
+    if mean >= MANY_ROWS and not gathers:
         return Tile(2, 2, choose_tokens(mean, PINGPONG_SIZES, PINGPONG_PER_TILE), pingpong=True)
     tokens = choose_tokens(mean)
     if tokens > FEW_TOKENS:
@@ -95,8 +97,8 @@ def products(
     With `top_k` above 0 the first gathers its rows: row r is the token order[r] // top_k.
     """
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
-    up = up or choose_tile(problem.rows, experts, inner * (2 if problem.gated else 1), hidden)
-    down = down or choose_tile(problem.rows, experts, hidden, inner)
+    up = up or choose_tile(problem.rows, experts, inner * (2 if problem.gated else 1), gathers=top_k > 0)
+    down = down or choose_tile(problem.rows, experts, hidden)
     overlap = problem.rows <= OVERLAP_ROWS if overlap is None else overlap
     first, second = ("first", "second") if overlap else ("", "")
     return (

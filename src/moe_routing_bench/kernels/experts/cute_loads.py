@@ -5,13 +5,9 @@ asynchronous copies of the four warps of the first warpgroup (`gather`), each th
 places that TMA would have given them: vector v of row r of a stage lies at v ^ (r % 8) of its 8 (the swizzle of 128 bytes).
 
 Invariants:
-- A thread's copies of a stage are over (`wait_group`) and fenced for the asynchronous proxy, through which the tensor cores read,
-  before its warp arrives at the `full` barrier. This happens `product.behind` stages later, so that copies of several stages
-  are in flight; the last stages follow after the last tile.
-- Or (`Tile.counted`) the barrier counts a thread's copies as they come (`cp.async.mbarrier.arrive.noinc`), and whoever
-  multiplies them fences, after waiting and before multiplying: writes, barrier, fence and reads stand in the same order.
-- `behind` is at most the stages less 2: a stage is released only once the product of the next one has been issued, so the stage
-  that waits for a free place may not be needed to free it.
+- The `full` barrier of a stage counts each thread's copies as they come (`cp.async.mbarrier.arrive.noinc`), and whoever multiplies
+  them fences for the asynchronous proxy, through which the tensor cores read, after waiting and before multiplying: writes,
+  barrier, fence and reads stand in this order.
 - Rows beyond an expert's last are copies of its last row; what lies beyond the inner dimension is zero in both operands.
 """
 
@@ -33,11 +29,6 @@ def place(thread: Any) -> Any:
     """Where in a stage of rows a thread's first vector lies, in elements; its others lie ROWS rows apart."""
     row, vector = thread // VECTORS, thread % VECTORS
     return row * STEP + (vector ^ (row % 8)) * VECTOR
-
-
-def earlier(index: Any, steps: int, stages: int) -> Any:
-    """The stage `steps` before one, at most `stages`."""
-    return cutlass.select_(index < steps, index + (stages - steps), index - steps)
 
 
 def weights_of(w_atom: cute.CopyAtom, w: cute.Tensor, w_stages: cute.Tensor, product: Product) -> tuple[Any, Any]:
@@ -149,16 +140,6 @@ def copy_rows(
 
 
 @cute.jit
-def deliver(full: cute.Pointer, newer: cutlass.Constexpr):
-    """Say that the calling warp's copies to a stage have come, once all but those to the `newer` latest stages have."""
-    cute.arch.cp_async_wait_group(newer)
-    cute.arch.fence_view_async_shared()
-    cute.arch.sync_warp()
-    if cute.arch.lane_idx() == 0:
-        cute.arch.mbarrier_arrive(full)
-
-
-@cute.jit
 def gather(
     w_atom: cute.CopyAtom,
     w: cute.Tensor,
@@ -179,11 +160,10 @@ def gather(
     """
     tile, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
     warp_index = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
-    behind, stages = cutlass.const_expr(product.behind), cutlass.const_expr(product.stages)
     passes = cutlass.const_expr((product.tile.tokens + ROWS - 1) // ROWS)
     tokens, following = cute.make_rmem_tensor((passes,), Int32), cute.make_rmem_tensor((passes,), Int32)
     w_to, w_from = weights_of(w_atom, w, w_stages, product)
-    index, phase, issued = Int32(0), Int32(1), Int32(0)
+    index, phase = Int32(0), Int32(1)
     if tile < tiles:
         find_rows(order, tile, starts, first_tiles, following, product)
     while tile < tiles:
@@ -199,15 +179,6 @@ def gather(
                     cute.arch.mbarrier_arrive_and_expect_tx(full + index, product.loaded_bytes)
                 cute.copy(w_atom, w_from[None, part, k, expert], w_to[None, index], tma_bar_ptr=full + index)
             copy_rows(x, tokens, k, x_stages, index, product)
-            if cutlass.const_expr(product.tile.counted):
-                cute.arch.cp_async_mbarrier_arrive_noinc(full + index)
-            elif issued >= behind:
-                deliver(full + earlier(index, behind, stages), behind)
-            issued += 1
-            index, phase = advance(index, phase, stages)
-    if cutlass.const_expr(product.tile.counted):
-        cute.arch.cp_async_wait_group(0)
-    else:
-        for n in cutlass.range_constexpr(behind - 1, -1, -1):
-            if issued > n:
-                deliver(full + earlier(index, n + 1, stages), n)
+            cute.arch.cp_async_mbarrier_arrive_noinc(full + index)
+            index, phase = advance(index, phase, product.stages)
+    cute.arch.cp_async_wait_group(0)  # no thread ends before its copies

@@ -149,7 +149,7 @@ def product_kernel(
             previous = index
             for k in cutlass.range(product.steps, unroll=1):
                 cute.arch.mbarrier_wait(full + index, phase)
-                if cutlass.const_expr(product.top_k and tile_shape.counted):
+                if cutlass.const_expr(product.top_k):
                     cute.arch.fence_view_async_shared()
                 for n in cutlass.range_constexpr(STEP // 16):
                     cute.gemm(mma, sums, a[None, None, n, index], b[None, None, n, index], sums)

@@ -23,9 +23,6 @@ SHARED_BYTES = 227 << 10  # that a thread block may have on sm_90
 RESERVED = 2048  # of them, for barriers and alignment
 MOST_STAGES = 24
 ENOUGH_STAGES = 5  # of which one is multiplied and one released; a few more change little
-MOST_BEHIND = (
-    6  # stages in flight: 64 KB of the smallest, more than latency times bandwidth; the first is not to wait for many
-)
 REGISTERS = (40, 232)  # of a thread that loads, and of one that multiplies: 128 * 40 + 256 * 232 are 64512 of 65536
 GATHER_REGISTERS = (56, 224)  # where threads that load hold the numbers of their rows; as many
 
@@ -38,7 +35,6 @@ class Tile:
     warpgroups: int  # that multiply
     tokens: int  # a multiple of 8, at most 256, or 192 with two slabs
     pingpong: bool = False  # two warpgroups take tiles in turn: one multiplies while the other stores
-    counted: bool = False  # a stage's barrier counts gathered copies itself; else the warps that load wait for them
 
     def __post_init__(self) -> None:
         """Check what the kernel takes for granted."""
@@ -132,18 +128,9 @@ class Product:
         return min(self.steps, self.stages) if self.overlap == "second" else 0
 
     @property
-    def behind(self) -> int:
-        """Stages whose gathered rows may still be on their way when the next one's are asked for.
-
-        Of a full ring, two stages more than the one that is being multiplied are then ready.
-        """
-        return max(1, min(MOST_BEHIND, self.stages - 3))
-
-    @property
     def arrivals(self) -> int:
-        """Arrivals at a stage's `full` barrier: that of the thread that asks TMA, and those of gathering threads or warps."""
-        gathering = WARPGROUP if self.tile.counted else WARPGROUP // WARP
-        return 1 + (gathering if self.top_k else 0)
+        """Arrivals at a stage's `full` barrier: that of the thread that asks TMA, and one per gathering thread."""
+        return 1 + (WARPGROUP if self.top_k else 0)
 
     @property
     def registers(self) -> tuple[int, int]:
