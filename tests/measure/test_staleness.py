@@ -14,6 +14,7 @@ from moe_routing_bench.closure import PACKAGE
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.ops.backends import BACKENDS
 
 SHAPE = {"tokens": 16, "hidden": 16, "intermediate": 16, "experts": 8, "top_k": 2, "capacity_factor": 1.25}
 QUICK = Settings(check_seeds=1, warmup_ms=1, interval_us=20, samples_per_block=1, min_blocks=3, max_blocks=3)
@@ -71,10 +72,19 @@ def test_an_edit_makes_stale_exactly_the_benches_whose_closure_has_the_file(monk
 
 def test_lists_make_nothing_stale() -> None:
     """What only registers, plans, reads, draws or trains is no part of any measurement."""
-    free = ("benches/registry.py", "config/", "store/records.py", "store/paths.py", "figures/", "report/", "quality/", "cli/", "ops/")  # fmt: skip
+    free = ("benches/registry.py", "config/", "store/records.py", "store/paths.py", "figures/", "report/", "quality/", "cli/")  # fmt: skip
     for bench in BENCHES.values():
         names = [path.relative_to(PACKAGE).as_posix() for path in bench.code_files()]
         assert not [name for name in names if name.startswith(free)], bench.name
+        assert any(name.startswith("ops/") for name in names) == (bench.name == "training"), "which measures them"
+
+
+def test_what_operators_choose_by_name_makes_stale() -> None:
+    """`training` runs them: every kernel module that a backend may have."""
+    files = set(BENCHES["training"].code_files())
+    for operation in ("gate", "permute", "pack", "experts", "combine"):
+        for backend in BACKENDS:
+            assert PACKAGE / f"kernels/{operation}/{backend}_{operation}.py" in files
 
 
 def test_a_composite_depends_on_its_stages_and_no_stage_on_a_composite() -> None:

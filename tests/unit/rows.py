@@ -63,7 +63,7 @@ def _stages(bench, one, us) -> list[tuple[str, float]] | None:
 
 def _row(bench, i, tokens, skew, gpu) -> dict:
     us, size = tokens / 10 / (1 + i / 2) * (1 + skew / 10), tokens * 4096
-    flops = tokens * 10**6 * ("weights" in bench.axes)
+    flops = tokens * 10**6 * ("intermediate" in bench.axes)
     formats = {name: "bf16" for name in ("dtype", "packed", "weights") if name in bench.axes}
     return formats | {
         "schema_version": SCHEMA_VERSION, "bench": bench.name, "implementation": bench.implementations[i].name, "platform": "cpu", "cell": f"T{tokens}-{skew}",

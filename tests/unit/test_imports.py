@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "kernels": "errors files formats closure routers",
     "ops": "errors formats routers kernels",
     "workload": "errors formats grid kernels",
-    "benches": "errors formats closure routers grid kernels workload",
+    "benches": "errors formats closure routers grid kernels ops workload",
     "config": "errors bounds fields formats routers grid kernels workload benches",
     "store": "errors files closure grid benches config",
     "measure": "errors formats closure grid workload benches store",

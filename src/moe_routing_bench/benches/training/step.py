@@ -1,0 +1,122 @@
+"""One step of a layer: forward under autograd, then the gradients of tokens, logits and weights in one call.
+
+A way is a module of ``kernels.training``, a layer for ids and weights that are given: in plain torch behind the rule in plain torch,
+of a library behind our gate. `ops` is `moe_routing_bench.ops.layer`.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench import ops
+from moe_routing_bench.kernels.combine import Combine
+from moe_routing_bench.kernels.gate import Gate
+from moe_routing_bench.kernels.layer import Layer
+from moe_routing_bench.kernels.pack import Pack
+from moe_routing_bench.kernels.training import (
+    liger_experts,
+    moe_ops_experts,
+    sonicmoe_experts,
+    torch_grouped_mm,
+    torch_loop,
+    transformers_experts,
+)
+from moe_routing_bench.routers import ROUTERS
+
+_PLAIN = {"torch_loop": torch_loop, "torch_grouped_mm": torch_grouped_mm}
+_LIBRARIES = {
+    "sonicmoe_experts": sonicmoe_experts,
+    "liger_experts": liger_experts,
+    "moe_ops_experts": moe_ops_experts,
+    "transformers_experts": transformers_experts,
+}
+_LEARNED = ("x", "logits", "w13", "w2")
+
+
+def unsupported(problem: Layer, *, way: str, **options: Any) -> str | None:
+    """Why this problem cannot run, or None."""
+    if problem.activation == "swiglu_oai":
+        return "gradients of swiglu_oai jump where it clamps, so that roundings look like faults; its biases have none here"
+    module = (_PLAIN | _LIBRARIES).get(way)
+    return module.unsupported(problem, **options) if module else None
+
+
+def bind(
+    problem: Layer,
+    *,
+    way: str,
+    logits: Tensor,
+    x: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    d_combined: Tensor,
+    bias: Tensor | None = None,
+    combined: Tensor,
+    d_x: Tensor,
+    d_logits: Tensor,
+    d_w13: Tensor,
+    d_w2: Tensor,
+    **options: Any,
+) -> Callable[[], dict[str, Tensor]]:
+    """Bind logits (T, E) float32, x and d_combined (T, H), w13 (E, N, H), w2 (E, H, I); the call returns the result and all gradients.
+
+    torch allocates them: a copy of the gradients of weights to the bound outputs, which are not written, would be traffic of its own.
+    """
+    forward = _forward(problem, way, bias, **options)
+    given = zip(_LEARNED, (x, logits, w13, w2), strict=True)
+    leaves = {name: one.detach().requires_grad_() for name, one in given}
+
+    def run() -> dict[str, Tensor]:
+        with torch.enable_grad():
+            result = forward(**leaves)
+        gradients = torch.autograd.grad(result, list(leaves.values()), d_combined)
+        found = {f"d_{name}": one for name, one in zip(leaves, gradients, strict=True)}
+        return {
+            "combined": result.detach()
+        } | found  # an autograd graph that lives on would tie a capture to its stream
+
+    return run
+
+
+def _forward(problem: Layer, way: str, bias: Tensor | None, **options: Any) -> Callable[..., Tensor]:
+    """A layer as a differentiable function of x, logits, w13 and w2."""
+    top_k, rule, capacity = problem.layout.top_k, problem.router, problem.layout.capacity
+    if way == "ops":
+        return lambda x, logits, w13, w2: ops.layer(x, logits, w13, w2, top_k, rule, bias, capacity, problem.activation)
+    module: ModuleType = (_PLAIN | _LIBRARIES)[way]
+    layer, plain = module.layer(problem, **options), ROUTERS[rule].load()
+
+    def forward(x: Tensor, logits: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+        ids, weights = plain(logits, top_k, bias) if way in _PLAIN else ops.gate(logits, top_k, rule, bias)
+        return layer(x, ids, weights, w13, w2)
+
+    return forward
+
+
+def precompile(problem: Layer, arch: str, *, way: str, **options: Any) -> None:
+    """Put the kernels in CuTe DSL that the operators choose into the cache; needs no GPU.
+
+    They choose by name, so this is also where what they may choose is imported: an edit of it makes rows stale.
+    """
+    from moe_routing_bench.kernels.combine import cute_combine, triton_combine
+    from moe_routing_bench.kernels.experts import cute_experts, triton_experts
+    from moe_routing_bench.kernels.gate import cute_gate, triton_gate
+    from moe_routing_bench.kernels.pack import cute_pack, triton_pack
+    from moe_routing_bench.kernels.permute import cute_permute, triton_permute
+
+    layout, hidden, dtype = problem.layout, problem.hidden, problem.dtype
+    tokens, top_k = layout.tokens, layout.top_k
+    gate = (Gate(tokens, layout.experts, top_k, "fp32", problem.router), cute_gate, triton_gate)
+    rest = (
+        (layout.problem, cute_permute, triton_permute),
+        (Pack(tokens, hidden, top_k, layout.rows, dtype, dtype, padding=True), cute_pack, triton_pack),
+        (problem.experts, cute_experts, triton_experts),
+        (Combine(tokens, hidden, top_k, dtype, dropping=True), cute_combine, triton_combine),
+    )
+    for part, *modules in () if way in _PLAIN else (gate, *rest) if way == "ops" else (gate,):
+        chosen = next((one for one in modules if not getattr(one, "unsupported", lambda _: None)(part)), None)
+        if chosen is not None and hasattr(chosen, "precompile"):
+            chosen.precompile(part, arch)
