@@ -107,7 +107,7 @@ def run(cell: Cell, name: str, twice: bool = True, change=lambda inputs: None) -
             output.fill_(torch.nan if output.is_floating_point() else 0x7F7F7F7F)
         written = outputs | (call() or {})  # libraries that allocate their results return them
         torch.cuda.synchronize()
-        check = definition.check(cell, inputs, written, expected)
+        check = bench.check(name, cell, inputs, written, expected)
         assert not check.error and not check.mismatches, f"{name} {cell}: {check}"
         answers.append({key: written[key].clone() for key in outputs})
     for first, second in zip(answers[0].values(), answers[-1].values(), strict=True):
@@ -160,6 +160,63 @@ def test_activations(name, activation):
 def test_layers(shape, name):
     """Stages that are ours, or fused."""
     run(cell_of("layer", *shape, vectors=True), name)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 64, 8, 2, None, 0.0, None, "bf16"),
+        (300, 72, 60, 4, 0.7, 1.0, None, "fp16"),
+        (513, 128, 64, 1, None, 3.0, None, "bf16", "sigmoid_renorm"),
+        (777, 1024, 128, 8, None, 0.0, None, "bf16", "softmax_topk"),
+        (4096, 512, 8, 2, 1.25, 1.7, None, "bf16", "llama4"),
+    ],
+)
+@pytest.mark.parametrize("name", [one.name for one in BENCHES["training"].implementations])
+def test_training_steps(name, shape):
+    """Every implementation; ours gives the same bits twice, where those with atomic additions need not."""
+    run(cell_of("training", *shape, vectors=True), name, twice=name == "ops")
+
+
+@pytest.mark.parametrize("activation", [one for one in ACTIVATIONS if one != "swiglu_oai"])
+@pytest.mark.parametrize("name", [one.name for one in BENCHES["training"].implementations])
+def test_training_steps_with_other_activations(name, activation):
+    run(
+        cell_of("training", 300, 128, 60, 4, None, 1.0, None, "bf16", activation=activation, vectors=True),
+        name,
+        twice=name == "ops",
+    )
+
+
+@pytest.mark.parametrize("name", [one.name for one in BENCHES["training"].implementations])
+def test_a_training_step_in_a_cuda_graph(name):
+    """Forward and backward are captured together, and a replay differentiates what its inputs hold then; or it reads on the host."""
+    cell = cell_of("training", 513, 256, 64, 4, None, 0.5, None, "bf16", vectors=True)
+    if reason := refusal(cell, name):
+        pytest.skip(reason)
+    bench, definition = BENCHES["training"], BENCHES["training"].definition()
+    weights = definition.shared(cell, 1, "cuda")
+    inputs, fresh = (definition.build(cell, seed, "cuda") | weights for seed in (1, 2))
+    call = bench.bind(name, cell, inputs | definition.empty_outputs(cell, inputs))
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            returned = call()
+    except RuntimeError:
+        assert name in ("torch_loop", "liger", "transformers_eager"), "must not wait for the host"
+        return
+    for key, one in fresh.items():
+        if key not in bench.shared:
+            inputs[key].copy_(one)
+    for one in returned.values():
+        one.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    check = bench.check(name, cell, fresh, returned, definition.reference(cell, fresh))
+    assert not check.error, check
 
 
 @pytest.mark.parametrize(
