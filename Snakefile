@@ -16,9 +16,10 @@ include: "workflow/rules/common.smk"
 
 rule all:
     input:
-        paths.report(PLATFORM),
-        [paths.quality(PLATFORM)] if TRAINING.finals else [],
-        [paths.perft(PLATFORM)] if TRAINING.adaptations else [],
+        [paths.report(PLATFORM)] if SHARE is None else shared_out(),
+        [paths.quality(PLATFORM)] if TRAINING.finals and SHARE is None else [],
+        [paths.perft(PLATFORM)] if TRAINING.adaptations and SHARE is None else [],
+    localrule: True
 
 
 include: "workflow/rules/measure.smk"
@@ -29,7 +30,7 @@ include: "workflow/rules/report.smk"
 
 
 onsuccess:
-    print(f"Report: {paths.report(PLATFORM)}")
+    print(f"Report: {paths.report(PLATFORM)}" if SHARE is None else f"Share {SHARE} is measured.")
 
 
 onerror:

@@ -8,7 +8,7 @@ import yaml
 
 from moe_routing_bench import formats
 from moe_routing_bench.config import load as config
-from moe_routing_bench.config import presets, sections
+from moe_routing_bench.config import presets, sections, share
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.errors import UserError
@@ -28,6 +28,25 @@ def models():
 
 def test_defaults_are_filled_in():
     assert config.load({"grid": [ENTRY]}) == {"seed": 17, "device": "auto", "measure": {}, "grid": [ENTRY]}
+
+
+def test_a_gpu_is_no_platform_of_device_cpu():
+    assert config.load({"grid": [ENTRY], "device": "cpu", "platform": "cpu"})["platform"] == "cpu"
+    with pytest.raises(UserError, match=r"config.platform: got 'nvidia-h200'; allowed: cpu, as device is cpu"):
+        config.load({"grid": [ENTRY], "device": "cpu", "platform": "nvidia-h200"})
+
+
+def test_shares_hold_whole_families_each_once(models):
+    """Of every number of shares; those of the published grid are of about equal size."""
+    families = [job.cell.family for job in expand(config.load(ROOT / "config/h200.yaml"), models)]
+    for shares in (1, 2, 3, 8):
+        parts = [share.of(f"{number}/{shares}", families) for number in range(1, shares + 1)]
+        assert sorted(family for part in parts for family in part) == sorted(set(families))
+        sizes = [sum(family in part for family in families) for part in parts]
+        assert max(sizes) - min(sizes) <= 2, sizes
+    assert share.of(None, families) == set(families)
+    with pytest.raises(UserError, match=r"config.share: got '3/2'; allowed: 1/2 to 2/2"):
+        share.of("3/2", families)
 
 
 def test_a_later_file_overrides_an_earlier_one(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from moe_routing_bench.config import load as bench_config
-from moe_routing_bench.config import presets
+from moe_routing_bench.config import presets, share
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.figures import FIGURES
@@ -22,20 +22,38 @@ try:
     SETTINGS = bench_config.load(config)
     JOBS = {(job.cell.bench, job.name): job for job in expand(SETTINGS, presets.load(paths.MODELS))}
     TRAINING = plan.expand(SETTINGS.get("quality", []), SETTINGS.get("perft", []))
+    SHARE = SETTINGS.pop("share", None)
+    FAMILIES = share.of(SHARE, [job.cell.family for job in JOBS.values()])
+    LABELS = share.of(SHARE, [run.label for run in TRAINING.finals.values()])
 except UserError as error:
     raise WorkflowError(f"error: {error}") from None
 
-platforms.prepare_jobs(SETTINGS["device"])
-PLATFORM = paths.folder(platforms.current(), SETTINGS.get("run"))
-# What was asked for, and which code measures it, as files that change only with their content: a thousand jobs then have
-# one input each, and nothing depends on times or on Snakemake's own records, which may get lost.
-files.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))
-for bench in {job.cell.bench for job in JOBS.values()}:
-    files.keep(paths.code(PLATFORM, bench), sources.code_hashes(sources.code_files(bench)))
-if TRAINING.finals:
-    files.keep(paths.code(PLATFORM, "quality"), sources.code_hashes(sources.named(code.training_files())))
-if TRAINING.adaptations:
-    files.keep(paths.code(PLATFORM, "perft"), sources.code_hashes(sources.named(code.adaptation_files())))
+ASKED_PLATFORM = SETTINGS.pop("platform", None)
+platforms.prepare_jobs(ASKED_PLATFORM or SETTINGS["device"])
+if ASKED_PLATFORM is None:
+    # Decided once, by the process that the user started: Snakemake hands --config on to its jobs, some of which a cluster
+    # runs where there is another GPU, or none.
+    ASKED_PLATFORM = platforms.current()
+    workflow.config_settings.config_args = [*workflow.config_settings.config_args, f"platform={ASKED_PLATFORM}"]
+PLATFORM = paths.folder(ASKED_PLATFORM, SETTINGS.get("run"))
+
+
+def keep_inputs():
+    """Write what was asked for, and which code measures it, as files that change only with their content.
+
+    A thousand jobs then have one input each, and nothing depends on times or on Snakemake's own records, which may get lost.
+    """
+    files.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))
+    for bench in {job.cell.bench for job in JOBS.values()}:
+        files.keep(paths.code(PLATFORM, bench), sources.code_hashes(sources.code_files(bench)))
+    if TRAINING.finals:
+        files.keep(paths.code(PLATFORM, "quality"), sources.code_hashes(sources.named(code.training_files())))
+    if TRAINING.adaptations:
+        files.keep(paths.code(PLATFORM, "perft"), sources.code_hashes(sources.named(code.adaptation_files())))
+
+
+if workflow.is_main_process:  # a job elsewhere writes its outputs, and nothing else
+    keep_inputs()
 # Rows of training runs are reported when this config makes them, or when they are stored.
 PLANNED = {"quality": TRAINING.finals, "perft": TRAINING.adaptations}
 SOURCES = paths.reported(PLATFORM) | {name for name, runs in PLANNED.items() if runs}
@@ -44,7 +62,7 @@ CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
 
 
 wildcard_constraints:
-    platform=re.escape(PLATFORM),  # this machine cannot make the results of another
+    platform=re.escape(PLATFORM),  # no run makes the results of two platforms
     bench="[a-z]+",
     cell="[^/]+",
     run="[^/]+",
@@ -58,6 +76,18 @@ def spec_of(wildcards):
 def cells_of(wildcards):
     """The file of every cell of the grid."""
     return [str(path) for path in paths.cell_files(wildcards.platform, list(JOBS.values()))]
+
+
+def shared_out():
+    """The files of this share's cells, training runs, timings and adaptations."""
+    mine = {name for name, run in TRAINING.finals.items() if run.label in LABELS}
+    adapted = [name for name, one in TRAINING.adaptations.items() if one.base in mine]
+    return [
+        *[paths.cell_file(PLATFORM, job) for job in JOBS.values() if job.cell.family in FAMILIES],
+        *[paths.run_file(PLATFORM, name) for name in sorted(mine)],
+        *[paths.timing_file(PLATFORM, name) for name in TRAINING.timing if name in mine],
+        *[paths.perft_file(PLATFORM, name) for name in adapted],
+    ]
 
 
 def pilots_of(wildcards):

@@ -18,6 +18,7 @@ for figure in FIGURES.values():
             png=f"reports/{{platform}}/figures/{figure.name}.png",
         log:
             f"results/{{platform}}/logs/figures/{figure.name}.log",
+        localrule: True
         conda:
             "../../environment.yml"
         params:

@@ -32,6 +32,7 @@ rule collect:
         "results/{platform}/measurements.parquet",
     log:
         "results/{platform}/logs/collect.log",
+    localrule: True
     conda:
         "../../environment.yml"
     params:

@@ -39,6 +39,7 @@ if TRAINING.adaptations:  # else stored rows are a source like any other
             "results/{platform}/perft.parquet",
         log:
             "results/{platform}/logs/collect_perft.log",
+        localrule: True
         conda:
             "../../environment.yml"
         params:

@@ -13,6 +13,7 @@ rule html:
         "reports/{platform}/index.html",
     log:
         "results/{platform}/logs/report.log",
+    localrule: True
     conda:
         "../../environment.yml"
     params:

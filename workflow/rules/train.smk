@@ -59,6 +59,7 @@ if TRAINING.finals:  # else stored rows are a source like any other
             "results/{platform}/quality.parquet",
         log:
             "results/{platform}/logs/collect_quality.log",
+        localrule: True
         conda:
             "../../environment.yml"
         params:

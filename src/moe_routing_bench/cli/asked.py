@@ -15,11 +15,11 @@ from moe_routing_bench.store import paths, platforms
 def asked(
     configs: list[Path] | None, config_json: str | None, platform: str | None, run: str | None
 ) -> tuple[list[Job], str]:
-    """The jobs of the effective config, and the folder of their results: that of the run that the config names, unless `run` does."""
+    """The jobs of the effective config, and the folder of their results: of the platform and run that it names, unless they are given."""
     config = effective(configs, config_json)
     named = "." in (platform or "")
     return expand(config, presets.load(paths.MODELS)), platform_of(
-        platform, run or (None if named else config.get("run"))
+        platform or config.get("platform"), run or (None if named else config.get("run"))
     )
 
 

@@ -71,7 +71,7 @@ def planned_by(config: list[Path] | None, config_json: str | None, platform: str
     """The runs and adaptations of a config, and their platform; without one, that of this machine."""
     found = effective(config, config_json)
     return plan.expand(found.get("quality", []), found.get("perft", [])), platform_of(
-        platform, None if platform else found.get("run")
+        platform or found.get("platform"), None if platform else found.get("run")
     )
 
 

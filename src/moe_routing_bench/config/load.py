@@ -24,6 +24,8 @@ def load(source: Mapping[str, Any] | str | Path | Sequence[str | Path]) -> dict[
         for path in [source] if isinstance(source, str | Path) else source:
             config = _merged(config, read_mapping(Path(path)))
     schema.validated(Config, config, "config")
+    if config.get("device") == "cpu" and config.get("platform", "cpu") != "cpu":
+        raise bad("config.platform", config["platform"], "cpu, as device is cpu", "leave device out")
     return {**DEFAULTS, **config}
 
 

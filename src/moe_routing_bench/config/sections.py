@@ -20,6 +20,7 @@ from moe_routing_bench.errors import writing
 from moe_routing_bench.fields import Choice, Distinct, title
 from moe_routing_bench.grid.settings import Settings
 
+NAME = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 SCHEMA = Path("workflow/schemas/config.schema.yaml")
 _HEAD = "# Written by `python -m moe_routing_bench.config.sections`, from the axes, the settings and the specs of training.\n"
 _LISTED = "`moe-routing-bench list` prints"
@@ -87,13 +88,21 @@ Config = model(
     "Config",
     **_axes("config"),
     run=field(
-        Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")],
+        Annotated[str, Field(pattern=NAME)],
         description="lower-case letters, digits and dashes: the name of a run that has results and report of its own",
     ),
     device=field(
         Annotated[str, Choice(("auto", "cpu"))],
         default="auto",
         description="auto (the first NVIDIA GPU, else the CPU) or cpu",
+    ),
+    platform=field(
+        Annotated[str, Field(pattern=NAME)],
+        description="cpu, or the name of a GPU in lower-case letters, digits and dashes, such as nvidia-h200",
+    ),
+    share=field(
+        Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}/[1-9][0-9]{0,3}$")],
+        description="I/N, such as 1/4: the part of the jobs that this run measures, without collecting them",
     ),
     measure=field(Measure, description="a mapping of settings of the measurement"),
     grid=_section(GridEntry, "is the product of its axes for each of its benches", required=True),
