@@ -128,13 +128,13 @@ def chosen_commands(machine: Path, *, gpus: int, find_links: Path | None = None)
 def test_a_gpu_machine_gets_the_cuda_build_and_the_peers(tmp_path: Path) -> None:
     (command,) = chosen_commands(tmp_path, gpus=1)
     assert "--constraint constraints.txt" in command
-    assert command.endswith("--editable .[dev,peers]")
+    assert command.endswith("--editable .[dev,slurm,peers]")
 
 
 def test_a_cpu_machine_takes_the_cpu_build_from_find_links(tmp_path: Path) -> None:
     (command,) = chosen_commands(tmp_path, gpus=0, find_links=fake_torch_wheel(tmp_path / "wheels", "py3"))
     assert "--constraint constraints.txt" in command
-    assert re.search(r"--editable \.\[dev\] torch==[\d.]+\+cpu$", command)
+    assert re.search(r"--editable \.\[dev,slurm\] torch==[\d.]+\+cpu$", command)
 
 
 @pytest.mark.parametrize("wheel_tag", [None, "py2"], ids=["no find-links", "a wheel for another Python"])
@@ -143,7 +143,7 @@ def test_a_cpu_machine_else_takes_torch_alone_from_the_cpu_index(tmp_path: Path,
     torch, project = chosen_commands(tmp_path, gpus=0, find_links=find_links)
     assert re.search(rf"--no-deps --index-url {CPU_INDEX} torch==[\d.]+\+cpu$", torch)
     assert CPU_INDEX not in project
-    assert re.search(r"--editable \.\[dev\] torch==[\d.]+\+cpu$", project)
+    assert re.search(r"--editable \.\[dev,slurm\] torch==[\d.]+\+cpu$", project)
 
 
 def test_an_old_python_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -1,10 +1,24 @@
-"""The workflow on several machines: who decides the platform, what a share is."""
+"""The workflow on several machines: who decides the platform, what a share is, and both ways through a SLURM on this machine."""
 
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from project import CELLS, DRAWN, Project, count, measured
+from project import CELLS, DRAWN, GRID, Project, count, measured
+
+SLURM = Path(__file__).with_name("slurm.sh")
+DAEMONS = ("slurmctld", "slurmd", "munged")
+pytestmark = pytest.mark.slow
+FAMILIES = [GRID[1] | {"benches": ["gate"]}, GRID[1] | {"benches": ["combine"]}]  # one cell each
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +38,95 @@ def test_a_machine_without_a_gpu_plans_for_one(fresh: Project) -> None:
     assert "results/cpu" not in done.stdout + done.stderr
 
 
-def test_shares_are_all_cells_each_once_and_collect_nothing(fresh: Project) -> None:
-    shares = [fresh.snakemake("--dry-run", "--config", "platform=cpu", f"share={number}/2") for number in (1, 2)]
-    assert all(set(count(one)) == {"measure", "all"} for one in shares)
+def test_shares_are_all_cells_each_once_and_collect_nothing(fresh: Project, tmp_path: Path) -> None:
+    """And what the platform is, which nobody said, jobs on other machines are told, as an executor for clusters starts them."""
+    script = tmp_path / "told.smk"
+    told = 'print("told:", workflow.config_settings.config_args)'
+    script.write_text(f'include: "{fresh.folder}/Snakefile"\n\n\nrule told:\n    input: rules.all.input\n\n\n{told}\n')
+    plan = ("--dry-run", "--snakefile", script, "--directory", fresh.folder, "told", "--config")
+    shares = [fresh.snakemake(*plan, f"share={number}/2") for number in (1, 2)]
+    assert all(set(count(one)) == {"measure", "told"} for one in shares)
+    assert "told: ['share=1/2', 'platform=cpu']" in shares[0].stdout + shares[0].stderr
     found = [measured(one) for one in shares]
     assert {name: sum(one.get(name, 0) for one in found) for name in CELLS} == CELLS
     assert not set(found[0]) & set(found[1])  # here every bench is one family
 
 
-def test_where_the_platform_is_not_said_other_machines_are_told(fresh: Project, tmp_path: Path) -> None:
-    """What a job on another machine is started with, as an executor for clusters would."""
-    script = tmp_path / "job.smk"
-    script.write_text(f'include: "{fresh.folder}/Snakefile"\nprint("told:", workflow.config_settings.config_args)\n')
-    done = fresh.snakemake("--dry-run", "--snakefile", script, "--directory", fresh.folder)
-    assert "told: ['platform=cpu']" in done.stdout + done.stderr
-    done = fresh.snakemake("--dry-run", "--snakefile", script, "--directory", fresh.folder, "--config", "run=other")
-    assert "told: ['run=other', 'platform=cpu']" in done.stdout + done.stderr
+@pytest.fixture
+def slurm(own_server: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A SLURM of one node. Its jobs measure one cell each, so that a warm server would take longer to start than it saves."""
+    monkeypatch.setenv("MOE_ROUTING_BENCH_WORKER", "cold")
+    os.environ["PATH"] += os.pathsep + "/usr/sbin"
+    if missing := [name for name in DAEMONS if shutil.which(name) is None]:
+        pytest.skip(f"no {', '.join(missing)}; apt-get install slurm-wlm munge")
+    port = next(port for port in range(20_000 + os.getpid() % 5000 * 2, 32_000, 2) if free(port) and free(port + 1))
+    folder = own_server / "slurm"
+    try:
+        started = subprocess.run(["bash", SLURM, "start", folder, str(port)], capture_output=True, text=True)
+        if started.returncode:
+            pytest.skip(f"SLURM does not start here: {started.stderr.strip()}")
+        monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        yield
+    finally:
+        subprocess.run(["bash", SLURM, "stop", folder])
+
+
+def free(port: int) -> bool:
+    """Whether nobody listens; ports from 32768 on are also those of connections."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def queue(project: Project, *options: str) -> str:
+    return project.run("squeue", "--noheader", *options).stdout
+
+
+def until(done: object, seconds: float = 60) -> None:
+    """Wait until a function returns something true."""
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_two_allocations_of_which_one_is_cancelled_and_submitted_again(
+    fresh: Project, tmp_path: Path, slurm: None
+) -> None:
+    """The other share is kept; nothing is collected before all is there, and nothing is measured twice."""
+    project = fresh.copy(tmp_path / "project")
+    project.configure(FAMILIES)
+    results = project.folder / "results/cpu"
+    submit = ("bash", "workflow/scripts/slurm.sh", "cpu", "2", "--gpus=1", "--", "--until", "measure", "collect")
+
+    _, second, last = re.findall("job ([0-9]+)", project.run(*submit).stdout)
+    until(lambda: "RUNNING" in queue(project, "--job", second, "--format=%T"))
+    project.run("scancel", second)
+    until(lambda: not queue(project))
+    (kept,) = (results / "cells").rglob("*.parquet")
+    before = kept.stat().st_mtime_ns
+    assert not (results / f"logs/slurm/{last}.log").exists()
+
+    project.run(*submit)
+    until(lambda: not queue(project))
+    logs = "".join(path.read_text() for path in (results / "logs/slurm").glob("*.log"))
+    assert collected(project) == ["gate", "combine"], logs
+    assert kept.stat().st_mtime_ns == before and logs.count("measure gate") == 1
+
+
+def test_one_job_per_cell(fresh: Project, tmp_path: Path, slurm: None) -> None:
+    """Cells are measured in jobs of SLURM's, and collected beside Snakemake."""
+    if not importlib.util.find_spec("snakemake_executor_plugin_slurm"):
+        pytest.skip("no snakemake-executor-plugin-slurm: pip install -e '.[slurm]'")
+    project = fresh.copy(tmp_path / "project")
+    project.configure(FAMILIES[:1])
+    each = ("--workflow-profile", "workflow/profiles/slurm", "--slurm-init-seconds-before-status-checks", "12")
+    done = project.run("snakemake", *each, "--until", "collect")
+    assert len(re.findall("submitted with SLURM jobid", done.stdout + done.stderr)) == 1
+    assert collected(project) == ["gate"]
+
+
+def collected(project: Project) -> list[str]:
+    """The benches of the collected rows, all of which are well."""
+    table = pq.read_table(project.folder / "results/cpu/measurements.parquet")
+    assert set(table["status"].to_pylist()) == {"ok"}
+    return table["bench"].to_pylist()

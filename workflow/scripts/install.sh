@@ -45,10 +45,10 @@ else
 fi
 
 if has_gpu; then
-  pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,peers]'
+  pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,slurm,peers]'
 else
   find_links_have_cpu_torch || pip install --quiet --no-compile --no-deps --index-url "$cpu_index" "$cpu_torch"
-  pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]' "$cpu_torch"
+  pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,slurm]' "$cpu_torch"
 fi
 [ -z "$print" ] || exit 0
 # What cannot be compiled (templates, code for other versions) is never imported; tests of packages are not run.
