@@ -388,3 +388,14 @@ def test_a_user_s_error_is_a_line(monkeypatch, capsys) -> None:
     monkeypatch.setattr(supervisor, "measure", measure)
     assert supervisor.main(["out", job("torch").spec]) == 2
     assert capsys.readouterr().err == "error: no such thing\n"
+
+
+def test_a_job_for_another_platform_is_refused_before_anything_is_measured(monkeypatch, capsys, tmp_path) -> None:
+    """In one line, for a named run of that platform too; on its own platform it runs."""
+    monkeypatch.setattr(supervisor, "measure", lambda *_: [])
+    monkeypatch.setattr(platforms, "gpu_name", lambda: "NVIDIA H100 PCIe")
+    for asked in ("nvidia-h200", "nvidia-h200.layers", "cpu"):
+        assert supervisor.main([str(tmp_path / "out"), job("torch").spec, asked]) == 2
+        start = f"error: platform: got 'nvidia-h100-pcie'; allowed: {asked.partition('.')[0]}; hint: ask for that GPU"
+        assert capsys.readouterr().err.startswith(start)
+    assert supervisor.main([str(tmp_path / "out"), job("torch").spec, "nvidia-h100-pcie.layers"]) == 0

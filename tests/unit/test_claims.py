@@ -202,7 +202,7 @@ def test_command(tmp_path, monkeypatch):
     assert "3 claims: 2 no rows, 1 reproduced" in done.output
     with pytest.raises(UserError, match="did you mean 'drops'"):
         call(app, ["claims", "--platform", "cpu", "--only", "drop"], catch_exceptions=False)
-    with pytest.raises(UserError, match="this machine, which is cpu"):
+    with pytest.raises(UserError, match="platform: got 'cpu'; allowed: nvidia-h200; hint: ask for that GPU"):
         call(app, ["claims", "--platform", "nvidia-h200", "--measure"], catch_exceptions=False)
 
 

@@ -18,7 +18,7 @@ rule measure:
     message:
         "measure {wildcards.bench} {wildcards.cell}"
     shell:
-        "python -I -S {params.client:q} {output:q} {params.spec:q} >{log:q} 2>&1"
+        "python -I -S {params.client:q} {output:q} {params.spec:q} {wildcards.platform:q} >{log:q} 2>&1"
 
 
 rule collect:

@@ -22,7 +22,7 @@ rule adapt:
         "adapt {wildcards.run}"
     shell:
         "python -I -S {params.client:q} --cli adapt {input.base:q} --spec {params.spec:q} {params.pilots:q} --threads {threads}"
-        " --out {output:q} >{log:q} 2>&1"
+        " --out {output:q} --platform {wildcards.platform:q} >{log:q} 2>&1"
 
 
 if TRAINING.adaptations:  # else stored rows are a source like any other

@@ -20,7 +20,7 @@ rule train:
     message:
         "train {wildcards.run}"
     shell:
-        "python -I -S {params.client:q} --cli train --spec {params.spec:q} {params.pilots:q} --threads {threads} --out {output:q}"
+        "python -I -S {params.client:q} --cli train --spec {params.spec:q} {params.pilots:q} --threads {threads} --out {output:q} --platform {wildcards.platform:q}"
         " >{log:q} 2>&1"
 
 
@@ -41,7 +41,7 @@ rule time_training:
     message:
         "time {wildcards.run}"
     shell:
-        "python -I -S {params.client:q} --cli time-training {input:q} --threads {threads} --out {output:q} >{log:q} 2>&1"
+        "python -I -S {params.client:q} --cli time-training {input:q} --threads {threads} --out {output:q} --platform {wildcards.platform:q} >{log:q} 2>&1"
 
 
 if TRAINING.finals:  # else stored rows are a source like any other

@@ -31,8 +31,8 @@ def claims(
     platform = platform_of(platform, run)
     known = {claim.id: claim for claim in published.load(file)}
     chosen = [known[pick("--only", name.strip(), known)] for name in (only.split(",") if only else known)]
-    if measure and platform.partition(".")[0] != platforms.current():
-        raise bad("--measure", platform, f"this machine, which is {platforms.current()}")
+    if measure:
+        platforms.verify(platform)
     rows = _collected(platform)
     if measure:
         _measure(one.claim for one in held(platform, chosen, rows) if one.why == "not measured")

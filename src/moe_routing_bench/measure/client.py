@@ -1,4 +1,4 @@
-"""``python -I -S client.py [--cold] [--log FILE] OUT SPEC``: run a job on the warm server, starting it when there is none.
+"""``python -I -S client.py [--cold] OUT SPEC [PLATFORM]``: run a job on the warm server, starting it when there is none.
 ``client.py [--cold] --cli COMMAND ...`` does the same for a command of ``moe-routing-bench``, and with ``--running`` only
 where a server runs already: it would take longer to start than a command that needs no torch.
 

@@ -226,9 +226,11 @@ def _waste(job: Job, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str], mode: str = "cold", watch: Any = None) -> int:
-    """``OUT SPEC``: measure the spec's job and write its file. Returns the exit status."""
-    out, spec = arguments
+    """``OUT SPEC [PLATFORM]``: measure the spec's job and write its file, on this platform alone. Returns the exit status."""
+    out, spec, *asked = arguments
     try:
+        for platform in asked:
+            platforms.verify(platform)
         rows = measure(Job.from_spec(spec), Path(out), mode, watch)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -8,6 +8,8 @@ import shutil
 import sys
 from typing import Any
 
+from moe_routing_bench.errors import bad
+
 CPU = "cpu"
 
 
@@ -51,6 +53,14 @@ def slug(name: str | None) -> str:
 def current() -> str:
     """The platform slug of this machine."""
     return slug(gpu_name())
+
+
+def verify(asked: str) -> None:
+    """Raise `UserError` where results of a platform, or of a named run on it, are asked for and this machine is another."""
+    platform, found = asked.partition(".")[0], current()
+    if found != platform:
+        hint = "ask for that GPU (--gpus, gres, constraint), or name the platform that this machine is"
+        raise bad("platform", found, platform, hint)
 
 
 _INSTALL = {"triton": "pip install triton", "cutlass": "pip install 'nvidia-cutlass-dsl[cu13]'"}
