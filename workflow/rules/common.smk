@@ -1,6 +1,7 @@
 """Validate the config, expand the grid once, and name what the rules share."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -54,6 +55,8 @@ def keep_inputs():
 
 if workflow.is_main_process:  # a job elsewhere writes its outputs, and nothing else
     keep_inputs()
+else:  # it runs one cell: a warm server would be of use to none after it, and end with it while others call
+    os.environ.setdefault("MOE_ROUTING_BENCH_WORKER", "cold")
 # Rows of training runs are reported when this config makes them, or when they are stored.
 PLANNED = {"quality": TRAINING.finals, "perft": TRAINING.adaptations}
 SOURCES = paths.reported(PLATFORM) | {name for name, runs in PLANNED.items() if runs}
