@@ -18,7 +18,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install report test mutants figures lint lock clean
+.PHONY: help install report test faults mutants figures lint lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -36,6 +36,9 @@ report: .venv/.installed ## measure what changed, draw and report (CONFIG=config
 test: .venv/.installed ## run the tests (those that need a GPU are skipped where there is none)
 	OMP_NUM_THREADS=1 .venv/bin/pytest -q --ignore tests/timing --numprocesses auto --dist loadfile --no-loadscope-reorder
 	.venv/bin/pytest -q tests/timing
+
+faults: .venv/.installed ## inject faults and count them: kinds, and what became of them
+	.venv/bin/pytest -q -m fault
 
 # Takes hours for all modules; MUTANTS="moe_routing_bench.measure.statistics*" picks some.
 mutants: .venv/.installed ## how many small changes of the code no test would notice (MUTANTS=pattern picks some)

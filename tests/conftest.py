@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: of several workers none then has a slow file left when the others are done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+    for item in items:
+        item.user_properties += [("fault", mark.args[0]) for mark in item.iter_markers("fault")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where faults were injected: how many, of how many kinds, and what became of them."""
+    found = {
+        outcome: [kind for one in reports for name, kind in getattr(one, "user_properties", ()) if name == "fault"]
+        for outcome, reports in terminalreporter.stats.items()
+        if outcome in ("passed", "failed", "error", "skipped")
+    }
+    if kinds := Counter(kind for each in found.values() for kind in each):
+        terminalreporter.section("injected faults")
+        outcomes = ", ".join(f"{len(each)} {outcome}" for outcome, each in found.items() if each)
+        terminalreporter.write_line(f"{kinds.total()} faults of {len(kinds)} kinds: {outcomes}")
+        terminalreporter.write_line(", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
 
 
 @pytest.fixture

@@ -196,7 +196,7 @@ def test_a_killed_adaptation_ends_as_an_unbroken_one(
     assert kept and all(".adapters." in name for name in kept)
     torch.manual_seed(99)
     broken = adapt.adapt(one, path, out, "cpu")
-    assert done == [0, 1, 2, 3, 4, 4, 5] and not out.with_suffix(".ckpt").exists()
+    assert done == [0, 1, 2, 3, 4, 4, 5]
     compared = ("step", "train_loss", "router_loss", "router_grad_norm", "val_loss", "old_bits_per_byte_by_domain")
     assert [[row.get(name) for name in compared] for row in broken] == [
         [row.get(name) for name in compared] for row in whole

@@ -66,17 +66,6 @@ def test_a_killed_run_ends_as_an_unbroken_one(run: Run, tmp_path: Path, monkeypa
     assert kept(broken) == kept(whole) and run_rows.read(out).num_rows == 3
     first, second = weights(tmp_path / "whole.parquet"), weights(out)
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-    assert not out.with_suffix(".ckpt").exists()
-
-
-def test_another_run_does_not_take_up_its_checkpoint(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint holds the spec that it is of."""
-    out, counted = tmp_path / "run.parquet", []
-    torch.save({"spec": "another"}, out.with_suffix(".ckpt"))
-    step = loop.Training.step
-    monkeypatch.setattr(loop.Training, "step", lambda self, n: counted.append(n) or step(self, n))
-    train.train(run, out, "cpu")
-    assert counted == list(range(9))
 
 
 def test_training_learns_and_its_rows_are_right(run: Run, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from moe_routing_bench.errors import bad
@@ -19,7 +18,7 @@ from moe_routing_bench.quality.model.language_model import TinyLM
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quality.spec.adaptation_rows import COLUMNS, SCHEMA
 from moe_routing_bench.quality.training import train
-from moe_routing_bench.quality.training.loop import Training, go_on, now
+from moe_routing_bench.quality.training.loop import Training, go_on, now, saved
 from moe_routing_bench.routers.zoo import ZOO
 
 _PART = ".adapters."  # is in the names of what learns, and in no other
@@ -47,8 +46,7 @@ class Adapting(Training):
     def build(self) -> TinyLM:
         """The base's model with its weights, which are frozen, and with adapters that change nothing yet."""
         model = super().build()
-        kept = torch.load(self.weights, map_location=self.device, weights_only=True)
-        model.load_state_dict(kept["model"])
+        model.load_state_dict(saved(self.weights, self.device)["model"])
         return adapters.attach(model, self.adaptation)
 
     def state(self) -> dict[str, Any]:
@@ -103,7 +101,6 @@ def adapt(
     after = go_on(training, checkpoint, adaptation.name, adaptation.spec, fixed, training.evaluation)
     rows = [before, *({name: value for name, value in row.items() if name in COLUMNS} for row in after)]
     run_rows.write(out, rows, spec or adaptation.spec, SCHEMA)
-    checkpoint.unlink(missing_ok=True)
     return rows
 
 

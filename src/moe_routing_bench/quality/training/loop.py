@@ -3,6 +3,7 @@
 import json
 import math
 import time
+import zipfile
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moe_routing_bench import files
+from moe_routing_bench.errors import UserError, bad
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality.corpora import batches, texts
 from moe_routing_bench.quality.evaluation import evaluate
@@ -105,16 +107,14 @@ def go_on(
 ) -> list[dict[str, Any]]:
     """Train to the last step and return one row per evaluation.
 
-    Starts from the checkpoint where there is one of this `spec`, else from the first step, and writes a checkpoint
-    after each evaluation but the last. `fixed` are fields of every row, `evaluation` returns those of one evaluation.
+    Starts from the checkpoint where there is one of this spec, code and text, else from the first step, and writes a
+    checkpoint after each evaluation. The last one stays, so that a finished run whose file is lost is not trained again;
+    it holds the weights only where something is made of them. `fixed` are fields of every row, `evaluation` returns
+    those of one evaluation.
     """
     run, device = training.run, training.device
-    rows, done = [], 0
-    if checkpoint.is_file():
-        kept = torch.load(checkpoint, map_location=device, weights_only=True)
-        if kept["spec"] == spec:
-            training.load(kept)
-            rows, done = json.loads(kept["rows"]), kept["step"]
+    made_of = {"spec": spec} | {name: fixed[name] for name in ("code_fingerprint", "corpus_sha256")}
+    rows, done = _resumed(training, checkpoint, made_of)
     while done < run.steps:
         end = min(run.steps, (done // run.eval_every + 1) * run.eval_every)
         measured, spent = _steps(training, done, end)
@@ -135,15 +135,47 @@ def go_on(
         losses = f"train {row['train_loss']:.4f} val {row['val_loss']:.4f} {row['bits_per_byte']:.3f} bits/byte"
         print(f"{name} step {end}/{run.steps} {losses} {rate:.0f} bytes/s", flush=True)
         done = end
-        if done < run.steps:
-            save(checkpoint, training.state() | {"spec": spec, "rows": json.dumps(rows), "step": done})
+        state = training.state() if done < run.steps or run.keep_weights or run.trace_tokens else {}
+        save(checkpoint, state | made_of | {"rows": json.dumps(rows), "step": done})
     return rows
+
+
+def _resumed(training: Training, checkpoint: Path, made_of: Mapping[str, str]) -> tuple[list[dict[str, Any]], int]:
+    """The rows and the number of steps that a checkpoint holds, whose state is taken over; none, with a line of output
+    that says why, from one that cannot be read or is of something else."""
+    if not checkpoint.is_file():
+        return [], 0
+    again = f"{checkpoint} is not used, the run starts afresh:"
+    try:
+        kept = saved(checkpoint, training.device)
+    except UserError:
+        print(f"{again} it is damaged", flush=True)
+        return [], 0
+    if others := [name for name, value in made_of.items() if kept.get(name) != value]:
+        print(f"{again} it is of another {' and '.join(others)}", flush=True)
+        return [], 0
+    rows, step = json.loads(kept["rows"]), kept["step"]
+    if "model" in kept:
+        training.load(kept)
+    print(f"goes on from {checkpoint}, step {step} of {training.run.steps}", flush=True)
+    return rows, step
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Write a state; the file appears whole or not at all."""
     with files.replacing(path) as temporary:
         torch.save(state, temporary)
+
+
+def saved(path: Path, device: str) -> dict[str, Any]:
+    """A state that was saved. Raises `UserError` for a damaged one: torch itself does not look at the checksums."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip() is not None:
+                raise zipfile.BadZipFile
+        return dict(torch.load(path, map_location=device, weights_only=True))
+    except Exception as error:  # whatever such bytes make zip or pickle raise
+        raise bad("saved state", str(path), "a whole file of torch.save", "delete it and train again") from error
 
 
 def now() -> str:

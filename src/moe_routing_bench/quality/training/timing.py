@@ -18,7 +18,7 @@ from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality.model.stage_clock import STAGES, Clock, StageClock
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quality.statistics import half_width
-from moe_routing_bench.quality.training.loop import Training
+from moe_routing_bench.quality.training.loop import Training, saved
 from moe_routing_bench.store import paths
 
 WARMUP, PROFILED = 5, 10  # steps
@@ -61,7 +61,7 @@ def measure(run: Run, trained: Path, out: Path, device: str) -> dict[str, Any]:
 
 def _trained(run: Run, trained: Path, device: str) -> Training:
     training = Training(run, device)
-    training.load(torch.load(paths.weights_file(trained), map_location=device, weights_only=True))
+    training.load(saved(paths.weights_file(trained), device))
     return training
 
 

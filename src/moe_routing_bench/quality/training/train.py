@@ -34,9 +34,9 @@ def train(
 ) -> list[dict[str, Any]]:
     """Train a run, evaluate every `eval_every` steps and at the end, and write the rows to `out`.
 
-    A checkpoint beside `out` is written at every evaluation, taken up by the next call, and removed at the end. On a
-    CPU the rows (apart from times) and the weights are those of an unbroken run, bit for bit. `chosen` are row fields
-    of the pilots; `spec` is stored in place of the run's own where pilots chose the learning rate.
+    A checkpoint beside `out` is written at every evaluation and taken up by the next call. On a CPU
+    the rows (apart from times) and the weights are those of an unbroken run, bit for bit. `chosen` are row fields of
+    the pilots; `spec` is stored in place of the run's own where pilots chose the learning rate.
     """
     training, checkpoint = Training(run, device), out.with_suffix(".ckpt")
     fixed = _fixed(training) | dict(chosen or {})
@@ -60,7 +60,6 @@ def train(
     if run.trace_tokens:
         _trace(training, paths.trace_file(out))
     run_rows.write(out, rows, spec or run.spec)
-    checkpoint.unlink(missing_ok=True)
     return rows
 
 
