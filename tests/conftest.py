@@ -17,7 +17,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
     for item in items:
-        item.user_properties += [("fault", mark.args[0]) for mark in item.iter_markers("fault")]
+        if mark := item.get_closest_marker("fault"):
+            item.user_properties.append(("fault", mark.args[0]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,9 +1,13 @@
 """Client and warm server in one process: what is asked and answered over a socket, and what becomes of children."""
 
 import contextlib
+import ctypes
 import io
 import json
 import os
+import re
+import resource
+import signal
 import socket
 import sys
 import tempfile
@@ -66,16 +70,17 @@ def listener(tmp_path) -> Iterator[socket.socket]:
 
 
 def test_one_socket_for_each_way_of_running(tmp_path, monkeypatch) -> None:
-    """Another interpreter, source tree, device, path or number of threads has another server; nobody else may enter."""
+    """Another interpreter, source tree, device, path, number of threads, SLURM job, or anything that is inherited has another
+    server; nobody else may enter."""
     monkeypatch.setattr(client.tempfile, "tempdir", str(tmp_path))
-    for name in ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS"):
+    for name in client._VARIABLES:
         monkeypatch.delenv(name, raising=False)
     first = client.socket_path()
     folder = tmp_path / f"moe-routing-bench-{os.getuid()}"
     assert Path(first).parent == folder and folder.stat().st_mode & 0o777 == 0o700
     assert first == client.socket_path() and first.endswith(".sock") and len(Path(first).stem) == 16
     found = {first}
-    for name in ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS"):
+    for name in ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_STEP_ID"):
         monkeypatch.setenv(name, "1")
         found.add(client.socket_path())
     monkeypatch.setattr(sys, "executable", "/other/python")
@@ -85,17 +90,57 @@ def test_one_socket_for_each_way_of_running(tmp_path, monkeypatch) -> None:
     found.add(client.socket_path())
     os.utime(tmp_path / "server.py", ns=(1, 1))
     found.add(client.socket_path())
-    assert len(found) == 7
+    monkeypatch.setattr(client, "inherited", lambda: ["another"])
+    found.add(client.socket_path())
+    assert len(found) == 10
+
+
+def fewer_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+
+
+CHANGES = {
+    "niceness": lambda: os.nice(1),
+    "umask": lambda: os.umask(0o027),
+    "affinity": lambda: os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[1:]),
+    "limits": fewer_files,
+    "mounts": lambda: os.stat("/") if ctypes.CDLL(None).unshare(0x20000) == 0 else os._exit(2),
+    "groups": lambda: os.setgroups([12345]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.fault("other surroundings")
+def test_what_a_server_inherits_is_its_caller_s(change) -> None:
+    """Whoever has other surroundings than the one who started a server is served by another."""
+    if (child := os.fork()) == 0:
+        try:
+            before = client.inherited()
+            unchanged = before == client.inherited()
+            CHANGES[change]()
+            os._exit(0 if unchanged and client.inherited() != before else 1)
+        except OSError:
+            os._exit(2)
+        finally:
+            os._exit(3)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 2:
+        pytest.skip("needs other rights, or a second CPU")
+    assert code == 0
 
 
 def test_the_longest_folder_of_a_socket(tmp_path, monkeypatch) -> None:
     """107 bytes are what Linux takes; one more, and the socket is below /tmp."""
-    monkeypatch.setattr(client.os, "makedirs", lambda *_, **__: None)
+    monkeypatch.setattr(client.os, "mkdir", lambda *_: None)
+    monkeypatch.setattr(client.os, "lstat", lambda _: os.stat_result([0o40700, 0, 0, 0, os.getuid(), 0, 0, 0, 0, 0]))
     name = f"/moe-routing-bench-{os.getuid()}"
     for length, below in ((client.LONGEST_FOLDER, False), (client.LONGEST_FOLDER + 1, True)):
         monkeypatch.setattr(client.tempfile, "tempdir", "/" + "x" * (length - len(name) - 1))
         found = client.socket_path()
         assert found.startswith("/tmp/moe-routing-bench") == below and (below or len(found) == 107)
+        with socket.socket(socket.AF_UNIX) as one, pytest.raises(FileNotFoundError):  # and not OSError: too long
+            one.connect(found)
 
 
 def test_nobody_listens(tmp_path, listener) -> None:
@@ -135,7 +180,7 @@ def started(monkeypatch) -> Iterator[type[Started]]:
         socket = None
 
     monkeypatch.setattr(client.subprocess, "Popen", One)
-    monkeypatch.setattr(client.time, "sleep", {120 / 6000: None}.__getitem__)  # 6000 looks in two minutes
+    monkeypatch.setattr(client.time, "sleep", {120 / 6000: None, 0: None}.__getitem__)  # 6000 looks in two minutes
     yield One
     if One.socket:
         One.socket.close()
@@ -158,6 +203,7 @@ def test_a_server_that_is_there_is_not_started_again(tmp_path, listener, started
         pass
     assert started.polls == 0 and not (tmp_path / "s.sock.lock").exists()
     tries, connect = [], client.connect
+    monkeypatch.setattr(client.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(client, "connect", lambda path: tries.append(path) or (connect(path) if len(tries) > 1 else None))  # fmt: skip
     with client.connected(str(tmp_path / "s.sock")):
         pass
@@ -167,10 +213,17 @@ def test_a_server_that_is_there_is_not_started_again(tmp_path, listener, started
 def test_only_one_waits_for_a_server_to_start(tmp_path, started, monkeypatch) -> None:
     """Under a lock that the others wait for."""
     locks = []
-    monkeypatch.setattr(client.fcntl, "flock", lambda file, how: locks.append((file.name, how)))
+    flock = client.fcntl.flock
+    monkeypatch.setattr(client.fcntl, "flock", lambda file, how: locks.append(how) or flock(file, how))
     path = str(tmp_path / "new.sock")
     client.connected(path).close()
-    assert locks == [(path + ".lock", client.fcntl.LOCK_EX)]
+    assert locks == [client.fcntl.LOCK_EX | client.fcntl.LOCK_NB]
+    Path(path).unlink()
+    with open(path + ".lock") as other:
+        flock(other, client.fcntl.LOCK_EX)
+        with pytest.raises(SystemExit, match="did not start"):
+            client.connected(path)
+    assert len(locks) == 6001 and started.polls == 3, "who waits starts none, and does not wait for ever"
 
 
 @pytest.mark.parametrize(("code", "polls"), [(1, 1), (0, 1), (None, 6000)])
@@ -180,7 +233,7 @@ def test_a_server_that_does_not_start(code, polls, tmp_path, started) -> None:
     with pytest.raises(SystemExit) as end:
         client.connected(str(tmp_path / "new.sock"))
     assert started.polls == polls
-    assert end.value.code == f"error: the warm server did not start: see {tmp_path}/new.sock.log; hint: MOE_ROUTING_BENCH_WORKER=cold measures without it"  # fmt: skip
+    assert end.value.code == f"error: the warm server did not start: see {tmp_path}/new.sock.log; {client.COLD}"
 
 
 @pytest.mark.parametrize(
@@ -198,6 +251,7 @@ def test_without_a_server_the_process_becomes_the_job(arguments, worker, module,
     if worker:
         monkeypatch.setenv("MOE_ROUTING_BENCH_WORKER", worker)
     monkeypatch.setattr(client, "socket_path", lambda: "/nowhere/at.all")
+    monkeypatch.setattr(client, "connect", lambda path: None)
     with pytest.raises(Replaced) as end:
         client.main(arguments)
     assert end.value.said == (sys.executable, [sys.executable, "-m", module, *left])
@@ -207,14 +261,20 @@ def test_without_a_server_the_process_becomes_the_job(arguments, worker, module,
     ("parts", "status", "error"),
     [
         ([b"0\n"], 0, ""),
-        ([b"1", b"30\n"], 130, ""),
-        ([b""], 1, "killed before it could answer"),
-        ([b" \n"], 1, "killed before it could answer"),
+        ([b".", b"..1", b"30\n"], 130, ""),
+        ([b"0\n", "held"], 0, ""),
+        ([b"."], None, "error: the job was killed before it could answer"),
+        ([b"1"], None, "error: the job was killed before it could answer"),
+        ([b".", "held"], None, "error: the warm server has given no sign of life for 1 s: is it stopped?"),
     ],
 )
 @pytest.mark.parametrize("running", [False, True])
-def test_what_the_client_asks(parts, status, error, running, tmp_path, listener, monkeypatch, capsys) -> None:
-    """Arguments, folder and environment, with its own stdout and stderr; the answer is the exit status."""
+@pytest.mark.fault("reply")
+def test_what_the_client_asks(parts, status, error, running, tmp_path, listener, monkeypatch) -> None:
+    """Arguments, folder and environment, with its own stdout and stderr; the answer is the exit status, for which nobody waits
+    until the end of the stream."""
+    monkeypatch.setattr(client, "SILENT_SECONDS", 1 if parts == [b".", "held"] else 5)
+    over = threading.Event()
     monkeypatch.delenv("MOE_ROUTING_BENCH_WORKER", raising=False)
     monkeypatch.setenv("SOMETHING", "é")
     monkeypatch.setattr(client, "socket_path", lambda: str(tmp_path / "s.sock"))
@@ -229,16 +289,22 @@ def test_what_the_client_asks(parts, status, error, running, tmp_path, listener,
             for fd in fds:
                 os.close(fd)
             for part in parts:
+                if part == "held":
+                    over.wait(5)
+                    return
                 connection.sendall(part)
                 time.sleep(0.01)
 
     with beside(answer):
-        assert client.main([*["--running"] * running, "out", "spec {}"]) == status
+        if error:
+            with pytest.raises(SystemExit, match=re.escape(error)):
+                client.main([*["--running"] * running, "out", "spec {}"])
+        else:
+            assert client.main([*["--running"] * running, "out", "spec {}"]) == status
+        over.set()
     assert asked == [
         ({"arguments": ["out", "spec {}"], "cwd": os.getcwd(), "env": dict(os.environ)}, [os.fstat(fd).st_ino for fd in (1, 2)])
     ]  # fmt: skip
-    found = capsys.readouterr()
-    assert found.out == "" and (error in found.err if error else found.err == "")
 
 
 # -- the server
@@ -300,6 +366,7 @@ def test_a_command_ends_with_its_caller(unread, ends, monkeypatch) -> None:
         assert ran == [(("moe_routing_bench.cli",), {"run_name": "__main__"}, ["moe-routing-bench", "list", "-x"])]
         (watch,) = [thread for thread in threading.enumerate() if thread.name not in before]
         assert watch.daemon and not ended.wait(0.05)
+        assert here.recv(9) == b"."
         there.sendall(b"unread" * unread)  # resets the connection, which is an end too
         here.close()
         assert ended.wait(5) and ran[1:] == [1]
@@ -341,8 +408,8 @@ def children(monkeypatch) -> list[int]:
 
 
 def test_ended_children_are_collected(children) -> None:
-    """As many as there are; whether any is left."""
-    assert server.reap() is False
+    """As many as there are, and nothing else is touched."""
+    known, others = set(children), server.offspring()
     hold, release = os.pipe()
     for kind in ("waits", "ends", "ends"):
         if os.fork() == 0:
@@ -350,15 +417,33 @@ def test_ended_children_are_collected(children) -> None:
             if kind == "waits":
                 os.read(hold, 1)
             os._exit(0)
+    known = set(children)
     waits, deadline = children[0], time.monotonic() + 5
     for child in children[1:]:
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert server.reap() is True and children == [waits] and server.reap() is True
+    server.reap(known, others)
+    assert children == [waits] and known == {waits}
     os.close(release)
-    while time.monotonic() < deadline and server.reap():
+    while time.monotonic() < deadline and known:
+        server.reap(known, others)
         time.sleep(0.005)
-    assert children == [] and server.reap() is False
+    assert children == [] and not known
     os.close(hold)
+
+
+@pytest.mark.fault("orphan")
+def test_what_a_killed_job_leaves_is_killed(children) -> None:
+    """It has no parent but the server."""
+    others = server.offspring()
+    orphan = os.fork()
+    if orphan == 0:
+        time.sleep(60)
+    server.reap(set(), others)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and children:
+        server.reap(set(), others)
+        time.sleep(0.005)
+    assert children == [] and ENDED == [-signal.SIGKILL]
 
 
 @pytest.mark.parametrize("gpu", [False, True])
@@ -388,7 +473,7 @@ def answers(code: object) -> int:
     """What the child of a request does: its code, or how it ends without one."""
     if isinstance(code, int):
         return code
-    raise {"exit": SystemExit(3), "leaves": SystemExit(), "fails": RuntimeError("a fault"), "interrupted": KeyboardInterrupt()}[code]  # fmt: skip
+    raise {"exit": SystemExit(3), "leaves": SystemExit(), "says": SystemExit("a text \udcff"), "large": SystemExit(256 + 7), "fails": RuntimeError("a fault"), "interrupted": KeyboardInterrupt()}[code]  # fmt: skip
 
 
 def test_every_caller_is_answered(tmp_path, children, monkeypatch) -> None:
@@ -405,7 +490,7 @@ def test_every_caller_is_answered(tmp_path, children, monkeypatch) -> None:
 
     def call() -> None:
         deadline = time.monotonic() + 5
-        for code in (0, 7, "exit", "leaves", "fails", "interrupted"):
+        for code in (0, 7, "exit", "leaves", "says", "large", "fails", "interrupted"):
             while not (connection := client.connect(str(path))) and time.monotonic() < deadline:
                 time.sleep(0.005)
             with connection:
@@ -415,9 +500,18 @@ def test_every_caller_is_answered(tmp_path, children, monkeypatch) -> None:
     with beside(call):
         server.main(str(path))
         assert os.getpid() == process, "a child came back"
-    assert replies == {0: "0\n", 7: "7\n", "exit": "3\n", "leaves": "0\n", "fails": "1\n", "interrupted": "1\n"}
+    assert replies == {
+        0: "0\n",
+        7: "7\n",
+        "exit": "3\n",
+        "leaves": "0\n",
+        "says": "1\n",
+        "large": "7\n",
+        "fails": "1\n",
+        "interrupted": "1\n",
+    }
     assert order == [False], "preloaded before anybody can call"
-    assert not path.exists() and not children and sorted(ENDED) == [0, 0, 1, 1, 3, 7]
+    assert not path.exists() and not children and sorted(ENDED) == [0, 0, 1, 1, 1, 3, 7, 7]
 
 
 def test_a_caller_that_has_gone_is_not_answered(tmp_path, children, monkeypatch) -> None:

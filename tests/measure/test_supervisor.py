@@ -32,10 +32,10 @@ def row(name: str) -> dict[str, object]:
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Workers do what `script(names, send)` does; nothing is unsupported, and time passes a hundred times as fast for `_end`."""
+    """Workers do what `script(names, send)` does; nothing is unsupported, and a worker that goes on is killed soon."""
     monkeypatch.setattr(platforms, "missing", lambda *_: None)
     monkeypatch.setattr(platforms, "current", lambda: platforms.CPU)
-    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: 100 * time.monotonic(), sleep=time.sleep))
+    monkeypatch.setattr(supervisor, "_GRACE_SECONDS", 0.02)
 
     def set_script(script) -> None:
         def run(known, device, names, send):
@@ -116,7 +116,9 @@ def test_a_gpu_of_its_family_is_reserved_alone(scripted, monkeypatch) -> None:
     monkeypatch.setattr(platforms, "current", lambda: "nvidia-h200")
     one = job("torch")
     assert supervisor.measure(one, watch="watch")[0]["platform"] == "nvidia-h200"
-    assert seen == [{"alone": True, "family": "pack-H8-E4-k2"}, (one, "cuda", ["torch"], "watch"), "given back"]
+    caller = seen[1][-1]
+    assert caller.watch == "watch"
+    assert seen == [{"alone": True, "family": "pack-H8-E4-k2", "waiting": caller.told}, (one, "cuda", ["torch"], caller), "given back"]  # fmt: skip
     assert CELL.family == "pack-H8-E4-k2"
 
 
@@ -252,6 +254,24 @@ def test_nobody_waits_any_more(scripted) -> None:
     os.close(gone)
     assert os.read(alive, 1) == b""
     os.close(alive)
+
+
+def test_a_caller_has_a_sign_of_life_every_second(monkeypatch) -> None:
+    """Also while the job waits for its GPU; when nobody is there to take it, the job ends."""
+    now = [0.0]
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    here, there = socket.socketpair()
+    with here, there:
+        caller = supervisor._Caller(here)
+        for now[0] in (0.5, 1.0, 1.9, 2.0):
+            caller.told()
+        assert there.recv(9) == b".."
+        there.close()
+        now[0] = 3.0
+        with pytest.raises(SystemExit) as end:
+            caller.told()
+        assert end.value.code == 130
+    supervisor._Caller(None).told()
 
 
 def test_a_caller_that_still_waits_changes_nothing(scripted) -> None:

@@ -6,11 +6,14 @@ Only small modules of the standard library: this is started for every cell. ``--
 runs the job in a process of its own instead.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import socket
+import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -19,65 +22,128 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 SERVER = os.path.join(HERE, "server.py")
 START_SECONDS = 120
+SILENT_SECONDS = 120  # a job that is at work, or waits for its GPU, gives a sign of life every second
 LONGEST_FOLDER = 107 - len("/0123456789abcdef.sock")  # of 108 bytes that Linux has for a socket's path, one ends it
+COLD = "hint: MOE_ROUTING_BENCH_WORKER=cold measures without it"
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_STEP_ID")
+_STATUS = ("Umask", "Uid", "Gid", "Groups", "NoNewPrivs", "CapEff", "Seccomp:", "Cpus_allowed:", "Mems_allowed:")
+_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+
+
+def inherited() -> list:
+    """What a process has from its parent and could not take over from somebody else, or only in part: the pool of torch's
+    threads is as large as the CPUs that were allowed when it was loaded."""
+    texts = {}
+    for name in ("status", "limits", "cgroup"):
+        with open(f"/proc/self/{name}") as file:
+            texts[name] = file.read().splitlines()
+    status = [line for line in texts["status"] if line.startswith(_STATUS)]
+    namespaces = [os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES]
+    return [status, texts["limits"], texts["cgroup"], namespaces, os.getpriority(os.PRIO_PROCESS, 0)]
+
+
+def own_folder() -> str:
+    """The folder of the sockets, which nobody else may enter; exits where it is somebody else's, or a link."""
+    name = f"moe-routing-bench-{os.getuid()}"
+    folder = os.path.join(tempfile.gettempdir(), name)
+    if len(os.fsencode(folder)) > LONGEST_FOLDER:
+        folder = os.path.join("/tmp", name)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    found = os.lstat(folder)
+    if (found.st_mode, found.st_uid) != (stat.S_IFDIR | 0o700, os.getuid()):
+        got = f"{stat.filemode(found.st_mode)} of user {found.st_uid}"
+        sys.exit(f"error: {folder}: got {got}; allowed: a folder of mode 700 of user {os.getuid()}; {COLD}")
+    return folder
 
 
 def socket_path() -> str:
-    """A socket of this user, interpreter, source tree and device, in a folder that only the user may enter."""
-    name = f"moe-routing-bench-{os.getuid()}"
-    folder = asked = os.path.join(tempfile.gettempdir(), name)
-    if len(os.fsencode(folder)) > LONGEST_FOLDER:
-        folder = os.path.join("/tmp", name)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    server = os.stat(SERVER)
+    """A socket of this user, interpreter, source tree, device and SLURM job, and of all that a server inherits."""
     key = [
         sys.executable,
         SERVER,
-        asked,
-        server.st_mtime_ns,
-        os.environ.get("CUDA_VISIBLE_DEVICES"),
-        os.environ.get("PYTHONPATH"),
+        os.stat(SERVER).st_mtime_ns,
+        tempfile.gettempdir(),
+        *map(os.environ.get, _VARIABLES),
+        inherited(),
     ]
-    key.append(os.environ.get("OMP_NUM_THREADS"))
-    return os.path.join(folder, hashlib.sha256(repr(key).encode()).hexdigest()[:16] + ".sock")
+    return os.path.join(own_folder(), hashlib.sha256(repr(key).encode()).hexdigest()[:16] + ".sock")
 
 
 def connect(path: str) -> "socket.socket | None":
-    """A connection to the server, or None when none listens."""
+    """A connection to the server, or None when none listens; exits where somebody else does."""
     connection = socket.socket(socket.AF_UNIX)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SILENT_SECONDS, 0))
     try:
         connection.connect(path)
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
         return None
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if user != os.getuid():
+        sys.exit(f"error: {path}: got a server of user {user}; allowed: one of user {os.getuid()}; {COLD}")
     return connection
 
 
+def private(path: str) -> int:
+    """A file descriptor to write a file with that is no link."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
 def connected(path: str) -> socket.socket:
-    """A connection; under a lock, the server is started first when there is none."""
+    """A connection; whoever has the lock starts the server first when there is none."""
     if connection := connect(path):
         return connection
-    with open(path + ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if connection := connect(path):
-            return connection
-        with open(path + ".log", "w") as log:
-            server = subprocess.Popen(
-                [sys.executable, "-P", SERVER, path],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+    server, lock = None, private(path + ".lock")
+    try:
         for _ in range(START_SECONDS * 50):
-            time.sleep(0.02)
-            if connection := connect(path):
+            if server is None and locked(lock) and not (connection := connect(path)):
+                server = started(path)
+            time.sleep(0 if connection else 0.02)
+            if connection := connection or connect(path):
                 return connection
-            if server.poll() is not None:
+            if server and server.poll() is not None:
                 break
-    sys.exit(
-        f"error: the warm server did not start: see {path}.log; hint: MOE_ROUTING_BENCH_WORKER=cold measures without it"
-    )
+    finally:
+        os.close(lock)
+    sys.exit(f"error: the warm server did not start: see {path}.log; {COLD}")
+
+
+def locked(lock: int) -> bool:
+    """Whether this process has the lock now."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def started(path: str) -> subprocess.Popen:
+    """A server that will listen, in a session of its own; its output lies beside the socket."""
+    log = private(path + ".log")
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", SERVER, path],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+
+
+def asked(connection: socket.socket, arguments: list) -> int:
+    """The exit status of the job, which ends the reply; what comes before it are signs of life."""
+    connection.settimeout(SILENT_SECONDS)
+    request = {"arguments": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}
+    socket.send_fds(connection, [b"{"], [1, 2])
+    connection.sendall(json.dumps(request)[1:].encode() + b"\n")
+    reply = b""
+    while not reply.endswith(b"\n") and (part := connection.recv(64)):
+        reply = (reply + part).lstrip(b".")
+    if not reply.endswith(b"\n"):
+        sys.exit("error: the job was killed before it could answer")
+    return int(reply)
 
 
 def main(arguments: list) -> int:
@@ -85,21 +151,17 @@ def main(arguments: list) -> int:
     cold = "--cold" in arguments or os.environ.get("MOE_ROUTING_BENCH_WORKER") == "cold"
     running = "--running" in arguments
     arguments = [a for a in arguments if a not in ("--cold", "--running")]
-    connection = None if cold else connect(socket_path()) if running else connected(socket_path())
-    if connection is None:
-        command = arguments[:1] == ["--cli"]
-        module = "moe_routing_bench.cli" if command else "moe_routing_bench.measure.supervisor"
-        os.execv(sys.executable, [sys.executable, "-m", module, *arguments[command:]])
-    request = {"arguments": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}
-    socket.send_fds(connection, [b"{"], [1, 2])
-    connection.sendall(json.dumps(request)[1:].encode() + b"\n")
-    reply = b""
-    while part := connection.recv(64):
-        reply += part
-    if not reply.strip():
-        print("error: the job was killed before it could answer", file=sys.stderr)
-        return 1
-    return int(reply)
+    try:
+        connection = None if cold else connect(socket_path()) if running else connected(socket_path())
+        if connection is not None:
+            return asked(connection, arguments)
+    except (TimeoutError, BlockingIOError):
+        sys.exit(f"error: the warm server has given no sign of life for {SILENT_SECONDS} s: is it stopped? {COLD}")
+    except OSError as error:
+        sys.exit(f"error: the warm server: {error}; {COLD}")
+    command = arguments[:1] == ["--cli"]
+    module = "moe_routing_bench.cli" if command else "moe_routing_bench.measure.supervisor"
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments[command:]])
 
 
 if __name__ == "__main__":

@@ -22,12 +22,14 @@ POLL_SECONDS = 0.05
 
 
 @contextlib.contextmanager
-def reserved(alone: bool, gpus: Sequence[str] | None = None, family: str = "") -> Iterator[str | None]:
+def reserved(
+    alone: bool, gpus: Sequence[str] | None = None, family: str = "", waiting: Callable[[], None] = lambda: None
+) -> Iterator[str | None]:
     """Wait for a GPU, show this process no other, and yield it; None on a CPU, where nothing is waited for.
 
     `alone`: nobody else has it; otherwise it is the one with the fewest sharers. `gpus` are names as in
     CUDA_VISIBLE_DEVICES, by default those that this process may use. Jobs of one `family` get the same GPU whenever it is
-    among them.
+    among them. `waiting` is called again and again while there is none.
     """
     gpus = visible() if gpus is None else gpus
     if family and len(gpus) > 1:
@@ -38,6 +40,7 @@ def reserved(alone: bool, gpus: Sequence[str] | None = None, family: str = "") -
     with contextlib.ExitStack() as stack:
         files = {gpu: stack.enter_context(open(lock_file(gpu), "a")) for gpu in gpus}
         while (taken := _take(files, alone)) is None:
+            waiting()
             time.sleep(POLL_SECONDS)
         before = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = taken

@@ -5,10 +5,13 @@ It imports nothing of this project, so it never holds old code: the child import
 
 import array
 import contextlib
+import ctypes
+import glob
 import json
 import os
 import runpy
 import select
+import signal
 import socket
 import sys
 import threading
@@ -72,11 +75,12 @@ def serve_one(connection: socket.socket) -> int:
 
 
 def command(arguments: list[str], connection: socket.socket) -> int:
-    """Run a command of the command line; it ends with the caller."""
+    """Run a command of the command line; it ends with the caller, who has a sign of life every second."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):
-            connection.recv(1)
+            while not select.select([connection], [], [], 1)[0]:
+                connection.sendall(b".")
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -85,13 +89,51 @@ def command(arguments: list[str], connection: socket.socket) -> int:
     return 0
 
 
-def reap() -> bool:
-    """Collect ended children; returns whether any is left."""
+def status(code: object) -> int:
+    """The exit status that Python gives to what `sys.exit` was called with; a text is written to stderr."""
+    if code is None or isinstance(code, int):
+        return int(code or 0) & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def answer(connection: socket.socket) -> None:
+    """In the child: run a request and answer it; never returns, whatever the request does."""
+    code = 1
+    try:
+        code = serve_one(connection)
+    except SystemExit as error:
+        code = status(error.code)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                stream.flush()
+        with contextlib.suppress(OSError):
+            connection.sendall(f"{code}\n".encode())
+        os._exit(code)
+
+
+def offspring() -> "set[int]":
+    """The children of this process, ended ones included."""
+    found: set[int] = set()
+    for path in glob.glob("/proc/self/task/*/children"):
+        with open(path) as file:
+            found.update(map(int, file.read().split()))
+    return found
+
+
+def reap(children: "set[int]", others: "set[int]") -> None:
+    """Collect children that have ended; kill those that are neither forked here nor of `others`: they came when their parent
+    was killed."""
     with contextlib.suppress(ChildProcessError):
-        while True:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                return True
-    return False
+        while ended := os.waitpid(-1, os.WNOHANG)[0]:
+            children.discard(ended)
+    for orphan in offspring() - children - others:
+        os.kill(orphan, signal.SIGKILL)
 
 
 def main(path: str) -> None:
@@ -100,35 +142,27 @@ def main(path: str) -> None:
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX)
     preload()
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what a killed job leaves behind comes here
+    others, children, listens = offspring(), set(), True
     listener.bind(path)
-    listener.listen(16)
+    listener.listen(128)
     while True:
-        ready, _, _ = select.select([listener], [], [], IDLE_SECONDS)
-        busy = reap()
-        if not ready and not busy:
+        busy = bool(children)
+        ready, _, _ = select.select([listener], [], [], 1 if busy else IDLE_SECONDS * listens)
+        reap(children, others)
+        if ready:
+            connection, _ = listener.accept()
+            if (child := os.fork()) == 0:
+                listener.close()
+                answer(connection)
+            children.add(child)
+            connection.close()
+        elif not listens:
             break
-        if not ready:
-            continue
-        connection, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            code = 1
-            try:
-                code = serve_one(connection)
-            except SystemExit as error:
-                code = int(error.code or 0)
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            with contextlib.suppress(OSError):
-                connection.sendall(f"{code}\n".encode())
-            os._exit(code)
-        connection.close()
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+        elif not busy:  # whoever has called by now is still served
+            listens = False
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from moe_routing_bench.store import platforms
 from moe_routing_bench.workload.rows import row_layout
 
 _BANDWIDTHS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "stream_gb_per_s", "short_stream_gb_per_s")
+_GRACE_SECONDS = 2.0  # for a worker to end by itself
 DERIVED_SLACK = 1.05  # a time this much below the roofline is still believed: ceilings vary as much between processes
 
 
@@ -46,10 +47,11 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
         if reason:
             outcomes[name] = {"status": "unsupported", "reason": reason}
     restarts = -1
-    with gpus.reserved(alone=True, family=job.cell.family):
+    caller = _Caller(watch)
+    with gpus.reserved(alone=True, family=job.cell.family, waiting=caller.told):
         while pending := [n for n in job.implementations if n not in outcomes]:
             restarts += 1
-            outcomes |= _attempt(job, device, pending, watch)
+            outcomes |= _attempt(job, device, pending, caller)
     rows = [_complete(job, platform, name, outcomes[name], started) for name in job.implementations]
     for row in rows:
         row |= {"worker_mode": mode, "restarts": max(restarts, 0)}
@@ -60,7 +62,24 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
     return rows
 
 
-def _attempt(job: Job, device: str, pending: list[str], watch: Any) -> dict[str, dict[str, Any]]:
+class _Caller:
+    """Who waits for a job at the other end of a socket, if anybody does; is told every second that the job goes on."""
+
+    def __init__(self, watch: Any) -> None:
+        self.watch = watch
+        self._last = time.monotonic()
+
+    def told(self) -> None:
+        """Give a sign of life if it is time; SystemExit when nobody waits any more."""
+        if self.watch and time.monotonic() - self._last >= 1:
+            self._last = time.monotonic()
+            try:
+                self.watch.sendall(b".")
+            except OSError:
+                raise SystemExit(130) from None
+
+
+def _attempt(job: Job, device: str, pending: list[str], caller: _Caller) -> dict[str, dict[str, Any]]:
     """One worker's life: the outcomes that it settled, at least one."""
     receive, send = Pipe(duplex=False)
     child = os.fork()
@@ -70,15 +89,20 @@ def _attempt(job: Job, device: str, pending: list[str], watch: Any) -> dict[str,
     send.close()
     _code(job.cell.bench)  # takes a while, which the worker does too
     found: dict[str, dict[str, Any]] = {}
-    at, step, hung = None, "starting", False
+    at, step, hung, heard = None, "starting", False, time.monotonic()
     try:
         while True:
-            ready = wait([receive, *([watch] if watch else [])], timeout=job.settings.timeout)
-            if watch in ready and receive not in ready:
+            patience = heard + job.settings.timeout - time.monotonic()
+            ready = wait([receive, *([caller.watch] if caller.watch else [])], timeout=max(0, min(1, patience)))
+            if caller.watch in ready and receive not in ready:
                 raise SystemExit(130)  # the caller is gone
+            caller.told()
             if not ready:
+                if patience > 1:
+                    continue
                 hung = True
                 break
+            heard = time.monotonic()
             message = _next(receive)
             if message is None:
                 break
@@ -132,7 +156,7 @@ def _child(job: Job, device: str, pending: list[str], send: Connection) -> None:
 
 def _end(child: int) -> int:
     """Wait a moment for the worker, then kill it and what it started; returns its wait status."""
-    deadline = time.monotonic() + 2.0
+    deadline = time.monotonic() + _GRACE_SECONDS
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
