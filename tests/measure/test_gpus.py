@@ -7,16 +7,19 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.errors import UserError
 from moe_routing_bench.measure import gpus
 
 HOLD = """
-import os, sys
+import os, pathlib, sys
 from moe_routing_bench.measure import gpus
-with gpus.reserved(sys.argv[1] == "alone", sys.argv[2:]) as gpu:
+gpus.FOLDER = pathlib.Path(os.environ["TMPDIR"])
+with gpus.reserved(sys.argv[1] == "alone", sys.argv[2:], identify=lambda gpu: "card" + gpu.removeprefix("GPU-")) as gpu:
     assert gpu == os.environ["CUDA_VISIBLE_DEVICES"]
     print(gpu, flush=True)
     sys.stdin.read()
@@ -116,16 +119,59 @@ def test_cells_that_are_compared_are_of_one_family():
 def test_a_job_waits_for_its_family_s_card(start, monkeypatch):
     """Though another card is free."""
     first = gpus.card_of("f", ["GPU-x", "GPU-y"], identify=str)
-    monkeypatch.setattr(gpus.tempfile, "tempdir", None)  # where this process looks for locks is remembered there
+    monkeypatch.setattr(gpus, "FOLDER", Path(os.environ["TMPDIR"]))
     holder = start("alone", first)
     assert got(holder) == first
-    taken = []
-    monkeypatch.setattr(gpus, "card_of", lambda family, names: first)
+    taken, waited = [], []
     monkeypatch.setattr(
         gpus.time, "sleep", lambda seconds: (taken.append(seconds), end(holder) if len(taken) == 3 else None)
     )
-    with gpus.reserved(True, ["GPU-x", "GPU-y"], family="f") as gpu:
-        assert gpu == first and len(taken) >= 3
+    identify = {"GPU-x": "cardx", "GPU-y": "cardy"}.__getitem__
+    with gpus.reserved(True, [first], waiting=lambda: waited.append(1), identify=identify) as gpu:
+        assert gpu == first and len(taken) == len(waited) >= 3
+    monkeypatch.setattr(gpus, "card_of", lambda family, names, known: first if known == identify else None)
+    with gpus.reserved(True, ["GPU-x", "GPU-y"], family="f", identify=identify) as gpu:
+        assert gpu == first
+
+
+@pytest.mark.fault("GPU lock")
+def test_all_users_lock_the_same_file_of_a_card(tmp_path, monkeypatch, start) -> None:
+    """Whatever the name by which they call it; in a sticky folder nobody may open another's file as if to make it."""
+    tmp_path.chmod(0o1777)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    monkeypatch.setattr(gpus, "FOLDER", tmp_path)
+    old = os.umask(0o077)
+    path = gpus.lock_file("card0")
+    mine = gpus.opened(path)
+    assert os.umask(old) == 0o077 and path.stat().st_mode & 0o777 == 0o666
+    os.close(mine)
+    if os.getuid():
+        pytest.skip("needs rights to become another user")
+    holder = start("alone", "0")
+    assert got(holder) == "0"
+    if (child := os.fork()) == 0:
+        try:
+            os.setuid(12345)
+            os._exit(7 if gpus._take({"0": gpus.opened(path)}, False) is None else 8)
+        finally:
+            os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert waits(start("shared", "GPU-0")) and got(start("alone", "GPU-1")) == "GPU-1"
+
+
+@pytest.mark.fault("GPU lock")
+@pytest.mark.parametrize(
+    "make", [lambda path: path.symlink_to("precious"), Path.mkdir, os.mkfifo], ids=["link", "folder", "pipe"]
+)
+def test_a_lock_that_is_no_file_is_refused(make, tmp_path, monkeypatch) -> None:
+    """And nothing is written to where a link leads."""
+    (tmp_path / "precious").write_text("text")
+    monkeypatch.setattr(gpus, "FOLDER", tmp_path)
+    make(gpus.lock_file("card0"))
+    with pytest.raises(UserError, match=r"lock of a GPU: got .*card0.lock'; allowed: a file"), gpus.reserved(True, ["0"], identify=lambda gpu: "card0"):  # fmt: skip
+        pass
+    assert (tmp_path / "precious").read_text() == "text"
 
 
 def locked(path) -> set[int]:
@@ -150,11 +196,11 @@ def locked(path) -> set[int]:
 @pytest.fixture
 def files(tmp_path):
     with contextlib.ExitStack() as stack:
-        yield {name: stack.enter_context(open(tmp_path / name, "a")) for name in "ab"}
+        yield {name: stack.enter_context(open(tmp_path / name, "a")).fileno() for name in "ab"}
 
 
 @pytest.fixture
-def others(files):
+def others(files, tmp_path):
     """Have another process lock bytes of a file."""
     with contextlib.ExitStack() as stack:
 
@@ -163,7 +209,7 @@ def others(files):
             child = os.fork()
             if child == 0:
                 os.close(release)
-                with open(files[name].name, "a") as file:
+                with open(tmp_path / name, "a") as file:
                     for place in places:
                         fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
                     os.write(done, b"x")
@@ -190,15 +236,15 @@ def others(files):
         ({"a": [64]}, True, "a", range(65)),
     ],
 )
-def test_bytes_of_a_lock_file(held, alone, gpu, bytes_, files, others) -> None:
+def test_bytes_of_a_lock_file(held, alone, gpu, bytes_, files, others, tmp_path) -> None:
     """Whoever shares holds one, whoever is alone all of them."""
     for name, places in held.items():
         others(name, *places)
     assert gpus._take(files, alone) == gpu
-    assert gpu is None or locked(files[gpu].name) == set(bytes_)
+    assert gpu is None or locked(tmp_path / gpu) == set(bytes_)
 
 
-def test_a_lock_that_is_refused_is_another_s(files, monkeypatch) -> None:
+def test_a_lock_that_is_refused_is_another_s(files, monkeypatch, tmp_path) -> None:
     """Systems say so with either error."""
     errors, lockf = iter([PermissionError, BlockingIOError]), fcntl.lockf
 
@@ -208,4 +254,4 @@ def test_a_lock_that_is_refused_is_another_s(files, monkeypatch) -> None:
         lockf(*given)
 
     monkeypatch.setattr(gpus.fcntl, "lockf", refuse)
-    assert gpus._take(files, False) == "a" and locked(files["a"].name) == {1}
+    assert gpus._take(files, False) == "a" and locked(tmp_path / "a") == {1}

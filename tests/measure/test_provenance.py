@@ -197,16 +197,16 @@ def test_gpus_that_this_process_may_use(named, found, monkeypatch) -> None:
 @pytest.mark.parametrize("before", [None, "3"])
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_reserved_gpu_is_the_only_one_in_sight(alone, before, tmp_path, monkeypatch) -> None:
-    """Until it is given back, also where the job fails; the lock file is that of this user and card."""
-    monkeypatch.setattr(gpus.tempfile, "tempdir", str(tmp_path))
+    """Until it is given back, also where the job fails; the lock file is that of the card."""
+    monkeypatch.setattr(gpus, "FOLDER", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if before is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
 
     def job() -> None:
-        with gpus.reserved(alone, ["7"]) as gpu:
+        with gpus.reserved(alone, ["7"], identify="card{}".format) as gpu:
             assert gpu == os.environ["CUDA_VISIBLE_DEVICES"] == "7"
-            assert [one.name for one in tmp_path.iterdir()] == [f"moe-routing-bench-{os.getuid()}-gpu7.lock"]
+            assert [one.name for one in tmp_path.iterdir()] == ["moe-routing-bench-card7.lock"]
             raise RuntimeError("the job failed")
 
     with pytest.raises(RuntimeError, match="the job failed"):

@@ -1,30 +1,33 @@
 """Which GPU a job uses, and beside whom: jobs of a machine share its GPUs, whatever started them.
 
-A measurement, or the timing of a training step, has its GPU alone; training runs share one. Each GPU has a lock file: a
-run that shares holds one byte of it, whoever is alone holds all. These are locks of the process (fcntl.lockf), which end
-with it. No torch, and nothing of CUDA before the GPU is chosen.
+A measurement, or the timing of a training step, has its GPU alone; training runs share one. Each GPU has a lock file,
+named by its UUID, that all users of the machine may open: a run that shares holds one byte of it, whoever is alone holds
+all. These are locks of the process (fcntl.lockf), which end with it. No torch, and nothing of CUDA before the GPU is chosen.
 """
 
 import contextlib
 import fcntl
 import hashlib
 import os
-import tempfile
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
 
+from moe_routing_bench.errors import bad
 from moe_routing_bench.store import platforms
 
 MOST_SHARERS = 64  # of one GPU
 POLL_SECONDS = 0.05
+FOLDER = Path("/tmp")  # of the lock files: where every user may make one, whatever TMPDIR says
+Identify = Callable[[str], str]  # of a GPU, as CUDA_VISIBLE_DEVICES has it
 
 
 @contextlib.contextmanager
 def reserved(
-    alone: bool, gpus: Sequence[str] | None = None, family: str = "", waiting: Callable[[], None] = lambda: None
-) -> Iterator[str | None]:
+    alone: bool, gpus: Sequence[str] | None = None, family: str = "", waiting: Callable[[], None] = lambda: None,
+    identify: Identify = platforms.uuid_of,
+) -> Iterator[str | None]:  # fmt: skip
     """Wait for a GPU, show this process no other, and yield it; None on a CPU, where nothing is waited for.
 
     `alone`: nobody else has it; otherwise it is the one with the fewest sharers. `gpus` are names as in
@@ -33,12 +36,14 @@ def reserved(
     """
     gpus = visible() if gpus is None else gpus
     if family and len(gpus) > 1:
-        gpus = [card_of(family, gpus)]
+        gpus = [card_of(family, gpus, identify)]
     if not gpus:
         yield None
         return
     with contextlib.ExitStack() as stack:
-        files = {gpu: stack.enter_context(open(lock_file(gpu), "a")) for gpu in gpus}
+        files = {gpu: opened(lock_file(identify(gpu))) for gpu in gpus}
+        for file in files.values():
+            stack.callback(os.close, file)
         while (taken := _take(files, alone)) is None:
             waiting()
             time.sleep(POLL_SECONDS)
@@ -63,7 +68,7 @@ def visible() -> list[str]:
     return [gpu for gpu in every if platforms.slug(platforms.name_of(gpu)) == platforms.current()]
 
 
-def card_of(family: str, gpus: Sequence[str], identify: Callable[[str], str] = platforms.uuid_of) -> str:
+def card_of(family: str, gpus: Sequence[str], identify: Identify = platforms.uuid_of) -> str:
     """The GPU that measures a family of cells: rendezvous hashing over the cards' UUIDs.
 
     Other cards that come or go move no family but their own, and the order or numbering of the cards does not matter.
@@ -71,12 +76,37 @@ def card_of(family: str, gpus: Sequence[str], identify: Callable[[str], str] = p
     return max(gpus, key=lambda gpu: hashlib.sha256(f"{family} {identify(gpu)}".encode()).digest())
 
 
-def lock_file(gpu: str) -> Path:
+def lock_file(uuid: str) -> Path:
     """The file whose bytes are locked by whoever uses a GPU."""
-    return Path(tempfile.gettempdir()) / f"moe-routing-bench-{os.getuid()}-gpu{gpu}.lock"
+    return FOLDER / f"moe-routing-bench-{uuid}.lock"
 
 
-def _take(files: Mapping[str, IO[Any]], alone: bool) -> str | None:
+def opened(path: Path) -> int:
+    """A descriptor of a lock file that every user may open, which is made where there is none.
+
+    Raises `UserError` for a link, for what is no file, and for one that this user may not open.
+    """
+    flags, hint = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, "remove it"
+    try:
+        try:
+            file = os.open(path, flags)  # O_CREAT would be refused for another user's file in a sticky folder
+        except FileNotFoundError:
+            mask = os.umask(0)
+            try:
+                with contextlib.suppress(FileExistsError):  # somebody else has made it by now
+                    os.close(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+            finally:
+                os.umask(mask)
+            file = os.open(path, flags)
+    except OSError as error:
+        raise bad("lock of a GPU", str(path), "a file that all users may open", error.strerror or hint) from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise bad("lock of a GPU", str(path), "a file that all users may open", hint)
+    return file
+
+
+def _take(files: Mapping[str, int], alone: bool) -> str | None:
     """The name of a GPU that was free, now locked, or None; GPUs with fewer sharers first."""
     for place in (None,) if alone else range(MOST_SHARERS):
         for gpu, file in files.items():
