@@ -9,7 +9,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import supervisor
-from moe_routing_bench.store import records
+from moe_routing_bench.store import platforms, records
 
 sys.path.insert(0, str(Path(__file__).parent))
 import faulty_pack
@@ -37,7 +37,7 @@ def measured(add_packs, tmp_path):
         job = Job(CELL, ("torch", *faults), QUICK)
         supervisor.measure(job, tmp_path / "cell.parquet")
         assert [p.name for p in tmp_path.iterdir()] == ["cell.parquet"], "a partial file was left"
-        table = records.collect({tmp_path / "cell.parquet": job})
+        table = records.collect({tmp_path / "cell.parquet": job}, platforms.current())
         return {row["implementation"]: row for row in table.to_pylist()}
 
     return run

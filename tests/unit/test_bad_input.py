@@ -20,6 +20,7 @@ from moe_routing_bench.config import load as config
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.store import paths, records, rows
+from moe_routing_bench.store.parquet import read_table
 
 ROOT = Path(__file__).parents[2]
 ENTRY = {"benches": ["pack"], "tokens": [64], "hidden": [16], "experts": [8], "top_k": [2]}
@@ -192,7 +193,7 @@ OTHERS = {
     "unknown figure": (["figure", "--platform", "cpu", "--name", "speed"], "figure: got 'speed'", "did you mean 'speedup'?"),
     "report before figures": (["report", "--platform", "cpu"], "missing", "moe-routing-bench figure --platform cpu"),
     "collect into a folder": (["collect", "--platform", "cpu", "--config", "good.yaml", "--out", "traces"], "Is a directory"),
-    "figures below a file": (["figure", "--platform", "taken", "--name", "speedup"], "output: got 'reports/taken/figures/speedup.svg'"),
+    "figures below a file": (["figure", "--platform", "cpu.taken", "--name", "speedup"], "output: got 'reports/cpu.taken/figures/speedup.svg'"),
 }  # fmt: skip
 
 
@@ -246,12 +247,13 @@ def folder(tmp_path_factory):
     (here / "notes.txt").write_text("not a folder")
     for path, job in paths.cell_files("cpu", expand(config.load(GOOD), {})).items():
         row = {"schema_version": rows.SCHEMA_VERSION, "bench": "pack", "cell": job.cell.key, "cell_hash": job.hash}
-        row |= {"implementation": "torch", "status": "ok", "median_us": 1.0, "measure_seconds": 2.0}
+        row |= {"implementation": "torch", "status": "ok", "median_us": 1.0, "measure_seconds": 2.0, "platform": "cpu"}
+        row |= dict(job.cell.values) | dict.fromkeys(("started_at", "ended_at"), "2026-11-21T06:55:00+00:00")
         rows.write(here / path, [row], job.spec)
         rows.write(here / paths.measurements("cpu"), [row], job.spec)
-        rows.write(here / paths.measurements("taken"), [row], job.spec)
+        rows.write(here / paths.measurements("cpu.taken"), [row], job.spec)
     (here / "reports").mkdir()
-    (here / "reports/taken").write_text("not a folder")
+    (here / "reports/cpu.taken").write_text("not a folder")
     traces = here / "traces"
     traces.mkdir()
     for name, lists in TRACES.items():
@@ -322,21 +324,23 @@ def test_command(refuse, given, words):
 
 @pytest.mark.parametrize(("given", "words"), cases(DAMAGE))
 def test_damaged_measurements(refuse, folder, given, words):
-    path = folder / paths.measurements("damaged")
+    path = folder / paths.measurements("cpu.damaged")
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(given(pq.read_table(folder / paths.measurements("cpu"))))
+    path.write_bytes(given(read_table(folder / paths.measurements("cpu"))))
     for command in ("figure", "report"):
-        refuse([command, "--platform", "damaged"], [str(paths.measurements("damaged")), *words])
+        refuse([command, "--platform", "cpu.damaged"], [str(paths.measurements("cpu.damaged")), *words])
 
 
 @pytest.mark.parametrize(("given", "words"), cases(DAMAGE | STALE))
 def test_damaged_cell(refuse, folder, given, words):
     first, second = (path for path in sorted((folder / "results/cpu/cells/pack").iterdir()))
-    damaged = folder / "results/damaged/cells/pack"
+    damaged = folder / "results/cpu.damaged/cells/pack"
     damaged.mkdir(parents=True, exist_ok=True)
     (damaged / first.name).write_bytes(first.read_bytes())
-    (damaged / second.name).write_bytes(given(pq.read_table(second)))
-    refuse(["collect", "--platform", "damaged", "--config", "good.yaml"], ["1 that do not fit", second.name, *words])
+    (damaged / second.name).write_bytes(given(read_table(second)))
+    refuse(
+        ["collect", "--platform", "cpu.damaged", "--config", "good.yaml"], ["1 that do not fit", second.name, *words]
+    )
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,10 @@ def call(monkeypatch, capsys, tmp_path):
 def write_cell(job, status="ok"):
     path = paths.cell_file("cpu", job)
     row = {
-        "schema_version": rows.SCHEMA_VERSION, "bench": job.cell.bench, "cell": job.cell.key,
-        "implementation": "torch", "status": status, "reason": "it broke", "measure_seconds": 2.0,
-    }  # fmt: skip
+        "schema_version": rows.SCHEMA_VERSION, "bench": job.cell.bench, "cell": job.cell.key, "cell_hash": job.hash, "platform": "cpu",
+        "implementation": "torch", "status": status, "reason": "it broke", "measure_seconds": 2.0, "median_us": 1.0 if status == "ok" else None,
+        "started_at": "2026-11-21T06:55:00+00:00", "ended_at": "2026-11-21T06:55:02+00:00",
+    } | dict(job.cell.values)  # fmt: skip
     rows.write(path, [row], job.spec)
     return path
 

@@ -19,7 +19,7 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.store import paths, records, rows, stale
 from moe_routing_bench.store.columns import about
-from moe_routing_bench.store.parquet import write_table
+from moe_routing_bench.store.parquet import DIGEST, write_table
 
 ROOT = Path(__file__).parents[2]
 MEASURED = {"nvidia-h200": "h200", "nvidia-h200.layers": "layers"}  # configs of stored rows
@@ -36,12 +36,18 @@ for name in sys.argv[1:]:
 ROW = {
     "schema_version": rows.SCHEMA_VERSION, "bench": "gate", "implementation": "torch", "status": "ok", "median_us": 1.5,
     "samples_us": [1.0, 2.0], "stage_us": [("pack", 1.0), ("combine", 2.0)], "capacity_factor": None, "suspect": False,
+    "platform": "cpu", "started_at": "2026-11-21T06:55:00.000+00:00", "ended_at": "2026-11-21T06:56:00.000+00:00",
 }  # fmt: skip
 
 
 def job(**change):
     cell = cell_of("gate", tokens=64, experts=8, top_k=2, router="softmax_topk", dtype="fp32")
     return Job(cell, change.get("implementations", ("torch",)), Settings(min_blocks=change.get("min_blocks", 10)))
+
+
+def row_of(one, **values):
+    """A row as that of a measured job."""
+    return ROW | dict(one.cell.values) | {"cell": one.cell.key, "cell_hash": one.hash} | values
 
 
 def test_rows_come_back_as_they_were(tmp_path):
@@ -64,6 +70,7 @@ def test_columns_in_another_order_are_read_in_the_schema_s(tmp_path):
     path = tmp_path / "rows.parquet"
     rows.write(path, [ROW], "")
     table = pq.read_table(path)
+    assert table.schema.metadata[DIGEST]
     pq.write_table(table.select(sorted(table.column_names)), path)
     assert records.read(path).column_names == list(records.COLUMNS)
 
@@ -88,27 +95,27 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
 @pytest.mark.parametrize("asked", [job(min_blocks=11), job(implementations=("torch", "cute"))])
 def test_collect_refuses_a_file_of_another_job_and_takes_its_own(tmp_path, asked):
     path, measured = tmp_path / "cell.parquet", job()
-    rows.write(path, [ROW], measured.spec)
-    assert records.collect({path: measured}).num_rows == 1
+    rows.write(path, [row_of(measured)], measured.spec)
+    assert records.collect({path: measured}, "cpu").num_rows == 1
     with pytest.raises(UserError, match=f"measured for spec {measured.hash}, the config asks for {asked.hash}"):
-        records.collect({path: asked})
+        records.collect({path: asked}, "cpu")
 
 
 def test_collect_joins_rows_in_order_and_forgets_the_specs(tmp_path):
     files = {}
     for index, blocks in enumerate((10, 11)):
         path, one = tmp_path / f"{index}.parquet", job(min_blocks=blocks)
-        rows.write(path, [{**ROW, "median_us": float(index)}], one.spec)
+        rows.write(path, [row_of(one, median_us=index + 1.0)], one.spec)
         files[path] = one
-    table = records.collect(files)
-    assert table["median_us"].to_pylist() == [0.0, 1.0] and records.spec_of(table) is None
+    table = records.collect(files, "cpu.again")
+    assert table["median_us"].to_pylist() == [1.0, 2.0] and records.spec_of(table) is None
 
 
 def test_an_implementation_without_a_row_is_noticed(tmp_path):
     path, both = tmp_path / "cell.parquet", job(implementations=("torch", "cute"))
     rows.write(path, [ROW], both.spec)
     with pytest.raises(UserError, match=r"holds \['torch'\], asked were \['torch', 'cute'\]"):
-        records.collect({path: both})
+        records.collect({path: both}, "cpu")
 
 
 def cell_files(folder, *codes: str):
@@ -116,7 +123,7 @@ def cell_files(folder, *codes: str):
     files = {}
     for index, code in enumerate(codes):
         path, one = folder / f"{index}.parquet", job(min_blocks=10 + index)
-        rows.write(path, [{**ROW, "code_fingerprint": code}], one.spec)
+        rows.write(path, [row_of(one, code_fingerprint=code)], one.spec)
         files[path] = one
     return files
 
@@ -124,16 +131,16 @@ def cell_files(folder, *codes: str):
 def test_rows_of_one_bench_are_of_one_code(tmp_path):
     """Those of today's code stay, or without any the most frequent; the rest is named, to be measured again."""
     today = closure.fingerprint(find("gate").code_files())[:16]
-    assert records.collect(cell_files(tmp_path, "old", "old")).num_rows == 2
+    assert records.collect(cell_files(tmp_path, "old", "old"), "cpu").num_rows == 2
     for codes, again in ((("a", today, "a"), (0, 2)), (("a", "b", "a"), (1,)), (("a", today), (0,))):
         with pytest.raises(UserError, match=f"gate was measured by {len(set(codes))} versions of the code") as error:
-            records.collect(cell_files(tmp_path, *codes))
+            records.collect(cell_files(tmp_path, *codes), "cpu")
         named = [i for i in range(len(codes)) if f"{tmp_path / str(i)}.parquet" in str(error.value)]
         assert f"({len(again)} files)" in str(error.value) and named == list(again)
 
 
 def test_collected_rows_say_what_their_columns_hold(tmp_path):
-    table = records.collect(cell_files(tmp_path, "a"))
+    table = records.collect(cell_files(tmp_path, "a"), "cpu")
     assert table.schema.field("median_us").metadata[b"unit"].decode() == "µs"
     assert all(field.metadata[b"description"] for field in table.schema)
     write_table(tmp_path / "all.parquet", table)

@@ -46,7 +46,7 @@ def claims(
 def held(platform: str, chosen: Iterable[published.Claim], collected: list[Any]) -> list[Any]:
     """Claims held against tables of collected rows and what was measured for claims; `comparison.claims.Held` each."""
     pandas, judge = (importlib.import_module(name) for name in ("pandas", "moe_routing_bench.comparison.claims"))
-    tables = [*collected, *(records.read(path).to_pandas() for path in sorted(paths.claim_files(platform)))]
+    tables = [*collected, *(_read(path, platform) for path in sorted(paths.claim_files(platform)))]
     rows = pandas.concat(tables, ignore_index=True) if tables else records.SCHEMA.empty_table().to_pandas()
     return judge.held(list(chosen), rows, platform.startswith(platforms.CPU))
 
@@ -54,7 +54,11 @@ def held(platform: str, chosen: Iterable[published.Claim], collected: list[Any])
 def _collected(platform: str) -> list[Any]:
     """The table of a platform's rows; none where nothing was collected."""
     path = paths.measurements(platform)
-    return [records.read(path).to_pandas()] if path.is_file() else []
+    return [_read(path, platform)] if path.is_file() else []
+
+
+def _read(path: Path, platform: str) -> Any:
+    return records.of_platform(records.read(path), platform, str(path)).to_pandas()
 
 
 def _measure(asked: Iterable[published.Claim]) -> None:

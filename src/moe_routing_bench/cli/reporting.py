@@ -77,9 +77,10 @@ def _rows(source: str, platform: str) -> Any:
     """The table that figures with this source are drawn from, as a DataFrame."""
     path = paths.TABLES[source](platform)
     if source == "measurements":
-        return records.read(path).to_pandas()
-    schema = adaptation_rows.SCHEMA if source == "perft" else run_rows.SCHEMA
-    return run_rows.read(path, schema).to_pandas()
+        table = records.read(path)
+    else:
+        table = run_rows.read(path, adaptation_rows.SCHEMA if source == "perft" else run_rows.SCHEMA)
+    return records.of_platform(table, platform, str(path)).to_pandas()
 
 
 def _draw(one: Any, table: Any, platform: str) -> None:

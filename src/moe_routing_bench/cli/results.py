@@ -25,7 +25,7 @@ def collect(
     out = out or paths.measurements(platform)
     files.check_writable(out)
     verdicts = importlib.import_module("moe_routing_bench.comparison.verdicts")  # pandas and scipy take a second
-    table = verdicts.with_verdicts(records.collect(paths.cell_files(platform, jobs)))
+    table = verdicts.with_verdicts(records.collect(paths.cell_files(platform, jobs), platform))
     write_table(out, table)
     print(f"wrote {out}: {len(table)} rows of {len(jobs)} cells, {counts(table['status'].to_pylist())}")
 

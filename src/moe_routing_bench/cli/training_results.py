@@ -11,7 +11,7 @@ from moe_routing_bench.cli.asked import effective, platform_of
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.quality.spec import adaptation_rows, plan, run_rows
-from moe_routing_bench.store import paths
+from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import write_table
 
 
@@ -28,7 +28,7 @@ def collect(
     out = out or paths.quality(platform)
     files.check_writable(out)
     table = run_rows.collect(planned.files(platform), planned.timing_files(platform))
-    write_table(out, table)
+    write_table(out, records.of_platform(table, platform, "training runs"))
     print(f"wrote {out}: {len(table)} evaluations of {len(planned.finals)} runs")
     print(_comparison("compare").text(table.to_pandas()))
 
@@ -46,7 +46,7 @@ def collect_perft(
     out = out or paths.perft(platform)
     files.check_writable(out)
     table = run_rows.collect(planned.adaptation_files(platform), {}, adaptation_rows.SCHEMA)
-    write_table(out, table)
+    write_table(out, records.of_platform(table, platform, "adaptations"))
     print(f"wrote {out}: {len(table)} evaluations of {len(planned.adaptations)} adaptations")
     print(_comparison("perft_summary").text(table.to_pandas()))
 
@@ -56,14 +56,14 @@ def rank(
     metric: Annotated[str, typer.Option(help="A numeric column")] = "bits_per_byte",
 ) -> None:
     """Rank the routers of quality.parquet by their mean over seeds, with intervals, paired tests and ties."""
-    table = run_rows.read(paths.quality(platform_of(platform)))
+    table = _stored(platform_of(platform))
     pick("metric", metric, [name for name, kind in run_rows.COLUMNS.items() if kind in ("double", "int64")])
     print(_comparison("compare").text(table.to_pandas(), metric))
 
 
 def specialisation(platform: Platform = None) -> None:
     """Print how far the experts of quality.parquet specialise by domain, in bits, with intervals over seeds."""
-    table = run_rows.read(paths.quality(platform_of(platform)))
+    table = _stored(platform_of(platform))
     print(_comparison("specialisation").text(table.to_pandas()))
 
 
@@ -73,6 +73,12 @@ def planned_by(config: list[Path] | None, config_json: str | None, platform: str
     return plan.expand(found.get("quality", []), found.get("perft", [])), platform_of(
         platform or found.get("platform"), None if platform else found.get("run")
     )
+
+
+def _stored(platform: str) -> Any:
+    """The rows of all training runs of a platform."""
+    path = paths.quality(platform)
+    return records.of_platform(run_rows.read(path), platform, str(path))
 
 
 def _comparison(name: str) -> Any:

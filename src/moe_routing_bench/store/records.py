@@ -6,11 +6,11 @@ own records.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.config.axes import AXES
@@ -18,12 +18,14 @@ from moe_routing_bench.errors import UserError, bad
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.spec import spec_hash
 from moe_routing_bench.store.columns import described
-from moe_routing_bench.store.rows import IDENTITY, MEASURED, SCHEMA_VERSION, SPEC
+from moe_routing_bench.store.parquet import read_table
+from moe_routing_bench.store.rows import IDENTITY, MEASURED, SCHEMA_VERSION, SPEC, STATUSES
 
 _KINDS = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 AXIS_COLUMNS: dict[str, pa.DataType] = {axis.name: _KINDS[axis.kind] for axis in AXES.values()}
 COLUMNS: dict[str, pa.DataType] = IDENTITY | AXIS_COLUMNS | MEASURED
 SCHEMA = pa.schema(list(COLUMNS.items()))
+_CLOCKS_DIFFER = timedelta(hours=1)  # between machines, at most
 
 
 def read(path: Path) -> pa.Table:
@@ -32,7 +34,7 @@ def read(path: Path) -> pa.Table:
     Raises `UserError` for a missing, unreadable or older file.
     """
     try:
-        table = pq.read_table(path)
+        table = read_table(path)
     except (OSError, pa.ArrowException) as error:
         reason = str(error).rsplit(": ", 1)[-1][:60]
         hint = f"run `snakemake` to measure it again ({reason})" if path.exists() else "run `snakemake` first"
@@ -63,7 +65,7 @@ def read_some(source: Path | BinaryIO, columns: Sequence[str], name: str = "") -
     """
     name = name or str(source)
     try:
-        table = pq.read_table(source)
+        table = read_table(source)
     except (OSError, pa.ArrowException) as error:
         raise bad("measurements", name, "a readable Parquet file of rows") from error
     if absent := [one for one in ("bench", "implementation", "status", "median_us") if one not in table.column_names]:
@@ -78,11 +80,19 @@ def spec_of(table: pa.Table) -> str | None:
     return (table.schema.metadata or {}).get(SPEC, b"").decode(errors="replace") or None
 
 
-def collect(files: Mapping[Path, Job]) -> pa.Table:
-    """All rows of the jobs' files, each checked against the spec it should have been measured for.
+def of_platform(table: pa.Table, platform: str, name: str) -> pa.Table:
+    """The rows, if all were measured on the platform whose folder of results is `platform`; else raises `UserError`."""
+    device = platform.partition(".")[0]
+    if others := set(table["platform"].to_pylist()) - {device}:
+        raise bad(f"platform of the rows of {name}", min(others, key=str), device, "they were measured elsewhere")
+    return table
 
-    Raises `UserError` naming every file that is unreadable, stale or incomplete, or that other code measured than the rest of its
-    bench; nothing is skipped.
+
+def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
+    """All rows of the jobs' files, each checked against the spec it should have been measured for, and the folder that it is in.
+
+    Raises `UserError` naming every file that is unreadable, edited, stale or incomplete, or that other code measured than the
+    rest of its bench; nothing is skipped.
     """
     tables, problems, codes = [], [], {}
     for path, job in files.items():
@@ -97,6 +107,8 @@ def collect(files: Mapping[Path, Job]) -> pa.Table:
             problems.append(
                 f"{path} holds {table['implementation'].to_pylist()}, asked were {list(job.implementations)}"
             )
+        elif false := _false(table, job, platform.partition(".")[0]):
+            problems.append(f"{path} has {false}")
         codes.setdefault(job.cell.bench, {})[path] = set(table["code_fingerprint"].to_pylist())
         tables.append(table)
     problems += [text for bench, found in codes.items() if (text := _mixed(bench, found))]
@@ -109,6 +121,26 @@ def collect(files: Mapping[Path, Job]) -> pa.Table:
         )
     joined = pa.concat_tables(t.replace_schema_metadata(None) for t in tables)
     return joined.cast(described(joined.schema))
+
+
+def _false(table: pa.Table, job: Job, device: str) -> str:
+    """What cannot be in a row of a job, in words; empty where all may be."""
+    cell, now = job.cell, datetime.now(UTC) + _CLOCKS_DIFFER
+    known = dict(cell.values) | {"bench": cell.bench, "cell": cell.key, "cell_hash": job.hash, "platform": device}
+    for row in table.select([*known, "status", "median_us", "started_at", "ended_at"]).to_pylist():
+        for name, value in known.items():
+            if row[name] != value:
+                return f"{name} {row[name]!r} in place of {value!r}"
+        if row["status"] not in STATUSES or (row["status"] == "ok") > ((row["median_us"] or 0) > 0):
+            return f"status {row['status']!r} with a median_us of {row['median_us']}"
+        try:
+            first, last = (datetime.fromisoformat(row[name]) for name in ("started_at", "ended_at"))
+            possible = first <= last <= now
+        except (TypeError, ValueError):  # none, no date, or no time zone
+            possible = False
+        if not possible:
+            return f"dates from {row['started_at']} to {row['ended_at']}"
+    return ""
 
 
 def _mixed(bench: str, found: Mapping[Path, set[str | None]]) -> str:

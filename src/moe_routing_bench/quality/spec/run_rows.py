@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from moe_routing_bench.errors import UserError, bad
 from moe_routing_bench.store import paths
-from moe_routing_bench.store.parquet import write_table
+from moe_routing_bench.store.parquet import read_table, write_table
 
 SCHEMA_VERSION = 6
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
@@ -72,7 +71,7 @@ def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     Raises `UserError` for a file that is missing or unreadable, or that holds something else.
     """
     try:
-        table = pq.read_table(path)
+        table = read_table(path)
     except (OSError, pa.ArrowException) as error:
         hint = "run `snakemake` to train it again" if path.exists() else "run `snakemake`, or `moe-routing-bench train`"
         raise bad("training run", str(path), "a readable Parquet file", hint) from error

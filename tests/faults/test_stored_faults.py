@@ -1,0 +1,159 @@
+"""A file that is damaged, edited or of something else is refused in one line that names it; nothing is collected from it."""
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from moe_routing_bench.cli import reporting
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.errors import UserError
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.store import paths, records, rows
+from moe_routing_bench.store.parquet import write_table
+
+JOB = Job(cell_of("gate", tokens=64, experts=8, top_k=2, router="softmax_topk", dtype="fp32"), ("torch",), Settings())
+THEN = "2026-11-21T06:55:00.000+00:00"
+ROW = dict(JOB.cell.values) | {
+    "schema_version": rows.SCHEMA_VERSION, "bench": "gate", "implementation": "torch", "status": "ok", "median_us": 1.5,
+    "samples_us": [1.0 + i / 7 for i in range(300)], "platform": "cpu", "started_at": THEN, "ended_at": THEN, "cell": JOB.cell.key,
+    "cell_hash": JOB.hash, "code_fingerprint": "0" * 16,
+}  # fmt: skip
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Path:
+    """The file of a measured cell."""
+    path = tmp_path / "cell.parquet"
+    rows.write(path, [ROW], JOB.spec)
+    return path
+
+
+def refused(path: Path, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        records.collect({path: JOB}, "cpu")
+    text = str(error.value)
+    assert str(path) in text and words in text and "measure them again" in text and "\n" not in text and len(text) < 500
+
+
+def with_edited(path: Path, **values: Any) -> None:
+    """As an editor of Parquet leaves it: the metadata stay."""
+    table = pq.read_table(path)
+    for name, value in values.items():
+        column = pa.array([value], table.schema.field(name).type)
+        table = table.set_column(table.column_names.index(name), name, column)
+    pq.write_table(table, path)
+
+
+@pytest.mark.fault("edited row")
+@pytest.mark.parametrize(("column", "value"), [("median_us", 0.5), ("code_fingerprint", "f" * 16), ("status", "crashed"), ("samples_us", [])])  # fmt: skip
+def test_an_edited_row(column: str, value: object, cell: Path) -> None:
+    assert len(records.collect({cell: JOB}, "cpu")) == 1
+    with_edited(cell, **{column: value})
+    refused(cell, "its rows are not those that were written")
+
+
+FALSE = {
+    "another platform": ({"platform": "nvidia-h200"}, "platform 'nvidia-h200' in place of 'cpu'"),
+    "another bench": ({"bench": "pack"}, "bench 'pack' in place of 'gate'"),
+    "another cell": ({"cell": "other"}, "cell 'other' in place of"),
+    "another spec": ({"cell_hash": "0" * 16}, "cell_hash '0000000000000000' in place of"),
+    "another size": ({"tokens": 128}, "tokens 128 in place of 64"),
+    "a status that is none": ({"status": "fine"}, "status 'fine'"),
+    "ok without a time": ({"median_us": None}, "status 'ok' with a median_us of None"),
+    "no time": ({"median_us": 0.0}, "status 'ok' with a median_us of 0.0"),
+    "NaN": ({"median_us": float("nan")}, "status 'ok' with a median_us of nan"),
+    "of the future": ({"ended_at": (datetime.now(UTC) + timedelta(days=1)).isoformat()}, "dates from"),
+    "ended before it began": ({"ended_at": "2026-11-20T06:55:00.000+00:00"}, "dates from"),
+    "no date": ({"started_at": "yesterday"}, "dates from yesterday"),
+}
+
+
+@pytest.mark.fault("false row")
+@pytest.mark.parametrize("false", FALSE)
+def test_a_row_that_cannot_be_of_this_job(false: str, cell: Path) -> None:
+    values, words = FALSE[false]
+    rows.write(cell, [ROW | values], JOB.spec)
+    refused(cell, words)
+
+
+@pytest.mark.fault("flipped bit")
+@pytest.mark.parametrize("part", range(8))
+def test_flipped_bits(part: int, cell: Path) -> None:
+    """In data, headers and footer: refused, or what is read is what was written."""
+    whole, known = cell.read_bytes(), records.read(cell)
+    for place in range(len(whole) * part // 8, len(whole) * (part + 1) // 8, 211):
+        cell.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        try:
+            found = records.collect({cell: JOB}, "cpu")
+        except UserError as error:
+            text = str(error)
+            assert "\n" not in text and str(cell) in text
+        else:
+            assert found.equals(known), place
+
+
+def truncated(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def half(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def text(path: Path) -> None:
+    path.write_text("no Parquet\n")
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def gone(path: Path) -> None:
+    path.unlink()
+
+
+def dangling(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.fault("unreadable file")
+@pytest.mark.parametrize("damage", [truncated, half, empty, zeros, text, folder, gone, dangling])
+def test_a_file_that_is_no_whole_parquet(damage: Callable[[Path], None], cell: Path) -> None:
+    damage(cell)
+    refused(cell, "a readable Parquet file")
+
+
+@pytest.mark.fault("another platform's table")
+@pytest.mark.parametrize("source", ["measurements", "quality"])
+def test_a_table_of_another_platform_is_not_drawn(source: str, tmp_path: Path, monkeypatch) -> None:
+    """As when `measurements.parquet` is copied to another folder."""
+    monkeypatch.chdir(tmp_path)
+    if source == "measurements":
+        table = pa.Table.from_pylist([ROW | {"platform": "nvidia-h200"}], schema=records.SCHEMA)
+    else:
+        table = pa.Table.from_pylist([{"schema_version": run_rows.SCHEMA_VERSION, "platform": "nvidia-h200"}], schema=run_rows.SCHEMA)  # fmt: skip
+    for folder, fits in (("nvidia-h200.again", True), ("cpu", False)):
+        write_table(paths.TABLES[source](folder), table)
+        if fits:
+            assert len(reporting._rows(source, folder)) == 1
+        else:
+            with pytest.raises(UserError, match=r"platform of the rows of .*cpu.*: got 'nvidia-h200'; allowed: cpu"):
+                reporting._rows(source, folder)
