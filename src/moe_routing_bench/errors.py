@@ -2,22 +2,38 @@
 
 import contextlib
 import difflib
+import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+MOST_LETTERS = 480  # of a message, and of a reason in a row
+_VALUES = reprlib.Repr()
+_VALUES.maxstring = _VALUES.maxother = _VALUES.maxlong = 100
 
 
 class UserError(ValueError):
     """Bad input. Its text is one line and is shown without a traceback; the exit status is 2."""
 
 
+def one_line(text: object, most: int = MOST_LETTERS) -> str:
+    """A text as one line that any file can hold, with only both ends of what is longer."""
+    line = " ".join(str(text).split()).encode(errors="backslashreplace").decode()
+    return line if len(line) <= most else f"{line[: most // 2 - 3]} … {line[-(most // 2) :]}"
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: not all of a long one."""
+    return one_line(repr(value), 300) if isinstance(value, str) else one_line(_VALUES.repr(value), 300)
+
+
 def bad(what: str, got: object, allowed: object = None, hint: str = "") -> UserError:
-    """Build a `UserError` in the project's one format: ``what: got X; allowed: Y; hint``."""
-    text = f"{what}: got {got!r}"
+    """Build a `UserError` in the project's one format: ``what: got X; allowed: Y; hint``, however long a value is."""
+    text = f"{what}: got {shown(got)}"
     if allowed is not None:
         text += f"; allowed: {allowed}"
     if hint:
         text += f"; hint: {hint}"
-    return UserError(" ".join(text.split()))
+    return UserError(one_line(text))
 
 
 def pick(what: str, got: object, choices: Iterable[str], hint: str = "") -> str:
@@ -30,7 +46,7 @@ def pick(what: str, got: object, choices: Iterable[str], hint: str = "") -> str:
 
 def near(got: object, names: Sequence[str]) -> str:
     """The hint that names the closest spelling; nothing where none is close."""
-    found = difflib.get_close_matches(str(got), names, n=1)
+    found = difflib.get_close_matches(str(got)[:100], names, n=1)
     return f"did you mean {found[0]!r}?" if found else ""
 
 

@@ -101,7 +101,7 @@ CONFIGS = {
     "experts of a billion": (entry(experts=[10**9]), "config.grid[0].experts[0]: got 1000000000", "from 1 to 65536"),
     "hidden of 100 bits": (entry(hidden=[10**30]), "hidden[0]: got 1000000000000000000000000000000", "from 1 to 1048576"),
     "a hundred thousand digits": (entry(hidden=[10**4000]), "config.grid[0].hidden[0]: got 1000", "..."),
-    "a name of a megabyte": (entry(benches=["x" * 10**6]), "config.grid[0].benches[0]: got 'xxx", "...", "pack"),
+    "a name of a megabyte": (entry(benches=["x" * 10**6]), "config.grid[0].benches[0]: got 'xxx", " … ", "pack"),
     "a model of a megabyte": ({"grid": [{"benches": ["gate"], "tokens": [1], "model": ["x" * 10**6]}]}, "grid model: got 'xxx", " … "),
     "a text of a megabyte for a list": (entry(tokens="x" * 10**6), "config.grid[0].tokens: got 'xxx", "a non-empty list"),
     "a million cells": (entry(benches=["gate"], hidden=None, tokens=[*range(64, 564)], experts=[*range(8, 508)], top_k=[1, 2, 3, 4]), "got '1000000 cells of gate'", "at most 50000"),

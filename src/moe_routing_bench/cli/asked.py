@@ -31,9 +31,9 @@ def effective(configs: list[Path] | None, config_json: str | None) -> dict[str, 
         try:
             source = json.loads(config_json)
         except json.JSONDecodeError as error:
-            raise bad("--config-json", config_json[:60], "one JSON text", str(error)) from error
+            raise bad("--config-json", config_json, "one JSON text", str(error)) from error
         if not isinstance(source, dict):
-            raise bad("--config-json", config_json[:60], "a JSON object")
+            raise bad("--config-json", config_json, "a JSON object")
     else:
         source = configs or [paths.CONFIG]
     config = load(source)

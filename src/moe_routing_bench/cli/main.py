@@ -18,7 +18,6 @@ from moe_routing_bench.cli import (
 )
 from moe_routing_bench.errors import UserError
 
-MOST_LETTERS = 480  # of a message
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="Benchmark Mixture-of-Experts routing: gate, permute, pack, experts, combine.",
@@ -51,17 +50,11 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        print(f"error: {_shortened(str(error))}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # `moe-routing-bench list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-
-
-def _shortened(text: str) -> str:
-    """Both ends of a message that is longer than a screen: what was wrong, and what is allowed."""
-    half = MOST_LETTERS // 2
-    return text if len(text) <= MOST_LETTERS else f"{text[: half - 2]} … {text[-half:]}"
 
 
 if __name__ == "__main__":

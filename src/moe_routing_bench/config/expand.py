@@ -190,7 +190,7 @@ def _check_trace(path: Path, tokens: int, experts: int, top_k: int) -> None:
         trace.read(path, tokens, experts, top_k)  # which says so
         return
     except (OSError, ValueError) as error:  # a name that is too long, or holds a null
-        raise bad("trace", str(path)[:200], trace.FORMAT, getattr(error, "strerror", None) or str(error)) from error
+        raise bad("trace", str(path), trace.FORMAT, getattr(error, "strerror", None) or str(error)) from error
     _readable_trace(path, (found.st_mtime_ns, found.st_size, found.st_ino), tokens, experts, top_k)
 
 

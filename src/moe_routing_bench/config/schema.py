@@ -1,19 +1,16 @@
 """Strict pydantic models, their fields said in words, and what breaks them as one line each."""
 
 import functools
-import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from moe_routing_bench.errors import UserError, bad, near
+from moe_routing_bench.errors import UserError, bad, near, shown
 from moe_routing_bench.fields import words
 
 _M = TypeVar("_M", bound=BaseModel)
-_SHORT = reprlib.Repr()  # of values in messages, which are one line
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
 _UNKNOWN = ("extra_forbidden", "invalid_key")  # pydantic's names of the mistake that a key is not known
 
 
@@ -62,16 +59,6 @@ def validated(model: type[_M], found: Any, where: str) -> _M:
     raise _explained(model, mistake, where)
 
 
-class _Shown:
-    """A value as messages show it: not all of a long one."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return _SHORT.repr(self.value)
-
-
 def _rank(mistake: Mapping[str, Any]) -> tuple[bool, list[str]]:
     """An unknown key first (a misspelt key is also a missing one), then by place."""
     return mistake["type"] not in _UNKNOWN, [str(part) for part in mistake["loc"]]
@@ -88,15 +75,15 @@ def _explained(model: type[BaseModel], mistake: Mapping[str, Any], where: str) -
     place, node = _node(model, loc, where)
     if kind == "choice":
         names = mistake["ctx"]["names"]
-        return bad(place, _Shown(value), ", ".join(names), near(value, names))
-    hint = f"{_Shown(mistake['ctx']['element'])!r} is there twice" if kind == "twice" else ""
-    if kind == "list_type" and not isinstance(value, dict | list | None) and len(str(value)) <= _SHORT.maxother:
+        return bad(place, value, ", ".join(names), near(value, names))
+    hint = f"{shown(mistake['ctx']['element'])} is there twice" if kind == "twice" else ""
+    if kind == "list_type" and not isinstance(value, dict | list | None) and len(str(value)) <= 100:
         hint = f"write [{value}]"
-    return bad(place, _Shown(value), node.get("description", mistake["msg"]), hint)
+    return bad(place, value, node.get("description", mistake["msg"]), hint)
 
 
 def _unknown_key(place: str, key: Any, known: Sequence[str]) -> UserError:
-    return bad(f"{place} key", _Shown(key), ", ".join(known), near(key, known))
+    return bad(f"{place} key", key, ", ".join(known), near(key, known))
 
 
 def _node(model: type[BaseModel], loc: Sequence[str | int], where: str) -> tuple[str, Mapping[str, Any]]:
