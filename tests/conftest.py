@@ -18,7 +18,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
     for item in items:
         if mark := item.get_closest_marker("fault"):
-            item.user_properties.append(("fault", mark.args[0]))
+            kind, count = (*mark.args, 1)[:2]
+            item.user_properties += [("fault", kind)] * count
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

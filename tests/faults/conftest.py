@@ -1,6 +1,10 @@
-"""One thread: a process with a pool of threads cannot fork workers."""
+"""One thread, because a process with a pool of threads cannot fork workers; implementations of the tests among those of `pack`."""
 
 import pytest
+
+from packs import add_packs
+
+__all__ = ["add_packs"]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -15,7 +15,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import gpus, provenance, supervisor, worker
+from moe_routing_bench.measure import gpus, processes, provenance, supervisor, worker
 from moe_routing_bench.store import platforms
 
 CELL = cell_of("pack", tokens=8, hidden=8, experts=4, top_k=2, dtype="fp32")
@@ -150,6 +150,9 @@ def test_who_was_at_work_is_blamed_for_a_crash(scripted) -> None:
         (lambda: (_ for _ in ()).throw(RuntimeError("boom")), "exited with status 1"),
         (lambda: (_ for _ in ()).throw(SystemExit(3)), "exited with status 3"),
         (lambda: (_ for _ in ()).throw(SystemExit()), "exited with status 0"),
+        (lambda: (_ for _ in ()).throw(SystemExit("a text \udcff")), "exited with status 1"),
+        (lambda: (_ for _ in ()).throw(SystemExit(256 + 5)), "exited with status 5"),
+        (lambda: (_ for _ in ()).throw(RuntimeError("\udcff")), "exited with status 1"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by signal SIGKILL"),
     ],
 )
@@ -287,7 +290,7 @@ def test_a_worker_has_a_moment_to_end(monkeypatch) -> None:
     if child == 0:
         time.sleep(0.1)
         os._exit(5)
-    assert os.WEXITSTATUS(supervisor._end(child)) == 5
+    assert os.WEXITSTATUS(supervisor._end(child, 2.0)) == 5
     now, slept = [0.0], []
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append))
     child = os.fork()
@@ -301,7 +304,7 @@ def test_a_worker_has_a_moment_to_end(monkeypatch) -> None:
         return waitpid(pid, options)
 
     monkeypatch.setattr(os, "waitpid", wait)
-    assert os.WTERMSIG(supervisor._end(child)) == signal.SIGKILL
+    assert os.WTERMSIG(supervisor._end(child, 2.0)) == signal.SIGKILL
     assert asked == [(child, os.WNOHANG)] * 4 + [(child, 0)] and slept == [0.002] * 4
 
 
@@ -327,7 +330,7 @@ def test_a_worker_that_is_gone_before_it_is_killed(refusal, monkeypatch) -> None
         one.setattr(os, "killpg", refuse)
         one.setattr(os, "kill", late)
         try:
-            status = supervisor._end(child)
+            status = supervisor._end(child, 2.0)
         finally:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 kill(child, signal.SIGKILL)
@@ -338,8 +341,8 @@ def test_a_worker_that_is_gone_before_it_is_killed(refusal, monkeypatch) -> None
 
 @pytest.mark.parametrize(
     ("end", "code"),
-    [(None, 0), (SystemExit(3), 3), (SystemExit(), 0), (RuntimeError("boom"), 1), (KeyboardInterrupt(), 1)],
-)
+    [(None, 0), (SystemExit(3), 3), (SystemExit(), 0), (SystemExit("text"), 1), (RuntimeError("boom"), 1), (KeyboardInterrupt(), 1)],
+)  # fmt: skip
 def test_a_worker_never_returns(end, code, monkeypatch, capsys) -> None:
     """It leads a group of its own, starts no pool of processes, and says what it died of."""
     said = []
@@ -358,14 +361,15 @@ def test_a_worker_never_returns(end, code, monkeypatch, capsys) -> None:
 
     monkeypatch.setattr(worker, "run", run)
     monkeypatch.setattr(os, "setpgid", lambda *given: said.append(given))
+    monkeypatch.setattr(processes, "end_with", lambda parent: said.append(("ends with", parent)))
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "x")
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
     send = SimpleNamespace(send="send")
     with monkeypatch.context() as one:
         one.setattr(os, "_exit", leave)
         with pytest.raises(Exited):
-            supervisor._child("job", "device", ["torch"], send)
-    assert said == [(0, 0), ("job", "device", ["torch"], "send"), code]
+            supervisor._child("job", "device", ["torch"], send, 17)
+    assert said == [(0, 0), ("ends with", 17), ("job", "device", ["torch"], "send"), code]
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
     assert ("boom" in capsys.readouterr().err) == isinstance(end, RuntimeError)
 

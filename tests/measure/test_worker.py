@@ -331,11 +331,14 @@ def test_outputs_that_an_implementation_returns_are_compared_bit_by_bit(other, d
         (RuntimeError("not enough memory: you tried"), "out_of_memory", None),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), "out_of_memory", None),
         (ValueError("two\n  lines"), "crashed", "binding: ValueError: two lines"),
-        (ValueError("x" * 400), "crashed", "binding: ValueError: " + "x" * 288),
+        (ValueError("x" * 10**7 + "z"), "crashed", "binding: ValueError: " + "x" * 135 + " … " + "x" * 149 + "z"),
+        (ValueError("\udcff"), "crashed", "binding: ValueError: \\udcff"),
+        (SystemExit("a text"), "crashed", "binding: SystemExit: a text"),
+        (SystemExit(0), "crashed", "binding: SystemExit: 0"),
     ],
 )
 def test_what_an_implementation_raises_is_a_status(error, status, reason):
-    """One line, of at most 300 characters; the worker goes on."""
+    """One line, of at most 300 characters that any file can hold; the worker goes on."""
     messages = []
 
     def action():

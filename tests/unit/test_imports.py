@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "benches": "errors formats closure routers grid kernels ops workload",
     "config": "errors bounds fields formats routers grid kernels workload benches",
     "store": "errors files closure grid benches config",
-    "measure": "errors formats closure grid workload benches store",
+    "measure": "errors files formats closure grid workload benches store",
     "quality": "errors files closure routers grid config store measure",
     "comparison": "errors benches config measure",
     "figures": "errors routers grid benches config store quality",

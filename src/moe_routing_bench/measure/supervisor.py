@@ -19,11 +19,12 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+from moe_routing_bench import files
 from moe_routing_bench.benches.bench import find
-from moe_routing_bench.errors import UserError
+from moe_routing_bench.errors import UserError, one_line, writing
 from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.job import Job
-from moe_routing_bench.measure import gpus
+from moe_routing_bench.measure import gpus, processes
 from moe_routing_bench.store import platforms
 from moe_routing_bench.workload.rows import row_layout
 
@@ -37,6 +38,9 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
 
     `mode` ("cold" or "warm") is recorded. `watch` is a socket whose closing means that nobody waits any more.
     """
+    if out is not None:
+        files.check_writable(out)
+    processes.adopt()
     platform = platforms.current()
     device = "cpu" if platform == platforms.CPU else "cuda"
     started = datetime.now(UTC)
@@ -58,7 +62,8 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
     if out is not None:
         from moe_routing_bench.store import rows as stored
 
-        stored.write(out, rows, job.spec)
+        with writing(out):
+            stored.write(out, rows, job.spec)
     return rows
 
 
@@ -82,44 +87,47 @@ class _Caller:
 def _attempt(job: Job, device: str, pending: list[str], caller: _Caller) -> dict[str, dict[str, Any]]:
     """One worker's life: the outcomes that it settled, at least one."""
     receive, send = Pipe(duplex=False)
+    supervisor, others = os.getpid(), processes.offspring()
     child = os.fork()
     if child == 0:
         receive.close()
-        _child(job, device, pending, send)
+        _child(job, device, pending, send, supervisor)
     send.close()
     _code(job.cell.bench)  # takes a while, which the worker does too
     found: dict[str, dict[str, Any]] = {}
-    at, step, hung, heard = None, "starting", False, time.monotonic()
+    at, step, ends, heard = None, "starting", False, time.monotonic()
     try:
-        while True:
+        while not ends:
             patience = heard + job.settings.timeout - time.monotonic()
             ready = wait([receive, *([caller.watch] if caller.watch else [])], timeout=max(0, min(1, patience)))
             if caller.watch in ready and receive not in ready:
                 raise SystemExit(130)  # the caller is gone
             caller.told()
             if not ready:
-                if patience > 1:
-                    continue
-                hung = True
-                break
+                ends = _ended(child)  # though somebody whom it has started holds its end of the pipe
+                if not ends and patience <= 1:
+                    break
+                continue
             heard = time.monotonic()
             message = _next(receive)
             if message is None:
-                break
-            if message[0] == "at":
+                ends = True
+            elif message[0] == "at":
                 at, step = message[1], message[2]
             elif message[0] == "failed":
                 found[message[1]] = {"status": message[2], "reason": message[3]}
                 at = None
             else:
                 found |= message[1]
+                ends = True
     finally:
-        status = _end(child)
+        status = _end(child, _GRACE_SECONDS if ends else 0)
+        processes.sweep(others, _GRACE_SECONDS)
         receive.close()
     left = [n for n in pending if n not in found]
-    if left and (hung or not found or at is not None):
+    if left and (not ends or not found or at is not None):
         blamed = [at] if at in left else left if not found else []
-        if hung:
+        if not ends:
             fault = {"status": "timeout", "reason": f"{step}: no word for {job.settings.timeout:g} s"}
         else:
             fault = {"status": "crashed", "reason": f"{step}: worker {_manner(status)}"}
@@ -135,28 +143,37 @@ def _next(receive: Connection) -> tuple | None:
         return None
 
 
-def _child(job: Job, device: str, pending: list[str], send: Connection) -> None:
-    """The forked worker; never returns."""
-    os.setpgid(0, 0)
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that would outlive a kill
-    code = 0
+def _child(job: Job, device: str, pending: list[str], send: Connection, supervisor: int) -> None:
+    """The forked worker; never returns, whatever an implementation raises."""
+    code = 1
     try:
+        os.setpgid(0, 0)
+        processes.end_with(supervisor)
+        processes.adopt()  # so that it sees what an implementation starts
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that would outlive a kill
         from moe_routing_bench.measure import worker
 
         worker.run(job, device, pending, send.send)
+        code = 0
     except SystemExit as error:
-        code = int(error.code or 0)
+        code = processes.status(error.code)
     except BaseException:
         traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                stream.flush()
+        os._exit(code)
 
 
-def _end(child: int) -> int:
-    """Wait a moment for the worker, then kill it and what it started; returns its wait status."""
-    deadline = time.monotonic() + _GRACE_SECONDS
+def _ended(child: int) -> bool:
+    """Whether a child has ended; it stays to be waited for."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _end(child: int, seconds: float) -> int:
+    """Wait so long for the worker to end, then kill it and its group; returns its wait status."""
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -259,9 +276,10 @@ def main(arguments: list[str], mode: str = "cold", watch: Any = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for row in rows:
-        time_text = f"{row['median_us']:.2f} us" if row.get("median_us") else row.get("reason")
-        print(f"{row['bench']} {row['implementation']}: {row['status']} {time_text}")
+    with contextlib.suppress(OSError):  # the file is complete, whoever reads this
+        for row in rows:
+            time_text = f"{row['median_us']:.2f} us" if row.get("median_us") else row.get("reason")
+            print(one_line(f"{row['bench']} {row['implementation']}: {row['status']} {time_text}"), flush=True)
     return 0
 
 

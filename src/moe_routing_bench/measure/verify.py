@@ -16,7 +16,7 @@ from torch import Tensor
 from moe_routing_bench.benches.bench import Bench, find
 from moe_routing_bench.benches.checks import Check, both
 from moe_routing_bench.grid.job import Job
-from moe_routing_bench.measure import inputs
+from moe_routing_bench.measure import inputs, processes
 from moe_routing_bench.measure.candidate import Candidate, Failure
 from moe_routing_bench.measure.inputs import Sets
 
@@ -29,6 +29,7 @@ _CLOCKS = tuple(  # what times are taken with: where it is, by which name, and w
     )
     for name in names
 )
+_SWEEP_SECONDS = 2.0
 _SHORTENED = 1.3  # times as long a call of a lone rotation may take; leaving out every other one makes it 2
 
 
@@ -74,9 +75,12 @@ def unharmed(sets: Sets) -> None:
 
 
 def _run(run: Any) -> None:
-    """Run timed calls; `Failure` where they leave a thread running."""
-    before = set(threading.enumerate())
+    """Run timed calls; `Failure` where they leave a thread or a process running."""
+    before, children = set(threading.enumerate()), processes.offspring()
     run()
+    if processes.offspring() - children:
+        processes.sweep(children, _SWEEP_SECONDS)
+        raise Failure("incorrect", "processes were left running")
     left = [thread.name for thread in threading.enumerate() if thread not in before]
     if left:
         raise Failure("incorrect", f"threads were left running: {', '.join(left)}")

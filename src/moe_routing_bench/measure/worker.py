@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from moe_routing_bench.benches.bench import find
+from moe_routing_bench.errors import one_line
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import calibration, outcome, provenance, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure
@@ -78,11 +79,11 @@ def _guarded(send: Send, name: str, step: str, action: Callable[[], object]) -> 
     try:
         action()
     except Failure as failure:
-        send(("failed", name, failure.status, failure.reason))
+        send(("failed", name, failure.status, one_line(failure.reason)))
     except (MemoryError, torch.OutOfMemoryError) as error:
-        send(("failed", name, "out_of_memory", f"{step}: {_one_line(error)}"))
-    except Exception as error:
-        text = _one_line(error)
+        send(("failed", name, "out_of_memory", f"{step}: {_said(error)}"))
+    except (Exception, SystemExit) as error:
+        text = _said(error)
         memory = "not enough memory" in text or "can't allocate memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
         send(("failed", name, "out_of_memory" if memory else "crashed", f"{step}: {text}"))
         if "CUDA error" in text and not memory:
@@ -94,9 +95,8 @@ def _guarded(send: Send, name: str, step: str, action: Callable[[], object]) -> 
     return False
 
 
-def _one_line(error: BaseException) -> str:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text[:300]
+def _said(error: BaseException) -> str:
+    return one_line(f"{type(error).__name__}: {error}", 300)
 
 
 def _mix(cost: Any) -> tuple[int, int]:

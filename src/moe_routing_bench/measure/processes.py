@@ -1,0 +1,55 @@
+"""Processes of a job: a worker ends with its supervisor, and what an implementation starts ends with the worker. Linux alone."""
+
+import contextlib
+import ctypes
+import glob
+import os
+import signal
+import time
+
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # of prctl
+
+
+def adopt() -> None:
+    """From now on the orphans among this process's descendants become its children, whatever session they are in."""
+    ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)
+
+
+def end_with(parent: int) -> None:
+    """Have this process, which `parent` has just forked, killed when that ends."""
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before this was asked for
+        os._exit(1)
+
+
+def offspring() -> set[int]:
+    """The children of this process, ended ones included."""
+    found: set[int] = set()
+    for path in glob.glob("/proc/self/task/*/children"):
+        with contextlib.suppress(FileNotFoundError), open(path) as file:  # the thread has ended
+            found.update(map(int, file.read().split()))
+    return found
+
+
+def sweep(known: set[int], seconds: float) -> set[int]:
+    """Kill all children but the `known` ones, and what these leave to this process in turn; returns which there were.
+
+    Gives up after so many seconds on what no signal ends.
+    """
+    found: set[int] = set()
+    deadline = time.monotonic() + seconds
+    while (left := offspring() - known) and time.monotonic() < deadline:
+        for child in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        for child in left:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+        time.sleep(0.001)
+        found |= left
+    return found
+
+
+def status(code: object) -> int:
+    """The exit status that Python gives to what `sys.exit` was called with."""
+    return int(code or 0) & 0xFF if code is None or isinstance(code, int) else 1

@@ -1,0 +1,100 @@
+"""Implementations of `pack` that go wrong, one way each; loaded by the tests in place of real ones."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import torch
+
+
+def bind(problem, *, x, order, inverse, packed, fault):
+    """A correct pack that then commits its fault."""
+
+    def pack():
+        checked = bool(packed.isnan().all())  # poisoned, as it is before a check
+        packed.copy_(x[order.long().clamp_min(0) // problem.top_k])
+        packed[order < 0] = 0
+        FAULTS[fault](x, packed, checked)
+
+    return pack
+
+
+def raises(error):
+    def fault(x, packed, checked):
+        raise error
+
+    return fault
+
+
+def wrong(x, packed, checked):
+    packed[0, 0] += 1
+
+
+def nan(x, packed, checked):
+    packed[-1, -1] = float("nan")
+
+
+def mutate(x, packed, checked):
+    x[0, 0] += 1
+
+
+def forks(session: bool, ends: int | None):
+    """Leave a process behind that holds all that the worker has open; then go on, or end."""
+
+    def fault(x, packed, checked):
+        if not checked:
+            return
+        if os.fork() == 0:
+            if session:
+                os.setsid()
+                if os.fork():
+                    os._exit(0)
+            time.sleep(600)
+        if session:
+            os.wait()
+        if ends:
+            os.kill(os.getpid(), ends)
+
+    return fault
+
+
+def starts(x, packed, checked):
+    """Leave a command behind, in a session of its own."""
+    if checked:
+        subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
+
+
+def closes(x, packed, checked):
+    """Close everything that is open, the supervisor's pipe with it."""
+    os.closerange(3, 1000)
+
+
+FAULTS = {
+    "none": lambda x, packed, checked: None,
+    "kill": lambda x, packed, checked: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda x, packed, checked: ctypes.string_at(1),
+    "abort": lambda x, packed, checked: os.abort(),
+    "leave": lambda x, packed, checked: os._exit(0),
+    "hang": lambda x, packed, checked: time.sleep(600),
+    "stop": lambda x, packed, checked: os.kill(os.getpid(), signal.SIGSTOP),
+    "close": closes,
+    "raise": raises(ValueError("the kernel was called wrongly")),
+    "exit": raises(SystemExit()),
+    "exit_text": raises(SystemExit("a text")),
+    "exit_large": raises(SystemExit(1 << 40)),
+    "interrupt": raises(KeyboardInterrupt()),
+    "surrogate": raises(ValueError("\udcff\n\0")),
+    "huge": raises(ValueError("x" * 10**7)),
+    "wrong": wrong,
+    "nan": nan,
+    "memory": lambda x, packed, checked: torch.empty(1 << 52),
+    "mutate": mutate,
+    "orphan": forks(False, None),
+    "orphan_of_killed": forks(False, signal.SIGKILL),
+    "daemon": forks(True, None),
+    "daemon_of_killed": forks(True, signal.SIGKILL),
+    "command": starts,
+}
