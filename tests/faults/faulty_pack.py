@@ -9,15 +9,19 @@ import time
 
 import torch
 
+from moe_routing_bench.measure import timers
+
 
 def bind(problem, *, x, order, inverse, packed, fault):
     """A correct pack that then commits its fault."""
+    if fault in AT_ONCE:
+        AT_ONCE[fault]()
 
     def pack():
         checked = bool(packed.isnan().all())  # poisoned, as it is before a check
         packed.copy_(x[order.long().clamp_min(0) // problem.top_k])
         packed[order < 0] = 0
-        FAULTS[fault](x, packed, checked)
+        FAULTS.get(fault, _nothing)(x, packed, checked)
 
     return pack
 
@@ -72,8 +76,40 @@ def closes(x, packed, checked):
     os.closerange(3, 1000)
 
 
-FAULTS = {
-    "none": lambda x, packed, checked: None,
+def _nothing(x, packed, checked):
+    pass
+
+
+def inside(step, harm):
+    """Harm others in calls of one step, once it was found right: what torch counts as a write in place is not seen."""
+
+    def one(x, packed, checked):
+        frame = sys._getframe()
+        while frame := frame.f_back:
+            if frame.f_code.co_name == step:
+                return harm(x)
+
+    return one
+
+
+def other_input(x):
+    x.numpy()[...] = 7
+
+
+def broken_clock(*_):
+    genuine = time.perf_counter
+    timers.perf_counter = lambda: genuine()
+
+
+def replaced_clock():
+    time.perf_counter = lambda: 0.0
+    raise ValueError("it cannot be bound")
+
+
+AT_ONCE = {"clock_and_raise": replaced_clock}
+LATE = {f"{name}_{step.strip('_')}": inside(step, harm) for name, harm in (("input", other_input), ("clock", broken_clock)) for step in ("settle", "_block")}  # fmt: skip
+FAULTS = LATE | {
+    "none": _nothing,
     "kill": lambda x, packed, checked: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda x, packed, checked: ctypes.string_at(1),
     "abort": lambda x, packed, checked: os.abort(),

@@ -79,11 +79,26 @@ def test_faults_that_the_worker_survives(measured):
     check(measured("none", *faults), faults, 0)
 
 
-@pytest.mark.fault("worker's death")
-@pytest.mark.parametrize("fault", DEADLY)
-def test_faults_that_the_worker_does_not_survive(measured, fault):
-    """One restart; who is right is measured by the second worker."""
-    check(measured("none", fault), [fault], 1)
+@pytest.mark.fault("worker's death", len(DEADLY))
+def test_faults_that_the_worker_does_not_survive(measured):
+    """A restart for each; who is right is measured by the last worker."""
+    check(measured("none", *DEADLY), DEADLY, len(DEADLY))
+
+
+HARMFUL = {
+    "input_settle": "inputs were changed: x", "input_block": "inputs were changed: x", "clock_settle": "timers.perf_counter was replaced",
+    "clock_block": "timers.perf_counter was replaced", "clock_and_raise": "time.perf_counter was replaced",
+}  # fmt: skip
+
+
+@pytest.mark.fault("harm to rivals")
+@pytest.mark.parametrize("fault", HARMFUL)
+def test_who_harms_others_is_blamed_and_nobody_else(fault, measured, monkeypatch):
+    """The times of the others are none that it has made."""
+    monkeypatch.setitem(EXPECTED, fault, ("incorrect", HARMFUL[fault]))
+    rows = measured(fault, "none")
+    check(rows, [fault], rows["torch"]["restarts"])
+    assert rows["torch"]["restarts"] <= 1 and min(rows[name]["min_us"] for name in ("torch", "none")) > 1
 
 
 def test_without_others_the_baseline_has_itself(measured):

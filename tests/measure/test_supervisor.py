@@ -1,6 +1,7 @@
 """What becomes of every implementation, whatever its worker does: workers that follow a script, in processes of their own."""
 
 import contextlib
+import inspect
 import os
 import signal
 import socket
@@ -38,9 +39,9 @@ def scripted(monkeypatch):
     monkeypatch.setattr(supervisor, "_GRACE_SECONDS", 0.02)
 
     def set_script(script) -> None:
-        def run(known, device, names, send):
+        def run(known, device, names, send, audit):
             assert isinstance(known, Job) and device == "cpu"
-            script(names, send)
+            script(names, send, *[audit] * (len(inspect.signature(script).parameters) > 2))
 
         monkeypatch.setattr(worker, "run", run)
 
@@ -174,6 +175,28 @@ def test_a_crash_between_implementations_is_nobody_s_fault(scripted) -> None:
     assert outcomes(scripted, script) == {
         "torch": ("incorrect", "3 left", 2), "torch_compile": ("incorrect", "2 left", 2), "triton": ("incorrect", "1 left", 2),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("found_out", [True, False])
+def test_who_harms_others_is_looked_for(found_out, scripted) -> None:
+    """By the next worker, which looks after every step; where it cannot tell either, who is at work then is out."""
+
+    def script(names, send, audit):
+        send(("at", "torch", "sampling"))
+        if audit and found_out:
+            send(("failed", "triton", "incorrect", "inputs were changed"))
+            return send(("rows", {name: row(name) for name in names if name != "triton"}))
+        if "torch" not in names:
+            return send(("rows", {name: row(name) for name in names}))
+        send(("tainted", "inputs were changed"))
+        raise SystemExit(3)
+
+    found = outcomes(scripted, script)
+    if found_out:
+        assert found["triton"] == ("incorrect", "inputs were changed", 1) and found["torch"][1] == "torch ran"
+    else:
+        assert found["torch"] == ("crashed", "sampling: worker exited with status 3", 2)
+        assert found["triton"] == ("incorrect", "triton ran", 2)
 
 
 def test_who_has_failed_is_not_blamed_again(scripted) -> None:
@@ -368,8 +391,8 @@ def test_a_worker_never_returns(end, code, monkeypatch, capsys) -> None:
     with monkeypatch.context() as one:
         one.setattr(os, "_exit", leave)
         with pytest.raises(Exited):
-            supervisor._child("job", "device", ["torch"], send, 17)
-    assert said == [(0, 0), ("ends with", 17), ("job", "device", ["torch"], "send"), code]
+            supervisor._child("job", "device", ["torch"], send, 17, False)
+    assert said == [(0, 0), ("ends with", 17), ("job", "device", ["torch"], "send", False), code]
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
     assert ("boom" in capsys.readouterr().err) == isinstance(end, RuntimeError)
 

@@ -4,8 +4,8 @@ Measured before and after a cell, on the same buffers: on an H200 a copy of 0.5 
 on where the two buffers lay. A drift between the two marks the cell suspect. Every share in a row is of these figures.
 """
 
-import time
 from collections.abc import Callable, Sequence
+from time import perf_counter  # by its own name, as in `timers`
 
 import torch
 
@@ -21,10 +21,10 @@ def _seconds(call: Callable[[], object], device: str, calls: int = 1, repeats: i
     times = []
     for _ in range(repeats + 1):
         if device == "cpu":
-            start = time.perf_counter()
+            start = perf_counter()
             for _ in range(calls):
                 call()
-            times.append((time.perf_counter() - start) / calls)
+            times.append((perf_counter() - start) / calls)
         else:
             first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             first.record()
@@ -151,8 +151,8 @@ class GpuCeilings:
         """Row field sustained_tflops: the rate of the same product as that of peak_tflops once it has run for so long, under the
         power limit."""
         product = lambda: torch.mm(self._a, self._a, out=self._dot)  # noqa: E731
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
+        end = perf_counter() + seconds
+        while perf_counter() < end:
             _seconds(product, "cuda", 8, 1)
         return {"sustained_tflops": 2 * 8192**3 / _seconds(product, "cuda", 8) / 1e12}
 

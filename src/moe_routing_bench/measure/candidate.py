@@ -15,6 +15,10 @@ class Failure(Exception):
         self.status, self.reason = status, reason
 
 
+class Tainted(Exception):
+    """Inputs are not what was loaded, and whoever is looked at now has not run since: nobody knows who changed them."""
+
+
 @dataclass(eq=False)
 class Candidate:
     """An implementation on its way through the cell. `twin` is the same one once more, bound and timed by itself."""

@@ -50,15 +50,13 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
         reason = platforms.missing(one.requires, platform, one.peer)
         if reason:
             outcomes[name] = {"status": "unsupported", "reason": reason}
-    restarts = -1
     caller = _Caller(watch)
     with gpus.reserved(alone=True, family=job.cell.family, waiting=caller.told):
         while pending := [n for n in job.implementations if n not in outcomes]:
-            restarts += 1
             outcomes |= _attempt(job, device, pending, caller)
     rows = [_complete(job, platform, name, outcomes[name], started) for name in job.implementations]
     for row in rows:
-        row |= {"worker_mode": mode, "restarts": max(restarts, 0)}
+        row |= {"worker_mode": mode, "restarts": max(caller.workers - 1, 0)}
     if out is not None:
         from moe_routing_bench.store import rows as stored
 
@@ -68,10 +66,13 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
 
 
 class _Caller:
-    """Who waits for a job at the other end of a socket, if anybody does; is told every second that the job goes on."""
+    """Who waits for a job at the other end of a socket, if anybody does; is told every second that the job goes on.
+
+    `workers` counts how many there were.
+    """
 
     def __init__(self, watch: Any) -> None:
-        self.watch = watch
+        self.watch, self.workers = watch, 0
         self._last = time.monotonic()
 
     def told(self) -> None:
@@ -84,18 +85,22 @@ class _Caller:
                 raise SystemExit(130) from None
 
 
-def _attempt(job: Job, device: str, pending: list[str], caller: _Caller) -> dict[str, dict[str, Any]]:
-    """One worker's life: the outcomes that it settled, at least one."""
+def _attempt(
+    job: Job, device: str, pending: list[str], caller: _Caller, audit: bool = False
+) -> dict[str, dict[str, Any]]:
+    """One worker's life: the outcomes that it settled, at least one. Where somebody has harmed the others, the next one, which
+    finds out who it was, belongs to it."""
     receive, send = Pipe(duplex=False)
     supervisor, others = os.getpid(), processes.offspring()
     child = os.fork()
     if child == 0:
         receive.close()
-        _child(job, device, pending, send, supervisor)
+        _child(job, device, pending, send, supervisor, audit)
     send.close()
+    caller.workers += 1
     _code(job.cell.bench)  # takes a while, which the worker does too
     found: dict[str, dict[str, Any]] = {}
-    at, step, ends, heard = None, "starting", False, time.monotonic()
+    at, step, ends, tainted, heard = None, "starting", False, False, time.monotonic()
     try:
         while not ends:
             patience = heard + job.settings.timeout - time.monotonic()
@@ -117,6 +122,8 @@ def _attempt(job: Job, device: str, pending: list[str], caller: _Caller) -> dict
             elif message[0] == "failed":
                 found[message[1]] = {"status": message[2], "reason": message[3]}
                 at = None
+            elif message[0] == "tainted":
+                tainted = True
             else:
                 found |= message[1]
                 ends = True
@@ -125,6 +132,8 @@ def _attempt(job: Job, device: str, pending: list[str], caller: _Caller) -> dict
         processes.sweep(others, _GRACE_SECONDS)
         receive.close()
     left = [n for n in pending if n not in found]
+    if tainted and not audit:
+        return found | _attempt(job, device, left, caller, audit=True)
     if left and (not ends or not found or at is not None):
         blamed = [at] if at in left else left if not found else []
         if not ends:
@@ -143,7 +152,7 @@ def _next(receive: Connection) -> tuple | None:
         return None
 
 
-def _child(job: Job, device: str, pending: list[str], send: Connection, supervisor: int) -> None:
+def _child(job: Job, device: str, pending: list[str], send: Connection, supervisor: int, audit: bool) -> None:
     """The forked worker; never returns, whatever an implementation raises."""
     code = 1
     try:
@@ -153,7 +162,7 @@ def _child(job: Job, device: str, pending: list[str], send: Connection, supervis
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that would outlive a kill
         from moe_routing_bench.measure import worker
 
-        worker.run(job, device, pending, send.send)
+        worker.run(job, device, pending, send.send, audit)
         code = 0
     except SystemExit as error:
         code = processes.status(error.code)

@@ -16,19 +16,17 @@ from torch import Tensor
 from moe_routing_bench.benches.bench import Bench, find
 from moe_routing_bench.benches.checks import Check, both
 from moe_routing_bench.grid.job import Job
-from moe_routing_bench.measure import inputs, processes
-from moe_routing_bench.measure.candidate import Candidate, Failure
+from moe_routing_bench.measure import inputs, processes, timers
+from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
 
-_CLOCKS = tuple(  # what times are taken with: where it is, by which name, and what it is before anybody may replace it
-    (place, whose, name, getattr(place, name))
-    for place, whose, names in (
-        (time, "time", ("perf_counter", "perf_counter_ns")),
-        (torch.cuda.Event, "torch.cuda.Event", ("record", "elapsed_time", "query")),
-        (torch.cuda.CUDAGraph, "torch.cuda.CUDAGraph", ("replay",)),
-    )
-    for name in names
+_CLOCKS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (  # what times are taken with: where it is, and by which names
+    (time, "time", ("perf_counter", "perf_counter_ns")),
+    (timers, "timers", ("perf_counter",)),
+    (torch.cuda.Event, "torch.cuda.Event", ("record", "elapsed_time", "query")),
+    (torch.cuda.CUDAGraph, "torch.cuda.CUDAGraph", ("replay",)),
 )
+Clocks = list[tuple[Any, str, str, Any]]
 _SWEEP_SECONDS = 2.0
 _SHORTENED = 1.3  # times as long a call of a lone rotation may take; leaving out every other one makes it 2
 
@@ -36,9 +34,11 @@ _SHORTENED = 1.3  # times as long a call of a lone rotation may take; leaving ou
 def verify(job: Job, one: Candidate, sets: Sets, thorough: bool = False) -> None:
     """Raise `Failure` unless the timed calls of `one` are right, keep to their outputs and leave nothing running.
 
-    `thorough` also runs a rotation by itself, and looks at what the stages of a composite hand on, on values that nobody knew.
+    Raises `Tainted` where inputs were changed before. `thorough` also runs a rotation by itself, and looks at what the stages of a composite hand on, on values that nobody knew.
     """
     bench, timer = find(job.cell.bench), one.timer
+    if damage := sets.damage():
+        raise Tainted(damage)
     for run in (timer.rotate, timer.check) if thorough else (timer.check,):
         for draws, poisoned in ((sets.fresh, True), (sets.base, False)):
             sets.load(draws)
@@ -47,7 +47,6 @@ def verify(job: Job, one: Candidate, sets: Sets, thorough: bool = False) -> None
                 for call in one.calls:
                     inputs.poison(getattr(call, "buffers", {}))
             _run(run)
-            _genuine()
             unharmed(sets)
             one.check = both(one.check, _compared(bench, job, one, sets))
             if thorough and bench.stages and run == timer.check and poisoned and not one.check.error:
@@ -86,12 +85,19 @@ def _run(run: Any) -> None:
         raise Failure("incorrect", f"threads were left running: {', '.join(left)}")
 
 
-def _genuine() -> None:
+def clocks() -> Clocks:
+    """What times are taken with: each with its place, that one's name, and its own; to be asked before anybody may replace it."""
+    return [(place, whose, name, getattr(place, name)) for place, whose, names in _CLOCKS for name in names]
+
+
+def genuine(known: Clocks) -> None:
     """`Failure` where somebody has replaced what times are taken with; it is put back."""
-    for place, whose, name, genuine in _CLOCKS:
-        if getattr(place, name) is not genuine:
-            setattr(place, name, genuine)
-            raise Failure("incorrect", f"{whose}.{name} was replaced")
+    replaced = [(place, whose, name, one) for place, whose, name, one in known if getattr(place, name) is not one]
+    for place, _, name, one in replaced:
+        setattr(place, name, one)
+    if replaced:
+        said = " and ".join(f"{whose}.{name}" for _, whose, name, _ in replaced)
+        raise Failure("incorrect", f"{said} was replaced")
 
 
 def _compared(bench: Bench, job: Job, one: Candidate, sets: Sets) -> Check:

@@ -1,12 +1,13 @@
 """Measures one cell in one process: the only place where an implementation runs.
 
 Reports to its supervisor through `send`: ``("at", name, step)`` before every step, ``("failed", name, status, reason)``
-when an implementation is out, ``("rows", {name: fields})`` at the end. It may die at any moment; the supervisor copes.
+when an implementation is out, ``("tainted", reason)`` when one has harmed the others and nobody knows which, and
+``("rows", {name: fields})`` at the end. It may die at any moment; the supervisor copes.
 """
 
 import functools
-import time
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -15,19 +16,23 @@ from moe_routing_bench.benches.bench import find
 from moe_routing_bench.errors import one_line
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import calibration, outcome, provenance, timers
-from moe_routing_bench.measure.candidate import Candidate, Failure
+from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.sampling import sample, settle, warm_up
-from moe_routing_bench.measure.verify import unharmed, verify
+from moe_routing_bench.measure.verify import clocks, genuine, unharmed, verify
 
 Send = Callable[[tuple], None]
 REMEASURE_DRIFT = 0.05  # of a ceiling, over which a GPU cell is sampled once more
 BLOCK_US = 20_000.0  # a block of a long call has fewer samples, so that there are enough blocks for an interval
 
 
-def run(job: Job, device: str, names: list[str], send: Send) -> None:
-    """Measure the implementations `names` of the job's cell side by side and send their rows."""
-    begin = time.perf_counter()
+def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False) -> None:
+    """Measure the implementations `names` of the job's cell side by side and send their rows.
+
+    After every step of an implementation its clocks must be genuine. With `audit` all inputs are compared as well, which
+    takes time, but tells who changes them.
+    """
+    begin = perf_counter()
     send(("at", None, "inputs"))
     bench, cell = find(job.cell.bench), job.cell
     definition = bench.definition()
@@ -35,16 +40,26 @@ def run(job: Job, device: str, names: list[str], send: Send) -> None:
     sets = Sets(job, definition, device)
     cost = definition.cost(cell, sets.inputs[0], sets.outputs[0], sets.base[0].expected)
     mix = _mix(cost) if bench.streams else None
+    known = clocks()
+
+    def harmed() -> None:
+        genuine(known)
+        if audit:
+            unharmed(sets)
+
+    guarded = functools.partial(_guarded, send, after=harmed)
     send(("at", None, "calibration"))
     ceilings = calibration.ceilings(device, mix, cost.read_bytes, cost.write_bytes)
     before = ceilings.measure()
     alive: list[Candidate] = []
     for name in names:
         admit = functools.partial(_entered, job, name, sets, device, send)
-        _guarded(send, name, "preparing", lambda admit=admit: alive.append(admit()))
+        entered: list[Candidate] = []
+        if guarded(name, "preparing", lambda admit=admit, entered=entered: entered.append(admit())):
+            alive += entered
     watched = ["copy_gb_per_s", *(["peak_tflops"] if cost.flops else []), *(["stream_gb_per_s"] if mix and gpu else [])]
     for attempt in (1, 2):
-        sample(job, alive, sets, gpu, functools.partial(_guarded, send), heavy=cost.flops > 0)
+        sample(job, alive, sets, gpu, guarded, heavy=cost.flops > 0)
         send(("at", None, "calibration"))
         after = ceilings.measure()
         drift = calibration.drift(before, after, watched)
@@ -55,7 +70,7 @@ def run(job: Job, device: str, names: list[str], send: Send) -> None:
             one.forget()
     for one in list(alive):
         check = functools.partial(_checked_again, job, one, sets)
-        if not _guarded(send, one.name, "checking again", check):
+        if not guarded(one.name, "checking again", check):
             alive.remove(one)
     common = (
         calibration.mean(before, after)
@@ -70,14 +85,22 @@ def run(job: Job, device: str, names: list[str], send: Send) -> None:
     rows = {one.name: outcome.row(one) | common for one in alive}
     outcome.speedups(alive, rows, bench.baseline)
     outcome.twins(alive, rows)
-    send(("rows", {n: r | {"measure_seconds": time.perf_counter() - begin} for n, r in rows.items()}))
+    send(("rows", {n: r | {"measure_seconds": perf_counter() - begin} for n, r in rows.items()}))
 
 
-def _guarded(send: Send, name: str, step: str, action: Callable[[], object]) -> bool:
-    """Run one step of an implementation; report what it raises. A broken CUDA context ends the worker."""
+def _guarded(
+    send: Send, name: str, step: str, action: Callable[[], object], after: Callable[[], object] = lambda: None
+) -> bool:
+    """Run one step of an implementation, and `after`; report what they raise. A broken CUDA context ends the worker."""
     send(("at", name, step))
     try:
-        action()
+        try:
+            action()
+        finally:
+            after()
+    except Tainted as error:
+        send(("tainted", one_line(error)))
+        raise SystemExit(3) from error
     except Failure as failure:
         send(("failed", name, failure.status, one_line(failure.reason)))
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -106,10 +129,14 @@ def _mix(cost: Any) -> tuple[int, int]:
 
 
 def _entered(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candidate:
-    """`_admitted`, twice where the job asks for a twin."""
-    one = _admitted(job, name, sets, device, send)
-    if name in job.twins:
-        one.twin = _admitted(job, name, sets, device, send)
+    """`_admitted`, twice where the job asks for a twin. What it changes before it fails is mended."""
+    try:
+        one = _admitted(job, name, sets, device, send)
+        if name in job.twins:
+            one.twin = _admitted(job, name, sets, device, send)
+    except Exception:
+        sets.damage()
+        raise
     return one
 
 
@@ -124,7 +151,8 @@ def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candi
     reason = bench.supports(name, job.cell)
     if reason:
         raise Failure("unsupported", reason)
-    sets.damage()  # by one that failed before
+    if damage := sets.damage():
+        raise Tainted(damage)
     calls = [bench.bind(name, job.cell, i | o) for i, o in zip(sets.inputs, sets.outputs, strict=True)]
     one = Candidate(name, calls, fields={"layout": job.cell.get("layout") or bench[name].layout})
     send(("at", name, "warming up"))
