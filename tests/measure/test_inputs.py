@@ -198,3 +198,18 @@ def test_tensors_of_no_bytes_are_alike() -> None:
 )
 def test_the_checksum_is_of_bits(tensor, total) -> None:
     assert inputs._checksum(tensor) == total
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64])
+def test_the_checksum_needs_little_memory(dtype, monkeypatch) -> None:
+    """It is the same in parts of any size, past 64 bits too, and never makes 64 bits of more than a part."""
+    tensor = torch.full((7, 11), -(2**62) if dtype == torch.int64 else 3).to(dtype)
+    total = inputs._checksum(tensor)
+    largest, summed = [], torch.Tensor.sum
+    monkeypatch.setattr(torch.Tensor, "sum", lambda part, **how: largest.append(part.numel()) or summed(part, **how))
+    for elements in (1, 2, 10, 76, 77, 78):
+        monkeypatch.setattr(inputs, "_COMPARED", 8 * elements)
+        largest.clear()
+        assert inputs._checksum(tensor) == total
+        assert max(largest[:-1]) <= elements, "the last one sums the parts"
+    assert inputs._checksum(tensor[:0]) == 0

@@ -188,6 +188,8 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def _checksum(tensor: Tensor) -> int:
-    """A sum over the elements' bits as integers: what all input sets share is too large for a copy."""
+    """A sum over the elements' bits as integers, in parts: what all input sets share is too large for a copy, the more so for
+    one in 64 bits, which is what a sum makes of each part."""
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return int(tensor.view(kind).sum(dtype=torch.int64))
+    parts = tensor.view(kind).flatten().split(max(1, _COMPARED // 8))
+    return int(torch.stack([part.sum(dtype=torch.int64) for part in parts]).sum())
