@@ -139,10 +139,12 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch, git_state) -> None:
     monkeypatch.setattr(provenance, "PACKAGE", package)
     monkeypatch.setenv(provenance.COMMIT, SHA)
     (tmp_path / "results").write_text("rows")
-    assert git_state() == {"git_sha": git("rev-parse", "HEAD").strip(), "git_dirty": False}
-    (package / "b.py").write_text("b")
+    (package / "other.py").write_text("b")
+    assert git_state((package / "a.py",)) == {"git_sha": git("rev-parse", "HEAD").strip(), "git_dirty": False}
+    assert git_state((package / "a.py", package / "other.py"))["git_dirty"] is True
+    (package / "a.py").write_text("c")
     git_state.cache_clear()
-    assert git_state()["git_dirty"] is True
+    assert git_state((package / "a.py",))["git_dirty"] is True
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_outside_a_checkout_the_commit_is_what_was_said(said, found, tmp_path, m
     monkeypatch.delenv(provenance.COMMIT, raising=False)
     if said is not None:
         monkeypatch.setenv(provenance.COMMIT, said)
-    assert git_state() == found
+    assert git_state(()) == found
 
 
 @pytest.mark.parametrize("error", [OSError("no git"), subprocess.TimeoutExpired("git", 10)])
@@ -173,7 +175,7 @@ def test_without_git_there_is_no_commit(error, monkeypatch, git_state) -> None:
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv(provenance.COMMIT, SHA)
-    assert git_state() == {"git_sha": SHA, "git_dirty": False}
+    assert git_state(()) == {"git_sha": SHA, "git_dirty": False}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import functools
 import math
 import os
+import sys
 import time
 import types
 from datetime import UTC, datetime
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from moe_routing_bench.benches import composite
 from moe_routing_bench.benches.checks import Assignment, Cost
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.kernels.experts import quack_experts
 from moe_routing_bench.kernels.pack import torch_pack
 from moe_routing_bench.measure import calibration, outcome, sampling, supervisor, timers, verify, worker
 from moe_routing_bench.measure.candidate import Candidate, Failure
@@ -746,3 +749,42 @@ def test_a_composite_says_what_its_stages_take():
     assert [name for name, _ in row["stage_us"]] == ["router", "permute", "pack", "combine"] and row[
         "layout"
     ] == "compact"
+
+
+def test_a_row_keeps_what_a_tuner_chose(add_packs):
+    """As its call says once it has run; who has no tuner has no such field."""
+    module = types.ModuleType("tuned_packs")
+
+    def bind(problem, *, name, x, order, inverse, packed):
+        work, chosen = torch_pack.bind(problem, x=x, order=order, inverse=inverse, packed=packed), []
+
+        def call():
+            work()
+            chosen[:] = ["tile 128"]
+
+        if name == "tuned":
+            call.configuration = lambda: "\n".join(chosen)
+        return call
+
+    module.bind = bind
+    add_packs(module, "name", ("tuned", "plain"))
+    messages = []
+    worker.run(Job(CELL, ("tuned", "plain"), SETTINGS), "cpu", ["tuned", "plain"], messages.append)
+    assert messages[-1][1]["tuned"]["configuration"] == "tile 128" and "configuration" not in messages[-1][1]["plain"]
+
+
+def test_a_composite_says_what_the_tuners_of_its_parts_chose():
+    parts = [types.SimpleNamespace(call=types.SimpleNamespace(configuration=lambda: "a")), types.SimpleNamespace(call=len), len]  # fmt: skip
+    staged = composite.Staged(tuple(zip(("pack", "experts", "combine"), parts, strict=True)), None, {})
+    assert staged.configuration() == "pack: a"
+
+
+def test_what_quack_s_tuners_chose(monkeypatch):
+    """Since they were asked: each sets it when it runs; other names of the module are none."""
+    ran, idle = (types.SimpleNamespace(configs=[1, 2], fn=len, best_config="of another") for _ in range(2))
+    module = types.SimpleNamespace(gemm_tuned=ran, gemm_act_tuned=idle, gemm=len)
+    monkeypatch.setitem(sys.modules, "quack", types.SimpleNamespace(gemm_interface=module))
+    choices = quack_experts.tuner_choices()
+    assert choices() == ""
+    ran.best_config = "tile_m=128"
+    assert choices() == "gemm_tuned: tile_m=128"

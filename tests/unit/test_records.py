@@ -19,7 +19,7 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.store import paths, records, rows, stale
 from moe_routing_bench.store.columns import about
-from moe_routing_bench.store.parquet import DIGEST, write_table
+from moe_routing_bench.store.parquet import DIGEST, read_table, write_table
 
 ROOT = Path(__file__).parents[2]
 MEASURED = {"nvidia-h200": "h200", "nvidia-h200.layers": "layers"}  # configs of stored rows
@@ -64,6 +64,13 @@ def test_a_column_that_the_schema_lacks_is_a_mistake_of_the_code(tmp_path):
     with pytest.raises(KeyError, match="speed"):
         rows.write(tmp_path / "rows.parquet", [{**ROW, "speed": [1]}], "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_columns_that_were_added_are_null_in_older_files(tmp_path):
+    path = tmp_path / "rows.parquet"
+    rows.write(path, [ROW], "")
+    pq.write_table(read_table(path).drop(list(rows.LATER)), path)
+    assert [records.read(path)[name].to_pylist() for name in rows.LATER] == [[None]] * len(rows.LATER)
 
 
 def test_columns_in_another_order_are_read_in_the_schema_s(tmp_path):

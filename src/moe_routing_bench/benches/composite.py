@@ -119,6 +119,11 @@ class Staged:
                 stage()
         return dict(self.scope.tensors)
 
+    def configuration(self) -> str:
+        """What the tuners of the parts chose, by part; empty where they have none."""
+        said = [(name, getattr(getattr(part, "call", None), "configuration", None)) for name, part in self.stages]
+        return "; ".join(f"{name}: {one()}" for name, one in said if one)
+
 
 @dataclass
 class _Scope:

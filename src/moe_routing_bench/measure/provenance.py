@@ -24,11 +24,11 @@ COMMIT = "MOE_ROUTING_BENCH_COMMIT"  # names the commit of a tree that was copie
 
 
 @functools.cache
-def git_state() -> dict[str, object]:
+def git_state(files: tuple[Path, ...]) -> dict[str, object]:
     """Commit and whether the tree differs from it; outside a checkout what `COMMIT` says, ``<sha>`` or ``<sha>-dirty``, or nothing.
 
     What `COMMIT` says need not be believed: a row's code fingerprint is that of the files that ran, and a test compares it with that of
-    the commit. Only what is measured with counts as a difference: results change while cells are measured.
+    the commit. Only `files`, which are what is measured with, count as a difference.
     """
 
     def git(*words: str) -> str:
@@ -42,7 +42,7 @@ def git_state() -> dict[str, object]:
     except (OSError, subprocess.TimeoutExpired):
         sha = ""
     if sha:
-        return {"git_sha": sha, "git_dirty": bool(git("status", "--porcelain", "--", str(PACKAGE)))}
+        return {"git_sha": sha, "git_dirty": bool(git("status", "--porcelain", "--", *map(str, files)))}
     named = re.fullmatch(r"([0-9a-f]{40})(-dirty)?", os.environ.get(COMMIT, ""))
     return {"git_sha": named[1], "git_dirty": bool(named[2])} if named else {}
 

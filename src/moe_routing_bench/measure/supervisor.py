@@ -206,7 +206,8 @@ def _code(bench: str) -> dict[str, Any]:
     """Row fields that say which code measures a bench."""
     from moe_routing_bench.measure import provenance
 
-    return {"code_fingerprint": find(bench).code_fingerprint()} | provenance.git_state()
+    one = find(bench)
+    return {"code_fingerprint": one.code_fingerprint()} | provenance.git_state(tuple(one.code_files()))
 
 
 def _complete(job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime) -> dict[str, Any]:
@@ -217,7 +218,7 @@ def _complete(job: Job, platform: str, name: str, outcome: dict[str, Any], start
     bench = find(job.cell.bench)
     row = dict(job.cell.values) | {
         "schema_version": SCHEMA_VERSION, "bench": bench.name, "implementation": name, "platform": platform, "cell": job.cell.key,
-        "cell_hash": job.hash,
+        "cell_hash": job.hash, "host": os.uname().nodename, "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
         "started_at": started.isoformat(timespec="milliseconds"), "ended_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }  # fmt: skip
     row |= _code(bench.name) | outcome

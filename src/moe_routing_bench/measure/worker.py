@@ -178,6 +178,8 @@ def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candi
     if device != "cpu":
         warm = timers.device_timer(calls[:1], job.settings.interval_us, device)
         one.fields["warm_median_us"] = sorted(warm.sample() for _ in range(5))[2]
+    if configuration := getattr(calls[0], "configuration", None):
+        one.fields["configuration"] = one_line(configuration()) or None
     if hasattr(calls[0], "stages"):
         one.fields |= _stages(calls, job, device)
     return one

@@ -19,7 +19,7 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.spec import spec_hash
 from moe_routing_bench.store.columns import described
 from moe_routing_bench.store.parquet import read_table
-from moe_routing_bench.store.rows import IDENTITY, MEASURED, SCHEMA_VERSION, SPEC, STATUSES
+from moe_routing_bench.store.rows import IDENTITY, LATER, MEASURED, SCHEMA_VERSION, SPEC, STATUSES
 
 _KINDS = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 AXIS_COLUMNS: dict[str, pa.DataType] = {axis.name: _KINDS[axis.kind] for axis in AXES.values()}
@@ -29,7 +29,7 @@ _CLOCKS_DIFFER = timedelta(hours=1)  # between machines, at most
 
 
 def read(path: Path) -> pa.Table:
-    """Read rows of this schema version, with a null column for every axis that no row of the file has.
+    """Read rows of this schema version, with a null column for every axis that no row of the file has, and for what was added since.
 
     Raises `UserError` for a missing, unreadable or older file.
     """
@@ -44,9 +44,9 @@ def read(path: Path) -> pa.Table:
     if others := versions - {SCHEMA_VERSION}:
         raise bad("schema_version", min(others, key=str), f"{SCHEMA_VERSION} in {path}", again)
     # An axis is absent that was added after these rows were measured, or that no bench of theirs reads.
-    for name, kind in AXIS_COLUMNS.items():
+    for name in (*AXIS_COLUMNS, *LATER):
         if name not in table.column_names:
-            table = table.append_column(name, pa.nulls(len(table), kind))
+            table = table.append_column(name, pa.nulls(len(table), COLUMNS[name]))
     types = dict(zip(table.column_names, table.schema.types, strict=True))
     if wrong := sorted(name for name in types | COLUMNS if types.get(name) != COLUMNS.get(name)):
         names = ", ".join(wrong[:5])

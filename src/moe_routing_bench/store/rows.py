@@ -53,8 +53,12 @@ MEASURED: dict[str, pa.DataType] = {
     "driver": _S, "sm_clock_mhz": _I, "memory_clock_mhz": _I, "power_limit_w": _F, "temperature_c": _I, "throttle_bits": _I,
     "other_gpu_processes": _I, "cpu_model": _S, "cpu_threads": _I, "python_version": _S, "torch_version": _S, "cuda_version": _S,
     "triton_version": _S, "cutlass_dsl_version": _S, "implementation_version": _S, "worker_mode": _S, "measure_seconds": _F,
-    "restarts": _I,
+    "restarts": _I, "slurm_job_id": _S, "configuration": _S,
 }  # fmt: skip
+LATER = (
+    "slurm_job_id",
+    "configuration",
+)  # columns that files of this version may lack, because they were added to it: null there
 _AXIS_TYPES = {int: _I, float: _F, str: _S}
 
 

@@ -88,6 +88,7 @@ def products(
     """Both products -> y (R, H). Row r is x[r], or x[tokens[r]] with `tokens` (R,) int32."""
     from quack.gemm_interface import gemm, gemm_act, gemm_tuned  # imports initialise CUDA, which a server may not do
 
+    chosen = tuner_choices()
     activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
     up, down = (None, None) if tuned else map(_configuration, tiles_of(problem, tokens is not None))
     multiply = partial(gemm, tuned=True) if tuned else partial(gemm_tuned.fn, config=down)
@@ -107,7 +108,18 @@ def products(
         )
         multiply(activated, w2.mT, out=y, cu_seqlens_m=offsets)
 
+    run.configuration = chosen if tuned else lambda: f"{up}; {down}"
     return run
+
+
+def tuner_choices() -> Callable[[], str]:
+    """Forget what QuACK's tuners chose; the function that is returned says what those that have run since then chose."""
+    from quack import gemm_interface
+
+    tuners = {name: one for name, one in vars(gemm_interface).items() if hasattr(one, "configs") and hasattr(one, "fn")}
+    for one in tuners.values():
+        one.best_config = None  # which each sets in every call
+    return lambda: "; ".join(f"{name}: {one.best_config}" for name, one in tuners.items() if one.best_config)
 
 
 def _configuration(tiles: Tiles) -> Any:

@@ -108,7 +108,7 @@ def origin(device: str, files: list[Path]) -> dict[str, Any]:
         "python_version": python_platform.python_version(),
         "cpu_threads": torch.get_num_threads(),
         "code_fingerprint": closure.fingerprint(files)[:16],
-        **provenance.git_state(),
+        **provenance.git_state(tuple(files)),
     }
 
 
