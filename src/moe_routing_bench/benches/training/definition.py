@@ -150,9 +150,8 @@ def roundings(cell: Cell, rounded_sums: bool, rounded_scores: bool) -> dict[str,
     k, tokens, hidden, inner = cell.top_k, cell.tokens, cell.hidden, cell.intermediate
     total = 1 + max(2 * k if exact else 0, k if rounded_sums else 0)
     long = 2 * exact
-    tiles = (
-        2 * math.ceil(inner / _SCORE_TILE) if rounded_scores else 0
-    )  # each is rounded, and then its sum with the others
+    # Each tile's sum is rounded, and then its sum with the others.
+    tiles = 2 * math.ceil(inner / _SCORE_TILE) if rounded_scores else 0
     return {
         "combined": own + total,
         "d_x": own + 2 + total + long * (hidden + 2 * inner),
