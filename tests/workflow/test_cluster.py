@@ -96,9 +96,14 @@ def test_two_allocations_of_which_one_is_cancelled_and_submitted_again(
     project = fresh.copy(tmp_path / "project")
     project.configure(FAMILIES)
     results = project.folder / "results/cpu"
-    submit = ("bash", "workflow/scripts/slurm.sh", "cpu", "2", "--gpus=1", "--", "--until", "measure", "collect")
 
-    _, second, last = re.findall("job ([0-9]+)", project.run(*submit).stdout)
+    def submit(shares: int) -> list[str]:
+        options = ("--gpus=1", "--", "--until", "measure", "collect")
+        return re.findall(
+            "job ([0-9]+)", project.run("bash", "workflow/scripts/slurm.sh", "cpu", shares, *options).stdout
+        )
+
+    _, second, last = submit(2)
     until(lambda: "RUNNING" in queue(project, "--job", second, "--format=%T"))
     project.run("scancel", second)
     until(lambda: not queue(project))
@@ -106,7 +111,7 @@ def test_two_allocations_of_which_one_is_cancelled_and_submitted_again(
     before = kept.stat().st_mtime_ns
     assert not (results / f"logs/slurm/{last}.log").exists()
 
-    project.run(*submit)
+    submit(1)  # in another number of shares, too
     until(lambda: not queue(project))
     logs = "".join(path.read_text() for path in (results / "logs/slurm").glob("*.log"))
     assert collected(project) == ["gate", "combine"], logs
