@@ -18,6 +18,7 @@ from moe_routing_bench.quality.spec import run_rows
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/nvidia-h200"
 LAYERS = "../nvidia-h200.layers/"  # from there
+PREFILL = "../nvidia-h200.prefill/"
 WAYS = ("torch", "triton", "cute")
 SYMBOLS = {"tokens": "T", "experts": "E", "hidden": "H", "intermediate": "I", "top_k": "k"}
 
@@ -217,12 +218,13 @@ def stages() -> str:
 
 
 OURS = ("cute", "triton")  # how our implementations begin
-LAYER_WAYS = ("cute", "cute_quack", "cute_quack_gather", "triton_gather", "sonicmoe")
+LAYER_WAYS = ("cute", "cute_gather", "cute_quack", "cute_quack_gather", "triton_gather", "sonicmoe")
 
 
 def layers() -> str:
     """One line per layer that was measured, with the fastest of ours against the fastest of others."""
-    rows = stored(LAYERS + "measurements.parquet")
+    newer, older = (stored(run + "measurements.parquet") for run in (PREFILL, LAYERS))
+    rows = pd.concat([newer, older[~older["cell"].isin(newer["cell"])]])  # a cell is of one run, whole
     lines = []
     for _, cell in rows[(rows["bench"] == "layer") & (rows["status"] == "ok")].groupby("cell", sort=False):
         found, first = cell.set_index("implementation"), cell.iloc[0]
@@ -230,7 +232,7 @@ def layers() -> str:
         own = medians.index.str.startswith(OURS)
         ours, others = medians[own].idxmin(), medians[~own]
         lines.append({
-            "model": first["model"], "T": str(first["tokens"]), "`torch_grouped_mm`": digits(medians["torch_grouped_mm"]),
+            "model": first["model"], "T": str(first["tokens"]), "commit": first["git_sha"][:7], "`torch_grouped_mm`": digits(medians["torch_grouped_mm"]),
             **{f"`{way}`": digits(medians.get(way, np.nan)) for way in LAYER_WAYS},
             "fastest of ours": f"`{ours}`", "against the fastest other": f"{digits(others.min() / medians[ours])}x (`{others.idxmin()}`)",
             "share of its roof": percent(found.at[ours, "share_of_roofline"]),
@@ -300,7 +302,8 @@ def quality() -> str:
 _GATE = "router == 'softmax_topk_renorm' and top_k == 8"
 _PERMUTE = "layout == 'compact' and top_k == 8 and experts == 128"
 BLOCKS: Mapping[str, Callable[[], str]] = {
-    "stored-cells": stored_cells, "stored-layers": partial(stored_cells, LAYERS + "measurements.parquet"), "layers": layers,
+    "stored-cells": stored_cells, "stored-layers": partial(stored_cells, LAYERS + "measurements.parquet"),
+    "stored-prefill": partial(stored_cells, PREFILL + "measurements.parquet"), "layers": layers,
     "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "ceilings": ceilings,
     "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat,
     "gate-times": partial(times, "gate", ("dtype", "tokens"), f"{_GATE} and experts == 128", (*WAYS, "quack")),
