@@ -124,7 +124,8 @@ def test_one_job_per_cell(fresh: Project, tmp_path: Path, slurm: None) -> None:
         pytest.skip("no snakemake-executor-plugin-slurm: pip install -e '.[slurm]'")
     project = fresh.copy(tmp_path / "project")
     project.configure(FAMILIES[:1])
-    each = ("--workflow-profile", "workflow/profiles/slurm", "--slurm-init-seconds-before-status-checks", "12")
+    # One look when the cell is done: the plugin waits ten seconds longer after each at which it is not.
+    each = ("--workflow-profile", "workflow/profiles/slurm", "--slurm-init-seconds-before-status-checks", "15")
     done = project.run("snakemake", *each, "--until", "collect")
     assert len(re.findall("submitted with SLURM jobid", done.stdout + done.stderr)) == 1
     assert collected(project) == ["gate"]
