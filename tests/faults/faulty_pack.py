@@ -1,6 +1,7 @@
 """Implementations of `pack` that go wrong, one way each; loaded by the tests in place of real ones."""
 
 import ctypes
+import faulthandler
 import os
 import signal
 import subprocess
@@ -111,8 +112,11 @@ LATE = {f"{name}_{step.strip('_')}": inside(step, harm) for name, harm in (("inp
 FAULTS = LATE | {
     "none": _nothing,
     "kill": lambda x, packed, checked: os.kill(os.getpid(), signal.SIGKILL),
-    "segfault": lambda x, packed, checked: ctypes.string_at(1),
-    "abort": lambda x, packed, checked: os.abort(),
+    "segfault": lambda x, packed, checked: (
+        faulthandler.disable(),
+        ctypes.string_at(1),
+    ),  # no pages of stacks in the log
+    "abort": lambda x, packed, checked: (faulthandler.disable(), os.abort()),
     "leave": lambda x, packed, checked: os._exit(0),
     "hang": lambda x, packed, checked: time.sleep(600),
     "stop": lambda x, packed, checked: os.kill(os.getpid(), signal.SIGSTOP),

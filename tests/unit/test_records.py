@@ -22,7 +22,11 @@ from moe_routing_bench.store.columns import about
 from moe_routing_bench.store.parquet import DIGEST, read_table, write_table
 
 ROOT = Path(__file__).parents[2]
-MEASURED = {"nvidia-h200": "h200", "nvidia-h200.layers": "layers", "nvidia-h200.prefill": "prefill"}  # configs of stored rows
+MEASURED = {
+    "nvidia-h200": "h200",
+    "nvidia-h200.layers": "layers",
+    "nvidia-h200.prefill": "prefill",
+}  # configs of stored rows
 STORED = pytest.mark.parametrize(
     "path", sorted((ROOT / "results").glob("nvidia-*/measurements.parquet")), ids=lambda p: p.parent.name
 )
