@@ -6,30 +6,26 @@ inside. Gradients are written afresh, not added to what an earlier step left; th
 written too. No auxiliary loss, no optimiser, no communication. What is saved between the two passes is the implementation's affair.
 """
 
-from moe_routing_bench.benches.bench import Bench, Implementation, Peer
+from moe_routing_bench.benches.bench import Bench, Implementation
+from moe_routing_bench.benches.layer import BENCH as LAYER
 
-# Their pins are older than what works, so they are installed without dependencies.
-_LIBRARIES = [
+_LIBRARIES = [  # the packages, and what they need, are those of `layer`
     Implementation(
         name,
         ".step",
         requires=("cuda", "triton", *(("cutlass",) if name == "sonicmoe" else ())),
         options={"way": f"{name}_experts"},
-        peer=Peer(module, distribution, f"pip install --no-deps {distribution}=={version}"),
+        peer=LAYER[name].peer,
         declares=("rounded_scores",) if name == "liger" else (),
     )
-    for name, module, distribution, version in (
-        ("sonicmoe", "sonicmoe", "sonic-moe", "0.1.2.post1"),
-        ("liger", "liger_kernel", "liger-kernel", "0.8.5"),
-        ("moe_ops", "moe_ops", "moe-ops", "0.1.0"),
-    )
+    for name in ("sonicmoe", "liger", "moe_ops")
 ]
 _TRANSFORMERS = [
     Implementation(
-        f"transformers_{form}",
+        name := f"transformers_{form}",
         ".step",
         options={"way": "transformers_experts", "form": form},
-        peer=Peer("transformers", "transformers", "pip install -e '.[peers]'"),
+        peer=LAYER[name].peer,
         declares=("rounded_sums",),
     )
     for form in ("eager", "grouped_mm")
