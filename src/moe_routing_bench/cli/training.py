@@ -24,7 +24,18 @@ Spec = Annotated[str | None, typer.Option(help="All of it as one JSON text, in p
 Pilots = Annotated[
     list[Path] | None, typer.Option("--pilot", help="Parquet to choose the learning rate by; repeatable")
 ]
-Required = Annotated[str | None, typer.Option("--platform", help="Refuse to run on another [default: any]")]
+
+
+def _verified(platform: str | None) -> str | None:
+    """The platform that is required, once this machine is known to be it."""
+    if platform:
+        platforms.verify(platform)
+    return platform
+
+
+Required = Annotated[
+    str | None, typer.Option("--platform", help="Refuse to run on another [default: any]", callback=_verified)
+]
 Threads = Annotated[int, typer.Option(help="CPU threads [default: torch's]", show_default=False)]
 
 
@@ -41,7 +52,6 @@ def train(
     platform: Required = None,
 ) -> None:
     """Train a tiny language model with a router; a killed run goes on from its checkpoint."""
-    platforms.verify(platform or platforms.current())
     run = Run.from_spec(spec) if spec is not None else by_hand(router, network, seed, steps, option or [])
     out = out or paths.run_file(platforms.current(), run.name)
     files.check_writable(out)
@@ -60,7 +70,6 @@ def time_training(
     platform: Required = None,
 ) -> None:
     """Time the training step of a run, whole and by stage, with the GPU to itself."""
-    platforms.verify(platform or platforms.current())
     table = run_rows.read(run_file)
     run = dataclasses.replace(Run.from_spec(run_rows.spec_of(table)), lr=table["lr"][-1].as_py())
     run_rows.weights_of(run_file)  # before a GPU is waited for
@@ -88,7 +97,6 @@ def adapt(
     platform: Required = None,
 ) -> None:
     """Adapt a trained run to another text with adapters beside its frozen experts (PERFT)."""
-    platforms.verify(platform or platforms.current())
     if spec is None:
         frozen = Run.from_spec(run_rows.spec_of(run_rows.read(base)))
         own = {"label": "adapt", "trace_tokens": 0, "keep_weights": False, **_schedule(steps)}

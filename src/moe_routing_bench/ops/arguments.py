@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.errors import bad, pick
-from moe_routing_bench.kernels.experts import ACTIVATIONS
+from moe_routing_bench.kernels.experts import ACTIVATIONS, Experts
 from moe_routing_bench.kernels.permute.layout import LAYOUTS, MOST_ROWS, RowLayout
 from moe_routing_bench.ops.reference import wide
 from moe_routing_bench.routers import ROUTERS
@@ -69,13 +69,14 @@ def check_experts(
     if w2.dim() != 3 or w2.shape[1] != hidden or w2.dtype != rows.dtype:
         raise bad("w2", _shape_and_dtype(w2), f"(E, {hidden}, I) of {rows.dtype}")
     experts, _, intermediate = w2.shape
-    wide_rows = intermediate * (1 if activation == "relu2" else 2)
+    problem = Experts(len(rows), hidden, intermediate, experts, "", "", "", activation=activation)
+    wide_rows = intermediate * (2 if problem.gated else 1)
     if w13.shape != (experts, wide_rows, hidden) or w13.dtype != rows.dtype:
         raise bad("w13", _shape_and_dtype(w13), f"({experts}, {wide_rows}, {hidden}) of {rows.dtype}")
     if offsets.shape != (experts + 1,) or offsets.dtype != torch.int32:
         raise bad("offsets", _shape_and_dtype(offsets), f"({experts + 1},) of torch.int32")
     for name, bias, columns in (("b13", b13, wide_rows), ("b2", b2, hidden)):
-        if (bias is not None) != (activation == "swiglu_oai"):
+        if (bias is not None) != problem.biased:
             raise bad(
                 name, "none" if bias is None else "a bias", "biases with activation swiglu_oai, and with no other"
             )
