@@ -780,11 +780,16 @@ def test_a_composite_says_what_the_tuners_of_its_parts_chose():
 
 
 def test_what_quack_s_tuners_chose(monkeypatch):
-    """Since they were asked: each sets it when it runs; other names of the module are none."""
-    ran, idle = (types.SimpleNamespace(configs=[1, 2], fn=len, best_config="of another") for _ in range(2))
-    module = types.SimpleNamespace(gemm_tuned=ran, gemm_act_tuned=idle, gemm=len)
-    monkeypatch.setitem(sys.modules, "quack", types.SimpleNamespace(gemm_interface=module))
+    """Since they were asked: each sets it when it runs, and those of epilogues are made then."""
+    plain, earlier, later = (types.SimpleNamespace(fn=types.SimpleNamespace(__name__=name), best_config="of another") for name in ("gemm_tuned", "mod_silu", "mod_swiglu"))  # fmt: skip
+    tuners = {"a digest": earlier}
+    autotune = types.SimpleNamespace(_MOD_TUNERS=tuners)
+    modules = {"quack": types.ModuleType("quack"), "quack.gemm_interface": types.SimpleNamespace(gemm_tuned=plain)}
+    modules |= {"quack.gemm_runtime": types.SimpleNamespace(autotune=autotune)}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
     choices = quack_experts.tuner_choices()
     assert choices() == ""
-    ran.best_config = "tile_m=128"
-    assert choices() == "gemm_tuned: tile_m=128"
+    plain.best_config, later.best_config = "tile_m=128", "tile_m=256"
+    tuners["another"] = later
+    assert choices() == "gemm: tile_m=128; mod_swiglu: tile_m=256"

@@ -34,7 +34,8 @@ _SHORTENED = 1.3  # times as long a call of a lone rotation may take; leaving ou
 def verify(job: Job, one: Candidate, sets: Sets, thorough: bool = False) -> None:
     """Raise `Failure` unless the timed calls of `one` are right, keep to their outputs and leave nothing running.
 
-    Raises `Tainted` where inputs were changed before. `thorough` also runs a rotation by itself, and looks at what the stages of a composite hand on, on values that nobody knew.
+    Raises `Tainted` where inputs were changed before. `thorough` also runs a rotation by itself, and looks at what the stages of
+    a composite hand on, on values that nobody knew.
     """
     bench, timer = find(job.cell.bench), one.timer
     if damage := sets.damage():

@@ -55,10 +55,8 @@ MEASURED: dict[str, pa.DataType] = {
     "triton_version": _S, "cutlass_dsl_version": _S, "implementation_version": _S, "worker_mode": _S, "measure_seconds": _F,
     "restarts": _I, "slurm_job_id": _S, "configuration": _S,
 }  # fmt: skip
-LATER = (
-    "slurm_job_id",
-    "configuration",
-)  # columns that files of this version may lack, because they were added to it: null there
+# Columns that were added to this version of the schema: a file that lacks one reads as if it were null.
+LATER = ("slurm_job_id", "configuration")
 _AXIS_TYPES = {int: _I, float: _F, str: _S}
 
 

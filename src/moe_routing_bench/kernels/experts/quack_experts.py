@@ -114,12 +114,18 @@ def products(
 
 def tuner_choices() -> Callable[[], str]:
     """Forget what QuACK's tuners chose; the function that is returned says what those that have run since then chose."""
-    from quack import gemm_interface
+    for _, one in _tuners():
+        one.best_config = None  # which each sets when it runs
+    return lambda: "; ".join(f"{name}: {one.best_config}" for name, one in _tuners() if one.best_config)
 
-    tuners = {name: one for name, one in vars(gemm_interface).items() if hasattr(one, "configs") and hasattr(one, "fn")}
-    for one in tuners.values():
-        one.best_config = None  # which each sets in every call
-    return lambda: "; ".join(f"{name}: {one.best_config}" for name, one in tuners.items() if one.best_config)
+
+def _tuners() -> list[tuple[str, Any]]:
+    """QuACK's tuners by name: that of plain products, and one per epilogue that has been tuned."""
+    from quack.gemm_interface import gemm_tuned
+    from quack.gemm_runtime import autotune
+
+    epilogues = autotune._MOD_TUNERS.values()  # it has no public list of them
+    return [("gemm", gemm_tuned), *((one.fn.__name__, one) for one in epilogues)]
 
 
 def _configuration(tiles: Tiles) -> Any:

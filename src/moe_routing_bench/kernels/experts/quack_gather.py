@@ -31,4 +31,5 @@ def bind(
         torch.div(order, problem.layout.top_k, rounding_mode="floor", out=tokens)
         products()
 
+    run.configuration = products.configuration
     return run
