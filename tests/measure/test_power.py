@@ -20,8 +20,10 @@ STEADY_US, DRAW = {"dense": 1970.0, "light": 4480.0}, {"dense": 1.0, "dense2": 1
 class Card:
     """A GPU whose heat follows what it does within a third of a second, and whose clock falls as it heats up."""
 
+    counts = True  # the energy that is drawn
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch, limited: bool = True) -> None:
-        self.now, self.heat, self.limited = 0.0, 0.0, limited
+        self.now, self.heat, self.limited, self.drawn = 0.0, 0.0, limited, 0.0
         monkeypatch.setattr(sampling, "perf_counter", lambda: self.now)
 
     def run(self, name: str) -> float:
@@ -30,6 +32,7 @@ class Card:
         seconds = us * 5 / 1e6
         self.heat += (DRAW[name] - self.heat) * (1 - np.exp(-seconds / 0.3))
         self.now += seconds
+        self.drawn += 700e3 * DRAW[name] * seconds
         return us
 
     def power_capped(self) -> bool:
@@ -40,6 +43,9 @@ class Card:
 
     def power_w(self) -> float:
         return 700.0
+
+    def energy_mj(self) -> float | None:
+        return self.drawn if self.counts else None
 
     def slowdown_bits(self) -> int:
         return 0
@@ -76,6 +82,24 @@ def test_the_order_of_turns_does_not_matter(monkeypatch):
         assert max(clocks["dense"]) < min(clocks["light"])
         assert {len(one.blocks) for one in found.values()} == {20}
         assert all(one.fields["turns"] == "long" and "two long turns" in one.fields["stop_reason"] for one in found.values())  # fmt: skip
+
+
+def test_the_energy_of_a_call_is_its_power_times_its_time(monkeypatch):
+    """In company as alone: 700 W for the heavy one. A sample is 5 calls here, though its timer speaks of one."""
+    found = sampled(monkeypatch, ("light", "dense"))
+    for name, one in found.items():
+        one.timer.calls, one.timer.name = 5, "wall"
+        energy = 700 * DRAW[name] * np.mean(np.concatenate(one.blocks)) / 1e3
+        assert outcome.row(one)["energy_mj"] == pytest.approx(energy, rel=1e-9)
+        assert energy == pytest.approx(700 * DRAW[name] * STEADY_US[name] / 1e3, rel=0.02)
+
+
+@pytest.mark.parametrize(("limited", "counts"), [(False, True), (True, False)])
+def test_no_energy_of_short_turns_nor_where_the_board_does_not_count(monkeypatch, limited, counts):
+    monkeypatch.setattr(Card, "counts", counts)
+    for one in sampled(monkeypatch, ("dense", "light"), limited).values():
+        one.timer.name = "wall"
+        assert "energy_mj" not in outcome.row(one)
 
 
 def test_short_turns_would_favour_the_heavy_one(monkeypatch):

@@ -46,6 +46,7 @@ class Nvml:
             "nvmlDeviceGetClockInfo": {(1,): 1980, (2,): 3201},
             "nvmlDeviceGetPowerUsage": {(): 345_600},
             "nvmlDeviceGetPowerManagementLimit": {(): 700_500},
+            "nvmlDeviceGetTotalEnergyConsumption": {(): 8_123_456},
             "nvmlDeviceGetTemperature": {(0,): 41},
             "nvmlDeviceGetCurrentClocksEventReasons": {(): 0x4 | 0x8 | 0x20},
             "nvmlDeviceGetComputeRunningProcesses": {(): [SimpleNamespace(pid=pid) for pid in (1, 2, os.getpid())]},
@@ -74,14 +75,16 @@ def test_the_state_of_a_card(uuid, texts, monkeypatch) -> None:
     gpu = card(monkeypatch, uuid, texts=texts)
     assert gpu.state() == STATE and gpu.uuid == "GPU-12"
     assert (gpu.sm_clock_mhz(), gpu.power_w(), gpu.power_capped(), gpu.slowdown_bits()) == (1980, 345.6, True, 0x28)
+    assert gpu.energy_mj() == 8_123_456
 
 
 def test_what_nvml_does_not_know_is_missing(monkeypatch) -> None:
     """A reading is None then; no bits are set, and nobody else is there."""
-    names = ("Name", "ClockInfo", "PowerUsage", "PowerManagementLimit", "Temperature", "CurrentClocksEventReasons", "ComputeRunningProcesses")  # fmt: skip
+    names = ("Name", "ClockInfo", "PowerUsage", "PowerManagementLimit", "Temperature", "TotalEnergyConsumption", "CurrentClocksEventReasons", "ComputeRunningProcesses")  # fmt: skip
     gpu = card(monkeypatch, unknown=tuple(f"nvmlDeviceGet{name}" for name in names))
     assert gpu.state() == dict.fromkeys(STATE) | {"gpu_uuid": "GPU-12", "driver": "570.1", "throttle_bits": 0, "other_gpu_processes": 0}  # fmt: skip
     assert (gpu.sm_clock_mhz(), gpu.power_w(), gpu.power_capped(), gpu.slowdown_bits()) == (None, None, False, 0)
+    assert gpu.energy_mj() is None
 
 
 def test_versions() -> None:

@@ -131,6 +131,8 @@ def test_what_follows_from_a_row(measured):
     gb_per_s = BYTES / 100e-6 / 1e9
     assert found["tokens_per_s"] == pytest.approx(64 / 100e-6) and found["gb_per_s"] == pytest.approx(gb_per_s)
     assert found["share_of_copy"] == pytest.approx(gb_per_s / 100)
+    assert "energy_mj_per_token" not in found
+    assert supervisor._derived(job, rows["fast"] | {"energy_mj": 32.0})["energy_mj_per_token"] == 0.5
     assert found["roofline_us"] == pytest.approx(BYTES / 100e9 * 1e6)
     assert found["share_of_roofline"] == pytest.approx(BYTES / 100e9 / 100e-6)
     strict = (1 + 2) * 32 * 4  # pack reads a row and writes k of them
@@ -506,9 +508,9 @@ def test_what_was_sampled_is_forgotten_with_that_of_the_twin():
     """To sample again: what is known of the implementation stays."""
     one = Candidate("a", [], samples_per_block=3, twin=Candidate("a", []))
     for entry in one.entries:
-        entry.blocks, entry.clocks, entry.powers, entry.slow = [[1.0]], [1], [2.0], [3]
+        entry.blocks, entry.clocks, entry.powers, entry.slow, entry.energies = [[1.0]], [1], [2.0], [3], [4.0]
     one.forget()
-    assert [(e.blocks, e.clocks, e.powers, e.slow) for e in one.entries] == [([], [], [], [])] * 2
+    assert [(e.blocks, e.clocks, e.powers, e.slow, e.energies) for e in one.entries] == [([], [], [], [], [])] * 2
     assert one.samples_per_block == 3 and one.blocks is not one.twin.blocks
 
 

@@ -32,6 +32,7 @@ class Candidate:
     clocks: list[int | None] = field(default_factory=list)
     powers: list[float | None] = field(default_factory=list)
     slow: list[int] = field(default_factory=list)
+    energies: list[float | None] = field(default_factory=list)  # of the blocks of long turns, mJ
     fields: dict[str, object] = field(default_factory=dict)
     twin: "Candidate | None" = None
 
@@ -43,4 +44,4 @@ class Candidate:
     def forget(self) -> None:
         """Drop what was sampled, to sample again."""
         for one in self.entries:
-            one.blocks, one.clocks, one.powers, one.slow = [], [], [], []
+            one.blocks, one.clocks, one.powers, one.slow, one.energies = [], [], [], [], []

@@ -96,6 +96,10 @@ class Gpu:
         power = self._ask("nvmlDeviceGetPowerUsage")
         return power / 1000 if isinstance(power, int) else None
 
+    def energy_mj(self) -> int | None:
+        """What the board has drawn since its driver was loaded, millijoules."""
+        return self._ask("nvmlDeviceGetTotalEnergyConsumption")  # type: ignore[return-value]
+
     def power_capped(self) -> bool:
         """Whether the power limit holds the clock down at this moment."""
         return bool(self._reasons() & 0x4)

@@ -105,6 +105,7 @@ def _long_turns(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded:
 
     A turn begins with `turn_seconds` of the same work, untimed. Before a block that nobody can foresee, in one of its two turns, an
     implementation is checked, and kept busy for half of that again. Blocks are long, and longer where the limit bound in that turn.
+    Their energies add up: the board's counter lags by up to a tenth of a second, at the end of a block as at its beginning.
     """
     settings, entries = job.settings, _entries(alive)
     order = random.Random(job.hash).sample(entries, len(entries))
@@ -118,7 +119,9 @@ def _long_turns(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded:
             if len(entry.blocks) == surprises[id(entry)]:
                 verify(job, entry, sets)
                 _kept_busy(entry, settings.turn_seconds / 2)
+            before = gpu.energy_mj()
             _block(entry, gpu, 1, _LIMITED_BLOCK_US if limited else _LONG_BLOCK_US)
+            entry.energies.append(None if before is None else gpu.energy_mj() - before)
 
     for ordered in (order, order[::-1]):
         _each(alive, ordered, guarded, "sampling", turn)

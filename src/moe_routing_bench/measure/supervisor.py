@@ -249,6 +249,8 @@ def _derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
         one, packed = FORMATS[cell.dtype], FORMATS[cell.get("packed") or cell.dtype]
         strict = passes * (one.bits + cell.top_k * packed.bits) // 8 * cell.hidden
         found |= {"bytes_per_token_strict": strict, "bw_gibps_strict": strict * cell.tokens / seconds / 2**30}
+    if row.get("energy_mj"):
+        found["energy_mj_per_token"] = row["energy_mj"] / cell.tokens
     found |= _waste(job, row)
     doubts = []
     if row.get("calibration_drift", 0) > 0.02:

@@ -30,7 +30,7 @@ MEASURED: dict[str, pa.DataType] = {
     "block_medians_us": pa.list_(_F), "wall_median_us": _F, "warm_median_us": _F, "stage_us": _STAGES, "timer": _S, "launch_hidden": _F,
     "stage_timer": pa.map_(_S, _S), "turns": _S,
     "calls_per_sample": _I, "cold_sets": _I, "cold": _B, "warmup_calls": _I, "settled": _B,
-    "block_clocks_mhz": pa.list_(_I), "block_powers_w": pa.list_(_F),
+    "block_clocks_mhz": pa.list_(_I), "block_powers_w": pa.list_(_F), "energy_mj": _F, "energy_mj_per_token": _F,
     # derived
     "tokens_per_s": _F, "compulsory_bytes": _I, "read_bytes": _I, "write_bytes": _I, "gb_per_s": _F, "bw_gibps_strict": _F,
     "bytes_per_token_strict": _I, "share_of_copy": _F, "share_of_stream": _F, "share_of_short_stream": _F, "flops": _I, "tflops": _F, "share_of_peak": _F, "share_of_sustained": _F,
@@ -56,7 +56,7 @@ MEASURED: dict[str, pa.DataType] = {
     "restarts": _I, "slurm_job_id": _S, "configuration": _S,
 }  # fmt: skip
 # Columns that were added to this version of the schema: a file that lacks one reads as if it were null.
-LATER = ("slurm_job_id", "configuration")
+LATER = ("slurm_job_id", "configuration", "energy_mj", "energy_mj_per_token")
 _AXIS_TYPES = {int: _I, float: _F, str: _S}
 
 
