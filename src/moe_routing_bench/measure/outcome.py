@@ -21,8 +21,9 @@ def row(one: Candidate) -> dict[str, object]:
     reason = "a hardware slowdown bit" if aside else None
     checked = {n: getattr(one.check, n) for n in ("rel_l2_error", "max_abs_error", "tolerance", "mismatches", "ties")}
     checked |= {"block_clocks_mhz": one.clocks, "block_powers_w": one.powers}
-    if one.energies and None not in one.energies:
-        checked["energy_mj"] = sum(one.energies) / sum(len(block) * one.timer.calls for block in one.blocks)
+    known = [energy for energy in one.energies if energy is not None]
+    if known and len(known) == len(one.blocks):
+        checked["energy_mj"] = sum(known) / sum(len(block) * one.timer.calls for block in one.blocks)
     if one.timer.name != "wall":
         checked["launch_hidden"] = one.timer.hidden / one.timer.samples
     return (
