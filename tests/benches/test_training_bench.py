@@ -69,7 +69,9 @@ def test_two_tokens_by_hand(factor: float | None, dtype: str) -> None:
         assert expected[name].dtype == (torch.float64 if dtype == "fp32" or name == "d_logits" else torch.float32)
     outputs = rounded(inputs, expected)
     kept, size = 2 if factor else 4, 4 if dtype == "fp32" else 2
-    cost = Cost(24 + 4 * size + 2 * 2 * size, 24 + 4 * size + 3 * 2 * size, 3 * 4 * kept)
+    forward, by_weights = (kept, 1, 1), (1, kept, 1)
+    products = (forward, forward, *(forward, by_weights) * 2)
+    cost = Cost(24 + 4 * size + 2 * 2 * size, 24 + 4 * size + 3 * 2 * size, products)
     assert definition.cost(cell, inputs, outputs, expected) == cost
     found = definition.assignment(cell, inputs, expected)
     assert found.ids is expected["topk_ids"] and found.inverse is expected["inverse"]
@@ -112,6 +114,18 @@ def test_the_reference_is_what_differentiation_finds(axes: dict) -> None:
         assert float((expected[name] - want).norm()) < 1e-6 * scale, name  # a rule's weights are float32
     clamped = inputs["x"].double() @ inputs["w13"][0].double().T
     assert cell.activation != "swiglu_oai" or (clamped + inputs["b13"][0] > 7).any()
+
+
+def test_products_are_those_of_either_direction() -> None:
+    """Of 40 rows: both forward, then of each the gradient of its rows and that of its weights, summed over rows."""
+    cell, inputs, expected = case(tokens=20, top_k=2, hidden=24, intermediate=16)
+    rows, hidden, wide, inner = 40, 24, 32, 16
+    found = definition.cost(cell, inputs, rounded(inputs, expected), expected)
+    assert found.products == (
+        (rows, hidden, wide), (rows, inner, hidden),
+        (rows, wide, hidden), (hidden, rows, wide), (rows, hidden, inner), (inner, rows, hidden),
+    )  # fmt: skip
+    assert found.flops == 3 * 6 * rows * hidden * inner
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

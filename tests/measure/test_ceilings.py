@@ -324,6 +324,14 @@ def test_what_a_gpu_sustains(card) -> None:
     assert one.sustained(0.0) == pytest.approx({"sustained_tflops": 800.0}, rel=2e-11, abs=0)
 
 
+def test_what_a_gpu_sustains_of_products(card) -> None:
+    """The time of one of each, once they have run for a second: 4 GFLOP and 6 GFLOP, at 800 TFLOP/s at first, then at 600."""
+    one = calibration.ceilings("cuda")
+    card.hot = card.now + 2.99  # the large product has a second as well
+    found = one.sustained(1.5, [(1000, 500, 4000), (1000, 3000, 1000)], torch.bfloat16)
+    assert found == pytest.approx({"sustained_tflops": 800.0, "dense_us": 1e10 / 600e12 * 1e6}, rel=2e-11, abs=0)
+
+
 def test_mean_and_drift() -> None:
     """The mean of before and after; the largest change of what is watched, and of nothing else."""
     before, after = {"a": 100.0, "b": 10.0, "c": 1.0}, {"a": 96.0, "b": 11.0, "c": 9.0}

@@ -220,10 +220,11 @@ def test_what_follows_from_a_row_of_a_gpu():
     assert found["gb_per_s"] == pytest.approx(100) and found["share_of_copy"] == pytest.approx(1)
     assert found["share_of_stream"] == pytest.approx(100 / 160) and found["share_of_short_stream"] == pytest.approx(0.8)
     assert "suspect" not in found and "status" not in found and "tflops" not in found
-    flops = derived(GPU_ROW | {"flops": 2 * 10**7, "sustained_tflops": 2.5})
+    flops = derived(GPU_ROW | {"flops": 2 * 10**7, "sustained_tflops": 2.5, "dense_us": GPU_ROW["median_us"] / 1.25})
+    assert flops["over_dense"] == pytest.approx(1.25)
     assert (flops["tflops"], flops["share_of_peak"], flops["share_of_sustained"]) == pytest.approx((2.0, 0.5, 0.8))
     assert flops["roofline_us"] == pytest.approx(10.0) and derived(GPU_ROW | {"flops": 10**8})["roofline_us"] == pytest.approx(25)  # fmt: skip
-    assert "share_of_sustained" not in derived(GPU_ROW | {"flops": 1})
+    assert not {"share_of_sustained", "over_dense"} & derived(GPU_ROW | {"flops": 1}).keys()
 
 
 def test_rates_are_exact():
@@ -528,9 +529,9 @@ class Simulated:
     def measure(self) -> dict[str, float]:
         return next(self.states)
 
-    def sustained(self, seconds: float) -> dict[str, float]:
-        self.sustained_for.append(seconds)
-        return {"sustained_tflops": 3.0}
+    def sustained(self, *given) -> dict[str, float]:
+        self.sustained_for.append(given)
+        return {"sustained_tflops": 3.0, "dense_us": 50.0}
 
     def state(self) -> dict[str, object]:
         return {"gpu_name": "a card", "other_gpu_processes": 0}
@@ -688,9 +689,10 @@ def test_long_turns_are_held_against_what_is_sustained(capped, measured, simulat
     monkeypatch.setattr(worker, "sample", sample)
     gpu.warm = iter([1.0] * 10)
     rows, _ = measured(Job(CELL, ("torch", "a", "b"), settings), "cuda", a=lambda _: 100.0, b=lambda _: 100.0)
-    assert gpu.sustained_for == [0.25] * capped
+    assert gpu.sustained_for == [(0.25, (), torch.float32)] * capped
     assert all(row["copy_gb_per_s"] == 100 and row["calibration_drift"] == 0 for row in rows.values())
     assert {row.get("sustained_tflops") for row in rows.values()} == {3.0 if capped else None}
+    assert {row.get("dense_us") for row in rows.values()} == {50.0 if capped else None}
 
 
 def test_who_fails_at_last_has_no_row(measured, monkeypatch):

@@ -11,14 +11,23 @@ from moe_routing_bench.formats import FORMATS
 
 @dataclass(frozen=True)
 class Cost:
-    """Compulsory traffic in bytes, each input read once and each output written once, and floating-point operations."""
+    """Compulsory traffic in bytes, each input read once and each output written once, and matrix products.
+
+    A product is the number of rows of its result, of terms of each sum, and of columns.
+    """
 
     read_bytes: int
     write_bytes: int
-    flops: int = 0
+    products: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the products."""
+        return sum(2 * rows * terms * columns for rows, terms, columns in self.products)
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.read_bytes + other.read_bytes, self.write_bytes + other.write_bytes, self.flops + other.flops)
+        read, write = self.read_bytes + other.read_bytes, self.write_bytes + other.write_bytes
+        return Cost(read, write, self.products + other.products)
 
 
 @dataclass(frozen=True)

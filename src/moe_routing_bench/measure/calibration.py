@@ -14,6 +14,7 @@ _LEAST_BYTES, _MOST_BYTES = 2 << 30, 8 << 30  # a buffer; the ramp of a launch c
 _PART = 1024  # elements: parts are multiples of the smallest block
 _MOST_SETS = 256  # launches in the graph of a short stream
 _LEAST_SHORT = 1 << 20  # bytes: what moves less is a launch, not a stream
+Products = Sequence[tuple[int, int, int]]  # rows, terms and columns of each
 
 
 def _seconds(call: Callable[[], object], device: str, calls: int = 1, repeats: int = _REPEATS) -> float:
@@ -71,7 +72,9 @@ class CpuCeilings:
             "launch_us": _seconds(lambda: a[0, 0].add_(0), "cpu", 20) * 1e6,
         }
 
-    def sustained(self, seconds: float) -> dict[str, float]:
+    def sustained(
+        self, seconds: float, products: Products = (), dtype: torch.dtype = torch.bfloat16
+    ) -> dict[str, float]:
         """Nothing: no power limit is known of a CPU."""
         return {}
 
@@ -147,14 +150,33 @@ class GpuCeilings:
             found |= {"stream_gb_per_s": self._streamed(self._mix)} | self._streamed_short(self._mix)
         return found
 
-    def sustained(self, seconds: float) -> dict[str, float]:
-        """Row field sustained_tflops: the rate of the same product as that of peak_tflops once it has run for so long, under the
-        power limit."""
-        product = lambda: torch.mm(self._a, self._a, out=self._dot)  # noqa: E731
-        end = perf_counter() + seconds
-        while perf_counter() < end:
-            _seconds(product, "cuda", 8, 1)
-        return {"sustained_tflops": 2 * 8192**3 / _seconds(product, "cuda", 8) / 1e12}
+    def sustained(
+        self, seconds: float, products: Products = (), dtype: torch.dtype = torch.bfloat16
+    ) -> dict[str, float]:
+        """Under the power limit: row field sustained_tflops, the rate of the same product as that of peak_tflops once it has run
+        for so long; and dense_us, the time of `products` of `dtype`, one after the other, once these have.
+
+        Their right sides are transposed, as weights are stored, and like the left ones drawn from N(0, 1): zeros would draw less
+        power.
+        """
+
+        def settled(call: Callable[[], object]) -> float:
+            end = perf_counter() + seconds
+            while perf_counter() < end:
+                _seconds(call, "cuda", 8, 1)
+            return _seconds(call, "cuda", 8)
+
+        rate = 2 * 8192**3 / settled(lambda: torch.mm(self._a, self._a, out=self._dot)) / 1e12
+        if not products:
+            return {"sustained_tflops": rate}
+        draw = lambda *shape: torch.randn(shape, device="cuda", dtype=dtype)  # noqa: E731
+        sides = [(draw(m, k), draw(n, k).mT, draw(m, n)) for m, k, n in products]
+
+        def dense() -> None:
+            for left, right, out in sides:
+                torch.mm(left, right, out=out)
+
+        return {"sustained_tflops": rate, "dense_us": settled(dense) * 1e6}
 
 
 def mean(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

@@ -245,6 +245,8 @@ def _derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
         found |= {"tflops": tflops, "share_of_peak": tflops / row["peak_tflops"]}
         if row.get("sustained_tflops"):
             found["share_of_sustained"] = tflops / row["sustained_tflops"]
+        if row.get("dense_us"):
+            found["over_dense"] = row["median_us"] / row["dense_us"]
     if passes := find(cell.bench).row_passes:
         one, packed = FORMATS[cell.dtype], FORMATS[cell.get("packed") or cell.dtype]
         strict = passes * (one.bits + cell.top_k * packed.bits) // 8 * cell.hidden

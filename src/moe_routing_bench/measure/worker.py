@@ -14,6 +14,7 @@ import torch
 
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.errors import one_line
+from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import calibration, outcome, provenance, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
@@ -78,7 +79,7 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
         | outcome.routing(job, definition, sets)
     )
     if gpu and any(one.fields.get("turns") == "long" for one in alive):
-        common |= ceilings.sustained(job.settings.turn_seconds)
+        common |= ceilings.sustained(job.settings.turn_seconds, cost.products, FORMATS[cell.dtype].torch_dtype)
     common |= {"read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes, "flops": cost.flops}
     common |= {"compulsory_bytes": cost.read_bytes + cost.write_bytes}
     common |= provenance.versions() | (gpu.state() if gpu else {}) | {"device": device}

@@ -33,7 +33,7 @@ MEASURED: dict[str, pa.DataType] = {
     "block_clocks_mhz": pa.list_(_I), "block_powers_w": pa.list_(_F), "energy_mj": _F, "energy_mj_per_token": _F,
     # derived
     "tokens_per_s": _F, "compulsory_bytes": _I, "read_bytes": _I, "write_bytes": _I, "gb_per_s": _F, "bw_gibps_strict": _F,
-    "bytes_per_token_strict": _I, "share_of_copy": _F, "share_of_stream": _F, "share_of_short_stream": _F, "flops": _I, "tflops": _F, "share_of_peak": _F, "share_of_sustained": _F,
+    "bytes_per_token_strict": _I, "share_of_copy": _F, "share_of_stream": _F, "share_of_short_stream": _F, "flops": _I, "tflops": _F, "share_of_peak": _F, "share_of_sustained": _F, "over_dense": _F,
     "roofline_us": _F, "share_of_roofline": _F, "speedup": _F, "speedup_ci_low": _F, "speedup_ci_high": _F, "speedup_p": _F, "baseline": _S,
     "best_speedup": _F, "best_speedup_ci_low": _F, "best_speedup_ci_high": _F, "best_speedup_p": _F, "best_other": _S,
     "twin_speedup": _F, "twin_speedup_ci_low": _F, "twin_speedup_ci_high": _F, "twin_speedup_p": _F, "twin_median_us": _F,
@@ -46,7 +46,7 @@ MEASURED: dict[str, pa.DataType] = {
     # correctness
     "rel_l2_error": _F, "max_abs_error": _F, "tolerance": _F, "mismatches": _I, "ties": _I, "check_nonce": _I,
     # calibration of the same process
-    "copy_gb_per_s": _F, "read_gb_per_s": _F, "write_gb_per_s": _F, "stream_gb_per_s": _F, "short_stream_gb_per_s": _F, "peak_tflops": _F, "sustained_tflops": _F, "launch_us": _F,
+    "copy_gb_per_s": _F, "read_gb_per_s": _F, "write_gb_per_s": _F, "stream_gb_per_s": _F, "short_stream_gb_per_s": _F, "peak_tflops": _F, "sustained_tflops": _F, "dense_us": _F, "launch_us": _F,
     "graph_node_us": _F, "calibration_drift": _F,
     # provenance
     "git_sha": _S, "git_dirty": _B, "started_at": _S, "ended_at": _S, "host": _S, "device": _S, "gpu_name": _S, "gpu_uuid": _S,
@@ -56,7 +56,7 @@ MEASURED: dict[str, pa.DataType] = {
     "restarts": _I, "slurm_job_id": _S, "configuration": _S,
 }  # fmt: skip
 # Columns that were added to this version of the schema: a file that lacks one reads as if it were null.
-LATER = ("slurm_job_id", "configuration", "energy_mj", "energy_mj_per_token")
+LATER = ("slurm_job_id", "configuration", "energy_mj", "energy_mj_per_token", "dense_us", "over_dense")
 _AXIS_TYPES = {int: _I, float: _F, str: _S}
 
 

@@ -128,12 +128,12 @@ def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor
 
 
 def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:
-    """Rows in use, and weights and biases of every expert that has one, read once; rows in use written once; products as `flops` counts."""
+    """Rows in use, and weights and biases of every expert that has one, read once; rows in use written once."""
     kept = inputs["inverse"] >= 0
     rows, active = int(kept.sum()), int(inputs["topk_ids"][kept].unique().numel())
     weights = weight_bytes(cell, inputs) * active
     read = rows * packed_format(cell).row_bytes(cell.hidden) + weights + nbytes(inputs["offsets"])
-    return Cost(read, rows * FORMATS[cell.dtype].row_bytes(cell.hidden), flops(cell, rows))
+    return Cost(read, rows * FORMATS[cell.dtype].row_bytes(cell.hidden), products(cell, rows))
 
 
 def weight_bytes(cell: Cell, inputs: dict[str, Tensor]) -> int:
@@ -141,6 +141,7 @@ def weight_bytes(cell: Cell, inputs: dict[str, Tensor]) -> int:
     return sum(nbytes(inputs[name]) for name in _WEIGHTS if name in inputs) // cell.experts
 
 
-def flops(cell: Cell, rows: int) -> int:
-    """Of the products of `rows` rows: 6 H I per row, or 4 H I without a gate."""
-    return (6 if problem(cell).gated else 4) * rows * cell.hidden * cell.intermediate
+def products(cell: Cell, rows: int) -> tuple[tuple[int, int, int], ...]:
+    """What `rows` rows are multiplied with, as if all were of one expert."""
+    wide = (2 if problem(cell).gated else 1) * cell.intermediate
+    return (rows, cell.hidden, wide), (rows, cell.intermediate, cell.hidden)

@@ -63,5 +63,5 @@ def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expe
     """Scores, tokens and the weights of every expert that has a token read once, outputs written once; the experts' products."""
     kept = expected["inverse"] >= 0
     active = int(expected["topk_ids"][kept].unique().numel())
-    weights, flops = experts.weight_bytes(cell, inputs) * active, experts.flops(cell, int(kept.sum()))
-    return Cost(nbytes(inputs["logits"], inputs["x"]) + weights, nbytes(outputs["combined"]), flops)
+    read = nbytes(inputs["logits"], inputs["x"]) + experts.weight_bytes(cell, inputs) * active
+    return Cost(read, nbytes(outputs["combined"]), experts.products(cell, int(kept.sum())))

@@ -199,4 +199,6 @@ def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expe
     kept = expected["inverse"] >= 0
     active = int(expected["topk_ids"][kept].unique().numel())
     read = nbytes(inputs["logits"], inputs["x"], inputs["d_combined"]) + experts.weight_bytes(cell, inputs) * active
-    return Cost(read, nbytes(*outputs.values()), 3 * experts.flops(cell, int(kept.sum())))
+    forward = experts.products(cell, int(kept.sum()))
+    backward = (((rows, columns, terms), (terms, rows, columns)) for rows, terms, columns in forward)
+    return Cost(read, nbytes(*outputs.values()), sum(backward, forward))
