@@ -40,6 +40,21 @@ def weights_of(w_atom: cute.CopyAtom, w: cute.Tensor, w_stages: cute.Tensor, pro
 
 
 @cute.jit
+def ask_for_weights(
+    w_atom: cute.CopyAtom,
+    source: cute.Tensor,
+    w_to: cute.Tensor,
+    index: Int32,
+    full: cute.Pointer,
+    product: cutlass.Constexpr,
+):
+    """By one warp: announce what TMA brings to a stage, and start the copy of its box of weights."""
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive_and_expect_tx(full + index, product.loaded_bytes)
+    cute.copy(w_atom, source, w_to[None, index], tma_bar_ptr=full + index)
+
+
+@cute.jit
 def stream(
     w_atom: cute.CopyAtom,
     w: cute.Tensor,
@@ -65,9 +80,7 @@ def stream(
         if tile < tiles:
             expert, _, _, part = locate(tile, starts, first_tiles, product)
             for k in cutlass.range(product.ahead, unroll=1):
-                with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive_and_expect_tx(full + k, product.loaded_bytes)
-                cute.copy(w_atom, w_from[None, part, k, expert], w_to[None, k], tma_bar_ptr=full + k)
+                ask_for_weights(w_atom, w_from[None, part, k, expert], w_to, k, full, product)
         cute.arch.griddepcontrol_wait()  # in every block: none may end before the first kernel
     while tile < tiles:
         expert, row, _, part = locate(tile, starts, first_tiles, product)
@@ -80,9 +93,7 @@ def stream(
                 ahead -= 1
             else:
                 cute.arch.mbarrier_wait(empty + index, phase)
-                with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive_and_expect_tx(full + index, product.loaded_bytes)
-                cute.copy(w_atom, w_from[None, part, k, expert], w_to[None, index], tma_bar_ptr=full + index)
+                ask_for_weights(w_atom, w_from[None, part, k, expert], w_to, index, full, product)
             cute.copy(x_atom, x_from[None, k], x_to[None, index], tma_bar_ptr=full + index)
             index, phase = advance(index, phase, product.stages)
         tile += stride
@@ -175,9 +186,7 @@ def gather(
         for k in cutlass.range(product.steps, unroll=1):
             cute.arch.mbarrier_wait(empty + index, phase)
             if warp_index == 0:
-                with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive_and_expect_tx(full + index, product.loaded_bytes)
-                cute.copy(w_atom, w_from[None, part, k, expert], w_to[None, index], tma_bar_ptr=full + index)
+                ask_for_weights(w_atom, w_from[None, part, k, expert], w_to, index, full, product)
             copy_rows(x, tokens, k, x_stages, index, product)
             cute.arch.cp_async_mbarrier_arrive_noinc(full + index)
             index, phase = advance(index, phase, product.stages)
