@@ -41,13 +41,17 @@ def loads(experts: int, most: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("experts", [2, 8, 31, 32, 33, 60, 300, 1024])
-@pytest.mark.parametrize(("most", "tokens"), [(1, 8), (20, 8), (150, 16), (3000, 160)])
-def test_every_tile_once_and_those_that_share_weights_together(numbers, experts, most, tokens):
+@pytest.mark.parametrize(
+    ("most", "tokens", "narrowest"),
+    [(1, 8, 0), (20, 8, 0), (150, 16, 0), (3000, 160, 0), (1, 8, 8), (150, 16, 8), (60, 24, 8), (3000, 176, 88)],
+)
+def test_every_tile_once_and_those_that_share_weights_together(numbers, experts, most, tokens, narrowest):
     """Tiles cover each expert's rows and columns once, GROUP tiles of tokens for the same weights in a row."""
     rows = loads(experts, most, experts)
-    product = Product(184, 352, experts, "swiglu", Tile(1, 1, tokens))
+    product = Product(184, 352, experts, "swiglu", Tile(1, 1, tokens, narrowest=narrowest))
     starts = np.r_[0, rows.cumsum()]
     tiles = -(-rows // tokens)
+    widths = -(-rows // np.maximum(8 * tiles, 1)) * 8 if narrowest else np.full(experts, tokens)
     first_tiles = np.r_[0, tiles.cumsum()]
     total = first_tiles[-1] * product.parts
     assert total <= product.most_tiles(int(rows.sum()))
@@ -55,11 +59,15 @@ def test_every_tile_once_and_those_that_share_weights_together(numbers, experts,
     found = [tuple(map(int, cute_tiles.locate(int(t), starts, first_tiles, product))) for t in shown]
     assert len(set(found)) == len(found), "a tile twice"
     for expert, row, end, part in found:
-        assert starts[expert] <= row < end == starts[expert + 1] and (row - starts[expert]) % tokens == 0
+        last = starts[expert + 1]
+        assert starts[expert] <= row < end and (row - starts[expert]) % widths[expert] == 0
+        assert end == (min(row + widths[expert], last) if narrowest else last)
         assert 0 <= part < product.parts
+        width = cute_tiles.width_of(row, end, product.tile)
+        assert width in product.tile.widths and (not narrowest or width - 8 < max(end - row, narrowest - 7) <= width)
     if total < 3000:
-        assert found == [
-            (expert, starts[expert] + tile * tokens, starts[expert + 1], part)
+        assert [(expert, row, part) for expert, row, _, part in found] == [
+            (expert, starts[expert] + tile * widths[expert], part)
             for expert, count in enumerate(tiles)
             for group in range(0, count, GROUP)
             for part in range(product.parts)
@@ -117,12 +125,13 @@ class Barrier:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("form", ["together", "pingpong"])
+@pytest.mark.parametrize("form", ["together", "lag", "pingpong"])
 def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, form, seed):
     """Warps that gather, and those that multiply, in any order, each wait and arrival as in the kernel."""
     rng = np.random.default_rng(seed)
-    pingpong, tiles = form != "together", int(rng.integers(0, 6))
-    tile = Tile(2, 2, int(rng.choice([144, 192])), pingpong)  # together, 4 stages or 3
+    pingpong, tiles = form == "pingpong", int(rng.integers(0, 6))
+    lag = int(rng.integers(1, 6)) if form == "lag" else 0
+    tile = Tile(2, 2, int(rng.choice([144, 192])), pingpong, lag=lag)  # together, 4 stages or 3
     product = Product(64, int(rng.integers(1, 12)) * 64, 2, "", tile, top_k=1)
     stages, steps = product.stages, product.steps
     full, empty = ([Barrier(count) for _ in range(stages)] for count in (1 + 4, tile.sharing))
@@ -157,6 +166,10 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, form, seed)
                 yield
             if pingpong:
                 turns[group].pop()
+            while product.lag and group == 1 and not turns[0]:
+                yield
+            if product.lag and group == 1:
+                turns[0].pop()
             previous = None
             for k in range(steps):
                 while not full[index].passed(phase):
@@ -167,6 +180,9 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, form, seed)
                 if previous is not None:
                     reading[previous] -= 1
                     empty[previous].arrive()
+                if group == 0 and k == product.lag - 1:
+                    turns[0].append(group)
+                    assert len(turns[0]) == 1, "the first is a tile ahead"
                 previous, (index, phase) = index, cute_tiles.advance(index, phase, stages)
             if pingpong:
                 turns[1 - group].append(group)
@@ -254,6 +270,13 @@ def test_chunks_leave_room_for_a_stage_more(tile, gated, plain):
     assert tile.rows == (128 if tile.pingpong else 256) and up.parts == 768 // (up.width * tile.sharing)
     for product in (up, down):
         assert 128 * product.registers[0] + 256 * product.registers[1] == 384 * 168, "those that the kernel starts with"
+
+
+@pytest.mark.parametrize(
+    ("steps", "tokens", "lag"), [(32, 160, 2), (32, 192, 2), (3, 160, 0), (4, 160, 3), (2, 192, 0)]
+)
+def test_a_lag_is_less_than_the_ring_and_needs_tiles_that_fill_it(steps, tokens, lag):
+    assert Product(768, 64 * steps, 128, "swiglu", Tile(2, 2, tokens, lag=2 if lag == 2 else 9)).lag == lag
 
 
 @pytest.mark.parametrize(("top_k", "arrivals"), [(0, 1), (8, 1 + 128)])

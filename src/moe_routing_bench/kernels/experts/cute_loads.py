@@ -19,7 +19,7 @@ from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from moe_routing_bench.kernels.cute import WARP
-from moe_routing_bench.kernels.experts.cute_tiles import STEP, VECTOR, WARPGROUP, Product, advance, locate
+from moe_routing_bench.kernels.experts.cute_tiles import STEP, VECTOR, WARPGROUP, Product, advance, locate, width_of
 
 VECTORS = STEP // VECTOR  # of a row of a stage; as many threads copy one
 ROWS = WARPGROUP // VECTORS  # that a warpgroup copies at a time
@@ -116,15 +116,30 @@ def find_rows(
 
 
 @cute.jit
+def copy_vector(
+    atom: cute.CopyAtom, source: cute.Tensor, target: cute.Tensor, inside: cute.Tensor, product: cutlass.Constexpr
+):
+    """Start the copy of a vector, or of zeros where it is not `inside`, which the last step alone may have."""
+    if cutlass.const_expr(product.inner % STEP == 0):
+        cute.copy(atom, source, target)
+    else:
+        cute.copy(atom, source, target, pred=inside)
+
+
+@cute.jit
 def copy_rows(
     x: cute.Tensor,
     tokens: cute.Tensor,
     k: Int32,
     x_stages: cute.Tensor,
     index: Int32,
+    width: Int32,
     product: cutlass.Constexpr,
 ):
-    """Start the calling thread's copies of step k of its rows of x (T, inner), one group of copies, to a stage."""
+    """Start the calling thread's copies of step k of its rows of x (T, inner), one group of copies, to a stage.
+
+    Rows from `width` on, which the tile's form does not multiply, are left as they are.
+    """
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     cache = cpasync.LoadCacheMode.GLOBAL
     atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=cache), x.element_type, num_bits_per_copy=128)
@@ -135,18 +150,13 @@ def copy_rows(
     start = index * (product.tile.tokens * STEP) + place(thread)
     stage = cute.recast_ptr(x_stages.iterator) + cute.assume(start, divby=VECTOR)
     for n in cutlass.range_constexpr(cute.size(tokens)):
-        source = x.iterator + cute.assume(Int64(tokens[n]) * product.inner + Int64(column), divby=VECTOR)
+        offset = Int64(tokens[n]) * product.inner + Int64(column)
+        source = cute.make_tensor(x.iterator + cute.assume(offset, divby=VECTOR), vector)
         target = cute.make_tensor(stage + n * ROWS * STEP, vector)
-        if cutlass.const_expr(product.inner % STEP == 0):
-            if cutlass.const_expr((n + 1) * ROWS <= product.tile.tokens):
-                cute.copy(atom, cute.make_tensor(source, vector), target)
-            elif thread < WARPGROUP // 2:  # the tile ends with 8 rows
-                cute.copy(atom, cute.make_tensor(source, vector), target)
-        else:
-            if cutlass.const_expr((n + 1) * ROWS <= product.tile.tokens):
-                cute.copy(atom, cute.make_tensor(source, vector), target, pred=inside)
-            elif thread < WARPGROUP // 2:
-                cute.copy(atom, cute.make_tensor(source, vector), target, pred=inside)
+        if cutlass.const_expr((n + 1) * ROWS <= product.tile.widths[0]):
+            copy_vector(atom, source, target, inside, product)
+        elif thread // VECTORS + n * ROWS < width:
+            copy_vector(atom, source, target, inside, product)
     cute.arch.cp_async_commit_group()
 
 
@@ -180,14 +190,15 @@ def gather(
     while tile < tiles:
         for n in cutlass.range_constexpr(passes):
             tokens[n] = cutlass.max(following[n], 0) // product.top_k
-        expert, _, _, part = locate(tile, starts, first_tiles, product)
+        expert, row, end, part = locate(tile, starts, first_tiles, product)
+        width = width_of(row, end, product.tile)
         tile += stride
         find_rows(order, cutlass.min(tile, tiles - 1), starts, first_tiles, following, product)
         for k in cutlass.range(product.steps, unroll=1):
             cute.arch.mbarrier_wait(empty + index, phase)
             if warp_index == 0:
                 ask_for_weights(w_atom, w_from[None, part, k, expert], w_to, index, full, product)
-            copy_rows(x, tokens, k, x_stages, index, product)
+            copy_rows(x, tokens, k, x_stages, index, width, product)
             cute.arch.cp_async_mbarrier_arrive_noinc(full + index)
             index, phase = advance(index, phase, product.stages)
     cute.arch.cp_async_wait_group(0)  # no thread ends before its copies

@@ -9,9 +9,12 @@ M has steps of 64, so that few tokens per expert waste little, and an expert's w
 tile. Sums lie as (weight row, token) and memory as (token, weight row): the epilogue transposes 8 x 8 blocks with `stmatrix`
 into a buffer of its own, then writes 16 bytes per thread (`cute_epilogue`), while the next tile is loaded.
 
-Two warpgroups either share each tile, and the tensor cores rest while it is stored, or take tiles in turn (ping-pong): one
-multiplies while the other stores. A named barrier per warpgroup hands the tensor cores over, so that a tile is finished early
+Two warpgroups either share each tile, and the tensor cores rest while it is stored, unless one lags behind; or take tiles in turn
+(ping-pong): one multiplies while the other stores. A named barrier per warpgroup hands the tensor cores over, so that a tile is finished early
 rather than two late; each warpgroup passes over the stages of the other's tiles.
+
+A tile may have several forms (`Tile.narrowest`): an expert's rows are then spread evenly over its tiles, and each multiplies
+no more tokens than the next multiple of 8. The forms differ in their main loop alone (`cute_multiply`).
 
 Gate and up: the tensor map sees w13 as (8 rows, gate or up, I / 8, H, E), so that a box of it lays 8 gate rows above the 8 up
 rows that belong to them. A thread's sums of rows r and r + 8 of a 16-row slab are then a gate and its up, and the activation
@@ -43,25 +46,17 @@ from moe_routing_bench.kernels.cute.cache import cached
 from moe_routing_bench.kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
 from moe_routing_bench.kernels.experts.cute_epilogue import store_chunk, transpose
 from moe_routing_bench.kernels.experts.cute_loads import gather, stream
+from moe_routing_bench.kernels.experts.cute_multiply import TURN, multiply_form
 from moe_routing_bench.kernels.experts.cute_tiles import (
     SLAB,
     STEP,
     WARPGROUP,
     Product,
-    advance,
     count_tiles,
     locate,
     skip,
+    width_of,
 )
-
-TURN = 3  # named barriers from it on: one per warpgroup of a ping-pong; 1 and 2 are those of their stores
-
-
-@cute.jit
-def release(empty: cute.Pointer):
-    """Say that the calling warp has read a stage."""
-    if cute.arch.lane_idx() == 0:
-        cute.arch.mbarrier_arrive(empty)
 
 
 @cute.kernel
@@ -75,7 +70,6 @@ def product_kernel(
     out: cute.Tensor,
     w_layout: cute.ComposedLayout,
     x_layout: cute.ComposedLayout,
-    mma: cute.TiledMma,
     product: cutlass.Constexpr,
 ):
     """A thread block: tiles blockIdx, blockIdx + gridDim, ... Warpgroup 0 loads, the others multiply and store."""
@@ -123,15 +117,12 @@ def product_kernel(
             cute.arch.setmaxregister_increase(product.registers[1])
         consumer = group - 1
         share = 0 if cutlass.const_expr(tile_shape.pingpong) else consumer  # of the tile's weights
-        mine = mma.get_slice(0)
         rows = cutlass.const_expr(SLAB * tile_shape.slabs)
         w_mine = cute.local_tile(w_stages, (rows, STEP, stages), (share, 0, 0))
-        a = mma.make_fragment_A(mine.partition_A(w_mine))
-        b = mma.make_fragment_B(mine.partition_B(x_stages))
-        sums = cute.make_rmem_tensor(mma.partition_shape_C((rows, tile_shape.tokens)), Float32)
+        elements = cutlass.const_expr(rows * tile_shape.tokens // WARPGROUP)
+        sums = cute.make_rmem_tensor((elements,), Float32)
         plain = cute.make_layout((2, 2, tile_shape.tokens // 8, tile_shape.slabs))
         finished = cute.make_tensor(sums.iterator, plain)  # the same registers
-        mma.set(warpgroup.Field.ACCUMULATE, True)
         buffer = buffers[None, consumer]
         index, phase = Int32(0), Int32(0)
         if cutlass.const_expr(tile_shape.pingpong):
@@ -143,28 +134,10 @@ def product_kernel(
         while tile < tiles:
             _, row, end, part = locate(tile, starts, first_tiles, product)
             sums.fill(0.0)
-            if cutlass.const_expr(tile_shape.pingpong):
-                cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
-            warpgroup.fence()
-            previous = index
-            for k in cutlass.range(product.steps, unroll=1):
-                cute.arch.mbarrier_wait(full + index, phase)
-                if cutlass.const_expr(product.top_k):
-                    cute.arch.fence_view_async_shared()
-                for n in cutlass.range_constexpr(STEP // 16):
-                    cute.gemm(mma, sums, a[None, None, n, index], b[None, None, n, index], sums)
-                warpgroup.commit_group()
-                if k > 0:
-                    warpgroup.wait_group(1)
-                    release(empty + previous)
-                previous = index
-                index, phase = advance(index, phase, stages)
-            if cutlass.const_expr(tile_shape.pingpong):
-                cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
-            warpgroup.wait_group(0)
-            release(empty + previous)
-            if cutlass.const_expr(tile_shape.pingpong):
-                index, phase = skip(index, phase, product.steps, stages)
+            stage = (full, empty, index, phase)
+            width = width_of(row, end, tile_shape)
+            multiply_form(width, tile_shape.widths, w_mine, x_stages, sums, *stage, consumer, product)
+            index, phase = skip(index, phase, product.steps * (2 if tile_shape.pingpong else 1), stages)
 
             column = (part * tile_shape.sharing + share) * product.width
             for chunk in cutlass.range_constexpr(tile_shape.tokens // product.chunk):
@@ -204,10 +177,7 @@ def product_host(
     x_atom, x_map = None, x
     if cutlass.const_expr(not product.top_k):
         x_atom, x_map = cpasync.make_tiled_tma_atom(load, x, x_layout, (tile.tokens, STEP))
-    k_major, shared = cute.nvgpu.OperandMajorMode.K, warpgroup.OperandSource.SMEM
-    op = warpgroup.MmaF16BF16Op(dtype, Float32, (SLAB, tile.tokens, 16), shared, k_major, k_major)
-    mma = cute.make_tiled_mma(cute.make_mma_atom(op))
-    product_kernel(w_atom, w_map, x_atom, x_map, order, offsets, out, w_layout, x_layout, mma, product).launch(
+    product_kernel(w_atom, w_map, x_atom, x_map, order, offsets, out, w_layout, x_layout, product).launch(
         grid=(blocks, 1, 1),
         block=(product.threads, 1, 1),
         min_blocks_per_mp=1,

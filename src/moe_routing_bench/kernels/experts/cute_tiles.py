@@ -35,12 +35,23 @@ class Tile:
     warpgroups: int  # that multiply
     tokens: int  # a multiple of 8, at most 256, or 192 with two slabs
     pingpong: bool = False  # two warpgroups take tiles in turn: one multiplies while the other stores
+    narrowest: int = (
+        0  # tokens of its narrowest form: an expert's tiles share its rows evenly; 0: all have `tokens`, but the last
+    )
+    lag: int = 0  # steps that the second warpgroup of a shared tile begins after the first: one multiplies while the other stores
 
     def __post_init__(self) -> None:
         """Check what the kernel takes for granted."""
         assert self.slabs in (1, 2) and self.warpgroups in (1, 2), "one or two warpgroups have 64 or 128 rows each"
         assert self.tokens % 8 == 0 and 8 <= self.tokens <= (256, 192)[self.slabs - 1], "sums fill the registers"
         assert self.warpgroups == 2 or not self.pingpong, "two take turns"
+        assert self.narrowest % 8 == 0 and 0 <= self.narrowest <= self.tokens, "forms are multiples of 8 tokens"
+        assert not self.lag or self.sharing == 2, "the second of two begins later"
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Tokens of each form of it, fewest first: what the matrix instructions multiply."""
+        return tuple(range(self.narrowest or self.tokens, self.tokens + 1, 8))
 
     @property
     def sharing(self) -> int:
@@ -116,6 +127,11 @@ class Product:
         """As many as fit beside the rest."""
         return self.stages_beside(self.chunk)
 
+    @property
+    def lag(self) -> int:
+        """Steps that the second warpgroup begins after the first: none where the first could be a whole tile ahead."""
+        return min(self.tile.lag, self.stages - 1) if self.steps >= self.stages else 0
+
     def stages_beside(self, chunk: int) -> int:
         """Stages that fit beside buffers of `chunk` tokens."""
         buffers = chunk * self.pitch * 2 * self.tile.warpgroups
@@ -177,10 +193,11 @@ def count_tiles(offsets: cute.Tensor, starts: cute.Tensor, first_tiles: cute.Ten
 
 
 def locate(tile: Any, starts: cute.Tensor, first_tiles: cute.Tensor, product: Product) -> tuple[Any, Any, Any, Any]:
-    """Of a tile, by a whole warp: its expert, its first row, the expert's end, and its part of the columns.
+    """Of a tile, by a whole warp: its expert, its first row, the end of its rows, and its part of the columns.
 
     Tiles of an expert are taken in groups of up to GROUP tiles of tokens, part by part: what runs at a time shares weights
-    and token rows.
+    and token rows. Where tiles have several forms, all of an expert are equally wide, but for the last: the multiple of 8 that
+    its rows need in as many tiles. Their end is the expert's where all tiles have one form.
     """
     lane, experts = cute.arch.lane_idx(), product.experts
     share = math.ceil(experts / WARP)
@@ -190,13 +207,25 @@ def locate(tile: Any, starts: cute.Tensor, first_tiles: cute.Tensor, product: Pr
     passed = first_tiles[cutlass.min(base + lane + 1, experts)] <= number  # lanes past this share: none, as starts rise
     expert = base + cute.arch.popc(cute.arch.vote_ballot_sync(passed))
     expert = cute.arch.make_warp_uniform(expert)
-    first = first_tiles[expert]
+    first, start, end = first_tiles[expert], starts[expert], starts[expert + 1]
+    count = first_tiles[expert + 1] - first
     inside = tile - first * product.parts
     group = inside // (GROUP * product.parts)
-    high = cutlass.min(first_tiles[expert + 1] - first - group * GROUP, GROUP)
+    high = cutlass.min(count - group * GROUP, GROUP)
     inside = inside - group * (GROUP * product.parts)
-    row = starts[expert] + (group * GROUP + inside % high) * product.tile.tokens
-    return expert, row, starts[expert + 1], inside // high
+    number = group * GROUP + inside % high
+    if not product.tile.narrowest:
+        return expert, start + number * product.tile.tokens, end, inside // high
+    width = (end - start + count * 8 - 1) // (count * 8) * 8
+    row = start + number * width
+    return expert, row, cutlass.min(row + width, end), inside // high
+
+
+def width_of(row: Any, end: Any, tile: Tile) -> Any:
+    """The form that a tile of these rows has, in tokens."""
+    if not tile.narrowest:
+        return tile.tokens
+    return cutlass.max((end - row + 7) // 8 * 8, tile.widths[0])
 
 
 def advance(index: Any, phase: Any, stages: int) -> tuple[Any, Any]:
