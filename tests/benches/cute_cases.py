@@ -114,6 +114,9 @@ PRODUCTS = [
     ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True), overlap="second")),
     ("bf16", Product(776, 360, 5, "swiglu", Tile(2, 2, 176, pingpong=True), top_k=8, overlap="first")),
     ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True, narrowest=96))),
+    ("bf16", Product(2880, 2880, 128, "swiglu_oai", Tile(2, 2, 144), top_k=4, biased=True)),
+    ("bf16", Product(2880, 2880, 128, "swiglu_oai", Tile(1, 2, 48), biased=True)),
+    ("fp16", Product(2880, 2880, 128, "", Tile(2, 2, 176, pingpong=True), biased=True)),
 ]
 
 

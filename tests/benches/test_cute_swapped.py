@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("cutlass")
 import torch
 
-from moe_routing_bench.kernels.experts import cute_epilogue, cute_loads, cute_tiles
+from moe_routing_bench.kernels.experts import ACTIVATIONS, cute_epilogue, cute_loads, cute_tiles
 from moe_routing_bench.kernels.experts.common import activate
 from moe_routing_bench.kernels.experts.cute_tiles import GROUP, Product, Tile
 
@@ -213,7 +213,7 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, form, seed)
         assert turn < 100_000, "hangs"
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "geglu", "relu2"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_are_those_of_torch(numbers, activation):
     gate, up = (torch.linspace(-9, 9, 301) for _ in range(2))
     up = up.flip(0) * 0.7
@@ -221,6 +221,28 @@ def test_activations_are_those_of_torch(numbers, activation):
     got = cute_epilogue.activate(gate.numpy(), up.numpy(), activation)
     assert np.allclose(got, wanted.numpy(), rtol=2e-6, atol=1e-6)
     assert cute_epilogue.activate(gate, None, "") is gate
+
+
+@pytest.mark.parametrize("activation", ["swiglu_oai", ""])
+@pytest.mark.parametrize("tile", [Tile(2, 2, 24), Tile(1, 2, 24), Tile(2, 2, 24, pingpong=True), Tile(1, 1, 24)])
+def test_a_bias_is_that_of_the_row_of_weights(numbers, activation, tile, monkeypatch):
+    """Row 16 w + 8 h + l / 4 of a slab is that of a thread's half h in warp w: of 16 gated ones, 8 gates lie above their ups."""
+    product = Product(200, 64, 2, activation, tile, biased=True)
+    places = []
+    for column in range(0, product.parts * product.width * tile.sharing, product.width):
+        for slab in range(tile.slabs):
+            for warp in range(4):
+                monkeypatch.setattr(cute_epilogue.cute.arch, "warp_idx", lambda warp=warp: 4 + warp, raising=False)
+                for half in range(2):
+                    mine, place = cute_epilogue.bias_of(column, slab, half, product)
+                    row = slab * 64 + warp * 16 + half * 8 + LANES // 4
+                    if product.gated:
+                        assert (mine == column + row // 16 * 8 + row % 8).all()
+                        assert (place == mine + (row // 8 % 2) * 200).all()
+                    else:
+                        assert (mine == column + row).all() and (place == mine).all()
+                    places += list(place[mine < 200][::4])
+    assert sorted(places) == list(range(400 if product.gated else 200)), "every bias once"
 
 
 def test_sums_become_blocks_of_the_result(numbers):

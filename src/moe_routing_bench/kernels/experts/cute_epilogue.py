@@ -1,4 +1,5 @@
-"""The end of a tile of `cute_swapped`: sums as (weight row, token) are activated, rounded, transposed and stored as (token, column).
+"""Both ends of a tile of `cute_swapped`: sums as (weight row, token) begin with their biases; they are activated, rounded, transposed
+and stored as (token, column).
 
 Invariant: a warpgroup's buffer is written and read by its own threads alone, between barriers of that warpgroup, and never by TMA:
 no proxy fence is needed.
@@ -9,9 +10,10 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int64
+from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import warp
 
+from moe_routing_bench.kernels.experts import OAI_ALPHA, OAI_LIMIT
 from moe_routing_bench.kernels.experts.cute_tiles import VECTOR, WARPGROUP, Product
 
 LOG2_E = math.log2(math.e)
@@ -25,9 +27,40 @@ def activate(gate: Any, up: Any, activation: str) -> Any:
     if activation == "":
         return gate
     slope = gate
+    if activation == "swiglu_oai":
+        gate = cutlass.min(gate, Float32(OAI_LIMIT))
+        up = cutlass.max(cutlass.min(up, Float32(OAI_LIMIT)), Float32(-OAI_LIMIT)) + 1.0
+        slope = OAI_ALPHA * gate
     if activation == "geglu":  # gelu made of tanh: x (1 + tanh(z)) / 2 = x sigmoid(2 z)
         slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     return gate * cute.arch.rcp_approx(1.0 + cute.math.exp2(slope * -LOG2_E, fastmath=True)) * up
+
+
+def bias_of(column: Any, slab: int, half: int, product: Product) -> tuple[Any, Any]:
+    """Of a thread's rows of weights in half a slab: the column of the result, and the place in the expert's biases (N,).
+
+    `column` is the warpgroup's first.
+    """
+    of_warp = cute.arch.warp_idx() % 4 * (8 if product.gated else 16) + cute.arch.lane_idx() // 4
+    column = column + slab * (product.width // product.tile.slabs) + of_warp
+    if product.gated:
+        return column, column + half * product.columns  # ups are behind all gates
+    return column + half * 8, column + half * 8
+
+
+@cute.jit
+def begin(sums: cute.Tensor, biases: cute.Tensor | None, expert: Int32, column: Int32, product: cutlass.Constexpr):
+    """Set a warpgroup's sums, (2 tokens, 2 rows 8 apart, tokens / 8, slabs), to the biases (E, N) of their rows, or to zero."""
+    if cutlass.const_expr(biases is None):
+        sums.fill(0.0)
+    else:
+        for slab in cutlass.range_constexpr(product.tile.slabs):
+            for half in cutlass.range_constexpr(2):
+                mine, place = bias_of(column, slab, half, product)
+                value = Float32(0.0)
+                if mine < product.columns:
+                    value = Float32(biases[expert, place])
+                sums[None, half, None, slab].fill(value)
 
 
 def blocks_of(sums: cute.Tensor, slab: int, column: int, product: Product) -> list[tuple[Any, Any]]:

@@ -26,7 +26,6 @@ from moe_routing_bench.kernels.experts.common import mixed_formats, other_rows, 
 from moe_routing_bench.kernels.experts.cute_swapped import compile_for
 from moe_routing_bench.kernels.experts.cute_tiles import VECTOR, Product, Tile
 
-_ACTIVATIONS = ("swiglu", "geglu", "relu2")
 _LEAST = 2 * VECTOR
 MOST_EXPERTS = 1024  # that a warp counts, 32 a lane
 SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160)  # tokens of a tile, in chunks that are not tiny
@@ -72,8 +71,6 @@ def unsupported(problem: Experts) -> str | None:
     """Why this problem cannot run, or None."""
     if reason := other_rows(problem) or unaligned(problem, "the kernel"):
         return reason
-    if problem.activation not in _ACTIVATIONS:
-        return f"knows no {problem.activation}, which has biases"
     if min(problem.hidden, problem.intermediate) < _LEAST or problem.experts < 2:
         return (
             f"needs 2 experts, and hidden and intermediate of {_LEAST}, at least: tensor maps have no dimensions of 1"
@@ -102,8 +99,8 @@ def products(
     overlap = problem.rows <= OVERLAP_ROWS if overlap is None else overlap
     first, second = ("first", "second") if overlap else ("", "")
     return (
-        Product(inner, hidden, experts, problem.activation, up, top_k, first),
-        Product(hidden, inner, experts, "", down, overlap=second),
+        Product(inner, hidden, experts, problem.activation, up, top_k, first, problem.biased),
+        Product(hidden, inner, experts, "", down, overlap=second, biased=problem.biased),
     )
 
 
@@ -118,15 +115,22 @@ def _compiled(problem: Experts, arch: str, top_k: int) -> list[tuple[Product, An
 
 
 def launch(
-    product: Product, kernel: Any, x: Tensor, order: Tensor | None, offsets: Tensor, w: Tensor, out: Tensor
+    product: Product,
+    kernel: Any,
+    x: Tensor,
+    order: Tensor | None,
+    offsets: Tensor,
+    w: Tensor,
+    biases: Tensor | None,
+    out: Tensor,
 ) -> Callable[[], object]:
-    """The launch of one product: x (R, inner), offsets (E + 1,) int32, w (E, N, inner) -> out (R, columns).
+    """The launch of one product: x (R, inner), offsets (E + 1,) int32, w (E, N, inner), biases (E, N) -> out (R, columns).
 
     A product that gathers reads x (T, inner) through order (R,) int32.
     """
     multiprocessors = torch.cuda.get_device_properties(out.device).multi_processor_count
     blocks = max(1, min(multiprocessors, product.most_tiles(len(out))))
-    return functools.partial(kernel, x, order, offsets, w, out, blocks)
+    return functools.partial(kernel, x, order, offsets, w, biases, out, blocks)
 
 
 def launches(
@@ -137,13 +141,15 @@ def launches(
     offsets: Tensor,
     w13: Tensor,
     w2: Tensor,
+    b13: Tensor | None,
+    b2: Tensor | None,
     y: Tensor,
 ) -> Callable[[], None]:
     """Both products -> y (R, H). Row r is x[r], or x[order[r] // top_k] with `top_k` above 0."""
     (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch(), top_k)
     activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
-    up = launch(first, up_kernel, x, order, offsets, w13, activated)
-    down = launch(second, down_kernel, activated, None, offsets, w2, y)
+    up = launch(first, up_kernel, x, order, offsets, w13, b13, activated)
+    down = launch(second, down_kernel, activated, None, offsets, w2, b2, y)
 
     def run() -> None:
         up()
@@ -153,7 +159,16 @@ def launches(
 
 
 def bind(
-    problem: Experts, *, packed: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor
+    problem: Experts,
+    *,
+    packed: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    y: Tensor,
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> Callable[[], None]:
-    """Bind packed (R, H), offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I), all contiguous -> y (R, H)."""
-    return launches(problem, packed, None, 0, offsets, w13, w2, y)
+    """Bind packed (R, H), offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I), biases b13 (E, N) and b2 (E, H) of activations that
+    have them, all contiguous -> y (R, H)."""
+    return launches(problem, packed, None, 0, offsets, w13, w2, b13, b2, y)

@@ -24,7 +24,18 @@ def precompile(problem: Layer, arch: str) -> None:
 
 
 def bind(
-    problem: Layer, *, x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor
+    problem: Layer,
+    *,
+    x: Tensor,
+    order: Tensor,
+    inverse: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    y: Tensor,
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> Callable[[], None]:
-    """Bind x (T, H), order (R,) int32, offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I) -> y (R, H)."""
-    return cute_experts.launches(problem.experts, x, order, problem.layout.top_k, offsets, w13, w2, y)
+    """Bind x (T, H), order (R,) int32, offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I), biases b13 (E, N) and b2 (E, H) of
+    activations that have them -> y (R, H)."""
+    return cute_experts.launches(problem.experts, x, order, problem.layout.top_k, offsets, w13, w2, b13, b2, y)

@@ -44,7 +44,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from moe_routing_bench.kernels.cute import WARP
 from moe_routing_bench.kernels.cute.cache import cached
 from moe_routing_bench.kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
-from moe_routing_bench.kernels.experts.cute_epilogue import store_chunk, transpose
+from moe_routing_bench.kernels.experts.cute_epilogue import begin, store_chunk, transpose
 from moe_routing_bench.kernels.experts.cute_loads import gather, stream
 from moe_routing_bench.kernels.experts.cute_multiply import TURN, multiply_form
 from moe_routing_bench.kernels.experts.cute_tiles import (
@@ -67,6 +67,7 @@ def product_kernel(
     x: cute.Tensor,
     order: cute.Tensor | None,
     offsets: cute.Tensor,
+    biases: cute.Tensor | None,
     out: cute.Tensor,
     w_layout: cute.ComposedLayout,
     x_layout: cute.ComposedLayout,
@@ -132,14 +133,14 @@ def product_kernel(
                 cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
             stride *= 2
         while tile < tiles:
-            _, row, end, part = locate(tile, starts, first_tiles, product)
-            sums.fill(0.0)
+            expert, row, end, part = locate(tile, starts, first_tiles, product)
+            column = (part * tile_shape.sharing + share) * product.width
+            begin(finished, biases, expert, column, product)
             stage = (full, empty, index, phase)
             width = width_of(row, end, tile_shape)
             multiply_form(width, tile_shape.widths, w_mine, x_stages, sums, *stage, consumer, product)
             index, phase = skip(index, phase, product.steps * (2 if tile_shape.pingpong else 1), stages)
 
-            column = (part * tile_shape.sharing + share) * product.width
             for chunk in cutlass.range_constexpr(tile_shape.tokens // product.chunk):
                 first = row + chunk * product.chunk
                 if first < end:
@@ -156,6 +157,7 @@ def product_host(
     order: cute.Tensor | None,
     offsets: cute.Tensor,
     w: cute.Tensor,
+    biases: cute.Tensor | None,
     out: cute.Tensor,
     blocks: Int32,
     product: cutlass.Constexpr,
@@ -177,7 +179,7 @@ def product_host(
     x_atom, x_map = None, x
     if cutlass.const_expr(not product.top_k):
         x_atom, x_map = cpasync.make_tiled_tma_atom(load, x, x_layout, (tile.tokens, STEP))
-    product_kernel(w_atom, w_map, x_atom, x_map, order, offsets, out, w_layout, x_layout, product).launch(
+    product_kernel(w_atom, w_map, x_atom, x_map, order, offsets, biases, out, w_layout, x_layout, product).launch(
         grid=(blocks, 1, 1),
         block=(product.threads, 1, 1),
         min_blocks_per_mp=1,
@@ -190,8 +192,9 @@ def product_host(
 def compile_for(arch: str, dtype: str, product: Product, keep: bool = False) -> Any:
     """Compile one product for one architecture and shape class (no GPU needed).
 
-    The result is called with x (R, inner), None, offsets (E + 1,) int32, w (E, N, inner), out (R, columns), and the number of
-    thread blocks; a product that gathers with x (T, inner) and order (R,) int32 in the first two places.
+    The result is called with x (R, inner), None, offsets (E + 1,) int32, w (E, N, inner), biases (E, N) or None, out
+    (R, columns), and the number of thread blocks; a product that gathers with x (T, inner) and order (R,) int32 in the first
+    two places.
     """
     element, rows = DTYPES[dtype], cute.sym_int()
     wide = (2 if product.gated else 1) * product.columns
@@ -203,6 +206,7 @@ def compile_for(arch: str, dtype: str, product: Product, keep: bool = False) -> 
         fake_tensor(Int32, rows) if product.top_k else None,
         fake_tensor(Int32, product.experts + 1),
         weights,
+        fake_tensor(element, product.experts, wide) if product.biased else None,
         fake_tensor(element, rows, product.columns),
         Int32(1),
         product,

@@ -71,10 +71,11 @@ class Product:
     columns: int
     inner: int
     experts: int
-    activation: str  # of swiglu, geglu, relu2; empty for none
+    activation: str  # of `ACTIVATIONS`; empty for none
     tile: Tile
     top_k: int = 0  # row r is that of the token order[r] // top_k; 0: rows lie in order
     overlap: str = ""  # `first` or `second` of two kernels, of which the second starts before the first is over
+    biased: bool = False  # sums begin with biases (E, N)
 
     def __post_init__(self) -> None:
         """Check what the kernel takes for granted."""
@@ -83,7 +84,7 @@ class Product:
     @property
     def gated(self) -> bool:
         """Whether the rows of weights are gates and ups."""
-        return self.activation in ("swiglu", "geglu")
+        return self.activation not in ("", "relu2")
 
     @property
     def steps(self) -> int:
