@@ -77,10 +77,11 @@ GATES = [
     ("softmax_topk_renorm", "fp32", 16384, 1024, 32),
     ("llama4", "bf16", 1, 1, 1),
     ("llama4", "fp32", 64, 1024, 8),
-    ("softmax_topk_renorm", "fp32", 16384, 512, 10),
     ("softmax_topk", "fp32", 16384, 128, 16),
+    ("softmax_topk_renorm", "fp32", 16384, 512, 10),
     ("sigmoid_renorm", "bf16", 16384, 512, 22),
     ("sigmoid_renorm", "fp32", 16384, 896, 16),
+    ("softmax_topk", "bf16", 16384, 384, 16),
 ]
 # router, tokens, hidden, experts, top_k
 ROUTERS = [
@@ -208,7 +209,8 @@ def async_copies(kernel: Any) -> int:
 
 
 def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: int) -> dict[str, object]:
-    """Compile one gate; how many asynchronous copies of 16 bytes it has, and how many of them a packed form's rows are."""
+    """Compile one gate; how many asynchronous copies of 16 bytes it has, and how many of them a packed form's rows are; how
+    many wide loads a threshold form has, and how many vectors a lane holds."""
     rule = rule_of(router)
     config = cute_gate.choose(dtype, tokens, experts, top_k, rule)
     kernel = cute_gate.compile_for(arch, dtype, experts, top_k, rule, config, keep=True)
@@ -218,6 +220,8 @@ def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: i
         "ring": groups // config.threads_per_token,
         "rounds": 1,
         "looped": groups // math.gcd(groups, 32),  # a row of the last, partial tile
+        "counted": config.threshold and len(re.findall(r"ld\.global\S*no_allocate\S*\.v[24]\.b32", kernel.__ptx__)),
+        "counted_expected": config.threshold and -(-experts // 128) * (2 if config.tokens_per_thread > 1 else 1),
     }
 
 

@@ -20,15 +20,31 @@ from moe_routing_bench.kernels.gate.rules import rule_of
         (4096, 128, 8, 4),
         (16384, 128, 8, 4),
         (65536, 128, 8, 2),
-        (65536, 256, 10, 4),
-        (16384, 384, 10, 4),
-        (65536, 384, 10, 4),
-        (16384, 512, 10, 8),
+        (65536, 160, 10, 4),
     ],
 )
 def test_threads_per_token_of_the_packed_gate(tokens: int, experts: int, top_k: int, threads: int) -> None:
     config = cute_gate.choose("fp32", tokens, experts, top_k, rule_of("softmax_topk_renorm"))
     assert config.packed and config.threads_per_token == threads
+
+
+@pytest.mark.parametrize(
+    ("dtype", "experts", "top_k", "router", "chosen"),
+    [
+        ("fp32", 512, 10, "softmax_topk_renorm", True),
+        ("bf16", 256, 16, "softmax_topk", True),
+        ("fp16", 1024, 1, "llama4", True),
+        ("fp32", 252, 8, "softmax_topk_renorm", False),  # not yet many experts
+        ("fp32", 258, 8, "softmax_topk_renorm", False),  # no whole vectors
+        ("fp32", 512, 17, "softmax_topk_renorm", False),  # too many candidates
+        ("fp32", 256, 8, "deepseek_v3", False),  # groups and a bias
+        ("fp32", 512, 10, "sigmoid_renorm", False),  # scores that are rounded
+    ],
+)
+def test_gates_of_many_experts_choose_by_a_threshold(
+    dtype: str, experts: int, top_k: int, router: str, chosen: bool
+) -> None:
+    assert cute_gate.choose(dtype, 16384, experts, top_k, rule_of(router)).threshold == chosen
 
 
 @pytest.mark.parametrize(

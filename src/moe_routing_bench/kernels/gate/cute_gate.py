@@ -1,11 +1,11 @@
 """Gate in CuTe DSL: scores to top-k ids and weights for any fused routing rule, in one launch.
 
-It has two forms: `cute_packed` takes float32 logits that choose by themselves, `cute_exact` takes all else. This file says
-which form, with how many threads per token, runs which shape.
+It has three forms: of logits that choose by themselves, `cute_threshold` takes those of many experts and `cute_packed`
+float32 ones of fewer; `cute_exact` takes all else. This file says which form, with how many threads per token, runs which shape.
 
 Compulsory bytes: T * E * itemsize + 8 * T * k; floor at T=16384, E=128, k=8, fp32: 9.4 MB, 2.2 us at 4.25 TB/s. Bound by
 instructions: about 43 per token there in the packed form, three quarters of them at half the issue rate; 156 in the exact
-form.
+form. The threshold form executes about 300 at E=512, k=10, which is less than the time of the bytes.
 
 Invariant: of equal scores the lowest id wins. A token with a NaN among its scores gets ids -1 and NaN weights.
 """
@@ -28,13 +28,30 @@ from moe_routing_bench.kernels.gate import Gate
 from moe_routing_bench.kernels.gate.cute_exact import exact_warp
 from moe_routing_bench.kernels.gate.cute_packed import VECTOR, packed_warp
 from moe_routing_bench.kernels.gate.cute_primitives import THREADS
+from moe_routing_bench.kernels.gate.cute_threshold import threshold_warp
 from moe_routing_bench.kernels.gate.rules import FusedRule, rule_of, unsupported
 
-__all__ = ["Config", "bind", "choose", "compile_for", "packed_configs", "precompile", "unsupported"]
+__all__ = [
+    "Config",
+    "bind",
+    "choose",
+    "compile_for",
+    "packed_configs",
+    "precompile",
+    "threshold_configs",
+    "unsupported",
+]
 
 ENOUGH_WARPS = 132 * 8  # fewer leave a large GPU partly idle
+MOST_CHOICES = (
+    16  # of the packed form, whose networks grow, and of the threshold form, whose candidates have a warp's lanes
+)
+# Of threshold configurations:
+LEAST_EXPERTS = 128  # with fewer, lanes are idle
+MANY_EXPERTS = 256  # from which on the form is chosen
+TOKENS_OF_A_WARP = (1, 2, 4)
 # Of packed configurations:
-FEW_CHOICES, MOST_CHOICES = 8, 16  # networks grow faster than rounds
+FEW_CHOICES = 8  # networks grow faster than rounds
 MOST_THREADS = 8  # of a token
 MOST_GROUPS = 32  # of a thread
 BUSY_WARPS = 132 * 4 - 16  # about one for each scheduler of a large GPU
@@ -50,6 +67,7 @@ class Config:
 
     threads_per_token: int
     tokens_per_thread: int = 1  # one after the other; 1 in the packed form
+    threshold: bool = False  # the threshold form; a warp per token
     packed: bool = False  # the packed form, with expert ids in the low bits of the scores
     staged: bool = False  # of the packed form: scores come through shared memory
 
@@ -67,7 +85,9 @@ def gate_kernel(
     warp = cute.arch.block_idx()[0] * (THREADS // WARP) + cute.arch.thread_idx()[0] // WARP
     threads, tokens = config.threads_per_token, config.tokens_per_thread
     first_token = warp * (WARP // threads * tokens)
-    if cutlass.const_expr(config.packed):
+    if cutlass.const_expr(config.threshold):
+        threshold_warp(logits, ids, weights, first_token, rule, tokens)
+    elif cutlass.const_expr(config.packed):
         packed_warp(logits, bias, ids, weights, first_token, rule, threads, config.staged)
     else:
         exact_warp(logits, bias, ids, weights, first_token, rule, threads, tokens)
@@ -114,22 +134,36 @@ def compile_for(
 def packed_configs(dtype: str, experts: int, top_k: int, rule: FusedRule) -> list[Config]:
     """The packed configurations that can run a shape, of rising threads per token; empty where there is none."""
     groups = experts // VECTOR
-    plain = rule.select == "logit" and not rule.biased and rule.groups == 1
     whole = experts % (VECTOR if experts <= DIRECT else 2 * VECTOR) == 0  # else copies would halve sectors of 32 bytes
-    if dtype != "fp32" or not plain or not whole or top_k > MOST_CHOICES:
+    if dtype != "fp32" or not _plain(rule) or not whole or top_k > MOST_CHOICES:
         return []
     most = min(MOST_THREADS, power_of_2(top_k))
     counts = [1 << n for n in range(most.bit_length()) if groups % (1 << n) == 0]
     return [Config(n, packed=True, staged=experts > DIRECT) for n in counts if groups <= n * MOST_GROUPS]
 
 
+def threshold_configs(experts: int, top_k: int, rule: FusedRule) -> list[Config]:
+    """The threshold configurations that can run a shape, of rising tokens per warp; empty where there is none."""
+    if not _plain(rule) or experts % VECTOR or experts < LEAST_EXPERTS or top_k > MOST_CHOICES:
+        return []
+    return [Config(WARP, tokens, threshold=True) for tokens in TOKENS_OF_A_WARP]
+
+
+def _plain(rule: FusedRule) -> bool:
+    """Whether the logits choose by themselves, among all experts."""
+    return rule.select == "logit" and not rule.biased and rule.groups == 1
+
+
 def choose(dtype: str, tokens: int, experts: int, top_k: int, rule: FusedRule) -> Config:
     """The configuration of a shape, after measurements on an H200 (docs/kernels.md).
 
-    Packed, few threads per token are few instructions, as long as there are warps enough and a thread does not hold too
+    With many experts a warp works on a token by a threshold. Packed, few threads per token are few instructions, as long as there are warps enough and a thread does not hold too
     much. Exact, up to 128 experts a few threads share a token, and a warp works on several at once; with more, sorting
     that many keys per thread costs more than it saves. Few tokens are spread over more threads, so that the GPU is not idle.
     """
+    by_threshold = threshold_configs(experts, top_k, rule)
+    if by_threshold and experts >= MANY_EXPERTS:
+        return by_threshold[0]
     packed = packed_configs(dtype, experts, top_k, rule)
     if packed and not _exact_is_faster(packed[-1], tokens, experts, top_k):
         groups = experts // VECTOR
