@@ -209,8 +209,10 @@ def async_copies(kernel: Any) -> int:
 
 
 def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: int) -> dict[str, object]:
-    """Compile one gate; how many asynchronous copies of 16 bytes it has, and how many of them a packed form's rows are; how
-    many wide loads a threshold form has, and how many vectors a lane holds."""
+    """Compile one gate; how many asynchronous copies of 16 bytes it has, and how many of them a packed form's rows are.
+
+    And how many wide loads a threshold form has, and how many vectors a lane holds.
+    """
     rule = rule_of(router)
     config = cute_gate.choose(dtype, tokens, experts, top_k, rule)
     kernel = cute_gate.compile_for(arch, dtype, experts, top_k, rule, config, keep=True)
@@ -221,7 +223,8 @@ def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: i
         "rounds": 1,
         "looped": groups // math.gcd(groups, 32),  # a row of the last, partial tile
         "counted": config.threshold and len(re.findall(r"ld\.global\S*no_allocate\S*\.v[24]\.b32", kernel.__ptx__)),
-        "counted_expected": config.threshold and -(-experts // 128) * (2 if config.tokens_per_thread > 1 else 1),
+        "counted_expected": config.threshold
+        and -(-experts // 128) * min(config.tokens_per_thread, 2 * config.together),
     }
 
 

@@ -49,7 +49,7 @@ MOST_CHOICES = (
 # Of threshold configurations:
 LEAST_EXPERTS = 128  # with fewer, lanes are idle
 MANY_EXPERTS = 256  # from which on the form is chosen
-TOKENS_OF_A_WARP = (1, 2, 4)
+TOKENS_OF_A_WARP = ((1, 1), (2, 1), (4, 1), (2, 2))  # in all, side by side
 # Of packed configurations:
 FEW_CHOICES = 8  # networks grow faster than rounds
 MOST_THREADS = 8  # of a token
@@ -67,7 +67,8 @@ class Config:
 
     threads_per_token: int
     tokens_per_thread: int = 1  # one after the other; 1 in the packed form
-    threshold: bool = False  # the threshold form; a warp per token
+    threshold: bool = False  # the threshold form, in which all threads of a warp share a token
+    together: int = 1  # of the threshold form: tokens of a warp side by side
     packed: bool = False  # the packed form, with expert ids in the low bits of the scores
     staged: bool = False  # of the packed form: scores come through shared memory
 
@@ -86,7 +87,7 @@ def gate_kernel(
     threads, tokens = config.threads_per_token, config.tokens_per_thread
     first_token = warp * (WARP // threads * tokens)
     if cutlass.const_expr(config.threshold):
-        threshold_warp(logits, ids, weights, first_token, rule, tokens)
+        threshold_warp(logits, ids, weights, first_token, rule, tokens, config.together)
     elif cutlass.const_expr(config.packed):
         packed_warp(logits, bias, ids, weights, first_token, rule, threads, config.staged)
     else:
@@ -143,10 +144,14 @@ def packed_configs(dtype: str, experts: int, top_k: int, rule: FusedRule) -> lis
 
 
 def threshold_configs(experts: int, top_k: int, rule: FusedRule) -> list[Config]:
-    """The threshold configurations that can run a shape, of rising tokens per warp; empty where there is none."""
+    """The threshold configurations that can run a shape; empty where there is none.
+
+    Tokens side by side have lanes for half as many candidates again as choices.
+    """
     if not _plain(rule) or experts % VECTOR or experts < LEAST_EXPERTS or top_k > MOST_CHOICES:
         return []
-    return [Config(WARP, tokens, threshold=True) for tokens in TOKENS_OF_A_WARP]
+    fitting = [(tokens, together) for tokens, together in TOKENS_OF_A_WARP if 3 * top_k * together <= 2 * WARP]
+    return [Config(WARP, tokens, threshold=True, together=together) for tokens, together in fitting]
 
 
 def _plain(rule: FusedRule) -> bool:
