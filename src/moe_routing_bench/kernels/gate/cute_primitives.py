@@ -1,4 +1,4 @@
-"""What both forms of the CuTe gate are made of: scores, sortable keys, sorting networks, shared memory of a warp."""
+"""What the forms of the CuTe gate are made of: scores, sortable keys, sorting networks, shared memory of a warp."""
 
 import functools
 import math
