@@ -126,24 +126,31 @@ def rank_candidates(
     values, experts = candidates
     value, expert = values[lane], experts[lane]
     expected = cutlass.const_expr(min(room.slots, -(-3 * top_k // (2 * VECTOR)) * VECTOR))  # seldom are there more
-    start = values.iterator + cute.assume(room.start, divby=VECTOR)
-    others = cute.make_rmem_tensor((VECTOR, expected // VECTOR), Float32)
-    cute.autovec_copy(cute.make_tensor(start, cute.make_layout((VECTOR, expected // VECTOR))), others)
+    others, last = first_slots(values, room, expected), cutlass.min(found, room.slots)
     ahead = is_above(others[0], value)
     for i in cutlass.range_constexpr(1, expected):
         ahead += is_above(others[i], value)
-    last = cutlass.min(found, room.slots)
     for i in cutlass.range(expected, last, unroll=1):
         ahead += is_above(values[room.start + i], value)
 
     place = Int32(ahead)
     taken = Uint32(cutlass.select_(room.slot < found, Uint32(1) << Uint32(room.start + place), Uint32(0)))
     places = Uint32(cute.arch.warp_redux_sync(taken, "or")) & room.mask
-    if Int32(cute.arch.popc(places)) != found:  # equal scores: the lowest id first
-        for i in cutlass.range(last, unroll=1):
-            tied = values[room.start + i] == value
-            place += Int32(tied & (experts[room.start + i] < expert))
+    if Int32(cute.arch.popc(places)) != found:  # equal scores: the lowest id first; read again, to spare registers
+        others, numbers = first_slots(values, room, expected), first_slots(experts, room, expected)
+        for i in cutlass.range_constexpr(expected):
+            place += Int32((others[i] == value) & (numbers[i] < expert))
+        for i in cutlass.range(expected, last, unroll=1):
+            place += Int32((values[room.start + i] == value) & (experts[room.start + i] < expert))
     return value, expert, place
+
+
+def first_slots(slots: cute.Tensor, room: Room, count: int) -> cute.Tensor:
+    """What the first `count` slots (WARP,) of the lane's token hold."""
+    held = cute.make_rmem_tensor((count,), slots.element_type)
+    start = slots.iterator + cute.assume(room.start, divby=VECTOR)
+    cute.autovec_copy(cute.make_tensor(start, cute.make_layout((count,))), held)
+    return held
 
 
 def is_above(a: Float32, b: Float32) -> Float32:
