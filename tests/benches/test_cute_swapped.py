@@ -1,5 +1,6 @@
 """The index arithmetic of the grouped products with tokens on the N side, traced with numpy in place of the DSL: lanes are arrays."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -51,7 +52,6 @@ def test_every_tile_once_and_those_that_share_weights_together(numbers, experts,
     product = Product(184, 352, experts, "swiglu", Tile(1, 1, tokens, narrowest=narrowest))
     starts = np.r_[0, rows.cumsum()]
     tiles = -(-rows // tokens)
-    widths = -(-rows // np.maximum(8 * tiles, 1)) * 8 if narrowest else np.full(experts, tokens)
     first_tiles = np.r_[0, tiles.cumsum()]
     total = first_tiles[-1] * product.parts
     assert total <= product.most_tiles(int(rows.sum()))
@@ -59,20 +59,43 @@ def test_every_tile_once_and_those_that_share_weights_together(numbers, experts,
     found = [tuple(map(int, cute_tiles.locate(int(t), starts, first_tiles, product))) for t in shown]
     assert len(set(found)) == len(found), "a tile twice"
     for expert, row, end, part in found:
-        last = starts[expert + 1]
-        assert starts[expert] <= row < end and (row - starts[expert]) % widths[expert] == 0
-        assert end == (min(row + widths[expert], last) if narrowest else last)
+        assert starts[expert] <= row < end <= starts[expert + 1] and (narrowest or end == starts[expert + 1])
+        assert (row - starts[expert]) % (8 if narrowest else tokens) == 0
         assert 0 <= part < product.parts
         width = cute_tiles.width_of(row, end, product.tile)
         assert width in product.tile.widths and (not narrowest or width - 8 < max(end - row, narrowest - 7) <= width)
     if total < 3000:
-        assert [(expert, row, part) for expert, row, _, part in found] == [
-            (expert, starts[expert] + tile * widths[expert], part)
+        assert [(expert, part, row) for expert, row, _, part in sorted_in_parts(found)] == [
+            (expert, part, begin)
             for expert, count in enumerate(tiles)
             for group in range(0, count, GROUP)
             for part in range(product.parts)
-            for tile in range(group, min(group + GROUP, count))
+            for begin in begins(starts[expert], rows[expert], count, tokens, narrowest)[group : group + GROUP]
         ]
+        assert not narrowest or sum(end - row for _, row, end, _ in found) == rows.sum() * product.parts
+
+
+def sorted_in_parts(found):
+    """Neighbouring tiles of one expert and part in the order of their rows."""
+    return [one for _, part in itertools.groupby(found, lambda tile: (tile[0], tile[3])) for one in sorted(part)]
+
+
+def begins(start, rows, count, tokens, narrowest):
+    """First rows of an expert's tiles: every `tokens` rows, or shared in steps of 8, the longer ones first."""
+    shared = [8 * len(eights) for eights in np.array_split(np.arange(-(-rows // 8)), max(count, 1))]
+    lengths = shared if narrowest else [tokens] * count
+    return [start + sum(lengths[:number]) for number in range(count)]
+
+
+def test_no_block_has_long_tiles_only(numbers):
+    """Qwen3's 1024 rows per expert in six tiles, two of which are longer: 132 blocks take every 132nd, 132 being a multiple of 6."""
+    product = Product(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, narrowest=88))
+    starts, first_tiles = 1024 * np.arange(129), 6 * np.arange(129)
+    work = np.zeros(132)
+    for tile in range(128 * 6 * product.parts):
+        _, row, end, _ = cute_tiles.locate(tile, starts, first_tiles, product)
+        work[tile % 132] += end - row
+    assert work.max() / work.mean() < 1.02
 
 
 def test_the_ring_turns_its_phase(numbers):

@@ -197,8 +197,9 @@ def locate(tile: Any, starts: cute.Tensor, first_tiles: cute.Tensor, product: Pr
     """Of a tile, by a whole warp: its expert, its first row, the end of its rows, and its part of the columns.
 
     Tiles of an expert are taken in groups of up to GROUP tiles of tokens, part by part: what runs at a time shares weights
-    and token rows. Where tiles have several forms, all of an expert are equally wide, but for the last: the multiple of 8 that
-    its rows need in as many tiles. Their end is the expert's where all tiles have one form.
+    and token rows. Where tiles have several forms, those of an expert share its rows in multiples of 8, and their end is their
+    own; else it is the expert's. Who is longer then changes from part to part and from expert to expert: as blocks take every
+    n-th tile, some would have none but long ones.
     """
     lane, experts = cute.arch.lane_idx(), product.experts
     share = math.ceil(experts / WARP)
@@ -214,12 +215,18 @@ def locate(tile: Any, starts: cute.Tensor, first_tiles: cute.Tensor, product: Pr
     group = inside // (GROUP * product.parts)
     high = cutlass.min(count - group * GROUP, GROUP)
     inside = inside - group * (GROUP * product.parts)
-    number = group * GROUP + inside % high
     if not product.tile.narrowest:
-        return expert, start + number * product.tile.tokens, end, inside // high
-    width = (end - start + count * 8 - 1) // (count * 8) * 8
-    row = start + number * width
-    return expert, row, cutlass.min(row + width, end), inside // high
+        return expert, start + (group * GROUP + inside % high) * product.tile.tokens, end, inside // high
+    part = inside // high
+    number = group * GROUP + (inside % high + part + expert) % high
+    row, last = start + first_of(number, end - start, count), start + first_of(number + 1, end - start, count)
+    return expert, row, cutlass.min(last, end), part
+
+
+def first_of(number: Any, rows: Any, count: Any) -> Any:
+    """Where a tile begins that is one of `count` which share `rows` rows: some are 8 rows longer than others."""
+    eights = (rows + 7) // 8
+    return 8 * (number * (eights // count) + cutlass.min(number, eights % count))
 
 
 def width_of(row: Any, end: Any, tile: Tile) -> Any:
