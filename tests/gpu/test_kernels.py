@@ -125,12 +125,18 @@ def test_edge_cases(bench, name, edge):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("name", ["triton", "cute", "quack", "quack_heuristic", "torch_grouped_mm"])
-def test_activations(name, activation):
+@pytest.mark.parametrize("tokens", [5, 300, 7000])  # 0.3, 20 and 467 rows per expert: all forms of our kernel
+@pytest.mark.parametrize(
+    ("bench", "name"),
+    [
+        *(("experts", name) for name in ("triton", "cute", "quack", "quack_heuristic", "torch_grouped_mm")),
+        ("layer", "cute_gather"),
+    ],
+)
+def test_activations(bench, name, tokens, activation):
     """Whole vectors, so that every library takes them; some experts have no row."""
-    run(
-        cell_of("experts", 300, 22 * 16, 60, 4, None, 1.0, "compact", "bf16", activation=activation, vectors=True), name
-    )
+    layout = "compact" if bench == "experts" else None
+    run(cell_of(bench, tokens, 22 * 16, 60, 4, None, 1.0, layout, "bf16", activation=activation, vectors=True), name)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_given_tiles(tile, activation, gathered, experts, top_k, tokens, favour)
         operands = (x, torch.cat([order, order.new_full((SPARE,), -1)]))
     else:
         operands = (torch.cat([packed, torch.full_like(packed[:1], torch.nan).expand(SPARE, -1)]), None)
-    launch(product, compile_for("sm_90a", "bf16", product), *operands, offsets, weights, out)()
+    launch(product, compile_for("sm_90a", "bf16", product), *operands, offsets, weights, None, out)()
     check = close(out[:rows], reference(packed, offsets, weights, activation), tolerance("bf16", 5), "out")
     assert not check.error, check
     assert out[rows:].isnan().all(), "rows of no expert are written"
