@@ -6,6 +6,7 @@ import sys
 import typer
 
 from moe_routing_bench.cli import (
+    choosing,
     claiming,
     comparing,
     compilation,
@@ -37,6 +38,7 @@ for _name, _command in {
     "collect-quality": training_results.collect,
     "compare": comparing.compare,
     "claims": claiming.claims,
+    "choices": choosing.choices,
     "rank": training_results.rank,
     "adapt": training.adapt,
     "collect-perft": training_results.collect_perft,

@@ -1,0 +1,65 @@
+"""Rows of layers as entries of the table that `auto` chooses from."""
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from moe_routing_bench.choices.table import SIZES, Entry, Shape
+from moe_routing_bench.errors import bad
+
+BENCH = "layer"
+AUTO = "auto"
+# What a card is, by a word of its name: rows name the card, a choice is made for its architecture.
+ARCHITECTURES = {"A100": "sm_80", "L40S": "sm_89", "H100": "sm_90", "H200": "sm_90", "H20": "sm_90", "GH200": "sm_90", "B200": "sm_100"}  # fmt: skip
+_VERSIONS = ("torch_version", "triton_version", "cutlass_dsl_version", "driver")
+_WHOLE = ("tokens", "experts", "top_k", "hidden", "intermediate")
+
+
+def entries(rows: pd.DataFrame, run: str) -> list[Entry]:
+    """An entry for every layer with a time among rows of a run. Rows of `auto` are left out: they are of one that was chosen."""
+    ok = rows[(rows["bench"] == BENCH) & (rows["status"] == "ok") & (rows["implementation"] != AUTO)]
+    return [_entry(cell, run) for _, cell in ok.groupby(["cell", ok["gpu_name"].fillna("")], sort=True)]
+
+
+def newest(found: Iterable[Entry]) -> list[Entry]:
+    """One entry per cell and card, that which was measured last, in the order of cards and cells."""
+    latest: dict[tuple[str, str], Entry] = {}
+    for one in sorted(found, key=lambda one: one.measured):
+        latest[one.card, one.cell] = one
+    return [latest[key] for key in sorted(latest)]
+
+
+def architecture(card: str | None) -> str:
+    """The architecture of a card, ``cpu`` where there is none. Raises `UserError` for an unknown card."""
+    if not card:
+        return "cpu"
+    words = card.replace("-", " ").split()
+    for name, found in ARCHITECTURES.items():
+        if name in words:
+            return found
+    raise bad("card", card, ", ".join(ARCHITECTURES), "add its architecture to comparison/choices.py")
+
+
+def _entry(cell: pd.DataFrame, run: str) -> Entry:
+    """The entry of the rows of one cell."""
+    first, by_name = cell.iloc[0], cell.set_index("implementation")
+    card = None if pd.isna(first["gpu_name"]) else str(first["gpu_name"])
+    known = {name: None if pd.isna(first[name]) else first[name] for name in SIZES}
+    known |= {name: int(known[name]) for name in _WHOLE}
+    if known["capacity_factor"] is not None:
+        known["capacity_factor"] = float(known["capacity_factor"])
+    doubted = by_name[by_name["suspect"] == True]  # noqa: E712
+    return Entry(
+        cell=str(first["cell"]),
+        phase=str(first["phase"]),
+        shape=Shape(**known, architecture=architecture(card)),
+        times={name: round(float(us), 3) for name, us in by_name["median_us"].items()},
+        model="" if pd.isna(first["model"]) else str(first["model"]),
+        verdicts={name: str(said) for name, said in by_name["best_verdict"].dropna().items()},
+        suspect={name: str(why) for name, why in doubted["suspect_reason"].items()},
+        run=run,
+        measured=str(cell["started_at"].min()),
+        card=card or "",
+        commit=f"{first['git_sha']}{'+' if cell['git_dirty'].eq(True).any() else ''}",
+        versions={name.removesuffix("_version"): str(first[name]) for name in _VERSIONS if not pd.isna(first[name])},
+    )

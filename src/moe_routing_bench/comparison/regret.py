@@ -1,0 +1,123 @@
+"""What the choice of `auto` costs: the time of what it chooses over that of the best that was measured, cell by cell.
+
+In the table a cell is its own nearest; left out, all entries of its shape are taken from the table first, which shows how
+the choice fares where nothing was measured. Only what has a time in a cell can be judged there, so the choice is
+among these; where it would have been another one without that limit, the line says so.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.choices import candidates, choose, distance
+from moe_routing_bench.choices.table import Entry, check_names
+from moe_routing_bench.comparison.choices import BENCH
+
+MEAN_BAR, WORST_BAR = 0.03, 0.15  # fixed before anything was measured
+KINDS = ("in the table", "left out")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is chosen for a cell, and its regret: its time over the best of the candidates, and of all that was measured, less 1.
+
+    `unlimited` is what would be chosen if implementations without a time in this cell took part.
+    """
+
+    name: str
+    own: float
+    all: float
+    unlimited: str | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A cell, the fastest of its candidates and of all, and the choices of `KINDS`."""
+
+    entry: Entry
+    best_own: str
+    best: str
+    choices: tuple[Choice, ...]
+
+    @property
+    def suspect(self) -> bool:
+        """Whether something speaks against one of the times that are compared."""
+        return bool(self.entry.suspect)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and worst regret over `cells` cells."""
+
+    what: str
+    cells: int
+    mean: float
+    worst: float
+
+    @property
+    def met(self) -> bool:
+        """Whether it is within the bar."""
+        return self.mean <= MEAN_BAR and self.worst <= WORST_BAR
+
+
+def peers() -> set[str]:
+    """The implementations of layers that need a package of somebody else."""
+    return {one.name for one in BENCHES[BENCH].implementations if one.peer is not None}
+
+
+def lines(judged: Iterable[Entry], table: Sequence[Entry], with_peers: bool = False) -> list[Line]:
+    """A line for every cell in which a candidate has a time; `with_peers` makes candidates of peers, too.
+
+    Raises `UserError` for a table with implementations that the bench does not have.
+    """
+    check_names(table, (one.name for one in BENCHES[BENCH].implementations))
+    others = peers() if with_peers else set()
+    return [one for entry in judged if (one := _line(entry, table, others)) is not None]
+
+
+def summaries(found: Sequence[Line]) -> list[Summary]:
+    """For both kinds of choices the regret against the candidates and against all that was measured; nothing without lines."""
+    made = []
+    for i, kind in enumerate(KINDS):
+        chosen = [line.choices[i] for line in found]
+        for against, values in (
+            ("best of the candidates", [one.own for one in chosen]),
+            ("best measured", [one.all for one in chosen]),
+        ):
+            if values:
+                made.append(Summary(f"{kind}, against the {against}", len(values), sum(values) / len(values), max(values)))  # fmt: skip
+    return made
+
+
+def always(found: Sequence[Line]) -> list[Summary]:
+    """The regret, against the best of the candidates, of one implementation throughout, over the cells in which it has a time."""
+    times = [(line.entry.times, line.entry.times[line.best_own]) for line in found]
+    made = []
+    for name in dict.fromkeys(name for one, _ in times for name in one):
+        values = [one[name] / least - 1 for one, least in times if name in one]
+        if name not in peers():
+            made.append(Summary(name, len(values), sum(values) / len(values), max(values)))
+    return sorted(made, key=lambda one: (-one.cells, one.mean))
+
+
+def _able(entry: Entry, names: Iterable[str], others: set[str]) -> list[str]:
+    """The candidates among names, peers last."""
+    found = list(names)
+    return candidates(found, entry.shape.architecture) + [name for name in found if name in others]
+
+
+def _line(entry: Entry, table: Sequence[Entry], others: set[str]) -> Line | None:
+    able, times = _able(entry, entry.times, others), entry.times
+    if not able:
+        return None
+    best_own, best = (min(names, key=lambda name: times[name]) for names in (able, times))
+    # Of an implementation that has no time here, nobody knows whether it could run: it is left to the note.
+    every = _able(entry, dict.fromkeys(name for one in table for name in one.times), others)
+    without = [one for one in table if not one.shape.comparable(entry.shape) or distance(one.shape, entry.shape) > 0]
+    chosen = []
+    for known in (table, without):
+        name, free = (choose(entry.shape, names, known) for names in (able, every))
+        assert name is not None
+        regrets = (times[name] / times[one] - 1 for one in (best_own, best))
+        chosen.append(Choice(name, *regrets, free if free not in times else None))
+    return Line(entry, best_own, best, tuple(chosen))

@@ -1,0 +1,118 @@
+"""What choices cost, worked out by hand, and the table that ships: made of the stored rows, all of them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rows import frame, one
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.choices import CANDIDATES, table
+from moe_routing_bench.choices.table import Entry, Shape
+from moe_routing_bench.cli import choosing
+from moe_routing_bench.comparison import choices, regret
+from moe_routing_bench.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+SHAPE = Shape(1024, 8, 2, 512, 256, "swiglu", "bf16", "bf16", "bf16", None, "sm_90")
+SMALL = Entry("small", "prefill", SHAPE, {"cute": 110.0, "triton": 100.0, "sonicmoe": 80.0})
+LARGE = Entry("large", "prefill", replace(SHAPE, tokens=4096), {"cute": 200.0, "triton": 240.0, "torch_loop": 100.0})
+VALUES = {
+    "tokens": 1024, "experts": 8, "top_k": 2, "hidden": 512, "intermediate": 256, "activation": "swiglu", "dtype": "bf16", "packed": "bf16",
+    "weights": "bf16", "phase": "prefill", "gpu_name": "NVIDIA H200", "git_sha": "ab", "started_at": "2026-11-21T06:55", "torch_version": "2",
+}  # fmt: skip
+
+
+def test_regret_in_the_table_and_left_out() -> None:
+    """Each is chosen right in the table; left out, each takes what is best in the other cell."""
+    small, large = regret.lines([SMALL, LARGE], [SMALL, LARGE])
+    assert (small.best_own, small.best, large.best_own, large.best) == ("triton", "sonicmoe", "cute", "torch_loop")
+    assert [one.name for one in small.choices] == ["triton", "cute"]
+    assert [one.name for one in large.choices] == ["cute", "triton"]
+    assert [(one.own, one.all) for one in small.choices] == [(0, pytest.approx(0.25)), (pytest.approx(0.1), pytest.approx(0.375))]  # fmt: skip
+    assert [(one.own, one.all) for one in large.choices] == [(0, pytest.approx(1)), (pytest.approx(0.2), pytest.approx(1.4))]  # fmt: skip
+    found = {one.what: (one.cells, one.mean, one.worst, one.met) for one in regret.summaries([small, large])}
+    assert found == {
+        "in the table, against the best of the candidates": (2, 0, 0, True),
+        "in the table, against the best measured": (2, pytest.approx(0.625), pytest.approx(1), False),
+        "left out, against the best of the candidates": (2, pytest.approx(0.15), pytest.approx(0.2), False),
+        "left out, against the best measured": (2, pytest.approx(0.8875), pytest.approx(1.4), False),
+    }
+
+
+def test_left_out_are_all_cells_of_the_shape() -> None:
+    """Another skew of the same sizes would give the answer away."""
+    (line, *_) = regret.lines([SMALL], [SMALL, replace(SMALL, cell="skewed"), LARGE])
+    assert line.choices[1].name == "cute"
+
+
+def test_a_choice_without_a_time_is_said() -> None:
+    """Only what has a time in the cell can be judged there."""
+    other = replace(LARGE, times={"cute_gather": 1.0, "cute": 2.0, "triton": 3.0})
+    (line,) = regret.lines([SMALL], [SMALL, other])
+    assert line.choices[1].name == "cute" and line.choices[1].unlimited == "cute_gather"
+    assert line.choices[0].unlimited is None
+
+
+def test_one_implementation_throughout() -> None:
+    found = regret.always(regret.lines([SMALL, LARGE], [SMALL, LARGE]))
+    assert [one.what for one in found] == ["cute", "triton", "torch_loop"]
+    assert [one.cells for one in found] == [2, 2, 1]
+    assert found[0].mean == pytest.approx(0.05) and found[0].worst == pytest.approx(0.1)
+
+
+def test_peers_are_candidates_where_they_are_asked_for() -> None:
+    (line, *_) = regret.lines([SMALL], [SMALL, LARGE], with_peers=True)
+    assert line.best_own == line.choices[0].name == "sonicmoe"
+
+
+def test_a_table_of_other_code_is_refused() -> None:
+    with pytest.raises(UserError, match="got 'cute_of_old'"):
+        regret.lines([SMALL], [replace(SMALL, times={"cute_of_old": 1.0})])
+    assert regret.lines([replace(SMALL, times={"sonicmoe": 1.0})], []) == []
+    assert regret.summaries([]) == []
+
+
+def test_entries_are_rows_that_are_ok() -> None:
+    """Rows of `auto` and of other benches make none; what is doubted is marked."""
+    at = VALUES | {"cell": "a"}
+    doubted = {"suspect": True, "suspect_reason": "drift", "git_dirty": True, "best_verdict": "faster"}
+    found = choices.entries(
+        frame(
+            one("layer", "cute", **at, median_us=2.0),
+            one("layer", "triton", **at, median_us=1.0, **{k: v for k, v in doubted.items() if k != "suspect"}) | {"suspect": True},
+            one("layer", "auto", **at, median_us=0.5),
+            one("layer", "torch_loop", **at) | {"status": "crashed"},
+            one("experts", "cute", **at, median_us=0.1),
+        ),
+        "run",
+    )  # fmt: skip
+    (entry,) = found
+    assert entry.times == {"cute": 2.0, "triton": 1.0} and entry.shape == SHAPE
+    assert entry.suspect == {"triton": "drift"} and entry.verdicts == {"triton": "faster"}
+    assert (entry.commit, entry.card, entry.run, entry.versions) == ("ab+", "NVIDIA H200", "run", {"torch": "2"})
+
+
+def test_the_newest_measurement_of_a_cell_counts() -> None:
+    older, newer = (replace(SMALL, measured=day, run=day, card="x") for day in ("2026-11-21", "2026-11-22"))
+    assert choices.newest([newer, older, LARGE]) == [LARGE, newer]
+
+
+def test_an_unknown_card_is_refused() -> None:
+    assert choices.architecture(None) == "cpu" and choices.architecture("NVIDIA H100 80GB HBM3") == "sm_90"
+    assert choices.architecture("NVIDIA A100-SXM4-80GB") == "sm_80"
+    with pytest.raises(UserError, match="card: got 'NVIDIA T4'"):
+        choices.architecture("NVIDIA T4")
+
+
+def test_candidates_need_nobody_elses_package() -> None:
+    ours = {one.name for one in BENCHES["layer"].implementations if one.peer is None}
+    assert set(CANDIDATES) <= ours
+
+
+def test_what_ships_is_made_of_the_stored_rows(monkeypatch) -> None:
+    """The same bytes; after new rows: moe-routing-bench choices --out src/moe_routing_bench/choices/choices.json"""
+    monkeypatch.chdir(ROOT)
+    entries = choosing.of_runs(choosing.stored())
+    assert table.text(entries) == table.FILE.read_text(encoding="utf-8")
+    assert regret.lines(entries, table.load())
