@@ -1,5 +1,6 @@
 """The operators for use in a model, on a GPU: every backend against float64, gradients, a CUDA graph, torch.compile."""
 
+import functools
 import importlib.util
 import itertools
 import sys
@@ -11,12 +12,12 @@ import torch
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1] / "ops"))
-from ops_cases import CASES, DTYPES, check, check_gate, check_permute, data, routing
+from ops_cases import CASES, DTYPES, check, check_feed, check_gate, check_permute, data, routing
 
 from moe_routing_bench import ops
 from moe_routing_bench.kernels.experts import ACTIVATIONS
 from moe_routing_bench.kernels.permute.layout import LAYOUTS
-from moe_routing_bench.ops import backends
+from moe_routing_bench.ops import backends, feeding
 from moe_routing_bench.routers import ROUTERS
 
 pytestmark = pytest.mark.gpu
@@ -50,9 +51,11 @@ def backend(request, monkeypatch) -> str:
         pytest.importorskip("cutlass")
     only = {name: one for name, one in backends.BACKENDS.items() if name == request.param}
     monkeypatch.setattr(backends, "BACKENDS", only)
-    backends.kernel.cache_clear()
+    for remembered in (backends.kernel, feeding.way):
+        remembered.cache_clear()
     yield request.param
-    backends.kernel.cache_clear()
+    for remembered in (backends.kernel, feeding.way):
+        remembered.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -197,6 +200,44 @@ def test_layer_eager_captured_and_compiled(rule, layout):
         logits.copy_(torch.randn_like(logits))
     graph.replay()
     assert all(map(torch.equal, captured, run(layer, inputs, grad, *options))), "new logits are routed otherwise"
+
+
+@pytest.mark.parametrize(
+    ("activation", "capacity"), [("swiglu", None), ("geglu", 3), ("relu2", None), ("swiglu_oai", 3)]
+)
+@pytest.mark.parametrize("name", list(feeding._MODULES))
+def test_feed(name, activation, capacity):
+    """Every way in which rows reach the experts; where one cannot, rows are packed for what can."""
+    check_feed(name, activation, capacity, "cuda")
+
+
+@pytest.mark.parametrize("phase", [None, "prefill", "decode"])
+@pytest.mark.parametrize("tokens", [1, 300])
+def test_a_layer_in_inference_never_waits(tokens, phase, backend):
+    """Its choice included: no call of CUDA that waits, the same bits from a CUDA graph and compiled whole."""
+    if backend == "torch":
+        pytest.skip("plain torch reads loads on the host")
+    torch.manual_seed(17)
+    shapes = ((tokens, 256), (tokens, 16), (16, 256, 256), (16, 256, 128))
+    x, logits, w13, w2 = (torch.randn(shape, device="cuda").div(8).bfloat16() for shape in shapes)
+    feed = functools.partial(ops.layer, top_k=4, residual=x, phase=phase)
+    want = feed(x, logits, w13, w2)
+    feeding.way.cache_clear()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = feed(x, logits, w13, w2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(again, want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = feed(x, logits, w13, w2)
+    graph.replay()
+    assert torch.equal(captured, want)
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(feed, fullgraph=True)(x, logits, w13, w2), want)
+    exact = ops.layer(*(one.double() for one in (x, logits, w13, w2)), 4, residual=x.double())
+    assert float((want.double() - exact).norm() / exact.norm()) < 0.01
 
 
 def test_the_example_trains_in_bfloat16():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.kernels.permute.layout import LAYOUTS
-from moe_routing_bench.ops import backends, cuda, reference
+from moe_routing_bench.ops import backends, cuda, feeding, reference
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload.draw import draw_ids, generator
 from moe_routing_bench.workload.rows import row_layout, row_map
@@ -104,6 +104,32 @@ def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: 
         assert torch.equal(one, other), f"{layout}: {name}"
 
 
+def check_feed(name: str, activation: str, capacity: int | None, device: str = "cpu") -> None:
+    """pack and experts in one operator, in the way of that name, against float64; the last expert has no rows."""
+    names, (tokens, hidden, inner, count) = feeding._MODULES, (9, 32, 16, 4)
+    torch.manual_seed(17)
+    ids = torch.stack([torch.randperm(count - 1)[:2] for _ in range(tokens)]).int().to(device)
+    _, offsets, order, inverse = reference.permute(ids, count, capacity, "compact")
+    wide = inner * (1 if activation == "relu2" else 2)
+    shapes = [(tokens, hidden), (count, wide, hidden), (count, hidden, inner)]
+    shapes += [(count, wide), (count, hidden)] if activation == "swiglu_oai" else []
+    x, *rest = (torch.randn(shape, device=device).div(4).half() for shape in shapes)
+    w13, w2, b13, b2 = rest + [None] * (4 - len(rest))
+    feeding._MODULES = {name: names[name]}
+    feeding.way.cache_clear()
+    got = cuda.feed(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, None)
+    exact = [one if one is None else one.double() for one in (w13, w2, b13, b2)]
+    rows = reference.pack(x.double(), order, inverse)
+    want = reference.experts(rows, offsets, *exact[:2], activation, *exact[2:])
+    used = int(offsets[-1])
+    error = float((got[:used].double() - want[:used]).norm() / want[:used].norm())
+    assert error < 0.01, f"{name}: {error}"
+    found = feeding.way.cache_info()
+    assert found.misses == 1, found
+    feeding._MODULES = names
+    feeding.way.cache_clear()
+
+
 def main() -> None:
     """Every operator in Triton's interpreter."""
     torch.manual_seed(17)
@@ -136,6 +162,9 @@ def main() -> None:
         ids[2:4] = -1
         check_permute(ids, 5, 2 if layout == "padded" else None, layout)
         check_permute(ids[:0], 5, 2, layout)
+    for name in ("triton", "triton_gather"):
+        check_feed(name, "swiglu", None)
+        check_feed(name, "swiglu_oai", 3)
     assert chosen == {"triton_gate", "triton_permute", "triton_pack", "triton_combine"}, chosen
 
 

@@ -29,8 +29,10 @@ each run.
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from moe_routing_bench.choices import check_phase
 from moe_routing_bench.kernels.permute.layout import RowLayout, capacity_of
 from moe_routing_bench.ops import arguments, library
 
@@ -146,11 +148,24 @@ def layer(
     b13: Tensor | None = None,
     b2: Tensor | None = None,
     residual: Tensor | None = None,
+    phase: str | None = None,
 ) -> Tensor:
     """A whole MoE layer: x (T, H), router logits (T, E), weights as of `experts` -> combined (T, H), plus residual (T, H).
 
-    Raises `UserError` for arguments that `route`, `experts` or `combine` does not take.
+    Which kernels run the experts on a GPU, and whether they gather the tokens' rows or are given packed ones, is chosen by sizes
+    from a table of measured layers (`choices`), without waiting for the GPU; a `phase`, ``prefill`` or ``decode``, is a hint
+    that leaves only such cells. Where rows or weights of experts need a gradient, `route` and `experts` run.
+
+    Raises `UserError` for arguments that `route`, `experts` or `combine` does not take, and for an unknown phase.
     """
-    routed = route(x, logits, top_k, rule, bias, capacity)
-    y = experts(routed.packed, routed.offsets, w13, w2, activation, b13, b2)
-    return combine(y, routed.inverse, routed.topk_weights, residual)
+    check_phase(phase)
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, w13, w2, b13, b2)):
+        routed = route(x, logits, top_k, rule, bias, capacity)
+        y = experts(routed.packed, routed.offsets, w13, w2, activation, b13, b2)
+        return combine(y, routed.inverse, routed.topk_weights, residual)
+    topk_ids, topk_weights = gate(logits, top_k, rule, bias)
+    _, offsets, order, inverse = permute(topk_ids, logits.shape[1], capacity)
+    arguments.check_pack(x, order, inverse)
+    arguments.check_experts(x, offsets, w13, w2, activation, b13, b2)
+    y = library.feed(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase)
+    return combine(y, inverse, topk_weights, residual)

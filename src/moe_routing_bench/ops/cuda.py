@@ -15,9 +15,10 @@ from moe_routing_bench.kernels.combine import Combine
 from moe_routing_bench.kernels.experts import Experts, torch_grouped_mm
 from moe_routing_bench.kernels.experts.common import activate
 from moe_routing_bench.kernels.gate import Gate
+from moe_routing_bench.kernels.layer import Layer
 from moe_routing_bench.kernels.pack import Pack
 from moe_routing_bench.kernels.permute.layout import RowLayout
-from moe_routing_bench.ops import backends, reference
+from moe_routing_bench.ops import backends, feeding, reference
 from moe_routing_bench.ops.backends import ready
 from moe_routing_bench.routers import ROUTERS
 
@@ -72,6 +73,24 @@ def experts(
     tensors = {"packed": ready(rows), "offsets": ready(offsets), "w13": ready(w13), "w2": ready(w2)}
     bind(problem, **tensors, **biases, y=y)()
     return y
+
+
+def feed(
+    x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, capacity: int | None, phase: str | None
+) -> Tensor:  # fmt: skip
+    """`pack` and `experts`: x (T, H), order (R,), inverse (T, k) -> y (R, H), in the way that is chosen for these sizes."""
+    (tokens, top_k), (count, hidden, intermediate), dtype = inverse.shape, w2.shape, _FORMATS.get(x.dtype, "")
+    layout = RowLayout(tokens, top_k, count, capacity)
+    problem = Layer(layout, hidden, intermediate, dtype, dtype, dtype, router="", activation=activation)
+    way = feeding.way(problem, backends.capability(x.device), phase) if x.numel() and dtype else None
+    if way is None:
+        return experts(pack(x, order, inverse), offsets, w13, w2, activation, b13, b2)
+    y = x.new_empty(len(order), hidden)
+    rows = {"x": ready(x), "order": ready(order), "inverse": ready(inverse)} if way.gathers else {"packed": pack(x, order, inverse)}  # fmt: skip
+    biases = {} if b13 is None or b2 is None else {"b13": ready(b13), "b2": ready(b2)}
+    tensors = {"offsets": ready(offsets), "w13": ready(w13), "w2": ready(w2)}
+    returned = way.module.bind(problem if way.gathers else problem.experts, **rows, **tensors, **biases, y=y)()
+    return returned["y"] if returned else y  # torch allocates its result
 
 
 def experts_backward(

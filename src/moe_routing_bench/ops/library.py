@@ -1,7 +1,7 @@
 """The operators as `torch.library` knows them: what runs on which device, shapes without data, and derivatives.
 
-``torch.ops.moe_routing_bench.gate``, ``permute``, ``pack``, ``experts`` and ``combine``, with ``experts_backward`` and
-``combine_backward``, which are not differentiable themselves. Arguments are checked by the functions in `ops`, not here. The
+``torch.ops.moe_routing_bench.gate``, ``permute``, ``pack``, ``experts`` and ``combine``, with ``experts_backward``,
+``combine_backward`` and ``feed``, pack and experts in one, which are not differentiable themselves. Arguments are checked by the functions in `ops`, not here. The
 backward of pack is a combine with unit weights; that of combine is a pack of weighted rows and k dot products per token; that
 of gate is plain torch; that of experts computes the sums of their first product again.
 """
@@ -50,6 +50,13 @@ def experts(
     return reference.experts(rows, offsets, w13, w2, activation, b13, b2)
 
 
+@custom_op("moe_routing_bench::feed", mutates_args=(), device_types="cpu")
+def feed(
+    x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, capacity: int | None, phase: str | None
+) -> Tensor:  # fmt: skip
+    return reference.experts(reference.pack(x, order, inverse), offsets, w13, w2, activation, b13, b2)
+
+
 @custom_op("moe_routing_bench::experts_backward", mutates_args=(), device_types="cpu")
 def experts_backward(
     grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
@@ -76,6 +83,7 @@ combine.register_kernel("cuda", _on_cuda("combine"))
 combine_backward.register_kernel("cuda", _on_cuda("combine_backward"))
 experts.register_kernel("cuda", _on_cuda("experts"))
 experts_backward.register_kernel("cuda", _on_cuda("experts_backward"))
+feed.register_kernel("cuda", _on_cuda("feed"))
 
 
 @gate.register_fake
@@ -109,6 +117,11 @@ def _(grad, y, inverse, weights, rows):
 @experts.register_fake
 def _(rows, offsets, w13, w2, activation, b13, b2):
     return torch.empty_like(rows)
+
+
+@feed.register_fake
+def _(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase):
+    return x.new_empty(order.shape[0], x.shape[1])
 
 
 @experts_backward.register_fake

@@ -1,7 +1,8 @@
 """layer: routing around experts with real weights for every expert."""
 
-from moe_routing_bench.benches.bench import Bench, Implementation, Peer, Stage
+from moe_routing_bench.benches.bench import Implementation, Peer, Stage
 from moe_routing_bench.benches.experts import QUACK
+from moe_routing_bench.benches.layer.auto import AUTO, Choosing
 
 STAGES = (
     Stage("router", "gate", values={"dtype": "fp32"}),
@@ -48,7 +49,7 @@ _BEHIND_OUR_ROUTER = [
     )
 ]
 
-BENCH = Bench(
+BENCH = Choosing(
     name="layer",
     summary="routing + experts, device time per stage and in total",
     axes=(
@@ -73,6 +74,7 @@ BENCH = Bench(
         ),
         *_BEHIND_OUR_ROUTER,
         *_TRANSFORMERS,
+        Implementation(AUTO, layout="compact"),  # its parts are those of what it chooses
     ),
     reads=("logits", "bias", "x", "w13", "w2", "b13", "b2"),
     writes=("combined",),
