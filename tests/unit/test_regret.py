@@ -101,8 +101,11 @@ def test_the_newest_measurement_of_a_cell_counts() -> None:
 def test_an_unknown_card_is_refused() -> None:
     assert choices.architecture(None) == "cpu" and choices.architecture("NVIDIA H100 80GB HBM3") == "sm_90"
     assert choices.architecture("NVIDIA A100-SXM4-80GB") == "sm_80"
+    choices.check_cards([SMALL])
     with pytest.raises(UserError, match="card: got 'NVIDIA T4'"):
-        choices.architecture("NVIDIA T4")
+        choices.check_cards(
+            [replace(SMALL, card="NVIDIA T4", shape=replace(SHAPE, architecture=choices.architecture("NVIDIA T4")))]
+        )
 
 
 def test_candidates_need_nobody_elses_package() -> None:

@@ -2,6 +2,7 @@
 
 import html
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -9,8 +10,11 @@ import pytest
 from rows import BAD, rows
 
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.choices import CANDIDATES
+from moe_routing_bench.comparison.choices import entries
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import FIGURES, grouping
+from moe_routing_bench.report import choices
 from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew, pairs
 from moe_routing_bench.report.findings import findings
@@ -80,6 +84,30 @@ def test_small_svg_keeps_scales():
 
 
 STORED = Path(__file__).parents[2] / "results/nvidia-h200/measurements.parquet"
+
+
+def test_what_auto_chooses(tmp_path, monkeypatch):
+    """By a table in which triton is best at T=1024: there, and with the next size's best where the cell is left out."""
+    monkeypatch.setattr(choices.table, "load", lambda: planted)
+    ok = rows().query("bench == 'layer' and skew == 0 and status == 'ok'")
+    planted = [replace(one, times=dict.fromkeys(one.times, 2.0) | {"triton" if one.shape.tokens == 1024 else "cute": 1.0}) for one in entries(ok, "")]  # fmt: skip
+    found = choices.choices(ok)
+    assert [[name for name, *_ in line["choices"]] for line in found["lines"]] == [
+        ["triton", "cute"],
+        ["cute", "triton"],
+    ]
+    times = ok[ok["tokens"] == 1024].set_index("implementation")["median_us"]
+    best = min(times[name] for name in CANDIDATES)
+    (_, own, whole), _ = found["lines"][0]["choices"]
+    assert (own, whole) == (
+        f"{times['triton'] / best - 1:.1%}",
+        f"{times['triton'] / times.drop('auto').min() - 1:.1%}",
+    )
+    assert found["lines"][0]["auto"] == f"{times['auto'] / best - 1:.1%}"
+    render(ok, {}, tmp_path / "index.html")
+    page = (tmp_path / "index.html").read_text()
+    assert 'id="choices"' in page and page.count(f'<td class="n">{own} ({whole})</td>') >= 1
+    assert choices.choices(rows().query("bench == 'gate'")) is None
 
 
 def test_targets():

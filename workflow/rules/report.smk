@@ -9,6 +9,7 @@ rule html:
         templates=sources.sources("report", suffixes=(".css", ".js", ".j2", ".yaml")),
         claims=str(paths.CLAIMS),
         captions=sources.source("figures/captions.yaml"),
+        choices=sources.source("choices/choices.json"),
     output:
         "reports/{platform}/index.html",
     log:

@@ -30,14 +30,18 @@ def newest(found: Iterable[Entry]) -> list[Entry]:
 
 
 def architecture(card: str | None) -> str:
-    """The architecture of a card, ``cpu`` where there is none. Raises `UserError` for an unknown card."""
+    """The architecture of a card, ``cpu`` where there is none; of an unknown one its name, which fits no other."""
     if not card:
         return "cpu"
     words = card.replace("-", " ").split()
-    for name, found in ARCHITECTURES.items():
-        if name in words:
-            return found
-    raise bad("card", card, ", ".join(ARCHITECTURES), "add its architecture to comparison/choices.py")
+    return next((found for name, found in ARCHITECTURES.items() if name in words), card)
+
+
+def check_cards(found: Iterable[Entry]) -> None:
+    """Raise `UserError` for an entry of a card whose architecture is unknown: no choice would ever be made from it."""
+    for one in found:
+        if one.shape.architecture == one.card:
+            raise bad("card", one.card, ", ".join(ARCHITECTURES), "add its architecture to comparison/choices.py")
 
 
 def _entry(cell: pd.DataFrame, run: str) -> Entry:

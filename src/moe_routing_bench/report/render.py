@@ -17,6 +17,7 @@ from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
 from moe_routing_bench.report import page, predecessor, quality, verdicts
+from moe_routing_bench.report.choices import choices
 from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.targets import targets
@@ -50,6 +51,7 @@ def render(
         comparisons=sorted(path.name for path in out.parent.glob("compare-*.html")),
         findings=findings(frame),
         targets=targets(frame),
+        choices=choices(frame),
         claims=[_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict))],
         figures=[(entry, uri) for entry, uri in drawn if entry.source == "measurements"],
         quality=None

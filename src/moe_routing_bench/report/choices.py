@@ -1,0 +1,49 @@
+"""What `auto` chooses for the layers among the rows of a report, by the table that ships, and what that costs there."""
+
+from typing import Any
+
+import pandas as pd
+
+from moe_routing_bench.choices import table
+from moe_routing_bench.comparison import regret
+from moe_routing_bench.comparison.choices import AUTO, BENCH, entries
+
+
+def choices(rows: pd.DataFrame) -> dict[str, Any] | None:
+    """What the section on choices shows: a line per cell, and mean and worst of both kinds; None without a layer to choose for.
+
+    Raises `UserError` for a table that cannot be read.
+    """
+    shipped = table.load()
+    lines = regret.lines(entries(rows, ""), shipped)
+    if not lines:
+        return None
+    ran = rows[(rows["bench"] == BENCH) & (rows["implementation"] == AUTO) & (rows["status"] == "ok")]
+    measured = ran.groupby("cell")["median_us"].first()
+    return {
+        "cells": len(shipped),
+        "lines": [_shown(line, measured) for line in lines],
+        "summaries": [_summary(one) for one in regret.summaries(lines)],
+        "always": [_summary(one) for one in regret.always(lines)[:1]],
+        "bar": f"mean {regret.MEAN_BAR:.0%}, worst {regret.WORST_BAR:.0%}",
+    }
+
+
+def _shown(line: regret.Line, measured: pd.Series) -> dict[str, Any]:
+    """A line of the table; `auto` is the regret of its own row, where it was measured."""
+    times, entry = line.entry.times, line.entry
+    doubts = dict.fromkeys(entry.suspect.values())
+    absent = dict.fromkeys(f"{one.unlimited} has no time here" for one in line.choices if one.unlimited)
+    return {
+        "cell": entry.label,
+        "key": entry.cell,
+        "best_own": f"{line.best_own}, {times[line.best_own]:.4g} µs",
+        "best": f"{line.best}, {times[line.best]:.4g} µs",
+        "choices": [(one.name, f"{one.own:.1%}", f"{one.all:.1%}") for one in line.choices],
+        "auto": f"{measured[entry.cell] / times[line.best_own] - 1:.1%}" if entry.cell in measured else "–",
+        "notes": "; ".join([*absent, *(f"suspect: {why}" for why in doubts)]),
+    }
+
+
+def _summary(one: regret.Summary) -> dict[str, Any]:
+    return {"what": one.what, "cells": one.cells, "mean": f"{one.mean:.1%}", "worst": f"{one.worst:.1%}", "met": one.met}  # fmt: skip
