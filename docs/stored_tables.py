@@ -13,6 +13,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from moe_routing_bench.choices import table as table_of_choices
+from moe_routing_bench.comparison import regret
 from moe_routing_bench.quality.spec import run_rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -240,6 +242,23 @@ def layers() -> str:
     return table(sorted(lines, key=lambda line: (line["model"], int(line["T"]))))
 
 
+def choices() -> str:
+    """What `auto` chooses for every layer that is stored, and its regret; under it the means and the worst."""
+    found = table_of_choices.load()
+    lines = regret.lines(found, found)
+    chosen = table([
+        {"cell": line.entry.label + (" (suspect)" if line.suspect else ""), "best candidate": f"`{line.best_own}`", "best measured": f"`{line.best}`"}
+        | {title: text for kind, one in zip(regret.KINDS, line.choices, strict=True) for title, text in ((f"{kind}: chosen", f"`{one.name}`"), (f"{kind}: regret", f"{one.own:.1%} ({one.all:.1%})"))}
+        for line in lines
+    ])  # fmt: skip
+    said = [f"{one.what}: mean {one.mean:.1%}, worst {one.worst:.1%}" for one in regret.summaries(lines)]
+    fixed = regret.always(lines)[0]
+    return (
+        f"{chosen}\nOver {len(lines)} cells, {sum(line.suspect for line in lines)} of them suspect: {'; '.join(said)}. Always `{fixed.what}`: mean "
+        f"{fixed.mean:.1%}, worst {fixed.worst:.1%} over {fixed.cells} cells.\n"
+    )
+
+
 def products() -> str:
     """The grouped products of our kernel and of QuACK where both were timed: the best of the tiles that were tried."""
     rows = stored(LAYERS + "products.csv")
@@ -303,7 +322,7 @@ _GATE = "router == 'softmax_topk_renorm' and top_k == 8"
 _PERMUTE = "layout == 'compact' and top_k == 8 and experts == 128"
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "stored-cells": stored_cells, "stored-layers": partial(stored_cells, LAYERS + "measurements.parquet"),
-    "stored-prefill": partial(stored_cells, PREFILL + "measurements.parquet"), "layers": layers,
+    "stored-prefill": partial(stored_cells, PREFILL + "measurements.parquet"), "layers": layers, "choices": choices,
     "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "ceilings": ceilings,
     "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat,
     "gate-times": partial(times, "gate", ("dtype", "tokens"), f"{_GATE} and experts == 128", (*WAYS, "quack")),

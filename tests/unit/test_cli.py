@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from moe_routing_bench.choices import table
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config.expand import cell_of, expand
@@ -150,3 +151,27 @@ def test_an_unknown_option_keeps_its_own_message_and_nothing_imports_torch():
     script = "import sys; from moe_routing_bench.cli import main as cli; assert 'torch' not in sys.modules; cli.main()"
     done = subprocess.run([sys.executable, "-c", script, "list", "--nope"], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "No such option" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_choices_prints_the_regret_and_writes_the_table(call):
+    """Of all stored runs that are not of a CPU, or of those that are named."""
+    Path("results").symlink_to(ROOT / "results")
+    code, out, _ = call("choices", "--out", "table.json")
+    assert code == 0 and Path("table.json").read_bytes() == table.FILE.read_bytes()
+    for text in ("in the table, against the best of the candidates: mean 0.0%", "left out, against the best measured: mean", "bar: mean 3%, worst 15%", "suspect cells: "):  # fmt: skip
+        assert text in out
+    code, out, _ = call("choices", "nvidia-h200.prefill", "--peers", "--out", "some.json")
+    assert code == 0 and 0 < len(table.load(Path("some.json").resolve())) < len(table.load())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["choices"], "layers with a time: got 'none in results/'"),
+        (["choices", "nvidia-h200.none"], "run `snakemake` first"),
+        (["choices", "--out", "none/there/is/table.json"], "error: "),
+    ],
+)
+def test_choices_without_rows_is_refused_in_one_line(arguments, words, call):
+    code, _, said = call(*arguments)
+    assert code == 2 and words in said and said.count("\n") == 1
