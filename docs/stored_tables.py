@@ -228,7 +228,9 @@ def layers() -> str:
     newer, older = (stored(run + "measurements.parquet") for run in (PREFILL, LAYERS))
     rows = pd.concat([newer, older[~older["cell"].isin(newer["cell"])]])  # a cell is of one run, whole
     lines = []
-    for _, cell in rows[(rows["bench"] == "layer") & (rows["status"] == "ok")].groupby("cell", sort=False):
+    # auto is one of the others
+    ok = (rows["bench"] == "layer") & (rows["status"] == "ok") & (rows["implementation"] != "auto")
+    for _, cell in rows[ok].groupby("cell", sort=False):
         found, first = cell.set_index("implementation"), cell.iloc[0]
         medians = found["median_us"]
         own = medians.index.str.startswith(OURS)
