@@ -222,7 +222,8 @@ def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: i
         "ring": groups // config.threads_per_token,
         "rounds": 1,
         "looped": groups // math.gcd(groups, 32),  # a row of the last, partial tile
-        "counted": config.threshold and len(re.findall(r"ld\.global\S*no_allocate\S*\.v[24]\.b32", kernel.__ptx__)),
+        "counted": config.threshold
+        and len(re.findall(r"ld\.global\S*no_allocate\S*\.(?:v[24]\.b32|b64)", kernel.__ptx__)),
         "counted_expected": config.threshold
         and -(-experts // 128) * min(config.tokens_per_thread, 2 * config.together),
     }
