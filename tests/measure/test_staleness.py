@@ -76,15 +76,18 @@ def test_lists_make_nothing_stale() -> None:
     for bench in BENCHES.values():
         names = [path.relative_to(PACKAGE).as_posix() for path in bench.code_files()]
         assert not [name for name in names if name.startswith(free)], bench.name
-        assert any(name.startswith("ops/") for name in names) == (bench.name == "training"), "which measures them"
+        assert any(name.startswith("ops/") for name in names) == (bench.name in ("training", "model")), (
+            "which measure them"
+        )
 
 
 def test_what_operators_choose_by_name_makes_stale() -> None:
-    """`training` runs them: every kernel module that a backend may have."""
-    files = set(BENCHES["training"].code_files())
-    for operation in ("gate", "permute", "pack", "experts", "combine"):
-        for backend in BACKENDS:
-            assert PACKAGE / f"kernels/{operation}/{backend}_{operation}.py" in files
+    """`training` and `model` run them: every kernel module that a backend may have."""
+    for bench in ("training", "model"):
+        files = set(BENCHES[bench].code_files())
+        for operation in ("gate", "permute", "pack", "experts", "combine"):
+            for backend in BACKENDS:
+                assert PACKAGE / f"kernels/{operation}/{backend}_{operation}.py" in files
 
 
 def test_a_composite_depends_on_its_stages_and_no_stage_on_a_composite() -> None:

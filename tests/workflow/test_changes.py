@@ -98,7 +98,7 @@ def test_adding_a_bench_leaves_every_cell_fresh(project: Project) -> None:
         (project.folder / path).write_text(textwrap.dedent(text))
     package = project.folder / "src/moe_routing_bench"
     for file, old, new in (
-        ("benches/registry.py", '"training")', '"training", "count")'),
+        ("benches/registry.py", '"model",', '"model", "count",'),
         (
             "config/axes.py",
             "_TABLE = (\n",
