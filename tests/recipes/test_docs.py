@@ -127,8 +127,8 @@ def value(formula: str, **known: int) -> int:
 @pytest.mark.parametrize("bench", BENCHES)
 def test_stated_bytes_are_what_the_definition_counts(bench: str) -> None:
     """With and without drops and padding. Of a model of two layers, parameters are counted by hand."""
-    for peer in {one.peer for one in BENCHES[bench].implementations} if bench == "model" else ():
-        pytest.importorskip(peer.module)
+    if bench == "model":
+        pytest.importorskip("transformers")
     _, *formulas = rows_of("docs/method.md", "Compulsory bytes and FLOPs")[bench]
     axes = {"tokens": [50], "hidden": [24], "intermediate": [16], "experts": [8], "top_k": [3], "skew": [1], "layout": ["compact", "block64"]}  # fmt: skip
     entry = {"benches": [bench], "capacity_factor": [0.5, "none"], "dtype": ["fp32", "bf16"], **axes}

@@ -5,7 +5,7 @@ So implementations share the one copy, and a model takes no memory of its own. R
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -98,7 +98,8 @@ def cache_shapes(problem: Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
     cache: Any = DynamicCache()
     ids = torch.empty((problem.sequences, CONTEXT), dtype=torch.int64, device="meta")
-    skeleton(problem, "batched_mm").get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
+    first = replace(problem, architecture=replace(problem.architecture, layers=1))  # all are alike
+    skeleton(first, "batched_mm").get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
     return tuple(cache.layers[0].keys.shape), tuple(cache.layers[0].values.shape)
 
 
