@@ -1,6 +1,6 @@
 """Models of the transformers library over weights that are given: one tensor holds all of them, and every model is views into it.
 
-So implementations share the one copy, and a model takes no memory of its own. Read from transformers 5.17.
+So implementations share the one copy, and a model takes no memory of its own. Read from transformers 5.17 to 5.23.
 """
 
 import math
