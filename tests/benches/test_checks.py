@@ -109,7 +109,7 @@ def test_the_worse_of_two() -> None:
 def test_tolerance_and_cost() -> None:
     """1.5 sqrt(n) unit roundoffs; bytes and FLOPs add up."""
     assert tolerance("bf16") == pytest.approx(1.5 * 2**-8) and tolerance("fp32", 16) == pytest.approx(6 * 2**-24)
-    one, other = Cost(1, 2, ((3, 4, 5),)), Cost(10, 20, ((1, 1, 1),))
-    assert one + other == Cost(11, 22, ((3, 4, 5), (1, 1, 1)))
-    assert (Cost(1, 2).flops, one.flops, (one + other).flops) == (0, 120, 122)
+    one, other = Cost(1, 2, ((3, 4, 5),), 7), Cost(10, 20, ((1, 1, 1),), 30)
+    assert one + other == Cost(11, 22, ((3, 4, 5), (1, 1, 1)), 37)
+    assert (Cost(1, 2).flops, one.flops, (one + other).flops) == (0, 127, 159)
     assert nbytes(torch.zeros(3, 5), torch.zeros(7, dtype=torch.int8)) == 67

@@ -279,7 +279,7 @@ def test_cost_of_a_decoding_step_by_hand() -> None:
     cache = 2 * 3 * 3 * 2 * CONTEXT * 16
     flops = 2 * (3 * (3 * (attention + router) + 3 * 2 * one) + 3 * 96 * 32)
     assert definition.cost(cell, inputs, outputs, expected) == Cost(
-        8 * 3 + 2 * (cache + parameters), 3 * (2 * 32 + 4 * 96), flops
+        8 * 3 + 2 * (cache + parameters), 3 * (2 * 32 + 4 * 96), (), flops
     )
 
 

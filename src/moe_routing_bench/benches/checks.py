@@ -11,23 +11,25 @@ from moe_routing_bench.formats import FORMATS
 
 @dataclass(frozen=True)
 class Cost:
-    """Compulsory traffic in bytes, each input read once and each output written once, and matrix products.
+    """Compulsory traffic in bytes, each input read once and each output written once, and floating-point operations.
 
-    A product is the number of rows of its result, of terms of each sum, and of columns.
+    A product of matrices is the number of rows of its result, of terms of each sum, and of columns; `other_flops` are those of
+    what is too much to be named product by product.
     """
 
     read_bytes: int
     write_bytes: int
     products: tuple[tuple[int, int, int], ...] = ()
+    other_flops: int = 0
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the products."""
-        return sum(2 * rows * terms * columns for rows, terms, columns in self.products)
+        """All floating-point operations."""
+        return sum(2 * rows * terms * columns for rows, terms, columns in self.products) + self.other_flops
 
     def __add__(self, other: "Cost") -> "Cost":
         read, write = self.read_bytes + other.read_bytes, self.write_bytes + other.write_bytes
-        return Cost(read, write, self.products + other.products)
+        return Cost(read, write, self.products + other.products, self.other_flops + other.other_flops)
 
 
 @dataclass(frozen=True)

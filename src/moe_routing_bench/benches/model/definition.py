@@ -155,4 +155,6 @@ def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expe
     each = products + len(expected["topk_ids"]) * cell.top_k * one
     given = nbytes(*(one for name, one in inputs.items() if name != "weights"))
     flops = 2 * (cell.tokens * each + outputs["logits"].numel() * cell.hidden)
-    return Cost(given + read * inputs["weights"].element_size(), nbytes(outputs["hidden"], outputs["logits"]), flops)
+    return Cost(
+        given + read * inputs["weights"].element_size(), nbytes(outputs["hidden"], outputs["logits"]), (), flops
+    )
