@@ -1,9 +1,9 @@
 """Experts in CuTe DSL for Hopper: two grouped products with tokens on the N side of the tensor cores (`cute_swapped`).
 
 Strategy: the first product applies the activation to its float32 sums and writes `activated` (R, I), rounded once; the second
-reads it. How many tokens a tile has is chosen from the mean of rows per expert: a multiple of 8 up to 192, so that few rows
-cost few idle lanes, and many tiles are nearly full. With many rows, unless they are gathered, two warpgroups take tiles in
-turn; with few, the second product starts before the first is over.
+reads it. The mean of rows per expert chooses the tile. With few rows it is low and as narrow as fits, a multiple of 8 tokens.
+With more, it has forms down to half its tokens, so that hardly any lane idles however rows are spread. With many, unless they are
+gathered, two warpgroups take tiles in turn; with few, the second product starts before the first is over.
 
 FLOPs: 6 R H I for R rows. Floor: weights of every expert that has a row, once, and 4 R (H + I) bytes of 16-bit rows, `activated`
 written and read, and results, at the bandwidth of a copy; or the FLOPs at the rate of a large product, whichever takes longer.
@@ -13,7 +13,7 @@ Invariant: a row is written by the tiles of its own expert alone; rows of no exp
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,18 +28,28 @@ from moe_routing_bench.kernels.experts.cute_tiles import VECTOR, Product, Tile
 
 _LEAST = 2 * VECTOR
 MOST_EXPERTS = 1024  # that a warp counts, 32 a lane
-SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160)  # tokens of a tile, in chunks that are not tiny
-FEW_TOKENS = 64  # up to so many, weights' bytes set the time and tiles are low
-PER_TILE = 32  # what a tile costs beside its tokens, in tokens: loads of weights from shared memory, the epilogue
+FEW_ROWS = 56  # per expert, up to which weights' bytes set the time and tiles are low
+FEW_SIZES = (8, 16, 24, 32, 48, 64)  # tokens of a low tile
+SHARED_SIZES = (80, 96, 112, 128, 144, 160, 176)  # of a tile with forms, in chunks that are not tiny
 MANY_ROWS = 192  # per expert, from which two warpgroups take tiles in turn, unless they gather rows
-PINGPONG_SIZES = (128, 144, 160, 176, 192)
-PINGPONG_PER_TILE = 16  # tokens: nobody waits for the epilogue
+PINGPONG_SIZE = 176
+PER_TILE = 32  # what a tile costs beside its tokens, in tokens: loads of weights from shared memory, the epilogue
+NEAR = 1.01  # of the least cost: what is as good, so that the smaller tile is taken
 OVERLAP_ROWS = 4096  # up to so many rows in all, the second product starts before the first is over
 
 
-def choose_tokens(mean: float, sizes: Sequence[int] = SIZES, per_tile: int = PER_TILE) -> int:
-    """Tokens of a tile: the least expected cost where rows per expert are spread like a Poisson variable's."""
-    return min(sizes, key=lambda tokens: _tiles(mean, tokens) * (tokens + per_tile))
+def choose_low(mean: float) -> int:
+    """Tokens of a tile of one form: the least expected cost where rows per expert are spread like a Poisson variable's."""
+    return min(FEW_SIZES, key=lambda tokens: _tiles(mean, tokens) * (tokens + PER_TILE))
+
+
+def choose_shared(mean: float) -> int:
+    """Tokens of a tile with forms down to half of them: the smallest of near the least cost, for the same spread."""
+    costs = {}
+    for tokens in SHARED_SIZES:
+        tiles = _tiles(mean, tokens)
+        costs[tokens] = max(mean, tiles * tokens / 2) + tiles * PER_TILE
+    return next(tokens for tokens, cost in costs.items() if cost <= NEAR * min(costs.values()))
 
 
 def _tiles(mean: float, tokens: int) -> float:
@@ -59,12 +69,12 @@ def choose_tile(rows: int, experts: int, wide: int, gathers: bool = False, multi
     """
     mean = max(1.0, rows / experts)
     if mean >= MANY_ROWS and not gathers:
-        return Tile(2, 2, choose_tokens(mean, PINGPONG_SIZES, PINGPONG_PER_TILE), pingpong=True)
-    tokens = choose_tokens(mean)
-    if tokens > FEW_TOKENS:
-        return Tile(2, 2, tokens)
+        return Tile(2, 2, PINGPONG_SIZE, pingpong=True, narrowest=PINGPONG_SIZE // 2)
+    if mean > FEW_ROWS:
+        tokens = choose_shared(mean)
+        return Tile(2, 2, tokens, narrowest=tokens // 2)
     active = min(experts, rows)
-    return Tile(1, 2 if active * wide >= 4 * 128 * multiprocessors else 1, tokens)
+    return Tile(1, 2 if active * wide >= 4 * 128 * multiprocessors else 1, choose_low(mean))
 
 
 def unsupported(problem: Experts) -> str | None:
