@@ -111,7 +111,7 @@ PRODUCTS = [
     ("bf16", Product(768, 2048, 128, "swiglu", Tile(1, 2, 24), top_k=8, overlap="first")),
     ("fp16", Product(184, 360, 5, "geglu", Tile(1, 1, 8), top_k=3)),
     ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 144), top_k=8)),
-    ("bf16", Product(776, 360, 5, "swiglu", Tile(2, 2, 176, narrowest=168, lag=2), top_k=8)),
+    ("bf16", Product(776, 360, 5, "swiglu", Tile(2, 2, 176, narrowest=168), top_k=8)),
     ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True), overlap="second")),
     ("bf16", Product(776, 360, 5, "swiglu", Tile(2, 2, 176, pingpong=True), top_k=8, overlap="first")),
     ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True, narrowest=96))),
@@ -260,7 +260,7 @@ def product(arch: str, dtype: str, wanted: Product) -> dict[str, object]:
         "UTMALDG": 1 if wanted.top_k else 3 if wanted.overlap == "second" else 2,
         r"LDGSTS\.E\.BYPASS\.128": math.ceil(tile.tokens / cute_loads.ROWS) if wanted.top_k else 0,
         r"WARPGROUP\.DEPBAR": min(2, wanted.steps) * forms,  # more where the instructions wait for each other
-        r"BAR\.ARV": 1 + forms if tile.pingpong else forms * (wanted.lag > 0),
+        r"BAR\.ARV": 1 + forms if tile.pingpong else 0,
         "PREEXIT": int(wanted.overlap == "first"),
         "ACQBULK": int(wanted.overlap == "second"),
     }

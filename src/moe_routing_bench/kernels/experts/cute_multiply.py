@@ -5,9 +5,7 @@ part of the instruction. All forms sum in the same registers; the epilogue knows
 
 Invariants:
 - A stage is released after the `wgmma.wait_group` that covers its reads.
-- Ping-pong, a warpgroup waits for its turn before its first instruction and hands it on after its last. With a lag, the first
-  warpgroup lets the second begin after `lag` steps of the same tile; it cannot do so twice before the second waits, because a tile
-  fills the ring (`Product.lag`).
+- Ping-pong, a warpgroup waits for its turn before its first instruction and hands it on after its last.
 """
 
 import cutlass
@@ -58,9 +56,6 @@ def multiply(
     results = cute.make_tensor(sums.iterator, layout)
     if cutlass.const_expr(tile.pingpong):
         cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
-    if cutlass.const_expr(product.lag):
-        if consumer == 1:
-            cute.arch.barrier(barrier_id=TURN, number_of_threads=2 * WARPGROUP)
     warpgroup.fence()
     previous = index
     for k in cutlass.range(product.steps, unroll=1):
@@ -73,9 +68,6 @@ def multiply(
         if k > 0:
             warpgroup.wait_group(1)
             release(empty + previous)
-        if cutlass.const_expr(product.lag):
-            if (k == product.lag - 1) & (consumer == 0):
-                cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)
         previous = index
         index, phase = advance(index, phase, stages)
     if cutlass.const_expr(tile.pingpong):

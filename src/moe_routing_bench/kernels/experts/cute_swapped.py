@@ -9,8 +9,8 @@ M has steps of 64, so that few tokens per expert waste little, and an expert's w
 tile. Sums lie as (weight row, token) and memory as (token, weight row): the epilogue transposes 8 x 8 blocks with `stmatrix`
 into a buffer of its own, then writes 16 bytes per thread (`cute_epilogue`), while the next tile is loaded.
 
-Two warpgroups either share each tile, and the tensor cores rest while it is stored, unless one lags behind; or take tiles in turn
-(ping-pong): one multiplies while the other stores. A named barrier per warpgroup hands the tensor cores over, so that a tile is finished early
+Two warpgroups either share each tile, and the tensor cores rest while it is stored, or take tiles in turn (ping-pong): one
+multiplies while the other stores. A named barrier per warpgroup hands the tensor cores over, so that a tile is finished early
 rather than two late; each warpgroup passes over the stages of the other's tiles.
 
 A tile may have several forms (`Tile.narrowest`): an expert's rows are then spread evenly over its tiles, and each multiplies

@@ -35,10 +35,7 @@ class Tile:
     warpgroups: int  # that multiply
     tokens: int  # a multiple of 8, at most 256, or 192 with two slabs
     pingpong: bool = False  # two warpgroups take tiles in turn: one multiplies while the other stores
-    narrowest: int = (
-        0  # tokens of its narrowest form: an expert's tiles share its rows evenly; 0: all have `tokens`, but the last
-    )
-    lag: int = 0  # steps that the second warpgroup of a shared tile begins after the first: one multiplies while the other stores
+    narrowest: int = 0  # tokens of its narrowest form: tiles share an expert's rows evenly; 0: it has one form
 
     def __post_init__(self) -> None:
         """Check what the kernel takes for granted."""
@@ -46,7 +43,6 @@ class Tile:
         assert self.tokens % 8 == 0 and 8 <= self.tokens <= (256, 192)[self.slabs - 1], "sums fill the registers"
         assert self.warpgroups == 2 or not self.pingpong, "two take turns"
         assert self.narrowest % 8 == 0 and 0 <= self.narrowest <= self.tokens, "forms are multiples of 8 tokens"
-        assert not self.lag or self.sharing == 2, "the second of two begins later"
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -127,11 +123,6 @@ class Product:
     def stages(self) -> int:
         """As many as fit beside the rest."""
         return self.stages_beside(self.chunk)
-
-    @property
-    def lag(self) -> int:
-        """Steps that the second warpgroup begins after the first: none where the first could be a whole tile ahead."""
-        return min(self.tile.lag, self.stages - 1) if self.steps >= self.stages else 0
 
     def stages_beside(self, chunk: int) -> int:
         """Stages that fit beside buffers of `chunk` tokens."""
