@@ -19,7 +19,7 @@ PINGPONG = Tile(2, 2, 176, pingpong=True, narrowest=88)
     ("tokens", "experts", "top_k", "threads"),
     [
         (16384, 64, 8, 2),
-        (4096, 128, 8, 4),
+        (512, 128, 8, 8),
         (16384, 128, 8, 4),
         (65536, 128, 8, 2),
         (65536, 160, 10, 4),
@@ -31,22 +31,47 @@ def test_threads_per_token_of_the_packed_gate(tokens: int, experts: int, top_k: 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "experts", "top_k", "router", "chosen"),
+    ("dtype", "tokens", "experts", "top_k", "router", "chosen"),
     [
-        ("fp32", 512, 10, "softmax_topk_renorm", True),
-        ("bf16", 256, 16, "softmax_topk", True),
-        ("fp16", 1024, 1, "llama4", True),
-        ("fp32", 252, 8, "softmax_topk_renorm", False),  # not yet many experts
-        ("fp32", 258, 8, "softmax_topk_renorm", False),  # no whole vectors
-        ("fp32", 512, 17, "softmax_topk_renorm", False),  # too many candidates
-        ("fp32", 256, 8, "deepseek_v3", False),  # groups and a bias
-        ("fp32", 512, 10, "sigmoid_renorm", False),  # scores that are rounded
+        ("fp32", 16384, 512, 10, "softmax_topk_renorm", True),
+        ("bf16", 16384, 256, 16, "softmax_topk", True),
+        ("fp16", 16384, 1024, 1, "llama4", True),
+        ("fp32", 4096, 128, 8, "softmax_topk_renorm", True),
+        ("fp32", 1024, 192, 2, "softmax_topk_renorm", True),
+        ("fp32", 16384, 252, 8, "softmax_topk_renorm", False),  # not yet many experts
+        ("fp32", 512, 128, 1, "softmax_topk_renorm", False),  # too few tokens
+        ("bf16", 4096, 128, 8, "softmax_topk_renorm", False),  # not measured
+        ("fp32", 4096, 124, 8, "softmax_topk_renorm", False),  # idle lanes
+        ("fp32", 16384, 258, 8, "softmax_topk_renorm", False),  # no whole vectors
+        ("fp32", 16384, 512, 17, "softmax_topk_renorm", False),  # too many candidates
+        ("fp32", 16384, 256, 8, "deepseek_v3", False),  # groups and a bias
+        ("fp32", 16384, 512, 10, "sigmoid_renorm", False),  # scores that are rounded
     ],
 )
 def test_gates_of_many_experts_choose_by_a_threshold(
-    dtype: str, experts: int, top_k: int, router: str, chosen: bool
+    dtype: str, tokens: int, experts: int, top_k: int, router: str, chosen: bool
 ) -> None:
-    assert cute_gate.choose(dtype, 16384, experts, top_k, rule_of(router)).threshold == chosen
+    assert cute_gate.choose(dtype, tokens, experts, top_k, rule_of(router)).threshold == chosen
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "experts", "top_k", "in_all", "together"),
+    [
+        ("fp32", 65536, 512, 10, 1, 1),
+        ("fp32", 65536, 384, 8, 1, 1),
+        ("fp32", 65536, 256, 10, 2, 2),
+        ("fp32", 65536, 256, 11, 1, 1),  # 16 lanes are too few for the candidates
+        ("fp32", 16384, 256, 10, 1, 1),
+        ("bf16", 4096, 512, 10, 1, 1),
+        ("bf16", 16384, 512, 10, 2, 1),
+        ("fp16", 65536, 256, 8, 1, 1),
+    ],
+)
+def test_tokens_of_a_warp_of_the_threshold_gate(
+    dtype: str, tokens: int, experts: int, top_k: int, in_all: int, together: int
+) -> None:
+    config = cute_gate.choose(dtype, tokens, experts, top_k, rule_of("softmax_topk_renorm"))
+    assert (config.tokens_per_thread, config.together) == (in_all, together)
 
 
 @pytest.mark.parametrize(

@@ -43,21 +43,21 @@ __all__ = [
 ]
 
 ENOUGH_WARPS = 132 * 8  # fewer leave a large GPU partly idle
-MOST_CHOICES = (
-    16  # of the packed form, whose networks grow, and of the threshold form, whose candidates have a warp's lanes
-)
+MOST_CHOICES = 16  # of the packed form, whose networks grow, and of the threshold form, whose candidates have 32 lanes
 # Of threshold configurations:
 LEAST_EXPERTS = 128  # with fewer, lanes are idle
-MANY_EXPERTS = 256  # from which on the form is chosen
-TOKENS_OF_A_WARP = ((1, 1), (2, 1), (4, 1), (2, 2))  # in all, side by side
+MANY_EXPERTS = 256  # from which on the form is chosen, whatever the tokens and the format
+FEW_TOKENS = range(1024, 4097)  # of fewer experts, float32: more tokens are faster packed, and fewer were not tried
+MOST_EXPERTS_TOGETHER = 256  # float32: with more, two tokens side by side are slower
+LEAST_EXPERTS_IN_TURN = 512  # 16-bit: two tokens in turn were not tried with fewer
+TOKENS_IN_TURN = 16384  # 16-bit: fewer are faster with a warp each
+TOKENS_OF_A_WARP = ((1, 1), (2, 1), (2, 2))  # in all, side by side
 # Of packed configurations:
 FEW_CHOICES = 8  # networks grow faster than rounds
 MOST_THREADS = 8  # of a token
 MOST_GROUPS = 32  # of a thread
 BUSY_WARPS = 132 * 4 - 16  # about one for each scheduler of a large GPU
-MANY_TOKENS = (
-    32768  # fill the GPU with 2 threads per token; stores of more than 16 bytes per thread then wait for each other
-)
+MANY_TOKENS = 32768  # fill the GPU with 2 threads each; a thread's stores of over 16 bytes then wait for each other
 DIRECT = 16  # experts up to which a row is read straight from global memory
 
 
@@ -160,15 +160,18 @@ def _plain(rule: FusedRule) -> bool:
 
 
 def choose(dtype: str, tokens: int, experts: int, top_k: int, rule: FusedRule) -> Config:
-    """The configuration of a shape, after measurements on an H200 (docs/kernels.md).
+    """The configuration of a shape, after measurements on an H200 (docs/notebook.md).
 
-    With many experts a warp works on a token by a threshold. Packed, few threads per token are few instructions, as long as there are warps enough and a thread does not hold too
-    much. Exact, up to 128 experts a few threads share a token, and a warp works on several at once; with more, sorting
-    that many keys per thread costs more than it saves. Few tokens are spread over more threads, so that the GPU is not idle.
+    With many experts a warp works on a token by a threshold. Packed, few threads per token are few instructions, as long
+    as there are warps enough and a thread does not hold too much. Exact, up to 128 experts a few threads share a token, and
+    a warp works on several at once; with more, sorting that many keys per thread costs more than it saves. Few tokens are
+    spread over more threads, so that the GPU is not idle.
     """
     by_threshold = threshold_configs(experts, top_k, rule)
-    if by_threshold and experts >= MANY_EXPERTS:
-        return by_threshold[0]
+    if by_threshold and (experts >= MANY_EXPERTS or (dtype == "fp32" and tokens in FEW_TOKENS)):
+        wanted = _tokens_of_a_warp(dtype, tokens, experts)
+        fitting = (config for config in by_threshold if (config.tokens_per_thread, config.together) == wanted)
+        return next(fitting, by_threshold[0])
     packed = packed_configs(dtype, experts, top_k, rule)
     if packed and not _exact_is_faster(packed[-1], tokens, experts, top_k):
         groups = experts // VECTOR
@@ -187,6 +190,17 @@ def choose(dtype: str, tokens: int, experts: int, top_k: int, rule: FusedRule) -
     return Config(threads)
 
 
+def _tokens_of_a_warp(dtype: str, tokens: int, experts: int) -> tuple[int, int]:
+    """How many tokens a warp of the threshold form works on, in all and side by side.
+
+    Scores of 16 bits are often equal, so that tokens side by side seldom have the room: there a warp loads a second token's
+    while it works on the first.
+    """
+    if dtype == "fp32":
+        return (2, 2) if tokens >= MANY_TOKENS and experts <= MOST_EXPERTS_TOGETHER else (1, 1)
+    return (2, 1) if tokens >= TOKENS_IN_TURN and experts >= LEAST_EXPERTS_IN_TURN else (1, 1)
+
+
 def _groups_worth_having(threads: int, tokens: int, top_k: int) -> int:
     """The most groups of a thread, by threads per token: with more, twice the threads are faster."""
     many = tokens >= MANY_TOKENS
@@ -194,7 +208,7 @@ def _groups_worth_having(threads: int, tokens: int, top_k: int) -> int:
         return 0 if many and top_k > VECTOR else DIRECT // VECTOR
     if threads == 2:
         return 16 if many else 8
-    return 24 if threads == 4 else MOST_GROUPS
+    return MOST_GROUPS
 
 
 def _exact_is_faster(widest: Config, tokens: int, experts: int, top_k: int) -> bool:
