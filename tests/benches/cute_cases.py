@@ -57,12 +57,13 @@ FP8_PACKS = [
 ]
 # dtype, hidden, top_k, padding rows checked per piece
 BULK_PACKS = [
+    ("bf16", 2880, 2, 0),
     ("bf16", 4096, 8, 0),
     ("bf16", 7168, 8, 10),
     ("fp32", 2048, 3, 2),
     ("fp16", 2880, 32, 1),
-    ("bf16", 2880, 4, 0),
     ("bf16", 2688, 2, 16),
+    ("bf16", 2880, 4, 0),
 ]
 # router, dtype, tokens, experts, top_k
 GATES = [
@@ -174,7 +175,7 @@ def pack_fp8(arch: str, hidden: int, group: int, top_k: int, checked_rows: int) 
 
 def pack_bulk(arch: str, dtype: str, hidden: int, top_k: int, checked_rows: int) -> dict[str, object]:
     """Compile one pack by bulk copies; how often it issues, awaits and counts them, and how often it should."""
-    config = cute_pack_bulk.bulk_config(arch, hidden, dtype, top_k)
+    config = cute_pack_bulk.bulk_config(arch, hidden, dtype, top_k, halved=top_k == 2 and not checked_rows)
     assert config is not None
     kernel = cute_pack.compile_for(arch, dtype, top_k, config, checked_rows, keep=True)
     patterns = {

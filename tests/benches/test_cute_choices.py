@@ -6,11 +6,13 @@ import pytest
 
 pytest.importorskip("cutlass")
 from moe_routing_bench.kernels.combine import cute_combine
+from moe_routing_bench.kernels.cute.rows import RowTiling
 from moe_routing_bench.kernels.experts import Experts, cute_experts
 from moe_routing_bench.kernels.experts.cute_tiles import Product, Tile
 from moe_routing_bench.kernels.experts.quack_experts import Tiles, tiles_of
 from moe_routing_bench.kernels.gate import cute_gate
 from moe_routing_bench.kernels.gate.rules import rule_of
+from moe_routing_bench.kernels.pack import cute_pack
 
 PINGPONG = Tile(2, 2, 176, pingpong=True, narrowest=88)
 
@@ -80,6 +82,28 @@ def test_tokens_of_a_warp_of_the_threshold_gate(
 )
 def test_vectors_per_thread_of_combine_with_two_choices(tokens: int, hidden: int, vectors: int) -> None:
     assert cute_combine.choose_tiling(tokens, hidden, "bf16", 2).vectors == vectors
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "top_k", "padding", "pieces", "warps"),
+    [
+        (16384, 2880, 2, False, 2, 1),
+        (4096, 2880, 2, False, 1, 4),  # not much is written
+        (16384, 2880, 2, True, 1, 4),
+        (16384, 2880, 4, False, 1, 4),
+        (16384, 4096, 8, False, 2, 4),
+        (16384, 8 * 359, 2, False, 1, 4),  # an odd number of vectors
+    ],
+)
+def test_pieces_of_rows_packed_by_bulk_copies(
+    tokens: int, hidden: int, top_k: int, padding: bool, pieces: int, warps: int
+) -> None:
+    config = cute_pack.choose("sm_90a", tokens, hidden, "bf16", top_k, padding)
+    assert config == cute_pack.BulkConfig(hidden, pieces, warps)
+
+
+def test_rows_of_two_choices_that_a_tiling_covers_are_packed_through_registers() -> None:
+    assert cute_pack.choose("sm_90a", 16384, 4096, "bf16", 2) == RowTiling(4096, 8, 1, 128, 128, streaming=True)
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,7 @@ def test_a_training_step_in_a_cuda_graph(name):
         (300, 96, 896, 32, None, 0.7, "compact", "bf16"),
         (2000, 2880, 64, 4, 1.25, 0.7, "padded", "bf16"),
         (20000, 2880, 32, 4, None, 0.7, "compact", "bf16"),
+        (3001, 2880, 64, 2, None, 0.7, "compact", "bf16"),  # halves of rows
         (3000, 7168, 64, 8, None, 0.0, "compact", "bf16"),
         (16384, 4096, 64, 8, 1.0, 1.7, "block128", "bf16"),
         (65600, 4096, 64, 8, None, 0.0, "compact", "bf16"),  # rows * hidden > 2**31

@@ -114,13 +114,17 @@ def compile_for(
     return compile_kernel(host, arguments, arch, keep)
 
 
-def choose(arch: str, tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling | BulkConfig:
+def choose(
+    arch: str, tokens: int, hidden: int, dtype: str, top_k: int, padding: bool = False
+) -> RowTiling | BulkConfig:
     """How rows are copied: by bulk copies where each is written often and much is, else through registers.
 
-    Rows that no tiling covers exactly go through registers more slowly, so that bulk copies pay for less.
+    Rows that no tiling covers exactly go through registers more slowly, so that bulk copies pay for less. If much is
+    written, and each row twice, halves of rows are faster, but then every warp would have its own zeros for padding.
     """
-    tiling, bulk = choose_tiling(tokens, hidden, dtype, top_k), bulk_config(arch, hidden, dtype, top_k)
     written = tokens * top_k * hidden * DTYPES[dtype].width // 8
+    tiling = choose_tiling(tokens, hidden, dtype, top_k)
+    bulk = bulk_config(arch, hidden, dtype, top_k, halved=top_k == 2 and written >= MANY_BYTES and not padding)
     least_k, least_bytes = (3, MANY_BYTES) if tiling.exact else (2, MANY_BYTES_OF_ODD_ROWS)
     return bulk if bulk and top_k >= least_k and written >= least_bytes else tiling
 
@@ -157,7 +161,7 @@ def precompile(problem: Pack, arch: str) -> None:
 
 @per_problem
 def _compiled(problem: Pack, arch: str, checked_rows: int) -> Any:
-    config = choose(arch, problem.tokens, problem.hidden, problem.dtype, problem.top_k)
+    config = choose(arch, problem.tokens, problem.hidden, problem.dtype, problem.top_k, problem.padding)
     return compile_for(arch, problem.dtype, problem.top_k, config, checked_rows)
 
 

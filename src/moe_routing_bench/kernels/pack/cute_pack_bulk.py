@@ -24,7 +24,7 @@ from moe_routing_bench.kernels.pack.cute_tokens import token_groups
 
 PIECE_BYTES = 5760  # at most: of 6144 they are slower again, so that a row of 12288 takes three of 4096 (H200)
 LEAST_BYTES = 1024  # of a piece of a longer row
-WARPS = 4  # of a block
+WARPS = 4  # of a block, where a warp is not alone
 EVICT_FIRST = 0x12F0000000000000  # L2 policy of data used once, as createpolicy.fractional.L2::evict_first encodes it
 
 
@@ -34,6 +34,7 @@ class BulkConfig:
 
     hidden: int  # elements of a row
     pieces: int  # equal parts of a row: a warp moves one of them
+    warps: int = WARPS  # of a block
 
     @property
     def piece(self) -> int:
@@ -41,10 +42,10 @@ class BulkConfig:
         return self.hidden // self.pieces
 
 
-def bulk_config(arch: str, hidden: int, dtype: str, top_k: int) -> BulkConfig | None:
+def bulk_config(arch: str, hidden: int, dtype: str, top_k: int, halved: bool = False) -> BulkConfig | None:
     """The configuration with the fewest equal pieces of a row; None where bulk copies cannot run.
 
-    That is on architectures other than sm_9x and sm_10x, where a row has no such pieces of whole 16-byte vectors,
+    Where `halved`, a row of one piece is two instead, if it can be, each of a block of one warp. Bulk copies cannot run on architectures other than sm_9x and sm_10x, where a row has no such pieces of whole 16-byte vectors,
     or with more choices than lanes.
     """
     row = hidden * DTYPES[dtype].width // 8
@@ -52,6 +53,8 @@ def bulk_config(arch: str, hidden: int, dtype: str, top_k: int) -> BulkConfig | 
     if generation not in (9, 10) or row % VECTOR_BYTES or top_k > WARP:
         return None
     vectors = row // VECTOR_BYTES
+    if halved and row <= PIECE_BYTES and vectors % 2 == 0 and row // 2 >= LEAST_BYTES:
+        return BulkConfig(hidden, 2, warps=1)
     pieces = next(n for n in range(1, vectors + 1) if vectors % n == 0 and row // n <= PIECE_BYTES)
     return BulkConfig(hidden, pieces) if pieces == 1 or row // pieces >= LEAST_BYTES else None
 
@@ -94,7 +97,7 @@ def clear(zeros: cute.Tensor, config: cutlass.Constexpr):
     vector = cute.make_rmem_tensor((width,), zeros.element_type)
     vector.fill(0)
     vectors = cute.make_tensor(zeros.iterator, cute.make_layout((width, config.piece // width)))
-    for i in range(cute.arch.thread_idx()[0], config.piece // width, WARPS * WARP):
+    for i in range(cute.arch.thread_idx()[0], config.piece // width, config.warps * WARP):
         cute.autovec_copy(vector, vectors[None, i])
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.sync_threads()
@@ -111,11 +114,13 @@ def pack_kernel(
 ):
     """A warp: a piece of one token, and of the rows that it checks for padding. Lane j holds row j and order j."""
     warp, lane = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP), cute.arch.lane_idx()
-    unit = cute.arch.block_idx()[0] * WARPS + warp
+    unit = cute.arch.block_idx()[0] * config.warps + warp
     token, part = unit // config.pieces, unit % config.pieces
     allocator = cutlass.memory.SmemAllocator()
-    stages = allocator.allocate_tensor(x.element_type, cute.make_layout((config.piece, WARPS)), byte_alignment=128)
-    barriers = allocator.allocate_tensor(Int64, cute.make_layout(WARPS), byte_alignment=8)
+    stages = allocator.allocate_tensor(
+        x.element_type, cute.make_layout((config.piece, config.warps)), byte_alignment=128
+    )
+    barriers = allocator.allocate_tensor(Int64, cute.make_layout(config.warps), byte_alignment=8)
     stage, arrived = stages[None, warp], barriers.iterator + warp
     row, source = Int32(-1), Int32(0)
     if lane == 0:
@@ -159,5 +164,5 @@ def pack_host(
 ):
     units = token_groups(x.shape[0], order.shape[0], checked_rows) * config.pieces
     pack_kernel(x, order, inverse, packed, config, checked_rows).launch(
-        grid=(cute.ceil_div(units, WARPS), 1, 1), block=(WARPS * WARP, 1, 1), stream=stream
+        grid=(cute.ceil_div(units, config.warps), 1, 1), block=(config.warps * WARP, 1, 1), stream=stream
     )
