@@ -20,7 +20,7 @@ from moe_routing_bench.quality.spec import run_rows
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/nvidia-h200"
 LAYERS = "../nvidia-h200.layers/"  # from there
-PREFILL = "../nvidia-h200.prefill/"
+TRAINING, MODEL = "../nvidia-h200.training/", "../nvidia-h200.model/"
 WAYS = ("torch", "triton", "cute")
 SYMBOLS = {"tokens": "T", "experts": "E", "hidden": "H", "intermediate": "I", "top_k": "k"}
 
@@ -220,28 +220,49 @@ def stages() -> str:
 
 
 OURS = ("cute", "triton")  # how our implementations begin
-LAYER_WAYS = ("cute", "cute_gather", "cute_quack", "cute_quack_gather", "triton_gather", "sonicmoe")
+LAYER_WAYS = ("torch_grouped_mm", "cute", "cute_gather", "cute_quack_gather", "triton_gather", "sonicmoe")
 
 
-def layers() -> str:
-    """One line per layer that was measured, with the fastest of ours against the fastest of others."""
-    newer, older = (stored(run + "measurements.parquet") for run in (PREFILL, LAYERS))
-    rows = pd.concat([newer, older[~older["cell"].isin(newer["cell"])]])  # a cell is of one run, whole
+def shape(row: pd.Series) -> str:
+    """What a row was measured on: the model or the sizes, and loads that are not balanced."""
+    sizes = ", ".join(f"{SYMBOLS[axis]}={row[axis]}" for axis in ("hidden", "intermediate", "experts", "top_k"))
+    uneven = f", loads that vary by {row['skew']:g}" if row["skew"] else ""
+    return (sizes if pd.isna(row["model"]) else row["model"]) + uneven
+
+
+def layers(phase: str) -> str:
+    """One line per layer that was measured in a phase, with the fastest of ours against the fastest of others."""
+    rows = stored(LAYERS + "measurements.parquet")
     lines = []
     # auto is one of the others
     ok = (rows["bench"] == "layer") & (rows["status"] == "ok") & (rows["implementation"] != "auto")
-    for _, cell in rows[ok].groupby("cell", sort=False):
+    for _, cell in rows[ok & (rows["phase"] == phase)].groupby("cell", sort=False):
         found, first = cell.set_index("implementation"), cell.iloc[0]
         medians = found["median_us"]
         own = medians.index.str.startswith(OURS)
         ours, others = medians[own].idxmin(), medians[~own]
-        lines.append({
-            "model": first["model"], "T": str(first["tokens"]), "commit": first["git_sha"][:7], "`torch_grouped_mm`": digits(medians["torch_grouped_mm"]),
-            **{f"`{way}`": digits(medians.get(way, np.nan)) for way in LAYER_WAYS},
-            "fastest of ours": f"`{ours}`", "against the fastest other": f"{digits(others.min() / medians[ours])}x (`{others.idxmin()}`)",
-            "share of its roof": percent(found.at[ours, "share_of_roofline"]),
-        })  # fmt: skip
-    return table(sorted(lines, key=lambda line: (line["model"], int(line["T"]))))
+        line = {"layer": shape(first), "T": str(first["tokens"])}
+        line |= {f"`{way}`": digits(medians.get(way, np.nan)) for way in LAYER_WAYS}
+        line["fastest of ours, against the fastest other"] = f"`{ours}`, {digits(others.min() / medians[ours])}x (`{others.idxmin()}`)"  # fmt: skip
+        if phase == "decode":
+            line["of copy"] = percent(found.at[ours, "share_of_copy"])
+        else:
+            line |= {"over dense products": digits(found.at[ours, "over_dense"]), "mJ per token": digits(found.at[ours, "energy_mj_per_token"])}  # fmt: skip
+        lines.append(line)
+    return table(sorted(lines, key=lambda line: (line["layer"], int(line["T"]))))
+
+
+def others(run: str, ways: Sequence[str]) -> str:
+    """One line per cell of a run: the time of each way, of which `ops` is ours, and how many times as long the fastest other takes."""
+    rows = stored(run + "measurements.parquet").query("status == 'ok'")
+    lines = []
+    for _, cell in rows.groupby("cell", sort=False):
+        medians, first = cell.set_index("implementation")["median_us"], cell.iloc[0]
+        line = {"model": first["model"], "phase": first["phase"], "T": str(first["tokens"])}
+        line |= {f"`{way}`": digits(medians.get(way, np.nan)) for way in ways}
+        best = medians.drop("ops").min()
+        lines.append(line | {"`ops`, against the best other": f"{digits(best / medians['ops'])}x"})
+    return table(lines)
 
 
 def choices() -> str:
@@ -324,7 +345,10 @@ _GATE = "router == 'softmax_topk_renorm' and top_k == 8"
 _PERMUTE = "layout == 'compact' and top_k == 8 and experts == 128"
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "stored-cells": stored_cells, "stored-layers": partial(stored_cells, LAYERS + "measurements.parquet"),
-    "stored-prefill": partial(stored_cells, PREFILL + "measurements.parquet"), "layers": layers, "choices": choices,
+    "stored-training": partial(stored_cells, TRAINING + "measurements.parquet"), "stored-model": partial(stored_cells, MODEL + "measurements.parquet"),
+    "layers": partial(layers, "prefill"), "decode": partial(layers, "decode"), "choices": choices,
+    "training": partial(others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")),
+    "models": partial(others, MODEL, ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm", "ops")),
     "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "ceilings": ceilings,
     "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat,
     "gate-times": partial(times, "gate", ("dtype", "tokens"), f"{_GATE} and experts == 128", (*WAYS, "quack")),

@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[2]
 MEASURED = {
     "nvidia-h200": "h200",
     "nvidia-h200.layers": "layers",
-    "nvidia-h200.prefill": "prefill",
+    "nvidia-h200.model": "model",
+    "nvidia-h200.training": "training",
 }  # configs of stored rows
 STORED = pytest.mark.parametrize(
     "path", sorted((ROOT / "results").glob("nvidia-*/measurements.parquet")), ids=lambda p: p.parent.name
