@@ -111,7 +111,15 @@ def test_the_schema_says_what_each_section_has():
 
 @pytest.mark.parametrize(
     ("name", "cells", "compiled"),
-    [("config", 27, 1), ("h200", 199, 7), ("layers", 6, 0), ("layers-full", 21, 0), ("model", 3, 0), ("training", 1, 0), ("h200-full", 4293, 0)],
+    [
+        ("config", 27, 1),
+        ("h200", 199, 7),
+        ("layers", 6, 0),
+        ("layers-full", 21, 0),
+        ("model", 3, 0),
+        ("training", 1, 0),
+        ("h200-full", 4293, 0),
+    ],
 )
 def test_shipped_configs_expand_to_the_stated_cells(models, name, cells, compiled):
     jobs = expand(config.load(ROOT / f"config/{name}.yaml"), models)
