@@ -4,8 +4,6 @@ import html
 import importlib
 import math
 import re
-import shutil
-import subprocess
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 from matplotlib.text import Text
 from scipy import stats
 
+from browser import opened
 from moe_routing_bench.cli import reporting as cli
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.figures import FIGURES, quality_drops, quality_style, specialisation, style
@@ -154,21 +153,14 @@ def test_tables_rank_apart(trained: pd.DataFrame) -> None:
     assert softk["values"][1] == f"{last['drop_rate'].mean():.1%}"
 
 
-def browser() -> str:
-    """A Chromium, or the test is skipped."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
-    pytest.skip("no Chromium: the page is not looked at in a browser")
-
-
-def opened(page: Path, folder: Path) -> str:
-    """The document as Chromium builds it, its scripts run; the title says how many images it could draw."""
-    probe = "<script>onload = () => document.title = [...document.images].filter(i => i.naturalWidth > 0).length + ' drawn'</script>"
+def probed(page: Path, folder: Path) -> str:
+    """The document as Chromium builds it; the title says how many images it could draw."""
+    probe = "<script>addEventListener('load', () => document.title = [...document.images].filter(i => i.naturalWidth > 0).length + ' drawn')</script>"
     copy = page.with_name(f"probe-{page.name}")
     copy.write_text(page.read_text() + probe)
-    command = [browser(), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--virtual-time-budget=5000", "--dump-dom", copy.as_uri()]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    document, console = opened(copy, folder)
+    assert not console
+    return document
 
 
 def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
@@ -185,13 +177,13 @@ def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
     measured = records.SCHEMA.empty_table().to_pandas()
     adapted = adaptation_rows.SCHEMA.empty_table().to_pandas()
     render(measured, figures, tmp_path / "with.html", trained, adapted)
-    page = html.unescape(opened(tmp_path / "with.html", tmp_path / "profile"))
+    page = html.unescape(probed(tmp_path / "with.html", tmp_path / "profile"))
     assert f"<title>{len(FIGURES)} drawn</title>" in page and '<h2 id="quality">' in page
     assert all(one.title in page for one in quality.contests(trained))
     for one in verdicts.verdicts(trained):
         assert one.why in page and one.claim.theirs in page and all(text in page for text in one.ours)
     render(measured, figures, tmp_path / "without.html")
-    page = opened(tmp_path / "without.html", tmp_path / "profile")
+    page = probed(tmp_path / "without.html", tmp_path / "profile")
     measured_only = sum(figure.source == "measurements" for figure in FIGURES.values())
     assert f"<title>{measured_only} drawn</title>" in page and "uality" not in page
 

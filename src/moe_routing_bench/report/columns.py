@@ -1,4 +1,7 @@
-"""The columns of the report's table, in order, with what each means. `Column.of` names the row fields that it shows."""
+"""The columns of the report's table, in order, with what each means. `Column.of` names the row fields that it shows.
+
+What the row is comes first, then its results, then what else tells rows apart: the first of them fit a screen of 1440 px.
+"""
 
 from dataclasses import dataclass
 
@@ -8,14 +11,17 @@ from moe_routing_bench.store.columns import about
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: one field is shown as it is, two as an interval, three as a value with its interval.
+    """A column of the table: one field is shown as it is, three as a value with its interval.
 
-    `says` replaces what the schema says of its first field.
+    `says` replaces what the schema says of its first field. `printed`: paper, which does not scroll, shows it too.
+    `stem`: of a path the name without folder and ending is shown.
     """
 
     name: str
     of: tuple[str, ...] = ()
     says: str = ""
+    printed: bool = False
+    stem: bool = False
 
     @property
     def meaning(self) -> str:
@@ -34,27 +40,33 @@ def _meaning(axis: Axis) -> str:
     return f"{axis.summary}{unit}" + (f" ({axis.prefix})" if axis.prefix else "")
 
 
+_FIRST = ("model", "tokens", "trace")
+_axis = {
+    name: Column(name, says=_meaning(axis), printed=name in _FIRST, stem=name == "trace") for name, axis in AXES.items()
+}
+KEYS = 2  # columns that stay in sight while the others scroll
 COLUMNS = (
-    Column("bench"),
-    Column("implementation"),
-    *(Column(axis.name, says=_meaning(axis)) for axis in AXES.values()),
-    Column("status"),
-    Column("median_us"),
-    Column("ci", ("ci_low_us", "ci_high_us"), "95 % confidence interval of the median time, in µs"),
+    Column("bench", printed=True),
+    Column("implementation", printed=True),
+    *(_axis[name] for name in _FIRST),
+    Column("median_us", ("median_us", "ci_low_us", "ci_high_us"), "median time of a call and its 95 % confidence interval, in µs: device time on a GPU, wall time on a CPU", printed=True),
+    Column("best_verdict", printed=True),
+    Column("best_other", printed=True),
+    Column("best_speedup", ("best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"), printed=True),
+    Column("share_of_roofline", printed=True),
+    Column("suspect_reason", says="what speaks against the row's absolute time, in words; none: nothing does", printed=True),
+    Column("status", printed=True),
+    *(column for name, column in _axis.items() if name not in _FIRST),
+    Column("verdict"),
+    Column("speedup", ("speedup", "speedup_ci_low", "speedup_ci_high")),
     Column("wall_median_us"),
     Column("gb_per_s"),
     Column("share_of_copy"),
     Column("share_of_stream"),
     Column("share_of_short_stream"),
     Column("tflops"),
-    Column("speedup", ("speedup", "speedup_ci_low", "speedup_ci_high")),
-    Column("verdict"),
-    Column("best_other"),
-    Column("best_speedup", ("best_speedup", "best_speedup_ci_low", "best_speedup_ci_high")),
-    Column("best_verdict"),
     Column("noise_floor"),
     Column("drop_rate"),
     Column("load_cv"),
     Column("converged"),
-    Column("suspect"),
-)
+)  # fmt: skip

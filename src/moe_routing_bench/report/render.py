@@ -18,8 +18,9 @@ from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
 from moe_routing_bench.report import page, predecessor, quality, verdicts
 from moe_routing_bench.report.choices import choices
-from moe_routing_bench.report.columns import COLUMNS
+from moe_routing_bench.report.columns import COLUMNS, KEYS
 from moe_routing_bench.report.findings import findings
+from moe_routing_bench.report.rows import page_data, plain
 from moe_routing_bench.report.targets import targets
 
 _MACHINE = (
@@ -58,8 +59,8 @@ def render(
         if trained is None
         else _quality(trained, adapted, [one for one in drawn if one[0].source != "measurements"]),
         columns=COLUMNS,
-        columns_json=embedded([{"name": column.name, "parts": len(column.fields)} for column in COLUMNS]),
-        rows_json=embedded(_rows(frame)),
+        keys=KEYS,
+        data_json=embedded(page_data(frame)),
         bad=_not_ok(frame),
         machine=[(n, _values(frame, n)) for n in _MACHINE] + [(n, _spread(frame, n)) for n in _CEILINGS],
         days=_days(frame),
@@ -96,25 +97,6 @@ def _claim(one: Held) -> dict[str, object]:
 def embedded(value: object) -> str:
     """JSON that may stand inside a script element: no '<' survives."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
-
-
-def plain(value: object) -> object:
-    """A JSON value; missing or infinite is null, numbers have five digits."""
-    if value is None or value is pd.NA:
-        return None
-    item = value.item() if hasattr(value, "item") else value  # type: ignore[union-attr]
-    if isinstance(item, float):
-        return None if not math.isfinite(item) else int(item) if item.is_integer() else float(f"{item:.5g}")
-    return item
-
-
-def _rows(frame: pd.DataFrame) -> list[list[object]]:
-    """One list per row: a value, or a list of values where a column shows several fields."""
-    found = []
-    for record in frame[list(dict.fromkeys(f for c in COLUMNS for f in c.fields))].to_dict("records"):
-        parts = [[plain(record[field]) for field in column.fields] for column in COLUMNS]
-        found.append([p[0] if len(p) == 1 else None if p[0] is None else p for p in parts])
-    return found
 
 
 def _figure(name: str, path: Path) -> tuple[Entry, str]:

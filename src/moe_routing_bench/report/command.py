@@ -1,0 +1,34 @@
+"""The command that measures a row again, spelt from the table of axes."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from moe_routing_bench.config.axes import AXES, PRESET
+
+
+def again(row: Mapping[str, Any]) -> str:
+    """A line for a shell: the row's cell, with its implementation and those that it was compared with.
+
+    Left out is what `measure` takes anyway: defaults, and what a model preset sets. Settings of the measurement are no part of a row.
+    """
+    names = ",".join(dict.fromkeys(_compared(row)))
+    return shlex.join(["moe-routing-bench", "measure", row["bench"], "--implementations", names, *_options(row)])
+
+
+def _compared(row: Mapping[str, Any]) -> Iterator[str]:
+    yield row["implementation"]
+    for name, ratio in (("baseline", "speedup"), ("best_other", "best_speedup")):
+        if not pd.isna(row[name]) and not pd.isna(row[ratio]):
+            yield row[name]
+
+
+def _options(row: Mapping[str, Any]) -> Iterator[str]:
+    """Option and value of every axis that has a value of its own; axes that the bench does not read are null."""
+    known = {name: axis.kind(row[name]) for name, axis in AXES.items() if not pd.isna(row[name])}
+    for name, value in known.items():
+        of_model = "model" in known and name in PRESET
+        if not of_model and value != (AXES[name].default if not AXES[name].follows else known.get(AXES[name].follows)):
+            yield from (f"--{name.replace('_', '-')}", str(value))

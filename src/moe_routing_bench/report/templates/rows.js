@@ -1,0 +1,156 @@
+"use strict";
+// The table of rows: what it shows, in which order, what a row opens to, and the part of the address that says so. A row is its place.
+const page = JSON.parse(document.getElementById("data").textContent);
+const byId = id => document.getElementById(id);
+const at = (packed, row) => "all" in packed ? packed.all : "each" in packed ? packed.each[row] : packed.of[packed.at[row]];
+const value = (row, name) => at(page.values[name], row);
+const dash = "–", table = byId("rows"), body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
+
+function text(held) {
+  if (held === null) return dash;
+  if (typeof held === "object") return Object.entries(held).map(([name, one]) => `${name} ${text(one)}`).join(", ");
+  return typeof held === "number" && Math.abs(held) >= 10000 ? held.toLocaleString("en-US", {maximumFractionDigits: 0}) : String(held);
+}
+function shownIn(column, row) {
+  const [first, low, high] = column.fields.map(name => brief(value(row, name), column.stem));
+  return low === undefined || low === dash ? first : `${first} [${low}, ${high}]`;
+}
+function brief(held, stem) {
+  if (stem && held !== null) return held.replace(/^.*\//, "").replace(/\.[^.]*$/, "");
+  return text(typeof held === "number" && !Number.isInteger(held) ? Number(held.toPrecision(4)) : held);
+}
+function element(tag, content = "", attributes = {}) {
+  const made = document.createElement(tag);
+  made.textContent = content;
+  for (const [name, one] of Object.entries(attributes)) made.setAttribute(name, one);
+  return made;
+}
+{% include "filter.js" %}
+const lines = new Map(), opened = new Map();  // of a row: its line, and what it opens to
+let sortedBy = null, way = 1, shown = [];
+
+function lineOf(row) {
+  if (lines.has(row)) return lines.get(row);
+  const line = element("tr", "", {id: `row-${page.ids[row]}`, class: value(row, "status") === "ok" ? "" : "bad"});
+  page.columns.forEach((column, i) => {
+    const cell = element("td", shownIn(column, row), {class: heads[i].className});
+    if (i === 0) cell.prepend(opener(row));
+    line.append(cell);
+  });
+  lines.set(row, line);
+  return line;
+}
+function opener(row) {
+  const button = element("button", "", {type: "button", class: "open", "aria-expanded": "false", "aria-label": `details of ${value(row, "implementation")}, ${value(row, "cell")}`});
+  button.onclick = () => open(row, !opened.has(row));
+  return button;
+}
+function open(row, wanted) {
+  lineOf(row).querySelector(".open").setAttribute("aria-expanded", String(wanted));
+  if (wanted && !opened.has(row)) {
+    opened.set(row, detail(row));
+    lineOf(row).after(opened.get(row));
+  } else if (!wanted && opened.has(row)) {
+    opened.get(row).remove();
+    opened.delete(row);
+  }
+}
+function detail(row) {
+  const line = element("tr", "", {class: "detail"}), cell = element("td", "", {colspan: page.columns.length}), all = element("div");
+  const command = at(page.commands, row), copy = element("button", "copy", {type: "button"});
+  copy.onclick = () => navigator.clipboard?.writeText(command);
+  const first = element("p", "Measure it again, with today's settings: ");
+  first.append(element("code", command), " ", copy);
+  const second = element("p");
+  second.append(element("a", "link to this row", {href: `#row-${page.ids[row]}`}));
+  all.append(first, second, groupsOf(row));
+  cell.append(all);
+  line.append(cell);
+  return line;
+}
+function groupsOf(row) {
+  const groups = element("div", "", {class: "groups"}), lists = new Map();
+  for (const field of page.fields) {
+    const held = value(row, field.name);
+    if (held === null) continue;
+    if (!lists.has(field.group)) {
+      lists.set(field.group, element("dl"));
+      const section = element("section");
+      section.append(element("h4", field.group), lists.get(field.group));
+      groups.append(section);
+    }
+    lists.get(field.group).append(element("dt", field.name, {title: field.says}), element("dd", text(held)));
+  }
+  return groups;
+}
+function compare(a, b) {
+  const [x, y] = [a, b].map(row => value(row, page.columns[sortedBy].fields[0]));
+  if (x === null || y === null) return (x === null) - (y === null);
+  return way * (typeof x === "number" && typeof y === "number" ? x - y : text(x).localeCompare(text(y)));
+}
+function draw() {
+  const {tests, problems} = parsed(byId("filter").value);
+  shown = page.ids.map((_, row) => row).filter(row => tests.every(test => test(row)));
+  if (sortedBy !== null) shown.sort(compare);
+  heads.forEach((head, i) => head.setAttribute("aria-sort", i !== sortedBy ? "none" : way > 0 ? "ascending" : "descending"));
+  body.replaceChildren(...shown.flatMap(row => opened.has(row) ? [lineOf(row), opened.get(row)] : [lineOf(row)]));
+  byId("count").textContent = `${shown.length} of ${page.ids.length} rows`;
+  byId("problem").textContent = problems.length ? `Left out of the filter: ${problems.join("; ")}.` : "";
+  table.style.setProperty("--first", `${heads[0].offsetWidth}px`);
+}
+// The address: #rows?filter=…&sort=… is a state of the table, #row-… one row, opened.
+function remember() {
+  const state = new URLSearchParams();
+  if (byId("filter").value) state.set("filter", byId("filter").value);
+  if (sortedBy !== null) state.set("sort", (way < 0 ? "-" : "") + page.columns[sortedBy].name);
+  history.replaceState(null, "", `#rows?${state}`);
+}
+function ask(filter, sort = "") {
+  byId("filter").value = filter;
+  const place = page.columns.findIndex(column => column.name === sort.replace(/^-/, ""));
+  [sortedBy, way] = [place < 0 ? null : place, sort.startsWith("-") ? -1 : 1];
+  draw();
+}
+function follow() {
+  if (location.hash.startsWith("#rows?")) {
+    const state = new URLSearchParams(location.hash.slice("#rows?".length));
+    ask(state.get("filter") ?? "", state.get("sort") ?? "");
+    byId("all-rows").scrollIntoView();
+  } else if (location.hash.startsWith("#row-")) {
+    const row = page.ids.indexOf(location.hash.slice("#row-".length));
+    if (row < 0) return void (byId("problem").textContent = "This report has no row of that link.");
+    if (!shown.includes(row)) ask("");
+    open(row, true);
+    lineOf(row).scrollIntoView({block: "start"});
+    lineOf(row).querySelector(".open").focus({preventScroll: true});
+  }
+}
+function csv(rows) {
+  const quoted = held => /[",\n\r]/.test(held) ? `"${held.replaceAll('"', '""')}"` : held;
+  const plain = held => held === null ? "" : typeof held === "object" ? JSON.stringify(held) : String(held);
+  const line = cells => cells.map(quoted).join(",") + "\r\n";
+  const head = ["id", ...page.fields.map(f => f.name), "command"];
+  return [head, ...rows.map(row => [page.ids[row], ...page.fields.map(f => plain(value(row, f.name))), at(page.commands, row)])].map(line).join("");
+}
+byId("csv").onclick = () => {
+  const link = element("a", "", {download: "rows.csv", href: URL.createObjectURL(new Blob([csv(shown)], {type: "text/csv"}))});
+  link.click();
+  URL.revokeObjectURL(link.href);
+};
+page.columns.forEach((column, i) => {
+  if (holdsNumbers.get(column.fields[0])) heads[i].classList.add("n");
+  heads[i].querySelector("button").onclick = () => {
+    [way, sortedBy] = [sortedBy === i ? -way : 1, i];
+    draw();
+    remember();
+  };
+});
+for (const bench of new Set(page.ids.map((_, row) => value(row, "bench")))) {
+  const button = element("button", bench, {type: "button"});
+  button.onclick = () => { ask(`bench=${bench}`); remember(); };
+  byId("benches").append(button, " ");
+}
+byId("filter").oninput = () => { draw(); remember(); };
+window.onhashchange = follow;
+draw();
+onload = follow;  // not before: pictures that come late would move what it scrolls to

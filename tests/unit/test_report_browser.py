@@ -1,0 +1,138 @@
+"""The table of rows in a real browser: what is in sight, filters, links, details, download; and that nothing sticks out."""
+
+import csv
+import io
+from urllib.parse import urlencode
+
+import pytest
+from rows import frame, one
+
+from browser import asked
+from moe_routing_bench.report.render import render
+from moe_routing_bench.report.rows import row_id
+
+EVIL = "<img src=x onerror=document.title=1>"
+CELL = {"hidden": 2048, "experts": 64, "top_k": 8, "dtype": "bf16", "median_us": 12.3456, "ci_low_us": 12.3, "ci_high_us": 12.4}  # fmt: skip
+TIMED = CELL | {"best_verdict": "faster", "best_other": "torch", "best_speedup": 1.5, "share_of_roofline": 0.75}
+TABLE = frame(
+    one("gate", "cute", tokens=4096, **TIMED),
+    one("gate", "torch", tokens=14096, **TIMED | {"median_us": 40.96, "best_verdict": "slower"}),
+    one("pack", "cute", tokens=512, **TIMED, trace="config/traces/one.parquet", sampler="trace"),
+    one("pack", "cute", tokens=512, **TIMED, trace="config/traces/two.parquet", sampler="trace", suspect=True, suspect_reason="ceilings drifted 3 %"),
+    one("experts", "cute_gather", tokens=8192, **TIMED, model="qwen3-30b-a3b", stage_us=[("router", 4.0), ("pack", 8.0)], energy_mj=3.5, git_sha="abc123", driver="580", tolerance=0.01),
+    one("experts", "triton", tokens=64, model=EVIL, status="crashed", reason=f'{EVIL}, "quoted"'),
+)  # fmt: skip
+SHOWN = "[...document.querySelectorAll('#rows tbody tr[id]')].map(line => line.id.slice(4))"
+IDS = [row_id(record) for record in TABLE.to_dict("records")]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    svg = folder / "f.svg"
+    svg.write_text('<svg xmlns="http://www.w3.org/2000/svg" width="900" height="400"><path d="M0 0H9"/></svg>')
+    render(TABLE, {"bandwidth": svg}, folder / "index.html")
+    return folder / "index.html"
+
+
+@pytest.fixture
+def ask(page, tmp_path):
+    return lambda script, **options: asked(page, tmp_path / "profile", script, **options)
+
+
+FILTERS = {
+    "tokens>=4096": [0, 1, 4], "tokens:4096": [0], "T=4,096": [0], "4096": [0], "tokens<600 bench:pack": [2, 3], "-bench:gate tokens>64": [2, 3, 4],
+    "implementation=cute": [0, 2, 3], "implementation:cute": [0, 2, 3, 4], "model:QWEN3 status:ok": [4], "trace:two": [3], "trace:none tokens<100": [5], "suspect:true": [3],
+    'reason:"quoted"': [5], 'suspect_reason:"drifted 3"': [3], "drifted": [3], "median_us>40": [1], "energy_mj>3": [4], "": [0, 1, 2, 3, 4, 5],
+}  # fmt: skip
+PROBLEMS = {
+    "toknes>1": "no field is called toknes; fields are bench, implementation,",
+    "constructor:x": "no field is called constructor",
+    "tokens>=many": "tokens holds numbers, and many is none",
+    "bench>gate": "bench holds words, which have no order: bench:gate finds those that contain it",
+    "tokens>=": "tokens>= lacks a value",
+}
+
+
+def test_filters(ask):
+    """Numbers are compared as numbers, texts contain or equal, terms hold together; what means nothing is said in one line."""
+    texts = [*FILTERS, *(f"{term} bench:gate" for term in PROBLEMS)]
+    script = f"""const box = document.querySelector("#filter");
+        return {texts!r}.map(text => {{
+            box.value = text; box.dispatchEvent(new Event("input"));
+            return [{SHOWN}, document.querySelector("#problem").textContent, decodeURIComponent(location.hash), document.querySelector("#count").textContent];
+        }});"""
+    found = dict(zip(texts, ask(script), strict=True))
+    for text, wanted in FILTERS.items():
+        ids, problem, hash_, count = found[text]
+        assert ids == [IDS[place] for place in wanted] and not problem, text
+        assert count == f"{len(wanted)} of 6 rows"
+        assert hash_ == "#rows?" + ("filter=" + text.replace(" ", "+") if text else "")
+    for term, wanted in PROBLEMS.items():
+        ids, problem, *_ = found[f"{term} bench:gate"]
+        assert ids == IDS[:2] and wanted in problem and "\n" not in problem, term
+
+
+def test_the_address_keeps_filter_and_order(ask):
+    part = "rows?" + urlencode({"filter": "status:ok tokens>=4096", "sort": "-median_us"})
+    script = f'return [{SHOWN}, document.querySelector("#filter").value, document.querySelector("[aria-sort=descending]").textContent]'
+    ids, box, head = ask(script, part=part)
+    assert (box, head) == ("status:ok tokens>=4096", "median_us") and ids == [IDS[1], IDS[0], IDS[4]]
+
+
+def test_a_link_opens_its_row(ask):
+    """With the command, the code, the stages, the energy; the row's own button closes it. An unknown link says so."""
+    script = """const line = document.querySelector("#rows tr.detail"), opener = line.previousElementSibling.querySelector("button");
+        const found = [line.previousElementSibling.id, line.innerText, line.querySelector("code").textContent, line.querySelector("a").getAttribute("href"), opener.getAttribute("aria-expanded")];
+        opener.click();
+        return [...found, document.querySelectorAll("tr.detail").length];"""
+    name, words, command, link, expanded, left = ask(script, part=f"row-{IDS[4]}")
+    assert (name, link, expanded, left) == (f"row-{IDS[4]}", f"#row-{IDS[4]}", "true", 0)
+    assert (
+        command
+        == "moe-routing-bench measure experts --implementations cute_gather,torch --model qwen3-30b-a3b --tokens 8192"
+    )
+    for text in ("router 4, pack 8", "energy_mj", "abc123", "580", "tolerance", "best_other"):
+        assert text in words
+    assert "no row of that link" in ask('return document.querySelector("#problem").textContent', part="row-0123456789")
+
+
+def test_values_are_text(ask):
+    """A name that is markup stays text, in the table, in its details and in the download."""
+    script = 'return [document.querySelectorAll("#rows img, tr.detail img").length, document.title, document.querySelector("tr.detail").innerText]'
+    images, title, words = ask(script, part=f"row-{IDS[5]}")
+    assert images == 0 and title != "1" and EVIL in words
+
+
+def test_download_holds_the_filtered_rows(ask):
+    part = "rows?" + urlencode({"filter": "bench:experts", "sort": "tokens"})
+    crashed, ok = csv.DictReader(io.StringIO(ask("return csv(shown)", part=part)))
+    assert (crashed["id"], ok["id"]) == (IDS[5], IDS[4]) and crashed["reason"] == f'{EVIL}, "quoted"'
+    assert ok["stage_us"] == '{"router":4,"pack":8}' and ok["median_us"] == "12.346" and crashed["median_us"] == ""
+    assert ok["command"].startswith("moe-routing-bench measure experts ")
+
+
+def test_results_are_in_sight(ask):
+    """At 1440 px without scrolling: keys, time with interval, verdict, share of the limit. Keys stay while the others scroll."""
+    script = """const heads = [...document.querySelectorAll("#rows thead th")], box = document.querySelector(".scroll:has(#rows)");
+        const places = () => Object.fromEntries(heads.map(head => [head.textContent, head.getBoundingClientRect()]).map(([name, r]) => [name, [r.left, r.right]]));
+        const before = places(), edge = box.getBoundingClientRect().right, cells = [...document.querySelector("#rows tbody tr").cells].map(cell => cell.textContent);
+        box.scrollLeft = 400;
+        return [before, places(), edge, cells];"""
+    before, after, edge, cells = ask(script)
+    for name in ("bench", "implementation", "trace", "median_us", "best_verdict", "best_speedup", "share_of_roofline"):
+        assert before[name][1] <= edge, name
+    assert after["bench"] == before["bench"] and after["implementation"] == before["implementation"]
+    assert after["median_us"][0] == pytest.approx(before["median_us"][0] - 400)
+    assert {"12.35 [12.3, 12.4]", "faster", "0.75"} <= set(cells)
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_nothing_sticks_out(ask, width):
+    """No element is wider than the window but in a scroller of its own, with a row open."""
+    script = """const wide = document.documentElement.clientWidth, out = [...document.body.querySelectorAll("*")].filter(e =>
+            e.getBoundingClientRect().right > wide + 1 && !e.closest(".scroll"));
+        const scrollers = [...document.querySelectorAll(".scroll")].filter(e => e.getBoundingClientRect().right > wide + 1);
+        return [wide, document.documentElement.scrollWidth, [...out, ...scrollers].map(e => e.outerHTML.slice(0, 80))];"""
+    wide, scrolled, out = ask(script, width=width, part=f"row-{IDS[4]}")
+    assert width - 20 <= wide <= width and scrolled <= wide and not out
