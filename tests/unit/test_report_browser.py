@@ -15,7 +15,7 @@ EVIL = "<img src=x onerror=document.title=1>"
 CELL = {"hidden": 2048, "experts": 64, "top_k": 8, "dtype": "bf16", "median_us": 12.3456, "ci_low_us": 12.3, "ci_high_us": 12.4}  # fmt: skip
 TIMED = CELL | {"best_verdict": "faster", "best_other": "torch", "best_speedup": 1.5, "share_of_roofline": 0.75}
 TABLE = frame(
-    one("gate", "cute", tokens=4096, **TIMED),
+    one("gate", "cute", tokens=4096, **TIMED, started_at="2026-11-21T06:55:00+00:00", ended_at="2026-11-21T06:56:00+00:00"),
     one("gate", "torch", tokens=14096, **TIMED | {"median_us": 40.96, "best_verdict": "slower"}),
     one("pack", "cute", tokens=512, **TIMED, trace="config/traces/one.parquet", sampler="trace"),
     one("pack", "cute", tokens=512, **TIMED, trace="config/traces/two.parquet", sampler="trace", suspect=True, suspect_reason="ceilings drifted 3 %"),
@@ -136,3 +136,44 @@ def test_nothing_sticks_out(ask, width):
         return [wide, document.documentElement.scrollWidth, [...out, ...scrollers].map(e => e.outerHTML.slice(0, 80))];"""
     wide, scrolled, out = ask(script, width=width, part=f"row-{IDS[4]}")
     assert width - 20 <= wide <= width and scrolled <= wide and not out
+
+
+def test_every_section_is_in_the_contents(ask):
+    """A link of the list leads to each, the list and the main part are landmarks, the first link skips to the latter; every picture has a text."""
+    script = """const all = selector => [...document.querySelectorAll(selector)];
+        return {heads: all("main h2").map(h => [h.id, h.textContent]), links: all("nav a").map(a => [a.hash.slice(1), a.textContent]),
+            first: document.querySelector("a").getAttribute("href"), outside: all("h2").length - all("main h2").length,
+            dumb: all("img").filter(i => !i.alt).length, twice: all("[id]").map(e => e.id).filter((id, i, ids) => ids.indexOf(id) !== i)};"""
+    found = ask(script)
+    assert found["links"] == found["heads"] and len(found["heads"]) > 5 and ["all-rows", "All rows"] in found["heads"]
+    assert (found["first"], found["outside"], found["dumb"], found["twice"]) == ("#main", 0, 0, [])
+
+
+def test_paper_clips_nothing(page, tmp_path):
+    """With the rules for paper, as wide as A4 lies: nothing scrolls, and nothing is cut off on the right."""
+    paper = tmp_path / "paper.html"
+    text = page.read_text()
+    assert text.count("@media print") == 1
+    paper.write_text(text.replace("@media print", "@media all"))
+    script = """const wide = document.documentElement.clientWidth;
+        return [[...document.body.querySelectorAll("*")].filter(e => e.getBoundingClientRect().right > wide + 1).map(e => e.outerHTML.slice(0, 80)),
+            document.querySelector("#rows tbody tr").innerText, getComputedStyle(document.querySelector("nav")).display];"""
+    out, row, nav = asked(paper, tmp_path / "profile", script, width=1030)
+    assert not out and nav == "none"
+    for text in ("gate", "cute", "12.35", "faster", "0.75"):
+        assert text in row
+
+
+def test_long_tables_show_what_is_asked_first(tmp_path):
+    """150 lines at once; filter and download reach all rows, a button and a link show them."""
+    table = frame(*[one("gate", "cute", cell=f"c{i}", tokens=i + 1, **TIMED) for i in range(160)])
+    render(table, {}, tmp_path / "index.html")
+    last = row_id(table.to_dict("records")[-1])
+    lines = 'document.querySelectorAll("#rows tbody tr[id]").length'
+    script = f"""const more = document.querySelector("#more"), found = [{lines}, more.hidden, more.textContent, csv(shown).split("\\n").length - 2];
+        ask("tokens=160"); found.push({SHOWN}.join(), more.hidden); ask(""); more.click();
+        return [...found, {lines}, more.hidden];"""
+    found = asked(tmp_path / "index.html", tmp_path / "profile", script)
+    assert found == [150, False, "show all 160 rows", 160, last, True, 160, True]
+    linked = f'return [{lines}, document.querySelector("tr.detail").previousElementSibling.id]'
+    assert asked(tmp_path / "index.html", tmp_path / "profile", linked, part=f"row-{last}") == [160, f"row-{last}"]

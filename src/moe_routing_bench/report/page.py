@@ -1,5 +1,6 @@
 """Pages from the templates beside this file, which appear whole or not at all."""
 
+import re
 from pathlib import Path
 
 import jinja2
@@ -12,5 +13,11 @@ def write(template: str, out: Path, **values: object) -> None:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("moe_routing_bench.report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    environment.filters["headings"] = headings
     with files.replacing(out) as temporary:
         temporary.write_text(environment.get_template(template).render(**values), encoding="utf-8")
+
+
+def headings(markup: str) -> list[tuple[str, str]]:
+    """Id and markup of every section's heading in a part of a page: its list of contents."""
+    return re.findall(r'<h2 id="([^"]+)">(.*?)</h2>', markup)

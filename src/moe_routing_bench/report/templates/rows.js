@@ -27,7 +27,8 @@ function element(tag, content = "", attributes = {}) {
 }
 {% include "filter.js" %}
 const lines = new Map(), opened = new Map();  // of a row: its line, and what it opens to
-let sortedBy = null, way = 1, shown = [];
+const few = 150;  // lines that are laid out at once: many hundreds take longer than the time between two keys
+let sortedBy = null, way = 1, shown = [], most = few;
 
 function lineOf(row) {
   if (lines.has(row)) return lines.get(row);
@@ -93,7 +94,9 @@ function draw() {
   shown = page.ids.map((_, row) => row).filter(row => tests.every(test => test(row)));
   if (sortedBy !== null) shown.sort(compare);
   heads.forEach((head, i) => head.setAttribute("aria-sort", i !== sortedBy ? "none" : way > 0 ? "ascending" : "descending"));
-  body.replaceChildren(...shown.flatMap(row => opened.has(row) ? [lineOf(row), opened.get(row)] : [lineOf(row)]));
+  body.replaceChildren(...shown.slice(0, most).flatMap(row => opened.has(row) ? [lineOf(row), opened.get(row)] : [lineOf(row)]));
+  byId("more").hidden = shown.length <= most;
+  byId("more").textContent = `show all ${shown.length} rows`;
   byId("count").textContent = `${shown.length} of ${page.ids.length} rows`;
   byId("problem").textContent = problems.length ? `Left out of the filter: ${problems.join("; ")}.` : "";
   table.style.setProperty("--first", `${heads[0].offsetWidth}px`);
@@ -111,6 +114,10 @@ function ask(filter, sort = "") {
   [sortedBy, way] = [place < 0 ? null : place, sort.startsWith("-") ? -1 : 1];
   draw();
 }
+function showAll() {
+  most = Infinity;
+  draw();
+}
 function follow() {
   if (location.hash.startsWith("#rows?")) {
     const state = new URLSearchParams(location.hash.slice("#rows?".length));
@@ -120,6 +127,7 @@ function follow() {
     const row = page.ids.indexOf(location.hash.slice("#row-".length));
     if (row < 0) return void (byId("problem").textContent = "This report has no row of that link.");
     if (!shown.includes(row)) ask("");
+    if (shown.indexOf(row) >= most) showAll();
     open(row, true);
     lineOf(row).scrollIntoView({block: "start"});
     lineOf(row).querySelector(".open").focus({preventScroll: true});
@@ -150,7 +158,8 @@ for (const bench of new Set(page.ids.map((_, row) => value(row, "bench")))) {
   button.onclick = () => { ask(`bench=${bench}`); remember(); };
   byId("benches").append(button, " ");
 }
-byId("filter").oninput = () => { draw(); remember(); };
+byId("filter").oninput = () => { most = few; draw(); remember(); };
+byId("more").onclick = showAll;
 window.onhashchange = follow;
 draw();
 onload = follow;  // not before: pictures that come late would move what it scrolls to
