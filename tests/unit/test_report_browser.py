@@ -97,6 +97,14 @@ def test_a_link_opens_its_row(ask):
     assert "no row of that link" in ask('return document.querySelector("#problem").textContent', part="row-0123456789")
 
 
+def test_what_is_not_ok_leads_to_its_row(ask):
+    script = f"""const links = [...document.querySelectorAll("#bad a")], box = document.querySelector("#filter");
+        box.value = "status:ok"; box.dispatchEvent(new Event("input"));
+        location.hash = links[0].hash; onhashchange();
+        return [links.map(link => link.hash), {SHOWN}.length, document.querySelector("tr.detail").previousElementSibling.id];"""
+    assert ask(script) == [[f"#row-{IDS[5]}"], 6, f"row-{IDS[5]}"]
+
+
 def test_values_are_text(ask):
     """A name that is markup stays text, in the table, in its details and in the download."""
     script = 'return [document.querySelectorAll("#rows img, tr.detail img").length, document.title, document.querySelector("tr.detail").innerText]'

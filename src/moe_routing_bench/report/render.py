@@ -20,7 +20,7 @@ from moe_routing_bench.report import page, predecessor, quality, verdicts
 from moe_routing_bench.report.choices import choices
 from moe_routing_bench.report.columns import COLUMNS, KEYS
 from moe_routing_bench.report.findings import findings
-from moe_routing_bench.report.rows import page_data, plain
+from moe_routing_bench.report.rows import page_data, plain, row_id
 from moe_routing_bench.report.targets import targets
 
 _MACHINE = (
@@ -117,11 +117,14 @@ def small(svg: str) -> str:
     return re.sub(r"\s*\n\s*", " ", svg)
 
 
-def _not_ok(frame: pd.DataFrame) -> list[tuple[str, str, str, str, list[str]]]:
-    """Status, bench, implementation, reason and cells of the rows without a time, grouped by the first four."""
+def _not_ok(frame: pd.DataFrame) -> list[tuple[str, str, str, str, list[tuple[str, str]]]]:
+    """Status, bench, implementation, reason, and cell and id of the rows without a time, grouped by the first four."""
     bad = frame[frame["status"] != "ok"].assign(reason=lambda rows: rows["reason"].fillna("no reason recorded"))
     keys = ["status", "bench", "implementation", "reason"]
-    return [(*key, sorted(map(str, group["cell"]))) for key, group in bad.groupby(keys, dropna=False)]
+    return [
+        (*key, sorted((str(record["cell"]), row_id(record)) for record in group.to_dict("records")))
+        for key, group in bad.groupby(keys, dropna=False)
+    ]
 
 
 def _values(frame: pd.DataFrame, column: str) -> str:

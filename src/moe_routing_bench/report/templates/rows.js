@@ -59,7 +59,8 @@ function open(row, wanted) {
 function detail(row) {
   const line = element("tr", "", {class: "detail"}), cell = element("td", "", {colspan: page.columns.length}), all = element("div");
   const command = at(page.commands, row), copy = element("button", "copy", {type: "button"});
-  copy.onclick = () => navigator.clipboard?.writeText(command);
+  copy.hidden = !navigator.clipboard;
+  copy.onclick = () => navigator.clipboard.writeText(command);
   const first = element("p", "Measure it again, with today's settings: ");
   first.append(element("code", command), " ", copy);
   const second = element("p");
