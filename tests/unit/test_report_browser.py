@@ -59,7 +59,7 @@ def test_filters(ask):
     texts = [*FILTERS, *(f"{term} bench:gate" for term in PROBLEMS)]
     script = f"""const box = document.querySelector("#filter");
         return {texts!r}.map(text => {{
-            box.value = text; box.dispatchEvent(new Event("input"));
+            box.value = text; box.dispatchEvent(new Event("input")); box.dispatchEvent(new Event("change"));
             return [{SHOWN}, document.querySelector("#problem").textContent, decodeURIComponent(location.hash), document.querySelector("#count").textContent];
         }});"""
     found = dict(zip(texts, ask(script), strict=True))
@@ -103,6 +103,13 @@ def test_what_is_not_ok_leads_to_its_row(ask):
         location.hash = links[0].hash; onhashchange();
         return [links.map(link => link.hash), {SHOWN}.length, document.querySelector("tr.detail").previousElementSibling.id];"""
     assert ask(script) == [[f"#row-{IDS[5]}"], 6, f"row-{IDS[5]}"]
+
+
+def test_a_finding_leads_to_its_rows(ask):
+    script = f"""location.hash = document.querySelector("#findings a").hash; onhashchange();
+        return [document.querySelector("#findings li").textContent, {SHOWN}];"""
+    text, ids = ask(script)
+    assert text.startswith("gate: ") and ids == IDS[:2]
 
 
 def test_values_are_text(ask):

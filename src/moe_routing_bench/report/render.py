@@ -51,6 +51,7 @@ def render(
         stale=_together(stale),
         comparisons=sorted(path.name for path in out.parent.glob("compare-*.html")),
         findings=findings(frame),
+        benches=set(frame["bench"]),
         targets=targets(frame),
         choices=choices(frame),
         claims=[_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict))],

@@ -159,7 +159,8 @@ for (const bench of new Set(page.ids.map((_, row) => value(row, "bench")))) {
   button.onclick = () => { ask(`bench=${bench}`); remember(); };
   byId("benches").append(button, " ");
 }
-byId("filter").oninput = () => { most = few; draw(); remember(); };
+byId("filter").oninput = () => { most = few; draw(); };
+byId("filter").onchange = remember;  // not with every key: browsers refuse that many changes of the address
 byId("more").onclick = showAll;
 window.onhashchange = follow;
 draw();
