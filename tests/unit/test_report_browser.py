@@ -43,7 +43,7 @@ def ask(page, tmp_path):
 FILTERS = {
     "tokens>=4096": [0, 1, 4], "tokens:4096": [0], "T=4,096": [0], "4096": [0], "tokens<600 bench:pack": [2, 3], "-bench:gate tokens>64": [2, 3, 4],
     "implementation=cute": [0, 2, 3], "implementation:cute": [0, 2, 3, 4], "model:QWEN3 status:ok": [4], "trace:two": [3], "trace:none tokens<100": [5], "suspect:true": [3],
-    'reason:"quoted"': [5], 'suspect_reason:"drifted 3"': [3], "drifted": [3], "median_us>40": [1], "energy_mj>3": [4], "": [0, 1, 2, 3, 4, 5],
+    'reason:"quoted"': [5], 'suspect_reason:"drifted 3"': [3], "drifted": [3], "median_us>40": [1], "energy_mj>3": [4], "intermediate>=0": [], "": [0, 1, 2, 3, 4, 5],
 }  # fmt: skip
 PROBLEMS = {
     "toknes>1": "no field is called toknes; fields are bench, implementation,",
@@ -103,6 +103,12 @@ def test_what_is_not_ok_leads_to_its_row(ask):
         location.hash = links[0].hash; onhashchange();
         return [links.map(link => link.hash), {SHOWN}.length, document.querySelector("tr.detail").previousElementSibling.id];"""
     assert ask(script) == [[f"#row-{IDS[5]}"], 6, f"row-{IDS[5]}"]
+
+
+def test_rows_that_differ_in_a_trace_look_different(ask):
+    """By its name, without the folder; beside them stands why one is suspect."""
+    one, two = ask(f'return {IDS[2:4]!r}.map(id => document.querySelector("#row-" + id).innerText.split("\\t"))')
+    assert "one" in one and "two" in two and "ceilings drifted 3 %" in two and "ceilings drifted 3 %" not in one
 
 
 def test_a_finding_leads_to_its_rows(ask):

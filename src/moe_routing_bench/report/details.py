@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import pyarrow as pa
+
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.store.columns import about
 from moe_routing_bench.store.records import COLUMNS
@@ -41,9 +43,16 @@ _GROUPS = (
 )
 
 
-def fields() -> list[dict[str, str]]:
-    """Name, group and meaning of every field that a row opens to, by group; one that no group names is in the last."""
-    return [{"name": name, "group": group, "says": about()[name].text} for group, name in _grouped()]
+def fields() -> list[dict[str, str | bool]]:
+    """Name, group and meaning of every field that a row opens to, and whether it is a number; one that no group names is in the last."""
+    return [
+        {"name": name, "group": group, "says": about()[name].text, "number": _number(name)}
+        for group, name in _grouped()
+    ]
+
+
+def _number(name: str) -> bool:
+    return pa.types.is_integer(COLUMNS[name]) or pa.types.is_floating(COLUMNS[name])
 
 
 def _grouped() -> Iterator[tuple[str, str]]:

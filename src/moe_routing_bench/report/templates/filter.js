@@ -2,7 +2,7 @@
 const WORD = /(?:"[^"]*"|[^\s"])+/g, TYPED = /^(-?)([A-Za-z]\w*)(>=|<=|>|<|=|:)(.*)$/;
 const orders = {">=": (a, b) => a >= b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, "<": (a, b) => a < b};
 const spelling = new Map([...Object.entries(page.aliases), ...page.fields.map(f => [f.name, f.name])]);
-const holdsNumbers = new Map(page.fields.map(f => [f.name, page.ids.some((_, i) => typeof value(i, f.name) === "number")]));
+const holdsNumbers = new Map(page.fields.map(f => [f.name, f.number]));
 const searched = [...new Set(page.columns.flatMap(c => c.fields)), "reason"];
 
 // {test, problem}: a test of a row (null where the term means nothing), and one line that says why.
