@@ -13,7 +13,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.choices import CANDIDATES
 from moe_routing_bench.comparison.choices import entries
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.figures import FIGURES, grouping
+from moe_routing_bench.figures import FIGURES, grouping, style
 from moe_routing_bench.report import choices
 from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew, pairs
@@ -76,6 +76,19 @@ def test_costs_compare_rows_of_one_card():
     cards = tight["capacity_factor"].notna().map({True: "GPU-1", False: "GPU-2"})
     refused = cost_of_capacity(tight.assign(gpu_uuid=cards))
     assert "0.50x" not in refused and "pack 24 pairs not comparable: measured on different cards" in refused
+
+
+@pytest.mark.parametrize("panels", [("data", "nothing"), ("nothing", "nothing")])
+def test_figures_without_data_are_named_not_shown(panels, tmp_path):
+    """One with data in any panel is shown."""
+    figure, axes = style.canvas(1, len(panels), 4, 2)
+    for one, panel in zip(axes, panels, strict=True):
+        style.empty(one, "none was measured") if panel == "nothing" else one.plot([1, 2])
+    figure.savefig(tmp_path / "a.svg")
+    render(rows(), {"bandwidth": tmp_path / "a.svg"}, tmp_path / "index.html")
+    page = (tmp_path / "index.html").read_text()
+    assert ('id="figure-bandwidth"' in page) is ("data" in panels)
+    assert (f'<p id="undrawn">No rows for: {FIGURES["bandwidth"].title}.</p>' in page) is ("data" not in panels)
 
 
 def test_small_svg_keeps_scales():

@@ -10,6 +10,8 @@ from types import MappingProxyType
 
 import yaml
 
+NOTHING = "nothing-to-draw"  # id of the text, in a drawing, of a panel without data
+
 
 @dataclass(frozen=True)
 class Figure:

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.figures import NOTHING
 
 matplotlib.rcParams |= {
     "svg.hashsalt": "moe-routing-bench",  # ids are drawn from it, so that equal numbers give equal files
@@ -90,9 +91,9 @@ def canvas(rows: int, columns: int, width: float, height: float, **grid: Any) ->
 
 
 def empty(axes: Axes, reason: str) -> None:
-    """Say in the panel that there is nothing to draw, and why."""
+    """Say in the panel that there is nothing to draw, and why; the text has the id `NOTHING`, for whoever reads the drawing."""
     axes.set_axis_off()
-    axes.text(0.5, 0.5, f"no data: {reason}", ha="center", va="center", transform=axes.transAxes)
+    axes.text(0.5, 0.5, f"no data: {reason}", ha="center", va="center", transform=axes.transAxes, gid=NOTHING)
 
 
 def finish(figure: Figure, title: str, rows: pd.DataFrame, note: str = "") -> Figure:

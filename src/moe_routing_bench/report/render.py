@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from moe_routing_bench.comparison.claims import VERDICTS, Held
-from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.figures import FIGURES, NOTHING
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
@@ -42,7 +42,8 @@ def render(
     what became of published figures.
     """
     frame = table.to_pandas() if isinstance(table, pa.Table) else table
-    drawn = [_figure(name, path) for name, path in figures.items()]
+    shown = {name: path for name, path in figures.items() if not (path.is_file() and _blank(path))}
+    drawn = [_figure(name, path) for name, path in shown.items()]
     page.write(
         "report.html.j2",
         out,
@@ -54,8 +55,10 @@ def render(
         benches=set(frame["bench"]),
         targets=targets(frame),
         choices=choices(frame),
-        claims=[_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict))],
+        claims=[_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict)) if one.cells],
+        unheld=[_claim(one) for one in claims if not one.cells],
         figures=[(entry, uri) for entry, uri in drawn if entry.source == "measurements"],
+        undrawn=[FIGURES[name].title for name in figures.keys() - shown.keys()],
         quality=None
         if trained is None
         else _quality(trained, adapted, [one for one in drawn if one[0].source != "measurements"]),
@@ -108,6 +111,12 @@ def _figure(name: str, path: Path) -> tuple[Entry, str]:
     return entry, "data:image/svg+xml;base64," + base64.b64encode(
         small(path.read_text(encoding="utf-8")).encode()
     ).decode()
+
+
+def _blank(path: Path) -> bool:
+    """Whether no panel of a drawing has anything to show."""
+    svg = path.read_text(encoding="utf-8")
+    return 0 < svg.count('id="axes_') <= svg.count(f'id="{NOTHING}"')
 
 
 def small(svg: str) -> str:
