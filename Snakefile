@@ -31,6 +31,8 @@ include: "workflow/rules/report.smk"
 
 onsuccess:
     print(f"Report: {paths.report(PLATFORM)}" if SHARE is None else f"Share {SHARE} is measured.")
+    if SHARE is None:
+        print(progress.closing(PLATFORM))
 
 
 onerror:

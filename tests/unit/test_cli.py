@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from moe_routing_bench import closure
+from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.choices import table
+from moe_routing_bench.cli import asked, progress
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config.expand import cell_of, expand
 from moe_routing_bench.measure import supervisor
+from moe_routing_bench.quality import code as quality_code
+from moe_routing_bench.quality.spec import plan, run_rows
 from moe_routing_bench.store import paths, records, rows
 
 ROOT = Path(__file__).parents[2]
@@ -35,12 +40,13 @@ def call(monkeypatch, capsys, tmp_path):
     return run
 
 
-def write_cell(job, status="ok"):
+def write_cell(job, status="ok", code=None):
     path = paths.cell_file("cpu", job)
     row = {
         "schema_version": rows.SCHEMA_VERSION, "bench": job.cell.bench, "cell": job.cell.key, "cell_hash": job.hash, "platform": "cpu",
         "implementation": "torch", "status": status, "reason": "it broke", "measure_seconds": 2.0, "median_us": 1.0 if status == "ok" else None,
         "started_at": "2026-11-21T06:55:00+00:00", "ended_at": "2026-11-21T06:55:02+00:00",
+        "code_fingerprint": code or BENCHES[job.cell.bench].code_fingerprint(),
     } | dict(job.cell.values)  # fmt: skip
     rows.write(path, [row], job.spec)
     return path
@@ -95,6 +101,31 @@ def test_measure_hands_one_job_to_the_supervisor(call, measured):
     assert job.cell == cell_of("gate", tokens=64, experts=8, top_k=2)
 
 
+def test_measure_ends_with_status_1_where_an_implementation_failed(call, monkeypatch):
+    """The table is printed all the same. What this machine lacks is no failure."""
+    found = {"bench": "gate", "cell": "a", "median_us": None}
+    crashed = found | {"implementation": "torch", "status": "crashed", "reason": "preparing: KeyError: 'xx'"}
+    absent = found | {"implementation": "cute", "status": "unsupported", "reason": "needs an NVIDIA GPU"}
+    monkeypatch.setattr(supervisor, "measure", lambda *_: [crashed, absent])
+    code, out, error = call("measure", "gate")
+    assert code == 1 and "KeyError: 'xx'" in out and error == "1 of 2 implementations failed\n"
+    monkeypatch.setattr(supervisor, "measure", lambda *_: [absent])
+    assert call("measure", "gate")[0] == 0
+
+
+def test_a_run_ends_with_the_counts_of_its_rows_and_the_first_that_failed(call):
+    """At most five of those, each with its reason."""
+    cells = {"grid": [{**CONFIG["grid"][0], "tokens": [1, 2, 3, 4, 5, 6, 7, 8]}]}
+    assert progress.closing("cpu") == ""
+    jobs = expand(config.load(cells), {})
+    for number, job in enumerate(jobs):
+        write_cell(job, "crashed" if number else "ok")
+    call("collect", "--platform", "cpu", "--config-json", json.dumps(cells))
+    first, *wrong, more = progress.closing("cpu").split("\n")
+    assert first == "Rows: 7 crashed, 1 ok" and more == "  and 2 more"
+    assert wrong == [f"  gate {job.cell.key} torch: crashed: it broke" for job in jobs[1:6]]
+
+
 def test_an_option_of_measure_is_a_value_of_its_axis(call, measured):
     trace = str(ROOT / "config/traces/topk_hard-e32-k2.parquet")
     options = [
@@ -140,6 +171,67 @@ def test_status_collect_and_prune_follow_the_config(call):
     assert str(orphan) in call("prune", "--platform", "cpu", "--config-json", other)[1] and orphan.exists()
     call("prune", "--remove", "--platform", "cpu", "--config-json", other)
     assert not orphan.exists() and paths.cell_file("cpu", jobs[0]).exists()
+
+
+def test_status_counts_cells_of_other_code_as_remaining(call):
+    first, second = expand(config.load(CONFIG), {})
+    write_cell(first)
+    write_cell(second, code="0" * 16)
+    code, out, _ = call("status", "--platform", "cpu", "--config-json", json.dumps(CONFIG))
+    assert code == 0 and "1 of 2 cells measured, 1 remain, 1 of them done by other code" in out
+    assert "asked by --config-json" in out and "about 2 s" in out
+
+
+def test_status_says_what_a_collected_table_holds_of_cells_without_files(call):
+    """As after a clone, which has the published rows and no files of cells."""
+    jobs = expand(config.load(CONFIG), {})
+    text = ["--platform", "cpu", "--config-json", json.dumps(CONFIG)]
+    files = [write_cell(jobs[0]), write_cell(jobs[1], code="0" * 16)]
+    tables = [records.read(path) for path in files]
+    rows.write(paths.measurements("cpu"), [row for one in tables for row in one.to_pylist()], "")
+    for path in files:
+        path.unlink()
+    out = call("status", *text)[1]
+    assert "0 of 2 cells measured, 2 remain" in out
+    assert "measurements.parquet has rows of 2 of the cells, 1 of them of today's code" in out
+
+
+def test_status_counts_training_runs(call):
+    """One of two runs is there, and its timing of other code."""
+    entry = {
+        "label": "tiny",
+        "router": ["softk"],
+        "steps": 4,
+        "experts": 4,
+        "seed": [0, 1],
+        "lr": 0.01,
+        "warmup": 1,
+        "timing": True,
+        "corpora": {"stdlib": 50000},
+    }
+    wanted = CONFIG | {"quality": [entry]}
+    text = ["--platform", "cpu", "--config-json", json.dumps(wanted)]
+    first, _ = plan.expand(config.load(wanted)["quality"]).finals.values()
+    today = closure.fingerprint(quality_code.training_files())[:16]
+    row = {"schema_version": run_rows.SCHEMA_VERSION, "run": first.name, "router": "softk"}
+    run_rows.write(paths.run_file("cpu", first.name), [row | {"code_fingerprint": today}], first.spec)
+    run_rows.write(paths.timing_file("cpu", first.name), [row | {"code_fingerprint": "0" * 16}], first.spec)
+    out = call("status", *text)[1]
+    assert "1 of 2 training runs done, 1 remain\n" in out
+    assert "0 of 1 timings done, 1 remain, 1 of them done by other code\n" in out
+
+
+def test_without_a_config_status_and_prune_follow_the_last_run(call):
+    """Not the default config, of which nothing was measured; where no run has left its config, prune refuses."""
+    jobs = expand(config.load(CONFIG), {})
+    kept = write_cell(jobs[0])
+    status, _, error = call("prune", "--platform", "cpu", "--remove")
+    assert status == 2 and "results/cpu/config.json" in error and kept.exists()
+    assert "asked by config/config.yaml, because" in call("status", "--platform", "cpu")[1]
+    asked.last("cpu").write_text(json.dumps(CONFIG))
+    assert "found 0 files" in call("prune", "--platform", "cpu")[1]
+    out = call("status", "--platform", "cpu")[1]
+    assert "1 of 2 cells measured, 1 remain\nasked by results/cpu/config.json\n" in out
 
 
 def test_doctor_checks_the_config(call):

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "comparison": "errors choices benches config measure",
     "figures": "errors routers grid benches config store quality",
     "report": "errors files routers choices benches config store quality comparison figures",
-    "cli": "errors fields files routers grid kernels choices benches config store measure quality comparison figures report",
+    "cli": "errors fields files closure routers grid kernels choices benches config store measure quality comparison figures report",
 }
 MAY_IMPORT_TORCH = {"formats", "routers", "kernels", "ops", "workload", "benches", "measure", "quality"}
 WITHOUT_TORCH = (

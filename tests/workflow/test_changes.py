@@ -73,6 +73,14 @@ def test_second_run_does_nothing(project: Project) -> None:
     assert cells(project) == before
 
 
+def test_status_and_prune_compare_with_the_config_that_was_run(project: Project) -> None:
+    """And not with the default config, which may ask for something else."""
+    project.configure([GRID[0] | {"tokens": [256]}])
+    assert f"{ALL} of {ALL} cells measured, 0 remain" in project.bench("status").stdout
+    assert "found 0 files" in project.bench("prune").stdout
+    assert f"found {ALL} files" in project.bench("prune", "--config", "config/config.yaml").stdout
+
+
 def test_a_new_axis_value_and_an_edited_kernel_measure_only_their_cells(project: Project) -> None:
     """One more number of tokens: one cell of pack, one of combine. A file of gate: its bench, and the composite that is made of
     it. Then what is made of all rows."""
@@ -81,7 +89,8 @@ def test_a_new_axis_value_and_an_edited_kernel_measure_only_their_cells(project:
     project.edit("src/moe_routing_bench/kernels/gate/torch_gate.py")
     dry = project.snakemake("--dry-run")
     assert measured(dry) == {"pack": 1, "combine": 1, "gate": 1, "routing": 1} and count(dry) == {"measure": 4, **AFTER}
-    assert count(project.snakemake("--until", "collect")) == {"measure": 4, "collect": 1}
+    run = project.snakemake("--until", "collect")
+    assert count(run) == {"measure": 4, "collect": 1} and f"\nRows: {ALL + 2} ok\n" in run.stdout + run.stderr
     after = cells(project)
     assert len(after) == ALL + 2
     assert {path.parent.name for path, content in before.items() if after[path] != content} == {"gate", "routing"}

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
+from moe_routing_bench.cli import progress
+from moe_routing_bench.cli.asked import last
 from moe_routing_bench.config import load as bench_config
 from moe_routing_bench.config import presets, share
 from moe_routing_bench.config.expand import expand
@@ -37,6 +39,7 @@ if ASKED_PLATFORM is None:
     ASKED_PLATFORM = platforms.current()
     workflow.config_settings.config_args = [*workflow.config_settings.config_args, f"platform={ASKED_PLATFORM}"]
 PLATFORM = paths.folder(ASKED_PLATFORM, SETTINGS.get("run"))
+CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
 
 
 def keep_inputs():
@@ -44,6 +47,7 @@ def keep_inputs():
 
     A thousand jobs then have one input each, and nothing depends on times or on Snakemake's own records, which may get lost.
     """
+    files.keep(last(PLATFORM), f"{CONFIG_JSON}\n")
     files.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))
     for bench in {job.cell.bench for job in JOBS.values()}:
         files.keep(paths.code(PLATFORM, bench), sources.code_hashes(sources.code_files(bench)))
@@ -61,7 +65,6 @@ else:  # it runs one cell: a warm server would be of use to none after it, and e
 PLANNED = {"quality": TRAINING.finals, "perft": TRAINING.adaptations}
 SOURCES = paths.reported(PLATFORM) | {name for name, runs in PLANNED.items() if runs}
 REPORTED = [figure.name for figure in FIGURES.values() if figure.source in SOURCES]
-CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
 
 
 wildcard_constraints:

@@ -11,16 +11,49 @@ from moe_routing_bench.errors import bad
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import paths, platforms
 
+LAST = "config.json"  # in a folder of results
+
+
+def last(platform: str) -> Path:
+    """The effective config, as JSON, with which the workflow was last run for this folder of results."""
+    return paths.results(platform) / LAST
+
+
+def asked_or_last(
+    configs: list[Path] | None, config_json: str | None, platform: str | None, run: str | None
+) -> tuple[dict[str, Any], str, str | None]:
+    """The effective config, the folder of its results, and where the config is from.
+
+    Without a config it is the one that the workflow was last run with for this folder, or, where there was none, the default config,
+    and then the last value is None.
+    """
+    config = effective(configs, config_json)
+    folder = _folder(config, platform, run)
+    if configs or config_json is not None:
+        return config, folder, "--config-json" if config_json is not None else ", ".join(map(str, configs or []))
+    kept = last(folder)
+    if kept.is_file():
+        return effective(None, kept.read_text(encoding="utf-8")), folder, str(kept)
+    return config, folder, None
+
 
 def asked(
     configs: list[Path] | None, config_json: str | None, platform: str | None, run: str | None
 ) -> tuple[list[Job], str]:
     """The jobs of the effective config, and the folder of their results: of the platform and run that it names, unless they are given."""
     config = effective(configs, config_json)
+    return jobs_of(config), _folder(config, platform, run)
+
+
+def jobs_of(config: dict[str, Any]) -> list[Job]:
+    """The jobs of an effective config. Raises `UserError`."""
+    return expand(config, presets.load(paths.MODELS))
+
+
+def _folder(config: dict[str, Any], platform: str | None, run: str | None) -> str:
+    """The folder of results of the platform and run that a config names, unless they are given."""
     named = "." in (platform or "")
-    return expand(config, presets.load(paths.MODELS)), platform_of(
-        platform or config.get("platform"), run or (None if named else config.get("run"))
-    )
+    return platform_of(platform or config.get("platform"), run or (None if named else config.get("run")))
 
 
 def effective(configs: list[Path] | None, config_json: str | None) -> dict[str, Any]:

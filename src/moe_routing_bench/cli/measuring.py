@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from moe_routing_bench import files
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.cli import progress
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.axes import AXES, Axis
@@ -60,7 +62,11 @@ def measure(
     out: Annotated[Path | None, typer.Option(help="Also write the rows to this Parquet file")] = None,
     **values: Any,
 ) -> None:
-    """Measure one cell by hand and print its rows."""
+    """Measure one cell by hand and print its rows.
+
+    Exit status: 0 where every row is ok or unsupported, 1 where an implementation crashed, hung, was wrong or ran out of memory, 2 for a
+    mistake in the options.
+    """
     pick("bench", bench, BENCHES)
     pick("mode", mode, ("warm", "cold"))
     asked = config_of(bench, _values(values))
@@ -78,6 +84,9 @@ def measure(
     show(_results(job.cell, rows))
     if out:
         print(f"wrote {out}")
+    if wrong := progress.unwell(rows):
+        print(f"{len(wrong)} of {len(rows)} implementations failed", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def _values(options: Mapping[str, Any]) -> dict[str, Any]:

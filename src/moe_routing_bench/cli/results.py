@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from moe_routing_bench import files
-from moe_routing_bench.cli.asked import asked
+from moe_routing_bench.cli import progress
+from moe_routing_bench.cli.asked import asked_or_last, jobs_of, last
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.cli.printing import counts, duration
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.errors import bad
+from moe_routing_bench.quality.spec import plan
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import write_table
 
@@ -20,8 +21,12 @@ def collect(
     config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None,
     out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/measurements.parquet]")] = None,
 ) -> None:  # fmt: skip
-    """Join the rows of all cells of a config into one file, after checking that each was measured for this config."""
-    jobs, platform = asked(config, config_json, platform, run)
+    """Join the rows of all cells of a config into one file, after checking that each was measured for this config.
+
+    Without a config, of the one that the workflow was last run with for these results.
+    """
+    effective, platform, _ = asked_or_last(config, config_json, platform, run)
+    jobs = jobs_of(effective)
     out = out or paths.measurements(platform)
     files.check_writable(out)
     verdicts = importlib.import_module("moe_routing_bench.comparison.verdicts")  # pandas and scipy take a second
@@ -31,53 +36,58 @@ def collect(
 
 
 def status(config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None) -> None:
-    """Say how many cells of a config are measured, what failed, and about how long the rest takes."""
-    jobs, platform = asked(config, config_json, platform, run)
+    """Say how much of a config is measured and trained by today's code, what failed, and about how long the rest takes.
+
+    Without a config, of the one that the workflow was last run with for these results.
+    """
+    effective, platform, source = asked_or_last(config, config_json, platform, run)
+    jobs = jobs_of(effective)
     files = paths.cell_files(platform, jobs)
-    rows, remaining, seconds = [], [], []
-    for path, job in files.items():
-        found = _rows_for(path, job)
-        if found is None:
-            remaining.append(path)
-            continue
-        rows += found
-        seconds += [max(row["measure_seconds"] or 0.0 for row in found)]  # of the whole cell, in each of its rows
-    print(f"{platform}: {len(files) - len(remaining)} of {len(files)} cells measured, {len(remaining)} remain")
-    if remaining and any(seconds):
+    cells = progress.of_cells(files)
+    print(f"{platform}: {cells}")
+    print(f"asked by {source or f'{paths.CONFIG}, because no run of the workflow has left {last(platform)}'}")
+    seconds = _seconds(cells.rows)
+    if cells.remain and any(seconds):
         mean = sum(seconds) / len(seconds)
-        print(f"about {duration(mean * len(remaining))} at {mean:.1f} s a cell")
-    print(f"rows: {counts([row['status'] for row in rows])}")
-    for row in rows:
-        if row["status"] not in ("ok", "unsupported"):
-            print(f"  {row['bench']} {row['cell']} {row['implementation']}: {row['status']}: {row['reason'] or ''}")
+        print(f"about {duration(mean * cells.remain)} at {mean:.1f} s a cell")
+    print(f"rows: {counts([row['status'] for row in cells.rows])}")
+    for line in progress.unwell(cells.rows):
+        print(f"  {line}")
+    for one in progress.of_training(plan.expand(effective.get("quality", []), effective.get("perft", [])), platform):
+        print(one)
+    if cells.remain and (held := progress.collected(platform, jobs)):
+        print(f"{paths.measurements(platform)} has rows of {held[0]} of the cells, {held[1]} of them of today's code")
     orphans = records.orphans(paths.results(platform), files)
     if orphans:
-        print(f"{len(orphans)} files of cells that this config does not ask for: `moe-routing-bench prune` lists them")
+        print(
+            f"{len(orphans)} files of cells that this config does not ask for: `moe-routing-bench prune` with it lists them"
+        )
 
 
 def prune(
     config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove them; without it they are only listed")] = False,
 ) -> None:  # fmt: skip
-    """List, or remove, the files of cells that a config does not ask for."""
-    jobs, platform = asked(config, config_json, platform, run)
-    orphans = records.orphans(paths.results(platform), paths.cell_files(platform, jobs))
+    """List, or remove, the files of cells that a config does not ask for: without one, the config of the workflow's last run."""
+    effective, platform, source = asked_or_last(config, config_json, platform, run)
+    if source is None:
+        hint = "the workflow leaves it when it runs; or give the config that the results are of"
+        raise bad("--config", f"none, and no {last(platform)}", "a config to compare with", hint)
+    orphans = records.orphans(paths.results(platform), paths.cell_files(platform, jobs_of(effective)))
     for path in orphans:
         print(path)
         if remove:
             path.unlink()
     print(
-        f"{'removed' if remove else 'found'} {len(orphans)} files"
+        f"{'removed' if remove else 'found'} {len(orphans)} files of cells that {source} does not ask for"
         + ("" if remove or not orphans else "; --remove removes them")
     )
 
 
-def _rows_for(path: Path, job: Job) -> list[dict[str, Any]] | None:
-    """The rows of a cell's file, or None when it is missing, unreadable or measured for something else."""
-    try:
-        table = records.read(path)
-    except UserError:
-        return None
-    if records.spec_of(table) != job.spec:
-        return None
-    return table.select(["bench", "cell", "implementation", "status", "reason", "measure_seconds"]).to_pylist()
+def _seconds(rows: list[dict[str, Any]]) -> list[float]:
+    """How long every cell took, which each of its rows that was measured says."""
+    cells: dict[tuple[str, str], float] = {}
+    for row in rows:
+        cell = row["bench"], row["cell"]
+        cells[cell] = max(cells.get(cell, 0.0), row["measure_seconds"] or 0.0)
+    return list(cells.values())
