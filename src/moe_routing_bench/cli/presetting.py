@@ -1,0 +1,22 @@
+"""A model preset for config/models.yaml, from a model's own config."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from moe_routing_bench.config import huggingface
+
+
+def preset(
+    path: Annotated[Path, typer.Argument(help="config.json of a model of the Hugging Face hub")],
+    name: Annotated[str | None, typer.Option(help="Name of the preset [default: the name of the file's folder]")] = None,
+) -> None:  # fmt: skip
+    """Print a model preset, to be appended to config/models.yaml, with what was assumed as comments."""
+    found, assumed = huggingface.preset(path)
+    for one in assumed:
+        print(f"# assumed: {one}")
+    name = name or re.sub(r"[^a-z0-9.]+", "-", path.resolve().parent.name.lower()).strip("-") or "model"
+    print(yaml.safe_dump({name: found}, sort_keys=False, width=1000, allow_unicode=True), end="")
