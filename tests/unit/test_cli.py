@@ -1,8 +1,13 @@
 """The command line: what it prints, and that a mistake is one line on stderr with exit status 2."""
 
+import csv
+import io
 import json
+import signal
 import subprocess
 import sys
+import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -65,6 +70,13 @@ def test_list_names_everything_and_why_it_is_missing(call):
         (["measure", "gat"], "did you mean 'gate'?"),
         (["measure", "gate", "--implementations", "troch"], "did you mean 'torch'?"),
         (["measure", "gate", "--top-k", "9"], "1 to experts=8"),
+        (["measure", "gate", "--tokens", "64,x"], "--tokens: got 'x'; allowed: an integer"),
+        (["measure", "gate", "--seed", "1", "--seed", "2"], "--seed: got '2 times'; allowed: once"),
+        (["measure", "gate", "--tokens", "1,2", "--out", "rows.parquet"], "--out: got '2 cells'"),
+        (["measure", "gate", "--json", "--csv"], "one of them"),
+        (["measure", "gate", "--dtype", "float32"], "did you mean 'fp32'?"),
+        (["measure", "gate", "--dtype", "torch.bfloat16"], "did you mean 'bf16'?"),
+        (["status", "--platform", "cpu", "--platform", "cpu"], "--platform: got '2 times'"),
         (["measure", "pack", "--layout", "padded"], "capacity_factor"),
         (["measure", "pack", "--capacity-factor", "x"], "or none"),
         (["measure", "layer", "--model", "mixtral-8x7b", "--experts", "8"], "nothing beside model"),
@@ -108,7 +120,7 @@ def test_measure_ends_with_status_1_where_an_implementation_failed(call, monkeyp
     absent = found | {"implementation": "cute", "status": "unsupported", "reason": "needs an NVIDIA GPU"}
     monkeypatch.setattr(supervisor, "measure", lambda *_: [crashed, absent])
     code, out, error = call("measure", "gate")
-    assert code == 1 and "KeyError: 'xx'" in out and error == "1 of 2 implementations failed\n"
+    assert code == 1 and "KeyError: 'xx'" in out and "\n1 of 2 rows are of implementations that failed\n" in error
     monkeypatch.setattr(supervisor, "measure", lambda *_: [absent])
     assert call("measure", "gate")[0] == 0
 
@@ -124,6 +136,74 @@ def test_a_run_ends_with_the_counts_of_its_rows_and_the_first_that_failed(call):
     first, *wrong, more = progress.closing("cpu").split("\n")
     assert first == "Rows: 7 crashed, 1 ok" and more == "  and 2 more"
     assert wrong == [f"  gate {job.cell.key} torch: crashed: it broke" for job in jobs[1:6]]
+
+
+def test_measure_takes_several_values_of_an_axis_and_says_what_it_is_about(call, measured):
+    """Separated by commas, or in several options; each cell is announced."""
+    code, _, error = call("measure", "gate", "--tokens", "64,128", "--tokens", "256", "--experts", "8,16", "--implementations", "torch")  # fmt: skip
+    assert code == 0
+    asked = [cell_of("gate", tokens=tokens, experts=experts, top_k=2) for tokens in (64, 128, 256) for experts in (8, 16)]  # fmt: skip
+    assert [job.cell for job, *_ in measured] == asked
+    assert error.splitlines()[-1] == f"cell 6 of 6: gate {asked[-1].key}: torch"
+
+
+def test_measure_warns_of_options_that_the_bench_does_not_read(call, measured):
+    assert (
+        "warning: gate does not read --hidden, --skew\n" in call("measure", "gate", "--skew", "1", "--hidden", "8")[2]
+    )
+    assert "warning" not in call("measure", "pack", "--skew", "1", "--hidden", "8", "--seed", "3")[2]
+    assert "warning" not in call("measure", "gate", "--model", "mixtral-8x7b", "--phase", "decode")[2]
+    assert len(measured) == 3
+
+
+@pytest.mark.parametrize("form", ["--json", "--csv"])
+def test_measure_prints_all_columns_for_programs(call, monkeypatch, form):
+    """Those of all cells in one document, and nothing else on stdout; of rows that differ in their columns as well."""
+    found = [
+        {"implementation": "torch", "status": "ok", "median_us": 1.5, "samples_us": [1.0, 2.0]},
+        {"implementation": "cute", "status": "unsupported", "reason": "needs a GPU, and more"},
+    ]
+    monkeypatch.setattr(supervisor, "measure", lambda *_: [dict(row) for row in found])
+    code, out, error = call("measure", "gate", "--tokens", "64,128", form)
+    assert code == 0 and "cell 2 of 2" in error
+    if form == "--json":
+        assert json.loads(out) == found * 2
+    else:
+        first, second, *rest = csv.DictReader(io.StringIO(out))
+        assert len(rest) == 2 and json.loads(first["samples_us"]) == [1.0, 2.0] and float(first["median_us"]) == 1.5
+        assert second["reason"] == "needs a GPU, and more" and second["median_us"] == ""
+
+
+def test_an_interrupt_ends_a_measurement_without_a_traceback_or_a_process():
+    """As Ctrl-C does, while the worker runs; the exit status is the shell's own for it."""
+    options = ["gate", "--implementations", "torch", "--tokens", "64", "--max-seconds", "60", "--min-blocks", "5000"]
+    command = [sys.executable, "-m", "moe_routing_bench.cli", "measure", *options]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 60
+    while not (workers := children.read_text().split()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in error + out, error
+    while any(map(runs, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert workers and not any(map(runs, workers))
+
+
+def runs(pid):
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_the_version_and_short_help(call):
+    assert call("--version")[:2] == (0, f"moe-routing-bench {metadata.version('moe-routing-bench')}\n")
+    code, out, _ = call("measure", "-h")
+    assert code == 0 and "Exit status: 0 where" in out and "--tokens INTEGER[,...]" in out
+    assert "--install-completion" in call("-h")[1]
 
 
 def test_an_option_of_measure_is_a_value_of_its_axis(call, measured):

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -18,10 +20,11 @@ from moe_routing_bench.cli import (
     training,
     training_results,
 )
+from moe_routing_bench.cli.command import Command
 from moe_routing_bench.errors import UserError
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
     help="Benchmark Mixture-of-Experts routing: gate, permute, pack, experts, combine.",
 )  # fmt: skip
 for _name, _command in {
@@ -46,7 +49,20 @@ for _name, _command in {
     "collect-perft": training_results.collect_perft,
     "specialisation": training_results.specialisation,
 }.items():
-    app.command(_name)(_command)
+    app.command(_name, cls=Command)(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"moe-routing-bench {metadata.version('moe-routing-bench')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")] = False,
+) -> None:  # fmt: skip
+    """Options before a command's name."""
 
 
 def main() -> None:

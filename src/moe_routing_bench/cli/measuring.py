@@ -1,26 +1,25 @@
-"""One cell that is measured by hand. Its options are the axes of the grid."""
+"""Cells that are measured by hand. The options are the axes of the grid."""
 
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from moe_routing_bench import files
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import progress
+from moe_routing_bench.cli import measured, progress
 from moe_routing_bench.cli.printing import show
-from moe_routing_bench.config import presets
+from moe_routing_bench.config import axes, presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.expand import config_of, expand
 from moe_routing_bench.config.load import load
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.fields import NONE, words
-from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.store import paths
 
@@ -33,10 +32,14 @@ def _with_axes(command: Callable) -> Callable:
 
 
 def _option(axis: Axis) -> inspect.Parameter:
-    """An option that is None where it is not given; what may be a number or none is read as text."""
-    kind = str if axis.optional else axis.kind
-    annotation = Annotated[kind | None, typer.Option(help=_help(axis), show_default=False)]
-    return inspect.Parameter(axis.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    """An option that is None where it is not given. An axis of a grid's lists takes several values: a sweep."""
+    several = axis.scope == "list"
+    kind = list[str] if several else str if axis.optional else axis.kind
+    name = {int: "INTEGER", float: "FLOAT", str: "TEXT"}[axis.kind]
+    option = typer.Option(help=_help(axis), show_default=False, metavar=f"{name}[,...]" if several else name)
+    return inspect.Parameter(
+        axis.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
 
 
 def _help(axis: Axis) -> str:
@@ -59,17 +62,21 @@ def measure(
     max_seconds: Annotated[float, typer.Option(help="Sampling time")] = Settings.max_seconds,
     min_blocks: Annotated[int, typer.Option(help="Least blocks of samples")] = Settings.min_blocks,
     mode: Annotated[str, typer.Option(help="warm (a server that has imported torch) | cold")] = "cold",
-    out: Annotated[Path | None, typer.Option(help="Also write the rows to this Parquet file")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the rows of one cell to this Parquet file")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all columns of the rows as one JSON list")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print all columns of the rows as CSV")] = False,
     **values: Any,
 ) -> None:
-    """Measure one cell by hand and print its rows.
+    """Measure one cell by hand and print its rows, or several where options have several values: --tokens 64,128.
 
     Exit status: 0 where every row is ok or unsupported, 1 where an implementation crashed, hung, was wrong or ran out of memory, 2 for a
     mistake in the options.
     """
     pick("bench", bench, BENCHES)
     pick("mode", mode, ("warm", "cold"))
-    asked = config_of(bench, _values(values))
+    if as_json and as_csv:
+        raise bad("--csv", "together with --json", "one of them")
+    asked = _asked(bench, _values(values))
     if implementations is not None:
         asked["grid"][0]["implementations"] = [
             pick(f"implementation of {bench}", name.strip(), [one.name for one in BENCHES[bench].implementations])
@@ -77,16 +84,52 @@ def measure(
         ]
     most_blocks = max(min_blocks, Settings.max_blocks)
     asked["measure"] = {"max_seconds": max_seconds, "min_blocks": min_blocks, "max_blocks": most_blocks}
+    jobs = expand(load(asked), presets.load(paths.MODELS) if values["model"] else {})
+    if out and len(jobs) > 1:
+        raise bad("--out", f"{len(jobs)} cells", "one cell", "--json and --csv print the rows of several")
     if out:
         files.check_writable(out)
-    (job,) = expand(load(asked), presets.load(paths.MODELS) if values["model"] else {})
-    rows = importlib.import_module("moe_routing_bench.measure.supervisor").measure(job, out, mode)
-    show(_results(job.cell, rows))
+    _warn_of_ignored(bench, values)
+    rows = _measured(jobs, out, mode, tables=not (as_json or as_csv))
+    if as_json:
+        measured.write_json(rows)
+    if as_csv:
+        measured.write_csv(rows)
     if out:
-        print(f"wrote {out}")
+        print(f"wrote {out}", file=sys.stderr if as_json or as_csv else sys.stdout)
     if wrong := progress.unwell(rows):
-        print(f"{len(wrong)} of {len(rows)} implementations failed", file=sys.stderr)
+        print(f"{len(wrong)} of {len(rows)} rows are of implementations that failed", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _measured(jobs: Sequence[Job], out: Path | None, mode: str, tables: bool) -> list[dict[str, Any]]:
+    """The rows of all jobs, each job announced on stderr; its table is printed when it is done."""
+    supervisor = importlib.import_module("moe_routing_bench.measure.supervisor")
+    rows = []
+    for number, job in enumerate(jobs, 1):
+        names = ", ".join(job.implementations)
+        print(f"cell {number} of {len(jobs)}: {job.cell.bench} {job.cell.key}: {names}", file=sys.stderr, flush=True)
+        found = supervisor.measure(job, out, mode)
+        rows += found
+        if tables:
+            show(measured.results(job.cell, found))
+    return rows
+
+
+def _warn_of_ignored(bench: str, options: Mapping[str, Any]) -> None:
+    """Say on stderr which of the options that were given the bench does not read. A model's sizes are for all benches."""
+    read = {axis.name for axis in axes.of(BENCHES[bench].axes)} | {"model"}
+    ignored = [_flag(name) for name, value in options.items() if value is not None and name not in read]
+    if ignored:
+        print(f"warning: {bench} does not read {', '.join(ignored)}", file=sys.stderr)
+
+
+def _asked(bench: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A config that asks for the cells of a bench with these values, where a list is of several."""
+    lists = {name: value for name, value in values.items() if isinstance(value, list)}
+    asked = config_of(bench, {name: value for name, value in values.items() if name not in lists})
+    asked["grid"][0] |= lists
+    return asked
 
 
 def _values(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +137,7 @@ def _values(options: Mapping[str, Any]) -> dict[str, Any]:
     a model gives its own values."""
     given = {name: _read(AXES[name], value) for name, value in options.items() if value is not None}
     if "trace" in given:
-        given = {"sampler": "trace"} | given
+        given = {"sampler": ["trace"]} | given
     typical = {axis.name: axis.typical for axis in AXES.values() if axis.typical is not None}
     if "model" in given:
         typical = {name: value for name, value in typical.items() if not AXES[name].preset}
@@ -102,25 +145,20 @@ def _values(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(axis: Axis, value: Any) -> Any:
-    if not axis.optional or axis.kind is str or value == NONE:
+    """What an option holds: of an axis of lists all values, which commas or several options separate."""
+    if axis.scope == "list":
+        return [_one(axis, one.strip()) for text in value for one in text.split(",")]
+    return _one(axis, value)
+
+
+def _one(axis: Axis, value: Any) -> Any:
+    if axis.kind is str or (axis.optional and value == NONE):
         return value
     try:
         return axis.kind(value)
     except ValueError:
-        raise bad(f"--{axis.name.replace('_', '-')}", value, words(axis.type)) from None
+        raise bad(_flag(axis.name), value, words(axis.type)) from None
 
 
-def _results(cell: Cell, rows: list[dict[str, Any]]) -> Table:
-    table = Table(
-        "implementation", "status", "median us", "95 % CI us", "GB/s", "speed-up", "reason",
-        title=f"{cell.bench} {cell.key}", title_justify="left", box=None,
-    )  # fmt: skip
-    for row in rows:
-        interval = "" if row.get("ci_low_us") is None else f"{row['ci_low_us']:.2f} to {row['ci_high_us']:.2f}"
-        numbers = [_number(row.get(name)) for name in ("median_us", "gb_per_s", "speedup")]
-        table.add_row(row["implementation"], row["status"], numbers[0], interval, *numbers[1:], row.get("reason") or "")
-    return table
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

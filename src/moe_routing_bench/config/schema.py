@@ -9,6 +9,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from moe_routing_bench.errors import UserError, bad, near, shown
 from moe_routing_bench.fields import words
+from moe_routing_bench.formats import FORMATS
 
 _M = TypeVar("_M", bound=BaseModel)
 _UNKNOWN = ("extra_forbidden", "invalid_key")  # pydantic's names of the mistake that a key is not known
@@ -75,11 +76,18 @@ def _explained(model: type[BaseModel], mistake: Mapping[str, Any], where: str) -
     place, node = _node(model, loc, where)
     if kind == "choice":
         names = mistake["ctx"]["names"]
-        return bad(place, value, ", ".join(names), near(value, names))
+        return bad(place, value, ", ".join(names), _torch_name(value, names) or near(value, names))
     hint = f"{shown(mistake['ctx']['element'])} is there twice" if kind == "twice" else ""
     if kind == "list_type" and not isinstance(value, dict | list | None) and len(str(value)) <= 100:
         hint = f"write [{value}]"
     return bad(place, value, node.get("description", mistake["msg"]), hint)
+
+
+def _torch_name(value: Any, names: Sequence[str]) -> str:
+    """The hint for a format that is given by torch's name, such as ``float32``; nothing for anything else."""
+    element = str(value).removeprefix("torch.")
+    found = [name for name in names if name in FORMATS and FORMATS[name].element == element]
+    return f"did you mean {found[0]!r}?" if found else ""
 
 
 def _unknown_key(place: str, key: Any, known: Sequence[str]) -> UserError:
