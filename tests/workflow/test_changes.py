@@ -67,9 +67,10 @@ def test_snakemake_report_holds_every_figure_with_its_caption(project: Project) 
 
 
 def test_second_run_does_nothing(project: Project) -> None:
-    """Not even after a move to another folder."""
+    """Not even after a move to another folder. It says where the report is all the same."""
     before = cells(project)
-    assert count(project.snakemake()) == {}
+    second = project.snakemake()
+    assert count(second) == {} and "the report is reports/cpu/index.html" in second.stdout + second.stderr
     assert cells(project) == before
 
 

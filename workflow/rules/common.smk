@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 
 from moe_routing_bench.cli import progress
 from moe_routing_bench.cli.asked import last
@@ -59,6 +60,7 @@ def keep_inputs():
 
 if workflow.is_main_process:  # a job elsewhere writes its outputs, and nothing else
     keep_inputs()
+    logger.info(f"{PLATFORM}: {len(JOBS)} cells are asked for; the report is {paths.report(PLATFORM)}")
 else:  # it runs one cell: a warm server would be of use to none after it, and end with it while others call
     os.environ.setdefault("MOE_ROUTING_BENCH_WORKER", "cold")
 # Rows of training runs are reported when this config makes them, or when they are stored.
