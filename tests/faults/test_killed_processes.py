@@ -20,6 +20,7 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import client
 from moe_routing_bench.store import platforms, records
+from signals import interruptible
 
 CELL = cell_of("permute", tokens=64, experts=8, top_k=2)
 QUICK = Job(CELL, ("torch",), Settings(max_seconds=0.05, min_blocks=3, max_blocks=3, warmup_ms=1, interval_us=200))
@@ -75,11 +76,6 @@ class Server:
 
     def is_idle(self) -> bool:
         return len(self.processes()) == 1
-
-
-def interruptible() -> None:
-    """What a shell starts in the background ignores SIGINT, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:

@@ -23,6 +23,7 @@ from moe_routing_bench.measure import supervisor
 from moe_routing_bench.quality import code as quality_code
 from moe_routing_bench.quality.spec import plan, run_rows
 from moe_routing_bench.store import paths, records, rows
+from signals import interruptible
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {
@@ -178,7 +179,9 @@ def test_an_interrupt_ends_a_measurement_without_a_traceback_or_a_process():
     """As Ctrl-C does, while the worker runs; the exit status is the shell's own for it."""
     options = ["gate", "--implementations", "torch", "--tokens", "64", "--max-seconds", "60", "--min-blocks", "5000"]
     command = [sys.executable, "-m", "moe_routing_bench.cli", "measure", *options]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible
+    )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + 60
     while not (workers := children.read_text().split()) and time.monotonic() < deadline:
