@@ -325,11 +325,11 @@ def test_what_a_gpu_sustains(card) -> None:
 
 
 def test_what_a_gpu_sustains_of_products(card) -> None:
-    """The time of one of each, once they have run for a second: 4 GFLOP and 6 GFLOP, at 800 TFLOP/s at first, then at 600."""
+    """The time of one of each, once they have run for a second: 0.4 and 0.6 TFLOP, at 800 TFLOP/s at first, then at 600."""
     one = calibration.ceilings("cuda")
     card.hot = card.now + 2.99  # the large product has a second as well
-    found = one.sustained(1.5, [(1000, 500, 4000), (1000, 3000, 1000)], torch.bfloat16)
-    assert found == pytest.approx({"sustained_tflops": 800.0, "dense_us": 1e10 / 600e12 * 1e6}, rel=2e-11, abs=0)
+    found = one.sustained(1.5, [(100_000, 500, 4000), (100_000, 3000, 1000)], torch.bfloat16)
+    assert found == pytest.approx({"sustained_tflops": 800.0, "dense_us": 1e12 / 600e12 * 1e6}, rel=2e-11, abs=0)
 
 
 def test_mean_and_drift() -> None:
