@@ -1,5 +1,5 @@
-"""The tables of the documents whose figures are stored rows: each is made of a file below results/nvidia-h200/ or,
-for experts and layers, results/nvidia-h200.layers/.
+"""The tables of the documents whose figures are stored rows: each is made of a file below results/nvidia-h200/, or below that of
+another run: layers, training or model.
 
 Times are medians of device time in µs. `floor` is `roofline_us`: the compulsory bytes at the copy bandwidth, or the FLOPs
 at the matrix rate, both measured in the same process.
@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.choices import table as table_of_choices
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.quality.spec import run_rows
@@ -235,7 +236,7 @@ def layers(phase: str) -> str:
     rows = stored(LAYERS + "measurements.parquet")
     lines = []
     # auto is one of the others
-    ok = (rows["bench"] == "layer") & (rows["status"] == "ok") & (rows["implementation"] != "auto")
+    ok = (rows["bench"] == "layer") & (rows["status"] == "ok") & (rows["implementation"] != AUTO)
     for _, cell in rows[ok & (rows["phase"] == phase)].groupby("cell", sort=False):
         found, first = cell.set_index("implementation"), cell.iloc[0]
         medians = found["median_us"]

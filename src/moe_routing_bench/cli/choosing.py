@@ -73,8 +73,7 @@ def _printed(lines: list[Any]) -> Table:
         times, cells = line.entry.times, []
         for one in line.choices:
             cells += [one.name, f"{one.own:.1%} ({one.all:.1%})"]
-        unmeasured = [f"{one.unlimited} has no time here" for one in line.choices if one.unlimited]
-        notes = [*dict.fromkeys(unmeasured), *dict.fromkeys(line.entry.suspect.values())]
+        notes = [*line.unmeasured, *dict.fromkeys(line.entry.suspect.values())]
         best = [f"{name} {times[name]:.4g} us" for name in (line.best_own, line.best)]
         printed.add_row(line.entry.label, *best, *cells, "; ".join(notes))
     return printed

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.choices.table import SIZES, Entry, Shape
 from moe_routing_bench.errors import bad
 
 BENCH = "layer"
-AUTO = "auto"
 # What a card is, by a word of its name: rows name the card, a choice is made for its architecture.
 ARCHITECTURES = {"A100": "sm_80", "L40S": "sm_89", "H100": "sm_90", "H200": "sm_90", "H20": "sm_90", "GH200": "sm_90", "B200": "sm_100"}  # fmt: skip
 _VERSIONS = ("torch_version", "triton_version", "cutlass_dsl_version", "driver")

@@ -44,6 +44,11 @@ class Line:
         """Whether something speaks against one of the times that are compared."""
         return bool(self.entry.suspect)
 
+    @property
+    def unmeasured(self) -> list[str]:
+        """What would be chosen if it had a time in this cell, each once, in words."""
+        return list(dict.fromkeys(f"{one.unlimited} has no time here" for one in self.choices if one.unlimited))
+
 
 @dataclass(frozen=True)
 class Summary:

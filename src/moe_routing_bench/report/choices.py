@@ -33,7 +33,6 @@ def _shown(line: regret.Line, measured: pd.Series) -> dict[str, Any]:
     """A line of the table; `auto` is the regret of its own row, where it was measured."""
     times, entry = line.entry.times, line.entry
     doubts = dict.fromkeys(entry.suspect.values())
-    absent = dict.fromkeys(f"{one.unlimited} has no time here" for one in line.choices if one.unlimited)
     return {
         "cell": entry.label,
         "key": entry.cell,
@@ -41,7 +40,7 @@ def _shown(line: regret.Line, measured: pd.Series) -> dict[str, Any]:
         "best": f"{line.best}, {times[line.best]:.4g} µs",
         "choices": [(one.name, f"{one.own:.1%}", f"{one.all:.1%}") for one in line.choices],
         "auto": f"{measured[entry.cell] / times[line.best_own] - 1:.1%}" if entry.cell in measured else "–",
-        "notes": "; ".join([*absent, *(f"suspect: {why}" for why in doubts)]),
+        "notes": "; ".join([*line.unmeasured, *(f"suspect: {why}" for why in doubts)]),
     }
 
 

@@ -42,8 +42,8 @@ def render(
     what became of published figures.
     """
     frame = table.to_pandas() if isinstance(table, pa.Table) else table
-    shown = {name: path for name, path in figures.items() if not (path.is_file() and _blank(path))}
-    drawn = [_figure(name, path) for name, path in shown.items()]
+    every = [_figure(name, path) for name, path in figures.items()]
+    drawn = [(entry, uri) for entry, uri in every if uri is not None]
     page.write(
         "report.html.j2",
         out,
@@ -58,7 +58,7 @@ def render(
         claims=[_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict)) if one.cells],
         unheld=[_claim(one) for one in claims if not one.cells],
         figures=[(entry, uri) for entry, uri in drawn if entry.source == "measurements"],
-        undrawn=[FIGURES[name].title for name in figures.keys() - shown.keys()],
+        undrawn=[entry.title for entry, uri in every if uri is None],
         quality=None
         if trained is None
         else _quality(trained, adapted, [one for one in drawn if one[0].source != "measurements"]),
@@ -103,20 +103,15 @@ def embedded(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
 
 
-def _figure(name: str, path: Path) -> tuple[Entry, str]:
-    """The figure's table entry and its drawing as a data URI; empty when there is no file."""
+def _figure(name: str, path: Path) -> tuple[Entry, str | None]:
+    """The figure's table entry and its drawing as a data URI; empty when there is no file, None when no panel has anything to show."""
     entry = FIGURES.get(name) or Entry(name, name, "")
     if not path.is_file():
         return entry, ""
-    return entry, "data:image/svg+xml;base64," + base64.b64encode(
-        small(path.read_text(encoding="utf-8")).encode()
-    ).decode()
-
-
-def _blank(path: Path) -> bool:
-    """Whether no panel of a drawing has anything to show."""
     svg = path.read_text(encoding="utf-8")
-    return 0 < svg.count('id="axes_') <= svg.count(f'id="{NOTHING}"')
+    if 0 < svg.count('id="axes_') <= svg.count(f'id="{NOTHING}"'):
+        return entry, None
+    return entry, "data:image/svg+xml;base64," + base64.b64encode(small(svg).encode()).decode()
 
 
 def small(svg: str) -> str:
