@@ -2,6 +2,7 @@
 
 import ctypes
 import faulthandler
+import json
 import os
 import signal
 import subprocess
@@ -122,6 +123,7 @@ FAULTS = LATE | {
     "stop": lambda x, packed, checked: os.kill(os.getpid(), signal.SIGSTOP),
     "close": closes,
     "raise": raises(ValueError("the kernel was called wrongly")),
+    "inside": lambda x, packed, checked: json.loads("{"),
     "exit": raises(SystemExit()),
     "exit_text": raises(SystemExit("a text")),
     "exit_large": raises(SystemExit(1 << 40)),

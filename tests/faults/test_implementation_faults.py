@@ -17,7 +17,7 @@ import faulty_pack
 CELL = cell_of("pack", tokens=64, hidden=32, experts=8, top_k=2, dtype="fp32")
 QUICK = Settings(max_seconds=0.02, min_blocks=3, max_blocks=3, warmup_ms=1, interval_us=200, timeout=1)
 EXPECTED = {
-    "raise": ("crashed", "preparing: ValueError: the kernel was called wrongly"),
+    "raise": ("crashed", "preparing: ValueError: the kernel was called wrongly (/"),
     "exit": ("crashed", "SystemExit"),
     "exit_text": ("crashed", "SystemExit: a text"),
     "exit_large": ("crashed", "SystemExit: 1099511627776"),
@@ -70,6 +70,18 @@ def check(rows, faults, restarts):
         assert len(rows[fault]["reason"]) <= 500 and "\n" not in rows[fault]["reason"]
     assert rows["torch"]["status"] == rows["none"]["status"] == "ok" and rows["torch"]["restarts"] == restarts
     assert rows["torch"]["median_us"] > 0 and rows["none"]["speedup"] > 0
+
+
+def test_where_an_implementation_crashed_is_in_its_row_and_the_traceback_in_the_log(measured, capfd) -> None:
+    """The line of the project's or the author's code that an error inside a library came from."""
+    rows = measured("none", "raise", "inside")
+    own = Path(faulty_pack.__file__)
+    lines = {name: number for number, line in enumerate(own.read_text().splitlines(), 1) for name in ("raise error", "json.loads") if name in line}  # fmt: skip
+    printed = capfd.readouterr().err
+    for fault, line in (("raise", "raise error"), ("inside", "json.loads")):
+        assert rows[fault]["reason"].endswith(f"({own}:{lines[line]})"), rows[fault]["reason"]
+        assert f'File "{own}", line {lines[line]}' in printed
+    assert printed.count("Traceback (most recent call last)") == 2
 
 
 @pytest.mark.fault("implementation that fails", len(EXPECTED) - len(DEADLY))

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from moe_routing_bench.benches.checks import Cost
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import inputs
@@ -37,6 +38,15 @@ class Doubled:
     def empty_outputs(self, cell, inputs):
         assert cell == CELL
         return {"y": torch.empty(4, 3), "count": torch.empty(2, dtype=torch.int32)}
+
+    def cost(self, cell, inputs, outputs, expected):
+        assert (
+            cell == CELL
+            and inputs.keys() == {"x", "ids", "w"}
+            and outputs.keys() == {"y", "count"}
+            and expected.keys() == {"y"}
+        )
+        return Cost(read_bytes=74, write_bytes=56)
 
 
 def made(device: str = "cpu", definition: object = None, **settings) -> Sets:
@@ -84,17 +94,36 @@ def test_sets_of_a_gpu(settings, count, gpu) -> None:
     assert sets.draws == 1 and sets.draw_of(1) is sets.fresh[0] and sets.damage() is None
 
 
+def known_sets(read: int = 0, draws: int = 1, shared: int = 0) -> Sets:
+    """Sets of which only the traffic of a call, the draws and the bytes that all share are known."""
+    sets = object.__new__(Sets)
+    sets.cost, sets._loaded = SimpleNamespace(read_bytes=read), [None] * draws
+    sets._shared = {"w": (torch.empty(shared, dtype=torch.uint8, device="meta"), 0)}
+    return sets
+
+
 @pytest.mark.parametrize(("count", "cold"), [(1, False), (2, False), (3, True), (9, True)])
 def test_cold_is_four_times_the_cache(count, cold, gpu) -> None:
     """400 bytes of input are 1536 with their guards, and 3 times as much are more than 4000."""
-    sets = object.__new__(Sets)
+    sets = known_sets()
     sets._inputs = {"x": inputs._Guarded(torch.empty(100, device="meta"), 9)}
+    assert sets.cold(count) is cold
+
+
+@pytest.mark.parametrize(
+    ("read", "draws", "shared", "count", "cold"),
+    [(4000, 3, 3000, 3, True), (4000, 3, 2900, 3, False), (1334, 3, 9000, 3, True), (1333, 3, 9000, 3, False), (2000, 3, 9000, 1, False), (4000, 1, 9000, 9, True)],
+)  # fmt: skip
+def test_weights_that_all_sets_share_are_cold_by_what_is_read_of_them(read, draws, shared, count, cold, gpu) -> None:
+    """By the calls of different draws, and never more than there is: 1024 bytes of an own input and those of the weights."""
+    sets = known_sets(read, draws, shared)
+    sets._inputs = {"x": SimpleNamespace(whole=torch.empty((1, 1024), dtype=torch.uint8, device="meta"))}
     assert sets.cold(count) is cold
 
 
 def test_cold_counts_every_input(gpu) -> None:
     """Two of 1024 bytes with their guards: 4096 are enough for two sets, and exactly 4000 are."""
-    sets = object.__new__(Sets)
+    sets = known_sets()
     sets._inputs = {n: inputs._Guarded(torch.empty(0, device="meta"), 4) for n in ("a", "b")}
     assert [one.whole.shape for one in sets._inputs.values()] == [(4, 1024)] * 2
     assert not sets.cold(1) and sets.cold(2)

@@ -24,6 +24,24 @@ def test_set_aside_blocks_do_not_shift_the_pairs() -> None:
     assert rows["fast"]["best_speedup"] == pytest.approx(2) and rows["base"]["best_speedup"] == pytest.approx(0.5)
 
 
+def test_what_chose_to_be_another_one_is_nobodys_best_other() -> None:
+    """`auto` is `ours` here, a little faster by chance: it is compared with `loop` alone, and so is `ours`. Where `ours` is not measured,
+    `auto` is what others are compared with."""
+    timer = HostTimer([lambda: None], 1)
+
+    def call() -> None: ...
+
+    call.chosen = "ours"  # type: ignore[attr-defined]
+    alive = [
+        Candidate(name, calls, timer=timer, blocks=[[time] * 3] * 12, clocks=[None] * 12, slow=[0] * 12)
+        for name, calls, time in (("loop", [], 300.0), ("ours", [], 10.0), ("auto", [call], 9.9))
+    ]
+    for ones, expected in ((alive, ["ours", "loop", "loop"]), (alive[::2], ["auto", "loop"])):
+        rows = {one.name: outcome.row(one) for one in ones}
+        outcome.speedups(ones, rows, "loop")
+        assert [rows[one.name]["best_other"] for one in ones] == expected
+
+
 def test_the_best_other_is_not_the_baseline_where_something_is_faster() -> None:
     """A speed-up of 30 over a weak baseline, and of 1.5 over the best alternative."""
     timer = HostTimer([lambda: None], 1)

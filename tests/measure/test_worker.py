@@ -1,6 +1,7 @@
 """Every number of a row, worked out by hand: implementations that take planted times on a clock of the test's own."""
 
 import functools
+import json
 import math
 import os
 import sys
@@ -337,23 +338,50 @@ def test_outputs_that_an_implementation_returns_are_compared_bit_by_bit(other, d
         (RuntimeError("not enough memory: you tried"), "out_of_memory", None),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), "out_of_memory", None),
         (ValueError("two\n  lines"), "crashed", "binding: ValueError: two lines"),
-        (ValueError("x" * 10**7 + "z"), "crashed", "binding: ValueError: " + "x" * 135 + " … " + "x" * 149 + "z"),
+        (ValueError("x" * 10**7 + "z"), "crashed", "binding: ValueError: " + "x" * 135 + " … "),
         (ValueError("\udcff"), "crashed", "binding: ValueError: \\udcff"),
         (SystemExit("a text"), "crashed", "binding: SystemExit: a text"),
         (SystemExit(0), "crashed", "binding: SystemExit: 0"),
     ],
 )
 def test_what_an_implementation_raises_is_a_status(error, status, reason):
-    """One line, of at most 300 characters that any file can hold; the worker goes on."""
+    """One line, of at most 300 characters that any file can hold and with the place at its end; the worker goes on."""
     messages = []
 
     def action():
         raise error
 
+    place = f" ({__file__}:{action.__code__.co_firstlineno + 1})"
+
     assert worker._guarded(messages.append, "a", "binding", action) is False
     at, failed = messages
     assert at == ("at", "a", "binding") and failed[:3] == ("failed", "a", status)
-    assert reason is None or failed[3] == reason
+    assert len(failed[3]) <= 300 + len("binding: ")
+    if status != "incorrect":
+        assert failed[3].endswith(place)
+        assert reason is None or failed[3].removesuffix(place) == reason or failed[3] == reason + failed[3][-150:]
+    else:
+        assert failed[3] == reason
+
+
+def test_the_place_of_a_crash_is_the_last_line_that_is_no_librarys(monkeypatch):
+    """Relative to the package where it is the package's; where all is a library's, the innermost."""
+    found = []
+    for text, action in (("[", lambda: json.loads("[")), (None, lambda: cell_of("no such bench"))):
+        try:
+            action()
+        except Exception as error:
+            found.append(worker._place(error))
+            if text:
+                monkeypatch.setattr(worker, "_LIBRARIES", ("/",))
+                found.append(worker._place(error))
+                monkeypatch.undo()
+    own, library, package = found
+    assert (
+        own.rpartition(":")[0] == __file__
+        and "json/" in library
+        and package.startswith(("config/", "errors.py", "benches/"))
+    )
 
 
 def test_a_broken_context_ends_the_worker():

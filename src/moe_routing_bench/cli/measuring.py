@@ -119,7 +119,7 @@ def _measured(jobs: Sequence[Job], out: Path | None, mode: str, tables: bool) ->
 def _warn_of_ignored(bench: str, options: Mapping[str, Any]) -> None:
     """Say on stderr which of the options that were given the bench does not read. A model's sizes are for all benches."""
     read = {axis.name for axis in axes.of(BENCHES[bench].axes)} | {"model"}
-    ignored = [_flag(name) for name, value in options.items() if value is not None and name not in read]
+    ignored = [AXES[name].option for name, value in options.items() if value is not None and name not in read]
     if ignored:
         print(f"warning: {bench} does not read {', '.join(ignored)}", file=sys.stderr)
 
@@ -157,8 +157,4 @@ def _one(axis: Axis, value: Any) -> Any:
     try:
         return axis.kind(value)
     except ValueError:
-        raise bad(_flag(axis.name), value, words(axis.type)) from None
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+        raise bad(axis.option, value, words(axis.type)) from None

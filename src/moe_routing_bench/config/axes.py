@@ -59,6 +59,11 @@ class Axis:
     silent: bool = False
 
     @property
+    def option(self) -> str:
+        """How a command line spells it."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
     def type(self) -> Any:
         """The type of one value in a config, as an annotation."""
         marks = [Choice(self.choices, _LISTED if self.open else "")] if self.choices else []

@@ -32,9 +32,16 @@ class Candidate:
     clocks: list[int | None] = field(default_factory=list)
     powers: list[float | None] = field(default_factory=list)
     slow: list[int] = field(default_factory=list)
-    energies: list[float | None] = field(default_factory=list)  # of the blocks of long turns, mJ
+    energies: list[float] = field(
+        default_factory=list
+    )  # of a call, in each long turn, mJ; none where the board does not count
     fields: dict[str, object] = field(default_factory=dict)
     twin: "Candidate | None" = None
+
+    @property
+    def identity(self) -> str:
+        """Its name, or that of the implementation which it has chosen to be in this cell."""
+        return getattr(self.calls[0], "chosen", self.name) if self.calls else self.name
 
     @property
     def entries(self) -> "tuple[Candidate, ...]":

@@ -65,6 +65,7 @@ class Sets:
         self.inputs = [{name: one.tensors[i] for name, one in self._inputs.items()} | shared for i in range(count)]
         self.outputs = [{name: one.tensors[i] for name, one in self._outputs.items()} for i in range(count)]
         self.load(self.base)
+        self.cost = definition.cost(cell, self.inputs[0], self.outputs[0], self.base[0].expected)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -83,11 +84,17 @@ class Sets:
             one.poison()
 
     def cold(self, count: int) -> bool | None:
-        """Whether the inputs of `count` sets are at least 4 times the L2 cache of a GPU; None on a CPU."""
+        """Whether what is read before a set comes round again is at least 4 times the L2 cache of a GPU; None on a CPU.
+
+        That is the inputs of `count` sets; or, of weights that all sets share, what the calls of different draws read of them.
+        """
         whole = [one.whole for one in self._inputs.values()]
         if whole[0].device.type == "cpu":
             return None
-        return sum(t[:count].numel() for t in whole) >= 4 * torch.cuda.get_device_properties(0).L2_cache_size
+        own = sum(t[:count].numel() for t in whole)
+        known = own + nbytes(*(tensor for tensor, _ in self._shared.values()))
+        read = min(known, self.cost.read_bytes * min(count, self.draws))
+        return max(own, read) >= 4 * torch.cuda.get_device_properties(0).L2_cache_size
 
     @property
     def draws(self) -> int:

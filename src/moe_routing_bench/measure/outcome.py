@@ -1,6 +1,6 @@
 """What the samples of a cell say: the fields of every implementation's row."""
 
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -21,9 +21,8 @@ def row(one: Candidate) -> dict[str, object]:
     reason = "a hardware slowdown bit" if aside else None
     checked = {n: getattr(one.check, n) for n in ("rel_l2_error", "max_abs_error", "tolerance", "mismatches", "ties")}
     checked |= {"block_clocks_mhz": one.clocks, "block_powers_w": one.powers}
-    known = [energy for energy in one.energies if energy is not None]
-    if known and len(known) == len(one.blocks):
-        checked["energy_mj"] = sum(known) / sum(len(block) * one.timer.calls for block in one.blocks)
+    if one.energies:
+        checked["energy_mj"] = mean(one.energies)
     if one.timer.name != "wall":
         checked["launch_hidden"] = one.timer.hidden / one.timer.samples
     return (
@@ -33,12 +32,16 @@ def row(one: Candidate) -> dict[str, object]:
 
 
 def speedups(alive: list[Candidate], rows: dict[str, dict], baseline: str) -> None:
-    """Ratios to the baseline, and to the fastest other implementation, whose name is `best_other`."""
+    """Ratios to the baseline, and to the fastest other implementation, whose name is `best_other`.
+
+    What has chosen to be another one of the cell is not compared with it, nor is it anybody's `best_other`.
+    """
     by_name = {one.name: one for one in alive}
+    themselves = [one for one in alive if one.identity == one.name or one.identity not in by_name]
     for one in alive:
         if baseline in by_name:
             rows[one.name] |= _ratio("speedup", by_name[baseline], one) | {"baseline": baseline}
-        others = [other.name for other in alive if other is not one]
+        others = [other.name for other in themselves if other.identity != one.identity]
         if others:
             best = min(others, key=lambda name: rows[name]["median_us"])
             rows[one.name] |= _ratio("best_speedup", by_name[best], one) | {"best_other": best}

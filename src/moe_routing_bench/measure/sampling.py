@@ -55,7 +55,7 @@ def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guar
     limited = (
         heavy
         and gpu is not None
-        and any(_kept_busy(one, job.settings.turn_seconds, gpu.power_capped, True) for one in alive)
+        and any(_kept_busy(one, job.settings.turn_seconds, gpu.power_capped, True)[0] for one in alive)
     )
     stop = (_long_turns if limited else _rounds)(job, alive, sets, gpu, guarded)
     for one in alive:
@@ -105,7 +105,8 @@ def _long_turns(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded:
 
     A turn begins with `turn_seconds` of the same work, untimed. Before a block that nobody can foresee, in one of its two turns, an
     implementation is checked, and kept busy for half of that again. Blocks are long, and longer where the limit bound in that turn.
-    Their energies add up: the board's counter lags by up to a tenth of a second, at the end of a block as at its beginning.
+    The energy of a call is that of the second half of the work that is not timed: the board's counter lags by up to a tenth of a
+    second, at the end of that half as at its beginning.
     """
     settings, entries = job.settings, _entries(alive)
     order = random.Random(job.hash).sample(entries, len(entries))
@@ -114,14 +115,15 @@ def _long_turns(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded:
 
     def turn(entry: Candidate) -> None:
         _kept_busy(entry, settings.turn_seconds / 2)  # until the heat of the one before is gone
-        limited = _kept_busy(entry, settings.turn_seconds / 2, gpu.power_capped)
+        before = gpu.energy_mj()
+        limited, samples = _kept_busy(entry, settings.turn_seconds / 2, gpu.power_capped)
+        if before is not None:
+            entry.energies.append((gpu.energy_mj() - before) / (samples * entry.timer.calls))
         for _ in range(blocks):
             if len(entry.blocks) == surprises[id(entry)]:
                 verify(job, entry, sets)
                 _kept_busy(entry, settings.turn_seconds / 2)
-            before = gpu.energy_mj()
             _block(entry, gpu, 1, _LIMITED_BLOCK_US if limited else _LONG_BLOCK_US)
-            entry.energies.append(None if before is None else gpu.energy_mj() - before)
 
     for ordered in (order, order[::-1]):
         _each(alive, ordered, guarded, "sampling", turn)
@@ -142,13 +144,15 @@ def _each(
             alive.remove(one)
 
 
-def _kept_busy(one: Candidate, seconds: float, seen: Callable[[], bool] = lambda: False, stop: bool = False) -> bool:
-    """Take samples that nobody counts for so long, with `stop` until `seen` at most; returns whether it ever was."""
-    end, ever = perf_counter() + seconds, False
+def _kept_busy(
+    one: Candidate, seconds: float, seen: Callable[[], bool] = lambda: False, stop: bool = False
+) -> tuple[bool, int]:
+    """Take samples that nobody times for so long, with `stop` until `seen` at most; returns whether it ever was, and how many they were."""
+    end, ever, count = perf_counter() + seconds, False, 0
     while perf_counter() < end and not (stop and ever):
         one.timer.sample()
-        ever = seen() or ever
-    return ever
+        ever, count = seen() or ever, count + 1
+    return ever, count
 
 
 def _block(entry: Candidate, gpu: Any, least: int, least_us: float = 0.0) -> None:

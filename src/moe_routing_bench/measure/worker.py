@@ -6,12 +6,16 @@ when an implementation is out, ``("tainted", reason)`` when one has harmed the o
 """
 
 import functools
+import sysconfig
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
+import moe_routing_bench
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.errors import one_line
 from moe_routing_bench.formats import FORMATS
@@ -24,6 +28,8 @@ from moe_routing_bench.measure.verify import clocks, genuine, unharmed, verify
 
 Send = Callable[[tuple], None]
 REMEASURE_DRIFT = 0.05  # of a ceiling, over which a GPU cell is sampled once more
+_PACKAGE = Path(moe_routing_bench.__file__).parent
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 BLOCK_US = 20_000.0  # a block of a long call has fewer samples, so that there are enough blocks for an interval
 
 
@@ -39,7 +45,7 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     definition = bench.definition()
     gpu = provenance.Gpu() if device != "cpu" else None
     sets = Sets(job, definition, device)
-    cost = definition.cost(cell, sets.inputs[0], sets.outputs[0], sets.base[0].expected)
+    cost = sets.cost
     mix = _mix(cost) if bench.streams else None
     known = clocks()
 
@@ -92,7 +98,8 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
 def _guarded(
     send: Send, name: str, step: str, action: Callable[[], object], after: Callable[[], object] = lambda: None
 ) -> bool:
-    """Run one step of an implementation, and `after`; report what they raise. A broken CUDA context ends the worker."""
+    """Run one step of an implementation, and `after`; report what they raise, and print the traceback of a crash. A broken CUDA
+    context ends the worker."""
     send(("at", name, step))
     try:
         try:
@@ -107,6 +114,7 @@ def _guarded(
     except (MemoryError, torch.OutOfMemoryError) as error:
         send(("failed", name, "out_of_memory", f"{step}: {_said(error)}"))
     except (Exception, SystemExit) as error:
+        traceback.print_exc()
         text = _said(error)
         memory = "not enough memory" in text or "can't allocate memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
         send(("failed", name, "out_of_memory" if memory else "crashed", f"{step}: {text}"))
@@ -120,7 +128,17 @@ def _guarded(
 
 
 def _said(error: BaseException) -> str:
-    return one_line(f"{type(error).__name__}: {error}", 300)
+    return one_line(f"{type(error).__name__}: {error} ({_place(error)})", 300)
+
+
+def _place(error: BaseException) -> str:
+    """File and line where the project's code, or code of no library, was last: an error inside torch is the fault of its caller."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if _PACKAGE in Path(one.filename).parents or not one.filename.startswith(_LIBRARIES)]
+    last = (own or frames)[-1]
+    path = Path(last.filename)
+    shown = path.relative_to(_PACKAGE) if _PACKAGE in path.parents else path
+    return f"{shown}:{last.lineno}"
 
 
 def _mix(cost: Any) -> tuple[int, int]:

@@ -31,4 +31,4 @@ def _options(row: Mapping[str, Any]) -> Iterator[str]:
     for name, value in known.items():
         of_model = "model" in known and name in PRESET
         if not of_model and value != (AXES[name].default if not AXES[name].follows else known.get(AXES[name].follows)):
-            yield from (f"--{name.replace('_', '-')}", str(value))
+            yield from (AXES[name].option, str(value))

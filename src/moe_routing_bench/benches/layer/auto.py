@@ -68,7 +68,7 @@ class Choosing(Bench):
 class _Chosen:
     """The call of what was chosen, a `composite.Staged`, and its name."""
 
-    name: str
+    chosen: str
     call: Any
 
     def __call__(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class _Chosen:
 
     def configuration(self) -> str:
         """What was chosen, and what the tuners of its parts chose."""
-        return "; ".join(filter(None, (self.name, self.call.configuration())))
+        return "; ".join(filter(None, (self.chosen, self.call.configuration())))
 
 
 def _architecture() -> str:
