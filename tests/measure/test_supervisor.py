@@ -16,7 +16,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import gpus, processes, provenance, supervisor, worker
+from moe_routing_bench.measure import completion, gpus, processes, provenance, supervisor, worker
 from moe_routing_bench.store import platforms
 
 CELL = cell_of("pack", tokens=8, hidden=8, experts=4, top_k=2, dtype="fp32")
@@ -421,10 +421,10 @@ def test_rows_are_written_where_they_are_asked_for(scripted, monkeypatch, tmp_pa
 
 def test_a_row_with_a_time_has_what_follows_from_it(monkeypatch) -> None:
     """And that of somebody else's package the version of that."""
-    monkeypatch.setattr(supervisor, "_derived", lambda of, row: {"derived": (of.cell.bench, row["median_us"])})
+    monkeypatch.setattr(completion, "derived", lambda of, row: {"derived": (of.cell.bench, row["median_us"])})
     monkeypatch.setattr(provenance, "version", {"quack-kernels": "9.1"}.get)
     cell = cell_of("gate", tokens=8, experts=4, top_k=2, dtype="fp32")
-    found = supervisor._complete(Job(cell, ("quack",), Settings()), "cpu", "quack", {"status": "ok", "median_us": 3.0}, datetime.now())  # fmt: skip
+    found = completion.complete(Job(cell, ("quack",), Settings()), "cpu", "quack", {"status": "ok", "median_us": 3.0}, datetime.now())  # fmt: skip
     assert found["derived"] == ("gate", 3.0) and found["implementation_version"] == "9.1"
 
 

@@ -20,7 +20,7 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.kernels.experts import quack_experts
 from moe_routing_bench.kernels.pack import torch_pack
-from moe_routing_bench.measure import calibration, outcome, sampling, supervisor, timers, verify, worker
+from moe_routing_bench.measure import calibration, completion, outcome, sampling, supervisor, timers, verify, worker
 from moe_routing_bench.measure.candidate import Candidate, Failure
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.store.rows import SCHEMA_VERSION
@@ -128,12 +128,12 @@ def test_what_follows_from_a_row(measured):
     """Rates and shares of 100 µs: the supervisor's part."""
     job = Job(CELL, ("torch", "fast"), SETTINGS)
     rows, _ = measured(job, fast=lambda _: 100.0)
-    found = supervisor._derived(job, rows["fast"])
+    found = completion.derived(job, rows["fast"])
     gb_per_s = BYTES / 100e-6 / 1e9
     assert found["tokens_per_s"] == pytest.approx(64 / 100e-6) and found["gb_per_s"] == pytest.approx(gb_per_s)
     assert found["share_of_copy"] == pytest.approx(gb_per_s / 100)
     assert "energy_mj_per_token" not in found
-    assert supervisor._derived(job, rows["fast"] | {"energy_mj": 32.0})["energy_mj_per_token"] == 0.5
+    assert completion.derived(job, rows["fast"] | {"energy_mj": 32.0})["energy_mj_per_token"] == 0.5
     assert found["roofline_us"] == pytest.approx(BYTES / 100e9 * 1e6)
     assert found["share_of_roofline"] == pytest.approx(BYTES / 100e9 / 100e-6)
     strict = (1 + 2) * 32 * 4  # pack reads a row and writes k of them
@@ -196,7 +196,7 @@ def test_a_drift_of_the_ceilings(measured, monkeypatch):
         rows, _ = measured(job, a=lambda _: 100.0)
         assert rows["a"]["calibration_drift"] == pytest.approx(drift)
         assert rows["a"][name] == pytest.approx(CEILINGS[name] * 1.02)
-        found = supervisor._derived(job, rows["a"])
+        found = completion.derived(job, rows["a"])
         assert found.get("suspect", False) == bool(drift)
         assert found.get("suspect_reason") == ("ceilings drifted 4.0% during the cell" if drift else None)
 
@@ -213,7 +213,7 @@ GPU_ROW = CEILINGS | {
     "median_us": 10.0, "compulsory_bytes": 10**6, "flops": 0, "device": "cuda", "cold_sets": 4, "calibration_drift": 0.02, "stream_gb_per_s": 160.0,
     "short_stream_gb_per_s": 125.0, "other_gpu_processes": 0, "expert_load": [40, 24], "layout": "compact",
 }  # fmt: skip
-derived = functools.partial(supervisor._derived, Job(CELL, ("torch",), SETTINGS))
+derived = functools.partial(completion.derived, Job(CELL, ("torch",), SETTINGS))
 
 
 def test_what_follows_from_a_row_of_a_gpu():
@@ -243,7 +243,7 @@ def test_rates_are_exact():
 def test_strict_bytes_of_quantised_rows():
     """A row of 32 elements of 2 bytes read, two of 1 byte written."""
     cell = cell_of("pack", tokens=64, hidden=32, experts=4, top_k=2, dtype="bf16", packed="fp8_row")
-    found = supervisor._derived(Job(cell, ("torch",), SETTINGS), GPU_ROW)
+    found = completion.derived(Job(cell, ("torch",), SETTINGS), GPU_ROW)
     assert found["bytes_per_token_strict"] == 32 * (2 + 2 * 1) and isinstance(found["bytes_per_token_strict"], int)
 
 
@@ -283,7 +283,7 @@ def test_padding_is_waste():
     """Two blocks of 64 rows hold 64 assignments; the layout is the implementation's, whatever the cell's is."""
     for layout, rows in (("block64", 128), ("compact", 64)):
         cell = cell_of("pack", tokens=64, hidden=32, experts=4, top_k=1, dtype="fp32")
-        found = supervisor._derived(Job(cell, ("torch",), SETTINGS), GPU_ROW | {"layout": layout, "expert_load": [1, 63, 0, 0]})  # fmt: skip
+        found = completion.derived(Job(cell, ("torch",), SETTINGS), GPU_ROW | {"layout": layout, "expert_load": [1, 63, 0, 0]})  # fmt: skip
         assert (found["rows"], found["padding_waste"]) == (rows, pytest.approx(rows / 64 - 1))
     assert "rows" not in derived(GPU_ROW | {"layout": None})
 
@@ -426,7 +426,7 @@ def test_a_whole_row_of_an_implementation_without_a_time():
     """Identity, provenance and the reason; nothing is derived."""
     job = Job(CELL, ("torch",), SETTINGS)
     started = datetime(2026, 1, 2, 3, 4, 5, 678900, UTC)
-    row = supervisor._complete(job, "cpu", "torch", {"status": "crashed", "reason": "boom"}, started)
+    row = completion.complete(job, "cpu", "torch", {"status": "crashed", "reason": "boom"}, started)
     assert {name: row[name] for name in ("bench", "implementation", "platform", "cell", "cell_hash", "status", "reason", "tokens")} == {
         "bench": "pack", "implementation": "torch", "platform": "cpu", "cell": CELL.key, "cell_hash": job.hash, "status": "crashed", "reason": "boom", "tokens": 64,
     }  # fmt: skip

@@ -5,7 +5,6 @@ the others are measured again. Every requested implementation ends with a row.
 """
 
 import contextlib
-import functools
 import os
 import pickle
 import signal
@@ -13,7 +12,6 @@ import struct
 import sys
 import time
 import traceback
-from dataclasses import replace
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -22,15 +20,11 @@ from typing import Any
 from moe_routing_bench import files
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.errors import UserError, one_line, writing
-from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.job import Job
-from moe_routing_bench.measure import gpus, processes
+from moe_routing_bench.measure import completion, gpus, processes
 from moe_routing_bench.store import platforms
-from moe_routing_bench.workload.rows import row_layout
 
-_BANDWIDTHS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "stream_gb_per_s", "short_stream_gb_per_s")
 _GRACE_SECONDS = 2.0  # for a worker to end by itself
-DERIVED_SLACK = 1.05  # a time this much below the roofline is still believed: ceilings vary as much between processes
 
 
 def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = None) -> list[dict[str, Any]]:
@@ -54,7 +48,7 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
     with gpus.reserved(alone=True, family=job.cell.family, waiting=caller.told):
         while pending := [n for n in job.implementations if n not in outcomes]:
             outcomes |= _attempt(job, device, pending, caller)
-    rows = [_complete(job, platform, name, outcomes[name], started) for name in job.implementations]
+    rows = [completion.complete(job, platform, name, outcomes[name], started) for name in job.implementations]
     for row in rows:
         row |= {"worker_mode": mode, "restarts": max(caller.workers - 1, 0)}
     if out is not None:
@@ -98,7 +92,7 @@ def _attempt(
         _child(job, device, pending, send, supervisor, audit)
     send.close()
     caller.workers += 1
-    _code(job.cell.bench)  # takes a while, which the worker does too
+    completion.code(job.cell.bench)  # takes a while, which the worker does too
     found: dict[str, dict[str, Any]] = {}
     at, step, ends, tainted, heard = None, "starting", False, False, time.monotonic()
     try:
@@ -199,85 +193,6 @@ def _manner(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"was killed by signal {signal.Signals(os.WTERMSIG(status)).name}"
     return f"exited with status {os.WEXITSTATUS(status)}"
-
-
-@functools.cache
-def _code(bench: str) -> dict[str, Any]:
-    """Row fields that say which code measures a bench."""
-    from moe_routing_bench.measure import provenance
-
-    one = find(bench)
-    return {"code_fingerprint": one.code_fingerprint()} | provenance.git_state(tuple(one.code_files()))
-
-
-def _complete(job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime) -> dict[str, Any]:
-    """A whole row: identity, outcome, what follows from both, provenance."""
-    from moe_routing_bench.measure import provenance
-    from moe_routing_bench.store.rows import SCHEMA_VERSION
-
-    bench = find(job.cell.bench)
-    row = dict(job.cell.values) | {
-        "schema_version": SCHEMA_VERSION, "bench": bench.name, "implementation": name, "platform": platform, "cell": job.cell.key,
-        "cell_hash": job.hash, "host": os.uname().nodename, "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
-        "started_at": started.isoformat(timespec="milliseconds"), "ended_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-    }  # fmt: skip
-    row |= _code(bench.name) | outcome
-    if peer := bench[name].peer:
-        row["implementation_version"] = provenance.version(peer.distribution)
-    if row["status"] == "ok":
-        row |= _derived(job, row)
-    return row
-
-
-def _derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
-    """Rates, shares of the measured ceilings, and the plausibility check."""
-    cell, seconds = job.cell, row["median_us"] / 1e6
-    gb_per_s, tflops = row["compulsory_bytes"] / seconds / 1e9, row["flops"] / seconds / 1e12
-    roofline_us = max(row["compulsory_bytes"] / row["copy_gb_per_s"] / 1e3, row["flops"] / row["peak_tflops"] / 1e6)
-    found = {
-        "tokens_per_s": cell.tokens / seconds, "gb_per_s": gb_per_s,
-        "share_of_copy": gb_per_s / row["copy_gb_per_s"], "roofline_us": roofline_us, "share_of_roofline": roofline_us / row["median_us"],
-    }  # fmt: skip
-    for stream in ("stream", "short_stream"):
-        if row.get(f"{stream}_gb_per_s"):
-            found[f"share_of_{stream}"] = gb_per_s / row[f"{stream}_gb_per_s"]
-    if row["flops"]:
-        found |= {"tflops": tflops, "share_of_peak": tflops / row["peak_tflops"]}
-        if row.get("sustained_tflops"):
-            found["share_of_sustained"] = tflops / row["sustained_tflops"]
-        if row.get("dense_us"):
-            found["over_dense"] = row["median_us"] / row["dense_us"]
-    if passes := find(cell.bench).row_passes:
-        one, packed = FORMATS[cell.dtype], FORMATS[cell.get("packed") or cell.dtype]
-        strict = passes * (one.bits + cell.top_k * packed.bits) // 8 * cell.hidden
-        found |= {"bytes_per_token_strict": strict, "bw_gibps_strict": strict * cell.tokens / seconds / 2**30}
-    if row.get("energy_mj"):
-        found["energy_mj_per_token"] = row["energy_mj"] / cell.tokens
-    found |= _waste(job, row)
-    doubts = []
-    if row.get("calibration_drift", 0) > 0.02:
-        doubts.append(f"ceilings drifted {row['calibration_drift']:.1%} during the cell")
-    if others := row.get("other_gpu_processes"):
-        doubts.append(f"other processes on the GPU: {others}")
-    if doubts:
-        found |= {"suspect": True, "suspect_reason": "; ".join(doubts)}
-    ceiling = max(row.get(n) or 0 for n in _BANDWIDTHS)
-    floor = max(row["compulsory_bytes"] / ceiling / 1e3, row["flops"] / row["peak_tflops"] / 1e6)
-    if row["device"] != "cpu" and row["median_us"] * DERIVED_SLACK < floor and row["cold_sets"] > 1:
-        found |= {
-            "status": "below_roofline",
-            "reason": f"{row['median_us']:.2f} us is below the roofline of {floor:.2f} us",
-        }
-    return found
-
-
-def _waste(job: Job, row: dict[str, Any]) -> dict[str, Any]:
-    """Rows of the layout in use over kept assignments, minus one; a composite's layout is the implementation's."""
-    if row.get("layout") is None:
-        return {}
-    layout, loads = replace(row_layout(job.cell), layout=row["layout"]), row["expert_load"]
-    kept = sum(min(load, layout.limit) for load in loads)
-    return {"rows": layout.used(loads), "padding_waste": layout.used(loads) / kept - 1}
 
 
 def main(arguments: list[str], mode: str = "cold", watch: Any = None) -> int:

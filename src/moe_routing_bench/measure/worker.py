@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-import moe_routing_bench
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.errors import one_line
 from moe_routing_bench.formats import FORMATS
@@ -28,7 +27,7 @@ from moe_routing_bench.measure.verify import clocks, genuine, unharmed, verify
 
 Send = Callable[[tuple], None]
 REMEASURE_DRIFT = 0.05  # of a ceiling, over which a GPU cell is sampled once more
-_PACKAGE = Path(moe_routing_bench.__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 BLOCK_US = 20_000.0  # a block of a long call has fewer samples, so that there are enough blocks for an interval
 
