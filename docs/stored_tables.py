@@ -225,10 +225,11 @@ LAYER_WAYS = ("torch_grouped_mm", "cute", "cute_gather", "cute_quack_gather", "t
 
 
 def shape(row: pd.Series) -> str:
-    """What a row was measured on: the model or the sizes, and loads that are not balanced."""
+    """What a row was measured on: the model or the sizes, shared experts, and loads that are not balanced."""
     sizes = ", ".join(f"{SYMBOLS[axis]}={row[axis]}" for axis in ("hidden", "intermediate", "experts", "top_k"))
     uneven = f", loads that vary by {row['skew']:g}" if row["skew"] else ""
-    return (sizes if pd.isna(row["model"]) else row["model"]) + uneven
+    shared = "" if pd.isna(row.get("shared_intermediate")) else ", with shared experts"
+    return (sizes if pd.isna(row["model"]) else row["model"]) + shared + uneven
 
 
 def layers(phase: str) -> str:

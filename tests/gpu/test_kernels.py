@@ -168,6 +168,16 @@ def test_layers(shape, name):
     run(cell_of("layer", *shape, vectors=True), name)
 
 
+@pytest.mark.parametrize("gate", [None, "sigmoid"])
+@pytest.mark.parametrize("tokens", [1, 777])
+@pytest.mark.parametrize("name", [one.name for one in BENCHES["layer"].implementations])
+def test_layers_with_shared_experts(name, tokens, gate):
+    """Every implementation, those with a capacity as well, where they need one."""
+    factor = 1.25 if BENCHES["layer"][name].layout == "padded" else None
+    cell = cell_of("layer", tokens, 1024, 60, 4, factor, 0.0, None, "bf16", vectors=True)
+    run(cell.but(shared_intermediate=704, shared_gate=gate), name)
+
+
 @pytest.mark.parametrize(
     "shape",
     [

@@ -167,4 +167,4 @@ def test_every_key_and_axis_is_explained() -> None:
     assert set(rows_of("config/README.md", "Keys")) == set(sections.Config.model_fields)
     explained = set(rows_of("config/README.md", "Axes of a grid entry"))
     assert explained == {axis.name for axis in AXES.values() if axis.scope != "config"}
-    assert explained | {"benches", "implementations", "twins"} == set(sections.GridEntry.model_fields)
+    assert explained | {"benches", "implementations", "twins", "shared_experts"} == set(sections.GridEntry.model_fields)

@@ -99,7 +99,7 @@ def test_the_schema_says_what_each_section_has():
     schema = yaml.safe_load(sections.text())
     entry, measure = schema["$defs"]["GridEntry"]["properties"], schema["$defs"]["Measure"]["properties"]
     assert {name: one["default"] for name, one in measure.items()} == asdict(Settings())
-    assert set(entry) == {"benches", "implementations", "twins"} | {
+    assert set(entry) == {"benches", "implementations", "twins", "shared_experts"} | {
         n for n, one in AXES.items() if one.scope != "config"
     }
     assert entry["tokens"]["items"]["minimum"] == 1 and entry["dtype"]["items"]["enum"] == list(formats.PLAIN)
@@ -115,7 +115,7 @@ def test_the_schema_says_what_each_section_has():
         ("config", 27, 1),
         ("h200", 199, 7),
         ("layers", 6, 0),
-        ("layers-full", 21, 0),
+        ("layers-full", 23, 0),
         ("model", 3, 0),
         ("training", 1, 0),
         ("h200-full", 4293, 0),

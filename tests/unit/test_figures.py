@@ -67,6 +67,16 @@ def test_a_fused_part_is_hatched(full):
     assert len(hatched) == sum(part.count("+") for value in shown["stage_us"] for part in style.stages(value)) > 0
 
 
+def test_the_stage_of_shared_experts_has_a_colour_of_its_own():
+    """Beside those of the stages that every layer has, which keep theirs."""
+    assert list(style.STAGES)[-1] == "shared" and len(set(style.STAGES.values())) == len(style.STAGES)
+    layers = style.ok(FULL, "layer")
+    times = [[("shared", 10.0), *style.stages(one).items()] for one in layers["stage_us"]]
+    figure, text = draw("stage_share", layers.assign(stage_us=times))
+    shown = [bar for axes in figure.axes for bar in axes.patches if bar.get_facecolor()[:3] == style.STAGES["shared"]]
+    assert "shared" in text and len(shown) == len(stage_share.choose(layers))
+
+
 def test_tables_without_routing_or_capacities():
     """Layers of one skew and no capacity: what has no points says so, and no panel stays empty beside one that has."""
     layers = FULL[(FULL["bench"] == "layer") & (FULL["skew"] == 0) & FULL["capacity_factor"].isna()]
@@ -152,7 +162,7 @@ def test_labels_tell_rows_apart_by_every_axis():
     """Rows that differ in one axis only have two labels; a model's own values are left out."""
     two = FULL.iloc[:2].assign(**{name: None for name in AXES if name != "tokens"}, tokens=8)
     for name, axis in AXES.items():
-        values = axis.choices[-2:] if axis.choices else ("a", "b") if axis.kind is str else (1, 2)
+        values = (*axis.choices, None)[:2] if axis.choices else ("a", "b") if axis.kind is str else (1, 2)
         assert grouping.labels(two.assign(**{name: values})).nunique() == 2, name
         assert grouping.pooled(two.assign(**{name: values})) == [name]
     of_a_model = two.assign(model="m", experts=8, hidden=16)

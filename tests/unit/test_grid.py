@@ -15,7 +15,12 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 
 ENTRY = {"benches": ["pack"], "tokens": [64, 128], "hidden": [16], "experts": [8], "top_k": [1, 2]}
-MODELS = {"tiny": Preset(hidden=16, intermediate=24, experts=8, top_k=2, router="softmax_topk")}
+TINY = {"hidden": 16, "intermediate": 24, "experts": 8, "top_k": 2, "router": "softmax_topk"}
+MODELS = {
+    "tiny": Preset(**TINY),
+    "sharing": Preset(**TINY, activation="swiglu", shared_experts=2, shared_intermediate=48),
+    "gated": Preset(**TINY, activation="swiglu", shared_experts=1, shared_intermediate=24, shared_gate="sigmoid"),
+}
 FULL = cell_of(
     "layer", tokens=64, hidden=16, intermediate=24, experts=8, top_k=2, capacity_factor=1.25, skew=0.5, router="softmax_topk"
 )  # fmt: skip
@@ -49,7 +54,7 @@ def test_a_cell_holds_the_axes_of_its_bench_and_no_others(bench):
     entry = {"benches": [bench], "model": ["tiny"], "tokens": [64], "phase": "decode"}
     (job,) = expand(entry, seed=3)
     universal = {axis.name for axis in axes.AXES.values() if axis.universal}
-    assert {name for name, _ in job.cell.values} == universal | set(BENCHES[bench].axes)
+    assert {name for name, _ in job.cell.values} == universal | set(BENCHES[bench].axes) - set(axes.SHARED)
     assert (job.cell.seed, job.cell.phase, job.cell.tokens) == (3, "decode", 64)
     assert job.cell.get("hidden", 16) == 16 and job.cell.get("no such axis") is None
     with pytest.raises(AttributeError, match=f"{bench} has no axis trials"):
@@ -137,6 +142,39 @@ def test_phases_and_presets_are_other_cells_under_other_keys():
     assert len(set(gate)) == len(gate) and len(set(routing)) == len(routing) == 4
     assert "T64-E8-k2-softmax_topk-bf16-seed17" in gate and "decode-T64-E8-k2-softmax_topk-bf16-seed17" in gate
     assert routing[0].startswith("tiny-T64-") and routing[1].startswith("tiny-decode-T64-")
+
+
+def test_shared_experts_are_there_where_they_are_asked_for():
+    """A cell without them says nothing of them: neither its key nor its spec, as before there were any."""
+    entry = {"benches": ["gate", "layer"], "tokens": [64]}
+    models = {**entry, "model": ["sharing", "gated"]}
+    plain, both = expand(models), expand({**models, "shared_experts": True})
+    assert expand({**models, "shared_experts": False, "shared_intermediate": ["none"]}) == plain
+    assert not any("shared" in job.spec or "-S" in job.cell.key for job in plain)
+    gates, layers = ([job.cell for job in both if job.cell.bench == name] for name in ("gate", "layer"))
+    assert gates == [job.cell for job in plain if job.cell.bench == "gate"]
+    assert [(cell.shared_intermediate, cell.get("shared_gate")) for cell in layers] == [(48, None), (24, "sigmoid")]
+    assert ["-k2-S48-cf" in layers[0].key, "-k2-S24-gate-sigmoid-cf" in layers[1].key] == [True, True]
+    sizes = {name: [value] for name, value in TINY.items()}
+    given = {**entry, **sizes, "shared_intermediate": ["none", 48], "shared_gate": ["sigmoid"]}
+    with pytest.raises(UserError, match="shared_gate: got 'sigmoid'; allowed: none without shared_intermediate"):
+        expand({**given, "benches": ["layer"]})
+    given = {**given, "shared_intermediate": [24, 48]}
+    assert [job.cell.get("shared_gate") for job in expand({**given, "benches": ["layer"]})] == ["sigmoid"] * 2
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"model": ["tiny"]}, "grid shared_experts: got True; allowed: false for tiny"),
+        ({"model": ["gated"], "shared_intermediate": [8]}, "grid shared_intermediate: got .*a model sets it"),
+        ({"model": ["sharing"], "shared_gate": ["sigmoid"]}, "grid shared_gate: got .*a model sets it"),
+        ({name: [value] for name, value in TINY.items()}, "allowed: false without a model; hint: give shared_intermed"),
+    ],
+)
+def test_shared_experts_of_no_model_are_refused(axes, said):
+    with pytest.raises(UserError, match=said):
+        expand({"benches": ["layer"], "tokens": [64], "shared_experts": True, **axes})
 
 
 def test_two_cells_of_one_key_are_refused():

@@ -205,8 +205,8 @@ def test_stored_measurements_are_of_this_schema(path, monkeypatch):
     table = records.read(path)
     assert set(table["status"].to_pylist()) <= set(rows.STATUSES)
     jobs = expand(config.load(ROOT / f"config/{MEASURED[path.parent.name]}.yaml"), presets.load(ROOT / paths.MODELS))
-    asked = [(job.cell.bench, job.cell.key, name) for job in jobs for name in job.implementations]
-    stored = zip(*(table[name].to_pylist() for name in ("bench", "cell", "implementation")), strict=True)
+    asked = [(job.cell.bench, job.cell.key, job.hash, name) for job in jobs for name in job.implementations]
+    stored = zip(*(table[name].to_pylist() for name in ("bench", "cell", "cell_hash", "implementation")), strict=True)
     assert sorted(stored) == sorted(asked)
 
 

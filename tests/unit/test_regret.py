@@ -74,7 +74,7 @@ def test_a_table_of_other_code_is_refused() -> None:
 
 
 def test_entries_are_rows_that_are_ok() -> None:
-    """Rows of `auto` and of other benches make none; what is doubted is marked."""
+    """Rows of `auto`, of other benches and of layers with shared experts make none; what is doubted is marked."""
     at = VALUES | {"cell": "a"}
     doubted = {"suspect": True, "suspect_reason": "drift", "git_dirty": True, "best_verdict": "faster"}
     found = choices.entries(
@@ -84,6 +84,7 @@ def test_entries_are_rows_that_are_ok() -> None:
             one("layer", "auto", **at, median_us=0.5),
             one("layer", "torch_loop", **at) | {"status": "crashed"},
             one("experts", "cute", **at, median_us=0.1),
+            one("layer", "cute", **VALUES, cell="b", shared_intermediate=512, median_us=3.0),
         ),
         "run",
     )  # fmt: skip

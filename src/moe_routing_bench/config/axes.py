@@ -18,6 +18,7 @@ from moe_routing_bench.fields import NONE, Choice, Distinct, OrNone
 from moe_routing_bench.grid.cell import Value
 from moe_routing_bench.kernels.experts import ACTIVATIONS
 from moe_routing_bench.kernels.permute.layout import LAYOUTS
+from moe_routing_bench.kernels.shared_experts import GATES
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload import skew
 
@@ -35,7 +36,8 @@ class Axis:
     allowed; an `open` table of names grows, so the schema file does not repeat it. `least`, `most` and `above` bound numbers.
     `optional`: None is a value of its own, spelt ``none`` in a config. `part`: "shape" (of the model and batch), "workload" (decides
     the expert loads), "format" or "way". `universal`: every bench reads it. `preset`: a model sets it. `silent`: a key shows it
-    only where it is not the default.
+    only where it is not the default. `shared`: it is of shared experts, which a model sets where an entry asks for them; a cell holds
+    it only where it has a value, so that a cell without them is the same cell as before the axis was there.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Axis:
     preset: bool = False
     universal: bool = False
     silent: bool = False
+    shared: bool = False
 
     @property
     def option(self) -> str:
@@ -94,6 +97,8 @@ _TABLE = (
     Axis("intermediate", int, "inner width of an expert", "shape", unit="elements", prefix="I", typical=1024, least=1, most=2**20, preset=True),
     Axis("experts", int, "number of experts", "shape", prefix="E", typical=8, least=1, most=2**16, preset=True),
     Axis("top_k", int, "experts chosen per token", "shape", prefix="k", typical=2, least=1, most=2**16, preset=True),
+    Axis("shared_intermediate", int, "inner width of the shared experts together; none: there are none", "shape", unit="elements", prefix="S", least=1, most=2**20, optional=True, shared=True),
+    Axis("shared_gate", str, "score of a token that its shared experts are multiplied by", "way", prefix="gate-", choices=GATES, optional=True, shared=True),
     Axis("capacity_factor", float, "most rows of an expert over the mean, tokens * top_k / experts", "workload", prefix="cf", above=0, most=2**16, optional=True),
     Axis("skew", float, "coefficient of variation of the expected expert loads", "workload", prefix="skew", default=0.0, least=0),
     Axis("sampler", str, "how assignments are drawn", "workload", default="exact", choices=skew.SAMPLERS),
@@ -108,6 +113,7 @@ _TABLE = (
 )  # fmt: skip
 AXES: Mapping[str, Axis] = MappingProxyType({axis.name: axis for axis in _TABLE})
 PRESET = tuple(axis.name for axis in _TABLE if axis.preset)
+SHARED = tuple(axis.name for axis in _TABLE if axis.shared)
 
 
 def of(benches_axes: Iterable[str]) -> tuple[Axis, ...]:

@@ -78,7 +78,10 @@ def _check_entry(entry: Mapping[str, Any]) -> None:
     """Raise `UserError` for values that would be ignored in silence."""
     if "trace" in entry and "trace" not in entry.get("sampler", ()):
         raise bad("trace", entry["trace"], "only with sampler: [trace]", "nothing else reads it")
-    given = [name for name in axes.PRESET if name in entry]
+    shared = entry.get("shared_experts", False)
+    if shared and "model" not in entry:
+        raise bad("grid shared_experts", shared, "false without a model", "give shared_intermediate")
+    given = [name for name in (axes.PRESET + axes.SHARED if shared else axes.PRESET) if name in entry]
     if "model" in entry and given:
         raise bad(f"grid {given[0]}", entry[given[0]], f"nothing beside model: {entry['model']}", "a model sets it")
     measured = {name for bench in entry["benches"] for name in _implementations(BENCHES[bench], entry)}
@@ -118,7 +121,10 @@ def _shapes(entry: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[dic
         preset = models[pick("grid model", name, models)]
         if preset.unsupported:
             raise bad("grid model", name, "a preset whose expert is SwiGLU", preset.unsupported)
-        yield {"model": [name]} | {axis: [value] for axis, value in presets.values(preset).items()}
+        shared = entry.get("shared_experts", False)
+        if shared and not preset.shared_intermediate:
+            raise bad("grid shared_experts", shared, f"false for {name}", "the model has none")
+        yield {"model": [name]} | {axis: [value] for axis, value in presets.values(preset, shared).items()}
 
 
 def _products(bench: Bench, values: Mapping[str, list[Any]]) -> Iterator[Cell]:
@@ -137,6 +143,7 @@ def _products(bench: Bench, values: Mapping[str, list[Any]]) -> Iterator[Cell]:
         elif "trace" in found:
             found["trace"] = None
         check(bench.name, found)
+        found = {name: value for name, value in found.items() if value is not None or not AXES[name].shared}
         yield Cell(bench.name, axes.key(found), tuple(found.items()), axes.family(bench.name, found))
 
 
@@ -168,6 +175,10 @@ def check(bench: str, values: Mapping[str, Any]) -> None:
     if packed and packed != values["dtype"] and not FORMATS[packed].quantised:
         raise bad(
             "packed", packed, ", ".join((values["dtype"], *QUANTISED)), "rows are copied as they are, or quantised"
+        )
+    if values.get("shared_gate") and not values.get("shared_intermediate"):
+        raise bad(
+            "shared_gate", values["shared_gate"], "none without shared_intermediate", "there is nothing to multiply"
         )
     if values.get("router") and experts:
         ROUTERS[values["router"]].check(experts, top_k or 1)

@@ -102,13 +102,14 @@ class _Architecture:
     """What is particular to a `model_type`: the field of the experts' inner width, the router, and shared experts.
 
     `shared` is the field with the inner width of all shared experts together; where it is None, their number in
-    `n_shared_experts` times the width of an expert. `always_shared` is a number that no field has.
+    `n_shared_experts` times the width of an expert. `always_shared` is a number that no field has, `shared_gate` what no field says.
     """
 
     router: Callable[[_Reader], str | None]
     intermediate: str = "moe_intermediate_size"
     shared: str | None = None
     always_shared: int = 0
+    shared_gate: str | None = None
     activation: str | None = None
 
 
@@ -116,10 +117,10 @@ _SIGMOID = _scored("sigmoid", "sigmoid_renorm")
 _SHARED = "shared_expert_intermediate_size"
 ARCHITECTURES: Mapping[str, _Architecture] = {
     "mixtral": _Architecture(_always("softmax_topk_renorm"), "intermediate_size"),
-    "qwen2_moe": _Architecture(_softmax(False), shared=_SHARED),
+    "qwen2_moe": _Architecture(_softmax(False), shared=_SHARED, shared_gate="sigmoid"),
     "qwen3_moe": _Architecture(_softmax(False)),
-    "qwen3_next": _Architecture(_softmax(True), shared=_SHARED),
-    "qwen3_5_moe": _Architecture(_always("softmax_topk_renorm"), shared=_SHARED),
+    "qwen3_next": _Architecture(_softmax(True), shared=_SHARED, shared_gate="sigmoid"),
+    "qwen3_5_moe": _Architecture(_always("softmax_topk_renorm"), shared=_SHARED, shared_gate="sigmoid"),
     "olmoe": _Architecture(_softmax(False), "intermediate_size"),
     "jamba": _Architecture(_always("softmax_topk"), "intermediate_size"),
     "gpt_oss": _Architecture(_always("softmax_topk_renorm"), "intermediate_size", activation="swiglu_oai"),
@@ -177,7 +178,7 @@ def preset(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _shared(read: _Reader, one: _Architecture, intermediate: int) -> dict[str, Any]:
-    """How many shared experts there are, and their inner width together; None for none."""
+    """How many shared experts there are, and their inner width together, None for none; and their gate where there is one."""
     if one.always_shared:
         read.assumed.append(f"shared_experts {one.always_shared}, as wide as an expert: the architecture always has it")
         return {"shared_experts": one.always_shared, "shared_intermediate": one.always_shared * intermediate}
@@ -185,7 +186,8 @@ def _shared(read: _Reader, one: _Architecture, intermediate: int) -> dict[str, A
     width = count * intermediate
     if one.shared and (width := read.fields.get(one.shared) or 0):
         count = count or 1
-    return {"shared_experts": count if width else 0, "shared_intermediate": width or None}
+    found = {"shared_experts": count if width else 0, "shared_intermediate": width or None}
+    return found | ({"shared_gate": one.shared_gate} if width and one.shared_gate else {})
 
 
 def _activation(read: _Reader) -> str | None:

@@ -2,21 +2,24 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from moe_routing_bench.bounds import Amount, Count, Whole
 from moe_routing_bench.config import schema
-from moe_routing_bench.config.axes import AXES, PRESET
+from moe_routing_bench.config.axes import AXES, PRESET, SHARED
 from moe_routing_bench.config.load import read_mapping
 from moe_routing_bench.errors import bad
+from moe_routing_bench.fields import Choice
+from moe_routing_bench.kernels.shared_experts import GATES
 
 
 class Recorded(schema.Strict):
-    """What a preset says besides the axes that it sets; the benches measure none of it."""
+    """What a preset says besides the axes that it always sets; of this, only what is of shared experts is measured, where asked for."""
 
     layers: Count | None = None
     shared_experts: Whole = 0
-    shared_intermediate: Count | None = None
+    shared_intermediate: Count | None = None  # of all shared experts together
+    shared_gate: Annotated[str, Choice(GATES)] | None = None
     routed_scale: Amount = 1.0
     note: str = ""
     source: str = ""
@@ -39,6 +42,6 @@ def load(path: str | Path) -> dict[str, Any]:
     return presets
 
 
-def values(preset: Any) -> Mapping[str, Any]:
-    """The axes that a preset sets, with their values."""
-    return {name: getattr(preset, name) for name in PRESET}
+def values(preset: Any, shared: bool = False) -> Mapping[str, Any]:
+    """The axes that a preset sets, with their values; `shared`: also those of its shared experts."""
+    return {name: getattr(preset, name) for name in (PRESET + SHARED if shared else PRESET)}

@@ -66,6 +66,7 @@ GridEntry = model(
         _names(_IMPLEMENTATIONS),
         "implementations that are measured twice in each cell, to see how far equals are apart",
     ),
+    shared_experts=field(bool, "whether the layers of a model have its shared experts", False),
     **_axes("list", "scalar"),
 )
 Measure = model("Measure", **_settings())

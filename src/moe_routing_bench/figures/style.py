@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
+from moe_routing_bench.benches.layer.sharing import STAGE as SHARED
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import NOTHING
 
@@ -36,7 +37,7 @@ _SPARE = _PALETTE[len(_FIXED) :] + sns.color_palette("dark", 10).as_hex()
 COLORS |= {name: _SPARE[i % len(_SPARE)] for i, name in enumerate(n for n in NAMES if n not in _FIXED)}
 _SHAPES = "ovsDP<>X"  # a second mark of identity: overlapping points, and no colour vision
 _COMPOSITES = sorted((bench for bench in BENCHES.values() if bench.stages), key=lambda bench: -len(bench.stages))
-_STAGES = list(dict.fromkeys(stage.name for bench in _COMPOSITES for stage in bench.stages))
+_STAGES = [*dict.fromkeys(stage.name for bench in _COMPOSITES for stage in bench.stages), SHARED.name]
 STAGES = dict(zip(_STAGES, sns.color_palette("deep", len(_STAGES)), strict=True))  # those of the longest table first
 
 

@@ -49,12 +49,14 @@ _BEHIND_OUR_ROUTER = [
     )
 ]
 
+_WEIGHTS = ("w13", "w2", "b13", "b2", "shared_w13", "shared_w2", "shared_gate")
+
 BENCH = Choosing(
     name="layer",
     summary="routing + experts, device time per stage and in total",
     axes=(
         *("tokens", "hidden", "intermediate", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace"),
-        *("router", "activation", "dtype", "packed", "weights", "model"),
+        *("router", "activation", "dtype", "packed", "weights", "model", "shared_intermediate", "shared_gate"),
     ),
     baseline="torch_grouped_mm",
     implementations=(
@@ -76,9 +78,9 @@ BENCH = Choosing(
         *_TRANSFORMERS,
         Implementation(AUTO, layout="compact"),  # its parts are those of what it chooses
     ),
-    reads=("logits", "bias", "x", "w13", "w2", "b13", "b2"),
+    reads=("logits", "bias", "x", *_WEIGHTS),
     writes=("combined",),
-    shared=("w13", "w2", "b13", "b2"),
+    shared=_WEIGHTS,
     stages=STAGES,
     row_passes=2,
 )

@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moe_routing_bench.benches.bench import Bench
+from moe_routing_bench.benches.layer.sharing import Sharing
 from moe_routing_bench.choices import CANDIDATES, candidates, choose, table
 from moe_routing_bench.grid.cell import Cell
 
 AUTO = "auto"
 
 
-class Choosing(Bench):
+class Choosing(Sharing):
     """A bench whose implementation `auto` is, for each cell, one of its others: that one's parts, layout and checks."""
 
     def chosen(self, cell: Cell, architecture: str | None = None) -> str | None:

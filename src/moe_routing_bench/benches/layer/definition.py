@@ -1,22 +1,24 @@
 """What `layer` computes, on what, and when an answer is right.
 
 Inputs: those of `routing`, and the experts' weights of `experts`, which all input sets of a cell share. Output: combined (T, H).
+Where a cell has shared experts, their weights are among the inputs, and what they make of every token is added to its result.
 Where the packed format has scales, the rows that experts see are quantised, and the reference quantises them as well.
 """
 
 import torch
 from torch import Tensor
 
-from moe_routing_bench.benches.checks import Check, Cost, close, nbytes, tolerance
+from moe_routing_bench.benches.checks import Check, Cost, both, close, nbytes, tolerance
+from moe_routing_bench.benches.combine import definition as combine
 from moe_routing_bench.benches.experts import definition as experts
 from moe_routing_bench.benches.routing import definition as routing
+from moe_routing_bench.benches.shared_experts import definition as shared_experts
 from moe_routing_bench.formats import dequantise, quantise
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.kernels.layer import Layer
 from moe_routing_bench.workload.rows import row_layout
 
 build = routing.build
-shared = experts.shared
 empty_outputs = routing.empty_outputs
 assignment = routing.assignment
 
@@ -25,6 +27,12 @@ def problem(cell: Cell) -> Layer:
     """The sizes and formats of a cell."""
     formats = (cell.dtype, cell.packed, cell.weights)
     return Layer(row_layout(cell), cell.hidden, cell.intermediate, *formats, cell.router, cell.activation)
+
+
+def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
+    """The weights of the routed experts and of the shared ones, drawn once per cell."""
+    drawn = experts.shared(cell, seed, device)
+    return drawn | shared_experts.shared(cell, seed, device) if _sharing(cell) else drawn
 
 
 def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -39,6 +47,8 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         if len(token):
             y = experts.apply(cell, x[token].to(wide), inputs, expert)
             total.index_add_(0, token, y * known["topk_weights"][token, slot].to(wide).unsqueeze(1))
+    if _sharing(cell):
+        total += shared_experts.reference(cell, inputs)["residual"]
     return known | {"combined": total}
 
 
@@ -50,9 +60,11 @@ def check(
     rounded_sums: bool = False,
 ) -> Check:
     """The roundings of the experts and of the weighted sum, one after the other; `rounded_sums` says that each of the k terms and
-    sums is rounded to the activations' format."""
+    sums is rounded to the activations' format. What shared experts make is rounded beside it, and so is the sum of both."""
     exact_sums = 2 * cell.top_k if cell.dtype == "fp32" else 0
     roundings = experts.roundings(cell) + 1 + max(exact_sums, cell.top_k if rounded_sums else 0)
+    if _sharing(cell):
+        roundings = 1 + max(roundings, shared_experts.roundings(cell))
     limit = tolerance(cell.dtype, roundings)
     if experts.packed_format(cell).quantised:  # elements at a tie may be rounded to the other neighbour
         limit += 0.1 * experts.packed_format(cell).roundoff
@@ -60,8 +72,24 @@ def check(
 
 
 def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:
-    """Scores, tokens and the weights of every expert that has a token read once, outputs written once; the experts' products."""
+    """Scores, tokens and the weights of every expert that has a token and of the shared ones read once, outputs written once; the
+    experts' products."""
     kept = expected["inverse"] >= 0
     active = int(expected["topk_ids"][kept].unique().numel())
     read = nbytes(inputs["logits"], inputs["x"]) + experts.weight_bytes(cell, inputs) * active
-    return Cost(read, nbytes(outputs["combined"]), experts.products(cell, int(kept.sum())))
+    routed = Cost(read, nbytes(outputs["combined"]), experts.products(cell, int(kept.sum())))
+    return routed + shared_experts.cost(cell, inputs) if _sharing(cell) else routed
+
+
+def check_sums(cell: Cell, tensors: dict[str, Tensor], found: Check) -> Check:
+    """`found`, and whether combine made what it should of the rows and the shared experts' result that it was given. A part that is
+    fused with combine does not show the rows."""
+    if not {"y", "topk_weights", "inverse"} <= tensors.keys():
+        return found
+    expected = combine.reference(cell, tensors)["combined"]
+    return both(found, combine.check(cell, tensors, tensors, {"combined": expected + tensors["residual"]}))
+
+
+def _sharing(cell: Cell) -> bool:
+    """Whether a cell has shared experts."""
+    return "shared_intermediate" in cell

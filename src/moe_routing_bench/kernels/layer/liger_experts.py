@@ -19,17 +19,19 @@ def unsupported(problem: Layer) -> str | None:
 
 
 def bind(
-    problem: Layer, *, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor
-) -> Callable[[], dict[str, Tensor]]:
+    problem: Layer, *, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor,
+    residual: Tensor | None = None,
+) -> Callable[[], dict[str, Tensor]]:  # fmt: skip
     """Bind x (T, H), topk_ids (T, k) int32, topk_weights (T, k) float32, w13 (E, 2 I, H), w2 (E, H, I); returns combined (T, H).
 
-    The library allocates its result, so a bound `combined` is not written.
+    The library allocates its result, so a bound `combined` is not written. A `residual` (T, H) is added by torch.
     """
     os.environ.setdefault("LIGER_FUSED_MOE_AUTOTUNE", "0")  # read when the module below is imported
     from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
 
     def run() -> dict[str, Tensor]:
         with torch.no_grad():
-            return {"combined": LigerFusedMoEFunction.apply(x, w13, w2, topk_ids, topk_weights)}
+            total = LigerFusedMoEFunction.apply(x, w13, w2, topk_ids, topk_weights)
+            return {"combined": total if residual is None else total.add_(residual)}
 
     return run

@@ -20,11 +20,12 @@ def unsupported(problem: Layer) -> str | None:
 
 
 def bind(
-    problem: Layer, *, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor
-) -> Callable[[], dict[str, Tensor]]:
+    problem: Layer, *, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor,
+    residual: Tensor | None = None,
+) -> Callable[[], dict[str, Tensor]]:  # fmt: skip
     """Bind x (T, H), topk_ids (T, k) int32, topk_weights (T, k) float32, w13 (E, N, H), w2 (E, H, I); returns combined (T, H).
 
-    The library allocates its result, so a bound `combined` is not written.
+    The library allocates its result, so a bound `combined` is not written. A `residual` (T, H) is added by torch.
     """
     import moe_ops
 
@@ -35,6 +36,7 @@ def bind(
             packed, row_map, offsets = moe_ops.permute(x, topk_ids, tokens * top_k, len(w2))
             inner = activate(problem.activation, moe_ops.grouped_gemm(packed, w13, offsets))
             y = moe_ops.grouped_gemm(inner, w2, offsets)
-            return {"combined": moe_ops.unpermute(y, row_map, topk_weights, tokens, top_k)}
+            total = moe_ops.unpermute(y, row_map, topk_weights, tokens, top_k)
+            return {"combined": total if residual is None else total.add_(residual)}
 
     return run

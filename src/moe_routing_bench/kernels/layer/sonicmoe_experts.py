@@ -21,9 +21,13 @@ def unsupported(problem: Layer) -> str | None:
 
 
 def bind(
-    problem: Layer, *, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor
-) -> Callable[[], None]:
-    """Bind x (T, H), topk_ids (T, k) int32, topk_weights (T, k) float32, w13 (E, 2 I, H), w2 (E, H, I) -> combined (T, H)."""
+    problem: Layer, *, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor,
+    residual: Tensor | None = None,
+) -> Callable[[], None]:  # fmt: skip
+    """Bind x (T, H), topk_ids (T, k) int32, topk_weights (T, k) float32, w13 (E, 2 I, H), w2 (E, H, I) -> combined (T, H).
+
+    A `residual` (T, H) is added by torch.
+    """
     from sonicmoe.functional.forward import _down_projection_forward, _router_forward, _up_projection_forward
     from sonicmoe.functional.triton_kernels import TC_topk_router_metadata_triton
 
@@ -40,6 +44,8 @@ def bind(
         _up_projection_forward(x, w1, None, activated, None, offsets, gathered, problem.activation, True, True)
         _down_projection_forward(w2, activated, y, None, offsets)
         _router_forward(y, combined, topk_weights.view(-1), inverse, None, top_k, problem.hidden, False)
+        if residual is not None:
+            combined.add_(residual)
 
     run.configuration = tuner_choices()
     return run

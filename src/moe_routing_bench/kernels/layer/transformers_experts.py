@@ -26,11 +26,12 @@ def unsupported(problem: Layer, form: str) -> str | None:
 
 
 def bind(
-    problem: Layer, *, form: str, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor
+    problem: Layer, *, form: str, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor,
+    residual: Tensor | None = None,
 ) -> Callable[[], dict[str, Tensor]]:  # fmt: skip
     """Bind x (T, H), topk_ids (T, k), topk_weights (T, k) float32, w13 (E, 2 I, H), w2 (E, H, I); the call returns combined (T, H).
 
-    The library allocates its result, so a bound `combined` is not written.
+    The library allocates its result, so a bound `combined` is not written. A `residual` (T, H) is added by torch.
     """
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
@@ -43,6 +44,7 @@ def bind(
 
     def run() -> dict[str, Tensor]:
         with torch.no_grad():
-            return {"combined": module(x, topk_ids.long(), topk_weights)}
+            total = module(x, topk_ids.long(), topk_weights)
+            return {"combined": total if residual is None else total.add_(residual)}
 
     return run

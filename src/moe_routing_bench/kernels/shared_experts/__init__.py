@@ -1,0 +1,23 @@
+"""shared_experts: the experts of a layer that every token has, beside the routed ones (DeepSeekMoE, arXiv 2401.06066).
+
+Several of them are one: with their inner widths side by side, the down product sums over all. Where the score `sigmoid` gates them,
+each token's result is multiplied by the sigmoid of its product with one more vector (Qwen1.5-MoE, Qwen3-Next).
+"""
+
+from dataclasses import dataclass
+
+GATES = ("sigmoid",)
+
+
+@dataclass(frozen=True)
+class SharedExperts:
+    """Tensors: x (T, H) of `dtype`; shared_w13 (N, H) and shared_w2 (H, I) of `weights`, N as in `Experts`, and where they are gated
+    shared_gate (H,), likewise; residual (T, H) of `dtype`, from where the sums of `combine` start. No biases, whatever the activation."""
+
+    tokens: int
+    hidden: int
+    intermediate: int  # of all shared experts together
+    dtype: str
+    weights: str
+    activation: str = "swiglu"  # of `experts.ACTIVATIONS`
+    gate: str | None = None  # of GATES
