@@ -56,7 +56,8 @@ def test_captions():
 def test_a_fused_part_is_hatched(full):
     """In the figure and its legend, in the colours of its stages: a hatch for each stage after the first."""
     figure, text = full["stage_share"]
-    shown = stage_share.choose(style.ok(FULL, "layer"))
+    chosen = [stage_share.choose(style.ok(FULL, bench)) for bench in ("layer", "routing")]
+    shown = chosen[0]
     fused = {part for value in shown["stage_us"] for part in style.stages(value) if "+" in part}
     assert fused and all(f"{part} (fused)" in text for part in fused)
     first, second = stage_share.patches("pack+experts")
@@ -64,7 +65,8 @@ def test_a_fused_part_is_hatched(full):
     assert second.get_edgecolor()[:3] == style.STAGES["experts"] and second.get_hatch()
     hatched = [bar for axes in figure.axes for bar in axes.patches if bar.get_hatch()]
     assert shown.groupby("cell").size().max() == stage_share.MOST_PER_CELL and len(shown) <= stage_share.MOST_BARS
-    assert len(hatched) == sum(part.count("+") for value in shown["stage_us"] for part in style.stages(value)) > 0
+    parts = [part for rows in chosen for value in rows["stage_us"] for part in style.stages(value)]
+    assert len(hatched) == sum(part.count("+") for part in parts) > 0
 
 
 def test_the_stage_of_shared_experts_has_a_colour_of_its_own():

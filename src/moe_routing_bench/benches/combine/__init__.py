@@ -1,6 +1,7 @@
 """combine: weighted sum of expert rows back to tokens."""
 
 from moe_routing_bench.benches.bench import Bench, Implementation
+from moe_routing_bench.benches.peers import SGLANG, VLLM
 
 BENCH = Bench(
     name="combine",
@@ -12,6 +13,8 @@ BENCH = Bench(
         Implementation("torch_compile", "torch_combine", requires=("compiler",), options={"compiled": True}),
         Implementation("triton", "triton_combine", requires=("cuda", "triton")),
         Implementation("cute", "cute_combine", requires=("cuda", "cutlass")),
+        Implementation("vllm", "vllm_combine", requires=("cuda",), peer=VLLM),
+        Implementation("sglang", "sglang_combine", requires=("cuda",), peer=SGLANG, declares=("rounded_weights",)),
     ),
     reads=("y", "inverse", "topk_weights", "residual"),
     writes=("combined",),

@@ -49,9 +49,19 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"combined": total}
 
 
-def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
-    """One rounding to the cell's dtype; in float32 also the k roundings of the sum."""
-    roundings = 1 + 2 * cell.top_k if cell.dtype == "fp32" else 1
+def check(
+    cell: Cell,
+    inputs: dict[str, Tensor],
+    outputs: dict[str, Tensor],
+    expected: dict[str, Tensor],
+    *,
+    rounded_weights: bool = False,
+) -> Check:
+    """One rounding to the cell's dtype; in float32 also the k roundings of the sum.
+
+    An implementation may declare that it rounds weights to the cell's dtype (`rounded_weights`), which is one more.
+    """
+    roundings = 1 + (2 * cell.top_k if cell.dtype == "fp32" else 0) + rounded_weights
     return close(outputs["combined"], expected["combined"], tolerance(cell.dtype, roundings), "combined")
 
 

@@ -1,6 +1,7 @@
 """gate: router scores to top-k ids and weights, for one routing rule."""
 
 from moe_routing_bench.benches.bench import Bench, Implementation, Peer
+from moe_routing_bench.benches.peers import SGLANG, VLLM
 
 BENCH = Bench(
     name="gate",
@@ -19,6 +20,8 @@ BENCH = Bench(
             declares=("index_in_score", "rounded_weights"),
             peer=Peer("quack", "quack-kernels", "pip install -e '.[peers]'"),
         ),
+        Implementation("vllm", "vllm_gate", requires=("cuda",), peer=VLLM),
+        Implementation("sglang", "sglang_gate", requires=("cuda",), peer=SGLANG),
     ),
     reads=("logits", "bias"),
     writes=("topk_ids", "topk_weights"),

@@ -1,6 +1,7 @@
 """permute: expert ids to counts, offsets, order and its inverse: all that sorting tokens by expert needs."""
 
 from moe_routing_bench.benches.bench import Bench, Implementation
+from moe_routing_bench.benches.peers import SGLANG, VLLM
 
 BENCH = Bench(
     name="permute",
@@ -12,6 +13,19 @@ BENCH = Bench(
         Implementation("torch_compile", "torch_permute", requires=("compiler",), options={"compiled": True}),
         Implementation("triton", "triton_permute", requires=("cuda", "triton")),
         Implementation("cute", "cute_permute", requires=("cuda", "cutlass")),
+        Implementation("vllm", "vllm_permute", requires=("cuda",), peer=VLLM),
+        Implementation("sglang", "sglang_permute", requires=("cuda",), peer=SGLANG, declares=("token_rows",)),
+        *(
+            Implementation(
+                f"{name}_align",
+                "align",
+                requires=("cuda",),
+                options={"library": library},
+                peer=peer,
+                declares=("order_only",),
+            )
+            for name, library, peer in (("vllm", "vLLM", VLLM), ("sglang", "SGLang", SGLANG))
+        ),
     ),
     reads=("topk_ids",),
     writes=("counts", "offsets", "order", "inverse"),

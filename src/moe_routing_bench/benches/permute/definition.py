@@ -48,12 +48,54 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
-    """Every element of every output equal."""
+def check(
+    cell: Cell,
+    inputs: dict[str, Tensor],
+    outputs: dict[str, Tensor],
+    expected: dict[str, Tensor],
+    *,
+    order_only: bool = False,
+    token_rows: bool = False,
+) -> Check:
+    """Every element of every output equal.
+
+    An implementation may declare that it writes `order` alone, an expert's assignments in any order among its rows and numbers
+    of no assignment in padding (`order_only`); or that `order` holds tokens, and an expert's rows lie in any order (`token_rows`).
+    """
+    if order_only:
+        return exact(
+            _by_expert(outputs["order"], expected, inputs), _by_expert(expected["order"], expected, inputs), "order"
+        )
+    if token_rows:
+        return _tokens(cell, inputs, outputs, expected)
     result = Check()
     for name, want in expected.items():
         result = both(result, exact(outputs[name], want, name))
     return result
+
+
+def _by_expert(order: Tensor, expected: dict[str, Tensor], inputs: dict[str, Tensor]) -> Tensor:
+    """The assignments of `order` (rows,), sorted among the rows of each expert; what is no assignment comes last there, as T k."""
+    assignments, bounds = inputs["topk_ids"].numel(), expected["offsets"][1:].contiguous()
+    known = torch.where((order < 0) | (order > assignments), assignments, order).long()
+    rows = torch.arange(len(order), dtype=bounds.dtype, device=order.device)
+    expert = torch.searchsorted(bounds, rows, right=True)
+    return (expert * (assignments + 1) + known).sort().values
+
+
+def _tokens(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
+    """Counts and offsets equal; `inverse` takes each of an expert's rows once; `order` holds the token of each row."""
+    result, rows = Check(), outputs["inverse"].reshape(-1).long()
+    for name in ("counts", "offsets"):
+        result = both(result, exact(outputs[name], expected[name], name))
+    outside = int(((rows < 0) | (rows >= len(expected["order"]))).sum())
+    if outside:
+        return both(result, Check(mismatches=outside, error=f"inverse: {outside} of {len(rows)} rows out of range"))
+    taken = torch.full_like(expected["order"], -1)
+    taken[rows] = torch.arange(len(rows), dtype=taken.dtype, device=taken.device)
+    chosen, known = (_by_expert(order, expected, inputs) for order in (taken, expected["order"]))
+    result = both(result, exact(chosen, known, "inverse"))
+    return both(result, exact(outputs["order"], taken.div(cell.top_k, rounding_mode="floor"), "order"))
 
 
 def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Assignment:

@@ -1,6 +1,7 @@
 """routing: gate, permute, pack and combine in a row, with identity experts."""
 
 from moe_routing_bench.benches.bench import Bench, Implementation, Stage
+from moe_routing_bench.benches.peers import VLLM
 
 STAGES = (
     Stage("router", "gate", values={"dtype": "fp32"}),
@@ -11,6 +12,7 @@ STAGES = (
 _COMPILED, _TRITON, _CUTE = (
     dict.fromkeys([stage.name for stage in STAGES], name) for name in ("torch_compile", "triton", "cute")
 )
+_VLLM = {"router": "vllm", "permute+pack": "routing.vllm_permute", "combine": "vllm"}
 
 BENCH = Bench(
     name="routing",
@@ -25,6 +27,7 @@ BENCH = Bench(
         Implementation("torch_compile", requires=("compiler",), layout="compact", parts=_COMPILED),
         Implementation("triton", requires=("cuda", "triton"), layout="compact", parts=_TRITON),
         Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
+        Implementation("vllm", requires=("cuda",), layout="compact", parts=_VLLM, peer=VLLM),
     ),
     reads=("logits", "bias", "x"),
     writes=("combined",),

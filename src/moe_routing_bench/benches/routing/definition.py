@@ -11,9 +11,15 @@ from moe_routing_bench.benches.checks import Assignment, Check, Cost, both, clos
 from moe_routing_bench.benches.gate import definition as gate
 from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.kernels.routing import Routing
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload.draw import draw_routing, generator, randn
 from moe_routing_bench.workload.rows import row_layout, row_map
+
+
+def problem(cell: Cell) -> Routing:
+    """The sizes and formats of a cell."""
+    return Routing(row_layout(cell), cell.hidden, cell.dtype, cell.router)
 
 
 def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:

@@ -1,0 +1,15 @@
+"""Packages of somebody else that several benches compare with: pinned, and installed without what they depend on.
+
+Their pins are older than what works, and of vLLM and SGLang only a library of kernels is loaded (`kernels.libraries`).
+"""
+
+from moe_routing_bench.benches.bench import Peer
+
+
+def pinned(module: str, distribution: str, version: str) -> Peer:
+    """A package at the version that its implementation was written for."""
+    return Peer(module, distribution, f"pip install --no-deps {distribution}=={version}")
+
+
+VLLM = pinned("vllm", "vllm", "0.33.0")
+SGLANG = pinned("sgl_kernel", "sglang-kernel", "0.4.3")
