@@ -1,4 +1,4 @@
-"""What the kernels of vLLM and SGLang do, in plain torch, by the schemas that their libraries register."""
+"""What the kernels of vLLM, SGLang and MSLK do, in plain torch, by the schemas that their libraries register."""
 
 from types import SimpleNamespace
 
@@ -92,6 +92,12 @@ def _shuffle_sum(y, combined, inverse, weights) -> None:
     combined.copy_(rows.unflatten(0, (len(combined), -1)).sum(1))
 
 
+def _multiply(x, weights, sizes, out) -> None:
+    assert sizes.dtype == torch.int64
+    for part, product, weight in zip(x.split(sizes.tolist()), out.split(sizes.tolist()), weights, strict=True):
+        product.copy_(part @ weight.T)
+
+
 VLLM = SimpleNamespace(
     topk_softmax=lambda w, i, source, logits, renormalize, bias, padding: _softmax(w, i, logits, renormalize, bias),
     topk_sigmoid=lambda w, i, source, logits, renormalize, bias, scale, padding: _scored(w, i, logits.float().sigmoid(), renormalize, scale, bias),
@@ -116,4 +122,5 @@ SGLANG = SimpleNamespace(
     shuffle_rows=_shuffle,
     apply_shuffle_mul_sum=_shuffle_sum,
 )  # fmt: skip
-OPERATORS = {"vllm": VLLM, "sgl_kernel": SGLANG}
+MSLK = SimpleNamespace(bf16bf16bf16_grouped_stacked=_multiply)
+OPERATORS = {"vllm": VLLM, "sgl_kernel": SGLANG, "mslk": MSLK}

@@ -49,7 +49,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     ("bench", "problem"),
     [
         ("combine", Combine(6, 4, 2, "bf16", True)),
-        ("experts", Experts(5 * 64, 4, 3, 5, "bf16", "fp8_row", "bf16", False)),
+        ("experts", Experts(5 * 64, 4, 3, 5, "bf16", "fp8_row", "bf16", align=64)),
         ("gate", Gate(6, 5, 2, "bf16", "sigmoid_renorm")),
         ("layer", Layer(RowLayout(6, 2, 5, LIMIT), 4, 3, "bf16", "fp8_row", "bf16", "sigmoid_renorm")),
         ("pack", Pack(6, 4, 2, 5 * 64, "bf16", "fp8_row", True)),

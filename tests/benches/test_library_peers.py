@@ -76,6 +76,8 @@ def test_rules(way: str, router: str) -> None:
         ("gate", "sglang", {"router": "deepseek_v3", "dtype": "bf16"}, "rounds scores"),
         ("gate", "sglang", {"router": "deepseek_v3", "experts": 48, "dtype": "fp32"}, "power of two"),
         ("gate", "vllm", {"router": "sqrtsoftplus_renorm", "experts": 48}, "48 experts"),
+        ("experts", "mslk", {"activation": "swiglu_oai"}, "biases"),
+        ("experts", "deepgemm", {"layout": "block64"}, "block128"),
     ],
 )
 def test_what_cannot_run_says_why(bench: str, way: str, axes: dict, reason: str) -> None:

@@ -13,3 +13,6 @@ def pinned(module: str, distribution: str, version: str) -> Peer:
 
 VLLM = pinned("vllm", "vllm", "0.33.0")
 SGLANG = pinned("sgl_kernel", "sglang-kernel", "0.4.3")
+DEEPGEMM = pinned("deep_gemm", "tokenspeed-deepgemm", "2.5.0.post20260629")
+MSLK = pinned("mslk", "mslk-cuda", "1.1.0")
+GROUPED_MM_BF16 = pinned("grouped_mm_bf16", "grouped-mm-bf16", "0.1.7")

@@ -1,6 +1,7 @@
 """experts: feed-forward networks of all experts over packed rows, with real weights."""
 
 from moe_routing_bench.benches.bench import Bench, Implementation, Peer
+from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, MSLK
 
 QUACK = Peer("quack", "quack-kernels", "pip install -e '.[peers]'")
 
@@ -20,6 +21,9 @@ BENCH = Bench(
         Implementation("cute", "cute_experts", requires=("cuda", "cutlass")),
         Implementation("quack", "quack_experts", requires=("cuda", "cutlass"), options={"tuned": True}, peer=QUACK),
         Implementation("quack_heuristic", "quack_experts", requires=("cuda", "cutlass"), peer=QUACK),
+        Implementation("deepgemm", "deepgemm_experts", requires=("cuda",), peer=DEEPGEMM),
+        Implementation("mslk", "mslk_experts", requires=("cuda",), peer=MSLK),
+        Implementation("grouped_mm_bf16", "grouped_mm_bf16", requires=("cuda", "triton"), peer=GROUPED_MM_BF16),
     ),
     reads=("packed", "scales", "offsets", "w13", "w2", "b13", "b2"),
     writes=("y",),

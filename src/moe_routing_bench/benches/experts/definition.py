@@ -26,7 +26,8 @@ _WEIGHTS = ("w13", "w2", "b13", "b2")  # of all experts, biases where there are 
 def problem(cell: Cell) -> Experts:
     """The sizes and formats of a cell."""
     rows, formats = row_layout(cell), (cell.dtype, packed_format(cell).name, weight_format(cell).name)
-    return Experts(rows.rows, cell.hidden, cell.intermediate, rows.experts, *formats, rows.padded, cell.activation)
+    sizes, way = (rows.rows, cell.hidden, cell.intermediate, rows.experts), (rows.padded, cell.activation, rows.align)
+    return Experts(*sizes, *formats, *way)
 
 
 def packed_format(cell: Cell) -> Format:

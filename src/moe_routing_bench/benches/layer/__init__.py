@@ -3,6 +3,7 @@
 from moe_routing_bench.benches.bench import Implementation, Peer, Stage
 from moe_routing_bench.benches.experts import QUACK
 from moe_routing_bench.benches.layer.auto import AUTO, Choosing
+from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, MSLK, pinned
 
 STAGES = (
     Stage("router", "gate", values={"dtype": "fp32"}),
@@ -20,6 +21,16 @@ _GATHER, _CUTE_GATHER, _QUACK_GATHER = (
     for name, kernel in (("triton", "triton"), ("cute", "cute"), ("cute", "quack"))
 )
 _CUTE_QUACK = _CUTE | {"experts": "quack_heuristic"}
+_AROUND = [  # our routing around their products
+    Implementation(
+        f"cute_{name}", requires=("cuda", "cutlass"), layout=layout, parts=_CUTE | {"experts": name}, peer=peer
+    )
+    for name, layout, peer in (
+        ("deepgemm", "block128", DEEPGEMM),
+        ("mslk", "compact", MSLK),
+        ("grouped_mm_bf16", "compact", GROUPED_MM_BF16),
+    )
+]
 _ALL = "permute+pack+experts+combine"
 _THEIRS = {_ALL: "layer.transformers_experts"}
 _TRANSFORMERS = [
@@ -33,19 +44,19 @@ _TRANSFORMERS = [
     )
     for form in ("eager", "batched_mm", "grouped_mm")
 ]
-# Their pins are older than what works, so they are installed without dependencies.
 _BEHIND_OUR_ROUTER = [
     Implementation(
         name,
         requires=("cuda", "triton", "cutlass"),
         layout="compact",
         parts={"router": "cute", _ALL: f"layer.{name}_experts"},
-        peer=Peer(module, distribution, f"pip install --no-deps {distribution}=={version}"),
+        peer=pinned(module, distribution, version),
     )
     for name, module, distribution, version in (
         ("sonicmoe", "sonicmoe", "sonic-moe", "0.1.2.post1"),
         ("liger", "liger_kernel", "liger-kernel", "0.8.5"),
         ("moe_ops", "moe_ops", "moe-ops", "0.1.0"),
+        ("flag_gems", "flag_gems", "flag-gems", "5.0.2"),
     )
 ]
 
@@ -74,6 +85,7 @@ BENCH = Choosing(
         Implementation(
             "cute_quack_gather", requires=("cuda", "cutlass"), layout="compact", parts=_QUACK_GATHER, peer=QUACK
         ),
+        *_AROUND,
         *_BEHIND_OUR_ROUTER,
         *_TRANSFORMERS,
         Implementation(AUTO, layout="compact"),  # its parts are those of what it chooses

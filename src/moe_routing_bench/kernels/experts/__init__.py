@@ -28,6 +28,7 @@ class Experts:
     weights: str  # format of the experts' weights
     padded: bool = False  # every expert has rows / experts rows; else its rows are offsets[e] to offsets[e + 1]
     activation: str = "swiglu"  # of ACTIVATIONS
+    align: int = 1  # each expert's rows begin at a multiple of this and are followed by padding up to the next
 
     @property
     def packed_format(self) -> formats.Format:

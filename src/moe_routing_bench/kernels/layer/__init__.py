@@ -23,9 +23,8 @@ class Layer:
     def experts(self) -> Experts:
         """The problem of its experts."""
         layout, formats = self.layout, (self.dtype, self.packed, self.weights)
-        return Experts(
-            layout.rows, self.hidden, self.intermediate, layout.experts, *formats, layout.padded, self.activation
-        )
+        sizes, way = (layout.rows, self.hidden, self.intermediate, layout.experts), (layout.padded, self.activation)
+        return Experts(*sizes, *formats, *way, layout.align)
 
     @property
     def repacked(self) -> str | None:

@@ -1,0 +1,48 @@
+"""Experts by DeepGEMM's grouped matrix products (tokenspeed-deepgemm 2.5.0, the same kernels as deepseek-ai/DeepGEMM).
+
+Strategy: persistent warp-specialised kernels for Hopper, compiled when they first run with these sizes, with tiles picked by a
+heuristic. Each tile of 128 rows is of one expert, whose number is read from a list with an entry per row; tiles of none are left
+out. The list is made of `offsets` in each call, and torch's activation stands between the products: both are part of the cost.
+
+FLOPs: 6 R H I over the rows in use, with the padding; floor: as in `triton_experts`.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.kernels.experts import Experts
+from moe_routing_bench.kernels.experts.common import activate, mixed_formats, unaligned
+
+_BLOCK = 128  # rows that are of one expert
+
+
+def unsupported(problem: Experts) -> str | None:
+    """Why this problem cannot run, or None."""
+    if problem.align % _BLOCK:
+        return f"DeepGEMM takes rows of experts in whole blocks of {_BLOCK} (layout block{_BLOCK})"
+    if problem.packed != "bf16":
+        return f"DeepGEMM's plain grouped product takes bf16 rows, not {problem.packed}"
+    if problem.biased:
+        return "DeepGEMM has no biases"
+    return unaligned(problem, "DeepGEMM") or mixed_formats(problem)
+
+
+def bind(
+    problem: Experts, *, packed: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, y: Tensor
+) -> Callable[[], None]:
+    """Bind packed (R, H), offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I), all contiguous -> y (R, H)."""
+    from deep_gemm import m_grouped_bf16_gemm_nt_contiguous as multiply  # pyright: ignore[reportMissingImports]
+
+    rows, ends = torch.arange(len(packed), dtype=torch.int32, device=packed.device), offsets[1:]
+    expert_of = torch.empty_like(rows)
+    sums = packed.new_empty(len(packed), w13.shape[1])
+
+    def run() -> None:
+        torch.searchsorted(ends, rows, right=True, out_int32=True, out=expert_of)
+        expert_of.masked_fill_(expert_of == problem.experts, -1)
+        multiply(packed, w13, sums, expert_of)
+        multiply(activate(problem.activation, sums), w2, y, expert_of)
+
+    return run
