@@ -87,9 +87,11 @@ def test_low_precision_is_one_rounding(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
 def test_operators_keep_the_rules_of_torch_library(activation: str) -> None:
     rows, w13, w2, b13, b2 = drawn(activation, torch.float32)
-    opcheck(torch.ops.moe_routing_bench.experts.default, (rows, OFFSETS, w13, w2, activation, b13, b2))
+    given = (rows, OFFSETS, w13, w2, activation, b13, b2)
+    opcheck(torch.ops.moe_routing_bench.experts.default, given)
+    opcheck(torch.ops.moe_routing_bench.experts_training.default, given)
     given = [one if one is None else one.detach() for one in (rows, w13, w2, b13, b2)]
-    arguments = (torch.randn_like(given[0]), given[0], OFFSETS, *given[1:3], activation, *given[3:])
+    arguments = (torch.randn_like(given[0]), given[0], OFFSETS, *given[1:3], activation, *given[3:], None)
     opcheck(torch.ops.moe_routing_bench.experts_backward.default, arguments)
 
 

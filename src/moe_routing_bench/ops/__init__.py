@@ -20,7 +20,8 @@ other's inverse. Their values are not checked, because that would wait for the G
 Logits and data may be bfloat16, float16, float32 or float64. On CUDA the kernels of this package run, in CuTe DSL where they
 can and it is installed, else in Triton; float64 and the CPU take plain torch. gate is differentiable in the logits for every
 rule of `routers.ROUTERS`, pack in x, experts in rows, weights and biases, combine in y, weights and residual; gate and pack
-also twice. Gradients of experts are grouped products of torch in bfloat16, and a loop that waits for the GPU in other formats.
+also twice. Gradients of experts are grouped products: of kernels in CuTe DSL on Hopper, in bfloat16 and float16, with `swiglu` or
+`geglu`; else of torch in bfloat16; and in other formats, or with biases, a loop that waits for the GPU.
 
 All are `torch.library` operators (``torch.ops.moe_routing_bench``), so `torch.compile` takes them without a graph break, and
 after a first call with the same sizes a CUDA graph may capture them, but for that loop. Every result is the same bits in
@@ -103,7 +104,14 @@ def experts(
     Differentiable in all but offsets. Raises `UserError`.
     """
     arguments.check_experts(rows, offsets, w13, w2, activation, b13, b2)
+    if _learns(rows, w13, w2, b13, b2):
+        return library.experts_training(rows, offsets, w13, w2, activation, b13, b2)[0]
     return library.experts(rows, offsets, w13, w2, activation, b13, b2)
+
+
+def _learns(*tensors: Tensor | None) -> bool:
+    """Whether any of these wants a gradient."""
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
 
 
 def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -159,7 +167,7 @@ def layer(
     Raises `UserError` for arguments that `route`, `experts` or `combine` does not take, and for an unknown phase.
     """
     check_phase(phase)
-    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, w13, w2, b13, b2)):
+    if _learns(x, w13, w2, b13, b2):
         routed = route(x, logits, top_k, rule, bias, capacity)
         y = experts(routed.packed, routed.offsets, w13, w2, activation, b13, b2)
         return combine(y, routed.inverse, routed.topk_weights, residual)

@@ -75,6 +75,32 @@ def experts(
     return y
 
 
+def keeps_sums(rows: Tensor, w2: Tensor, activation: str) -> bool:
+    """Whether experts of rows (R, H) and w2 (E, H, I) are trained by kernels of ours, which keep the sums of the first product.
+
+    Where not (no Hopper GPU, no CuTe DSL, other formats, activations and sizes), the backward pass computes them again.
+    """
+    if not backends.available("cute", backends.capability(rows.device)):
+        return False
+    from moe_routing_bench.kernels.experts import cute_training
+
+    return cute_training.unsupported(_experts(rows, w2, activation)) is None
+
+
+def experts_training(
+    rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`experts`, and what the backward pass wants of it: the sums (R, N) of the first product, or (0,) where it computes them again."""
+    if not keeps_sums(rows, w2, activation):
+        return experts(rows, offsets, w13, w2, activation, b13, b2), rows.new_empty(0)
+    if not rows.numel():
+        return torch.empty_like(rows), rows.new_empty(len(rows), w13.shape[1])
+    from moe_routing_bench.kernels.experts import cute_training
+
+    problem = _experts(rows, w2, activation)
+    return cute_training.forward(problem, ready(rows), ready(offsets), ready(w13), ready(w2))
+
+
 def feed(
     x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, capacity: int | None, phase: str | None
 ) -> Tensor:  # fmt: skip
@@ -94,13 +120,19 @@ def feed(
 
 
 def experts_backward(
-    grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
+    grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, sums: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """grad (R, H) of y -> those of rows (undefined in rows of no expert), w13, w2, b13 and b2; (0,) for a bias that is not there.
 
-    Grouped products of torch where they can; with biases, and in formats that they do not take, a loop that waits for the GPU.
+    Kernels of ours where `experts_training` kept the sums; else grouped products of torch where they can; with biases, and in
+    formats that those do not take, a loop that waits for the GPU.
     """
     problem = _experts(rows, w2, activation)
+    if sums is not None and rows.numel():
+        from moe_routing_bench.kernels.experts import cute_training
+
+        given = (ready(grad), ready(rows), ready(offsets), ready(w13), ready(w2), sums)
+        return *cute_training.backward(problem, *given), w13.new_empty(0), w13.new_empty(0)
     if problem.biased or not rows.numel() or torch_grouped_mm.unsupported(problem):
         return reference.experts_backward(grad, rows, offsets, w13, w2, activation, b13, b2)
     grad, rows, w13, w2, ends = ready(grad), ready(rows), ready(w13), ready(w2), offsets[1:]

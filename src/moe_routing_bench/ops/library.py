@@ -3,7 +3,7 @@
 ``torch.ops.moe_routing_bench.gate``, ``permute``, ``pack``, ``experts`` and ``combine``, with ``experts_backward``,
 ``combine_backward`` and ``feed``, pack and experts in one, which are not differentiable themselves. Arguments are checked by the functions in `ops`, not here. The
 backward of pack is a combine with unit weights; that of combine is a pack of weighted rows and k dot products per token; that
-of gate is plain torch; that of experts computes the sums of their first product again.
+of gate is plain torch; that of experts computes the sums of their first product again, unless ``experts_training`` kept them.
 """
 
 from collections.abc import Callable
@@ -50,6 +50,13 @@ def experts(
     return reference.experts(rows, offsets, w13, w2, activation, b13, b2)
 
 
+@custom_op("moe_routing_bench::experts_training", mutates_args=(), device_types="cpu")
+def experts_training(
+    rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return reference.experts(rows, offsets, w13, w2, activation, b13, b2), rows.new_empty(0)
+
+
 @custom_op("moe_routing_bench::feed", mutates_args=(), device_types="cpu")
 def feed(
     x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, capacity: int | None, phase: str | None
@@ -59,7 +66,7 @@ def feed(
 
 @custom_op("moe_routing_bench::experts_backward", mutates_args=(), device_types="cpu")
 def experts_backward(
-    grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
+    grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, sums: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return reference.experts_backward(grad, rows, offsets, w13, w2, activation, b13, b2)
 
@@ -82,6 +89,7 @@ pack.register_kernel("cuda", _on_cuda("pack"))
 combine.register_kernel("cuda", _on_cuda("combine"))
 combine_backward.register_kernel("cuda", _on_cuda("combine_backward"))
 experts.register_kernel("cuda", _on_cuda("experts"))
+experts_training.register_kernel("cuda", _on_cuda("experts_training"))
 experts_backward.register_kernel("cuda", _on_cuda("experts_backward"))
 feed.register_kernel("cuda", _on_cuda("feed"))
 
@@ -119,15 +127,27 @@ def _(rows, offsets, w13, w2, activation, b13, b2):
     return torch.empty_like(rows)
 
 
+@experts_training.register_fake
+def _(rows, offsets, w13, w2, activation, b13, b2):
+    kept = rows.is_cuda and _keeps_sums(rows, w2, activation)
+    return torch.empty_like(rows), rows.new_empty((rows.shape[0], w13.shape[1]) if kept else 0)
+
+
 @feed.register_fake
 def _(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase):
     return x.new_empty(order.shape[0], x.shape[1])
 
 
 @experts_backward.register_fake
-def _(grad, rows, offsets, w13, w2, activation, b13, b2):
+def _(grad, rows, offsets, w13, w2, activation, b13, b2, sums):
     biases = (w13.new_empty(0) if bias is None else torch.empty_like(bias) for bias in (b13, b2))
     return torch.empty_like(rows), torch.empty_like(w13), torch.empty_like(w2), *biases
+
+
+def _keeps_sums(rows: Tensor, w2: Tensor, activation: str) -> bool:
+    from moe_routing_bench.ops import cuda
+
+    return cuda.keeps_sums(rows, w2, activation)
 
 
 def _save_for_gate(ctx, inputs, output) -> None:
@@ -167,12 +187,21 @@ def _combine_gradients(ctx, grad):
 
 def _save_for_experts(ctx, inputs, output) -> None:
     rows, offsets, w13, w2, ctx.activation, b13, b2 = inputs
-    ctx.save_for_backward(rows, offsets, w13, w2, b13, b2)
+    ctx.save_for_backward(rows, offsets, w13, w2, b13, b2, None)
 
 
-def _experts_gradients(ctx, grad):
-    rows, offsets, w13, w2, b13, b2 = ctx.saved_tensors
-    d_rows, d_w13, d_w2, d_b13, d_b2 = experts_backward(grad, rows, offsets, w13, w2, ctx.activation, b13, b2)
+def _save_for_training(ctx, inputs, output) -> None:
+    rows, offsets, w13, w2, ctx.activation, b13, b2 = inputs
+    sums = output[1]
+    ctx.mark_non_differentiable(sums)
+    ctx.set_materialize_grads(False)  # zeros as large as the sums would be written for nothing
+    ctx.save_for_backward(rows, offsets, w13, w2, b13, b2, sums if sums.dim() > 1 else None)
+
+
+def _experts_gradients(ctx, grad, of_sums=None):
+    rows, offsets, w13, w2, b13, b2, sums = ctx.saved_tensors
+    gradients = experts_backward(grad, rows, offsets, w13, w2, ctx.activation, b13, b2, sums)
+    d_rows, d_w13, d_w2, d_b13, d_b2 = gradients
     biases = (None, None) if b13 is None else (d_b13, d_b2)
     return d_rows, None, d_w13, d_w2, None, *biases
 
@@ -181,3 +210,4 @@ gate.register_autograd(_gate_gradients, setup_context=_save_for_gate)
 pack.register_autograd(_pack_gradients, setup_context=_save_for_pack)
 combine.register_autograd(_combine_gradients, setup_context=_save_for_combine)
 experts.register_autograd(_experts_gradients, setup_context=_save_for_experts)
+experts_training.register_autograd(_experts_gradients, setup_context=_save_for_training)

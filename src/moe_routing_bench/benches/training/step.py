@@ -102,7 +102,7 @@ def precompile(problem: Layer, arch: str, *, way: str, **options: Any) -> None:
     They choose by name, so this is also where what they may choose is imported: an edit of it makes rows stale.
     """
     from moe_routing_bench.kernels.combine import cute_combine, triton_combine
-    from moe_routing_bench.kernels.experts import cute_experts, triton_experts
+    from moe_routing_bench.kernels.experts import cute_experts, cute_training, triton_experts
     from moe_routing_bench.kernels.gate import cute_gate, triton_gate
     from moe_routing_bench.kernels.pack import cute_pack, triton_pack
     from moe_routing_bench.kernels.permute import cute_permute, triton_permute
@@ -113,7 +113,7 @@ def precompile(problem: Layer, arch: str, *, way: str, **options: Any) -> None:
     rest = (
         (layout.problem, cute_permute, triton_permute),
         (Pack(tokens, hidden, top_k, layout.rows, dtype, dtype, padding=True), cute_pack, triton_pack),
-        (problem.experts, cute_experts, triton_experts),
+        (problem.experts, cute_training, cute_experts, triton_experts),
         (Combine(tokens, hidden, top_k, dtype, dropping=True), cute_combine, triton_combine),
     )
     for part, *modules in () if way in _PLAIN else (gate, *rest) if way == "ops" else (gate,):

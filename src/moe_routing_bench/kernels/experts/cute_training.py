@@ -1,0 +1,116 @@
+"""Experts forward and backward in CuTe DSL for Hopper: six grouped products, the activation and its slope in the stores of two of them.
+
+==========================  =====================================  ===============================================
+product                     reads                                  writes
+==========================  =====================================  ===============================================
+rows W13^T                  rows (R, H), w13 (E, 2 I, H)           sums (R, 2 I), their activation (R, I)
+activated W2^T              (R, I), w2 (E, H, I)                   y (R, H)
+grad W2                     grad (R, H), w2, sums                  gradient of the sums (R, 2 I), activated (R, I)
+grad^T activated            both                                   gradient of w2
+(gradient of sums) W13      (R, 2 I), w13                          gradient of the rows (R, H)
+(gradient of sums)^T rows   both                                   gradient of w13
+==========================  =====================================  ===============================================
+
+Kept from the forward to the backward pass are the rows and the sums; what is activated is computed again, where it costs one store.
+
+FLOPs: 18 R H I for R rows. Floor: those at the rate of a large product, or weights read twice and their gradients written once, and
+2 R (12 H + 13 I) bytes of 16-bit rows, at the bandwidth of a stream, whichever takes longer.
+
+Invariant: rows of no expert are read, but never written, and add nothing to any gradient.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.kernels.cute.cache import per_problem
+from moe_routing_bench.kernels.cute.compilation import current_arch
+from moe_routing_bench.kernels.experts import Experts, cute_experts, cute_swapped
+from moe_routing_bench.kernels.experts import cute_training_products as products
+from moe_routing_bench.kernels.experts import cute_weight_gradients as weight_gradients
+from moe_routing_bench.kernels.experts.cute_experts import choose_tile
+from moe_routing_bench.kernels.experts.cute_tiles import Product
+from moe_routing_bench.kernels.experts.cute_training_products import TrainingProduct
+from moe_routing_bench.kernels.experts.cute_weight_gradients import Reduction, reduction
+
+ACTIVATIONS = ("swiglu", "geglu")
+
+
+def unsupported(problem: Experts) -> str | None:
+    """Why this problem cannot run, or None."""
+    if problem.activation not in ACTIVATIONS:
+        return f"has the slope of {' and '.join(ACTIVATIONS)}, not of {problem.activation}"
+    return cute_experts.unsupported(problem)
+
+
+def parts(problem: Experts) -> dict[str, Product | Reduction]:
+    """The products of a problem, in tiles that its sizes choose."""
+    hidden, inner, experts, rows = problem.hidden, problem.intermediate, problem.experts, problem.rows
+    activation, sums = problem.activation, 2 * problem.intermediate
+    grad_tile, row_tile = choose_tile(rows, experts, inner), choose_tile(rows, experts, hidden)
+    return {
+        "up": TrainingProduct(inner, hidden, experts, activation, choose_tile(rows, experts, sums)),
+        "down": Product(hidden, inner, experts, "", row_tile),
+        "d_sums": TrainingProduct(inner, hidden, experts, "", grad_tile, backward=True, derivative=activation),
+        "d_rows": TrainingProduct(hidden, sums, experts, "", row_tile, backward=True),
+        "d_w13": reduction(sums, hidden, experts),
+        "d_w2": reduction(hidden, inner, experts),
+    }
+
+
+def precompile(problem: Experts, arch: str) -> None:
+    """Put the kernels of a problem into the cache; needs no GPU."""
+    _compiled(problem, arch)
+
+
+@per_problem
+def _compiled(problem: Experts, arch: str) -> dict[str, tuple[Any, Any]]:
+    def compiled(part: Product | Reduction) -> Any:
+        if isinstance(part, Reduction):
+            return weight_gradients.compile_for(arch, problem.dtype, part)
+        module = products if isinstance(part, TrainingProduct) else cute_swapped
+        return module.compile_for(arch, problem.dtype, part)
+
+    return {name: (part, compiled(part)) for name, part in parts(problem).items()}
+
+
+def launches(problem: Experts, device: torch.device) -> dict[str, Callable[..., object]]:
+    """How to launch each product, with its tensors in the order of its `compile_for`."""
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+
+    def blocks(part: Product | Reduction) -> int:
+        tiles = part.tiles if isinstance(part, Reduction) else part.most_tiles(problem.rows)
+        return max(1, min(multiprocessors, tiles))
+
+    def launch(kernel: Any, count: int, *tensors: Tensor | None) -> None:
+        kernel(*tensors, count)
+
+    kernels = _compiled(problem, current_arch())
+    return {name: functools.partial(launch, kernel, blocks(part)) for name, (part, kernel) in kernels.items()}
+
+
+def forward(problem: Experts, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
+    """rows (R, H), offsets (E + 1,) int32, w13 (E, 2 I, H), w2 (E, H, I) -> y (R, H) and the sums (R, 2 I) of the first product."""
+    run = launches(problem, rows.device)
+    sums, y = rows.new_empty(len(rows), w13.shape[1]), torch.empty_like(rows)
+    activated = rows.new_empty(len(rows), problem.intermediate)
+    run["up"](rows, offsets, w13, sums, activated, None)
+    run["down"](activated, None, offsets, w2, None, y)
+    return y, sums
+
+
+def backward(
+    problem: Experts, grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, sums: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """grad (R, H) of y, sums (R, 2 I) of the forward pass, and what that read -> the gradients of rows, w13 and w2."""
+    run = launches(problem, rows.device)
+    d_sums, activated = torch.empty_like(sums), rows.new_empty(len(rows), problem.intermediate)
+    d_rows, d_w13, d_w2 = torch.empty_like(rows), torch.empty_like(w13), torch.empty_like(w2)
+    run["d_sums"](grad, offsets, w2, sums, d_sums, activated)
+    run["d_w2"](grad, activated, offsets, d_w2)
+    run["d_rows"](d_sums, offsets, w13, None, d_rows, None)
+    run["d_w13"](d_sums, rows, offsets, d_w13)
+    return d_rows, d_w13, d_w2

@@ -1,0 +1,166 @@
+"""What the products of `cute_training` do with a tile's sums, (weight row, token), in chunks of tokens: as (token, column) through a buffer.
+
+- The first product of the forward pass stores what it activates, and its sums, gates beside ups, which the backward pass needs.
+- The gradient of the activated rows is multiplied by the activation's slope, which takes those sums: stored are the gradient of the
+  sums, and what was activated, again. It is rounded to 16 bits on the way, as it is where a matrix product of its own computes it.
+
+Invariant: as in `cute_epilogue`, a warpgroup's buffer is its own, and TMA never touches it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import warp
+
+from moe_routing_bench.kernels.experts.cute_epilogue import LOG2_E, activate
+from moe_routing_bench.kernels.experts.cute_tiles import VECTOR, WARPGROUP, Product
+
+Pairs = Callable[[int, int], list[tuple[Any, Any]]]
+
+
+def transpose(pairs: Pairs, buffer: cute.Tensor, start: int, chunk: int, product: Product) -> None:
+    """Write a chunk of tokens to `buffer` from element `start` on, as (token, column), rounded.
+
+    ``pairs(slab, n)`` are a thread's elements of the 8 x 8 blocks of the result that its warp has of a slab and the n-th 8 tokens.
+    """
+    dtype, lane, warp_of_group = buffer.element_type, cute.arch.lane_idx(), cute.arch.warp_idx() % 4
+    columns, halves = product.chunk // 8, 1 if product.gated else 2
+    matrices = min(4, halves * (columns & -columns))
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=matrices), dtype)
+    matrix = (lane // 8) % matrices  # lanes 8 q to 8 q + 7 give the addresses of the q-th block
+    place = (matrix // halves * 8 + lane % 8) * product.pitch + (warp_of_group * halves + matrix % halves) * 8
+    for slab in range(product.tile.slabs):
+        for first in range(0, columns, matrices // halves):
+            values = cute.make_rmem_tensor((2 * matrices,), Float32)
+            blocks = [pair for n in range(matrices // halves) for pair in pairs(slab, chunk * columns + first + n)]
+            for i in range(2 * matrices):
+                values[i] = blocks[i // 2][i % 2]
+            rounded = cute.make_rmem_tensor((2 * matrices,), dtype)
+            rounded.store(values.load().to(dtype))
+            offset = place + (start + first * 8 * product.pitch + slab * (product.width // product.tile.slabs))
+            target = buffer.iterator + cute.assume(offset, divby=VECTOR)
+            cute.copy(atom, rounded, cute.make_tensor(target, rounded.layout))
+
+
+def plain(sums: cute.Tensor) -> Pairs:
+    """The pairs of sums (2 tokens, 2 rows 8 apart, tokens / 8, slabs) as they are."""
+    return lambda slab, n: [(sums[0, half, n, slab], sums[1, half, n, slab]) for half in range(2)]
+
+
+def gate_or_up(sums: cute.Tensor, half: int) -> Pairs:
+    """The pairs of gates, or of ups."""
+    return lambda slab, n: [(sums[0, half, n, slab], sums[1, half, n, slab])]
+
+
+def activated(sums: cute.Tensor, activation: str) -> Pairs:
+    """The pairs of what gates and ups become."""
+    return lambda slab, n: [
+        tuple(activate(sums[token, 0, n, slab], sums[token, 1, n, slab], activation) for token in range(2))
+    ]
+
+
+def derive(gate: Any, up: Any, grad: Any, activation: str) -> tuple[Any, Any, Any]:
+    """float32 gate, up and gradient of the activated -> gradients of both, and the activated: value(gate) up, of swiglu or geglu.
+
+    Both values are gate sigmoid(z(gate)), and their slopes sigmoid(z) + gate sigmoid(z) (1 - sigmoid(z)) z'.
+    """
+    z, slope = gate, Float32(1.0)
+    if activation == "geglu":  # gelu made of tanh, as in `cute_epilogue`
+        z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        slope = 1.5957691216057308 * (1.0 + 0.134145 * gate * gate)
+    share = cute.arch.rcp_approx(1.0 + cute.math.exp2(z * -LOG2_E, fastmath=True))
+    value = gate * share
+    return grad * up * (share + value * (1.0 - share) * slope), grad * value, value * up
+
+
+def vector_at(tensor: cute.Tensor, row: Any, column: Any, pitch: int) -> cute.Tensor:
+    """8 elements of a row of a contiguous tensor of `pitch` columns."""
+    offset = Int64(row) * pitch + Int64(column)
+    return cute.make_tensor(tensor.iterator + cute.assume(offset, divby=VECTOR), cute.make_layout(VECTOR))
+
+
+def passes_of(product: Product) -> int:
+    """Vectors of a chunk that a thread moves."""
+    return math.ceil(product.chunk * (product.width // VECTOR) / WARPGROUP)
+
+
+def mine(n: int, product: Product) -> tuple[Any, Any]:
+    """The token and the column of a thread's n-th vector of a chunk."""
+    thread, lanes = cute.arch.thread_idx()[0] % WARPGROUP, product.width // VECTOR
+    return thread // lanes + n * (WARPGROUP // lanes), thread % lanes * VECTOR
+
+
+@cute.jit
+def store(
+    buffer: cute.Tensor,
+    start: cutlass.Constexpr,
+    out: cute.Tensor,
+    shift: cutlass.Constexpr,
+    pitch: cutlass.Constexpr,
+    row: Int32,
+    end: Int32,
+    column: Int32,
+    product: cutlass.Constexpr,
+):
+    """Copy a chunk from element `start` of `buffer` on to rows `row` to `end` of out (R, pitch), `shift` columns further right."""
+    passes = cutlass.const_expr(passes_of(product))
+    held = cute.make_rmem_tensor((VECTOR, passes), out.element_type)
+    for n in cutlass.range_constexpr(passes):
+        token, part = mine(n, product)
+        if token < product.chunk:
+            cute.autovec_copy(vector_at(buffer, token, part + start, product.pitch), held[None, n])
+    for n in cutlass.range_constexpr(passes):
+        token, part = mine(n, product)
+        if (token < product.chunk) & (row + token < end) & (column + part < product.columns):
+            cute.autovec_copy(held[None, n], vector_at(out, row + token, column + part + shift, pitch))
+
+
+@cute.jit
+def fetch(
+    sums: cute.Tensor, held: cute.Tensor, row: Int32, end: Int32, column: Int32, product: cutlass.Constexpr
+):  # fmt: skip
+    """Load a thread's gates and ups of a chunk from sums (R, 2 columns) to held (8, gate or up, passes)."""
+    for n in cutlass.range_constexpr(passes_of(product)):
+        token, part = mine(n, product)
+        if (token < product.chunk) & (row + token < end) & (column + part < product.columns):
+            for half in cutlass.range_constexpr(2):
+                place = column + part + half * product.columns
+                cute.autovec_copy(vector_at(sums, row + token, place, 2 * product.columns), held[None, half, n])
+
+
+@cute.jit
+def store_gradients(
+    buffer: cute.Tensor,
+    held: cute.Tensor,
+    d_sums: cute.Tensor,
+    inner: cute.Tensor,
+    row: Int32,
+    end: Int32,
+    column: Int32,
+    product: cutlass.Constexpr,
+):
+    """Of a chunk of gradients in `buffer`: write those of the sums to d_sums (R, 2 columns), the activated to inner (R, columns)."""
+    dtype, columns = buffer.element_type, cutlass.const_expr(product.columns)
+    for n in cutlass.range_constexpr(passes_of(product)):
+        token, part = mine(n, product)
+        if (token < product.chunk) & (row + token < end) & (column + part < columns):
+            rounded = cute.make_rmem_tensor((VECTOR,), dtype)
+            cute.autovec_copy(vector_at(buffer, token, part, product.pitch), rounded)
+            results = cute.make_rmem_tensor((VECTOR, 3), dtype)  # two at a time: registers are full of sums
+            for i in cutlass.range_constexpr(0, VECTOR, 2):
+                pair = cute.make_rmem_tensor((2, 3), Float32)
+                for k in cutlass.range_constexpr(2):
+                    gate, up = held[i + k, 0, n].to(Float32), held[i + k, 1, n].to(Float32)
+                    grad = rounded[i + k].to(Float32)
+                    pair[k, 0], pair[k, 1], pair[k, 2] = derive(gate, up, grad, product.derivative)
+                for half in cutlass.range_constexpr(3):
+                    both = cute.make_tensor(results[None, half].iterator + i, cute.make_layout(2))
+                    both.store(pair[None, half].load().to(dtype))
+            for half in cutlass.range_constexpr(2):
+                place = column + part + half * columns
+                cute.autovec_copy(results[None, half], vector_at(d_sums, row + token, place, 2 * columns))
+            cute.autovec_copy(results[None, 2], vector_at(inner, row + token, column + part, columns))
