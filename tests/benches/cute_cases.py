@@ -15,8 +15,10 @@ from typing import Any
 
 from moe_routing_bench.kernels.combine import cute_combine
 from moe_routing_bench.kernels.cute.compilation import DTYPES
-from moe_routing_bench.kernels.experts import cute_loads, cute_swapped
-from moe_routing_bench.kernels.experts.cute_tiles import Product, Tile
+from moe_routing_bench.kernels.experts import cute_loads, cute_swapped, cute_training_products, cute_weight_gradients
+from moe_routing_bench.kernels.experts.cute_tiles import REGISTERS, Product, Tile
+from moe_routing_bench.kernels.experts.cute_training_products import TrainingProduct
+from moe_routing_bench.kernels.experts.cute_weight_gradients import CHUNK, Reduction
 from moe_routing_bench.kernels.gate import cute_gate
 from moe_routing_bench.kernels.gate.rules import rule_of
 from moe_routing_bench.kernels.pack import cute_pack, cute_pack_bulk, cute_pack_fp8
@@ -119,6 +121,21 @@ PRODUCTS = [
     ("bf16", Product(2880, 2880, 128, "swiglu_oai", Tile(2, 2, 144), top_k=4, biased=True)),
     ("bf16", Product(2880, 2880, 128, "swiglu_oai", Tile(1, 2, 48), biased=True)),
     ("fp16", Product(2880, 2880, 128, "", Tile(2, 2, 176, pingpong=True), biased=True)),
+]
+# dtype, product
+TRAINING_PRODUCTS = [
+    ("bf16", TrainingProduct(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, narrowest=168))),
+    ("bf16", TrainingProduct(768, 2048, 128, "", Tile(2, 2, 128, pingpong=True), backward=True, derivative="swiglu")),
+    ("fp16", TrainingProduct(264, 72, 5, "", Tile(2, 2, 112), backward=True, derivative="geglu")),
+    ("bf16", TrainingProduct(2048, 1536, 128, "", Tile(2, 2, 176, pingpong=True), backward=True)),
+    ("fp16", TrainingProduct(264, 72, 5, "geglu", Tile(1, 1, 8))),
+    ("bf16", TrainingProduct(264, 72, 5, "", Tile(1, 2, 24), backward=True, derivative="swiglu")),
+]
+# dtype, product
+REDUCTIONS = [
+    ("bf16", Reduction(1536, 2048, 128, 2, 192)),
+    ("fp16", Reduction(24, 72, 5, 3, 128)),
+    ("bf16", Reduction(136, 264, 1024, 2, 128)),
 ]
 
 
@@ -279,6 +296,42 @@ def product(arch: str, dtype: str, wanted: Product) -> dict[str, object]:
     }
 
 
+def training_product(arch: str, dtype: str, wanted: TrainingProduct) -> dict[str, object]:
+    """Compile one grouped product of training: matrix instructions, of which the backward ones read weights as they lie in memory."""
+    kernel = cute_training_products.compile_for(arch, dtype, wanted, keep=True)
+    sass, tile, forms = disassemble(kernel.__cubin__), wanted.tile, len(wanted.tile.widths)
+    every = 4 * tile.slabs * forms
+    patterns = {
+        r"HGMMA\.64x\d+x16\.F32": every,
+        r"HGMMA.*\.tnspA": every if wanted.backward else 0,
+        r"HGMMA.*\.tnspB": 0,
+        r"WARPGROUP\.DEPBAR": min(2, wanted.steps) * forms,  # more where the instructions wait for each other
+    }
+    case = f"training-{dtype}-{wanted}"
+    return spills(kernel, case, "training_product") | {
+        "most_registers": wanted.registers[1] if tile.warpgroups > 1 else 255,
+        "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
+        "counted_expected": sass and patterns,
+    }
+
+
+def reduction(arch: str, dtype: str, wanted: Reduction) -> dict[str, object]:
+    """Compile one gradient of weights: matrix instructions of whole steps and of the last, and stores by tensor maps."""
+    kernel = cute_weight_gradients.compile_for(arch, dtype, wanted, keep=True)
+    sass = disassemble(kernel.__cubin__)
+    patterns = {
+        rf"HGMMA\.64x{wanted.columns}x16\.F32.*\.tnspA\.tnspB": 5 * wanted.slabs,
+        r"WARPGROUP\.DEPBAR": 2,  # more where the instructions wait for each other
+        "UTMALDG": (wanted.rows + wanted.columns) // 64,  # elements that a swizzled box is wide
+        "UTMASTG": wanted.columns // CHUNK,
+    }
+    return spills(kernel, f"reduction-{dtype}-{wanted}", "reduction") | {
+        "most_registers": REGISTERS[1],
+        "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
+        "counted_expected": sass and patterns,
+    }
+
+
 def compiled(arch: str) -> Iterator[dict[str, object]]:
     """The facts of a part of the cases: compiling one takes a second and a half."""
     older = arch == "sm_80"  # it has no conversion to e4m3 and no bulk copies
@@ -289,6 +342,8 @@ def compiled(arch: str) -> Iterator[dict[str, object]]:
         (pack_fp8, () if older else FP8_PACKS),
         (pack_bulk, () if older else BULK_PACKS),
         (product, PRODUCTS if arch == "sm_90a" else ()),
+        (training_product, TRAINING_PRODUCTS if arch == "sm_90a" else ()),
+        (reduction, REDUCTIONS if arch == "sm_90a" else ()),
         (facts, CASES),
     ):
         for case in cases[:: 5 if arch == "sm_90a" else 12]:

@@ -21,6 +21,7 @@ Invariant: rows of no expert are read, but never written, and add nothing to any
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,11 +33,12 @@ from moe_routing_bench.kernels.experts import Experts, cute_experts, cute_swappe
 from moe_routing_bench.kernels.experts import cute_training_products as products
 from moe_routing_bench.kernels.experts import cute_weight_gradients as weight_gradients
 from moe_routing_bench.kernels.experts.cute_experts import choose_tile
-from moe_routing_bench.kernels.experts.cute_tiles import Product
+from moe_routing_bench.kernels.experts.cute_tiles import Product, Tile
 from moe_routing_bench.kernels.experts.cute_training_products import TrainingProduct
 from moe_routing_bench.kernels.experts.cute_weight_gradients import Reduction, reduction
 
 ACTIVATIONS = ("swiglu", "geglu")
+MOST_TOKENS = 128  # of a tile that goes to its buffer as a whole
 
 
 def unsupported(problem: Experts) -> str | None:
@@ -46,11 +48,18 @@ def unsupported(problem: Experts) -> str | None:
     return cute_experts.unsupported(problem)
 
 
+def limited(tile: Tile) -> Tile:
+    """The tile with no more than `MOST_TOKENS` tokens."""
+    if tile.tokens <= MOST_TOKENS:
+        return tile
+    return replace(tile, tokens=MOST_TOKENS, narrowest=MOST_TOKENS // 2 if tile.narrowest else 0)
+
+
 def parts(problem: Experts) -> dict[str, Product | Reduction]:
     """The products of a problem, in tiles that its sizes choose."""
     hidden, inner, experts, rows = problem.hidden, problem.intermediate, problem.experts, problem.rows
     activation, sums = problem.activation, 2 * problem.intermediate
-    grad_tile, row_tile = choose_tile(rows, experts, inner), choose_tile(rows, experts, hidden)
+    grad_tile, row_tile = limited(choose_tile(rows, experts, inner)), choose_tile(rows, experts, hidden)
     return {
         "up": TrainingProduct(inner, hidden, experts, activation, choose_tile(rows, experts, sums)),
         "down": Product(hidden, inner, experts, "", row_tile),

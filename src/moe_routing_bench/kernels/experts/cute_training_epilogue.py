@@ -3,6 +3,7 @@
 - The first product of the forward pass stores what it activates, and its sums, gates beside ups, which the backward pass needs.
 - The gradient of the activated rows is multiplied by the activation's slope, which takes those sums: stored are the gradient of the
   sums, and what was activated, again. It is rounded to 16 bits on the way, as it is where a matrix product of its own computes it.
+  A tile goes to the buffer as a whole, because the slope needs the registers that its sums have: chunk by chunk, they spill.
 
 Invariant: as in `cute_epilogue`, a warpgroup's buffer is its own, and TMA never touches it.
 """
@@ -18,6 +19,8 @@ from cutlass.cute.nvgpu import warp
 
 from moe_routing_bench.kernels.experts.cute_epilogue import LOG2_E, activate
 from moe_routing_bench.kernels.experts.cute_tiles import VECTOR, WARPGROUP, Product
+
+TOGETHER = 4  # vectors whose gates and ups a thread loads at a time: 64 bytes of each
 
 Pairs = Callable[[int, int], list[tuple[Any, Any]]]
 
@@ -120,22 +123,9 @@ def store(
 
 
 @cute.jit
-def fetch(
-    sums: cute.Tensor, held: cute.Tensor, row: Int32, end: Int32, column: Int32, product: cutlass.Constexpr
-):  # fmt: skip
-    """Load a thread's gates and ups of a chunk from sums (R, 2 columns) to held (8, gate or up, passes)."""
-    for n in cutlass.range_constexpr(passes_of(product)):
-        token, part = mine(n, product)
-        if (token < product.chunk) & (row + token < end) & (column + part < product.columns):
-            for half in cutlass.range_constexpr(2):
-                place = column + part + half * product.columns
-                cute.autovec_copy(vector_at(sums, row + token, place, 2 * product.columns), held[None, half, n])
-
-
-@cute.jit
 def store_gradients(
     buffer: cute.Tensor,
-    held: cute.Tensor,
+    sums: cute.Tensor,
     d_sums: cute.Tensor,
     inner: cute.Tensor,
     row: Int32,
@@ -143,24 +133,30 @@ def store_gradients(
     column: Int32,
     product: cutlass.Constexpr,
 ):
-    """Of a chunk of gradients in `buffer`: write those of the sums to d_sums (R, 2 columns), the activated to inner (R, columns)."""
+    """Of a tile of gradients in `buffer` and sums (R, 2 columns): write d_sums (R, 2 columns) and the activated to inner (R, columns)."""
     dtype, columns = buffer.element_type, cutlass.const_expr(product.columns)
-    for n in cutlass.range_constexpr(passes_of(product)):
-        token, part = mine(n, product)
-        if (token < product.chunk) & (row + token < end) & (column + part < columns):
-            rounded = cute.make_rmem_tensor((VECTOR,), dtype)
-            cute.autovec_copy(vector_at(buffer, token, part, product.pitch), rounded)
-            results = cute.make_rmem_tensor((VECTOR, 3), dtype)  # two at a time: registers are full of sums
-            for i in cutlass.range_constexpr(0, VECTOR, 2):
-                pair = cute.make_rmem_tensor((2, 3), Float32)
-                for k in cutlass.range_constexpr(2):
-                    gate, up = held[i + k, 0, n].to(Float32), held[i + k, 1, n].to(Float32)
-                    grad = rounded[i + k].to(Float32)
-                    pair[k, 0], pair[k, 1], pair[k, 2] = derive(gate, up, grad, product.derivative)
-                for half in cutlass.range_constexpr(3):
-                    both = cute.make_tensor(results[None, half].iterator + i, cute.make_layout(2))
-                    both.store(pair[None, half].load().to(dtype))
-            for half in cutlass.range_constexpr(2):
-                place = column + part + half * columns
-                cute.autovec_copy(results[None, half], vector_at(d_sums, row + token, place, 2 * columns))
-            cute.autovec_copy(results[None, 2], vector_at(inner, row + token, column + part, columns))
+    thread, lanes = cute.arch.thread_idx()[0] % WARPGROUP, cutlass.const_expr(product.width // VECTOR)
+    apart = cutlass.const_expr(WARPGROUP // lanes)
+    place = column + thread % lanes * VECTOR
+    held = cute.make_rmem_tensor((VECTOR, 2, TOGETHER), dtype)
+    for first in cutlass.range(0, cutlass.min(end - row, product.tile.tokens), apart * TOGETHER, unroll=1):
+        for n in cutlass.range_constexpr(TOGETHER):
+            at = row + first + n * apart + thread // lanes
+            if (at < end) & (first + n * apart + thread // lanes < product.tile.tokens) & (place < columns):
+                for half in cutlass.range_constexpr(2):
+                    cute.autovec_copy(vector_at(sums, at, place + half * columns, 2 * columns), held[None, half, n])
+        for n in cutlass.range_constexpr(TOGETHER):
+            token = first + n * apart + thread // lanes
+            if (row + token < end) & (token < product.tile.tokens) & (place < columns):
+                grads = cute.make_rmem_tensor((VECTOR,), dtype)
+                cute.autovec_copy(vector_at(buffer, token, thread % lanes * VECTOR, product.pitch), grads)
+                results = cute.make_rmem_tensor((VECTOR, 3), Float32)
+                for i in cutlass.range_constexpr(VECTOR):
+                    gate, up, grad = (one.to(Float32) for one in (held[i, 0, n], held[i, 1, n], grads[i]))
+                    results[i, 0], results[i, 1], results[i, 2] = derive(gate, up, grad, product.derivative)
+                rounded = cute.make_rmem_tensor((VECTOR, 3), dtype)
+                rounded.store(results.load().to(dtype))
+                for half in cutlass.range_constexpr(2):
+                    target = vector_at(d_sums, row + token, place + half * columns, 2 * columns)
+                    cute.autovec_copy(rounded[None, half], target)
+                cute.autovec_copy(rounded[None, 2], vector_at(inner, row + token, place, columns))

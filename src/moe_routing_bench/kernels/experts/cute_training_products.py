@@ -52,6 +52,11 @@ class TrainingProduct(Product):
         """Chunks that the epilogue holds at a time: forward, what is activated, gates and ups."""
         return 3 if self.gated else 1
 
+    @property
+    def chunk(self) -> int:
+        """Tokens that the epilogue transposes at a time: all where it needs the registers of the sums."""
+        return self.tile.tokens if self.derivative else super().chunk
+
     def stages_beside(self, chunk: int) -> int:
         """Stages that fit beside buffers of `chunk` tokens."""
         buffers = chunk * self.pitch * 2 * self.tile.warpgroups * self.parts_stored
@@ -151,10 +156,6 @@ def finish(
         first = row + chunk * product.chunk
         if first < end:
             here = (first, end, column, product)
-            if cutlass.const_expr(product.derivative):
-                passes = cutlass.const_expr(epilogue.passes_of(product))
-                held = cute.make_rmem_tensor((8, 2, passes), out.element_type)
-                epilogue.fetch(sums, held, *here)
             cute.arch.barrier(barrier_id=1 + consumer, number_of_threads=WARPGROUP)  # all have read the chunk before
             if cutlass.const_expr(product.gated):
                 epilogue.transpose(epilogue.activated(finished, product.activation), buffer, 0, chunk, product)
@@ -164,7 +165,7 @@ def finish(
                 epilogue.transpose(epilogue.plain(finished), buffer, 0, chunk, product)
             cute.arch.barrier(barrier_id=1 + consumer, number_of_threads=WARPGROUP)
             if cutlass.const_expr(product.derivative):
-                epilogue.store_gradients(buffer, held, out, inner, *here)
+                epilogue.store_gradients(buffer, sums, out, inner, *here)
             else:
                 epilogue.store(buffer, 0, out, 0, product.columns, *here)
                 if cutlass.const_expr(product.gated):
@@ -236,7 +237,7 @@ def training_kernel(
                 cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
             stride *= 2
         while tile < tiles:
-            expert, row, end, part = locate(tile, starts, first_tiles, product)
+            _, row, end, part = locate(tile, starts, first_tiles, product)
             column = (part * tile_shape.sharing + share) * product.width
             finished.fill(0.0)
             stage = (full, empty, index, phase)

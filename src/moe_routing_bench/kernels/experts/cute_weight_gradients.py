@@ -9,8 +9,8 @@ hands them to TMA, 64 columns at a time. Each expert writes its whole M x N, how
 take half as long as the products, so they must overlap. Tiles of an expert follow each other, those of the shorter side first, as
 its rows then stay in the L2 cache.
 
-An expert's rows are rarely a multiple of 64. What is left over comes first, in a step of its own, which multiplies as many 16s as
-it needs; the rest of the last 16 is set to zero in both operands, as they may be another expert's rows, or of no expert, and hold NaN.
+An expert's rows are rarely a multiple of 64. The last step multiplies as many 16s as it needs; the rest of the last 16 is set to zero
+in both operands, as they may be another expert's rows, or of no expert, and hold NaN. Meanwhile the step before is multiplied.
 
 FLOPs: 2 R M N. Floor: those at the rate of a large product, or 2 E M N bytes of 16-bit results and 2 R (M + N) of rows at that of a
 stream, whichever takes longer.
@@ -50,7 +50,7 @@ from moe_routing_bench.kernels.experts.cute_tiles import (
 
 CHUNK = 64  # columns of the result that are stored at a time: 128 bytes, the width of the swizzle
 THREADS = 3 * WARPGROUP  # one loads, two multiply
-FORMS = ((3, 128), (2, 192), (2, 128))  # slabs and columns of a tile; the first of the least waste is taken
+FORMS = {(2, 192): 1.0, (3, 128): 1.12, (2, 128): 1.15}  # slabs and columns of a tile: time of equal work
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ class Reduction:
 
 
 def reduction(height: int, width: int, experts: int) -> Reduction:
-    """The product with the tile that covers (M, N) with the least waste, the larger one where two are as good."""
+    """The product with the tile that covers (M, N) soonest: wide ones read less of shared memory."""
 
-    def covered(form: tuple[int, int]) -> int:
+    def cost(form: tuple[int, int]) -> float:
         slabs, columns = form
-        return math.ceil(height / (SLAB * slabs)) * SLAB * slabs * math.ceil(width / columns) * columns
+        covered = math.ceil(height / (SLAB * slabs)) * SLAB * slabs * math.ceil(width / columns) * columns
+        return covered * FORMS[form]
 
-    costs = {form: covered(form) * (1.08 if form == FORMS[-1] else 1.0) for form in FORMS}  # small tiles read more
-    return Reduction(height, width, experts, *min(FORMS, key=lambda form: costs[form]))
+    return Reduction(height, width, experts, *min(FORMS, key=cost))
 
 
 def locate(tile: Any, product: Reduction) -> tuple[Any, Any, Any]:
@@ -133,7 +133,7 @@ def load(
     starts: cute.Tensor,
     product: cutlass.Constexpr,
 ):
-    """By one warp: bring the rows of a (M, R) and b (N, R) that the block's tiles need, what exceeds a multiple of 64 first."""
+    """By one warp: bring the rows of a (M, R) and b (N, R) that the block's tiles need."""
     tile, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
     index, phase = Int32(0), Int32(1)
     while tile < product.tiles:
@@ -152,8 +152,7 @@ def load(
                 )
                 cute.copy(atom, source, target[None, index], tma_bar_ptr=full + index)
             index, phase = advance(index, phase, product.stages)
-            over = (end - row) % STEP
-            row += cutlass.select_(over > 0, over, Int32(STEP))
+            row += STEP
         tile += stride
 
 
@@ -162,7 +161,9 @@ def clear(stages: cute.Tensor, size: cutlass.Constexpr, index: Int32, first: Int
     """By a warpgroup: set rows `first` to `end` of a stage, which are fewer than 16, to zero in all `size` columns."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     row, vector = first + thread // VECTOR, thread % VECTOR
-    base = cute.recast_ptr(stages.iterator) + cute.assume(index * (size * STEP) + row * STEP + vector * VECTOR, divby=VECTOR)
+    base = cute.recast_ptr(stages.iterator) + cute.assume(
+        index * (size * STEP) + row * STEP + vector * VECTOR, divby=VECTOR
+    )
     zero = cute.make_rmem_tensor((VECTOR,), stages.element_type)
     zero.fill(0.0)
     if row < end:
@@ -197,21 +198,6 @@ def multiply(
     )
     results = cute.make_tensor(sums.iterator, layout)
     cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
-    over = count % STEP
-    if over > 0:
-        cute.arch.mbarrier_wait(full + index, phase)
-        sixteens = (over + 15) // 16
-        clear(a_stages, product.rows, index, over, 16 * sixteens)
-        clear(b_stages, product.columns, index, over, 16 * sixteens)
-        cute.arch.fence_view_async_shared()
-        cute.arch.barrier(barrier_id=1 + consumer, number_of_threads=WARPGROUP)
-        warpgroup.fence()
-        for n in cutlass.range(sixteens, unroll=1):
-            cute.gemm(mma, results, a[None, None, n, index], b[None, None, n, index], results)
-        warpgroup.commit_group()
-        warpgroup.wait_group(0)
-        release(empty + index)
-        index, phase = advance(index, phase, product.stages)
     warpgroup.fence()
     previous = index
     for k in cutlass.range(count // STEP, unroll=1):
@@ -224,10 +210,23 @@ def multiply(
             release(empty + previous)
         previous = index
         index, phase = advance(index, phase, product.stages)
+    over = count % STEP
+    if over > 0:  # the step before is still multiplied meanwhile
+        cute.arch.mbarrier_wait(full + index, phase)
+        sixteens = (over + 15) // 16
+        clear(a_stages, product.rows, index, over, 16 * sixteens)
+        clear(b_stages, product.columns, index, over, 16 * sixteens)
+        cute.arch.fence_view_async_shared()
+        cute.arch.barrier(barrier_id=1 + consumer, number_of_threads=WARPGROUP)
+        for n in cutlass.range(sixteens, unroll=1):
+            cute.gemm(mma, results, a[None, None, n, index], b[None, None, n, index], results)
+        warpgroup.commit_group()
     cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
     warpgroup.wait_group(0)
     if count >= STEP:
         release(empty + previous)
+    if over > 0:
+        release(empty + index)
 
 
 @cute.jit
@@ -325,8 +324,9 @@ def reduction_kernel(
                 round_chunk(sums, buffer, chunk, product)
                 cute.arch.fence_view_async_shared()
                 cute.arch.barrier(barrier_id=group, number_of_threads=WARPGROUP)
-                if warp_index % 4 == 0:
-                    cute.copy(out_atom, source, target[None, left * (product.columns // CHUNK) + chunk])
+                column = left * (product.columns // CHUNK) + chunk  # of chunks; those beyond the last have no box
+                if (warp_index % 4 == 0) & (column * CHUNK < product.width):
+                    cute.copy(out_atom, source, target[None, column])
                     cute.arch.cp_async_bulk_commit_group()
             tile += 2 * stride
         if warp_index % 4 == 0:
