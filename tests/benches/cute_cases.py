@@ -129,7 +129,7 @@ TRAINING_PRODUCTS = [
     ("fp16", TrainingProduct(264, 72, 5, "", Tile(2, 2, 112), backward=True, derivative="geglu")),
     ("bf16", TrainingProduct(2048, 1536, 128, "", Tile(2, 2, 176, pingpong=True), backward=True)),
     ("fp16", TrainingProduct(264, 72, 5, "geglu", Tile(1, 1, 8))),
-    ("bf16", TrainingProduct(264, 72, 5, "", Tile(1, 2, 24), backward=True, derivative="swiglu")),
+    ("bf16", TrainingProduct(264, 72, 5, "", Tile(1, 2, 24), backward=True, derivative="swiglu", weighted=True)),
 ]
 # dtype, product
 REDUCTIONS = [

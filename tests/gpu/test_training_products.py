@@ -80,19 +80,35 @@ def test_products(case: str) -> None:
     run = cute_training.launches(problem, offsets.device)
 
     def call() -> dict[str, Tensor]:
-        run["up"](given["rows"], offsets, given["w13"], found["sums"], found["activated"], None)
+        run["up"](given["rows"], offsets, given["w13"], found["sums"], None, found["activated"], None, None)
         run["down"](found["activated"], None, offsets, given["w2"], None, found["y"])
-        run["d_sums"](given["grad"], offsets, given["w2"], found["sums"], found["d_sums"], found["again"])
+        run["d_sums"](given["grad"], offsets, given["w2"], found["sums"], None, found["d_sums"], found["again"], None)
         run["d_w2"](given["grad"], found["again"], offsets, found["d_w2"])
-        run["d_rows"](found["d_sums"], offsets, given["w13"], None, found["d_rows"], None)
+        run["d_rows"](found["d_sums"], offsets, given["w13"], None, None, found["d_rows"], None, None)
         run["d_w13"](found["d_sums"], given["rows"], offsets, found["d_w13"])
         return {name: one.clone() for name, one in found.items()}
 
     first, second = call(), call()
+    scales = torch.rand(rows, device="cuda")
+    part = cute_training.parts(problem, weighted=True)["d_sums"]
+    dots = torch.full((rows, part.dots), torch.nan, device="cuda")
+    weighted = {name: torch.full_like(found[name], torch.nan) for name in ("d_sums", "again")}
+    tensors = (found["sums"], scales, weighted["d_sums"], weighted["again"], dots)
+    cute_training.launches(problem, offsets.device, weighted=True)["d_sums"](
+        given["grad"], offsets, given["w2"], *tensors
+    )
     spans = [slice(*ends) for ends in itertools.pairwise(bounds)]
+    grads = [given["grad"][rows].float() @ given["w2"][expert].float() for expert, rows in enumerate(spans)]
+    eps = torch.finfo(kind["dtype"]).eps
+    want = (torch.cat(grads) * first["again"][:used].float()).sum(1)
+    assert (dots[:used].sum(1) - want).abs().max() < 5 * eps * want.abs().max()
+    for name, got in weighted.items():
+        want = first[name][:used].float() * scales[:used, None]
+        assert (got[:used].float() - want).abs().max() < 5 * eps * want.abs().max(), name
+        assert got[used:].isnan().all(), f"{name}: rows of no expert are written"
     for name, want in wanted(problem, spans, given, first).items():
         got = first[name][:used] if name in of_rows else first[name]
         error = (got.float() - want).abs().max() / want.abs().max()
-        assert error < 5 * torch.finfo(kind["dtype"]).eps, f"{name}: {error:.1e}"
+        assert error < 5 * eps, f"{name}: {error:.1e}"
         assert torch.equal(got, second[name][:used] if name in of_rows else second[name]), name
         assert name not in of_rows or first[name][used:].isnan().all(), f"{name}: rows of no expert are written"

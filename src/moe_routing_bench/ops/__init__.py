@@ -162,18 +162,18 @@ def layer(
 
     Which kernels run the experts on a GPU, and whether they gather the tokens' rows or are given packed ones, is chosen by sizes
     from a table of measured layers (`choices`), without waiting for the GPU; a `phase`, ``prefill`` or ``decode``, is a hint
-    that leaves only such cells. Where rows or weights of experts need a gradient, `route` and `experts` run.
+    that leaves only such cells. Where rows or weights of experts need a gradient, rows are packed.
 
     Raises `UserError` for arguments that `route`, `experts` or `combine` does not take, and for an unknown phase.
     """
     check_phase(phase)
-    if _learns(x, w13, w2, b13, b2):
-        routed = route(x, logits, top_k, rule, bias, capacity)
-        y = experts(routed.packed, routed.offsets, w13, w2, activation, b13, b2)
-        return combine(y, routed.inverse, routed.topk_weights, residual)
     topk_ids, topk_weights = gate(logits, top_k, rule, bias)
     _, offsets, order, inverse = permute(topk_ids, logits.shape[1], capacity)
     arguments.check_pack(x, order, inverse)
     arguments.check_experts(x, offsets, w13, w2, activation, b13, b2)
+    if _learns(x, w13, w2, b13, b2):
+        arguments.check_combine(x, inverse, topk_weights, residual)
+        weights = (w13, w2, activation, b13, b2)
+        return library.layer_training(x, order, inverse, offsets, topk_weights, *weights, residual)[0]
     y = library.feed(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase)
     return combine(y, inverse, topk_weights, residual)

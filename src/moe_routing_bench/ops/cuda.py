@@ -101,6 +101,35 @@ def experts_training(
     return cute_training.forward(problem, ready(rows), ready(offsets), ready(w13), ready(w2))
 
 
+def layer_training(
+    x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, residual: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """`pack`, `experts_training` and `combine` -> combined (T, H), packed (R, H), and y (R, H) or sums (R, N), the other being (0,)."""
+    packed = pack(x, order, inverse)
+    y, sums = experts_training(packed, offsets, w13, w2, activation, b13, b2)
+    combined = combine(y, inverse, weights, residual)
+    return combined, packed, y if sums.dim() == 1 else y.new_empty(0), sums
+
+
+def layer_backward(
+    grad: Tensor, packed: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """grad (T, H) of combined, and the sums that `layer_training` kept -> the gradients of packed, weights (T, k), w13 and w2.
+
+    The gradient of a weight is that of its row's activated sums, times these: y is not needed.
+    """
+    if not packed.numel():
+        return torch.empty_like(packed), torch.zeros_like(weights), torch.zeros_like(w13), torch.zeros_like(w2)
+    from moe_routing_bench.kernels.experts import cute_training
+
+    scales = weights.reshape(-1).index_select(0, order.clamp_min(0))
+    given = (pack(grad, order, inverse), packed, ready(offsets), ready(w13), ready(w2), sums, scales)
+    d_packed, d_w13, d_w2, d_scales = cute_training.backward(_experts(packed, w2, activation), *given)
+    assert d_scales is not None, "rows have weights"
+    of_kept = d_scales.index_select(0, inverse.clamp_min(0).reshape(-1)).view(inverse.shape)
+    return d_packed, torch.where(inverse < 0, 0, of_kept), d_w13, d_w2
+
+
 def feed(
     x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, capacity: int | None, phase: str | None
 ) -> Tensor:  # fmt: skip
@@ -132,7 +161,7 @@ def experts_backward(
         from moe_routing_bench.kernels.experts import cute_training
 
         given = (ready(grad), ready(rows), ready(offsets), ready(w13), ready(w2), sums)
-        return *cute_training.backward(problem, *given), w13.new_empty(0), w13.new_empty(0)
+        return *cute_training.backward(problem, *given)[:3], w13.new_empty(0), w13.new_empty(0)
     if problem.biased or not rows.numel() or torch_grouped_mm.unsupported(problem):
         return reference.experts_backward(grad, rows, offsets, w13, w2, activation, b13, b2)
     grad, rows, w13, w2, ends = ready(grad), ready(rows), ready(w13), ready(w2), offsets[1:]

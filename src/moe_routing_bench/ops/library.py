@@ -1,9 +1,10 @@
 """The operators as `torch.library` knows them: what runs on which device, shapes without data, and derivatives.
 
 ``torch.ops.moe_routing_bench.gate``, ``permute``, ``pack``, ``experts`` and ``combine``, with ``experts_backward``,
-``combine_backward`` and ``feed``, pack and experts in one, which are not differentiable themselves. Arguments are checked by the functions in `ops`, not here. The
+``combine_backward``, ``layer_backward`` and ``feed``, pack and experts in one, which are not differentiable themselves. Arguments are checked by the functions in `ops`, not here. The
 backward of pack is a combine with unit weights; that of combine is a pack of weighted rows and k dot products per token; that
 of gate is plain torch; that of experts computes the sums of their first product again, unless ``experts_training`` kept them.
+``layer_training`` is pack, experts and combine in one, whose backward weighs rows where the slope of the activation is computed.
 """
 
 from collections.abc import Callable
@@ -57,6 +58,25 @@ def experts_training(
     return reference.experts(rows, offsets, w13, w2, activation, b13, b2), rows.new_empty(0)
 
 
+@custom_op("moe_routing_bench::layer_training", mutates_args=(), device_types="cpu")
+def layer_training(
+    x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, residual: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    packed = reference.pack(x, order, inverse)
+    y = reference.experts(packed, offsets, w13, w2, activation, b13, b2)
+    return reference.combine(y, inverse, weights, residual), packed, y, x.new_empty(0)
+
+
+@custom_op("moe_routing_bench::layer_backward", mutates_args=(), device_types="cpu")
+def layer_backward(
+    grad: Tensor, packed: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    y = reference.experts(packed, offsets, w13, w2, activation, None, None)
+    d_y, d_weights = reference.combine_backward(grad, y, inverse, weights, len(packed))
+    d_packed, d_w13, d_w2, *_ = reference.experts_backward(d_y, packed, offsets, w13, w2, activation, None, None)
+    return d_packed, d_weights, d_w13, d_w2
+
+
 @custom_op("moe_routing_bench::feed", mutates_args=(), device_types="cpu")
 def feed(
     x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, capacity: int | None, phase: str | None
@@ -90,6 +110,8 @@ combine.register_kernel("cuda", _on_cuda("combine"))
 combine_backward.register_kernel("cuda", _on_cuda("combine_backward"))
 experts.register_kernel("cuda", _on_cuda("experts"))
 experts_training.register_kernel("cuda", _on_cuda("experts_training"))
+layer_training.register_kernel("cuda", _on_cuda("layer_training"))
+layer_backward.register_kernel("cuda", _on_cuda("layer_backward"))
 experts_backward.register_kernel("cuda", _on_cuda("experts_backward"))
 feed.register_kernel("cuda", _on_cuda("feed"))
 
@@ -133,6 +155,19 @@ def _(rows, offsets, w13, w2, activation, b13, b2):
     return torch.empty_like(rows), rows.new_empty((rows.shape[0], w13.shape[1]) if kept else 0)
 
 
+@layer_training.register_fake
+def _(x, order, inverse, offsets, weights, w13, w2, activation, b13, b2, residual):
+    packed = x.new_empty(order.shape[0], x.shape[1])
+    kept = x.is_cuda and _keeps_sums(packed, w2, activation)
+    sums = x.new_empty((order.shape[0], w13.shape[1]) if kept else 0)
+    return torch.empty_like(x), packed, x.new_empty(0) if kept else torch.empty_like(packed), sums
+
+
+@layer_backward.register_fake
+def _(grad, packed, order, inverse, offsets, weights, w13, w2, activation, sums):
+    return tuple(torch.empty_like(one) for one in (packed, weights, w13, w2))
+
+
 @feed.register_fake
 def _(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase):
     return x.new_empty(order.shape[0], x.shape[1])
@@ -166,8 +201,12 @@ def _save_for_pack(ctx, inputs, output) -> None:
 
 def _pack_gradients(ctx, grad):
     (inverse,) = ctx.saved_tensors
-    unit = torch.ones(inverse.shape, dtype=reference.wide(grad.dtype), device=grad.device)
-    return combine(grad, inverse, unit, None), None, None
+    return _sum_of_rows(grad, inverse), None, None
+
+
+def _sum_of_rows(rows: Tensor, inverse: Tensor) -> Tensor:
+    """The sum of each token's kept rows: rows (R, H), inverse (T, k) -> (T, H)."""
+    return combine(rows, inverse, torch.ones(inverse.shape, dtype=reference.wide(rows.dtype), device=rows.device), None)
 
 
 def _save_for_combine(ctx, inputs, output) -> None:
@@ -206,8 +245,32 @@ def _experts_gradients(ctx, grad, of_sums=None):
     return d_rows, None, d_w13, d_w2, None, *biases
 
 
+def _save_for_layer(ctx, inputs, output) -> None:
+    _, order, inverse, offsets, weights, w13, w2, ctx.activation, b13, b2, _ = inputs
+    _, packed, y, sums = output
+    ctx.mark_non_differentiable(packed, y, sums)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(order, inverse, offsets, weights, w13, w2, b13, b2, packed, y, sums)
+
+
+def _layer_gradients(ctx, grad, *_):
+    order, inverse, offsets, weights, w13, w2, b13, b2, packed, y, sums = ctx.saved_tensors
+    d_b13 = d_b2 = None
+    if sums.dim() > 1:
+        given = (order, inverse, offsets, weights, w13, w2, ctx.activation, sums)
+        d_packed, d_weights, d_w13, d_w2 = layer_backward(grad, packed, *given)
+    else:
+        d_y, d_weights = combine_backward(grad, y, inverse, weights, packed.shape[0])
+        found = experts_backward(d_y, packed, offsets, w13, w2, ctx.activation, b13, b2, None)
+        d_packed, d_w13, d_w2 = found[:3]
+        d_b13, d_b2 = (None, None) if b13 is None else found[3:]
+    d_x, d_residual = _sum_of_rows(d_packed, inverse), grad if ctx.needs_input_grad[-1] else None
+    return d_x, None, None, None, d_weights, d_w13, d_w2, None, d_b13, d_b2, d_residual
+
+
 gate.register_autograd(_gate_gradients, setup_context=_save_for_gate)
 pack.register_autograd(_pack_gradients, setup_context=_save_for_pack)
 combine.register_autograd(_combine_gradients, setup_context=_save_for_combine)
 experts.register_autograd(_experts_gradients, setup_context=_save_for_experts)
+layer_training.register_autograd(_layer_gradients, setup_context=_save_for_layer)
 experts_training.register_autograd(_experts_gradients, setup_context=_save_for_training)

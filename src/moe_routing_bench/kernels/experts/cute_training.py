@@ -55,15 +55,18 @@ def limited(tile: Tile) -> Tile:
     return replace(tile, tokens=MOST_TOKENS, narrowest=MOST_TOKENS // 2 if tile.narrowest else 0)
 
 
-def parts(problem: Experts) -> dict[str, Product | Reduction]:
-    """The products of a problem, in tiles that its sizes choose."""
+@per_problem
+def parts(problem: Experts, weighted: bool = False) -> dict[str, Any]:
+    """The products of a problem, in tiles that its sizes choose; `weighted` where rows have weights."""
     hidden, inner, experts, rows = problem.hidden, problem.intermediate, problem.experts, problem.rows
     activation, sums = problem.activation, 2 * problem.intermediate
     grad_tile, row_tile = limited(choose_tile(rows, experts, inner)), choose_tile(rows, experts, hidden)
     return {
         "up": TrainingProduct(inner, hidden, experts, activation, choose_tile(rows, experts, sums)),
         "down": Product(hidden, inner, experts, "", row_tile),
-        "d_sums": TrainingProduct(inner, hidden, experts, "", grad_tile, backward=True, derivative=activation),
+        "d_sums": TrainingProduct(
+            inner, hidden, experts, "", grad_tile, backward=True, derivative=activation, weighted=weighted
+        ),
         "d_rows": TrainingProduct(hidden, sums, experts, "", row_tile, backward=True),
         "d_w13": reduction(sums, hidden, experts),
         "d_w2": reduction(hidden, inner, experts),
@@ -71,22 +74,22 @@ def parts(problem: Experts) -> dict[str, Product | Reduction]:
 
 
 def precompile(problem: Experts, arch: str) -> None:
-    """Put the kernels of a problem into the cache; needs no GPU."""
-    _compiled(problem, arch)
+    """Put the kernels of a problem into the cache, as a whole layer uses them; needs no GPU."""
+    _compiled(problem, arch, weighted=True)
 
 
 @per_problem
-def _compiled(problem: Experts, arch: str) -> dict[str, tuple[Any, Any]]:
+def _compiled(problem: Experts, arch: str, weighted: bool) -> dict[str, tuple[Any, Any]]:
     def compiled(part: Product | Reduction) -> Any:
         if isinstance(part, Reduction):
             return weight_gradients.compile_for(arch, problem.dtype, part)
         module = products if isinstance(part, TrainingProduct) else cute_swapped
         return module.compile_for(arch, problem.dtype, part)
 
-    return {name: (part, compiled(part)) for name, part in parts(problem).items()}
+    return {name: (part, compiled(part)) for name, part in parts(problem, weighted).items()}
 
 
-def launches(problem: Experts, device: torch.device) -> dict[str, Callable[..., object]]:
+def launches(problem: Experts, device: torch.device, weighted: bool = False) -> dict[str, Callable[..., object]]:
     """How to launch each product, with its tensors in the order of its `compile_for`."""
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
 
@@ -97,29 +100,40 @@ def launches(problem: Experts, device: torch.device) -> dict[str, Callable[..., 
     def launch(kernel: Any, count: int, *tensors: Tensor | None) -> None:
         kernel(*tensors, count)
 
-    kernels = _compiled(problem, current_arch())
+    kernels = _compiled(problem, current_arch(), weighted)
     return {name: functools.partial(launch, kernel, blocks(part)) for name, (part, kernel) in kernels.items()}
 
 
 def forward(problem: Experts, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
     """rows (R, H), offsets (E + 1,) int32, w13 (E, 2 I, H), w2 (E, H, I) -> y (R, H) and the sums (R, 2 I) of the first product."""
-    run = launches(problem, rows.device)
+    run = launches(problem, rows.device, weighted=True)  # which its backward pass may be: these two are the same
     sums, y = rows.new_empty(len(rows), w13.shape[1]), torch.empty_like(rows)
     activated = rows.new_empty(len(rows), problem.intermediate)
-    run["up"](rows, offsets, w13, sums, activated, None)
+    run["up"](rows, offsets, w13, sums, None, activated, None, None)
     run["down"](activated, None, offsets, w2, None, y)
     return y, sums
 
 
 def backward(
-    problem: Experts, grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, sums: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """grad (R, H) of y, sums (R, 2 I) of the forward pass, and what that read -> the gradients of rows, w13 and w2."""
-    run = launches(problem, rows.device)
+    problem: Experts,
+    grad: Tensor,
+    rows: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    sums: Tensor,
+    scales: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """grad (R, H) of y, sums (R, 2 I) of the forward pass, and what that read -> the gradients of rows, w13, w2 and scales.
+
+    With scales (R,) float32, `grad` is that of each row of y times its scale.
+    """
+    run = launches(problem, rows.device, weighted=scales is not None)
     d_sums, activated = torch.empty_like(sums), rows.new_empty(len(rows), problem.intermediate)
     d_rows, d_w13, d_w2 = torch.empty_like(rows), torch.empty_like(w13), torch.empty_like(w2)
-    run["d_sums"](grad, offsets, w2, sums, d_sums, activated)
+    dots = None if scales is None else scales.new_empty(len(rows), parts(problem, weighted=True)["d_sums"].dots)
+    run["d_sums"](grad, offsets, w2, sums, scales, d_sums, activated, dots)
     run["d_w2"](grad, activated, offsets, d_w2)
-    run["d_rows"](d_sums, offsets, w13, None, d_rows, None)
+    run["d_rows"](d_sums, offsets, w13, None, None, d_rows, None, None)
     run["d_w13"](d_sums, rows, offsets, d_w13)
-    return d_rows, d_w13, d_w2
+    return d_rows, d_w13, d_w2, None if dots is None else dots.sum(1)

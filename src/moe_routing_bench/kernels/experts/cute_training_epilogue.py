@@ -126,37 +126,56 @@ def store(
 def store_gradients(
     buffer: cute.Tensor,
     sums: cute.Tensor,
+    scales: cute.Tensor | None,
     d_sums: cute.Tensor,
     inner: cute.Tensor,
+    dots: cute.Tensor | None,
     row: Int32,
     end: Int32,
     column: Int32,
     product: cutlass.Constexpr,
 ):
-    """Of a tile of gradients in `buffer` and sums (R, 2 columns): write d_sums (R, 2 columns) and the activated to inner (R, columns)."""
+    """Of a tile of gradients in `buffer` and sums (R, 2 columns): write d_sums (R, 2 columns) and the activated to inner (R, columns).
+
+    With scales (R,), both are multiplied by those of their rows, and dots (R, parts) gets the product of each row's part of the
+    gradient and of the activated.
+    """
     dtype, columns = buffer.element_type, cutlass.const_expr(product.columns)
     thread, lanes = cute.arch.thread_idx()[0] % WARPGROUP, cutlass.const_expr(product.width // VECTOR)
     apart = cutlass.const_expr(WARPGROUP // lanes)
     place = column + thread % lanes * VECTOR
     held = cute.make_rmem_tensor((VECTOR, 2, TOGETHER), dtype)
+    scale = cute.make_rmem_tensor((TOGETHER,), Float32)
+    scale.fill(1.0)
     for first in cutlass.range(0, cutlass.min(end - row, product.tile.tokens), apart * TOGETHER, unroll=1):
         for n in cutlass.range_constexpr(TOGETHER):
-            at = row + first + n * apart + thread // lanes
-            if (at < end) & (first + n * apart + thread // lanes < product.tile.tokens) & (place < columns):
+            token = first + n * apart + thread // lanes
+            if (row + token < end) & (token < product.tile.tokens) & (place < columns):
                 for half in cutlass.range_constexpr(2):
-                    cute.autovec_copy(vector_at(sums, at, place + half * columns, 2 * columns), held[None, half, n])
+                    source = vector_at(sums, row + token, place + half * columns, 2 * columns)
+                    cute.autovec_copy(source, held[None, half, n])
+                if cutlass.const_expr(scales is not None):
+                    scale[n] = scales[row + token]
         for n in cutlass.range_constexpr(TOGETHER):
             token = first + n * apart + thread // lanes
+            dot = Float32(0.0)
             if (row + token < end) & (token < product.tile.tokens) & (place < columns):
                 grads = cute.make_rmem_tensor((VECTOR,), dtype)
                 cute.autovec_copy(vector_at(buffer, token, thread % lanes * VECTOR, product.pitch), grads)
                 results = cute.make_rmem_tensor((VECTOR, 3), Float32)
                 for i in cutlass.range_constexpr(VECTOR):
                     gate, up, grad = (one.to(Float32) for one in (held[i, 0, n], held[i, 1, n], grads[i]))
-                    results[i, 0], results[i, 1], results[i, 2] = derive(gate, up, grad, product.derivative)
+                    d_gate, d_up, activated_again = derive(gate, up, grad * scale[n], product.derivative)
+                    dot += grad * activated_again
+                    results[i, 0], results[i, 1], results[i, 2] = d_gate, d_up, activated_again * scale[n]
                 rounded = cute.make_rmem_tensor((VECTOR, 3), dtype)
                 rounded.store(results.load().to(dtype))
                 for half in cutlass.range_constexpr(2):
                     target = vector_at(d_sums, row + token, place + half * columns, 2 * columns)
                     cute.autovec_copy(rounded[None, half], target)
                 cute.autovec_copy(rounded[None, 2], vector_at(inner, row + token, place, columns))
+            if cutlass.const_expr(dots is not None):
+                for distance in cutlass.range_constexpr((product.width // VECTOR).bit_length() - 1):
+                    dot += cute.arch.shuffle_sync_bfly(dot, offset=1 << distance)
+                if (row + token < end) & (token < product.tile.tokens) & (thread % lanes == 0):
+                    dots[row + token, column // product.width] = dot

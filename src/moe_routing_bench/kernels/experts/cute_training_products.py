@@ -46,6 +46,12 @@ class TrainingProduct(Product):
 
     backward: bool = False
     derivative: str = ""  # the activation whose slope its results are multiplied by
+    weighted: bool = False  # those results by the weights of their rows, too
+
+    @property
+    def dots(self) -> int:
+        """Parts of a row of the result, of each of which a product is kept where rows have weights."""
+        return self.parts * self.tile.sharing
 
     @property
     def parts_stored(self) -> int:
@@ -142,8 +148,10 @@ def finish(
     finished: cute.Tensor,
     buffer: cute.Tensor,
     sums: cute.Tensor | None,
+    scales: cute.Tensor | None,
     out: cute.Tensor,
     inner: cute.Tensor | None,
+    dots: cute.Tensor | None,
     row: Int32,
     end: Int32,
     column: Int32,
@@ -165,7 +173,7 @@ def finish(
                 epilogue.transpose(epilogue.plain(finished), buffer, 0, chunk, product)
             cute.arch.barrier(barrier_id=1 + consumer, number_of_threads=WARPGROUP)
             if cutlass.const_expr(product.derivative):
-                epilogue.store_gradients(buffer, sums, out, inner, *here)
+                epilogue.store_gradients(buffer, sums, scales, out, inner, dots, *here)
             else:
                 epilogue.store(buffer, 0, out, 0, product.columns, *here)
                 if cutlass.const_expr(product.gated):
@@ -182,8 +190,10 @@ def training_kernel(
     x: cute.Tensor,
     offsets: cute.Tensor,
     sums: cute.Tensor | None,
+    scales: cute.Tensor | None,
     out: cute.Tensor,
     inner: cute.Tensor | None,
+    dots: cute.Tensor | None,
     w_layout: cute.ComposedLayout,
     x_layout: cute.ComposedLayout,
     product: cutlass.Constexpr,
@@ -244,7 +254,8 @@ def training_kernel(
             width = width_of(row, end, tile_shape)
             multiply_form(width, tile_shape.widths, w_mine, x_stages, finished, *stage, consumer, product)
             index, phase = skip(index, phase, product.steps * (2 if tile_shape.pingpong else 1), stages)
-            finish(finished, buffers[None, consumer], sums, out, inner, row, end, column, consumer, product)
+            tensors = (sums, scales, out, inner, dots)
+            finish(finished, buffers[None, consumer], *tensors, row, end, column, consumer, product)
             tile += stride
 
 
@@ -254,8 +265,10 @@ def training_host(
     offsets: cute.Tensor,
     w: cute.Tensor,
     sums: cute.Tensor | None,
+    scales: cute.Tensor | None,
     out: cute.Tensor,
     inner: cute.Tensor | None,
+    dots: cute.Tensor | None,
     blocks: Int32,
     product: cutlass.Constexpr,
     stream: Any,
@@ -280,19 +293,21 @@ def training_host(
     load = cpasync.CopyBulkTensorTileG2SOp()
     w_atom, w_map = cpasync.make_tiled_tma_atom(load, weights, w_layout, (tile.rows, STEP))
     x_atom, x_map = cpasync.make_tiled_tma_atom(load, x, x_layout, (tile.tokens, STEP))
-    training_kernel(w_atom, w_map, x_atom, x_map, offsets, sums, out, inner, w_layout, x_layout, product).launch(
-        grid=(blocks, 1, 1), block=(product.threads, 1, 1), min_blocks_per_mp=1, stream=stream
-    )
+    training_kernel(
+        w_atom, w_map, x_atom, x_map, offsets, sums, scales, out, inner, dots, w_layout, x_layout, product
+    ).launch(grid=(blocks, 1, 1), block=(product.threads, 1, 1), min_blocks_per_mp=1, stream=stream)
 
 
 @cached
 def compile_for(arch: str, dtype: str, product: TrainingProduct, keep: bool = False) -> Any:
     """Compile one product for one architecture and shape class (no GPU needed).
 
-    The result is called with x (R, inner), offsets (E + 1,) int32, w, sums, out, inner, and the number of thread blocks, where
+    The result is called with x (R, inner), offsets (E + 1,) int32, w, sums, scales, out, inner, dots and the number of thread blocks,
+    None for what is not named here:
 
     - forward, w is (E, 2 columns, inner), and sums (R, 2 columns) and out (R, columns) are written;
     - with a `derivative`, w is (E, inner, columns), sums (R, 2 columns) is read, out (R, 2 columns) and inner (R, columns) are written;
+      where that is `weighted`, scales (R,) float32 is read, too, and dots (R, `product.dots`) float32 written;
     - else w is (E, inner, columns), and out (R, columns) is written.
     """
     element, rows, columns = DTYPES[dtype], cute.sym_int(), product.columns
@@ -300,14 +315,16 @@ def compile_for(arch: str, dtype: str, product: TrainingProduct, keep: bool = Fa
     weights = cute.runtime.make_fake_compact_tensor(
         element, (product.experts, *shape), stride_order=(2, 1, 0), assumed_align=16
     )
-    derived = bool(product.derivative)
+    derived, weighted = bool(product.derivative), product.weighted
     arguments = [
         fake_tensor(element, rows, product.inner),
         fake_tensor(Int32, product.experts + 1),
         weights,
         fake_tensor(element, rows, 2 * columns) if derived or product.gated else None,
+        fake_tensor(Float32, rows) if weighted else None,
         fake_tensor(element, rows, 2 * columns if derived else columns),
         fake_tensor(element, rows, columns) if derived else None,
+        fake_tensor(Float32, rows, product.dots) if weighted else None,
         Int32(1),
         product,
     ]
