@@ -29,7 +29,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int16, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
 from moe_routing_bench.kernels.cute import WARP
@@ -62,6 +62,11 @@ class Reduction:
     experts: int
     slabs: int  # of 64 rows of a tile of the result
     columns: int  # of it, a multiple of 64
+    paired: bool = False  # two thread blocks take tiles above each other, and each brings both half of the rows of b
+
+    def __post_init__(self) -> None:
+        """Check what the kernel takes for granted."""
+        assert not self.paired or self.down % 2 == 0, f"pairs of tiles cover all: {self}"
 
     @property
     def rows(self) -> int:
@@ -107,12 +112,21 @@ def reduction(height: int, width: int, experts: int) -> Reduction:
 
 
 def locate(tile: Any, product: Reduction) -> tuple[Any, Any, Any]:
-    """The expert of a tile, and its place from the top and from the left."""
-    each = product.down * product.across
+    """The expert of a tile, or of a pair of them, and its place from the top and from the left."""
+    down = product.down // 2 if product.paired else product.down
+    each = down * product.across
     expert, inside = tile // each, tile % each
     if product.height <= product.width:
-        return expert, inside % product.down, inside // product.down
+        return expert, inside % down, inside // down
     return expert, inside // product.across, inside % product.across
+
+
+def own(product: Reduction) -> tuple[Any, Any, Any, int]:
+    """The calling block's first tile and its stride, in tiles or pairs, which of a pair it is, and how many there are."""
+    block, blocks = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+    if product.paired:
+        return block // 2, blocks // 2, block % 2, product.tiles // 2
+    return block, blocks, Int32(0), product.tiles
 
 
 def steps_of(first: Any, end: Any) -> Any:
@@ -134,26 +148,46 @@ def load(
     product: cutlass.Constexpr,
 ):
     """By one warp: bring the rows of a (M, R) and b (N, R) that the block's tiles need."""
-    tile, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+    tile, stride, rank, tiles = own(product)
     index, phase = Int32(0), Int32(1)
-    while tile < product.tiles:
+    while tile < tiles:
         expert, top, left = locate(tile, product)
+        if cutlass.const_expr(product.paired):
+            top = 2 * top + rank
         row, end = starts[expert], starts[expert + 1]
         while row < end:
             cute.arch.mbarrier_wait(empty + index, phase)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full + index, product.stage_bytes)
-            for operand in cutlass.range_constexpr(2):
-                atom, rows, stages = ((a_atom, a, a_stages), (b_atom, b, b_stages))[operand]
-                size, place = ((product.rows, top), (product.columns, left))[operand]
-                box = cute.local_tile(cute.domain_offset((0, row), rows), (size, STEP), (place, 0))
-                target, source = cpasync.tma_partition(
-                    atom, 0, cute.make_layout(1), cute.group_modes(stages, 0, 2), cute.group_modes(box, 0, 2)
-                )
-                cute.copy(atom, source, target[None, index], tma_bar_ptr=full + index)
+            a_box = cute.local_tile(cute.domain_offset((0, row), a), (product.rows, STEP), (top, 0))
+            target, source = cpasync.tma_partition(
+                a_atom, 0, cute.make_layout(1), cute.group_modes(a_stages, 0, 2), cute.group_modes(a_box, 0, 2)
+            )
+            cute.copy(a_atom, source, target[None, index], tma_bar_ptr=full + index)
+            half = cutlass.const_expr(STEP // 2 if product.paired else STEP)
+            b_part = cute.local_tile(b_stages, (product.columns, half, product.stages), (0, rank, 0))
+            b_box = cute.local_tile(cute.domain_offset((0, row), b), (product.columns, half), (left, rank))
+            target, source = cpasync.tma_partition(
+                b_atom, 0, cute.make_layout(1), cute.group_modes(b_part, 0, 2), cute.group_modes(b_box, 0, 2)
+            )
+            if cutlass.const_expr(product.paired):
+                cute.copy(b_atom, source, target[None, index], tma_bar_ptr=full + index, mcast_mask=Int16(3))
+            else:
+                cute.copy(b_atom, source, target[None, index], tma_bar_ptr=full + index)
             index, phase = advance(index, phase, product.stages)
             row += STEP
         tile += stride
+
+
+@cute.jit
+def give_back(empty: cute.Pointer, product: cutlass.Constexpr):
+    """Say that the calling warp has read a stage, to all blocks that fill it."""
+    if cutlass.const_expr(product.paired):
+        lane = cute.arch.lane_idx()
+        if lane < 2:
+            cute.arch.mbarrier_arrive(empty, lane)
+    else:
+        release(empty)
 
 
 @cute.jit
@@ -207,7 +241,7 @@ def multiply(
         warpgroup.commit_group()
         if k > 0:
             warpgroup.wait_group(1)
-            release(empty + previous)
+            give_back(empty + previous, product)
         previous = index
         index, phase = advance(index, phase, product.stages)
     over = count % STEP
@@ -224,9 +258,9 @@ def multiply(
     cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
     warpgroup.wait_group(0)
     if count >= STEP:
-        release(empty + previous)
+        give_back(empty + previous, product)
     if over > 0:
-        release(empty + index)
+        give_back(empty + index, product)
 
 
 @cute.jit
@@ -281,10 +315,13 @@ def reduction_kernel(
     if thread == 0:
         for i in cutlass.range_constexpr(stages):
             cute.arch.mbarrier_init(full + i, 1)
-            cute.arch.mbarrier_init(empty + i, 4)
+            cute.arch.mbarrier_init(empty + i, 8 if cutlass.const_expr(product.paired) else 4)
         cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
-    tile, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+    if cutlass.const_expr(product.paired):  # neither arrives at the other's barriers before they are there
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    tile, stride, rank, tiles = own(product)
 
     if group == 0:
         cute.arch.setmaxregister_decrease(REGISTERS[0])
@@ -297,22 +334,24 @@ def reduction_kernel(
         buffer = buffers[None, None, consumer]
         index, phase = Int32(0), Int32(0)
         if consumer == 1:
-            if tile < product.tiles:
+            if tile < tiles:
                 other, _, _ = locate(tile, product)
                 steps = steps_of(starts[other], starts[other + 1])
                 index, phase = skip(index, phase, steps, stages)
             tile += stride
             cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
-        while tile < product.tiles:
+        while tile < tiles:
             expert, top, left = locate(tile, product)
             first, end = starts[expert], starts[expert + 1]
             sums.fill(0.0)
             multiply(a_stages, b_stages, sums, full, empty, index, phase, end - first, consumer, product)
             steps = steps_of(first, end)
-            if tile + stride < product.tiles:  # the other's tile stands between
+            if tile + stride < tiles:  # the other's tile stands between
                 other, _, _ = locate(tile + stride, product)
                 steps += steps_of(starts[other], starts[other + 1])
             index, phase = skip(index, phase, steps, stages)
+            if cutlass.const_expr(product.paired):
+                top = 2 * top + rank
             boxes = cute.local_tile(out, (product.rows, CHUNK), (top, None, expert))
             source, target = cpasync.tma_partition(
                 out_atom, 0, cute.make_layout(1), cute.group_modes(buffer, 0, 2), cute.group_modes(boxes, 0, 2)
@@ -331,6 +370,9 @@ def reduction_kernel(
             tile += 2 * stride
         if warp_index % 4 == 0:
             cute.arch.cp_async_bulk_wait_group(0)
+    if cutlass.const_expr(product.paired):  # neither leaves while the other may still write to it
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
 
 
 @cute.jit
@@ -356,14 +398,28 @@ def reduction_host(
         out.iterator, cute.make_layout((height, width, product.experts), stride=(width, 1, height * width))
     )
     a_atom, a_map = cpasync.make_tiled_tma_atom(fetch, a_columns, a_layout, (product.rows, STEP))
-    b_atom, b_map = cpasync.make_tiled_tma_atom(fetch, b_columns, b_layout, (product.columns, STEP))
+    if cutlass.const_expr(product.paired):
+        lines_of_half = cute.make_layout(
+            ((64, product.columns // 64), (8, STEP // 16)), stride=((1, 64 * STEP), (64, 8 * 64))
+        )
+        half_layout = cute.make_composed_layout(b_layout.inner, 0, lines_of_half)
+        both = cpasync.CopyBulkTensorTileG2SMulticastOp()
+        b_atom, b_map = cpasync.make_tiled_tma_atom(both, b_columns, half_layout, (product.columns, STEP // 2))
+    else:
+        b_atom, b_map = cpasync.make_tiled_tma_atom(fetch, b_columns, b_layout, (product.columns, STEP))
     one_buffer = cute.select(out_layout, mode=[0, 1])
     out_atom, out_map = cpasync.make_tiled_tma_atom(
         cpasync.CopyBulkTensorTileS2GOp(), results, one_buffer, (product.rows, CHUNK)
     )
     reduction_kernel(
         a_atom, a_map, b_atom, b_map, out_atom, out_map, offsets, a_layout, b_layout, out_layout, dtype, product
-    ).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream)
+    ).launch(
+        grid=(blocks, 1, 1),
+        block=(THREADS, 1, 1),
+        cluster=(2, 1, 1) if cutlass.const_expr(product.paired) else None,
+        min_blocks_per_mp=1,
+        stream=stream,
+    )
 
 
 @cached
