@@ -18,7 +18,7 @@ from moe_routing_bench.kernels.cute.compilation import DTYPES
 from moe_routing_bench.kernels.experts import cute_loads, cute_swapped, cute_training_products, cute_weight_gradients
 from moe_routing_bench.kernels.experts.cute_tiles import REGISTERS, Product, Tile
 from moe_routing_bench.kernels.experts.cute_training_products import TrainingProduct
-from moe_routing_bench.kernels.experts.cute_weight_gradients import CHUNK, Reduction
+from moe_routing_bench.kernels.experts.cute_weight_tiles import CHUNK, Reduction
 from moe_routing_bench.kernels.gate import cute_gate
 from moe_routing_bench.kernels.gate.rules import rule_of
 from moe_routing_bench.kernels.pack import cute_pack, cute_pack_bulk, cute_pack_fp8

@@ -35,7 +35,7 @@ from moe_routing_bench.kernels.experts import cute_weight_gradients as weight_gr
 from moe_routing_bench.kernels.experts.cute_experts import choose_tile
 from moe_routing_bench.kernels.experts.cute_tiles import Product, Tile
 from moe_routing_bench.kernels.experts.cute_training_products import TrainingProduct
-from moe_routing_bench.kernels.experts.cute_weight_gradients import Reduction, reduction
+from moe_routing_bench.kernels.experts.cute_weight_tiles import Reduction, reduction
 
 ACTIVATIONS = ("swiglu", "geglu")
 MOST_TOKENS = 128  # of a tile that goes to its buffer as a whole
