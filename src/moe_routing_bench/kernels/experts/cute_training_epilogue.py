@@ -122,11 +122,42 @@ def store(
             cute.autovec_copy(held[None, n], vector_at(out, row + token, column + part + shift, pitch))
 
 
+def share_of(n: int, first: Any, product: Product) -> tuple[Any, Any]:
+    """The token and the column of the n-th of the vectors of a thread from token `first` on: lanes beside each other share a token."""
+    thread, lanes = cute.arch.thread_idx()[0] % WARPGROUP, product.width // VECTOR
+    return first + n * (WARPGROUP // lanes) + thread // lanes, thread % lanes * VECTOR
+
+
+@cute.jit
+def fetch(
+    sums: cute.Tensor,
+    scales: cute.Tensor | None,
+    held: cute.Tensor,
+    scale: cute.Tensor,
+    first: Int32,
+    row: Int32,
+    end: Int32,
+    column: Int32,
+    product: cutlass.Constexpr,
+):
+    """Start to load a thread's gates and ups from sums (R, 2 columns) to held (8, gate or up, TOGETHER), and scales (R,) of their rows."""
+    for n in cutlass.range_constexpr(TOGETHER):
+        token, part = share_of(n, first, product)
+        if (row + token < end) & (token < product.tile.tokens) & (column + part < product.columns):
+            for half in cutlass.range_constexpr(2):
+                source = vector_at(sums, row + token, column + part + half * product.columns, 2 * product.columns)
+                cute.autovec_copy(source, held[None, half, n])
+            if cutlass.const_expr(scales is not None):
+                scale[n] = scales[row + token]
+
+
 @cute.jit
 def store_gradients(
     buffer: cute.Tensor,
     sums: cute.Tensor,
     scales: cute.Tensor | None,
+    held: cute.Tensor,
+    scale: cute.Tensor,
     d_sums: cute.Tensor,
     inner: cute.Tensor,
     dots: cute.Tensor | None,
@@ -138,44 +169,45 @@ def store_gradients(
     """Of a tile of gradients in `buffer` and sums (R, 2 columns): write d_sums (R, 2 columns) and the activated to inner (R, columns).
 
     With scales (R,), both are multiplied by those of their rows, and dots (R, parts) gets the product of each row's part of the
-    gradient and of the activated.
+    gradient and of the activated. The first vectors are in held (8, gate or up, TOGETHER) and scale (TOGETHER,) already; the next
+    ones are loaded while these are computed.
     """
     dtype, columns = buffer.element_type, cutlass.const_expr(product.columns)
-    thread, lanes = cute.arch.thread_idx()[0] % WARPGROUP, cutlass.const_expr(product.width // VECTOR)
-    apart = cutlass.const_expr(WARPGROUP // lanes)
-    place = column + thread % lanes * VECTOR
-    held = cute.make_rmem_tensor((VECTOR, 2, TOGETHER), dtype)
-    scale = cute.make_rmem_tensor((TOGETHER,), Float32)
-    scale.fill(1.0)
-    for first in cutlass.range(0, cutlass.min(end - row, product.tile.tokens), apart * TOGETHER, unroll=1):
+    following = cute.make_rmem_tensor((VECTOR, 2, TOGETHER), dtype)
+    scale_of_following = cute.make_rmem_tensor((TOGETHER,), Float32)
+    following.fill(0.0)
+    scale_of_following.fill(1.0)
+    step = cutlass.const_expr(TOGETHER * (WARPGROUP // (product.width // VECTOR)))
+    for first in cutlass.range(0, cutlass.min(end - row, product.tile.tokens), step, unroll=1):
+        fetch(sums, scales, following, scale_of_following, first + step, row, end, column, product)
+        results = cute.make_rmem_tensor((VECTOR, 3, TOGETHER), dtype)
+        products = cute.make_rmem_tensor((TOGETHER,), Float32)
+        for n in cutlass.range_constexpr(TOGETHER):  # without branches, so that all are computed at a time
+            token, part = share_of(n, first, product)
+            grads = cute.make_rmem_tensor((VECTOR,), dtype)
+            inside = cutlass.min(token, product.tile.tokens - 1)
+            cute.autovec_copy(vector_at(buffer, inside, part, product.pitch), grads)
+            wide = cute.make_rmem_tensor((VECTOR, 3), Float32)
+            products[n] = 0.0
+            for i in cutlass.range_constexpr(VECTOR):
+                gate, up, grad = (one.to(Float32) for one in (held[i, 0, n], held[i, 1, n], grads[i]))
+                d_gate, d_up, activated_again = derive(gate, up, grad * scale[n], product.derivative)
+                products[n] += grad * activated_again
+                wide[i, 0], wide[i, 1], wide[i, 2] = d_gate, d_up, activated_again * scale[n]
+            results[None, None, n].store(wide.load().to(dtype))
         for n in cutlass.range_constexpr(TOGETHER):
-            token = first + n * apart + thread // lanes
-            if (row + token < end) & (token < product.tile.tokens) & (place < columns):
+            token, part = share_of(n, first, product)
+            of_row = (row + token < end) & (token < product.tile.tokens)
+            if of_row & (column + part < columns):
                 for half in cutlass.range_constexpr(2):
-                    source = vector_at(sums, row + token, place + half * columns, 2 * columns)
-                    cute.autovec_copy(source, held[None, half, n])
-                if cutlass.const_expr(scales is not None):
-                    scale[n] = scales[row + token]
-        for n in cutlass.range_constexpr(TOGETHER):
-            token = first + n * apart + thread // lanes
-            dot = Float32(0.0)
-            if (row + token < end) & (token < product.tile.tokens) & (place < columns):
-                grads = cute.make_rmem_tensor((VECTOR,), dtype)
-                cute.autovec_copy(vector_at(buffer, token, thread % lanes * VECTOR, product.pitch), grads)
-                results = cute.make_rmem_tensor((VECTOR, 3), Float32)
-                for i in cutlass.range_constexpr(VECTOR):
-                    gate, up, grad = (one.to(Float32) for one in (held[i, 0, n], held[i, 1, n], grads[i]))
-                    d_gate, d_up, activated_again = derive(gate, up, grad * scale[n], product.derivative)
-                    dot += grad * activated_again
-                    results[i, 0], results[i, 1], results[i, 2] = d_gate, d_up, activated_again * scale[n]
-                rounded = cute.make_rmem_tensor((VECTOR, 3), dtype)
-                rounded.store(results.load().to(dtype))
-                for half in cutlass.range_constexpr(2):
-                    target = vector_at(d_sums, row + token, place + half * columns, 2 * columns)
-                    cute.autovec_copy(rounded[None, half], target)
-                cute.autovec_copy(rounded[None, 2], vector_at(inner, row + token, place, columns))
+                    target = vector_at(d_sums, row + token, column + part + half * columns, 2 * columns)
+                    cute.autovec_copy(results[None, half, n], target)
+                cute.autovec_copy(results[None, 2, n], vector_at(inner, row + token, column + part, columns))
             if cutlass.const_expr(dots is not None):
+                dot = cutlass.select_(column + part < columns, products[n], Float32(0.0))
                 for distance in cutlass.range_constexpr((product.width // VECTOR).bit_length() - 1):
                     dot += cute.arch.shuffle_sync_bfly(dot, offset=1 << distance)
-                if (row + token < end) & (token < product.tile.tokens) & (thread % lanes == 0):
+                if of_row & (part == 0):
                     dots[row + token, column // product.width] = dot
+        held.store(following.load())
+        scale.store(scale_of_following.load())

@@ -30,6 +30,7 @@ from moe_routing_bench.kernels.experts.cute_tiles import (
     SHARED_BYTES,
     SLAB,
     STEP,
+    VECTOR,
     WARPGROUP,
     Product,
     advance,
@@ -164,6 +165,12 @@ def finish(
         first = row + chunk * product.chunk
         if first < end:
             here = (first, end, column, product)
+            if cutlass.const_expr(product.derivative):
+                held = cute.make_rmem_tensor((VECTOR, 2, epilogue.TOGETHER), out.element_type)
+                scale = cute.make_rmem_tensor((epilogue.TOGETHER,), Float32)
+                held.fill(0.0)
+                scale.fill(1.0)
+                epilogue.fetch(sums, scales, held, scale, Int32(0), *here)
             cute.arch.barrier(barrier_id=1 + consumer, number_of_threads=WARPGROUP)  # all have read the chunk before
             if cutlass.const_expr(product.gated):
                 epilogue.transpose(epilogue.activated(finished, product.activation), buffer, 0, chunk, product)
@@ -173,7 +180,7 @@ def finish(
                 epilogue.transpose(epilogue.plain(finished), buffer, 0, chunk, product)
             cute.arch.barrier(barrier_id=1 + consumer, number_of_threads=WARPGROUP)
             if cutlass.const_expr(product.derivative):
-                epilogue.store_gradients(buffer, sums, scales, out, inner, dots, *here)
+                epilogue.store_gradients(buffer, sums, scales, held, scale, out, inner, dots, *here)
             else:
                 epilogue.store(buffer, 0, out, 0, product.columns, *here)
                 if cutlass.const_expr(product.gated):
