@@ -327,21 +327,37 @@ def test_the_kernels_of_the_operators_are_compiled(form: str, compiled: list[str
     assert seen == [(operation, "sm_90a") for operation in compiled]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("axes", [{"tokens": 16}, {"tokens": 2, "phase": "decode"}], ids=["prefill", "decode"])
-def test_a_cell_is_measured(axes: dict, tmp_path: Path) -> None:
-    """By a worker, without a preset: two layers of the cell's own sizes."""
-    cell = cell_of("model", hidden=64, intermediate=32, experts=8, top_k=2, **axes)
+# A process that forks a worker for each job, given as pairs of a file and a spec, once it has what all of them import.
+MEASURE = """
+import sys
+import scipy.stats, torch, transformers
+from moe_routing_bench.measure import supervisor
+sys.exit(any([supervisor.main(list(one)) for one in zip(sys.argv[1::2], sys.argv[2::2])]))
+"""
+MEASURED = {"prefill": {"tokens": 16}, "decode": {"tokens": 2, "phase": "decode"}}
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the rows of both phases."""
+    pytest.importorskip("transformers")
+    folder, words = tmp_path_factory.mktemp("cells"), []
     settings = Settings(check_seeds=2, warmup_ms=1, min_blocks=3, max_blocks=5, interval_us=10, max_seconds=0.2, wall_calls=1)  # fmt: skip
-    job = Job(cell, tuple(FORMS), settings)
-    out = tmp_path / "cell.parquet"
-    subprocess.run(
-        [sys.executable, "-m", "moe_routing_bench.measure.supervisor", str(out), job.spec],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=200,
-    )  # fmt: skip
-    rows = records.read(out).to_pandas()
+    for phase, axes in MEASURED.items():
+        cell = cell_of("model", hidden=64, intermediate=32, experts=8, top_k=2, **axes)
+        words += [str(folder / f"{phase}.parquet"), Job(cell, tuple(FORMS), settings).spec]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", MEASURE, *words], env=environment, check=True, timeout=200)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", MEASURED)
+def test_a_cell_is_measured(phase: str, cells: Path) -> None:
+    """By a worker, without a preset: two layers of the cell's own sizes."""
+    rows = records.read(cells / f"{phase}.parquet").to_pandas()
     assert dict(zip(rows["implementation"], rows["status"], strict=True)) == dict.fromkeys(FORMS, "ok"), rows["reason"].tolist()  # fmt: skip
     assert (rows["baseline"] == "transformers_grouped_mm").all() and rows["best_speedup"].notna().all()
     assert (rows["median_us"] > 0).all() and (rows["drop_rate"] == 0).all()
-    assert sum(rows["expert_load"].iloc[0]) == 2 * axes["tokens"]
+    assert sum(rows["expert_load"].iloc[0]) == 2 * MEASURED[phase]["tokens"]
     assert all(math.isfinite(one) for one in rows["rel_l2_error"])

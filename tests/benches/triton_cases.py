@@ -16,6 +16,7 @@ from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.kernels.combine import Combine, triton_combine
 from moe_routing_bench.kernels.experts import ACTIVATIONS
 from moe_routing_bench.kernels.pack import Pack, triton_pack, triton_pack_fp8
+from moe_routing_bench.kernels.permute import triton_permute
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # name: tokens, hidden, top_k, dtype, share of assignments dropped, padding rows
@@ -47,8 +48,8 @@ GATES = {
 PERMUTES = {
     "one_program": (65, 8, 2, None, 0.5, "compact"),
     "one_token": (1, 7, 7, None, 0.0, "block64"),
-    "two_programs": (260, 24, 4, 0.7, 1.0, "padded"),
-    "everything_on_one_expert": (1030, 8, 1, None, 3.8, "block128"),
+    "two_programs": (65, 24, 4, 0.7, 1.0, "padded"),
+    "everything_on_one_expert": (600, 8, 1, None, 3.8, "block128"),
 }
 # name: tokens, hidden, experts, top_k, skew, router. In fp16: Triton 3.7's interpreter multiplies the bits of bf16 numbers
 ROUTERS = {
@@ -157,6 +158,8 @@ if __name__ == "__main__":
     convert_to_fp8_with_torch()
     formats.FORMATS = MappingProxyType({**formats.FORMATS, **{one.name: one for one in MORE_FORMATS}})
     triton_pack_fp8.ENOUGH_PROGRAMS = 3  # so that programs have several items, and few run one after the other
+    triton_permute.ONE_PROGRAM = triton_permute.BLOCK = 256  # so that a few hundred assignments need two programs
+    triton_permute.MAX_PROGRAMS = 2  # and more than 512 two tiles in each
     for case, (packed, tokens, hidden, experts, top_k, factor, layout) in FP8_PACKS.items():
         shape = {
             "tokens": tokens,

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo.testing
+import torch._inductor.config
+import torch._inductor.cpu_vec_isa
 from torch import Tensor
 
 from moe_routing_bench import ops
@@ -92,7 +94,10 @@ def test_compile_takes_it_whole(layout: str, rule: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(platforms.missing(("compiler",), "cpu") is not None, reason="needs a C++ compiler")
-def test_inductor_takes_it_whole() -> None:
+def test_inductor_takes_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In scalar code, and without a header compiled beforehand: what vectors this CPU has would take longer to find out."""
+    monkeypatch.setattr(torch._inductor.cpu_vec_isa, "valid_vec_isa_list", list)
+    monkeypatch.setattr(torch._inductor.config, "cpp_cache_precompile_headers", False)
     torch.compiler.reset()
     inputs, bias = drawn(5, torch.float32, "deepseek_v3")
     options = ("deepseek_v3", bias, 2, "padded")

@@ -12,12 +12,12 @@ from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.store import paths, rows
-from project import Project
+from project import DRAWN, Project, count
 
 CELLS = 1000
 DRY_RUN_SECONDS, NO_OP_SECONDS = 3.0, 5.0
-# Where the limits were set, Snakemake alone planned as many jobs that touch a file in 1.0 to 1.6 s. A machine that is slower,
-# or busy, is given as much longer for ours as it takes for those.
+# Where the limits were set, Snakemake alone planned as many jobs that touch a file in 1.0 to 1.6 s. A machine that exceeds
+# them, being slower or busy, is given as much longer for ours as it takes for those.
 BARE_SECONDS = 1.6
 BARE = f"""
 rule all:
@@ -31,17 +31,25 @@ GRID = [
 ]  # fmt: skip
 
 
-def seconds(project: Project, *arguments: str) -> float:
-    """How long a command takes."""
+def seconds(project: Project, *arguments: str, jobs: int) -> float:
+    """How long a command takes, which finds so many jobs to do."""
     start = time.perf_counter()
-    project.snakemake(*arguments)
-    return time.perf_counter() - start
+    done = project.snakemake(*arguments)
+    passed = time.perf_counter() - start
+    assert sum(count(done).values()) == jobs
+    return passed
 
 
-def tried(run: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+def within(limit: float, run: Callable[[], float], bare: Project) -> tuple[float, float]:
     """Seconds and their limit; measured once more where they exceed it, as other work on the machine may have met it."""
-    found = run()
-    return found if found[0] <= found[1] else run()
+    found, allowed = run(), limit
+    for again in (True, False):
+        if found > allowed:
+            alone = seconds(bare, "--dry-run", "--scheduler", "greedy", jobs=CELLS + 1)
+            allowed = limit * max(1.0, alone / BARE_SECONDS)
+        if found > allowed and again:
+            found, allowed = run(), limit
+    return found, allowed
 
 
 def test_a_thousand_cells(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -52,12 +60,8 @@ def test_a_thousand_cells(tmp_path: Path, capsys: pytest.CaptureFixture) -> None
     project.configure(GRID)
     jobs = expand(config.load(project.folder / paths.CONFIG), presets.load(project.folder / paths.MODELS))
     assert len(jobs) == CELLS
-
-    def allowed(limit: float) -> float:
-        alone = seconds(bare, "--dry-run", "--scheduler", "greedy")
-        return limit * max(1.0, alone / BARE_SECONDS)
-
-    dry, dry_limit = tried(lambda: (seconds(project, "--dry-run"), allowed(DRY_RUN_SECONDS)))
+    planned = CELLS + DRAWN + len(("collect", "html", "all"))
+    dry, dry_limit = within(DRY_RUN_SECONDS, lambda: seconds(project, "--dry-run", jobs=planned), bare)
 
     row = {"schema_version": rows.SCHEMA_VERSION, "bench": "gate", "implementation": "torch", "status": "ok"}
     for job in jobs:
@@ -70,8 +74,7 @@ def test_a_thousand_cells(tmp_path: Path, capsys: pytest.CaptureFixture) -> None
     for path in made:  # as if drawn from them: only that they are newer matters here
         (project.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (project.folder / path).touch()
-    no_op, no_op_limit = tried(lambda: (seconds(project), allowed(NO_OP_SECONDS)))
-    assert project.jobs() == {}
+    no_op, no_op_limit = within(NO_OP_SECONDS, lambda: seconds(project, jobs=0), bare)
     with capsys.disabled():
         print(
             f"\n1,000 cells: dry run {dry:.2f} s (limit {dry_limit:.2f}), no-op {no_op:.2f} s (limit {no_op_limit:.2f})",

@@ -67,8 +67,11 @@ def test_snakemake_report_holds_every_figure_with_its_caption(project: Project) 
 
 
 def test_second_run_does_nothing(project: Project) -> None:
-    """Not even after a move to another folder. It says where the report is all the same."""
+    """Not even in another folder, with newer times of every file that is not a result. It says where the report is all the same."""
     before = cells(project)
+    for path in project.folder.rglob("*"):
+        if path.relative_to(project.folder).parts[0] not in ("results", "reports", ".snakemake"):
+            os.utime(path)
     second = project.snakemake()
     assert count(second) == {} and "the report is reports/cpu/index.html" in second.stdout + second.stderr
     assert cells(project) == before
@@ -88,9 +91,8 @@ def test_a_new_axis_value_and_an_edited_kernel_measure_only_their_cells(project:
     before = cells(project)
     project.configure([GRID[0] | {"tokens": [64, 128, 256]}, GRID[1]])
     project.edit("src/moe_routing_bench/kernels/gate/torch_gate.py")
-    dry = project.snakemake("--dry-run")
-    assert measured(dry) == {"pack": 1, "combine": 1, "gate": 1, "routing": 1} and count(dry) == {"measure": 4, **AFTER}
     run = project.snakemake("--until", "collect")
+    assert measured(run) == {"pack": 1, "combine": 1, "gate": 1, "routing": 1}
     assert count(run) == {"measure": 4, "collect": 1} and f"\nRows: {ALL + 2} ok\n" in run.stdout + run.stderr
     after = cells(project)
     assert len(after) == ALL + 2
@@ -119,34 +121,23 @@ def test_adding_a_bench_leaves_every_cell_fresh(project: Project) -> None:
         assert text.count(old) == 1, file
         (package / file).write_text(text.replace(old, new))
     assert "count" in project.bench("list").stdout
-    assert measured(project.snakemake("--dry-run")) == {}
     assert count(project.snakemake("--until", "collect")) == {"collect": 1}
     table = pq.read_table(project.folder / "results/cpu/measurements.parquet")
     assert table["extra"].null_count == len(table) == ALL
 
 
 def test_editing_the_report_measures_nothing(project: Project) -> None:
-    """What only the report needs, then also one figure, then also what all figures share."""
-    for file, drawn in (("report/templates/report.css", 0), ("figures/load_cv.py", 1), ("figures/style.py", DRAWN)):
-        project.edit(f"src/moe_routing_bench/{file}")
-        assert project.jobs() == ({"figure": drawn} if drawn else {}) | {"html": 1, "all": 1}, file
-
-
-def test_editing_a_caption_draws_its_figure(project: Project) -> None:
-    """Captions are in one file, and still only the figure of the edited one is drawn again."""
-    file, title = project.folder / "src/moe_routing_bench/figures/captions.yaml", FIGURES["roofline"].title
-    text = file.read_text()
+    """What only the report needs; then also one figure, and the caption of another, though all captions are in one file; then also
+    what all figures share."""
+    package = project.folder / "src/moe_routing_bench"
+    captions, title = package / "figures/captions.yaml", FIGURES["roofline"].title
+    text = captions.read_text()
     assert text.count(f"title: {title}\n") == 1
-    file.write_text(text.replace(f"title: {title}\n", f"title: {title} and more\n"))
-    assert project.jobs() == {"figure": 1, "html": 1, "all": 1}
-
-
-def test_touching_files_changes_nothing(project: Project) -> None:
-    """Newer times with the same content, of every file that is not a result."""
-    for path in project.folder.rglob("*"):
-        if path.relative_to(project.folder).parts[0] not in ("results", "reports", ".snakemake"):
-            os.utime(path)
-    assert project.jobs() == {}
+    for file, drawn in (("report/templates/report.css", 0), ("figures/load_cv.py", 2), ("figures/style.py", DRAWN)):
+        project.edit(f"src/moe_routing_bench/{file}")
+        if drawn == 2:
+            captions.write_text(text.replace(f"title: {title}\n", f"title: {title} and more\n"))
+        assert project.jobs() == ({"figure": drawn} if drawn else {}) | {"html": 1, "all": 1}, file
 
 
 def test_a_fresh_clone_changes_nothing(project: Project, tmp_path: Path) -> None:
@@ -159,7 +150,6 @@ def test_a_fresh_clone_changes_nothing(project: Project, tmp_path: Path) -> None
     before = cells(project)
     for name in ("results", "reports", ".snakemake"):
         shutil.copytree(project.folder / name, clone.folder / name, dirs_exist_ok=True)
-    assert clone.jobs() == {}
     for path in (clone.folder / "src").rglob("*.py"):
         os.utime(path)  # newer than all results
     assert clone.jobs() == {}
@@ -168,26 +158,6 @@ def test_a_fresh_clone_changes_nothing(project: Project, tmp_path: Path) -> None
     assert before and {path.relative_to(clone.folder) for path in cells(clone)} == {
         path.relative_to(project.folder) for path in before
     }
-
-
-def test_a_trace_counts_by_its_content(project: Project) -> None:
-    """A touched file changes nothing, though Snakemake compares files of this size by time; other ids do."""
-    ids = np.random.default_rng(0).random((100_000, 8), dtype=np.float32).argsort(axis=1)[:, :2]
-    trace = project.folder / "trace.parquet"
-
-    def record(ids: np.ndarray) -> None:
-        pq.write_table(pa.table({"expert_ids": list(ids)}), trace, compression=None, use_dictionary=False)
-
-    record(ids)
-    assert trace.stat().st_size > 1_000_000
-    entry = {"benches": ["permute"], "implementations": ["torch"], "tokens": [64], "experts": [8], "top_k": [2]}
-    project.configure([entry | {"sampler": ["trace"], "trace": "trace.parquet"}])
-    target = "results/cpu/measurements.parquet"
-    assert count(project.snakemake(target)) == {"measure": 1, "collect": 1}
-    os.utime(trace)
-    assert project.jobs(target) == {}
-    record(ids[::-1])
-    assert project.jobs(target) == {"measure": 1, "collect": 1}
 
 
 def test_other_implementations_measure_their_cells(project: Project) -> None:
@@ -199,8 +169,6 @@ def test_other_implementations_measure_their_cells(project: Project) -> None:
 
 def test_swapped_settings_measure_everything(project: Project) -> None:
     """The same values in other places are another measurement."""
-    project.configure(GRID, SMALL | {"min_blocks": 4, "max_blocks": 4})
-    assert project.jobs() == {"measure": ALL, **AFTER}
     project.configure(GRID, SMALL | {"wall_calls": 2, "settle_blocks": 1})  # they were 1 and 2
     assert project.jobs() == {"measure": ALL, **AFTER}
 
@@ -215,7 +183,6 @@ def test_another_seed_measures_everything(project: Project) -> None:
 def test_a_lost_snakemake_folder_loses_no_change(project: Project) -> None:
     """A file's name holds the hash of its spec and its metadata the spec: good files are kept, others never collected."""
     shutil.rmtree(project.folder / ".snakemake")
-    assert "measure" not in project.jobs()
     before = cells(project)
     assert "wrote" in project.bench("collect").stdout
     project.edit("src/moe_routing_bench/kernels/gate/torch_gate.py")
@@ -236,19 +203,52 @@ def test_a_file_of_another_spec_is_refused(project: Project) -> None:
     assert refused.returncode == 2 and "was measured for spec" in refused.stderr and refused.stderr.count("\n") == 1
 
 
-def test_a_named_run_keeps_to_itself(project: Project) -> None:
+NAMED = ("--config", "run=mine")
+
+
+def write_trace(project: Project, reverse: bool = False) -> Path:
+    """A trace so large that Snakemake compares files of its size by time, with its tokens in either order."""
+    ids = np.random.default_rng(0).random((100_000, 8), dtype=np.float32).argsort(axis=1)[:, :2]
+    trace = project.folder / "trace.parquet"
+    rows = pa.table({"expert_ids": list(ids[::-1] if reverse else ids)})
+    pq.write_table(rows, trace, compression=None, use_dictionary=False)
+    assert trace.stat().st_size > 1_000_000
+    return trace
+
+
+@pytest.fixture(scope="module")
+def named(done: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A copy in which another run, of one cell that reads a trace, was measured beside the first."""
+    project = done.copy(tmp_path_factory.mktemp("named") / "project")
+    write_trace(project)
+    entry = {"benches": ["permute"], "implementations": ["torch"], "tokens": [64], "experts": [8], "top_k": [2]}
+    project.configure([entry | {"sampler": ["trace"], "trace": "trace.parquet"}])
+    assert count(project.snakemake(*NAMED, "--until", "collect")) == {"measure": 1, "collect": 1}
+    return project
+
+
+def test_a_trace_counts_by_its_content(named: Project) -> None:
+    """A touched file changes nothing; other ids do."""
+    target = ("results/cpu.mine/measurements.parquet", *NAMED)
+    os.utime(named.folder / "trace.parquet")
+    assert named.jobs(*target) == {}
+    write_trace(named, reverse=True)
+    assert named.jobs(*target) == {"measure": 1, "collect": 1}
+    write_trace(named)
+
+
+def test_a_named_run_keeps_to_itself(named: Project, done: Project) -> None:
     """Its own cells, rows and report; the unnamed run and its figures stay as they are."""
-    before, report = cells(project), (project.folder / "reports/cpu/index.html").read_bytes()
-    named = ("--config", "run=mine")
-    project.configure([GRID[1]])
-    assert count(project.snakemake(*named, "--until", "collect")) == {"measure": 2, "collect": 1}
-    table = pq.read_table(project.folder / "results/cpu.mine/measurements.parquet")
-    assert table.num_rows == 2 and set(table["platform"].to_pylist()) == {"cpu"}
-    dry = project.snakemake(*named, "--dry-run")
+    table = pq.read_table(named.folder / "results/cpu.mine/measurements.parquet")
+    assert table.num_rows == 1 and set(table["platform"].to_pylist()) == {"cpu"}
+    dry = named.snakemake(*NAMED, "--dry-run")
     assert count(dry) == DRAW and "report reports/cpu.mine/index.html" in dry.stdout + dry.stderr
-    assert cells(project) == before and (project.folder / "reports/cpu/index.html").read_bytes() == report
-    assert "2 of 2 cells measured" in project.bench("status", "--run", "mine").stdout
-    refused = project.snakemake("--dry-run", "--config", "run=../cpu", check=False)
+    kept = {path.relative_to(named.folder): content for path, content in cells(named).items()}
+    assert kept == {path.relative_to(done.folder): content for path, content in cells(done).items()}
+    report = "reports/cpu/index.html"
+    assert (named.folder / report).read_bytes() == (done.folder / report).read_bytes()
+    assert "1 of 1 cells measured" in named.bench("status", "--run", "mine").stdout
+    refused = named.snakemake("--dry-run", "--config", "run=../cpu", check=False)
     assert refused.returncode and "config.run: got '../cpu'" in refused.stdout + refused.stderr
 
 

@@ -148,7 +148,7 @@ def test_one_job_per_cell(fresh: Project, tmp_path: Path, slurm: None) -> None:
     project = fresh.copy(tmp_path / "project")
     project.configure(FAMILIES[:1])
     # One look when the cell is done: the plugin waits ten seconds longer after each at which it is not.
-    each = ("--workflow-profile", "workflow/profiles/slurm", "--slurm-init-seconds-before-status-checks", "15")
+    each = ("--workflow-profile", "workflow/profiles/slurm", "--slurm-init-seconds-before-status-checks", "11")
     done = project.run("snakemake", *each, "--until", "collect")
     assert len(re.findall("submitted with SLURM jobid", done.stdout + done.stderr)) == 1
     assert collected(project) == ["gate"]

@@ -1,4 +1,6 @@
-"""Training runs as jobs: what is planned, what runs again, and that a config without them plans none."""
+"""Training runs and adaptations as jobs: what is planned and collected, what runs again, and that a config without them plans none.
+
+All with one project, which has run once."""
 
 import os
 import signal
@@ -18,23 +20,32 @@ ENTRY = {
     "label": "tiny", "router": ["dense"], "seed": [1], "corpora": {"stdlib": 20000}, "dim": 16, "heads": 2, "expert_hidden": 16,
     "sequence": 32, "batch": 4, "steps": 4, "warmup": 1, "timing": True, "pilot": {"lr": [0.01, 0.001], "steps": 3},
 }  # fmt: skip
-JOBS = {"train": 3, "time_training": 1, "collect_quality": 1}
-TARGET = "results/cpu/quality.parquet"
+BASE = {
+    "label": "base", "router": ["softk"], "seed": [1], "corpora": {"stdlib": 20000}, "experts": 4, "dim": 16, "heads": 2, "expert_hidden": 16,
+    "sequence": 32, "batch": 4, "steps": 4, "warmup": 1, "lr": 0.01,
+}  # fmt: skip
+ADAPTED = {
+    "label": "other", "base": "base", "variant": ["R"], "rank": [2], "corpora": {"docs": "all"}, "steps": 3, "warmup": 1,
+    "pilot": {"lr": [0.01, 0.001], "steps": 2},
+}  # fmt: skip
+COLLECT = {"collect_quality": 1, "collect_perft": 1}
+JOBS = {"train": 4, "time_training": 1, "adapt": 3, **COLLECT}
+RUNS, ADAPTATIONS = TARGETS = ("results/cpu/quality.parquet", "results/cpu/perft.parquet")
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A copy with a training run, its pilots and its timing, all done."""
+    """A copy with a training run, its pilots and its timing, and another run with its adaptation, all done."""
     project = Project.create(tmp_path_factory.mktemp("training"))
-    project.configure(GRID, quality=[ENTRY])
-    assert count(project.snakemake(TARGET)) == JOBS
+    project.configure(GRID, quality=[ENTRY, BASE], perft=[ADAPTED])
+    assert count(project.snakemake(*TARGETS)) == JOBS
     return project
 
 
 @pytest.mark.slow
 def test_rows_are_collected_with_the_chosen_rate_and_the_time(project: Project) -> None:
     """And the ranking is in the log."""
-    rows = pq.read_table(project.folder / TARGET).to_pylist()
+    rows = pq.read_table(project.folder / RUNS, filters=[("router", "=", "dense")]).to_pylist()
     assert [(row["seed"], row["step"], row["purpose"]) for row in rows] == [(1, 4, "final")]
     assert all(row["pilot_lrs"] == [0.001, 0.01] and row["lr"] in row["pilot_lrs"] for row in rows)
     assert rows[0]["timed_alone"] and rows[0]["experts_ms"] > 0
@@ -43,20 +54,35 @@ def test_rows_are_collected_with_the_chosen_rate_and_the_time(project: Project) 
 
 
 @pytest.mark.slow
+def test_adaptations_are_collected_with_the_chosen_rate(project: Project) -> None:
+    """From before the first step on; losses and parameters are in the log."""
+    rows = pq.read_table(project.folder / ADAPTATIONS).to_pylist()
+    assert [(row["seed"], row["step"], row["variant"]) for row in rows] == [(1, 0, "R"), (1, 3, "R")]
+    assert all(row["lr"] == min(zip(row["pilot_losses"], row["pilot_lrs"], strict=True))[1] for row in rows)
+    assert all(row["domains"] == ["docs"] and row["old_domains"] == ["stdlib"] for row in rows)
+    assert "PERFT-R r2" in (project.folder / "results/cpu/logs/collect_perft.log").read_text()
+    weights = (project.folder / "results/cpu/runs").glob("*.pt")
+    assert sorted(path.name.partition("-")[0] for path in weights) == ["base", "tiny"], "of final runs alone"
+
+
+@pytest.mark.slow
 def test_what_runs_again(project: Project) -> None:
-    """Nothing; a new seed; all after an edit of the loop; only the ranking after an edit of the comparison."""
-    project.configure(GRID, quality=[ENTRY | {"seed": [1, 2]}])
-    assert project.jobs(TARGET) == {"train": 1, "collect_quality": 1}
-    project.configure(GRID, quality=[ENTRY])
+    """Nothing; a new seed and another rank; only a ranking after an edit of its comparison; adaptations alone after one of the
+    adapters; all after one of the loop."""
+    assert project.jobs(*TARGETS) == {}
+    project.configure(GRID, quality=[ENTRY | {"seed": [1, 2]}, BASE], perft=[ADAPTED | {"rank": [2, 4]}])
+    assert project.jobs(*TARGETS) == {"train": 1, "adapt": 3, **COLLECT}
+    project.configure(GRID, quality=[ENTRY, BASE], perft=[ADAPTED])
     for name, expected in (
         ("comparison/compare", {"collect_quality": 1}),
+        ("comparison/perft_summary", {"collect_perft": 1}),
+        ("model/adapters", {"adapt": 3, "collect_perft": 1}),
         ("training/train", JOBS),
-        ("training/train", {}),
     ):
         path = project.folder / f"src/moe_routing_bench/quality/{name}.py"
         before = path.read_text()
-        path.write_text(before + "\n# edited\n" if expected else before)
-        assert project.jobs(TARGET) == expected
+        path.write_text(before + "\n# edited\n")
+        assert project.jobs(*TARGETS) == expected, name
         path.write_text(before)
 
 
@@ -65,12 +91,13 @@ def test_without_a_quality_section_nothing_is_trained(project: Project) -> None:
     """The jobs are those of the grid; rows that are stored are in its report all the same, and are not collected again."""
     bench = {"measure": sum(CELLS.values()), "collect": 1, "html": 1, "all": 1}
     project.configure(GRID)
-    rows = project.folder / TARGET
-    stored = sum(figure.source in ("measurements", "quality") for figure in FIGURES.values())
-    assert project.jobs() == bench | {"figure": stored}
-    rows.rename(rows.with_suffix(".kept"))
+    assert project.jobs() == bench | {"figure": len(FIGURES)}
+    stored = [project.folder / name for name in TARGETS]
+    for rows in stored:
+        rows.rename(rows.with_suffix(".kept"))
     assert project.jobs() == bench | {"figure": DRAWN}
-    rows.with_suffix(".kept").rename(rows)
+    for rows in stored:
+        rows.with_suffix(".kept").rename(rows)
 
 
 @pytest.mark.slow
