@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import tomllib
 import zipfile
 from pathlib import Path
@@ -58,6 +59,40 @@ def test_conda_environment_defers_to_the_project() -> None:
     assert offered
     assert offered <= allowed
     assert pip == ["-c constraints.txt", "-e ."]
+
+
+def test_container_defers_to_the_project() -> None:
+    """What the definition copies is there, and it installs the project as the pinned versions allow, on a Python that they know."""
+    definition = (ROOT / "workflow/apptainer.def").read_text()
+    sections = dict(re.findall(r"^%(\w+)\n(.*?)(?=^%|\Z)", definition, re.M | re.S))
+    (minor,) = re.findall(r"^Bootstrap: docker\nFrom: python:3\.(\d+)-slim-\w+$", definition, re.M)
+    assert int(minor) in minor_versions(SpecifierSet(PROJECT["requires-python"]))
+    (folder,) = re.findall(r"^ *cd (\S+)$", sections["post"], re.M)
+    copied = [line.split() for line in sections["files"].splitlines() if line.strip()]
+    assert all((ROOT / here).exists() and there == f"{folder}/{here}" for here, there in copied)
+    needed = {"pyproject.toml", "constraints.txt", "src", PROJECT["readme"], *PROJECT["license-files"]}
+    assert needed == {here for here, _ in copied}
+    (extras,) = re.findall(
+        r"pip install .*--constraint constraints\.txt --editable '\.\[([\w,]+)\]'$", sections["post"], re.M
+    )
+    assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
+    assert "export PYTHONPATH=$PWD/src" in sections["environment"] and 'exec snakemake "$@"' in sections["runscript"]
+
+
+def test_module_of_the_docs_finds_program_and_sources(tmp_path: Path) -> None:
+    if shutil.which("modulecmd") is None:
+        pytest.skip("no modulecmd; apt-get install environment-modules")
+    (text,) = re.findall(r"^ *```tcl\n(.*?)^ *```", (ROOT / "docs/cluster.md").read_text(), re.M | re.S)
+    program = tmp_path / "checkout/.venv/bin/snakemake"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    text = textwrap.dedent(text).replace("/shared/moe-routing-bench", str(tmp_path / "checkout"))
+    (tmp_path / "moe-routing-bench").write_text(text)
+    script = 'eval "$(modulecmd bash load moe-routing-bench)"; command -v snakemake; echo "$PYTHONPATH"'
+    environment = os.environ | {"MODULEPATH": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    found, sources = done.stdout.splitlines()
+    assert found == str(program) and sources.split(":")[0] == str(tmp_path / "checkout/src"), done.stderr
 
 
 @pytest.mark.parametrize("minor", sorted(minor_versions(SpecifierSet(PROJECT["requires-python"]))))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from project import CELLS, DRAWN, GRID, Project, count, measured
+from project import CELLS, DRAWN, GRID, ROOT, Project, count, measured
 
 SLURM = Path(__file__).with_name("slurm.sh")
 DAEMONS = ("slurmctld", "slurmd", "munged")
@@ -50,6 +50,22 @@ def test_shares_are_all_cells_each_once_and_collect_nothing(fresh: Project, tmp_
     found = [measured(one) for one in shares]
     assert {name: sum(one.get(name, 0) for one in found) for name in CELLS} == CELLS
     assert not set(found[0]) & set(found[1])  # here every bench is one family
+
+
+def test_a_container_has_its_own_snakemake(fresh: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `LAUNCH` starts finds it: the path of the one outside need not be there. Here with programs that only note their call."""
+    notes = tmp_path / "notes"
+    for name, then in (("apptainer", 'shift 3; exec "$@"'), ("sbatch", f"cat >>{notes}; echo 7"), ("squeue", "")):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\necho {name} "$@" >>{notes}\n{then}\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    (launch,) = set(re.findall('LAUNCH="(apptainer [^"]+)"', (ROOT / "docs/cluster.md").read_text()))
+    monkeypatch.setenv("LAUNCH", launch)
+    fresh.copy(tmp_path / "project").run("bash", "workflow/scripts/slurm.sh", "cpu", "2", "--gpus=1")
+    started = re.findall(f"^(exec )?{launch} (\\S+) --cores 1", notes.read_text(), re.M)
+    assert started == [("", "snakemake"), *[("exec ", "snakemake")] * 3], "planned once; two shares and the report"
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 #   usage: slurm.sh PLATFORM N [OPTION OF SBATCH FOR THE SHARES ...] [-- OPTION OF SNAKEMAKE ...]
 #   such as: slurm.sh nvidia-h200 4 --gpus=h200:1 --time=2:00:00 -- --configfile config/h200.yaml
 # Options of all jobs are SLURM's own variables (SBATCH_PARTITION, SBATCH_ACCOUNT, ...). REPORT_OPTIONS are those of the last
-# job, which has no GPU. LAUNCH is put before snakemake, such as "apptainer exec --nv IMAGE". Submit again to go on.
+# job, which has no GPU. LAUNCH is put before snakemake, such as "apptainer exec --nv IMAGE", and finds it. Submit again to go on.
 set -euo pipefail
 
 die() { echo "error: $*" >&2; exit 2; }
@@ -13,6 +13,8 @@ shift 2
 [[ $shares =~ ^[1-9][0-9]{0,3}$ ]] || die "shares: got '$shares'; allowed: an integer from 1 to 9999"
 command -v sbatch >/dev/null || die "sbatch: not found; allowed: a login node of a SLURM cluster; hint: module load slurm"
 [ -f Snakefile ] || die "folder: got '$PWD'; allowed: the checkout, which has the Snakefile; hint: cd there"
+program=snakemake  # a container has its own; without one, a job may have another PATH
+[ -n "${LAUNCH:-}" ] || program=$(command -v snakemake) || die "snakemake: not found; allowed: an environment on the PATH; hint: . .venv/bin/activate"
 for_sbatch=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do for_sbatch+=("$1"); shift; done
 [ $# = 0 ] || shift
@@ -22,7 +24,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do for_sbatch+=("$1"); shift; done
 # submission wait, and a job that was killed must not be in the way of the next.
 snakemake_with() {
   local keys=("$@") words=() word
-  words=(${LAUNCH:-} "$(command -v snakemake)" --cores 1 --resources gpu=1 --nolock --rerun-incomplete --keep-going)
+  words=(${LAUNCH:-} "$program" --cores 1 --resources gpu=1 --nolock --rerun-incomplete --keep-going)
   for word in "${for_snakemake[@]}"; do
     words+=("$word")
     case $word in --config | -C) words+=("${keys[@]}"); keys=() ;; esac
