@@ -22,7 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # For each job in a process of its own: measures it, and prints the files of the package that its worker has loaded.
 SCRIPT = """
 import json, os, sys
-import nvtx, pyarrow.parquet, scipy.stats, torch
+import nvtx, pyarrow.parquet, scipy.stats, torch._dynamo
 for spec in sys.argv[1:]:
     if os.fork():
         os.wait()
