@@ -112,6 +112,7 @@ def refused(user: int, action: Callable[[], object]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
+@pytest.mark.slow
 def test_two_users_share_one_gpu(shared: Path) -> None:
     """The second waits for as long as the first measures, and no longer; nobody enters, calls or reads the other's."""
     lock, gate = shared / "moe-routing-bench-card.lock", shared / "gate"
