@@ -104,13 +104,13 @@ def test_shapes_are_static(name, training):
         ("switch_top1", {}, "allowed: 1"),
         ("noisy_topk", {"top_k": EXPERTS}, "allowed: 2 to 7"),
         ("quantile_balancing", {"top_k": EXPERTS}, "allowed: 2 to 7"),
-        ("chain_of_experts", {"top_k": 3}, "a multiple of its 2 passes"),
+        ("chain_of_experts", {"top_k": 3}, "^top_k for router chain_of_experts: got 3; allowed: a multiple of"),
         ("deepseek_v3_small", {"groups": 8}, "at least two per group"),
         ("sigmoid_renorm", {"score": "softmax"}, "allowed: sigmoid, sqrtsoftplus"),
         ("softk", {"temperature": 1.0}, "option for router softk"),
         ("softk", {"losses": {"load": 1.0}}, "loss for router softk"),
-        ("hash_random", {"network": "mlp"}, "the rule has no network"),
-        ("hash_balanced", {}, "one number for each token id"),
+        ("hash_random", {"network": "mlp"}, "^router network for hash_random: got 'mlp'; allowed: linear"),
+        ("hash_balanced", {}, "^frequencies for router hash_balanced: got None; allowed: one number for each token id"),
     ],
 )
 def test_what_cannot_be_built_says_why(name, change, message):
@@ -118,10 +118,16 @@ def test_what_cannot_be_built_says_why(name, change, message):
         build(name, DIM, EXPERTS, **{"top_k": 2, **change})
 
 
+@every_rule
+def test_only_rules_that_learn_logits_have_a_network(name):
+    router = make(name).routers[0]
+    assert (router.network is not None) == router.takes_network
+
+
 def test_fewer_tokens_than_a_tile_cannot_be_rounded():
     toy = make("token_rounding")
     toy.routers[0].tile = 1000
-    with pytest.raises(UserError, match="at least one tile of 1000"):
+    with pytest.raises(UserError, match=r"^tokens for router token_rounding: got 48; .* one tile of 1000"):
         toy(*properties.data())
 
 
