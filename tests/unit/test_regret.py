@@ -46,6 +46,14 @@ def test_left_out_are_all_cells_of_the_shape() -> None:
     assert line.choices[1].name == "cute"
 
 
+@pytest.mark.parametrize(("architecture", "best"), [("sm_90", "torch_grouped_mm"), ("cpu", "torch_loop")])
+def test_what_reads_loads_on_the_host_is_a_candidate_on_a_cpu(architecture: str, best: str) -> None:
+    """On a GPU it waits for it."""
+    times = {"torch_grouped_mm": 3.0, "torch_loop": 1.0}
+    cell = replace(SMALL, times=times, shape=replace(SHAPE, architecture=architecture))
+    assert [(line.best_own, line.choices[0].name) for line in regret.lines([cell], [cell])] == [(best, best)]
+
+
 def test_a_choice_without_a_time_is_said() -> None:
     """Only what has a time in the cell can be judged there."""
     other = replace(LARGE, times={"cute_gather": 1.0, "cute": 2.0, "triton": 3.0})
@@ -92,6 +100,17 @@ def test_entries_are_rows_that_are_ok() -> None:
     assert entry.times == {"cute": 2.0, "triton": 1.0} and entry.shape == SHAPE
     assert entry.suspect == {"triton": "drift"} and entry.verdicts == {"triton": "faster"}
     assert (entry.commit, entry.card, entry.run, entry.versions) == ("ab+", "NVIDIA H200", "run", {"torch": "2"})
+
+
+def test_entries_are_in_the_order_of_cells() -> None:
+    """Each with its model and its capacity, if it has one."""
+    rows = [
+        one("layer", "cute", **VALUES, cell="b", model="qwen3-30b-a3b", capacity_factor=1.25, median_us=2.0),
+        one("layer", "cute", **VALUES, cell="a", median_us=1.0),
+    ]
+    found = choices.entries(frame(*rows), "run")
+    assert [(entry.cell, entry.model, entry.shape.capacity_factor) for entry in found] == [("a", "", None), ("b", "qwen3-30b-a3b", 1.25)]  # fmt: skip
+    assert type(found[1].shape.capacity_factor) is float, "as JSON has it"
 
 
 def test_the_newest_measurement_of_a_cell_counts() -> None:
