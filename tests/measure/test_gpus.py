@@ -175,6 +175,21 @@ def test_a_lock_that_is_no_file_is_refused(make, tmp_path, monkeypatch) -> None:
     assert (tmp_path / "precious").read_text() == "text"
 
 
+def test_a_lock_file_that_another_makes_first_is_taken(tmp_path, monkeypatch) -> None:
+    """Between the look and the making."""
+    path, opens, made = tmp_path / "lock", os.open, []
+
+    def slow(name, flags, *mode):
+        if flags & os.O_EXCL:
+            made.append(name)
+            os.close(opens(name, flags, *mode))
+        return opens(name, flags, *mode)
+
+    monkeypatch.setattr(os, "open", slow)
+    os.close(gpus.opened(path))
+    assert made == [path]
+
+
 def locked(path) -> set[int]:
     """The bytes of a lock file that others cannot have, as another process sees them."""
     receive, send = os.pipe()

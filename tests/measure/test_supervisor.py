@@ -248,8 +248,25 @@ def test_a_worker_that_is_silent_is_killed(at, blamed, scripted, tmp_path) -> No
     os.close(alive)
 
 
-def test_a_silent_worker_may_have_settled_some(scripted) -> None:
-    """Then nobody is blamed for a step that is nobody's; the others are measured again."""
+def test_a_second_without_a_word_is_none_too_long(scripted, monkeypatch) -> None:
+    """The worker is looked after, and goes on."""
+    asked, wait = [], supervisor.wait
+
+    def quiet(on, timeout):
+        asked.append(timeout)
+        return wait(on, timeout=timeout) if len(asked) > 1 else []
+
+    monkeypatch.setattr(supervisor, "wait", quiet)
+    monkeypatch.setattr(supervisor, "_ended", lambda child: asked.append("looked after") or False)
+    found = outcomes(scripted, lambda names, send: send(("rows", {name: row(name) for name in names})))
+    assert set(found.values()) == {("incorrect", f"{name} ran", 0) for name in NAMES}
+    assert asked == [1, "looked after", 1]
+
+
+def test_a_silent_worker_may_have_settled_some(scripted, monkeypatch) -> None:
+    """Then nobody is blamed for a step that is nobody's; the others are measured again. It has no moment to end by itself."""
+    graces, end = [], supervisor._end
+    monkeypatch.setattr(supervisor, "_end", lambda child, seconds: graces.append(seconds) or end(child, seconds))
 
     def script(names, send):
         if len(names) == 3:
@@ -260,6 +277,7 @@ def test_a_silent_worker_may_have_settled_some(scripted) -> None:
 
     found = outcomes(scripted, script, timeout=0.3)
     assert found == {"torch": ("incorrect", "wrong", 1), "torch_compile": ("incorrect", "torch_compile ran", 1), "triton": ("incorrect", "triton ran", 1)}  # fmt: skip
+    assert graces == [0, 0.02]
 
 
 def test_nobody_waits_any_more(scripted) -> None:

@@ -1,0 +1,149 @@
+"""Who ends with whom: what is asked of Linux, what is swept up, and exit statuses. Children here are numbers that are told of."""
+
+import ctypes
+import os
+import signal
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from moe_routing_bench.measure import processes, server
+
+
+@pytest.mark.parametrize("status", [processes.status, server.status])
+@pytest.mark.parametrize(
+    ("code", "found"), [(None, 0), (0, 0), (True, 1), (3, 3), (256 + 5, 5), (-1, 255), ("3", 1), ("", 1), (2.0, 1)]
+)
+def test_exit_statuses_are_python_s(code, found, status) -> None:
+    """`sys.exit` takes anything: numbers are statuses, of which 8 bits count, and all else is a text of a failure."""
+    assert status(code) == found
+
+
+def test_a_text_is_said_by_the_server(capsys) -> None:
+    server.status("no such thing")
+    assert capsys.readouterr().err == "no such thing\n"
+
+
+def test_what_is_asked_of_linux(monkeypatch) -> None:
+    """To adopt orphans; to be killed with the parent, and where that has ended by now to leave at once."""
+    asked, left = [], []
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(prctl=lambda *given: asked.append((name, *given))))
+    monkeypatch.setattr(os, "_exit", left.append)
+    monkeypatch.setattr(os, "getppid", lambda: 17)
+    processes.adopt()
+    processes.end_with(17)
+    assert asked == [(None, 36, 1), (None, 1, signal.SIGKILL)] and not left
+    processes.end_with(16)
+    assert asked[2:] == asked[1:2] and left == [1]
+
+
+def test_children_of_all_threads_are_counted(tmp_path, monkeypatch) -> None:
+    """A thread that ends meanwhile has none."""
+    (tmp_path / "first").write_text("12 345 ")
+    (tmp_path / "second").write_text("6 ")
+    (tmp_path / "third").write_text("")
+    paths = [str(tmp_path / name) for name in ("first", "gone", "third", "second")]
+    monkeypatch.setattr(processes.glob, "glob", {"/proc/self/task/*/children": paths}.__getitem__)
+    assert processes.offspring() == {12, 345, 6}
+
+
+class Children:
+    """Children by their numbers: each shows when those before it are swept up; a second passes with every pause."""
+
+    def __init__(self, *generations: set[int], deaf: int = 0) -> None:
+        self.generations, self.deaf, self.now = list(generations), deaf, 0.0
+        self.killed: list[int] = []
+        self.waited: list[int] = []
+
+    def offspring(self) -> set[int]:
+        return {1} | self.generations[0] if self.generations else {1}
+
+    def kill(self, child: int, number: int) -> None:
+        assert number == signal.SIGKILL
+        self.killed.append(child)
+        raise ProcessLookupError  # it ended by itself, which changes nothing
+
+    def waitpid(self, child: int, options: int) -> tuple[int, int]:
+        assert options == os.WNOHANG and child in self.killed
+        self.waited.append(child)
+        raise ChildProcessError  # somebody else has waited for it
+
+    def pause(self, seconds: float) -> None:
+        assert seconds == 0.001
+        self.now += 1
+        if self.deaf not in self.generations[0]:
+            self.generations.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("generations", "seconds", "found", "pauses"),
+    [
+        ([], 5.0, set(), 0),
+        ([{2, 3}, {4}], 5.0, {2, 3, 4}, 2),
+        ([{2, 9}, {4}], 3.0, {2, 9}, 3),  # no signal ends the ninth
+        ([{2}], 0.0, set(), 0),
+    ],
+)
+def test_what_is_swept_up(generations, seconds, found, pauses, monkeypatch) -> None:
+    """All but those that are known, and what these leave in turn, for so long."""
+    one = Children(*generations, deaf=9)
+    monkeypatch.setattr(processes, "offspring", one.offspring)
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: one.now, sleep=one.pause))
+    with monkeypatch.context() as system:
+        system.setattr(os, "kill", one.kill)
+        system.setattr(os, "waitpid", one.waitpid)
+        swept = processes.sweep({1}, seconds)
+    assert swept == found == set(one.killed) == set(one.waited) and one.now == pauses
+
+
+class Closed:
+    """A stream that nobody reads any more."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        raise self.error
+
+
+class Left(BaseException):
+    """The process would have ended."""
+
+
+@pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize("error", [OSError("gone"), ValueError("closed")])
+@pytest.mark.parametrize(
+    ("end", "code"), [(None, 7), (SystemExit(3), 3), (SystemExit("a text"), 1), (KeyboardInterrupt(), 1), (RuntimeError("boom"), 1)]
+)  # fmt: skip
+def test_every_request_is_answered_once(end, code, error, heard, monkeypatch) -> None:
+    """With the status that the process then leaves with, also where nobody listens any more."""
+    said, flushed = [], []
+
+    def serve(connection) -> int:
+        if end:
+            raise end
+        return 7
+
+    def send(data: bytes) -> None:
+        said.append(data)
+        if not heard:
+            raise BrokenPipeError
+
+    def leave(status: int) -> None:
+        said.append(status)
+        raise Left
+
+    monkeypatch.setattr(server, "serve_one", serve)
+    for name in ("stdout", "stderr"):
+        stream = Closed(error)
+        monkeypatch.setattr(sys, name, stream)
+        monkeypatch.setattr(stream, "flush", lambda name=name, flush=stream.flush: flushed.append(name) or flush())
+    with monkeypatch.context() as one:
+        one.setattr(os, "_exit", leave)
+        with pytest.raises(Left):
+            server.answer(SimpleNamespace(sendall=send))
+    assert said == [f"{code}\n".encode(), code] and flushed[-2:] == ["stdout", "stderr"]
