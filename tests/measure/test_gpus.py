@@ -1,6 +1,7 @@
 """Jobs share out the GPUs of a machine among themselves: processes of their own, on GPUs that nobody needs to have."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -163,14 +164,16 @@ def test_all_users_lock_the_same_file_of_a_card(tmp_path, monkeypatch, start) ->
 
 @pytest.mark.fault("GPU lock")
 @pytest.mark.parametrize(
-    "make", [lambda path: path.symlink_to("precious"), Path.mkdir, os.mkfifo], ids=["link", "folder", "pipe"]
-)
-def test_a_lock_that_is_no_file_is_refused(make, tmp_path, monkeypatch) -> None:
+    ("make", "hint"),
+    [(lambda path: path.symlink_to("precious"), os.strerror(errno.ELOOP)), (Path.mkdir, os.strerror(errno.EISDIR)), (os.mkfifo, "remove it")],
+    ids=["link", "folder", "pipe"],
+)  # fmt: skip
+def test_a_lock_that_is_no_file_is_refused(make, hint, tmp_path, monkeypatch) -> None:
     """And nothing is written to where a link leads."""
     (tmp_path / "precious").write_text("text")
     monkeypatch.setattr(gpus, "FOLDER", tmp_path)
     make(gpus.lock_file("card0"))
-    with pytest.raises(UserError, match=r"lock of a GPU: got .*card0.lock'; allowed: a file"), gpus.reserved(True, ["0"], identify=lambda gpu: "card0"):  # fmt: skip
+    with pytest.raises(UserError, match=rf"lock of a GPU: got .*card0.lock'; allowed: a file .*; hint: {hint}"), gpus.reserved(True, ["0"], identify=lambda gpu: "card0"):  # fmt: skip
         pass
     assert (tmp_path / "precious").read_text() == "text"
 

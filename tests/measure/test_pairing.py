@@ -16,11 +16,13 @@ def test_set_aside_blocks_do_not_shift_the_pairs() -> None:
     fast = Candidate("fast", [], timer=timer, blocks=[[t / 2] * 3 for t in rounds], clocks=[1980] * 12, slow=[0] * 12)
     base.slow[0] = base.slow[5] = 1  # two blocks with a slowdown bit
     base.clocks[7] = 1400  # the power limit, not the hardware: it counts
+    fast.slow[9], fast.blocks[9] = 1, [1e6] * 3
     rows = {one.name: outcome.row(one) for one in (base, fast)}
     outcome.speedups([base, fast], rows, "base")
-    assert rows["base"]["set_aside"] == 6 and rows["fast"]["set_aside"] == 0
+    assert rows["base"]["set_aside"] == 6 and rows["fast"]["set_aside"] == 3
     assert rows["fast"]["speedup_ci_low"] == pytest.approx(2) and rows["fast"]["speedup_ci_high"] == pytest.approx(2)
     assert rows["base"]["speedup"] == 1 and rows["base"]["best_other"] == "fast"
+    assert rows["base"]["baseline"] == rows["fast"]["baseline"] == "base"
     assert rows["fast"]["best_speedup"] == pytest.approx(2) and rows["base"]["best_speedup"] == pytest.approx(0.5)
 
 
