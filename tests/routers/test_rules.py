@@ -221,6 +221,24 @@ def test_noise_makes_choices_differ_between_draws_only_in_training():
         assert torch.equal(first.weights, second.weights)
 
 
+def test_noise_has_the_spread_of_its_network(monkeypatch):
+    """softplus of its output and a hundredth more, times what is drawn from N(0, 1)."""
+    router, (x, *rest) = make("noisy_topk").routers[0], data()
+    drawn = torch.randn(TOKENS, EXPERTS)
+    monkeypatch.setattr(torch, "randn_like", lambda like: drawn)
+    spread = torch.log1p(torch.exp(x.flatten(0, 1) @ router.noise.weight.T)) + 0.01
+    expected = (router.logits(x) + drawn * spread).softmax(1)
+    assert torch.allclose(router.train()(x, *rest).scores, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("training", "drawn"), [(True, [(0.75, 1.25)]), (False, [])])
+def test_jitter_is_to_either_side(training, drawn, monkeypatch):
+    found, uniform, toy = [], torch.Tensor.uniform_, make("switch_top1", jitter=0.25)
+    monkeypatch.setattr(torch.Tensor, "uniform_", lambda x, *ends: found.append(ends) or uniform(x, *ends))
+    run(toy, data(), training)
+    assert found == drawn
+
+
 def test_noisy_top_k_starts_balanced_from_noise_alone():
     router = build("noisy_topk", DIM, EXPERTS, 2)
     assert (router.logits(data()[0]) == 0).all()
@@ -291,9 +309,10 @@ def test_remoe_pushes_towards_k_open_gates():
         router((x * 0 + shift), *rest)
         router.after_step()
         assert router.strength.item() == pytest.approx(before * factor)
-    before = router.strength.item()
+    before, closed = router.strength.item(), router.eval()(x * 0 - 5, *rest)
     router.after_step()
     assert router.strength.item() == before and router.seen == 0
+    assert (closed.ids == -1).all() and torch.allclose(closed.scores, torch.tensor(1 / EXPERTS))
 
 
 def test_remoe_loss_weighs_open_gates_by_their_load():
