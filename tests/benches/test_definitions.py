@@ -237,6 +237,9 @@ def test_routing(dtype: str, wide: torch.dtype) -> None:
     row = 2 * size
     read = 64 + 32 + (3 * row + 32) + (5 * row + 64)
     assert bench.cost(cell, inputs, good, expected) == Cost(read, 64 + 64 + 5 * row + 8 * size)
+    alone = expected | {"inverse": torch.full_like(expected["inverse"], -1).index_fill(0, torch.tensor([2]), 0)}
+    twice = Cost(64 + 32 + (row + 32) + (2 * row + 64), 64 + 64 + 2 * row + 8 * size)
+    assert bench.cost(cell, inputs, good, alone) == twice, "row 0 is a row"
     found = bench.assignment(cell, inputs, expected)
     assert (found.ids, found.weights, found.inverse) == tuple(expected[n] for n in ("topk_ids", "topk_weights", "inverse"))  # fmt: skip
 

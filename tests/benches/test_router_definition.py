@@ -63,3 +63,9 @@ def test_tokens_bring_about_the_drawn_loads(skew):
     loads = expected["topk_ids"].flatten().long().bincount(minlength=64).tolist()
     assert abs(coefficient_of_variation(loads) - skew) < 0.05
     assert 0.9 < float(inputs["x"].float().std()) < 1.1
+
+
+def test_as_many_experts_as_features_make_no_huge_tokens():
+    """The logits of the drawn assignment would need some of 15 times the usual size: they are reached in part."""
+    _, inputs, _ = drawn(64, 64, 64, 4)
+    assert 1 < float(inputs["x"].float().std()) < 2

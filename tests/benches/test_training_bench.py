@@ -145,6 +145,18 @@ def test_every_output_is_compared(dtype: str) -> None:
             assert error and error.startswith(name), (name, error)
 
 
+@pytest.mark.parametrize(("share", "right"), [(2.98, True), (3.02, False)])
+def test_the_gradient_of_logits_is_held_against_its_terms(share: float, right: bool) -> None:
+    """Twice the limit of a gate in float32 for terms of its size, and once for as large sums; the gradient itself is 0."""
+    cell, inputs, expected = case(dtype="bf16")
+    gate = tolerance("fp32", 16)
+    like = torch.ones_like(expected["d_logits"])
+    expected |= {"d_logits": 0 * like, "logit_terms": 2 * gate / tolerance("bf16", 7) * like, "logit_sums": like}
+    outputs = rounded(inputs, expected) | {"d_logits": share * gate * like}
+    error = definition.check(cell, inputs, outputs, expected).error
+    assert error is None if right else error and error.startswith("d_logits: ")
+
+
 def test_faults_that_are_easily_made() -> None:
     """Gradients that are added up, weighed twice or not at all; a gate whose normalisation has no gradient; gate for up."""
     cell, inputs, expected = case(experts=8, top_k=3)
