@@ -93,6 +93,9 @@ def test_one_socket_for_each_way_of_running(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(client, "inherited", lambda: ["another"])
     found.add(client.socket_path())
     assert len(found) == 10
+    folder.chmod(0o755)
+    with pytest.raises(SystemExit, match=f"got drwxr-xr-x of user {os.getuid()}; allowed: a folder of mode 700"):
+        client.socket_path()
 
 
 def fewer_files() -> None:
@@ -370,6 +373,25 @@ def test_a_command_ends_with_its_caller(unread, ends, monkeypatch) -> None:
         there.sendall(b"unread" * unread)  # resets the connection, which is an end too
         here.close()
         assert ended.wait(5) and ran[1:] == [1]
+
+
+def test_a_command_gives_a_sign_of_life_every_second(ends, monkeypatch) -> None:
+    """Until something can be read, which is the end of the stream."""
+    asked, said, ended = [], [], threading.Event()
+    connection = types.SimpleNamespace(sendall=said.append)
+
+    def select(readers, writers, errors, seconds):
+        asked.append((readers, writers, errors, seconds))
+        if len(asked) > 3:
+            raise OSError
+        return readers if len(asked) == 3 else [], [], []
+
+    monkeypatch.setattr(server.select, "select", select)
+    monkeypatch.setattr(server.runpy, "run_module", lambda *_, **__: ended.wait(5))
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    monkeypatch.setattr(os, "_exit", lambda code: ended.set())
+    server.command(["list"], connection)
+    assert asked == [([connection], [], [], 1)] * 3 and said == [b"."] * 2
 
 
 ENDED: list[int] = []  # exit statuses of children, in the order in which they were collected

@@ -5,6 +5,7 @@ import inspect
 import os
 import signal
 import socket
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -413,6 +414,28 @@ def test_a_worker_never_returns(end, code, monkeypatch, capsys) -> None:
     assert said == [(0, 0), ("ends with", 17), ("job", "device", ["torch"], "send", False), code]
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
     assert ("boom" in capsys.readouterr().err) == isinstance(end, RuntimeError)
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError])
+def test_a_worker_ends_though_nobody_reads_what_it_says(error, monkeypatch) -> None:
+    class Exited(BaseException):
+        pass
+
+    def leave(status):
+        raise Exited(status)
+
+    def flush():
+        raise error
+
+    monkeypatch.setattr(worker, "run", lambda *_: None)
+    monkeypatch.setattr(os, "setpgid", lambda *_: None)
+    monkeypatch.setattr(processes, "end_with", lambda parent: None)
+    with monkeypatch.context() as one:
+        for name in ("stdout", "stderr"):
+            one.setattr(sys, name, SimpleNamespace(flush=flush))
+        one.setattr(os, "_exit", leave)
+        with pytest.raises(Exited, match="0"):
+            supervisor._child("job", "device", ["torch"], SimpleNamespace(send="send"), 17, False)
 
 
 def test_rows_are_written_where_they_are_asked_for(scripted, monkeypatch, tmp_path, capsys) -> None:
