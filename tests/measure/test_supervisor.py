@@ -464,9 +464,11 @@ def test_a_row_with_a_time_has_what_follows_from_it(monkeypatch) -> None:
     """And that of somebody else's package the version of that."""
     monkeypatch.setattr(completion, "derived", lambda of, row: {"derived": (of.cell.bench, row["median_us"])})
     monkeypatch.setattr(provenance, "version", {"quack-kernels": "9.1"}.get)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
     cell = cell_of("gate", tokens=8, experts=4, top_k=2, dtype="fp32")
     found = completion.complete(Job(cell, ("quack",), Settings()), "cpu", "quack", {"status": "ok", "median_us": 3.0}, datetime.now())  # fmt: skip
     assert found["derived"] == ("gate", 3.0) and found["implementation_version"] == "9.1"
+    assert found["slurm_job_id"] == "77"
 
 
 def test_a_user_s_error_is_a_line(monkeypatch, capsys) -> None:

@@ -76,6 +76,16 @@ def test_each_run_is_checked_on_both_draws(thorough, ran, sets) -> None:
     assert sets.draws == 2 and float(sets.outputs[0]["combined"].isnan().sum()) == 0
 
 
+def test_processes_that_are_left_running_are_swept_up(monkeypatch) -> None:
+    """In two seconds; those of before are not touched."""
+    found, swept = iter([{1}, {1, 2}]), []
+    monkeypatch.setattr(verify.processes, "offspring", lambda: next(found))
+    monkeypatch.setattr(verify.processes, "sweep", lambda *given: swept.append(given))
+    with pytest.raises(Failure, match=r"^processes were left running$") as failure:
+        verify._run(lambda: None)
+    assert failure.value.status == "incorrect" and swept == [({1}, 2.0)]
+
+
 def test_buffers_are_poisoned_once(sets) -> None:
     """Of every set, before the fresh draw; the base draws find what the fresh one left."""
     found = []

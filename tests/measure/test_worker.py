@@ -21,7 +21,7 @@ from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.kernels.experts import quack_experts
 from moe_routing_bench.kernels.pack import torch_pack
 from moe_routing_bench.measure import calibration, completion, outcome, sampling, supervisor, timers, verify, worker
-from moe_routing_bench.measure.candidate import Candidate, Failure
+from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.store.rows import SCHEMA_VERSION
 
@@ -396,6 +396,18 @@ def test_a_broken_context_ends_the_worker():
     assert end.value.code == 3 and messages[-1][2] == "crashed"
     assert worker._guarded(messages.append, "a", "sampling", lambda: action("CUDA error: not enough memory")) is False
     assert worker._guarded(messages.append, "a", "sampling", lambda: None) is True and messages[-1] == ("at", "a", "sampling")  # fmt: skip
+
+
+def test_inputs_that_were_harmed_end_the_worker():
+    """The next one finds out who it was."""
+    messages = []
+
+    def harmed():
+        raise Tainted("inputs were\nchanged")
+
+    with pytest.raises(SystemExit) as end:
+        worker._guarded(messages.append, "a", "sampling", lambda: None, after=harmed)
+    assert end.value.code == 3 and messages == [("at", "a", "sampling"), ("tainted", "inputs were changed")]
 
 
 @pytest.mark.parametrize(
