@@ -103,13 +103,14 @@ def test_entries_are_rows_that_are_ok() -> None:
 
 
 def test_entries_are_in_the_order_of_cells() -> None:
-    """Each with its model and its capacity, if it has one."""
+    """Each with its model, its capacity and its card, if it has one."""
     rows = [
         one("layer", "cute", **VALUES, cell="b", model="qwen3-30b-a3b", capacity_factor=1.25, median_us=2.0),
-        one("layer", "cute", **VALUES, cell="a", median_us=1.0),
+        one("layer", "cute", **VALUES | {"gpu_name": None}, cell="a", median_us=1.0),
     ]
     found = choices.entries(frame(*rows), "run")
     assert [(entry.cell, entry.model, entry.shape.capacity_factor) for entry in found] == [("a", "", None), ("b", "qwen3-30b-a3b", 1.25)]  # fmt: skip
+    assert [(entry.card, entry.shape.architecture) for entry in found] == [("", "cpu"), ("NVIDIA H200", "sm_90")]
     assert type(found[1].shape.capacity_factor) is float, "as JSON has it"
 
 
