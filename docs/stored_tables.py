@@ -82,17 +82,21 @@ def _whole(value: object) -> str:
     return f"{value:.0f}" if isinstance(value, float) else str(value)
 
 
-PEERS = {"gate": "quack", "router": "matmul_cute", "permute": None, "pack": None, "combine": None, "routing": None}
+PEERS = {"quack": "QuACK", "vllm": "vLLM", "sglang": "SGLang"}
+ANOTHER = dict.fromkeys(("gate", "router", "permute", "pack", "combine", "routing"), tuple(PEERS)) | {
+    "router": ("matmul_cute",)
+}
 
 
 def cute_against_others() -> str:
     """Over all cells of a bench, how many times as long as cute another implementation takes."""
     lines = []
-    for bench, peer in PEERS.items():
+    for bench, another in ANOTHER.items():
         medians = timed(bench).pivot(index="cell", columns="implementation", values="median_us")
         line = {"bench": f"`{bench}`", "cells": str(len(medians))}
-        for heading, way in (("torch", "torch"), ("triton", "triton"), ("another", peer)):
-            line[heading] = _ratios(medians[way] / medians["cute"], way) if way else "–"
+        for heading, ways in (("torch", ("torch",)), ("triton", ("triton",)), ("another", another)):
+            ratios = [_ratios(medians[way] / medians["cute"], way) for way in ways if way in medians]
+            line[heading] = "; ".join(ratios) or "–"
         lines.append(line)
     return table(lines)
 
@@ -214,10 +218,12 @@ def stages() -> str:
         cute, ways = rows.loc["cute"], rows["median_us"]
         lines.append({
             "stage": "all four in a row" if bench == "routing" else bench, "shape": shape,
-            **{way: f"{digits(ways[way])} µs" for way in WAYS}, "QuACK": f"{digits(ways['quack'])} µs" if "quack" in ways else "–",
+            **{way: f"{digits(ways[way])} µs" for way in WAYS},
+            **{name: f"{digits(ways[way])} µs" if way in ways else "–" for way, name in PEERS.items()},
             "cute, share of the copy bandwidth": percent(cute["share_of_copy"]), "cute, against the best other": f"{digits(cute['best_speedup'])}x",
         })  # fmt: skip
-    return table(lines)
+    absent = {name for name in PEERS.values() if all(line[name] == "–" for line in lines)}
+    return table([{name: value for name, value in line.items() if name not in absent} for line in lines])
 
 
 OURS = ("cute", "triton")  # how our implementations begin
