@@ -1,5 +1,5 @@
 """The tables of the documents whose figures are stored rows: each is made of a file below results/nvidia-h200/, or below that of
-another run: layers, training or model.
+another run: layers, decode, training or model.
 
 Times are medians of device time in µs. `floor` is `roofline_us`: the compulsory bytes at the copy bandwidth, or the FLOPs
 at the matrix rate, both measured in the same process.
@@ -20,7 +20,7 @@ from moe_routing_bench.quality.spec import run_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/nvidia-h200"
-LAYERS = "../nvidia-h200.layers/"  # from there
+LAYERS, DECODE = "../nvidia-h200.layers/", "../nvidia-h200.decode/"  # from there
 TRAINING, MODEL = "../nvidia-h200.training/", "../nvidia-h200.model/"
 WAYS = ("torch", "triton", "cute")
 SYMBOLS = {"tokens": "T", "experts": "E", "hidden": "H", "intermediate": "I", "top_k": "k"}
@@ -240,7 +240,7 @@ def shape(row: pd.Series) -> str:
 
 def layers(phase: str) -> str:
     """One line per layer that was measured in a phase, with the fastest of ours against the fastest of others."""
-    rows = stored(LAYERS + "measurements.parquet")
+    rows = stored((DECODE if phase == "decode" else LAYERS) + "measurements.parquet")
     lines = []
     # auto is one of the others
     ok = (rows["bench"] == "layer") & (rows["status"] == "ok") & (rows["implementation"] != AUTO)
@@ -352,7 +352,7 @@ def quality() -> str:
 _GATE = "router == 'softmax_topk_renorm' and top_k == 8"
 _PERMUTE = "layout == 'compact' and top_k == 8 and experts == 128"
 BLOCKS: Mapping[str, Callable[[], str]] = {
-    "stored-cells": stored_cells, "stored-layers": partial(stored_cells, LAYERS + "measurements.parquet"),
+    "stored-cells": stored_cells, "stored-layers": partial(stored_cells, LAYERS + "measurements.parquet"), "stored-decode": partial(stored_cells, DECODE + "measurements.parquet"),
     "stored-training": partial(stored_cells, TRAINING + "measurements.parquet"), "stored-model": partial(stored_cells, MODEL + "measurements.parquet"),
     "layers": partial(layers, "prefill"), "decode": partial(layers, "decode"), "choices": choices,
     "training": partial(others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")),

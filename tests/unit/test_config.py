@@ -115,6 +115,7 @@ def test_the_schema_says_what_each_section_has():
         ("config", 27, 1),
         ("h200", 208, 7),
         ("layers", 6, 0),
+        ("decode", 2, 0),
         ("layers-full", 24, 0),
         ("model", 3, 0),
         ("training", 1, 0),

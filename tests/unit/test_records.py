@@ -24,6 +24,7 @@ from moe_routing_bench.store.parquet import DIGEST, read_table, write_table
 ROOT = Path(__file__).parents[2]
 MEASURED = {
     "nvidia-h200": "h200",
+    "nvidia-h200.decode": "decode",
     "nvidia-h200.layers": "layers",
     "nvidia-h200.model": "model",
     "nvidia-h200.training": "training",
@@ -200,14 +201,16 @@ def test_each_schema_has_one_version_in_one_place():
 
 @STORED
 def test_stored_measurements_are_of_this_schema(path, monkeypatch):
-    """A changed schema needs a new version, and the stored data measured or converted again; a changed config its cells."""
+    """A changed schema needs a new version, and the stored data measured or converted again; a changed config its cells, but those of
+    benches that are listed as stale."""
     monkeypatch.chdir(ROOT)  # from where a config names its traces
     table = records.read(path)
     assert set(table["status"].to_pylist()) <= set(rows.STATUSES)
     jobs = expand(config.load(ROOT / f"config/{MEASURED[path.parent.name]}.yaml"), presets.load(ROOT / paths.MODELS))
+    known = stale.reasons(path.parent.name)
     asked = [(job.cell.bench, job.cell.key, job.hash, name) for job in jobs for name in job.implementations]
     stored = zip(*(table[name].to_pylist() for name in ("bench", "cell", "cell_hash", "implementation")), strict=True)
-    assert sorted(stored) == sorted(asked)
+    assert sorted(one for one in stored if one[0] not in known) == sorted(one for one in asked if one[0] not in known)
 
 
 @STORED
