@@ -18,7 +18,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install report test faults mutants figures lint lock clean
+.PHONY: help install report test outside faults mutants figures lint lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -34,8 +34,11 @@ report: .venv/.installed ## measure what changed, draw and report (CONFIG=config
 
 # One thread each: workers that share the cores would spin where they wait for each other's.
 test: .venv/.installed ## run the tests (those that need a GPU are skipped where there is none)
-	OMP_NUM_THREADS=1 .venv/bin/pytest -q --ignore tests/timing --ignore tests/faults/test_workflow_faults.py --numprocesses auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 .venv/bin/pytest -q --ignore tests/timing --ignore tests/outside --ignore tests/faults/test_workflow_faults.py --numprocesses auto --dist loadfile --no-loadscope-reorder
 	.venv/bin/pytest -q tests/timing
+
+outside: .venv/.installed ## test a wheel in an empty folder, and the workflow as a module
+	OMP_NUM_THREADS=1 .venv/bin/pytest -q tests/outside --numprocesses auto --dist loadfile
 
 faults: .venv/.installed ## inject faults and count them: kinds, and what became of them
 	.venv/bin/pytest -q -m fault

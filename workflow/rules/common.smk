@@ -10,6 +10,7 @@ from snakemake.logging import logger
 
 from moe_routing_bench.cli import progress
 from moe_routing_bench.cli.asked import last
+from moe_routing_bench.cli.commit import name_commit
 from moe_routing_bench.config import load as bench_config
 from moe_routing_bench.config import presets, share
 from moe_routing_bench.config.expand import expand
@@ -19,12 +20,16 @@ from moe_routing_bench.quality.spec import plan
 from moe_routing_bench import files
 from moe_routing_bench.quality import code
 from moe_routing_bench.store import paths, platforms, sources
+from moe_routing_bench.store.shipped import own_or_shipped
+
+if prefix := workflow.modifier.path_modifier.prefix:
+    raise WorkflowError(f"error: a module's prefix: got {prefix!r}; allowed: none; hint: give the run a --directory")
 
 try:
     for path in workflow.configfiles:  # Snakemake takes the last of two equal keys
         bench_config.read_mapping(Path(path))
     SETTINGS = bench_config.load(config)
-    JOBS = {(job.cell.bench, job.name): job for job in expand(SETTINGS, presets.load(paths.MODELS))}
+    JOBS = {(job.cell.bench, job.name): job for job in expand(SETTINGS, presets.load(own_or_shipped(paths.MODELS)))}
     TRAINING = plan.expand(SETTINGS.get("quality", []), SETTINGS.get("perft", []))
     SHARE = SETTINGS.pop("share", None)
     FAMILIES = share.of(SHARE, [job.cell.family for job in JOBS.values()])
@@ -58,6 +63,7 @@ def keep_inputs():
         files.keep(paths.code(PLATFORM, "perft"), sources.code_hashes(sources.named(code.adaptation_files())))
 
 
+name_commit()
 if workflow.is_main_process:  # a job elsewhere writes its outputs, and nothing else
     keep_inputs()
     logger.info(f"{PLATFORM}: {len(JOBS)} cells are asked for; the report is {paths.report(PLATFORM)}")

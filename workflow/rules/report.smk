@@ -7,7 +7,7 @@ rule html:
         figures=[f"reports/{{platform}}/figures/{name}.svg" for name in REPORTED],
         code=sources.drawn_with("report.render"),
         templates=sources.sources("report", suffixes=(".css", ".js", ".j2", ".yaml")),
-        claims=str(paths.CLAIMS),
+        claims=str(own_or_shipped(paths.CLAIMS)),
         captions=sources.source("figures/captions.yaml"),
         choices=sources.source("choices/choices.json"),
     output:

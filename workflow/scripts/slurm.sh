@@ -12,7 +12,7 @@ platform=$1 shares=$2
 shift 2
 [[ $shares =~ ^[1-9][0-9]{0,3}$ ]] || die "shares: got '$shares'; allowed: an integer from 1 to 9999"
 command -v sbatch >/dev/null || die "sbatch: not found; allowed: a login node of a SLURM cluster; hint: module load slurm"
-[ -f Snakefile ] || die "folder: got '$PWD'; allowed: the checkout, which has the Snakefile; hint: cd there"
+[ -f Snakefile ] || die "folder: got '$PWD'; allowed: one with a Snakefile, as the checkout has; hint: cd there"
 program=snakemake  # a container has its own; without one, a job may have another PATH
 [ -n "${LAUNCH:-}" ] || program=$(command -v snakemake) || die "snakemake: not found; allowed: an environment on the PATH; hint: . .venv/bin/activate"
 for_sbatch=()

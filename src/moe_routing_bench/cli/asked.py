@@ -10,6 +10,7 @@ from moe_routing_bench.config.load import load
 from moe_routing_bench.errors import bad
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import paths, platforms
+from moe_routing_bench.store.shipped import own_or_shipped
 
 LAST = "config.json"  # in a folder of results
 
@@ -47,7 +48,7 @@ def asked(
 
 def jobs_of(config: dict[str, Any]) -> list[Job]:
     """The jobs of an effective config. Raises `UserError`."""
-    return expand(config, presets.load(paths.MODELS))
+    return expand(config, presets.load(own_or_shipped(paths.MODELS)))
 
 
 def _folder(config: dict[str, Any], platform: str | None, run: str | None) -> str:
@@ -67,8 +68,10 @@ def effective(configs: list[Path] | None, config_json: str | None) -> dict[str, 
             raise bad("--config-json", config_json, "one JSON text", str(error)) from error
         if not isinstance(source, dict):
             raise bad("--config-json", config_json, "a JSON object")
-    else:
+    elif configs or paths.CONFIG.exists():
         source = configs or [paths.CONFIG]
+    else:
+        raise bad("config", f"no {paths.CONFIG} here", "one", "`moe-routing-bench init FOLDER` makes a folder with one")
     config = load(source)
     platforms.hide_gpu(config["device"])
     return config

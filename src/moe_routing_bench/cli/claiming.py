@@ -18,6 +18,7 @@ from moe_routing_bench.config.load import load
 from moe_routing_bench.errors import UserError, bad, pick
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import paths, platforms, records
+from moe_routing_bench.store.shipped import own_or_shipped
 
 
 def claims(
@@ -25,11 +26,11 @@ def claims(
     run: Run = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure what no row shows yet and this machine can run")] = False,
     only: Annotated[str | None, typer.Option(help="Comma-separated ids [default: all]")] = None,
-    file: Annotated[Path, typer.Option(help="File of claims")] = paths.CLAIMS,
+    file: Annotated[Path | None, typer.Option(help=f"File of claims [default: {paths.CLAIMS}]")] = None,
 ) -> None:  # fmt: skip
     """Hold published figures against our rows: reproduced, not reproduced, or why it cannot be told."""
     platform = platform_of(platform, run)
-    known = {claim.id: claim for claim in published.load(file)}
+    known = {claim.id: claim for claim in published.load(file or own_or_shipped(paths.CLAIMS))}
     chosen = [known[pick("--only", name.strip(), known)] for name in (only.split(",") if only else known)]
     if measure:
         platforms.verify(platform)
@@ -82,7 +83,7 @@ def job_of(claim: published.Claim) -> Job:
         raise bad(f"claim {claim.id}", f"the {check.over} of several cells", "one cell", "its rows come from a config")
     asked = config_of(check.bench, {name: None if value == "none" else value for name, value in check.axes.items()})
     asked["grid"][0]["implementations"] = list(dict.fromkeys(filter(None, (check.implementation, check.against))))
-    (job,) = expand(load(asked), presets.load(paths.MODELS))
+    (job,) = expand(load(asked), presets.load(own_or_shipped(paths.MODELS)))
     return job
 
 

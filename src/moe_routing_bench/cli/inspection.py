@@ -19,12 +19,13 @@ from moe_routing_bench.config.load import load
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.store import paths, platforms
+from moe_routing_bench.store.shipped import own_or_shipped
 
 
 def list_(platform: Platform = None) -> None:
     """List benches with their implementations, routers and model presets, and say what is not available and why."""
     platform = platform or platforms.current()
-    show(_implementations(platform), _routers(), _presets(presets.load(paths.MODELS)))
+    show(_implementations(platform), _routers(), _presets(presets.load(own_or_shipped(paths.MODELS))))
 
 
 def doctor() -> None:
@@ -97,9 +98,11 @@ def _check_torch(gpu: str | None) -> tuple[str, bool, str]:
     return "torch", True, f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'CPU build'}"
 
 
-def _check_config() -> tuple[str, bool, str]:
+def _check_config() -> tuple[str, bool | None, str]:
+    if not paths.CONFIG.exists():
+        return "config", None, f"no {paths.CONFIG} here; `moe-routing-bench init FOLDER` makes a folder with one"
     try:
-        jobs = expand(load(paths.CONFIG), presets.load(paths.MODELS))
+        jobs = expand(load(paths.CONFIG), presets.load(own_or_shipped(paths.MODELS)))
     except UserError as error:
         return "config", False, str(error)
     return "config", True, f"{paths.CONFIG}: {len(jobs)} cells"

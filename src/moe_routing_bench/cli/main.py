@@ -17,10 +17,12 @@ from moe_routing_bench.cli import (
     presetting,
     reporting,
     results,
+    starting,
     training,
     training_results,
 )
 from moe_routing_bench.cli.command import Command
+from moe_routing_bench.cli.commit import name_commit
 from moe_routing_bench.errors import UserError
 
 app = typer.Typer(
@@ -28,6 +30,7 @@ app = typer.Typer(
     help="Benchmark Mixture-of-Experts routing: gate, permute, pack, experts, combine.",
 )  # fmt: skip
 for _name, _command in {
+    "init": starting.init,
     "list": inspection.list_,
     "measure": measuring.measure,
     "collect": results.collect,
@@ -67,6 +70,7 @@ def _common(
 
 def main() -> None:
     """Entry point: run a command; report a `UserError` on stderr without a traceback."""
+    name_commit()
     try:
         app()
     except UserError as error:

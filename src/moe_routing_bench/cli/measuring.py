@@ -22,6 +22,7 @@ from moe_routing_bench.fields import NONE, words
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.store import paths
+from moe_routing_bench.store.shipped import own_or_shipped
 
 
 def _with_axes(command: Callable) -> Callable:
@@ -84,7 +85,7 @@ def measure(
         ]
     most_blocks = max(min_blocks, Settings.max_blocks)
     asked["measure"] = {"max_seconds": max_seconds, "min_blocks": min_blocks, "max_blocks": most_blocks}
-    jobs = expand(load(asked), presets.load(paths.MODELS) if values["model"] else {})
+    jobs = expand(load(asked), presets.load(own_or_shipped(paths.MODELS)) if values["model"] else {})
     if out and len(jobs) > 1:
         raise bad("--out", f"{len(jobs)} cells", "one cell", "--json and --csv print the rows of several")
     if out:

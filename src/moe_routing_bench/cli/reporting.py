@@ -12,6 +12,7 @@ from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.errors import bad, pick, writing
 from moe_routing_bench.quality.spec import adaptation_rows, run_rows
 from moe_routing_bench.store import paths, platforms, records
+from moe_routing_bench.store.shipped import own_or_shipped
 from moe_routing_bench.store.stale import reasons
 
 
@@ -56,10 +57,11 @@ def report(platform: Platform = None, run: Run = None) -> None:
 
 
 def _claims(platform: str, rows: Any) -> Any:
-    """What became of published figures; nothing on a CPU, whose times say nothing of them, or where there is no file of claims."""
-    if platform.startswith(platforms.CPU) or not paths.CLAIMS.is_file():
+    """What became of published figures; nothing on a CPU, whose times say nothing of them."""
+    if platform.startswith(platforms.CPU):
         return ()
-    return held(platform, importlib.import_module("moe_routing_bench.config.claims").load(paths.CLAIMS), [rows])
+    claims = importlib.import_module("moe_routing_bench.config.claims")
+    return held(platform, claims.load(own_or_shipped(paths.CLAIMS)), [rows])
 
 
 def _figures() -> Mapping[str, Any]:

@@ -1,0 +1,96 @@
+"""The package as pip installs it: a wheel, in an environment of its own, used in an empty folder from `init` to the report."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from project import DRAWN, GRID, ROOT, SMALL, count
+
+pytestmark = pytest.mark.slow
+PLACE = "moe_routing_bench/project"
+
+
+def uv(*arguments: str | Path) -> None:
+    """Run `uv`; skip where it is not installed, or where there is no index to take the build's backend from."""
+    program = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("uv is not installed")
+    done = subprocess.run([program, *arguments], capture_output=True, text=True)
+    if re.search("error sending request|Failed to fetch|timed out|dns error", done.stderr):
+        pytest.skip(f"uv reaches no index: {done.stderr.splitlines()[-1].strip()}")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree, built by way of an sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    uv("build", "--quiet", "--python", sys.executable, "--out-dir", folder, ROOT)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that has this wheel, and what it depends on from the environment that runs the tests."""
+    environment = tmp_path_factory.mktemp("venv")
+    venv.create(environment, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment)}))
+    (site / "dependencies.pth").write_text(
+        sysconfig.get_path("purelib")
+    )  # without the .pth files there: no editable package
+    uv("pip", "install", "--quiet", "--no-deps", "--no-index", "--python", environment / "bin/python", wheel)
+    return environment / "bin"
+
+
+def run(installed: Path, folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess:
+    """A program of the environment, in a folder."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment["PATH"] = f"{installed}{os.pathsep}{environment['PATH']}"
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def snakemake(installed: Path, folder: Path, *arguments: str) -> dict[str, int]:
+    """The jobs of a run."""
+    return count(run(installed, folder, "python", "-m", "snakemake", "--cores", "1", *arguments))
+
+
+def test_the_wheel_has_the_workflow_and_no_results(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {
+        f"{PLACE}/{name}" for name in ("workflow/Snakefile", "workflow/rules/common.smk", "config/h200.yaml")
+    } <= names
+    folders = {name.removeprefix(f"{PLACE}/").split("/")[0] for name in names if name.startswith(PLACE)}
+    assert folders <= {"config", "profiles", "workflow", "environment.yml", "COMMIT"}
+    assert not [name for name in names if not name.startswith("moe_routing_bench")]
+
+
+def test_from_an_empty_folder_to_the_report(installed: Path, tmp_path: Path, own_server: Path) -> None:
+    """And what makes cells of an installed package stale, and the commit that their rows name."""
+    run(installed, tmp_path, "moe-routing-bench", "init", "bench")
+    folder = tmp_path / "bench"
+    asked = {"seed": 17, "device": "cpu", "measure": SMALL, "grid": [GRID[1] | {"benches": ["gate"]}]}
+    (folder / "config/config.yaml").write_text(yaml.safe_dump(asked))
+    jobs = snakemake(installed, folder)
+    assert jobs == {"measure": 1, "collect": 1, "figure": DRAWN, "html": 1, "all": 1}
+    assert (folder / "reports/cpu/index.html").stat().st_size > 10_000
+    (row,) = pq.read_table(folder / "results/cpu/measurements.parquet").to_pylist()
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    assert row["status"] == "ok" and (row["git_sha"] or "") == head
+
+    assert snakemake(installed, folder, "-n") == {}
+    (kernel,) = installed.parent.rglob("kernels/gate/torch_gate.py")
+    kernel.write_text(f"{kernel.read_text()}\n# edited\n")
+    assert snakemake(installed, folder, "-n")["measure"] == 1

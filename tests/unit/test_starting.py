@@ -1,0 +1,119 @@
+"""The folder that `init` makes, what is found without it, and the commit that an installed package says."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moe_routing_bench.cli import commit
+from moe_routing_bench.cli import main as cli
+from moe_routing_bench.config import presets
+from moe_routing_bench.measure import provenance
+from moe_routing_bench.store import paths, shipped
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Run a command in an empty folder; return (exit status, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["moe-routing-bench", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def wheel(monkeypatch, tmp_path):
+    """The package as if it were installed, in an environment of a repository of the user's; returns its folder `project`."""
+    package = tmp_path / "site-packages/moe_routing_bench"
+    (package / "project").mkdir(parents=True)
+    for command in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x", "--allow-empty"],
+    ):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    monkeypatch.setattr(shipped, "_IN_WHEEL", package / "project")
+    monkeypatch.setattr(commit, "PACKAGE", package)
+    monkeypatch.setattr(provenance, "PACKAGE", package)
+    for name in ("GIT_CEILING_DIRECTORIES", provenance.COMMIT):
+        monkeypatch.setenv(name, "")  # so that it is restored
+    provenance.git_state.cache_clear()
+    yield package / "project"
+    provenance.git_state.cache_clear()
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
+def test_init_copies_what_a_user_edits(call, tmp_path, there):
+    if there:
+        (tmp_path / "my/bench").mkdir(parents=True)
+    code, out, _ = call("init", "my/bench")
+    assert code == 0 and "cd my/bench && snakemake" in out
+    folder = tmp_path / "my/bench"
+    for name in ("config", "profiles", "workflow/profiles"):
+        files = [path.relative_to(ROOT) for path in (ROOT / name).rglob("*") if path.is_file()]
+        assert files and all((folder / file).read_bytes() == (ROOT / file).read_bytes() for file in files)
+    assert os.access(folder / "workflow/scripts/slurm.sh", os.X_OK)
+    assert (folder / "Snakefile").is_file() and (folder / "README.md").is_file()
+    assert not (folder / "workflow/rules").exists(), "those of the package run"
+
+
+def test_init_leaves_a_folder_with_files_alone(call, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    code, _, err = call("init", ".")
+    assert (code, err) == (2, "error: folder: got '.'; allowed: a new or an empty one\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "notes.txt/bench"])
+def test_init_says_why_it_cannot_write(call, tmp_path, name):
+    (tmp_path / "notes.txt").write_text("mine")
+    code, out, err = call("init", name)
+    assert (code, out) == (2, "") and err.startswith(f"error: output: got '{name}'") and err.count("\n") == 1
+
+
+def test_presets_and_claims_of_the_package_are_known_anywhere(call):
+    code, out, _ = call("list", "--platform", "cpu")
+    assert code == 0 and "qwen3-30b-a3b" in out
+    code, _, err = call("claims", "--only", "nonsense")
+    assert code == 2 and "--only: got 'nonsense'; allowed: " in err
+    code, _, err = call("status", "--platform", "cpu")
+    assert code == 2 and "`moe-routing-bench init FOLDER`" in err and err.count("\n") == 1
+
+
+def test_presets_of_the_working_directory_come_first(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").mkdir()
+    (tmp_path / paths.MODELS).write_text("mine: {unsupported: an example}\n")
+    assert list(presets.load(shipped.own_or_shipped(paths.MODELS))) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "said"),
+    [
+        ("a" * 40, {"git_sha": "a" * 40, "git_dirty": False}),
+        ("a" * 40 + "-dirty\n", {"git_sha": "a" * 40, "git_dirty": True}),
+        (None, {}),
+    ],
+)
+def test_an_installed_package_says_its_own_commit_and_no_other(wheel, recorded, said):
+    assert provenance.git_state(()) != said, "the commit of the user's repository"
+    provenance.git_state.cache_clear()
+    if recorded:
+        (wheel / "COMMIT").write_text(recorded)
+    commit.name_commit()
+    assert provenance.git_state(()) == said
+
+
+def test_a_checkout_is_asked_as_it_is(monkeypatch):
+    for name in ("GIT_CEILING_DIRECTORIES", provenance.COMMIT):
+        monkeypatch.delenv(name, raising=False)
+    commit.name_commit()
+    assert not {"GIT_CEILING_DIRECTORIES", provenance.COMMIT} & set(os.environ)

@@ -1,0 +1,44 @@
+"""What a build adds to the package: the workflow and the configs, and the commit, because who installs a wheel has neither."""
+
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FOLDER = "moe_routing_bench/project"  # in a wheel; store/shipped.py finds it there
+FILES = (
+    *("config", "profiles", "workflow/profiles", "workflow/report", "workflow/rules", "workflow/template"),
+    *("workflow/Snakefile", "workflow/scripts/slurm.sh", "environment.yml"),
+)
+
+
+class BuildHook(BuildHookInterface):
+    """Runs for wheels and sdists, and does nothing for an editable install, which is of a checkout."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Name further files to include, before they are collected."""
+        if version == "editable":
+            return
+        wheel = self.target_name == "wheel"
+        if wheel:
+            build_data["force_include"] |= {str(Path(self.root, name)): f"{FOLDER}/{name}" for name in FILES}
+        if commit := self._commit():
+            self._folder = tempfile.TemporaryDirectory()  # until the build has ended
+            file = Path(self._folder.name, "COMMIT")
+            file.write_text(commit)
+            build_data["force_include"][str(file)] = f"{FOLDER}/COMMIT" if wheel else "COMMIT"
+
+    def _commit(self) -> str:
+        """``<sha>`` or ``<sha>-dirty`` of the checkout, or what an sdist says; nothing where the sources are neither."""
+        recorded = Path(self.root, "COMMIT")
+        if not Path(self.root, ".git").exists():
+            return recorded.read_text() if recorded.is_file() else ""
+        sha = self._git("rev-parse", "HEAD")
+        return f"{sha}-dirty" if self._git("status", "--porcelain", "--", "src") else sha
+
+    def _git(self, *words: str) -> str:
+        return subprocess.run(
+            ["git", *words], cwd=self.root, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout.strip()
