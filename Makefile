@@ -17,6 +17,8 @@ endif
 # Where compiled modules may not be kept, each of hundreds of short processes compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+EXPORT := --frozen --no-hashes --no-emit-project --no-annotate --no-header --quiet
+
 .DEFAULT_GOAL := help
 .PHONY: help install report test outside faults mutants figures lint lock clean
 
@@ -34,11 +36,11 @@ report: .venv/.installed ## measure what changed, draw and report (CONFIG=config
 
 # One thread each: workers that share the cores would spin where they wait for each other's.
 test: .venv/.installed ## run the tests (those that need a GPU are skipped where there is none)
-	OMP_NUM_THREADS=1 .venv/bin/pytest -q --ignore tests/timing --ignore tests/outside --ignore tests/faults/test_workflow_faults.py --numprocesses auto --dist loadfile --no-loadscope-reorder
+	.venv/bin/pytest -q --ignore tests/timing --ignore tests/outside --ignore tests/faults/test_workflow_faults.py --numprocesses auto --dist loadfile --no-loadscope-reorder
 	.venv/bin/pytest -q tests/timing
 
-outside: .venv/.installed ## test a wheel in an empty folder, and the workflow as a module
-	OMP_NUM_THREADS=1 .venv/bin/pytest -q tests/outside --numprocesses auto --dist loadfile
+outside: .venv/.installed ## test a wheel in an empty folder, the workflow as a module, conda's environment
+	.venv/bin/pytest -q tests/outside --numprocesses auto --dist loadfile
 
 faults: .venv/.installed ## inject faults and count them: kinds, and what became of them
 	.venv/bin/pytest -q -m fault
@@ -60,9 +62,11 @@ lint: .venv/.installed ## check style, workflow and types (as the pre-commit hoo
 	.venv/bin/snakemake --lint
 	.venv/bin/pyright
 
-lock: .venv/.installed ## resolve pyproject.toml again: uv.lock, then constraints.txt
+lock: .venv/.installed ## resolve pyproject.toml again: uv.lock, then constraints.txt and the pins of environment.yml
 	.venv/bin/uv lock
-	.venv/bin/uv export --frozen --no-hashes --no-emit-project --no-annotate --no-header --all-extras --quiet -o constraints.txt
+	.venv/bin/uv export $(EXPORT) --all-extras -o constraints.txt
+	sed -i '/^      - /d' environment.yml
+	.venv/bin/uv export $(EXPORT) --extra peers | sed 's/.*/      - "&"/' >>environment.yml
 
 clean: ## remove the CPU results, its report and all caches (keeps .venv and other platforms' results)
 	rm -rf results/cpu reports/cpu .snakemake .cache .pytest_cache .ruff_cache .hypothesis

@@ -11,6 +11,8 @@ import pytest
 
 # Asking torch for a GPU while tests are collected must not open CUDA: workers are forked from this process.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+# Nor may torch start threads in this process, which are missing in a worker that is forked from it, and are waited for there.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -94,3 +94,11 @@ def test_from_an_empty_folder_to_the_report(installed: Path, tmp_path: Path, own
     (kernel,) = installed.parent.rglob("kernels/gate/torch_gate.py")
     kernel.write_text(f"{kernel.read_text()}\n# edited\n")
     assert snakemake(installed, folder, "-n")["measure"] == 1
+
+
+def test_an_environment_of_conda_is_refused(installed: Path, tmp_path: Path) -> None:
+    """It would not have the package."""
+    run(installed, tmp_path, "moe-routing-bench", "init", ".")
+    done = run(installed, tmp_path, "python", "-m", "snakemake", "--cores", "1", "--sdm", "conda", "-n", check=False)
+    assert done.returncode == 1
+    assert "error: --sdm: got 'conda'; allowed in a checkout" in done.stdout + done.stderr

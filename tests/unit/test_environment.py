@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXPORT = "--frozen --no-hashes --no-emit-project --no-annotate --no-header --all-extras"
+EXPORT = "--frozen --no-hashes --no-emit-project --no-annotate --no-header --quiet"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
@@ -48,17 +48,29 @@ def uv(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *arguments, "--python", sys.executable], cwd=cwd, capture_output=True, text=True)
 
 
-def test_conda_environment_defers_to_the_project() -> None:
+def test_conda_environment_fits_the_project() -> None:
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     conda = [entry for entry in environment["dependencies"] if isinstance(entry, str)]
-    (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
     (python,) = [entry.removeprefix("python") for entry in conda if re.match(r"python\b", entry)]
     offered, allowed = minor_versions(SpecifierSet(python)), minor_versions(SpecifierSet(PROJECT["requires-python"]))
     assert environment["name"] == PROJECT["name"]
     assert "pip" in conda
     assert offered
     assert offered <= allowed
-    assert pip == ["-c constraints.txt", "-e ."]
+
+
+def test_conda_environment_needs_no_other_file() -> None:
+    """Snakemake copies it to a folder of its own."""
+    (pip,) = [
+        one["pip"]
+        for one in yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+        if isinstance(one, dict)
+    ]
+    pins = [Requirement(line) for line in pip]  # raises for an option and for a path
+    known = {str(pin) for found in constraints().values() for pin in found}
+    assert {str(pin) for pin in pins} <= known
+    needed = [Requirement(line) for line in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["peers"])]
+    assert {canonicalize_name(one.name) for one in needed} <= {canonicalize_name(pin.name) for pin in pins}
 
 
 def test_container_defers_to_the_project() -> None:
@@ -122,10 +134,20 @@ def test_lock_is_up_to_date() -> None:
 
 
 def test_constraints_are_the_lock_exported() -> None:
-    export = uv("export", *EXPORT.split(), "--quiet")
+    assert exported("--all-extras") == (ROOT / "constraints.txt").read_text(), "run: make lock"
+
+
+def test_conda_environment_ends_with_the_lock_exported() -> None:
+    pins = "".join(f'      - "{line}"\n' for line in exported("--extra", "peers").splitlines())
+    assert (ROOT / "environment.yml").read_text().endswith(f"  - pip:\n{pins}"), "run: make lock"
+
+
+def exported(*extras: str) -> str:
+    export = uv("export", *EXPORT.split(), *extras)
     assert export.returncode == 0, export.stderr
-    assert export.stdout == (ROOT / "constraints.txt").read_text(), "run: make lock"
-    assert EXPORT in (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    assert EXPORT in makefile and f"$(EXPORT) {' '.join(extras)}" in makefile
+    return export.stdout
 
 
 def fake_nvidia_smi(folder: Path, *, gpus: int) -> Path:

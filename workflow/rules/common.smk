@@ -3,14 +3,17 @@
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
+from snakemake.settings.types import DeploymentMethod
 
 from moe_routing_bench.cli import progress
 from moe_routing_bench.cli.asked import last
 from moe_routing_bench.cli.commit import name_commit
+from moe_routing_bench.closure import PACKAGE
 from moe_routing_bench.config import load as bench_config
 from moe_routing_bench.config import presets, share
 from moe_routing_bench.config.expand import expand
@@ -20,10 +23,19 @@ from moe_routing_bench.quality.spec import plan
 from moe_routing_bench import files
 from moe_routing_bench.quality import code
 from moe_routing_bench.store import paths, platforms, sources
-from moe_routing_bench.store.shipped import own_or_shipped
+from moe_routing_bench.store.shipped import installed, own_or_shipped
 
 if prefix := workflow.modifier.path_modifier.prefix:
     raise WorkflowError(f"error: a module's prefix: got {prefix!r}; allowed: none; hint: give the run a --directory")
+
+if DeploymentMethod.CONDA in workflow.deployment_settings.deployment_method:
+    if installed():
+        raise WorkflowError(
+            "error: --sdm: got 'conda'; allowed in a checkout; hint: activate the package's environment"
+        )
+    # environment.yml has what the package needs, but not the package, and Snakemake takes PYTHONPATH from jobs. The rest of
+    # the prefix is Snakemake's own.
+    shell.prefix(f"set -euo pipefail; export PYTHONPATH={shlex.quote(str(PACKAGE.parent))}; ")
 
 try:
     for path in workflow.configfiles:  # Snakemake takes the last of two equal keys
