@@ -123,6 +123,19 @@ def test_a_summary_keeps_every_sample_in_order(blocks):
     assert found["block_medians_us"] == [float(np.median(block)) for block in blocks]
 
 
+@pytest.mark.parametrize(("odd", "end"), [(None, None), (2.0, 0), (50.0, 1)])
+def test_the_interval_of_a_summary_is_that_of_its_blocks(odd: float | None, end: int | None) -> None:
+    """And reaches to the median of all samples where one long block draws that out of it."""
+    blocks = [[10 + 0.1 * i] for i in range(12)] + ([[odd] * 40] if odd else [])
+    low, high = statistics.time_interval([block[0] for block in blocks])
+    assert low < 10.55 < high and (odd is None or not low <= odd <= high)
+    expected = [low, high]
+    if end is not None:
+        expected[end] = odd
+    found = statistics.summarize(blocks)
+    assert [found["ci_low_us"], found["ci_high_us"]] == expected
+
+
 def test_one_outlier_moves_neither_the_median_nor_its_deviation():
     found = statistics.summarize([[10, 10, 11], [9, 10, 10], [10, 5000, 10]])
     assert (found["median_us"], found["mad_us"], found["max_us"]) == (10, 0, 5000)
