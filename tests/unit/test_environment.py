@@ -18,7 +18,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 EXPORT = "--frozen --no-hashes --no-emit-project --no-annotate --no-header --quiet"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -82,7 +83,8 @@ def test_container_defers_to_the_project() -> None:
     (folder,) = re.findall(r"^ *cd (\S+)$", sections["post"], re.M)
     copied = [line.split() for line in sections["files"].splitlines() if line.strip()]
     assert all((ROOT / here).exists() and there == f"{folder}/{here}" for here, there in copied)
-    needed = {"pyproject.toml", "constraints.txt", "src", PROJECT["readme"], *PROJECT["license-files"]}
+    hook = PYPROJECT["tool"]["hatch"]["build"]["hooks"]["custom"]["path"]
+    needed = {"pyproject.toml", "constraints.txt", "src", hook, PROJECT["readme"], *PROJECT["license-files"]}
     assert needed == {here for here, _ in copied}
     (extras,) = re.findall(
         r"pip install .*--constraint constraints\.txt --editable '\.\[([\w,]+)\]'$", sections["post"], re.M
