@@ -14,6 +14,7 @@ import pandas as pd
 from scipy import stats
 
 from moe_routing_bench.benches.layer.auto import AUTO
+from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.choices import table as table_of_choices
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.quality.spec import run_rows
@@ -239,9 +240,10 @@ def shape(row: pd.Series) -> str:
 
 
 def layers(phase: str) -> str:
-    """One line per layer that was measured in a phase, with the fastest of ours against the fastest of others."""
+    """One line per layer that was measured in a phase, with the fastest of ours against the fastest of others; of several layers, the
+    geometric means over them."""
     rows = stored((DECODE if phase == "decode" else LAYERS) + "measurements.parquet")
-    lines = []
+    lines, ahead, over_baseline = [], [], []
     # auto is one of the others
     ok = (rows["bench"] == "layer") & (rows["status"] == "ok") & (rows["implementation"] != AUTO)
     for _, cell in rows[ok & (rows["phase"] == phase)].groupby("cell", sort=False):
@@ -249,6 +251,8 @@ def layers(phase: str) -> str:
         medians = found["median_us"]
         own = medians.index.str.startswith(OURS)
         ours, others = medians[own].idxmin(), medians[~own]
+        ahead.append(others.min() / medians[ours])
+        over_baseline.append(medians[BENCHES["layer"].baseline] / medians[ours])
         line = {"layer": shape(first), "T": str(first["tokens"])}
         line |= {f"`{way}`": digits(medians.get(way, np.nan)) for way in LAYER_WAYS}
         line["fastest of ours, against the fastest other"] = f"`{ours}`, {digits(others.min() / medians[ours])}x (`{others.idxmin()}`)"  # fmt: skip
@@ -257,7 +261,13 @@ def layers(phase: str) -> str:
         else:
             line |= {"over dense products": digits(found.at[ours, "over_dense"]), "mJ per token": digits(found.at[ours, "energy_mj_per_token"])}  # fmt: skip
         lines.append(line)
-    return table(sorted(lines, key=lambda line: (line["layer"], int(line["T"]))))
+    shown = table(sorted(lines, key=lambda line: (line["layer"], int(line["T"]))))
+    if len(lines) == 1:
+        return shown
+    return (
+        f"{shown}\nThe fastest of ours, geometric mean over {len(lines)} layers: {digits(stats.gmean(ahead))}x the fastest other (least "
+        f"{digits(min(ahead))}x), {digits(stats.gmean(over_baseline))}x `{BENCHES['layer'].baseline}`.\n"
+    )
 
 
 def others(run: str, ways: Sequence[str]) -> str:
@@ -270,6 +280,23 @@ def others(run: str, ways: Sequence[str]) -> str:
         line |= {f"`{way}`": digits(medians.get(way, np.nan)) for way in ways}
         best = medians.drop("ops").min()
         lines.append(line | {"`ops`, against the best other": f"{digits(best / medians['ops'])}x"})
+    return table(lines)
+
+
+def all_layers() -> str:
+    """Every implementation of the layers that most were measured of, in the order of their times."""
+    rows = stored(LAYERS + "measurements.parquet").query("bench == 'layer'")
+    several = [cell for _, cell in rows.groupby("cell") if len(cell) > len(LAYER_WAYS)]
+    lines = []
+    for cell in sorted(several, key=lambda cell: cell["tokens"].iloc[0]):
+        best = cell["median_us"].min()
+        for _, row in cell.sort_values("median_us").iterrows():
+            line = {"layer": row["model"], "T": str(row["tokens"]), "implementation": f"`{row['implementation']}`"}
+            line |= {"version": "–" if pd.isna(row["implementation_version"]) else row["implementation_version"], "µs": digits(row["median_us"]), "over the fastest": digits(row["median_us"] / best)}  # fmt: skip
+            lines.append(
+                line
+                | {"over dense products": digits(row["over_dense"]), "mJ per token": digits(row["energy_mj_per_token"])}
+            )
     return table(lines)
 
 
@@ -354,7 +381,7 @@ _PERMUTE = "layout == 'compact' and top_k == 8 and experts == 128"
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "stored-cells": stored_cells, "stored-layers": partial(stored_cells, LAYERS + "measurements.parquet"), "stored-decode": partial(stored_cells, DECODE + "measurements.parquet"),
     "stored-training": partial(stored_cells, TRAINING + "measurements.parquet"), "stored-model": partial(stored_cells, MODEL + "measurements.parquet"),
-    "layers": partial(layers, "prefill"), "decode": partial(layers, "decode"), "choices": choices,
+    "layers": partial(layers, "prefill"), "all-layers": all_layers, "decode": partial(layers, "decode"), "choices": choices,
     "training": partial(others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")),
     "models": partial(others, MODEL, ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm", "ops")),
     "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "ceilings": ceilings,
