@@ -30,7 +30,7 @@ def test_tiles_cover_and_fit(mean: float, weighted: bool) -> None:
         assert parts["d_sums"].chunk == parts["d_sums"].tile.tokens <= cute_training.MOST_TOKENS
         for name in ("d_w13", "d_w2"):
             product = parts[name]
-            held = product.stages * product.stage_bytes + 2 * product.rows * product.columns + 4 * (experts + 1)
+            held = product.stages * product.stage_bytes + 2 * product.rows * 64 * 2 + 4 * (experts + 1)
             assert product.stages >= 3 and held + 16 * product.stages <= 227 << 10, (name, product)
             assert product.down * product.rows >= product.height > (product.down - 1) * product.rows
             assert product.across * product.columns >= product.width > (product.across - 1) * product.columns
@@ -40,6 +40,7 @@ def test_tiles_of_weight_gradients() -> None:
     """Wide ones, unless that leaves much of them idle."""
     assert (reduction(2048, 768, 128).slabs, reduction(2048, 768, 128).columns) == (2, 192)
     assert (reduction(1536, 2048, 128).slabs, reduction(1536, 2048, 128).columns) == (2, 192)
+    assert (reduction(2048, 1024, 64).slabs, reduction(2048, 1024, 64).columns) == (3, 128)
     assert (reduction(192, 128, 8).slabs, reduction(192, 128, 8).columns) == (3, 128)
     assert (reduction(128, 128, 8).slabs, reduction(128, 128, 8).columns) == (2, 128)
 

@@ -4,10 +4,10 @@ out[e] = a[rows of e]^T b[rows of e], for a (R, M), b (R, N) and out (E, M, N): 
 have as their slow dimension in memory, so both stand in shared memory as they do there (MN-major), 64 elements of a row side by side.
 
 Strategy: one persistent thread block per multiprocessor. A warp brings steps of 64 rows of both operands by TMA through a ring of
-stages; two warpgroups take tiles of the result in turn (ping-pong): one multiplies while the other rounds its float32 sums to a
-buffer of both, which TMA stores. Each expert writes its whole M x N, however few rows it has: with 256 rows the stores take half as
-long as the products, so they must overlap. Tiles of an expert follow each other, those of the shorter side first, as its rows then
-stay in the L2 cache; a tile's rows are asked for one tile ahead, because with few rows per expert each tile is the first to read its own.
+stages; two warpgroups take tiles of the result in turn (ping-pong): one multiplies while the other rounds its float32 sums and
+hands them to TMA, 64 columns at a time. Each expert writes its whole M x N, however few rows it has: with 256 rows the stores
+take half as long as the products, so they must overlap. Tiles of an expert follow each other, those of the shorter side first, as
+its rows then stay in the L2 cache.
 
 An expert's rows are rarely a multiple of 64. The last step multiplies as many 16s as it needs; the rest of the last 16 is set to zero
 in both operands, as they may be another expert's rows, or of no expert, and hold NaN. Meanwhile the step before is multiplied.
@@ -18,7 +18,7 @@ stream, whichever takes longer.
 Invariants:
 - Zeros are written by threads, and read by the tensor cores through the asynchronous proxy: each thread fences, then all meet at a
   barrier, then the warpgroup multiplies.
-- The buffer is written again only after TMA has read it: the warp that stored waits for that, and meets the other warpgroup.
+- A buffer is written again only after TMA has read it: the warp that stored waits for that, and then all meet.
 - A stage is filled again only after each warp that multiplies it has arrived at `empty`, after the `wgmma.wait_group` that covers it.
 - A warpgroup waits for a stage in its turn only, when the other has seen all earlier ones: a parity tells a phase from the next only.
 """
@@ -37,43 +37,6 @@ from moe_routing_bench.kernels.cute.compilation import DTYPES, compile_kernel, f
 from moe_routing_bench.kernels.experts.cute_multiply import TURN, release
 from moe_routing_bench.kernels.experts.cute_tiles import REGISTERS, SLAB, STEP, VECTOR, WARPGROUP, advance, skip
 from moe_routing_bench.kernels.experts.cute_weight_tiles import CHUNK, THREADS, Reduction, locate, steps_of
-
-FREE = TURN + 2  # named barriers from it on, one per warpgroup that may then write the buffer
-
-
-def boxes_of(
-    atom: cute.CopyAtom, rows: cute.Tensor, stages: cute.Tensor, size: int, place: Any, first: Any
-) -> tuple[Any, Any]:
-    """The stages, and the boxes of 64 rows from row `first` on, of columns size place to size (place + 1) of rows (columns, R)."""
-    boxes = cute.local_tile(cute.domain_offset((0, first), rows), (size, STEP), (place, None))
-    return cpasync.tma_partition(
-        atom, 0, cute.make_layout(1), cute.group_modes(stages, 0, 2), cute.group_modes(boxes, 0, 2)
-    )
-
-
-@cute.jit
-def ask_ahead(
-    tile: Int32,
-    a_atom: cute.CopyAtom,
-    a: cute.Tensor,
-    a_stages: cute.Tensor,
-    b_atom: cute.CopyAtom,
-    b: cute.Tensor,
-    b_stages: cute.Tensor,
-    starts: cute.Tensor,
-    product: cutlass.Constexpr,
-):
-    """By one warp: have the rows of a tile brought to L2. Of the tiles that share columns of an operand, one asks for them."""
-    expert, top, left = locate(tile, product)
-    first, end = starts[expert], starts[expert + 1]
-    if left == top % product.across:
-        _, source = boxes_of(a_atom, a, a_stages, product.rows, top, first)
-        for k in cutlass.range(steps_of(first, end), unroll=1):
-            cute.prefetch(a_atom, source[None, k])
-    if top == left % product.down:
-        _, source = boxes_of(b_atom, b, b_stages, product.columns, left, first)
-        for k in cutlass.range(steps_of(first, end), unroll=1):
-            cute.prefetch(b_atom, source[None, k])
 
 
 @cute.jit
@@ -94,20 +57,24 @@ def load(
     index, phase = Int32(0), Int32(1)
     while tile < product.tiles:
         expert, top, left = locate(tile, product)
-        first, end = starts[expert], starts[expert + 1]
-        tile += stride
-        if cutlass.const_expr(product.ahead):
-            if tile < product.tiles:
-                ask_ahead(tile, a_atom, a, a_stages, b_atom, b, b_stages, starts, product)
-        a_to, a_from = boxes_of(a_atom, a, a_stages, product.rows, top, first)
-        b_to, b_from = boxes_of(b_atom, b, b_stages, product.columns, left, first)
-        for k in cutlass.range(steps_of(first, end), unroll=1):
+        row, end = starts[expert], starts[expert + 1]
+        while row < end:
             cute.arch.mbarrier_wait(empty + index, phase)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full + index, product.stage_bytes)
-            cute.copy(a_atom, a_from[None, k], a_to[None, index], tma_bar_ptr=full + index)
-            cute.copy(b_atom, b_from[None, k], b_to[None, index], tma_bar_ptr=full + index)
+            a_box = cute.local_tile(cute.domain_offset((0, row), a), (product.rows, STEP), (top, 0))
+            target, source = cpasync.tma_partition(
+                a_atom, 0, cute.make_layout(1), cute.group_modes(a_stages, 0, 2), cute.group_modes(a_box, 0, 2)
+            )
+            cute.copy(a_atom, source, target[None, index], tma_bar_ptr=full + index)
+            b_box = cute.local_tile(cute.domain_offset((0, row), b), (product.columns, STEP), (left, 0))
+            target, source = cpasync.tma_partition(
+                b_atom, 0, cute.make_layout(1), cute.group_modes(b_stages, 0, 2), cute.group_modes(b_box, 0, 2)
+            )
+            cute.copy(b_atom, source, target[None, index], tma_bar_ptr=full + index)
             index, phase = advance(index, phase, product.stages)
+            row += STEP
+        tile += stride
 
 
 @cute.jit
@@ -184,46 +151,22 @@ def multiply(
 
 
 @cute.jit
-def round_sums(sums: cute.Tensor, buffer: cute.Tensor, product: cutlass.Constexpr):
-    """By a warpgroup: write its sums, (2, 2 rows 8 apart, columns / 8, slabs), to `buffer`, in boxes swizzled as TMA reads them."""
+def round_chunk(sums: cute.Tensor, buffer: cute.Tensor, chunk: cutlass.Constexpr, product: cutlass.Constexpr):
+    """By a warpgroup: write 64 columns of its sums, (2, 2 rows 8 apart, columns / 8, slabs), to `buffer`, swizzled as TMA reads it."""
     dtype = buffer.element_type
     lane, warp_of_group = cute.arch.lane_idx(), cute.arch.warp_idx() % 4
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), dtype)
     row = warp_of_group * 16 + lane // 8 % 2 * 8 + lane % 8  # lanes 8 q to 8 q + 7 give the addresses of the q-th block
     for slab in cutlass.range_constexpr(product.slabs):
-        for pair in cutlass.range_constexpr(product.columns // 16):
+        for pair in cutlass.range_constexpr(CHUNK // 16):
             rounded = cute.make_rmem_tensor((2, 2, 2), dtype)
             for n in cutlass.range_constexpr(2):
-                rounded[None, None, n].store(sums[None, None, pair * 2 + n, slab].load().to(dtype))
-            box, inside = cutlass.const_expr(pair // (CHUNK // 16)), cutlass.const_expr(pair % (CHUNK // 16))
-            vector = (inside * 2 + lane // 16) ^ (lane % 8)
-            offset = box * product.rows * CHUNK + (row + slab * SLAB) * CHUNK + vector * VECTOR
+                rounded[None, None, n].store(sums[None, None, chunk * 8 + pair * 2 + n, slab].load().to(dtype))
+            vector = (pair * 2 + lane // 16) ^ (lane % 8)
+            offset = (row + slab * SLAB) * CHUNK + vector * VECTOR
             target = cute.recast_ptr(buffer.iterator) + cute.assume(offset, divby=VECTOR)
             flat = cute.make_tensor(rounded.iterator, cute.make_layout(8))
             cute.copy(atom, flat, cute.make_tensor(target, flat.layout))
-
-
-@cute.jit
-def store(
-    atom: cute.CopyAtom,
-    out: cute.Tensor,
-    buffer: cute.Tensor,
-    expert: Int32,
-    top: Int32,
-    left: Int32,
-    product: cutlass.Constexpr,
-):
-    """By one warp: store a tile from `buffer` to out (M, N, E), and wait until it is read."""
-    boxes = cute.local_tile(out, (product.rows, CHUNK), (top, None, expert))
-    source, target = cpasync.tma_partition(
-        atom, 0, cute.make_layout(1), cute.group_modes(buffer, 0, 2), cute.group_modes(boxes, 0, 2)
-    )
-    for n in cutlass.range_constexpr(product.columns // CHUNK):
-        column = left * (product.columns // CHUNK) + n  # of boxes; beyond the last there is none
-        if column * CHUNK < product.width:
-            cute.copy(atom, source[None, n], target[None, column])
-    cute.arch.cp_async_bulk_commit_group()
-    cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 @cute.kernel
@@ -249,7 +192,7 @@ def reduction_kernel(
     allocator = cutlass.memory.SmemAllocator()
     a_stages = allocator.allocate_tensor(dtype, a_layout.outer, byte_alignment=1024, swizzle=a_layout.inner)
     b_stages = allocator.allocate_tensor(dtype, b_layout.outer, byte_alignment=1024, swizzle=b_layout.inner)
-    buffer = allocator.allocate_tensor(dtype, out_layout.outer, byte_alignment=1024, swizzle=out_layout.inner)
+    buffers = allocator.allocate_tensor(dtype, out_layout.outer, byte_alignment=1024, swizzle=out_layout.inner)
     full = allocator.allocate_tensor(Int64, cute.make_layout(stages), byte_alignment=8).iterator
     empty = allocator.allocate_tensor(Int64, cute.make_layout(stages), byte_alignment=8).iterator
     starts = allocator.allocate_tensor(Int32, cute.make_layout(product.experts + 1), byte_alignment=4)
@@ -272,6 +215,7 @@ def reduction_kernel(
         cute.arch.setmaxregister_increase(REGISTERS[1])
         consumer = group - 1
         sums = cute.make_rmem_tensor((2, 2, product.columns // 8, product.slabs), Float32)
+        buffer = buffers[None, None, consumer]
         index, phase = Int32(0), Int32(0)
         if consumer == 1:
             if tile < product.tiles:
@@ -280,8 +224,6 @@ def reduction_kernel(
                 index, phase = skip(index, phase, steps, stages)
             tile += stride
             cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
-            if warp_index % 4 == 0:
-                cute.arch.barrier_arrive(barrier_id=FREE, number_of_threads=WARPGROUP + WARP)
         while tile < product.tiles:
             expert, top, left = locate(tile, product)
             first, end = starts[expert], starts[expert + 1]
@@ -292,13 +234,21 @@ def reduction_kernel(
                 other, _, _ = locate(tile + stride, product)
                 steps += steps_of(starts[other], starts[other + 1])
             index, phase = skip(index, phase, steps, stages)
-            cute.arch.barrier(barrier_id=FREE + consumer, number_of_threads=WARPGROUP + WARP)
-            round_sums(sums, buffer, product)
-            cute.arch.fence_view_async_shared()
-            cute.arch.barrier(barrier_id=group, number_of_threads=WARPGROUP)
-            if warp_index % 4 == 0:
-                store(out_atom, out, buffer, expert, top, left, product)
-                cute.arch.barrier_arrive(barrier_id=FREE + 1 - consumer, number_of_threads=WARPGROUP + WARP)
+            boxes = cute.local_tile(out, (product.rows, CHUNK), (top, None, expert))
+            source, target = cpasync.tma_partition(
+                out_atom, 0, cute.make_layout(1), cute.group_modes(buffer, 0, 2), cute.group_modes(boxes, 0, 2)
+            )
+            for chunk in cutlass.range_constexpr(product.columns // CHUNK):
+                if warp_index % 4 == 0:
+                    cute.arch.cp_async_bulk_wait_group(0, read=True)
+                cute.arch.barrier(barrier_id=group, number_of_threads=WARPGROUP)
+                round_chunk(sums, buffer, chunk, product)
+                cute.arch.fence_view_async_shared()
+                cute.arch.barrier(barrier_id=group, number_of_threads=WARPGROUP)
+                column = left * (product.columns // CHUNK) + chunk  # of chunks; those beyond the last have no box
+                if (warp_index % 4 == 0) & (column * CHUNK < product.width):
+                    cute.copy(out_atom, source, target[None, column])
+                    cute.arch.cp_async_bulk_commit_group()
             tile += 2 * stride
         if warp_index % 4 == 0:
             cute.arch.cp_async_bulk_wait_group(0)
@@ -319,7 +269,7 @@ def reduction_host(
     a_layout = cute.tile_to_shape(columns, (product.rows, STEP, product.stages), order=(1, 0, 2))
     b_layout = cute.tile_to_shape(columns, (product.columns, STEP, product.stages), order=(1, 0, 2))
     lines = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, dtype)
-    out_layout = cute.tile_to_shape(lines, (product.rows, CHUNK, product.columns // CHUNK), order=(0, 1, 2))
+    out_layout = cute.tile_to_shape(lines, (product.rows, CHUNK, 2), order=(0, 1, 2))
     fetch = cpasync.CopyBulkTensorTileG2SOp()
     a_columns = cute.make_tensor(a.iterator, cute.make_layout((height, a.shape[0]), stride=(1, height)))
     b_columns = cute.make_tensor(b.iterator, cute.make_layout((width, b.shape[0]), stride=(1, width)))
@@ -328,9 +278,9 @@ def reduction_host(
     )
     a_atom, a_map = cpasync.make_tiled_tma_atom(fetch, a_columns, a_layout, (product.rows, STEP))
     b_atom, b_map = cpasync.make_tiled_tma_atom(fetch, b_columns, b_layout, (product.columns, STEP))
-    one_box = cute.select(out_layout, mode=[0, 1])
+    one_buffer = cute.select(out_layout, mode=[0, 1])
     out_atom, out_map = cpasync.make_tiled_tma_atom(
-        cpasync.CopyBulkTensorTileS2GOp(), results, one_box, (product.rows, CHUNK)
+        cpasync.CopyBulkTensorTileS2GOp(), results, one_buffer, (product.rows, CHUNK)
     )
     reduction_kernel(
         a_atom, a_map, b_atom, b_map, out_atom, out_map, offsets, a_layout, b_layout, out_layout, dtype, product

@@ -6,9 +6,9 @@ from typing import Any
 
 from moe_routing_bench.kernels.experts.cute_tiles import RESERVED, SHARED_BYTES, SLAB, STEP, WARPGROUP
 
-CHUNK = 64  # columns of the result that a box stores: 128 bytes, the width of the swizzle
+CHUNK = 64  # columns of the result that are stored at a time: 128 bytes, the width of the swizzle
 THREADS = 3 * WARPGROUP  # one loads, two multiply
-FORMS = {(2, 192): 1.0, (3, 128): 1.12, (2, 128): 1.15}  # slabs and columns of a tile: time of equal work
+FORMS = {(2, 192): 1.0, (3, 128): 1.08, (2, 128): 1.15}  # slabs and columns of a tile: time of equal work
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,6 @@ class Reduction:
     experts: int
     slabs: int  # of 64 rows of a tile of the result
     columns: int  # of it, a multiple of 64
-    ahead: bool = True  # rows of the next tile are asked for while those of this one are brought
 
     @property
     def rows(self) -> int:
@@ -49,8 +48,8 @@ class Reduction:
 
     @property
     def stages(self) -> int:
-        """As many as fit beside the buffer of a tile, and the offsets."""
-        rest = SHARED_BYTES - RESERVED - self.rows * self.columns * 2 - 4 * (self.experts + 1)
+        """As many as fit beside the buffers of both warpgroups, and the offsets."""
+        rest = SHARED_BYTES - RESERVED - 2 * self.rows * CHUNK * 2 - 4 * (self.experts + 1)
         return rest // self.stage_bytes
 
 
