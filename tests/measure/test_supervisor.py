@@ -250,8 +250,9 @@ def test_a_worker_that_is_silent_is_killed(at, blamed, scripted, tmp_path) -> No
 
 
 def test_a_second_without_a_word_is_none_too_long(scripted, monkeypatch) -> None:
-    """The worker is looked after, and goes on."""
+    """The worker is looked after, and goes on, though one more would be."""
     asked, wait = [], supervisor.wait
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=time.sleep))
 
     def quiet(on, timeout):
         asked.append(timeout)
@@ -259,7 +260,7 @@ def test_a_second_without_a_word_is_none_too_long(scripted, monkeypatch) -> None
 
     monkeypatch.setattr(supervisor, "wait", quiet)
     monkeypatch.setattr(supervisor, "_ended", lambda child: asked.append("looked after") or False)
-    found = outcomes(scripted, lambda names, send: send(("rows", {name: row(name) for name in names})))
+    found = outcomes(scripted, lambda names, send: send(("rows", {name: row(name) for name in names})), timeout=2)
     assert set(found.values()) == {("incorrect", f"{name} ran", 0) for name in NAMES}
     assert asked == [1, "looked after", 1]
 

@@ -100,7 +100,7 @@ def test_shapes_are_static(name, training):
         ("softkk", {}, "did you mean 'softk'"),
         ("softk", {"network": "mpl"}, "did you mean 'mlp'"),
         ("softk", {"top_k": 1}, "allowed: 2 to 8"),  # the one weight is 1: no gradient
-        ("softk", {"top_k": 9}, "allowed: 2 to 8"),
+        ("softk", {"top_k": 9}, "^top_k for router softk: got 9; allowed: 2 to 8"),
         ("switch_top1", {}, "allowed: 1"),
         ("noisy_topk", {"top_k": EXPERTS}, "allowed: 2 to 7"),
         ("quantile_balancing", {"top_k": EXPERTS}, "allowed: 2 to 7"),
