@@ -9,7 +9,7 @@ import pytest
 
 from moe_routing_bench.benches.bench import Bench, Implementation
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.measure import supervisor, verify, worker
+from moe_routing_bench.measure import completion, supervisor, verify, worker
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def add_packs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         known = BENCHES["pack"].code_files()
         monkeypatch.setattr(Bench, "code_files", lambda bench: known)
         bench = replace(BENCHES["pack"], implementations=(BENCHES["pack"]["torch"], *extra))
-        for one in (worker, supervisor, verify):
+        for one in (worker, supervisor, completion, verify):
             monkeypatch.setattr(one, "find", {"pack": bench}.__getitem__)
 
     return add

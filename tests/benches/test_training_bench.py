@@ -329,15 +329,16 @@ def test_a_library_is_behind_our_gate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "compiled"),
-    [("ops", ["gate", "permute", "pack", "experts", "combine"]), ("moe_ops", ["gate"]), ("torch_loop", [])],
+    [("ops", ["gate", "permute", "pack", "training", "combine"]), ("moe_ops", ["gate"]), ("torch_loop", [])],
 )
 def test_the_kernels_of_the_operators_are_compiled(
     name: str, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("cutlass")
     seen = []
-    for operation in ("gate", "permute", "pack", "experts", "combine"):
-        module = importlib.import_module(f"moe_routing_bench.kernels.{operation}.cute_{operation}")
+    for operation in ("gate", "permute", "pack", "experts", "training", "combine"):
+        folder = "experts" if operation == "training" else operation
+        module = importlib.import_module(f"moe_routing_bench.kernels.{folder}.cute_{operation}")
         monkeypatch.setattr(module, "precompile", lambda part, arch, operation=operation: seen.append((operation, arch)))  # fmt: skip
     BENCH.precompile(name, cell_of("training", **SHAPE | {"dtype": "bf16", "tokens": 64}), "sm_90a")
     assert seen == [(operation, "sm_90a") for operation in compiled]

@@ -10,7 +10,7 @@ import pytest
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import supervisor
+from moe_routing_bench.measure import completion, supervisor
 
 SPEC = Job(cell_of("permute", tokens=8, experts=4, top_k=2), ("torch",), Settings()).spec
 ROW = {"status": "incorrect", "reason": "it ran"}
@@ -56,7 +56,7 @@ def test_a_disk_that_is_full_leaves_what_there_was(size, old, tmp_path, monkeypa
     if old:
         path.write_bytes(old)
     monkeypatch.setattr(supervisor, "_attempt", lambda *_: {"torch": ROW})
-    monkeypatch.setattr(supervisor, "_code", lambda bench: {})
+    monkeypatch.setattr(completion, "code", lambda bench: {})
     if (child := os.fork()) == 0:
         try:
             receive, send = os.pipe()
@@ -76,7 +76,7 @@ def test_a_disk_that_is_full_leaves_what_there_was(size, old, tmp_path, monkeypa
 def test_rows_are_kept_though_nobody_reads_what_is_said(tmp_path, monkeypatch) -> None:
     """A closed pipe, or a full disk under the log, is no reason to measure again."""
     monkeypatch.setattr(supervisor, "_attempt", lambda *_: {"torch": ROW})
-    monkeypatch.setattr(supervisor, "_code", lambda bench: {})
+    monkeypatch.setattr(completion, "code", lambda bench: {})
     receive, send = os.pipe()
     os.close(receive)
     with os.fdopen(send, "w") as nobody:

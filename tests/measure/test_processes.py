@@ -38,14 +38,15 @@ def test_what_is_asked_of_linux(monkeypatch) -> None:
     assert asked[2:] == asked[1:2] and left == [1]
 
 
-def test_children_of_all_threads_are_counted(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("one", [processes, server])
+def test_children_of_all_threads_are_counted(one, tmp_path, monkeypatch) -> None:
     """A thread that ends meanwhile has none."""
     (tmp_path / "first").write_text("12 345 ")
     (tmp_path / "second").write_text("6 ")
     (tmp_path / "third").write_text("")
     paths = [str(tmp_path / name) for name in ("first", "gone", "third", "second")]
-    monkeypatch.setattr(processes.glob, "glob", {"/proc/self/task/*/children": paths}.__getitem__)
-    assert processes.offspring() == {12, 345, 6}
+    monkeypatch.setattr(one.glob, "glob", {"/proc/self/task/*/children": paths}.__getitem__)
+    assert one.offspring() == {12, 345, 6}
 
 
 class Children:

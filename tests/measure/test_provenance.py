@@ -94,6 +94,9 @@ def test_versions() -> None:
         "triton_version": importlib.metadata.version("triton"), "cutlass_dsl_version": importlib.metadata.version("nvidia-cutlass-dsl"),
         "host": socket.gethostname(), "cpu_model": provenance.cpu_model(), "cpu_threads": torch.get_num_threads(),
     }  # fmt: skip
+    assert {type(one) for one in found.values()} <= {str, int, type(None)}, (
+        "who unpickles torch's own type of version imports torch"
+    )
     assert provenance.version("no-such-distribution") is None
 
 

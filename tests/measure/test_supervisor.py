@@ -265,6 +265,20 @@ def test_a_second_without_a_word_is_none_too_long(scripted, monkeypatch) -> None
     assert asked == [1, "looked after", 1]
 
 
+def test_what_a_worker_sends_last_counts(scripted, monkeypatch) -> None:
+    """Also when it sends its rows and ends after nothing was heard for a second, before the supervisor looks after it."""
+    quiet, wait, ended = [[]], supervisor.wait, supervisor._ended
+
+    def after_it_has_ended(child: int) -> bool:
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        return ended(child)
+
+    monkeypatch.setattr(supervisor, "wait", lambda on, timeout: quiet.pop() if quiet else wait(on, timeout=timeout))
+    monkeypatch.setattr(supervisor, "_ended", after_it_has_ended)
+    found = outcomes(scripted, lambda names, send: send(("rows", {name: row(name) for name in names})))
+    assert set(found.values()) == {("incorrect", f"{name} ran", 0) for name in NAMES}
+
+
 def test_a_silent_worker_may_have_settled_some(scripted, monkeypatch) -> None:
     """Then nobody is blamed for a step that is nobody's; the others are measured again. It has no moment to end by itself."""
     graces, end = [], supervisor._end

@@ -1,6 +1,7 @@
-"""Packages of somebody else that several benches compare with: pinned, and installed without what they depend on.
+"""Packages of somebody else that several benches compare with, each pinned.
 
-Their pins are older than what works, and of vLLM and SGLang only a library of kernels is loaded (`kernels.libraries`).
+Most are installed without what they depend on: their pins are older than what works, and of vLLM, SGLang and MSLK only a library of
+kernels is loaded (`kernels.libraries`).
 """
 
 from moe_routing_bench.benches.bench import Peer
@@ -13,6 +14,7 @@ def pinned(module: str, distribution: str, version: str) -> Peer:
 
 VLLM = pinned("vllm", "vllm", "0.33.0")
 SGLANG = pinned("sgl_kernel", "sglang-kernel", "0.4.3")
+TRITON_KERNELS = pinned("triton_kernels", "sglang-kernel", "0.4.3")  # the package carries OpenAI's kernels
 DEEPGEMM = pinned("deep_gemm", "tokenspeed-deepgemm", "2.5.0.post20260629")
 MSLK = pinned("mslk", "mslk-cuda", "1.1.0")
 GROUPED_MM_BF16 = Peer("grouped_mm_bf16", "grouped-mm-bf16", "pip install -e '.[peers]'")

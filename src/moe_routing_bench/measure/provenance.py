@@ -57,11 +57,11 @@ def cpu_model() -> str:
 
 
 def versions() -> dict[str, object]:
-    """Versions of what a measurement runs on. Imports torch."""
+    """Versions of what a measurement runs on, as plain texts: who unpickles torch's own type imports torch. Imports torch itself."""
     import torch
 
     return {
-        "python_version": platform.python_version(), "torch_version": torch.__version__, "cuda_version": torch.version.cuda,
+        "python_version": platform.python_version(), "torch_version": str(torch.__version__), "cuda_version": torch.version.cuda,
         "triton_version": version("triton"), "cutlass_dsl_version": version("nvidia-cutlass-dsl"), "host": socket.gethostname(),
         "cpu_model": cpu_model(), "cpu_threads": torch.get_num_threads(),
     }  # fmt: skip

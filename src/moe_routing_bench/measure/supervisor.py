@@ -103,7 +103,7 @@ def _attempt(
                 raise SystemExit(130)  # the caller is gone
             caller.told()
             if not ready:
-                ends = _ended(child)  # though somebody whom it has started holds its end of the pipe
+                ends = _ended(child) and not receive.poll()  # what it has started may hold its end of the pipe
                 if not ends and patience <= 1:
                     break
                 continue

@@ -69,10 +69,14 @@ def experts(
     if (bind := _bind(problem, rows)) is None:
         return reference.experts(rows, offsets, w13, w2, activation, b13, b2)
     y = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    biases = {} if b13 is None or b2 is None else {"b13": ready(b13), "b2": ready(b2)}
-    tensors = {"packed": ready(rows), "offsets": ready(offsets), "w13": ready(w13), "w2": ready(w2)}
-    bind(problem, **tensors, **biases, y=y)()
+    bind(problem, packed=ready(rows), **_weights(offsets, w13, w2, b13, b2), y=y)()
     return y
+
+
+def _weights(offsets: Tensor, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: Tensor | None) -> dict[str, Tensor]:
+    """What kernels of experts read beside rows, by their names; biases where there are any."""
+    given = {"offsets": offsets, "w13": w13, "w2": w2} | ({} if b13 is None or b2 is None else {"b13": b13, "b2": b2})
+    return {name: ready(one) for name, one in given.items()}
 
 
 def keeps_sums(rows: Tensor, w2: Tensor, activation: str) -> bool:
@@ -142,9 +146,8 @@ def feed(
         return experts(pack(x, order, inverse), offsets, w13, w2, activation, b13, b2)
     y = x.new_empty(len(order), hidden)
     rows = {"x": ready(x), "order": ready(order), "inverse": ready(inverse)} if way.gathers else {"packed": pack(x, order, inverse)}  # fmt: skip
-    biases = {} if b13 is None or b2 is None else {"b13": ready(b13), "b2": ready(b2)}
-    tensors = {"offsets": ready(offsets), "w13": ready(w13), "w2": ready(w2)}
-    returned = way.module.bind(problem if way.gathers else problem.experts, **rows, **tensors, **biases, y=y)()
+    weights = _weights(offsets, w13, w2, b13, b2)
+    returned = way.module.bind(problem if way.gathers else problem.experts, **rows, **weights, y=y)()
     return returned["y"] if returned else y  # torch allocates its result
 
 

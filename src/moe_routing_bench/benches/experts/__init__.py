@@ -1,7 +1,7 @@
 """experts: feed-forward networks of all experts over packed rows, with real weights."""
 
 from moe_routing_bench.benches.bench import Bench, Implementation, Peer
-from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, MSLK
+from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, MSLK, TRITON_KERNELS
 
 QUACK = Peer("quack", "quack-kernels", "pip install -e '.[peers]'")
 
@@ -23,6 +23,7 @@ BENCH = Bench(
         Implementation("quack_heuristic", "quack_experts", requires=("cuda", "cutlass"), peer=QUACK),
         Implementation("deepgemm", "deepgemm_experts", requires=("cuda",), peer=DEEPGEMM),
         Implementation("mslk", "mslk_experts", requires=("cuda",), peer=MSLK),
+        Implementation("triton_kernels", "triton_kernels_experts", requires=("cuda", "triton"), peer=TRITON_KERNELS),
         Implementation("grouped_mm_bf16", "grouped_mm_bf16", requires=("cuda", "triton"), peer=GROUPED_MM_BF16),
     ),
     reads=("packed", "scales", "offsets", "w13", "w2", "b13", "b2"),

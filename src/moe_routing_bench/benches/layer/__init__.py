@@ -3,7 +3,7 @@
 from moe_routing_bench.benches.bench import Implementation, Peer, Stage
 from moe_routing_bench.benches.experts import QUACK
 from moe_routing_bench.benches.layer.auto import AUTO, Choosing
-from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, MSLK, pinned
+from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, MSLK, TRITON_KERNELS, pinned
 
 STAGES = (
     Stage("router", "gate", values={"dtype": "fp32"}),
@@ -28,6 +28,7 @@ _AROUND = [  # our routing around their products
     for name, layout, peer in (
         ("deepgemm", "block128", DEEPGEMM),
         ("mslk", "compact", MSLK),
+        ("triton_kernels", "compact", TRITON_KERNELS),
         ("grouped_mm_bf16", "compact", GROUPED_MM_BF16),
     )
 ]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from moe_routing_bench.benches.model import library
 from moe_routing_bench.benches.model.architectures import Model
-from moe_routing_bench.benches.training import step as training
 from moe_routing_bench.kernels.experts.common import unaligned
 from moe_routing_bench.kernels.layer import Layer
 from moe_routing_bench.kernels.permute.layout import RowLayout
@@ -65,5 +64,7 @@ def layer(problem: Model) -> Layer:
 
 def precompile(problem: Model, arch: str, *, form: str) -> None:
     """Put the kernels in CuTe DSL that the operators choose into the cache; needs no GPU."""
+    from moe_routing_bench.ops import compilation
+
     if form == ours.NAME:
-        training.precompile(layer(problem), arch, way="ops")
+        compilation.layer(layer(problem), arch)

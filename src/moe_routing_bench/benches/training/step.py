@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench import ops
-from moe_routing_bench.kernels.combine import Combine
-from moe_routing_bench.kernels.gate import Gate
 from moe_routing_bench.kernels.layer import Layer
-from moe_routing_bench.kernels.pack import Pack
 from moe_routing_bench.kernels.training import (
     liger_experts,
     moe_ops_experts,
@@ -97,26 +94,10 @@ def _forward(problem: Layer, way: str, bias: Tensor | None, **options: Any) -> C
 
 
 def precompile(problem: Layer, arch: str, *, way: str, **options: Any) -> None:
-    """Put the kernels in CuTe DSL that the operators choose into the cache; needs no GPU.
+    """Put the kernels in CuTe DSL that the operators choose into the cache; needs no GPU."""
+    from moe_routing_bench.ops import compilation
 
-    They choose by name, so this is also where what they may choose is imported: an edit of it makes rows stale.
-    """
-    from moe_routing_bench.kernels.combine import cute_combine, triton_combine
-    from moe_routing_bench.kernels.experts import cute_experts, cute_training, triton_experts
-    from moe_routing_bench.kernels.gate import cute_gate, triton_gate
-    from moe_routing_bench.kernels.pack import cute_pack, triton_pack
-    from moe_routing_bench.kernels.permute import cute_permute, triton_permute
-
-    layout, hidden, dtype = problem.layout, problem.hidden, problem.dtype
-    tokens, top_k = layout.tokens, layout.top_k
-    gate = (Gate(tokens, layout.experts, top_k, "fp32", problem.router), cute_gate, triton_gate)
-    rest = (
-        (layout.problem, cute_permute, triton_permute),
-        (Pack(tokens, hidden, top_k, layout.rows, dtype, dtype, padding=True), cute_pack, triton_pack),
-        (problem.experts, cute_training, cute_experts, triton_experts),
-        (Combine(tokens, hidden, top_k, dtype, dropping=True), cute_combine, triton_combine),
-    )
-    for part, *modules in () if way in _PLAIN else (gate, *rest) if way == "ops" else (gate,):
-        chosen = next((one for one in modules if not getattr(one, "unsupported", lambda _: None)(part)), None)
-        if chosen is not None and hasattr(chosen, "precompile"):
-            chosen.precompile(part, arch)
+    if way == "ops":
+        compilation.layer(problem, arch, training=True)
+    elif way in _LIBRARIES:
+        compilation.gate(problem, arch)
