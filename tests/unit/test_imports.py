@@ -29,13 +29,14 @@ MAY_IMPORT = {
     "config": "errors bounds fields formats routers grid kernels workload benches",
     "store": "errors files closure grid benches config",
     "measure": "errors files formats closure grid workload benches store",
+    "traces": "errors kernels workload store measure",
     "quality": "errors files closure routers grid config store measure",
     "comparison": "errors choices benches config measure",
     "figures": "errors routers grid benches config store quality",
     "report": "errors files routers choices benches config store quality comparison figures",
-    "cli": "errors fields files closure routers grid kernels choices benches config store measure quality comparison figures report",
+    "cli": "errors fields files closure routers grid kernels choices benches config store measure traces quality comparison figures report",
 }
-MAY_IMPORT_TORCH = {"formats", "routers", "kernels", "ops", "workload", "benches", "measure", "quality"}
+MAY_IMPORT_TORCH = {"formats", "routers", "kernels", "ops", "workload", "benches", "measure", "traces", "quality"}
 WITHOUT_TORCH = (
     *(
         "formats",

@@ -18,6 +18,7 @@ from moe_routing_bench.cli import (
     reporting,
     results,
     starting,
+    tracing,
     training,
     training_results,
 )
@@ -41,6 +42,7 @@ for _name, _command in {
     "compile": compilation.compile_,
     "doctor": inspection.doctor,
     "preset": presetting.preset,
+    "trace": tracing.trace,
     "train": training.train,
     "time-training": training.time_training,
     "collect-quality": training_results.collect,
