@@ -52,6 +52,8 @@ def report(platform: Platform = None, run: Run = None) -> None:
             tables.get("perft"),
             reasons(platform),
             _claims(platform, tables["measurements"]),
+            _models(),
+            platform.partition(".")[2],
         )
     print(f"wrote {out}")
 
@@ -62,6 +64,13 @@ def _claims(platform: str, rows: Any) -> Any:
         return ()
     claims = importlib.import_module("moe_routing_bench.config.claims")
     return held(platform, claims.load(own_or_shipped(paths.CLAIMS)), [rows])
+
+
+def _models() -> dict[str, Any]:
+    """The sizes of every preset that can be measured."""
+    presets = importlib.import_module("moe_routing_bench.config.presets")
+    found = presets.load(own_or_shipped(paths.MODELS))
+    return {name: presets.values(preset) for name, preset in found.items() if not preset.unsupported}
 
 
 def _figures() -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -20,6 +21,7 @@ from moe_routing_bench.report import page, predecessor, quality, verdicts
 from moe_routing_bench.report.choices import choices
 from moe_routing_bench.report.columns import COLUMNS, KEYS
 from moe_routing_bench.report.findings import findings
+from moe_routing_bench.report.questions import questions
 from moe_routing_bench.report.rows import page_data, plain, row_id
 from moe_routing_bench.report.targets import targets
 
@@ -33,13 +35,13 @@ _CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", 
 def render(
     table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Path, trained: pd.DataFrame | None = None,
     adapted: pd.DataFrame | None = None, stale: Mapping[str, str] = MappingProxyType({}),
-    claims: Sequence[Held] = (),
+    claims: Sequence[Held] = (), models: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), run: str = "",
 ) -> None:  # fmt: skip
     """Write the report of `table` (rows of the schema) with the SVG file of each figure to `out`.
 
     With the rows of training runs (`trained`) it has a section on quality, which has those of adaptations (`adapted`), too;
     figures of both are shown only there. `stale` says of benches whose rows are of other code than today's why they are shown, `claims`
-    what became of published figures.
+    what became of published figures. `models` are the sizes that a reader can ask about, `run` the name of the run, if it has one.
     """
     frame = table.to_pandas() if isinstance(table, pa.Table) else table
     every = [_figure(name, path) for name, path in figures.items()]
@@ -47,7 +49,7 @@ def render(
     page.write(
         "report.html.j2",
         out,
-        platform=_values(frame, "platform"),
+        title=_values(frame, "platform") + (f", run {run}" if run else ""),
         cpu=bool(frame["gpu_name"].isna().all()),
         stale=_together(stale),
         comparisons=sorted(path.name for path in out.parent.glob("compare-*.html")),
@@ -64,7 +66,7 @@ def render(
         else _quality(trained, adapted, [one for one in drawn if one[0].source != "measurements"]),
         columns=COLUMNS,
         keys=KEYS,
-        data_json=embedded(page_data(frame)),
+        data_json=embedded(page_data(frame) | {"questions": questions(frame, models, stale)}),
         bad=_not_ok(frame),
         machine=[(n, _values(frame, n)) for n in _MACHINE] + [(n, _spread(frame, n)) for n in _CEILINGS],
         days=_days(frame),

@@ -1,0 +1,189 @@
+// The form above the findings: what is asked stands in the address, and answer.js answers from the rows of the table.
+const asks = page.questions, form = byId("question"), controls = new Map();
+const card = row => value(row, "gpu_uuid") ?? `host ${value(row, "host")}`;
+const fieldsRead = ["bench", "cell", "implementation", "status", "reason", "median_us", "ci_low_us", "ci_high_us", "suspect", "suspect_reason", "converged", "timer", "graph_node_us",
+  "roofline_us", "baseline", "verdict", "speedup", "speedup_ci_low", "speedup_ci_high", "best_other", "best_verdict", "best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"];
+const cells = cellsOf(page.ids.map((_, place) => {
+  const row = Object.fromEntries(fieldsRead.map(name => [name, value(place, name)]));
+  const read = (asks.reads[row.bench] ?? []).map(name => [name, value(place, name)]);
+  return {...row, place, card: card(place), axes: Object.fromEntries(read)};
+}));
+
+// The form. Every control has the name of its axis, and a value that is text: "" is any, or none where an axis has no limit.
+function control(name, label, says, made) {
+  const box = element("label", `${label} `, {title: says});
+  made.name = name;
+  box.append(made);
+  controls.set(name, made);
+  return box;
+}
+function chooser(choices) {
+  const made = element("select");
+  made.append(...choices.map(([value, text]) => element("option", text, {value})));
+  return made;
+}
+function field(axis) {
+  if (axis.scale === "name") {
+    const usual = axis.follows ? [["", `as ${axis.follows}`]] : axis.free ? [["", "any"]] : axis.default ? [] : [["", "none"]];
+    const names = [...new Set([...(axis.default && !axis.free ? [axis.default] : []), ...axis.known, ...modelValues(axis.name)])];
+    return control(axis.name, axis.label, axis.says, chooser([...usual, ...names.map(one => [one, brief(one, axis.name === "trace")])]));
+  }
+  const options = element("datalist", "", {id: `known-${axis.name}`});
+  options.append(...axis.known.map(one => element("option", "", {value: one})));
+  const made = element("input", "", {type: "number", min: axis.scale === "linear" ? 0 : "any", step: "any", list: options.id, placeholder: axis.none ? "none" : "any"});
+  const box = control(axis.name, axis.label, axis.says, made);
+  box.append(options);
+  return box;
+}
+function modelValues(name) { return Object.values(asks.models).map(sizes => sizes[name]).filter(one => typeof one === "string"); }
+function build() {
+  const stages = Object.keys(asks.reads).map(name => [name, asks.measured.includes(name) ? name : `${name} (not measured)`]);
+  const models = [["", "sizes of my own"], ...Object.keys(asks.models).map(name => [name, name])];
+  const more = element("details"), rest = element("div", "", {class: "controls"});
+  more.append(element("summary", "more"), rest);
+  form.append(control("bench", "stage", "bench", chooser(stages)), control("model", "model", "its sizes and routing rule", chooser(models)));
+  asks.axes.forEach(axis => (axis.first ? form : rest).append(field(axis)));
+  form.append(more);
+  form.oninput = event => {
+    if (event.target.name === "model") takeModel();
+    else if (controls.get("model").value && event.target.name in asks.models[controls.get("model").value]) controls.get("model").value = "";
+    answer();
+  };
+  form.onchange = () => history.replaceState(null, "", `#ask?${state()}`);
+}
+function takeModel() {
+  const sizes = asks.models[controls.get("model").value] ?? {};
+  for (const [name, one] of Object.entries(sizes)) if (controls.has(name) && one !== null) controls.get(name).value = one;
+}
+function state() {
+  return new URLSearchParams([...controls].map(([name, made]) => [name, made.value]).filter(([name, one]) => one !== usual(name)));
+}
+function usual(name) {
+  const axis = asks.axes.find(one => one.name === name);
+  return axis && !axis.free && !axis.follows && axis.default !== null ? String(axis.default) : "";
+}
+// A state of the address; a name that it leaves out has its default, and the sizes that a model has need not be said.
+function restore(given) {
+  for (const [name, made] of controls) made.value = given.get(name) ?? usual(name);
+  if (given.get("bench") === null) controls.get("bench").value = asks.measured.at(-1) ?? "";
+  takeModel();
+  for (const [name, made] of controls) if (given.has(name)) made.value = given.get(name);
+  answer();
+}
+function question() {
+  const asked = {bench: controls.get("bench").value};
+  for (const {name, scale, free, none} of asks.axes) {
+    const held = controls.get(name).value;
+    if (held) asked[name] = scale === "name" ? held : Number(held);
+    else if (scale === "name" ? !free : none) asked[name] = null;  // none, or as the axis that it follows
+  }
+  return asked;
+}
+
+const share = one => one === null ? dash : `${(100 * one).toPrecision(3)} %`;
+const axisOf = name => asks.axes.find(axis => axis.name === name);
+const spell = (name, one) => one === null ? "none" : brief(one, name === "trace");
+function named(cell, without = []) {
+  const said = asks.axes.filter(({name, default: usual, follows}) => name in cell.axes && !without.includes(name) && cell.axes[name] !== null
+    && (axisOf(name).scale === "log" || cell.axes[name] !== (follows ? cell.axes[follows] : usual) || name === "dtype"));
+  return said.map(axis => `${axis.label}${axis.label.length === 1 ? "=" : " "}${spell(axis.name, cell.axes[axis.name])}`).join(", ");
+}
+function gapText(gap) {
+  const by = gap.scale === "log" ? `, ${Number(gap.octaves.toPrecision(2))} octave${gap.octaves === 1 ? "" : "s"} away` : "";
+  return `${axisOf(gap.name).label} ${spell(gap.name, gap.held)}, not ${spell(gap.name, gap.asked)}${by}`;
+}
+function against(pair) {
+  if (pair === undefined) return dash;
+  if (pair === null) return "not stored";
+  const ratio = pair.low === null ? pair.ratio.toPrecision(3) : `${pair.ratio.toPrecision(3)} [${pair.low.toPrecision(3)}, ${pair.high.toPrecision(3)}]`;
+  return `${pair.verdict ?? "no verdict"}: ${ratio}x ${pair.other}`;
+}
+function tableOf(label, heads, lines) {
+  const box = element("div", "", {class: "scroll whole", tabindex: 0, role: "region", "aria-label": label}), made = element("table"), head = element("tr"), rows = element("tbody");
+  head.append(...heads.map(text => element("th", text, {scope: "col"})));
+  rows.append(...lines.map(cells => {
+    const line = element("tr");
+    line.append(...cells.map(one => {
+      const cell = element("td");
+      cell.append(one);
+      return cell;
+    }));
+    return line;
+  }));
+  made.append(element("thead"), rows);
+  made.tHead.append(head);
+  box.append(made);
+  return box;
+}
+const toRow = (row, text) => element("a", text, {href: `#row-${page.ids[row.place]}`});
+function answer() {
+  const asked = question(), read = asks.reads[asked.bench] ?? [];
+  for (const [name, made] of controls) if (!["bench", "model"].includes(name)) made.parentElement.hidden = !read.includes(name);
+  const found = nearest(cells, asked, asks.axes);
+  byId("shown").replaceChildren(...(found.length ? parts(found) : []));
+  if (!found.length) byId("said").textContent = `Not measured: this run has no row of ${asked.bench || "any stage"} with a time.`;
+}
+function parts([first, ...others]) {
+  const {cell, gaps} = first, order = ranked(cell), {said} = winner(cell);
+  const how = gaps.length ? `Not measured as asked. The nearest cell is ${named(cell)}: ${gaps.map(gapText).join("; ")}.` : `Measured as asked: ${named(cell)}.`;
+  byId("said").replaceChildren(element("strong", `${gaps.length ? "In the nearest cell, " : ""}${said}.`), " ", element("span", how, {id: "near"}));
+  const heads = ["implementation", "µs [95 %]", "marks", "share of the limit", "against the best other", "against the next"];
+  const rows = order.map(({row, limit, next, best}) => [
+    toRow(row, row.implementation), time(row), marks(row), limit ? `${share(limit.share)} (${limit.binds})` : dash, against(best), against(next)]);
+  return [tableOf("Implementations, fastest first", heads, rows), small(...notes(cell)), ...overTokens(cell), ...overWorkload(cell, order[0].row), nextNearest(others)];
+}
+const time = row => `${brief(row.median_us)} [${brief(row.ci_low_us)}, ${brief(row.ci_high_us)}]`;
+const marks = row => doubts(row).join(", ") || dash;
+function small(...content) {
+  const made = element("p", "", {class: "small"});
+  made.append(...content);
+  return made;
+}
+function notes(cell) {
+  const failed = cell.rows.filter(row => row.status !== "ok").map(row => `${row.implementation} ${row.status}: ${row.reason ?? "no reason recorded"}`);
+  const why = reasons(cell.rows), old = asks.stale[cell.bench];
+  return ["A ratio above 1: the row is the faster one. The limit is the larger of the roofline and of what an empty node of a graph takes.",
+    why.length ? ` Suspect: ${why.join("; ")}.` : "", failed.length ? ` Without a time: ${failed.join("; ")}.` : "", old ? ` Rows of other code than this report's: ${old}.` : ""];
+}
+function overTokens(cell) {
+  const {steps, changes} = along(cells, cell), made = [element("h3", "Over T"), element("p", changes.join(" "), {id: "changes"})];
+  if (steps.length < 2) return made;
+  return [...made, tableOf("Fastest at each number of tokens", ["T", "rows of", "fastest", "µs [95 %]", "marks", "against the best other"], steps.map(step => {
+    const [{row, best}] = ranked(step.cell);
+    return [link(step.cell, String(step.tokens)), [value(row.place, "model"), row.axes.phase].filter(Boolean).join(", "), toRow(row, row.implementation), time(row), marks(row), against(best)];
+  }))];
+}
+// What skew and a capacity limit cost the fastest implementation, on its card.
+function overWorkload(cell, {implementation}) {
+  return ["skew", "capacity_factor"].flatMap(name => {
+    const found = name in cell.axes ? costs(cells, cell, name, implementation) : [];
+    if (!found.length) return [];
+    const made = small(`${implementation} at another ${axisOf(name).label}, over its time here (${spell(name, cell.axes[name])}), on the same card: `);
+    made.id = `over-${name}`;
+    found.forEach((one, i) => made.append(i ? "; " : "", link(one.cell, spell(name, one.held)), ` ${one.ratio.toPrecision(3)}x [${one.low.toPrecision(3)}, ${one.high.toPrecision(3)}]`, doubts(one.row).map(text => ` (${text})`).join("")));
+    return [made];
+  });
+}
+function nextNearest(others) {
+  const made = small(others.length ? "Next nearest: " : "No other cell of this stage was measured.");
+  others.slice(0, 4).forEach((one, i) => made.append(i ? "; " : "", link(one.cell, named(one.cell)), ` (${one.gaps.map(gapText).join(", ") || "as asked"})`));
+  return made;
+}
+// The question that a cell answers exactly, as a link.
+function link(cell, text) {
+  const axes = asks.axes.filter(({name, follows}) => cell.axes[name] !== undefined && cell.axes[name] !== null && !(follows && cell.axes[name] === cell.axes[follows]));
+  const given = new URLSearchParams([["bench", cell.bench], ...axes.map(({name}) => [name, cell.axes[name]])].filter(([name, one]) => String(one) !== usual(name)));
+  return element("a", text, {href: `#ask?${given}`});
+}
+function followQuestion() {
+  if (location.hash.startsWith("#ask?")) restore(new URLSearchParams(location.hash.slice("#ask?".length)));
+}
+// Before anybody asks: the cell of the last stage, which is the widest, that most implementations ran in.
+function opening() {
+  const most = cells.filter(cell => cell.bench === asks.measured.at(-1)).sort((a, b) => timed(b).length - timed(a).length)[0];
+  restore(new URLSearchParams(most ? link(most, "").getAttribute("href").slice("#ask?".length) : ""));
+}
+build();
+opening();
+followQuestion();
+addEventListener("hashchange", followQuestion);

@@ -1,0 +1,236 @@
+"""Questions to a report in a real browser: which cell answers, what its rows and stored verdicts say, the address, the form."""
+
+import json
+
+import pytest
+from rows import frame, one
+
+from browser import asked
+from moe_routing_bench.report.render import render
+from moe_routing_bench.report.rows import row_id
+
+QWEN = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "router": "softmax_topk_renorm", "activation": "swiglu"}  # fmt: skip
+DEEPSEEK = {"hidden": 7168, "intermediate": 2048, "experts": 256, "top_k": 8, "router": "deepseek_v3", "activation": "swiglu"}  # fmt: skip
+MODELS = {"qwen3-30b-a3b": QWEN, "deepseek-v3": DEEPSEEK}
+GATE = {"experts": 128, "top_k": 8, "router": "softmax_topk_renorm", "dtype": "bf16", "phase": "prefill", "seed": 17, "timer": "cuda_graph", "graph_node_us": 1.0, "roofline_us": 0.5}  # fmt: skip
+LAYER = {name: QWEN[name] for name in ("hidden", "intermediate", "experts", "top_k", "router", "activation")} | {
+    "dtype": "bf16", "packed": "bf16", "weights": "bf16", "layout": "compact", "sampler": "exact", "phase": "prefill", "seed": 17, "skew": 0.0, "timer": "cuda_graph", "graph_node_us": 1.0, "roofline_us": 90.0
+}  # fmt: skip
+
+
+def ran(bench, cell, implementation, us, verdict=None, other=None, ratio=None, **values):
+    """A row with an interval of 1 % to both sides, and what is stored of it against the best other."""
+    against = {} if ratio is None else {"best_other": other, "best_speedup": ratio, "best_speedup_ci_low": ratio * 0.99, "best_speedup_ci_high": ratio * 1.01}  # fmt: skip
+    found = {"median_us": us, "ci_low_us": us * 0.99, "ci_high_us": us * 1.01, "best_verdict": verdict} | against
+    return one(bench, implementation, **found | {"cell": cell} | values)
+
+
+TABLE = frame(
+    ran("gate", "g64", "triton", 2.0, "faster", "cute", 1.25, tokens=64, **GATE),
+    ran("gate", "g64", "cute", 2.5, "slower", "triton", 0.8, tokens=64, **GATE),
+    ran("gate", "g512", "cute", 2.4, "faster", "triton", 1.15, tokens=512, **GATE),
+    ran("gate", "g512", "triton", 2.76, "slower", "cute", 0.87, tokens=512, **GATE, suspect=True, suspect_reason="ceilings drifted 3 %"),
+    ran("gate", "g512", "torch", 26.0, "slower", "cute", 0.1, tokens=512, **GATE, converged=False),
+    one("gate", "quack", cell="g512", tokens=512, **GATE, status="unsupported", reason="k is no multiple of 4"),
+    ran("layer", "l0", "cute_gather", 120.0, None, "cute", 1.01, tokens=4096, **LAYER),
+    ran("layer", "l0", "cute", 121.2, None, "cute_gather", 0.99, tokens=4096, **LAYER),
+    ran("layer", "l1", "cute_gather", 180.0, "faster", "cute", 1.5, tokens=4096, **LAYER | {"skew": 1.5}),
+    ran("layer", "l1", "cute", 270.0, "slower", "cute_gather", 0.67, tokens=4096, **LAYER | {"skew": 1.5}),
+    ran("layer", "l2", "cute_gather", 1.0, "faster", "cute", 1.5, tokens=4096, **LAYER | {"skew": 2.0}, gpu_uuid="GPU-2"),
+)  # fmt: skip
+IDS = [row_id(record) for record in TABLE.to_dict("records")]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    out = tmp_path_factory.mktemp("page") / "index.html"
+    render(TABLE, {}, out, models=MODELS, stale={"gate": "another kernel since"}, run="mine")
+    return out
+
+
+@pytest.fixture
+def ask(page, tmp_path):
+    return lambda script, **options: asked(page, tmp_path / "profile", script, **options)
+
+
+@pytest.fixture(scope="module")
+def pure(page, tmp_path_factory):
+    """What the page's functions make of hand-made rows, by name: one browser for all of them."""
+    parts = ", ".join(f"{name}: (() => {{ {script} }})()" for name, script in SCRIPTS.items())
+    return asked(page, tmp_path_factory.mktemp("profile"), f"return {{{parts}}}")
+
+
+AXES = [
+    {"name": "tokens", "scale": "log", "default": None, "follows": ""}, {"name": "skew", "scale": "linear", "default": 0, "follows": ""},
+    {"name": "capacity_factor", "scale": "log", "default": None, "follows": ""}, {"name": "dtype", "scale": "name", "default": "bf16", "follows": ""},
+    {"name": "packed", "scale": "name", "default": None, "follows": "dtype"},
+]  # fmt: skip
+PLAIN = {"tokens": 1024, "skew": 0, "capacity_factor": None, "dtype": "bf16", "packed": "bf16"}
+# question, axes of the only cell, [(axis, octaves)]
+GAPS = (
+    (PLAIN, PLAIN, []),
+    ({"tokens": 512}, PLAIN, [["tokens", 1]]),
+    ({"tokens": 8192, "skew": 1.5}, PLAIN, [["tokens", 3], ["skew", 1.5]]),
+    ({"capacity_factor": 2}, PLAIN, [["capacity_factor", 3]]),
+    ({"capacity_factor": 2}, PLAIN | {"capacity_factor": 1}, [["capacity_factor", 1]]),
+    ({"capacity_factor": None}, PLAIN | {"capacity_factor": 1}, [["capacity_factor", 3]]),
+    ({"dtype": "fp32"}, PLAIN, [["dtype", 3]]),
+    ({"packed": None}, PLAIN, []),
+    ({"packed": None}, PLAIN | {"packed": "fp8_row"}, [["packed", 3]]),
+    ({"skew": 3}, {"tokens": 1024}, []),
+    ({}, PLAIN | {"dtype": "fp32"}, []),
+)  # fmt: skip
+
+
+def row(implementation, us, **values):
+    """A row as the page's functions take it."""
+    missing = ("baseline", "verdict", "speedup", "best_other", "best_verdict", "best_speedup", "speedup_ci_low", "speedup_ci_high", "best_speedup_ci_low", "best_speedup_ci_high")  # fmt: skip
+    base = {"status": "ok", "card": "GPU-1", "ci_low_us": us and us - 1, "ci_high_us": us and us + 1}
+    return dict.fromkeys(missing) | base | {"implementation": implementation, "median_us": us} | values
+
+
+def cell(tokens, *rows, **values):
+    return {"bench": "gate", "axes": {"tokens": tokens, "dtype": "bf16"} | values, "rows": list(rows)}
+
+
+TWO = [row("a", 1), row("b", 2)]
+NEAR = [cell(64, row("a", None, status="crashed")), cell(256, row("a", 1)), cell(256, *TWO), cell(256, *TWO, dtype="fp32"), cell(4096, *TWO)]  # fmt: skip
+
+
+def told(verdict, ratio=1.5):
+    return {"best_other": "b", "best_verdict": verdict, "best_speedup": ratio, "best_speedup_ci_low": 1.25, "best_speedup_ci_high": 2}  # fmt: skip
+
+
+def wins(tokens, winner, loser):
+    return cell(tokens, row(winner, 1, **told("faster") | {"best_other": loser}), row(loser, 2))
+
+
+BASE = {"baseline": "c", "verdict": "faster", "speedup": 4, "speedup_ci_low": 2, "speedup_ci_high": 8}
+PAIRS = [
+    (row("a", 1, **told("faster")), row("b", 2)), (row("b", 2), row("a", 1, **told("faster"))), (row("d", 3, **BASE), row("c", 9)), (row("c", 9), row("d", 3, **BASE)),
+    (row("b", 2, best_other="a", best_speedup=0.5), row("d", 3, best_other="a", best_speedup=0.3)), (row("a", 1, **told(None)), row("b", 2)),
+]  # fmt: skip
+FIRST = [*(cell(1, row("a", 1, **told(name)), row("b", 2)) for name in ("faster", "same", "undecided", "slower", None)), cell(1, row("a", 1))]  # fmt: skip
+TIE = cell(256, row("a", 1, **told("same")), row("b", 2))
+RUNS = [
+    [wins(64, "a", "b"), wins(512, "a", "b"), TIE], [wins(64, "a", "b"), TIE, wins(512, "b", "a"), wins(4096, "a", "b")],
+    [wins(64, "a", "b"), wins(512, "c", "a")], [wins(64, "a", "b")], [TIE, cell(512, row("a", 1), row("b", 2))],
+    [wins(64, "a", "b"), cell(512, *wins(512, "b", "a")["rows"], dtype="fp32")],
+    [wins(64, "a", "b"), wins(512, "a", "b"), wins(512, "a", "b")], [wins(64, "a", "b"), wins(512, "b", "a"), wins(512, "a", "b")],
+]  # fmt: skip
+NODE = {"timer": "cuda_graph", "graph_node_us": 2, "roofline_us": 1}
+LIMITS = [row("a", 4, **NODE), row("a", 4, **NODE | {"roofline_us": 3}), row("a", 4, **NODE | {"timer": "events"}), row("a", 4, **NODE | {"graph_node_us": None, "roofline_us": None})]  # fmt: skip
+SKEWED = [cell(1, row("a", 10), skew=0), cell(1, row("a", 30), skew=2), cell(1, row("a", 20), skew=1), cell(1, row("a", 20, card="GPU-2"), skew=3), cell(2, row("a", 20), skew=1), cell(1, row("b", 1), skew=4)]  # fmt: skip
+SCRIPTS = {
+    "gaps": f"return {json.dumps(GAPS)}.map(([question, axes]) => gapsOf({{axes}}, question, {json.dumps(AXES)}).map(gap => [gap.name, gap.octaves]))",
+    "order": f"""const cells = {json.dumps(NEAR)}, order = question => nearest(cells, question, {json.dumps(AXES)}).map(one => cells.indexOf(one.cell));
+        return [order({{bench: "gate", tokens: 64}}), order({{bench: "gate", tokens: 64, dtype: "fp32"}}), order({{bench: "layer", tokens: 64}})];""",
+    "stored": f"return {json.dumps(PAIRS)}.map(pair => stored(...pair)).map(found => found && [found.verdict, found.ratio, found.low, found.high])",
+    "winners": f"return {json.dumps(FIRST)}.map(cell => [winner(cell).names.join(), winner(cell).told, winner(cell).said])",
+    "changes": f'return {json.dumps(RUNS)}.map(cells => along(cells, cells[0]).changes.join(" "))',
+    "limits": f"return {json.dumps(LIMITS)}.map(limitOf).map(one => one && [one.share, one.binds])",
+    "costs": f"const cells = {json.dumps(SKEWED)}; return costs(cells, cells[0], 'skew', 'a').map(one => [one.held, one.ratio, one.low, one.high])",
+}  # fmt: skip
+
+
+def test_how_far_a_cell_is(pure):
+    """Octaves between sizes, units of skew, three octaves for another name or limit; what a bench does not read says nothing."""
+    assert pure["gaps"] == [wanted for *_, wanted in GAPS]
+
+
+def test_the_nearest_cell(pure):
+    """Of equals that with defaults, then that of most implementations; a cell without a time and another bench are no answer."""
+    assert pure["order"] == [[2, 1, 3, 4], [3, 2, 1, 4], []]
+
+
+def test_what_is_stored_of_a_pair(pure):
+    """The row's own, that of the other turned round, that against the baseline; nothing is made up."""
+    own, base = ["faster", 1.5, 1.25, 2], ["faster", 4, 2, 8]
+    assert pure["stored"] == [own, ["slower", 1 / 1.5, 0.5, 0.8], base, ["slower", 0.25, 0.125, 0.5], None, [None, *own[1:]]]  # fmt: skip
+
+
+def test_who_is_the_fastest(pure):
+    """One name only by a stored verdict."""
+    assert pure["winners"] == [
+        ["a", True, "a is the fastest, and faster than the best other, b"],
+        ["a,b", False, "a and b are the same within the noise"],
+        ["a,b", False, "the measurement does not tell a from b"],
+        ["a,b", False, "a has the lowest median, and b is the faster of the two in pairs"],
+        ["a,b", False, "a has the lowest median; whether it is faster than b has no stored verdict"],
+        ["a", False, "a is the only implementation with a time"],
+    ]
+
+
+def test_where_the_fastest_changes(pure):
+    """Between cells that both ran in, equal but for the tokens, each with a verdict."""
+    alone = "Only one number of tokens was measured here: where another overtakes cannot be said."
+    assert pure["changes"] == [
+        "a is the fastest by verdict at T=64, 512: no change was measured. No verdict names one winner at T=256.",
+        "b overtakes a between T=64 and T=512. a overtakes b between T=512 and T=4096. No verdict names one winner at T=256.",
+        "The fastest is a at T=64 and c at T=512, but c was not measured at T=64: no change is shown.",
+        alone, "No verdict names one winner at any T.", alone,
+        "a is the fastest by verdict at T=64, 512: no change was measured.",
+        "a is the fastest by verdict at T=64: no change was measured. No verdict names one winner at T=512.",
+    ]  # fmt: skip
+
+
+def test_the_floor_that_binds(pure):
+    assert pure["limits"] == [[0.5, "one graph node"], [0.75, "roofline"], [0.25, "roofline"], None]
+
+
+def test_what_skew_costs(pure):
+    """On one card, in cells equal but for it; the interval holds those of both cells."""
+    assert pure["costs"] == [[1, 2, pytest.approx(19 / 11), pytest.approx(21 / 9)], [2, 3, pytest.approx(29 / 11), pytest.approx(31 / 9)]]  # fmt: skip
+
+
+SEEN = """const seen = () => ({said: document.querySelector("#said").innerText, shown: document.querySelector("#shown").innerText, hash: location.hash,
+    links: [...document.querySelectorAll("#shown td:first-child a")].map(a => a.hash)});
+    const set = (name, value) => { const made = document.querySelector(`#question [name=${name}]`); made.value = value;
+        made.dispatchEvent(new Event("input", {bubbles: true})); made.dispatchEvent(new Event("change", {bubbles: true})); };"""
+
+
+def test_an_address_is_a_question(ask):
+    """A model and a size by link; the rows with their times, limits, verdicts, marks and reasons, and where the winner changes."""
+    found = ask(SEEN + "return seen()", part="ask?bench=gate&model=qwen3-30b-a3b&tokens=512")
+    assert found["said"] == "cute is the fastest, and faster than the best other, triton. Measured as asked: T=512, E=128, k=8, dtype bf16."  # fmt: skip
+    for text in (
+        "cute\t2.4 [2.376, 2.424]\t–\t41.7 % (one graph node)\tfaster: 1.15 [1.14, 1.16]x triton\tfaster: 1.15 [1.14, 1.16]x triton",
+        "triton\t2.76 [2.732, 2.788]\tsuspect\t36.2 % (one graph node)\tslower: 0.870 [0.861, 0.879]x cute\tnot stored",
+        "\tnot converged\t", "Suspect: ceilings drifted 3 %.", "Without a time: quack unsupported: k is no multiple of 4.", "cute overtakes triton between T=64 and T=512.",
+        "of other code than this report's: another kernel since",
+    ):  # fmt: skip
+        assert text in found["shown"], text
+    assert found["links"][0] == f"#row-{IDS[2]}" and "#ask?bench=gate&tokens=64&experts=128&top_k=8&phase=prefill&dtype=bf16" in found["links"]  # fmt: skip
+
+
+def test_a_form_is_a_question(ask):
+    """By keyboard alone: every control has a label, hidden ones are those that the stage does not read. What was not measured is said."""
+    script = (
+        SEEN
+        + """const first = seen(), found = {first};
+        set("model", "qwen3-30b-a3b"); set("tokens", "512"); found.far = seen();
+        set("skew", "1.5"); set("tokens", "4096"); found.skewed = seen();
+        set("experts", "64"); found.own = [document.querySelector("[name=model]").value, seen().said];
+        set("bench", "gate");
+        found.names = [...document.querySelectorAll("#question input, #question select")].filter(made => !made.closest("label").hidden && !made.closest("details")).map(made => made.name);
+        found.unlabelled = [...document.querySelectorAll("#question input, #question select")].filter(made => !made.labels[0]?.firstChild.textContent.trim() || made.tabIndex).length;
+        set("bench", "combine"); found.none = seen();
+        location.hash = "#ask?bench=layer&model=deepseek-v3&tokens=4096&skew=0"; followQuestion(); found.deepseek = seen();
+        return found;"""
+    )
+    found = ask(script)
+    assert found["first"]["hash"] == "" and "Measured as asked: T=4096, H=2048, I=768" in found["first"]["said"]
+    assert "no stored verdict" in found["first"]["said"] and "no verdict: 1.01 [1.00, 1.02]x cute" in found["first"]["shown"]  # fmt: skip
+    assert "at another skew, over its time here (0), on the same card: 1.5 1.50x [1.47, 1.53]" in found["first"]["shown"]  # fmt: skip
+    assert "Not measured as asked. The nearest cell is T=4096" in found["far"]["said"] and "T 4096, not 512, 3 octaves away." in found["far"]["said"]  # fmt: skip
+    assert "model=qwen3-30b-a3b" in found["far"]["hash"] and "tokens=512" in found["far"]["hash"]
+    assert found["skewed"]["said"].startswith("cute_gather is the fastest") and "skew 1.5" in found["skewed"]["said"]
+    assert found["own"][0] == "" and "E 128, not 64, 1 octave away" in found["own"][1]
+    assert found["names"] == ["bench", "model", "tokens", "experts", "top_k", "phase", "dtype"] and not found["unlabelled"]  # fmt: skip
+    assert found["none"]["said"] == "Not measured: this run has no row of combine with a time." and not found["none"]["shown"]  # fmt: skip
+    assert all(text in found["deepseek"]["said"] for text in ("Not measured as asked", "H 2048, not 7168, 1.8 octaves", "router softmax_topk_renorm, not deepseek_v3"))  # fmt: skip
+
+
+def test_title_and_heading_name_the_run(page):
+    text = page.read_text()
+    assert "<title>moe-routing-bench: –, run mine</title>" in text and "on –, run mine</h1>" in text
