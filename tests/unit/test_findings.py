@@ -29,6 +29,11 @@ def fastest(*rows: dict[str, object]) -> str:
     return findings.fastest(frame(*rows), "pack")
 
 
+def against_baseline(*rows: dict[str, object]) -> str:
+    """The part of the sentence on the baseline, behind that on the best other."""
+    return "pack: " + fastest(*rows).partition("against the baseline, ")[2]
+
+
 def test_the_largest_speed_up() -> None:
     """The geometric mean over the cells that candidates have in common; the others with their own cells."""
     rows = [
@@ -37,9 +42,9 @@ def test_the_largest_speed_up() -> None:
         one("combine", "triton", cell="T1", tokens=1, speedup=99.0, median_us=0.1),
     ]  # fmt: skip
     assert fastest(*rows) == (
-        "pack: cute has the largest speed-up, 3.00x torch in the geometric mean (2.00x to 4.50x; the 95 % interval lies above 1 in 2 of 2 cells "
-        "that differ in tokens, below 1 in 0, and includes 1 in 0); against the fastest other implementation of each cell 1.34x (0.80x to 2.25x). "
-        "Others, each over the cells that it ran in: triton 2.24x (2 cells)."
+        "pack: against the fastest other implementation of each cell, cute is 1.34x as fast in the geometric mean (0.80x to 2.25x); against the "
+        "baseline, cute has the largest speed-up, 3.00x torch in the geometric mean (2.00x to 4.50x; the 95 % interval lies above 1 in 2 of 2 cells "
+        "that differ in tokens, below 1 in 0, and includes 1 in 0). cute against each other, where both ran: triton 1.34x (2 cells)."
     )
 
 
@@ -47,15 +52,23 @@ def test_candidates_ran_in_half_of_the_cells() -> None:
     """Of four cells two are enough, and one is not; they are ranked where they all ran."""
     wide = [ran("cute", 2.0, t, **CI) for t in (1, 2, 3, 4)]
     quick = [ran("triton", 3.0, t, **CI) for t in (1, 2)]
-    assert fastest(*base(1, 2, 3, 4), *wide, *quick).startswith("pack: triton has the largest speed-up, 3.00x")
-    assert fastest(*base(1, 2, 3, 4), *wide, *quick[:1]).startswith("pack: cute has the largest speed-up, 2.00x")
+    assert against_baseline(*base(1, 2, 3, 4), *wide, *quick).startswith("pack: triton has the largest speed-up, 3.00x")
+    assert against_baseline(*base(1, 2, 3, 4), *wide, *quick[:1]).startswith(
+        "pack: cute has the largest speed-up, 2.00x"
+    )
     more = [*wide, ran("cute", 2.0, 5, **CI)]
-    assert fastest(*base(1, 2, 3, 4, 5), *more, *quick).startswith("pack: cute has"), "two of five are less than half"
+    assert against_baseline(*base(1, 2, 3, 4, 5), *more, *quick).startswith("pack: cute has"), (
+        "two of five are less than half"
+    )
     better = [ran("cute", 4.0, 1, **CI), *(ran("cute", 1.1, t, **CI) for t in (2, 3, 4))]
     others = [ran("triton", 3.0, 1, **CI), ran("triton", 1.0, 2, **CI)]
-    assert fastest(*base(1, 2, 3, 4), *better, *others).startswith("pack: cute has"), "4 and 1.1 against 3 and 1"
+    assert against_baseline(*base(1, 2, 3, 4), *better, *others).startswith("pack: cute has"), (
+        "4 and 1.1 against 3 and 1"
+    )
     disjoint = [ran("cute", 2.0, 1, **CI), ran("triton", 3.0, 2, **CI)]
-    assert fastest(*base(), *disjoint).startswith("pack: triton has the largest speed-up, 3.00x"), "no cell in common"
+    assert against_baseline(*base(), *disjoint).startswith("pack: triton has the largest speed-up, 3.00x"), (
+        "no cell in common"
+    )
 
 
 def test_what_cannot_be_compared() -> None:
@@ -67,31 +80,37 @@ def test_what_cannot_be_compared() -> None:
 
 def test_nothing_is_claimed_that_no_interval_shows() -> None:
     """A mean of at most 1, or intervals that include it; those that have none are counted by themselves."""
-    slow = fastest(*base(), ran("cute", 0.5, 1, speedup_ci_low=0.4, speedup_ci_high=0.6), ran("cute", 2.0, 2, **CI))
+    slow = against_baseline(
+        *base(), ran("cute", 0.5, 1, speedup_ci_low=0.4, speedup_ci_high=0.6), ran("cute", 2.0, 2, **CI)
+    )
     assert slow.startswith(
         "pack: no implementation has a geometric mean above the baseline torch; the nearest is cute with 1.00x (0.50x to 2.00x; the 95 % interval "
         "lies above 1 in 1 of 2 cells that differ in tokens, below 1 in 1, and includes 1 in 0)"
     )
-    unsure = fastest(*base(), ran("cute", 1.5, 1, speedup_ci_low=1.0, speedup_ci_high=2.0), ran("cute", 1.5, 2))
+    unsure = against_baseline(
+        *base(), ran("cute", 1.5, 1, speedup_ci_low=1.0, speedup_ci_high=2.0), ran("cute", 1.5, 2)
+    )
     assert unsure.startswith(
         "pack: no implementation is shown to be faster than torch; cute has the largest geometric mean, 1.50x (1.50x to 1.50x; the 95 % interval "
         "lies above 1 in 0 of 2 cells that differ in tokens, below 1 in 0, and includes 1 in 1; 1 have too few pairs for an interval)"
     )
-    touching = fastest(*base(1), ran("cute", 0.9, 1, speedup_ci_low=0.8, speedup_ci_high=1.0))
+    touching = against_baseline(*base(1), ran("cute", 0.9, 1, speedup_ci_low=0.8, speedup_ci_high=1.0))
     assert "in 0 of 1 cell, below 1 in 0, and includes 1 in 1)" in touching
-    wide = fastest(*base(), ran("cute", 2.0, 1, converged=False, **CI), ran("cute", 2.0, 2, converged=True, **CI))
+    wide = against_baseline(
+        *base(), ran("cute", 2.0, 1, converged=False, **CI), ran("cute", 2.0, 2, converged=True, **CI)
+    )
     assert "and includes 1 in 0; in 1 the interval of the time stayed wider than asked)" in wide
 
 
 def test_verdicts_decide_where_there_are_any() -> None:
     """Whatever the intervals show; the noise is that of the cells."""
     told = [ran("cute", 2.0, t, verdict=verdict, noise_floor=noise, **CI) for t, verdict, noise in ((1, "faster", 0.006), (2, "same", 0.02), (3, "undecided", 0.01), (4, "slower", None), (5, "same", 0.006))]  # fmt: skip
-    text = fastest(*base(1, 2, 3, 4, 5), *told)
+    text = against_baseline(*base(1, 2, 3, 4, 5), *told)
     assert text.startswith(
         "pack: cute has the largest speed-up, 2.00x torch in the geometric mean (2.00x to 2.00x; faster in 1 of 5 cells that differ in tokens, "
         "slower in 1, same in 2, undecided in 1, beyond noise of 0.6% to 2.0%)"
     )
-    text = fastest(*base(), *told[1:3])
+    text = against_baseline(*base(), *told[1:3])
     assert text.startswith("pack: no implementation is shown to be faster than torch; cute")
     assert "beyond noise of 0.6%)" in fastest(*base(1), told[0]) and "in 1 of 1 cell, slower in 0" in fastest(*base(1), told[0])  # fmt: skip
 
@@ -99,12 +118,16 @@ def test_verdicts_decide_where_there_are_any() -> None:
 def test_against_the_fastest_other() -> None:
     """The paired ratio where a row holds one, else that of medians on the same card; nothing where nobody else ran."""
     rows = [*base(), ran("cute", 2.0, 1, best_speedup=1.5, **CI), ran("cute", 2.0, 2, **CI)]
-    assert "; against the fastest other implementation of each cell 1.73x (1.50x to 2.00x)." in fastest(*rows)
+    assert "each cell, cute is 1.73x as fast in the geometric mean (1.50x to 2.00x); against the baseline, " in fastest(
+        *rows
+    )
     quick = ran("triton", 4.0, 2, **CI)
-    assert "of each cell 0.50x (0.50x to 0.50x)." in fastest(*base(2), rows[3], quick | {"speedup": 1.5})
-    assert "of each cell 2.00x (2.00x to 2.00x)." in fastest(*base(2), rows[3], quick | {"speedup": 1.5, "gpu_uuid": "GPU-2"})  # fmt: skip
+    assert "of each cell, cute is 0.50x as fast in the geometric mean (0.50x to 0.50x); " in fastest(
+        *base(2), rows[3], quick | {"speedup": 1.5}
+    )
+    assert "of each cell, cute is 2.00x as fast in the geometric mean (2.00x to 2.00x); " in fastest(*base(2), rows[3], quick | {"speedup": 1.5, "gpu_uuid": "GPU-2"})  # fmt: skip
     none = [one | {"gpu_uuid": None} for one in (*base(2), rows[3])]
-    assert "of each cell 2.00x" in fastest(*none), "a CPU has no UUID"
+    assert "of each cell, cute is 2.00x" in fastest(*none), "a CPU has no UUID"
     assert fastest(ran("cute", 2.0, 1, **CI)) == (
         "pack: cute has the largest speed-up, 2.00x torch in the geometric mean (2.00x to 2.00x; the 95 % interval lies above 1 in 1 of 1 cell, "
         "below 1 in 0, and includes 1 in 0)."
@@ -167,10 +190,13 @@ def test_what_a_capacity_drops() -> None:
         routed(0.9, None), routed(0.9, factor=None), routed(None),
     ]  # fmt: skip
     assert findings.drops(frame(*rows)) == (
-        "What a capacity factor drops (median share of assignments over 4 routings that differ in tokens): 1.25 at skew 0.5: 20.0%, 2 at skew 0.5: 0.4%."
+        "What a capacity factor drops of drawn loads (median share of assignments over 4 routings that differ in tokens; trained routers are under Quality): 1.25 at skew 0.5: 20.0%, 2 at skew 0.5: 0.4%."
     )
-    assert findings.drops(frame(rows[0])) == "What a capacity factor drops (median share of assignments over 1 routing): 1.25 at skew 0.5: 10.0%."  # fmt: skip
-    assert findings.drops(frame(*rows[5:])) == "What a capacity factor drops: not measured."
+    assert findings.drops(frame(rows[0])) == "What a capacity factor drops of drawn loads (median share of assignments over 1 routing; trained routers are under Quality): 1.25 at skew 0.5: 10.0%."  # fmt: skip
+    assert findings.drops(frame(*rows[5:])) == "What a capacity factor drops: not measured on loads that differ."
+    even = routed(0.0, 0.0, sampler="exact")
+    assert findings.drops(frame(even)) == findings.drops(frame()), "balanced by construction"
+    assert "at skew 0: 30.0%" in findings.drops(frame(even | {"sampler": "plackett_luce", "drop_rate": 0.3}))
 
 
 def test_noise() -> None:
@@ -210,6 +236,25 @@ def test_rows_without_a_time() -> None:
         == "3 of 4 rows are not ok (2 crashed, 1 timeout); each is listed below with its reason."
     )
     assert findings.not_ok(frame(rows[0])) == "0 of 1 rows are not ok."
+
+
+def test_nothing_is_said_of_doubtful_rows() -> None:
+    """Of the fastest, shares and costs; a bench of which no row is left says so."""
+    rows = [*base(1), ran("cute", 2.0, 1, **CI)]
+    found = findings.findings(frame(*(row | {"suspect": True} for row in rows)))
+    assert found[0] == "pack: nothing is said of 2 rows: the quickest of each cell is suspect, or did not converge and has no verdict."  # fmt: skip
+    assert "cute has the largest" in findings.findings(frame(*rows))[0]
+    rest = findings.findings(frame(rows[0], rows[1] | {"converged": False, "best_verdict": "undecided"}))
+    assert rest[0].startswith("pack: nothing is said of 2 rows"), "the baseline alone is no comparison"
+    told = findings.findings(frame(rows[0], rows[1] | {"converged": False, "best_verdict": "faster"}))
+    assert "cute has the largest" in told[0]
+
+
+def test_others_are_compared_where_both_ran() -> None:
+    """On one card: a mean over other cells says nothing beside it."""
+    rows = [*base(1, 2, 3), *(ran("cute", speedup, t, **CI) for t, speedup in ((1, 2.0), (2, 20.0), (3, 20.0)))]
+    text = fastest(*rows, ran("quack", 10.0, 2, **CI), ran("quack", 8.0, 3, **CI | {"gpu_uuid": "GPU-2"}))
+    assert "quack 2.00x (1 cell)" in text
 
 
 @pytest.mark.parametrize("status", ["ok", "crashed"])

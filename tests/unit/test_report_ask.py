@@ -31,7 +31,7 @@ TABLE = frame(
     ran("gate", "g512", "cute", 2.4, "faster", "triton", 1.15, tokens=512, **GATE),
     ran("gate", "g512", "triton", 2.76, "slower", "cute", 0.87, tokens=512, **GATE, suspect=True, suspect_reason="ceilings drifted 3 %"),
     ran("gate", "g512", "torch", 26.0, "slower", "cute", 0.1, tokens=512, **GATE, converged=False),
-    one("gate", "quack", cell="g512", tokens=512, **GATE, status="unsupported", reason="k is no multiple of 4"),
+    one("gate", "quack", cell="g512", tokens=512, **GATE, status="unsupported", reason="k is <img src=x> no multiple of 4"),
     ran("layer", "l0", "cute_gather", 120.0, None, "cute", 1.01, tokens=4096, **LAYER),
     ran("layer", "l0", "cute", 121.2, None, "cute_gather", 0.99, tokens=4096, **LAYER),
     ran("layer", "l1", "cute_gather", 180.0, "faster", "cute", 1.5, tokens=4096, **LAYER | {"skew": 1.5}),
@@ -196,7 +196,7 @@ def test_an_address_is_a_question(ask):
     for text in (
         "cute\t2.4 [2.376, 2.424]\t–\t41.7 % (one graph node)\tfaster: 1.15 [1.14, 1.16]x triton\tfaster: 1.15 [1.14, 1.16]x triton",
         "triton\t2.76 [2.732, 2.788]\tsuspect\t36.2 % (one graph node)\tslower: 0.870 [0.861, 0.879]x cute\tnot stored",
-        "\tnot converged\t", "Suspect: ceilings drifted 3 %.", "Without a time: quack unsupported: k is no multiple of 4.", "cute overtakes triton between T=64 and T=512.",
+        "\tnot converged\t", "Suspect: ceilings drifted 3 %.", "Without a time: quack unsupported: k is <img src=x> no multiple of 4.", "cute overtakes triton between T=64 and T=512.",
         "of other code than this report's: another kernel since",
     ):  # fmt: skip
         assert text in found["shown"], text

@@ -113,9 +113,12 @@ def test_rows_that_differ_in_a_trace_look_different(ask):
 
 def test_a_finding_leads_to_its_rows(ask):
     script = f"""location.hash = document.querySelector("#findings a").hash; onhashchange();
-        return [document.querySelector("#findings li").textContent, {SHOWN}];"""
-    text, ids = ask(script)
-    assert text.startswith("gate: ") and ids == IDS[:2]
+        const first = [document.querySelector("#findings li").textContent, {SHOWN}];
+        location.hash = document.querySelector("#notes a").hash; onhashchange();
+        return [...first, document.querySelector("#notes li").textContent, {SHOWN}];"""
+    text, ids, note, of_bench = ask(script)
+    assert text.startswith("experts: cute_gather is faster than the best other implementation in 1 of 1 cell") and ids == IDS[4:5]  # fmt: skip
+    assert note.startswith("gate: ") and of_bench == IDS[:2]
 
 
 def test_values_are_text(ask):

@@ -1,1 +1,1 @@
-"""The HTML report: findings in words, figures, all rows, what was not ok, provenance, method."""
+"""The HTML report: questions that its rows answer, findings in words, figures, all rows, what was not ok, provenance, method."""

@@ -13,7 +13,7 @@ _READ = [
     "bench",
     "implementation",
     *axes.AXES,
-    *("median_us", "ci_low_us", "ci_high_us", "suspect", "gpu_uuid", "host"),
+    *("median_us", "ci_low_us", "ci_high_us", "gpu_uuid", "host"),
 ]
 _APART = "not comparable: measured on different cards"
 
@@ -99,10 +99,9 @@ def _ratios(found: list[Pair]) -> str:
     ratios = [high["median_us"] / low["median_us"] for low, high in found]
     slower = sum(high["ci_low_us"] > low["ci_high_us"] for low, high in found)
     quicker = sum(high["ci_high_us"] < low["ci_low_us"] for low, high in found)
-    suspect = sum(bool(low["suspect"] == True or high["suspect"] == True) for low, high in found)  # noqa: E712
     number = grouping.differing(pd.DataFrame([low for low, _ in found]), count(len(found), "pair"))
     told = f"{slower} slower and {quicker} faster with disjoint intervals"
-    return f"{np.median(ratios):.2f}x ({min(ratios):.2f}x to {max(ratios):.2f}x; {number}: {told}{f', {suspect} with a suspect row' if suspect else ''})"
+    return f"{np.median(ratios):.2f}x ({min(ratios):.2f}x to {max(ratios):.2f}x; {number}: {told})"
 
 
 def count(n: int, noun: str) -> str:

@@ -21,6 +21,7 @@ from moe_routing_bench.report import page, predecessor, quality, verdicts
 from moe_routing_bench.report.choices import choices
 from moe_routing_bench.report.columns import COLUMNS, KEYS
 from moe_routing_bench.report.findings import findings
+from moe_routing_bench.report.headlines import headlines
 from moe_routing_bench.report.questions import questions
 from moe_routing_bench.report.rows import page_data, plain, row_id
 from moe_routing_bench.report.targets import targets
@@ -53,6 +54,7 @@ def render(
         cpu=bool(frame["gpu_name"].isna().all()),
         stale=_together(stale),
         comparisons=sorted(path.name for path in out.parent.glob("compare-*.html")),
+        headlines=headlines(frame, trained),
         findings=findings(frame),
         benches=set(frame["bench"]),
         targets=targets(frame),

@@ -1,0 +1,172 @@
+"""What a report says first: at most five sentences, one number with its interval each, and the rows that show it. Pure functions; no torch.
+
+A rule takes sound rows alone, compares cells that are equal but for one axis on one card, and stays silent where nothing is told apart.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison.verdicts import FASTER, UNDECIDED
+from moe_routing_bench.config import axes
+from moe_routing_bench.figures import grouping
+from moe_routing_bench.quality.comparison import compare
+from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality.statistics import half_width
+from moe_routing_bench.report.costs import count, pairs
+from moe_routing_bench.report.rows import row_id
+
+MOST = 5
+DRIFT = 0.02  # what the ceilings of two processes may differ by without making their rows suspect
+_SIZES = ("tokens", "hidden", "intermediate", "experts", "top_k")
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A sentence and the part of the page's address that shows its rows."""
+
+    text: str
+    link: str
+
+
+def headlines(table: pd.DataFrame, trained: pd.DataFrame | None = None) -> list[Headline]:
+    """What the rules have to say of measurements and training runs, in the order of the report."""
+    rows = sound(table)
+    finals = None if trained is None else compare.finals(trained)
+    found = [rule(rows) for rule in (fastest, near_the_limit, skew)]
+    if finals is not None and len(finals):
+        found += [quality(finals), left_over(finals)]
+    return [one for one in found if one is not None][:MOST]
+
+
+def sound(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a time that are not suspect, and converged or have a verdict that tells them from the best other.
+
+    Of cells whose quickest row is one of these: of others nobody knows who is the fastest.
+    """
+    ok = table[(table["status"] == "ok") & table["median_us"].notna()]
+    told = ok["best_verdict"].notna() & (ok["best_verdict"] != UNDECIDED)
+    firm = (ok["suspect"].fillna(False) != True) & ((ok["converged"] != False) | told)  # noqa: E712
+    quickest = ok.sort_values("median_us").groupby(["bench", "cell", grouping.card(ok)], sort=False).head(1).index
+    keys = pd.Series(list(zip(ok["bench"], ok["cell"], grouping.card(ok), strict=True)), index=ok.index, dtype=object)
+    return ok[firm & keys.isin(set(keys[quickest][firm[quickest]]))]
+
+
+def _widest(rows: pd.DataFrame, having: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
+    """What `having` keeps of the last bench of the table of benches, of which it keeps anything: composites come last."""
+    for bench in reversed(BENCHES):
+        kept = having(rows[rows["bench"] == bench])
+        if len(kept):
+            return kept
+    return rows.iloc[:0]
+
+
+def _lead(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the implementation that is told faster than the best other in most cells."""
+    names = rows.loc[rows["best_verdict"] == FASTER, "implementation"]
+    return rows[rows["implementation"] == names.value_counts().index[0]] if len(names) else rows.iloc[:0]
+
+
+def _middle(rows: pd.DataFrame, column: str) -> pd.Series:
+    """The row in the middle by a column; of an even number the lower one."""
+    return rows.sort_values(column).iloc[(len(rows) - 1) // 2]
+
+
+def fastest(rows: pd.DataFrame) -> Headline | None:
+    """In how many cells of the widest bench one implementation is told faster than the best other, and by how much in the middle one."""
+    mine = _widest(rows, _lead)
+    if mine.empty:
+        return None
+    wins = mine[mine["best_verdict"] == FASTER]
+    one, bench, name = _middle(wins, "best_speedup"), wins["bench"].iloc[0], wins["implementation"].iloc[0]
+    cells = rows[(rows["bench"] == bench) & rows["best_verdict"].notna()].groupby(["cell", grouping.card(rows)]).ngroups
+    ratio = _interval(one["best_speedup"], one["best_speedup_ci_low"], one["best_speedup_ci_high"])
+    text = f"{bench}: {name} is faster than the best other implementation in {len(wins)} of {count(cells, 'cell')} by verdict; in the middle one of these {ratio} as fast as {one['best_other']}, at {_shape(one)}."
+    return Headline(
+        text, f"rows?filter=bench%3D{bench}+implementation%3D{name}+best_verdict%3D{FASTER}&sort=best_speedup"
+    )
+
+
+def near_the_limit(rows: pd.DataFrame) -> Headline | None:
+    """How near that implementation comes to the roofline, in the middle one of its cells; on a GPU, where a share above 1 is no share."""
+    known = rows[rows["gpu_uuid"].notna() & (rows["converged"] != False) & (rows["share_of_roofline"] <= 1)]  # noqa: E712
+    mine = _widest(known, _lead)
+    if mine.empty:
+        return None
+    one, bench, name = _middle(mine, "share_of_roofline"), mine["bench"].iloc[0], mine["implementation"].iloc[0]
+    share = one["share_of_roofline"]
+    low, high = (share * one["median_us"] / one[edge] for edge in ("ci_high_us", "ci_low_us"))
+    text = f"{bench}: {name} reaches {share:.1%} [{low:.1%}, {high:.1%}] of the roofline in the middle one of {count(len(mine), 'cell')}, at {_shape(one)}."
+    return Headline(text, f"row-{row_id(one.to_dict())}")
+
+
+def skew(rows: pd.DataFrame) -> Headline | None:
+    """What the widest range of skew costs the implementation that is fastest without it, in the largest batch of the widest bench."""
+    free = rows[rows["skew"].notna() & rows["capacity_factor"].isna() & (rows["converged"] != False)]  # noqa: E712
+    found = []
+    for bench in reversed(grouping.reading("skew")):
+        found = pairs(free[free["bench"] == bench], "skew")[0]
+        if found:
+            break
+    if not found:
+        return None
+    low, high = min(found, key=lambda pair: (pair[0]["skew"] - pair[1]["skew"], -pair[0]["tokens"], pair[0]["median_us"]))  # fmt: skip
+    least, most = high["ci_low_us"] / low["ci_high_us"], high["ci_high_us"] / low["ci_low_us"]
+    if most >= 1 / (1 + DRIFT) and least <= 1 + DRIFT:
+        return None
+    ratio = _interval(high["median_us"] / low["median_us"], least, most)
+    text = f"{low['bench']}: at skew {high['skew']:g} {low['implementation']} takes {ratio} its time at skew {low['skew']:g}, in cells equal otherwise on one card, at {_shape(low)}."
+    same = "+".join(f"{name}%3D{int(low[name])}" for name in _SIZES if pd.notna(low[name]))
+    return Headline(text, f"rows?filter=bench%3D{low['bench']}+implementation%3D{low['implementation']}+{same}+capacity_factor%3Anone&sort=skew")  # fmt: skip
+
+
+def quality(finals: pd.DataFrame) -> Headline | None:
+    """The causal rule of the least loss, in the config with most of them; only where the seeds tell it from some other."""
+    causal = finals[finals["causal"].astype(bool)]
+    if causal.empty:
+        return None
+    label = causal.groupby("label", sort=False)["contestant"].nunique().idxmax()
+    ranks = compare.summary(causal[causal["label"] == label].assign(config_hash=label))
+    best = ranks.iloc[0]
+    others = len(ranks) - 1
+    below = others - len(best["ties"])
+    if best["seeds"] < 2 or best["rank"] != 1 or below < 1:
+        return None
+    text = f"Quality ({label}): {best['contestant']} has the least loss of {len(ranks)} causal rules, {best['mean']:.4f} ± {best['half_width']:.4f} bits per byte over {best['seeds']} seeds; significantly less than {below} of the {others} others."
+    return Headline(text, "quality")
+
+
+def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Headline | None:
+    """What trained rules leave over a capacity: the middle one of the causal rules that learn, in the config with most of them."""
+    kept = finals[finals["causal"].astype(bool) & finals["learns"].astype(bool) & finals["drop_rate_by_factor"].notna()]
+    kept = kept.assign(left=[_at(factor, *one) for one in kept[["capacity_factors", "drop_rate_by_factor"]].to_numpy()])
+    kept = kept[kept["left"].notna()]
+    if kept.empty:
+        return None
+    mine = kept[kept["label"] == kept.groupby("label", sort=False)["contestant"].nunique().idxmax()]
+    means = mine.groupby("contestant")["left"].mean().sort_values()
+    name = means.index[(len(means) - 1) // 2]
+    values = mine.loc[mine["contestant"] == name, "left"].to_numpy(float)
+    if len(values) < 2:
+        return None
+    batches = ", on validation batches of one domain each" * bool((mine["validation_batches"] != run_rows.MIXED).any())
+    text = f"Capacity ({mine['label'].iloc[0]}): a factor of {factor:g} leaves {np.mean(values):.1%} ± {half_width(values):.1%} of the choices of trained {name} over, the middle one of {count(len(means), 'rule')} ({means.iloc[0]:.1%} to {means.iloc[-1]:.1%}){batches}."
+    return Headline(text, "quality")
+
+
+def _at(factor: float, factors: np.ndarray, shares: np.ndarray) -> float:
+    """The share at one of the factors; nan where it is none of them."""
+    return dict(zip(factors, shares, strict=True)).get(factor, float("nan"))
+
+
+def _interval(ratio: float, low: float, high: float) -> str:
+    return f"{ratio:.3g}x [{low:.3g}, {high:.3g}]"
+
+
+def _shape(row: pd.Series) -> str:
+    """The model and sizes of a row's cell in words."""
+    sizes = [f"{axes.AXES[name].prefix}={int(row[name])}" for name in _SIZES if pd.notna(row[name])]
+    return " ".join([*([row["model"]] if pd.notna(row["model"]) else []), *sizes])

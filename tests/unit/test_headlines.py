@@ -1,0 +1,135 @@
+"""Each rule of what a report says first, on a few rows whose numbers are known: what it says, and where it must be silent."""
+
+import pandas as pd
+import pytest
+from rows import frame, one
+
+from moe_routing_bench.report import headlines
+from moe_routing_bench.report.rows import row_id
+
+
+def ran(cell, implementation, us, verdict=None, ratio=None, bench="routing", **values):
+    """A row with an interval of 1 % to both sides and what is stored of it against the best other."""
+    against = {} if ratio is None else {"best_other": "triton", "best_speedup": ratio, "best_speedup_ci_low": ratio - 0.01, "best_speedup_ci_high": ratio + 0.01}  # fmt: skip
+    known = {"median_us": us, "ci_low_us": us * 0.99, "ci_high_us": us * 1.01, "best_verdict": verdict, "skew": 0.0, "tokens": 64, "experts": 8}  # fmt: skip
+    return one(bench, implementation, **known | against | {"cell": cell} | values)
+
+
+def pair(cell, ratio, verdict="faster", **values):
+    """Two implementations of a cell; cute is so many times as fast."""
+    turned = {"faster": "slower"}.get(verdict, verdict)
+    return [ran(cell, "cute", 10.0, verdict, ratio, **values), ran(cell, "triton", 10.0 * ratio, turned, 1 / ratio, **values)]  # fmt: skip
+
+
+def sound(*rows):
+    return headlines.sound(frame(*rows))
+
+
+def said(rule, *rows):
+    found = rule(sound(*rows))
+    return found.text if found else ""
+
+
+def test_which_rows_are_sound():
+    """Not suspect; converged, or told apart by a stored verdict; of cells whose quickest row is."""
+    rows = [
+        *pair("a", 1.5), *pair("b", 1.5, converged=False), *pair("c", 1.5, "undecided", converged=False), *pair("d", 1.5, suspect=True),
+        ran("e", "cute", 1.0, converged=False), ran("e", "torch", 2.0), ran("f", "cute", 1.0), ran("f", "torch", 2.0, suspect=True),
+        ran("f", "triton", 1.0, status="crashed"),
+    ]  # fmt: skip
+    found = sound(*rows)
+    assert [*zip(found["cell"], found["implementation"], strict=True)] == [("a", "cute"), ("a", "triton"), ("b", "cute"), ("b", "triton"), ("f", "cute")]  # fmt: skip
+
+
+def test_the_fastest():
+    """Cells that a verdict tells apart, of the widest bench; the middle one's ratio with its stored interval."""
+    rows = [*pair("a", 1.2), *pair("b", 1.4, tokens=512), *pair("c", 1.9), *pair("d", 1.001, "same"), *pair("g", 9.0, bench="gate")]  # fmt: skip
+    found = headlines.fastest(sound(*rows))
+    assert found and found.text == (
+        "routing: cute is faster than the best other implementation in 3 of 4 cells by verdict; in the middle one of these 1.4x [1.39, 1.41] as fast as triton, at T=512 E=8."
+    )
+    assert found.link == "rows?filter=bench%3Drouting+implementation%3Dcute+best_verdict%3Dfaster&sort=best_speedup"
+    doubtful = [row | {"suspect": True} for row in rows]
+    assert said(headlines.fastest, *rows[6:8]) == said(headlines.fastest, *doubtful) == ""
+    assert said(headlines.fastest, *(row | {"best_verdict": None} for row in rows)) == "", "no verdict, no winner"
+    assert said(headlines.fastest, *doubtful[:8], *rows[8:]).startswith("gate: cute")
+
+
+def test_near_the_limit():
+    """The middle cell's share, its interval from that of the time; nothing on a CPU, or where a share is none."""
+    rows = [row | {"share_of_roofline": share} for name, share in (("a", 0.5), ("b", 0.8), ("c", 0.9)) for row in pair(name, 1.5)]  # fmt: skip
+    found = headlines.near_the_limit(sound(*rows))
+    assert found and found.text == "routing: cute reaches 80.0% [79.2%, 80.8%] of the roofline in the middle one of 3 cells, at T=64 E=8."  # fmt: skip
+    assert found.link == f"row-{row_id(rows[2])}"
+    for values in ({"gpu_uuid": None}, {"share_of_roofline": 3.79}, {"share_of_roofline": None}, {"converged": False}, {"suspect": True}):  # fmt: skip
+        assert said(headlines.near_the_limit, *(row | values for row in rows)) == "", values
+
+
+def test_skew():
+    """The widest range that one card measured, in cells equal otherwise; nothing where both intervals and the drift allow that nothing changed."""
+    rows = [ran(f"{skew}{tokens}", "cute", us, skew=skew, tokens=tokens) for skew, tokens, us in ((0.0, 64, 10.0), (1.7, 64, 20.0), (0.0, 512, 100.0), (0.7, 512, 110.0), (1.7, 512, 150.0))]  # fmt: skip
+    found = headlines.skew(sound(*rows))
+    assert found and found.text == (
+        "routing: at skew 1.7 cute takes 1.5x [1.47, 1.53] its time at skew 0, in cells equal otherwise on one card, at T=512 E=8."
+    )
+    assert found.link == "rows?filter=bench%3Drouting+implementation%3Dcute+tokens%3D512+experts%3D8+capacity_factor%3Anone&sort=skew"  # fmt: skip
+    low, _, high = rows[2:]
+    for change in (
+        {"gpu_uuid": "GPU-2"}, {"dtype": "fp32"}, {"capacity_factor": 1.0}, {"suspect": True}, {"converged": False}, {"implementation": "torch"},
+        {"tokens": 1024}, {"median_us": 103.0, "ci_low_us": 101.9, "ci_high_us": 104.0},
+    ):  # fmt: skip
+        assert said(headlines.skew, low, high | change) == "", change
+    assert said(headlines.skew, low, high | {"median_us": 50.0, "ci_low_us": 49.0, "ci_high_us": 51.0}).startswith("routing: at skew 1.7 cute takes 0.5x")  # fmt: skip
+
+
+def trained(name, losses, causal=True, left=(0.2, 0.1), label="e8", **values):
+    """Final evaluations of a rule, a seed each."""
+    return [
+        {
+            "label": label, "contestant": name, "seed": seed, "bits_per_byte": loss, "causal": causal, "learns": True, "purpose": "final", "step": 1, "run": f"{label}{name}{seed}",
+            "router": name, "network": "linear", "capacity_factor": 1.25, "drop_policy": "drop", "train_mode": "joint", "lr": 0.001, "validation_batches": "mixed",
+            "capacity_factors": [1.0, 1.25], "drop_rate_by_factor": [share + seed / 100 for share in left],
+        } | values
+        for seed, loss in enumerate(losses)
+    ]  # fmt: skip
+
+
+def told(rule, *runs):
+    found = rule(pd.DataFrame([run for runs_of_one in runs for run in runs_of_one]))
+    return found.text if found else ""
+
+
+A, B, C = trained("a", (1.0, 1.01, 1.02)), trained("b", (2.0, 2.02, 2.01)), trained("c", (1.001, 1.02, 1.012))
+
+
+def test_quality():
+    """Of causal rules, by the ranking's own tests; nothing where the seeds tell nobody from the first."""
+    assert told(headlines.quality, A, B, C, trained("d", (0.1, 0.2, 0.3), causal=False), trained("a", (9.0, 9.1), label="other")) == (
+        "Quality (e8): a has the least loss of 3 causal rules, 1.0100 ± 0.0248 bits per byte over 3 seeds; significantly less than 1 of the 2 others."
+    )  # fmt: skip
+    assert told(headlines.quality, A, C) == told(headlines.quality, A) == ""
+    assert told(headlines.quality, A[:1], B[:1]) == told(headlines.quality, trained("a", (1.0,), causal=False)) == ""
+
+
+def test_what_trained_rules_leave_over():
+    """At a factor of 1, the middle rule's mean over seeds; batches of one domain are named; nothing without a second seed or that factor."""
+    middle = trained("m", (1.0, 1.01, 1.02), left=(0.3, 0.1))
+    text = "Capacity (e8): a factor of 1 leaves 31.0% ± 2.5% of the choices of trained m over, the middle one of 3 rules (21.0% to 41.0%)"
+    high = trained("h", (1.0, 1.01, 1.02), left=(0.4, 0.1))
+    assert told(headlines.left_over, A, middle, high) == text + "."
+    old = [[run | {"validation_batches": "by_domain"} for run in runs] for runs in (A, middle, high)]
+    assert told(headlines.left_over, *old) == text + ", on validation batches of one domain each."
+    assert told(headlines.left_over, A[:1]) == told(headlines.left_over, trained("a", (1.0, 1.1), causal=False)) == ""
+    assert told(headlines.left_over, [run | {"capacity_factors": [1.5, 2.0]} for run in A]) == ""
+    assert told(headlines.left_over, [run | {"drop_rate_by_factor": None} for run in A]) == ""
+
+
+@pytest.mark.parametrize("with_runs", [False, True])
+def test_at_most_five(with_runs):
+    """All rules, in their order; an empty table and one of crashes have none."""
+    rows = [row | {"share_of_roofline": 0.5} for row in pair("a", 1.5)] + [ran("b", "cute", 40.0, "faster", 1.5, skew=1.0)]  # fmt: skip
+    runs = pd.DataFrame([*A, *B]) if with_runs else None
+    found = [headline.text.split()[0] for headline in headlines.headlines(frame(*rows), runs)]
+    assert found == ["routing:"] * 3 + ["Quality", "Capacity"] * with_runs and len(found) <= headlines.MOST
+    crashed = frame(*(row | {"status": "crashed", "median_us": None} for row in rows))
+    assert headlines.headlines(crashed) == headlines.headlines(crashed.iloc[:0]) == []
