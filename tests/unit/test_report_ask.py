@@ -6,6 +6,7 @@ import pytest
 from rows import frame, one
 
 from browser import asked
+from moe_routing_bench.report.questions import questions
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.rows import row_id
 
@@ -63,7 +64,7 @@ def pure(page, tmp_path_factory):
 AXES = [
     {"name": "tokens", "scale": "log", "default": None, "follows": ""}, {"name": "skew", "scale": "linear", "default": 0, "follows": ""},
     {"name": "capacity_factor", "scale": "log", "default": None, "follows": ""}, {"name": "dtype", "scale": "name", "default": "bf16", "follows": ""},
-    {"name": "packed", "scale": "name", "default": None, "follows": "dtype"},
+    {"name": "packed", "scale": "name", "default": None, "follows": "dtype"}, {"name": "model", "scale": "name", "default": None, "follows": ""},
 ]  # fmt: skip
 PLAIN = {"tokens": 1024, "skew": 0, "capacity_factor": None, "dtype": "bf16", "packed": "bf16"}
 # question, axes of the only cell, [(axis, octaves)]
@@ -78,6 +79,7 @@ GAPS = (
     ({"packed": None}, PLAIN, []),
     ({"packed": None}, PLAIN | {"packed": "fp8_row"}, [["packed", 3]]),
     ({"skew": 3}, {"tokens": 1024}, []),
+    ({"model": "a"}, {"tokens": 1024, "model": "b"}, [["model", 3]]),
     ({}, PLAIN | {"dtype": "fp32"}, []),
 )  # fmt: skip
 
@@ -229,6 +231,11 @@ def test_a_form_is_a_question(ask):
     assert found["names"] == ["bench", "model", "tokens", "experts", "top_k", "phase", "dtype"] and not found["unlabelled"]  # fmt: skip
     assert found["none"]["said"] == "Not measured: this run has no row of combine with a time." and not found["none"]["shown"]  # fmt: skip
     assert all(text in found["deepseek"]["said"] for text in ("Not measured as asked", "H 2048, not 7168, 1.8 octaves", "router softmax_topk_renorm, not deepseek_v3"))  # fmt: skip
+
+
+def test_a_model_is_a_label_of_sizes_but_where_it_is_run_whole():
+    reads = questions(TABLE, MODELS, {})["reads"]
+    assert "model" in reads["model"] and not any("model" in read for name, read in reads.items() if name != "model")
 
 
 def test_title_and_heading_name_the_run(page):

@@ -10,8 +10,9 @@ from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES, PRESET, Axis
 
 _FIRST = ("tokens", "hidden", "intermediate", "experts", "top_k", "phase", "dtype", "skew", "capacity_factor")
-_FREE = ("phase", "dtype", "sampler")  # any value answers where the reader names none
-_LEFT_OUT = ("model", "seed", "shared_gate")
+_FREE = ("model", "phase", "dtype", "sampler")  # any value answers where the reader names none
+_LEFT_OUT = ("seed", "shared_gate")
+_WHOLE = ("model",)  # benches of whole models, whose sizes do not say all; elsewhere a model is a label of its sizes
 
 
 def questions(frame: pd.DataFrame, models: Mapping[str, Mapping[str, Any]], stale: Mapping[str, str]) -> dict[str, Any]:
@@ -20,10 +21,13 @@ def questions(frame: pd.DataFrame, models: Mapping[str, Mapping[str, Any]], stal
     `axes` in the order of the form, `reads` the axes of each bench, `measured` the benches with rows, of each of the `models`
     what its preset sets, and why benches are shown whose rows are of other code (`stale`).
     """
-    order = [*_FIRST, *(name for name in AXES if name not in (*_FIRST, *_LEFT_OUT))]
+    order = ["model", *_FIRST, *(name for name in AXES if name not in ("model", *_FIRST, *_LEFT_OUT))]
     return {
         "axes": [_asked(AXES[name], frame) for name in order],
-        "reads": {name: [axis.name for axis in axes.of(bench.axes)] for name, bench in BENCHES.items()},
+        "reads": {
+            name: [one.name for one in axes.of(bench.axes) if one.name != "model" or name in _WHOLE]
+            for name, bench in BENCHES.items()
+        },
         "measured": [name for name in BENCHES if name in set(frame["bench"])],
         "models": {name: {key: sizes[key] for key in PRESET} for name, sizes in models.items()},
         "stale": dict(stale),

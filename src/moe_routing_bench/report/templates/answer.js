@@ -86,9 +86,9 @@ function costs(cells, cell, axis, implementation) {
     return {held: other.axes[axis], cell: other, row, ratio: row.median_us / here.median_us, low: row.ci_low_us / here.ci_high_us, high: row.ci_high_us / here.ci_low_us};
   }).sort((a, b) => (a.held ?? Infinity) - (b.held ?? Infinity));
 }
-// The cells that differ from this one in tokens alone (and in labels), fewest tokens first, and what changes between neighbours.
+// The cells that differ from this one in tokens alone (and in the name of their phase), fewest tokens first, and what changes between neighbours.
 function along(cells, cell) {
-  const labels = ["tokens", "model", "phase"];
+  const labels = ["tokens", "phase"];
   const alike = other => other.bench === cell.bench && timed(other).length && Object.keys(cell.axes).every(name => labels.includes(name) || other.axes[name] === cell.axes[name]);
   const steps = cells.filter(alike).map(one => ({cell: one, tokens: one.axes.tokens, ...winner(one)})).sort((a, b) => a.tokens - b.tokens);
   return {steps, changes: changesOf(steps)};

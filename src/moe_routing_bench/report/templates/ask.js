@@ -42,7 +42,7 @@ function build() {
   const more = element("details"), rest = element("div", "", {class: "controls"});
   more.append(element("summary", "more"), rest);
   form.append(control("bench", "stage", "bench", chooser(stages)), control("model", "model", "its sizes and routing rule", chooser(models)));
-  asks.axes.forEach(axis => (axis.first ? form : rest).append(field(axis)));
+  asks.axes.filter(axis => axis.name !== "model").forEach(axis => (axis.first ? form : rest).append(field(axis)));
   form.append(more);
   form.oninput = event => {
     if (event.target.name === "model") takeModel();
