@@ -1,10 +1,9 @@
 """Whether stored rows confirm a claim, refute it, or cannot say: one rule for all claims.
 
-A claim is a set of statements "the mean of this over seeds is below a bound", each a two-sided t-test over the seeds (paired
-where two contestants are compared), with p corrected by Holm over the claim's statements and all pairs of the config's ranking, so
-that a claim tells no two contestants apart that the ranking calls a tie. Refuted: at least
-one statement is significantly false, as each claim is meant to hold throughout. Confirmed: all are significantly true and none
-is missing. Else not comparable, with the reason: missing rows, rules that see later tokens, or seeds that cannot tell.
+A claim is a set of statements "the mean of this over seeds is below a bound", each a two-sided t-test over the seeds (paired where two
+contestants are compared), with p corrected by Holm over the claim's statements and all pairs of the config's ranking, so that a claim tells no
+two apart that the ranking calls a tie. Refuted: at least one statement is significantly false, as each claim is meant to hold throughout.
+Confirmed: all are significantly true and none is missing. Else not comparable, with the reason: missing rows, rules that see later tokens, or seeds.
 """
 
 import itertools
@@ -50,10 +49,7 @@ class Verdict:
 def verdicts(
     table: pd.DataFrame, adapted: pd.DataFrame | None = None, claims: Sequence[Claim] = CLAIMS
 ) -> list[Verdict]:
-    """Each claim in every config that has something to say on it, once where none has.
-
-    `table` has the rows of the training runs, `adapted` those of the adaptations (PERFT).
-    """
+    """Each claim in every config that has something to say on it, once where none has: `table` has training runs, `adapted` adaptations."""
     rows = {"quality": compare.finals(table)}
     rows["perft"] = rows["quality"].iloc[:0] if adapted is None else perft_summary.contests(adapted)
     found = []
