@@ -177,7 +177,7 @@ def test_where_the_fastest_changes(pure):
 
 
 def test_the_floor_that_binds(pure):
-    assert pure["limits"] == [[0.5, "one graph node"], [0.75, "roofline"], [0.25, "roofline"], None]
+    assert pure["limits"] == [[0.5, "node"], [0.75, "roofline"], [0.25, "roofline"], None]
 
 
 def test_what_skew_costs(pure):
@@ -186,7 +186,7 @@ def test_what_skew_costs(pure):
 
 
 SEEN = """const seen = () => ({said: document.querySelector("#said").innerText, shown: document.querySelector("#shown").innerText, hash: location.hash,
-    links: [...document.querySelectorAll("#shown td:first-child a")].map(a => a.hash)});
+    bottom: document.querySelector("#findings").getBoundingClientRect().bottom, links: [...document.querySelectorAll("#shown td:first-child a")].map(a => a.hash)});
     const set = (name, value) => { const made = document.querySelector(`#question [name=${name}]`); made.value = value;
         made.dispatchEvent(new Event("input", {bubbles: true})); made.dispatchEvent(new Event("change", {bubbles: true})); };"""
 
@@ -196,12 +196,13 @@ def test_an_address_is_a_question(ask):
     found = ask(SEEN + "return seen()", part="ask?bench=gate&model=qwen3-30b-a3b&tokens=512")
     assert found["said"] == "cute is the fastest, and faster than the best other, triton. Measured as asked: T=512, E=128, k=8, dtype bf16."  # fmt: skip
     for text in (
-        "cute\t2.4 [2.376, 2.424]\t–\t41.7 % (one graph node)\tfaster: 1.15 [1.14, 1.16]x triton\tfaster: 1.15 [1.14, 1.16]x triton",
-        "triton\t2.76 [2.732, 2.788]\tsuspect\t36.2 % (one graph node)\tslower: 0.870 [0.861, 0.879]x cute\tnot stored",
+        "cute\t2.4 [2.376, 2.424]\t–\t41.7 % (node)\tfaster: 1.15 [1.14, 1.16]x triton\tfaster: 1.15 [1.14, 1.16]x triton",
+        "triton\t2.76 [2.732, 2.788]\tsuspect\t36.2 % (node)\tslower: 0.870 [0.861, 0.879]x cute\tnot stored",
         "\tnot converged\t", "Suspect: ceilings drifted 3 %.", "Without a time: quack unsupported: k is <img src=x> no multiple of 4.", "cute overtakes triton between T=64 and T=512.",
         "of other code than this report's: another kernel since",
     ):  # fmt: skip
         assert text in found["shown"], text
+    assert found["bottom"] <= 900, "the findings are on the first screen, too"
     assert found["links"][0] == f"#row-{IDS[2]}" and "#ask?bench=gate&tokens=64&experts=128&top_k=8&phase=prefill&dtype=bf16" in found["links"]  # fmt: skip
 
 

@@ -57,7 +57,7 @@ function ranked(cell) {
 function limitOf(row) {
   const node = row.timer === "cuda_graph" ? row.graph_node_us : null;
   if (row.roofline_us === null && node === null) return null;
-  const binds = (node ?? 0) > (row.roofline_us ?? 0) ? "one graph node" : "roofline", us = Math.max(node ?? 0, row.roofline_us ?? 0);
+  const binds = (node ?? 0) > (row.roofline_us ?? 0) ? "node" : "roofline", us = Math.max(node ?? 0, row.roofline_us ?? 0);
   return {us, share: us / row.median_us, binds};
 }
 // Who is fastest in a cell, as the stored verdict says it: {names, said, told}. Two names where no verdict parts them.

@@ -142,7 +142,7 @@ function small(...content) {
 function notes(cell) {
   const failed = cell.rows.filter(row => row.status !== "ok").map(row => `${row.implementation} ${row.status}: ${row.reason ?? "no reason recorded"}`);
   const why = reasons(cell.rows), old = asks.stale[cell.bench];
-  return ["A ratio above 1: the row is the faster one. The limit is the larger of the roofline and of what an empty node of a graph takes.",
+  return ["A ratio above 1: the row is the faster one. The limit is the larger of the roofline and of what an empty node of a CUDA graph takes.",
     why.length ? ` Suspect: ${why.join("; ")}.` : "", failed.length ? ` Without a time: ${failed.join("; ")}.` : "", old ? ` Rows of other code than this report's: ${old}.` : ""];
 }
 function overTokens(cell) {
