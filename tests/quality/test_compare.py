@@ -16,6 +16,7 @@ from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.routers.zoo import ZOO
+from moe_routing_bench.store.parquet import write_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -126,6 +127,17 @@ def test_a_renamed_table_keeps_its_spec(tmp_path: Path) -> None:
     assert table.drop(["router"]).equals(pq.read_table(path).drop(["router"]))
 
 
+def test_columns_that_were_added_are_null_in_older_files(tmp_path: Path) -> None:
+    """Which a file of before lacks; any other column it must have."""
+    path = stored(tmp_path, Run(), host="n1", slurm_job_id="7")
+    assert run_rows.last(path)["slurm_job_id"] == "7"
+    write_table(path, pq.read_table(path).drop(["host", "slurm_job_id"]))
+    assert run_rows.last(path)["host"] is run_rows.last(path)["slurm_job_id"] is None
+    write_table(path, pq.read_table(path).drop(["device"]))
+    with pytest.raises(UserError, match="other columns"):
+        run_rows.read(path)
+
+
 def test_collect_takes_times_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
     """A timing speaks for all seeds; other text, another spec or a missing file are named."""
     one, two = Run(seed=1), Run(seed=2)
@@ -146,6 +158,10 @@ def test_collect_takes_times_and_refuses_what_does_not_fit(tmp_path: Path) -> No
     stored(tmp_path, two, corpus_sha256="other")
     with pytest.raises(UserError, match="trained on different text"):
         run_rows.collect(files, {})
+    stored(tmp_path, two, code_fingerprint="other")
+    with pytest.raises(UserError, match=rf"2 versions of the code trained the runs: .*{two.name}.* \(1 files\)"):
+        run_rows.collect(files | {stored(tmp_path, Run(seed=3)): Run(seed=3)}, {})
+    stored(tmp_path, two)
     with pytest.raises(UserError, match="another spec"):
         run_rows.collect({path: dataclasses.replace(run, dim=128) for path, run in files.items()}, {})
     with pytest.raises(UserError, match="nowhere"):

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -68,13 +69,15 @@ def test_a_killed_run_ends_as_an_unbroken_one(run: Run, tmp_path: Path, monkeypa
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_training_learns_and_its_rows_are_right(run: Run, tmp_path: Path) -> None:
+def test_training_learns_and_its_rows_are_right(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss falls; bits, perplexity, tokens and loads follow from each other; the file holds the spec."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     out = tmp_path / "run.parquet"
     rows = train.train(dataclasses.replace(run, steps=60, eval_every=20), out, "cpu")
     assert [row["step"] for row in rows] == [20, 40, 60] and rows[-1]["tokens_seen"] == 60 * 4 * 32
     assert rows[-1]["val_loss"] < rows[0]["val_loss"] < math.log(256) and rows[-1]["train_loss"] < 3.2
     row = rows[-1]
+    assert (row["host"], row["slurm_job_id"]) == (os.uname().nodename, "7")
     assert row["bits_per_byte"] == pytest.approx(row["val_loss"] / math.log(2))
     assert row["perplexity"] == pytest.approx(math.exp(row["val_loss"]))
     assert row["epochs"] == pytest.approx(60 * 128 / 9000) and (row["train_bytes"], row["val_bytes"]) == (9000, 1000)

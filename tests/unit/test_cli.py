@@ -15,7 +15,7 @@ import pytest
 from moe_routing_bench import closure
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.choices import table
-from moe_routing_bench.cli import asked, progress
+from moe_routing_bench.cli import asked, printing, progress
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config.expand import cell_of, expand
@@ -46,14 +46,14 @@ def call(monkeypatch, capsys, tmp_path):
     return run
 
 
-def write_cell(job, status="ok", code=None):
+def write_cell(job, status="ok", code=None, **more):
     path = paths.cell_file("cpu", job)
     row = {
         "schema_version": rows.SCHEMA_VERSION, "bench": job.cell.bench, "cell": job.cell.key, "cell_hash": job.hash, "platform": "cpu",
         "implementation": "torch", "status": status, "reason": "it broke", "measure_seconds": 2.0, "median_us": 1.0 if status == "ok" else None,
         "started_at": "2026-11-21T06:55:00+00:00", "ended_at": "2026-11-21T06:55:02+00:00",
         "code_fingerprint": code or BENCHES[job.cell.bench].code_fingerprint(),
-    } | dict(job.cell.values)  # fmt: skip
+    } | dict(job.cell.values) | more  # fmt: skip
     rows.write(path, [row], job.spec)
     return path
 
@@ -254,6 +254,18 @@ def test_status_collect_and_prune_follow_the_config(call):
     assert str(orphan) in call("prune", "--platform", "cpu", "--config-json", other)[1] and orphan.exists()
     call("prune", "--remove", "--platform", "cpu", "--config-json", other)
     assert not orphan.exists() and paths.cell_file("cpu", jobs[0]).exists()
+
+
+def test_collect_says_on_what_rows_were_measured(call):
+    """How many cards, nodes and SLURM jobs, and the names of some."""
+    asked = {"grid": [CONFIG["grid"][0] | {"tokens": [64, 128, 256, 512, 1024]}]}
+    for number, job in enumerate(expand(config.load(asked), {})):
+        where = {"gpu_name": "NVIDIA H200", "gpu_uuid": f"GPU-{number % 2}", "host": "n2", "slurm_job_id": str(number)}
+        write_cell(job, **(where if number else {"host": "n1"}))
+    code, out, _ = call("collect", "--platform", "cpu", "--config-json", json.dumps(asked))
+    assert code == 0 and "measured on 2 NVIDIA H200; 2 nodes (n1, n2); 4 SLURM jobs (1, 2, 3, 4)" in out
+    rows = [{"host": "n1", "slurm_job_id": str(number)} for number in range(9)]
+    assert printing.places(rows) == "1 node (n1); 9 SLURM jobs (0, 1, 2, 3, …)"
 
 
 def test_status_counts_cells_of_other_code_as_remaining(call):

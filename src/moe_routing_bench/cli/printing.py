@@ -2,6 +2,8 @@
 
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +18,17 @@ def show(*tables: Table) -> None:
 
 def counts(names: list[str]) -> str:
     return ", ".join(f"{count} {name}" for name, count in Counter(names).most_common()) or "none"
+
+
+def places(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Where rows were measured: how many cards, nodes and SLURM jobs, each with some names; what no row says is left out."""
+    cards = {row["gpu_uuid"]: row["gpu_name"] for row in rows if row.get("gpu_uuid")}
+    found = [counts(list(cards.values()))] if cards else []
+    for what, column in (("node", "host"), ("SLURM job", "slurm_job_id")):
+        if names := sorted({row[column] for row in rows if row[column]}):
+            shown = ", ".join(names[:4]) + ", …" * (len(names) > 4)
+            found.append(f"{len(names)} {what}{'s' * (len(names) > 1)} ({shown})")
+    return "; ".join(found) or "machines that no row names"
 
 
 def duration(seconds: float) -> str:

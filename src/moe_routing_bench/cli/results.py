@@ -10,7 +10,7 @@ from moe_routing_bench import files
 from moe_routing_bench.cli import progress
 from moe_routing_bench.cli.asked import asked_or_last, jobs_of, last
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
-from moe_routing_bench.cli.printing import counts, duration
+from moe_routing_bench.cli.printing import counts, duration, places
 from moe_routing_bench.errors import bad
 from moe_routing_bench.quality.spec import plan
 from moe_routing_bench.store import paths, records
@@ -33,6 +33,7 @@ def collect(
     table = verdicts.with_verdicts(records.collect(paths.cell_files(platform, jobs), platform))
     write_table(out, table)
     print(f"wrote {out}: {len(table)} rows of {len(jobs)} cells, {counts(table['status'].to_pylist())}")
+    print(f"measured on {places(table.select(['gpu_uuid', 'gpu_name', 'host', 'slurm_job_id']).to_pylist())}")
 
 
 def status(config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None) -> None:

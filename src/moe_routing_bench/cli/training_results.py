@@ -9,6 +9,7 @@ import typer
 from moe_routing_bench import files
 from moe_routing_bench.cli.asked import effective, platform_of
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform
+from moe_routing_bench.cli.printing import places
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.quality.spec import adaptation_rows, plan, run_rows
 from moe_routing_bench.store import paths, records
@@ -30,6 +31,7 @@ def collect(
     table = run_rows.collect(planned.files(platform), planned.timing_files(platform))
     write_table(out, records.of_platform(table, platform, "training runs"))
     print(f"wrote {out}: {len(table)} evaluations of {len(planned.finals)} runs")
+    print(f"trained on {places(table.select(['host', 'slurm_job_id']).to_pylist())}")
     print(_comparison("compare").text(table.to_pandas()))
 
 
@@ -48,6 +50,7 @@ def collect_perft(
     table = run_rows.collect(planned.adaptation_files(platform), {}, adaptation_rows.SCHEMA)
     write_table(out, records.of_platform(table, platform, "adaptations"))
     print(f"wrote {out}: {len(table)} evaluations of {len(planned.adaptations)} adaptations")
+    print(f"trained on {places(table.select(['host', 'slurm_job_id']).to_pylist())}")
     print(_comparison("perft_summary").text(table.to_pandas()))
 
 

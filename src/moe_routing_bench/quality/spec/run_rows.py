@@ -3,6 +3,7 @@
 Without torch.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ EAGER, GRAPH = "eager", "cuda_graph"  # step_mode: launched one by one from Pyth
 # where numbers come from: the last columns of runs and of adaptations
 PROVENANCE: dict[str, pa.DataType] = {
     "device": _S, "platform": _S, "torch_version": _S, "cuda_version": _S, "python_version": _S, "cpu_threads": _I, "git_sha": _S,
-    "git_dirty": _B, "code_fingerprint": _S, "ended_at": _S,
+    "git_dirty": _B, "code_fingerprint": _S, "ended_at": _S, "host": _S, "slurm_job_id": _S,
 }  # fmt: skip
+# Columns that were added to this version of the schema, at its end: a file that lacks one reads as if it were null.
+LATER = ("host", "slurm_job_id")
 COLUMNS: dict[str, pa.DataType] = {
     # identity
     "schema_version": pa.int32(), "run": _S, "config_hash": _S, "label": _S, "purpose": _S, "router": _S, "network": _S,
@@ -66,7 +69,7 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]], spec: str, schema: pa.S
 
 
 def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
-    """Rows of this schema version, routers under their names of today.
+    """Rows of this schema version, routers under their names of today, with a null column for what was added since.
 
     Raises `UserError` for a file that is missing or unreadable, or that holds something else.
     """
@@ -75,6 +78,9 @@ def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     except (OSError, pa.ArrowException) as error:
         hint = "run `snakemake` to train it again" if path.exists() else "run `snakemake`, or `moe-routing-bench train`"
         raise bad("training run", str(path), "a readable Parquet file", hint) from error
+    for name in LATER:
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
     if not table.schema.equals(schema) or set(table["schema_version"].to_pylist()) != {SCHEMA_VERSION}:
         raise bad("training run", f"other columns in {path}", f"run schema {SCHEMA_VERSION}", "delete it and run again")
     return _renamed(table)
@@ -121,9 +127,10 @@ def collect(files: Mapping[Path, Any], timing: Mapping[Path, Sequence[str]], sch
     """All rows of the runs, or of the adaptations, in `files`, with the times of those that were timed alone.
 
     `timing` maps the file of a timing run to the names of the runs that it speaks for. Raises `UserError` that names
-    the files which are unreadable or of another spec, and where runs that are compared were trained on different text.
+    the files which are unreadable, of another spec or of other code than the rest, and where runs that are compared were
+    trained on different text.
     """
-    tables, problems, texts = [], [], {}
+    tables, problems, texts, codes = [], [], {}, {}
     times = {name: last(path) for path, names in timing.items() for name in names}
     for path, run in files.items():
         try:
@@ -134,6 +141,7 @@ def collect(files: Mapping[Path, Any], timing: Mapping[Path, Sequence[str]], sch
         if spec_of(table) != run.spec:
             problems.append(f"{path} was trained for another spec")
         texts.setdefault(run.config_hash, set()).update(table["corpus_sha256"].to_pylist())
+        codes[path] = set(table["code_fingerprint"].to_pylist())
         if time := times.get(run.name):
             for name, kind in TIMING.items():
                 column = pa.array([time[name]] * len(table), kind)
@@ -142,7 +150,19 @@ def collect(files: Mapping[Path, Any], timing: Mapping[Path, Sequence[str]], sch
     problems += [
         f"the runs of config {name} were trained on different text" for name, found in texts.items() if len(found) > 1
     ]
+    problems += _mixed(codes)
     if problems:
         found = f"{len(problems)} that do not fit: " + "; ".join(problems[:5])
         raise bad("training runs", found, "runs of this config", "train them again: delete the files and run snakemake")
     return pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
+
+
+def _mixed(codes: Mapping[Path, set[str | None]]) -> list[str]:
+    """What to train again where runs are of several versions of the code: all but those of the most frequent one."""
+    versions = Counter(code for found in codes.values() for code in found)
+    if len(versions) < 2:
+        return []
+    again = [str(path) for path, found in codes.items() if found != {versions.most_common(1)[0][0]}]
+    return [
+        f"{len(versions)} versions of the code trained the runs: {', '.join(again[:3])}{', …' * (len(again) > 3)} ({len(again)} files)"
+    ]

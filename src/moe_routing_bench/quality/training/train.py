@@ -1,6 +1,7 @@
 """One training run from its spec to its rows, its weights and its trace."""
 
 import hashlib
+import os
 import platform as python_platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -109,6 +110,8 @@ def origin(device: str, files: list[Path]) -> dict[str, Any]:
         "cpu_threads": torch.get_num_threads(),
         "code_fingerprint": closure.fingerprint(files)[:16],
         **provenance.git_state(tuple(files)),
+        "host": versions["host"],
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
     }
 
 
