@@ -93,6 +93,19 @@ def test_container_defers_to_the_project() -> None:
     assert "export PYTHONPATH=$PWD/src" in sections["environment"] and 'exec snakemake "$@"' in sections["runscript"]
 
 
+def test_profile_of_slurm_asks_for_a_gpu_where_a_job_runs_on_one() -> None:
+    """Every rule that is not local: where devices are constrained, a job that asks for none has none, and is another platform."""
+    blocks = re.findall(
+        r"^ *rule(?: (\w+))?:\n(.*?)(?=^ *(?:rule|if|for)\b|\Z)",
+        "".join(path.read_text() for path in sorted((ROOT / "workflow/rules").glob("*.smk"))),
+        re.M | re.S,
+    )
+    submitted = {name for name, body in blocks if "localrule: True" not in body}
+    profile = yaml.safe_load((ROOT / "workflow/profiles/slurm/profile.yaml").read_text())
+    assert submitted == {"measure", "train", "time_training", "adapt"}
+    assert {name: asked["gpu"] for name, asked in profile["set-resources"].items()} == dict.fromkeys(submitted, 1)
+
+
 def test_module_of_the_docs_finds_program_and_sources(tmp_path: Path) -> None:
     if shutil.which("modulecmd") is None:
         pytest.skip("no modulecmd; apt-get install environment-modules")
