@@ -3,21 +3,16 @@
 import importlib.util
 import os
 import re
-import shutil
-import socket
-import subprocess
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from loopback import queue, slurm, submit, until
 from project import CELLS, DRAWN, GRID, ROOT, Project, count, measured
 
-SLURM = Path(__file__).with_name("slurm.sh")
-DAEMONS = ("slurmctld", "slurmd", "munged")
 pytestmark = pytest.mark.slow
+__all__ = ["slurm"]
 FAMILIES = [GRID[1] | {"benches": ["gate"]}, GRID[1] | {"benches": ["combine"]}]  # one cell each
 
 
@@ -68,43 +63,6 @@ def test_a_container_has_its_own_snakemake(fresh: Project, tmp_path: Path, monke
     assert started == [("", "snakemake"), *[("exec ", "snakemake")] * 3], "planned once; two shares and the report"
 
 
-@pytest.fixture
-def slurm(own_server: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A SLURM of one node. Its jobs measure one cell each, so that a warm server would take longer to start than it saves."""
-    monkeypatch.setenv("MOE_ROUTING_BENCH_WORKER", "cold")
-    os.environ["PATH"] += os.pathsep + "/usr/sbin"
-    if missing := [name for name in DAEMONS if shutil.which(name) is None]:
-        pytest.skip(f"no {', '.join(missing)}; apt-get install slurm-wlm munge")
-    port = next(port for port in range(20_000 + os.getpid() % 5000 * 2, 32_000, 2) if free(port) and free(port + 1))
-    folder = own_server / "slurm"
-    try:
-        started = subprocess.run(["bash", SLURM, "start", folder, str(port)], capture_output=True, text=True)
-        if started.returncode:
-            pytest.skip(f"SLURM does not start here: {started.stderr.strip()}")
-        monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
-        yield
-    finally:
-        subprocess.run(["bash", SLURM, "stop", folder])
-
-
-def free(port: int) -> bool:
-    """Whether nobody listens; ports from 32768 on are also those of connections."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
-def queue(project: Project, *options: str) -> str:
-    return project.run("squeue", "--noheader", *options).stdout
-
-
-def until(done: Callable[[], object], seconds: float = 120) -> None:
-    """Wait until a function returns something true."""
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 def gated(project: Project, bench: str, gate: Path) -> Path:
     """Have the torch implementation of a bench wait for the file `gate`; returns the file that says that it waits.
 
@@ -134,13 +92,8 @@ def test_two_allocations_of_which_one_is_cancelled_and_submitted_again(
     gate = tmp_path / "gate"
     reached = gated(project, "combine", gate)
 
-    def submit(shares: int) -> list[str]:
-        options = ("--gpus=1", "--", "--until", "measure", "collect")
-        return re.findall(
-            "job ([0-9]+)", project.run("bash", "workflow/scripts/slurm.sh", "cpu", shares, *options).stdout
-        )
-
-    _, second, last = submit(2)
+    only = ("--until", "measure", "collect")
+    _, second, last = submit(project, 2, *only)
     until(reached.exists)
     project.run("scancel", second)
     until(lambda: not queue(project))
@@ -149,7 +102,7 @@ def test_two_allocations_of_which_one_is_cancelled_and_submitted_again(
     before = kept.stat().st_mtime_ns
     assert not (results / f"logs/slurm/{last}.log").exists()
 
-    submit(1)  # in another number of shares, too
+    submit(project, 1, *only)  # in another number of shares, too
     until(lambda: not queue(project))
     logs = "".join(path.read_text() for path in (results / "logs/slurm").glob("*.log"))
     assert collected(project) == ["gate", "combine"], logs

@@ -1,0 +1,43 @@
+"""The default config as it is shipped, through a SLURM on this machine, to the report."""
+
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from loopback import queue, slurm, submit, until
+from project import ROOT, Project
+
+__all__ = ["slurm"]
+pytestmark = pytest.mark.slow
+
+
+def test_the_default_config_in_allocations_of_which_one_is_cancelled(
+    tmp_path: Path, slurm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Submitted again it goes on to the report: what was measured stays, and every row names its job."""
+    monkeypatch.delenv("MOE_ROUTING_BENCH_WORKER")  # a share has many cells, which one warm process measures
+    project = Project.create(tmp_path / "project")
+    shutil.copy(ROOT / "config/config.yaml", project.folder / "config/config.yaml")
+    results, report = project.folder / "results/cpu", project.folder / "reports/cpu/index.html"
+
+    def cells() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in results.glob("cells/*/*.parquet")}
+
+    first, second, _ = submit(project, 2)
+    until(lambda: len(cells()) >= 5)
+    project.run("scancel", second)
+    until(lambda: not queue(project), 600)
+    kept = cells()
+    assert kept and not report.exists() and not (results / "measurements.parquet").exists()
+
+    jobs = submit(project, 2)
+    until(lambda: not queue(project), 600)
+    assert report.exists(), "".join(path.read_text() for path in sorted(results.glob("logs/slurm/*.log")))
+    assert {path: cells()[path] for path in kept} == kept
+    rows = pq.read_table(results / "measurements.parquet", columns=["status", "slurm_job_id"])
+    assert set(rows["status"].to_pylist()) == {"ok", "unsupported"}
+    assert {first} < set(rows["slurm_job_id"].to_pylist()) <= {first, second, *jobs}
+    trained = pq.read_table(results / "quality.parquet", columns=["slurm_job_id"])
+    assert set(trained["slurm_job_id"].to_pylist()) <= {first, second, *jobs}
