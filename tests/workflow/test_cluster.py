@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -45,6 +46,17 @@ def test_shares_are_all_cells_each_once_and_collect_nothing(fresh: Project, tmp_
     found = [measured(one) for one in shares]
     assert {name: sum(one.get(name, 0) for one in found) for name in CELLS} == CELLS
     assert not set(found[0]) & set(found[1])  # here every bench is one family
+
+
+def test_a_job_of_another_machine_writes_its_outputs_alone(fresh: Project, tmp_path: Path) -> None:
+    """The files that say what was asked for are there before jobs start, and are left to the process that the user started."""
+    project = fresh.copy(tmp_path / "project")
+    shutil.rmtree(project.folder / "results", ignore_errors=True)
+    plan = ("--dry-run", "--config", "platform=cpu")
+    project.snakemake(*plan, "--mode", "remote", check=False)
+    assert not (project.folder / "results").exists()
+    project.snakemake(*plan)
+    assert (project.folder / "results/cpu/asked.txt").is_file()
 
 
 def test_a_container_has_its_own_snakemake(fresh: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
