@@ -26,7 +26,10 @@ rule collect:
         cells=cells_of,
         asked=str(paths.asked(PLATFORM)),
         code=sources.sources("comparison")
-        + [sources.source(f"{name}.py") for name in ("store/records", "store/rows", "config/axes", "config/expand")],
+        + [
+            sources.source(f"{name}.py")
+            for name in ("store/records", "store/rows", "store/versions", "config/axes", "config/expand")
+        ],
         columns=sources.source("store/columns.yaml"),
     output:
         "results/{platform}/measurements.parquet",

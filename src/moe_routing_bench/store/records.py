@@ -4,7 +4,6 @@ A cell's file also stores the spec that it was measured for, so that a stale fil
 own records.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +19,7 @@ from moe_routing_bench.grid.spec import spec_hash
 from moe_routing_bench.store.columns import described
 from moe_routing_bench.store.parquet import read_table
 from moe_routing_bench.store.rows import IDENTITY, LATER, MEASURED, SCHEMA_VERSION, SPEC, STATUSES
+from moe_routing_bench.store.versions import outvoted
 
 _KINDS = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 AXIS_COLUMNS: dict[str, pa.DataType] = {axis.name: _KINDS[axis.kind] for axis in AXES.values()}
@@ -111,7 +111,10 @@ def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
             problems.append(f"{path} has {false}")
         codes.setdefault(job.cell.bench, {})[path] = set(table["code_fingerprint"].to_pylist())
         tables.append(table)
-    problems += [text for bench, found in codes.items() if (text := _mixed(bench, found))]
+    for bench, found in codes.items():
+        versions, again = outvoted(found, 5, find(bench).code_fingerprint)
+        if again:
+            problems.append(f"{bench} was measured by {versions} versions of the code: {again}")
     if problems:
         raise bad(
             "cell files",
@@ -141,18 +144,6 @@ def _false(table: pa.Table, job: Job, device: str) -> str:
         if not possible:
             return f"dates from {row['started_at']} to {row['ended_at']}"
     return ""
-
-
-def _mixed(bench: str, found: Mapping[Path, set[str | None]]) -> str:
-    """What to measure again where the files of a bench are of several versions of its code: all but those of today's, or, where
-    none is of today's, of the most frequent one. Empty where they agree."""
-    counts = Counter(code for codes in found.values() for code in codes)
-    if len(counts) < 2:
-        return ""
-    today = find(bench).code_fingerprint()
-    kept = today if today in counts else counts.most_common(1)[0][0]
-    again = sorted(str(path) for path, codes in found.items() if codes != {kept})
-    return f"{bench} was measured by {len(counts)} versions of the code: {', '.join(again[:5])}{', …' * (len(again) > 5)} ({len(again)} files)"
 
 
 def orphans(folder: Path, wanted: Iterable[Path]) -> list[Path]:

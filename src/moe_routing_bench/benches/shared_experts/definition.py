@@ -28,7 +28,7 @@ def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     """The weights, drawn once per cell, by the seed after its own: that draws those of the routed experts."""
     rng, weights = generator(seed + 1, device), experts.weight_format(cell).name
     hidden, inner = cell.hidden, cell.shared_intermediate
-    wide = inner if cell.activation == "relu2" else 2 * inner
+    wide = 2 * inner if experts.problem(_alone(cell)).gated else inner
     drawn = {
         "shared_w13": randn((wide, hidden), weights, rng).mul_(hidden**-0.5),
         "shared_w2": randn((hidden, inner), weights, rng).mul_(inner**-0.5),

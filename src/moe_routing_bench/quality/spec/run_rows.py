@@ -3,7 +3,6 @@
 Without torch.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pyarrow as pa
 from moe_routing_bench.errors import UserError, bad
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import read_table, write_table
+from moe_routing_bench.store.versions import outvoted
 
 SCHEMA_VERSION = 6
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
@@ -150,19 +150,10 @@ def collect(files: Mapping[Path, Any], timing: Mapping[Path, Sequence[str]], sch
     problems += [
         f"the runs of config {name} were trained on different text" for name, found in texts.items() if len(found) > 1
     ]
-    problems += _mixed(codes)
+    versions, again = outvoted(codes, 3)
+    if again:
+        problems.append(f"{versions} versions of the code trained the runs: {again}")
     if problems:
         found = f"{len(problems)} that do not fit: " + "; ".join(problems[:5])
         raise bad("training runs", found, "runs of this config", "train them again: delete the files and run snakemake")
     return pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
-
-
-def _mixed(codes: Mapping[Path, set[str | None]]) -> list[str]:
-    """What to train again where runs are of several versions of the code: all but those of the most frequent one."""
-    versions = Counter(code for found in codes.values() for code in found)
-    if len(versions) < 2:
-        return []
-    again = [str(path) for path, found in codes.items() if found != {versions.most_common(1)[0][0]}]
-    return [
-        f"{len(versions)} versions of the code trained the runs: {', '.join(again[:3])}{', …' * (len(again) > 3)} ({len(again)} files)"
-    ]
