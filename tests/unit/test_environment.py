@@ -96,7 +96,7 @@ def test_container_defers_to_the_project() -> None:
 def test_profile_of_slurm_asks_for_a_gpu_where_a_job_runs_on_one() -> None:
     """Every rule that is not local: where devices are constrained, a job that asks for none has none, and is another platform."""
     blocks = re.findall(
-        r"^ *rule(?: (\w+))?:\n(.*?)(?=^ *(?:rule|if|for)\b|\Z)",
+        r"^ *rule(?: (\w+))?:\n(.*?)(?=^ *(?:rule|if|for)\b[^\n]*:$|\Z)",
         "".join(path.read_text() for path in sorted((ROOT / "workflow/rules").glob("*.smk"))),
         re.M | re.S,
     )
