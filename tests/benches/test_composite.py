@@ -9,6 +9,7 @@ import torch
 
 from moe_routing_bench.benches import composite
 from moe_routing_bench.benches.bench import Bench, Implementation, Stage
+from moe_routing_bench.benches.experts import WEIGHTS
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.kernels.experts import ACTIVATIONS
@@ -179,7 +180,7 @@ def test_one_part_may_cover_every_stage(monkeypatch):
     found, call = checked(bench, "peer", cell_of("layer", **SHAPE))
     assert found.error is None and [stage for stage, _ in call.stages] == [name]
     (part,) = composite.parts(bench, bench["peer"])
-    assert set(part.reads()) == {"logits", "bias", "x", "w13", "w2", "b13", "b2", "residual"}
+    assert set(part.reads()) == {"logits", "bias", "x", *WEIGHTS, "residual"}
     assert set(call.stages[0][1].scope.tensors) >= {"logits", "x", "combined"}
     assert "packed" not in call.stages[0][1].scope.tensors
 

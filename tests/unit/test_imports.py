@@ -34,12 +34,13 @@ MAY_IMPORT = {
     "comparison": "errors choices benches config measure",
     "figures": "errors routers grid benches config store quality",
     "report": "errors files routers choices benches config store quality comparison figures",
-    "cli": "errors fields files closure routers grid kernels choices benches config store measure traces quality comparison figures report",
+    "cli": "errors fields files formats closure routers grid kernels choices benches config store measure traces quality comparison figures report",
 }
 MAY_IMPORT_TORCH = {"formats", "routers", "kernels", "ops", "workload", "benches", "measure", "traces", "quality"}
 WITHOUT_TORCH = (
     *(
         "formats",
+        "formats.weights",
         "closure",
         "choices",
         "routers",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_routing_bench.errors import bad
-from moe_routing_bench.formats import FORMATS
+from moe_routing_bench.formats.weights import bits
 
 FILE = Path(__file__).with_name("choices.json")
 VERSION = 1  # of the file's form
@@ -48,7 +48,7 @@ class Shape:
 
     @property
     def _bits(self) -> tuple[int, ...]:
-        return tuple(FORMATS[name].bits for name in (self.dtype, self.packed, self.weights))
+        return tuple(map(bits, (self.dtype, self.packed, self.weights)))
 
 
 @dataclass(frozen=True)

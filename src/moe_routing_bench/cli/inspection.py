@@ -17,15 +17,16 @@ from moe_routing_bench.config import axes, presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load
 from moe_routing_bench.errors import UserError
+from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.store import paths, platforms
 from moe_routing_bench.store.shipped import own_or_shipped
 
 
 def list_(platform: Platform = None) -> None:
-    """List benches with their implementations, routers and model presets, and say what is not available and why."""
+    """List benches with their implementations, routers, formats of weights and model presets, and say what is not available and why."""
     platform = platform or platforms.current()
-    show(_implementations(platform), _routers(), _presets(presets.load(own_or_shipped(paths.MODELS))))
+    show(_implementations(platform), _routers(), _weights(), _presets(presets.load(own_or_shipped(paths.MODELS))))
 
 
 def doctor() -> None:
@@ -52,6 +53,14 @@ def _routers() -> Table:
     table = Table("router", "", title="\nRouters", title_justify="left", box=None)
     for router in ROUTERS.values():
         table.add_row(router.name, router.summary)
+    return table
+
+
+def _weights() -> Table:
+    """Bits of a weight with its share of scales and zero points, in matrices of 4096 x 4096 beside bf16 activations."""
+    table = Table("weights", "bits", title="\nQuantised weights", title_justify="left", box=None)
+    for form in WEIGHTS.values():
+        table.add_row(form.name, f"{form.bytes_of(4096, 4096, 'bf16') * 8 / 4096**2:.4g}")
     return table
 
 

@@ -15,6 +15,7 @@ from annotated_types import Ge, Gt, Le
 
 from moe_routing_bench import formats
 from moe_routing_bench.fields import NONE, Choice, Distinct, OrNone
+from moe_routing_bench.formats import weights
 from moe_routing_bench.grid.cell import Value
 from moe_routing_bench.kernels.experts import ACTIVATIONS
 from moe_routing_bench.kernels.permute.layout import LAYOUTS
@@ -107,7 +108,7 @@ _TABLE = (
     Axis("activation", str, "what an expert computes between its products; of a model, its own", "way", default="swiglu", choices=ACTIVATIONS, preset=True, silent=True),
     Axis("dtype", str, "format of the activations", "format", default="bf16", choices=formats.PLAIN),
     Axis("packed", str, "format of the rows after pack", "format", prefix="packed-", follows="dtype", choices=tuple(formats.FORMATS)),
-    Axis("weights", str, "format of the experts' weights", "format", prefix="weights-", follows="dtype", choices=formats.PLAIN),
+    Axis("weights", str, "format of the experts' weights", "format", prefix="weights-", follows="dtype", choices=weights.NAMES, open=True),
     Axis("layout", str, "how rows of different experts lie in the packed buffer", "way", default="compact", choices=LAYOUTS),
     Axis("seed", int, "seed of everything that is drawn", "workload", prefix="seed", scope="config", default=17, least=0, most=2**31 - 1, universal=True),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.load import load
 from moe_routing_bench.errors import UserError, bad, pick
 from moe_routing_bench.formats import FORMATS, QUANTISED
+from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.cell import Cell, Value
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
@@ -176,6 +177,11 @@ def check(bench: str, values: Mapping[str, Any]) -> None:
         raise bad(
             "packed", packed, ", ".join((values["dtype"], *QUANTISED)), "rows are copied as they are, or quantised"
         )
+    weights = WEIGHTS.get(values.get("weights") or "")
+    for name in ("hidden", "intermediate"):
+        if weights and not weights.packs(values[name]):
+            whole = 8 // weights.bits
+            raise bad(name, values[name], f"a multiple of {whole} with weights {weights.name}", f"a byte holds {whole}")
     if values.get("shared_gate") and not values.get("shared_intermediate"):
         raise bad(
             "shared_gate", values["shared_gate"], "none without shared_intermediate", "there is nothing to multiply"

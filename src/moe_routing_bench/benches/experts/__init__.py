@@ -2,7 +2,10 @@
 
 from moe_routing_bench.benches.bench import Bench, Implementation, Peer
 from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, MSLK, TRITON_KERNELS
+from moe_routing_bench.formats.weights import named
 
+# Of all experts: what products multiply with, of quantised formats with the parts beside their elements, and biases.
+WEIGHTS = ("w13", "w2", "b13", "b2", *named("w13").values(), *named("w2").values())
 QUACK = Peer("quack", "quack-kernels", "pip install -e '.[peers]'")
 
 BENCH = Bench(
@@ -26,7 +29,7 @@ BENCH = Bench(
         Implementation("triton_kernels", "triton_kernels_experts", requires=("cuda", "triton"), peer=TRITON_KERNELS),
         Implementation("grouped_mm_bf16", "grouped_mm_bf16", requires=("cuda", "triton"), peer=GROUPED_MM_BF16),
     ),
-    reads=("packed", "scales", "offsets", "w13", "w2", "b13", "b2"),
+    reads=("packed", "scales", "offsets", *WEIGHTS),
     writes=("y",),
-    shared=("w13", "w2", "b13", "b2"),
+    shared=WEIGHTS,
 )

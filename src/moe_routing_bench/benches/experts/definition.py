@@ -1,9 +1,11 @@
 """What `experts` computes, on what, and when an answer is right.
 
 Inputs: packed (R, H) in the cell's packed format, with scales where that has them, N(0, 1) before it is quantised, padding rows zero;
-offsets (E + 1,) int32, the first row of every expert; w13 (E, N, H) and w2 (E, H, I) in the cell's weight format, scaled by one
-over the square root of the fan-in and shared by all input sets, as are the biases b13 (E, N) and b2 (E, H) of activations that
-have them, N(0, 16), so that a tenth of the gates is clamped. Output: y (R, H) of the activations' format, the expert of each row as
+offsets (E + 1,) int32, the first row of every expert; w13 (E, N, H) and w2 (E, H, I) in the cell's weight format, N(0, 1) over the
+square root of the fan-in and shared by all input sets, as are the biases b13 (E, N) and b2 (E, H) of activations that
+have them, N(0, 16), so that a tenth of the gates is clamped. Weights of a quantised format are drawn in that of the activations, which
+biases keep, and are then its parts (`formats.weights`): elements, called w13 and w2, w13_scales, w2_scales and so on. The
+reference multiplies with what these stand for, so it has no error of the format in it. Output: y (R, H) of the activations' format, the expert of each row as
 `kernels.experts` defines it. Padding rows of y are not looked at: nothing reads them.
 """
 
@@ -14,13 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moe_routing_bench.benches.checks import Assignment, Check, Cost, close, nbytes, tolerance
-from moe_routing_bench.formats import FORMATS, Format, dequantise, quantise
+from moe_routing_bench.formats import FORMATS, Format, dequantise, quantisation, quantise
+from moe_routing_bench.formats.weights import WEIGHTS, WeightFormat, named
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.kernels.experts import Experts
 from moe_routing_bench.workload.draw import draw_ids, generator, randn
 from moe_routing_bench.workload.rows import row_layout, row_map
 
-_WEIGHTS = ("w13", "w2", "b13", "b2")  # of all experts, biases where there are any
+_PRODUCTS, _BIASES = ("w13", "w2"), ("b13", "b2")  # of all experts, biases where there are any
+_WEIGHTS = (*_PRODUCTS, *_BIASES, *(part for name in _PRODUCTS for part in named(name).values()))
 
 
 def problem(cell: Cell) -> Experts:
@@ -35,9 +39,16 @@ def packed_format(cell: Cell) -> Format:
     return FORMATS[cell.get("packed") or cell.dtype]
 
 
-def weight_format(cell: Cell) -> Format:
+def weight_format(cell: Cell) -> Format | WeightFormat:
     """The format of the experts' weights, likewise."""
-    return FORMATS[cell.get("weights") or cell.dtype]
+    name = cell.get("weights") or cell.dtype
+    return WEIGHTS.get(name) or FORMATS[name]
+
+
+def plain_weights(cell: Cell) -> str:
+    """The format of biases and shared experts, which are never quantised: that of the weights, or else of the activations."""
+    form = weight_format(cell)
+    return cell.dtype if isinstance(form, WeightFormat) else form.name
 
 
 def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
@@ -57,18 +68,37 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
 def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     """The experts' weights, drawn once per cell."""
     rng, hidden, inner = generator(seed, device), cell.hidden, cell.intermediate
-    weights, wanted = weight_format(cell).name, problem(cell)
+    weights, wanted = plain_weights(cell), problem(cell)
     wide = 2 * inner if wanted.gated else inner
     drawn = {
         "w13": randn((cell.experts, wide, hidden), weights, rng).mul_(hidden**-0.5),
         "w2": randn((cell.experts, hidden, inner), weights, rng).mul_(inner**-0.5),
     }
+    if wanted.quantised_weights:
+        drawn = {n: part for name, one in drawn.items() for n, part in _quantised(cell, name, one).items()}
     if wanted.biased:
         drawn |= {
             "b13": randn((cell.experts, wide), weights, rng).mul_(4),
             "b2": randn((cell.experts, hidden), weights, rng).mul_(4),
         }
     return drawn
+
+
+def _quantised(cell: Cell, name: str, w: Tensor) -> dict[str, Tensor]:
+    """The parts of w (E, N, K) by their names beside `name`, that of the elements."""
+    parts = quantisation.quantise(w, WEIGHTS[cell.weights], cell.dtype)
+    return {named(name).get(part, name): one for part, one in parts.items()}
+
+
+def _dense(cell: Cell, inputs: dict[str, Tensor], name: str, expert: int, dtype: torch.dtype) -> Tensor:
+    """w13 or w2 of one expert as numbers (N, K) of `dtype`, exact but for the last bits of products with float32 scales."""
+    parts = {part: inputs[given][expert] for part, given in named(name).items() if given in inputs}
+    if not parts:
+        return inputs[name][expert].to(dtype)
+    form, elements = WEIGHTS[cell.weights], inputs[name][expert]
+    out = torch.empty((len(elements), elements.shape[1] * 8 // form.bits), dtype=dtype, device=elements.device)
+    quantisation.dequantise({"elements": elements} | parts, form, out)
+    return out
 
 
 def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -79,8 +109,9 @@ def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def apply(cell: Cell, x: Tensor, inputs: dict[str, Tensor], expert: int) -> Tensor:
     """One expert: x (n, H) -> (n, H) of the precision of x."""
-    own = {name: inputs[name][expert].to(x.dtype) for name in _WEIGHTS if name in inputs}
-    sums = x @ own["w13"].T + own.get("b13", 0.0)
+    own = {name: inputs[name][expert].to(x.dtype) for name in _BIASES if name in inputs}
+    w13, w2 = (_dense(cell, inputs, name, expert, x.dtype) for name in _PRODUCTS)
+    sums = x @ w13.T + own.get("b13", 0.0)
     gate, up = sums[:, : cell.intermediate], sums[:, cell.intermediate :]
     if cell.activation == "swiglu_oai":
         gate, up = gate.clamp(max=7), up.clamp(-7, 7)
@@ -89,7 +120,7 @@ def apply(cell: Cell, x: Tensor, inputs: dict[str, Tensor], expert: int) -> Tens
         inner = gate.clamp(min=0) ** 2
     else:
         inner = (F.silu(gate) if cell.activation == "swiglu" else F.gelu(gate, approximate="tanh")) * up
-    return inner @ own["w2"].T + own.get("b2", 0.0)
+    return inner @ w2.T + own.get("b2", 0.0)
 
 
 def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -113,8 +144,10 @@ _ROUNDINGS = {"swiglu": 5, "geglu": 5, "relu2": 4, "swiglu_oai": 11}
 
 def roundings(cell: Cell) -> int:
     """Roundings in a row to the activations' format, for `swiglu` gate and up, activation, product and the down product; in
-    float32 also those of the sums."""
-    return _ROUNDINGS[cell.activation] + (2 * (cell.hidden + cell.intermediate) if cell.dtype == "fp32" else 0)
+    float32 also those of the sums. Quantised weights may be rounded to it before each of both products."""
+    dequantised = 2 if isinstance(weight_format(cell), WeightFormat) else 0
+    sums = 2 * (cell.hidden + cell.intermediate) if cell.dtype == "fp32" else 0
+    return _ROUNDINGS[cell.activation] + dequantised + sums
 
 
 def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
@@ -138,7 +171,7 @@ def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expe
 
 
 def weight_bytes(cell: Cell, inputs: dict[str, Tensor]) -> int:
-    """Bytes of one expert's weights and biases."""
+    """Bytes of one expert's weights and biases, with scales and zero points."""
     return sum(nbytes(inputs[name]) for name in _WEIGHTS if name in inputs) // cell.experts
 
 

@@ -1,7 +1,7 @@
 """layer: routing around experts with real weights for every expert."""
 
 from moe_routing_bench.benches.bench import Implementation, Peer, Stage
-from moe_routing_bench.benches.experts import QUACK
+from moe_routing_bench.benches.experts import QUACK, WEIGHTS
 from moe_routing_bench.benches.layer.auto import AUTO, Choosing
 from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, MSLK, TRITON_KERNELS, pinned
 
@@ -61,7 +61,7 @@ _BEHIND_OUR_ROUTER = [
     )
 ]
 
-_WEIGHTS = ("w13", "w2", "b13", "b2", "shared_w13", "shared_w2", "shared_gate")
+_WEIGHTS = (*WEIGHTS, "shared_w13", "shared_w2", "shared_gate")
 
 BENCH = Choosing(
     name="layer",

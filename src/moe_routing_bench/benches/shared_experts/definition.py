@@ -1,7 +1,7 @@
 """What the shared experts of `layer` compute, on what, and when an answer is right.
 
 Inputs: x (T, H) of the layer, never quantised; shared_w13 (N, H), shared_w2 (H, I) and, where they are gated, shared_gate (H,) in the
-cell's weight format, scaled by one over the square root of the fan-in. Output: residual (T, H) of the activations' format.
+cell's weight format, or that of the activations where it is a quantised one, scaled by one over the square root of the fan-in. Output: residual (T, H) of the activations' format.
 """
 
 import torch
@@ -19,14 +19,14 @@ _GATE_ROUNDINGS = 3  # of the product, of the score, and of what is multiplied b
 
 def problem(cell: Cell) -> SharedExperts:
     """The sizes and formats of a cell."""
-    weights = experts.weight_format(cell).name
+    weights = experts.plain_weights(cell)
     width, gate = cell.shared_intermediate, cell.get("shared_gate")
     return SharedExperts(cell.tokens, cell.hidden, width, cell.dtype, weights, cell.activation, gate)
 
 
 def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     """The weights, drawn once per cell, by the seed after its own: that draws those of the routed experts."""
-    rng, weights = generator(seed + 1, device), experts.weight_format(cell).name
+    rng, weights = generator(seed + 1, device), experts.plain_weights(cell)
     hidden, inner = cell.hidden, cell.shared_intermediate
     wide = 2 * inner if experts.problem(_alone(cell)).gated else inner
     drawn = {
@@ -74,4 +74,4 @@ def cost(cell: Cell, inputs: dict[str, Tensor]) -> Cost:
 
 def _alone(cell: Cell) -> Cell:
     """The cell in which the shared experts are the routed ones, for what is said of those."""
-    return cell.but(intermediate=cell.shared_intermediate)
+    return cell.but(intermediate=cell.shared_intermediate, weights=experts.plain_weights(cell))

@@ -8,6 +8,7 @@ g' = min(g, 7), u' = u clamped to 7 in size, g' sigmoid(1.702 g') (u' + 1), with
 from dataclasses import dataclass
 
 from moe_routing_bench import formats
+from moe_routing_bench.formats.weights import WEIGHTS, WeightFormat
 
 ACTIVATIONS = ("swiglu", "geglu", "relu2", "swiglu_oai")
 OAI_LIMIT, OAI_ALPHA = 7.0, 1.702  # of gpt-oss's modeling file in transformers
@@ -17,7 +18,8 @@ OAI_LIMIT, OAI_ALPHA = 7.0, 1.702  # of gpt-oss's modeling file in transformers
 class Experts:
     """Tensors: packed (R, H) of `packed` and scales where it has them, offsets (E + 1,) int32, w13 (E, N, H) and w2
     (E, H, I) of `weights`, and where the activation has biases b13 (E, N) and b2 (E, H), likewise; y (R, H) of `dtype`. N is 2 I, W1
-    above W3, or I where nothing is gated. Rows from offsets[E] on belong to no expert: what y holds there is undefined."""
+    above W3, or I where nothing is gated. Of quantised weights w13 and w2 are the elements, beside w13_scales and w2_scales, and
+    w13_zeros or w13_global where `formats.weights` says so; biases are of `dtype`. Rows from offsets[E] on belong to no expert: what y holds there is undefined."""
 
     rows: int  # most rows
     hidden: int
@@ -25,7 +27,7 @@ class Experts:
     experts: int
     dtype: str  # format of activations and results
     packed: str  # format of the packed rows
-    weights: str  # format of the experts' weights
+    weights: str  # format of the experts' weights, of `formats` or `formats.weights`
     padded: bool = False  # every expert has rows / experts rows; else its rows are offsets[e] to offsets[e + 1]
     activation: str = "swiglu"  # of ACTIVATIONS
     align: int = 1  # each expert's rows begin at a multiple of this and are followed by padding up to the next
@@ -34,6 +36,11 @@ class Experts:
     def packed_format(self) -> formats.Format:
         """The format of the packed rows."""
         return formats.FORMATS[self.packed]
+
+    @property
+    def quantised_weights(self) -> WeightFormat | None:
+        """The format of the weights where they are quantised, else None."""
+        return WEIGHTS.get(self.weights)
 
     @property
     def gated(self) -> bool:

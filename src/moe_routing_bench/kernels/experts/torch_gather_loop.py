@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from moe_routing_bench.kernels.experts.common import feed_forward
+from moe_routing_bench.kernels.experts.common import feed_forward, mixed_formats
 from moe_routing_bench.kernels.layer import Layer
 
 
 def unsupported(problem: Layer) -> str | None:
     """Why it cannot run, or None."""
-    return problem.repacked
+    return problem.repacked or mixed_formats(problem.experts)
 
 
 def bind(

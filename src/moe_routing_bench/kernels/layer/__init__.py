@@ -8,7 +8,7 @@ from moe_routing_bench.kernels.permute.layout import RowLayout
 
 @dataclass(frozen=True)
 class Layer:
-    """Tensors: logits (T, E) float32, x (T, H) of `dtype`, w13, w2, b13 and b2 as `Experts` has them; combined (T, H)."""
+    """Tensors: logits (T, E) float32, x (T, H) of `dtype`, the experts' weights and biases as `Experts` has them; combined (T, H)."""
 
     layout: RowLayout  # tokens, top_k, experts, capacity and where rows lie
     hidden: int

@@ -1,7 +1,7 @@
-"""Number formats: how an element is stored, which elements share a scale, and how rows are quantised.
+"""Number formats: how elements of rows and weights are stored, which of them share a scale, and how they are quantised.
 
-One table for activations, packed rows and experts' weights. A quantised format stores `element`s and one scale per
-`group` neighbouring elements of a row: value = element * scale, with scale = amax / largest, so that a group's largest
+This table is of activations, packed rows and weights that are stored as they are; `formats.weights` is that of quantised
+weights. A quantised format of rows stores `element`s and one scale per `group` neighbouring elements of a row: value = element * scale, with scale = amax / largest, so that a group's largest
 element becomes the largest number of the format. The last group of a row may be shorter. A group whose amax is below
 `LEAST_AMAX`, as padding rows are, has scale 1 and elements 0. Values are rounded to nearest even and saturated.
 Sources: Micikevicius et al., FP8 formats for deep learning, arXiv:2209.05433, section 3; scales of 128 elements of a

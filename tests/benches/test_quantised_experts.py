@@ -1,0 +1,94 @@
+"""Quantised weights in the benches `experts` and `layer`: what they are, what is computed with them, what it costs, who takes them."""
+
+import pytest
+import torch
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.errors import UserError
+from moe_routing_bench.formats.quantisation import dequantise
+from moe_routing_bench.formats.weights import WEIGHTS, named
+
+SHAPE = {"tokens": 30, "hidden": 32, "intermediate": 48, "experts": 5, "top_k": 2}
+
+
+def case(bench, **axes):
+    cell, definition = cell_of(bench, **SHAPE | axes), BENCHES[bench].definition()
+    return cell, definition, definition.build(cell, 3, "cpu") | definition.shared(cell, 3, "cpu")
+
+
+def dense(inputs, form):
+    """The same inputs with weights as plain numbers."""
+    found = {name: one for name, one in inputs.items() if "_" not in name.removeprefix("shared_") or name[0] != "w"}
+    for name, shape in (("w13", (5, 96, 32)), ("w2", (5, 32, 48))):
+        parts = {part: inputs[given] for part, given in named(name).items() if given in inputs}
+        found[name] = torch.empty(shape, dtype=torch.float64)
+        dequantise({"elements": inputs[name]} | parts, form, found[name])
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    "weights", ["int8_g32", "int4z_g128", "int2_row", "e4m3_block128", "e5m2_g128", "mxfp4", "nvfp4"]
+)
+@pytest.mark.parametrize("bench", ["experts", "layer"])
+def test_the_reference_multiplies_with_what_the_parts_stand_for(bench, weights, dtype):
+    cell, definition, inputs = case(bench, weights=weights, dtype=dtype)
+    plain = definition.reference(cell.but(weights=dtype), dense(inputs, WEIGHTS[weights]))
+    output = BENCHES[bench].writes[0]
+    found = definition.reference(cell, inputs)[output]
+    assert (found - plain[output]).norm() <= 1e-6 * plain[output].norm() and found.norm() > 0
+    other = inputs | {"w2": inputs["w2"].view(torch.uint8).roll(1, 0).view(inputs["w2"].dtype)}
+    assert (definition.reference(cell, other)[output] - found).norm() > 0.1 * found.norm()
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_bytes_of_weights_are_those_of_their_parts(weights):
+    cell, definition, inputs = case("experts", weights=weights)
+    expected = definition.reference(cell, inputs)
+    form = WEIGHTS[weights]
+    each = form.bytes_of(96, 32, "bf16") + form.bytes_of(32, 48, "bf16")
+    assert definition.cost(cell, inputs, {"y": expected["y"]}, expected).read_bytes == 60 * 32 * 2 + 5 * each + 4 * 6
+    operands = {name for name in inputs if name.startswith("w")}
+    assert operands <= set(BENCHES["experts"].shared) and operands <= set(BENCHES["layer"].shared)
+
+
+def test_biases_and_shared_experts_keep_the_format_of_the_activations():
+    axes = {"activation": "swiglu_oai", "weights": "int4_g32", "dtype": "fp16"}
+    cell, definition, inputs = case("layer", **axes, shared_intermediate=16)
+    plain = [name for name in inputs if name.startswith(("b", "shared_"))]
+    assert plain == ["b13", "b2", "shared_w13", "shared_w2"]
+    assert all(inputs[name].dtype == torch.float16 for name in plain)
+    assert inputs["w13"].dtype == inputs["w2"].dtype == torch.uint8
+    assert definition.reference(cell, inputs)["combined"].isfinite().all()
+
+
+@pytest.mark.parametrize("bench", ["experts", "layer"])
+def test_every_implementation_takes_them_or_says_why_not(bench):
+    """`training` and `model` have no such axis."""
+    for weights in ("int4_g128", "e4m3_row", "mxfp4"):
+        cell = cell_of(bench, **SHAPE | {"hidden": 128, "intermediate": 128}, weights=weights)
+        for one in BENCHES[bench].implementations:
+            reason = BENCHES[bench].supports(one.name, cell)
+            assert reason, one.name
+    assert all(
+        "weights" not in BENCHES[name].axes for name in ("training", "model", "shared_experts") if name in BENCHES
+    )
+
+
+@pytest.mark.parametrize(
+    ("weights", "sizes", "said"),
+    [
+        ("int2_g32", {"hidden": 66}, "hidden: got 66; allowed: a multiple of 4 with weights int2_g32; hint: a byte holds 4"),
+        ("mxfp4", {"intermediate": 7}, "intermediate: got 7; allowed: a multiple of 2 with weights mxfp4; hint: a byte holds 2"),
+    ],
+)  # fmt: skip
+def test_sizes_that_fill_no_bytes_are_refused(weights, sizes, said):
+    with pytest.raises(UserError, match=f"^{said}$"):
+        cell_of("experts", **SHAPE | sizes, weights=weights)
+    assert cell_of("experts", **SHAPE | sizes, weights="int8_row").weights == "int8_row"
+
+
+def test_an_unknown_format_is_refused_with_a_hint():
+    with pytest.raises(UserError, match="did you mean 'int4_g128'"):
+        cell_of("experts", **SHAPE, weights="int4_g12")
