@@ -23,6 +23,6 @@ def add_packs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(Bench, "code_files", lambda bench: known)
         bench = replace(BENCHES["pack"], implementations=(BENCHES["pack"]["torch"], *extra))
         for one in (worker, supervisor, completion, verify):
-            monkeypatch.setattr(one, "find", {"pack": bench}.__getitem__)
+            monkeypatch.setattr(one, "bench_of", lambda job: bench)
 
     return add

@@ -20,9 +20,9 @@ _IMPORT = re.compile(r"^[ \t]*(?:from [\w.]+ import (?:\([^)]*\)|[^\n;]+)|import
 def closure(modules: Iterable[str], root: Path = PACKAGE) -> list[Path]:
     """The files of `modules` (absolute names) and of every module that they import, directly or not; sorted.
 
-    Only modules of the package whose folder is `root` count. Imports inside functions do, and so do the ``__init__``
-    files of parent packages, because they run first; imports under ``if TYPE_CHECKING`` do not. Files are read once per
-    process.
+    Only modules of the package whose folder is `root` count; of a module that is in no package, `root` is the file. Imports
+    inside functions do, and so do the ``__init__`` files of parent packages, because they run first; imports under
+    ``if TYPE_CHECKING`` do not. Files are read once per process.
 
     Raises ModuleNotFoundError for one of `modules` that is not in the package.
     """
@@ -57,9 +57,9 @@ def file_hashes(named: Iterable[tuple[str, Path]]) -> str:
 def _parents(name: str, root: Path) -> tuple[Path, ...]:
     """The files that importing a module runs, outermost package first; none where the package has no such module."""
     first, *rest = name.split(".")
-    if first != root.name:
+    if first != root.stem:
         return ()
-    path, files = root, [root / "__init__.py"]
+    path, files = root, [root / "__init__.py" if root.is_dir() else root]
     for part in rest:
         path = path / part
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -90,7 +90,7 @@ def test_what_is_missing_is_not_measured(scripted, monkeypatch) -> None:
     rows = {one["implementation"]: one for one in supervisor.measure(job())}
     assert (rows["triton"]["status"], rows["triton"]["reason"]) == ("unsupported", "needs more")
     assert rows["torch"]["reason"] == "torch,torch_compile ran" and rows["torch"]["restarts"] == 0
-    bench = supervisor.find("pack")
+    bench = supervisor.bench_of(job())
     assert asked == [(bench[name].requires, "cpu", bench[name].peer) for name in NAMES]
     scripted(lambda names, send: os._exit(1))
     assert [one["restarts"] for one in supervisor.measure(job("triton"))] == [0]

@@ -704,7 +704,7 @@ def test_a_product_that_a_bench_does_is_watched(simulated, monkeypatch):
 def test_costs_are_those_of_the_first_draw(measured, monkeypatch):
     """Of its inputs and its answers."""
     job, given = Job(CELL, ("torch", "a"), SETTINGS), []
-    definition = supervisor.find("pack").definition()
+    definition = supervisor.bench_of(job).definition()
     monkeypatch.setattr(definition, "cost", lambda *arguments: given.append(arguments) or Cost(1, 2))
     rows, _ = measured(job, a=lambda _: 100.0)
     first = definition.build(CELL, CELL.seed, "cpu")

@@ -89,13 +89,20 @@ def statuses(printed: str) -> dict[str, str]:
 
 def test_there_is_a_test_for_every_recipe() -> None:
     assert [name.split()[-1] for name in RECIPES] == [
-        *("implementation", "bench", "axis", "format", "router", "with", "figure", "preset")
+        *("implementation", "own", "bench", "axis", "format", "router", "with", "figure", "preset")
     ]
 
 
 def test_implementation(copy: Copy) -> None:
     """It is measured beside the baseline."""
     assert statuses(copy.follow(RECIPES["Add an implementation"])) == {"torch": "ok", "torch_index": "ok"}
+
+
+def test_kernel_of_a_package_of_its_own(copy: Copy) -> None:
+    """It is measured beside the baseline, from the working directory; the workflow would measure it, too."""
+    assert statuses(copy.follow(RECIPES["Add a kernel in a package of your own"])) == {"torch": "ok", "my_index": "ok"}
+    config = '{"plugins": ["my_kernels"], "grid": [{"benches": ["pack"], "tokens": [64], "hidden": [64], "experts": [4], "top_k": [2]}]}'
+    assert "0 of 1 cells" in copy.run("python", "-m", "moe_routing_bench.cli", "status", "--config-json", config)
 
 
 def test_bench(copy: Copy) -> None:

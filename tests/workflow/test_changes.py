@@ -252,6 +252,37 @@ def test_a_named_run_keeps_to_itself(named: Project, done: Project) -> None:
     assert refused.returncode and "config.run: got '../cpu'" in refused.stdout + refused.stderr
 
 
+def test_a_kernel_of_another_package_is_measured_and_counts_where_it_is_asked_for(
+    done: Project, tmp_path: Path
+) -> None:
+    """From the working directory, on the warm server, in a run of its own. Neither reading it nor its rows need torch."""
+    project = done.copy(tmp_path / "project")
+    shutil.copytree(ROOT / "examples/own_kernel/own_kernel", project.folder / "own_kernel")
+    entry = {"tokens": [64], "hidden": [64], "experts": [8], "top_k": [2]}
+    project.configure([
+        {"benches": ["combine"], "implementations": ["torch", "own_bmm"], **entry},
+        {"benches": ["pack", "combine"], "implementations": ["torch"], **entry | {"tokens": [128]}},
+    ], plugins=["own_kernel"])  # fmt: skip
+    target = ("--config", "run=own", "--until", "collect")
+    assert measured(project.snakemake(*target, "--dry-run")) == {"pack": 1, "combine": 2}
+    assert count(project.snakemake(*target)) == {"measure": 3, "collect": 1}
+    rows = pq.read_table(project.folder / "results/cpu.own/measurements.parquet").to_pylist()
+    assert {row["status"] for row in rows} == {"ok"} and [row["plugin"] for row in rows].count(
+        "own_kernel:COMBINE"
+    ) == 1
+    (project.folder / "own_kernel/unused.py").write_text("")
+    assert project.jobs(*target) == {} and "3 of 3 cells measured" in project.bench("status", "--run", "own").stdout
+    project.edit("own_kernel/bmm_combine.py")
+    assert (
+        "2 of 3 cells measured, 1 remain, 1 of them done by other code"
+        in project.bench("status", "--run", "own").stdout
+    )
+    assert measured(project.snakemake(*target, "--dry-run")) == {"combine": 1}
+    (project.folder / "own_kernel/bmm_combine.py").unlink()
+    refused = project.snakemake(*target, "--dry-run", check=False)
+    assert refused.returncode and "got 'no source of own_kernel.bmm_combine'" in refused.stdout + refused.stderr
+
+
 def test_orphans_are_listed_and_removed_only_when_asked(project: Project) -> None:
     """A smaller grid leaves files behind; they are in no table."""
     project.configure([GRID[0] | {"tokens": [64]}, GRID[1]])

@@ -11,12 +11,11 @@ from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod
 
 from moe_routing_bench.cli import progress
-from moe_routing_bench.cli.asked import last
+from moe_routing_bench.cli.asked import jobs_of, last
 from moe_routing_bench.cli.commit import name_commit
 from moe_routing_bench.closure import PACKAGE
 from moe_routing_bench.config import load as bench_config
-from moe_routing_bench.config import presets, share
-from moe_routing_bench.config.expand import expand
+from moe_routing_bench.config import share
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.quality.spec import plan
@@ -41,7 +40,7 @@ try:
     for path in workflow.configfiles:  # Snakemake takes the last of two equal keys
         bench_config.read_mapping(Path(path))
     SETTINGS = bench_config.load(config)
-    JOBS = {(job.cell.bench, job.name): job for job in expand(SETTINGS, presets.load(own_or_shipped(paths.MODELS)))}
+    JOBS = {(job.cell.bench, job.name): job for job in jobs_of(SETTINGS)}
     TRAINING = plan.expand(SETTINGS.get("quality", []), SETTINGS.get("perft", []))
     SHARE = SETTINGS.pop("share", None)
     FAMILIES = share.of(SHARE, [job.cell.family for job in JOBS.values()])
@@ -69,6 +68,8 @@ def keep_inputs():
     files.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))
     for bench in {job.cell.bench for job in JOBS.values()}:
         files.keep(paths.code(PLATFORM, bench), sources.code_hashes(sources.code_files(bench)))
+    for plugin in {one for job in JOBS.values() for one in job.plugins}:
+        files.keep(paths.plugin_code(PLATFORM, plugin), sources.plugin_hashes(plugin))
     if TRAINING.finals:
         files.keep(paths.code(PLATFORM, "quality"), sources.code_hashes(sources.named(code.training_files())))
     if TRAINING.adaptations:
@@ -97,6 +98,12 @@ wildcard_constraints:
 def spec_of(wildcards):
     """Everything but code that a cell's measurement depends on, as one JSON text; of a trace it holds the hash."""
     return JOBS[wildcards.bench, wildcards.cell].spec
+
+
+def code_of(wildcards):
+    """What says which code measures a cell: that of its bench, and of the plugins that are measured in it."""
+    platform, job = wildcards.platform, JOBS[wildcards.bench, wildcards.cell]
+    return [str(paths.code(platform, job.cell.bench)), *[str(paths.plugin_code(platform, one)) for one in job.plugins]]
 
 
 def cells_of(wildcards):

@@ -3,7 +3,7 @@
 
 rule measure:
     input:
-        code=str(paths.code("{platform}", "{bench}")),
+        code=code_of,
     output:
         "results/{platform}/cells/{bench}/{cell}.parquet",
     log:

@@ -6,9 +6,9 @@ worker that measures it.
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from moe_routing_bench import closure
@@ -17,6 +17,7 @@ from moe_routing_bench.routers import ROUTERS
 
 _PACKAGE = "moe_routing_bench"
 _HARNESS = f"{_PACKAGE}.measure.supervisor"
+_COMPOSITE = f"{_PACKAGE}.benches.composite"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,21 @@ class Implementation:
     layout: str | None = None
     declares: tuple[str, ...] = ()
 
+    def place(self, bench: str) -> str:
+        """The absolute name of its module, as one of this bench."""
+        own = self.module.startswith(".")
+        return f"{_PACKAGE}.benches.{bench}{self.module}" if own else f"{_PACKAGE}.kernels.{bench}.{self.module}"
+
+    def fused(self, part: str) -> str:
+        """The absolute name of the module that does a part of several stages."""
+        return f"{_PACKAGE}.kernels.{self.parts[part]}"
+
+    def modules(self, bench: str) -> Iterator[str]:
+        """Its modules of this package: where the closure of what it imports starts."""
+        if self.module:
+            yield self.place(bench)
+        yield from (self.fused(part) for part in self.parts if "+" in part)
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -71,7 +87,7 @@ class Bench:
     `axes` are the axes of the grid that it reads; `baseline` is what speed-ups are against. `reads` and `writes` name the operands
     (a read one may be absent where it is optional). `shared` names inputs that all input sets of a cell have in common. `stages` are the
     steps of a composite. `streams`: its ceiling is also a stream with its own mix of reads and writes. `row_passes` counts how often all
-    packed rows are written or read (pack and combine once each).
+    packed rows are written or read (pack and combine once each). `others` are implementations from outside this package, by bench.
     """
 
     name: str
@@ -85,6 +101,7 @@ class Bench:
     stages: tuple[Stage, ...] = ()
     streams: bool = False
     row_passes: int = 0
+    others: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Reject a table with two implementations of one name, without its baseline, or with parts that are no stages."""
@@ -107,14 +124,11 @@ class Bench:
 
     def load(self, implementation: str) -> ModuleType:
         """The module of one implementation; of a composite, what runs its parts."""
-        return importlib.import_module(self._place(self[implementation]))
+        return importlib.import_module(_COMPOSITE if self.stages else self[implementation].place(self.name))
 
-    def _place(self, one: Implementation) -> str:
-        """The absolute name of an implementation's module."""
-        if self.stages:
-            return f"{_PACKAGE}.benches.composite"
-        own = one.module.startswith(".")
-        return f"{_PACKAGE}.benches.{self.name}{one.module}" if own else f"{_PACKAGE}.kernels.{self.name}.{one.module}"
+    def operation(self, stage: Stage) -> "Bench":
+        """The bench of a stage, with the implementations from outside that this one has."""
+        return find(stage.bench, self.others)
 
     def supports(self, implementation: str, cell: Cell) -> str | None:
         """Why an implementation cannot run a cell, or None."""
@@ -151,9 +165,10 @@ class Bench:
     def modules(self) -> Iterator[str]:
         """The modules that a measurement of this bench imports by name: where the closure of imports starts."""
         yield f"{_PACKAGE}.benches.{self.name}.definition"
+        if self.stages:
+            yield _COMPOSITE
         for one in self.implementations:
-            yield self._place(one)
-            yield from (f"{_PACKAGE}.kernels.{module}" for name, module in one.parts.items() if "+" in name)
+            yield from one.modules(self.name)
         if "router" in self.axes:
             yield from sorted({f"{_PACKAGE}.routers.{router.module}" for router in ROUTERS.values()})
         for stage in self.stages:
@@ -168,6 +183,12 @@ class Bench:
         return closure.fingerprint(self.code_files())[:16]
 
 
-def find(name: str) -> Bench:
-    """The bench of that name, without the list of all: a measurement does not depend on other benches."""
-    return importlib.import_module(f"{_PACKAGE}.benches.{name}").BENCH
+def find(name: str, others: Mapping[str, tuple[Implementation, ...]] = MappingProxyType({})) -> Bench:
+    """The bench of that name, without the list of all: a measurement does not depend on other benches.
+
+    `others` are implementations from outside this package, by bench; they come after its own.
+    """
+    bench: Bench = importlib.import_module(f"{_PACKAGE}.benches.{name}").BENCH
+    if not others:
+        return bench
+    return replace(bench, implementations=(*bench.implementations, *others.get(name, ())), others=others)

@@ -20,7 +20,7 @@ from moe_routing_bench.grid.cell import Cell
 @dataclass(frozen=True)
 class Part:
     """One or, fused, several stages of a composite in a row, and the way they are done: an implementation of the stage's
-    bench, or of a fused part a module below ``kernels``."""
+    bench, or of a fused part a module."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -50,7 +50,8 @@ def parts(bench: Bench, implementation: Implementation) -> list[Part]:
         name = fused.get(stage.name, stage.name)
         stages = tuple(by_name[one] for one in name.split("+"))
         covered |= {one.name for one in stages}
-        found.append(Part(name, stages, implementation.parts.get(name, "torch")))
+        way = implementation.fused(name) if len(stages) > 1 else implementation.parts.get(name, "torch")
+        found.append(Part(name, stages, way))
     return found
 
 
@@ -70,7 +71,7 @@ def precompile(bench: Bench, implementation: Implementation, cell: Cell, arch: s
         return
     for part in parts(bench, implementation):
         if len(part.stages) == 1:
-            find(part.stages[0].bench).precompile(part.way, _cell(cell, part.stages[0], implementation), arch)
+            bench.operation(part.stages[0]).precompile(part.way, _cell(cell, part.stages[0], implementation), arch)
         elif hasattr(_fused(part), "precompile"):
             _fused(part).precompile(bench.definition().problem(cell), arch)
 
@@ -92,7 +93,7 @@ def check(bench: Bench, implementation: Implementation, cell: Cell, tensors: Map
     result = Check()
     for part in parts(bench, implementation):
         for stage in part.stages:
-            own, inner = find(stage.bench), _cell(cell, stage, implementation)
+            own, inner = bench.operation(stage), _cell(cell, stage, implementation)
             named = dict(tensors) | {n: tensors[c] for n, c in stage.called.items() if c in tensors}
             if not {own.reads[0], own.writes[0]} <= named.keys():
                 continue
@@ -171,7 +172,7 @@ def _binder(
     """Binds a part to tensors that have the composite's names."""
     if len(part.stages) == 1:
         (stage,) = part.stages
-        own, inner = find(stage.bench), _cell(cell, stage, implementation)
+        own, inner = bench.operation(stage), _cell(cell, stage, implementation)
         names = {name: stage.called.get(name, name) for name in (*own.reads, *own.writes)}
 
         def bind_stage(tensors: Mapping[str, Tensor]) -> Callable[[], Any]:
@@ -206,7 +207,7 @@ def _buffers(
 
 def _unsupported(bench: Bench, part: Part, cell: Cell, implementation: Implementation) -> str | None:
     if len(part.stages) == 1:
-        return find(part.stages[0].bench).supports(part.way, _cell(cell, part.stages[0], implementation))
+        return bench.operation(part.stages[0]).supports(part.way, _cell(cell, part.stages[0], implementation))
     module = _fused(part)
     problem = bench.definition().problem(cell)
     return module.unsupported(problem, **implementation.options) if hasattr(module, "unsupported") else None
@@ -222,4 +223,4 @@ def _called(stage: Stage, operands: tuple[str, ...]) -> Iterator[str]:
 
 
 def _fused(part: Part) -> Any:
-    return importlib.import_module(f"moe_routing_bench.kernels.{part.way}")
+    return importlib.import_module(part.way)

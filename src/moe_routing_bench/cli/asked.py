@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from moe_routing_bench.benches import plugins
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load
@@ -48,7 +49,17 @@ def asked(
 
 def jobs_of(config: dict[str, Any]) -> list[Job]:
     """The jobs of an effective config. Raises `UserError`."""
-    return expand(config, presets.load(own_or_shipped(paths.MODELS)))
+    return expand(config, models(config.get("models")))
+
+
+def models(own: str | Path | None = None) -> dict[str, Any]:
+    """The model presets of the working directory, or else of the package, and those of a user's own file."""
+    return presets.load(own_or_shipped(paths.MODELS), own)
+
+
+def references(given: list[str] | None) -> list[str]:
+    """References of the plugins that are installed, and of those that a command is given."""
+    return list(dict.fromkeys([*plugins.installed(), *(given or [])]))
 
 
 def _folder(config: dict[str, Any], platform: str | None, run: str | None) -> str:

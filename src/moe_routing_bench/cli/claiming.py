@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from moe_routing_bench.cli.asked import platform_of
+from moe_routing_bench.cli.asked import models, platform_of
 from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.cli.printing import counts, show
 from moe_routing_bench.config import claims as published
-from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import config_of, expand
 from moe_routing_bench.config.load import load
 from moe_routing_bench.errors import UserError, bad, pick
@@ -83,7 +82,7 @@ def job_of(claim: published.Claim) -> Job:
         raise bad(f"claim {claim.id}", f"the {check.over} of several cells", "one cell", "its rows come from a config")
     asked = config_of(check.bench, {name: None if value == "none" else value for name, value in check.axes.items()})
     asked["grid"][0]["implementations"] = list(dict.fromkeys(filter(None, (check.implementation, check.against))))
-    (job,) = expand(load(asked), presets.load(own_or_shipped(paths.MODELS)))
+    (job,) = expand(load(asked), models())
     return job
 
 

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.cli.asked import asked
 from moe_routing_bench.cli.options import ConfigJson, Configs
 from moe_routing_bench.errors import bad
@@ -33,5 +33,5 @@ def compile_(
     arch, known = arch or compilation.current_arch(), len(cache.objects())
     for job in track(jobs, f"compiling for {arch}", console=Console(stderr=True)):
         for name in job.implementations:
-            BENCHES[job.cell.bench].precompile(name, job.cell, arch)
+            bench_of(job).precompile(name, job.cell, arch)
     print(f"{len(cache.objects())} kernels in {cache.folder()}, {len(cache.objects()) - known} of them new")

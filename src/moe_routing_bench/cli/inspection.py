@@ -10,28 +10,30 @@ from typing import Any
 import typer
 from rich.table import Table
 
+from moe_routing_bench.benches.bench import Bench
+from moe_routing_bench.benches.plugins import Plugin
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli.options import Platform
+from moe_routing_bench.cli.asked import jobs_of, models, references
+from moe_routing_bench.cli.options import Models, Platform, Plugins
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config import axes, presets
-from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load
-from moe_routing_bench.errors import UserError
+from moe_routing_bench.config.plugins import benches_of
+from moe_routing_bench.errors import UserError, one_line
 from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.store import paths, platforms
-from moe_routing_bench.store.shipped import own_or_shipped
 
 
-def list_(platform: Platform = None) -> None:
+def list_(platform: Platform = None, plugin: Plugins = None, own: Models = None) -> None:
     """List benches with their implementations, routers, formats of weights and model presets, and say what is not available and why."""
     platform = platform or platforms.current()
-    show(_implementations(platform), _routers(), _weights(), _presets(presets.load(own_or_shipped(paths.MODELS))))
+    show(_implementations(platform, benches_of(references(plugin))), _routers(), _weights(), _presets(models(own)))
 
 
-def doctor() -> None:
-    """Check what this machine has: versions, GPU, packages and the default config. Exit status 1 if a check fails."""
-    checks = _checks()
+def doctor(plugin: Plugins = None) -> None:
+    """Check what this machine has: versions, GPU, packages, plugins and the default config. Exit status 1 if a check fails."""
+    checks = [*_checks(), *map(_check_plugin, references(plugin))]
     table = Table("check", "", "found", box=None)
     for what, fine, found in checks:
         table.add_row(what, {True: "ok", False: "FAIL", None: "-"}[fine], found)
@@ -39,13 +41,15 @@ def doctor() -> None:
     raise typer.Exit(int(any(fine is False for _, fine, _ in checks)))
 
 
-def _implementations(platform: str) -> Table:
+def _implementations(platform: str, benches: Mapping[str, Bench]) -> Table:
     table = Table("bench", "implementation", f"on {platform}", title="Benches", title_justify="left", box=None)
-    for bench in BENCHES.values():
+    for bench in benches.values():
         table.add_row(bench.name, "", bench.summary)
         for one in bench.implementations:
-            baseline = " (baseline)" if one.name == bench.baseline else ""
-            table.add_row("", one.name + baseline, platforms.missing(one.requires, platform, one.peer) or "available")
+            note = " (baseline)" if one.name == bench.baseline else ""
+            if isinstance(one, Plugin):
+                note = f" ({one.reference})"
+            table.add_row("", one.name + note, platforms.missing(one.requires, platform, one.peer) or "available")
     return table
 
 
@@ -107,11 +111,31 @@ def _check_torch(gpu: str | None) -> tuple[str, bool, str]:
     return "torch", True, f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'CPU build'}"
 
 
+def _check_plugin(reference: str) -> tuple[str, bool, str]:
+    """Whether the declarations of a plugin can be read, and its modules imported."""
+    try:
+        found = [
+            one
+            for bench in benches_of([reference]).values()
+            for one in bench.implementations
+            if isinstance(one, Plugin)
+        ]
+        for module in (module for one in found for module in one.own_modules()):
+            importlib.import_module(module)
+    except Exception as error:  # whatever a module raises
+        return "plugin", False, one_line(f"{reference}: {error}")
+    return (
+        "plugin",
+        True,
+        "; ".join(f"{one.reference}: {one.name} of {one.bench}, {one.version() or 'not installed'}" for one in found),
+    )
+
+
 def _check_config() -> tuple[str, bool | None, str]:
     if not paths.CONFIG.exists():
         return "config", None, f"no {paths.CONFIG} here; `moe-routing-bench init FOLDER` makes a folder with one"
     try:
-        jobs = expand(load(paths.CONFIG), presets.load(own_or_shipped(paths.MODELS)))
+        jobs = jobs_of(load(paths.CONFIG))
     except UserError as error:
         return "config", False, str(error)
     return "config", True, f"{paths.CONFIG}: {len(jobs)} cells"

@@ -12,17 +12,18 @@ import typer
 from moe_routing_bench import files
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import measured, progress
+from moe_routing_bench.cli.asked import models, references
+from moe_routing_bench.cli.options import Models, Plugins
 from moe_routing_bench.cli.printing import show
-from moe_routing_bench.config import axes, presets
+from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.expand import config_of, expand
 from moe_routing_bench.config.load import load
+from moe_routing_bench.config.plugins import benches_of
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.fields import NONE, words
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.store import paths
-from moe_routing_bench.store.shipped import own_or_shipped
 
 
 def _with_axes(command: Callable) -> Callable:
@@ -63,6 +64,8 @@ def measure(
     max_seconds: Annotated[float, typer.Option(help="Sampling time")] = Settings.max_seconds,
     min_blocks: Annotated[int, typer.Option(help="Least blocks of samples")] = Settings.min_blocks,
     mode: Annotated[str, typer.Option(help="warm (a server that has imported torch) | cold")] = "cold",
+    plugin: Plugins = None,
+    own: Models = None,
     out: Annotated[Path | None, typer.Option(help="Also write the rows of one cell to this Parquet file")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns of the rows as one JSON list")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all columns of the rows as CSV")] = False,
@@ -78,14 +81,16 @@ def measure(
     if as_json and as_csv:
         raise bad("--csv", "together with --json", "one of them")
     asked = _asked(bench, _values(values))
+    if plugins := references(plugin):
+        asked["plugins"] = plugins
     if implementations is not None:
+        known = [one.name for one in benches_of(plugins)[bench].implementations]
         asked["grid"][0]["implementations"] = [
-            pick(f"implementation of {bench}", name.strip(), [one.name for one in BENCHES[bench].implementations])
-            for name in implementations.split(",")
+            pick(f"implementation of {bench}", name.strip(), known) for name in implementations.split(",")
         ]
     most_blocks = max(min_blocks, Settings.max_blocks)
     asked["measure"] = {"max_seconds": max_seconds, "min_blocks": min_blocks, "max_blocks": most_blocks}
-    jobs = expand(load(asked), presets.load(own_or_shipped(paths.MODELS)) if values["model"] else {})
+    jobs = expand(load(asked), models(own) if values["model"] else {})
     if out and len(jobs) > 1:
         raise bad("--out", f"{len(jobs)} cells", "one cell", "--json and --csv print the rows of several")
     if out:

@@ -15,4 +15,13 @@ Run = Annotated[
 Configs = Annotated[
     list[Path] | None, typer.Option("--config", help=f"Config file; repeat to override [default: {paths.CONFIG}]")
 ]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="MODULE[:NAME]",
+        help="Also the implementations that this module declares, or one of them; repeat. Those of entry points are always there",
+    ),
+]
+Models = Annotated[Path | None, typer.Option("--models", help="File of model presets beside those of the project")]
 ConfigJson = Annotated[str | None, typer.Option(help="The effective config as one JSON text, instead of files")]

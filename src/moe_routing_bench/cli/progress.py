@@ -1,7 +1,7 @@
 """How much of what a config asks for is there: its cells, training runs and adaptations, and what collected tables hold of them."""
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from moe_routing_bench import closure
+from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli.printing import counts
 from moe_routing_bench.errors import UserError
@@ -19,7 +20,9 @@ from moe_routing_bench.quality.spec.plan import Plan
 from moe_routing_bench.store import paths, records
 
 FINE = ("ok", "unsupported")  # statuses of rows that nobody has to look at
-_COLUMNS = ["bench", "cell", "implementation", "status", "reason", "measure_seconds", "code_fingerprint"]
+_CODE = ("code_fingerprint", "plugin_fingerprint")
+_COLUMNS = ["bench", "cell", "implementation", "status", "reason", "measure_seconds", *_CODE]
+_Code = tuple[str | None, str | None]
 
 
 @dataclass
@@ -40,8 +43,8 @@ class Progress:
         """How many the workflow would still run."""
         return self.asked - self.done
 
-    def add(self, codes: set[str | None], today: str) -> None:
-        """Count one of which there is a file whose rows have these fingerprints."""
+    def add(self, codes: set[Any], today: Any) -> None:
+        """Count one of which there is a file whose rows are of this code."""
         if codes == {today}:
             self.done += 1
         else:
@@ -63,7 +66,7 @@ def of_cells(files: Mapping[Path, Job]) -> Progress:
             continue
         if records.spec_of(table) == job.spec:
             rows = table.select(_COLUMNS).to_pylist()
-            found.add({row["code_fingerprint"] for row in rows}, today(job.cell.bench))
+            found.add({_code(row) for row in rows}, today(job))
             found.rows += rows
     return found
 
@@ -103,11 +106,11 @@ def collected(platform: str, jobs: Iterable[Job]) -> tuple[int, int] | None:
     path = paths.measurements(platform)
     if not path.is_file():
         return None
-    codes: dict[str, set[str | None]] = {}
-    for row in records.read(path).select(["cell_hash", "code_fingerprint"]).to_pylist():
-        codes.setdefault(row["cell_hash"], set()).add(row["code_fingerprint"])
+    codes: dict[str, set[_Code]] = {}
+    for row in records.read(path).select(["cell_hash", *_CODE]).to_pylist():
+        codes.setdefault(row["cell_hash"], set()).add(_code(row))
     held, today = [job for job in jobs if job.hash in codes], _codes()
-    return len(held), sum(codes[job.hash] == {today(job.cell.bench)} for job in held)
+    return len(held), sum(codes[job.hash] == {today(job)} for job in held)
 
 
 def unwell(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -131,6 +134,14 @@ def closing(platform: str) -> str:
     return f"Rows: {counts([row['status'] for row in rows])}" + "".join(f"\n  {line}" for line in wrong[:5]) + more
 
 
-def _codes() -> Any:
-    """A function from a bench's name to the fingerprint of its code today, which reads the sources once per bench."""
-    return functools.cache(lambda bench: BENCHES[bench].code_fingerprint())
+def _code(row: Mapping[str, Any]) -> _Code:
+    """The fingerprints of the code that measured a row: its bench's, and that of the cell's plugins."""
+    bench, others = (row[name] for name in _CODE)
+    return bench, others
+
+
+def _codes() -> Callable[[Job], _Code]:
+    """A function from a job to the fingerprints of its code today, which reads the sources of each bench and plugin once."""
+    bench = functools.cache(lambda name: BENCHES[name].code_fingerprint())
+    others = functools.cache(plugins.fingerprint)
+    return lambda job: (bench(job.cell.bench), others(job.plugins))

@@ -1,14 +1,16 @@
 """Figures and the report of a platform, from its rows."""
 
 import importlib
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from moe_routing_bench.cli.asked import platform_of
+from moe_routing_bench.cli.asked import last, models, platform_of
 from moe_routing_bench.cli.claiming import held
 from moe_routing_bench.cli.options import Platform, Run
+from moe_routing_bench.config import presets
 from moe_routing_bench.errors import bad, pick, writing
 from moe_routing_bench.quality.spec import adaptation_rows, run_rows
 from moe_routing_bench.store import paths, platforms, records
@@ -52,7 +54,7 @@ def report(platform: Platform = None, run: Run = None) -> None:
             tables.get("perft"),
             reasons(platform),
             _claims(platform, tables["measurements"]),
-            _models(),
+            _models(platform),
             platform.partition(".")[2],
         )
     print(f"wrote {out}")
@@ -66,11 +68,11 @@ def _claims(platform: str, rows: Any) -> Any:
     return held(platform, claims.load(own_or_shipped(paths.CLAIMS)), [rows])
 
 
-def _models() -> dict[str, Any]:
-    """The sizes of every preset that can be measured."""
-    presets = importlib.import_module("moe_routing_bench.config.presets")
-    found = presets.load(own_or_shipped(paths.MODELS))
-    return {name: presets.values(preset) for name, preset in found.items() if not preset.unsupported}
+def _models(platform: str) -> dict[str, Any]:
+    """The sizes of every preset that can be measured; also of those that only the workflow's last run had."""
+    kept = last(platform)
+    own = json.loads(kept.read_text(encoding="utf-8")).get("models") if kept.is_file() else None
+    return {name: presets.values(preset) for name, preset in models(own).items() if not preset.unsupported}
 
 
 def _figures() -> Mapping[str, Any]:

@@ -17,9 +17,11 @@ _WHOLE = ("tokens", "experts", "top_k", "hidden", "intermediate")
 
 
 def entries(rows: pd.DataFrame, run: str) -> list[Entry]:
-    """An entry for every layer with a time among rows of a run. Rows of `auto` are left out: they are of one that was chosen; and cells
-    with shared experts, which take as long in all implementations and would hide how those differ."""
+    """An entry for every layer with a time among rows of a run. Rows of `auto` are left out: they are of one that was chosen; those of
+    other packages, which are not everywhere; and cells with shared experts, which take as long in all implementations and would hide
+    how those differ."""
     ok = rows[(rows["bench"] == BENCH) & (rows["status"] == "ok") & (rows["implementation"] != AUTO)]
+    ok = ok[ok["plugin"].isna()]
     ok = ok[ok[list(SHARED)].isna().all(axis=1)]
     return [_entry(cell, run) for _, cell in ok.groupby(["cell", ok["gpu_name"].fillna("")], sort=True)]
 

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench.benches.registry import BENCHES, Bench
+from moe_routing_bench.benches.bench import Bench
+from moe_routing_bench.benches.plugins import used
 from moe_routing_bench.config import axes, presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.load import load
+from moe_routing_bench.config.plugins import benches_of
 from moe_routing_bench.errors import UserError, bad, pick
 from moe_routing_bench.formats import FORMATS, QUANTISED
 from moe_routing_bench.formats.weights import WEIGHTS
@@ -33,11 +35,12 @@ def expand(config: Mapping[str, Any], models: Mapping[str, Any]) -> list[Job]:
     """
     settings = Settings(**config.get("measure", {}))
     whole = {axis.name: [config[axis.name]] for axis in AXES.values() if axis.scope == "config"}
+    benches = benches_of(config.get("plugins", ()))
     wanted: dict[Cell, tuple[list[str], list[str]]] = {}  # names, twins
     for entry in config["grid"]:
-        _check_entry(entry)
+        _check_entry(entry, benches)
         for name in entry["benches"]:
-            bench = BENCHES[name]
+            bench = benches[name]
             implementations = _implementations(bench, entry)
             if not implementations:
                 continue
@@ -49,10 +52,11 @@ def expand(config: Mapping[str, Any], models: Mapping[str, Any]) -> list[Job]:
                 twins += [one for one in entry.get("twins", ()) if one in implementations]
     if not wanted:
         raise bad("grid", "no cell", "at least one", "none of the benches has any of the implementations")
-    jobs = [
-        Job(cell, _in_table_order(cell.bench, names), settings, _in_table_order(cell.bench, twins))
-        for cell, (names, twins) in wanted.items()
-    ]
+    jobs = []
+    for cell, asked in wanted.items():
+        bench = benches[cell.bench]
+        names, twins = (_in_table_order(bench, each) for each in asked)
+        jobs.append(Job(cell, names, settings, twins, used(bench, names)))
     _check_keys(jobs)
     return jobs
 
@@ -75,7 +79,7 @@ def config_of(bench: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return whole | {"grid": [entry]}
 
 
-def _check_entry(entry: Mapping[str, Any]) -> None:
+def _check_entry(entry: Mapping[str, Any], benches: Mapping[str, Bench]) -> None:
     """Raise `UserError` for values that would be ignored in silence."""
     if "trace" in entry and "trace" not in entry.get("sampler", ()):
         raise bad("trace", entry["trace"], "only with sampler: [trace]", "nothing else reads it")
@@ -85,7 +89,10 @@ def _check_entry(entry: Mapping[str, Any]) -> None:
     given = [name for name in (axes.PRESET + axes.SHARED if shared else axes.PRESET) if name in entry]
     if "model" in entry and given:
         raise bad(f"grid {given[0]}", entry[given[0]], f"nothing beside model: {entry['model']}", "a model sets it")
-    measured = {name for bench in entry["benches"] for name in _implementations(BENCHES[bench], entry)}
+    known = dict.fromkeys(one.name for bench in benches.values() for one in bench.implementations)
+    for name in entry.get("implementations", ()):
+        pick("grid implementations", name, known)
+    measured = {name for bench in entry["benches"] for name in _implementations(benches[bench], entry)}
     if strangers := [name for name in entry.get("twins", ()) if name not in measured]:
         raise bad("grid twins", strangers[0], ", ".join(sorted(measured)), "one of the entry's implementations")
 
@@ -96,9 +103,9 @@ def _implementations(bench: Bench, entry: Mapping[str, Any]) -> list[str]:
     return [name for name in entry.get("implementations", own) if name in own]
 
 
-def _in_table_order(bench: str, names: Iterable[str]) -> tuple[str, ...]:
+def _in_table_order(bench: Bench, names: Iterable[str]) -> tuple[str, ...]:
     asked = set(names)
-    return tuple(one.name for one in BENCHES[bench].implementations if one.name in asked)
+    return tuple(one.name for one in bench.implementations if one.name in asked)
 
 
 def _cells(

@@ -29,8 +29,19 @@ class Recorded(schema.Strict):
 Preset = schema.model("Preset", Recorded, **{name: (AXES[name].type | None, None) for name in PRESET})
 
 
-def load(path: str | Path) -> dict[str, Any]:
-    """The presets of a file by name. Raises `UserError` for a preset that neither has all of its axes nor says why not."""
+def load(path: str | Path, own: str | Path | None = None) -> dict[str, Any]:
+    """The presets of a file by name, and those of a user's own file.
+
+    Raises `UserError` for a preset that neither has all of its axes nor says why not, and for a name that is in both files.
+    """
+    presets = _load(path)
+    more = _load(own) if own and Path(own).resolve() != Path(path).resolve() else {}
+    if clashing := [name for name in more if name in presets]:
+        raise bad(f"model in {own}", clashing[0], "a new name", f"{path} has a preset of this name")
+    return presets | more
+
+
+def _load(path: str | Path) -> dict[str, Any]:
     presets = {}
     for name, found in read_mapping(Path(path)).items():
         where = f"model {name} in {path}"

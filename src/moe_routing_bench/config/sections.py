@@ -12,6 +12,7 @@ import yaml
 from annotated_types import Le, MinLen
 from pydantic import Field
 
+from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.schema import field, json_schema, model
@@ -30,7 +31,9 @@ _MOST = {
     "min_blocks": 1_000_000, "max_blocks": 1_000_000, "target_half_width": 1.0, "max_seconds": 86_400.0, "turn_seconds": 3600.0,
     "wall_calls": 1_000_000, "timeout": 86_400.0, "set_limit": 1_000_000, "set_bytes": 1e13,
 }  # fmt: skip
-_IMPLEMENTATIONS = dict.fromkeys(one.name for bench in BENCHES.values() for one in bench.implementations)
+_IMPLEMENTATIONS = Annotated[
+    list[str], Distinct()
+]  # `expand` checks them: plugins, which the config names, add to the tables
 DEFAULTS: dict[str, Any] = {
     **{axis.name: axis.default for axis in AXES.values() if axis.scope == "config"},
     "device": "auto",
@@ -61,10 +64,9 @@ def _settings() -> dict[str, tuple[Any, Any]]:
 GridEntry = model(
     "GridEntry",
     benches=field(_names(BENCHES), required=True),
-    implementations=field(_names(_IMPLEMENTATIONS), "each bench takes those that it has, without this all"),
+    implementations=field(_IMPLEMENTATIONS, "each bench takes those that it has, without this all"),
     twins=field(
-        _names(_IMPLEMENTATIONS),
-        "implementations that are measured twice in each cell, to see how far equals are apart",
+        _IMPLEMENTATIONS, "implementations that are measured twice in each cell, to see how far equals are apart"
     ),
     shared_experts=field(bool, "whether the layers of a model have its shared experts", False),
     **_axes("list", "scalar"),
@@ -105,6 +107,12 @@ Config = model(
         Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}/[1-9][0-9]{0,3}$")],
         description="I/N, such as 1/4: the part of the jobs that this run measures, without collecting them",
     ),
+    plugins=field(
+        Annotated[list[Annotated[str, Field(pattern=f"^{plugins.REFERENCE}$")]], Distinct()],
+        "implementations of other packages, which are measured beside those of this one",
+        description="a non-empty list, without repetition, of package.module or package.module:NAME",
+    ),
+    models=field(str, "a file of model presets beside those of the project", description="the path of a YAML file"),
     measure=field(Measure, description="a mapping of settings of the measurement"),
     grid=_section(GridEntry, "is the product of its axes for each of its benches", required=True),
     quality=_section(TrainingEntry, "trains a language model with each router, config and seed"),

@@ -18,12 +18,14 @@ from moe_routing_bench.grid.spec import canonical, spec_hash
 
 @dataclass(frozen=True)
 class Job:
-    """`twins` are those of the `implementations` that take part twice: how far they are apart is noise (A/A)."""
+    """`twins` are those of the `implementations` that take part twice: how far they are apart is noise (A/A). `plugins` are references
+    of those that are of other packages, alone or as parts."""
 
     cell: Cell
     implementations: tuple[str, ...]
     settings: Settings
     twins: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
 
     @cached_property
     def spec(self) -> str:
@@ -35,6 +37,8 @@ class Job:
         }
         if self.twins:
             parts["twins"] = self.twins
+        if self.plugins:
+            parts["plugins"] = self.plugins
         if "trace" in self.cell:
             parts["trace_sha256"] = file_sha256(Path(self.cell.trace))
         return canonical(parts)
@@ -58,6 +62,7 @@ class Job:
             tuple(parts["implementations"]),
             Settings(**parts["settings"]),
             tuple(parts.get("twins", ())),
+            tuple(parts.get("plugins", ())),
         )
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from moe_routing_bench.benches.bench import find
+from moe_routing_bench.benches.plugins import Plugin, bench_of, fingerprint
 from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.workload.rows import row_layout
@@ -29,15 +30,18 @@ def complete(job: Job, platform: str, name: str, outcome: dict[str, Any], starte
     from moe_routing_bench.measure import provenance
     from moe_routing_bench.store.rows import SCHEMA_VERSION
 
-    bench = find(job.cell.bench)
+    bench = bench_of(job)
     row = dict(job.cell.values) | {
         "schema_version": SCHEMA_VERSION, "bench": bench.name, "implementation": name, "platform": platform, "cell": job.cell.key,
         "cell_hash": job.hash, "host": os.uname().nodename, "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
         "started_at": started.isoformat(timespec="milliseconds"), "ended_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }  # fmt: skip
-    row |= code(bench.name) | outcome
-    if peer := bench[name].peer:
-        row["implementation_version"] = provenance.version(peer.distribution)
+    row |= code(bench.name) | {"plugin_fingerprint": fingerprint(job.plugins)} | outcome
+    one = bench[name]
+    if isinstance(one, Plugin):
+        row |= {"plugin": one.reference, "implementation_version": one.version()}
+    if one.peer:
+        row["implementation_version"] = provenance.version(one.peer.distribution)
     if row["status"] == "ok":
         row |= derived(job, row)
     return row

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_routing_bench import files
-from moe_routing_bench.benches.bench import find
+from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.errors import UserError, one_line, writing
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import completion, gpus, processes
@@ -39,8 +39,9 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
     device = "cpu" if platform == platforms.CPU else "cuda"
     started = datetime.now(UTC)
     outcomes: dict[str, dict[str, Any]] = {}
+    bench = bench_of(job)
     for name in job.implementations:
-        one = find(job.cell.bench)[name]
+        one = bench[name]
         reason = platforms.missing(one.requires, platform, one.peer)
         if reason:
             outcomes[name] = {"status": "unsupported", "reason": reason}

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_routing_bench.benches.bench import Bench, find
+from moe_routing_bench.benches.bench import Bench
 from moe_routing_bench.benches.checks import Check, both
+from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import inputs, processes, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
@@ -37,7 +38,7 @@ def verify(job: Job, one: Candidate, sets: Sets, thorough: bool = False) -> None
     Raises `Tainted` where inputs were changed before. `thorough` also runs a rotation by itself, and looks at what the stages of
     a composite hand on, on values that nobody knew.
     """
-    bench, timer = find(job.cell.bench), one.timer
+    bench, timer = bench_of(job), one.timer
     if damage := sets.damage():
         raise Tainted(damage)
     for run in (timer.rotate, timer.check) if thorough else (timer.check,):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from moe_routing_bench.benches.bench import find
+from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.errors import one_line
 from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.job import Job
@@ -40,7 +40,7 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     """
     begin = perf_counter()
     send(("at", None, "inputs"))
-    bench, cell = find(job.cell.bench), job.cell
+    bench, cell = bench_of(job), job.cell
     definition = bench.definition()
     gpu = provenance.Gpu() if device != "cpu" else None
     sets = Sets(job, definition, device)
@@ -165,7 +165,7 @@ def _checked_again(job: Job, one: Candidate, sets: Sets) -> None:
 
 def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candidate:
     """Bind, warm up, make a timer and verify what it runs; raises `Failure` for an implementation that may not be timed."""
-    bench = find(job.cell.bench)
+    bench = bench_of(job)
     reason = bench.supports(name, job.cell)
     if reason:
         raise Failure("unsupported", reason)

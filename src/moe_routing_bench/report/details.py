@@ -14,7 +14,10 @@ LEFT_OUT = (
 _REST = "Machine and versions"
 _GROUPS = (
     ("Cell", "bench implementation cell " + " ".join(AXES)),
-    ("Code", "git_sha git_dirty code_fingerprint cell_hash schema_version implementation_version configuration"),
+    (
+        "Code",
+        "git_sha git_dirty code_fingerprint cell_hash schema_version implementation_version configuration plugin plugin_fingerprint",
+    ),
     ("Outcome", "status reason suspect suspect_reason converged stop_reason"),
     (
         "Time",

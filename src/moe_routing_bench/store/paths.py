@@ -56,6 +56,11 @@ def code(platform: str, bench: str) -> Path:
     return results(platform) / "code" / f"{bench}.sha256"
 
 
+def plugin_code(platform: str, reference: str) -> Path:
+    """The same of a plugin, by its reference."""
+    return results(platform) / "code" / f"{reference.replace(':', '.')}.sha256"
+
+
 def measurements(platform: str) -> Path:
     """All rows of a platform in one file: what figures and the report are made from."""
     return results(platform) / "measurements.parquet"

@@ -4,6 +4,7 @@ A cell's file also stores the spec that it was measured for, so that a stale fil
 own records.
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
+from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.errors import UserError, bad
@@ -94,7 +96,7 @@ def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
     Raises `UserError` naming every file that is unreadable, edited, stale or incomplete, or that other code measured than the
     rest of its bench; nothing is skipped.
     """
-    tables, problems, codes = [], [], {}
+    tables, problems, codes, others = [], [], {}, {}
     for path, job in files.items():
         try:
             table = read(path)
@@ -110,11 +112,15 @@ def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
         elif false := _false(table, job, platform.partition(".")[0]):
             problems.append(f"{path} has {false}")
         codes.setdefault(job.cell.bench, {})[path] = set(table["code_fingerprint"].to_pylist())
+        others.setdefault(job.plugins, {})[path] = set(table["plugin_fingerprint"].to_pylist())
         tables.append(table)
-    for bench, found in codes.items():
-        versions, again = outvoted(found, 5, find(bench).code_fingerprint)
+    for what, found, today in (
+        *((bench, found, find(bench).code_fingerprint) for bench, found in codes.items()),
+        *((", ".join(names), found, functools.partial(plugins.fingerprint, names)) for names, found in others.items()),
+    ):
+        versions, again = outvoted(found, 5, today)
         if again:
-            problems.append(f"{bench} was measured by {versions} versions of the code: {again}")
+            problems.append(f"{what} was measured by {versions} versions of the code: {again}")
     if problems:
         raise bad(
             "cell files",

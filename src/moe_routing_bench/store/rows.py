@@ -53,10 +53,19 @@ MEASURED: dict[str, pa.DataType] = {
     "driver": _S, "sm_clock_mhz": _I, "memory_clock_mhz": _I, "power_limit_w": _F, "temperature_c": _I, "throttle_bits": _I,
     "other_gpu_processes": _I, "cpu_model": _S, "cpu_threads": _I, "python_version": _S, "torch_version": _S, "cuda_version": _S,
     "triton_version": _S, "cutlass_dsl_version": _S, "implementation_version": _S, "worker_mode": _S, "measure_seconds": _F,
-    "restarts": _I, "slurm_job_id": _S, "configuration": _S,
+    "restarts": _I, "slurm_job_id": _S, "configuration": _S, "plugin": _S, "plugin_fingerprint": _S,
 }  # fmt: skip
 # Columns that were added to this version of the schema: a file that lacks one reads as if it were null.
-LATER = ("slurm_job_id", "configuration", "energy_mj", "energy_mj_per_token", "dense_us", "over_dense")
+LATER = (
+    "slurm_job_id",
+    "configuration",
+    "energy_mj",
+    "energy_mj_per_token",
+    "dense_us",
+    "over_dense",
+    "plugin",
+    "plugin_fingerprint",
+)
 _AXIS_TYPES = {int: _I, float: _F, str: _S}
 
 
