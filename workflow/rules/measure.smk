@@ -21,9 +21,33 @@ rule measure:
         "python -I -S {params.client:q} {output:q} {params.spec:q} {wildcards.platform:q} >{log:q} 2>&1"
 
 
+rule measure_again:
+    input:
+        cells=cells_of,
+        asked=str(paths.asked(PLATFORM)),
+        code=[sources.source("comparison/anomalies.py"), sources.source("cli/repeating.py")],
+    output:
+        "results/{platform}/again.parquet",
+    log:
+        "results/{platform}/logs/again.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        gpu=1,
+    params:
+        client=sources.source("measure/client.py"),
+        config=CONFIG_JSON,
+    message:
+        "once more: the cells of times in doubt"
+    shell:
+        "python -I -S {params.client:q} --running --cli measure-again --platform {wildcards.platform} --config-json {params.config:q}"
+        " --out {output:q} >{log:q} 2>&1"
+
+
 rule collect:
     input:
         cells=cells_of,
+        again=str(paths.again(PLATFORM)),
         asked=str(paths.asked(PLATFORM)),
         code=sources.sources("comparison")
         + [

@@ -14,7 +14,7 @@ from moe_routing_bench.cli.printing import counts, duration, places
 from moe_routing_bench.errors import bad
 from moe_routing_bench.quality.spec import plan
 from moe_routing_bench.store import paths, records
-from moe_routing_bench.store.parquet import write_table
+from moe_routing_bench.store.parquet import read_table, write_table
 
 
 def collect(
@@ -29,10 +29,18 @@ def collect(
     jobs = jobs_of(effective)
     out = out or paths.measurements(platform)
     files.check_writable(out)
-    verdicts = importlib.import_module("moe_routing_bench.comparison.verdicts")  # pandas and scipy take a second
+    # pandas and scipy take a second
+    verdicts, anomalies = (
+        importlib.import_module(f"moe_routing_bench.comparison.{one}") for one in ("verdicts", "anomalies")
+    )
+    again = paths.again(platform)
     table = verdicts.with_verdicts(records.collect(paths.cell_files(platform, jobs), platform))
+    table = anomalies.with_anomalies(table, read_table(again) if again.is_file() else None)
     write_table(out, table)
     print(f"wrote {out}: {len(table)} rows of {len(jobs)} cells, {counts(table['status'].to_pylist())}")
+    for row in table.select(["bench", "implementation", "cell", "anomaly", "again"]).to_pylist():
+        if row["anomaly"]:
+            print(f"in doubt: {row['bench']} {row['implementation']} {row['cell']}: {row['anomaly']}; {row['again']}")
     print(f"measured on {places(table.select(['gpu_uuid', 'gpu_name', 'host', 'slurm_job_id']).to_pylist())}")
 
 

@@ -18,7 +18,10 @@ _GROUPS = (
         "Code",
         "git_sha git_dirty code_fingerprint cell_hash schema_version implementation_version configuration plugin plugin_fingerprint",
     ),
-    ("Outcome", "status reason suspect suspect_reason converged stop_reason"),
+    (
+        "Outcome",
+        "status reason suspect suspect_reason anomaly again again_us again_ci_low_us again_ci_high_us converged stop_reason",
+    ),
     (
         "Time",
         "median_us ci_low_us ci_high_us min_us p5_us q1_us q3_us p95_us max_us mad_us wall_median_us warm_median_us tokens_per_s samples blocks "

@@ -66,6 +66,11 @@ def measurements(platform: str) -> Path:
     return results(platform) / "measurements.parquet"
 
 
+def again(platform: str) -> Path:
+    """What doubted rows took when they were measured once more."""
+    return results(platform) / "again.parquet"
+
+
 def quality(platform: str) -> Path:
     """All rows of the training runs of a platform."""
     return results(platform) / "quality.parquet"

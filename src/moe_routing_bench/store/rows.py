@@ -39,6 +39,7 @@ MEASURED: dict[str, pa.DataType] = {
     "twin_speedup": _F, "twin_speedup_ci_low": _F, "twin_speedup_ci_high": _F, "twin_speedup_p": _F, "twin_median_us": _F,
     # judged over all rows of a run, when they are collected
     "noise_floor": _F, "verdict": _S, "best_verdict": _S,
+    "anomaly": _S, "again": _S, "again_us": _F, "again_ci_low_us": _F, "again_ci_high_us": _F,
     "peak_memory_bytes": _I, "rows": _I, "padding_waste": _F,
     # routing, of the first input set
     "expert_load": pa.list_(_I), "load_cv": _F, "load_max_over_mean": _F, "load_gini": _F, "active_experts": _I,
@@ -57,14 +58,8 @@ MEASURED: dict[str, pa.DataType] = {
 }  # fmt: skip
 # Columns that were added to this version of the schema: a file that lacks one reads as if it were null.
 LATER = (
-    "slurm_job_id",
-    "configuration",
-    "energy_mj",
-    "energy_mj_per_token",
-    "dense_us",
-    "over_dense",
-    "plugin",
-    "plugin_fingerprint",
+    *("slurm_job_id", "configuration", "energy_mj", "energy_mj_per_token", "dense_us", "over_dense"),
+    *("anomaly", "again", "again_us", "again_ci_low_us", "again_ci_high_us", "plugin", "plugin_fingerprint"),
 )
 _AXIS_TYPES = {int: _I, float: _F, str: _S}
 

@@ -1,0 +1,171 @@
+"""Which times cannot be believed beside those of neighbouring cells, or scatter too much in themselves. Pure functions; no torch.
+
+A neighbour is a row of the same bench, implementation and card whose cell differs in one part only: in its shape (sizes of model and
+batch), in its formats, or in what decides the loads. How the time follows the sizes is not known (a kernel waits for launches, bytes,
+products, or a loop over the experts), but it lies between not at all and as much as whatever grew most: with a ratio r > 1 of
+what both cells need, time t at the neighbour allows t to r t here. A time is implausible where it lies outside what most of at least
+`LEAST_NEIGHBOURS` allow, each widened by `FACTOR` both ways. One outlier among the neighbours is outvoted.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.formats import QUANTISED
+
+FACTOR = 3.0  # rows of one H200 stay within 2.1 of what their neighbours allow
+LEAST_NEIGHBOURS, NEAREST = 3, 5  # of whom those are asked that allow least
+SCATTER = 1.5  # upper over lower quartile of the samples; that of rows of one H200 is at most 1.13
+NEEDS = ("compulsory_bytes", "flops", "experts", "tokens")  # what times grow with, at most in proportion to one of them
+PARTS = {part: [axis.name for axis in AXES.values() if axis.part == part] for part in ("shape", "format", "workload")}
+AGREE = 1.1  # what two measurements of one row may differ by
+REPEATED, LEAST_REPEATED = (
+    0.05,
+    3,
+)  # of the cells: where more are in doubt, it is the machine that is, and all are suspect
+CONFIRMED = "confirmed"
+_ROW = ["cell_hash", "implementation"]
+_TOLD = ("anomaly", "again", "again_us", "again_ci_low_us", "again_ci_high_us", "suspect", "suspect_reason")
+AGAIN = dict.fromkeys((*_ROW, "status", "gpu_uuid"), pa.string()) | dict.fromkeys(
+    ("first_us", "median_us", "ci_low_us", "ci_high_us"), pa.float64()
+)
+_OPTIONAL = [axis.name for axis in AXES.values() if axis.optional and axis.part == "workload"]
+_FIXED = ["bench", "implementation", "gpu_uuid", *(axis.name for axis in AXES.values() if axis.part == "way")]
+
+
+def found(rows: pd.DataFrame) -> pd.Series:
+    """What is wrong with each row's time, in words; None where nothing is, or where there is no time.
+
+    `rows` has the columns of measurements; axes and needs that are absent count as equal in all rows.
+    """
+    words: dict[Any, str] = {}
+    ok = rows[rows["status"] == "ok"]
+    keys = _keys(ok)
+    for _, group in ok.groupby(keys["fixed"]):
+        words |= _implausible(group, keys.loc[group.index, list(PARTS)].to_numpy())
+    scatter = ok["q3_us"] / ok["q1_us"]
+    for index, factor in scatter[scatter > SCATTER].items():
+        said = f"the middle half of its samples spans a factor of {factor:.2g} ({SCATTER:g} is allowed)"
+        words[index] = f"{words[index]}; {said}" if index in words else said
+    return pd.Series([words.get(index) for index in rows.index], rows.index, object)
+
+
+def _keys(rows: pd.DataFrame) -> pd.DataFrame:
+    """For each row one number per set of columns: equal numbers, equal values.
+
+    Whether an optional axis has a value at all, such as a capacity, and whether a format is quantised, is of the way: other code runs.
+    """
+    way = {f"{axis} given": rows[axis].notna() for axis in _OPTIONAL if axis in rows}
+    way |= {f"{axis} quantised": rows[axis].isin(QUANTISED) for axis in PARTS["format"] if axis in rows}
+    sets = {"fixed": rows[[one for one in _FIXED if one in rows]].assign(**way)}
+    sets |= {part: rows[[one for one in columns if one in rows]] for part, columns in PARTS.items()}
+    return pd.DataFrame({name: _numbers(values) for name, values in sets.items()}, index=rows.index)
+
+
+def _numbers(values: pd.DataFrame) -> pd.Series | int:
+    """A number for each row, equal where all values are; 0 for no columns."""
+    return values.groupby(list(values), dropna=False).ngroup() if len(values.columns) else 0
+
+
+def _implausible(group: pd.DataFrame, parts: np.ndarray) -> dict[Any, str]:
+    """For rows of a bench, implementation and card by their index what most neighbours say against the time, in words.
+
+    `parts` (n, 3) has equal numbers where rows are equal in a part.
+    """
+    times = group["median_us"].to_numpy(float)
+    needs = group[[name for name in NEEDS if name in group]].to_numpy(float)
+    words = {}
+    for index, time, need, part in zip(group.index, times, needs, parts, strict=True):
+        near = (parts != part).sum(axis=1) == 1
+        if near.sum() >= LEAST_NEIGHBOURS and (said := _against(time, *_allowed(need, needs[near], times[near]))):
+            words[index] = said
+    return words
+
+
+def _allowed(need: np.ndarray, needs: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the longest time in µs that the neighbours with these needs and times allow: of those `NEAREST` that leave least room."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = need / needs
+    ratios[~np.isfinite(ratios) | (ratios <= 0)] = 1.0  # nothing to compare: of gates no products, say
+    bounds = np.concatenate([ratios, np.ones((len(times), 1))], axis=1)
+    low, high = times * bounds.min(axis=1), times * bounds.max(axis=1)
+    nearest = np.argsort(high / low, kind="stable")[:NEAREST]
+    return low[nearest], high[nearest]
+
+
+def _against(time: float, low: np.ndarray, high: np.ndarray) -> str | None:
+    """What speaks against a time for which neighbours allow from `low` to `high`, in words; None where most allow it."""
+    for beyond, bounds, word in ((time > high * FACTOR, high, "less"), (time < low / FACTOR, low, "more")):
+        if 2 * beyond.sum() > len(bounds):
+            expected = float(np.median(bounds))
+            factor = max(time / expected, expected / time)
+            return (
+                f"{_us(time)}, where {int(beyond.sum())} of {len(bounds)} neighbouring cells allow {_us(expected)} or {word}:"
+                f" a factor of {factor:.2g} ({FACTOR:g} is allowed)"
+            )
+    return None
+
+
+def _us(time: float) -> str:
+    return f"{time:,.0f} µs" if time >= 100 else f"{time:.3g} µs"
+
+
+def repeated(rows: pd.DataFrame) -> list[str]:
+    """The hashes of the cells to measure once more, those with the most rows in doubt first: at most `REPEATED` of all, or `LEAST_REPEATED`."""
+    doubted = rows.loc[found(rows).notna(), "cell_hash"].value_counts()
+    return list(doubted.index[: max(LEAST_REPEATED, math.ceil(REPEATED * rows["cell_hash"].nunique()))])
+
+
+def seconds(first: pd.DataFrame, again: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Rows that were measured once more, as a file keeps them: the columns of `AGAIN`, beside the time that each is a second one to."""
+    times = first.set_index(_ROW)["median_us"].to_dict()
+    found = [row | {"first_us": times[row["cell_hash"], row["implementation"]]} for row in again]
+    return pa.Table.from_pylist(found, pa.schema(list(AGAIN.items())))
+
+
+def with_anomalies(table: pa.Table, again: pa.Table | None) -> pa.Table:
+    """The rows with `anomaly`, and of those in doubt what the second measurement says in `again`, as `seconds` keeps it.
+
+    A row in doubt that a second measurement does not confirm is suspect. Other columns stay as they are.
+    """
+    kept = [] if again is None else again.to_pylist()
+    second = {(row["cell_hash"], row["implementation"], row["first_us"]): row for row in kept}
+    words = found(table.to_pandas())
+    rows = table.select([*_ROW, "median_us", "gpu_uuid", *_TOLD]).to_pylist()
+    for row, said in zip(rows, words, strict=True):
+        if said is not None:
+            row |= _told(row, said, second.get((row["cell_hash"], row["implementation"], row["median_us"])))
+    for name in _TOLD:
+        place, field = table.schema.get_field_index(name), table.schema.field(name)
+        table = table.set_column(place, field, pa.array([row[name] for row in rows], field.type))
+    return table
+
+
+def _told(row: Mapping[str, Any], said: str, second: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a row in doubt says of itself, and of its second measurement."""
+    outcome = _outcome(row, second)
+    told = {"anomaly": said, "again": outcome}
+    if second is not None:
+        told |= {"again_us": second["median_us"]} | {
+            f"again_{name}": second[name] for name in ("ci_low_us", "ci_high_us")
+        }
+    if outcome != CONFIRMED:
+        reasons = (row["suspect_reason"], said, f"measured again: {outcome}")
+        told |= {"suspect": True, "suspect_reason": "; ".join(one for one in reasons if one)}
+    return told
+
+
+def _outcome(row: Mapping[str, Any], second: Mapping[str, Any] | None) -> str:
+    """What a second measurement says of the first."""
+    if second is None:
+        return "not measured again"
+    if second["status"] != "ok":
+        return f"the second time {second['status']}"
+    factor = max(row["median_us"] / second["median_us"], second["median_us"] / row["median_us"])
+    card = "" if row["gpu_uuid"] == second["gpu_uuid"] else ", on another card"
+    return CONFIRMED if factor <= AGREE else f"{_us(second['median_us'])}, a factor of {factor:.2g} apart{card}"

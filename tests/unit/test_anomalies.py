@@ -1,0 +1,219 @@
+"""Which times are doubted: planted ones, those of a published table that its authors could not explain, and no others."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from moe_routing_bench.comparison import anomalies
+from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.store import records
+
+ROOT = Path(__file__).parents[2]
+STORED = sorted(ROOT.glob("results/nvidia-h200*/measurements.parquet"))
+PUBLISHED = ROOT / "config/seeds/published/003.csv"
+
+
+def grid(**columns):
+    """Five batches at two widths of a kernel whose time follows the bytes, and what the columns say."""
+    sizes = [(tokens, hidden) for hidden in (1024, 2048) for tokens in (256, 512, 1024, 2048, 4096)]
+    found = pd.DataFrame(sizes, columns=["tokens", "hidden"])
+    found = found.assign(
+        bench="pack", implementation="torch", gpu_uuid="GPU-1", status="ok", experts=8, dtype="bf16", weights="bf16"
+    )
+    found = found.assign(compulsory_bytes=found["tokens"] * found["hidden"] * 2, median_us=found["tokens"] * 0.1)
+    found = found.assign(cell_hash=[f"{number:016x}" for number in range(len(found))])
+    found = found.assign(q1_us=found["median_us"], q3_us=found["median_us"] * 1.01)
+    return found.assign(**columns)
+
+
+def doubted(rows):
+    return list(rows.index[anomalies.found(rows).notna()])
+
+
+@pytest.mark.parametrize("factor", [1, 0.4, 2.5])
+def test_times_that_follow_the_bytes_or_stay_constant_are_believed(factor: float) -> None:
+    rows = grid()
+    rows.loc[4, "median_us"] *= factor
+    assert doubted(rows) == []
+    assert doubted(grid(median_us=7.0)) == []
+
+
+@pytest.mark.parametrize("factor", [8, 1 / 8])
+@pytest.mark.parametrize("where", range(10))
+def test_one_time_out_of_line_is_doubted_and_its_neighbours_are_not(where: int, factor: float) -> None:
+    rows = grid()
+    rows.loc[where, "median_us"] *= factor
+    assert doubted(rows) == [where]
+    (said,) = anomalies.found(rows).dropna()
+    assert (" µs or less:" if factor > 1 else " µs or more:") in said
+
+
+def test_scatter_alone_is_a_doubt() -> None:
+    rows = grid()
+    rows.loc[3, "q3_us"] = rows.loc[3, "q1_us"] * 1.6
+    assert anomalies.found(rows)[3] == "the middle half of its samples spans a factor of 1.6 (1.5 is allowed)"
+    assert doubted(rows) == [3]
+
+
+def test_rows_of_another_way_are_no_neighbours() -> None:
+    """Other cards, other code, quantised formats, a capacity where others have none: each with times of its own."""
+    for column, value in (
+        ("gpu_uuid", "GPU-2"),
+        ("implementation", "cute"),
+        ("weights", "int4_g128"),
+        ("capacity_factor", 1.0),
+        ("router", "hash"),
+    ):
+        slow = grid(**{column: value})
+        slow["median_us"] *= 20
+        both = pd.concat([grid(), slow.assign(cell_hash="s" + slow["cell_hash"])], ignore_index=True)
+        assert doubted(both) == [], column
+    also = pd.concat([grid(), grid(skew=0.7, median_us=grid()["median_us"] * 20)], ignore_index=True)
+    assert doubted(also) == [], "half of all cannot outvote the other half"
+
+
+def test_rows_without_a_time_and_too_few_neighbours_say_nothing() -> None:
+    rows = grid()
+    rows.loc[1:, "status"] = "unsupported"
+    rows.loc[1:, ["median_us", "q1_us", "q3_us"]] = np.nan
+    assert doubted(rows) == []
+    three = grid().head(3)
+    three.loc[0, "median_us"] *= 1000
+    assert doubted(three) == [], "two neighbours are too few"
+
+
+def published():
+    """The table of document 003, each of its columns of times as an implementation. Theirs has another kernel without quantisation."""
+    table = pd.read_csv(PUBLISHED)
+    bits = table["format"].str.extract(r"(\d)")[0].astype(int).where(table["format"].str.startswith("int"), 8)
+    plain = table["format"].isin(["fp16", "bf16"])
+    for name, bits_read in (("base_mm_ms", 16), ("base_dequant_ms", bits), ("kernel_ms", bits.where(~plain, 16))):
+        one = pd.DataFrame(
+            {"tokens": table["tokens"], "hidden": table["k"], "intermediate": table["n"], "experts": table["experts"]}
+        )
+        way = np.where(plain, f"{name} unquantised", name) if name == "kernel_ms" else name
+        one = one.assign(
+            bench="experts",
+            implementation=way,
+            dtype=table["activations"],
+            weights=table["format"],
+            status="ok",
+            gpu_uuid="XPU",
+        )
+        one = one.assign(median_us=table[name] * 1e3, q1_us=1.0, q3_us=1.0, machine=table["machine"])
+        extreme = table["implausible"].fillna("").str.split().map(lambda names, name=name: name in names)
+        one = one.assign(extreme=extreme, compulsory_bytes=table["experts"] * table["n"] * table["k"] * bits_read // 8)
+        yield one.dropna(subset=["median_us"])
+
+
+def test_the_anomalies_of_document_003_are_caught_and_its_steady_rows_are_not() -> None:
+    """581 ms among 18, 8057, 5655 and 4605 ms; and much of a stretch of the run in which the same products took up to 41 times less."""
+    rows = pd.concat(published(), ignore_index=True)
+    words = anomalies.found(rows)
+    assert rows["extreme"].sum() == 4 and words[rows["extreme"]].notna().all()
+    steady = rows["machine"] == "steady"
+    assert steady.sum() > 300 and words[steady].isna().all()
+    same_product = rows[(rows["implementation"] == "base_mm_ms") & (rows["experts"] == 32) & ~steady]
+    assert words[same_product.index].notna().sum() >= 2, "2.1 and 12 ms where fourteen other tables say 73 ms"
+
+
+def test_of_the_stored_rows_at_most_one_in_200_is_doubted() -> None:
+    rows = pd.concat([records.read(path).to_pandas() for path in STORED], ignore_index=True)
+    ok = (rows["status"] == "ok").sum()
+    assert ok > 600 and anomalies.found(rows).notna().sum() <= ok / 200
+
+
+def test_most_times_out_of_line_are_caught_in_a_real_grid() -> None:
+    """Not all: some rows have too few neighbours, others neighbours of very different sizes."""
+    rows = records.read(ROOT / "results/nvidia-h200/measurements.parquet").to_pandas()
+    ok = rows.index[rows["status"] == "ok"]
+    caught = []
+    for number, index in enumerate(np.random.default_rng(17).choice(ok, 10, replace=False)):
+        planted = rows.copy()
+        planted.loc[index, "median_us"] *= (20, 1 / 20)[number % 2]
+        caught.append(anomalies.found(planted)[index] is not None)
+    assert sum(caught) >= 6
+
+
+def test_the_cells_that_are_measured_again_are_few_and_the_worst_first() -> None:
+    rows = pd.concat([grid(), grid(implementation="cute")], ignore_index=True)
+    rows["q3_us"] = rows["q1_us"] * 1.01
+    rows.loc[[2, 12, 5, 6, 7], "q3_us"] *= 2
+    assert anomalies.repeated(rows)[0] == rows.at[2, "cell_hash"] and len(anomalies.repeated(rows)) == 3
+    many = pd.concat([grid().assign(cell_hash=f"{n}" + grid()["cell_hash"]) for n in range(20)], ignore_index=True)
+    many["q3_us"] *= 2
+    assert len(anomalies.repeated(many)) == 10, "5 % of 200 cells"
+    assert anomalies.repeated(grid()) == []
+
+
+def stored(**columns):
+    """Three rows as cells' files have them, the first of which is in doubt."""
+    rows = [dict.fromkeys(records.COLUMNS) for _ in range(3)]
+    for number, row in enumerate(rows):
+        row |= {
+            "cell_hash": f"{number}",
+            "implementation": "torch",
+            "bench": "pack",
+            "status": "ok",
+            "gpu_uuid": "GPU-1",
+            "suspect": False,
+        }
+        row |= {"median_us": 10.0, "q1_us": 10.0, "q3_us": 10.0} | ({"q3_us": 20.0} | columns if number == 0 else {})
+    return pa.Table.from_pylist(rows, records.SCHEMA)
+
+
+def second(**columns):
+    row = {
+        "cell_hash": "0",
+        "implementation": "torch",
+        "status": "ok",
+        "gpu_uuid": "GPU-1",
+        "median_us": 10.5,
+        "ci_low_us": 10.0,
+        "ci_high_us": 11.0,
+    }
+    return anomalies.seconds(stored().to_pandas(), [row | columns])
+
+
+def test_a_second_time_that_agrees_confirms_the_first() -> None:
+    first, other, _ = anomalies.with_anomalies(stored(), second()).to_pylist()
+    assert first["again"] == "confirmed" and first["suspect"] is False and first["suspect_reason"] is None
+    assert (first["again_us"], first["again_ci_low_us"], first["again_ci_high_us"]) == (10.5, 10.0, 11.0)
+    assert first["anomaly"].startswith("the middle half")
+    assert other["anomaly"] is other["again"] is other["again_us"] is None and other["suspect"] is False
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"median_us": 20.0}, "20 µs, a factor of 2 apart"),
+        ({"median_us": 5.0, "gpu_uuid": "GPU-2"}, "5 µs, a factor of 2 apart, on another card"),
+        ({"status": "crashed", "median_us": None}, "the second time crashed"),
+    ],
+)
+def test_a_row_that_the_second_time_does_not_confirm_is_suspect(columns: dict, said: str) -> None:
+    row = anomalies.with_anomalies(stored(suspect_reason="drift"), second(**columns)).to_pylist()[0]
+    assert row["again"] == said and row["suspect"] is True and row["median_us"] == 10.0
+    assert row["suspect_reason"].startswith("drift; the middle half") and row["suspect_reason"].endswith(said)
+
+
+def test_a_second_time_of_other_rows_counts_for_nothing() -> None:
+    """That of a cell which was measured anew since, or no file at all."""
+    old = second().set_column(4, "first_us", pa.array([9.0]))
+    assert old.column_names[4] == "first_us"
+    for again in (old, None):
+        row = anomalies.with_anomalies(stored(), again).to_pylist()[0]
+        assert (row["again"], row["again_us"], row["suspect"]) == ("not measured again", None, True)
+
+
+def test_all_axes_are_of_a_part_that_neighbours_know() -> None:
+    assert {axis.part for axis in AXES.values()} == {"way", *anomalies.PARTS}
+
+
+def test_what_is_kept_of_second_times_can_be_read(tmp_path: Path) -> None:
+    pq.write_table(second(), tmp_path / "again.parquet")
+    assert pq.read_table(tmp_path / "again.parquet").to_pylist() == second().to_pylist()
