@@ -1,5 +1,7 @@
 """Each rule of what a report says first, on a few rows whose numbers are known: what it says, and where it must be silent."""
 
+import re
+
 import pandas as pd
 import pytest
 from rows import frame, one
@@ -30,6 +32,14 @@ def said(rule, *rows):
     return found.text if found else ""
 
 
+def drawn(found):
+    """Name, marks and value of every dot of a headline's picture."""
+    return [
+        (name, kind, float(value))
+        for kind, name, value in re.findall(r'<g class="(.*?)"><title>(.*?): ([\d.]+)', found.picture)
+    ]
+
+
 def test_which_rows_are_sound():
     """Not suspect; converged, or told apart by a stored verdict; of cells whose quickest row is."""
     rows = [
@@ -49,6 +59,7 @@ def test_the_fastest():
         "routing: cute is faster than the best other implementation in 3 of 4 cells by verdict; in the middle one of these 1.4x [1.39, 1.41] as fast as triton, at T=512 E=8."
     )
     assert found.link == "rows?filter=bench%3Drouting+implementation%3Dcute+best_verdict%3Dfaster&sort=best_speedup"
+    assert drawn(found) == [("T=64 E=8", "", 1.9), ("T=512 E=8", "chosen", 1.4), ("T=64 E=8", "", 1.2), ("T=64 E=8", "hollow", 1)]  # fmt: skip
     doubtful = [row | {"suspect": True} for row in rows]
     assert said(headlines.fastest, *rows[6:8]) == said(headlines.fastest, *doubtful) == ""
     assert said(headlines.fastest, *(row | {"best_verdict": None} for row in rows)) == "", "no verdict, no winner"
@@ -61,6 +72,7 @@ def test_near_the_limit():
     found = headlines.near_the_limit(sound(*rows))
     assert found and found.text == "routing: cute reaches 80.0% [79.2%, 80.8%] of the roofline in the middle one of 3 cells, at T=64 E=8."  # fmt: skip
     assert found.link == f"row-{row_id(rows[2])}"
+    assert [(kind, value) for _, kind, value in drawn(found)] == [("", 90.0), ("chosen", 80.0), ("", 50.0)]
     for values in ({"gpu_uuid": None}, {"share_of_roofline": 3.79}, {"share_of_roofline": None}, {"converged": False}, {"suspect": True}):  # fmt: skip
         assert said(headlines.near_the_limit, *(row | values for row in rows)) == "", values
 
@@ -72,6 +84,11 @@ def test_skew():
     assert found and found.text == (
         "routing: at skew 1.7 cute takes 1.5x [1.47, 1.53] its time at skew 0, in cells equal otherwise on one card, at T=512 E=8."
     )
+    assert drawn(found) == [("skew 0.7", "", 1.1), ("skew 1.7", "chosen", 1.5)]
+    alone = headlines.skew(sound(rows[2], rows[4]))
+    assert alone and not alone.picture, "one skew above the lowest: nothing that the sentence does not say"
+    more = headlines.skew(sound(*rows, ran("1512", "cute", 120.0, skew=1.0, tokens=512)))
+    assert more and drawn(more) == [("skew 0.7", "", 1.1), ("skew 1", "", 1.2), ("skew 1.7", "chosen", 1.5)]
     assert found.link == "rows?filter=bench%3Drouting+implementation%3Dcute+tokens%3D512+experts%3D8+capacity_factor%3Anone&sort=skew"  # fmt: skip
     low, _, high = rows[2:]
     for change in (
@@ -107,6 +124,8 @@ def test_quality():
     assert told(headlines.quality, A, B, C, trained("d", (0.1, 0.2, 0.3), causal=False), trained("a", (9.0, 9.1), label="other")) == (
         "Quality (e8): a has the least loss of 3 causal rules, 1.0100 ± 0.0248 bits per byte over 3 seeds; significantly less than 1 of the 2 others."
     )  # fmt: skip
+    found = headlines.quality(pd.DataFrame([*A, *B, *C]))
+    assert found and drawn(found) == [("a", "chosen", 1.01), ("c", "hollow", 1.01), ("b", "", 2.01)]
     assert told(headlines.quality, A, C) == told(headlines.quality, A) == ""
     assert told(headlines.quality, A[:1], B[:1]) == told(headlines.quality, trained("a", (1.0,), causal=False)) == ""
 

@@ -1,4 +1,4 @@
-"""What a report says first: at most five sentences, one number with its interval each, and the rows that show it. Pure functions; no torch.
+"""What a report says first: at most five sentences, one number with its interval, a small picture and the rows of each. Pure functions; no torch.
 
 A rule takes sound rows alone, compares cells that are equal but for one axis on one card, and stays silent where nothing is told apart.
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison.verdicts import FASTER, UNDECIDED
@@ -17,6 +18,7 @@ from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quality.statistics import half_width
 from moe_routing_bench.report.costs import count, pairs
+from moe_routing_bench.report.pictures import Dot, picture
 from moe_routing_bench.report.rows import row_id
 
 MOST = 5
@@ -26,10 +28,11 @@ _SIZES = ("tokens", "hidden", "intermediate", "experts", "top_k")
 
 @dataclass(frozen=True)
 class Headline:
-    """A sentence and the part of the page's address that shows its rows."""
+    """A sentence, the part of the page's address that shows its rows, and a picture of what it chose from; empty where that is one value."""
 
     text: str
     link: str
+    picture: str = ""  # markup
 
 
 def headlines(table: pd.DataFrame, trained: pd.DataFrame | None = None) -> list[Headline]:
@@ -85,8 +88,16 @@ def fastest(rows: pd.DataFrame) -> Headline | None:
     cells = rows[(rows["bench"] == bench) & rows["best_verdict"].notna()].groupby(["cell", grouping.card(rows)]).ngroups
     ratio = _interval(one["best_speedup"], one["best_speedup_ci_low"], one["best_speedup_ci_high"])
     text = f"{bench}: {name} is faster than the best other implementation in {len(wins)} of {count(cells, 'cell')} by verdict; in the middle one of these {ratio} as fast as {one['best_other']}, at {_shape(one)}."
+    judged = mine[mine["best_verdict"].notna()].sort_values("best_speedup", ascending=False)
+    edges = judged[["best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"]].itertuples(index=False)
+    dots = [
+        Dot(_shape(row), *edge, row.name == one.name, row["best_verdict"] != FASTER)
+        for (_, row), edge in zip(judged.iterrows(), edges, strict=True)
+    ]
     return Headline(
-        text, f"rows?filter=bench%3D{bench}+implementation%3D{name}+best_verdict%3D{FASTER}&sort=best_speedup"
+        text,
+        f"rows?filter=bench%3D{bench}+implementation%3D{name}+best_verdict%3D{FASTER}&sort=best_speedup",
+        picture(dots, "times as fast as the best other", "x", 1.0),
     )
 
 
@@ -97,10 +108,17 @@ def near_the_limit(rows: pd.DataFrame) -> Headline | None:
     if mine.empty:
         return None
     one, bench, name = _middle(mine, "share_of_roofline"), mine["bench"].iloc[0], mine["implementation"].iloc[0]
-    share = one["share_of_roofline"]
-    low, high = (share * one["median_us"] / one[edge] for edge in ("ci_high_us", "ci_low_us"))
+    share, low, high = _of_roofline(one)
     text = f"{bench}: {name} reaches {share:.1%} [{low:.1%}, {high:.1%}] of the roofline in the middle one of {count(len(mine), 'cell')}, at {_shape(one)}."
-    return Headline(text, f"row-{row_id(one.to_dict())}")
+    rows = mine.sort_values("share_of_roofline", ascending=False)
+    dots = [Dot(_shape(row), *_of_roofline(row), chosen=row.name == one.name) for _, row in rows.iterrows()]
+    return Headline(text, f"row-{row_id(one.to_dict())}", picture(dots, "share of the roofline", "%", 1.0))
+
+
+def _of_roofline(row: pd.Series) -> tuple[float, float, float]:
+    """The share that a row reaches, with the interval of its time."""
+    share = row["share_of_roofline"]
+    return share, share * row["median_us"] / row["ci_high_us"], share * row["median_us"] / row["ci_low_us"]
 
 
 def skew(rows: pd.DataFrame) -> Headline | None:
@@ -114,13 +132,29 @@ def skew(rows: pd.DataFrame) -> Headline | None:
     if not found:
         return None
     low, high = min(found, key=lambda pair: (pair[0]["skew"] - pair[1]["skew"], -pair[0]["tokens"], pair[0]["median_us"]))  # fmt: skip
-    least, most = high["ci_low_us"] / low["ci_high_us"], high["ci_high_us"] / low["ci_low_us"]
+    cost, least, most = _over(high, low)
     if most >= 1 / (1 + DRIFT) and least <= 1 + DRIFT:
         return None
-    ratio = _interval(high["median_us"] / low["median_us"], least, most)
+    ratio = _interval(cost, least, most)
     text = f"{low['bench']}: at skew {high['skew']:g} {low['implementation']} takes {ratio} its time at skew {low['skew']:g}, in cells equal otherwise on one card, at {_shape(low)}."
     same = "+".join(f"{name}%3D{int(low[name])}" for name in _SIZES if pd.notna(low[name]))
-    return Headline(text, f"rows?filter=bench%3D{low['bench']}+implementation%3D{low['implementation']}+{same}+capacity_factor%3Anone&sort=skew")  # fmt: skip
+    return Headline(text, f"rows?filter=bench%3D{low['bench']}+implementation%3D{low['implementation']}+{same}+capacity_factor%3Anone&sort=skew", _between(free, low, high))  # fmt: skip
+
+
+def _over(row: pd.Series, base: pd.Series) -> tuple[float, float, float]:
+    """The ratio of two times, as wide as both intervals make it."""
+    return row["median_us"] / base["median_us"], row["ci_low_us"] / base["ci_high_us"], row["ci_high_us"] / base["ci_low_us"]  # fmt: skip
+
+
+def _between(rows: pd.DataFrame, low: pd.Series, high: pd.Series) -> Markup:
+    """The times at every skew that the card of `low` measured in cells equal to it otherwise, over its own."""
+    fixed = ["bench", "implementation", *axes.names(without=["skew"])]
+    alike = rows[grouping.card(rows) == grouping.card(pd.DataFrame([low])).iloc[0]]
+    for name in fixed:
+        alike = alike[alike[name].isna() if pd.isna(low[name]) else alike[name] == low[name]]
+    steps = alike[alike["skew"] > low["skew"]].drop_duplicates("skew").sort_values("skew")
+    dots = [Dot(f"skew {row['skew']:g}", *_over(row, low), chosen=row["skew"] == high["skew"]) for _, row in steps.iterrows()]  # fmt: skip
+    return picture(dots, f"time over that at skew {low['skew']:g}", "x", 1.0)
 
 
 def quality(finals: pd.DataFrame) -> Headline | None:
@@ -136,7 +170,11 @@ def quality(finals: pd.DataFrame) -> Headline | None:
     if best["seeds"] < 2 or best["rank"] != 1 or below < 1:
         return None
     text = f"Quality ({label}): {best['contestant']} has the least loss of {len(ranks)} causal rules, {best['mean']:.4f} ± {best['half_width']:.4f} bits per byte over {best['seeds']} seeds; significantly less than {below} of the {others} others."
-    return Headline(text, "quality")
+    dots = [
+        Dot(str(rank["contestant"]), rank["mean"], rank["mean"] - rank["half_width"], rank["mean"] + rank["half_width"], i == 0, rank["contestant"] in best["ties"])
+        for i, rank in enumerate(ranks.dropna(subset=["half_width"]).to_dict("records"))
+    ]  # fmt: skip
+    return Headline(text, "quality", picture(dots, "bits per byte"))
 
 
 def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Headline | None:
@@ -154,7 +192,13 @@ def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Headline | None:
         return None
     batches = ", on validation batches of one domain each" * bool((mine["validation_batches"] != run_rows.MIXED).any())
     text = f"Capacity ({mine['label'].iloc[0]}): a factor of {factor:g} leaves {np.mean(values):.1%} ± {half_width(values):.1%} of the choices of trained {name} over, the middle one of {count(len(means), 'rule')} ({means.iloc[0]:.1%} to {means.iloc[-1]:.1%}){batches}."
-    return Headline(text, "quality")
+    kept = {other: mine.loc[mine["contestant"] == other, "left"].to_numpy(float) for other in means.index}
+    dots = [
+        Dot(str(other), one.mean(), one.mean() - half_width(one), one.mean() + half_width(one), other == name)
+        for other, one in kept.items()
+        if len(one) > 1
+    ]
+    return Headline(text, "quality", picture(dots, "choices left over", "%"))
 
 
 def _at(factor: float, factors: np.ndarray, shares: np.ndarray) -> float:
