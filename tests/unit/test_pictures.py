@@ -41,4 +41,5 @@ def test_many_dots_have_no_names_beside_them_and_few_are_no_picture():
         and ">n3</text>" not in many
         and float(re.search(r' height="(.*?)"', many)[1]) <= 130
     )
+    assert not picture([*TWO[:1], Dot("n", 1, float("nan"), 2)], "us"), "a dot without an interval is none"
     assert not picture(TWO[:1], "us") and not picture([], "us")

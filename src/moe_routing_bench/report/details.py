@@ -10,7 +10,7 @@ from moe_routing_bench.store.records import COLUMNS
 
 LEFT_OUT = (
     "samples_us", "set_aside_samples_us", "block_medians_us", "block_clocks_mhz", "block_powers_w", "expert_load",
-)  # fmt: skip  # long lists, which would double the page; the Parquet file holds them
+)  # fmt: skip  # long lists: `samples` has the first two in few bytes, the Parquet file all
 _REST = "Machine and versions"
 _GROUPS = (
     ("Cell", "bench implementation cell " + " ".join(AXES)),

@@ -27,8 +27,9 @@ class Dot:
 def picture(dots: Sequence[Dot], what: str, unit: str = "", reference: float | None = None) -> Markup:
     """The dots from top to bottom; `what` names the scale, `unit` is written behind each number, `reference` is a dashed line.
 
-    Empty for fewer than two dots, which show nothing that the sentence does not say.
+    Dots without an interval are left out. Empty for fewer than two, which show nothing that the sentence does not say.
     """
+    dots = [one for one in dots if math.isfinite(one.value + one.low + one.high)]
     if len(dots) < 2:
         return Markup()
     named = len(dots) <= _NAMED

@@ -51,6 +51,7 @@ def render(
         "report.html.j2",
         out,
         title=_values(frame, "platform") + (f", run {run}" if run else ""),
+        folder=out.parent.name,
         cpu=bool(frame["gpu_name"].isna().all()),
         stale=_together(stale),
         comparisons=sorted(path.name for path in out.parent.glob("compare-*.html")),

@@ -13,6 +13,7 @@ from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.command import again
 from moe_routing_bench.report.details import fields
+from moe_routing_bench.report.samples import samples
 
 _DIGITS = 10  # of an id: among 10,000 rows two are equal once in 20,000 reports
 _EXACT = 2**53  # from here on JavaScript's numbers skip integers
@@ -22,7 +23,7 @@ def page_data(frame: pd.DataFrame) -> dict[str, Any]:
     """What the page's scripts read of these rows, fit for JSON.
 
     `columns` of the table, `fields` of a row's details, `aliases` that a filter takes for fields, and of each row `ids`,
-    `commands` and `values`; the last two are packed: see `packed`.
+    `commands`, `samples` and `values`; commands and values are packed: see `packed`.
     """
     shown = fields()
     records = frame.to_dict("records")
@@ -31,6 +32,7 @@ def page_data(frame: pd.DataFrame) -> dict[str, Any]:
         "fields": shown,
         "aliases": {axis.prefix: axis.name for axis in AXES.values() if axis.prefix and axis.prefix.isalpha()},
         "ids": [row_id(record) for record in records],
+        "samples": samples(records),
         "commands": packed([again(record) for record in records]),
         "values": {one["name"]: packed([plain(record[one["name"]]) for record in records]) for one in shown},
     }

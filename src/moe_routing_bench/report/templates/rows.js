@@ -35,7 +35,7 @@ function lineOf(row) {
   const line = element("tr", "", {id: `row-${page.ids[row]}`, class: value(row, "status") === "ok" ? "" : "bad"});
   page.columns.forEach((column, i) => {
     const cell = element("td", shownIn(column, row), {class: heads[i].className});
-    if (i === 0) cell.prepend(opener(row));
+    if (i === 0) cell.prepend(opener(row), chooserOf(row));
     line.append(cell);
   });
   lines.set(row, line);
@@ -65,7 +65,7 @@ function detail(row) {
   first.append(element("code", command), " ", copy);
   const second = element("p");
   second.append(element("a", "link to this row", {href: `#row-${page.ids[row]}`}));
-  all.append(first, second, groupsOf(row));
+  all.append(first, second, strip(row), groupsOf(row));
   cell.append(all);
   line.append(cell);
   return line;
@@ -162,6 +162,6 @@ for (const bench of new Set(page.ids.map((_, row) => value(row, "bench")))) {
 byId("filter").oninput = () => { most = few; draw(); };
 byId("filter").onchange = remember;  // not with every key: browsers refuse that many changes of the address
 byId("more").onclick = showAll;
-window.onhashchange = follow;
+window.onhashchange = () => { follow(); followComparison(); };
 draw();
-onload = follow;  // not before: pictures that come late would move what it scrolls to
+addEventListener("load", () => { follow(); followComparison(); });  // not before: pictures that come late would move what it scrolls to

@@ -1,0 +1,79 @@
+"""Samples of a row as a strip, and two rows side by side, in a real browser."""
+
+import pytest
+from rows import frame, one
+
+from browser import asked
+from moe_routing_bench.report.render import render
+from moe_routing_bench.report.rows import row_id
+from moe_routing_bench.report.samples import MOST, samples
+
+EVIL = "<img src=x onerror=document.title=1>"
+TIMED = {"tokens": 64, "median_us": 10.0, "ci_low_us": 9.9, "ci_high_us": 10.1, "samples_us": [9.0, 10.0, 11.5], "set_aside_samples_us": [20.0]}  # fmt: skip
+BESIDE = {"best_other": "cute", "best_verdict": "slower", "best_speedup": 0.5, "best_speedup_ci_low": 0.49, "best_speedup_ci_high": 0.51}  # fmt: skip
+TABLE = frame(
+    one("gate", "cute", cell="a", **TIMED),
+    one("gate", "triton", cell="a", **TIMED | BESIDE | {"median_us": 20.0, "ci_low_us": 19.8, "ci_high_us": 20.2}),
+    one("gate", "torch", cell="a", **TIMED),
+    one("gate", "cute", cell="b", **TIMED | {"median_us": 5.0, "ci_low_us": 4.9, "ci_high_us": 5.1}, trace=EVIL),
+    one("gate", "cute", cell="a", **TIMED | {"gpu_uuid": "GPU-2"}),
+    one("gate", "torch", cell="b", status="crashed", reason="why"),
+    one("gate", "triton", cell="b", **TIMED | {"samples_us": None, "set_aside_samples_us": None}),
+)
+IDS = [row_id(record) for record in TABLE.to_dict("records")]
+
+
+@pytest.fixture
+def ask(tmp_path):
+    out = tmp_path / "index.html"
+    render(TABLE, {}, out)
+    return lambda script, **options: asked(out, tmp_path / "profile", script, **options)
+
+
+def test_samples_are_offsets_from_the_median():
+    """In hundredths of a percent, in order; long lists thinned evenly, which is said; null where none is stored."""
+    found = samples(TABLE.to_dict("records"))["rows"]
+    assert found[0] == {"every": 1, "at": [-1000, 0, 1500], "aside": [10000]} and found[5] is None and found[6] is None
+    (long,) = samples([{"median_us": 1.0, "samples_us": [1.0] * (2 * MOST + 1), "set_aside_samples_us": None}])["rows"]
+    assert long == {"every": 3, "at": [0] * (2 * MOST // 3 + 1)}
+
+
+def test_a_row_opens_to_its_samples(ask):
+    """Every sample is a mark that says its time; what was set aside is told apart; a row without any says so."""
+    script = f"""const strips = {IDS!r}.filter((_, i) => [0, 5].includes(i)).map(id => {{ open(page.ids.indexOf(id), true); return document.querySelector("#row-" + id).nextElementSibling; }});
+        const [made, none] = strips;
+        return [[...made.querySelectorAll(".strip circle")].map(dot => [dot.textContent, dot.getAttribute("class")]), made.querySelector("svg").getAttribute("aria-label"), none.innerText.includes("No sample")];"""
+    marks, label, none = ask(script)
+    assert marks == [["9 µs", ""], ["10 µs", ""], ["11.5 µs", ""], ["20 µs", "aside"]]
+    assert label == "cute: 3 samples, 9 to 11.5 µs, median 10" and none
+
+
+def test_two_rows_side_by_side(ask):
+    """By two clicks, or by the address: the stored verdict of the pair, else a ratio and why there is no verdict; a third takes the first's place."""
+    script = f"""const ids = {IDS!r}, press = i => document.querySelectorAll("#row-" + ids[i] + " .choose")[0].click(), found = [];
+        const seen = () => [document.querySelector("#ratio")?.textContent ?? document.querySelector("#compared").innerText, location.hash, document.querySelectorAll("[aria-pressed=true]").length];
+        press(0); found.push(seen()); press(1); found.push(seen()); press(2); found.push(seen()); press(3); found.push(seen()); press(3); press(5); found.push(seen());
+        document.querySelector("#compared button").click(); return [...found, document.querySelector("#compared").hidden];"""
+    first, pair, third, other, without, hidden = ask(script)
+    assert first[0].startswith("Chosen: gate: cute, a.") and first[2] == 1
+    assert pair == ["cute is faster (stored verdict): faster: 2.00 [1.96, 2.04]x triton, paired within rounds.", f"#compare-{IDS[0]}-{IDS[1]}", 2]  # fmt: skip
+    assert third[0] == "The time of torch over that of triton: 0.500 [0.490, 0.510], as wide as both intervals make it. No verdict: none was stored of this pair." and third[2] == 2  # fmt: skip
+    assert "No verdict: they are of different cells." in other[0] and "nothing can be compared" in without[0] and hidden
+
+
+def test_a_comparison_has_an_address(ask):
+    script = """const box = document.querySelector("#compared"), wide = document.documentElement.clientWidth;
+        return [box.hidden, box.innerText, box.querySelectorAll("svg").length, box.querySelectorAll("img").length, [...box.querySelectorAll("*")].filter(e => e.getBoundingClientRect().right > wide + 1 && !e.closest(".scroll")).length];"""
+    hidden, words, strips, images, wide = ask(script, part=f"compare-{IDS[0]}-{IDS[3]}", width=390)
+    assert (hidden, strips, images, wide) == (False, 2, 0, 0) and EVIL in words and "No verdict: they are of different cells." in words  # fmt: skip
+
+
+def test_rows_of_two_cards_get_no_verdict(ask):
+    found = ask("return ratioOf(1, 4)")
+    assert found.endswith("No verdict: they are of different cards.")
+
+
+def test_where_no_other_run_is_beside_it_the_command_is_there(tmp_path):
+    out = tmp_path / "nvidia-h200.mine" / "index.html"
+    render(TABLE, {}, out)
+    assert "moe-routing-bench compare COMMIT:nvidia-h200.mine nvidia-h200.mine --html" in out.read_text()
