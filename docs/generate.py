@@ -18,7 +18,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.expand import expand
-from moe_routing_bench.config.load import load
+from moe_routing_bench.config.load import load, on
 from moe_routing_bench.store.columns import about
 from moe_routing_bench.store.records import COLUMNS
 
@@ -62,11 +62,18 @@ def cells() -> str:
     """How many cells each config asks for."""
     with contextlib.chdir(ROOT):  # a config names its traces from there
         models = presets.load("config/models.yaml")
-        configs = [
-            path for path in sorted(Path("config").glob("*.yaml")) if path.name not in ("models.yaml", "claims.yaml")
+        found = [
+            *(
+                path
+                for path in sorted(Path("config").glob("*.yaml"))
+                if path.name not in ("models.yaml", "claims.yaml")
+            ),
+            *sorted(Path("config/seeds").glob("*.yaml")),
         ]
-        jobs = {path.name: expand(load(path), models) for path in configs}
-    return table([{"config": f"`{name}`", "cells": str(len(found))} for name, found in jobs.items()])
+        configs = {str(path.relative_to("config")): load(path) for path in found}
+        counts = {name: [len(expand(on(one, way), models)) for way in ("gpu", "cpu")] for name, one in configs.items()}
+    said = {name: f"{gpu}; {cpu} on a CPU" if cpu != gpu else str(gpu) for name, (gpu, cpu) in counts.items()}
+    return table([{"config": f"`{name}`", "cells": cells} for name, cells in said.items()])
 
 
 def axes() -> str:

@@ -157,3 +157,14 @@ def test_code_files_follow_what_a_bench_is_made_of():
     assert has(pack, "cute/cache.py") and has(gate, "gate/rules.py") and not has(pack, "composite.py")
     assert has(layer, "composite.py") and has(layer, "benches/routing") and has(layer, "benches/gate")
     assert not has(layer, "figures/") and not has(layer, "cli/") and not has(layer, "fields.py")
+
+
+def test_what_a_config_says_of_a_cpu_stands_in_there_and_only_there():
+    small = {"grid": [ENTRY], "measure": {"min_blocks": 5}}
+    loaded = config.load({"grid": [ENTRY, ENTRY], "measure": {"max_seconds": 1}, "cpu": small})
+    there = {"seed": 17, "device": "auto"}
+    assert config.on(loaded, "nvidia-h200") == there | {"grid": [ENTRY, ENTRY], "measure": {"max_seconds": 1}}
+    assert config.on(loaded, "cpu") == there | small
+    assert config.on(config.load({"grid": [ENTRY], "cpu": {"grid": [ENTRY]}}), "cpu")["measure"] == {}
+    with pytest.raises(UserError, match=r'config.cpu: got "no'):
+        config.load({"grid": [ENTRY], "cpu": {"measure": {}}})

@@ -20,7 +20,10 @@ from moe_routing_bench.errors import UserError
 from moe_routing_bench.quality.spec import plan
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = {path.stem: config.read_mapping(path) for path in sorted((ROOT / "config").glob("*.yaml"))}
+SHIPPED = {
+    path.stem: config.read_mapping(path)
+    for path in sorted((*ROOT.glob("config/*.yaml"), *ROOT.glob("config/seeds/*.yaml")))
+}
 SHIPPED = {name: found for name, found in SHIPPED.items() if "grid" in found and name != "h200-full"}
 MODELS = presets.load(ROOT / "config/models.yaml")
 NASTY = [

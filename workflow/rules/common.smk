@@ -22,7 +22,7 @@ from moe_routing_bench.quality.spec import plan
 from moe_routing_bench import files
 from moe_routing_bench.quality import code
 from moe_routing_bench.store import paths, platforms, sources
-from moe_routing_bench.store.shipped import installed, own_or_shipped
+from moe_routing_bench.store.shipped import installed, own_or_shipped, shipped
 
 if prefix := workflow.modifier.path_modifier.prefix:
     raise WorkflowError(f"error: a module's prefix: got {prefix!r}; allowed: none; hint: give the run a --directory")
@@ -40,6 +40,14 @@ try:
     for path in workflow.configfiles:  # Snakemake takes the last of two equal keys
         bench_config.read_mapping(Path(path))
     SETTINGS = bench_config.load(config)
+    ASKED_PLATFORM = SETTINGS.pop("platform", None)
+    platforms.prepare_jobs(ASKED_PLATFORM or SETTINGS["device"])
+    if ASKED_PLATFORM is None:
+        # Decided once, by the process that the user started: Snakemake hands --config on to its jobs, some of which a cluster
+        # runs where there is another GPU, or none.
+        ASKED_PLATFORM = platforms.current()
+        workflow.config_settings.config_args = [*workflow.config_settings.config_args, f"platform={ASKED_PLATFORM}"]
+    SETTINGS = bench_config.on(SETTINGS, ASKED_PLATFORM)
     JOBS = {(job.cell.bench, job.name): job for job in jobs_of(SETTINGS)}
     TRAINING = plan.expand(SETTINGS.get("quality", []), SETTINGS.get("perft", []))
     SHARE = SETTINGS.pop("share", None)
@@ -48,13 +56,6 @@ try:
 except UserError as error:
     raise WorkflowError(f"error: {error}") from None
 
-ASKED_PLATFORM = SETTINGS.pop("platform", None)
-platforms.prepare_jobs(ASKED_PLATFORM or SETTINGS["device"])
-if ASKED_PLATFORM is None:
-    # Decided once, by the process that the user started: Snakemake hands --config on to its jobs, some of which a cluster
-    # runs where there is another GPU, or none.
-    ASKED_PLATFORM = platforms.current()
-    workflow.config_settings.config_args = [*workflow.config_settings.config_args, f"platform={ASKED_PLATFORM}"]
 PLATFORM = paths.folder(ASKED_PLATFORM, SETTINGS.get("run"))
 CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
 

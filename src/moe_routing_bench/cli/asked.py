@@ -7,7 +7,7 @@ from typing import Any
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
-from moe_routing_bench.config.load import load
+from moe_routing_bench.config.load import load, on
 from moe_routing_bench.errors import bad
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import paths, platforms
@@ -31,6 +31,7 @@ def asked_or_last(
     """
     config = effective(configs, config_json)
     folder = _folder(config, platform, run)
+    config = _on(config, folder)
     if configs or config_json is not None:
         return config, folder, "--config-json" if config_json is not None else ", ".join(map(str, configs or []))
     kept = last(folder)
@@ -44,7 +45,8 @@ def asked(
 ) -> tuple[list[Job], str]:
     """The jobs of the effective config, and the folder of their results: of the platform and run that it names, unless they are given."""
     config = effective(configs, config_json)
-    return jobs_of(config), _folder(config, platform, run)
+    folder = _folder(config, platform, run)
+    return jobs_of(_on(config, folder)), folder
 
 
 def jobs_of(config: dict[str, Any]) -> list[Job]:
@@ -66,6 +68,11 @@ def _folder(config: dict[str, Any], platform: str | None, run: str | None) -> st
     """The folder of results of the platform and run that a config names, unless they are given."""
     named = "." in (platform or "")
     return platform_of(platform or config.get("platform"), run or (None if named else config.get("run")))
+
+
+def _on(config: dict[str, Any], folder: str) -> dict[str, Any]:
+    """A config as it is for the platform of a folder of results."""
+    return on(config, folder.partition(".")[0])
 
 
 def effective(configs: list[Path] | None, config_json: str | None) -> dict[str, Any]:

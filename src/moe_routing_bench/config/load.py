@@ -29,6 +29,12 @@ def load(source: Mapping[str, Any] | str | Path | Sequence[str | Path]) -> dict[
     return {**DEFAULTS, **config}
 
 
+def on(config: Mapping[str, Any], platform: str) -> dict[str, Any]:
+    """A loaded config as it is for a platform: on ``cpu`` the parts that its section `cpu` has stand in for its own."""
+    rest = {name: value for name, value in config.items() if name != "cpu"}
+    return rest | config.get("cpu", {}) if platform == "cpu" else rest
+
+
 def read_mapping(path: Path) -> dict[str, Any]:
     """A YAML file whose top level is a mapping; `UserError` for any other file."""
     try:

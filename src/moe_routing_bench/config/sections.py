@@ -87,6 +87,9 @@ def _keys(entry: Any) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+_MEASURE = field(Measure, description="a mapping of settings of the measurement")
+_GRID = _section(GridEntry, "is the product of its axes for each of its benches", required=True)
+OnCpu = model("OnCpu", measure=_MEASURE, grid=_GRID)
 Config = model(
     "Config",
     **_axes("config"),
@@ -113,8 +116,11 @@ Config = model(
         description="a non-empty list, without repetition, of package.module or package.module:NAME",
     ),
     models=field(str, "a file of model presets beside those of the project", description="the path of a YAML file"),
-    measure=field(Measure, description="a mapping of settings of the measurement"),
-    grid=_section(GridEntry, "is the product of its axes for each of its benches", required=True),
+    measure=_MEASURE,
+    grid=_GRID,
+    cpu=field(
+        OnCpu, description="a mapping with 'grid' and, at will, 'measure', which stand in for the config's on a CPU"
+    ),
     quality=_section(TrainingEntry, "trains a language model with each router, config and seed"),
     perft=_section(AdaptationEntry, "adapts the runs of a quality entry to other text"),
 )

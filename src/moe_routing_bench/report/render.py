@@ -24,6 +24,7 @@ from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.headlines import headlines
 from moe_routing_bench.report.questions import questions
 from moe_routing_bench.report.rows import page_data, plain, row_id
+from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.report.targets import targets
 
 _MACHINE = (
@@ -59,6 +60,7 @@ def render(
         findings=findings(frame),
         benches=set(frame["bench"]),
         targets=targets(frame),
+        seed=section(frame, run),
         choices=choices(frame),
         claims=[_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict)) if one.cells],
         unheld=[_claim(one) for one in claims if not one.cells],

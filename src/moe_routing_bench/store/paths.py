@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 CONFIG = Path("config/config.yaml")
 MODELS = Path("config/models.yaml")
 CLAIMS = Path("config/claims.yaml")
+PUBLISHED = Path("config/seeds/published")  # figures of the seed documents
 
 
 _FOLDER = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)?")

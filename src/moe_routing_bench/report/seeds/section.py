@@ -1,0 +1,38 @@
+"""What the report of a seed's run says of the seed: its source, and tables of its figures beside this run's rows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from moe_routing_bench.report.seeds import layers, published
+from moe_routing_bench.report.seeds.tables import Table
+
+_PREFIX = "seed-"
+_REMARKS = {"boundary": "inside their times: ", "sizes": "", "notes": ""}  # of a source, and what is said before it
+_TABLES: Mapping[str, Callable[[pd.DataFrame, Mapping[str, Any], str], Sequence[Table]]] = {"000": layers.tables}
+
+
+def section(rows: pd.DataFrame, run: str) -> dict[str, Any] | None:
+    """Number, source in words and tables for the run ``seed-<number>`` of a seed's config; None for any other run."""
+    number = run.removeprefix(_PREFIX)
+    if not run.startswith(_PREFIX) or number not in _TABLES:
+        return None
+    source = published.sources()[number]
+    return {
+        "number": number,
+        "about": f"{_sentence(source['what'])} Published on {source['hardware']}: {source['source']}, by {source['who']}.",
+        "remarks": [_sentence(f"{said}{source[name]}") for name, said in _REMARKS.items() if name in source],
+        "tables": _TABLES[number](rows, source, _machine(rows)),
+    }
+
+
+def _sentence(text: str) -> str:
+    """The text with a capital first and a full stop last."""
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."
+
+
+def _machine(rows: pd.DataFrame) -> str:
+    """What the rows were measured on."""
+    column = "gpu_name" if rows["gpu_name"].notna().any() else "cpu_model"
+    return ", ".join(rows[column].dropna().unique()) or "not said"

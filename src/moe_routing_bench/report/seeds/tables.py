@@ -1,0 +1,42 @@
+"""A table with what was published on the left and what was measured here on the right."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring columns under one heading."""
+
+    title: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows` are texts, as many in each as the groups have columns together. `note` says how to read it."""
+
+    title: str
+    groups: Sequence[Group]
+    rows: list[list[str]] = field(default_factory=list)
+    note: str = ""
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """Four digits, or all of a large whole part, and the unit; a dash where there is no number."""
+    if value is None or math.isnan(value):
+        return ABSENT
+    return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}") + unit
+
+
+def ratio(of: float | None, over: float | None) -> float:
+    """One over the other; NaN where one of them is missing."""
+    return math.nan if of is None or over is None else of / over
+
+
+def gain(value: float) -> float:
+    """A ratio of times as a gain of calls per second in per cent."""
+    return 100 * (value - 1)
