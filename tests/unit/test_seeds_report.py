@@ -88,3 +88,46 @@ def test_other_runs_have_no_such_section(tmp_path):
     for run, there in (("layers", False), ("seed-000", True)):
         render(rows, {}, tmp_path / "index.html", run=run)
         assert ('id="seeds"' in (tmp_path / "index.html").read_text()) == there
+
+
+def profile(dtype: str, *names: str) -> dict:
+    """A profile of a cell of seed 004 at an eighth of its size: two operators each, and one that failed."""
+    operator = {"operator": "aten::mm", "kind": "operator", "self_cpu_us": 7.0, "cpu_total_us": 8.0, "self_device_us": 5.0, "device_total_us": 5.0, "calls": 9}  # fmt: skip
+    ran = {
+        "self_cpu_us": 70.0,
+        "self_device_us": 50.0,
+        "operators": [operator, operator | {"operator": "k", "kind": "kernel"}],
+    }
+    pairs = [{"first": a, "second": b, "max_diff": 1e-7} for a in names for b in names if a < b]
+    axes = {"dtype": dtype, "hidden": 256, "intermediate": 176}
+    found = dict.fromkeys(names, ran) | {"cute_gather": {"error": "no kernel"}}
+    return {"cell": "c", "axes": axes, "implementations": found, "differences": pairs}
+
+
+def test_each_block_of_004_stands_beside_what_was_profiled_for_it():
+    rows = frame(one("layer", "torch_loop", cell="c", median_us=33.0, cpu_model="C"))
+    profiles = [profile("fp32", "transformers_eager", "torch_loop", "torch_gather_loop")]
+    totals, *operators = section(rows, "seed-004", profiles)["tables"]
+    eager, manual, fused = totals.rows
+    assert eager == ["eager", "4,227,000", "4,234,000", ABSENT, "transformers_eager", "70", "50", ABSENT, ABSENT]
+    assert manual == ["manual", "829,292", "849,695", "1.77e-08", "torch_loop", "70", "50", "1e-07", "33"]
+    assert fused[4] == "torch_gather_loop", "cute_gather failed"
+    assert "divided by 8" in totals.note
+    assert [table.title for table in operators] == [
+        f"Operators of the {name} block, fp32" for name in ("eager", "manual", "cuda")
+    ]
+    first, second, third, *_ = operators[0].rows
+    assert first == ["1", "aten::index_add_", "1,074", "355", "64", "aten::mm", "7", "5", "9"]
+    assert (
+        second[1] == "aten::scatter_add_"
+        and second[5] == "k"
+        and third[5:] == [ABSENT] * 4
+        and len(operators[0].rows) == 10
+    )
+
+
+def test_a_block_for_which_nothing_was_profiled_has_no_operators():
+    rows = frame(one("layer", cell="c", cpu_model="C"))
+    totals, only = section(rows, "seed-004", [profile("fp32", "torch_loop")])["tables"]
+    assert only.title == "Operators of the manual block, fp32"
+    assert [line["implementation"] for line in lines(totals)] == [ABSENT, "torch_loop", ABSENT]

@@ -124,6 +124,12 @@ def shared_out():
     ]
 
 
+def profiles_of(wildcards):
+    """The profiles of the layers of the grid, if they are asked for."""
+    layers = [job for job in JOBS.values() if job.cell.bench == "layer"] if SETTINGS.get("profile") else []
+    return [str(paths.profile_folder(wildcards.platform, job)) for job in layers]
+
+
 def pilots_of(wildcards):
     """The runs by which a run's learning rate is chosen."""
     return [str(paths.run_file(wildcards.platform, name)) for name in TRAINING.runs[wildcards.run].pilots]

@@ -11,7 +11,7 @@ import typer
 
 from moe_routing_bench import files
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import measured, progress
+from moe_routing_bench.cli import measured, profiling, progress
 from moe_routing_bench.cli.asked import models, references
 from moe_routing_bench.cli.options import Models, Plugins
 from moe_routing_bench.cli.printing import show
@@ -67,6 +67,12 @@ def measure(
     plugin: Plugins = None,
     own: Models = None,
     out: Annotated[Path | None, typer.Option(help="Also write the rows of one cell to this Parquet file")] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also profile one cell of a layer: prints operators, and keeps them and Chrome traces in this folder"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns of the rows as one JSON list")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all columns of the rows as CSV")] = False,
     **values: Any,
@@ -80,6 +86,8 @@ def measure(
     pick("mode", mode, ("warm", "cold"))
     if as_json and as_csv:
         raise bad("--csv", "together with --json", "one of them")
+    if profile:
+        profiling.check(bench)
     asked = _asked(bench, _values(values))
     if plugins := references(plugin):
         asked["plugins"] = plugins
@@ -91,8 +99,9 @@ def measure(
     most_blocks = max(min_blocks, Settings.max_blocks)
     asked["measure"] = {"max_seconds": max_seconds, "min_blocks": min_blocks, "max_blocks": most_blocks}
     jobs = expand(load(asked), models(own) if values["model"] else {})
-    if out and len(jobs) > 1:
-        raise bad("--out", f"{len(jobs)} cells", "one cell", "--json and --csv print the rows of several")
+    for option, path in (("--out", out), ("--profile", profile)):
+        if path and len(jobs) > 1:
+            raise bad(option, f"{len(jobs)} cells", "one cell", "--json and --csv print the rows of several")
     if out:
         files.check_writable(out)
     _warn_of_ignored(bench, values)
@@ -103,6 +112,8 @@ def measure(
         measured.write_csv(rows)
     if out:
         print(f"wrote {out}", file=sys.stderr if as_json or as_csv else sys.stdout)
+    if profile:
+        profiling.profiled(jobs[0], rows, profile, tables=not (as_json or as_csv))
     if wrong := progress.unwell(rows):
         print(f"{len(wrong)} of {len(rows)} rows are of implementations that failed", file=sys.stderr)
         raise typer.Exit(1)

@@ -56,6 +56,7 @@ def report(platform: Platform = None, run: Run = None) -> None:
             _claims(platform, tables["measurements"]),
             _models(platform),
             platform.partition(".")[2],
+            [json.loads(path.read_text(encoding="utf-8")) for path in paths.profile_files(platform)],
         )
     print(f"wrote {out}")
 

@@ -118,6 +118,7 @@ Config = model(
     models=field(str, "a file of model presets beside those of the project", description="the path of a YAML file"),
     measure=_MEASURE,
     grid=_GRID,
+    profile=field(bool, "whether one call of each implementation is profiled in each cell of `layer`", False),
     cpu=field(
         OnCpu, description="a mapping with 'grid' and, at will, 'measure', which stand in for the config's on a CPU"
     ),

@@ -38,12 +38,14 @@ def render(
     table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Path, trained: pd.DataFrame | None = None,
     adapted: pd.DataFrame | None = None, stale: Mapping[str, str] = MappingProxyType({}),
     claims: Sequence[Held] = (), models: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), run: str = "",
+    profiles: Sequence[Mapping[str, Any]] = (),
 ) -> None:  # fmt: skip
     """Write the report of `table` (rows of the schema) with the SVG file of each figure to `out`.
 
     With the rows of training runs (`trained`) it has a section on quality, which has those of adaptations (`adapted`), too;
     figures of both are shown only there. `stale` says of benches whose rows are of other code than today's why they are shown, `claims`
-    what became of published figures. `models` are the sizes that a reader can ask about, `run` the name of the run, if it has one.
+    what became of published figures. `models` are the sizes that a reader can ask about, `run` the name of the run, if it has one, and
+    `profiles` what its cells' calls consist of.
     """
     frame = table.to_pandas() if isinstance(table, pa.Table) else table
     every = [_figure(name, path) for name, path in figures.items()]
@@ -60,7 +62,7 @@ def render(
         findings=findings(frame),
         benches=set(frame["bench"]),
         targets=targets(frame),
-        seed=section(frame, run),
+        seed=section(frame, run, profiles),
         choices=choices(frame),
         claims=[_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict)) if one.cells],
         unheld=[_claim(one) for one in claims if not one.cells],

@@ -125,6 +125,16 @@ def trace_file(run: Path) -> Path:
     return run.parent.parent / "traces" / run.name
 
 
+def profile_folder(platform: str, job: "Job") -> Path:
+    """The operator profiles of a cell's implementations."""
+    return results(platform) / "profiles" / job.name
+
+
+def profile_files(platform: str) -> Iterable[Path]:
+    """All of a platform's profiles, one per cell."""
+    return sorted((results(platform) / "profiles").glob("*/profile.json"))
+
+
 def report(platform: str) -> Path:
     """The HTML report."""
     return Path("reports") / platform / "index.html"

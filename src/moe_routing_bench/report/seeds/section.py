@@ -1,30 +1,40 @@
 """What the report of a seed's run says of the seed: its source, and tables of its figures beside this run's rows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.report.seeds import layers, published
+from moe_routing_bench.report.seeds import blocks, layers, published
 from moe_routing_bench.report.seeds.tables import Table
 
 _PREFIX = "seed-"
 _REMARKS = {"boundary": "inside their times: ", "sizes": "", "notes": ""}  # of a source, and what is said before it
-_TABLES: Mapping[str, Callable[[pd.DataFrame, Mapping[str, Any], str], Sequence[Table]]] = {"000": layers.tables}
+_REPLAYED = ("000", "004")
 
 
-def section(rows: pd.DataFrame, run: str) -> dict[str, Any] | None:
+def section(rows: pd.DataFrame, run: str, profiles: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
     """Number, source in words and tables for the run ``seed-<number>`` of a seed's config; None for any other run."""
     number = run.removeprefix(_PREFIX)
-    if not run.startswith(_PREFIX) or number not in _TABLES:
+    if not run.startswith(_PREFIX) or number not in _REPLAYED:
         return None
     source = published.sources()[number]
     return {
         "number": number,
         "about": f"{_sentence(source['what'])} Published on {source['hardware']}: {source['source']}, by {source['who']}.",
         "remarks": [_sentence(f"{said}{source[name]}") for name, said in _REMARKS.items() if name in source],
-        "tables": _TABLES[number](rows, source, _machine(rows)),
+        "tables": _tables(number, rows, source, profiles),
     }
+
+
+def _tables(
+    number: str, rows: pd.DataFrame, source: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]]
+) -> list[Table]:
+    """The tables of one seed."""
+    platform = _machine(rows)
+    if number == "004":
+        return blocks.tables(rows, source, profiles, platform)
+    return layers.tables(rows, source, platform)
 
 
 def _sentence(text: str) -> str:

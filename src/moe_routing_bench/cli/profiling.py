@@ -1,0 +1,95 @@
+"""Operator profiles of the implementations of a measured cell."""
+
+import csv
+import importlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from moe_routing_bench.cli.printing import show
+from moe_routing_bench.errors import bad, writing
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.store import platforms, records
+
+BENCHES = ("layer",)
+SHOWN = 10  # operators of each implementation that are printed; the files have all
+
+
+def profile(
+    cell: Annotated[
+        Path, typer.Argument(help="Parquet file of a measured cell: results/PLATFORM/cells/layer/….parquet")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the table and a Chrome trace of each implementation")],
+) -> None:
+    """Profile one call of each implementation that is ok in a measured cell, operator by operator, with torch.profiler.
+
+    Writes operators.csv, profile.json and a Chrome trace per implementation. Times of a profile are not those of a row.
+    """
+    table = records.read(cell)
+    spec = records.spec_of(table)
+    if spec is None:
+        raise bad(
+            "cell", str(cell), "a file that `measure --out` or the workflow wrote", "it does not say what was measured"
+        )
+    platforms.verify(table["platform"][0].as_py())
+    profiled(Job.from_spec(spec), table.select(["implementation", "status"]).to_pylist(), out)
+
+
+def check(bench: str) -> None:
+    """Raise `UserError` for a bench whose cells are not profiled."""
+    if bench not in BENCHES:
+        raise bad("--profile", f"bench {bench}", ", ".join(BENCHES), "its stages are among the operators")
+
+
+def profiled(job: Job, rows: Sequence[Mapping[str, Any]], out: Path, tables: bool = True) -> None:
+    """Profile the implementations that are ok, write the files, and print their tables where these are wanted. Raises `UserError`."""
+    check(job.cell.bench)
+    names = [row["implementation"] for row in rows if row["status"] == "ok"]
+    with writing(out):
+        found = importlib.import_module("moe_routing_bench.measure.profiling").profile(job, names, out)
+        _write(found, out / "operators.csv")
+    if tables:
+        show(*_tables(found))
+    print(f"wrote {out}", file=sys.stdout if tables else sys.stderr)
+
+
+def _write(found: Mapping[str, Any], path: Path) -> None:
+    """All operators of all implementations as CSV."""
+    lines = [
+        {"implementation": name} | one
+        for name, parts in found["implementations"].items()
+        for one in parts.get("operators", ())
+    ]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(lines[0]) if lines else ["implementation"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
+    """A table of each implementation's first operators, and one of the differences."""
+    for name, parts in found["implementations"].items():
+        if "error" in parts:
+            table = Table("error", title=name, title_justify="left", box=None)
+            table.add_row(parts["error"])
+            yield table
+            continue
+        title = (
+            f"{name}: one call, self CPU {parts['self_cpu_us']:.0f} us, self device {parts['self_device_us']:.0f} us"
+        )
+        columns = ("operator", "kind", "self device us", "self CPU us", "calls")
+        table = Table(*columns, title=title, title_justify="left", box=None)
+        for one in parts["operators"][:SHOWN]:
+            times = (f"{one['self_device_us']:.1f}", f"{one['self_cpu_us']:.1f}")
+            table.add_row(one["operator"][:80], one["kind"], *times, str(one["calls"]))
+        yield table
+    table = Table(
+        "implementation", "against", "max_diff", title="largest difference of results", title_justify="left", box=None
+    )
+    for one in found["differences"]:
+        table.add_row(one["first"], one["second"], f"{one['max_diff']:.3g}")
+    yield table

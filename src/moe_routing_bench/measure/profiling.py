@@ -1,0 +1,112 @@
+"""The operators and kernels of one call, by torch.profiler: where an implementation's time goes. Nothing of this is timed.
+
+A profiled call is slower than a timed one, above all on the host, and waits for nothing to be cold: its times tell operators apart
+and are not held against rows. Draws and tensors are those of the cell's first input set.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity
+
+from moe_routing_bench.benches.plugins import bench_of
+from moe_routing_bench.errors import one_line
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.measure import gpus
+from moe_routing_bench.store import platforms
+
+WARMUP_CALLS = 3
+RESULT = "combined"  # of a layer: what is compared between implementations
+_Tensors = dict[str, Tensor]
+
+
+def profile(job: Job, names: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Profile one warm call of each implementation `names` of a job's cell, one after the other, with a GPU to itself.
+
+    Returns, and writes to ``folder/profile.json``: of each implementation its operators, or the error that ended it, and of each pair
+    the largest difference of their results. ``folder/<implementation>.json`` is the call as a Chrome trace.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    platform = platforms.current()
+    with gpus.reserved(alone=True, family=job.cell.family):
+        found, results = {}, {}
+        inputs = _inputs(job, "cpu" if platform == platforms.CPU else "cuda")
+        for name in names:
+            try:
+                results[name], found[name] = _profiled(job, name, inputs, folder / f"{name}.json")
+            except Exception as error:  # whatever an implementation raises: the others are profiled all the same
+                found[name] = {"error": one_line(f"{type(error).__name__}: {error}", 300)}
+    said = {"bench": job.cell.bench, "cell": job.cell.key, "axes": dict(job.cell.values), "platform": platform}
+    said |= {"torch": torch.__version__, "implementations": found, "differences": list(_differences(results))}
+    (folder / "profile.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    return said
+
+
+def _inputs(job: Job, device: str) -> _Tensors:
+    """The first input set of a cell, and what all sets share."""
+    cell, definition = job.cell, bench_of(job).definition()
+    shared = definition.shared(cell, cell.seed, device) if hasattr(definition, "shared") else {}
+    return definition.build(cell, cell.seed, device) | shared
+
+
+def _profiled(job: Job, name: str, inputs: _Tensors, trace: Path) -> tuple[Tensor | None, dict[str, Any]]:
+    """The result of an implementation, where it has the one that is compared, and what its call consists of."""
+    bench = bench_of(job)
+    outputs = bench.definition().empty_outputs(job.cell, inputs)
+    call = bench.bind(name, job.cell, inputs | outputs)
+    for _ in range(WARMUP_CALLS):
+        call()
+    on_gpu = torch.cuda.is_initialized()
+    _wait(on_gpu)
+    with torch.profiler.profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    ) as profiler:
+        returned = call()
+        _wait(on_gpu)
+    profiler.export_chrome_trace(str(trace))
+    operators = sorted(map(_operator, profiler.key_averages()), key=_weight, reverse=True)
+    known = outputs | (returned if isinstance(returned, dict) else {})
+    result = known[RESULT].clone() if RESULT in known else None
+    return result, _totals(operators) | {"operators": operators}
+
+
+def _wait(on_gpu: bool) -> None:
+    if on_gpu:
+        torch.cuda.synchronize()
+
+
+def _operator(event: Any) -> dict[str, Any]:
+    """A line of the table. Device times of an operator are those of the kernels that it launched, which have lines of their own."""
+    return {
+        "operator": event.key,
+        "kind": "operator" if event.device_type.name == "CPU" else "kernel",
+        "self_cpu_us": event.self_cpu_time_total,
+        "cpu_total_us": event.cpu_time_total,
+        "self_device_us": event.self_device_time_total,
+        "device_total_us": event.device_time_total,
+        "calls": event.count,
+    }
+
+
+def _weight(operator: dict[str, Any]) -> tuple[float, float]:
+    return operator["self_device_us"], operator["self_cpu_us"]
+
+
+def _totals(operators: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Self times of all operators on the host, and of all kernels on the device."""
+    return {
+        "self_cpu_us": sum(one["self_cpu_us"] for one in operators),
+        "self_device_us": sum(one["self_device_us"] for one in operators if one["kind"] == "kernel"),
+    }
+
+
+def _differences(results: dict[str, Tensor | None]) -> Iterator[dict[str, Any]]:
+    """The largest difference of each pair of results, in float64."""
+    known = {name: one for name, one in results.items() if one is not None}
+    for (first, a), (second, b) in itertools.combinations(known.items(), 2):
+        yield {"first": first, "second": second, "max_diff": float((a.double() - b.double()).abs().max())}

@@ -1,0 +1,90 @@
+"""Operator profiles of a layer's implementations: what is printed, what is kept, and what becomes of one that cannot run."""
+
+import csv
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from moe_routing_bench.benches.bench import Bench
+from moe_routing_bench.cli.main import app
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.measure import profiling
+
+LAYER = {"tokens": 8, "hidden": 32, "intermediate": 16, "experts": 4, "top_k": 2, "dtype": "fp32"}
+NAMES = ("torch_loop", "torch_gather_loop")
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job(cell_of("layer", **LAYER), NAMES, Settings())
+
+
+def test_a_profile_has_every_product_of_one_call_and_a_trace_that_chrome_reads(job, tmp_path):
+    found = profiling.profile(job, NAMES, tmp_path)
+    assert json.loads((tmp_path / "profile.json").read_text()) == found
+    for name, parts in found["implementations"].items():
+        calls = {one["operator"]: one["calls"] for one in parts["operators"]}
+        assert calls["aten::mm"] == 2 * 4, (
+            "two products for each of four experts: one call, without those of the warm-up"
+        )
+        assert parts["self_cpu_us"] == pytest.approx(sum(one["self_cpu_us"] for one in parts["operators"]))
+        events = json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"]
+        assert sum(one.get("name") == "aten::mm" for one in events) == 8
+    (difference,) = found["differences"]
+    assert (difference["first"], difference["second"]) == NAMES and difference["max_diff"] < 1e-5
+
+
+def test_one_that_raises_says_so_and_the_others_are_profiled(job, tmp_path, monkeypatch):
+    bind = Bench.bind
+
+    def broken(self, implementation, cell, tensors):
+        if implementation == "torch_loop":
+            raise RuntimeError("no such\nkernel")
+        return bind(self, implementation, cell, tensors)
+
+    monkeypatch.setattr(type(profiling.bench_of(job)), "bind", broken)
+    found = profiling.profile(job, NAMES, tmp_path)["implementations"]
+    assert found["torch_loop"] == {"error": "RuntimeError: no such kernel"}
+    assert found["torch_gather_loop"]["operators"] and not (tmp_path / "torch_loop.json").exists()
+
+
+def test_results_are_compared_in_pairs():
+    torch = profiling.torch
+    results = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([1.0, 2.5]), "c": None, "d": torch.tensor([0.0, 2.0])}
+    found = {(one["first"], one["second"]): one["max_diff"] for one in profiling._differences(results)}
+    assert found == {("a", "b"): 0.5, ("a", "d"): 1.0, ("b", "d"): 1.0}
+
+
+def options(**values) -> list[str]:
+    return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def test_measuring_a_cell_can_profile_it_and_a_stored_cell_can_be_profiled_later(tmp_path):
+    asked = ["measure", "layer", *options(**LAYER, implementations="torch_loop,cute", max_seconds=0.05, min_blocks=1)]
+    stored = tmp_path / "cell.parquet"
+    done = CliRunner().invoke(app, [*asked, "--json", *options(profile=tmp_path / "first", out=stored)])
+    assert done.exit_code == 0, done.output
+    rows = {row["implementation"]: row["status"] for row in json.loads(done.stdout)}
+    assert rows == {"torch_loop": "ok", "cute": "unsupported"}, "only JSON is on stdout"
+    done = CliRunner().invoke(app, ["profile", str(stored), "--out", str(tmp_path / "second")])
+    assert done.exit_code == 0 and "torch_loop: one call, self CPU" in done.stdout and "aten::mm" in done.stdout
+    for folder in ("first", "second"):
+        with (tmp_path / folder / "operators.csv").open() as file:
+            lines = list(csv.DictReader(file))
+        assert {line["implementation"] for line in lines} == {"torch_loop"}, "what has no time has no profile"
+        assert {line["calls"] for line in lines if line["operator"] == "aten::mm"} == {"8"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["measure", "gate", "--profile", "x"], "--profile: got 'bench gate'; allowed: layer"),
+        (["measure", "layer", "--tokens", "8,16", "--profile", "x"], "--profile: got '2 cells'; allowed: one cell"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused_before_it_is_measured(asked, said):
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code and said in str(done.exception)
