@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -173,6 +174,19 @@ def test_measure_prints_all_columns_for_programs(call, monkeypatch, form):
         first, second, *rest = csv.DictReader(io.StringIO(out))
         assert len(rest) == 2 and json.loads(first["samples_us"]) == [1.0, 2.0] and float(first["median_us"]) == 1.5
         assert second["reason"] == "needs a GPU, and more" and second["median_us"] == ""
+
+
+@pytest.mark.parametrize(("option", "threads"), [([], 1), (["--cpu-threads", "2"], 2)])
+def test_measure_computes_with_as_many_threads_as_the_workflow(option, threads):
+    """One, whatever torch would take by itself and Snakemake gives to its jobs; it is said, and stored in the rows."""
+    quick = ["--implementations", "torch", "--tokens", "8", "--max-seconds", "0.01", "--min-blocks", "3", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "moe_routing_bench.cli", "measure", "gate", *quick, *option],
+        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "3"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (row,) = json.loads(done.stdout)
+    assert row["cpu_threads"] == threads
+    assert done.stderr.startswith(f"torch computes with {printing.plural(threads, 'CPU thread')}\n")
 
 
 def test_an_interrupt_ends_a_measurement_without_a_traceback_or_a_process():

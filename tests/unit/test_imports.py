@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "quality": "errors files closure routers grid config store measure",
     "comparison": "errors formats choices benches config measure",
     "figures": "errors routers grid benches config store quality",
-    "report": "errors files routers choices benches config store quality comparison figures",
+    "report": "errors files routers grid choices benches config store quality comparison figures",
     "cli": "errors fields files formats closure routers grid kernels choices benches config store measure traces quality comparison figures report",
 }
 MAY_IMPORT_TORCH = {"formats", "routers", "kernels", "ops", "workload", "benches", "measure", "traces", "quality"}

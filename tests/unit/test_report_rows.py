@@ -74,6 +74,14 @@ def test_a_command_says_no_more_than_it_must():
     assert " --implementations cute,torch " in again(compared)
 
 
+def test_a_command_says_other_threads_than_the_usual_ones_of_a_cpu():
+    """A GPU's time does not depend on them."""
+    sizes = {"tokens": 64, "experts": 8, "top_k": 2}
+    for platform, threads, said in (("cpu", 4, True), ("cpu", 1, False), ("nvidia-h200", 32, False)):
+        (record,) = frame(one("gate", "torch", platform=platform, cpu_threads=threads, **sizes)).to_dict("records")
+        assert again(record).endswith(" --cpu-threads 4") == said
+
+
 def test_a_command_quotes_what_a_shell_would_read(measured):
     row = one("gate", "cute", tokens=64, experts=8, top_k=2, trace="a; rm $(b)")
     (record,) = frame(row).to_dict("records")

@@ -173,6 +173,19 @@ def test_swapped_settings_measure_everything(project: Project) -> None:
     assert project.jobs() == {"measure": ALL, **AFTER}
 
 
+def test_the_config_says_how_many_threads_measure(project: Project) -> None:
+    """One without it, which Snakemake's log says; another number is another measurement, and stored."""
+    rows = project.folder / "results/cpu/measurements.parquet"
+    assert set(pq.read_table(rows)["cpu_threads"].to_pylist()) == {1}
+    project.configure([GRID[1] | {"benches": ["gate"]}], SMALL | {"cpu_threads": 2})
+    run = project.snakemake("--until", "collect")
+    assert (
+        count(run) == {"measure": 1, "collect": 1}
+        and "cells are asked for, with 2 CPU threads;" in run.stdout + run.stderr
+    )
+    assert pq.read_table(rows)["cpu_threads"].to_pylist() == [2]
+
+
 def test_another_seed_measures_everything(project: Project) -> None:
     """It decides the routing that is measured."""
     config = project.folder / "config/config.yaml"

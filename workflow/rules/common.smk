@@ -13,11 +13,13 @@ from snakemake.settings.types import DeploymentMethod
 from moe_routing_bench.cli import progress
 from moe_routing_bench.cli.asked import jobs_of, last
 from moe_routing_bench.cli.commit import name_commit
+from moe_routing_bench.cli.printing import plural
 from moe_routing_bench.closure import PACKAGE
 from moe_routing_bench.config import load as bench_config
 from moe_routing_bench.config import share
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quality.spec import plan
 from moe_routing_bench import files
 from moe_routing_bench.quality import code
@@ -57,6 +59,7 @@ except UserError as error:
     raise WorkflowError(f"error: {error}") from None
 
 PLATFORM = paths.folder(ASKED_PLATFORM, SETTINGS.get("run"))
+THREADS = Settings(**SETTINGS["measure"]).cpu_threads
 CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
 
 
@@ -80,7 +83,8 @@ def keep_inputs():
 name_commit()
 if workflow.is_main_process:  # a job elsewhere writes its outputs, and nothing else
     keep_inputs()
-    logger.info(f"{PLATFORM}: {len(JOBS)} cells are asked for; the report is {paths.report(PLATFORM)}")
+    threads = plural(THREADS, "CPU thread")
+    logger.info(f"{PLATFORM}: {len(JOBS)} cells are asked for, with {threads}; the report is {paths.report(PLATFORM)}")
 else:  # it runs one cell: a warm server would be of use to none after it, and end with it while others call
     os.environ.setdefault("MOE_ROUTING_BENCH_WORKER", "cold")
 # Rows of training runs are reported when this config makes them, or when they are stored.

@@ -10,6 +10,7 @@ rule measure:
         "results/{platform}/logs/{bench}/{cell}.log",
     conda:
         "../../environment.yml"
+    threads: THREADS
     resources:
         gpu=1,  # one measurement at a time, on a CPU as well
     params:

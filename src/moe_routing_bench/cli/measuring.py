@@ -14,7 +14,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import measured, profiling, progress
 from moe_routing_bench.cli.asked import models, references
 from moe_routing_bench.cli.options import Models, Plugins
-from moe_routing_bench.cli.printing import show
+from moe_routing_bench.cli.printing import plural, show
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.expand import config_of, expand
@@ -63,6 +63,7 @@ def measure(
     ] = None,
     max_seconds: Annotated[float, typer.Option(help="Sampling time")] = Settings.max_seconds,
     min_blocks: Annotated[int, typer.Option(help="Least blocks of samples")] = Settings.min_blocks,
+    cpu_threads: Annotated[int, typer.Option(help="Threads of torch on a CPU")] = Settings.cpu_threads,
     mode: Annotated[str, typer.Option(help="warm (a server that has imported torch) | cold")] = "cold",
     plugin: Plugins = None,
     own: Models = None,
@@ -97,7 +98,9 @@ def measure(
             pick(f"implementation of {bench}", name.strip(), known) for name in implementations.split(",")
         ]
     most_blocks = max(min_blocks, Settings.max_blocks)
-    asked["measure"] = {"max_seconds": max_seconds, "min_blocks": min_blocks, "max_blocks": most_blocks}
+    asked["measure"] = {
+        "max_seconds": max_seconds, "min_blocks": min_blocks, "max_blocks": most_blocks, "cpu_threads": cpu_threads,
+    }  # fmt: skip
     jobs = expand(load(asked), models(own) if values["model"] else {})
     for option, path in (("--out", out), ("--profile", profile)):
         if path and len(jobs) > 1:
@@ -105,6 +108,7 @@ def measure(
     if out:
         files.check_writable(out)
     _warn_of_ignored(bench, values)
+    print(f"torch computes with {plural(cpu_threads, 'CPU thread')}", file=sys.stderr)
     rows = _measured(jobs, out, mode, tables=not (as_json or as_csv))
     if as_json:
         measured.write_json(rows)

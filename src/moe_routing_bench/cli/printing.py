@@ -27,8 +27,13 @@ def places(rows: Sequence[Mapping[str, Any]]) -> str:
     for what, column in (("node", "host"), ("SLURM job", "slurm_job_id")):
         if names := sorted({row[column] for row in rows if row[column]}):
             shown = ", ".join(names[:4]) + ", …" * (len(names) > 4)
-            found.append(f"{len(names)} {what}{'s' * (len(names) > 1)} ({shown})")
+            found.append(f"{plural(len(names), what)} ({shown})")
     return "; ".join(found) or "machines that no row names"
+
+
+def plural(number: int, what: str) -> str:
+    """A number of things, in words."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def duration(seconds: float) -> str:

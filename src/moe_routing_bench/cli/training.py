@@ -12,6 +12,7 @@ from moe_routing_bench import files
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.grid.adaptation_spec import VARIANTS, Adaptation
 from moe_routing_bench.grid.run_spec import DENSE, Run
+from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import gpus
 from moe_routing_bench.quality.spec import adaptation_rows, run_rows
 from moe_routing_bench.store import paths, platforms
@@ -36,7 +37,7 @@ def _verified(platform: str | None) -> str | None:
 Required = Annotated[
     str | None, typer.Option("--platform", help="Refuse to run on another [default: any]", callback=_verified)
 ]
-Threads = Annotated[int, typer.Option(help="CPU threads [default: torch's]", show_default=False)]
+Threads = Annotated[int, typer.Option(help="CPU threads of torch", min=1)]
 
 
 def train(
@@ -47,7 +48,7 @@ def train(
     option: Sets = None,
     spec: Spec = None,
     pilots: Pilots = None,
-    threads: Threads = 0,
+    threads: Threads = Settings.cpu_threads,
     out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/runs/NAME.parquet]")] = None,
     platform: Required = None,
 ) -> None:
@@ -66,7 +67,7 @@ def train(
 def time_training(
     run_file: Annotated[Path, typer.Argument(help="Parquet of a run that kept its weights")],
     out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/timing/NAME.parquet]")] = None,
-    threads: Threads = 0,
+    threads: Threads = Settings.cpu_threads,
     platform: Required = None,
 ) -> None:
     """Time the training step of a run, whole and by stage, with the GPU to itself."""
@@ -92,7 +93,7 @@ def adapt(
     steps: Annotated[int, typer.Option()] = 100,
     option: Sets = None,
     pilots: Pilots = None,
-    threads: Threads = 0,
+    threads: Threads = Settings.cpu_threads,
     out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/perft/NAME.parquet]")] = None,
     platform: Required = None,
 ) -> None:
@@ -160,10 +161,8 @@ def _device() -> str:
 
 
 def _torch(threads: int) -> None:
-    """Import torch and make it use this many threads; 0 leaves its own default."""
-    torch = importlib.import_module("torch")
-    if threads:
-        torch.set_num_threads(threads)
+    """Import torch and make it use this many threads, in a process of the workflow or any other."""
+    importlib.import_module("torch").set_num_threads(threads)
 
 
 def _module(name: str) -> Any:

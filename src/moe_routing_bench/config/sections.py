@@ -29,7 +29,7 @@ _LISTED = "`moe-routing-bench list` prints"
 _MOST = {
     "check_seeds": 1000, "warmup_ms": 3.6e6, "settle_blocks": 10_000, "interval_us": 1e8, "samples_per_block": 100_000,
     "min_blocks": 1_000_000, "max_blocks": 1_000_000, "target_half_width": 1.0, "max_seconds": 86_400.0, "turn_seconds": 3600.0,
-    "wall_calls": 1_000_000, "timeout": 86_400.0, "set_limit": 1_000_000, "set_bytes": 1e13,
+    "wall_calls": 1_000_000, "cpu_threads": 4096, "timeout": 86_400.0, "set_limit": 1_000_000, "set_bytes": 1e13,
 }  # fmt: skip
 _IMPLEMENTATIONS = Annotated[
     list[str], Distinct()

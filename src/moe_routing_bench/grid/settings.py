@@ -27,6 +27,9 @@ class Settings:
         "time that an implementation keeps the GPU busy before its samples count, where the power limit sets the clock",
     ] = 1.0
     wall_calls: Annotated[Count, "calls that are timed by the wall clock"] = 10
+    cpu_threads: Annotated[
+        Count, "threads that torch computes with on a CPU, whatever the machine has and OMP_NUM_THREADS says"
+    ] = 1
     timeout: Annotated[Amount, "silence of the worker after which the implementation at work has hung"] = 120.0
     set_limit: Annotated[Count, "most input and output sets that are rotated to keep the L2 cache cold"] = 256
     set_bytes: Annotated[Amount, "most memory that the rotated sets may take together"] = 8e9

@@ -39,6 +39,7 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     takes time, but tells who changes them.
     """
     begin = perf_counter()
+    torch.set_num_threads(job.settings.cpu_threads)
     send(("at", None, "inputs"))
     bench, cell = bench_of(job), job.cell
     definition = bench.definition()

@@ -7,12 +7,15 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.config.axes import AXES, PRESET
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.store.platforms import CPU
 
 
 def again(row: Mapping[str, Any]) -> str:
     """A line for a shell: the row's cell, with its implementation and those that it was compared with.
 
-    Left out is what `measure` takes anyway: defaults, and what a model preset sets. Settings of the measurement are no part of a row.
+    Left out is what `measure` takes anyway: defaults, and what a model preset sets. Of the settings of a measurement a row holds the
+    threads alone, which count on a CPU.
     """
     names = ",".join(dict.fromkeys(_compared(row)))
     return shlex.join(["moe-routing-bench", "measure", row["bench"], "--implementations", names, *_options(row)])
@@ -32,3 +35,6 @@ def _options(row: Mapping[str, Any]) -> Iterator[str]:
         of_model = "model" in known and name in PRESET
         if not of_model and value != (AXES[name].default if not AXES[name].follows else known.get(AXES[name].follows)):
             yield from (AXES[name].option, str(value))
+    threads = row["cpu_threads"]
+    if row["platform"] == CPU and not pd.isna(threads) and threads != Settings.cpu_threads:
+        yield from ("--cpu-threads", str(int(threads)))
