@@ -4,6 +4,7 @@ CONFIG ?=
 MUTANTS ?=
 RUN ?=
 PLATFORM ?= nvidia-h200
+SYSTEM_TORCH ?=
 
 # The rules and the tests find the environment's programs by name.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -25,13 +26,21 @@ EXPORT := --frozen --no-hashes --no-emit-project --no-annotate --no-header --qui
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
 
+INSTALL := bash workflow/scripts/install.sh $(if $(SYSTEM_TORCH),--system-torch) $(PYTHON)
+
 install: .venv/.installed ## create .venv with the pinned dependencies (PYTHON=python3.12 picks the Python)
 
+# All of it, which is what the report needs and more.
 .venv/.installed: pyproject.toml constraints.txt
-	@bash workflow/scripts/install.sh $(PYTHON)
+	@$(INSTALL)
+	@touch .venv/.report $@
+
+# Without the tests, the linters and, where there is no GPU, compilers for GPUs: half the size.
+.venv/.report: pyproject.toml constraints.txt
+	@$(INSTALL) --report
 	@touch $@
 
-report: .venv/.installed ## measure what changed, draw and report (CONFIG=config/h200.yaml on an H200; RUN=name keeps it apart)
+report: .venv/.report ## measure what changed, draw and report (CONFIG=config/h200.yaml on an H200; RUN=name keeps it apart; SYSTEM_TORCH=1 takes the torch of PYTHON)
 	.venv/bin/snakemake --cores 1 --resources gpu=1 $(if $(CONFIG),--configfile $(CONFIG)) $(if $(RUN),--config run=$(RUN))
 
 # One thread each: workers that share the cores would spin where they wait for each other's.
@@ -51,7 +60,7 @@ mutants: .venv/.installed ## how many small changes of the code no test would no
 	OMP_NUM_THREADS=1 .venv/bin/mutmut run $(if $(MUTANTS),'$(MUTANTS)') >mutants.log
 	.venv/bin/python tests/mutants.py
 
-figures: .venv/.installed ## draw figures and report again from published measurements (PLATFORM=nvidia-h200)
+figures: .venv/.report ## draw figures and report again from published measurements (PLATFORM=nvidia-h200)
 	.venv/bin/moe-routing-bench figure --platform $(PLATFORM)
 	.venv/bin/moe-routing-bench report --platform $(PLATFORM)
 
@@ -66,7 +75,7 @@ lock: .venv/.installed ## resolve pyproject.toml again: uv.lock, then constraint
 	.venv/bin/uv lock
 	.venv/bin/uv export $(EXPORT) --all-extras -o constraints.txt
 	sed -i '/^      - /d' environment.yml
-	.venv/bin/uv export $(EXPORT) --extra peers | sed 's/.*/      - "&"/' >>environment.yml
+	.venv/bin/uv export $(EXPORT) --extra gpu --extra peers | sed 's/.*/      - "&"/' >>environment.yml
 
 clean: ## remove the CPU results, its report and all caches (keeps .venv and other platforms' results)
 	rm -rf results/cpu reports/cpu .snakemake .cache .pytest_cache .ruff_cache .hypothesis

@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 EXPORT = "--frozen --no-hashes --no-emit-project --no-annotate --no-header --quiet"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -34,7 +35,7 @@ def constraints() -> dict[str, list[Requirement]]:
 
 
 def declared() -> list[Requirement]:
-    extras = PROJECT["optional-dependencies"].values()
+    extras = EXTRAS.values()
     return [Requirement(line) for group in (PROJECT["dependencies"], *extras) for line in group]
 
 
@@ -70,7 +71,7 @@ def test_conda_environment_needs_no_other_file() -> None:
     pins = [Requirement(line) for line in pip]  # raises for an option and for a path
     known = {str(pin) for found in constraints().values() for pin in found}
     assert {str(pin) for pin in pins} <= known
-    needed = [Requirement(line) for line in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["peers"])]
+    needed = [Requirement(line) for line in (*PROJECT["dependencies"], *EXTRAS["gpu"], *EXTRAS["peers"])]
     assert {canonicalize_name(one.name) for one in needed} <= {canonicalize_name(pin.name) for pin in pins}
 
 
@@ -89,7 +90,7 @@ def test_container_defers_to_the_project() -> None:
     (extras,) = re.findall(
         r"pip install .*--constraint constraints\.txt --editable '\.\[([\w,]+)\]'$", sections["post"], re.M
     )
-    assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
+    assert set(extras.split(",")) <= EXTRAS.keys()
     assert "export PYTHONPATH=$PWD/src" in sections["environment"] and 'exec snakemake "$@"' in sections["runscript"]
 
 
@@ -153,7 +154,7 @@ def test_constraints_are_the_lock_exported() -> None:
 
 
 def test_conda_environment_ends_with_the_lock_exported() -> None:
-    pins = "".join(f'      - "{line}"\n' for line in exported("--extra", "peers").splitlines())
+    pins = "".join(f'      - "{line}"\n' for line in exported("--extra", "gpu", "--extra", "peers").splitlines())
     assert (ROOT / "environment.yml").read_text().endswith(f"  - pip:\n{pins}"), "run: make lock"
 
 
@@ -186,27 +187,40 @@ def fake_torch_wheel(folder: Path, python_tag: str) -> Path:
     return folder
 
 
-def chosen_commands(machine: Path, *, gpus: int, find_links: Path | None = None) -> list[str]:
+def chosen_commands(machine: Path, *options: str, gpus: int, find_links: Path | None = None) -> list[str]:
     """What the installer would run on a machine of that kind, whatever this one is."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     environment["PIP_CONFIG_FILE"] = os.devnull
     environment["PATH"] = f"{fake_nvidia_smi(machine / 'bin', gpus=gpus)}{os.pathsep}{environment['PATH']}"
     if find_links:
         environment["PIP_FIND_LINKS"] = str(find_links)
-    command = ["bash", str(ROOT / "workflow/scripts/install.sh"), "--print", sys.executable]
+    command = ["bash", str(ROOT / "workflow/scripts/install.sh"), "--print", *options, sys.executable]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def test_a_gpu_machine_gets_the_cuda_build_and_the_peers(tmp_path: Path) -> None:
     (command,) = chosen_commands(tmp_path, gpus=1)
     assert "--constraint constraints.txt" in command
-    assert command.endswith("--editable .[dev,slurm,peers]")
+    assert command.endswith("--editable .[dev,slurm,gpu,peers]")
+
+
+def test_the_report_needs_nothing_for_gpus_where_there_is_none(tmp_path: Path) -> None:
+    (command,) = chosen_commands(tmp_path, "--report", gpus=0, find_links=fake_torch_wheel(tmp_path / "wheels", "py3"))
+    assert re.search(r"--editable \. torch==[\d.]+\+cpu$", command)
+    assert not {"triton", "nvidia-cutlass-dsl", "pyright"} & {
+        Requirement(line).name for line in PROJECT["dependencies"]
+    }
+
+
+def test_the_report_of_a_gpu_machine_needs_the_compilers_and_the_peers(tmp_path: Path) -> None:
+    (command,) = chosen_commands(tmp_path, "--report", gpus=1)
+    assert command.endswith("--editable .[gpu,peers]")
 
 
 def test_a_cpu_machine_takes_the_cpu_build_from_find_links(tmp_path: Path) -> None:
     (command,) = chosen_commands(tmp_path, gpus=0, find_links=fake_torch_wheel(tmp_path / "wheels", "py3"))
     assert "--constraint constraints.txt" in command
-    assert re.search(r"--editable \.\[dev,slurm\] torch==[\d.]+\+cpu$", command)
+    assert re.search(r"--editable \.\[dev,slurm,gpu\] torch==[\d.]+\+cpu$", command)
 
 
 @pytest.mark.parametrize("wheel_tag", [None, "py2"], ids=["no find-links", "a wheel for another Python"])
@@ -215,7 +229,7 @@ def test_a_cpu_machine_else_takes_torch_alone_from_the_cpu_index(tmp_path: Path,
     torch, project = chosen_commands(tmp_path, gpus=0, find_links=find_links)
     assert re.search(rf"--no-deps --index-url {CPU_INDEX} torch==[\d.]+\+cpu$", torch)
     assert CPU_INDEX not in project
-    assert re.search(r"--editable \.\[dev,slurm\] torch==[\d.]+\+cpu$", project)
+    assert re.search(r"--editable \.\[dev,slurm,gpu\] torch==[\d.]+\+cpu$", project)
 
 
 def test_an_old_python_is_refused_in_one_line(tmp_path: Path) -> None:

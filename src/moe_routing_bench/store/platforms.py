@@ -63,7 +63,7 @@ def verify(asked: str) -> None:
         raise bad("platform", found, platform, hint)
 
 
-_INSTALL = {"triton": "pip install triton", "cutlass": "pip install 'nvidia-cutlass-dsl[cu13]'"}
+_INSTALL = dict.fromkeys(("triton", "cutlass"), "pip install -e '.[gpu]'")
 
 
 def missing(requires: tuple[str, ...], platform: str, peer: Any = None) -> str | None:
@@ -77,7 +77,7 @@ def missing(requires: tuple[str, ...], platform: str, peer: Any = None) -> str |
         if need == "compiler" and platform == CPU and not _cxx():
             return "torch.compile needs a C++ compiler on a CPU; install g++"
         if need == "compiler" and platform != CPU and not _importable("triton"):
-            return "torch.compile needs triton on a GPU; pip install triton"
+            return f"torch.compile needs triton on a GPU; {_INSTALL['triton']}"
         if need in _INSTALL and not _importable(need):
             return f"{need} is not installed; {_INSTALL[need]}"
     if peer is not None and not _importable(peer.module):
