@@ -1,5 +1,7 @@
 """Quantised weights in the benches `experts` and `layer`: what they are, what is computed with them, what it costs, who takes them."""
 
+import math
+
 import pytest
 import torch
 
@@ -8,7 +10,11 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.formats.quantisation import dequantise
 from moe_routing_bench.formats.weights import WEIGHTS, named
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.measure import supervisor
 
+QUICK = Settings(check_seeds=2, warmup_ms=1, interval_us=200, min_blocks=10, max_blocks=10, max_seconds=1, wall_calls=1)
 SHAPE = {"tokens": 30, "hidden": 32, "intermediate": 48, "experts": 5, "top_k": 2}
 
 
@@ -63,14 +69,27 @@ def test_biases_and_shared_experts_keep_the_format_of_the_activations():
     assert definition.reference(cell, inputs)["combined"].isfinite().all()
 
 
-@pytest.mark.parametrize("bench", ["experts", "layer"])
-def test_every_implementation_takes_them_or_says_why_not(bench):
-    """`training` and `model` have no such axis."""
+IN_TORCH = ("dequant", "dequant_uncached", "dequant_loop")
+
+
+@pytest.mark.parametrize(("bench", "output"), [("experts", "y"), ("layer", "combined")])
+def test_every_implementation_takes_them_or_says_why_not(bench, output):
+    """Those that take them on a CPU are right. `training` and `model` have no such axis."""
     for weights in ("int4_g128", "e4m3_row", "mxfp4"):
-        cell = cell_of(bench, **SHAPE | {"hidden": 128, "intermediate": 128}, weights=weights)
+        cell, definition, inputs = case(bench, weights=weights)
+        ran = []
         for one in BENCHES[bench].implementations:
-            reason = BENCHES[bench].supports(one.name, cell)
-            assert reason, one.name
+            if reason := BENCHES[bench].supports(one.name, cell):
+                of_another_layout = any(one in reason for one in ("padded", "blocks of 128"))
+                assert weights in reason or of_another_layout or one.name == "auto", (one.name, reason)
+                continue
+            outputs = definition.empty_outputs(cell, inputs)
+            outputs[output].fill_(torch.nan)
+            returned = BENCHES[bench].bind(one.name, cell, inputs | outputs)() or {}
+            found = definition.check(cell, inputs, outputs | returned, definition.reference(cell, inputs))
+            assert found.error is None and 0 < found.rel_l2_error < found.tolerance, one.name
+            ran.append(one.name)
+        assert tuple(ran) == IN_TORCH
     assert all(
         "weights" not in BENCHES[name].axes for name in ("training", "model", "shared_experts") if name in BENCHES
     )
@@ -87,6 +106,46 @@ def test_sizes_that_fill_no_bytes_are_refused(weights, sizes, said):
     with pytest.raises(UserError, match=f"^{said}$"):
         cell_of("experts", **SHAPE | sizes, weights=weights)
     assert cell_of("experts", **SHAPE | sizes, weights="int8_row").weights == "int8_row"
+
+
+@pytest.mark.parametrize("weights", ["int8_g32", "int4z_g128", "e4m3_block128", "nvfp4"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_the_check_tells_weights_apart_that_are_nearly_equal(weights, dtype):
+    """Those before they were quantised, scales that are an eighth larger in one group of many, codes of a byte in the other order."""
+    cell, definition, inputs = case("experts", weights=weights, dtype=dtype)
+    expected = definition.reference(cell, inputs)
+    assert definition.check(cell, inputs, {"y": expected["y"].to(torch.float32)}, expected).error is None
+    plain = cell.but(weights=dtype)
+    before = definition.reference(plain, definition.build(plain, 3, "cpu") | definition.shared(plain, 3, "cpu"))["y"]
+    swapped = inputs["w2"].view(torch.uint8)
+    swapped = inputs | {"w2": ((swapped >> 4) | (swapped << 4)).view(inputs["w2"].dtype)}
+    wrong = [definition.reference(cell, swapped)["y"]]
+    wrong += [before] if (weights, dtype) != ("int8_g32", "bf16") else []  # 8 bits are as many as bf16 has
+    scales = inputs["w13_scales"].float()
+    scales[:, :, -1] *= 1.125
+    wrong.append(definition.reference(cell, inputs | {"w13_scales": scales.to(inputs["w13_scales"].dtype)})["y"])
+    for one in wrong:
+        assert definition.check(cell, inputs, {"y": one.to(torch.float32)}, expected).error
+
+
+def test_a_rounded_inner_operand_is_declared_and_widens_the_tolerance():
+    cell, definition, inputs = case("layer", weights="e4m3_row", packed="fp8_row")
+    expected = definition.reference(cell, inputs)
+    found = [definition.check(cell, inputs, expected, expected, rounded_inner=one).tolerance for one in (False, True)]
+    assert found[1] == pytest.approx(math.hypot(found[0], 1.5 * 2**-4)) and found[0] < 0.04
+    assert all("rounded_inner" in BENCHES[name]["scaled_grouped_mm"].declares for name in ("experts", "layer"))
+
+
+@pytest.mark.parametrize("weights", ["int4z_g32", "e5m2_block128", "mxfp4"])
+@pytest.mark.parametrize("bench", ["experts", "layer"])
+def test_measured_as_a_row(bench, weights):
+    """In a worker of its own, with elements, scales and zero points among what may not be written."""
+    names = (*IN_TORCH, "torch_loop", "scaled_grouped_mm")
+    job = Job(cell_of(bench, **SHAPE, weights=weights, skew=1.2), names, QUICK)
+    rows = {row["implementation"]: row for row in supervisor.measure(job, None)}
+    assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(IN_TORCH, "ok") | dict.fromkeys(names[3:], "unsupported")  # fmt: skip
+    assert all(rows[name]["read_bytes"] > 0 and rows[name]["rel_l2_error"] > 0 for name in IN_TORCH)
+    assert weights in rows["torch_loop"]["reason"]
 
 
 def test_an_unknown_format_is_refused_with_a_hint():

@@ -122,9 +122,10 @@ def test_axis(copy: Copy) -> None:
 
 
 def test_format(copy: Copy) -> None:
-    """Rows are quantised to it, and found right."""
+    """Rows and weights are quantised to them, and found right."""
     printed = copy.follow(RECIPES["Add a number format"])
-    assert statuses(printed) == {"torch": "ok"} and "packed-fp8_block64" in printed, printed
+    assert statuses(printed) == {"torch": "ok", "dequant": "ok"}, printed
+    assert "packed-fp8_block64" in printed and "weights-int4_g16" in printed, printed
 
 
 def test_no_recipe_touches_more_than_three_files() -> None:

@@ -5,6 +5,8 @@ saturated (OCP microscaling formats 1.0, section 6.3). ``nvfp4`` has e4m3 scales
 their range: the largest of them becomes 448.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -30,9 +32,14 @@ def quantise(w: Tensor, form: WeightFormat, dtype: torch.dtype) -> dict[str, Ten
 
 def decode(elements: Tensor, form: WeightFormat, zeros: Tensor | None, out: Tensor) -> None:
     """Codes as numbers -> out (..., N, K), exact in every format. A byte is looked up as the two numbers that it holds."""
+    out.copy_(_pairs(out.dtype, out.device)[elements.int()].flatten(-2))
+
+
+@functools.cache
+def _pairs(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The numbers (256, 2) of every byte. Kept, because a CUDA graph cannot hold a copy from the host."""
     numbers = [*_SIZES, *(-one for one in _SIZES)]
-    pairs = torch.tensor([(low, high) for high in numbers for low in numbers], dtype=out.dtype, device=out.device)
-    out.copy_(pairs[elements.int()].flatten(-2))
+    return torch.tensor([(low, high) for high in numbers for low in numbers], dtype=dtype, device=device)
 
 
 def _power_of_two(amax: Tensor) -> Tensor:

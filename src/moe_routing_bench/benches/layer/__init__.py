@@ -21,6 +21,19 @@ _GATHER, _CUTE_GATHER, _QUACK_GATHER = (
     for name, kernel in (("triton", "triton"), ("cute", "cute"), ("cute", "quack"))
 )
 _CUTE_QUACK = _CUTE | {"experts": "quack_heuristic"}
+_QUANTISED = [
+    *(
+        Implementation(name, layout="compact", parts={"experts": name})
+        for name in ("dequant", "dequant_uncached", "dequant_loop")
+    ),
+    Implementation(
+        "scaled_grouped_mm",
+        requires=("cuda",),
+        layout="compact",
+        parts={"experts": "scaled_grouped_mm"},
+        declares=("rounded_inner",),
+    ),
+]
 _AROUND = [  # our routing around their products
     Implementation(
         f"cute_{name}", requires=("cuda", "cutlass"), layout=layout, parts=_CUTE | {"experts": name}, peer=peer
@@ -76,6 +89,7 @@ BENCH = Choosing(
         Implementation("torch_bmm", layout="padded", parts=_BMM),
         Implementation("torch_grouped_mm", layout="compact", parts=_GROUPED),
         Implementation("torch_gather_loop", layout="compact", parts={"pack+experts": "experts.torch_gather_loop"}),
+        *_QUANTISED,
         Implementation("torch_compile", requires=("compiler",), layout="compact", parts=_COMPILED),
         Implementation("triton", requires=("cuda", "triton"), layout="compact", parts=_TRITON),
         Implementation("triton_gather", requires=("cuda", "triton"), layout="compact", parts=_GATHER),

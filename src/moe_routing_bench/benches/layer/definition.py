@@ -5,6 +5,8 @@ Where a cell has shared experts, their weights are among the inputs, and what th
 Where the packed format has scales, the rows that experts see are quantised, and the reference quantises them as well.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -58,9 +60,10 @@ def check(
     outputs: dict[str, Tensor],
     expected: dict[str, Tensor],
     rounded_sums: bool = False,
+    rounded_inner: bool = False,
 ) -> Check:
     """The roundings of the experts and of the weighted sum, one after the other; `rounded_sums` says that each of the k terms and
-    sums is rounded to the activations' format. What shared experts make is rounded beside it, and so is the sum of both."""
+    sums is rounded to the activations' format, `rounded_inner` is that of `experts`. What shared experts make is rounded beside it, and so is the sum of both."""
     exact_sums = 2 * cell.top_k if cell.dtype == "fp32" else 0
     roundings = experts.roundings(cell) + 1 + max(exact_sums, cell.top_k if rounded_sums else 0)
     if _sharing(cell):
@@ -68,6 +71,8 @@ def check(
     limit = tolerance(cell.dtype, roundings)
     if experts.packed_format(cell).quantised:  # elements at a tie may be rounded to the other neighbour
         limit += 0.1 * experts.packed_format(cell).roundoff
+    if rounded_inner:
+        limit = math.hypot(limit, tolerance(cell.packed))
     return close(outputs["combined"], expected["combined"], limit, "combined")
 
 

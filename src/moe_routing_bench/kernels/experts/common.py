@@ -67,3 +67,15 @@ def mixed_formats(problem: Experts) -> str | None:
     if not problem.packed_format.quantised and problem.packed != problem.dtype:
         return f"rows need the format of the activations or a quantised one, not {problem.packed} with {problem.dtype}"
     return None
+
+
+def not_quantised(problem: Experts) -> str | None:
+    """Why there is nothing to dequantise, or None."""
+    return None if problem.quantised_weights else f"takes quantised weights, not {problem.weights}"
+
+
+def other_activations(problem: Experts) -> str | None:
+    """Why rows that are to be multiplied as they are cannot be, or None."""
+    if problem.packed != problem.dtype:
+        return f"rows need the format of the activations, {problem.dtype}, not {problem.packed}"
+    return None
