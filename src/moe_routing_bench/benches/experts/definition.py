@@ -76,7 +76,7 @@ def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
         "w2": randn((cell.experts, hidden, inner), weights, rng).mul_(inner**-0.5),
     }
     if wanted.quantised_weights:
-        drawn = {n: part for name, one in drawn.items() for n, part in _quantised(cell, name, one).items()}
+        drawn = {n: part for name, one in drawn.items() for n, part in quantised(cell, name, one).items()}
     if wanted.biased:
         drawn |= {
             "b13": randn((cell.experts, wide), weights, rng).mul_(4),
@@ -85,13 +85,15 @@ def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     return drawn
 
 
-def _quantised(cell: Cell, name: str, w: Tensor) -> dict[str, Tensor]:
-    """The parts of w (E, N, K) by their names beside `name`, that of the elements."""
+def quantised(cell: Cell, name: str, w: Tensor) -> dict[str, Tensor]:
+    """The parts of w (E, N, K) by their names beside `name`, that of the elements; w itself where the cell has plain weights."""
+    if isinstance(weight_format(cell), Format):
+        return {name: w}
     parts = quantisation.quantise(w, WEIGHTS[cell.weights], cell.dtype)
     return {named(name).get(part, name): one for part, one in parts.items()}
 
 
-def _dense(cell: Cell, inputs: dict[str, Tensor], name: str, expert: int, dtype: torch.dtype) -> Tensor:
+def dense(cell: Cell, inputs: dict[str, Tensor], name: str, expert: int, dtype: torch.dtype) -> Tensor:
     """w13 or w2 of one expert as numbers (N, K) of `dtype`, exact but for the last bits of products with float32 scales."""
     parts = {part: inputs[given][expert] for part, given in named(name).items() if given in inputs}
     if not parts:
@@ -111,7 +113,7 @@ def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 def apply(cell: Cell, x: Tensor, inputs: dict[str, Tensor], expert: int) -> Tensor:
     """One expert: x (n, H) -> (n, H) of the precision of x."""
     own = {name: inputs[name][expert].to(x.dtype) for name in _BIASES if name in inputs}
-    w13, w2 = (_dense(cell, inputs, name, expert, x.dtype) for name in _PRODUCTS)
+    w13, w2 = (dense(cell, inputs, name, expert, x.dtype) for name in _PRODUCTS)
     sums = x @ w13.T + own.get("b13", 0.0)
     gate, up = sums[:, : cell.intermediate], sums[:, cell.intermediate :]
     if cell.activation == "swiglu_oai":

@@ -1,0 +1,102 @@
+"""The accuracy of quantised weights: formats against activations and kinds of weights, and the kernels that multiply with them."""
+
+import importlib
+import sys
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.cli import measured
+from moe_routing_bench.cli.printing import show
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.formats import FORMATS, QUANTISED
+from moe_routing_bench.formats.weights import WEIGHTS
+from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.store import platforms
+
+BENCH = BENCHES["experts"]
+PLAIN = "plain"
+_COLUMNS = {  # of the table for people: heading, column, format
+    "weights": ("weights", ""), "activations": ("activations", ""), "drawn": ("drawn", ""),
+    "weights: SNR dB": ("weight_snr_db", ".1f"), "of bound": ("of_bound", ".2f"),
+    "result: error": ("output_error", ".2e"), "SNR dB": ("output_snr_db", ".1f"), "cosine": ("output_cosine", ".6f"),
+    "implementation": ("implementation", ""), "kernel: error": ("kernel_error", ".2e"), "limit": ("tolerance", ".1e"),
+    "kernel: SNR dB": ("kernel_snr_db", ".1f"), "status": ("status", ""), "reason": ("reason", ""),
+}  # fmt: skip
+
+
+def accuracy(
+    weights: Annotated[str | None, typer.Option(help="Comma-separated formats [default: plain, which is that of the activations, and all that are quantised]")] = None,
+    activations: Annotated[str, typer.Option(help=f"Comma-separated formats: {', '.join(FORMATS)}; the fp8 ones are of rows beside bf16")] = "bf16,fp16",
+    drawn: Annotated[str, typer.Option(help="Comma-separated kinds of weights: normal; outliers, one in 200 of which is 16 times as large")] = "normal,outliers",
+    implementations: Annotated[str | None, typer.Option(help="Comma-separated names [default: all that take them here]")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens")] = 64,
+    hidden: Annotated[int, typer.Option(help="Width of a token row")] = 512,
+    intermediate: Annotated[int, typer.Option(help="Inner width of an expert")] = 256,
+    experts: Annotated[int, typer.Option(help="Number of experts")] = 4,
+    top_k: Annotated[int, typer.Option(help="Experts per token")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of what is drawn")] = 17,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all columns as one JSON list")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print all columns as CSV")] = False,
+) -> None:  # fmt: skip
+    """Compare results of experts with quantised weights: kernels with what the codes stand for, and that with the weights before.
+
+    Exit status: 0 where every kernel is right, 1 where one is not, 2 for a mistake in the options.
+    """
+    if as_json and as_csv:
+        raise bad("--csv", "together with --json", "one of them")
+    sizes = {"tokens": tokens, "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k, "seed": seed}  # fmt: skip
+    matrix = importlib.import_module("moe_routing_bench.measure.accuracy")
+    kinds = [pick("--drawn", one, matrix.DRAWS) for one in _split(drawn)]
+    names = _names(implementations)
+    known = (PLAIN, *WEIGHTS)
+    formats = [pick("--weights", one, known) for one in _split(weights)] if weights else known
+    beside = [pick("--activations", one, FORMATS) for one in _split(activations)]
+    cells = [_cell(one, other, sizes) for one in formats for other in beside]
+    device = "cpu" if platforms.gpu_name() is None else "cuda"
+    rows = [row for cell in cells for kind in kinds for row in matrix.rows(cell, kind, names, device)]
+    if as_json:
+        measured.write_json(rows)
+    elif as_csv:
+        measured.write_csv(rows)
+    else:
+        show(
+            _table(
+                rows,
+                f"experts, {', '.join(f'{name}={value}' for name, value in sizes.items())}, on {platforms.current()}",
+            )
+        )
+    if wrong := [row for row in rows if row.get("status") not in (None, "ok")]:
+        print(f"{len(wrong)} of {len(rows)} rows are of implementations that failed", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _split(text: str) -> list[str]:
+    return [one.strip() for one in text.split(",")]
+
+
+def _names(asked: str | None) -> list[str]:
+    """The implementations that are asked for, else all whose needs are met here."""
+    known = [one.name for one in BENCH.implementations]
+    if asked is not None:
+        return [pick("implementation of experts", name, known) for name in _split(asked)]
+    here = platforms.current()
+    return [one.name for one in BENCH.implementations if not platforms.missing(one.requires, here, one.peer)]
+
+
+def _cell(weights: str, activations: str, sizes: dict[str, int]) -> Cell:
+    """The cell of a format of weights beside activations, or of rows of a quantised format beside activations in bf16."""
+    formats = {"packed": activations, "dtype": "bf16"} if activations in QUANTISED else {"dtype": activations}
+    return cell_of("experts", **sizes, **formats, weights=formats["dtype"] if weights == PLAIN else weights)
+
+
+def _table(rows: Iterable[dict[str, Any]], title: str) -> Table:
+    table = Table(*_COLUMNS, title=title, title_justify="left", box=None)
+    for row in rows:
+        values = [(row.get(name), form) for name, form in _COLUMNS.values()]
+        table.add_row(*("" if value is None else f"{value:{form}}" for value, form in values))
+    return table

@@ -1,0 +1,176 @@
+"""The accuracy matrix: kernels against what codes stand for, formats against weights before, and the command that prints both."""
+
+import csv
+import io
+import json
+import math
+import sys
+import types
+
+import pytest
+import torch
+
+from moe_routing_bench.benches.experts import BENCH
+from moe_routing_bench.cli import main as cli
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.formats.weights import WEIGHTS
+from moe_routing_bench.kernels.experts import dequant_loop
+from moe_routing_bench.measure import accuracy
+
+SHAPE = {"tokens": 24, "hidden": 128, "intermediate": 64, "experts": 3, "top_k": 2}
+IN_TORCH = ("torch_loop", "dequant", "dequant_loop")
+# The cases of AutoRound's ARK (its pull request 1813), which has groups of 128
+ARK = (
+    "plain",
+    "int4_g128",
+    "int4z_g128",
+    "int8_g128",
+    "int8z_g128",
+    "int2_g128",
+    "int2z_g128",
+    "e4m3_g128",
+    "e5m2_g128",
+)
+
+
+def matrix(weights, drawn="normal", names=IN_TORCH, dtype="bf16", **axes):
+    cell = cell_of("experts", **SHAPE | axes, dtype=dtype, weights=dtype if weights == "plain" else weights)
+    return {row.get("implementation"): row for row in accuracy.rows(cell, drawn, names, "cpu")}
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("weights", ARK)
+def test_the_18_cases_of_ark(weights, dtype):
+    for drawn in accuracy.DRAWS:
+        rows = matrix(weights, drawn, dtype=dtype)
+        assert list(rows) == (["torch_loop"] if weights == "plain" else ["dequant", "dequant_loop"])
+        for row in rows.values():
+            assert row["status"] == "ok" and row["reason"] is None and row["activations"] == dtype
+            assert 0 < row["kernel_error"] <= row["tolerance"] < 0.02 and row["kernel_cosine"] > 0.9999
+            assert row["kernel_snr_db"] == pytest.approx(-20 * math.log10(row["kernel_error"]))
+            if weights == "plain":
+                assert (row["output_error"], row["output_snr_db"], row["of_bound"]) == (0, None, None)
+            else:
+                assert 0.2 < row["of_bound"] <= 1 + 1e-5 and 0 < row["weight_error"] < 1
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_every_format_is_within_its_bound(weights):
+    for drawn in accuracy.DRAWS:
+        (row,) = matrix(weights, drawn, names=(), dtype="fp32").values()
+        assert 0.2 < row["of_bound"] <= 1 + 1e-5 and row["weight_snr_db"] > 0 and "status" not in row
+
+
+def test_what_formats_lose():
+    """More bits, smaller groups and zero points lose less; outliers cost integers more than floats with as many bits."""
+
+    def snr(weights, drawn="normal"):
+        (row,) = matrix(weights, drawn, names=()).values()
+        return row["weight_snr_db"]
+
+    assert snr("int8_g32") > snr("e4m3_g128") > snr("int4_g32") > snr("int4_row") > snr("int2_g32")
+    assert snr("int4z_g32") > snr("int4_g32") and snr("nvfp4") > snr("mxfp4")
+    lost = {name: snr(name) - snr(name, "outliers") for name in ("int8_row", "int8_g32", "e4m3_row")}
+    assert lost["int8_row"] > lost["int8_g32"] > 1 > lost["e4m3_row"]
+
+
+def test_quantised_rows_are_part_of_what_is_lost():
+    alone, both = (
+        matrix("int8_g32", names=("dequant_loop",), packed=one)["dequant_loop"] for one in ("bf16", "fp8_row")
+    )
+    assert both["activations"] == "fp8_row" and both["status"] == "ok"
+    assert both["output_error"] > 2 * alone["output_error"] and both["weight_error"] == alone["weight_error"]
+
+
+def test_wrong_and_crashing_kernels_are_rows(monkeypatch):
+    bad, worse = types.ModuleType("bad"), types.ModuleType("worse")
+
+    def bind(problem, **tensors):
+        call = dequant_loop.bind(problem, **tensors)
+
+        def run():
+            call()
+            tensors["y"][0] *= 1.5
+
+        return run
+
+    def crash(problem, **tensors):
+        raise RuntimeError("no such\nkernel")
+
+    monkeypatch.setattr(bad, "bind", bind, raising=False)
+    monkeypatch.setattr(worse, "bind", crash, raising=False)
+    monkeypatch.setattr(type(BENCH), "load", lambda self, name: {"dequant": bad, "dequant_uncached": worse}.get(name, dequant_loop))  # fmt: skip
+    monkeypatch.setattr(type(BENCH), "__getitem__", lambda self, name: types.SimpleNamespace(options={}, declares=()))
+    rows = matrix("int4_g32", names=("dequant", "dequant_uncached", "dequant_loop"))
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "dequant": "incorrect", "dequant_uncached": "crashed", "dequant_loop": "ok"
+    }  # fmt: skip
+    assert "relative L2 error" in rows["dequant"]["reason"] and rows["dequant"]["kernel_error"] > 0.05
+    assert rows["dequant_uncached"]["reason"] == "RuntimeError: no such kernel"
+
+
+def test_errors_by_hand():
+    got, want = torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 3.0]])
+    found = accuracy._errors("x", got, want)
+    assert found["x_error"] == pytest.approx(1 / math.sqrt(18)) and found["x_snr_db"] == pytest.approx(
+        10 * math.log10(18)
+    )
+    assert found["x_cosine"] == pytest.approx(21 / (5 * math.sqrt(18)))
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["moe-routing-bench", "accuracy", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+SMALL = ("--tokens", "8", "--hidden", "32", "--intermediate", "32", "--experts", "2")
+
+
+def test_the_command_prints_the_matrix(call):
+    code, out, _ = call(*SMALL, "--weights", "plain,int4_g32", "--activations", "bf16,fp8_row", "--implementations", "torch_loop,dequant_loop")  # fmt: skip
+    lines = [line.split()[:3] for line in out.splitlines()[2:]]
+    assert code == 0 and "of bound" in out and lines == [
+        [weights, activations, drawn]
+        for weights in ("bf16", "int4_g32")
+        for activations in ("bf16", "fp8_row")
+        for drawn in ("normal", "outliers")
+    ]  # fmt: skip
+
+
+def test_the_command_prints_all_columns(call):
+    arguments = (*SMALL, "--weights", "int8_row", "--activations", "fp32", "--drawn", "outliers")
+    code, out, _ = call(*arguments, "--json")
+    found = json.loads(out)
+    assert code == 0 and [row["implementation"] for row in found] == ["dequant", "dequant_uncached", "dequant_loop"]
+    code, out, _ = call(*arguments, "--csv")
+    table = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0 and [row["implementation"] for row in table] == [row["implementation"] for row in found]
+    assert float(table[0]["of_bound"]) == pytest.approx(found[0]["of_bound"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--weights", "int4_g31"], "error: --weights: got 'int4_g31'"),
+        (["--activations", "int8"], "error: --activations: got 'int8'"),
+        (["--drawn", "uniform"], "error: --drawn: got 'uniform'; allowed: normal, outliers"),
+        (["--implementations", "torch"], "error: implementation of experts: got 'torch'"),
+        (["--weights", "int2_g32", "--hidden", "66"], "error: hidden: got 66; allowed: a multiple of 4 with weights int2_g32"),
+        (["--json", "--csv"], "error: --csv: got 'together with --json'"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(call, arguments, said):
+    code, out, err = call(*arguments)
+    assert code == 2 and not out and err.startswith(said) and err.count("\n") == 1
+
+
+def test_a_failure_is_in_the_exit_status(call, monkeypatch):
+    monkeypatch.setattr(accuracy, "rows", lambda *_: [{"weights": "int8_row", "status": "incorrect"}])
+    code, _, err = call(*SMALL, "--weights", "int8_row", "--activations", "bf16", "--drawn", "normal")
+    assert code == 1 and err == "1 of 1 rows are of implementations that failed\n"
