@@ -43,10 +43,10 @@ def choose_low(mean: float) -> int:
     return min(FEW_SIZES, key=lambda tokens: _tiles(mean, tokens) * (tokens + PER_TILE))
 
 
-def choose_shared(mean: float) -> int:
+def choose_shared(mean: float, sizes: tuple[int, ...] = SHARED_SIZES) -> int:
     """Tokens of a tile with forms down to half of them: the smallest of near the least cost, for the same spread."""
     costs = {}
-    for tokens in SHARED_SIZES:
+    for tokens in sizes:
         tiles = _tiles(mean, tokens)
         costs[tokens] = max(mean, tiles * tokens / 2) + tiles * PER_TILE
     return next(tokens for tokens, cost in costs.items() if cost <= NEAR * min(costs.values()))

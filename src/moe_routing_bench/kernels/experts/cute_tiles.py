@@ -36,6 +36,7 @@ class Tile:
     tokens: int  # a multiple of 8, at most 256, or 192 with two slabs
     pingpong: bool = False  # two warpgroups take tiles in turn: one multiplies while the other stores
     narrowest: int = 0  # tokens of its narrowest form: tiles share an expert's rows evenly; 0: it has one form
+    grain: int = 8  # tokens by which its forms differ
 
     def __post_init__(self) -> None:
         """Check what the kernel takes for granted."""
@@ -43,11 +44,12 @@ class Tile:
         assert self.tokens % 8 == 0 and 8 <= self.tokens <= (256, 192)[self.slabs - 1], "sums fill the registers"
         assert self.warpgroups == 2 or not self.pingpong, "two take turns"
         assert self.narrowest % 8 == 0 and 0 <= self.narrowest <= self.tokens, "forms are multiples of 8 tokens"
+        assert self.grain % 8 == 0 and (self.tokens - self.narrowest) % self.grain == 0, "the widest is one of them"
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Tokens of each form of it, fewest first: what the matrix instructions multiply."""
-        return tuple(range(self.narrowest or self.tokens, self.tokens + 1, 8))
+        return tuple(range(self.narrowest or self.tokens, self.tokens + 1, self.grain))
 
     @property
     def sharing(self) -> int:
@@ -224,7 +226,8 @@ def width_of(row: Any, end: Any, tile: Tile) -> Any:
     """The form that a tile of these rows has, in tokens."""
     if not tile.narrowest:
         return tile.tokens
-    return cutlass.max((end - row + 7) // 8 * 8, tile.widths[0])
+    over = cutlass.max(end - row - tile.widths[0], 0)
+    return tile.widths[0] + (over + tile.grain - 1) // tile.grain * tile.grain
 
 
 def advance(index: Any, phase: Any, stages: int) -> tuple[Any, Any]:

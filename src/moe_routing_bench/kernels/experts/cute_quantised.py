@@ -1,0 +1,203 @@
+"""Experts with quantised weights in CuTe DSL for Hopper: the two grouped products of `cute_experts`, weights dequantised in registers.
+
+Weights are brought into the order of `quantised_layout` when they are bound, once for all calls with the same weights: deployments do it
+when they load a model. Integers of 8, 4 and 2 bits, with zero points or without, and floats of 8 bits, beside bf16 and fp16.
+
+FLOPs: 6 R H I for R rows. Floor: weights of every expert that has a row, with their scales, once, and 4 R (H + I) bytes of 16-bit
+rows, at the bandwidth of a copy; or the FLOPs at the rate of a large 16-bit product; or the instructions that dequantise. A
+multiprocessor issues 128 lanes' per cycle, of logic 64: 10 to 16 per 8 codes (`cute_dequantise`) make 60 to 100 codes per cycle. A
+copy on an H200 brings about 38 codes of 4 bits in that time, and 76 of 2 bits, so 2 bits come near that floor before they come near
+the one of bytes. With 256 tokens per tile dequantising takes a fifth of the cycles in which the tensor cores multiply, beside them.
+
+Invariant: a row is written by the tiles of its own expert alone; rows of no expert are read, but never written.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from moe_routing_bench.formats.weights import WeightFormat, named
+from moe_routing_bench.kernels.cute.cache import per_problem
+from moe_routing_bench.kernels.cute.compilation import current_arch
+from moe_routing_bench.kernels.experts import Experts
+from moe_routing_bench.kernels.experts.common import other_rows, unaligned
+from moe_routing_bench.kernels.experts.cute_experts import (
+    FEW_ROWS,
+    MOST_EXPERTS,
+    OVERLAP_ROWS,
+    PER_TILE,
+    choose_low,
+)
+from moe_routing_bench.kernels.experts.cute_quantised_product import compile_for
+from moe_routing_bench.kernels.experts.cute_quantised_tiles import QuantisedProduct
+from moe_routing_bench.kernels.experts.cute_tiles import SLAB, Tile
+from moe_routing_bench.kernels.experts.quantised_layout import Codes, repack
+
+_LEAST = 16
+_ROUNDS = 4  # tiles per multiprocessor, from which larger ones do not leave some of them idle
+_WIDE = (  # tiles of three forms: with more of them, ptxas makes each instruction wait for the one before
+    Tile(1, 2, 128, narrowest=64, grain=32),
+    Tile(1, 2, 192, narrowest=128, grain=32),
+    Tile(1, 2, 256, narrowest=128, grain=64),
+    Tile(1, 2, 256, narrowest=192, grain=32),
+)
+_SPREAD = (-1.5, -1.0, -0.67, -0.32, 0.0, 0.32, 0.67, 1.0, 1.5)  # standard deviations that rows per expert are off
+_REPACKED = WeakIdKeyDictionary()  # of elements: their repacked forms
+
+
+def takes(form: WeightFormat, dtype: str) -> bool:
+    """Whether the kernel multiplies weights of a format and activations of `dtype`."""
+    return form.codec in ("integers", "float8") and dtype in ("bf16", "fp16")
+
+
+def codes_of(form: WeightFormat, dtype: str) -> Codes:
+    """How codes of a format that the kernel takes stand beside activations of `dtype`."""
+    assert takes(form, dtype), f"{form.name} beside {dtype}"
+    kind = "int" if form.codec == "integers" else form.name.partition("_")[0]
+    return Codes(kind, form.bits, form.zero_points, form.group, dtype)
+
+
+def unsupported(problem: Experts) -> str | None:
+    """Why this problem cannot run, or None."""
+    form = problem.quantised_weights
+    if form is None:
+        return f"takes quantised weights, not {problem.weights}"
+    if not takes(form, problem.dtype):
+        return f"takes integers and 8-bit floats beside bf16 and fp16, not {problem.weights} beside {problem.dtype}"
+    if problem.packed != problem.dtype:
+        return f"rows need the format of the activations, {problem.dtype}, not {problem.packed}"
+    if reason := other_rows(problem) or unaligned(problem, "the kernel"):
+        return reason
+    if min(problem.hidden, problem.intermediate) < _LEAST or not 2 <= problem.experts <= MOST_EXPERTS:
+        return f"needs 2 to {MOST_EXPERTS} experts, and hidden and intermediate of {_LEAST}, at least"
+    if torch.cuda.is_available() and current_arch() != "sm_90a":
+        return f"is written for sm_90a, not {current_arch()}"
+    return None
+
+
+def choose_wide(mean: float, codes: Codes) -> Tile:
+    """The tile that multiplies `mean` rows per expert soonest, spread like a Poisson variable's, where its forms are all that differs.
+
+    Beside 256 tokens there is no room for three stages of 8-bit codes, and no registers for scales of four groups.
+    """
+    widest = 256 if codes.bits < 8 and codes.groups < 4 else 192
+
+    def cost(tile: Tile) -> float:
+        total = 0.0
+        for deviation in _SPREAD:
+            rows = max(1.0, mean + deviation * math.sqrt(mean))
+            count = math.ceil(rows / tile.tokens)
+            width = next(width for width in tile.widths if width >= min(rows / count, tile.tokens))
+            total += count * (width + PER_TILE)
+        return total
+
+    return min((tile for tile in _WIDE if tile.tokens <= widest), key=cost)
+
+
+def choose_tile(rows: int, experts: int, wide: int, codes: Codes, multiprocessors: int = 132) -> tuple[Tile, int]:
+    """The tile for `rows` rows and `wide` rows of weights per expert, and how many blocks share a multiprocessor.
+
+    With few rows, tiles have as many rows of weights as leave work for all: each brings its token rows anew.
+    """
+    mean = max(1.0, rows / experts)
+    if mean > FEW_ROWS:
+        return choose_wide(mean, codes), 1
+    tokens, slabs = choose_low(mean), min(experts, rows) * wide // SLAB
+    if slabs >= 4 * _ROUNDS * multiprocessors:
+        return Tile(2, 2, tokens), 1
+    if slabs >= 2 * _ROUNDS * multiprocessors:
+        return Tile(1, 2, tokens), 1
+    return Tile(1, 1, tokens), 2
+
+
+def products(problem: Experts, overlap: bool | None = None) -> tuple[QuantisedProduct, QuantisedProduct]:
+    """Both products of a problem, with the tiles of `choose_tile`; with few rows they overlap."""
+    form = problem.quantised_weights
+    assert form, f"{problem.weights} is not quantised"
+    codes = codes_of(form, problem.dtype)
+    hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
+    overlap = problem.rows <= OVERLAP_ROWS if overlap is None else overlap
+    found = []
+    for columns, depth, activation, order in (
+        (inner, hidden, problem.activation, "first"),
+        (hidden, inner, "", "second"),
+    ):
+        wide = 2 * inner if activation and problem.gated else columns
+        tile, resident = choose_tile(problem.rows, experts, wide, codes)
+        found.append(
+            QuantisedProduct(
+                *(columns, depth, experts, activation, tile),
+                overlap=order if overlap else "",
+                biased=problem.biased,
+                codes=codes,
+                resident=resident,
+            )
+        )
+    first, second = found
+    return first, second
+
+
+def precompile(problem: Experts, arch: str) -> None:
+    """Put the kernels of a problem into the cache; needs no GPU."""
+    _compiled(problem, arch)
+
+
+@per_problem
+def _compiled(problem: Experts, arch: str) -> list[tuple[QuantisedProduct, Any]]:
+    return [(product, compile_for(arch, problem.dtype, product)) for product in products(problem)]
+
+
+def repacked(product: QuantisedProduct, elements: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
+    """`repack` for a product, once for the same elements: all that are bound with them share it, and it lives as long as they do."""
+    known = _REPACKED.setdefault(elements, {})
+    key = (product.codes, product.gated, elements._version)
+    if key not in known:
+        known.clear()
+        known[key] = repack(elements, scales, zeros, product.codes, product.gated)
+    return known[key]
+
+
+def launch(
+    product: QuantisedProduct, kernel: Any, x: Tensor, offsets: Tensor, w: Tensor, biases: Tensor | None, out: Tensor
+) -> Callable[[], object]:
+    """The launch of one product: x (R, inner), offsets (E + 1,) int32, repacked w, biases (E, N) -> out (R, columns)."""
+    multiprocessors = torch.cuda.get_device_properties(out.device).multi_processor_count
+    blocks = max(1, min(multiprocessors * product.resident, product.most_tiles(len(out))))
+    return functools.partial(kernel, x, offsets, w, biases, out, blocks)
+
+
+def bind(
+    problem: Experts,
+    *,
+    packed: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    y: Tensor,
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
+    **beside: Tensor,
+) -> Callable[[], None]:
+    """Bind packed (R, H), offsets (E + 1,) int32, the elements w13 and w2, the parts `beside` them by name (`formats.weights`), and
+    biases b13 (E, N) and b2 (E, H) of activations that have them, all contiguous -> y (R, H). Raises what `repack` does."""
+    (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch())
+    activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
+    blocks = []
+    for product, name, elements in ((first, "w13", w13), (second, "w2", w2)):
+        parts = {part: beside.get(given) for part, given in named(name).items()}
+        scales = parts["scales"]
+        assert scales is not None, f"{problem.weights} has scales"
+        blocks.append(repacked(product, elements, scales, parts["zeros"]))
+    up = launch(first, up_kernel, packed, offsets, blocks[0], b13, activated)
+    down = launch(second, down_kernel, activated, offsets, blocks[1], b2, y)
+
+    def run() -> None:
+        up()
+        down()
+
+    return run

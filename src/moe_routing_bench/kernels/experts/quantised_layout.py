@@ -1,0 +1,150 @@
+"""Where our kernels want quantised weights: blocks of 64 rows and 128 neighbours along K, in the order in which a warpgroup reads them.
+
+A thread of a warpgroup holds of the left operand of wgmma, 64 rows times 16 of K, four registers of two 16-bit numbers. Of a block it needs
+32 such registers, numbered 4 * k16 + 2 * upper half of the 16 + rows 8 to 15 of its warp's 16. A 32-bit word holds 16 / bits of
+them: register f of a word has its first code from bit `bits` * f on and its second 16 bits above, so that a mask takes two codes out
+as they lie in the register. A thread's words come in vectors of 16 bytes, those of the 128 threads side by side: one load without a bank
+conflict. Scales follow the codes of their block, and zero points the scales:
+
+    block = codes [vector][thread][4 words], then [warp][lane / 4][group][scales of two rows 8 apart, zero points of both]
+
+Scales and zero points are numbers of the activations' format. Scales of floats are multiplied by the power of two by which a number is too small
+once its bits stand where a 16-bit float has them; zero points of 8-bit codes beside bf16 are less by 128. Scales of a row or of blocks of 128 x 128 are
+repeated: 3 % of the bytes of 4-bit codes. What is beyond the weights' rows has the scale 0; beyond K, codes 0 meet zeros of the tokens.
+
+Rows that are gates and ups are interleaved, 8 and 8: a thread's two rows are a gate and its up (`cute_swapped`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROWS = 64  # of a block: those of a warpgroup's instruction
+DEPTH = 128  # of a block, along K
+ROW = -1  # `group` of codes with one scale per row
+_PAIRS = 32  # of rows 8 apart
+_THREADS = 128
+_VECTOR = 4  # words that a thread loads at a time
+_FOLDED = {("e4m3", "bf16"): 120, ("e5m2", "bf16"): 112, ("e4m3", "fp16"): 8}  # exponents
+_TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A format of weights beside activations of `dtype`."""
+
+    kind: str  # int, e4m3 or e5m2
+    bits: int  # 8, 4 or 2
+    zeros: bool  # zero points per group; else integers have the zero point 2 ** (bits - 1)
+    group: int  # neighbours along K with a scale of their own: 32, 64, 128 or ROW
+    dtype: str  # bf16 or fp16
+
+    def __post_init__(self) -> None:
+        """Check what the kernel takes for granted."""
+        assert self.kind in ("int", "e4m3", "e5m2") and self.bits in (8, 4, 2) and self.dtype in _TORCH, self
+        assert self.kind == "int" or (self.bits == 8 and not self.zeros), self
+        assert self.group in (32, 64, 128, ROW), self
+
+    @property
+    def fields(self) -> int:
+        """Registers whose codes a word holds."""
+        return 16 // self.bits
+
+    @property
+    def words(self) -> int:
+        """Words of codes that a thread has of a block."""
+        return 2 * self.bits
+
+    @property
+    def groups(self) -> int:
+        """Groups of a block along K."""
+        return 1 if self.group == ROW else DEPTH // self.group
+
+    @property
+    def parameters(self) -> int:
+        """Words of scales and zero points per group and pair of rows."""
+        return 2 if self.zeros else 1
+
+    @property
+    def block_words(self) -> int:
+        """Words of a block: a multiple of 32, that is of 128 bytes."""
+        return self.words * _THREADS + _PAIRS * self.groups * self.parameters
+
+
+def slabs_of(rows: int, gated: bool) -> int:
+    """Blocks of 64 rows that `rows` rows of weights need, gates and ups in equal parts where they are gated."""
+    return -(-(rows // 2) // (ROWS // 2)) if gated else -(-rows // ROWS)
+
+
+def repack(elements: Tensor, scales: Tensor, zeros: Tensor | None, codes: Codes, gated: bool) -> Tensor:
+    """Elements (E, N, K * bits / 8) uint8 or (E, N, K) of 8-bit floats, scales (E, N, groups) or (E, N / 128, K / 128), zeros likewise or
+    None -> int32 (E, slabs, K / 128, `codes.block_words`), rounded up.
+
+    Raises ValueError where a scale is not finite in the activations' format once it is multiplied.
+    """
+    experts, rows, packed = elements.shape
+    columns = packed * 8 // codes.bits
+    slabs, blocks = slabs_of(rows, gated), -(-columns // DEPTH)
+    out = torch.empty(experts, slabs, blocks, codes.block_words, dtype=torch.int32, device=elements.device)
+    for expert in range(experts):  # one by one: what lies between is several times as large as the weights
+        plain = _unpacked(elements[expert].view(torch.uint8), codes.bits)
+        out[expert, ..., : codes.words * _THREADS] = _words(_slabs(plain, slabs, blocks * DEPTH, gated), codes)
+        parts = [_of_rows(scales[expert], rows) * 2.0 ** _FOLDED.get((codes.kind, codes.dtype), 0)]
+        if zeros is not None:
+            parts.append(_of_rows(zeros[expert], rows) - (128.0 if (codes.bits, codes.dtype) == (8, "bf16") else 0.0))
+        out[expert, ..., codes.words * _THREADS :] = _parameters(parts, slabs, blocks, codes, gated)
+    return out
+
+
+def _unpacked(elements: Tensor, bits: int) -> Tensor:
+    """Bytes (N, K * bits / 8), the first code of a byte in its low bits -> codes (N, K) int32."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.int32, device=elements.device)
+    return ((elements.int()[..., None] >> shifts) & (2**bits - 1)).flatten(-2)
+
+
+def _slabs(x: Tensor, slabs: int, columns: int, gated: bool) -> Tensor:
+    """x (N, C) -> (slabs, 64, columns), zeros where x ends; gates and ups in turns of 8 rows."""
+    if gated:
+        halves = F.pad(x.unflatten(0, (2, -1)), (0, columns - x.shape[1], 0, slabs * ROWS // 2 - x.shape[0] // 2))
+        return halves.unflatten(1, (slabs, -1, 8)).permute(1, 2, 0, 3, 4).reshape(slabs, ROWS, columns)
+    return F.pad(x, (0, columns - x.shape[1], 0, slabs * ROWS - x.shape[0])).unflatten(0, (slabs, ROWS))
+
+
+def _words(x: Tensor, codes: Codes) -> Tensor:
+    """Codes (slabs, 64, K) int32 -> the words of each block: (slabs, K / 128, `codes.words` * 128) int32."""
+    # Row: warp, half, eighth. Column: block, k16, half, quarter, which of two.
+    parts = x.unflatten(2, (-1, 8, 2, 4, 2)).unflatten(1, (4, 2, 8))
+    parts = parts.permute(
+        0, 4, 5, 6, 2, 1, 3, 7, 8
+    )  # slab, block | k16, half of K, half of rows | warp, eighth, quarter | which
+    parts = (
+        parts.flatten(2, 4).unflatten(2, (codes.words, codes.fields)).flatten(4, 6)
+    )  # slab, block, word, field, thread, which
+    words = torch.zeros_like(parts[:, :, :, 0, :, 0])
+    for field in range(codes.fields):
+        for which in range(2):
+            words |= parts[:, :, :, field, :, which] << (codes.bits * field + 16 * which)
+    vectors = words.unflatten(2, (-1, _VECTOR)).transpose(3, 4)  # slab, block, vector, thread, word of it
+    return vectors.flatten(2)
+
+
+def _of_rows(parameters: Tensor, rows: int) -> Tensor:
+    """Scales or zero points (rows, groups), or (rows / 128, groups) of blocks, of each row: (rows, groups) float32."""
+    if len(parameters) == rows:
+        return parameters.float()
+    return parameters.float().repeat_interleave(128, dim=0)[:rows]
+
+
+def _parameters(parts: list[Tensor], slabs: int, blocks: int, codes: Codes, gated: bool) -> Tensor:
+    """Scales and zero points (N, groups) float32 -> their words (slabs, blocks, 32 * groups * parts) int32."""
+    laid = []
+    for part in parts:
+        given = part.expand(-1, blocks) if codes.group == ROW else part
+        rounded = _slabs(given, slabs, blocks * codes.groups, gated).to(_TORCH[codes.dtype])
+        if not rounded.isfinite().all():
+            raise ValueError(f"scales beyond the range of {codes.dtype} once {codes.kind} needs them")
+        laid.append(rounded.unflatten(2, (blocks, -1)).unflatten(1, (4, 2, 8)))
+    both = torch.stack(laid, dim=-1).permute(0, 4, 1, 3, 5, 6, 2)  # slab, block, warp, eighth, group, part, half
+    return both.contiguous().view(torch.int32).flatten(2)
