@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe_routing_bench.errors import UserError
+from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.run_spec import DENSE, Run
 from moe_routing_bench.quality.corpora import batches, texts
-from moe_routing_bench.quality.evaluation import evaluate
+from moe_routing_bench.quality.evaluation import altered, evaluate
 from moe_routing_bench.quality.model import cost, language_model
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quality.training import loop, schedule, timing, train
@@ -159,6 +160,51 @@ def test_a_capacity_costs_and_evaluation_knows_both(run: Run) -> None:
         loop.Training(dataclasses.replace(run, capacity_factor=None), "cpu").model, training.validation, 4
     )
     assert free["drop_rate"] == 0 and free["val_loss"] == free["val_loss_with_capacity"] == found["val_loss"]
+
+
+def test_the_last_evaluation_alters_the_experts_and_the_capacity_and_leaves_the_model_alone(run: Run) -> None:
+    """Fewer bits cost more; the codes are those of each expert's columns; and no capacity is what evaluation without one says."""
+    training = loop.Training(dataclasses.replace(run, router="softk", capacity_factor=1.5, steps=30), "cpu")
+    for number in range(30):
+        training.step(number)
+    before = {name: one.clone() for name, one in training.model.state_dict().items()}
+    found = altered.fields(training.model, training.validation, 4)
+    after = training.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert training.model.layers[0].capacity_factor == 1.5 and training.model.training
+    whole = evaluate.evaluate(training.model, training.validation, 4)
+    formats, capacities = found["bits_by_format"], found["bits_by_capacity"]
+    assert formats is not None and list(formats) == list(altered.FORMATS)
+    lost = {name: abs(bits - whole["bits_per_byte"]) for name, bits in formats.items()}
+    assert 0 < lost["int8_g128"] < 1e-3 and lost["int8_g128"] < lost["int4_g128"] < lost["int2_g128"]
+    assert capacities is not None and capacities["1.5"] == evaluate.bits(whole["val_loss_with_capacity"])
+    with altered.quantised(training.model, WEIGHTS["int4_g128"]) as done:
+        weight = training.model.layers[1].experts.w13_EDH
+        column = weight[2, :, 5]  # its 16 elements are one group: at most 16 levels, of a step that divides them
+        assert done and column.unique().numel() > 3
+        (trained,) = [one for name, one in before.items() if name == "blocks.1.ffn.experts.w13_EDH"]
+        steps = column / (2 * trained[2, :, 5].abs().max() / 15)
+        assert torch.allclose(steps, steps.round(), atol=1e-4)
+
+
+def test_experts_whose_codes_fill_no_bytes_are_left_out(run: Run) -> None:
+    """Of a width of 18 elements those of 8 bits and of 4 do, of 2 bits they do not; a dense model has no experts."""
+    odd = loop.Training(dataclasses.replace(run, dim=18, heads=1, expert_hidden=18), "cpu")
+    formats = altered.fields(odd.model, odd.validation, 4)["bits_by_format"]
+    assert formats is not None and set(altered.FORMATS) - formats.keys() == {"int2_g128", "int2z_g128"}
+    dense = loop.Training(dataclasses.replace(run, router="dense"), "cpu")
+    assert set(altered.fields(dense.model, dense.validation, 4).values()) == {None}
+
+
+def test_only_the_last_row_of_a_final_run_is_altered(run: Run, tmp_path: Path) -> None:
+    rows = train.train(dataclasses.replace(run, keep_weights=False), tmp_path / "run.parquet", "cpu")
+    stored = run_rows.read(tmp_path / "run.parquet").to_pylist()
+    assert [row["bits_by_format"] is None for row in stored] == [True, True, False]
+    assert dict(stored[-1]["bits_by_format"]) == rows[-1]["bits_by_format"]
+    assert (
+        "bits_by_capacity"
+        not in train.train(dataclasses.replace(run, purpose="pilot"), tmp_path / "p.parquet", "cpu")[-1]
+    )
 
 
 def test_the_model_is_causal_but_for_what_a_capacity_does(run: Run) -> None:

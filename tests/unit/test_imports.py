@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "store": "errors files closure grid benches config",
     "measure": "errors files formats closure grid workload benches store",
     "traces": "errors kernels workload store measure",
-    "quality": "errors files closure routers grid config store measure",
+    "quality": "errors files formats closure routers grid config store measure",
     "comparison": "errors formats choices benches config measure",
     "figures": "errors routers grid benches config store quality",
     "report": "errors files routers grid choices benches config store quality comparison figures",

@@ -17,7 +17,7 @@ from moe_routing_bench.figures import FIGURES, NOTHING
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
-from moe_routing_bench.report import page, predecessor, quality, verdicts
+from moe_routing_bench.report import altered, page, predecessor, quality, verdicts
 from moe_routing_bench.report.choices import choices
 from moe_routing_bench.report.columns import COLUMNS, KEYS
 from moe_routing_bench.report.findings import findings
@@ -88,7 +88,7 @@ def _quality(
         "figures": figures, "machine": _values(trained, "device"), "timed": compare.timed(compare.with_speeds(compare.finals(trained))), "columns": quality.COLUMNS,
         "by_domain": bool((trained["validation_batches"] == BY_DOMAIN).any()), "cautions": quality.cautions(trained),
         "contests": quality.contests(trained), "source": predecessor.SOURCE, "verdicts": verdicts.verdicts(trained, adapted),
-        "adaptations": [] if adapted is None else quality.adaptations(adapted),
+        "adaptations": [] if adapted is None else quality.adaptations(adapted), "altered": altered.costs(trained),
     }  # fmt: skip
 
 

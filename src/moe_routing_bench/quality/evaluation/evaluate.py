@@ -60,12 +60,12 @@ def evaluate(model: TinyLM, windows: Windows, batch: int) -> dict[str, Any]:
     with without_capacity(model):
         loss, loads = loss_of(model, windows, batch)
     limited = any(layer.capacity_factor is not None for layer in model.layers)
-    with_capacity, drops = loss_of(model, windows, batch) if limited else (loss, loads)
+    loss_with_capacity, drops = loss_of(model, windows, batch) if limited else (loss, loads)
     fields: dict[str, Any] = {
         "val_loss": loss,
         "bits_per_byte": bits(loss),
         "perplexity": math.exp(min(loss, 700.0)),
-        "val_loss_with_capacity": with_capacity,
+        "val_loss_with_capacity": loss_with_capacity,
         "val_bytes": windows.total,
         "validation_batches": MIXED,
     }
@@ -136,17 +136,22 @@ def evaluating(model: TinyLM) -> Iterator[None]:
             part.training = mode
 
 
-@contextlib.contextmanager
-def without_capacity(model: TinyLM) -> Iterator[None]:
+def without_capacity(model: TinyLM) -> contextlib.AbstractContextManager[None]:
     """Inside, no layer has a capacity."""
+    return with_capacity(model, None)
+
+
+@contextlib.contextmanager
+def with_capacity(model: TinyLM, factor: float | None) -> Iterator[None]:
+    """Inside, every layer has this capacity factor."""
     before = [layer.capacity_factor for layer in model.layers]
     for layer in model.layers:
-        layer.capacity_factor = None
+        layer.capacity_factor = factor
     try:
         yield
     finally:
-        for layer, factor in zip(model.layers, before, strict=True):
-            layer.capacity_factor = factor
+        for layer, own in zip(model.layers, before, strict=True):
+            layer.capacity_factor = own
 
 
 def autocast(device: str) -> torch.autocast:

@@ -16,7 +16,7 @@ from moe_routing_bench.store.versions import outvoted
 
 SCHEMA_VERSION = 6
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
-_LIST, _LOADS = pa.list_(_F), pa.list_(pa.list_(pa.list_(_F)))
+_LIST, _LOADS, _BITS = pa.list_(_F), pa.list_(pa.list_(pa.list_(_F))), pa.map_(_S, _F)
 STAGES = {f"{stage}_ms": _F for stage in ("router", "dispatch", "experts", "combine", "rest")}
 # Where the same router and config has a timing run, its values replace these, which the run itself measured.
 TIMING: dict[str, pa.DataType] = {
@@ -29,8 +29,8 @@ PROVENANCE: dict[str, pa.DataType] = {
     "device": _S, "platform": _S, "torch_version": _S, "cuda_version": _S, "python_version": _S, "cpu_threads": _I, "git_sha": _S,
     "git_dirty": _B, "code_fingerprint": _S, "ended_at": _S, "host": _S, "slurm_job_id": _S,
 }  # fmt: skip
-# Columns that were added to this version of the schema, at its end: a file that lacks one reads as if it were null.
-LATER = ("host", "slurm_job_id")
+# Columns that were added to this version of the schema: a file that lacks one reads as if it were null.
+LATER = ("host", "slurm_job_id", "bits_by_format", "bits_by_capacity")
 COLUMNS: dict[str, pa.DataType] = {
     # identity
     "schema_version": pa.int32(), "run": _S, "config_hash": _S, "label": _S, "purpose": _S, "router": _S, "network": _S,
@@ -47,6 +47,8 @@ COLUMNS: dict[str, pa.DataType] = {
     # time, of training steps alone
     **TIMING, "run_step_ms": _F, "eval_seconds": _F,
     **PROVENANCE,
+    # of the last evaluation: bits per byte by the format of the experts' weights, and by capacity factor
+    "bits_by_format": _BITS, "bits_by_capacity": _BITS,
 }  # fmt: skip
 SCHEMA = pa.schema(list(COLUMNS.items()))
 _SPEC = b"moe_routing_bench.run"
@@ -78,9 +80,11 @@ def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     except (OSError, pa.ArrowException) as error:
         hint = "run `snakemake` to train it again" if path.exists() else "run `snakemake`, or `moe-routing-bench train`"
         raise bad("training run", str(path), "a readable Parquet file", hint) from error
-    for name in LATER:
-        if name not in table.column_names:
+    for name in schema.names:
+        if name in LATER and name not in table.column_names:
             table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
+    if set(table.column_names) == set(schema.names):
+        table = table.select(schema.names)
     if not table.schema.equals(schema) or set(table["schema_version"].to_pylist()) != {SCHEMA_VERSION}:
         raise bad("training run", f"other columns in {path}", f"run schema {SCHEMA_VERSION}", "delete it and run again")
     return _renamed(table)

@@ -98,7 +98,7 @@ def adapt(
     training, checkpoint = Adapting(adaptation, base_file, device), out.with_suffix(".ckpt")
     fixed = _fixed(training) | dict(chosen or {})
     before = fixed | training.evaluation() | {"step": 0, "tokens_seen": 0, "epochs": 0.0, "ended_at": now()}
-    after = go_on(training, checkpoint, adaptation.name, adaptation.spec, fixed, training.evaluation)
+    after = go_on(training, checkpoint, adaptation.name, adaptation.spec, fixed, lambda last: training.evaluation())
     rows = [before, *({name: value for name, value in row.items() if name in COLUMNS} for row in after)]
     run_rows.write(out, rows, spec or adaptation.spec, SCHEMA)
     return rows

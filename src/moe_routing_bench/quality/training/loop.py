@@ -103,14 +103,14 @@ def go_on(
     name: str,
     spec: str,
     fixed: Mapping[str, Any],
-    evaluation: Callable[[], dict[str, Any]],
+    evaluation: Callable[[bool], dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """Train to the last step and return one row per evaluation.
 
     Starts from the checkpoint where there is one of this spec, code and text, else from the first step, and writes a
     checkpoint after each evaluation. The last one stays, so that a finished run whose file is lost is not trained again;
     it holds the weights only where something is made of them. `fixed` are fields of every row, `evaluation` returns
-    those of one evaluation.
+    those of one evaluation, and takes whether it is the last.
     """
     run, device = training.run, training.device
     made_of = {"spec": spec} | {name: fixed[name] for name in ("code_fingerprint", "corpus_sha256")}
@@ -119,7 +119,7 @@ def go_on(
         end = min(run.steps, (done // run.eval_every + 1) * run.eval_every)
         measured, spent = _steps(training, done, end)
         started = time.perf_counter()
-        found = evaluation()
+        found = evaluation(end == run.steps)
         tokens = end * run.tokens_per_step
         row = {**fixed, **measured, **found} | {
             "step": end,

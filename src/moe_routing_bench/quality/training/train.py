@@ -15,7 +15,7 @@ from moe_routing_bench.grid.run_spec import DENSE, Run
 from moe_routing_bench.measure import provenance
 from moe_routing_bench.quality import code
 from moe_routing_bench.quality.corpora.texts import Corpus
-from moe_routing_bench.quality.evaluation import evaluate
+from moe_routing_bench.quality.evaluation import altered, evaluate
 from moe_routing_bench.quality.evaluation.loads import BYTE_CLASSES
 from moe_routing_bench.quality.model import cost
 from moe_routing_bench.quality.spec import run_rows
@@ -47,7 +47,7 @@ def train(
         run.name,
         run.spec,
         fixed,
-        lambda: evaluate.evaluate(training.model, training.validation, run.batch),
+        lambda last: _evaluated(training, last),
     )
     for row in rows:  # these hold until a timing run says otherwise
         row |= {
@@ -62,6 +62,13 @@ def train(
         _trace(training, paths.trace_file(out))
     run_rows.write(out, rows, spec or run.spec)
     return rows
+
+
+def _evaluated(training: Training, last: bool) -> dict[str, Any]:
+    """The row fields of an evaluation; the last one of a run that is compared also alters the model."""
+    run, model, windows = training.run, training.model, training.validation
+    found = evaluate.evaluate(model, windows, run.batch)
+    return found | altered.fields(model, windows, run.batch) if last and run.purpose == "final" else found
 
 
 def _trace(training: Training, path: Path) -> None:
