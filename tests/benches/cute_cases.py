@@ -4,6 +4,7 @@ A program of its own: a mistake in DSL code can abort the process, and kept PTX 
 directory. SASS comes from the nvdisasm that triton ships; without it the counts are null.
 """
 
+import itertools
 import json
 import math
 import re
@@ -15,10 +16,19 @@ from typing import Any
 
 from moe_routing_bench.kernels.combine import cute_combine
 from moe_routing_bench.kernels.cute.compilation import DTYPES
-from moe_routing_bench.kernels.experts import cute_loads, cute_swapped, cute_training_products, cute_weight_gradients
+from moe_routing_bench.kernels.experts import (
+    cute_loads,
+    cute_quantised_product,
+    cute_swapped,
+    cute_training_products,
+    cute_weight_gradients,
+)
+from moe_routing_bench.kernels.experts.cute_quantised_multiply import BATCHES
+from moe_routing_bench.kernels.experts.cute_quantised_tiles import K16, QuantisedProduct
 from moe_routing_bench.kernels.experts.cute_tiles import REGISTERS, Product, Tile
 from moe_routing_bench.kernels.experts.cute_training_products import TrainingProduct
 from moe_routing_bench.kernels.experts.cute_weight_tiles import CHUNK, Reduction
+from moe_routing_bench.kernels.experts.quantised_layout import Codes
 from moe_routing_bench.kernels.gate import cute_gate
 from moe_routing_bench.kernels.gate.rules import rule_of
 from moe_routing_bench.kernels.pack import cute_pack, cute_pack_bulk, cute_pack_fp8
@@ -123,6 +133,35 @@ PRODUCTS = [
     ("fp16", Product(2880, 2880, 128, "", Tile(2, 2, 176, pingpong=True), biased=True)),
 ]
 # dtype, product
+QUANTISED_PRODUCTS = [  # of every format, with tiles of few rows and of many in turns
+    QuantisedProduct(*sizes, tile, codes=Codes(kind, bits, zeros, group, dtype), **more)
+    for dtype in ("bf16", "fp16")
+    for (kind, bits, zeros, group), (sizes, tile, more) in zip(
+        [
+            *(
+                ("int", bits, zeros, group)
+                for bits in (8, 4, 2)
+                for zeros in (False, True)
+                for group in (32, 64, 128, -1)
+            ),
+            *((kind, 8, False, group) for kind in ("e4m3", "e5m2") for group in (128, -1)),
+        ],
+        itertools.cycle(
+            [
+                ((768, 2048, 128, "swiglu"), Tile(1, 1, 8), {"resident": 2, "overlap": "first"}),
+                ((2048, 768, 128, ""), Tile(1, 2, 192, narrowest=128, grain=32), {}),
+                ((776, 360, 5, "relu2"), Tile(2, 2, 64), {}),
+                ((2880, 2880, 128, "swiglu_oai"), Tile(1, 2, 128, narrowest=64, grain=32), {"biased": True}),
+                ((2048, 768, 128, ""), Tile(2, 2, 8), {"overlap": "second"}),
+            ]
+        ),
+        strict=False,
+    )
+] + [
+    QuantisedProduct(768, 2048, 128, "swiglu", tile, codes=Codes("int", 4, zeros, 128, "bf16"))
+    for zeros in (False, True)
+    for tile in (Tile(1, 2, 256, narrowest=192, grain=32), Tile(1, 2, 256, narrowest=128, grain=64))
+]
 TRAINING_PRODUCTS = [
     ("bf16", TrainingProduct(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, narrowest=168))),
     ("bf16", TrainingProduct(768, 2048, 128, "", Tile(2, 2, 128, pingpong=True), backward=True, derivative="swiglu")),
@@ -296,6 +335,26 @@ def product(arch: str, dtype: str, wanted: Product) -> dict[str, object]:
     }
 
 
+def quantised_product(arch: str, wanted: QuantisedProduct) -> dict[str, object]:
+    """Compile one product of quantised weights: matrix instructions whose left operand is in registers, and their waits."""
+    kernel = cute_quantised_product.compile_for(arch, wanted.codes.dtype, wanted, keep=True)
+    sass, tile, forms = disassemble(kernel.__cubin__), wanted.tile, len(wanted.tile.widths)
+    patterns = {
+        **{rf"HGMMA\.64x{width}x16\.F32\S* R\d+, R\d+, gdesc": K16 * tile.slabs for width in tile.widths},
+        "HGMMA": K16 * tile.slabs * forms,
+        r"WARPGROUP\.DEPBAR": (BATCHES + 1) * forms,  # more where the instructions wait for each other
+        "UTMALDG": 2,  # halves of a stage are as wide as a swizzled box
+        "UBLKCP": wanted.slabs_together * (2 if wanted.overlap == "second" else 1),
+        "PREEXIT": int(wanted.overlap == "first"),
+        "ACQBULK": int(wanted.overlap == "second"),
+    }
+    return spills(kernel, f"quantised-{wanted}", "quantised_product") | {
+        "most_registers": wanted.registers[1] if tile.warpgroups > 1 else 128,
+        "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
+        "counted_expected": sass and patterns,
+    }
+
+
 def training_product(arch: str, dtype: str, wanted: TrainingProduct) -> dict[str, object]:
     """Compile one grouped product of training: matrix instructions, of which the backward ones read weights as they lie in memory."""
     kernel = cute_training_products.compile_for(arch, dtype, wanted, keep=True)
@@ -342,6 +401,7 @@ def compiled(arch: str) -> Iterator[dict[str, object]]:
         (pack_fp8, () if older else FP8_PACKS),
         (pack_bulk, () if older else BULK_PACKS),
         (product, PRODUCTS if arch == "sm_90a" else ()),
+        (quantised_product, [(one,) for one in QUANTISED_PRODUCTS] if arch == "sm_90a" else ()),
         (training_product, TRAINING_PRODUCTS if arch == "sm_90a" else ()),
         (reduction, REDUCTIONS if arch == "sm_90a" else ()),
         (facts, CASES),

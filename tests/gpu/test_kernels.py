@@ -19,6 +19,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import expand
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.formats import QUANTISED
+from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.kernels.experts import ACTIVATIONS
 from moe_routing_bench.routers import ROUTERS
@@ -167,6 +168,23 @@ def test_activations(bench, name, tokens, activation):
 def test_layers(shape, name):
     """Stages that are ours, or fused."""
     run(cell_of("layer", *shape, vectors=True), name)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("weights", [name for name, form in WEIGHTS.items() if form.codec != "float4"])
+@pytest.mark.parametrize("tokens", [1, 300, 7000])  # all forms of the kernel
+def test_quantised_weights(tokens, weights, dtype):
+    """Every format that our kernel takes, at sizes that fill no block of it."""
+    cell = cell_of("experts", tokens, 22 * 16, 60, 4, None, 1.0, "compact", dtype, vectors=True)
+    run(cell.but(weights=weights), "cute_quantised")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("weights", ["int4_g128", "e4m3_block128"])
+@pytest.mark.parametrize("tokens", [5, 777])
+def test_layers_with_quantised_weights(tokens, weights, activation):
+    cell = cell_of("layer", tokens, 1024, 60, 4, None, 0.5, None, "bf16", activation=activation, vectors=True)
+    run(cell.but(weights=weights), "cute_quantised")
 
 
 @pytest.mark.parametrize("gate", [None, "sigmoid"])

@@ -20,6 +20,7 @@ _GATHER, _CUTE_GATHER, _QUACK_GATHER = (
     dict.fromkeys(("router", "permute", "combine"), name) | {"pack+experts": f"experts.{kernel}_gather"}
     for name, kernel in (("triton", "triton"), ("cute", "cute"), ("cute", "quack"))
 )
+_CUTE_QUANTISED = _CUTE | {"experts": "cute_quantised"}
 _CUTE_QUACK = _CUTE | {"experts": "quack_heuristic"}
 _QUANTISED = [
     *(
@@ -95,6 +96,7 @@ BENCH = Choosing(
         Implementation("triton_gather", requires=("cuda", "triton"), layout="compact", parts=_GATHER),
         Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
         Implementation("cute_gather", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GATHER),
+        Implementation("cute_quantised", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_QUANTISED),
         Implementation("cute_grouped_mm", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GROUPED),
         Implementation("cute_quack", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_QUACK, peer=QUACK),
         Implementation(

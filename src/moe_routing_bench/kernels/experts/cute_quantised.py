@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from moe_routing_bench.formats.weights import WeightFormat, named
+from moe_routing_bench.formats.weights import WeightFormat
 from moe_routing_bench.kernels.cute.cache import per_problem
 from moe_routing_bench.kernels.cute.compilation import current_arch
 from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.kernels.experts.common import other_rows, unaligned
+from moe_routing_bench.kernels.experts.common import not_quantised, other_activations, unaligned
 from moe_routing_bench.kernels.experts.cute_experts import (
     FEW_ROWS,
     MOST_EXPERTS,
@@ -36,6 +36,7 @@ from moe_routing_bench.kernels.experts.cute_experts import (
 from moe_routing_bench.kernels.experts.cute_quantised_product import compile_for
 from moe_routing_bench.kernels.experts.cute_quantised_tiles import QuantisedProduct
 from moe_routing_bench.kernels.experts.cute_tiles import SLAB, Tile
+from moe_routing_bench.kernels.experts.dequant import Parts, parts
 from moe_routing_bench.kernels.experts.quantised_layout import Codes, repack
 
 _LEAST = 16
@@ -65,13 +66,9 @@ def codes_of(form: WeightFormat, dtype: str) -> Codes:
 def unsupported(problem: Experts) -> str | None:
     """Why this problem cannot run, or None."""
     form = problem.quantised_weights
-    if form is None:
-        return f"takes quantised weights, not {problem.weights}"
-    if not takes(form, problem.dtype):
+    if form and not takes(form, problem.dtype):
         return f"takes integers and 8-bit floats beside bf16 and fp16, not {problem.weights} beside {problem.dtype}"
-    if problem.packed != problem.dtype:
-        return f"rows need the format of the activations, {problem.dtype}, not {problem.packed}"
-    if reason := other_rows(problem) or unaligned(problem, "the kernel"):
+    if reason := not_quantised(problem) or other_activations(problem) or unaligned(problem, "the kernel"):
         return reason
     if min(problem.hidden, problem.intermediate) < _LEAST or not 2 <= problem.experts <= MOST_EXPERTS:
         return f"needs 2 to {MOST_EXPERTS} experts, and hidden and intermediate of {_LEAST}, at least"
@@ -152,13 +149,14 @@ def _compiled(problem: Experts, arch: str) -> list[tuple[QuantisedProduct, Any]]
     return [(product, compile_for(arch, problem.dtype, product)) for product in products(problem)]
 
 
-def repacked(product: QuantisedProduct, elements: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
+def repacked(product: QuantisedProduct, weights: Parts) -> Tensor:
     """`repack` for a product, once for the same elements: all that are bound with them share it, and it lives as long as they do."""
+    elements = weights["elements"]
     known = _REPACKED.setdefault(elements, {})
     key = (product.codes, product.gated, elements._version)
     if key not in known:
         known.clear()
-        known[key] = repack(elements, scales, zeros, product.codes, product.gated)
+        known[key] = repack(elements, weights["scales"], weights.get("zeros"), product.codes, product.gated)
     return known[key]
 
 
@@ -187,14 +185,9 @@ def bind(
     biases b13 (E, N) and b2 (E, H) of activations that have them, all contiguous -> y (R, H). Raises what `repack` does."""
     (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch())
     activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
-    blocks = []
-    for product, name, elements in ((first, "w13", w13), (second, "w2", w2)):
-        parts = {part: beside.get(given) for part, given in named(name).items()}
-        scales = parts["scales"]
-        assert scales is not None, f"{problem.weights} has scales"
-        blocks.append(repacked(product, elements, scales, parts["zeros"]))
-    up = launch(first, up_kernel, packed, offsets, blocks[0], b13, activated)
-    down = launch(second, down_kernel, activated, offsets, blocks[1], b2, y)
+    up_parts, down_parts = parts(w13, w2, beside)
+    up = launch(first, up_kernel, packed, offsets, repacked(first, up_parts), b13, activated)
+    down = launch(second, down_kernel, activated, offsets, repacked(second, down_parts), b2, y)
 
     def run() -> None:
         up()

@@ -3,10 +3,19 @@
 import math
 from dataclasses import dataclass, field
 
-from moe_routing_bench.kernels.experts.cute_tiles import MOST_STAGES, RESERVED, SHARED_BYTES, SLAB, Product
+from moe_routing_bench.kernels.experts.cute_tiles import (
+    MOST_STAGES,
+    REGISTERS,
+    RESERVED,
+    SHARED_BYTES,
+    SLAB,
+    Product,
+)
 from moe_routing_bench.kernels.experts.quantised_layout import DEPTH, Codes
 
 K16 = DEPTH // 16  # instructions of a stage, per slab
+SYSTEM_BYTES = 1 << 10  # of shared memory that each block costs beside its own
+FEWER_REGISTERS = (40, 96)  # as `REGISTERS`, where two blocks of 384 threads share them
 
 
 @dataclass(frozen=True)
@@ -41,9 +50,14 @@ class QuantisedProduct(Product):
         """All are loaded asynchronously."""
         return self.stage_bytes
 
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a thread that loads, and of one that multiplies."""
+        return FEWER_REGISTERS if self.resident > 1 else REGISTERS
+
     def stages_beside(self, chunk: int) -> int:
         """Stages that fit beside buffers of `chunk` tokens, in each of the blocks that share a multiprocessor."""
         buffers = chunk * self.pitch * 2 * self.tile.warpgroups
         tables = 2 * 4 * (self.experts + 1)
-        room = SHARED_BYTES // self.resident - RESERVED
+        room = (SHARED_BYTES + SYSTEM_BYTES) // self.resident - SYSTEM_BYTES - RESERVED
         return min(MOST_STAGES, (room - buffers - tables) // self.stage_bytes)

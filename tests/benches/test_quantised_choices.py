@@ -1,0 +1,96 @@
+"""Which tiles products with quantised weights get, that they fit a multiprocessor, and what is repacked when."""
+
+import pytest
+
+pytest.importorskip("cutlass")
+import numpy as np
+import torch
+
+from moe_routing_bench.formats.quantisation import quantise
+from moe_routing_bench.formats.weights import WEIGHTS
+from moe_routing_bench.kernels.experts import Experts, cute_quantised, cute_tiles
+from moe_routing_bench.kernels.experts.cute_quantised_tiles import SYSTEM_BYTES
+from moe_routing_bench.kernels.experts.cute_tiles import SHARED_BYTES, Tile
+
+SIZES = [(2048, 768, 128), (7168, 2048, 256), (2880, 2880, 128), (4096, 14336, 8), (352, 184, 60)]
+
+
+def problem(weights="int4_g128", rows=512, hidden=2048, inner=768, experts=128, dtype="bf16", **more):
+    return Experts(rows, hidden, inner, experts, dtype, more.pop("packed", dtype), weights, **more)
+
+
+@pytest.mark.parametrize("weights", [name for name, form in WEIGHTS.items() if cute_quantised.takes(form, "bf16")])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_every_product_has_stages_enough(weights, sizes):
+    """At least three, so that one is loaded while one is multiplied and one released, in what each of its blocks may have."""
+    for rows in (1, 8, 60, 500, 4000, 16000, 60000, 300000):
+        for product in cute_quantised.products(problem(weights, rows, *sizes)):
+            rest = product.chunk * product.pitch * 2 * product.tile.warpgroups + 8 * (product.experts + 1)
+            used = product.stages * (product.stage_bytes + 16) + rest + 1024  # barriers; where rows are aligned
+            assert product.stages >= 3 and product.resident * (used + SYSTEM_BYTES) <= SHARED_BYTES + SYSTEM_BYTES
+            threads = product.resident * product.threads
+            loads, multiplies = product.registers if product.tile.warpgroups > 1 else (128, 128)
+            taken = 128 * loads + 128 * product.tile.warpgroups * multiplies
+            assert threads <= 2048 and product.resident * taken <= 65536
+
+
+@pytest.mark.parametrize(
+    ("rows", "tile", "resident"),
+    [
+        (8, Tile(1, 1, 8), 2),
+        (64, Tile(1, 2, 8), 1),
+        (512, Tile(2, 2, 8), 1),
+        (128 * 100, Tile(1, 2, 128, narrowest=64, grain=32), 1),
+        (128 * 1024, Tile(1, 2, 256, narrowest=192, grain=32), 1),
+    ],
+)
+def test_tiles_of_qwen3(rows, tile, resident):
+    """Not measured: low tiles as wide as leave work for all multiprocessors, then those of three forms."""
+    first, second = cute_quantised.products(problem(rows=rows))
+    assert first.tile == tile and first.resident == resident
+    assert (first.overlap, second.overlap) == (("first", "second") if rows <= 4096 else ("", ""))
+
+
+def test_8_bit_codes_and_many_scales_have_narrower_tiles():
+    for weights in ("int8_g128", "e4m3_row", "int4z_g32"):
+        assert cute_quantised.products(problem(weights, 1 << 17))[0].tile.tokens == 192
+
+
+def test_a_tile_has_the_narrowest_form_that_holds_it(monkeypatch):
+    monkeypatch.setattr(cute_tiles.cutlass, "max", max)
+    for tile in (*cute_quantised._WIDE, Tile(2, 2, 176, narrowest=88)):
+        for rows in range(1, tile.tokens + 1):
+            assert cute_tiles.width_of(0, rows, tile) == min(one for one in tile.widths if one >= rows)
+    with pytest.raises(AssertionError, match="the widest is one of them"):
+        Tile(1, 2, 256, narrowest=128, grain=24)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"weights": "bf16"}, "takes quantised weights, not bf16"),
+        ({"weights": "mxfp4"}, "takes integers and 8-bit floats beside bf16 and fp16, not mxfp4 beside bf16"),
+        ({"dtype": "fp32"}, "not int4_g128 beside fp32"),
+        ({"packed": "fp8_row"}, "rows need the format of the activations, bf16, not fp8_row"),
+        ({"inner": 764}, "multiples of 8"),
+        ({"hidden": 8}, "hidden and intermediate of 16, at least"),
+        ({"experts": 1}, "needs 2 to 1024 experts"),
+        ({}, None),
+    ],
+)
+def test_what_it_does_not_take(changed, said):
+    reason = cute_quantised.unsupported(problem(**changed))
+    assert (said in reason) if said else reason is None
+
+
+def test_weights_are_repacked_once_and_again_when_they_change():
+    """For all calls that are bound with them; a copy of them is other weights."""
+    parts = quantise(torch.randn(2, 64, 128), WEIGHTS["int4_g128"], "bf16")
+    first, _ = cute_quantised.products(problem(hidden=128, inner=32, experts=2))
+    one = cute_quantised.repacked(first, parts)
+    assert cute_quantised.repacked(first, parts) is one
+    copy = cute_quantised.repacked(first, {name: part.clone() for name, part in parts.items()})
+    assert copy is not one and torch.equal(copy, one)
+    parts["elements"][0, 0, 0] ^= 1
+    other = cute_quantised.repacked(first, parts)
+    assert np.count_nonzero(other.numpy() != one.numpy()) == 1
