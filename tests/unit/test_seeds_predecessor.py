@@ -1,0 +1,98 @@
+"""The predecessor's commands, figures and metrics as ours: every command runs, every name is there, and the report has the times."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rows import frame, one
+from typer.testing import CliRunner
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.cli.main import app
+from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.config.expand import expand
+from moe_routing_bench.config.load import load, on
+from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.report.seeds.predecessor import KINDS, commands, rest
+from moe_routing_bench.report.seeds.section import section
+from moe_routing_bench.report.seeds.tables import ABSENT
+from moe_routing_bench.routers import zoo
+from moe_routing_bench.store.records import COLUMNS
+
+ROOT = Path(__file__).parents[2]
+SEEDS = ("001", "002")
+COMMANDS = {command.ours: command for seed in SEEDS for command in commands(seed)}
+TINY = {"tokens": 16, "hidden": 32, "intermediate": 16, "experts": 4}
+
+
+def jobs(seed: str, platform: str) -> list:
+    return expand(on(load(ROOT / f"config/seeds/{seed}.yaml"), platform), {})
+
+
+@pytest.mark.parametrize(
+    "command", COMMANDS.values(), ids=lambda one: one.ours.removeprefix("moe-routing-bench measure ")
+)
+def test_every_command_runs_at_a_tiny_size(command):
+    options = command.options | {name: str(size) for name, size in TINY.items() if name in command.options}
+    options |= {"top_k": options["top_k"].split(",")[0], "max_seconds": "0.02", "min_blocks": "1"}
+    options["implementations"] = next(
+        name for name in options["implementations"].split(",") if name.startswith("torch")
+    )
+    words = [word for name, text in options.items() for word in (f"--{name.replace('_', '-')}", text)]
+    done = CliRunner().invoke(app, ["measure", command.bench, *words, "--json"])
+    assert done.exit_code == 0, done.output
+    factors = len(options.get("capacity_factor", "none").split(","))
+    assert [row["status"] for row in json.loads(done.stdout)] == ["ok"] * factors
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_config_of_a_seed_measures_the_cells_of_all_its_commands_and_no_others(seed):
+    asked = set()
+    for command in commands(seed):
+        entry = {
+            "benches": [command.bench],
+            "implementations": command.options["implementations"].split(","),
+        } | command.axes
+        entry |= {"capacity_factor": [*entry["capacity_factor"]]} if "capacity_factor" in entry else {}
+        found = {job.cell.key: set(job.implementations) for job in expand(load({"grid": [entry]}), {})}
+        there = {
+            job.cell.key: set(job.implementations)
+            for job in jobs(seed, "nvidia-h200")
+            if job.cell.bench == command.bench
+        }
+        assert found.keys() <= there.keys() and all(names <= there[key] for key, names in found.items())
+        asked |= {(command.bench, key) for key in found}
+    assert asked == {(job.cell.bench, job.cell.key) for job in jobs(seed, "nvidia-h200")}
+
+
+@pytest.mark.parametrize(("theirs", "kind", "name"), [line for seed in SEEDS for line in rest(seed)])
+def test_every_other_name_is_there(theirs, kind, name):
+    known = {"figure": FIGURES, "column": COLUMNS, "router": zoo.ZOO, "axis": AXES}
+    assert name in known[kind] if kind in known else (ROOT / name).is_file(), f"{theirs}: no {kind} {name}"
+    assert set(KINDS) == {*known, "file"}
+
+
+@pytest.mark.parametrize("platform", ["cpu", "nvidia-h200"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_report_of_a_seed_has_a_time_for_each_command(seed, platform):
+    rows = frame(*(
+        one(job.cell.bench, name, **dict(job.cell.values), cell=job.cell.key, median_us=100.0 + i, gpu_name="NVIDIA H200")
+        for i, job in enumerate(jobs(seed, platform)) for name in job.implementations
+    ))  # fmt: skip
+    table, names = section(rows, f"seed-{seed}")["tables"]
+    assert [row[2] for row in table.rows] == [command.ours for command in commands(seed)]
+    cells = [int(row[3]) for row in table.rows]
+    assert all(cells) and all("µs" in row[4] and row[4].startswith("torch") for row in table.rows)
+    if platform == "nvidia-h200":
+        asked = [len(expand(load({"grid": [{"benches": [c.bench]} | c.axes]}), {})) for c in commands(seed)]
+        assert cells == asked and "divided" not in table.note
+    else:
+        assert "divided by 64" in table.note
+    assert table.rows[0][1] == ("torch 315.7 µs, quack 308.3 µs" if seed == "001" else ABSENT)
+    assert len(names.rows) == len(rest(seed))
+
+
+def test_commands_name_benches_and_implementations_that_are_there():
+    for command in COMMANDS.values():
+        known = [one.name for one in BENCHES[command.bench].implementations]
+        assert set(command.options["implementations"].split(",")) <= set(known)
