@@ -53,6 +53,12 @@ def file_hashes(named: Iterable[tuple[str, Path]]) -> str:
     return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n" for name, path in named)
 
 
+def forget() -> None:
+    """Read files anew from now on, which a program asks for that outlives their edits."""
+    _parents.cache_clear()
+    _imports.cache_clear()
+
+
 @functools.cache
 def _parents(name: str, root: Path) -> tuple[Path, ...]:
     """The files that importing a module runs, outermost package first; none where the package has no such module."""

@@ -68,18 +68,25 @@ class Plugin(Implementation):
         mine = (one.dist.version for one in _entry_points() if one.dist and _top(one.value) == _top(self.home))
         return next(mine, None)
 
-    def code(self) -> str:
-        """The hashes of its modules and of all that they import from their package, as `sha256sum` prints them, and the version.
+    def files(self) -> list[Path]:
+        """The files of its modules and of all that they import from their package.
 
         Raises `UserError` for sources that cannot be parsed.
         """
-        origin = _source(_top(self.home), self.reference)
-        root = origin.parent if origin.name == "__init__.py" else origin
         try:
-            files = closure.closure(self.own_modules(), root)
+            return closure.closure(self.own_modules(), self._root())
         except (SyntaxError, ValueError) as error:
             raise bad(f"plugin {self.reference}", one_line(error), "Python that can be parsed") from error
-        named = ((path.relative_to(root.parent).as_posix(), path) for path in files)
+
+    def _root(self) -> Path:
+        """The folder of its package, or the file of a module that is in none."""
+        origin = _source(_top(self.home), self.reference)
+        return origin.parent if origin.name == "__init__.py" else origin
+
+    def code(self) -> str:
+        """The hashes of its files, as `sha256sum` prints them, and the version. Raises `UserError` as `files` does."""
+        root = self._root()
+        named = ((path.relative_to(root.parent).as_posix(), path) for path in self.files())
         return closure.file_hashes(named) + f"version {self.version()}\n"
 
 

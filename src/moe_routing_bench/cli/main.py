@@ -24,6 +24,7 @@ from moe_routing_bench.cli import (
     tracing,
     training,
     training_results,
+    watching,
 )
 from moe_routing_bench.cli.command import Command
 from moe_routing_bench.cli.commit import name_commit
@@ -37,6 +38,7 @@ for _name, _command in {
     "init": starting.init,
     "list": inspection.list_,
     "measure": measuring.measure,
+    "watch": watching.watch,
     "profile": profiling.profile,
     "measure-again": repeating.measure_again,
     "collect": results.collect,

@@ -26,7 +26,7 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 
 
-def _with_axes(command: Callable) -> Callable:
+def with_axes(command: Callable) -> Callable:
     """The command with an option for every axis, in place of its ``**values``. Typer reads the signature."""
     first, second, *rest = [one for one in inspect.signature(command).parameters.values() if one.name != "values"]
     command.__signature__ = inspect.Signature([first, second, *map(_option, AXES.values()), *rest])  # type: ignore
@@ -54,7 +54,7 @@ def _help(axis: Axis) -> str:
     return f"{axis.summary[0].upper()}{axis.summary[1:]}{unit}{choices}{said}"
 
 
-@_with_axes
+@with_axes
 def measure(
     bench: Annotated[str, typer.Argument(help=" | ".join(BENCHES))],
     *,
@@ -83,31 +83,20 @@ def measure(
     Exit status: 0 where every row is ok or unsupported, 1 where an implementation crashed, hung, was wrong or ran out of memory, 2 for a
     mistake in the options.
     """
-    pick("bench", bench, BENCHES)
     pick("mode", mode, ("warm", "cold"))
     if as_json and as_csv:
         raise bad("--csv", "together with --json", "one of them")
     if profile:
         profiling.check(bench)
-    asked = _asked(bench, _values(values))
-    if plugins := references(plugin):
-        asked["plugins"] = plugins
-    if implementations is not None:
-        known = [one.name for one in benches_of(plugins)[bench].implementations]
-        asked["grid"][0]["implementations"] = [
-            pick(f"implementation of {bench}", name.strip(), known) for name in implementations.split(",")
-        ]
-    most_blocks = max(min_blocks, Settings.max_blocks)
-    asked["measure"] = {
-        "max_seconds": max_seconds, "min_blocks": min_blocks, "max_blocks": most_blocks, "cpu_threads": cpu_threads,
-    }  # fmt: skip
-    jobs = expand(load(asked), models(own) if values["model"] else {})
+    settings = {"max_seconds": max_seconds, "min_blocks": min_blocks, "cpu_threads": cpu_threads}
+    names = None if implementations is None else implementations.split(",")
+    jobs = asked_jobs(bench, names, settings, references(plugin), own, values)
     for option, path in (("--out", out), ("--profile", profile)):
         if path and len(jobs) > 1:
             raise bad(option, f"{len(jobs)} cells", "one cell", "--json and --csv print the rows of several")
     if out:
         files.check_writable(out)
-    _warn_of_ignored(bench, values)
+    warn_of_ignored(bench, values)
     print(f"torch computes with {plural(cpu_threads, 'CPU thread')}", file=sys.stderr)
     rows = _measured(jobs, out, mode, tables=not (as_json or as_csv))
     if as_json:
@@ -121,6 +110,29 @@ def measure(
     if wrong := progress.unwell(rows):
         print(f"{len(wrong)} of {len(rows)} rows are of implementations that failed", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def asked_jobs(
+    bench: str,
+    implementations: Sequence[str] | None,
+    settings: Mapping[str, Any],
+    plugins: list[str],
+    own_models: Path | None,
+    values: Mapping[str, Any],
+) -> list[Job]:
+    """The jobs of a bench with these settings, and `values` of options that `with_axes` made; without names all implementations of the
+    bench, those of `plugins` among them. Raises `UserError`."""
+    asked = _asked(pick("bench", bench, BENCHES), _values(values))
+    if plugins:
+        asked["plugins"] = plugins
+    if implementations is not None:
+        known = [one.name for one in benches_of(plugins)[bench].implementations]
+        asked["grid"][0]["implementations"] = [
+            pick(f"implementation of {bench}", name.strip(), known) for name in implementations
+        ]
+    most_blocks = max(settings["min_blocks"], Settings.max_blocks)
+    asked["measure"] = {**settings, "max_blocks": most_blocks}
+    return expand(load(asked), models(own_models) if values["model"] else {})
 
 
 def _measured(jobs: Sequence[Job], out: Path | None, mode: str, tables: bool) -> list[dict[str, Any]]:
@@ -137,7 +149,7 @@ def _measured(jobs: Sequence[Job], out: Path | None, mode: str, tables: bool) ->
     return rows
 
 
-def _warn_of_ignored(bench: str, options: Mapping[str, Any]) -> None:
+def warn_of_ignored(bench: str, options: Mapping[str, Any]) -> None:
     """Say on stderr which of the options that were given the bench does not read. A model's sizes are for all benches."""
     read = {axis.name for axis in axes.of(BENCHES[bench].axes)} | {"model"}
     ignored = [AXES[name].option for name, value in options.items() if value is not None and name not in read]

@@ -1,0 +1,171 @@
+"""The loop of a kernel's author: edit, and a second later see whether it is right, how fast, and against what."""
+
+import dataclasses
+import importlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moe_routing_bench.benches.plugins import bench_of
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.cli.asked import references
+from moe_routing_bench.cli.measuring import asked_jobs, warn_of_ignored, with_axes
+from moe_routing_bench.cli.options import Models, Plugins
+from moe_routing_bench.cli.printing import plural
+from moe_routing_bench.cli.progress import FINE
+from moe_routing_bench.cli.rounds import Round, Sources, Warmth
+from moe_routing_bench.errors import UserError, bad, one_line, pick
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
+
+POLL_SECONDS = 0.1
+_Row = dict[str, Any]
+
+
+@with_axes
+def watch(
+    bench: Annotated[str, typer.Argument(help=" | ".join(BENCHES))],
+    *,
+    implementations: Annotated[str, typer.Option(help="Comma-separated names of those that are being written")],
+    against: Annotated[
+        str | None, typer.Option(help="Comma-separated names of rivals [default: all others of the bench]")
+    ] = None,
+    max_seconds: Annotated[float, typer.Option(help="Sampling time of a round")] = 0.5,
+    min_blocks: Annotated[int, typer.Option(help="Least blocks of samples")] = 10,
+    cpu_threads: Annotated[int, typer.Option(help="Threads of torch on a CPU")] = Settings.cpu_threads,
+    plugin: Plugins = None,
+    own: Models = None,
+    **values: Any,
+) -> None:
+    """Measure an implementation and the fastest of its rivals, and again whenever one of its files changes, until Ctrl-C.
+
+    The first round finds the fastest. A round is short, so that small differences stay undecided: `measure` takes longer.
+    """
+    mine, known = implementations.split(","), references(plugin)
+    settings = {"max_seconds": max_seconds, "min_blocks": min_blocks, "warmup_ms": 20, "cpu_threads": cpu_threads}
+    names = None if against is None else [*mine, *against.split(",")]
+    jobs = asked_jobs(bench, names, settings, known, own, values)
+    if len(jobs) > 1:
+        raise bad("watch", f"{len(jobs)} cells", "one cell")
+    (job,) = jobs
+    mine = [pick(f"implementation of {bench}", name.strip(), job.implementations) for name in mine]
+    warn_of_ignored(bench, values)
+    watched = _Watch(job, mine)
+    try:
+        watched.run()
+    except KeyboardInterrupt:
+        print(f"\n{watched.closing()}")
+
+
+class _Watch:
+    """The rounds of one cell, and what they have shown so far."""
+
+    def __init__(self, job: Job, mine: list[str]) -> None:
+        """`mine` are the implementations of the job that are edited; all others are rivals."""
+        self._job, self._mine, self._rivals = job, mine, [name for name in job.implementations if name not in mine]
+        self._sources = Sources(bench_of(job), mine)
+        self._last: dict[str, _Row] = {}  # the last version of each that was right
+        self._fastest: dict[str, _Row] = {}
+        self._rounds = 0
+
+    def run(self) -> None:
+        """Measure, and again after every edit; never returns."""
+        files = self._sources.files
+        where = ", ".join(path.name for path in files if path.name != "__init__.py")
+        print(f"{self._job.cell.bench} {self._job.cell.key}\nwatching {where}; Ctrl-C ends", flush=True)
+        with tempfile.TemporaryDirectory(prefix="watch-") as folder:
+            while True:
+                self._measured(Path(folder))
+                _said("edited", ", ".join(path.name for path in self._edited()))
+
+    def _edited(self) -> list[Path]:
+        """Wait for an edit that can be parsed; one that cannot is said."""
+        warmth = Warmth()
+        while True:
+            time.sleep(POLL_SECONDS)
+            warmth.keep()
+            if (found := self._sources.changed()) and self._parsed():
+                return found
+
+    def _parsed(self) -> bool:
+        try:
+            self._sources.read()
+        except SyntaxError as error:
+            _said("broken", f"{error.filename}:{error.lineno}: {error.msg}")
+            return False
+        except (UserError, ModuleNotFoundError) as error:
+            _said("broken", one_line(error))
+            return False
+        return True
+
+    def _measured(self, folder: Path) -> None:
+        """A round, begun again when a file changes meanwhile; printed when it is over."""
+        while (current := self._round(folder)) is None:
+            pass
+        try:
+            rows = current.rows()
+        except UserError as error:
+            return _said("failed", str(error))
+        self._rounds += 1
+        self._show({row["implementation"]: row for row in rows}, current)
+
+    def _round(self, folder: Path) -> Round | None:
+        """A round that is over, or None where a file has changed before it was."""
+        names = tuple(name for name in self._job.implementations if name in (*self._mine, *self._rivals))
+        current = Round(dataclasses.replace(self._job, implementations=names), folder)
+        try:
+            while not current.over():
+                time.sleep(POLL_SECONDS)
+                if self._sources.changed() and self._parsed():
+                    return None
+        finally:
+            current.end()
+        return current
+
+    def _show(self, rows: Mapping[str, _Row], current: Round) -> None:
+        """A line of each implementation that is edited, and what a failed one has printed; the fastest rival is kept."""
+        for name in self._mine:
+            row = rows[name]
+            _said(name, f"{'; '.join(self._parts(row))}; round {self._rounds}, {current.seconds:.1f} s")
+            if row["status"] == "ok":
+                self._last[name] = row
+                best = self._fastest.get(name)
+                if best is None or row["median_us"] < best["median_us"]:
+                    self._fastest[name] = row
+        if any(rows[name]["status"] not in FINE for name in self._mine) and (output := current.output().rstrip()):
+            print(output, file=sys.stderr, flush=True)
+        rivals = [row for name, row in rows.items() if name not in self._mine and row["status"] == "ok"]
+        self._rivals = [min(rivals, key=lambda row: row["median_us"])["implementation"]] if rivals else []
+
+    def _parts(self, row: _Row) -> Iterator[str]:
+        """What is said of a row: whether it is right, its time, its share of the limit, and the two comparisons."""
+        if row["status"] != "ok":
+            yield f"{row['status']}: {row['reason']}"
+            return
+        half = (row["ci_high_us"] - row["ci_low_us"]) / 2
+        yield f"right, {row['median_us']:.4g} us ± {half:.2g}"
+        yield f"{row['share_of_roofline']:.0%} of the limit"
+        verdicts = importlib.import_module("moe_routing_bench.comparison.verdicts")
+        runs = importlib.import_module("moe_routing_bench.comparison.runs")
+        if row["best_other"]:
+            numbers = [row[f"best_speedup{end}"] for end in ("", "_ci_low", "_ci_high", "_p")]
+            said = verdicts.verdict(*numbers, runs.UNKNOWN_FLOOR)
+            yield f"{row['best_speedup']:.2f}x {row['best_other']} ({said})"
+        if last := self._last.get(row["implementation"]):
+            frames = [importlib.import_module("pandas").DataFrame([one]) for one in (last, row)]
+            (found,) = runs.compare(*frames).rows.to_dict("records")
+            yield f"{found['ratio']:.2f}x the last version ({found['verdict']})"
+
+    def closing(self) -> str:
+        """How many rounds there were, and the fastest version of each implementation."""
+        best = [f"{name} {row['median_us']:.4g} us" for name, row in self._fastest.items()]
+        return f"{plural(self._rounds, 'round')}; fastest: {', '.join(best) or 'none was right'}"
+
+
+def _said(what: str, text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {what}: {text}", flush=True)
