@@ -1,7 +1,10 @@
 """Operator profiles of a layer's implementations: what is printed, what is kept, and what becomes of one that cannot run."""
 
+import contextlib
 import csv
 import json
+import os
+import shlex
 
 import pytest
 from typer.testing import CliRunner
@@ -78,10 +81,35 @@ def test_measuring_a_cell_can_profile_it_and_a_stored_cell_can_be_profiled_later
         assert {line["calls"] for line in lines if line["operator"] == "aten::mm"} == {"8"}
 
 
+def test_another_profiler_is_told_to_look_at_one_call_of_each(tmp_path, monkeypatch):
+    """The command line of ncu, where that is there; what follows its options is run here."""
+    stored, record = tmp_path / "cell.parquet", tmp_path / "ranges"
+    sizes = options(tokens=8, hidden=32, experts=4, top_k=2, max_seconds=0.05, min_blocks=1)
+    assert (
+        CliRunner()
+        .invoke(app, ["measure", "pack", "--implementations", "torch,cute", *sizes, *options(out=stored)])
+        .exit_code
+        == 0
+    )
+    asked = ["profile", str(stored), *options(out=tmp_path / "found")]
+    assert "--nvtx" not in CliRunner().invoke(app, asked).stdout
+    (tmp_path / "ncu").write_text("#!/bin/sh\n")
+    (tmp_path / "ncu").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    done = CliRunner().invoke(app, asked)
+    (line,) = [line for line in done.stdout.splitlines() if "--nvtx" in line]
+    own, command = line.split(" moe-routing-bench ")
+    assert own.startswith(f"{tmp_path}/ncu --set full --nvtx --nvtx-include torch/ ") and own.endswith(
+        f"--export {tmp_path}/found/torch"
+    )
+    monkeypatch.setattr(profiling.nvtx, "annotate", lambda name: record.write_text(name) and contextlib.nullcontext())
+    assert CliRunner().invoke(app, shlex.split(command)).exit_code == 0 and record.read_text() == "torch"
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["measure", "gate", "--profile", "x"], "--profile: got 'bench gate'; allowed: layer"),
+        (["profile", "x.parquet"], "--out: got 'nothing'; allowed: a folder, or --calls-only"),
         (["measure", "layer", "--tokens", "8,16", "--profile", "x"], "--profile: got '2 cells'; allowed: one cell"),
     ],
 )

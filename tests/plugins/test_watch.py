@@ -1,5 +1,6 @@
 """`moe-routing-bench watch`: a kernel of a package of one's own is edited, and measured again, until Ctrl-C."""
 
+import json
 import os
 import re
 import shutil
@@ -27,10 +28,22 @@ class Watching:
     """A running `watch` in a folder with a copy of the example's package; `said` is what it has printed so far."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         shutil.copytree(EXAMPLE / "own_kernel", folder / "own_kernel")
         self.kernel, self._out = folder / "own_kernel/bmm_combine.py", folder / "out"
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "MOE_ROUTING_BENCH_DEVICE": "cpu"}
-        command = [sys.executable, "-P", "-m", "moe_routing_bench.cli", "watch", "combine", *OPTIONS, *SIZES]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "moe_routing_bench.cli",
+            "watch",
+            "combine",
+            *OPTIONS,
+            *SIZES,
+            "--profile",
+            "profile",
+        ]
         with self._out.open("w") as out:
             self.process = subprocess.Popen(
                 command, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT, preexec_fn=interruptible
@@ -67,6 +80,9 @@ def test_every_edit_is_measured_until_an_interrupt(watching: Watching) -> None:
         r"own_bmm: right, [\d.]+ us ± \S+; \d+% of the limit; [\d.]+x torch \((faster|slower|undecided|same)\); round",
         first,
     )
+    assert "own_bmm: one call, self CPU" in watching.said("one call")
+    trace = json.loads((watching.folder / "profile/own_bmm.json").read_text())["traceEvents"]
+    assert any(one.get("name") == "aten::bmm" for one in trace)
     watching.edit("    return combine\n", "    return combine  # edited\n")
     assert re.search(r"right, .*x the last version \(\w+\); round 2", watching.said("round 2,"))
     watching.edit("combined.copy_(total", "combined.copy_(2 * total")

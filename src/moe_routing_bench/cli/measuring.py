@@ -70,9 +70,7 @@ def measure(
     out: Annotated[Path | None, typer.Option(help="Also write the rows of one cell to this Parquet file")] = None,
     profile: Annotated[
         Path | None,
-        typer.Option(
-            help="Also profile one cell of a layer: prints operators, and keeps them and Chrome traces in this folder"
-        ),
+        typer.Option(help="Also profile one cell: prints operators, and keeps them and Chrome traces in this folder"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns of the rows as one JSON list")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all columns of the rows as CSV")] = False,
@@ -86,8 +84,6 @@ def measure(
     pick("mode", mode, ("warm", "cold"))
     if as_json and as_csv:
         raise bad("--csv", "together with --json", "one of them")
-    if profile:
-        profiling.check(bench)
     settings = {"max_seconds": max_seconds, "min_blocks": min_blocks, "cpu_threads": cpu_threads}
     names = None if implementations is None else implementations.split(",")
     jobs = asked_jobs(bench, names, settings, references(plugin), own, values)

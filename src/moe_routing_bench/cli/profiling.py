@@ -2,6 +2,8 @@
 
 import csv
 import importlib
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,11 +13,10 @@ import typer
 from rich.table import Table
 
 from moe_routing_bench.cli.printing import show
-from moe_routing_bench.errors import bad, writing
+from moe_routing_bench.errors import bad, pick, writing
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import platforms, records
 
-BENCHES = ("layer",)
 SHOWN = 10  # operators of each implementation that are printed; the files have all
 
 
@@ -23,12 +24,23 @@ def profile(
     cell: Annotated[
         Path, typer.Argument(help="Parquet file of a measured cell: results/PLATFORM/cells/layer/….parquet")
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the table and a Chrome trace of each implementation")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the table and a Chrome trace of each implementation")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Comma-separated names [default: all implementations that are ok]")
+    ] = None,
+    calls_only: Annotated[
+        bool, typer.Option("--calls-only", help="No profile: calls in NVTX ranges, for a profiler around this command")
+    ] = False,
 ) -> None:
     """Profile one call of each implementation that is ok in a measured cell, operator by operator, with torch.profiler.
 
-    Writes operators.csv, profile.json and a Chrome trace per implementation. Times of a profile are not those of a row.
+    Writes operators.csv, profile.json and a Chrome trace per implementation. Times of a profile are not those of a row. Where NVIDIA's
+    ncu is there, its command lines for the same calls are printed.
     """
+    if (out is None) != calls_only:
+        raise bad("--out", "given" if out else "nothing", "a folder, or --calls-only")
     table = records.read(cell)
     spec = records.spec_of(table)
     if spec is None:
@@ -36,21 +48,43 @@ def profile(
             "cell", str(cell), "a file that `measure --out` or the workflow wrote", "it does not say what was measured"
         )
     platforms.verify(table["platform"][0].as_py())
-    profiled(Job.from_spec(spec), table.select(["implementation", "status"]).to_pylist(), out)
+    job, rows = Job.from_spec(spec), table.select(["implementation", "status"]).to_pylist()
+    if only is not None:
+        names = [pick("--only", name.strip(), job.implementations) for name in only.split(",")]
+        rows = [row for row in rows if row["implementation"] in names]
+    if out is None:
+        importlib.import_module("moe_routing_bench.measure.profiling").call(job, _ok(rows))
+        return
+    profiled(job, rows, out)
+    if program := shutil.which("ncu"):
+        for name in _ok(rows):
+            print(_ncu(program, name, cell, out))
 
 
-def check(bench: str) -> None:
-    """Raise `UserError` for a bench whose cells are not profiled."""
-    if bench not in BENCHES:
-        raise bad("--profile", f"bench {bench}", ", ".join(BENCHES), "its stages are among the operators")
+def _ncu(program: str, name: str, cell: Path, out: Path) -> str:
+    """The command line that profiles the kernels of one call of an implementation."""
+    calls = ["moe-routing-bench", "profile", str(cell), "--calls-only", "--only", name]
+    options = [
+        "--set",
+        "full",
+        "--nvtx",
+        "--nvtx-include",
+        f"{name}/",
+        "--force-overwrite",
+        "--export",
+        str(out / name),
+    ]
+    return shlex.join([program, *options, *calls])
+
+
+def _ok(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [row["implementation"] for row in rows if row["status"] == "ok"]
 
 
 def profiled(job: Job, rows: Sequence[Mapping[str, Any]], out: Path, tables: bool = True) -> None:
     """Profile the implementations that are ok, write the files, and print their tables where these are wanted. Raises `UserError`."""
-    check(job.cell.bench)
-    names = [row["implementation"] for row in rows if row["status"] == "ok"]
     with writing(out):
-        found = importlib.import_module("moe_routing_bench.measure.profiling").profile(job, names, out)
+        found = importlib.import_module("moe_routing_bench.measure.profiling").profile(job, _ok(rows), out)
         _write(found, out / "operators.csv")
     if tables:
         show(*_tables(found))

@@ -1,6 +1,7 @@
 """What `watch` is made of: files whose edits count, and a measurement that runs beside them and can be broken off."""
 
 import ast
+import shutil
 import subprocess
 import sys
 import time
@@ -97,6 +98,15 @@ class Round:
         if self._process.returncode or not self._out.is_file():
             raise UserError(self.output().strip() or f"exit status {self._process.returncode}")
         return records.read(self._out).to_pylist()
+
+    def profile(self, names: Iterable[str], folder: Path) -> str:
+        """Profile implementations of it, into a folder that has its rows then; returns what `moe-routing-bench profile` prints."""
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = folder / self._out.name
+        shutil.copyfile(self._out, rows)
+        command = _client("--cli", "profile", str(rows), "--out", str(folder), "--only", ",".join(names))
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        return (done.stdout + done.stderr).rstrip()
 
     def output(self) -> str:
         """What it has printed, which is the traceback of a crash: lines that say no more than the rows are left out."""

@@ -40,6 +40,10 @@ def watch(
     cpu_threads: Annotated[int, typer.Option(help="Threads of torch on a CPU")] = Settings.cpu_threads,
     plugin: Plugins = None,
     own: Models = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Also profile every version that is right: operators, a Chrome trace and ncu's command line"),
+    ] = None,
     **values: Any,
 ) -> None:
     """Measure an implementation and the fastest of its rivals, and again whenever one of its files changes, until Ctrl-C.
@@ -55,7 +59,7 @@ def watch(
     (job,) = jobs
     mine = [pick(f"implementation of {bench}", name.strip(), job.implementations) for name in mine]
     warn_of_ignored(bench, values)
-    watched = _Watch(job, mine)
+    watched = _Watch(job, mine, profile)
     try:
         watched.run()
     except KeyboardInterrupt:
@@ -65,8 +69,9 @@ def watch(
 class _Watch:
     """The rounds of one cell, and what they have shown so far."""
 
-    def __init__(self, job: Job, mine: list[str]) -> None:
-        """`mine` are the implementations of the job that are edited; all others are rivals."""
+    def __init__(self, job: Job, mine: list[str], profile: Path | None) -> None:
+        """`mine` are the implementations of the job that are edited; all others are rivals. `profile`: a folder for profiles."""
+        self._profile = profile
         self._job, self._mine, self._rivals = job, mine, [name for name in job.implementations if name not in mine]
         self._sources = Sources(bench_of(job), mine)
         self._last: dict[str, _Row] = {}  # the last version of each that was right
@@ -139,6 +144,9 @@ class _Watch:
                     self._fastest[name] = row
         if any(rows[name]["status"] not in FINE for name in self._mine) and (output := current.output().rstrip()):
             print(output, file=sys.stderr, flush=True)
+        right = [name for name in self._mine if rows[name]["status"] == "ok"]
+        if self._profile and right:
+            print(current.profile(right, self._profile), flush=True)
         rivals = [row for name, row in rows.items() if name not in self._mine and row["status"] == "ok"]
         self._rivals = [min(rivals, key=lambda row: row["median_us"])["implementation"]] if rivals else []
 

@@ -6,10 +6,11 @@ and are not held against rows. Draws and tensors are those of the cell's first i
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import nvtx
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity
@@ -47,6 +48,17 @@ def profile(job: Job, names: Sequence[str], folder: Path) -> dict[str, Any]:
     return said
 
 
+def call(job: Job, names: Sequence[str]) -> None:
+    """Call each implementation `names` of a job's cell once, warm, in an NVTX range of its name: another program looks on."""
+    with gpus.reserved(alone=True, family=job.cell.family):
+        inputs = _inputs(job, "cpu" if platforms.current() == platforms.CPU else "cuda")
+        for name in names:
+            bound, _ = _bound(job, name, inputs)
+            with nvtx.annotate(name):
+                bound()
+                _wait(torch.cuda.is_initialized())
+
+
 def _inputs(job: Job, device: str) -> _Tensors:
     """The first input set of a cell, and what all sets share."""
     cell, definition = job.cell, bench_of(job).definition()
@@ -56,23 +68,29 @@ def _inputs(job: Job, device: str) -> _Tensors:
 
 def _profiled(job: Job, name: str, inputs: _Tensors, trace: Path) -> tuple[Tensor | None, dict[str, Any]]:
     """The result of an implementation, where it has the one that is compared, and what its call consists of."""
-    bench = bench_of(job)
-    outputs = bench.definition().empty_outputs(job.cell, inputs)
-    call = bench.bind(name, job.cell, inputs | outputs)
-    for _ in range(WARMUP_CALLS):
-        call()
+    bound, outputs = _bound(job, name, inputs)
     on_gpu = torch.cuda.is_initialized()
-    _wait(on_gpu)
     with torch.profiler.profile(
         activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     ) as profiler:
-        returned = call()
+        returned = bound()
         _wait(on_gpu)
     profiler.export_chrome_trace(str(trace))
     operators = sorted(map(_operator, profiler.key_averages()), key=_weight, reverse=True)
     known = outputs | (returned if isinstance(returned, dict) else {})
     result = known[RESULT].clone() if RESULT in known else None
     return result, _totals(operators) | {"operators": operators}
+
+
+def _bound(job: Job, name: str, inputs: _Tensors) -> tuple[Callable[[], Any], _Tensors]:
+    """The call of an implementation, warmed up, and the outputs that it writes."""
+    bench = bench_of(job)
+    outputs = bench.definition().empty_outputs(job.cell, inputs)
+    bound = bench.bind(name, job.cell, inputs | outputs)
+    for _ in range(WARMUP_CALLS):
+        bound()
+    _wait(torch.cuda.is_initialized())
+    return bound, outputs
 
 
 def _wait(on_gpu: bool) -> None:
