@@ -65,7 +65,7 @@ def test_a_broken_kernel_is_a_row_with_its_file_and_line(tmp_path):
     )
     (tmp_path / "own.py").write_text(f"import nowhere\n{OWN}")
     done = bench(tmp_path, "doctor", "--plugin", "own", check=False)
-    assert done.returncode == 1 and "own: No module named 'nowhere'" in done.stdout
+    assert done.returncode == 1 and "own:OWN: No module named 'nowhere'" in done.stdout
 
 
 def test_what_does_not_fit_ends_with_one_line(tmp_path):

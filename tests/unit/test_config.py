@@ -7,6 +7,8 @@ import pytest
 import yaml
 
 from moe_routing_bench import formats
+from moe_routing_bench.cli.asked import jobs_of
+from moe_routing_bench.cli.asked import models as models_of
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config import presets, sections, share
 from moe_routing_bench.config.axes import AXES
@@ -146,6 +148,27 @@ def test_a_preset_without_an_axis_is_refused(tmp_path):
     path.write_text("mine: {hidden: 8}\n")
     with pytest.raises(UserError, match="no intermediate"):
         presets.load(path)
+
+
+def test_presets_of_a_user_s_own_file_join_the_project_s(tmp_path, monkeypatch):
+    """A name that both have is refused; the project's own file may be named."""
+    own = tmp_path / "mine.yaml"
+    sizes = "{hidden: 64, intermediate: 32, experts: 4, top_k: 2, router: softmax_topk, activation: swiglu}"
+    own.write_text(f"mine: {sizes}\n")
+    entry = {"benches": ["layer"], "tokens": [64], "model": ["mine"]}
+    monkeypatch.chdir(ROOT)
+    (job,) = jobs_of(config.load({"models": str(own), "grid": [entry]}))
+    assert (job.cell.model, job.cell.hidden) == ("mine", 64)
+    assert list(models_of("config/models.yaml")) == list(models_of())
+    with pytest.raises(UserError, match="grid model: got 'mine'"):
+        jobs_of(config.load({"grid": [entry]}))
+    own.write_text(f"mixtral-8x7b: {sizes}\n")
+    with pytest.raises(
+        UserError, match=r"model in .*mine.yaml: got 'mixtral-8x7b'; allowed: a new name; hint: config/models"
+    ):
+        models_of(own)
+    with pytest.raises(UserError, match=r"config file: got 'absent\.yaml'"):
+        models_of("absent.yaml")
 
 
 def test_code_files_follow_what_a_bench_is_made_of():

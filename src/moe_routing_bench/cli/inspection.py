@@ -33,7 +33,7 @@ def list_(platform: Platform = None, plugin: Plugins = None, own: Models = None)
 
 def doctor(plugin: Plugins = None) -> None:
     """Check what this machine has: versions, GPU, packages, plugins and the default config. Exit status 1 if a check fails."""
-    checks = [*_checks(), *map(_check_plugin, references(plugin))]
+    checks = [*_checks(), *_check_plugins(references(plugin))]
     table = Table("check", "", "found", box=None)
     for what, fine, found in checks:
         table.add_row(what, {True: "ok", False: "FAIL", None: "-"}[fine], found)
@@ -111,24 +111,24 @@ def _check_torch(gpu: str | None) -> tuple[str, bool, str]:
     return "torch", True, f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'CPU build'}"
 
 
-def _check_plugin(reference: str) -> tuple[str, bool, str]:
-    """Whether the declarations of a plugin can be read, and its modules imported."""
+def _check_plugins(asked: list[str]) -> list[tuple[str, bool | None, str]]:
+    """Whether the declarations of plugins can be read and taken together, and the modules of each be imported."""
     try:
-        found = [
-            one
-            for bench in benches_of([reference]).values()
-            for one in bench.implementations
-            if isinstance(one, Plugin)
-        ]
-        for module in (module for one in found for module in one.own_modules()):
+        benches = benches_of(asked)
+    except UserError as error:
+        return [("plugin", False, str(error))]
+    return [
+        _check_plugin(one) for bench in benches.values() for one in bench.implementations if isinstance(one, Plugin)
+    ]
+
+
+def _check_plugin(one: Plugin) -> tuple[str, bool, str]:
+    try:
+        for module in one.own_modules():
             importlib.import_module(module)
     except Exception as error:  # whatever a module raises
-        return "plugin", False, one_line(f"{reference}: {error}")
-    return (
-        "plugin",
-        True,
-        "; ".join(f"{one.reference}: {one.name} of {one.bench}, {one.version() or 'not installed'}" for one in found),
-    )
+        return "plugin", False, one_line(f"{one.reference}: {error}")
+    return "plugin", True, f"{one.reference}: {one.name} of {one.bench}, {one.version() or 'not installed'}"
 
 
 def _check_config() -> tuple[str, bool | None, str]:

@@ -1,0 +1,28 @@
+"""An MoE block with a routing rule of its own: the rule chooses experts in plain torch, the library does the rest."""
+
+import torch
+
+from moe_routing_bench import ops
+
+
+def route(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k best of logits (T, E), weighted by the softmax of twice their logits: ids (T, k) int32, weights (T, k) float32."""
+    best, ids = logits.float().topk(top_k, dim=1)
+    return ids.int(), (2 * best).softmax(1)
+
+
+class OwnRouting(torch.nn.Module):
+    """x (T, H) -> (T, H): SwiGLU experts, no capacity limit."""
+
+    def __init__(self, hidden: int, intermediate: int, experts: int, top_k: int) -> None:
+        super().__init__()
+        self.experts, self.top_k = experts, top_k
+        self.router = torch.nn.Linear(hidden, experts, bias=False)
+        self.w13 = torch.nn.Parameter(torch.randn(experts, 2 * intermediate, hidden) * hidden**-0.5)
+        self.w2 = torch.nn.Parameter(torch.randn(experts, hidden, intermediate) * intermediate**-0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ids, weights = route(self.router(x), self.top_k)
+        _, offsets, order, inverse = ops.permute(ids, self.experts)
+        rows = ops.experts(ops.pack(x, order, inverse), offsets, self.w13, self.w2)
+        return ops.combine(rows, inverse, weights)
