@@ -8,6 +8,7 @@ import pytest
 
 from example_package import EXAMPLE, install
 from moe_routing_bench.benches import plugins
+from moe_routing_bench.benches.bench import Peer
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load
 from moe_routing_bench.config.plugins import benches_of
@@ -59,6 +60,27 @@ def test_modules_are_found_from_the_package_of_the_declaration(write):
     assert first.own_modules() == ["made_package.declared", "made_package.kernel"]
     assert second.own_modules() == ["made_package.declared", "made_package.kernel"]
     assert second.fused("pack+experts") == "made_package.kernel"
+
+
+def test_a_package_that_a_kernel_wraps_is_its_peer(write):
+    write(
+        made="A = Plugin(bench='pack', name='a', requires=('cuda',), peer=Peer('acme', 'acme-kernels', 'pip install acme-kernels'))\n"
+    )
+    (one,) = plugins.read("made")
+    assert one.peer == Peer("acme", "acme-kernels", "pip install acme-kernels") and one.requires == ("cuda",)
+
+
+def test_an_editable_install_is_found_by_a_process_that_is_older(write, tmp_path, monkeypatch):
+    """Its .pth file was written after the process had read those of its environment."""
+    site, source = tmp_path / "site", tmp_path / "somewhere/else"
+    source.mkdir(parents=True)
+    site.mkdir()
+    (source / "made_late.py").write_text(PACK)
+    monkeypatch.setattr(plugins.site, "getsitepackages", lambda: [str(site)])
+    with pytest.raises(UserError, match="no source of made_late"):
+        plugins.read("made_late")
+    (site / "editable.pth").write_text(f"{source}\n")
+    assert plugins.read("made_late")[0].name == "own_pack"
 
 
 @pytest.mark.parametrize(

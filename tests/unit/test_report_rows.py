@@ -82,6 +82,15 @@ def test_a_command_says_other_threads_than_the_usual_ones_of_a_cpu():
         assert again(record).endswith(" --cpu-threads 4") == said
 
 
+def test_a_command_names_the_modules_of_other_packages():
+    """Of every implementation that it compares."""
+    row = one("pack", "cute", best_other="mine", best_speedup=2.0, tokens=64)
+    table = frame(row, one("pack", "mine", plugin="made.kernels:PACK"), one("pack", "torch"))
+    compared, own, other = pages.page_data(table)["commands"]["each"]
+    assert " --implementations cute,mine --plugin made.kernels --tokens" in compared
+    assert " --implementations mine --plugin made.kernels" in own and "--plugin" not in other
+
+
 def test_a_command_quotes_what_a_shell_would_read(measured):
     row = one("gate", "cute", tokens=64, experts=8, top_k=2, trace="a; rm $(b)")
     (record,) = frame(row).to_dict("records")

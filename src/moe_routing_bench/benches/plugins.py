@@ -152,6 +152,7 @@ def fingerprint(references: Iterable[str]) -> str | None:
 
 @functools.cache
 def _entry_points() -> tuple[metadata.EntryPoint, ...]:
+    _search_here()
     return tuple(metadata.entry_points(group=GROUP))
 
 
@@ -204,10 +205,15 @@ def _source(module: str, reference: str) -> Path:
     return Path(str(spec.origin))
 
 
-def _found(top: str) -> ModuleSpec | None:
-    """Where a package or module is: in the working directory too, which a worker and Snakemake leave out of their search."""
+def _search_here() -> None:
+    """Have Python look in the working directory, last: workers and Snakemake leave it out, and all are to find the same."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+
+
+def _found(top: str) -> ModuleSpec | None:
+    """Where a package or module is."""
+    _search_here()
     if spec := _spec(top):
         return spec
     importlib.invalidate_caches()

@@ -1,6 +1,7 @@
 """One look for all figures: colours by implementation, a footer that says where the numbers come from, saving."""
 
 import textwrap
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,14 @@ STAGES = dict(zip(_STAGES, sns.color_palette("deep", len(_STAGES)), strict=True)
 
 
 def color(name: str) -> Any:
-    """The implementation's colour; grey for one that is no longer in a table."""
-    return COLORS.get(name, "0.5")
+    """The implementation's colour; of one that is in no table, such as another package's, one of the spare ones, by its name."""
+    return COLORS.get(name) or _SPARE[zlib.crc32(name.encode()) % len(_SPARE)]
 
 
 def marker(name: str) -> dict[str, Any]:
     """Marker of the implementation: its own shape; hollow and larger for Triton, so that a CuTe point on it shows both."""
-    shape = _SHAPES[list(COLORS).index(name) % len(_SHAPES)] if name in COLORS else "o"
+    place = list(COLORS).index(name) if name in COLORS else zlib.crc32(name.encode())
+    shape = _SHAPES[place % len(_SHAPES)]
     return {"marker": shape, "ls": ""} | (
         {"mfc": "none", "ms": 7, "mew": 1.2} if name == "triton" else {"ms": 4, "mew": 0}
     )

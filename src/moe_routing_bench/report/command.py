@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -11,14 +12,17 @@ from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.store.platforms import CPU
 
 
-def again(row: Mapping[str, Any]) -> str:
+def again(row: Mapping[str, Any], plugins: Mapping[str, str] = MappingProxyType({})) -> str:
     """A line for a shell: the row's cell, with its implementation and those that it was compared with.
 
-    Left out is what `measure` takes anyway: defaults, and what a model preset sets. Of the settings of a measurement a row holds the
-    threads alone, which count on a CPU.
+    `plugins` are the references of implementations of other packages, by name: their modules are named, too. Left out is what `measure`
+    takes anyway: defaults, and what a model preset sets. Of the settings of a measurement a row holds the threads alone, which count on a CPU.
     """
-    names = ",".join(dict.fromkeys(_compared(row)))
-    return shlex.join(["moe-routing-bench", "measure", row["bench"], "--implementations", names, *_options(row)])
+    names = list(dict.fromkeys(_compared(row)))
+    modules = sorted({plugins[name].partition(":")[0] for name in names if name in plugins})
+    named = [word for module in modules for word in ("--plugin", module)]
+    command = ["moe-routing-bench", "measure", row["bench"], "--implementations", ",".join(names), *named]
+    return shlex.join([*command, *_options(row)])
 
 
 def _compared(row: Mapping[str, Any]) -> Iterator[str]:

@@ -27,13 +27,14 @@ def page_data(frame: pd.DataFrame) -> dict[str, Any]:
     """
     shown = fields()
     records = frame.to_dict("records")
+    others = {one["implementation"]: one["plugin"] for one in records if isinstance(one["plugin"], str)}
     return {
         "columns": [{"name": one.name, "fields": one.fields, "stem": one.stem} for one in COLUMNS],
         "fields": shown,
         "aliases": {axis.prefix: axis.name for axis in AXES.values() if axis.prefix and axis.prefix.isalpha()},
         "ids": [row_id(record) for record in records],
         "samples": samples(records),
-        "commands": packed([again(record) for record in records]),
+        "commands": packed([again(record, others) for record in records]),
         "values": {one["name"]: packed([plain(record[one["name"]]) for record in records]) for one in shown},
     }
 
