@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 EXPORT := --frozen --no-hashes --no-emit-project --no-annotate --no-header --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install report test outside faults mutants figures lint lock clean
+.PHONY: help install report test outside faults mutants figures vendor lint lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -63,6 +63,9 @@ mutants: .venv/.installed ## how many small changes of the code no test would no
 figures: .venv/.report ## draw figures and report again from published measurements (PLATFORM=nvidia-h200)
 	.venv/bin/moe-routing-bench figure --platform $(PLATFORM)
 	.venv/bin/moe-routing-bench report --platform $(PLATFORM)
+
+vendor: ## bundle the charting library of the report again, with its licences (needs npm)
+	cd src/moe_routing_bench/report/vendor && npm ci --ignore-scripts && npm rebuild esbuild && npm run build && rm -rf node_modules
 
 lint: .venv/.installed ## check style, workflow and types (as the pre-commit hooks do)
 	.venv/bin/ruff check

@@ -27,6 +27,7 @@ from moe_routing_bench.store.parquet import write_table
 
 NAMES = [name for name, figure in FIGURES.items() if figure.source == "quality"]
 OF_SOME = ("networks", "train_modes")  # drawn of the entries that vary these
+CAUSAL = ("loss_seconds", "capacity_bits")  # drawn of rules whose loss means the same
 SIZES = {
     "experts": 4, "dim": 16, "layers": 2, "heads": 2, "expert_hidden": 16, "sequence": 32, "batch": 4, "steps": 4, "eval_every": 2,
     "warmup": 1, "lr": 0.01,
@@ -64,13 +65,13 @@ def test_draws(name: str, trained: pd.DataFrame) -> None:
     text = draw(name, trained)[1]
     device = trained["device"].iloc[0]
     assert "no data" not in text and re.search(r"n = \d+ seed|n = \d\)", text) and device in text
-    if name not in OF_SOME:
+    if name not in (*OF_SOME, *CAUSAL):
         assert "expert_choice †" in text
     assert ("one seed: no intervals" in draw(name, trained[trained["seed"] == 1])[1]) and "one seed" not in text
     for nothing in (trained.iloc[:0], trained.assign(purpose="pilot")):
         assert "no data: no final training run" in draw(name, nothing)[1]
     dense = trained[trained["router"] == "dense"]
-    if name not in ("quality_pareto", "training_curves"):
+    if name not in ("quality_pareto", "training_curves", "loss_seconds"):
         assert "no data: none of 3 final runs has" in draw(name, dense)[1]
 
 
@@ -178,7 +179,9 @@ def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
     adapted = adaptation_rows.SCHEMA.empty_table().to_pandas()
     render(measured, figures, tmp_path / "with.html", trained, adapted)
     page = html.unescape(probed(tmp_path / "with.html", tmp_path / "profile"))
-    assert f"<title>{len(FIGURES)} drawn</title>" in page and '<h2 id="quality">' in page
+    assert f"<title>{len(FIGURES) - 3} drawn</title>" in page, "all but those that the page draws"
+    assert {name for name in FIGURES if f'id="chart-{name}"' in page} == {"quality_pareto", *CAUSAL}
+    assert '<h2 id="quality">' in page
     assert all(one.title in page for one in quality.contests(trained))
     for one in verdicts.verdicts(trained):
         assert one.why in page and one.claim.theirs in page and all(text in page for text in one.ours)

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "traces": "errors kernels workload store measure",
     "quality": "errors files formats closure routers grid config store measure",
     "comparison": "errors formats choices benches config measure",
-    "figures": "errors routers grid benches config store quality",
+    "figures": "errors routers grid benches config store quality comparison",
     "report": "errors files routers grid choices benches config store quality comparison figures",
     "cli": "errors fields files formats closure routers grid kernels choices benches config store measure traces quality comparison figures report",
 }

@@ -7,7 +7,7 @@ rule html:
         profiles=profiles_of,
         figures=[f"reports/{{platform}}/figures/{name}.svg" for name in REPORTED],
         code=sources.drawn_with("report.render"),
-        templates=sources.sources("report", suffixes=(".css", ".js", ".j2", ".yaml")),
+        templates=sources.sources("report", suffixes=(".css", ".js", ".j2", ".yaml", ".txt")),
         claims=str(own_or_shipped(paths.CLAIMS)),
         published=sorted(str(path) for path in shipped(paths.PUBLISHED).iterdir()),
         captions=sources.source("figures/captions.yaml"),

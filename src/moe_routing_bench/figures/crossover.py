@@ -6,20 +6,21 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from moe_routing_bench.figures import grouping, style
+from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 
 MOST_CELLS = 30
 TITLE = "Who is fastest, cell by cell"
 _TICKS = (1, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 1000)
+_SCALES = Scale("time over that of the fastest", "log"), Scale("cell", "names")
 _ORDER = ["model", "phase", "hidden", "experts", "skew", "capacity_factor", "tokens"]
 
 
 def draw(table: pd.DataFrame) -> Figure:
     """A line per cell: every implementation's time over that of the fastest, which is named at the right with those that tie with it."""
-    rows = grouping.composed(style.ok(table))
-    rows = rows[rows.groupby(["bench", "cell"])["implementation"].transform("size") > 1]
+    rows = _several(table)
     if rows.empty:
         figure, (axes,) = style.canvas(1, 1, 11, 3)
-        style.empty(axes, f"no cell of a composite has two implementations; {style.why(table, *grouping.COMPOSITES)}")
+        style.empty(axes, _why(table))
         return style.finish(figure, TITLE, rows)
     shown = choose(rows)
     cells = shown["cell"].drop_duplicates().tolist()
@@ -28,6 +29,33 @@ def draw(table: pd.DataFrame) -> Figure:
     style.legend(axes, shown["implementation"], loc="lower center", bbox_to_anchor=(0.5, 1), ncols=6)
     some = f", {len(cells)} of {rows['cell'].nunique()} cells" if len(cells) < rows["cell"].nunique() else ""
     return style.finish(figure, f"{TITLE}: {', '.join(shown['bench'].unique())}{some}", shown)
+
+
+def chart(table: pd.DataFrame) -> Chart:
+    """The same marks for the page; what names and ties with the fastest is said at its mark."""
+    rows = _several(table)
+    if rows.empty:
+        return nothing("dots", *_SCALES, rows, _why(table))
+    shown = choose(rows)
+    labels = grouping.labels(shown, but=["layout"])
+    ties = {cell: " ≈ ".join(winners(group)) for cell, group in shown.groupby("cell")}
+    records = []
+    for i, one in shown.iterrows():
+        least = one["median_us"] / one["behind"]
+        says = f"{one['median_us']:,.4g} µs" + (f"; fastest: {ties[one['cell']]}" if one["behind"] == 1 else "")
+        records.append({"panel": one["bench"], "series": one["implementation"], "x": one["behind"], "y": labels[i], "low": one["ci_low_us"] / least, "high": one["ci_high_us"] / least, "says": says} | row(one))  # fmt: skip
+    tints = {name: style.color(name) for name in style.ordered(shown["implementation"])}
+    return Chart("dots", *_SCALES, marks(records), tints, shown, 1.0)
+
+
+def _several(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of composites in cells of two or more implementations."""
+    rows = grouping.composed(style.ok(table))
+    return rows[rows.groupby(["bench", "cell"])["implementation"].transform("size") > 1]
+
+
+def _why(table: pd.DataFrame) -> str:
+    return f"no cell of a composite has two implementations; {style.why(table, *grouping.COMPOSITES)}"
 
 
 def choose(rows: pd.DataFrame) -> pd.DataFrame:

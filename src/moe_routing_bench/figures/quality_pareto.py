@@ -6,11 +6,13 @@ from matplotlib.figure import Figure
 
 from moe_routing_bench.figures import quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
+from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
 from moe_routing_bench.grid.run_spec import DENSE
 from moe_routing_bench.quality.comparison import compare
 
 X, Y = "train_tokens_per_s", "bits_per_byte"
 TITLE = "Quality against training speed"
+_SCALES = Scale("trained bytes per second (more is better)"), Scale("validation bits per byte (less is better)")
 
 
 def draw(table: pd.DataFrame) -> Figure:
@@ -32,6 +34,36 @@ def draw(table: pd.DataFrame) -> Figure:
     shown = pd.concat(group for _, group in contests)
     blocks = ", 95 % CI over its blocks" if shown["step_half_width_ms"].notna().any() else ""
     return quality.finish(figure, TITLE, shown, f"speed: {compare.timed(shown)}{blocks}", timed=True)
+
+
+def chart(table: pd.DataFrame) -> Chart:
+    """The same crosses for the page; rules that see later tokens in panels of their own."""
+    rows = compare.with_speeds(quality_rows.finals(table, X, Y))
+    contests = quality_rows.contests(rows)
+    if not contests:
+        return nothing("points", *_SCALES, rows, quality_rows.why(table, "a loss and a speed"))
+    found = [(title, name, group) for title, runs in contests for name, group in quality_rows.ordered(runs)]
+    records = [_mark(title, name, group) for title, name, group in sorted(found, key=lambda one: not one[2]["causal"].all())]  # fmt: skip
+    tints = {name: quality.color(group["router"].iloc[0]) for _, name, group in found}
+    return Chart("points", *_SCALES, _joined(marks(records)), tints, pd.concat(group for *_, group in found), note=f"speed: {compare.timed(rows)}")  # fmt: skip
+
+
+def _joined(found: pd.DataFrame) -> pd.DataFrame:
+    """The marks, with those of each panel's Pareto front joined, of causal rules alone."""
+    causal = found[~found["panel"].str.contains(quality_rows.NOT_CAUSAL)]
+    fronts = [style.front(group.assign(slow=-group["x"]), "slow", "y") for _, group in causal.groupby("panel")]
+    return found.assign(join=pd.Series("front", index=pd.concat(fronts).index)) if fronts else found
+
+
+def _mark(title: str, name: str, group: pd.DataFrame) -> dict[str, object]:
+    (x, x_half), (y, half) = quality_rows.interval(group[X]), quality_rows.interval(group[Y])
+    x_half = max(x_half, _of_blocks(group))
+    panel = (
+        title
+        if group["causal"].all()
+        else f"{title}: {quality_rows.NOT_CAUSAL} rules that see later tokens (own scale)"
+    )
+    return {"panel": panel, "series": name, "x": x, "y": y, "x_low": x - x_half, "x_high": x + x_half, "low": y - half, "high": y + half, "says": f"n = {len(group)} seeds"}  # fmt: skip
 
 
 def _of_blocks(rows: pd.DataFrame) -> float:

@@ -5,18 +5,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.optimize import isotonic_regression
 
-from moe_routing_bench.figures import style
+from moe_routing_bench.figures import colors, style
 from moe_routing_bench.figures.quality_rows import NOT_CAUSAL, interval, ordered, over_tokens
 from moe_routing_bench.grid.run_spec import DENSE
 from moe_routing_bench.routers.zoo import ZOO
 from moe_routing_bench.store.platforms import CPU
 
-_COLORS = sns.color_palette("colorblind", 10).as_hex() + sns.color_palette("dark", 10).as_hex()
+_COLORS = colors.assigned(ZOO)
 _SHAPES = "ovsDP<>X"
 _LABEL = 6.5  # points
 _PAPER = {"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 0.5}  # behind text that lines may cross
@@ -53,8 +52,8 @@ def curves(axes: Axes, rows: pd.DataFrame, column: str, least: float = -np.inf, 
 def color(router: str) -> str:
     """Black for the dense model, grey for a router that is no longer in the zoo."""
     if router == DENSE:
-        return "black"
-    return _COLORS[list(ZOO).index(router) % len(_COLORS)] if router in ZOO else "0.5"
+        return "#000000"
+    return _COLORS.get(router, colors.OTHER)
 
 
 def marker(router: str, causal: bool = True) -> dict[str, Any]:

@@ -6,20 +6,55 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.figures import grouping, style
+from moe_routing_bench.figures import grouping, plain, style
+from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
 
 MOST_SHAPES = 25
+FASTER, SLOWER, UNSURE = "faster than the baseline", "slower", "not told apart"
+COLORS = {FASTER: "#0173b2", UNSURE: "#767676", SLOWER: "#992255"}
+_SCALES = Scale("implementation", "names"), Scale("shape", "names")
 _SHAPE = ("tokens", "hidden", "experts", "top_k")
 
 
 def draw(table: pd.DataFrame) -> Figure:
     """Heatmap: shapes down, bench and implementation across; medians over the cells of a shape, of which the subtitle says in what they differ."""
-    rows = style.ok(table)
-    rows = rows[(rows["implementation"] != rows["baseline"]) & (rows["speedup"] > 0)]
+    rows = _besides(table)
     if rows.empty:
         figure, (axes,) = style.canvas(1, 1, 9, 3)
-        style.empty(axes, f"no implementation besides the baseline is ok; {style.why(table)}")
+        style.empty(axes, _why(table))
         return style.finish(figure, "Speed-up over the bench's baseline", rows)
+    grid, share, shown, shapes = _grid(rows)
+    return _heatmap(grid, share, shown, shapes)
+
+
+def chart(table: pd.DataFrame) -> Chart:
+    """The same entries for the page, a panel per bench."""
+    rows = _besides(table)
+    if rows.empty:
+        return nothing("matrix", *_SCALES, rows, _why(table))
+    grid, unsure, shown, shapes = _grid(rows)
+    records = [
+        {"panel": bench, "series": UNSURE if unsure.loc[shape, column] >= 0.5 else FASTER if ratio > 1 else SLOWER, "x": name, "y": shape, "says": plain.ratio(ratio)}
+        for column in grid
+        for bench, name in [column.split(": ")]
+        for shape, ratio in grid[column].dropna().items()
+    ]  # fmt: skip
+    over = grouping.differing(shown, "cells", by=["what", "shape"])
+    return Chart("matrix", *_SCALES, marks(records), COLORS, shown, note=f"{len(grid)} of {shapes} shapes; medians over {over}")  # fmt: skip
+
+
+def _besides(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of implementations that are not their bench's baseline."""
+    rows = style.ok(table)
+    return rows[(rows["implementation"] != rows["baseline"]) & (rows["speedup"] > 0)]
+
+
+def _why(table: pd.DataFrame) -> str:
+    return f"no implementation besides the baseline is ok; {style.why(table)}"
+
+
+def _grid(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, int]:
+    """Median speed-ups of shape and column, the share of cells that are not told apart from 1, the rows shown, and how many shapes there are."""
     unsure = ~((rows["speedup_ci_low"] > 1) | (rows["speedup_ci_high"] < 1))  # also without an interval
     cells = rows.assign(
         shape=grouping.shape(rows, _SHAPE),
@@ -33,7 +68,7 @@ def draw(table: pd.DataFrame) -> Figure:
     grid = every.loc[[s for s in order if s in keep], columns]
     share = cells.pivot_table(index="shape", columns="what", values="unsure").reindex_like(grid)
     shown = cells[cells["shape"].isin(keep)]
-    return _heatmap(grid, share, shown, len(every))
+    return grid, share, shown, len(every)
 
 
 def informative(grid: pd.DataFrame) -> set[str]:

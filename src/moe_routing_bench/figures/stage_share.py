@@ -7,17 +7,18 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 
 from moe_routing_bench.figures import grouping, style
+from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 
 MOST_BARS, MOST_PER_CELL = 30, 6
 TITLE = "Where the time goes: share of the stages' times"
+_SCALES = Scale("share of the sum of the stages' times"), Scale("cell and implementation", "names")
 _LEGEND_COLUMNS = 5
 _HATCHES = ("//", "\\\\", "..", "++")  # of the second and later stages of a fused part
 
 
 def draw(table: pd.DataFrame) -> Figure:
     """One panel per composite: stacked bars of stage shares, whole cells at a time."""
-    rows = style.ok(table, *grouping.COMPOSITES)
-    rows = rows[[sum(style.stages(value).values()) > 0 for value in rows["stage_us"]]]
+    rows = _staged(table)
     if rows.empty:
         figure, (axes,) = style.canvas(1, 1, 11, 3)
         style.empty(axes, style.why(table, *grouping.COMPOSITES))
@@ -34,6 +35,37 @@ def draw(table: pd.DataFrame) -> Figure:
             bench + (f" (the {MOST_PER_CELL} fastest of a cell; {left_out} rows not shown)" if left_out else ""),
         )
     return style.finish(figure, TITLE, pd.concat(shown.values()))
+
+
+def chart(table: pd.DataFrame) -> Chart:
+    """The same bars for the page; a fused part has the colour of its first stage and says its name."""
+    rows = _staged(table)
+    if rows.empty:
+        return nothing("bars", *_SCALES, rows, style.why(table, *grouping.COMPOSITES))
+    groups = [choose(rows[rows["bench"] == bench]) for bench in grouping.COMPOSITES if bench in set(rows["bench"])]
+    shown = pd.concat(groups)
+    labels = pd.concat(grouping.labels(one, but=["layout"]) for one in groups)
+    records = [part | {"panel": one["bench"], "y": f"{labels[i]} | {one['implementation']}"} | row(one) for i, one in shown.iterrows() for part in _parts(one)]  # fmt: skip
+    there = ordered({part for value in shown["stage_us"] for part in style.stages(value)})
+    return Chart("bars", *_SCALES, marks(records), {_name(part): style.STAGES[part.split("+")[0]] for part in there}, shown)  # fmt: skip
+
+
+def _parts(one: pd.Series) -> list[dict[str, object]]:
+    """The bars of a row, one after the other."""
+    times, left, found = style.stages(one["stage_us"]), 0.0, []
+    total = sum(times.values())
+    for name in ordered(times):
+        share = times[name] / total
+        says = f"{share:.0%}: {times[name]:,.3g} of {total:,.4g} µs; the whole takes {one['median_us']:,.4g} µs"
+        found.append({"series": _name(name), "x": share, "low": left, "high": left + share, "says": says})
+        left += share
+    return found
+
+
+def _staged(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of composites whose stages have times."""
+    rows = style.ok(table, *grouping.COMPOSITES)
+    return rows[[sum(style.stages(value).values()) > 0 for value in rows["stage_us"]]]
 
 
 def choose(rows: pd.DataFrame) -> pd.DataFrame:
@@ -59,8 +91,8 @@ def choose(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _panel(axes: Axes, shown: pd.DataFrame, title: str) -> None:
     texts = grouping.labels(shown, but=["layout"]) + " | " + shown["implementation"]
-    for y, (_, row) in enumerate(shown.iterrows()):
-        _bar(axes, y, row)
+    for y, (_, one) in enumerate(shown.iterrows()):
+        _bar(axes, y, one)
     axes.set(yticks=range(len(shown)), xlim=(0, 1.22))
     axes.set_xlabel("share of the sum of the stages' times (label: median time of the whole, 95 % CI)")
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])

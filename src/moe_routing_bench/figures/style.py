@@ -8,7 +8,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -18,7 +17,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from moe_routing_bench.benches.layer.sharing import STAGE as SHARED
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.figures import NOTHING
+from moe_routing_bench.figures import NOTHING, colors
 
 matplotlib.rcParams |= {
     "svg.hashsalt": "moe-routing-bench",  # ids are drawn from it, so that equal numbers give equal files
@@ -31,20 +30,20 @@ matplotlib.rcParams |= {
     "axes.spines.right": False,
 }
 NAMES = tuple(dict.fromkeys(i.name for bench in BENCHES.values() for i in bench.implementations))  # legend order
-_PALETTE = sns.color_palette("colorblind", 10).as_hex()
-_FIXED = ("torch", "torch_compile", "triton", "cute", "quack", "torch_loop", "torch_bmm", "torch_grouped_mm")
-COLORS: dict[str, Any] = dict(zip(_FIXED, _PALETTE, strict=False))  # an addition never moves these
-_SPARE = _PALETTE[len(_FIXED) :] + sns.color_palette("dark", 10).as_hex()
-COLORS |= {name: _SPARE[i % len(_SPARE)] for i, name in enumerate(n for n in NAMES if n not in _FIXED)}
+_FIRST = ("triton", "cute", "torch_compile", "quack", "torch_grouped_mm", "cute_gather", "sonicmoe", "torch", "cute_quack_gather", "torch_bmm", "torch_loop")  # fmt: skip
+COLORS = colors.assigned(
+    [*_FIRST, *(name for name in NAMES if name not in _FIRST)]
+)  # an addition never moves the first
 _SHAPES = "ovsDP<>X"  # a second mark of identity: overlapping points, and no colour vision
 _COMPOSITES = sorted((bench for bench in BENCHES.values() if bench.stages), key=lambda bench: -len(bench.stages))
 _STAGES = [*dict.fromkeys(stage.name for bench in _COMPOSITES for stage in bench.stages), SHARED.name]
-STAGES = dict(zip(_STAGES, sns.color_palette("deep", len(_STAGES)), strict=True))  # those of the longest table first
+_WITH_TEXT = ("#0173b2", "#992255", "#005500", "#445577", "#5533aa", "#556622")  # white on these has 4.5:1
+STAGES = dict(zip(_STAGES, _WITH_TEXT, strict=True))  # those of the longest table first
 
 
-def color(name: str) -> Any:
-    """The implementation's colour; of one that is in no table, such as another package's, one of the spare ones, by its name."""
-    return COLORS.get(name) or _SPARE[zlib.crc32(name.encode()) % len(_SPARE)]
+def color(name: str) -> str:
+    """The implementation's colour; of one that is in no table, such as another package's, one of the palette by its name."""
+    return COLORS.get(name) or list(colors.PALETTE)[zlib.crc32(name.encode()) % len(colors.PALETTE)]
 
 
 def marker(name: str) -> dict[str, Any]:

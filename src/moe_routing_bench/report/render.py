@@ -18,6 +18,7 @@ from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
 from moe_routing_bench.report import altered, page, predecessor, quality, verdicts
+from moe_routing_bench.report.charts import charts, library
 from moe_routing_bench.report.choices import choices
 from moe_routing_bench.report.columns import COLUMNS, KEYS
 from moe_routing_bench.report.findings import findings
@@ -48,7 +49,9 @@ def render(
     `profiles` what its cells' calls consist of.
     """
     frame = table.to_pandas() if isinstance(table, pa.Table) else table
-    every = [_figure(name, path) for name, path in figures.items()]
+    tables = {"measurements": frame, "quality": trained, "perft": adapted}
+    plotted = charts(tables, {name: FIGURES[name].source for name in figures if name in FIGURES})
+    every = [(entry, "" if name in plotted else uri) for name, path in figures.items() for entry, uri in [_figure(name, path)]]  # fmt: skip
     drawn = [(entry, uri) for entry, uri in every if uri is not None]
     page.write(
         "report.html.j2",
@@ -71,9 +74,11 @@ def render(
         quality=None
         if trained is None
         else _quality(trained, adapted, [one for one in drawn if one[0].source != "measurements"]),
+        charts=plotted,
+        library=library(),
         columns=COLUMNS,
         keys=KEYS,
-        data_json=embedded(page_data(frame) | {"questions": questions(frame, models, stale)}),
+        data_json=embedded(page_data(frame) | {"charts": plotted, "questions": questions(frame, models, stale)}),
         bad=_not_ok(frame),
         machine=[(n, _values(frame, n)) for n in _MACHINE] + [(n, _spread(frame, n)) for n in _CEILINGS],
         days=_days(frame),

@@ -1,0 +1,62 @@
+"""Forward and backward of a layer: the whole step, and the forward pass apart where the same run measured it."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from moe_routing_bench.config import axes
+from moe_routing_bench.figures import grouping, plain, style
+from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
+
+TITLE = "Forward and backward of a layer"
+FORWARD, REST, WHOLE = "forward", "backward (the rest)", "forward + backward"
+_COLORS = {WHOLE: "#445577", FORWARD: "#0173b2", REST: "#992255"}
+_SCALES = Scale("median time (µs)"), Scale("implementation", "names")
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """A panel per cell, a bar per implementation."""
+    return plain.draw(chart(table), TITLE)
+
+
+def chart(table: pd.DataFrame) -> Chart:
+    """Bars of the step; where the bench `layer` has a row of the same implementation, cell and card, its time is the forward part."""
+    steps = style.ok(table, "training")
+    if steps.empty:
+        return nothing("bars", *_SCALES, steps, style.why(table, "training"))
+    labels = grouping.labels(steps)
+    forward = forwards(steps, table)
+    ordered = steps.assign(panel=labels, forward=forward).sort_values(["panel", "median_us"], kind="stable")
+    records = [part | row(one) for _, one in ordered.iterrows() for part in _bars(one)]
+    there = {record["series"] for record in records}
+    return Chart("bars", *_SCALES, marks(records), {name: _COLORS[name] for name in _COLORS if name in there}, ordered)
+
+
+def forwards(steps: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
+    """The time of the forward pass of each step: of the row of `layer` that is equal in implementation, axes and card; missing where there is none.
+
+    `ops` of training runs what `auto` chooses, whose forward pass is the row of that name.
+    """
+    keys = ["implementation", *axes.names(without=["seed"]), "_card"]
+    layers = style.ok(table, "layer")
+    known = layers.assign(_card=grouping.card(layers), implementation=layers["implementation"].replace("auto", "ops"))
+    wanted = steps.assign(_card=grouping.card(steps))
+    times = {tuple(_text(one) for one in values): us for *values, us in known[[*keys, "median_us"]].itertuples(index=False)}  # fmt: skip
+    found = [times.get(tuple(_text(one) for one in values)) for values in wanted[keys].itertuples(index=False)]
+    return pd.Series(found, index=steps.index, dtype=float)
+
+
+def _text(value: object) -> str:
+    """A value of an axis as a key: missing values are equal."""
+    return "" if pd.isna(value) else str(value)
+
+
+def _bars(one: pd.Series) -> list[dict[str, object]]:
+    place = {"panel": one["panel"], "x": one["median_us"], "y": one["implementation"]}
+    whole = f"{one['median_us']:,.4g} µs [{one['ci_low_us']:,.4g}, {one['ci_high_us']:,.4g}] in all"
+    if pd.isna(one["forward"]) or one["forward"] >= one["median_us"]:
+        return [place | {"series": WHOLE, "low": 0.0, "high": one["median_us"], "says": f"{whole}; forward alone: not measured in this run"}]  # fmt: skip
+    rest = one["median_us"] - one["forward"]
+    return [
+        place | {"series": FORWARD, "low": 0.0, "high": one["forward"], "says": f"forward {one['forward']:,.4g} µs"},
+        place | {"series": REST, "low": one["forward"], "high": one["median_us"], "says": f"backward {rest:,.4g} µs, {rest / one['forward']:.3g}x the forward; {whole}"},
+    ]  # fmt: skip

@@ -1,0 +1,61 @@
+"""A figure as data: marks on two scales, in panels. The page draws them with hover and switches, `plain` draws the same for paper."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+KINDS = ("lines", "points", "dots", "bars", "matrix")
+_OPTIONAL = ("x_low", "x_high", "low", "high", "says", "bench", "cell", "implementation", "join")
+_REQUIRED = ("panel", "series", "x", "y")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What an axis shows. `kind`: linear, log, or names, whose order is that of the marks."""
+
+    label: str
+    kind: str = "linear"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Marks of one `kind`: lines and points have an interval of y (`low`, `high`), points one of x, too; dots have one of x; bars reach from low to high.
+
+    Columns of `marks`: panel, series, x, y and, where known, x_low, x_high, low, high, says (in words), bench, cell, implementation (the
+    row) and join (which points of a series a line joins). `colors` are those of the series, in the order of the legend. `shown` are the
+    rows that the marks are of, for the line on where numbers come from; `reason` says why there are no marks.
+    """
+
+    kind: str
+    x: Scale
+    y: Scale
+    marks: pd.DataFrame
+    colors: Mapping[str, str]
+    shown: pd.DataFrame
+    reference: float | None = None
+    reason: str = ""
+    note: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a kind that nothing draws, and for marks without a column that all have."""
+        if self.kind not in KINDS:
+            raise ValueError(f"a chart is one of {KINDS}, not {self.kind!r}")
+        if missing := [name for name in _REQUIRED if name not in self.marks]:
+            raise ValueError(f"marks lack {missing}")
+
+
+def marks(records: list[dict[str, Any]]) -> pd.DataFrame:
+    """Marks with all columns, missing where a record has none."""
+    return pd.DataFrame(records, columns=[*_REQUIRED, *_OPTIONAL])
+
+
+def row(record: pd.Series) -> dict[str, Any]:
+    """What names the row that a mark is of."""
+    return {name: record[name] for name in ("bench", "cell", "implementation")}
+
+
+def nothing(kind: str, x: Scale, y: Scale, rows: pd.DataFrame, reason: str) -> Chart:
+    """A chart without marks, and why."""
+    return Chart(kind, x, y, marks([]), {}, rows.iloc[:0], reason=reason)

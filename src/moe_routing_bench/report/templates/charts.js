@@ -1,0 +1,94 @@
+// Figures that the page draws from their marks, with Observable Plot: hover, links to rows, series that can be switched off, numbers as a table.
+const charts = page.charts, tall = 250, line = 20, tinted = new Map();
+function marksOf(chart) {
+  return Array.from({length: chart.count}, (_, i) => Object.fromEntries(Object.entries(chart.marks).map(([name, held]) => [name, at(held, i)])));
+}
+const tint = one => `light-dark(${one.light}, ${one.dark})`;
+const number = one => one === null || one === undefined ? dash : typeof one === "string" ? one : brief(Number(one.toPrecision(4)));
+function between(low, high) { return low === null || low === undefined ? "" : ` [${number(low)}, ${number(high)}]`; }
+function wordsOf(chart, mark) {
+  if (chart.kind === "bars") return `${mark.y}\n${mark.series}\n${mark.says ?? ""}`;
+  if (chart.kind === "matrix") return `${mark.y}\n${mark.x}: ${mark.series}, ${mark.says}`;
+  const value = chart.kind === "dots" ? `${chart.x.label}: ${number(mark.x)}${between(mark.low, mark.high)}`
+    : `${chart.x.label}: ${number(mark.x)}${between(mark.x_low, mark.x_high)}\n${chart.y.label}: ${number(mark.y)}${between(mark.low, mark.high)}`;
+  return [mark.series, ...(chart.kind === "dots" && mark.y !== mark.series ? [mark.y] : []), value, ...(mark.says ? [mark.says] : [])].join("\n");
+}
+// One panel as SVG; names on the left stand above their line where the panel is narrow.
+function panelOf(chart, marks, wide, looks) {
+  const names = chart.y.kind === "names" ? [...new Set(marks.map(mark => mark.y))] : null, longest = Math.max(0, ...(names ?? []).map(name => name.length));
+  const narrow = names && (longest * 6.2 > wide * 0.4 || chart.kind === "matrix" && wide - longest * 6.2 < 60 * new Set(marks.map(mark => mark.x)).size), under = narrow ? line : 0, left = names ? narrow ? 10 : 14 + longest * 6.2 : 56;
+  const scale = axis => ({type: axis.kind === "names" ? "band" : axis.kind, label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: axis.kind === "linear"});
+  const fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? `#row-${mark.row}` : null, title = mark => wordsOf(chart, mark);
+  const options = {
+    width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"},
+    height: names ? (narrow ? 2 : 1) * line * names.length + 46 : tall, x: {...scale(chart.x), ticks: Math.max(3, Math.round(wide / 90)), tickFormat: chart.x.kind === "names" ? undefined : number},
+    y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: 6, tickFormat: number})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
+  };
+  if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * new Set(marks.map(mark => mark.x)).size), marginTop: 64, x: {...options.x, type: "band", domain: [...new Set(marks.map(mark => mark.x))], tickRotate: -30, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
+    height: options.height + 50, marks: [...namesOf(names, narrow), Plot.cell(marks, {x: "x", y: "y", fill, inset: 0.5, insetTop: under, title, href}),
+      Plot.text(marks, {x: "x", y: "y", text: "says", dy: under / 2, fill: "var(--page)", pointerEvents: "none"})]});
+  const across = mark => chart.kind === "bars" ? (mark.low + mark.high) / 2 : mark.x;
+  const tips = Plot.tip(marks, Plot.pointer({x: across, y: "y", title, fill: "var(--page)", stroke: "var(--muted)", maxRadius: 30}));
+  const reference = chart.reference === null ? [] : [(chart.kind === "dots" || chart.kind === "bars" ? Plot.ruleX : Plot.ruleY)([chart.reference], {stroke: "var(--muted)", strokeDasharray: "4 3"})];
+  if (chart.kind === "bars") return Plot.plot({...options, y: {...options.y, type: "band", padding: 0.15}, marks: [...namesOf(names, narrow), Plot.barX(marks, {x1: "low", x2: "high", y: "y", fill, href, insetTop: under}), tips]});
+  const known = (low, high) => marks.filter(mark => (mark[low] ?? null) !== null), sideways = chart.kind === "dots" ? ["low", "high"] : ["x_low", "x_high"];
+  const bars = [Plot.link(known(...sideways), {x1: sideways[0], x2: sideways[1], y1: "y", y2: "y", stroke: fill}),
+    ...(chart.kind === "dots" ? [] : [Plot.link(known("low", "high"), {x1: "x", x2: "x", y1: "low", y2: "high", stroke: fill})])];
+  const lines = chart.kind === "lines" ? [Plot.line(marks, {x: "x", y: "y", z: mark => `${mark.series} ${mark.join ?? ""}`, sort: "x", stroke: fill, strokeWidth: 1.8})] : [];
+  const front = chart.kind === "points" && chart.marks.join ? [Plot.line(marks.filter(mark => mark.join), {x: "x", y: "y", sort: "x", curve: "step-before", stroke: "var(--muted)", strokeDasharray: "4 3"})] : [];
+  return Plot.plot({...options, marks: [...namesOf(names, narrow), ...reference, ...front, ...bars, ...lines, Plot.dot(marks, {x: "x", y: "y", fill, stroke: "var(--page)", strokeWidth: 0.5, r: 4, symbol: mark => looks.get(mark.series).symbol, href}), tips]});
+}
+function namesOf(names, narrow) {
+  return narrow ? [Plot.text(names, {y: name => name, text: name => name, frameAnchor: "left", dy: -line / 2 - 1, textAnchor: "start", fill: "var(--ink)"})] : [];
+}
+function legendOf(chart, hidden, redraw) {
+  const box = element("div", "", {class: "legend", role: "group", "aria-label": "Series, to switch off and on"});
+  box.append(...chart.legend.map(one => {
+    const button = element("button", one.name, {type: "button", "aria-pressed": "true"}), key = Plot.plot({width: 14, height: 14, margin: 0, style: {background: "none", display: "inline-block"}, color: {type: "identity"}, symbol: {type: "identity"},
+      marks: [Plot.dot([one], {frameAnchor: "middle", fill: tint, r: 4.5, symbol: "symbol"})]});
+    key.setAttribute("aria-hidden", "true");
+    button.prepend(key);
+    button.onclick = () => {
+      hidden.has(one.name) ? hidden.delete(one.name) : hidden.add(one.name);
+      button.setAttribute("aria-pressed", String(!hidden.has(one.name)));
+      redraw();
+    };
+    return button;
+  }));
+  return box;
+}
+function numbersOf(chart, marks) {
+  const made = element("details", "", {class: "numbers"});
+  made.append(element("summary", `${marks.length} numbers`));
+  made.ontoggle = () => {
+    if (made.children.length > 1) return;
+    made.append(tableOf("Numbers of the figure", ["panel", "series", chart.x.kind === "names" ? "column" : chart.x.label, chart.y.kind === "names" ? "line" : chart.y.label, "95 %", "in words"], marks.map(mark => [
+      mark.panel, mark.row ? element("a", mark.series, {href: `#row-${mark.row}`}) : mark.series, number(mark.x), number(mark.y), chart.kind === "bars" ? "" : between(mark.low, mark.high), mark.says ?? ""])));
+  };
+  return made;
+}
+function drawChart(name) {
+  const chart = charts[name], box = byId(`chart-${name}`), marks = marksOf(chart), hidden = new Set(), looks = new Map(chart.legend.map(one => [one.name, one]));
+  const panels = element("div", "", {class: `panels ${chart.y.kind === "names" ? "tall" : ""}`}), of = [...new Set(marks.map(mark => mark.panel))];
+  const redraw = () => panels.replaceChildren(...of.map(panel => {
+    const shown = marks.filter(mark => mark.panel === panel && !hidden.has(mark.series)), one = element("div"), wide = Math.max(280, Math.min(widthOf(panels, chart, of.length), 1340));
+    one.append(element("h4", panel), shown.length ? panelOf(chart, shown, wide, looks) : element("p", "All of its series are switched off.", {class: "small"}));
+    return one;
+  }));
+  box.replaceChildren(legendOf(chart, hidden, redraw), panels, numbersOf(chart, marks));
+  if (chart.note) box.append(element("p", `${chart.note}.`, {class: "small"}));
+  redraw();
+  tinted.set(name, redraw);
+}
+function widthOf(panels, chart, count) {
+  const wide = panels.clientWidth || 600, long = chart.y.kind === "names" && chart.legend.length && Math.max(...marksOf(chart).map(mark => mark.y.length)) > 24;
+  const columns = long || chart.kind === "matrix" ? 1 : Math.min(count, Math.max(1, Math.floor(wide / 380)));
+  panels.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
+  return (wide - 24 * (columns - 1)) / columns;
+}
+// Drawn when they come near the window, and again when its width changes; on paper all of them.
+let drawnAt = innerWidth;
+const near = new IntersectionObserver(seen => seen.filter(one => one.isIntersecting).forEach(one => { near.unobserve(one.target); drawChart(one.target.id.slice("chart-".length)); }), {rootMargin: "800px"});
+Object.keys(charts).forEach(name => near.observe(byId(`chart-${name}`)));
+addEventListener("resize", () => { if (innerWidth !== drawnAt) { drawnAt = innerWidth; tinted.forEach(redraw => redraw()); } });
+addEventListener("beforeprint", () => Object.keys(charts).filter(name => !tinted.has(name)).forEach(drawChart));

@@ -1,0 +1,172 @@
+"""Figures as data: which marks each makes of rows whose numbers are known, where it has none, and what the page is given of them."""
+
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from rows import frame, one
+
+from moe_routing_bench.figures import (
+    backward,
+    colors,
+    decode,
+    limits,
+    over_tokens,
+    padding,
+    plain,
+    style,
+    verdict_matrix,
+)
+from moe_routing_bench.figures.chart import Chart, Scale, marks
+from moe_routing_bench.report import charts
+from moe_routing_bench.report.rows import row_id
+
+
+def ran(bench, implementation, us, **values):
+    return one(bench, implementation, median_us=us, ci_low_us=us - 1, ci_high_us=us + 1, **values)
+
+
+def shown(chart, *names):
+    return [tuple(mark) for mark in chart.marks[list(names)].itertuples(index=False)]
+
+
+def test_time_against_tokens():
+    """A line per implementation and card through cells equal but for the tokens; one size is no line; composites come first."""
+    rows = [ran(bench, name, us, tokens=t, experts=8, **values) for bench, name, us, t, values in (
+        ("gate", "cute", 2.0, 64, {}), ("gate", "cute", 3.0, 512, {}), ("gate", "torch", 9.0, 64, {"gpu_uuid": "GPU-2"}), ("gate", "cute", 7.0, 64, {"dtype": "fp32"}),
+        ("layer", "cute", 50.0, 512, {"model": "qwen3-30b-a3b"}), ("layer", "cute", 20.0, 64, {}),
+    )]  # fmt: skip
+    found = over_tokens.chart(frame(*rows))
+    assert shown(found, "panel", "series", "x", "y", "join") == [
+        ("layer: E8 (qwen3-30b-a3b)", "cute", 64, 20, "GPU-1"), ("layer: E8 (qwen3-30b-a3b)", "cute", 512, 50, "GPU-1"),
+        ("gate: E8", "cute", 64, 2, "GPU-1"), ("gate: E8", "torch", 64, 9, "GPU-2"), ("gate: E8", "cute", 512, 3, "GPU-1"),
+    ]  # fmt: skip
+    assert over_tokens.chart(frame(rows[0], rows[3])).reason.startswith(
+        "no shape was measured at two numbers of tokens"
+    )
+
+
+def test_decode_sizes():
+    """At most 64 tokens; whole layers before stages; fastest first."""
+    rows = [ran("gate", "cute", 2.0, cell="a", tokens=64), ran("gate", "torch", 1.0, cell="a", tokens=64), ran("layer", "cute", 5.0, tokens=8), ran("gate", "cute", 9.0, tokens=65)]  # fmt: skip
+    assert shown(decode.chart(frame(*rows)), "panel", "y", "x") == [("layer: T8", "cute", 5), ("gate: T64", "torch", 1), ("gate: T64", "cute", 2)]  # fmt: skip
+    assert "no cell of at most 64 tokens" in decode.chart(frame(rows[3])).reason
+
+
+@pytest.mark.parametrize(("values", "floor", "binds"), [
+    ({"compulsory_bytes": 8_000_000, "copy_gb_per_s": 4000.0}, 2.0, "bytes"),
+    ({"flops": 7_000_000_000, "peak_tflops": 700.0, "compulsory_bytes": 8_000_000, "copy_gb_per_s": 4000.0}, 10.0, "MMA rate"),
+    ({"timer": "cuda_graph", "graph_node_us": 3.0, "compulsory_bytes": 8_000_000, "copy_gb_per_s": 4000.0}, 3.0, "launch"),
+    ({"timer": "events", "graph_node_us": 3.0, "compulsory_bytes": 8_000_000, "copy_gb_per_s": 4000.0}, 2.0, "bytes"),
+])  # fmt: skip
+def test_the_floor_that_binds(values, floor, binds):
+    """The longest of the three, where it applies; none on a CPU."""
+    found = limits.chart(frame(ran("gate", "cute", 20.0, tokens=8, **values)))
+    ((ratio, low, high, says),) = shown(found, "x", "low", "high", "says")
+    assert (ratio, low, high) == (20 / floor, 19 / floor, 21 / floor) and says == f"floor {floor:g} µs: {binds}"
+    assert limits.chart(frame(ran("gate", "cute", 20.0, gpu_uuid=None, **values))).marks.empty
+
+
+def test_verdicts():
+    """As stored, with the ratio; a row without one is no mark."""
+    rows = [ran("gate", name, 2.0, cell="a", tokens=8, best_verdict=verdict, best_speedup=ratio) for name, verdict, ratio in (("torch", "slower", 0.0456), ("cute", "faster", 21.94), ("triton", None, 1.0))]  # fmt: skip
+    found = verdict_matrix.chart(frame(*rows))
+    assert shown(found, "panel", "x", "y", "series", "says") == [("gate", "torch", "T8", "slower", "0.05x"), ("gate", "cute", "T8", "faster", "21.9x")]  # fmt: skip
+    assert "no row has a verdict" in verdict_matrix.chart(frame(rows[2])).reason
+
+
+def test_padding():
+    """Every layout and routing once; a single layout is no comparison."""
+    rows = [ran(bench, "cute", 2.0, tokens=8, layout=layout, load_cv=0.5, padding_waste=waste) for bench, layout, waste in (("pack", "compact", 0.0), ("combine", "compact", 0.0), ("pack", "padded", 0.5))]  # fmt: skip
+    assert shown(padding.chart(frame(*rows)), "series", "x", "y") == [("compact", 0.5, 0), ("padded", 0.5, 0.5)]
+    assert "no two layouts" in padding.chart(frame(*rows[:2])).reason
+
+
+def test_backward_apart():
+    """The forward part where the same run, card and cell have it; else the whole, which says so."""
+    step, layer = ran("training", "sonicmoe", 30.0, tokens=8), ran("layer", "sonicmoe", 10.0, tokens=8)
+    found = backward.chart(frame(step, layer))
+    assert shown(found, "series", "low", "high") == [("forward", 0, 10), ("backward (the rest)", 10, 30)]
+    assert found.marks["says"].iloc[1].startswith("backward 20 µs, 2x the forward")
+    for change in ({"gpu_uuid": "GPU-2"}, {"tokens": 16}, {"implementation": "torch"}, {"status": "crashed"}, {"median_us": 31.0}):  # fmt: skip
+        (bar,) = shown(backward.chart(frame(step, layer | change)), "series", "low", "high", "says")
+        assert bar[:3] == ("forward + backward", 0, 30) and "not measured in this run" in bar[3], change
+    ops = backward.chart(frame(step | {"implementation": "ops"}, layer | {"implementation": "auto"}))
+    assert len(ops.marks) == 2, "what auto chooses is what ops runs"
+    assert backward.chart(frame(layer)).reason == "no training row was asked for"
+
+
+def test_what_the_page_is_given():
+    """Marks by column with ids of rows; no number that JSON lacks; the colours of both pages, and one shape per implementation everywhere."""
+    rows = [ran("gate", "cute", 2.0, cell="a", tokens=64), ran("gate", "torch", math.pi, cell="a", tokens=64) | {"ci_low_us": None}]  # fmt: skip
+    sources = {"decode": "measurements", "backward": "measurements", "bandwidth": "measurements", "loss_seconds": "quality"}  # fmt: skip
+    found = charts.charts({"measurements": frame(*rows), "quality": None}, sources)
+    assert list(found) == ["decode"], (
+        "nothing of figures without marks, without a table, or that the page does not draw"
+    )
+    one_, marks_ = found["decode"], found["decode"]["marks"]
+    assert marks_["x"] == {"each": [2, 3.1416]} and marks_["low"] == {"each": [1, None]} and "join" not in marks_
+    assert marks_["row"] == {"each": [row_id(one) for one in rows]} and one_["count"] == 2
+    assert {one["name"]: (one["light"], one["symbol"]) for one in one_["legend"]}["cute"] == (style.color("cute"), "triangle2")  # fmt: skip
+    assert all(one["dark"] == colors.dark(one["light"]) for one in one_["legend"])
+
+
+def test_a_chart_is_refused_that_nothing_draws():
+    with pytest.raises(ValueError, match="pie"):
+        Chart("pie", Scale("x"), Scale("y"), marks([]), {}, pd.DataFrame())
+    with pytest.raises(ValueError, match=r"\['series'\]"):
+        Chart("dots", Scale("x"), Scale("y"), marks([]).drop(columns="series"), {}, pd.DataFrame())
+
+
+@pytest.mark.parametrize("kind", ["lines", "points", "dots", "bars", "matrix"])
+def test_every_kind_is_drawn_for_paper(kind):
+    """Two panels, all series in the legend, intervals or none."""
+    names = Scale("names", "names")
+    x, y = (
+        names if kind == "matrix" else Scale("time", "log"),
+        names if kind in ("dots", "bars", "matrix") else Scale("loss"),
+    )
+    values = [{"panel": panel, "series": series, "x": series if kind == "matrix" else i + 1, "y": "one" if y is names else i, "low": i + 0.5, "high": i + 1.5, "says": "7x", "join": "a"} for panel in ("p", "q") for i, series in enumerate(("cute", "torch"))]  # fmt: skip
+    chart = Chart(kind, x, y, marks(values), {"cute": "#d55e00", "torch": "#779988"}, frame(), 1.0)
+    figure = plain.draw(chart, "A title")
+    text = " ".join(found.get_text() for found in figure.findobj(lambda found: hasattr(found, "get_text")))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["p", "q"] and "A title" in text
+    assert [found.get_text() for found in figure.legends[0].get_texts()] == ["cute", "torch"]
+
+
+# Machado, Oliveira and Fernandes (2009), severity 1; Ottosson's OKLab
+DEUTERANOPIA = np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]])  # fmt: skip
+LMS = np.array([[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566], [0.0883024619, 0.2817188376, 0.6299787005]])  # fmt: skip
+LAB = np.array([[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099], [0.0259040371, 0.7827717662, -0.8086757660]])  # fmt: skip
+
+
+def linear(color):
+    parts = np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def luminance(color):
+    return linear(color) @ (0.2126, 0.7152, 0.0722)
+
+
+def contrast(*pair):
+    low, high = sorted(map(luminance, pair))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colours_are_seen_on_paper_and_at_night():
+    """Marks have 3:1 (WCAG 2.2, 1.4.11) on the page in either mode; text inside bars and cells 4.5:1."""
+    for light in [*colors.PALETTE, colors.OTHER, "#000000"]:
+        assert contrast(light, colors.PAPER) >= 3 and contrast(colors.dark(light), colors.NIGHT) >= 3, light
+    inside = [*style.STAGES.values(), *verdict_matrix.COLORS.values()]
+    assert all(contrast(one, colors.PAPER) >= 4.5 and contrast(colors.dark(one), colors.NIGHT) >= 4.5 for one in inside)
+    assert re.search(r"--page: light-dark\(#fff, #161616\)", charts.LIBRARY.parent.parent.joinpath("templates/report.css").read_text())  # fmt: skip
+
+
+def test_the_first_colours_are_told_apart_without_red_or_green():
+    """By at least 8 in OKLab times 100, with deuteranopia: of the ten implementations that have fixed places."""
+    seen = np.cbrt(np.clip(np.array([linear(one) for one in list(colors.PALETTE)[:10]]) @ DEUTERANOPIA.T, 0, 1) @ LMS.T) @ LAB.T * 100  # fmt: skip
+    gaps = np.linalg.norm(seen[:, None] - seen[None], axis=2)[np.triu_indices(len(seen), 1)]
+    assert gaps.min() >= 8

@@ -1,0 +1,86 @@
+"""Figures that the page draws itself, in a real browser: marks, switches, links, numbers; at three widths, by day and by night."""
+
+import re
+
+import pytest
+from rows import frame, one, rows
+
+from browser import asked
+from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.report import charts
+from moe_routing_bench.report.render import render
+from moe_routing_bench.report.rows import row_id
+
+EVIL = "<img src=x onerror=document.title=1>"
+TIMED = {"experts": 8, "ci_low_us": 1.0, "ci_high_us": 9.0, "best_verdict": "faster", "best_speedup": 1.5, "gpu_uuid": "GPU-1", "compulsory_bytes": 4_000_000, "copy_gb_per_s": 4000.0}  # fmt: skip
+TABLE = frame(
+    *(one("routing", name, cell=f"{tokens}", tokens=tokens, median_us=us, model=EVIL, stage_us=[("router", 1.0), ("pack", 2.0)], **TIMED) for tokens in (64, 512) for name, us in (("cute", 3.0), ("triton", 5.0))),
+    *(one("gate", name, cell="g", tokens=64, median_us=2.0, speedup=2.0, **TIMED) for name in ("cute", "quack")),
+)  # fmt: skip
+DRAWN = ["over_tokens", "crossover", "decode", "limits", "verdict_matrix", "stage_share", "speedup"]
+
+
+@pytest.fixture
+def ask(tmp_path):
+    out = tmp_path / "index.html"
+    render(TABLE, {name: tmp_path / f"{name}.svg" for name in FIGURES}, out)
+    return lambda script, **options: asked(out, tmp_path / "profile", f"{ALL} {script}", **options)
+
+
+ALL = "Object.keys(charts).forEach(drawChart); const all = (selector, from = document) => [...from.querySelectorAll(selector)], of = name => document.querySelector('#chart-' + name);"
+
+
+def test_every_figure_with_marks_is_drawn(ask):
+    """A mark of each kind, its row one click away, its numbers as a table; no markup from a value."""
+    found = ask("""all(".numbers").forEach(one => one.open = true); all(".numbers").forEach(one => one.ontoggle());
+        return {drawn: Object.keys(charts), empty: Object.keys(charts).filter(name => !of(name).querySelector(".panels svg path, .panels svg rect")), images: all(".chart img").length,
+            links: all(".panels a", of("over_tokens")).map(a => a.getAttribute("href") ?? a.href.baseVal), lines: all("[aria-label=line] path", of("over_tokens")).length, cells: all("[aria-label=cell] rect", of("verdict_matrix")).length,
+            bars: all("[aria-label=bar] rect", of("stage_share")).length, rows: all(".numbers tbody tr", of("over_tokens")).length, label: of("over_tokens").querySelector(".panels svg").getAttribute("aria-label")};""")
+    assert sorted(found["drawn"]) == sorted(DRAWN) and not found["empty"] and not found["images"]
+    assert (found["lines"], found["cells"], found["bars"], found["rows"]) == (2, 6, 8, 4)
+    assert set(found["links"]) == {f"#row-{row_id(one)}" for one in TABLE.to_dict("records")[:4]}
+    assert EVIL in found["label"]
+
+
+def test_series_are_switched_off_and_on(ask):
+    """By a button that says so; all of a panel off leaves a line of text; other figures keep theirs."""
+    found = ask("""const dots = name => all(".panels [aria-label=dot] path", of(name)).length, buttons = all(".legend button", of("over_tokens")), seen = () => [dots("over_tokens"), dots("crossover"), buttons.map(one => one.getAttribute("aria-pressed")).join()];
+        const found = [seen()]; buttons[0].click(); found.push(seen()); buttons[1].click(); found.push(seen(), of("over_tokens").querySelector(".panels").innerText.includes("switched off")); buttons[0].click(); found.push(seen());
+        return [...found, buttons.map(one => one.lastChild.textContent)];""")
+    assert found == [[4, 4, "true,true"], [2, 4, "false,true"], [0, 4, "false,false"], True, [2, 4, "true,false"], ["triton", "cute"]]  # fmt: skip
+
+
+def test_a_mark_says_its_numbers_when_it_is_pointed_at(ask):
+    words = ask("""const svg = of("decode").querySelector(".panels svg"), mark = svg.querySelector("[aria-label=dot] path").getBoundingClientRect(), at = {clientX: mark.x + mark.width / 2, clientY: mark.y + mark.height / 2, bubbles: true, pointerType: "mouse"};
+        svg.dispatchEvent(new PointerEvent("pointerenter", at)); svg.dispatchEvent(new PointerEvent("pointermove", at));
+        return svg.querySelector("[aria-label=tip]").textContent;""")  # fmt: skip
+    assert "cute" in words and "median time (µs): 3 [1, 9]" in words
+
+
+@pytest.mark.parametrize("width", [1440, 768, 390])
+def test_figures_fit_and_are_seen(ask, width):
+    """No drawing is wider than the window; colours are those of the page's mode, and text has 4.5:1 in both."""
+    found = ask("""const wide = document.documentElement.clientWidth, scrolled = document.documentElement.scrollWidth, modes = {};
+        const lum = text => { const [r, g, b] = text.match(/[\\d.]+/g).slice(0, 3).map(one => one / 255).map(one => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+        const contrast = (a, b) => { const [low, high] = [lum(a), lum(b)].sort((x, y) => x - y); return (high + 0.05) / (low + 0.05); };
+        const ground = element => { for (let e = element; e; e = e.parentElement) { const found = getComputedStyle(e).backgroundColor; if (!/, 0\\)$/.test(found)) return found; } return "rgb(255, 255, 255)"; };
+        for (const mode of ["light", "dark"]) {
+            document.documentElement.style.colorScheme = mode;
+            const texts = all("body *").filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()) && e.checkVisibility() && !e.closest("svg, script, style, option, select"));
+            const poor = texts.filter(e => contrast(getComputedStyle(e).color, ground(e)) < 4.5).map(e => e.outerHTML.slice(0, 80));
+            const words = all("svg text, svg tspan").filter(e => e.checkVisibility() && e.textContent.trim() && !e.closest("[aria-label=text]")).filter(e => contrast(getComputedStyle(e).fill === "none" ? getComputedStyle(e).color : getComputedStyle(e).fill, ground(e.closest("svg").parentElement)) < 4.5).map(e => e.outerHTML.slice(0, 80));
+            const marks = all("[aria-label=dot] path, [aria-label=bar] rect, [aria-label=cell] rect, .strip circle, .picture-small circle").filter(e => contrast(getComputedStyle(e).fill === "none" ? getComputedStyle(e).stroke : getComputedStyle(e).fill, ground(e.closest("svg").parentElement)) < 3).map(e => e.outerHTML.slice(0, 80));
+            modes[mode] = [poor, words, marks];
+        }
+        return {modes, wide, scrolled, out: all(".panels svg").filter(e => e.getBoundingClientRect().right > wide + 1).length, texts: all("svg text").length};""", width=width)  # fmt: skip
+    assert found["modes"] == {"light": [[], [], []], "dark": [[], [], []]}
+    assert found["texts"] > 20 and found["scrolled"] <= found["wide"] and not found["out"]
+
+
+def test_the_library_is_in_the_page_only_where_something_is_drawn(tmp_path):
+    """With nothing fetched; its licences ship beside it, one for every package that the bundle names."""
+    render(rows(status="crashed").iloc[:3], dict.fromkeys(FIGURES, tmp_path / "no.svg"), tmp_path / "index.html")
+    assert charts.library() not in (tmp_path / "index.html").read_text()
+    assert not re.search(r"https?://(?!www\.w3\.org/)", charts.library()) and "</script" not in charts.library()
+    licences = (charts.LIBRARY.parent / "LICENSES.txt").read_text()
+    assert "@observablehq/plot 0.6.17, ISC" in licences and licences.count("Permission to use, copy, modify") >= 10
