@@ -12,9 +12,11 @@ from triton.runtime import interpreter
 from moe_routing_bench import formats
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.formats.quantisation import dequantise, quantise
+from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.kernels.combine import Combine, triton_combine
-from moe_routing_bench.kernels.experts import ACTIVATIONS
+from moe_routing_bench.kernels.experts import ACTIVATIONS, triton_dequantise
 from moe_routing_bench.kernels.pack import Pack, triton_pack, triton_pack_fp8
 from moe_routing_bench.kernels.permute import triton_permute
 
@@ -141,6 +143,17 @@ def check_by_definition(cell: Cell, calls: int = 1) -> None:
     assert not found.error and not found.mismatches, f"{cell}: {found}"
 
 
+def check_weights(name: str, rows: int, columns: int) -> None:
+    """Dequantise two experts' weights; AssertionError where a bit differs from what torch makes of them. In fp16, like the routers."""
+    form = WEIGHTS[name]
+    parts = quantise(torch.randn(2, rows, columns) * columns**-0.5, form, "fp16")
+    want = torch.empty(2, rows, columns, dtype=torch.float16)
+    dequantise(parts, form, want)
+    found = torch.full_like(want, torch.nan)
+    triton_dequantise.launcher(parts, form, found)()
+    assert torch.equal(found, want), f"{name} ({rows}, {columns}): {int((found != want).sum())} weights differ"
+
+
 def convert_to_fp8_with_torch() -> None:
     """Triton 3.7's interpreter loses the carry where it rounds up to a power of two, and bits of subnormal numbers."""
     plain = interpreter._convert_float
@@ -170,6 +183,15 @@ if __name__ == "__main__":
         }
         check_by_definition(cell_of("pack", capacity_factor=factor, **shape).but(packed=packed))
         print("ok fp8 pack", case, flush=True)
+    for case, form in WEIGHTS.items():
+        if form.codec in triton_dequantise.CODECS:
+            for rows, columns in (
+                (130, 300),
+                (8, 128),
+                (3, 20),
+            ):  # shorter last groups and blocks, whole ones, less than one
+                check_weights(case, rows, columns)
+            print("ok weights", case, flush=True)
     for router, (experts, top_k, dtype) in GATES.items():
         check_by_definition(cell_of("gate", tokens=5, experts=experts, top_k=top_k, router=router, dtype=dtype))
         print("ok gate", router, flush=True)

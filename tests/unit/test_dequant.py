@@ -147,12 +147,16 @@ def test_rows_are_quantised_as_the_table_says():
         (dequant, {"packed": "fp8_row"}, "rows need the format of the activations, bf16, not fp8_row"),
         (dequant_loop, {"packed": "fp16"}, "rows need the format of the activations, bf16, not fp16"),
         (dequant, {"intermediate": 12}, "multiples of 8"),
+        (None, {"weights": "mxfp4"}, "dequantises integers and float8, not mxfp4"),
+        (None, {"dtype": "fp32", "packed": "fp32"}, "takes bf16 and fp16 rows, not fp32"),
+        (None, {"weights": "bf16"}, "takes quantised weights, not bf16"),
         (scaled_grouped_mm, {}, "rows fp8_row and weights e4m3_row to bf16, not bf16, bf16 and int4_row"),
         (scaled_grouped_mm, {"packed": "fp8_row", "weights": "e4m3_row", "hidden": 24}, "multiples of 16"),
         (scaled_grouped_mm, {"packed": "fp8_row", "weights": "e4m3_row", "activation": "swiglu_oai"}, "no biases"),
     ],
 )
 def test_what_cannot_run_is_said(module, changes, why):
+    module = module or pytest.importorskip("moe_routing_bench.kernels.experts.dequant_cute", exc_type=ImportError)
     sizes = {"rows": 8, "hidden": 16, "intermediate": 16, "experts": 2}
     names = {"dtype": "bf16", "packed": "bf16", "weights": "int4_row"}
     assert why in module.unsupported(Experts(**(sizes | names | changes)))

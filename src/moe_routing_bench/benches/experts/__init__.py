@@ -23,6 +23,7 @@ BENCH = Bench(
         Implementation("dequant", "dequant"),
         Implementation("dequant_uncached", "dequant", options={"cached": False}),
         Implementation("dequant_loop", "dequant_loop"),
+        Implementation("dequant_cute", "dequant_cute", requires=("cuda", "triton", "cutlass")),
         Implementation("scaled_grouped_mm", "scaled_grouped_mm", requires=("cuda",), declares=("rounded_inner",)),
         Implementation("triton", "triton_experts", requires=("cuda", "triton")),
         Implementation("cute", "cute_experts", requires=("cuda", "cutlass")),

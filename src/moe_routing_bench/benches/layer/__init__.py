@@ -97,6 +97,12 @@ BENCH = Choosing(
         Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
         Implementation("cute_gather", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GATHER),
         Implementation("cute_quantised", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_QUANTISED),
+        Implementation(
+            "cute_dequant",
+            requires=("cuda", "triton", "cutlass"),
+            layout="compact",
+            parts=_CUTE | {"experts": "dequant_cute"},
+        ),
         Implementation("cute_grouped_mm", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GROUPED),
         Implementation("cute_quack", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_QUACK, peer=QUACK),
         Implementation(
