@@ -17,12 +17,14 @@ from typing import Any
 from moe_routing_bench.kernels.combine import cute_combine
 from moe_routing_bench.kernels.cute.compilation import DTYPES
 from moe_routing_bench.kernels.experts import (
+    cute_fp8_product,
     cute_loads,
     cute_quantised_product,
     cute_swapped,
     cute_training_products,
     cute_weight_gradients,
 )
+from moe_routing_bench.kernels.experts.cute_fp8_tiles import LOADERS, Fp8Product
 from moe_routing_bench.kernels.experts.cute_quantised_multiply import BATCHES
 from moe_routing_bench.kernels.experts.cute_quantised_tiles import K16, QuantisedProduct
 from moe_routing_bench.kernels.experts.cute_tiles import REGISTERS, Product, Tile
@@ -161,6 +163,11 @@ QUANTISED_PRODUCTS = [  # of every format, with tiles of few rows and of many in
     QuantisedProduct(768, 2048, 128, "swiglu", tile, codes=Codes("int", 4, zeros, 128, "bf16"))
     for zeros in (False, True)
     for tile in (Tile(1, 2, 256, narrowest=192, grain=32), Tile(1, 2, 256, narrowest=128, grain=64))
+]
+FP8_PRODUCTS = [
+    Fp8Product(768, 1024, 128, "swiglu", Tile(2, 2, 128)),
+    Fp8Product(2048, 384, 128, "", Tile(1, 2, 8)),
+    Fp8Product(2880, 1440, 128, "swiglu_oai", Tile(2, 2, 96), biased=True),
 ]
 TRAINING_PRODUCTS = [
     ("bf16", TrainingProduct(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, narrowest=168))),
@@ -355,6 +362,24 @@ def quantised_product(arch: str, wanted: QuantisedProduct) -> dict[str, object]:
     }
 
 
+def fp8_product(arch: str, wanted: Fp8Product) -> dict[str, object]:
+    """Compile one product of 8-bit floats: matrix instructions of 32, the first of a stage on zeros, and copies of scales."""
+    kernel = cute_fp8_product.compile_for(arch, "bf16", wanted, keep=True)
+    sass, tile = disassemble(kernel.__cubin__), wanted.tile
+    patterns = {
+        rf"QGMMA\.64x{tile.tokens}x32\.F32\.E4M3\.E4M3": 4 * tile.slabs,
+        r"QGMMA\S* R\d+, gdesc\[\S+\], RZ, !UPT": tile.slabs,
+        r"WARPGROUP\.DEPBAR": tile.slabs,  # more where the instructions wait for each other
+        "UTMALDG": 2,
+        r"LDGSTS\.E \[": math.ceil(tile.tokens / LOADERS),  # of 4 bytes
+    }
+    return spills(kernel, f"fp8-{wanted}", "fp8_product") | {
+        "most_registers": wanted.registers[1],
+        "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
+        "counted_expected": sass and patterns,
+    }
+
+
 def training_product(arch: str, dtype: str, wanted: TrainingProduct) -> dict[str, object]:
     """Compile one grouped product of training: matrix instructions, of which the backward ones read weights as they lie in memory."""
     kernel = cute_training_products.compile_for(arch, dtype, wanted, keep=True)
@@ -402,6 +427,7 @@ def compiled(arch: str) -> Iterator[dict[str, object]]:
         (pack_bulk, () if older else BULK_PACKS),
         (product, PRODUCTS if arch == "sm_90a" else ()),
         (quantised_product, [(one,) for one in QUANTISED_PRODUCTS] if arch == "sm_90a" else ()),
+        (fp8_product, [(one,) for one in FP8_PRODUCTS] if arch == "sm_90a" else ()),
         (training_product, TRAINING_PRODUCTS if arch == "sm_90a" else ()),
         (reduction, REDUCTIONS if arch == "sm_90a" else ()),
         (facts, CASES),

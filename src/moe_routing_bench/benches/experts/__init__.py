@@ -28,6 +28,7 @@ BENCH = Bench(
         Implementation("triton", "triton_experts", requires=("cuda", "triton")),
         Implementation("cute", "cute_experts", requires=("cuda", "cutlass")),
         Implementation("cute_quantised", "cute_quantised", requires=("cuda", "cutlass")),
+        Implementation("cute_fp8", "cute_fp8", requires=("cuda", "cutlass"), declares=("rounded_inner",)),
         Implementation("quack", "quack_experts", requires=("cuda", "cutlass"), options={"tuned": True}, peer=QUACK),
         Implementation("quack_heuristic", "quack_experts", requires=("cuda", "cutlass"), peer=QUACK),
         Implementation("deepgemm", "deepgemm_experts", requires=("cuda",), peer=DEEPGEMM),

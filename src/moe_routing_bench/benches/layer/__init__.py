@@ -20,7 +20,7 @@ _GATHER, _CUTE_GATHER, _QUACK_GATHER = (
     dict.fromkeys(("router", "permute", "combine"), name) | {"pack+experts": f"experts.{kernel}_gather"}
     for name, kernel in (("triton", "triton"), ("cute", "cute"), ("cute", "quack"))
 )
-_CUTE_QUANTISED = _CUTE | {"experts": "cute_quantised"}
+_CUTE_QUANTISED, _CUTE_FP8 = (_CUTE | {"experts": name} for name in ("cute_quantised", "cute_fp8"))
 _CUTE_QUACK = _CUTE | {"experts": "quack_heuristic"}
 _QUANTISED = [
     *(
@@ -97,6 +97,9 @@ BENCH = Choosing(
         Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
         Implementation("cute_gather", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GATHER),
         Implementation("cute_quantised", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_QUANTISED),
+        Implementation(
+            "cute_fp8", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_FP8, declares=("rounded_inner",)
+        ),
         Implementation(
             "cute_dequant",
             requires=("cuda", "triton", "cutlass"),

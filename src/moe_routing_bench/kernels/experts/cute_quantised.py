@@ -14,7 +14,7 @@ Invariant: a row is written by the tiles of its own expert alone; rows of no exp
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -77,12 +77,8 @@ def unsupported(problem: Experts) -> str | None:
     return None
 
 
-def choose_wide(mean: float, codes: Codes) -> Tile:
-    """The tile that multiplies `mean` rows per expert soonest, spread like a Poisson variable's, where its forms are all that differs.
-
-    Beside 256 tokens there is no room for three stages of 8-bit codes, and no registers for scales of four groups.
-    """
-    widest = 256 if codes.bits < 8 and codes.groups < 4 else 192
+def soonest(mean: float, tiles: Iterable[Tile]) -> Tile:
+    """The tile that multiplies `mean` rows per expert soonest, spread like a Poisson variable's, where tokens are all that differs."""
 
     def cost(tile: Tile) -> float:
         total = 0.0
@@ -93,7 +89,16 @@ def choose_wide(mean: float, codes: Codes) -> Tile:
             total += count * (width + PER_TILE)
         return total
 
-    return min((tile for tile in _WIDE if tile.tokens <= widest), key=cost)
+    return min(tiles, key=cost)
+
+
+def choose_wide(mean: float, codes: Codes) -> Tile:
+    """The `soonest` tile with three forms.
+
+    Beside 256 tokens there is no room for three stages of 8-bit codes, and no registers for scales of four groups.
+    """
+    widest = 256 if codes.bits < 8 and codes.groups < 4 else 192
+    return soonest(mean, (tile for tile in _WIDE if tile.tokens <= widest))
 
 
 def choose_tile(rows: int, experts: int, wide: int, codes: Codes, multiprocessors: int = 132) -> tuple[Tile, int]:

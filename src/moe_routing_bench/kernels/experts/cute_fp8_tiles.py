@@ -1,0 +1,43 @@
+"""The grouped products of `cute_fp8_product`: as those of `cute_tiles`, with pairs of 8-bit numbers where those have 16-bit ones."""
+
+import math
+from dataclasses import dataclass
+
+from moe_routing_bench.kernels.cute import WARP
+from moe_routing_bench.kernels.experts.cute_tiles import STEP, WARPGROUP, Product
+
+BLOCK = 2 * STEP  # numbers of a stage, and of a block with one scale
+LOADERS = WARPGROUP - WARP  # threads that bring scales
+
+
+@dataclass(frozen=True)
+class Fp8Product(Product):
+    """One grouped product: e4m3 weights (E, N, 2 inner), with scales per 128 x 128 -> out (R, columns). `inner` counts pairs of numbers."""
+
+    def __post_init__(self) -> None:
+        """Check what the kernel takes for granted."""
+        super().__post_init__()
+        assert not self.top_k and not self.overlap and not self.tile.pingpong and not self.tile.narrowest, self
+        assert self.tile.slabs * self.tile.tokens + self.tile.tokens <= 384, (
+            "sums of a tile and of a slab fill the registers"
+        )
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 128 rows that an expert's weights have."""
+        return math.ceil((2 if self.gated else 1) * self.columns / BLOCK)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage: weights, token rows, and the scales of those."""
+        return super().stage_bytes + 4 * self.tile.tokens
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of a stage that TMA writes."""
+        return super().stage_bytes
+
+    @property
+    def arrivals(self) -> int:
+        """Arrivals at a stage's `full` barrier: that of the thread that asks TMA, and one per thread that brings scales."""
+        return 1 + LOADERS

@@ -1,0 +1,120 @@
+"""Scales of products of 8-bit floats, on arrays in place of the DSL, and which problems and tiles there are."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cutlass")
+from moe_routing_bench.kernels.experts import Experts, cute_epilogue, cute_fp8, cute_fp8_multiply
+from moe_routing_bench.kernels.experts.cute_fp8_tiles import Fp8Product
+from moe_routing_bench.kernels.experts.cute_tiles import Tile
+
+THREADS = np.arange(128)
+
+
+class Memory:
+    """A pointer, per thread, into numbers."""
+
+    def __init__(self, numbers, at: Any = 0):
+        self.numbers, self.at = numbers, at
+
+    def __add__(self, offset):
+        return Memory(self.numbers, self.at + offset)
+
+
+def copy(source, target):
+    """A thread's neighbouring numbers: `target` is (count, threads)."""
+    memory, shape = source
+    target[:] = memory.numbers[memory.at + np.arange(shape[0])[:, None]]
+
+
+@pytest.fixture
+def lanes(monkeypatch):
+    arch = SimpleNamespace(lane_idx=lambda: THREADS % 32, warp_idx=lambda: THREADS // 32)
+    cute = SimpleNamespace(
+        arch=arch,
+        make_rmem_tensor=lambda shape, _: np.zeros((*shape, 128)),
+        make_layout=lambda shape: shape,
+        make_tensor=lambda memory, shape: (memory, shape),
+        assume=lambda place, divby: place,
+        autovec_copy=copy,
+    )
+    monkeypatch.setattr(cute_fp8_multiply, "cute", cute)
+    monkeypatch.setattr(cute_fp8_multiply, "cutlass", SimpleNamespace(min=np.minimum))
+    monkeypatch.setattr(cute_epilogue, "cute", cute)
+
+
+@pytest.mark.parametrize("columns", [768, 1408, 184])
+@pytest.mark.parametrize("activation", ["swiglu", "relu2", ""])
+@pytest.mark.parametrize("tile", [Tile(1, 2, 16), Tile(2, 2, 24)])
+def test_sums_are_scaled_by_the_blocks_of_their_rows_and_tokens(lanes, columns, activation, tile):
+    """Steps of a product with drawn sums of each: thread by thread, against scales that are spread over the whole matrix."""
+    product = Fp8Product(columns, 192, 3, activation, tile)
+    wide, rng = columns * (2 if product.gated else 1), np.random.default_rng(5)
+    stages, index, slabs, eights = 3, 2, tile.slabs, tile.tokens // 8
+    w_scales, x_scales = rng.random((3, product.blocks, product.steps)), rng.random((stages, tile.tokens))
+    warp, lane = THREADS // 32, THREADS % 32
+    tokens = 8 * np.arange(eights)[:, None] + 2 * (lane % 4) + np.arange(2)[:, None, None]  # token, eight, thread
+    for part in range(product.parts * tile.sharing):
+        column, expert = part * product.width, 1
+        blocks = cute_fp8_multiply.weight_blocks(expert, column, product)
+        sums = rng.random((2, 2, eights, slabs, 128))
+        expected = sums.copy()
+        for k in range(product.steps):
+            partial = rng.random((2, 2, eights, 128))
+            for slab in range(slabs):
+                scales = [w_scales.ravel()[start + k] for start in blocks[slab]]
+                memory = SimpleNamespace(iterator=Memory(x_scales.ravel()))
+                cute_fp8_multiply.promote(sums, partial, slab, scales, memory, index, tile.tokens)
+                for half in range(2):
+                    if product.gated:
+                        row = column + 32 * slab + 8 * warp + lane // 4
+                        inside, row = row < columns, row + half * columns
+                    else:
+                        row = column + 64 * slab + 16 * warp + lane // 4 + 8 * half
+                        inside = row < columns
+                    factor = w_scales[expert, np.minimum(row, wide - 1) // 128, k] * x_scales[index][tokens]
+                    expected[:, half, :, slab] += np.where(inside, factor * partial[:, half], 0)
+                    sums[:, half, :, slab][..., ~inside] = expected[:, half, :, slab][..., ~inside]  # never stored
+        np.testing.assert_allclose(sums, expected, rtol=1e-12)
+
+
+def problem(**changed: Any):
+    given: dict[str, Any] = {
+        **{"rows": 512, "hidden": 2048, "intermediate": 768, "experts": 128},
+        **{"dtype": "bf16", "packed": "fp8_block128", "weights": "e4m3_block128"},
+    }
+    return Experts(**given | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"weights": "e4m3_g128"}, "rows and weights of bf16, fp8_block128, e4m3_block128, not bf16, fp8_block128, e4m3_g128"),
+        ({"packed": "bf16"}, "not bf16, bf16, e4m3_block128"),
+        ({"dtype": "fp16"}, "not fp16, fp8_block128, e4m3_block128"),
+        ({"intermediate": 776}, "multiples of 16"),
+        ({"experts": 1}, "needs 2 to 1024 experts"),
+        ({}, None),
+        ({"hidden": 2880, "intermediate": 2880, "activation": "swiglu_oai"}, None),
+    ],
+)  # fmt: skip
+def test_what_it_does_not_take(changed, said):
+    reason = cute_fp8.unsupported(problem(**changed))
+    assert (said in reason) if said else reason is None
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2048, 768, 128), (7168, 2048, 256), (2880, 2880, 128), (4096, 14336, 8), (352, 192, 1024)]
+)
+def test_tiles_fit_registers_and_have_three_stages(sizes):
+    hidden, inner, experts = sizes
+    for rows in (8, 500, 4000, 16000, 300000):
+        for product in cute_fp8.products(problem(rows=rows, hidden=hidden, intermediate=inner, experts=experts)):
+            assert product.stages >= 3 and product.steps == -(-product.inner // 64)
+            assert (product.tile.slabs + 1) * product.tile.tokens // 2 <= 192  # registers of both sums
+            assert product.arrivals == 97 and product.stage_bytes - product.loaded_bytes == 4 * product.tile.tokens
+    with pytest.raises(AssertionError, match="fill the registers"):
+        Fp8Product(768, 1024, 8, "", Tile(2, 2, 136))
