@@ -7,7 +7,11 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import textwrap
+import time
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +23,7 @@ import pytest
 
 from moe_routing_bench.figures import FIGURES
 from project import CELLS, DRAWN, GRID, ROOT, SMALL, Project, count, measured
+from signals import interruptible
 
 pytestmark = pytest.mark.slow
 ALL = sum(CELLS.values())
@@ -214,6 +219,27 @@ def test_a_file_of_another_spec_is_refused(project: Project) -> None:
     shutil.copy2(first, second)
     refused = project.bench("collect", check=False)
     assert refused.returncode == 2 and "was measured for spec" in refused.stderr and refused.stderr.count("\n") == 1
+
+
+def test_an_interrupt_says_what_to_do_and_no_spec(project: Project) -> None:
+    """Ctrl-C in a measurement: Snakemake prints the command that it has ended, without the JSON text that it had."""
+    project.configure(
+        [GRID[1] | {"benches": ["gate"]}], SMALL | {"max_seconds": 60.0, "min_blocks": 5000, "max_blocks": 5000}
+    )
+    environment = os.environ | {"PYTHONPATH": str(project.folder / "src")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "snakemake", "--cores", "1"], cwd=project.folder, env=environment, preexec_fn=interruptible,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    ) as run:  # fmt: skip
+        logs, deadline = project.folder / "results/cpu/logs/gate", time.monotonic() + 60
+        before = {path.name for path in logs.iterdir()}
+        while not {path.name for path in logs.iterdir()} - before and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(run.pid, signal.SIGINT)
+        out, _ = run.communicate(timeout=60)
+    assert run.returncode == 1 and "Error in rule measure" in out
+    assert "client.py results/cpu/cells/gate/" in out and " '{...}' cpu" in out and '{"' not in out
+    assert "`moe-routing-bench status` lists what remains" in out
 
 
 NAMED = ("--config", "run=mine")

@@ -63,6 +63,17 @@ THREADS = Settings(**SETTINGS["measure"]).cpu_threads
 CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
 
 
+def without_specs(record):
+    """Shorten the JSON texts in what Snakemake prints of a command that was ended or has failed: the job's name says which it was."""
+    for name in ("msg", "shellcmd"):
+        if isinstance(text := getattr(record, name, None), str):
+            setattr(record, name, re.sub(r"'\{\".*?\}'", "'{...}'", text))
+    return True
+
+
+logger.addFilter(without_specs)
+
+
 def keep_inputs():
     """Write what was asked for, and which code measures it, as files that change only with their content.
 
