@@ -90,7 +90,9 @@ def test_backward_apart():
     found = backward.chart(frame(step, layer))
     assert shown(found, "series", "low", "high") == [("forward", 0, 10), ("backward (the rest)", 10, 30)]
     assert found.marks["says"].iloc[1].startswith("backward 20 µs, 2x the forward")
-    for change in ({"gpu_uuid": "GPU-2"}, {"tokens": 16}, {"implementation": "torch"}, {"status": "crashed"}, {"median_us": 31.0}):  # fmt: skip
+    plain_layer = layer | {"dtype": "bf16", "packed": "bf16", "weights": "bf16"}
+    assert len(backward.chart(frame(step | {"dtype": "bf16"}, plain_layer)).marks) == 2
+    for change in ({"gpu_uuid": "GPU-2"}, {"packed": "fp8_row"}, {"shared_intermediate": 8}, {"tokens": 16}, {"implementation": "torch"}, {"status": "crashed"}, {"median_us": 31.0}):  # fmt: skip
         (bar,) = shown(backward.chart(frame(step, layer | change)), "series", "low", "high", "says")
         assert bar[:3] == ("forward + backward", 0, 30) and "not measured in this run" in bar[3], change
     ops = backward.chart(frame(step | {"implementation": "ops"}, layer | {"implementation": "auto"}))

@@ -3,7 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moe_routing_bench.config import axes
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import grouping, plain, style
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 
@@ -32,17 +33,30 @@ def chart(table: pd.DataFrame) -> Chart:
 
 
 def forwards(steps: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
-    """The time of the forward pass of each step: of the row of `layer` that is equal in implementation, axes and card; missing where there is none.
+    """The time of the forward pass of each step: of the row of `layer` on its card that is equal in implementation and in what `training` reads, and plain in the rest.
+
+    Missing where there is none.
 
     `ops` of training runs what `auto` chooses, whose forward pass is the row of that name.
     """
-    keys = ["implementation", *axes.names(without=["seed"]), "_card"]
+    read = BENCHES["training"].axes
+    keys = ["implementation", *(name for name in read if name != "model"), "_card"]
     layers = style.ok(table, "layer")
+    layers = layers[_usual(layers, [name for name in BENCHES["layer"].axes if name not in read])]
     known = layers.assign(_card=grouping.card(layers), implementation=layers["implementation"].replace("auto", "ops"))
     wanted = steps.assign(_card=grouping.card(steps))
     times = {tuple(_text(one) for one in values): us for *values, us in known[[*keys, "median_us"]].itertuples(index=False)}  # fmt: skip
     found = [times.get(tuple(_text(one) for one in values)) for values in wanted[keys].itertuples(index=False)]
     return pd.Series(found, index=steps.index, dtype=float)
+
+
+def _usual(rows: pd.DataFrame, names: list[str]) -> pd.Series:
+    """Whether a row has nothing of its own in these axes: neither a value besides the default nor one besides what the axis follows."""
+    found = pd.Series(True, index=rows.index)
+    for name in names:
+        usual = rows[AXES[name].follows] if AXES[name].follows else AXES[name].default
+        found &= rows[name].isna() | (rows[name] == usual)
+    return found
 
 
 def _text(value: object) -> str:

@@ -18,6 +18,7 @@ from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
 from moe_routing_bench.report import altered, page, predecessor, quality, verdicts
+from moe_routing_bench.report.answers import answers
 from moe_routing_bench.report.charts import charts, library
 from moe_routing_bench.report.choices import choices
 from moe_routing_bench.report.columns import COLUMNS, KEYS
@@ -63,6 +64,7 @@ def render(
         comparisons=sorted(path.name for path in out.parent.glob("compare-*.html")),
         headlines=headlines(frame, trained),
         findings=findings(frame),
+        answers=answers(frame, trained),
         benches=set(frame["bench"]),
         targets=targets(frame),
         seed=section(frame, run, profiles),
@@ -75,6 +77,7 @@ def render(
         if trained is None
         else _quality(trained, adapted, [one for one in drawn if one[0].source != "measurements"]),
         charts=plotted,
+        drawings={f"figure-{entry.name}" for entry, _ in drawn},
         library=library(),
         columns=COLUMNS,
         keys=KEYS,

@@ -1,0 +1,99 @@
+"""Answers to what readers ask beyond a single cell: what a capacity costs, loss per second, the backward pass. Pure functions; no torch.
+
+A rule answers from stored rows alone; where they do not hold the answer, it says what was not measured and what was.
+"""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from moe_routing_bench.figures import backward, capacity_bits, loss_seconds, style
+from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality.statistics import half_width
+from moe_routing_bench.report.costs import count
+
+FACTOR = 1.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question, its answer, and the part of the page's address that shows more; empty where there is no more."""
+
+    question: str
+    text: str
+    link: str = ""
+
+
+def answers(table: pd.DataFrame, trained: pd.DataFrame | None) -> list[Answer]:
+    """All of them, in the order of the page."""
+    return [lost_bits(trained), loss_per_second(trained), backward_apart(table)]
+
+
+def lost_bits(trained: pd.DataFrame | None, factor: float = FACTOR) -> Answer:
+    """The bits per byte that a capacity factor costs trained causal rules; of other factors where this one was not trained with."""
+    question = f"What does a capacity factor of {factor:g} cost in quality?"
+    rows = pd.DataFrame() if trained is None else capacity_bits.lost(trained)
+    if rows.empty:
+        return Answer(question, "Not measured: this run has no trained rule that was evaluated with a capacity limit.")
+    asked = rows[rows["capacity_factor"] == factor]
+    if len(asked):
+        return Answer(question, f"{_each(asked)}.", "figure-capacity_bits")
+    known = [f"{one:g} ({_each(rows[rows['capacity_factor'] == one])})" for one in sorted(rows["capacity_factor"].unique())]  # fmt: skip
+    return Answer(question, f"Not measured: no rule was trained and evaluated with it. Measured: {'; '.join(known)}.", "figure-capacity_bits")  # fmt: skip
+
+
+def _each(rows: pd.DataFrame) -> str:
+    """The least, middle and most that the rules of the config with most of them lose."""
+    mine = rows[rows["label"] == rows.groupby("label", sort=False)["contestant"].nunique().idxmax()]
+    found = mine.groupby("contestant")["lost"].agg(["mean", lambda values: half_width(values.to_numpy(float))])
+    ranked = found.sort_values("mean")
+    places = dict.fromkeys([0, (len(ranked) - 1) // 2, len(ranked) - 1])
+    said = [_lost(str(ranked.index[i]), *ranked.iloc[i]) for i in places]
+    what = ("least", "middle", "most") if len(said) == 3 else ("least", "most") if len(said) == 2 else ("",)
+    parts = [f"{word} {text}".strip() for word, text in zip(what, said, strict=True)]
+    batches = ", on validation batches of one domain each" * bool((mine["validation_batches"] != run_rows.MIXED).any())
+    return f"{mine['label'].iloc[0]}, bits per byte lost by {count(len(ranked), 'rule')}: {', '.join(parts)}{batches}"
+
+
+def _lost(name: str, mean: float, half: float) -> str:
+    return f"{name} {mean:.3f}" + ("" if pd.isna(half) else f" ± {half:.3f}")
+
+
+def loss_per_second(trained: pd.DataFrame | None) -> Answer:
+    """The causal rules that no other one beats in both loss and training seconds, at the end of equal schedules."""
+    question = "Which rule learns most per second of training?"
+    chart = None if trained is None else loss_seconds.chart(trained)
+    if chart is None or chart.marks.empty:
+        return Answer(question, "Not measured: this run has no trained rule with a loss and a speed.")
+    marks = chart.marks
+    panel = marks.groupby("panel", sort=False)["series"].nunique().idxmax()
+    ends = marks[(marks["panel"] == panel) & marks["says"].str.contains("end of the schedule")]
+    front = style.front(ends.astype({"x": float, "y": float}), "x", "y")
+    said = [f"{one['series']} {one['y']:.4f}{_half(one)} in {one['x']:.3g} s" for _, one in front.iterrows()]
+    return Answer(question, f"{panel.partition(':')[0]}: at the end of equal schedules no other of {count(len(ends), 'causal rule')} has less loss in less time than {'; '.join(said)} (bits per byte ± half of the 95 % interval, steps alone).", "figure-loss_seconds")  # fmt: skip
+
+
+def _half(one: pd.Series) -> str:
+    half = (one["high"] - one["low"]) / 2
+    return f" ± {half:.4f}" if half else ""
+
+
+def backward_apart(table: pd.DataFrame) -> Answer:
+    """The fastest step of each cell of `training`, and what of it the backward pass takes where the same run measured the layer alone."""
+    question = "What does the backward pass cost?"
+    steps = style.ok(table, "training")
+    if steps.empty:
+        return Answer(question, "Not measured: this run has no layer forward and backward.")
+    steps = steps.assign(forward=backward.forwards(steps, table))
+    fastest = steps.loc[steps.groupby("cell", sort=False)["median_us"].idxmin()]
+    said = [_step(one) for _, one in fastest.iterrows()]
+    return Answer(question, f"{'; '.join(said)}.", "figure-backward")
+
+
+def _step(one: pd.Series) -> str:
+    where = " ".join([*([one["model"]] if pd.notna(one["model"]) else []), f"T={one['tokens']:.0f}"])
+    whole = f"{where}: {one['implementation']} takes {one['median_us']:,.4g} µs [{one['ci_low_us']:,.4g}, {one['ci_high_us']:,.4g}] forward and backward"
+    if pd.isna(one["forward"]) or one["forward"] >= one["median_us"]:
+        return f"{whole}; apart it is not measured, as this run has no layer alone of the same cell and card"
+    rest = one["median_us"] - one["forward"]
+    return f"{whole}, of which the backward pass takes {rest:,.4g} µs, {rest / one['forward']:.3g}x the {one['forward']:,.4g} µs of the layer alone"

@@ -1,0 +1,79 @@
+"""Answers beyond a cell, on a few rows whose numbers are known: what each rule says, and where it says that nothing was measured."""
+
+import pyarrow as pa
+import pytest
+from rows import frame, one
+
+from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.report import answers
+
+
+def runs(name, losses, label="e8", factor=1.0, bits=0.1, speed=1000.0, **values):
+    """Two evaluations of each seed of a rule: half way and at the end."""
+    return [
+        {
+            "label": label, "config_hash": label, "router": name, "network": "linear", "train_mode": "joint", "seed": seed, "run": f"{label}{name}{factor}{seed}",
+            "causal": True, "learns": True, "purpose": "final", "step": step, "tokens_seen": step * 1000, "bits_per_byte": loss * (2 - step / 2), "val_loss": loss, "val_loss_with_capacity": loss * (1 + bits),
+            "capacity_factor": factor, "drop_policy": "position", "drop_rate": 0.1, "experts": 8, "top_k": 2, "params": 1e6, "steps": 2, "validation_batches": "mixed",
+            "train_tokens_per_s": speed, "step_ms": 1.0, "step_half_width_ms": 0.0, "eager_step_ms": float("nan"), "step_mode": "cuda_graph", "timed_alone": True, "batch": 1, "sequence": 1, "lr": 0.1,
+        } | values
+        for seed, loss in enumerate(losses) for step in (1, 2)
+    ]  # fmt: skip
+
+
+def table(*parts):
+    """Such evaluations as the table of training runs."""
+    found = [{name: run.get(name) for name in run_rows.SCHEMA.names} for part in parts for run in part]
+    return pa.Table.from_pylist(found, schema=run_rows.SCHEMA).to_pandas()
+
+
+def said(rule, *parts):
+    return rule(table(*parts)).text
+
+
+def test_bits_lost_at_a_factor():
+    """Of rules that were trained with it; other factors are named as others; without any it says so."""
+    a, b, c = (
+        runs("softk", (1.0, 1.0)),
+        runs("switch_top1", (1.0, 1.0), bits=0.2),
+        runs("topk_hard", (1.0, 1.0), bits=0.3),
+    )
+    asked = said(answers.lost_bits, a, b, c, runs("softk", (1.0, 1.0), "other", 1.5))
+    assert asked == "e8, bits per byte lost by 3 rules: least softk 0.100 ± 0.000, middle switch_top1 0.200 ± 0.000, most topk_hard 0.300 ± 0.000."  # fmt: skip
+    assert said(answers.lost_bits, runs("softk", (1.0,), factor=1.25, validation_batches="by_domain")) == (
+        "Not measured: no rule was trained and evaluated with it. Measured: 1.25 (e8, bits per byte lost by 1 rule: softk 0.100, on validation batches of one domain each)."
+    )
+    nothing = "Not measured: this run has no trained rule that was evaluated with a capacity limit."
+    assert answers.lost_bits(None).text == said(answers.lost_bits, runs("softk", (1.0,), causal=False)) == nothing
+    assert said(answers.lost_bits, runs("softk", (1.0,), factor=float("nan"))) == nothing
+
+
+def test_loss_per_second():
+    """The rules that no other beats in both, at the end of the schedule; one that sees later tokens is none of them."""
+    rows = runs("softk", (1.0, 1.0)), runs("switch_top1", (2.0, 2.0), speed=4000.0), runs("topk_hard", (1.5, 1.5)), runs("expert_choice", (0.1, 0.1), causal=False)  # fmt: skip
+    assert said(answers.loss_per_second, *rows) == (
+        "e8: at the end of equal schedules no other of 3 causal rules has less loss in less time than switch_top1 2.0000 in 0.5 s; softk 1.0000 in 2 s "
+        "(bits per byte ± half of the 95 % interval, steps alone)."
+    )
+    nothing = "Not measured: this run has no trained rule with a loss and a speed."
+    assert answers.loss_per_second(None).text == said(answers.loss_per_second, rows[3]) == nothing
+
+
+STEP = one("training", "ops", cell="a", tokens=8, median_us=30.0, ci_low_us=29.0, ci_high_us=31.0)
+LAYER = one("layer", "auto", tokens=8, median_us=10.0)
+
+
+def test_backward():
+    """Of the fastest step; apart only where the layer alone was measured on the card."""
+    slower = STEP | {"implementation": "sonicmoe", "median_us": 40.0}
+    whole = "T=8: ops takes 30 µs [29, 31] forward and backward"
+    assert answers.backward_apart(frame(STEP, slower, LAYER)).text == f"{whole}, of which the backward pass takes 20 µs, 2x the 10 µs of the layer alone."  # fmt: skip
+    apart = f"{whole}; apart it is not measured, as this run has no layer alone of the same cell and card."
+    assert answers.backward_apart(frame(STEP, LAYER | {"gpu_uuid": "GPU-2"})).text == apart
+    assert answers.backward_apart(frame(LAYER)).text == "Not measured: this run has no layer forward and backward."
+
+
+@pytest.mark.parametrize("trained", [None, table(runs("softk", (1.0, 1.1)))])
+def test_every_question_has_an_answer(trained):
+    found = answers.answers(frame(STEP), trained)
+    assert [one.question.endswith("?") and bool(one.text) for one in found] == [True] * 3
