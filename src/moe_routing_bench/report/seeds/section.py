@@ -5,12 +5,12 @@ from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.report.seeds import blocks, layers, predecessor, published
+from moe_routing_bench.report.seeds import blocks, layers, predecessor, products, published
 from moe_routing_bench.report.seeds.tables import Table
 
 _PREFIX = "seed-"
 _REMARKS = {"boundary": "inside their times: ", "sizes": "", "notes": ""}  # of a source, and what is said before it
-_REPLAYED = ("000", "001", "002", "004")
+_REPLAYED = ("000", "001", "002", "003", "004")
 
 
 def section(rows: pd.DataFrame, run: str, profiles: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
@@ -34,6 +34,8 @@ def _tables(
     platform = _machine(rows)
     if number == "004":
         return blocks.tables(rows, source, profiles, platform)
+    if number == "003":
+        return products.tables(rows, source, platform)
     if number in ("001", "002"):
         return predecessor.tables(number, rows, source, platform)
     return layers.tables(rows, source, platform)

@@ -1,0 +1,127 @@
+"""The report of seed 003: each published row beside the cell that stands for it, its ratios, what is right, and layers."""
+
+import functools
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rows import frame, one
+
+from moe_routing_bench.config import presets
+from moe_routing_bench.config.expand import expand
+from moe_routing_bench.config.load import load, on
+from moe_routing_bench.report.seeds.published import figures, sources
+from moe_routing_bench.report.seeds.section import section
+from moe_routing_bench.report.seeds.tables import ABSENT
+
+ROOT = Path(__file__).parents[2]
+MODELS = presets.load(ROOT / "config/models.yaml")
+TIMES = {"torch_loop": 6000.0, "dequant_loop": 9000.0, "dequant": 4500.0, "dequant_uncached": 5000.0, "cute_quantised": 1500.0, "cute": 3000.0}  # fmt: skip
+
+
+def cells(platform: str) -> list:
+    return expand(on(load(ROOT / "config/seeds/003.yaml"), platform), MODELS)
+
+
+@functools.cache
+def _rows(platform: str) -> pd.DataFrame:
+    known = {"tflops": 7.0, "rel_l2_error": 1e-3, "tolerance": 5e-3, "cpu_model": "C"}
+    return frame(*(
+        one(job.cell.bench, name, **dict(job.cell.values), **known, cell=job.cell.key, median_us=TIMES[name])
+        for job in cells(platform) for name in job.implementations if name in TIMES
+    ))  # fmt: skip
+
+
+def rows(platform: str) -> pd.DataFrame:
+    """A row for each implementation of each cell that has a time."""
+    return _rows(platform).copy()
+
+
+def columns(table, *wanted: int) -> list[tuple[str, ...]]:
+    return [tuple(row[i] for i in wanted) for row in table.rows]
+
+
+def test_on_a_gpu_every_published_row_has_its_cell_and_its_ratios():
+    times, means, exactness, layers = section(rows("nvidia-h200"), "seed-003")["tables"]
+    known = figures("003")
+    assert len(times.rows) == len(known) == 126
+    for row, (_, theirs) in zip(times.rows, known.iterrows(), strict=True):
+        plain = theirs["format"] == theirs["activations"]
+        assert row[:7] == [
+            str(theirs[name]) for name in ("shape", "experts", "n", "k", "tokens", "format", "activations")
+        ]
+        expected = (
+            ["6", ABSENT, ABSENT, "cute", "3", "2x", "2x"]
+            if plain
+            else ["6", "9", "4.5", "cute_quantised", "1.5", "6x", "3x"]
+        )
+        assert row[13:] == [*expected, "7"]
+    assert "divided" not in times.note and "were measured" not in times.note
+    assert len(means.rows) == 18 and ("int4", "fp16", "6x", "3x", "7") in columns(means, 0, 1, 4, 5, 6)
+    assert len(exactness.rows) == 18 and len(layers.rows) == 16
+
+
+def test_implausible_published_times_are_marked_and_the_means_tell_the_machine():
+    times, means, *_ = section(rows("nvidia-h200"), "seed-003")["tables"]
+    marks = [row[12] for row in times.rows]
+    assert marks.count("drifted") == 17 and marks.count("steady") == 106
+    assert [mark for mark in marks if ":" in mark] == [
+        "implausible: kernel",
+        "implausible: base_dequant, kernel",
+        "implausible: base_mm",
+    ]
+    said = {(row[0], row[1]): row[2:4] for row in means.rows}
+    assert said["e4m3", "bf16"][1] == ABSENT, "no row of that table is of a steady machine"
+    assert said["int8", "fp16"][0] == said["int8", "fp16"][1]
+
+
+def test_on_a_cpu_the_rows_that_were_measured_are_there_at_a_sixteenth_of_their_sizes():
+    times, *_ = section(rows("cpu"), "seed-003")["tables"]
+    assert len(times.rows) == len(cells("cpu")) and {row[6] for row in times.rows} == {"bf16"}
+    assert "divided by 16" in times.note and f"{len(times.rows)} of their 126 rows were measured" in times.note
+
+
+def test_without_a_kernel_there_are_baselines_and_no_ratio():
+    found = rows("nvidia-h200")
+    times, means, *_ = section(found[found["implementation"] != "cute_quantised"], "seed-003")["tables"]
+    quantised = [row for row in times.rows if row[5] == "int4"]
+    assert {tuple(row[13:]) for row in quantised} == {("6", "9", "4.5", *[ABSENT] * 5)}
+    assert ("int4", "fp16", ABSENT, ABSENT) in columns(means, 0, 1, 4, 5)
+
+
+def test_what_is_wrong_counts_among_what_was_judged():
+    found = rows("nvidia-h200")
+    wrong = (
+        (found["weights"] == "int2z_g128")
+        & (found["dtype"] == "bf16")
+        & (found["implementation"] == "cute_quantised")
+        & (found["bench"] == "experts")
+    )
+    found.loc[wrong, ["status", "median_us"]] = ["incorrect", None]
+    *_, exactness, _ = section(found, "seed-003")["tables"]
+    said = {(row[0], row[1]): row[2:] for row in exactness.rows}
+    assert said["int2_asym", "bf16"] == ["passed", "0.15", "21 of 28", "0.001", "0.005"]
+    assert said["int4", "bf16"][2] == "28 of 28"
+
+
+@pytest.mark.parametrize(
+    ("us", "ratio", "within"), [(1500.0, "2x", "yes"), (6000.0, "0.5x", "yes"), (6100.0, "0.4918x", "no")]
+)
+def test_the_guard_of_decoding_is_twice_the_time_at_full_precision(us, ratio, within):
+    slow = rows("nvidia-h200")
+    slow.loc[slow["weights"] != slow["dtype"], "median_us"] = us
+    *_, layers = section(slow, "seed-003")["tables"]
+    assert {(row[1], row[5], row[10], row[11]) for row in layers.rows} == {
+        ("decode", "2x", ratio, within),
+        ("prefill", ABSENT, ratio, ABSENT),
+    }
+    assert layers.rows[0][6:10:2] == ["cute", layers.rows[0][8]] and layers.rows[0][7] == "3,000"
+
+
+def test_the_skew_of_each_cell_is_that_of_the_published_rows_per_expert():
+    loads = {name: one for name, one in sources()["003"]["rows_per_expert"].items() if isinstance(one, list)}
+    asked = {job.cell.tokens: job.cell.skew for job in cells("nvidia-h200") if job.cell.bench == "experts"}
+    for name, one_load in loads.items():
+        mean = sum(one_load) / len(one_load)
+        cv = (sum((load - mean) ** 2 for load in one_load) / len(one_load)) ** 0.5 / mean
+        assert asked[sum(one_load)] == pytest.approx(cv, abs=5e-4), name
