@@ -10,11 +10,11 @@ import pytest
 
 from moe_routing_bench.comparison import anomalies
 from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.report.seeds.doubts import as_rows
 from moe_routing_bench.store import records
 
 ROOT = Path(__file__).parents[2]
 STORED = sorted(ROOT.glob("results/nvidia-h200*/measurements.parquet"))
-PUBLISHED = ROOT / "config/seeds/published/003.csv"
 
 
 def grid(**columns):
@@ -86,33 +86,9 @@ def test_rows_without_a_time_and_too_few_neighbours_say_nothing() -> None:
     assert doubted(three) == [], "two neighbours are too few"
 
 
-def published():
-    """The table of document 003, each of its columns of times as an implementation. Theirs has another kernel without quantisation."""
-    table = pd.read_csv(PUBLISHED)
-    bits = table["format"].str.extract(r"(\d)")[0].astype(int).where(table["format"].str.startswith("int"), 8)
-    plain = table["format"].isin(["fp16", "bf16"])
-    for name, bits_read in (("base_mm_ms", 16), ("base_dequant_ms", bits), ("kernel_ms", bits.where(~plain, 16))):
-        one = pd.DataFrame(
-            {"tokens": table["tokens"], "hidden": table["k"], "intermediate": table["n"], "experts": table["experts"]}
-        )
-        way = np.where(plain, f"{name} unquantised", name) if name == "kernel_ms" else name
-        one = one.assign(
-            bench="experts",
-            implementation=way,
-            dtype=table["activations"],
-            weights=table["format"],
-            status="ok",
-            gpu_uuid="XPU",
-        )
-        one = one.assign(median_us=table[name] * 1e3, q1_us=1.0, q3_us=1.0, machine=table["machine"])
-        extreme = table["implausible"].fillna("").str.split().map(lambda names, name=name: name in names)
-        one = one.assign(extreme=extreme, compulsory_bytes=table["experts"] * table["n"] * table["k"] * bits_read // 8)
-        yield one.dropna(subset=["median_us"])
-
-
 def test_the_anomalies_of_document_003_are_caught_and_its_steady_rows_are_not() -> None:
     """581 ms among 18, 8057, 5655 and 4605 ms; and much of a stretch of the run in which the same products took up to 41 times less."""
-    rows = pd.concat(published(), ignore_index=True)
+    rows = as_rows()
     words = anomalies.found(rows)
     assert rows["extreme"].sum() == 4 and words[rows["extreme"]].notna().all()
     steady = rows["machine"] == "steady"

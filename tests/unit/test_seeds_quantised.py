@@ -10,6 +10,7 @@ from rows import frame, one
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
+from moe_routing_bench.report.seeds.doubts import TIMES as TIMES_OF
 from moe_routing_bench.report.seeds.published import figures, sources
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.report.seeds.tables import ABSENT
@@ -55,24 +56,37 @@ def test_on_a_gpu_every_published_row_has_its_cell_and_its_ratios():
             if plain
             else ["6", "9", "4.5", "cute_quantised", "1.5", "6x", "3x"]
         )
-        assert row[13:] == [*expected, "7"]
+        assert row[14:] == [*expected, "7", ABSENT]
     assert "divided" not in times.note and "were measured" not in times.note
     assert len(means.rows) == 18 and ("int4", "fp16", "6x", "3x", "7") in columns(means, 0, 1, 4, 5, 6)
     assert len(exactness.rows) == 18 and len(layers.rows) == 16
 
 
-def test_implausible_published_times_are_marked_and_the_means_tell_the_machine():
+def test_published_times_that_our_rule_doubts_are_named_and_the_means_tell_the_machine():
     times, means, *_ = section(rows("nvidia-h200"), "seed-003")["tables"]
-    marks = [row[12] for row in times.rows]
-    assert marks.count("drifted") == 17 and marks.count("steady") == 106
-    assert [mark for mark in marks if ":" in mark] == [
-        "implausible: kernel",
-        "implausible: base_dequant, kernel",
-        "implausible: base_mm",
-    ]
+    known = figures("003")
+    assert [row[12] for row in times.rows] == list(known["machine"])
+    for row, machine, marked in zip(times.rows, known["machine"], known["implausible"], strict=True):
+        names = [] if pd.isna(marked) else [TIMES_OF[name] for name in marked.split()]
+        assert set(names) <= set(row[13].split(", ")), "what the data marks as implausible"
+        assert machine == "drifted" or row[13] == ABSENT, "a row of a steady machine is not doubted"
     said = {(row[0], row[1]): row[2:4] for row in means.rows}
     assert said["e4m3", "bf16"][1] == ABSENT, "no row of that table is of a steady machine"
     assert said["int8", "fp16"][0] == said["int8", "fp16"][1]
+
+
+def test_rows_of_this_run_that_are_in_doubt_are_named():
+    found = rows("nvidia-h200")
+    which = (
+        (found["implementation"] == "dequant")
+        & (found["weights"] == "int4_g128")
+        & (found["tokens"] == 610)
+        & (found["dtype"] == "fp16")
+    )
+    found.loc[which, "anomaly"] = "too long"
+    times, *_ = section(found, "seed-003")["tables"]
+    assert [(row[0], row[5], row[6]) for row in times.rows if row[-1] != ABSENT] == [("uneven", "int4", "fp16")]
+    assert {row[-1] for row in times.rows} == {ABSENT, "dequant"}
 
 
 def test_on_a_cpu_the_rows_that_were_measured_are_there_at_a_sixteenth_of_their_sizes():
@@ -85,7 +99,7 @@ def test_without_a_kernel_there_are_baselines_and_no_ratio():
     found = rows("nvidia-h200")
     times, means, *_ = section(found[found["implementation"] != "cute_quantised"], "seed-003")["tables"]
     quantised = [row for row in times.rows if row[5] == "int4"]
-    assert {tuple(row[13:]) for row in quantised} == {("6", "9", "4.5", *[ABSENT] * 5)}
+    assert {tuple(row[14:]) for row in quantised} == {("6", "9", "4.5", *[ABSENT] * 6)}
     assert ("int4", "fp16", ABSENT, ABSENT) in columns(means, 0, 1, 4, 5)
 
 

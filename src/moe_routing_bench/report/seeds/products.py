@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 from scipy import stats
 
+from moe_routing_bench.report.seeds.doubts import doubted
 from moe_routing_bench.report.seeds.published import divisor, figures
 from moe_routing_bench.report.seeds.quantised import FORMATS, exactness, layers
 from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number, ratio
@@ -18,7 +19,7 @@ LOOP, DEQUANTISED, DEQUANTISED_LOOP = "torch_loop", "dequant", "dequant_loop"
 _NO_KERNELS = (LOOP, DEQUANTISED, "dequant_uncached", DEQUANTISED_LOOP)  # baselines
 _COLUMNS = (
     *("implementation", "tokens", "hidden", "intermediate", "experts", "dtype", "weights"),
-    *("status", "median_us", "tflops", "rel_l2_error", "tolerance"),
+    *("status", "median_us", "tflops", "rel_l2_error", "tolerance", "anomaly"),
 )
 _Row = Mapping[str, Any]
 
@@ -26,7 +27,11 @@ _Row = Mapping[str, Any]
 def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list[Table]:
     """Times, their geometric means per format, exactness, and layers of its two models."""
     experts = rows.loc[rows["bench"] == "experts", list(_COLUMNS)]
-    known = [one | {"ours": FORMATS.get(one["format"], one["format"])} for one in figures("003").to_dict("records")]
+    doubts = doubted()
+    known = [
+        one | {"ours": FORMATS.get(one["format"], one["format"]), "doubts": doubts.get(i, [])}
+        for i, one in enumerate(figures("003").to_dict("records"))
+    ]
     found = [(one, _shape(one, experts)) for one in known]
     measured = [(one, own, by) for one, (own, by) in found if own]
     by = {by for *_, by in measured} - {1}
@@ -85,16 +90,17 @@ def _times(
     lines = []
     for known, found, _ in measured:
         kernel, (loop, kept) = _kernel(found.values()), _ratios(found)
-        doubt = known["implausible"] if isinstance(known["implausible"], str) else ""
+        unsure = [name for name, row in found.items() if isinstance(row["anomaly"], str)]
         lines.append([
             known["shape"], *(str(known[name]) for name in ("experts", "n", "k", "tokens", "format", "activations")),
             *(number(known[f"{name}_ms"]) for name in ("base_mm", "base_dequant", "kernel")), number(known["speedup"], "x"), number(known["tflops"]),
-            f"implausible: {doubt.replace('_ms', '').replace(' ', ', ')}" if doubt else known["machine"],
+            known["machine"], _listed(known["doubts"]),
             *(number(_median(found, name)) for name in (LOOP, DEQUANTISED_LOOP, DEQUANTISED)),
             ABSENT if kernel is None else kernel["implementation"], number(None if kernel is None else kernel["median_us"] / 1000),
             number(loop, "x"), number(kept, "x"), number(None if kernel is None else kernel["tflops"]),
+            _listed(unsure),
         ])  # fmt: skip
-    theirs = ("base mm ms", "base + dequant ms", "kernel ms", "speed-up", "TFLOPS", "machine")
+    theirs = ("base mm ms", "base + dequant ms", "kernel ms", "speed-up", "TFLOPS", "machine", "in doubt")
     ours = (
         f"{LOOP} ms",
         f"{DEQUANTISED_LOOP} ms",
@@ -104,6 +110,7 @@ def _times(
         f"over {DEQUANTISED_LOOP}",
         f"over {DEQUANTISED}",
         "TFLOP/s",
+        "in doubt",
     )
     return Table(
         "Seven shapes by format of weights and activations",
@@ -115,8 +122,13 @@ def _times(
         lines,
         "Ours are H = K and I = N / 2: the first product is theirs, the second adds half of its FLOPs, so times compare over 1.5, ratios and rates as they "
         f"are. {LOOP} multiplies with unquantised weights; {DEQUANTISED} keeps its workspace; the kernel is the fastest that dequantises nothing "
-        f"beforehand, or of unquantised weights the fastest but {LOOP}, and theirs is what the speed-up is of.{sizes}",
+        f"beforehand, or of unquantised weights the fastest but {LOOP}, and theirs is what the speed-up is of. In "
+        f"doubt: the times that the rule for rows of this benchmark doubts, theirs beside one another and ours beside one another.{sizes}",
     )  # fmt: skip
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or ABSENT
 
 
 def _means(measured: list[tuple[_Row, dict[str, _Row], int]], source: Mapping[str, Any], platform: str) -> Table:
