@@ -1,13 +1,19 @@
-"""An MoE block with a routing rule of its own: the rule chooses experts in plain torch, the library does the rest."""
+"""A routing rule of its own: benched in this folder by `moe-routing-bench measure gate --router own_router:SHARP`, and in an MoE block.
+
+The rule chooses experts in plain torch, the library does the rest.
+"""
 
 import torch
 
 from moe_routing_bench import ops
+from moe_routing_bench.routers import GateRule
+
+SHARP = GateRule("sharp", "", "top-k of logits, softmax of twice the k logits")
 
 
-def route(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k best of logits (T, E), weighted by the softmax of twice their logits: ids (T, k) int32, weights (T, k) float32."""
-    best, ids = logits.float().topk(top_k, dim=1)
+def route(logits: torch.Tensor, top_k: int, bias: None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits (T, E) to ids (T, k) int32 and weights (T, k) float32; in float64, as the reference, weights are float64."""
+    best, ids = (logits if logits.dtype == torch.float64 else logits.float()).topk(top_k, dim=1)
     return ids.int(), (2 * best).softmax(1)
 
 

@@ -5,6 +5,7 @@ the value means. Config models, JSON schema and error messages are derived from 
 """
 
 import functools
+import re
 from dataclasses import dataclass, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -25,17 +26,19 @@ _WORDS = {int: ("an integer", "integers"), float: ("a number", "numbers"), str: 
 
 @dataclass(frozen=True)
 class Choice:
-    """A name of a table. `where` says where an `open` table is listed: one that grows, so the schema file does not repeat it."""
+    """A name of a table. `where` says where an `open` table is listed: one that grows, so the schema file does not repeat it. `also` is a
+    pattern of names that are in no table, such as references; who looks such a name up finds whether it is one."""
 
     names: tuple[str, ...]
     where: str = ""
+    also: str = ""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
         """Text that is one of the names; the names are in the context of the error."""
         from pydantic_core import PydanticCustomError, core_schema
 
         def known(value: str) -> str:
-            if value not in self.names:
+            if value not in self.names and not (self.also and re.fullmatch(self.also, value)):
                 raise PydanticCustomError("choice", "not one of the names", {"names": self.names})
             return value
 

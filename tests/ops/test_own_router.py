@@ -1,9 +1,11 @@
-"""examples/own_router.py: an MoE block whose routing rule is not the library's, against a loop over tokens and experts."""
+"""examples/own_router.py: an MoE block whose routing rule is not the library's, against a loop over tokens and experts; and the rule's bench."""
 
 import importlib.util
 from pathlib import Path
 
 import torch
+
+from example_package import bench
 
 EXAMPLE = Path(__file__).parents[2] / "examples/own_router.py"
 
@@ -23,6 +25,12 @@ def test_the_example_routes_by_its_own_rule() -> None:
     gradients = (torch.autograd.grad(one, list(block.parameters()), direction) for one in (got, want))
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_the_rule_is_measured() -> None:
+    """As its docstring says, in its folder."""
+    done = bench(EXAMPLE.parent, "measure", "gate", "--router", "own_router:SHARP", "--implementations", "torch", "--tokens", "64", "--max-seconds", "0.1")  # fmt: skip
+    assert "torch           ok" in done.stdout and "-own_router.SHARP-" in done.stdout
 
 
 def _one(block: torch.nn.Module, token: torch.Tensor) -> torch.Tensor:

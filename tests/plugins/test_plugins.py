@@ -3,17 +3,20 @@
 import importlib
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from example_package import EXAMPLE, install
+from moe_routing_bench import declarations
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import Peer
-from moe_routing_bench.config.expand import expand
+from moe_routing_bench.config.expand import cell_of, expand
 from moe_routing_bench.config.load import load
 from moe_routing_bench.config.plugins import benches_of
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
 
 PACK = 'PACK = Plugin(bench="pack", name="own_pack", options={"tile": 4})\n'
 KERNEL = '"""A kernel."""\nimport torch\nraise RuntimeError("was run")\n'
@@ -27,7 +30,7 @@ def write(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     for remembered in (
         plugins.read,
-        plugins._entry_points,
+        declarations._entry_points,
         importlib.import_module("moe_routing_bench.config.plugins")._benches,
     ):
         remembered.cache_clear()
@@ -76,7 +79,7 @@ def test_an_editable_install_is_found_by_a_process_that_is_older(write, tmp_path
     source.mkdir(parents=True)
     site.mkdir()
     (source / "made_late.py").write_text(PACK)
-    monkeypatch.setattr(plugins.site, "getsitepackages", lambda: [str(site)])
+    monkeypatch.setattr(declarations.site, "getsitepackages", lambda: [str(site)])
     with pytest.raises(UserError, match="no source of made_late"):
         plugins.read("made_late")
     (site / "editable.pth").write_text(f"{source}\n")
@@ -86,7 +89,7 @@ def test_an_editable_install_is_found_by_a_process_that_is_older(write, tmp_path
 @pytest.mark.parametrize(
     ("text", "reference", "said"),
     [
-        ("", "made", "plugin: got 'made'; allowed: NAME = Plugin(bench='...', name='...', ...) of literals in made.py"),
+        ("", "made", "plugin: got 'made'; allowed: NAME = Plugin(...) of literals in made.py"),
         (PACK, "made:COMBINE", "plugin: got 'made:COMBINE'"),
         (PACK, "absent", "got 'no source of absent'; allowed: a module that is installed"),
         (PACK, "made.inner", "got 'no source of made.inner'"),
@@ -99,7 +102,7 @@ def test_an_editable_install_is_found_by_a_process_that_is_older(write, tmp_path
         ("PACK = Plugin(name='a')", "made", "missing 1 required keyword-only argument: 'bench'"),
         ("PACK = Plugin(bench='pack', name='a'", "made", "was never closed"),
         ("PACK = Plugin(bench='pack', name='a', module='json.decoder')", "made", "got 'json.decoder'; allowed: modules of made"),
-        ("PACK = Plugin(bench='pack', name='a', module='.kernel')", "made", "no package specified"),
+        ("PACK = Plugin(bench='pack', name='a', module='.kernel')", "made", "got '.kernel'; allowed: modules of made"),
         ("PACK = Plugin(bench='pack', name='a', module='made.kernel')", "made", "got 'no source of made.kernel'"),
     ],
 )  # fmt: skip
@@ -172,14 +175,15 @@ def test_the_fingerprint_is_that_of_the_package(write, tmp_path):
     declared = 'A = Plugin(bench="pack", name="a", module=".kernel")\n'
     kernel = "import json\nfrom made_code import helper\nimport torch\n"
     write(made_code____init__=declared, made_code__kernel=kernel, made_code__helper="", made_code__other="")
-    before = plugins.fingerprint(["made_code:A"])
+    job = Job(cell_of("pack", tokens=4, hidden=4, experts=4, top_k=2), ("a",), Settings(), plugins=("made_code:A",))
+    before = plugins.fingerprint(job)
     (one,) = plugins.read("made_code:A")
     named = [line.split()[-1] for line in one.code().splitlines()]
     assert named == [*(f"made_code/{name}.py" for name in ("__init__", "helper", "kernel")), "None"]
     write(made_code__other="x = 1\n")
-    assert plugins.fingerprint(["made_code:A"]) == before and len(before or "") == 16
+    assert plugins.fingerprint(job) == before and len(before or "") == 16
     write(made_code__helper="x = 1\n")
-    assert plugins.fingerprint(["made_code:A"]) != before and plugins.fingerprint([]) is None
+    assert plugins.fingerprint(job) != before and plugins.fingerprint(replace(job, plugins=())) is None
 
 
 def test_sources_that_cannot_be_parsed_have_no_fingerprint(write):
@@ -187,14 +191,14 @@ def test_sources_that_cannot_be_parsed_have_no_fingerprint(write):
         made_broken____init__='A = Plugin(bench="pack", name="a", module=".kernel")\n', made_broken__kernel="import 1\n"
     )
     with pytest.raises(UserError, match="plugin made_broken:A: got "):
-        plugins.fingerprint(["made_broken"])
+        plugins.read("made_broken")[0].code()
 
 
 def test_an_installed_package_is_known_by_its_entry_points(tmp_path):
     """And its version, in a process that never imports torch."""
     script = (
-        "import sys\nfrom moe_routing_bench.benches import plugins\nfrom moe_routing_bench.config.plugins import benches_of\n"
-        "found = plugins.installed()\n(one,) = plugins.read('own_kernel:COMBINE')\n"
+        "import sys\nfrom moe_routing_bench import declarations\nfrom moe_routing_bench.benches import plugins\nfrom moe_routing_bench.config.plugins import benches_of\n"
+        "found = declarations.installed()\n(one,) = plugins.read('own_kernel:COMBINE')\n"
         "print(found, one.version(), benches_of(found)['layer'].implementations[-1].name)\n"
         "assert 'torch' not in sys.modules and 'own_kernel' not in sys.modules"
     )

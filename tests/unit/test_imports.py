@@ -19,14 +19,15 @@ MAY_IMPORT = {
     "closure": "",
     "fields": "errors",
     "files": "errors",
-    "routers": "errors",
+    "declarations": "errors closure",
+    "routers": "errors declarations",
     "grid": "errors bounds fields",
     "kernels": "errors files formats closure routers",
     "choices": "errors formats",
     "ops": "errors formats routers kernels choices",
     "workload": "errors formats grid kernels",
-    "benches": "errors formats closure routers grid kernels choices ops workload",
-    "config": "errors bounds fields formats routers grid kernels workload benches",
+    "benches": "errors declarations formats closure routers grid kernels choices ops workload",
+    "config": "errors declarations bounds fields formats routers grid kernels workload benches",
     "store": "errors files closure grid benches config",
     "measure": "errors files formats closure grid workload benches store",
     "traces": "errors kernels workload store measure",
@@ -34,7 +35,7 @@ MAY_IMPORT = {
     "comparison": "errors formats choices benches config measure",
     "figures": "errors routers grid benches config store quality comparison",
     "report": "errors files routers grid choices benches config store quality comparison figures",
-    "cli": "errors fields files formats closure routers grid kernels choices benches config store measure traces quality comparison figures report",
+    "cli": "errors declarations fields files formats closure routers grid kernels choices benches config store measure traces quality comparison figures report",
 }
 MAY_IMPORT_TORCH = {"formats", "routers", "kernels", "ops", "workload", "benches", "measure", "traces", "quality"}
 WITHOUT_TORCH = (

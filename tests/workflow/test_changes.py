@@ -291,32 +291,32 @@ def test_a_named_run_keeps_to_itself(named: Project, done: Project) -> None:
     assert refused.returncode and "config.run: got '../cpu'" in refused.stdout + refused.stderr
 
 
-def test_a_kernel_of_another_package_is_measured_and_counts_where_it_is_asked_for(
-    done: Project, tmp_path: Path
-) -> None:
-    """From the working directory, on the warm server, in a run of its own. Neither reading it nor its rows need torch."""
+def test_what_other_packages_have_counts_where_it_is_asked_for(done: Project, tmp_path: Path) -> None:
+    """A kernel and a routing rule, from the working directory, on the warm server, in a run of its own."""
     project = done.copy(tmp_path / "project")
     shutil.copytree(ROOT / "examples/own_kernel/own_kernel", project.folder / "own_kernel")
+    shutil.copy(ROOT / "examples/own_router.py", project.folder)
     entry = {"tokens": [64], "hidden": [64], "experts": [8], "top_k": [2]}
-    project.configure([
+    grid = [
         {"benches": ["combine"], "implementations": ["torch", "own_bmm"], **entry},
         {"benches": ["pack", "combine"], "implementations": ["torch"], **entry | {"tokens": [128]}},
-    ], plugins=["own_kernel"])  # fmt: skip
+        {"benches": ["gate"], "implementations": ["torch"], "router": ["own_router:SHARP"], **entry},
+    ]
+    project.configure(grid, plugins=["own_kernel"])
     target = ("--config", "run=own", "--until", "collect")
-    assert measured(project.snakemake(*target, "--dry-run")) == {"pack": 1, "combine": 2}
-    assert count(project.snakemake(*target)) == {"measure": 3, "collect": 1}
+    assert count(project.snakemake(*target)) == {"measure": 4, "collect": 1}
     rows = pq.read_table(project.folder / "results/cpu.own/measurements.parquet").to_pylist()
     assert {row["status"] for row in rows} == {"ok"} and [row["plugin"] for row in rows].count(
         "own_kernel:COMBINE"
     ) == 1
     (project.folder / "own_kernel/unused.py").write_text("")
-    assert project.jobs(*target) == {} and "3 of 3 cells measured" in project.bench("status", "--run", "own").stdout
+    assert project.jobs(*target) == {} and "4 of 4 cells measured" in project.bench("status", "--run", "own").stdout
     project.edit("own_kernel/bmm_combine.py")
-    assert (
-        "2 of 3 cells measured, 1 remain, 1 of them done by other code"
-        in project.bench("status", "--run", "own").stdout
-    )
+    said = project.bench("status", "--run", "own").stdout
+    assert "3 of 4 cells measured, 1 remain, 1 of them done by other code" in said
     assert measured(project.snakemake(*target, "--dry-run")) == {"combine": 1}
+    project.edit("own_router.py")
+    assert measured(project.snakemake(*target, "--dry-run")) == {"combine": 1, "gate": 1}
     (project.folder / "own_kernel/bmm_combine.py").unlink()
     refused = project.snakemake(*target, "--dry-run", check=False)
     assert refused.returncode and "got 'no source of own_kernel.bmm_combine'" in refused.stdout + refused.stderr

@@ -10,6 +10,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod
 
+from moe_routing_bench.benches import plugins
 from moe_routing_bench.cli import progress
 from moe_routing_bench.cli.asked import jobs_of, last
 from moe_routing_bench.cli.commit import name_commit
@@ -83,8 +84,9 @@ def keep_inputs():
     files.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))
     for bench in {job.cell.bench for job in JOBS.values()}:
         files.keep(paths.code(PLATFORM, bench), sources.code_hashes(sources.code_files(bench)))
-    for plugin in {one for job in JOBS.values() for one in job.plugins}:
-        files.keep(paths.plugin_code(PLATFORM, plugin), sources.plugin_hashes(plugin))
+    for job in {plugins.references(job): job for job in JOBS.values()}.values():
+        for reference, hashes in plugins.codes(job).items():
+            files.keep(paths.plugin_code(PLATFORM, reference), hashes)
     if TRAINING.finals:
         files.keep(paths.code(PLATFORM, "quality"), sources.code_hashes(sources.named(code.training_files())))
     if TRAINING.adaptations:
@@ -117,9 +119,10 @@ def spec_of(wildcards):
 
 
 def code_of(wildcards):
-    """What says which code measures a cell: that of its bench, and of the plugins that are measured in it."""
+    """What says which code measures a cell: that of its bench, and of all that it has from other packages."""
     platform, job = wildcards.platform, JOBS[wildcards.bench, wildcards.cell]
-    return [str(paths.code(platform, job.cell.bench)), *[str(paths.plugin_code(platform, one)) for one in job.plugins]]
+    others = [str(paths.plugin_code(platform, one)) for one in plugins.references(job)]
+    return [str(paths.code(platform, job.cell.bench)), *others]
 
 
 def cells_of(wildcards):

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench.benches import plugins
+from moe_routing_bench import declarations
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
@@ -61,7 +61,7 @@ def models(own: str | Path | None = None) -> dict[str, Any]:
 
 def references(given: list[str] | None) -> list[str]:
     """References of the plugins that are installed, and of those that a command is given."""
-    return list(dict.fromkeys([*plugins.installed(), *(given or [])]))
+    return list(dict.fromkeys([*declarations.installed(), *(given or [])]))
 
 
 def _folder(config: dict[str, Any], platform: str | None, run: str | None) -> str:

@@ -143,5 +143,11 @@ def _code(row: Mapping[str, Any]) -> _Code:
 def _codes() -> Callable[[Job], _Code]:
     """A function from a job to the fingerprints of its code today, which reads the sources of each bench and plugin once."""
     bench = functools.cache(lambda name: BENCHES[name].code_fingerprint())
-    others = functools.cache(plugins.fingerprint)
-    return lambda job: (bench(job.cell.bench), others(job.plugins))
+    others: dict[tuple[str, ...], str | None] = {(): None}
+
+    def of(job: Job) -> _Code:
+        if (names := plugins.references(job)) not in others:
+            others[names] = plugins.fingerprint(job)
+        return bench(job.cell.bench), others[names]
+
+    return of

@@ -34,7 +34,7 @@ class Axis:
     one ``scalar``, or the whole ``config`` holds one. `default` is the value where an entry says nothing; None: it must be said, by
     the entry or a model, unless `optional`. `follows` names the axis whose value is the default; then a key shows the value only where
     it differs. `typical` is the value of a cell that is measured by hand without saying it. `choices` are the names that are
-    allowed; an `open` table of names grows, so the schema file does not repeat it. `least`, `most` and `above` bound numbers.
+    allowed; an `open` table of names grows, so the schema file does not repeat it, and `also` is a pattern of others. `least`, `most` and `above` bound numbers.
     `optional`: None is a value of its own, spelt ``none`` in a config. `part`: "shape" (of the model and batch), "workload" (decides
     the expert loads), "format" or "way". `universal`: every bench reads it. `preset`: a model sets it. `silent`: a key shows it
     only where it is not the default. `shared`: it is of shared experts, which a model sets where an entry asks for them; a cell holds
@@ -53,6 +53,7 @@ class Axis:
     typical: Value = None
     choices: tuple[str, ...] = ()
     open: bool = False
+    also: str = ""
     least: float | None = None
     most: float | None = None
     above: float | None = None
@@ -70,7 +71,7 @@ class Axis:
     @property
     def type(self) -> Any:
         """The type of one value in a config, as an annotation."""
-        marks = [Choice(self.choices, _LISTED if self.open else "")] if self.choices else []
+        marks = [Choice(self.choices, _LISTED if self.open else "", self.also)] if self.choices else []
         bounds = ((Ge, self.least), (Gt, self.above), (Le, self.most))
         marks += [mark(value) for mark, value in bounds if value is not None]
         one: Any = Annotated[self.kind, *marks] if marks else self.kind
@@ -87,6 +88,8 @@ class Axis:
             return f"{self.prefix}{NONE}"
         if self.name == "trace":
             value = Path(str(value)).stem
+        elif self.also:
+            value = str(value).replace(":", ".")
         return self.prefix + (f"{value:g}" if isinstance(value, float) else str(value))
 
 
@@ -104,7 +107,7 @@ _TABLE = (
     Axis("skew", float, "coefficient of variation of the expected expert loads", "workload", prefix="skew", default=0.0, least=0),
     Axis("sampler", str, "how assignments are drawn", "workload", default="exact", choices=skew.SAMPLERS),
     Axis("trace", str, "Parquet file of recorded routing, for the sampler trace", "workload", scope="scalar", optional=True),
-    Axis("router", str, "routing rule", "way", default="softmax_topk_renorm", choices=tuple(ROUTERS), open=True, preset=True),
+    Axis("router", str, "routing rule", "way", default="softmax_topk_renorm", choices=tuple(ROUTERS), open=True, also=r"[\w.]+:\w+", preset=True),
     Axis("activation", str, "what an expert computes between its products; of a model, its own", "way", default="swiglu", choices=ACTIVATIONS, preset=True, silent=True),
     Axis("dtype", str, "format of the activations", "format", default="bf16", choices=formats.PLAIN),
     Axis("packed", str, "format of the rows after pack", "format", prefix="packed-", follows="dtype", choices=tuple(formats.FORMATS)),

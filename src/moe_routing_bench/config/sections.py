@@ -12,7 +12,7 @@ import yaml
 from annotated_types import Le, MinLen
 from pydantic import Field
 
-from moe_routing_bench.benches import plugins
+from moe_routing_bench import declarations
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.schema import field, json_schema, model
@@ -111,7 +111,7 @@ Config = model(
         description="I/N, such as 1/4: the part of the jobs that this run measures, without collecting them",
     ),
     plugins=field(
-        Annotated[list[Annotated[str, Field(pattern=f"^{plugins.REFERENCE}$")]], Distinct()],
+        Annotated[list[Annotated[str, Field(pattern=f"^{declarations.REFERENCE}$")]], Distinct()],
         "implementations of other packages, which are measured beside those of this one",
         description="a non-empty list, without repetition, of package.module or package.module:NAME",
     ),

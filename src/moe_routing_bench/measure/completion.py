@@ -36,7 +36,7 @@ def complete(job: Job, platform: str, name: str, outcome: dict[str, Any], starte
         "cell_hash": job.hash, "host": os.uname().nodename, "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
         "started_at": started.isoformat(timespec="milliseconds"), "ended_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }  # fmt: skip
-    row |= code(bench.name) | {"plugin_fingerprint": fingerprint(job.plugins)} | outcome
+    row |= code(bench.name) | {"plugin_fingerprint": fingerprint(job)} | outcome
     one = bench[name]
     if isinstance(one, Plugin):
         row |= {"plugin": one.reference, "implementation_version": one.version()}

@@ -6,12 +6,14 @@ A file whose rule chooses by something other than the logits (plus the bias) say
 Rules are plain torch; run in float64 they are also the reference of the `gate` bench.
 """
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from moe_routing_bench import declarations
 from moe_routing_bench.errors import bad
 
 
@@ -20,7 +22,8 @@ class GateRule:
     """A rule that turns given logits into expert ids and weights, with its options.
 
     `bias` says that the rule takes a selection bias. The options `groups` and `keep_groups`, where a rule has them,
-    limit its choice to the best groups of neighbouring experts.
+    limit its choice to the best groups of neighbouring experts. A rule of another package (`declarations`) is named by its reference;
+    its `module` is as a declaration has it, behind a colon, so that it is none of the formulas here.
     """
 
     name: str
@@ -38,8 +41,21 @@ class GateRule:
         """What experts are chosen by before a selection bias: (T, E) from logits (T, E)."""
         return getattr(self._module(), "score", lambda logits: logits)(logits)
 
+    @property
+    def foreign(self) -> bool:
+        """Whether it is of another package."""
+        return ":" in self.name
+
+    def code(self) -> str:
+        """Of a rule of another package the hashes of its code, and the version of the package."""
+        return declarations.code(self.name, (self.name.partition(":")[0], self._place()))
+
+    def _place(self) -> str:
+        own = f"{__name__}.{self.module}"
+        return declarations.absolute(self.module.removeprefix(":"), self.name) if self.foreign else own
+
     def _module(self) -> ModuleType:
-        return importlib.import_module(f"{__name__}.{self.module}")
+        return importlib.import_module(self._place())
 
     def check(self, experts: int, top_k: int) -> None:
         """Raise `UserError` when the rule cannot choose `top_k` of `experts`."""
@@ -67,4 +83,28 @@ _TABLE = (
     GateRule("sqrtsoftplus_renorm", "sqrtsoftplus_topk", "sqrt(softplus) + selection bias, renormalised (DeepSeek-V4)", {"scale": 1.5}, bias=True),
     GateRule("llama4", "topk_sigmoid", "top-k of logits, sigmoid of each (Llama 4)"),
 )  # fmt: skip
-ROUTERS: Mapping[str, GateRule] = MappingProxyType({router.name: router for router in _TABLE})
+
+
+class _Rules(dict[str, GateRule]):
+    """The table by name. A reference stands for the rule that another package declares, and is not among the names."""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether it is a name of the table, or a reference."""
+        return super().__contains__(name) or ":" in str(name)
+
+    def __missing__(self, name: str) -> GateRule:
+        """Read a reference. Raises KeyError for any other text, and `UserError` where there is no such rule."""
+        if ":" not in name:
+            raise KeyError(name)
+        return _declared(name)
+
+
+@functools.cache
+def _declared(reference: str) -> GateRule:
+    declared = declarations.read(reference, GateRule)[reference]
+    rule = replace(declared, name=reference, module=f":{declared.module}")
+    rule.code()  # which finds its modules
+    return rule
+
+
+ROUTERS: Mapping[str, GateRule] = MappingProxyType(_Rules({router.name: router for router in _TABLE}))

@@ -112,11 +112,15 @@ def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
         elif false := _false(table, job, platform.partition(".")[0]):
             problems.append(f"{path} has {false}")
         codes.setdefault(job.cell.bench, {})[path] = set(table["code_fingerprint"].to_pylist())
-        others.setdefault(job.plugins, {})[path] = set(table["plugin_fingerprint"].to_pylist())
+        of_others = others.setdefault(plugins.references(job), (job, {}))[1]
+        of_others[path] = set(table["plugin_fingerprint"].to_pylist())
         tables.append(table)
     for what, found, today in (
         *((bench, found, find(bench).code_fingerprint) for bench, found in codes.items()),
-        *((", ".join(names), found, functools.partial(plugins.fingerprint, names)) for names, found in others.items()),
+        *(
+            (", ".join(names), found, functools.partial(plugins.fingerprint, job))
+            for names, (job, found) in others.items()
+        ),
     ):
         versions, again = outvoted(found, 5, today)
         if again:

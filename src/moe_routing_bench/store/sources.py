@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.closure import PACKAGE, closure, file_hashes
 
@@ -28,11 +27,6 @@ def sources(*folders: str, suffixes: tuple[str, ...] = (".py",)) -> list[str]:
 def code_files(bench: str) -> list[str]:
     """Every source file whose edit makes the measurements of a bench stale."""
     return named(path.resolve() for path in find(bench).code_files())
-
-
-def plugin_hashes(reference: str) -> str:
-    """The same of a plugin, with the version of its package."""
-    return "".join(one.code() for one in plugins.read(reference))
 
 
 def drawn_with(module: str) -> list[str]:
