@@ -60,13 +60,13 @@ def test_sums_are_scaled_by_the_blocks_of_their_rows_and_tokens(lanes, columns, 
     for part in range(product.parts * tile.sharing):
         column, expert = part * product.width, 1
         blocks = cute_fp8_multiply.weight_blocks(expert, column, product)
-        sums = rng.random((2, 2, eights, slabs, 128))
+        sums: Any = rng.random((2, 2, eights, slabs, 128))
         expected = sums.copy()
         for k in range(product.steps):
-            partial = rng.random((2, 2, eights, 128))
+            partial: Any = rng.random((2, 2, eights, 128))
             for slab in range(slabs):
                 scales = [w_scales.ravel()[start + k] for start in blocks[slab]]
-                memory = SimpleNamespace(iterator=Memory(x_scales.ravel()))
+                memory: Any = SimpleNamespace(iterator=Memory(x_scales.ravel()))
                 cute_fp8_multiply.promote(sums, partial, slab, scales, memory, index, tile.tokens)
                 for half in range(2):
                     if product.gated:
