@@ -160,9 +160,11 @@ QUANTISED_PRODUCTS = [  # of every format, with tiles of few rows and of many in
         strict=False,
     )
 ] + [
-    QuantisedProduct(768, 2048, 128, "swiglu", tile, codes=Codes("int", 4, zeros, 128, "bf16"))
+    QuantisedProduct(
+        768, 2048, 128, "swiglu", Tile(2, 2, 128, pingpong=True), codes=Codes("int", bits, zeros, 32, "bf16")
+    )
+    for bits in (4, 8)
     for zeros in (False, True)
-    for tile in (Tile(1, 2, 256, narrowest=192, grain=32), Tile(1, 2, 256, narrowest=128, grain=64))
 ]
 FP8_PRODUCTS = [
     Fp8Product(768, 1024, 128, "swiglu", Tile(2, 2, 128)),
@@ -351,6 +353,7 @@ def quantised_product(arch: str, wanted: QuantisedProduct) -> dict[str, object]:
         "HGMMA": K16 * tile.slabs * forms,
         r"WARPGROUP\.DEPBAR": (BATCHES + 1) * forms,  # more where the instructions wait for each other
         "UTMALDG": 2,  # halves of a stage are as wide as a swizzled box
+        r"BAR\.ARV": 1 + forms if tile.pingpong else 0,
         "UBLKCP": wanted.slabs_together * (2 if wanted.overlap == "second" else 1),
         "PREEXIT": int(wanted.overlap == "first"),
         "ACQBULK": int(wanted.overlap == "second"),

@@ -7,7 +7,7 @@ FLOPs: 6 R H I for R rows. Floor: weights of every expert that has a row, with t
 rows, at the bandwidth of a copy; or the FLOPs at the rate of a large 16-bit product; or the instructions that dequantise. A
 multiprocessor issues 128 lanes' per cycle, of logic 64: 10 to 16 per 8 codes (`cute_dequantise`) make 60 to 100 codes per cycle. A
 copy on an H200 brings about 38 codes of 4 bits in that time, and 76 of 2 bits, so 2 bits come near that floor before they come near
-the one of bytes. With 256 tokens per tile dequantising takes a fifth of the cycles in which the tensor cores multiply, beside them.
+the one of bytes. With 128 tokens per tile dequantising takes a quarter of the cycles in which the tensor cores multiply, beside them.
 
 Invariant: a row is written by the tiles of its own expert alone; rows of no expert are read, but never written.
 """
@@ -28,6 +28,7 @@ from moe_routing_bench.kernels.experts import Experts
 from moe_routing_bench.kernels.experts.common import not_quantised, other_activations, unaligned
 from moe_routing_bench.kernels.experts.cute_experts import (
     FEW_ROWS,
+    MANY_ROWS,
     MOST_EXPERTS,
     OVERLAP_ROWS,
     PER_TILE,
@@ -41,12 +42,11 @@ from moe_routing_bench.kernels.experts.quantised_layout import Codes, repack
 
 _LEAST = 16
 _ROUNDS = 4  # tiles per multiprocessor, from which larger ones do not leave some of them idle
-_WIDE = (  # tiles of three forms: with more of them, ptxas makes each instruction wait for the one before
+_SHARED = (  # tiles of three forms: with more of them, ptxas makes each instruction wait for the one before
     Tile(1, 2, 128, narrowest=64, grain=32),
     Tile(1, 2, 192, narrowest=128, grain=32),
-    Tile(1, 2, 256, narrowest=128, grain=64),
-    Tile(1, 2, 256, narrowest=192, grain=32),
 )
+_IN_TURNS = tuple(Tile(2, 2, tokens, pingpong=True) for tokens in (96, 112, 128))
 _SPREAD = (-1.5, -1.0, -0.67, -0.32, 0.0, 0.32, 0.67, 1.0, 1.5)  # standard deviations that rows per expert are off
 _REPACKED = WeakIdKeyDictionary()  # of elements: their repacked forms
 
@@ -92,23 +92,15 @@ def soonest(mean: float, tiles: Iterable[Tile]) -> Tile:
     return min(tiles, key=cost)
 
 
-def choose_wide(mean: float, codes: Codes) -> Tile:
-    """The `soonest` tile with three forms.
-
-    Beside 256 tokens there is no room for three stages of 8-bit codes, and no registers for scales of four groups.
-    """
-    widest = 256 if codes.bits < 8 and codes.groups < 4 else 192
-    return soonest(mean, (tile for tile in _WIDE if tile.tokens <= widest))
-
-
-def choose_tile(rows: int, experts: int, wide: int, codes: Codes, multiprocessors: int = 132) -> tuple[Tile, int]:
+def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) -> tuple[Tile, int]:
     """The tile for `rows` rows and `wide` rows of weights per expert, and how many blocks share a multiprocessor.
 
-    With few rows, tiles have as many rows of weights as leave work for all: each brings its token rows anew.
+    With few rows, tiles have as many rows of weights as leave work for all: each brings its token rows anew. With many, warpgroups
+    take tiles in turn, so that the tensor cores do not wait for stores.
     """
     mean = max(1.0, rows / experts)
     if mean > FEW_ROWS:
-        return choose_wide(mean, codes), 1
+        return soonest(mean, _SHARED if mean < MANY_ROWS else _IN_TURNS), 1
     tokens, slabs = choose_low(mean), min(experts, rows) * wide // SLAB
     if slabs >= 4 * _ROUNDS * multiprocessors:
         return Tile(2, 2, tokens), 1
@@ -130,7 +122,7 @@ def products(problem: Experts, overlap: bool | None = None) -> tuple[QuantisedPr
         (hidden, inner, "", "second"),
     ):
         wide = 2 * inner if activation and problem.gated else columns
-        tile, resident = choose_tile(problem.rows, experts, wide, codes)
+        tile, resident = choose_tile(problem.rows, experts, wide)
         found.append(
             QuantisedProduct(
                 *(columns, depth, experts, activation, tile),

@@ -8,6 +8,7 @@ while others are read. The release of a stage is such a branch.
 Invariants:
 - Registers of a batch are written after the `wgmma.wait_group` that covers the batch before the last, which read them.
 - A stage is released after the `wgmma.wait_group` that covers all its batches: its codes were in registers before they began.
+- Ping-pong, a warpgroup waits for its turn before its first stage and hands it on after its last instruction.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import warpgroup
 
 from moe_routing_bench.kernels.experts.cute_dequantise import both, register, subtrahends
-from moe_routing_bench.kernels.experts.cute_multiply import release
+from moe_routing_bench.kernels.experts.cute_multiply import TURN, release
 from moe_routing_bench.kernels.experts.cute_quantised_tiles import K16, QuantisedProduct
 from moe_routing_bench.kernels.experts.cute_tiles import SLAB, WARPGROUP, advance
 from moe_routing_bench.kernels.experts.quantised_layout import DEPTH, Codes
@@ -88,6 +89,7 @@ def multiply(
     index: Int32,
     phase: Int32,
     share: Int32,
+    consumer: Int32,
     product: cutlass.Constexpr,
 ):
     """By a warpgroup: add the product of its share of a tile's weights and of its first `tokens` tokens to sums, from stage `index` on.
@@ -108,6 +110,8 @@ def multiply(
     a_layout = cute.make_layout(
         ((2, 2, 2), tile.slabs, BATCH), stride=((1, 2, 4), 2 * _REGISTERS, 2 * _REGISTERS * tile.slabs)
     )
+    if cutlass.const_expr(tile.pingpong):
+        cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
     previous = index
     for k in cutlass.range(product.steps, unroll=1):
         cute.arch.mbarrier_wait(full + index, phase)
@@ -126,6 +130,8 @@ def multiply(
                     release(empty + previous)
         previous = index
         index, phase = advance(index, phase, stages)
+    if cutlass.const_expr(tile.pingpong):
+        cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
     warpgroup.wait_group(0)
     release(empty + previous)
 
@@ -142,10 +148,11 @@ def multiply_form(
     index: Int32,
     phase: Int32,
     share: Int32,
+    consumer: Int32,
     product: cutlass.Constexpr,
 ):
     """`multiply` in the form of `width` tokens, which is one of `widths`: found by halving them."""
-    shared = (w_stages, x_stages, sums, full, empty, index, phase, share, product)
+    shared = (w_stages, x_stages, sums, full, empty, index, phase, share, consumer, product)
     if cutlass.const_expr(len(widths) == 1):
         multiply(widths[0], *shared)
     else:

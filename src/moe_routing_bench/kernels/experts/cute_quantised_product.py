@@ -5,7 +5,7 @@ out[r, c] = f(sum_k w[e, c, k] x[r, k]) for the rows r of each expert e, offsets
 Strategy: weights stand on the M side of the tensor cores' product, whose left operand may come from registers. A warp brings blocks
 of codes in the order of `quantised_layout` and token rows through a ring of stages (`cute_quantised_loads`); one or two warpgroups load
 their codes, 16 bytes per thread at a time, make numbers of them (`cute_dequantise`) and multiply (`cute_quantised_multiply`). Tiles, their
-order and the epilogue are those of `cute_swapped`; warpgroups share a tile's weights. With few tiles, two blocks share a multiprocessor:
+order and the epilogue are those of `cute_swapped`, whose warpgroups share a tile or take tiles in turn. With few tiles, two blocks share a multiprocessor:
 each has half of the tile's latencies hidden behind the other's work.
 """
 
@@ -20,6 +20,7 @@ from moe_routing_bench.kernels.cute import WARP
 from moe_routing_bench.kernels.cute.cache import cached
 from moe_routing_bench.kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
 from moe_routing_bench.kernels.experts.cute_epilogue import begin, store_chunk, transpose
+from moe_routing_bench.kernels.experts.cute_multiply import TURN
 from moe_routing_bench.kernels.experts.cute_quantised_loads import stream
 from moe_routing_bench.kernels.experts.cute_quantised_multiply import multiply_form
 from moe_routing_bench.kernels.experts.cute_quantised_tiles import QuantisedProduct
@@ -78,21 +79,28 @@ def quantised_kernel(
     else:
         if cutlass.const_expr(tile_shape.warpgroups > 1):
             cute.arch.setmaxregister_increase(product.registers[1])
-        share = group - 1
+        consumer = group - 1
+        share = 0 if cutlass.const_expr(tile_shape.pingpong) else consumer  # of the tile's weights
         elements = cutlass.const_expr(SLAB * tile_shape.slabs * tile_shape.tokens // WARPGROUP)
         sums = cute.make_rmem_tensor((elements,), Float32)
         plain = cute.make_layout((2, 2, tile_shape.tokens // 8, tile_shape.slabs))
         finished = cute.make_tensor(sums.iterator, plain)  # the same registers
-        buffer = buffers[None, share]
+        buffer = buffers[None, consumer]
         index, phase = Int32(0), Int32(0)
+        if cutlass.const_expr(tile_shape.pingpong):
+            if consumer == 1:
+                tile += stride
+                index, phase = skip(index, phase, product.steps, stages)
+                cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
+            stride *= 2
         while tile < tiles:
             expert, row, end, part = locate(tile, starts, first_tiles, product)
             column = (part * tile_shape.sharing + share) * product.width
             begin(finished, biases, expert, column, product)
             stage = (full, empty, index, phase)
             width = width_of(row, end, tile_shape)
-            multiply_form(width, tile_shape.widths, w_stages, x_stages, sums, *stage, share, product)
-            index, phase = skip(index, phase, product.steps, stages)
+            multiply_form(width, tile_shape.widths, w_stages, x_stages, sums, *stage, share, consumer, product)
+            index, phase = skip(index, phase, product.steps * (2 if tile_shape.pingpong else 1), stages)
 
             for chunk in cutlass.range_constexpr(tile_shape.tokens // product.chunk):
                 first = row + chunk * product.chunk
