@@ -7,15 +7,19 @@ import math
 import sys
 import types
 
+import pyarrow as pa
 import pytest
 import torch
 
 from moe_routing_bench.benches.experts import BENCH
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.errors import UserError
 from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.kernels.experts import dequant_loop
 from moe_routing_bench.measure import accuracy
+from moe_routing_bench.store import accuracy as stored
+from moe_routing_bench.store.parquet import write_table
 
 SHAPE = {"tokens": 24, "hidden": 128, "intermediate": 64, "experts": 3, "top_k": 2}
 IN_TORCH = ("torch_loop", "dequant", "dequant_loop")
@@ -152,6 +156,28 @@ def test_the_command_prints_all_columns(call):
     table = list(csv.DictReader(io.StringIO(out)))
     assert code == 0 and [row["implementation"] for row in table] == [row["implementation"] for row in found]
     assert float(table[0]["of_bound"]) == pytest.approx(found[0]["of_bound"])
+
+
+def test_the_matrix_is_kept_in_a_file(call, tmp_path):
+    path = tmp_path / "accuracy.parquet"
+    code, out, _ = call(*SMALL, "--weights", "plain,mxfp4", "--activations", "fp16", "--implementations", "dequant_loop", "--out", str(path))  # fmt: skip
+    rows = stored.read(path).to_pylist()
+    assert code == 0 and out.endswith(f"wrote {path}\n")
+    assert [(row["weights"], row["drawn"], row["status"]) for row in rows] == [
+        ("fp16", "normal", None), ("fp16", "outliers", None), ("mxfp4", "normal", "ok"), ("mxfp4", "outliers", "ok")
+    ]  # fmt: skip
+    assert all((row["hidden"], row["seed"], row["platform"], row["gpu_name"]) == (32, 17, "cpu", None) for row in rows)
+    assert rows[2]["torch_version"] == torch.__version__ and rows[2]["kernel_error"] > 0 and rows[2]["ended_at"]
+
+
+def test_a_file_of_other_columns_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"no columns: \['speed'\]"):
+        stored.write(tmp_path / "accuracy.parquet", [{"weights": "mxfp4", "speed": 1}])
+    write_table(tmp_path / "other.parquet", pa.table({"weights": ["mxfp4"]}))
+    with pytest.raises(UserError, match="other columns in"):
+        stored.read(tmp_path / "other.parquet")
+    with pytest.raises(UserError, match="accuracy rows: got"):
+        stored.read(tmp_path / "none.parquet")
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 import importlib
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from moe_routing_bench import files
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import measured
 from moe_routing_bench.cli.printing import show
@@ -16,6 +18,7 @@ from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.formats import FORMATS, QUANTISED
 from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.store import accuracy as stored
 from moe_routing_bench.store import platforms
 
 BENCH = BENCHES["experts"]
@@ -40,6 +43,7 @@ def accuracy(
     experts: Annotated[int, typer.Option(help="Number of experts")] = 4,
     top_k: Annotated[int, typer.Option(help="Experts per token")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of what is drawn")] = 17,
+    out: Annotated[Path | None, typer.Option(help="Also write all columns to this Parquet file")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns as one JSON list")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all columns as CSV")] = False,
 ) -> None:  # fmt: skip
@@ -49,6 +53,8 @@ def accuracy(
     """
     if as_json and as_csv:
         raise bad("--csv", "together with --json", "one of them")
+    if out:
+        files.check_writable(out)
     sizes = {"tokens": tokens, "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k, "seed": seed}  # fmt: skip
     matrix = importlib.import_module("moe_routing_bench.measure.accuracy")
     kinds = [pick("--drawn", one, matrix.DRAWS) for one in _split(drawn)]
@@ -58,7 +64,9 @@ def accuracy(
     beside = [pick("--activations", one, FORMATS) for one in _split(activations)]
     cells = [_cell(one, other, sizes) for one in formats for other in beside]
     device = "cpu" if platforms.gpu_name() is None else "cuda"
-    rows = [row for cell in cells for kind in kinds for row in matrix.rows(cell, kind, names, device)]
+    found = [row for cell in cells for kind in kinds for row in matrix.rows(cell, kind, names, device)]
+    common = sizes | {"platform": platforms.current()} | matrix.place(device)
+    rows = [row | common for row in found]
     if as_json:
         measured.write_json(rows)
     elif as_csv:
@@ -70,6 +78,9 @@ def accuracy(
                 f"experts, {', '.join(f'{name}={value}' for name, value in sizes.items())}, on {platforms.current()}",
             )
         )
+    if out:
+        stored.write(out, rows)
+        print(f"wrote {out}", file=sys.stderr if as_json or as_csv else sys.stdout)
     if wrong := [row for row in rows if row.get("status") not in (None, "ok")]:
         print(f"{len(wrong)} of {len(rows)} rows are of implementations that failed", file=sys.stderr)
         raise typer.Exit(1)

@@ -7,6 +7,7 @@ the bound that their format promises.
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +19,7 @@ from moe_routing_bench.errors import one_line
 from moe_routing_bench.formats import groups
 from moe_routing_bench.formats.weights import WEIGHTS, WeightFormat
 from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.measure import provenance
 from moe_routing_bench.workload.draw import generator
 
 OUTLIERS, SIZE = 1 / 200, 16.0  # share of the weights that are so many times as large
@@ -50,6 +52,14 @@ def rows(cell: Cell, drawn: str, names: Sequence[str], device: str) -> list[Row]
     common |= _errors("output", expected["y"][used], definition.reference(plain, before)["y"][used])
     found = [name for name in names if not bench.supports(name, cell)]
     return [common | _of_kernel(cell, name, inputs, expected) for name in found] or [common]
+
+
+def place(device: str) -> Row:
+    """Where and with which code errors come about: columns of `store.accuracy`."""
+    known = provenance.versions() | provenance.git_state(tuple(find("experts").code_files()))
+    found = {name: known.get(name) for name in ("host", "torch_version", "git_sha", "git_dirty")}
+    gpu = torch.cuda.get_device_name() if device == "cuda" else None
+    return found | {"gpu_name": gpu, "ended_at": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _weights(plain: Cell, drawn: str, device: str) -> Tensors:
