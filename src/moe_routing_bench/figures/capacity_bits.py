@@ -8,6 +8,7 @@ from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
 
 TITLE = "Bits lost at a capacity factor"
+TRAINED, LATER = "trained with it", "set after training"
 _SCALES = Scale("bits per byte lost by the limit", "linear"), Scale("router", "names")
 
 
@@ -18,22 +19,38 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def chart(table: pd.DataFrame) -> Chart:
-    """Validation loss with the factor that a model was trained with, less that without a limit, in bits per byte; causal rules."""
+    """Validation loss with a capacity factor less that without a limit, in bits per byte: the factor of training, and others that were set after it."""
     rows = lost(table)
     if rows.empty:
         return nothing("dots", *_SCALES, rows, quality_rows.why(table, "a loss with a capacity limit"))
     records, routers = [], []
-    for (_, factor), group in rows.groupby(["label", "capacity_factor"], sort=False):
+    for (_, factor, way), group in rows.groupby(["label", "capacity_factor", "way"], sort=False):
         means = [(*quality_rows.interval(one["lost"]), name, one) for name, one in quality_rows.ordered(group)]
         for mean, half, name, one in sorted(means, key=lambda found: found[0]):
             routers.append((name, one["router"].iloc[0]))
-            says = f"{one['drop_rate'].mean():.1%} of choices dropped; n = {len(one)} seeds"
-            records.append({"panel": f"{quality_rows.describe(group)}, capacity factor {factor:g}", "series": name, "x": mean, "y": name, "low": mean - half, "high": mean + half, "says": says})  # fmt: skip
+            dropped = "" if one["drop_rate"].isna().all() else f"{one['drop_rate'].mean():.1%} of choices dropped; "
+            says = f"{dropped}n = {len(one)} seeds"
+            records.append({"panel": f"{quality_rows.describe(group)}, capacity factor {factor:g} {way}", "series": name, "x": mean, "y": name, "low": mean - half, "high": mean + half, "says": says})  # fmt: skip
     return Chart("dots", *_SCALES, marks(records), {name: quality.color(router) for name, router in routers}, rows, 0.0)
 
 
 def lost(table: pd.DataFrame) -> pd.DataFrame:
-    """The final runs of causal rules that were evaluated with a capacity limit, with the bits per byte that it `lost`."""
-    rows = quality_rows.finals(table, "val_loss", "val_loss_with_capacity", "capacity_factor")
+    """The final runs of causal rules, once per capacity factor that they were evaluated with, and the bits per byte that it `lost`.
+
+    `way` says whether a run was trained with the factor or got it after the last step.
+    """
+    rows = quality_rows.finals(table, "val_loss", "bits_per_byte")
     rows = rows[rows["causal"].astype(bool)]
-    return rows.assign(lost=rows["bits_per_byte"] * (rows["val_loss_with_capacity"] / rows["val_loss"] - 1))
+    own = rows[rows["val_loss_with_capacity"].notna() & rows["capacity_factor"].notna()]
+    own = own.assign(lost=own["bits_per_byte"] * (own["val_loss_with_capacity"] / own["val_loss"] - 1), way=TRAINED)
+    return pd.concat([own, _later(rows)])
+
+
+def _later(rows: pd.DataFrame) -> pd.DataFrame:
+    """The runs once per factor that they got after training, but for the one that they were trained with."""
+    kept = rows[rows["bits_by_capacity"].notna()]
+    every = kept.assign(pair=[list(dict(one).items()) for one in kept["bits_by_capacity"]]).explode("pair").dropna(subset=["pair"])  # fmt: skip
+    factors = pd.Series([float(name) for name, _ in every["pair"]], index=every.index, dtype=float)
+    bits = pd.Series([value for _, value in every["pair"]], index=every.index, dtype=float)
+    found = every.assign(lost=bits - every["bits_per_byte"], way=LATER, trained_with=every["capacity_factor"], capacity_factor=factors, drop_rate=float("nan"))  # fmt: skip
+    return found[found["capacity_factor"] != found["trained_with"]].drop(columns=["pair", "trained_with"])

@@ -37,9 +37,14 @@ def lost_bits(trained: pd.DataFrame | None, factor: float = FACTOR) -> Answer:
         return Answer(question, "Not measured: this run has no trained rule that was evaluated with a capacity limit.")
     asked = rows[rows["capacity_factor"] == factor]
     if len(asked):
-        return Answer(question, f"{_each(asked)}.", "figure-capacity_bits")
+        said = [f"{way}: {_each(group)}" for way, group in asked.groupby("way", sort=False)]
+        return Answer(question, f"{_sentence('; '.join(said))}.", "figure-capacity_bits")
     known = [f"{one:g} ({_each(rows[rows['capacity_factor'] == one])})" for one in sorted(rows["capacity_factor"].unique())]  # fmt: skip
-    return Answer(question, f"Not measured: no rule was trained and evaluated with it. Measured: {'; '.join(known)}.", "figure-capacity_bits")  # fmt: skip
+    return Answer(question, f"Not measured: no rule was evaluated with it. Measured: {'; '.join(known)}.", "figure-capacity_bits")  # fmt: skip
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _each(rows: pd.DataFrame) -> str:
