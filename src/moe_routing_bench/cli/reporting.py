@@ -27,7 +27,7 @@ def figure(
     platform = platform_of(platform, run)
     figures = _figures()
     names = [pick("figure", name, figures)] if name else list(_reported(platform))
-    tables = {source: _rows(source, platform) for source in dict.fromkeys(figures[one].source for one in names)}
+    tables = {source: rows_of(source, platform) for source in dict.fromkeys(figures[one].source for one in names)}
     for one in names:
         _draw(figures[one], tables[figures[one].source], platform)
         print(f"wrote {paths.figure(platform, one)} and .png")
@@ -36,7 +36,7 @@ def figure(
 def report(platform: Platform = None, run: Run = None) -> None:
     """Write the HTML report from the rows of a platform (measurements, and training runs where there are any) and figures."""
     platform = platform_of(platform, run)
-    tables = {name: _rows(name, platform) for name in paths.reported(platform)}
+    tables = {name: rows_of(name, platform) for name in paths.reported(platform)}
     drawn = {name: paths.figure(platform, name) for name in _reported(platform)}
     absent = [str(path) for path in drawn.values() if not path.is_file()]
     if absent:
@@ -87,7 +87,7 @@ def _reported(platform: str) -> dict[str, Any]:
     return {name: one for name, one in _figures().items() if one.source in there}
 
 
-def _rows(source: str, platform: str) -> Any:
+def rows_of(source: str, platform: str) -> Any:
     """The table that figures with this source are drawn from, as a DataFrame."""
     path = paths.TABLES[source](platform)
     if source == "measurements":

@@ -1,0 +1,61 @@
+"""A folder of static pages: every report with its figures and rows, and a page that leads to them."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from moe_routing_bench.figures import style
+from moe_routing_bench.report import page
+from moe_routing_bench.report.headlines import Headline, headlines
+
+KEPT = ("index.html", "compare-*.html", "figures/*.svg", "figures/*.png")  # of a report's folder
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A report as the first page shows it."""
+
+    folder: str
+    machine: str
+    days: str
+    commit: str
+    benches: str
+    rows: str
+    findings: list[Headline]
+    comparisons: list[str]
+    tables: list[str]
+
+
+def listed(folder: Path, table: pd.DataFrame, trained: pd.DataFrame | None, tables: Sequence[Path]) -> Listed:
+    """What the first page says of the report in `folder`, from its rows; `tables` are the Parquet files that go with it."""
+    ok = table[table["status"] == "ok"]
+    gpu = table["gpu_name"].notna().any()
+    return Listed(
+        folder=folder.name,
+        machine=style.distinct(table["gpu_name" if gpu else "cpu_model"]),
+        days=style.days(table["started_at"]),
+        commit=", ".join(dict.fromkeys(str(sha)[:7] for sha in table["git_sha"].dropna())) or "unknown",
+        benches=", ".join(dict.fromkeys(table["bench"])),
+        rows=f"{len(ok)} of {len(table)} rows ok, {ok[['bench', 'cell']].drop_duplicates().shape[0]} cells"
+        + ("" if trained is None else f"; {trained['run'].nunique()} training runs"),
+        findings=headlines(table, trained),
+        comparisons=sorted(path.name for path in folder.glob("compare-*.html")),
+        tables=[path.name for path in tables],
+    )
+
+
+def write(reports: Sequence[tuple[Listed, Path, Sequence[Path]]], out: Path) -> None:
+    """Copy each report (what is listed of it, its folder, its Parquet files) below `out`, and write `out`/index.html.
+
+    Files are overwritten; nothing is deleted.
+    """
+    for one, folder, tables in reports:
+        for path in [found for pattern in KEPT for found in sorted(folder.glob(pattern))] + list(tables):
+            inside = path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)
+            target = out / one.folder / inside
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    page.write("site.html.j2", out / "index.html", reports=[one for one, *_ in reports])
