@@ -108,11 +108,11 @@ def test_most_times_out_of_line_are_caught_in_a_real_grid() -> None:
     rows = records.read(ROOT / "results/nvidia-h200/measurements.parquet").to_pandas()
     ok = rows.index[rows["status"] == "ok"]
     caught = []
-    for number, index in enumerate(np.random.default_rng(17).choice(ok, 10, replace=False)):
-        planted = rows.copy()
+    for number, index in enumerate(np.random.default_rng(17).choice(ok, 24, replace=False)):
+        planted = rows[rows["bench"] == rows.at[index, "bench"]].copy()
         planted.loc[index, "median_us"] *= (20, 1 / 20)[number % 2]
         caught.append(anomalies.found(planted)[index] is not None)
-    assert sum(caught) >= 6
+    assert sum(caught) > len(caught) / 2
 
 
 def test_the_cells_that_are_measured_again_are_few_and_the_worst_first() -> None:
