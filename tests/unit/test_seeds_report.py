@@ -12,7 +12,7 @@ from moe_routing_bench.config.load import load, on
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.seeds import published
 from moe_routing_bench.report.seeds.section import section
-from moe_routing_bench.report.seeds.tables import ABSENT
+from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "config/seeds").glob("*.yaml"))
@@ -131,3 +131,11 @@ def test_a_block_for_which_nothing_was_profiled_has_no_operators():
     totals, only = section(rows, "seed-004", [profile("fp32", "torch_loop")])["tables"]
     assert only.title == "Operators of the manual block, fp32"
     assert [line["implementation"] for line in lines(totals)] == [ABSENT, "torch_loop", ABSENT]
+
+
+def test_a_column_of_numbers_is_told_from_one_of_texts():
+    rows = [["1,234", "torch 5 µs", "17.3x", "-92.48 %", ABSENT], ["1e-07", ABSENT, ABSENT, "3 µs", ABSENT]]
+    table = Table("t", (Group("a", ("b", "c")), Group("d", ("e", "f", "g"))), rows)
+    assert table.columns == [("b", "n"), ("c", ""), ("e", "n"), ("f", "n"), ("g", "n")]
+    assert Table("t", (Group("a", ("b",)),)).columns == [("b", "n")]
+    assert Table("t", (Group("a", ("b",)),), [["x" * 33], ["1"]]).columns == [("b", "wide")]

@@ -1,10 +1,13 @@
 """A table with what was published on the left and what was measured here on the right."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 ABSENT = "–"
+_SHORT = 32  # letters that stay on a line
+_NUMBER = re.compile(rf"{ABSENT}|-?\d[\d.,e+-]*( ?(x|%|µs))?")
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,19 @@ class Table:
     groups: Sequence[Group]
     rows: list[list[str]] = field(default_factory=list)
     note: str = ""
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """Heading and class of each column: ``n`` for numbers, ``wide`` for texts that wrap, nothing for short ones."""
+        headings = [name for group in self.groups for name in group.columns]
+        values = zip(*self.rows, strict=True) if self.rows else [()] * len(headings)
+        return [(name, _kind(column)) for name, column in zip(headings, values, strict=True)]
+
+
+def _kind(column: Sequence[str]) -> str:
+    if all(map(_NUMBER.fullmatch, column)):
+        return "n"
+    return "wide" if any(len(text) > _SHORT for text in column) else ""
 
 
 def number(value: float | None, unit: str = "") -> str:
