@@ -39,6 +39,11 @@ def closure(modules: Iterable[str], root: Path = PACKAGE) -> list[Path]:
     return sorted(found)
 
 
+def imported(files: Iterable[Path], root: Path = PACKAGE) -> set[str]:
+    """The modules of the package below `root` that files import, which may be of another package."""
+    return {name for path in files for name in _imports(path, root)}
+
+
 def fingerprint(files: Iterable[Path], root: Path = PACKAGE) -> str:
     """SHA-256, in hex, of the content of files and of their names, relative to `root` where they lie below it.
 
@@ -95,6 +100,8 @@ def _base(node: ast.ImportFrom, path: Path, root: Path) -> str:
     if not node.level:
         return node.module or ""
     folder = path.parents[node.level - 1]
+    if not folder.is_relative_to(root):
+        return ""  # it is in another package
     above = [root.name, *folder.relative_to(root).parts]
     return ".".join([*above, *filter(None, [node.module])])
 

@@ -63,17 +63,24 @@ def absolute(module: str, reference: str) -> str:
 
 
 def files(reference: str, modules: Iterable[str]) -> list[Path]:
-    """The files of modules and of all that they import from their package. Raises `UserError` for sources that cannot be parsed."""
+    """The files of modules and of all that they import from their package and from this one.
+
+    Raises `UserError` for sources that cannot be parsed.
+    """
     try:
-        return closure.closure(modules, _root(reference))
+        own = closure.closure(modules, _root(reference))
+        return [*own, *closure.closure(closure.imported(own))]
     except (SyntaxError, ValueError) as error:
         raise bad(f"plugin {reference}", one_line(error), "Python that can be parsed") from error
 
 
 def code(reference: str, modules: Iterable[str]) -> str:
     """The hashes of these files, as `sha256sum` prints them, and the package's version. Raises `UserError` as `files` does."""
-    above = _root(reference).parent
-    named = ((path.relative_to(above).as_posix(), path) for path in files(reference, modules))
+    root = _root(reference)
+    above = {
+        path: (root if path.is_relative_to(root) else closure.PACKAGE).parent for path in files(reference, modules)
+    }
+    named = ((path.relative_to(folder).as_posix(), path) for path, folder in above.items())
     return closure.file_hashes(named) + f"version {version(reference)}\n"
 
 

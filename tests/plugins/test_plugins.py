@@ -186,6 +186,30 @@ def test_the_fingerprint_is_that_of_the_package(write, tmp_path):
     assert plugins.fingerprint(job) != before and plugins.fingerprint(replace(job, plugins=())) is None
 
 
+def test_what_it_imports_of_this_package_counts_too(write):
+    """Wherever both lie; relative imports are within the other package."""
+    text = "from . import other\nfrom moe_routing_bench.errors import bad\n"
+    write(
+        made_user____init__='A = Plugin(bench="pack", name="a", module=".kernel")\n',
+        made_user__kernel=text,
+        made_user__other="",
+    )
+    lines = plugins.read("made_user")[0].code().splitlines()
+    names = [line.split()[-1] for line in lines]
+    assert {"made_user/kernel.py", "made_user/other.py", "moe_routing_bench/errors.py"} <= set(names)
+    assert not any("kernels" in name for name in names) and len(set(names)) == len(names)
+
+
+def test_a_compiled_kernel_is_named_by_the_code_of_its_package(write, tmp_path):
+    """In the cache of CuTe DSL objects."""
+    cache = pytest.importorskip("moe_routing_bench.kernels.cute.cache", exc_type=ImportError)
+    write(made_cute____init__="", made_cute__kernel="from made_cute import tiles\n", made_cute__tiles="")
+    before = cache._key("made_cute.kernel", (1,))
+    assert before == cache._key("made_cute.kernel", (1,)) != cache._key("made_cute.kernel", (2,))
+    write(made_cute__tiles="WIDTH = 4\n")
+    assert before != cache._key("made_cute.kernel", (1,)) and before.startswith("kernel-")
+
+
 def test_sources_that_cannot_be_parsed_have_no_fingerprint(write):
     write(
         made_broken____init__='A = Plugin(bench="pack", name="a", module=".kernel")\n', made_broken__kernel="import 1\n"

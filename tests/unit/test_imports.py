@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "declarations": "errors closure",
     "routers": "errors declarations",
     "grid": "errors bounds fields",
-    "kernels": "errors files formats closure routers",
+    "kernels": "errors declarations files formats closure routers",
     "choices": "errors formats",
     "ops": "errors formats routers kernels choices",
     "workload": "errors formats grid kernels",

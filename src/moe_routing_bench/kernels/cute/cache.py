@@ -1,7 +1,7 @@
 """Compiled CuTe DSL kernels on disk: a second process loads an object file in 0.1 s and compiles nothing.
 
 An object is named by everything it depends on: the sources of the kernel's module and of all that this module imports
-from this package, the versions of the compiler and its calling convention, the host's machine type, and the arguments
+from its package and from this one, the versions of the compiler and its calling convention, the host's machine type, and the arguments
 (architecture, dtype, shape class). It is written under a temporary name and renamed, one process at a time, so
 concurrent jobs share one cache. Filling it needs no GPU.
 """
@@ -20,8 +20,8 @@ import cutlass.cute as cute
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from moe_routing_bench import files
-from moe_routing_bench.closure import closure, fingerprint
+from moe_routing_bench import declarations, files
+from moe_routing_bench.closure import PACKAGE, closure, fingerprint
 
 FOLDER = "MOE_ROUTING_BENCH_KERNELS"  # environment variable that names another folder
 
@@ -66,7 +66,8 @@ def cached(build: Callable[..., Any]) -> Callable[..., Any]:
 def _key(module: str, arguments: tuple[Any, ...]) -> str:
     """Names an object: the kernel's module, and a hash of all that it depends on."""
     known = [version(name) for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")] + [platform.machine(), repr(arguments)]
-    text = "\n".join([fingerprint(closure([module])), *known])
+    ours = module.partition(".")[0] == PACKAGE.name
+    text = "\n".join([fingerprint(closure([module])) if ours else declarations.code(module, [module]), *known])
     return f"{module.rpartition('.')[2]}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
