@@ -6,6 +6,7 @@ the value means. Config models, JSON schema and error messages are derived from 
 
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -85,6 +86,8 @@ def words(kind: Any, many: bool = False) -> str:
         return f"a non-empty list, without repetition, of {words(arguments[0], many=True)}"
     if origin is Literal:
         return " or ".join(str(one) for one in arguments)
+    if origin is Mapping:
+        return f"a mapping from {words(arguments[0])} to {words(arguments[1])}"
     if origin in (Union, UnionType):
         return ", or ".join(NONE if one is NoneType else words(one, many) for one in arguments)
     return _WORDS[kind][many] if kind in _WORDS else "true or false" if kind is bool else "a mapping"
