@@ -350,7 +350,7 @@ def test_damaged_cell(refuse, folder, given, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(["mesure", "pack"], "Did you mean 'measure'?", id="unknown command"),
+        pytest.param(["mesure", "pack"], "Did you mean 'measure'", id="unknown command"),
         pytest.param(["measure"], "Missing argument", id="no bench"),
         pytest.param(["measure", "pack", "--seed", "many"], "'--seed'", id="text for a number"),
         pytest.param(["measure", "pack", "--token", "64"], "No such option: --token", id="unknown option"),
