@@ -155,8 +155,7 @@ class _Watch:
         if row["status"] != "ok":
             yield f"{row['status']}: {row['reason']}"
             return
-        half = (row["ci_high_us"] - row["ci_low_us"]) / 2
-        yield f"right, {row['median_us']:.4g} us ± {half:.2g}"
+        yield f"right, {row['median_us']:.4g} us [{row['ci_low_us']:.4g}, {row['ci_high_us']:.4g}]"
         yield f"{row['share_of_roofline']:.0%} of the limit"
         verdicts = importlib.import_module("moe_routing_bench.comparison.verdicts")
         runs = importlib.import_module("moe_routing_bench.comparison.runs")
