@@ -89,3 +89,5 @@ def test_weights_are_repacked_once_and_again_when_they_change():
     parts["elements"][0, 0, 0] ^= 1
     other = cute_quantised.repacked(first, parts)
     assert np.count_nonzero(other.numpy() != one.numpy()) == 1
+    parts["scales"][1, 5, 0] *= 2
+    assert np.count_nonzero(cute_quantised.repacked(first, parts).numpy() != other.numpy()) == 1

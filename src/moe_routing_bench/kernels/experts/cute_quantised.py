@@ -147,10 +147,11 @@ def _compiled(problem: Experts, arch: str) -> list[tuple[QuantisedProduct, Any]]
 
 
 def repacked(product: QuantisedProduct, weights: Parts) -> Tensor:
-    """`repack` for a product, once for the same elements: all that are bound with them share it, and it lives as long as they do."""
+    """`repack` for a product, once for the same weights: all that are bound with them share it, and it lives as long as their elements."""
     elements = weights["elements"]
     known = _REPACKED.setdefault(elements, {})
-    key = (product.codes, product.gated, elements._version)
+    versions = tuple((part.data_ptr(), part._version) for part in weights.values())
+    key = (product.codes, product.gated, versions)
     if key not in known:
         known.clear()
         known[key] = repack(elements, weights["scales"], weights.get("zeros"), product.codes, product.gated)
