@@ -161,7 +161,7 @@ def test_the_command_prints_all_columns(call):
 def test_the_matrix_is_kept_in_a_file(call, tmp_path):
     path = tmp_path / "accuracy.parquet"
     code, out, _ = call(*SMALL, "--weights", "plain,mxfp4", "--activations", "fp16", "--implementations", "dequant_loop", "--out", str(path))  # fmt: skip
-    rows = stored.read(path).to_pylist()
+    rows = stored.read(path, "cpu").to_pylist()
     assert code == 0 and out.endswith(f"wrote {path}\n")
     assert [(row["weights"], row["drawn"], row["status"]) for row in rows] == [
         ("fp16", "normal", None), ("fp16", "outliers", None), ("mxfp4", "normal", "ok"), ("mxfp4", "outliers", "ok")
@@ -175,9 +175,13 @@ def test_a_file_of_other_columns_is_refused(tmp_path):
         stored.write(tmp_path / "accuracy.parquet", [{"weights": "mxfp4", "speed": 1}])
     write_table(tmp_path / "other.parquet", pa.table({"weights": ["mxfp4"]}))
     with pytest.raises(UserError, match="other columns in"):
-        stored.read(tmp_path / "other.parquet")
+        stored.read(tmp_path / "other.parquet", "cpu")
     with pytest.raises(UserError, match="accuracy rows: got"):
-        stored.read(tmp_path / "none.parquet")
+        stored.read(tmp_path / "none.parquet", "cpu")
+    stored.write(tmp_path / "accuracy.parquet", [{"weights": "mxfp4", "platform": "cpu"}])
+    assert stored.read(tmp_path / "accuracy.parquet", "cpu").num_rows == 1
+    with pytest.raises(UserError, match=r"those of cpu in .*; allowed: those of nvidia-h200"):
+        stored.read(tmp_path / "accuracy.parquet", "nvidia-h200")
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,8 @@ def keep_inputs():
     files.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))
     for bench in {job.cell.bench for job in JOBS.values()}:
         files.keep(paths.code(PLATFORM, bench), sources.code_hashes(sources.code_files(bench)))
+    if SETTINGS.get("accuracy"):
+        files.keep(paths.code(PLATFORM, "experts"), sources.code_hashes(sources.code_files("experts")))
     for job in {plugins.references(job): job for job in JOBS.values()}.values():
         for reference, hashes in plugins.codes(job).items():
             files.keep(paths.plugin_code(PLATFORM, reference), hashes)
@@ -146,6 +148,11 @@ def profiles_of(wildcards):
     """The profiles of the layers of the grid, if they are asked for."""
     layers = [job for job in JOBS.values() if job.cell.bench == "layer"] if SETTINGS.get("profile") else []
     return [str(paths.profile_folder(wildcards.platform, job)) for job in layers]
+
+
+def accuracy_of(wildcards):
+    """The accuracy of quantised weights, if it is asked for."""
+    return [str(paths.accuracy(wildcards.platform))] if SETTINGS.get("accuracy") else []
 
 
 def pilots_of(wildcards):

@@ -5,6 +5,7 @@ rule html:
     input:
         rows=[f"results/{{platform}}/{source}.parquet" for source in sorted(SOURCES)],
         profiles=profiles_of,
+        accuracy=accuracy_of,
         figures=[f"reports/{{platform}}/figures/{name}.svg" for name in REPORTED],
         code=sources.drawn_with("report.render"),
         templates=sources.sources("report", suffixes=(".css", ".js", ".j2", ".yaml", ".txt")),

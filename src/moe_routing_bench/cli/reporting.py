@@ -13,7 +13,7 @@ from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.config import presets
 from moe_routing_bench.errors import bad, pick, writing
 from moe_routing_bench.quality.spec import adaptation_rows, run_rows
-from moe_routing_bench.store import paths, platforms, records
+from moe_routing_bench.store import accuracy, paths, platforms, records
 from moe_routing_bench.store.shipped import own_or_shipped
 from moe_routing_bench.store.stale import reasons
 
@@ -57,6 +57,7 @@ def report(platform: Platform = None, run: Run = None) -> None:
             _models(platform),
             platform.partition(".")[2],
             [json.loads(path.read_text(encoding="utf-8")) for path in paths.profile_files(platform)],
+            _accuracy(platform),
         )
     print(f"wrote {out}")
 
@@ -67,6 +68,12 @@ def _claims(platform: str, rows: Any) -> Any:
         return ()
     claims = importlib.import_module("moe_routing_bench.config.claims")
     return held(platform, claims.load(own_or_shipped(paths.CLAIMS)), [rows])
+
+
+def _accuracy(platform: str) -> Any:
+    """The accuracy matrix of a platform as a DataFrame, if it is stored."""
+    path = paths.accuracy(platform)
+    return accuracy.read(path, platform.partition(".")[0]).to_pandas() if path.is_file() else None
 
 
 def _models(platform: str) -> dict[str, Any]:

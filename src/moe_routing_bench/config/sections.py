@@ -119,6 +119,7 @@ Config = model(
     measure=_MEASURE,
     grid=_GRID,
     profile=field(bool, "whether one call of each implementation is profiled in each cell of `layer`", False),
+    accuracy=field(bool, "whether the accuracy of quantised weights is in the report", False),
     cpu=field(
         OnCpu, description="a mapping with 'grid' and, at will, 'measure', which stand in for the config's on a CPU"
     ),

@@ -17,7 +17,7 @@ from moe_routing_bench.figures import FIGURES, NOTHING
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
-from moe_routing_bench.report import altered, page, predecessor, quality, verdicts
+from moe_routing_bench.report import accuracy, altered, page, predecessor, quality, verdicts
 from moe_routing_bench.report.answers import answers
 from moe_routing_bench.report.charts import charts, library
 from moe_routing_bench.report.choices import choices
@@ -40,14 +40,14 @@ def render(
     table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Path, trained: pd.DataFrame | None = None,
     adapted: pd.DataFrame | None = None, stale: Mapping[str, str] = MappingProxyType({}),
     claims: Sequence[Held] = (), models: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), run: str = "",
-    profiles: Sequence[Mapping[str, Any]] = (),
+    profiles: Sequence[Mapping[str, Any]] = (), matrix: pd.DataFrame | None = None,
 ) -> None:  # fmt: skip
     """Write the report of `table` (rows of the schema) with the SVG file of each figure to `out`.
 
     With the rows of training runs (`trained`) it has a section on quality, which has those of adaptations (`adapted`), too;
     figures of both are shown only there. `stale` says of benches whose rows are of other code than today's why they are shown, `claims`
     what became of published figures. `models` are the sizes that a reader can ask about, `run` the name of the run, if it has one, and
-    `profiles` what its cells' calls consist of.
+    `profiles` what its cells' calls consist of, `matrix` the rows of `store.accuracy`, if there are any.
     """
     frame = table.to_pandas() if isinstance(table, pa.Table) else table
     tables = {"measurements": frame, "quality": trained, "perft": adapted}
@@ -76,6 +76,7 @@ def render(
         quality=None
         if trained is None
         else _quality(trained, adapted, [one for one in drawn if one[0].source != "measurements"]),
+        accuracy=None if matrix is None or matrix.empty else _accuracy(matrix),
         charts=plotted,
         drawings={f"figure-{entry.name}" for entry, _ in drawn},
         library=library(),
@@ -98,6 +99,11 @@ def _quality(
         "contests": quality.contests(trained), "source": predecessor.SOURCE, "verdicts": verdicts.verdicts(trained, adapted),
         "adaptations": [] if adapted is None else quality.adaptations(adapted), "altered": altered.costs(trained),
     }  # fmt: skip
+
+
+def _accuracy(matrix: pd.DataFrame) -> dict[str, object]:
+    """What the section on quantised weights shows."""
+    return {"sizes": accuracy.sizes(matrix), "drawn": list(accuracy.DRAWN.values()), "lines": accuracy.lines(matrix)}
 
 
 def _together(reasons: Mapping[str, str]) -> list[tuple[str, str]]:

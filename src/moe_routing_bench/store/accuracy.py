@@ -33,8 +33,8 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_table(path, pa.Table.from_pylist(rows, SCHEMA))
 
 
-def read(path: Path) -> pa.Table:
-    """All rows of a file. Raises `UserError` for what is unreadable, edited, or of other columns."""
+def read(path: Path, platform: str) -> pa.Table:
+    """All rows of a file. Raises `UserError` for what is unreadable, edited, of other columns or of another platform."""
     wanted = "a file that `moe-routing-bench accuracy --out` wrote"
     try:
         table = read_table(path)
@@ -42,4 +42,6 @@ def read(path: Path) -> pa.Table:
         raise bad("accuracy rows", str(path), wanted, str(error)[:120]) from error
     if not table.schema.equals(SCHEMA):
         raise bad("accuracy rows", f"other columns in {path}", wanted, "write it again")
+    if others := sorted(set(table["platform"].to_pylist()) - {platform}):
+        raise bad("accuracy rows", f"those of {', '.join(map(str, others))} in {path}", f"those of {platform}")
     return table

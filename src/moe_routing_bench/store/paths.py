@@ -72,6 +72,11 @@ def again(platform: str) -> Path:
     return results(platform) / "again.parquet"
 
 
+def accuracy(platform: str) -> Path:
+    """What quantised weights lose, and how exact kernels are with them."""
+    return results(platform) / "accuracy.parquet"
+
+
 def quality(platform: str) -> Path:
     """All rows of the training runs of a platform."""
     return results(platform) / "quality.parquet"

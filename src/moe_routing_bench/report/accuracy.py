@@ -1,0 +1,53 @@
+"""What the report says of the accuracy matrix: what formats lose on either kind of weights, and how exact kernels are with them."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+DRAWN = {"normal": "normal weights", "outliers": "weights with outliers"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A format beside activations: per kind of weights the SNR of weights and of results, both in dB, and the cosine of results; and of
+    kernels how many are right, the largest share of the limit that one takes, and what is wrong with others."""
+
+    weights: str
+    activations: str
+    costs: list[tuple[str, str, str]]
+    right: str
+    most: str
+    wrong: list[str]
+
+
+def lines(table: pd.DataFrame) -> list[Line]:
+    """A line per format and activations, in the order of the rows; dashes where there is nothing to say."""
+    found = []
+    for names, rows in table.groupby(["weights", "activations"], sort=False):
+        weights, activations = map(str, names)
+        tried = rows[rows["status"].notna()]
+        right = tried["status"] == "ok"
+        share = (tried["kernel_error"] / tried["tolerance"])[right]
+        costs = [_costs(rows[rows["drawn"] == one]) for one in DRAWN]
+        counted = f"{int(right.sum())} of {len(tried)}" if len(tried) else "–"
+        most = f"{share.max():.0%}" if len(share) else "–"
+        wrong = tried[~right]
+        said = [f"{one.implementation} is {one.status}: {one.reason}" for one in wrong.itertuples()]
+        found.append(Line(weights, activations, costs, counted, most, list(dict.fromkeys(said))))
+    return found
+
+
+def sizes(table: pd.DataFrame) -> str:
+    """What the rows are of, for a caption."""
+    first = table.iloc[0]
+    return ", ".join(f"{name}={first[name]}" for name in ("tokens", "hidden", "intermediate", "experts", "top_k"))
+
+
+def _costs(rows: pd.DataFrame) -> tuple[str, str, str]:
+    if rows.empty:
+        return ("–",) * 3
+    first = rows.iloc[0]
+    weights, result = (
+        f"{one:.1f}" if pd.notna(one) else "exact" for one in (first["weight_snr_db"], first["output_snr_db"])
+    )
+    return weights, result, f"{first['output_cosine']:.5f}"

@@ -1,0 +1,21 @@
+"""The accuracy of quantised weights, where the config asks for it."""
+
+
+rule accuracy:
+    input:
+        code=str(paths.code(PLATFORM, "experts")),
+        own=[sources.source("measure/accuracy.py"), sources.source("cli/quantising.py")],
+    output:
+        "results/{platform}/accuracy.parquet",
+    log:
+        "results/{platform}/logs/accuracy.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        gpu=1,
+    params:
+        client=sources.source("measure/client.py"),
+    message:
+        "accuracy of quantised weights"
+    shell:
+        "python -I -S {params.client:q} --cli accuracy --out {output:q} >{log:q} 2>&1"
