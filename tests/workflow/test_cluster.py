@@ -34,6 +34,11 @@ def test_a_machine_without_a_gpu_plans_for_one(fresh: Project) -> None:
     assert "results/cpu" not in done.stdout + done.stderr
 
 
+def test_the_accuracy_of_quantised_weights_is_part_of_the_report_where_it_is_asked_for(fresh: Project) -> None:
+    plain, asked = fresh.jobs(), fresh.jobs("--config", "accuracy=True")
+    assert "accuracy" not in plain and asked == plain | {"accuracy": 1}
+
+
 def test_shares_are_all_cells_each_once_and_collect_nothing(fresh: Project, tmp_path: Path) -> None:
     """And what the platform is, which nobody said, jobs on other machines are told, as an executor for clusters starts them."""
     script = tmp_path / "told.smk"
