@@ -714,6 +714,20 @@ def test_costs_are_those_of_the_first_draw(measured, monkeypatch):
     assert (rows["a"]["read_bytes"], rows["a"]["write_bytes"], rows["a"]["compulsory_bytes"]) == (1, 2, 3)
 
 
+@pytest.mark.parametrize(
+    ("packed", "weights", "factor"),
+    [("fp8_row", "e4m3_row", 2), ("fp8_block128", "e5m2_block128", 2), ("fp8_row", "bf16", 0), ("bf16", "e4m3_row", 0), ("fp8_row", "int8_row", 0)],
+)  # fmt: skip
+def test_products_of_eight_bits_are_held_against_twice_the_rate(packed, weights, factor):
+    """Else a product that is as fast as it should be would be below the roofline."""
+    cell = cell_of("experts", tokens=8, hidden=16, intermediate=16, experts=2, top_k=1, packed=packed, weights=weights)
+    rates = {"peak_tflops": 700.0, "sustained_tflops": 600.0, "copy_gb_per_s": 4000.0}
+    doubled = {"peak_tflops": 1400.0, "sustained_tflops": 1200.0} if factor else {}
+    assert worker._rates_of_eight_bits(cell, rates) == doubled
+    assert worker._rates_of_eight_bits(cell, {"peak_tflops": 700.0}) == ({"peak_tflops": 1400.0} if factor else {})
+    assert worker._rates_of_eight_bits(CELL, rates) == {}
+
+
 @pytest.mark.parametrize("capped", [True, False])
 def test_long_turns_are_held_against_what_is_sustained(capped, measured, simulated, monkeypatch):
     """The rate of products after a turn's time, where any turn was long."""

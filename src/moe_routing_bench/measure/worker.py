@@ -18,6 +18,8 @@ import torch
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.errors import one_line
 from moe_routing_bench.formats import FORMATS
+from moe_routing_bench.formats.weights import WEIGHTS
+from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import calibration, outcome, provenance, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
@@ -86,6 +88,8 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     )
     if gpu and any(one.fields.get("turns") == "long" for one in alive):
         common |= ceilings.sustained(job.settings.turn_seconds, cost.products, FORMATS[cell.dtype].torch_dtype)
+    if gpu:
+        common |= _rates_of_eight_bits(cell, common)
     common |= {"read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes, "flops": cost.flops}
     common |= {"compulsory_bytes": cost.read_bytes + cost.write_bytes}
     common |= provenance.versions() | (gpu.state() if gpu else {}) | {"device": device}
@@ -93,6 +97,15 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     outcome.speedups(alive, rows, bench.baseline)
     outcome.twins(alive, rows)
     send(("rows", {n: r | {"measure_seconds": perf_counter() - begin} for n, r in rows.items()}))
+
+
+def _rates_of_eight_bits(cell: Cell, common: dict[str, Any]) -> dict[str, float]:
+    """The rates of products in `common` where rows and weights are both floats of 8 bits: tensor cores multiply these twice as fast as
+    numbers of 16, whose rates were measured. Nothing for other cells."""
+    packed, weights = cell.get("packed"), WEIGHTS.get(cell.get("weights") or "")
+    if packed is None or FORMATS[packed].bits != 8 or weights is None or weights.codec != "float8":
+        return {}
+    return {name: 2 * common[name] for name in ("peak_tflops", "sustained_tflops") if name in common}
 
 
 def _guarded(
