@@ -16,7 +16,7 @@ from moe_routing_bench.routers.zoo import ZOO
 from moe_routing_bench.store.platforms import CPU
 
 _COLORS = colors.assigned(ZOO)
-_SHAPES = "ovsDP<>X"
+_SHAPES = "ovsDP^*"
 _LABEL = 6.5  # points
 _PAPER = {"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 0.5}  # behind text that lines may cross
 

@@ -1,5 +1,7 @@
 """Where the time of composites goes, stage by stage."""
 
+import itertools
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,6 +13,7 @@ from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 
 MOST_BARS, MOST_PER_CELL = 30, 6
 TITLE = "Where the time goes: share of the stages' times"
+_FUSED = ("#6666dd", "#550000", "#d55e00", "#443333")
 _SCALES = Scale("share of the sum of the stages' times"), Scale("cell and implementation", "names")
 _LEGEND_COLUMNS = 5
 _HATCHES = ("//", "\\\\", "..", "++")  # of the second and later stages of a fused part
@@ -38,7 +41,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def chart(table: pd.DataFrame) -> Chart:
-    """The same bars for the page; a fused part has the colour of its first stage and says its name."""
+    """The same bars for the page."""
     rows = _staged(table)
     if rows.empty:
         return nothing("bars", *_SCALES, rows, style.why(table, *grouping.COMPOSITES))
@@ -47,7 +50,13 @@ def chart(table: pd.DataFrame) -> Chart:
     labels = pd.concat(grouping.labels(one, but=["layout"]) for one in groups)
     records = [part | {"panel": one["bench"], "y": f"{labels[i]} | {one['implementation']}"} | row(one) for i, one in shown.iterrows() for part in _parts(one)]  # fmt: skip
     there = ordered({part for value in shown["stage_us"] for part in style.stages(value)})
-    return Chart("bars", *_SCALES, marks(records), {_name(part): style.STAGES[part.split("+")[0]] for part in there}, shown)  # fmt: skip
+    return Chart("bars", *_SCALES, marks(records), {_name(part): tint for part, tint in _tints(there).items()}, shown)  # fmt: skip
+
+
+def _tints(parts: list[str]) -> dict[str, str]:
+    """A colour for each part: of a fused one, which is hatched only in print, one of its own."""
+    own = dict(zip((part for part in parts if "+" in part), itertools.cycle(_FUSED), strict=False))
+    return {part: own.get(part) or style.STAGES[part] for part in parts}
 
 
 def _parts(one: pd.Series) -> list[dict[str, object]]:

@@ -30,11 +30,14 @@ matplotlib.rcParams |= {
     "axes.spines.right": False,
 }
 NAMES = tuple(dict.fromkeys(i.name for bench in BENCHES.values() for i in bench.implementations))  # legend order
-_FIRST = ("triton", "cute", "torch_compile", "quack", "torch_grouped_mm", "cute_gather", "sonicmoe", "torch", "cute_quack_gather", "torch_bmm", "torch_loop")  # fmt: skip
+_FIRST = (
+    "triton", "cute", "torch_compile", "quack", "torch_grouped_mm", "cute_gather", "sonicmoe", "torch", "cute_quack_gather",
+    "flag_gems", "moe_ops", "cute_quack", "cute_deepgemm", "liger", "transformers_grouped_mm", "cute_mslk", "triton_gather", "torch_bmm",
+)  # fmt: skip
 COLORS = colors.assigned(
     [*_FIRST, *(name for name in NAMES if name not in _FIRST)]
 )  # an addition never moves the first
-_SHAPES = "ovsDP<>X"  # a second mark of identity: overlapping points, and no colour vision
+_SHAPES = "ovsDP^*"  # a second mark of identity: overlapping points, and no colour vision
 _COMPOSITES = sorted((bench for bench in BENCHES.values() if bench.stages), key=lambda bench: -len(bench.stages))
 _STAGES = [*dict.fromkeys(stage.name for bench in _COMPOSITES for stage in bench.stages), SHARED.name]
 _WITH_TEXT = ("#0173b2", "#992255", "#005500", "#445577", "#5533aa", "#556622")  # white on these has 4.5:1

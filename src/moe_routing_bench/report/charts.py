@@ -65,7 +65,7 @@ def data(chart: Chart) -> dict[str, Any]:
         "y": {"label": chart.y.label, "kind": chart.y.kind},
         "reference": chart.reference,
         "note": chart.note,
-        "legend": [{"name": name, "light": tint, "dark": colors.dark(tint), "symbol": SHAPES[shape(chart, name)]} for name, tint in chart.colors.items()],
+        "legend": [{"name": name, "light": tint, "dark": colors.dark(tint), "symbol": "square" if chart.kind in ("bars", "matrix") else SHAPES[shape(chart, name)]} for name, tint in chart.colors.items()],
         "marks": {name: packed(values) for name, values in columns.items()},
         "count": len(marks),
     }  # fmt: skip

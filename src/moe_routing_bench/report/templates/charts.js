@@ -16,7 +16,7 @@ function wordsOf(chart, mark) {
 // One panel as SVG; names on the left stand above their line where the panel is narrow.
 function panelOf(chart, marks, wide, looks) {
   const names = chart.y.kind === "names" ? [...new Set(marks.map(mark => mark.y))] : null, longest = Math.max(0, ...(names ?? []).map(name => name.length));
-  const narrow = names && (longest * 6.2 > wide * 0.4 || chart.kind === "matrix" && wide - longest * 6.2 < 60 * new Set(marks.map(mark => mark.x)).size), under = narrow ? line : 0, left = names ? narrow ? 10 : 14 + longest * 6.2 : 56;
+  const narrow = names && (longest * 6.2 > wide * 0.4 || chart.kind === "matrix" && wide - longest * 6.2 < 60 * new Set(marks.map(mark => mark.x)).size), under = narrow ? line : 0, left = names ? narrow ? 10 : 18 + longest * 6.7 : 56;
   const scale = axis => ({type: axis.kind === "names" ? "band" : axis.kind, label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: axis.kind === "linear"});
   const fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? `#row-${mark.row}` : null, title = mark => wordsOf(chart, mark);
   const options = {
