@@ -34,7 +34,7 @@ def draw(chart: Chart, title: str, note: str = "", provenance: str = "") -> Figu
     figure, panels = style.canvas(down, across, width, sum(heights) + 1.4, height_ratios=heights)
     for axes, (name, group) in zip(panels, found, strict=False):
         _panel(axes, chart, group)
-        axes.set_title(textwrap.fill(name, 150 // across), fontsize=8, loc="left")
+        axes.set_title(textwrap.fill(name, 110 // across), fontsize=8, loc="left")
     for spare in panels[len(found) :]:
         spare.set_axis_off()
     figure.legend(handles=_handles(chart), loc="outside right upper", fontsize=7, frameon=False)
