@@ -28,7 +28,8 @@ from signals import interruptible
 pytestmark = pytest.mark.slow
 ALL = sum(CELLS.values())
 DRAW = {"figure": DRAWN, "html": 1, "all": 1}  # what follows from newly collected measurements
-AFTER = {"measure_again": 1, "collect": 1, **DRAW}
+COLLECT = {"measure_again": 1, "collect": 1}  # what follows from newly measured cells
+AFTER = {**COLLECT, **DRAW}
 
 
 def cells(project: Project) -> dict[Path, bytes]:
@@ -98,7 +99,7 @@ def test_a_new_axis_value_and_an_edited_kernel_measure_only_their_cells(project:
     project.edit("src/moe_routing_bench/kernels/gate/torch_gate.py")
     run = project.snakemake("--until", "collect")
     assert measured(run) == {"pack": 1, "combine": 1, "gate": 1, "routing": 1}
-    assert count(run) == {"measure": 4, "collect": 1} and f"\nRows: {ALL + 2} ok\n" in run.stdout + run.stderr
+    assert count(run) == {"measure": 4, **COLLECT} and f"\nRows: {ALL + 2} ok\n" in run.stdout + run.stderr
     after = cells(project)
     assert len(after) == ALL + 2
     assert {path.parent.name for path, content in before.items() if after[path] != content} == {"gate", "routing"}
@@ -126,7 +127,7 @@ def test_adding_a_bench_leaves_every_cell_fresh(project: Project) -> None:
         assert text.count(old) == 1, file
         (package / file).write_text(text.replace(old, new))
     assert "count" in project.bench("list").stdout
-    assert count(project.snakemake("--until", "collect")) == {"collect": 1}
+    assert count(project.snakemake("--until", "collect")) == COLLECT
     table = pq.read_table(project.folder / "results/cpu/measurements.parquet")
     assert table["extra"].null_count == len(table) == ALL
 
@@ -185,7 +186,7 @@ def test_the_config_says_how_many_threads_measure(project: Project) -> None:
     project.configure([GRID[1] | {"benches": ["gate"]}], SMALL | {"cpu_threads": 2})
     run = project.snakemake("--until", "collect")
     assert (
-        count(run) == {"measure": 1, "collect": 1}
+        count(run) == {"measure": 1, **COLLECT}
         and "cells are asked for, with 2 CPU threads;" in run.stdout + run.stderr
     )
     assert pq.read_table(rows)["cpu_threads"].to_pylist() == [2]
@@ -262,7 +263,7 @@ def named(done: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
     write_trace(project)
     entry = {"benches": ["permute"], "implementations": ["torch"], "tokens": [64], "experts": [8], "top_k": [2]}
     project.configure([entry | {"sampler": ["trace"], "trace": "trace.parquet"}])
-    assert count(project.snakemake(*NAMED, "--until", "collect")) == {"measure": 1, "measure_again": 1, "collect": 1}
+    assert count(project.snakemake(*NAMED, "--until", "collect")) == {"measure": 1, **COLLECT}
     return project
 
 
@@ -272,7 +273,7 @@ def test_a_trace_counts_by_its_content(named: Project) -> None:
     os.utime(named.folder / "trace.parquet")
     assert named.jobs(*target) == {}
     write_trace(named, reverse=True)
-    assert named.jobs(*target) == {"measure": 1, "measure_again": 1, "collect": 1}
+    assert named.jobs(*target) == {"measure": 1, **COLLECT}
     write_trace(named)
 
 
@@ -304,7 +305,7 @@ def test_what_other_packages_have_counts_where_it_is_asked_for(done: Project, tm
     ]
     project.configure(grid, plugins=["own_kernel"])
     target = ("--config", "run=own", "--until", "collect")
-    assert count(project.snakemake(*target)) == {"measure": 4, "collect": 1}
+    assert count(project.snakemake(*target)) == {"measure": 4, **COLLECT}
     rows = pq.read_table(project.folder / "results/cpu.own/measurements.parquet").to_pylist()
     assert {row["status"] for row in rows} == {"ok"} and [row["plugin"] for row in rows].count(
         "own_kernel:COMBINE"
@@ -321,7 +322,7 @@ def test_what_other_packages_have_counts_where_it_is_asked_for(done: Project, tm
 def test_orphans_are_listed_and_removed_only_when_asked(project: Project) -> None:
     """A smaller grid leaves files behind; they are in no table."""
     project.configure([GRID[0] | {"tokens": [64]}, GRID[1]])
-    assert count(project.snakemake("--until", "collect")) == {"collect": 1}
+    assert count(project.snakemake("--until", "collect")) == COLLECT
     assert pq.read_table(project.folder / "results/cpu/measurements.parquet").num_rows == ALL - 2
     assert len(cells(project)) == ALL
     listed = project.bench("prune").stdout
