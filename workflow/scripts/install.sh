@@ -41,7 +41,7 @@ progress() {
     if [ $status = 0 ]; then
       case $next in
         Installing\ collected*) said="unpacking $(wc -w <<<"${next#*:}") packages" ;;
-        *nstalling* | *ninstalled* | Found\ existing*) ;; # what is left of an older version goes while others come
+        Attempting* | Found* | Uninstalling* | Successfully\ uninstalled*) ;; # what is left of an older version goes while others come
         *) said=$next ;;
       esac
     fi
