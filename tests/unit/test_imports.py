@@ -15,6 +15,7 @@ PACKAGE = Path(moe_routing_bench.__file__).parent
 MAY_IMPORT = {
     "errors": "",
     "bounds": "",
+    "quantities": "",
     "formats": "",
     "closure": "",
     "fields": "errors",
@@ -32,10 +33,10 @@ MAY_IMPORT = {
     "measure": "errors files formats closure grid workload benches store",
     "traces": "errors kernels workload store measure",
     "quality": "errors files formats closure routers grid config store measure",
-    "comparison": "errors formats choices benches config measure",
-    "figures": "errors routers grid benches config store quality comparison",
-    "report": "errors files routers grid choices benches config store quality comparison figures",
-    "cli": "errors declarations fields files formats closure routers grid kernels choices benches config store measure traces quality comparison figures report",
+    "comparison": "errors quantities formats choices benches config measure",
+    "figures": "errors quantities routers grid benches config store quality comparison",
+    "report": "errors quantities files routers grid choices benches config store quality comparison figures",
+    "cli": "errors quantities declarations fields files formats closure routers grid kernels choices benches config store measure traces quality comparison figures report",
 }
 MAY_IMPORT_TORCH = {"formats", "routers", "kernels", "ops", "workload", "benches", "measure", "traces", "quality"}
 WITHOUT_TORCH = (

@@ -11,6 +11,7 @@ from moe_routing_bench import files
 from moe_routing_bench.choices import table
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.errors import bad, writing
+from moe_routing_bench.quantities import us
 from moe_routing_bench.store import paths, platforms, records
 
 
@@ -74,6 +75,6 @@ def _printed(lines: list[Any]) -> Table:
         for one in line.choices:
             cells += [one.name, f"{one.own:.1%} ({one.all:.1%})"]
         notes = [*line.unmeasured, *dict.fromkeys(line.entry.suspect.values())]
-        best = [f"{name} {times[name]:.4g} us" for name in (line.best_own, line.best)]
+        best = [f"{name} {us(times[name])}" for name in (line.best_own, line.best)]
         printed.add_row(line.entry.label, *best, *cells, "; ".join(notes))
     return printed

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.formats import QUANTISED
+from moe_routing_bench.quantities import us
 
 FACTOR = 3.0  # rows of one H200 stay within 2.1 of what their neighbours allow
 LEAST_NEIGHBOURS, NEAREST = 3, 5  # of whom those are asked that allow least
@@ -105,14 +106,10 @@ def _against(time: float, low: np.ndarray, high: np.ndarray) -> str | None:
             expected = float(np.median(bounds))
             factor = max(time / expected, expected / time)
             return (
-                f"{_us(time)}, where {int(beyond.sum())} of {len(bounds)} neighbouring cells allow {_us(expected)} or {word}:"
+                f"{us(time)}, where {int(beyond.sum())} of {len(bounds)} neighbouring cells allow {us(expected)} or {word}:"
                 f" a factor of {factor:.2g} ({FACTOR:g} is allowed)"
             )
     return None
-
-
-def _us(time: float) -> str:
-    return f"{time:,.0f} µs" if time >= 100 else f"{time:.3g} µs"
 
 
 def repeated(rows: pd.DataFrame) -> list[str]:
@@ -168,4 +165,4 @@ def _outcome(row: Mapping[str, Any], second: Mapping[str, Any] | None) -> str:
         return f"the second time {second['status']}"
     factor = max(row["median_us"] / second["median_us"], second["median_us"] / row["median_us"])
     card = "" if row["gpu_uuid"] == second["gpu_uuid"] else ", on another card"
-    return CONFIRMED if factor <= AGREE else f"{_us(second['median_us'])}, a factor of {factor:.2g} apart{card}"
+    return CONFIRMED if factor <= AGREE else f"{us(second['median_us'])}, a factor of {factor:.2g} apart{card}"

@@ -7,6 +7,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import grouping, plain, style
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
+from moe_routing_bench.quantities import us
 
 TITLE = "Forward and backward of a layer"
 FORWARD, REST, WHOLE = "forward", "backward (the rest)", "forward + backward"
@@ -45,7 +46,7 @@ def forwards(steps: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
     layers = layers[_usual(layers, [name for name in BENCHES["layer"].axes if name not in read])]
     known = layers.assign(_card=grouping.card(layers), implementation=layers["implementation"].replace("auto", "ops"))
     wanted = steps.assign(_card=grouping.card(steps))
-    times = {tuple(_text(one) for one in values): us for *values, us in known[[*keys, "median_us"]].itertuples(index=False)}  # fmt: skip
+    times = {tuple(_text(one) for one in values): time for *values, time in known[[*keys, "median_us"]].itertuples(index=False)}  # fmt: skip
     found = [times.get(tuple(_text(one) for one in values)) for values in wanted[keys].itertuples(index=False)]
     return pd.Series(found, index=steps.index, dtype=float)
 
@@ -66,11 +67,11 @@ def _text(value: object) -> str:
 
 def _bars(one: pd.Series) -> list[dict[str, object]]:
     place = {"panel": one["panel"], "x": one["median_us"], "y": one["implementation"]}
-    whole = f"{one['median_us']:,.4g} µs [{one['ci_low_us']:,.4g}, {one['ci_high_us']:,.4g}] in all"
+    whole = f"{us(one['median_us'], one['ci_low_us'], one['ci_high_us'])} in all"
     if pd.isna(one["forward"]) or one["forward"] >= one["median_us"]:
         return [place | {"series": WHOLE, "low": 0.0, "high": one["median_us"], "says": f"{whole}; forward alone: not measured in this run"}]  # fmt: skip
     rest = one["median_us"] - one["forward"]
     return [
-        place | {"series": FORWARD, "low": 0.0, "high": one["forward"], "says": f"forward {one['forward']:,.4g} µs"},
-        place | {"series": REST, "low": one["forward"], "high": one["median_us"], "says": f"backward {rest:,.4g} µs, {rest / one['forward']:.3g}x the forward; {whole}"},
+        place | {"series": FORWARD, "low": 0.0, "high": one["forward"], "says": f"forward {us(one['forward'])}"},
+        place | {"series": REST, "low": one["forward"], "high": one["median_us"], "says": f"backward {us(rest)}, {rest / one['forward']:.3g}x the forward; {whole}"},
     ]  # fmt: skip

@@ -7,6 +7,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from moe_routing_bench.figures import grouping, style
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
+from moe_routing_bench.quantities import us
 
 MOST_CELLS = 30
 TITLE = "Who is fastest, cell by cell"
@@ -42,7 +43,7 @@ def chart(table: pd.DataFrame) -> Chart:
     records = []
     for i, one in shown.iterrows():
         least = one["median_us"] / one["behind"]
-        says = f"{one['median_us']:,.4g} µs" + (f"; fastest: {ties[one['cell']]}" if one["behind"] == 1 else "")
+        says = us(one["median_us"]) + (f"; fastest: {ties[one['cell']]}" if one["behind"] == 1 else "")
         records.append({"panel": one["bench"], "series": one["implementation"], "x": one["behind"], "y": labels[i], "low": one["ci_low_us"] / least, "high": one["ci_high_us"] / least, "says": says} | row(one))  # fmt: skip
     tints = {name: style.color(name) for name in style.ordered(shown["implementation"])}
     return Chart("dots", *_SCALES, marks(records), tints, shown, 1.0)

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from moe_routing_bench.figures import grouping, plain, style
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
+from moe_routing_bench.quantities import us
 
 MOST_CELLS = 8  # of a bench
 TITLE = "Distance to the limit"
@@ -30,7 +31,7 @@ def chart(table: pd.DataFrame) -> Chart:
     labels = grouping.labels(shown)
     records = [
         {"panel": one["bench"], "series": one["implementation"], "x": one["median_us"] / one["floor_us"], "y": labels[i], "low": one["ci_low_us"] / one["floor_us"], "high": one["ci_high_us"] / one["floor_us"],
-         "says": f"floor {one['floor_us']:,.4g} µs: {one['binds']}"} | row(one)
+         "says": f"floor {us(one['floor_us'])}: {one['binds']}"} | row(one)
         for i, one in shown.iterrows()
     ]  # fmt: skip
     tints = {name: style.color(name) for name in style.ordered(shown["implementation"])}

@@ -10,6 +10,7 @@ from matplotlib.patches import Patch
 
 from moe_routing_bench.figures import grouping, style
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
+from moe_routing_bench.quantities import us
 
 MOST_BARS, MOST_PER_CELL = 30, 6
 TITLE = "Where the time goes: share of the stages' times"
@@ -65,7 +66,7 @@ def _parts(one: pd.Series) -> list[dict[str, object]]:
     total = sum(times.values())
     for name in ordered(times):
         share = times[name] / total
-        says = f"{share:.0%}: {times[name]:,.3g} of {total:,.4g} µs; the whole takes {one['median_us']:,.4g} µs"
+        says = f"{share:.0%}: {us(times[name])} of {us(total)}; the whole takes {us(one['median_us'])}"
         found.append({"series": _name(name), "x": share, "low": left, "high": left + share, "says": says})
         left += share
     return found

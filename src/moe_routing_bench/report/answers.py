@@ -10,6 +10,7 @@ import pandas as pd
 from moe_routing_bench.figures import backward, capacity_bits, loss_seconds, style
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quality.statistics import half_width
+from moe_routing_bench.quantities import us
 from moe_routing_bench.report.costs import count
 
 FACTOR = 1.0
@@ -97,8 +98,8 @@ def backward_apart(table: pd.DataFrame) -> Answer:
 
 def _step(one: pd.Series) -> str:
     where = " ".join([*([one["model"]] if pd.notna(one["model"]) else []), f"T={one['tokens']:.0f}"])
-    whole = f"{where}: {one['implementation']} takes {one['median_us']:,.4g} µs [{one['ci_low_us']:,.4g}, {one['ci_high_us']:,.4g}] forward and backward"
+    whole = f"{where}: {one['implementation']} takes {us(one['median_us'], one['ci_low_us'], one['ci_high_us'])} forward and backward"
     if pd.isna(one["forward"]) or one["forward"] >= one["median_us"]:
         return f"{whole}; apart it is not measured, as this run has no layer alone of the same cell and card"
     rest = one["median_us"] - one["forward"]
-    return f"{whole}, of which the backward pass takes {rest:,.4g} µs, {rest / one['forward']:.3g}x the {one['forward']:,.4g} µs of the layer alone"
+    return f"{whole}, of which the backward pass takes {us(rest)}, {rest / one['forward']:.3g}x the {us(one['forward'])} of the layer alone"

@@ -7,6 +7,7 @@ import pandas as pd
 from moe_routing_bench.choices import table
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.comparison.choices import AUTO, BENCH, entries
+from moe_routing_bench.quantities import us
 
 
 def choices(rows: pd.DataFrame) -> dict[str, Any] | None:
@@ -36,8 +37,8 @@ def _shown(line: regret.Line, measured: pd.Series) -> dict[str, Any]:
     return {
         "cell": entry.label,
         "key": entry.cell,
-        "best_own": f"{line.best_own}, {times[line.best_own]:.4g} µs",
-        "best": f"{line.best}, {times[line.best]:.4g} µs",
+        "best_own": f"{line.best_own}, {us(times[line.best_own])}",
+        "best": f"{line.best}, {us(times[line.best])}",
         "choices": [(one.name, f"{one.own:.1%}", f"{one.all:.1%}") for one in line.choices],
         "auto": f"{measured[entry.cell] / times[line.best_own] - 1:.1%}" if entry.cell in measured else "–",
         "notes": "; ".join([*line.unmeasured, *(f"suspect: {why}" for why in doubts)]),

@@ -1,0 +1,17 @@
+"""Times are read without exponents."""
+
+import pytest
+
+from moe_routing_bench.quantities import us
+
+
+@pytest.mark.parametrize(
+    ("time", "said"),
+    [(2.1449, "2.145 µs"), (10.0, "10 µs"), (999.96, "1000 µs"), (11480.4, "11,480 µs"), (8056906.1, "8,056,906 µs")],
+)
+def test_a_time_has_four_digits_or_is_whole(time: float, said: str) -> None:
+    assert us(time) == said
+
+
+def test_an_interval_stands_behind_its_time() -> None:
+    assert us(30.0, 29.04, 1031.2) == "30 µs [29.04, 1,031]"
