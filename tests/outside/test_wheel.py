@@ -13,7 +13,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import asked
+from moe_routing_bench.closure import PACKAGE
 from moe_routing_bench.figures import FIGURES
 from project import ROOT, count
 
@@ -86,21 +88,26 @@ def test_from_an_empty_folder_to_the_report(
     monkeypatch.setenv("MOE_ROUTING_BENCH_DEVICE", "cpu")
     run(installed, tmp_path, "moe-routing-bench", "init", "bench")
     folder = tmp_path / "bench"
-    cells = len(asked.jobs_of(asked.effective([ROOT / "config/config.yaml"], None)))
+    benches = [job.cell.bench for job in asked.jobs_of(asked.effective([ROOT / "config/config.yaml"], None))]
     jobs = snakemake(installed, folder)
     assert (
-        jobs["measure"] == cells and jobs["train"] == jobs["time_training"] == 2 and jobs["figure"] == len(FIGURES) - 1
+        jobs["measure"] == len(benches)
+        and jobs["train"] == jobs["time_training"] == 2
+        and jobs["figure"] == len(FIGURES) - 1
     )
     assert (folder / "reports/cpu/index.html").stat().st_size > 100_000
     rows = pq.read_table(folder / "results/cpu/measurements.parquet").to_pylist()
-    assert {row["status"] for row in rows} == {"ok", "unsupported"} and len({row["cell_hash"] for row in rows}) == cells
+    assert {row["status"] for row in rows} == {"ok", "unsupported"} and len({row["cell_hash"] for row in rows}) == len(
+        benches
+    )
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     assert {row["git_sha"] or "" for row in rows if row["status"] == "ok"} == {head}
 
     assert snakemake(installed, folder, "-n") == {}
     (kernel,) = installed.parent.rglob("kernels/gate/torch_gate.py")
     kernel.write_text(f"{kernel.read_text()}\n# edited\n")
-    assert snakemake(installed, folder, "-n")["measure"] == 1
+    reading = [one for one in benches if PACKAGE / "kernels/gate/torch_gate.py" in BENCHES[one].code_files()]
+    assert snakemake(installed, folder, "-n")["measure"] == len(reading) < len(benches)
 
 
 def test_an_environment_of_conda_is_refused(installed: Path, tmp_path: Path) -> None:
