@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import torch
+from marlin_model import marlin_gemm
 from torch import Tensor
 
 
@@ -71,6 +72,7 @@ def _align(ids, experts, block, order, blocks, total) -> None:
     for expert in range(experts):
         own = known[starts[expert] : starts[expert + 1]]
         order[row : row + len(own)] = own.int()
+        blocks[row // block : -(-(row + len(own)) // block)] = expert
         row += -(-len(own) // block) * block
     total.fill_(row)
     assert len(blocks) * block == len(order) >= row
@@ -110,6 +112,7 @@ VLLM = SimpleNamespace(
     moe_permute_with_scratch=_permute,
     moe_unpermute=_unpermute,
     moe_align_block_size=lambda ids, experts, block, order, blocks, total, expert_map, scatter: _align(ids, experts, block, order, blocks, total),
+    moe_wna16_marlin_gemm=marlin_gemm,
     shuffle_rows=_shuffle,
 )  # fmt: skip
 SGLANG = SimpleNamespace(

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from moe_routing_bench.formats.weights import WeightFormat
 from moe_routing_bench.kernels.cute.cache import per_problem
@@ -39,6 +38,7 @@ from moe_routing_bench.kernels.experts.cute_quantised_tiles import QuantisedProd
 from moe_routing_bench.kernels.experts.cute_tiles import SLAB, Tile
 from moe_routing_bench.kernels.experts.dequant import Parts, parts
 from moe_routing_bench.kernels.experts.quantised_layout import Codes, repack
+from moe_routing_bench.kernels.experts.repacked import once
 
 _LEAST = 16
 _ROUNDS = 4  # tiles per multiprocessor, from which larger ones do not leave some of them idle
@@ -48,7 +48,6 @@ _SHARED = (  # tiles of three forms: with more of them, ptxas makes each instruc
 )
 _IN_TURNS = tuple(Tile(2, 2, tokens, pingpong=True) for tokens in (96, 112, 128))
 _SPREAD = (-1.5, -1.0, -0.67, -0.32, 0.0, 0.32, 0.67, 1.0, 1.5)  # standard deviations that rows per expert are off
-_REPACKED = WeakIdKeyDictionary()  # of elements: their repacked forms
 
 
 def takes(form: WeightFormat, dtype: str) -> bool:
@@ -147,15 +146,9 @@ def _compiled(problem: Experts, arch: str) -> list[tuple[QuantisedProduct, Any]]
 
 
 def repacked(product: QuantisedProduct, weights: Parts) -> Tensor:
-    """`repack` for a product, once for the same weights: all that are bound with them share it, and it lives as long as their elements."""
-    elements = weights["elements"]
-    known = _REPACKED.setdefault(elements, {})
-    versions = tuple((part.data_ptr(), part._version) for part in weights.values())
-    key = (product.codes, product.gated, versions)
-    if key not in known:
-        known.clear()
-        known[key] = repack(elements, weights["scales"], weights.get("zeros"), product.codes, product.gated)
-    return known[key]
+    """`repack` for a product, once for the same weights."""
+    parts = (weights["elements"], weights["scales"], weights.get("zeros"))
+    return once(weights, (product.codes, product.gated), lambda: repack(*parts, product.codes, product.gated))
 
 
 def launch(
