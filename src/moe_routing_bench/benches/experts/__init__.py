@@ -32,6 +32,13 @@ BENCH = Bench(
         Implementation("quack", "quack_experts", requires=("cuda", "cutlass"), options={"tuned": True}, peer=QUACK),
         Implementation("quack_heuristic", "quack_experts", requires=("cuda", "cutlass"), peer=QUACK),
         Implementation("deepgemm", "deepgemm_experts", requires=("cuda",), peer=DEEPGEMM),
+        Implementation(
+            "deepgemm_fp8",
+            "deepgemm_fp8_experts",
+            requires=("cuda", "triton"),
+            peer=DEEPGEMM,
+            declares=("rounded_inner",),
+        ),
         Implementation("mslk", "mslk_experts", requires=("cuda",), peer=MSLK),
         Implementation("triton_kernels", "triton_kernels_experts", requires=("cuda", "triton"), peer=TRITON_KERNELS),
         Implementation("marlin", "marlin_experts", requires=("cuda",), peer=VLLM),

@@ -37,10 +37,16 @@ _QUANTISED = [
 ]
 _AROUND = [  # our routing around their products
     Implementation(
-        f"cute_{name}", requires=("cuda", "cutlass"), layout=layout, parts=_CUTE | {"experts": name}, peer=peer
+        f"cute_{name}",
+        requires=("cuda", "cutlass"),
+        layout=layout,
+        parts=_CUTE | {"experts": name},
+        peer=peer,
+        declares=tuple(declares),
     )
-    for name, layout, peer in (
+    for name, layout, peer, *declares in (
         ("deepgemm", "block128", DEEPGEMM),
+        ("deepgemm_fp8", "block128", DEEPGEMM, "rounded_inner"),
         ("mslk", "compact", MSLK),
         ("triton_kernels", "compact", TRITON_KERNELS),
         ("grouped_mm_bf16", "compact", GROUPED_MM_BF16),

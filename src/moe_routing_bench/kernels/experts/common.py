@@ -7,19 +7,20 @@ from torch import Tensor
 from moe_routing_bench.formats import FORMATS, dequantise
 from moe_routing_bench.kernels.experts import OAI_ALPHA, OAI_LIMIT, Experts
 from moe_routing_bench.kernels.layer import Layer
+from moe_routing_bench.kernels.pack import Pack
 
 
-def activate(activation: str, sums: Tensor) -> Tensor:
-    """Sums of the first product, (..., 2 I) gate beside up, or (..., I) of `relu2` -> (..., I). In the dtype of the sums."""
+def activate(activation: str, sums: Tensor, out: Tensor | None = None) -> Tensor:
+    """Sums of the first product, (..., 2 I) gate beside up, or (..., I) of `relu2` -> (..., I), `out` if given. In the dtype of the sums."""
     if activation == "relu2":
-        return F.relu(sums).square()
+        return torch.square(F.relu(sums), out=out)
     gate, up = sums.chunk(2, dim=-1)
     if activation == "swiglu":
-        return F.silu(gate) * up
+        return torch.mul(F.silu(gate), up, out=out)
     if activation == "geglu":
-        return F.gelu(gate, approximate="tanh") * up
+        return torch.mul(F.gelu(gate, approximate="tanh"), up, out=out)
     gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
-    return gate * torch.sigmoid(OAI_ALPHA * gate) * (up + 1)
+    return torch.mul(gate * torch.sigmoid(OAI_ALPHA * gate), up + 1, out=out)
 
 
 def feed_forward(
@@ -46,6 +47,11 @@ def plain_rows(problem: Experts, packed: Tensor, scales: Tensor | None) -> Tenso
         return packed
     assert scales is not None, f"{problem.packed} has scales"
     return dequantise(packed, scales, problem.packed_format).to(FORMATS[problem.dtype].torch_dtype)
+
+
+def between(problem: Experts) -> Pack:
+    """Quantising what the first product made, as rows are: a pack of each row to its own place."""
+    return Pack(problem.rows, problem.intermediate, 1, problem.rows, problem.dtype, problem.packed, padding=False)
 
 
 def unaligned(problem: Experts | Layer, library: str = "torch.nn.functional.grouped_mm") -> str | None:

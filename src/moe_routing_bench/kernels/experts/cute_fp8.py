@@ -22,12 +22,13 @@ from moe_routing_bench.formats import empty_rows
 from moe_routing_bench.kernels.cute.cache import per_problem
 from moe_routing_bench.kernels.cute.compilation import current_arch
 from moe_routing_bench.kernels.experts import Experts
+from moe_routing_bench.kernels.experts.common import between
 from moe_routing_bench.kernels.experts.cute_experts import FEW_ROWS, MOST_EXPERTS, choose_low
 from moe_routing_bench.kernels.experts.cute_fp8_product import compile_for
 from moe_routing_bench.kernels.experts.cute_fp8_tiles import Fp8Product
 from moe_routing_bench.kernels.experts.cute_quantised import soonest
 from moe_routing_bench.kernels.experts.cute_tiles import Tile
-from moe_routing_bench.kernels.pack import Pack, cute_pack_fp8
+from moe_routing_bench.kernels.pack import cute_pack_fp8
 
 _FORMATS = ("bf16", "fp8_block128", "e4m3_block128")  # of activations, packed rows and weights
 _LEAST = 32
@@ -78,11 +79,6 @@ def precompile(problem: Experts, arch: str) -> None:
 @per_problem
 def _compiled(problem: Experts, arch: str) -> list[tuple[Fp8Product, Any]]:
     return [(product, compile_for(arch, problem.dtype, product)) for product in products(problem)]
-
-
-def between(problem: Experts) -> Pack:
-    """Quantising what the first product made: a pack of each row to its own place."""
-    return Pack(problem.rows, problem.intermediate, 1, problem.rows, problem.dtype, problem.packed, padding=False)
 
 
 def launch(

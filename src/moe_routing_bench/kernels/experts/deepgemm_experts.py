@@ -15,13 +15,13 @@ from torch import Tensor
 from moe_routing_bench.kernels.experts import Experts
 from moe_routing_bench.kernels.experts.common import activate, mixed_formats, unaligned
 
-_BLOCK = 128  # rows that are of one expert
+BLOCK = 128  # rows that are of one expert
 
 
 def unsupported(problem: Experts) -> str | None:
     """Why this problem cannot run, or None."""
-    if problem.align % _BLOCK:
-        return f"DeepGEMM takes rows of experts in whole blocks of {_BLOCK} (layout block{_BLOCK})"
+    if problem.align % BLOCK:
+        return f"DeepGEMM takes rows of experts in whole blocks of {BLOCK} (layout block{BLOCK})"
     if problem.packed != "bf16":
         return f"DeepGEMM's plain grouped product takes bf16 rows, not {problem.packed}"
     if problem.biased:
@@ -35,14 +35,24 @@ def bind(
     """Bind packed (R, H), offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I), all contiguous -> y (R, H)."""
     from deep_gemm import m_grouped_bf16_gemm_nt_contiguous as multiply  # pyright: ignore[reportMissingImports]
 
-    rows, ends = torch.arange(len(packed), dtype=torch.int32, device=packed.device), offsets[1:]
-    expert_of = torch.empty_like(rows)
+    number, expert_of = blocks_of_rows(problem, packed, offsets)
     sums = packed.new_empty(len(packed), w13.shape[1])
 
     def run() -> None:
-        torch.searchsorted(ends, rows, right=True, out_int32=True, out=expert_of)
-        expert_of.masked_fill_(expert_of == problem.experts, -1)
+        number()
         multiply(packed, w13, sums, expert_of)
         multiply(activate(problem.activation, sums), w2, y, expert_of)
 
     return run
+
+
+def blocks_of_rows(problem: Experts, packed: Tensor, offsets: Tensor) -> tuple[Callable[[], None], Tensor]:
+    """A call that numbers each of the packed rows (R, H) with its expert by `offsets` (E + 1,), -1 where it has none, and what it writes to, (R,) int32."""
+    rows, ends = torch.arange(len(packed), dtype=torch.int32, device=packed.device), offsets[1:]
+    expert_of = torch.empty_like(rows)
+
+    def number() -> None:
+        torch.searchsorted(ends, rows, right=True, out_int32=True, out=expert_of)
+        expert_of.masked_fill_(expert_of == problem.experts, -1)
+
+    return number, expert_of
