@@ -100,6 +100,28 @@ def _multiply(x, weights, sizes, out) -> None:
         product.copy_(part @ weight.T)
 
 
+def _preshuffle(codes, scales) -> tuple[Tensor, Tensor]:
+    """Elements that are no longer in their places: turned from end to end."""
+    assert codes.dtype == torch.int8 and scales.shape == (codes.shape[1] // 64, len(codes))
+    return codes.flip(0, 1), scales
+
+
+def _multiply_int4(x, codes, scales, zeros, sizes) -> Tensor:
+    assert sizes.dtype == torch.int64 and zeros.shape == scales.shape and zeros.eq(0).all()
+    there = codes.flip(1, 2)
+    numbers = torch.stack([there << 4 >> 4, there >> 4], dim=-1).flatten(-2)
+    dense = numbers.float() * scales.mT.float().repeat_interleave(128, -1)
+    parts = zip(x.float().split(sizes.tolist()), dense, strict=True)
+    return torch.cat([part @ one.T for part, one in parts]).to(x.dtype)
+
+
+def _multiply_fp8(x, weights, scales, weight_scales, sizes) -> Tensor:
+    assert sizes.dtype == torch.int64 and scales.shape == (len(x), 1) and weight_scales.shape == weights.shape[:2]
+    assert {one.dtype for one in (scales, weight_scales)} == {torch.float32} and x.dtype == torch.float8_e4m3fn
+    rows, dense = x.float() * scales, weights.float() * weight_scales[..., None]
+    return torch.cat([part @ one.T for part, one in zip(rows.split(sizes.tolist()), dense, strict=True)]).bfloat16()
+
+
 VLLM = SimpleNamespace(
     topk_softmax=lambda w, i, source, logits, renormalize, bias, padding: _softmax(w, i, logits, renormalize, bias),
     topk_sigmoid=lambda w, i, source, logits, renormalize, bias, scale, padding: _scored(w, i, logits.float().sigmoid(), renormalize, scale, bias),
@@ -125,5 +147,10 @@ SGLANG = SimpleNamespace(
     shuffle_rows=_shuffle,
     apply_shuffle_mul_sum=_shuffle_sum,
 )  # fmt: skip
-MSLK = SimpleNamespace(bf16bf16bf16_grouped_stacked=_multiply)
+MSLK = SimpleNamespace(
+    bf16bf16bf16_grouped_stacked=_multiply,
+    preshuffle_i4=_preshuffle,
+    bf16i4bf16_shuffled_grouped=_multiply_int4,
+    f8f8bf16_rowwise_grouped_stacked=_multiply_fp8,
+)
 OPERATORS = {"vllm": VLLM, "sgl_kernel": SGLANG, "mslk": MSLK}

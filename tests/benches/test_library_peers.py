@@ -13,7 +13,7 @@ from moe_routing_bench.kernels.libraries import SGLANG, VLLM, Library
 from moe_routing_bench.routers import ROUTERS
 
 SIZES = {"tokens": 37, "hidden": 32, "intermediate": 16, "experts": 16, "top_k": 3}
-QUANTISED = ("marlin",)  # which `test_quantised_peers` tests
+QUANTISED = ("marlin", "mslk_int4", "mslk_fp8")  # which `test_quantised_peers` tests
 WAYS = [
     (bench.name, way.name)
     for bench in BENCHES.values()

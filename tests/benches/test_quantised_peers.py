@@ -59,25 +59,42 @@ def grouped_fp8(rows, weights, out, expert_of) -> None:
 
 @pytest.fixture
 def deepgemm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepGEMM is there, and rows are quantised in plain torch."""
+    """DeepGEMM is there."""
+    module = ModuleType("deep_gemm")
+    vars(module).update(m_grouped_fp8_gemm_nt_contiguous=grouped_fp8)
+    monkeypatch.setitem(sys.modules, "deep_gemm", module)
+
+
+@pytest.fixture
+def plain_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are quantised in plain torch."""
 
     def bind(problem, *, inverse, checked_rows, **given):
         assert checked_rows == 0 and torch.equal(inverse[:, 0], given["order"])
         return torch_pack_fp8.bind(problem, **given)
 
-    module = ModuleType("deep_gemm")
-    vars(module).update(m_grouped_fp8_gemm_nt_contiguous=grouped_fp8)
-    monkeypatch.setitem(sys.modules, "deep_gemm", module)
     monkeypatch.setattr(triton_pack_fp8, "bind", bind)
 
 
 BLOCKS = {"packed": "fp8_block128", "weights": "e4m3_block128", "layout": "block128"}
 
 
-@pytest.mark.usefixtures("deepgemm")
+@pytest.mark.usefixtures("deepgemm", "plain_pack")
 @pytest.mark.parametrize("axes", [{}, {"activation": "relu2"}, {"capacity_factor": 0.5}])
 def test_deepgemm(axes: dict) -> None:
     assert outcome("deepgemm_fp8", **(BLOCKS | axes)).error is None
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("activation", ["swiglu", "relu2"])
+def test_mslk_int4(activation: str) -> None:
+    assert outcome("mslk_int4", weights="int4_g128", activation=activation).error is None
+
+
+@pytest.mark.usefixtures("loaded", "plain_pack")
+@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
+def test_mslk_fp8(activation: str) -> None:
+    assert outcome("mslk_fp8", packed="fp8_row", weights="e4m3_row", activation=activation).error is None
 
 
 @pytest.mark.usefixtures("loaded")
@@ -89,6 +106,10 @@ def test_deepgemm(axes: dict) -> None:
         ("marlin", {"weights": "bf16"}, "quantised weights"),
         ("marlin", {"weights": "int4_g128", "intermediate": 192}, "whole groups"),
         ("marlin", {"weights": "int4_g32", "intermediate": 96}, "one of 64"),
+        ("mslk_int4", {"weights": "int4z_g128"}, "weights int4_g128, not bf16 and int4z_g128"),
+        ("mslk_int4", {"weights": "int4_g128", "activation": "swiglu_oai"}, "biases"),
+        ("mslk_int4", {"weights": "int4_g128", "intermediate": 192}, "multiples of 128"),
+        ("mslk_fp8", BLOCKS, "not bf16, fp8_block128, e4m3_block128"),
         ("deepgemm_fp8", BLOCKS | {"layout": "compact"}, "layout block128"),
         ("deepgemm_fp8", BLOCKS | {"weights": "e4m3_g128"}, "not bf16, fp8_block128, e4m3_g128"),
         ("deepgemm_fp8", BLOCKS | {"intermediate": 192}, "no group of a scale is shorter"),

@@ -40,6 +40,10 @@ BENCH = Bench(
             declares=("rounded_inner",),
         ),
         Implementation("mslk", "mslk_experts", requires=("cuda",), peer=MSLK),
+        Implementation("mslk_int4", "mslk_int4_experts", requires=("cuda",), peer=MSLK),
+        Implementation(
+            "mslk_fp8", "mslk_fp8_experts", requires=("cuda", "triton"), peer=MSLK, declares=("rounded_inner",)
+        ),
         Implementation("triton_kernels", "triton_kernels_experts", requires=("cuda", "triton"), peer=TRITON_KERNELS),
         Implementation("marlin", "marlin_experts", requires=("cuda",), peer=VLLM),
         Implementation("grouped_mm_bf16", "grouped_mm_bf16", requires=("cuda", "triton"), peer=GROUPED_MM_BF16),

@@ -48,6 +48,8 @@ _AROUND = [  # our routing around their products
         ("deepgemm", "block128", DEEPGEMM),
         ("deepgemm_fp8", "block128", DEEPGEMM, "rounded_inner"),
         ("mslk", "compact", MSLK),
+        ("mslk_int4", "compact", MSLK),
+        ("mslk_fp8", "compact", MSLK, "rounded_inner"),
         ("triton_kernels", "compact", TRITON_KERNELS),
         ("grouped_mm_bf16", "compact", GROUPED_MM_BF16),
         ("marlin", "compact", VLLM),

@@ -9,12 +9,10 @@ FLOPs: 6 R H I over the rows in use, with the padding, at twice the rate of 16 b
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from moe_routing_bench.formats import empty_rows
 from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.kernels.experts.common import activate, between
+from moe_routing_bench.kernels.experts.common import activate
 from moe_routing_bench.kernels.experts.deepgemm_experts import BLOCK, blocks_of_rows
 
 _FORMATS = ("bf16", "fp8_block128", "e4m3_block128")  # of activations, packed rows and weights
@@ -48,22 +46,18 @@ def bind(
     of 128 x 128, all contiguous -> y (R, H) bf16."""
     from deep_gemm import m_grouped_fp8_gemm_nt_contiguous as multiply  # pyright: ignore[reportMissingImports]
 
-    from moe_routing_bench.kernels.pack import triton_pack_fp8
+    from moe_routing_bench.kernels.experts import requantise
 
     number, expert_of = blocks_of_rows(problem, packed, offsets)
     sums = y.new_empty(len(y), w13.shape[1])
     activated = y.new_empty(len(y), problem.intermediate)
-    inner = empty_rows(problem.packed_format, len(y), problem.intermediate, y.device)
-    itself = torch.arange(len(y), dtype=torch.int32, device=y.device)
-    quantise = triton_pack_fp8.bind(
-        between(problem), x=activated, order=itself, inverse=itself[:, None], **inner, checked_rows=0
-    )
+    quantise, inner, inner_scales = requantise.bind(problem, activated)
 
     def run() -> None:
         number()
         multiply((packed, scales), (w13, w13_scales), sums, expert_of)
         activate(problem.activation, sums, activated)
         quantise()
-        multiply((inner["packed"], inner["scales"]), (w2, w2_scales), y, expert_of)
+        multiply((inner, inner_scales), (w2, w2_scales), y, expert_of)
 
     return run
