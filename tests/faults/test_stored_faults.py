@@ -153,7 +153,7 @@ def test_a_table_of_another_platform_is_not_drawn(source: str, tmp_path: Path, m
     for folder, fits in (("nvidia-h200.again", True), ("cpu", False)):
         write_table(paths.TABLES[source](folder), table)
         if fits:
-            assert len(reporting._rows(source, folder)) == 1
+            assert len(reporting.rows_of(source, folder)) == 1
         else:
             with pytest.raises(UserError, match=r"platform of the rows of .*cpu.*: got 'nvidia-h200'; allowed: cpu"):
-                reporting._rows(source, folder)
+                reporting.rows_of(source, folder)

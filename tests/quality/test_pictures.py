@@ -165,7 +165,7 @@ def probed(page: Path, folder: Path) -> str:
 
 
 def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
-    """With training runs: their figures, rankings and verdicts; without: no word of them."""
+    """With training runs: their figures, rankings and verdicts; without: no section on them."""
     figures = {}
     for name, figure in FIGURES.items():
         figures[name] = tmp_path / f"{name}.svg"
@@ -188,7 +188,7 @@ def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
     render(measured, figures, tmp_path / "without.html")
     page = probed(tmp_path / "without.html", tmp_path / "profile")
     measured_only = sum(figure.source == "measurements" for figure in FIGURES.values())
-    assert f"<title>{measured_only} drawn</title>" in page and "uality" not in page
+    assert f"<title>{measured_only} drawn</title>" in page and 'id="quality"' not in page
 
 
 def test_figure_command(trained: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

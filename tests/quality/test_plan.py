@@ -194,7 +194,7 @@ def test_which_edits_make_runs_and_adaptations_stale() -> None:
         for files in (code.training_files(), code.adaptation_files())
     )
     trained = {
-        "code", "corpora/batches", "corpora/texts", "evaluation/evaluate", "evaluation/loads", "model/cost", "model/language_model",
+        "code", "corpora/batches", "corpora/texts", "evaluation/altered", "evaluation/evaluate", "evaluation/loads", "model/cost", "model/language_model",
         "model/moe_layer", "model/placement", "model/stage_clock", "spec/run_rows", "statistics", "training/loop",
         "training/schedule", "training/timing", "training/train",
     }  # fmt: skip

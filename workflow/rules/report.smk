@@ -10,7 +10,7 @@ rule html:
         code=sources.drawn_with("report.render"),
         templates=sources.sources("report", suffixes=(".css", ".js", ".j2", ".yaml", ".txt")),
         claims=str(own_or_shipped(paths.CLAIMS)),
-        published=sorted(str(path) for path in shipped(paths.PUBLISHED).iterdir()),
+        published=sources.named(path.resolve() for path in shipped(paths.PUBLISHED).iterdir()),
         captions=sources.source("figures/captions.yaml"),
         choices=sources.source("choices/choices.json"),
     output:
