@@ -11,8 +11,8 @@ from moe_routing_bench.store import records
 from project import Project
 
 
-def test_the_qwen_block_is_replayed_at_a_reduced_size(done: Project, tmp_path):
-    project = done.copy(tmp_path / "project")
+def test_the_qwen_block_is_replayed_at_a_reduced_size(tmp_path):
+    project = Project.create(tmp_path)
     config = ("--configfile", "config/seeds/004.yaml", "--config", "device=cpu")
     project.snakemake(*config, "--until", "collect", "profile")
     results = project.folder / "results/cpu.seed-004"
