@@ -266,6 +266,7 @@ def test_without_a_server_the_process_becomes_the_job(arguments, worker, module,
         ([b"0\n"], 0, ""),
         ([b".", b"..1", b"30\n"], 130, ""),
         ([b"0\n", "held"], 0, ""),
+        ([b".1\n.", b"."], 1, ""),  # signs of life that another thread gave while the answer was on its way
         ([b"."], None, "error: the job was killed before it could answer"),
         ([b"1"], None, "error: the job was killed before it could answer"),
         ([b".", "held"], None, "error: the warm server has given no sign of life for 1 s: is it stopped?"),

@@ -139,11 +139,12 @@ def asked(connection: socket.socket, arguments: list) -> int:
     socket.send_fds(connection, [b"{"], [1, 2])
     connection.sendall(json.dumps(request)[1:].encode() + b"\n")
     reply = b""
-    while not reply.endswith(b"\n") and (part := connection.recv(64)):
+    while b"\n" not in reply and (part := connection.recv(64)):
         reply = (reply + part).lstrip(b".")
-    if not reply.endswith(b"\n"):
+    answer, ended, _ = reply.partition(b"\n")  # a sign of life may come after it, from another thread
+    if not ended:
         sys.exit("error: the job was killed before it could answer")
-    return int(reply)
+    return int(answer)
 
 
 def main(arguments: list) -> int:
