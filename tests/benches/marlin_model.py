@@ -60,6 +60,7 @@ def marlin_gemm(
     """The operator, with what `marlin_experts` may not give it asserted."""
     assert (a_scales, whole, k, weighted, how) == (None, None, 1, False, (False, True, False, -1, -1, -1))
     assert a.shape == (m, depth) and c.shape == (m, n) and a.is_contiguous() and weight.dtype == torch.float32
+    assert all(one is None or one.is_contiguous() for one in (words, scales, zeros, bias, c, order, blocks))
     assert (zeros is None) == (kind != UINT4) and locks.eq(0).all() and scales.shape[2] == n
     assert scales.dtype == (torch.float8_e8m0fnu if kind == E2M1 else a.dtype) and len(order) == len(blocks) * block
     for number in range(int(total) // block):

@@ -1,6 +1,7 @@
 """Peers with quantised weights: what they are given after repacking, and what they return, with operators in plain torch in their place."""
 
 import sys
+from dataclasses import dataclass
 from types import ModuleType
 
 import pytest
@@ -97,6 +98,83 @@ def test_mslk_fp8(activation: str) -> None:
     assert outcome("mslk_fp8", packed="fp8_row", weights="e4m3_row", activation=activation).error is None
 
 
+@dataclass
+class Schema:
+    """Humming's `HummingWeightSchema`, as far as it is used."""
+
+    b_dtype: str
+    has_zero_point: bool
+    weight_scale_group_size: int
+    weight_scale_group_size_n: int
+
+
+def transform(tensors, *, shape_n, shape_k, weight_schema, num_experts, torch_dtype, device):
+    """Humming's `prepare_and_transform_humming_tensors`: the shapes that it checks, and weights (E, N, K) by its `dequantize_weight`."""
+    bits = int(weight_schema.b_dtype.removeprefix("uint")) if weight_schema.b_dtype.startswith("uint") else 8
+    group, block = weight_schema.weight_scale_group_size or shape_k, weight_schema.weight_scale_group_size_n or 1
+    words, scales, places = tensors["weight"], tensors["weight_scale"], torch.arange(0, 32, bits)
+    assert words.dtype == torch.int32 and words.shape == (num_experts, shape_n, shape_k * bits // 32)
+    assert scales.dtype == (torch.float32 if block > 1 else torch_dtype)
+    assert scales.shape == (num_experts, shape_n // block, shape_k // group) and device == words.device
+    if weight_schema.b_dtype.startswith("uint"):
+        numbers = ((words[..., None].long() >> places) & (2**bits - 1)).flatten(2).float()
+        zeros = torch.tensor(2.0 ** (bits - 1))
+        if weight_schema.has_zero_point:
+            assert tensors["zero_point"].shape == (num_experts, shape_n * bits // 32, shape_k // group)
+            zeros = (
+                ((tensors["zero_point"][:, :, None].long() >> places[:, None]) & (2**bits - 1)).flatten(1, 2).float()
+            )
+            zeros = zeros.repeat_interleave(group, 2)
+        numbers = numbers - zeros
+    else:
+        kind = {"float8e4m3": torch.float8_e4m3fn, "float8e5m2": torch.float8_e5m2}[weight_schema.b_dtype]
+        numbers = words.view(kind).float()
+    wide = scales.float().repeat_interleave(group, 2).repeat_interleave(block, 1)
+    return "a product", {"weight": numbers * wide, "weight_scale": scales}
+
+
+def grouped(config, *, inputs, outputs, weight, weight_scale, expert_layout, locks, compute_config) -> None:
+    """Humming's `humming_forward` in plain torch."""
+    assert config == "a product" and compute_config == {"gemm_type": "grouped_contiguous"} and locks.eq(0).all()
+    for one, first, last in zip(weight, expert_layout[:-1], expert_layout[1:], strict=True):
+        outputs[first:last] = (inputs[first:last].float() @ one.T).to(outputs.dtype)
+
+
+@pytest.fixture
+def humming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Humming is there, in plain torch."""
+    known = {
+        "humming": {},
+        "humming.forward": {"humming_forward": grouped},
+        "humming.schema": {"HummingWeightSchema": Schema},
+        "humming.transform": {"prepare_and_transform_humming_tensors": transform},
+    }
+    for name, members in known.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.usefixtures("humming")
+@pytest.mark.parametrize(
+    "weights",
+    [
+        *(f"int{kind}_{group}" for kind in ("8", "8z", "4", "4z", "2", "2z") for group in ("g64", "row")),
+        *(f"{kind}_{where}" for kind in ("e4m3", "e5m2") for where in ("g128", "row", "block128")),
+    ],
+)
+def test_humming(weights: str) -> None:
+    assert outcome("humming", weights=weights).error is None
+
+
+@pytest.mark.usefixtures("humming")
+@pytest.mark.parametrize(
+    "axes", [{"activation": "relu2"}, {"capacity_factor": 0.5}, {"dtype": "fp16", "packed": "fp16"}]
+)
+def test_humming_with(axes: dict) -> None:
+    assert outcome("humming", **({"weights": "int4z_g128"} | axes)).error is None
+
+
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize(
     ("way", "axes", "reason"),
@@ -106,6 +184,9 @@ def test_mslk_fp8(activation: str) -> None:
         ("marlin", {"weights": "bf16"}, "quantised weights"),
         ("marlin", {"weights": "int4_g128", "intermediate": 192}, "whole groups"),
         ("marlin", {"weights": "int4_g32", "intermediate": 96}, "one of 64"),
+        ("humming", {"weights": "mxfp4"}, "not mxfp4 beside bf16"),
+        ("humming", {"weights": "int4_g128", "hidden": 192}, "multiples of 128"),
+        ("humming", {"weights": "int4_g128", "activation": "swiglu_oai"}, "biases"),
         ("mslk_int4", {"weights": "int4z_g128"}, "weights int4_g128, not bf16 and int4z_g128"),
         ("mslk_int4", {"weights": "int4_g128", "activation": "swiglu_oai"}, "biases"),
         ("mslk_int4", {"weights": "int4_g128", "intermediate": 192}, "multiples of 128"),

@@ -17,4 +17,5 @@ SGLANG = pinned("sgl_kernel", "sglang-kernel", "0.4.3")
 TRITON_KERNELS = pinned("triton_kernels", "sglang-kernel", "0.4.3")  # the package carries OpenAI's kernels
 DEEPGEMM = pinned("deep_gemm", "tokenspeed-deepgemm", "2.5.0.post20260629")
 MSLK = pinned("mslk", "mslk-cuda", "1.1.0")
+HUMMING = pinned("humming", "humming-kernels", "0.1.19")
 GROUPED_MM_BF16 = Peer("grouped_mm_bf16", "grouped-mm-bf16", "pip install -e '.[peers]'")

@@ -1,7 +1,7 @@
 """experts: feed-forward networks of all experts over packed rows, with real weights."""
 
 from moe_routing_bench.benches.bench import Bench, Implementation, Peer
-from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, MSLK, TRITON_KERNELS, VLLM
+from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, HUMMING, MSLK, TRITON_KERNELS, VLLM
 from moe_routing_bench.formats.weights import named
 
 # Of all experts: what products multiply with, of quantised formats with the parts beside their elements, and biases.
@@ -45,6 +45,7 @@ BENCH = Bench(
             "mslk_fp8", "mslk_fp8_experts", requires=("cuda", "triton"), peer=MSLK, declares=("rounded_inner",)
         ),
         Implementation("triton_kernels", "triton_kernels_experts", requires=("cuda", "triton"), peer=TRITON_KERNELS),
+        Implementation("humming", "humming_experts", requires=("cuda",), peer=HUMMING),
         Implementation("marlin", "marlin_experts", requires=("cuda",), peer=VLLM),
         Implementation("grouped_mm_bf16", "grouped_mm_bf16", requires=("cuda", "triton"), peer=GROUPED_MM_BF16),
     ),

@@ -3,7 +3,7 @@
 from moe_routing_bench.benches.bench import Implementation, Peer, Stage
 from moe_routing_bench.benches.experts import QUACK, WEIGHTS
 from moe_routing_bench.benches.layer.auto import AUTO, Choosing
-from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, MSLK, TRITON_KERNELS, VLLM, pinned
+from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, HUMMING, MSLK, TRITON_KERNELS, VLLM, pinned
 
 STAGES = (
     Stage("router", "gate", values={"dtype": "fp32"}),
@@ -52,6 +52,7 @@ _AROUND = [  # our routing around their products
         ("mslk_fp8", "compact", MSLK, "rounded_inner"),
         ("triton_kernels", "compact", TRITON_KERNELS),
         ("grouped_mm_bf16", "compact", GROUPED_MM_BF16),
+        ("humming", "compact", HUMMING),
         ("marlin", "compact", VLLM),
     )
 ]

@@ -55,7 +55,7 @@ def repack(weights: Parts, form: WeightFormat, dtype: str) -> MarlinWeights:
     if zeros is None:
         return MarlinWeights(elements, scales, None)
     found = _in_strips(zeros.mT, _strip_order()).unflatten(-1, (-1, 8))[..., _INTERLEAVED[4]].flatten(-2)
-    return MarlinWeights(elements, scales, pack(found, 4).view(torch.int32))
+    return MarlinWeights(elements, scales, pack(found.contiguous(), 4).view(torch.int32))
 
 
 def permute_bias(bias: Tensor | None) -> Tensor | None:
