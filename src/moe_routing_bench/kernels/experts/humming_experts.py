@@ -33,7 +33,7 @@ def unsupported(problem: Experts) -> str | None:
     if form and (form.codec not in ("integers", "float8") or problem.dtype not in ("bf16", "fp16")):
         return f"takes integers and 8-bit floats beside bf16 and fp16, not {problem.weights} beside {problem.dtype}"
     if problem.hidden % _MULTIPLE or problem.intermediate % _MULTIPLE:
-        return f"is written for hidden and intermediate that are multiples of {_MULTIPLE}"
+        return f"takes {problem.weights} with hidden and intermediate that are multiples of {_MULTIPLE}"
     if problem.biased:
         return "is written without biases"
     return not_quantised(problem) or other_activations(problem)

@@ -62,7 +62,9 @@ def unsupported(problem: Experts) -> str | None:
         return reason
     assert form is not None
     if problem.hidden % 128 or problem.intermediate % 64:
-        return "Marlin needs hidden that is a multiple of 128 and intermediate that is one of 64"
+        return (
+            f"Marlin takes {problem.weights} with hidden that is a multiple of 128 and intermediate that is one of 64"
+        )
     if problem.hidden % form.group_of(problem.hidden) or problem.intermediate % form.group_of(problem.intermediate):
         return f"Marlin needs whole groups, not {problem.intermediate} columns of {problem.weights}"
     if problem.experts >= 1024:

@@ -26,7 +26,7 @@ def unsupported(problem: Experts) -> str | None:
     if given != _FORMATS:
         return f"takes activations, rows and weights of {', '.join(_FORMATS)}, not {', '.join(given)}"
     if problem.hidden % 16 or problem.intermediate % 16:
-        return "MSLK needs hidden and intermediate that are multiples of 16 (16 bytes)"
+        return f"MSLK takes {problem.weights} with hidden and intermediate that are multiples of 16 (16 bytes)"
     return "MSLK has no biases" if problem.biased else MSLK.missing()
 
 

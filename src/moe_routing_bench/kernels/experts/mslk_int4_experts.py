@@ -31,7 +31,7 @@ def unsupported(problem: Experts) -> str | None:
         given = f"{problem.dtype} and {problem.weights}"
         return f"MSLK's grouped product takes bf16 activations and weights int4_g{_GROUP}, not {given}"
     if problem.hidden % _GROUP or problem.intermediate % _GROUP:
-        return f"MSLK needs hidden and intermediate that are multiples of {_GROUP}"
+        return f"MSLK takes {problem.weights} with hidden and intermediate that are multiples of {_GROUP}"
     if problem.biased:
         return "MSLK has no biases"
     return other_activations(problem) or MSLK.missing()
