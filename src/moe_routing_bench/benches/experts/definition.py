@@ -60,8 +60,9 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     order = torch.from_numpy(known.order).to(device)
     rows = randn((layout.rows, cell.hidden), cell.dtype, rng).masked_fill_((order < 0)[:, None], 0)
     inputs = {"packed": rows}
-    if packed_format(cell).quantised:
-        inputs = dict(zip(("packed", "scales"), quantise(rows, packed_format(cell)), strict=True))
+    if (form := packed_format(cell)).quantised:
+        elements, scales = quantise(rows, form)
+        inputs = {"packed": elements, "scales": scales.view(form.scale_shape(*rows.shape))}
     known_tensors = {name: torch.from_numpy(getattr(known, name)).to(device) for name in ("offsets", "inverse")}
     return inputs | known_tensors | {"topk_ids": ids, "order": order}
 

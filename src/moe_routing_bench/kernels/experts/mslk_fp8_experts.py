@@ -42,7 +42,7 @@ def bind(
     w2_scales: Tensor,
     y: Tensor | None = None,
 ) -> Callable[[], dict[str, Tensor]]:
-    """Bind packed (R, H) e4m3 and scales (R,) or (R, 1) float32, offsets (E + 1,) int32, w13 (E, N, H) and w2 (E, H, I) e4m3 with scales (E, N, 1)
+    """Bind packed (R, H) e4m3 and scales (R,) float32, offsets (E + 1,) int32, w13 (E, N, H) and w2 (E, H, I) e4m3 with scales (E, N, 1)
     and (E, H, 1); the call returns y (R, H) bfloat16, which MSLK allocates.
 
     Scales of weights become float32 when bound, as a model holds them.
@@ -58,9 +58,9 @@ def bind(
 
     def run() -> dict[str, Tensor]:
         torch.sub(offsets[1:], offsets[:-1], out=sizes)
-        sums = multiply(packed, up[0], scales.view(-1, 1), up[1], sizes)
+        sums = multiply(packed, up[0], scales[:, None], up[1], sizes)
         activate(problem.activation, sums, activated)
         quantise()
-        return {"y": multiply(inner, down[0], inner_scales.view(-1, 1), down[1], sizes)}
+        return {"y": multiply(inner, down[0], inner_scales[:, None], down[1], sizes)}
 
     return run
