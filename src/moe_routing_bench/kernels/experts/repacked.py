@@ -16,7 +16,7 @@ def once(weights: Parts, purpose: Hashable, make: Callable[[], T]) -> T:
 
     It is made anew for another purpose, or where a part was written to since.
     """
-    known = _KEPT.setdefault(weights["elements"], {})
+    known: dict[Hashable, T] = _KEPT.setdefault(weights["elements"], {})  # type: ignore[assignment]
     key = (purpose, tuple((part.data_ptr(), part._version) for part in weights.values()))
     if key not in known:
         known.clear()
