@@ -61,7 +61,7 @@ def test_a_thousand_cells(tmp_path: Path, capsys: pytest.CaptureFixture) -> None
     project.configure(GRID)
     jobs = expand(config.load(project.folder / paths.CONFIG), presets.load(project.folder / paths.MODELS))
     assert len(jobs) == CELLS
-    planned = CELLS + DRAWN + len(("collect", "html", "all"))
+    planned = CELLS + DRAWN + len(("measure_again", "collect", "html", "all"))
     dry, dry_limit = within(DRY_RUN_SECONDS, lambda: seconds(project, "--dry-run", jobs=planned), bare)
 
     row = {"schema_version": rows.SCHEMA_VERSION, "bench": "gate", "implementation": "torch", "status": "ok"}
@@ -70,6 +70,7 @@ def test_a_thousand_cells(tmp_path: Path, capsys: pytest.CaptureFixture) -> None
     for path in others:
         shutil.copy(first, path)
     made = [
+        paths.again("cpu"),
         paths.measurements("cpu"),
         *(paths.figure("cpu", n, s) for n in FIGURES for s in ("svg", "png")),
         paths.report("cpu"),
