@@ -48,4 +48,4 @@ if TRAINING.adaptations:  # else stored rows are a source like any other
         message:
             "collect {output}"
         shell:
-            "python -I -S {params.client:q} --cli collect-perft --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"
+            "python -I -S {params.client:q} --running --cli collect-perft --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"

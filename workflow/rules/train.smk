@@ -69,4 +69,4 @@ if TRAINING.finals:  # else stored rows are a source like any other
         message:
             "collect {output}"
         shell:
-            "python -I -S {params.client:q} --cli collect-quality --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"
+            "python -I -S {params.client:q} --running --cli collect-quality --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"
