@@ -22,6 +22,7 @@ from moe_routing_bench.cli.rounds import Round, Sources, Warmth
 from moe_routing_bench.errors import UserError, bad, one_line, pick
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.store import platforms
 
 POLL_SECONDS = 0.1
 _Row = dict[str, Any]
@@ -166,7 +167,9 @@ class _Watch:
         if last := self._last.get(row["implementation"]):
             frames = [importlib.import_module("pandas").DataFrame([one]) for one in (last, row)]
             (found,) = runs.compare(*frames).rows.to_dict("records")
-            yield f"{found['ratio']:.2f}x the last version ({found['verdict']})"
+            # Two processes, seconds apart: between them the other work of a CPU changes, which neither interval sees.
+            said = found["verdict"] if row["platform"] != platforms.CPU else "not judged on a CPU, which drifts"
+            yield f"{found['ratio']:.2f}x the last version ({said})"
 
     def closing(self) -> str:
         """How many rounds there were, and the fastest version of each implementation."""
