@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from moe_routing_bench.comparison.verdicts import replaced
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.formats import QUANTISED
 from moe_routing_bench.quantities import us
@@ -137,10 +138,7 @@ def with_anomalies(table: pa.Table, again: pa.Table | None) -> pa.Table:
     for row, said in zip(rows, words, strict=True):
         if said is not None:
             row |= _told(row, said, second.get((row["cell_hash"], row["implementation"], row["median_us"])))
-    for name in _TOLD:
-        place, field = table.schema.get_field_index(name), table.schema.field(name)
-        table = table.set_column(place, field, pa.array([row[name] for row in rows], field.type))
-    return table
+    return replaced(table, {name: [row[name] for row in rows] for name in _TOLD})
 
 
 def _told(row: Mapping[str, Any], said: str, second: Mapping[str, Any] | None) -> dict[str, Any]:

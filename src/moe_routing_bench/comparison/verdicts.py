@@ -7,7 +7,7 @@ Benjamini and Hochberg (1995, J. R. Stat. Soc. B 57) over all pairs of the run, 
 interval lies within the floor; else ``undecided``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -111,9 +111,14 @@ def judged(table: pd.DataFrame) -> pd.DataFrame:
 def with_verdicts(table: pa.Table) -> pa.Table:
     """`judged` of an Arrow table; its other columns stay as they are."""
     found = judged(table.to_pandas())
-    for name in ("noise_floor", "verdict", "best_verdict"):
+    return replaced(table, {name: found[name] for name in ("noise_floor", "verdict", "best_verdict")})
+
+
+def replaced(table: pa.Table, columns: Mapping[str, Iterable[object]]) -> pa.Table:
+    """The table with other values in some of its columns, whose places, types and descriptions stay."""
+    for name, values in columns.items():
         place, field = table.schema.get_field_index(name), table.schema.field(name)
-        table = table.set_column(place, field, pa.array(found[name], field.type, from_pandas=True))
+        table = table.set_column(place, field, pa.array(values, field.type, from_pandas=True))
     return table
 
 

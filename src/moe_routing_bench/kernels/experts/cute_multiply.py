@@ -77,26 +77,13 @@ def multiply(
 
 
 @cute.jit
-def multiply_form(
-    width: Int32,
-    widths: cutlass.Constexpr,
-    w_stages: cute.Tensor,
-    x_stages: cute.Tensor,
-    sums: cute.Tensor,
-    full: cute.Pointer,
-    empty: cute.Pointer,
-    index: Int32,
-    phase: Int32,
-    consumer: Int32,
-    product: cutlass.Constexpr,
-):
-    """`multiply` in the form of `width` tokens, which is one of `widths`: found by halving them."""
-    shared = (w_stages, x_stages, sums, full, empty, index, phase, consumer, product)
+def in_form(multiply: cutlass.Constexpr, width: Int32, widths: cutlass.Constexpr, shared: tuple):
+    """`multiply(tokens, *shared)` in the form of `width` tokens, which is one of `widths`: found by halving them."""
     if cutlass.const_expr(len(widths) == 1):
         multiply(widths[0], *shared)
     else:
         half = cutlass.const_expr(len(widths) // 2)
         if width < widths[half]:
-            multiply_form(width, widths[:half], *shared)
+            in_form(multiply, width, widths[:half], shared)
         else:
-            multiply_form(width, widths[half:], *shared)
+            in_form(multiply, width, widths[half:], shared)

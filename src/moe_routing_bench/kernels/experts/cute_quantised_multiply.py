@@ -134,30 +134,3 @@ def multiply(
         cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
     warpgroup.wait_group(0)
     release(empty + previous)
-
-
-@cute.jit
-def multiply_form(
-    width: Int32,
-    widths: cutlass.Constexpr,
-    w_stages: cute.Tensor,
-    x_stages: cute.Tensor,
-    sums: cute.Tensor,
-    full: cute.Pointer,
-    empty: cute.Pointer,
-    index: Int32,
-    phase: Int32,
-    share: Int32,
-    consumer: Int32,
-    product: cutlass.Constexpr,
-):
-    """`multiply` in the form of `width` tokens, which is one of `widths`: found by halving them."""
-    shared = (w_stages, x_stages, sums, full, empty, index, phase, share, consumer, product)
-    if cutlass.const_expr(len(widths) == 1):
-        multiply(widths[0], *shared)
-    else:
-        half = cutlass.const_expr(len(widths) // 2)
-        if width < widths[half]:
-            multiply_form(width, widths[:half], *shared)
-        else:
-            multiply_form(width, widths[half:], *shared)

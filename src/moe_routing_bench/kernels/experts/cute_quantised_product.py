@@ -20,9 +20,9 @@ from moe_routing_bench.kernels.cute import WARP
 from moe_routing_bench.kernels.cute.cache import cached
 from moe_routing_bench.kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
 from moe_routing_bench.kernels.experts.cute_epilogue import begin, store_chunk, transpose
-from moe_routing_bench.kernels.experts.cute_multiply import TURN
+from moe_routing_bench.kernels.experts.cute_multiply import TURN, in_form
 from moe_routing_bench.kernels.experts.cute_quantised_loads import stream
-from moe_routing_bench.kernels.experts.cute_quantised_multiply import multiply_form
+from moe_routing_bench.kernels.experts.cute_quantised_multiply import multiply
 from moe_routing_bench.kernels.experts.cute_quantised_tiles import QuantisedProduct
 from moe_routing_bench.kernels.experts.cute_tiles import SLAB, WARPGROUP, count_tiles, locate, skip, width_of
 from moe_routing_bench.kernels.experts.quantised_layout import DEPTH
@@ -99,7 +99,8 @@ def quantised_kernel(
             begin(finished, biases, expert, column, product)
             stage = (full, empty, index, phase)
             width = width_of(row, end, tile_shape)
-            multiply_form(width, tile_shape.widths, w_stages, x_stages, sums, *stage, share, consumer, product)
+            shared = (w_stages, x_stages, sums, *stage, share, consumer, product)
+            in_form(multiply, width, tile_shape.widths, shared)
             index, phase = skip(index, phase, product.steps * (2 if tile_shape.pingpong else 1), stages)
 
             for chunk in cutlass.range_constexpr(tile_shape.tokens // product.chunk):

@@ -46,7 +46,7 @@ from moe_routing_bench.kernels.cute.cache import cached
 from moe_routing_bench.kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
 from moe_routing_bench.kernels.experts.cute_epilogue import begin, store_chunk, transpose
 from moe_routing_bench.kernels.experts.cute_loads import gather, stream
-from moe_routing_bench.kernels.experts.cute_multiply import TURN, multiply_form
+from moe_routing_bench.kernels.experts.cute_multiply import TURN, in_form, multiply
 from moe_routing_bench.kernels.experts.cute_tiles import (
     SLAB,
     STEP,
@@ -138,7 +138,7 @@ def product_kernel(
             begin(finished, biases, expert, column, product)
             stage = (full, empty, index, phase)
             width = width_of(row, end, tile_shape)
-            multiply_form(width, tile_shape.widths, w_mine, x_stages, sums, *stage, consumer, product)
+            in_form(multiply, width, tile_shape.widths, (w_mine, x_stages, sums, *stage, consumer, product))
             index, phase = skip(index, phase, product.steps * (2 if tile_shape.pingpong else 1), stages)
 
             for chunk in cutlass.range_constexpr(tile_shape.tokens // product.chunk):

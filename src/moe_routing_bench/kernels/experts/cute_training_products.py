@@ -23,7 +23,7 @@ from moe_routing_bench.kernels.cute.cache import cached
 from moe_routing_bench.kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
 from moe_routing_bench.kernels.experts import cute_training_epilogue as epilogue
 from moe_routing_bench.kernels.experts.cute_loads import stream
-from moe_routing_bench.kernels.experts.cute_multiply import TURN, release
+from moe_routing_bench.kernels.experts.cute_multiply import TURN, in_form, release
 from moe_routing_bench.kernels.experts.cute_tiles import (
     MOST_STAGES,
     RESERVED,
@@ -116,32 +116,6 @@ def multiply(
         cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
     warpgroup.wait_group(0)
     release(empty + previous)
-
-
-@cute.jit
-def multiply_form(
-    width: Int32,
-    widths: cutlass.Constexpr,
-    w_stages: cute.Tensor,
-    x_stages: cute.Tensor,
-    sums: cute.Tensor,
-    full: cute.Pointer,
-    empty: cute.Pointer,
-    index: Int32,
-    phase: Int32,
-    consumer: Int32,
-    product: cutlass.Constexpr,
-):
-    """`multiply` in the form of `width` tokens, which is one of `widths`: found by halving them."""
-    shared = (w_stages, x_stages, sums, full, empty, index, phase, consumer, product)
-    if cutlass.const_expr(len(widths) == 1):
-        multiply(widths[0], *shared)
-    else:
-        half = cutlass.const_expr(len(widths) // 2)
-        if width < widths[half]:
-            multiply_form(width, widths[:half], *shared)
-        else:
-            multiply_form(width, widths[half:], *shared)
 
 
 @cute.jit
@@ -259,7 +233,8 @@ def training_kernel(
             finished.fill(0.0)
             stage = (full, empty, index, phase)
             width = width_of(row, end, tile_shape)
-            multiply_form(width, tile_shape.widths, w_mine, x_stages, finished, *stage, consumer, product)
+            shared = (w_mine, x_stages, finished, *stage, consumer, product)
+            in_form(multiply, width, tile_shape.widths, shared)
             index, phase = skip(index, phase, product.steps * (2 if tile_shape.pingpong else 1), stages)
             tensors = (sums, scales, out, inner, dots)
             finish(finished, buffers[None, consumer], *tensors, row, end, column, consumer, product)
