@@ -111,5 +111,7 @@ def test_tolerance_and_cost() -> None:
     assert tolerance("bf16") == pytest.approx(1.5 * 2**-8) and tolerance("fp32", 16) == pytest.approx(6 * 2**-24)
     one, other = Cost(1, 2, ((3, 4, 5),), 7), Cost(10, 20, ((1, 1, 1),), 30)
     assert one + other == Cost(11, 22, ((3, 4, 5), (1, 1, 1)), 37)
+    fast = Cost(0, 0, ((1, 1, 1),), rate=2)  # the rate of what has some of its products as fast
+    assert (one + other).rate == 1 and (one + fast).rate == (fast + one).rate == 2
     assert (Cost(1, 2).flops, one.flops, (one + other).flops) == (0, 127, 159)
     assert nbytes(torch.zeros(3, 5), torch.zeros(7, dtype=torch.int8)) == 67

@@ -314,6 +314,19 @@ def test_experts_of_float32_are_summed_in_float64() -> None:
         assert isinstance(cost.read_bytes, int)
 
 
+@pytest.mark.parametrize("bench", ["experts", "layer"])
+@pytest.mark.parametrize(
+    ("packed", "weights", "rate"),
+    [("fp8_row", "e4m3_row", 2), ("fp8_block128", "e5m2_block128", 2), ("fp8_row", "bf16", 1), ("bf16", "e4m3_row", 1), ("fp8_row", "int8_row", 1)],
+)  # fmt: skip
+def test_products_of_eight_bits_have_twice_the_rate(bench, packed, weights, rate):
+    """Else a product that is as fast as it should be would be below the roofline."""
+    cell, chosen = cell_for(bench, packed=packed, weights=weights, layout="compact"), definition(bench)
+    shared = chosen.shared(cell, 7, "cpu")
+    inputs = shared | chosen.build(cell, 7, "cpu")
+    assert chosen.cost(cell, inputs, chosen.empty_outputs(cell, inputs), chosen.reference(cell, inputs)).rate == rate
+
+
 def test_formats_of_experts_are_those_of_the_activations_unless_others_are_asked_for() -> None:
     bench, routing = definition("experts"), cell_for("routing")
     assert (bench.packed_format(routing).name, bench.weight_format(routing).name) == ("bf16", "bf16")

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from moe_routing_bench.benches.bench import Bench
+from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.benches.router import definition
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.routers import ROUTERS
@@ -69,3 +71,17 @@ def test_as_many_experts_as_features_make_no_huge_tokens():
     """The logits of the drawn assignment would need some of 15 times the usual size: they are reached in part."""
     _, inputs, _ = drawn(64, 64, 64, 4)
     assert 1 < float(inputs["x"].float().std()) < 2
+
+
+@pytest.mark.parametrize("name", [one.name for one in BENCHES["router"].implementations])
+def test_what_has_nothing_to_compile_ahead_says_so(name, monkeypatch):
+    """`compile` asks every implementation of a config, those of torch as well."""
+    seen = []
+    for module in ("gate.cute_gate", "router.cute_router"):
+        monkeypatch.setattr(
+            f"moe_routing_bench.kernels.{module}.precompile", lambda *given, module=module: seen.append(module)
+        )
+    monkeypatch.setattr(Bench, "supports", lambda *_: None)
+    cell = cell_of("router", tokens=8, hidden=64, experts=16, top_k=2, dtype="bf16")
+    BENCHES["router"].precompile(name, cell, "sm_90a")
+    assert seen == {"matmul_cute": ["gate.cute_gate"], "cute": ["router.cute_router"]}.get(name, [])

@@ -689,6 +689,17 @@ def test_a_drift_of_a_product_that_a_bench_does_not_do(measured, simulated):
     assert rows["a"]["calibration_drift"] == 0
 
 
+@pytest.mark.parametrize(("rate", "peak"), [(1, 4.0), (2, 8.0)])
+def test_the_peak_is_that_of_the_rate_of_products(rate, peak, measured, simulated, monkeypatch):
+    simulated(ON_A_GPU, ON_A_GPU)
+    job = Job(CELL, ("torch", "a"), SETTINGS)
+    definition = supervisor.bench_of(job).definition()
+    monkeypatch.setattr(definition, "cost", lambda *_: Cost(1, 2, ((1, 1, 1),), rate=rate))
+    rows, _ = measured(job, "cuda", a=lambda _: 100.0)
+    assert rows["a"]["peak_tflops"] == peak and rows["a"]["copy_gb_per_s"] == ON_A_GPU["copy_gb_per_s"]
+    assert "sustained_tflops" not in rows["a"], "of nothing that ran in long turns"
+
+
 def test_a_product_that_a_bench_does_is_watched(simulated, monkeypatch):
     """And a bench with products is heavy; its ceiling is no stream."""
     states = [CEILINGS | {"peak_tflops": 4.0 * factor} for factor in (1.0, 1.06, 1.07)]
@@ -712,20 +723,6 @@ def test_costs_are_those_of_the_first_draw(measured, monkeypatch):
     assert cell == CELL and all(inputs[name].equal(tensor) for name, tensor in first.items())
     assert expected["packed"].equal(definition.reference(CELL, first)["packed"])
     assert (rows["a"]["read_bytes"], rows["a"]["write_bytes"], rows["a"]["compulsory_bytes"]) == (1, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("packed", "weights", "factor"),
-    [("fp8_row", "e4m3_row", 2), ("fp8_block128", "e5m2_block128", 2), ("fp8_row", "bf16", 0), ("bf16", "e4m3_row", 0), ("fp8_row", "int8_row", 0)],
-)  # fmt: skip
-def test_products_of_eight_bits_are_held_against_twice_the_rate(packed, weights, factor):
-    """Else a product that is as fast as it should be would be below the roofline."""
-    cell = cell_of("experts", tokens=8, hidden=16, intermediate=16, experts=2, top_k=1, packed=packed, weights=weights)
-    rates = {"peak_tflops": 700.0, "sustained_tflops": 600.0, "copy_gb_per_s": 4000.0}
-    doubled = {"peak_tflops": 1400.0, "sustained_tflops": 1200.0} if factor else {}
-    assert worker._rates_of_eight_bits(cell, rates) == doubled
-    assert worker._rates_of_eight_bits(cell, {"peak_tflops": 700.0}) == ({"peak_tflops": 1400.0} if factor else {})
-    assert worker._rates_of_eight_bits(CELL, rates) == {}
 
 
 @pytest.mark.parametrize("capped", [True, False])

@@ -14,13 +14,15 @@ class Cost:
     """Compulsory traffic in bytes, each input read once and each output written once, and floating-point operations.
 
     A product of matrices is the number of rows of its result, of terms of each sum, and of columns; `other_flops` are those of
-    what is too much to be named product by product.
+    what is too much to be named product by product. `rate` is how many times the rate of products of 16-bit numbers, which is
+    measured, tensor cores have for some of these: 2 where both factors are floats of 8 bits.
     """
 
     read_bytes: int
     write_bytes: int
     products: tuple[tuple[int, int, int], ...] = ()
     other_flops: int = 0
+    rate: int = 1
 
     @property
     def flops(self) -> int:
@@ -29,7 +31,8 @@ class Cost:
 
     def __add__(self, other: "Cost") -> "Cost":
         read, write = self.read_bytes + other.read_bytes, self.write_bytes + other.write_bytes
-        return Cost(read, write, self.products + other.products, self.other_flops + other.other_flops)
+        other_flops, rate = self.other_flops + other.other_flops, max(self.rate, other.rate)
+        return Cost(read, write, self.products + other.products, other_flops, rate)
 
 
 @dataclass(frozen=True)

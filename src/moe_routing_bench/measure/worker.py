@@ -18,8 +18,6 @@ import torch
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.errors import one_line
 from moe_routing_bench.formats import FORMATS
-from moe_routing_bench.formats.weights import WEIGHTS
-from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import calibration, outcome, provenance, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
@@ -28,6 +26,7 @@ from moe_routing_bench.measure.sampling import sample, settle, warm_up
 from moe_routing_bench.measure.verify import clocks, genuine, unharmed, verify
 
 Send = Callable[[tuple], None]
+_RATES = ("peak_tflops", "sustained_tflops")  # of products of 16-bit numbers, which is what is measured
 REMEASURE_DRIFT = 0.05  # of a ceiling, over which a GPU cell is sampled once more
 _PACKAGE = Path(__file__).parents[1]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -89,7 +88,7 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     if gpu and any(one.fields.get("turns") == "long" for one in alive):
         common |= ceilings.sustained(job.settings.turn_seconds, cost.products, FORMATS[cell.dtype].torch_dtype)
     if gpu:
-        common |= _rates_of_eight_bits(cell, common)
+        common |= {name: cost.rate * common[name] for name in _RATES if name in common}
     common |= {"read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes, "flops": cost.flops}
     common |= {"compulsory_bytes": cost.read_bytes + cost.write_bytes}
     common |= provenance.versions() | (gpu.state() if gpu else {}) | {"device": device}
@@ -97,15 +96,6 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     outcome.speedups(alive, rows, bench.baseline)
     outcome.twins(alive, rows)
     send(("rows", {n: r | {"measure_seconds": perf_counter() - begin} for n, r in rows.items()}))
-
-
-def _rates_of_eight_bits(cell: Cell, common: dict[str, Any]) -> dict[str, float]:
-    """The rates of products in `common` where rows and weights are both floats of 8 bits: tensor cores multiply these twice as fast as
-    numbers of 16, whose rates were measured. Nothing for other cells."""
-    packed, weights = cell.get("packed"), WEIGHTS.get(cell.get("weights") or "")
-    if packed is None or FORMATS[packed].bits != 8 or weights is None or weights.codec != "float8":
-        return {}
-    return {name: 2 * common[name] for name in ("peak_tflops", "sustained_tflops") if name in common}
 
 
 def _guarded(

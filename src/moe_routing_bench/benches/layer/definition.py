@@ -82,7 +82,8 @@ def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expe
     kept = expected["inverse"] >= 0
     active = int(expected["topk_ids"][kept].unique().numel())
     read = nbytes(inputs["logits"], inputs["x"]) + experts.weight_bytes(cell, inputs) * active
-    routed = Cost(read, nbytes(outputs["combined"]), experts.products(cell, int(kept.sum())))
+    products, rate = experts.products(cell, int(kept.sum())), experts.rate(cell)
+    routed = Cost(read, nbytes(outputs["combined"]), products, rate=rate)
     return routed + shared_experts.cost(cell, inputs) if _sharing(cell) else routed
 
 

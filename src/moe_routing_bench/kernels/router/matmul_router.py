@@ -17,8 +17,10 @@ def unsupported(problem: Router, *, gate: str) -> str | None:
 
 
 def precompile(problem: Router, arch: str, *, gate: str) -> None:
-    """Put the gate's kernel into the cache; needs no GPU."""
-    _module(gate).precompile(problem.gate, arch)
+    """Put the gate's kernel into the cache, where it has one to compile; needs no GPU."""
+    module = _module(gate)
+    if hasattr(module, "precompile"):
+        module.precompile(problem.gate, arch)
 
 
 def bind(
