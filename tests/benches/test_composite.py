@@ -153,6 +153,38 @@ def test_outputs_that_a_stage_allocates_reach_the_next_one():
     ]
 
 
+def test_a_fused_part_that_is_bound_again_is_given_what_it_was_given_at_first(monkeypatch):
+    """vLLM's gate returns new tensors in every call, and its fused permute and pack returns an order that it does not take."""
+    bound = []
+
+    def bind(problem, *, topk_ids, x, inverse, packed):
+        bound.append(topk_ids)
+        definition, cell = BENCHES["permute"].definition(), cell_of("permute", **SHAPE)
+
+        def call():
+            found = definition.reference(cell, {"topk_ids": topk_ids})
+            inverse.copy_(found["inverse"])
+            packed.copy_(x[found["order"] // topk_ids.shape[1]])
+            return {"order": found["order"]}
+
+        return call
+
+    module = ModuleType("peer")
+    module.bind = bind
+    monkeypatch.setitem(sys.modules, "moe_routing_bench.kernels.routing.peer", module)
+    routing = BENCHES["routing"]
+    bench = replace(routing, implementations=(*routing.implementations, Implementation("peer", layout="compact", parts={"permute+pack": "routing.peer"})))  # fmt: skip
+    cell, definition = cell_of("routing", **SHAPE), routing.definition()
+    inputs = definition.build(cell, 3, "cpu")
+    outputs = definition.empty_outputs(cell, inputs)
+    call = bench.bind("peer", cell, inputs | outputs)
+    first = call()["combined"].clone()
+    call.scope.tensors["topk_ids"] = call.scope.tensors["topk_ids"].clone()  # as a gate does that returns its own
+    call.scope.version += 1
+    outputs["combined"].fill_(torch.nan)
+    assert call()["combined"].equal(first) and len(bound) == 2 and bound[0] is not bound[1]
+
+
 def whole_layer(problem, *, logits, x, w13, w2, combined, bias=None):
     """All five stages by the definition, in one call: what a peer's whole layer would be."""
     definition, cell = BENCHES["layer"].definition(), cell_of("layer", **SHAPE)

@@ -9,6 +9,7 @@ import re
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -489,7 +490,17 @@ def test_what_is_imported_beforehand(gpu, monkeypatch) -> None:
         server.preload()  # where Triton is not installed
     assert asked[: len(asked) // 2] == [*server._PRELOAD, *(server._OF_GPU if gpu else ())]
     assert ("cutlass" in asked) == gpu == len(keys)
-    assert environ == {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    assert environ == {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+def test_a_worker_of_the_server_compiles_without_a_pool() -> None:
+    """Its processes would outlive a kill, and its thread, which starts late, was held against an implementation that was at work."""
+    code = "from moe_routing_bench.measure import server; server.preload(); import torch._inductor.config as c; print(c.compile_threads)"
+    environ = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_COMPILE_THREADS"}
+    assert (
+        subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout
+        == "1\n"
+    )
 
 
 def answers(code: object) -> int:

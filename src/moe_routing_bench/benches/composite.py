@@ -136,21 +136,24 @@ class _Scope:
 
 @dataclass
 class _Bound:
-    """A part bound to the tensors of a scope; bound again where an earlier part has returned other ones since."""
+    """A part bound to the tensors of a scope; bound again where an earlier part has returned other ones since. It is given what it
+    was given at first: what it returns beyond that is no operand of its own."""
 
     scope: _Scope
     part: Part
     make: Callable[[Mapping[str, Tensor]], Callable[[], Any]]
+    names: frozenset[str] = field(init=False)
     version: int = field(init=False)
     call: Callable[[], Any] = field(init=False)
     pointers: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.names = frozenset(self.scope.tensors)
         self._bind()
 
     def _bind(self) -> None:
         self.version, self.pointers = self.scope.version, self._now()
-        self.call = self.make(self.scope.tensors)
+        self.call = self.make({name: tensor for name, tensor in self.scope.tensors.items() if name in self.names})
 
     def _now(self) -> list[int]:
         return [self.scope.tensors[name].data_ptr() for name in self.part.reads() if name in self.scope.tensors]
