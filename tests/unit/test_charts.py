@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from rows import frame, one
 
+from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import (
     backward,
     colors,
@@ -165,6 +166,18 @@ def test_colours_are_seen_on_paper_and_at_night():
     inside = [*style.STAGES.values(), *verdict_matrix.COLORS.values()]
     assert all(contrast(one, colors.PAPER) >= 4.5 and contrast(colors.dark(one), colors.NIGHT) >= 4.5 for one in inside)
     assert re.search(r"--page: light-dark\(#fff, #161616\)", charts.LIBRARY.parent.parent.joinpath("templates/report.css").read_text())  # fmt: skip
+
+
+def test_implementations_of_one_bench_have_colours_of_their_own():
+    """As far as the palette reaches; an addition never moves an earlier one, and one that no bench has takes the next."""
+    for bench in BENCHES.values():
+        names = [one.name for one in bench.implementations]
+        assert len({style.COLORS[name] for name in names}) == len(names) or len(names) > len(colors.PALETTE), bench.name
+    names, palette = [f"n{i}" for i in range(40)], list(colors.PALETTE)
+    found = colors.assigned(names, [("n0", "n1", "n25"), ("n2", "n25", "n26"), names[:19]])
+    assert [found[name] for name in names[:18]] == palette and found["n25"] == palette[3]
+    assert found["n26"] == palette[0], "n2 and n25 have the third and the fourth"
+    assert found["n18"] == found["n27"] == palette[0], "all are taken; drawn with none"
 
 
 def test_the_first_colours_are_told_apart_without_red_or_green():

@@ -35,10 +35,10 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.set(title=f"{bench} (n = {len(part)} rows)", ylabel="GB/s of compulsory bytes")
         _ceiling(axes, part)
     if not rows.empty:
-        style.legend(panels[-1], rows["implementation"], loc="center", fontsize=9, title="implementation")
+        style.legend(panels[-1], rows["implementation"], loc="upper center", fontsize=9, title="implementation")
         panels[-1].text(
             0.5,
-            0.08,
+            -0.08,
             "error bars: 95 % CI of the median time\ndashed: median copy bandwidth measured\nin the same processes",
             ha="center",
             fontsize=8,

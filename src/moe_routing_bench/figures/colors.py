@@ -4,7 +4,7 @@ Chosen by farthest points in OKLab, as seen with normal vision and with deuteran
 a contrast of at least 3:1 on white; the dark ones mirror their lightness and have 3:1 on the page's dark background.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 PAPER, NIGHT = "#ffffff", "#161616"  # what they are drawn on; report.css says the same
 PALETTE = {
@@ -16,10 +16,16 @@ OTHER = "#767676"  # of what has no colour of its own
 _DARK = PALETTE | {OTHER: "#8f8f8f", "#000000": "#f0f0f0"}
 
 
-def assigned(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each name, in the order of the palette; when it is used up it begins anew."""
-    palette = list(PALETTE)
-    return {name: palette[i % len(palette)] for i, name in enumerate(names)}
+def assigned(names: Iterable[str], together: Iterable[Collection[str]] = ()) -> dict[str, str]:
+    """A colour for each name, in the order of the palette, so that a later name never moves an earlier one. When it is used up, a name
+    has the first colour that no other has with which it is drawn: `together` are the names of each such picture. Where all are taken,
+    the palette begins anew."""
+    palette, pictures, found = list(PALETTE), [set(one) for one in together], {}
+    for i, name in enumerate(names):
+        taken = {found.get(other) for picture in pictures if name in picture for other in picture}
+        free = [color for color in palette if color not in taken] if i >= len(palette) else []
+        found[name] = free[0] if free else palette[i % len(palette)]
+    return found
 
 
 def dark(color: str) -> str:

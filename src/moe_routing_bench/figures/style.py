@@ -35,8 +35,9 @@ _FIRST = (
     "flag_gems", "moe_ops", "cute_quack", "cute_deepgemm", "liger", "transformers_grouped_mm", "cute_mslk", "triton_gather", "torch_bmm",
 )  # fmt: skip
 COLORS = colors.assigned(
-    [*_FIRST, *(name for name in NAMES if name not in _FIRST)]
-)  # an addition never moves the first
+    [*_FIRST, *(name for name in NAMES if name not in _FIRST)],
+    [[one.name for one in bench.implementations] for bench in BENCHES.values()],
+)
 _SHAPES = "ovsDP^*"  # a second mark of identity: overlapping points, and no colour vision
 _COMPOSITES = sorted((bench for bench in BENCHES.values() if bench.stages), key=lambda bench: -len(bench.stages))
 _STAGES = [*dict.fromkeys(stage.name for bench in _COMPOSITES for stage in bench.stages), SHARED.name]
