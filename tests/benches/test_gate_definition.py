@@ -34,3 +34,22 @@ def test_a_tied_expert_is_accepted_with_its_own_weight_alone(router, ids, weighe
     inputs = {"logits": INVERSE[router](SCORES)[None], "bias": BIAS}
     found = definition.check(cell, inputs, answer(router, ids, weighed_as), answer(router, [0, 1], [0, 1]))
     assert found.ties == ties and (error in found.error if error else found.error is None), found
+
+
+@pytest.mark.parametrize("router", INVERSE)
+@pytest.mark.parametrize("experts", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+def test_the_weights_of_a_tied_choice_are_compared_expert_by_expert(router, experts):
+    """Whatever ids the experts have: where their scores did not rise with these, right weights were taken for wrong ones."""
+    cell = cell_of("gate", tokens=1, experts=16, top_k=2, dtype="fp32", router=router)
+    place = torch.tensor([*experts, *range(3, 16)]).argsort()
+    inputs = {"logits": INVERSE[router](SCORES[place])[None], "bias": BIAS[place]}
+
+    def of(chosen):  # experts of the table above, by the ids that they have here
+        found = answer(router, chosen, chosen)
+        return found | {"topk_ids": torch.tensor([[experts[one] for one in chosen]], dtype=torch.int32)}
+
+    for chosen in ([0, 2], [2, 0]):
+        found = definition.check(cell, inputs, of(chosen), of([0, 1]))
+        assert (found.ties, found.error) == (1, None), found
+        swapped = of(chosen) | {"topk_weights": of(chosen)["topk_weights"].flip(1)}
+        assert "topk_weights" in definition.check(cell, inputs, swapped, of([0, 1])).error

@@ -87,11 +87,13 @@ def check(
 
 
 def _weights_of(cell: Cell, logits: Tensor, bias: Tensor, ids: Tensor) -> Tensor:
-    """Weights (n, k) that the rule gives ids (n, k): a bias of its own for each token leaves it no other choice."""
+    """Weights (n, k) that the rule gives ids (n, k), which rise within a row: a bias of its own for each token leaves it no other
+    choice, in an order of the rule's own."""
     forced = torch.full(logits.shape, -1e3, dtype=torch.float64, device=logits.device).scatter_(
         1, ids, bias.double().expand(len(ids), -1).gather(1, ids)
     )
-    return ROUTERS[cell.router].load()(logits.double(), cell.top_k, forced)[1]
+    chosen, weights = ROUTERS[cell.router].load()(logits.double(), cell.top_k, forced)[:2]
+    return weights.gather(1, chosen.argsort(1))
 
 
 def no_choice(ordered: Tensor, experts: int) -> Check | None:
