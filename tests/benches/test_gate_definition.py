@@ -53,3 +53,33 @@ def test_the_weights_of_a_tied_choice_are_compared_expert_by_expert(router, expe
         assert (found.ties, found.error) == (1, None), found
         swapped = of(chosen) | {"topk_weights": of(chosen)["topk_weights"].flip(1)}
         assert "topk_weights" in definition.check(cell, inputs, swapped, of([0, 1])).error
+
+
+LOGITS = torch.zeros(1, 16).index_put(
+    (torch.tensor(0), torch.tensor([0, 2, 4, 5, 6, 8])), torch.tensor([4.0, 3.0, 2.0, 1.5, 2.0, 1.99])
+)
+
+
+@pytest.mark.parametrize(
+    ("ids", "weighed_as", "ties", "error"),
+    [
+        ([0, 2, 4, 5], [0, 2, 4, 5], 0, None),
+        ([0, 2, 6, 7], [0, 2, 6, 7], 1, None),
+        ([0, 2, 6, 3], [0, 2, 6, 3], 1, None),  # 1, 3 and 7 are equal experts of the groups that remain
+        ([0, 2, 6, 7], [0, 2, 4, 5], 1, "topk_weights"),
+        ([0, 2, 6, 5], [0, 2, 6, 5], 0, "other experts"),  # of both groups that tie
+        ([0, 2, 8, 9], [0, 2, 8, 9], 0, "other experts"),  # of a group that is worse
+    ],
+)
+def test_either_of_two_groups_that_tie_may_be_chosen_from(ids, weighed_as, ties, error):
+    """The third best group of two experts is that of 4 or of 6, which are equal, but not their neighbours."""
+    cell = cell_of("gate", tokens=1, experts=16, top_k=4, dtype="fp32", router="deepseek_v2")
+    probability = LOGITS.double().softmax(1)[0] * 16
+    outputs = {
+        "topk_ids": torch.tensor([ids], dtype=torch.int32),
+        "topk_weights": probability[weighed_as].float()[None],
+    }
+    expected = definition.reference(cell, {"logits": LOGITS})
+    assert expected["topk_ids"].sort(1).values.tolist() == [[0, 2, 4, 5]]
+    found = definition.check(cell, {"logits": LOGITS}, outputs, expected)
+    assert found.ties == ties and (error in found.error if error else found.error is None), found

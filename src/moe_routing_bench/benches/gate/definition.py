@@ -54,7 +54,7 @@ def check(
     index_in_score: bool = False,
     rounded_weights: bool = False,
 ) -> Check:
-    """Rows are compared as sets of (id, weight). Another id is a declared tie when its score (plus bias) is equal.
+    """Rows are compared as sets of (id, weight). Another id is a declared tie when its score (plus bias) is equal, or that of its group.
 
     With a bias, experts of equal biased score weigh differently: a tied row's weights are those that the rule gives its choice.
     An implementation may declare that it keeps an expert's index in the lowest bits of a float32 score (`index_in_score`), and
@@ -68,22 +68,45 @@ def check(
     want_ids, want_place = expected["topk_ids"].long().sort(dim=1)
     want = expected["topk_weights"].gather(1, want_place)
     got = weights.gather(1, place)
-    rows = (ordered != want_ids).any(1)
-    tied = wrong = 0
+    rows, limit = (ordered != want_ids).any(1), tolerance("fp32", _ROUNDINGS)
     if bool(rows.any()):
         key = ROUTERS[cell.router].score(inputs["logits"].double())
         key = key + inputs["bias"].double() if "bias" in inputs else key
         (chosen, rank), (best, want_rank) = (key.gather(1, ids).sort(1) for ids in (ordered, want_ids))
-        wrong = int((rows & ((chosen - best).abs() > _TIE + resolution * best.abs()).any(1)).sum())
-        tied = int(rows.sum()) - wrong
-    if wrong:
-        return Check(mismatches=wrong, ties=tied, error=f"topk_ids: {wrong} of {len(ids)} rows hold other experts")
-    if tied and "bias" in inputs:
-        want[rows] = _weights_of(cell, inputs["logits"][rows], inputs["bias"], ordered[rows]).to(want.dtype)
-    elif tied:  # experts of equal score weigh the same: by rank
-        got[rows], want[rows] = got.gather(1, rank)[rows], want.gather(1, want_rank)[rows]
-    limit = tolerance("fp32", _ROUNDINGS) + resolution + (tolerance(cell.dtype) if rounded_weights else 0.0)
-    return both(close(got, want, limit, "topk_weights"), Check(ties=tied))
+        unequal = rows & (((chosen - best).abs() > _TIE + resolution * best.abs()).any(1) | _many_groups(cell, ordered))
+        equal = rows & ~unequal
+        if "bias" in inputs:
+            want[rows] = _weights_of(cell, inputs["logits"][rows], inputs["bias"], ordered[rows]).to(want.dtype)
+        else:  # experts of equal score weigh the same: by rank
+            got[equal], want[equal] = got.gather(1, rank)[equal], want.gather(1, want_rank)[equal]
+        if bool(unequal.any()):
+            near = _TIE + resolution * float(best.abs().max())
+            excused, weights = _if_raised(cell, inputs, unequal, ordered[unequal], want_ids[unequal], near)
+            if wrong := int((~excused).sum()):
+                error = f"topk_ids: {wrong} of {len(ids)} rows hold other experts"
+                return Check(mismatches=wrong, ties=int(rows.sum()) - wrong, error=error)
+            want[unequal], limit = weights.to(want.dtype), limit + near
+    limit += resolution + (tolerance(cell.dtype) if rounded_weights else 0.0)
+    return both(close(got, want, limit, "topk_weights"), Check(ties=int(rows.sum())))
+
+
+def _if_raised(
+    cell: Cell, inputs: dict[str, Tensor], rows: Tensor, theirs: Tensor, ours: Tensor, near: float
+) -> tuple[Tensor, Tensor]:
+    """Of `rows`, whether the rule chooses `theirs`, ids that rise, where their logits are raised by half of `near` and those of `ours`
+    lowered, and its weights then: groups of experts that tie are left to choose from, whose other experts have scores of their own."""
+    logits = inputs["logits"][rows].double()
+    plus, minus = (torch.zeros_like(logits).scatter_(1, ids, near / 2) for ids in (theirs, ours))
+    ids, weights = ROUTERS[cell.router].load()(logits + plus - minus, cell.top_k, inputs.get("bias"))[:2]
+    ids, place = ids.long().sort(1)
+    return (ids == theirs).all(1), weights.gather(1, place)
+
+
+def _many_groups(cell: Cell, ordered: Tensor) -> Tensor:
+    """Whether ids (T, k) that rise are of more groups than the rule keeps, if it has any: experts of equal score are then no tie."""
+    options = ROUTERS[cell.router].options
+    group = ordered // (cell.experts // options.get("groups", 1))
+    return (group.diff(dim=1) > 0).sum(1) >= options.get("keep_groups", 1)
 
 
 def _weights_of(cell: Cell, logits: Tensor, bias: Tensor, ids: Tensor) -> Tensor:
