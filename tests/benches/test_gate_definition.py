@@ -83,3 +83,20 @@ def test_either_of_two_groups_that_tie_may_be_chosen_from(ids, weighed_as, ties,
     assert expected["topk_ids"].sort(1).values.tolist() == [[0, 2, 4, 5]]
     found = definition.check(cell, {"logits": LOGITS}, outputs, expected)
     assert found.ties == ties and (error in found.error if error else found.error is None), found
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_whoever_breaks_ties_otherwise_is_right(router):
+    """Coarse scores tie all the time; an implementation that sees the experts in reverse order chooses the last of equals."""
+    cell = cell_of("gate", tokens=512, experts=64, top_k=1 if router == "llama4" else 6, dtype="fp32", router=router)
+    rng = torch.Generator().manual_seed(5)
+    inputs = {"logits": torch.randint(-8, 9, (512, 64), generator=rng) / 4}
+    if ROUTERS[router].bias:
+        inputs["bias"] = torch.randint(-2, 3, (64,), generator=rng) / 8
+    reverse = [one.flip(-1) for one in inputs.values()]
+    ids, weights = ROUTERS[router].load()(reverse[0], cell.top_k, *reverse[1:])
+    outputs = {"topk_ids": (63 - ids).int(), "topk_weights": weights.float()}
+    found = definition.check(cell, inputs, outputs, definition.reference(cell, inputs))
+    assert found.error is None and found.ties > 30, found
+    swapped = outputs | {"topk_weights": outputs["topk_weights"].roll(1, 0)}
+    assert "topk_weights" in definition.check(cell, inputs, swapped, definition.reference(cell, inputs)).error

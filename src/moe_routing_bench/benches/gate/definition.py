@@ -81,7 +81,7 @@ def check(
             got[equal], want[equal] = got.gather(1, rank)[equal], want.gather(1, want_rank)[equal]
         if bool(unequal.any()):
             near = _TIE + resolution * float(best.abs().max())
-            excused, weights = _if_raised(cell, inputs, unequal, ordered[unequal], want_ids[unequal], near)
+            excused, weights = _if_raised(cell, inputs, unequal, ordered[unequal], key[unequal], near)
             if wrong := int((~excused).sum()):
                 error = f"topk_ids: {wrong} of {len(ids)} rows hold other experts"
                 return Check(mismatches=wrong, ties=int(rows.sum()) - wrong, error=error)
@@ -91,22 +91,28 @@ def check(
 
 
 def _if_raised(
-    cell: Cell, inputs: dict[str, Tensor], rows: Tensor, theirs: Tensor, ours: Tensor, near: float
+    cell: Cell, inputs: dict[str, Tensor], rows: Tensor, theirs: Tensor, key: Tensor, near: float
 ) -> tuple[Tensor, Tensor]:
-    """Of `rows`, whether the rule chooses `theirs`, ids that rise, where their logits are raised by half of `near` and those of `ours`
-    lowered, and its weights then: groups of experts that tie are left to choose from, whose other experts have scores of their own."""
-    logits = inputs["logits"][rows].double()
-    plus, minus = (torch.zeros_like(logits).scatter_(1, ids, near / 2) for ids in (theirs, ours))
-    ids, weights = ROUTERS[cell.router].load()(logits + plus - minus, cell.top_k, inputs.get("bias"))[:2]
+    """Of `rows`, whether the rule chooses `theirs`, ids that rise, where logits of scores `key` are moved by less than `near`, and its weights
+    then. Groups that tie have experts of other scores: those of `theirs` are raised, and those that would have better experts lowered."""
+    logits, size = inputs["logits"][rows].double(), _group_size(cell)
+    better = key.unflatten(1, (-1, size)).amax(2) > key.gather(1, theirs).amin(1, keepdim=True)
+    groups = (-near / 3 * better).scatter(1, theirs // size, near / 3)
+    raised = groups.repeat_interleave(size, 1).scatter(1, theirs, near / 2)
+    ids, weights = ROUTERS[cell.router].load()(logits + raised, cell.top_k, inputs.get("bias"))[:2]
     ids, place = ids.long().sort(1)
     return (ids == theirs).all(1), weights.gather(1, place)
 
 
 def _many_groups(cell: Cell, ordered: Tensor) -> Tensor:
-    """Whether ids (T, k) that rise are of more groups than the rule keeps, if it has any: experts of equal score are then no tie."""
-    options = ROUTERS[cell.router].options
-    group = ordered // (cell.experts // options.get("groups", 1))
-    return (group.diff(dim=1) > 0).sum(1) >= options.get("keep_groups", 1)
+    """Whether ids (T, k) that rise are of more groups than the rule keeps: experts of equal score are then no tie."""
+    groups = 1 + ((ordered // _group_size(cell)).diff(dim=1) > 0).sum(1)
+    return groups > ROUTERS[cell.router].options.get("keep_groups", 1)
+
+
+def _group_size(cell: Cell) -> int:
+    """Experts of a group, of which the rule chooses some before it chooses experts; all of them where it does not."""
+    return cell.experts // ROUTERS[cell.router].options.get("groups", 1)
 
 
 def _weights_of(cell: Cell, logits: Tensor, bias: Tensor, ids: Tensor) -> Tensor:
