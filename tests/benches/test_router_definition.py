@@ -85,3 +85,24 @@ def test_what_has_nothing_to_compile_ahead_says_so(name, monkeypatch):
     cell = cell_of("router", tokens=8, hidden=64, experts=16, top_k=2, dtype="bf16")
     BENCHES["router"].precompile(name, cell, "sm_90a")
     assert seen == {"matmul_cute": ["gate.cute_gate"], "cute": ["router.cute_router"]}.get(name, [])
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_whoever_breaks_ties_otherwise_is_right(router):
+    """Products of few values tie all the time, between more than two experts; an implementation that sees them in reverse order chooses
+    the last of equals. Weights of other tokens are wrong all the same."""
+    cell = cell_of("router", tokens=512, hidden=32, experts=64, top_k=1 if router == "llama4" else 6, router=router)
+    rng = torch.Generator().manual_seed(5)
+    x, weight = torch.randint(-1, 2, (512, 32), generator=rng) / 2, torch.randint(-1, 2, (64, 32), generator=rng) / 4
+    inputs = {"x": x.bfloat16(), "router_weight": weight.bfloat16()}
+    if ROUTERS[router].bias:
+        inputs["bias"] = torch.randint(-2, 3, (64,), generator=rng) / 8
+    expected, bias = definition.reference(cell, inputs), inputs.get("bias")
+    ids, weights = ROUTERS[router].load()((x @ weight.T).flip(-1), cell.top_k, bias if bias is None else bias.flip(-1))
+    outputs = {"topk_ids": (63 - ids).int(), "topk_weights": weights.float()}
+    found = definition.check(cell, inputs, outputs, expected)
+    assert found.error is None and found.ties > 30, found
+    swapped = outputs | {"topk_weights": outputs["topk_weights"].roll(1, 0)}
+    assert "topk_weights" in definition.check(cell, inputs, swapped, expected).error
+    worse = outputs | {"topk_ids": outputs["topk_ids"].roll(1, 0)}
+    assert "other experts" in definition.check(cell, inputs, worse, expected).error

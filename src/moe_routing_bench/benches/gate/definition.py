@@ -81,8 +81,9 @@ def check(
             got[equal], want[equal] = got.gather(1, rank)[equal], want.gather(1, want_rank)[equal]
         if bool(unequal.any()):
             near = _TIE + resolution * float(best.abs().max())
-            excused, weights = _if_raised(cell, inputs, unequal, ordered[unequal], key[unequal], near)
-            if wrong := int((~excused).sum()):
+            logits, theirs = inputs["logits"][unequal].double(), ordered[unequal]
+            excused, weights = if_moved(cell, logits, inputs.get("bias"), theirs, near / 2)
+            if wrong := int((excused != theirs).any(1).sum()):
                 error = f"topk_ids: {wrong} of {len(ids)} rows hold other experts"
                 return Check(mismatches=wrong, ties=int(rows.sum()) - wrong, error=error)
             want[unequal], limit = weights.to(want.dtype), limit + near
@@ -90,18 +91,24 @@ def check(
     return both(close(got, want, limit, "topk_weights"), Check(ties=int(rows.sum())))
 
 
-def _if_raised(
-    cell: Cell, inputs: dict[str, Tensor], rows: Tensor, theirs: Tensor, key: Tensor, near: float
+def if_moved(
+    cell: Cell, logits: Tensor, bias: Tensor | None, theirs: Tensor, bound: Tensor | float
 ) -> tuple[Tensor, Tensor]:
-    """Of `rows`, whether the rule chooses `theirs`, ids that rise, where logits of scores `key` are moved by less than `near`, and its weights
-    then. Groups that tie have experts of other scores: those of `theirs` are raised, and those that would have better experts lowered."""
-    logits, size = inputs["logits"][rows].double(), _group_size(cell)
+    """What the rule chooses, ids that rise and their weights, once logits (n, E) are moved by at most `bound` towards a choice of `theirs`.
+
+    These are raised and all others lowered. A rule that first chooses groups may have groups that tie, whose experts have other scores: those
+    of `theirs` are lowered less, and groups more that would have had a better expert.
+    """
+    size, rule = _group_size(cell), ROUTERS[cell.router]
+    key = rule.score(logits) if bias is None else rule.score(logits) + bias
     better = key.unflatten(1, (-1, size)).amax(2) > key.gather(1, theirs).amin(1, keepdim=True)
-    groups = (-near / 3 * better).scatter(1, theirs // size, near / 3)
-    raised = groups.repeat_interleave(size, 1).scatter(1, theirs, near / 2)
-    ids, weights = ROUTERS[cell.router].load()(logits + raised, cell.top_k, inputs.get("bias"))[:2]
+    groups = (
+        torch.where(better, -1.0, -1 / 3).to(logits).scatter(1, theirs // size, 1 / 3 if size < cell.experts else -1.0)
+    )
+    moved = logits + bound * groups.repeat_interleave(size, 1).scatter(1, theirs, 1.0)
+    ids, weights = rule.load()(moved, cell.top_k, bias)[:2]
     ids, place = ids.long().sort(1)
-    return (ids == theirs).all(1), weights.gather(1, place)
+    return ids, weights.gather(1, place)
 
 
 def _many_groups(cell: Cell, ordered: Tensor) -> Tensor:

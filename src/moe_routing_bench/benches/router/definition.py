@@ -63,31 +63,26 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
     """Rows are compared as sets of (id, weight), with the rule's answer to logits that are off by no more than `bound`.
 
-    Other ids than the reference's are a declared tie when the rule chooses them too, once its logits of the experts that
-    they add are raised, and of those that they leave out lowered, by `bound`. A weight changes by at most the errors of
+    Other ids than the reference's are a declared tie when the rule chooses them too, once logits are moved towards them by `bound`. A weight changes by at most the errors of
     two logits (relative; every rule's score grows no faster than exp), so 2 `bound`, and as much again in such a row.
     """
     ids, weights = outputs["topk_ids"].long(), outputs["topk_weights"]
     ordered, place = ids.sort(dim=1)
     if malformed := gate.no_choice(ordered, cell.experts):
         return malformed
-    want, want_weights = (expected[name].clone() for name in ("topk_ids", "topk_weights"))
-    other = (ordered != want.long().sort(dim=1).values).any(1)
+    want, want_place = expected["topk_ids"].long().sort(dim=1)
+    want_weights = expected["topk_weights"].gather(1, want_place)
+    other = (ordered != want).any(1)
     if bool(other.any()):
-        logits = expected["logits"][other]
-        theirs, ours = (torch.zeros_like(logits).scatter_(1, one[other].long(), 1.0) for one in (ids, want))
-        moved = logits + expected["bound"][other] * (theirs - ours)
-        want[other], want_weights[other] = ROUTERS[cell.router].load()(moved, cell.top_k, inputs.get("bias"))
-    want, want_place = want.long().sort(dim=1)
+        logits, bound = expected["logits"][other], expected["bound"][other]
+        want[other], want_weights[other] = gate.if_moved(cell, logits, inputs.get("bias"), ordered[other], bound)
     wrong, changed = int((ordered != want).any(1).sum()), int(other.sum())
     if wrong:
         return Check(
             mismatches=wrong, ties=changed - wrong, error=f"topk_ids: {wrong} of {len(ids)} rows hold other experts"
         )
     limit = tolerance("fp32") + 4 * float(expected["bound"].max())
-    return both(
-        close(weights.gather(1, place), want_weights.gather(1, want_place), limit, "topk_weights"), Check(ties=changed)
-    )
+    return both(close(weights.gather(1, place), want_weights, limit, "topk_weights"), Check(ties=changed))
 
 
 def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:
