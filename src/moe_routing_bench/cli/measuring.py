@@ -134,11 +134,12 @@ def asked_jobs(
 def _measured(jobs: Sequence[Job], out: Path | None, mode: str, tables: bool) -> list[dict[str, Any]]:
     """The rows of all jobs, each job announced on stderr; its table is printed when it is done."""
     supervisor = importlib.import_module("moe_routing_bench.measure.supervisor")
+    baselines = importlib.import_module("moe_routing_bench.comparison.baselines")
     rows = []
     for number, job in enumerate(jobs, 1):
         names = ", ".join(job.implementations)
         print(f"cell {number} of {len(jobs)}: {job.cell.bench} {job.cell.key}: {names}", file=sys.stderr, flush=True)
-        found = supervisor.measure(job, out, mode)
+        found = baselines.against_dequantised(supervisor.measure(job, out, mode))
         rows += found
         if tables:
             show(measured.results(job.cell, found))

@@ -30,11 +30,12 @@ def collect(
     out = out or paths.measurements(platform)
     files.check_writable(out)
     # pandas and scipy take a second
-    verdicts, anomalies = (
-        importlib.import_module(f"moe_routing_bench.comparison.{one}") for one in ("verdicts", "anomalies")
+    baselines, verdicts, anomalies = (
+        importlib.import_module(f"moe_routing_bench.comparison.{one}") for one in ("baselines", "verdicts", "anomalies")
     )
     again = paths.again(platform)
-    table = verdicts.with_verdicts(records.collect(paths.cell_files(platform, jobs), platform))
+    table = baselines.with_baselines(records.collect(paths.cell_files(platform, jobs), platform))
+    table = verdicts.with_verdicts(table)
     table = anomalies.with_anomalies(table, read_table(again) if again.is_file() else None)
     write_table(out, table)
     print(f"wrote {out}: {len(table)} rows of {len(jobs)} cells, {counts(table['status'].to_pylist())}")

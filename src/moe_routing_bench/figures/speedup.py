@@ -1,4 +1,4 @@
-"""Speed-up of every implementation over its bench's baseline, shape by shape."""
+"""Speed-up of every implementation over the baseline of its cell, shape by shape."""
 
 import pandas as pd
 import seaborn as sns
@@ -22,7 +22,7 @@ def draw(table: pd.DataFrame) -> Figure:
     if rows.empty:
         figure, (axes,) = style.canvas(1, 1, 9, 3)
         style.empty(axes, _why(table))
-        return style.finish(figure, "Speed-up over the bench's baseline", rows)
+        return style.finish(figure, "Speed-up over the baseline", rows)
     grid, share, shown, shapes = _grid(rows)
     return _heatmap(grid, share, shown, shapes)
 
@@ -44,7 +44,7 @@ def chart(table: pd.DataFrame) -> Chart:
 
 
 def _besides(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of implementations that are not their bench's baseline."""
+    """The rows of implementations that are not the baseline of their cell."""
     rows = style.ok(table)
     return rows[(rows["implementation"] != rows["baseline"]) & (rows["speedup"] > 0)]
 
@@ -108,4 +108,4 @@ def _heatmap(grid: pd.DataFrame, unsure: pd.DataFrame, rows: pd.DataFrame, shape
     axes.tick_params(axis="y", rotation=0, labelsize=7)
     axes.tick_params(axis="x", rotation=60, labelsize=8)
     axes.grid(False)
-    return style.finish(figure, "Speed-up over the bench's baseline", rows)
+    return style.finish(figure, "Speed-up over the baseline", rows)

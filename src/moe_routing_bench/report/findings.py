@@ -29,7 +29,9 @@ def _of_bench(ok: pd.DataFrame, firm: pd.DataFrame, bench: str) -> list[str]:
         return [
             f"{bench}: nothing is said of {count(doubtful, 'row')}: the quickest of each cell is suspect, or did not converge and has no verdict."
         ]
-    return [fastest(firm, bench)]
+    own = firm[firm["bench"] == bench]
+    bases = own["baseline"].dropna().unique()  # cells with quantised weights have another
+    return [fastest(own[own["baseline"] == base], bench) for base in bases] or [fastest(own, bench)]
 
 
 def fastest(ok: pd.DataFrame, bench: str) -> str:
