@@ -19,6 +19,9 @@ CELL = cell_of("layer", **SIZES, dtype="bf16", skew=0.5)
 FORMS = ("torch_loop", "torch_grouped_mm", "torch_gather_loop")
 SHAPE = Shape(**SIZES, activation="swiglu", dtype="bf16", packed="bf16", weights="bf16", capacity_factor=None, architecture="cpu")  # fmt: skip
 GPU = ("cuda", "cutlass", "triton")
+WIDE = SIZES | {"hidden": 128, "intermediate": 128}
+QUANTISED = cell_of("layer", **WIDE, weights="int4_g32")
+FP8 = cell_of("layer", **WIDE, packed="fp8_block128", weights="e4m3_block128")
 
 
 @pytest.fixture
@@ -78,6 +81,30 @@ def test_a_machine_with_a_gpu_chooses_kernels(best, monkeypatch) -> None:
     assert BENCH.chosen(CELL, "sm_90") == "triton_gather"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in GPU else find(name))
     assert BENCH.chosen(CELL, "sm_90") == "torch_grouped_mm"
+
+
+def test_quantised_weights_have_candidates_of_their_own(monkeypatch) -> None:
+    """On a CPU in torch, which dequantises; with a GPU the kernels that multiply with codes, and e4m3 with e4m3."""
+    assert (BENCH.chosen(QUANTISED, "cpu"), BENCH.chosen(FP8, "cpu")) == ("dequant", "dequant_loop")
+    pytest.importorskip("triton")
+    pytest.importorskip("cutlass")
+    assert (BENCH.chosen(QUANTISED, "sm_90"), BENCH.chosen(FP8, "sm_90")) == ("cute_quantised", "cute_fp8")
+    assert BENCH.chosen(QUANTISED.but(weights="mxfp4"), "sm_90") == "dequant"
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in GPU else find(name))
+    assert BENCH.chosen(QUANTISED, "sm_90") == "dequant"
+
+
+def test_auto_rounds_what_it_chooses_rounds(monkeypatch) -> None:
+    """Between products of 8-bit floats: by no more than the chosen one declares, and by that much."""
+    definition = BENCH.definition()
+    inputs = definition.build(FP8, 3, "cpu") | definition.shared(FP8, 3, "cpu")
+    expected = definition.reference(FP8, inputs)
+    compared = inputs, {"combined": (expected["combined"] * 1.05).bfloat16()}, expected
+    assert BENCH.check("auto", FP8, *compared).error
+    monkeypatch.setattr(auto.Choosing, "chosen", lambda *_: "cute_fp8")
+    found = BENCH.check("auto", FP8, *compared)
+    assert found == BENCH.check("cute_fp8", FP8, *compared) and found.error is None
 
 
 def test_nothing_to_choose_from_is_a_reason(monkeypatch) -> None:

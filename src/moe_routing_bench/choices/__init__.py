@@ -12,8 +12,15 @@ from moe_routing_bench.errors import pick
 
 PHASES = ("prefill", "decode")
 # What `auto` chooses from: implementations of the bench `layer` that need no package of somebody else, preferred first where no
-# measured cell fits. Without `torch_compile`, which compiles anew for other sizes, and `torch_bmm`, which pads every expert.
+# measured cell fits; those for quantised weights, which no other takes, before those for plain ones, of which they take none. Without
+# `torch_compile`, which compiles anew for other sizes, `torch_bmm`, which pads every expert, and `dequant_uncached`.
 CANDIDATES = (
+    "cute_quantised",
+    "cute_fp8",
+    "cute_dequant",
+    "scaled_grouped_mm",
+    "dequant",
+    "dequant_loop",
     "cute",
     "cute_gather",
     "triton_gather",
@@ -23,7 +30,8 @@ CANDIDATES = (
     "torch_gather_loop",
     "torch_loop",
 )
-WAITING = ("torch_gather_loop", "torch_loop")  # these read loads on the host: on a GPU only where nothing else runs
+# These read loads on the host: on a GPU only where nothing else runs.
+WAITING = ("dequant_loop", "torch_gather_loop", "torch_loop")
 OTHER_ACTIVATION = (
     1000.0  # octaves, more than sizes can be apart: with another activation, others of the able may have been measured
 )

@@ -39,6 +39,12 @@ class Choosing(Sharing):
         name = self._named(cell, tensors)
         return _Chosen(name, super().bind(name, cell, tensors))
 
+    def check(self, implementation: str, cell: Cell, *compared: Mapping[str, Any]) -> Any:
+        """Compare outputs with what is expected, and the roundings that what was chosen declares."""
+        if implementation == AUTO:
+            implementation = self._named(cell, compared[0])
+        return super().check(implementation, cell, *compared)
+
     def check_stages(self, implementation: str, cell: Cell, tensors: Mapping[str, Any]) -> Any:
         """Compare what the stages hand on."""
         if implementation == AUTO:
