@@ -13,14 +13,14 @@ function wordsOf(chart, mark) {
     : `${chart.x.label}: ${number(mark.x)}${between(mark.x_low, mark.x_high)}\n${chart.y.label}: ${number(mark.y)}${between(mark.low, mark.high)}`;
   return [mark.series, ...(chart.kind === "dots" && mark.y !== mark.series ? [mark.y] : []), value, ...(mark.says ? [mark.says] : [])].join("\n");
 }
-// One panel as SVG; names on the left stand above their line where the panel is narrow.
-function panelOf(chart, marks, wide, looks) {
+// One panel as SVG, of all marks or those in `view`; names on the left stand above their line where the panel is narrow.
+function panelOf(chart, marks, wide, looks, view) {
   const names = chart.y.kind === "names" ? [...new Set(marks.map(mark => mark.y))] : null, longest = Math.max(0, ...(names ?? []).map(name => name.length));
   const narrow = names && (longest * 6.2 > wide * 0.4 || chart.kind === "matrix" && wide - longest * 6.2 < 60 * new Set(marks.map(mark => mark.x)).size), under = narrow ? line : 0, left = names ? narrow ? 10 : 18 + longest * 6.7 : 56;
-  const scale = axis => ({type: axis.kind === "names" ? "band" : axis.kind, label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: axis.kind === "linear"});
+  const scale = axis => ({type: axis.kind === "names" ? "band" : axis.kind, label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear", ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : {})});
   const fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? `#row-${mark.row}` : null, title = mark => wordsOf(chart, mark);
   const options = {
-    width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"},
+    clip: Boolean(view), width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"},
     height: names ? (narrow ? 2 : 1) * line * names.length + 46 : tall, x: {...scale(chart.x), ticks: Math.max(3, Math.round(wide / 90)), tickFormat: chart.x.kind === "names" ? undefined : number},
     y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: 6, tickFormat: number})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
   };
@@ -28,7 +28,7 @@ function panelOf(chart, marks, wide, looks) {
     height: options.height + 50, marks: [...namesOf(names, narrow), Plot.cell(marks, {x: "x", y: "y", fill, inset: 0.5, insetTop: under, title, href}),
       Plot.text(marks, {x: "x", y: "y", text: "says", dy: under / 2, fill: "var(--page)", pointerEvents: "none"})]});
   const across = mark => chart.kind === "bars" ? (mark.low + mark.high) / 2 : mark.x;
-  const tips = Plot.tip(marks, Plot.pointer({x: across, y: "y", title, fill: "var(--page)", stroke: "var(--muted)", maxRadius: 30}));
+  const tips = Plot.tip(marks, Plot.pointer({x: across, y: "y", title, fill: "var(--page)", stroke: "var(--muted)", maxRadius: 30, clip: false}));
   const reference = chart.reference === null ? [] : [(chart.kind === "dots" || chart.kind === "bars" ? Plot.ruleX : Plot.ruleY)([chart.reference], {stroke: "var(--muted)", strokeDasharray: "4 3"})];
   if (chart.kind === "bars") return Plot.plot({...options, y: {...options.y, type: "band", padding: 0.15}, marks: [...namesOf(names, narrow), Plot.barX(marks, {x1: "low", x2: "high", y: "y", fill, href, insetTop: under}), tips]});
   const known = (low, high) => marks.filter(mark => (mark[low] ?? null) !== null), sideways = chart.kind === "dots" ? ["low", "high"] : ["x_low", "x_high"];
@@ -39,7 +39,7 @@ function panelOf(chart, marks, wide, looks) {
   return Plot.plot({...options, marks: [...namesOf(names, narrow), ...reference, ...front, ...bars, ...lines, Plot.dot(marks, {x: "x", y: "y", fill, stroke: "var(--page)", strokeWidth: 0.5, r: 4, symbol: mark => looks.get(mark.series).symbol, href}), tips]});
 }
 function namesOf(names, narrow) {
-  return narrow ? [Plot.text(names, {y: name => name, text: name => name, frameAnchor: "left", dy: -line / 2 - 1, textAnchor: "start", fill: "var(--ink)"})] : [];
+  return narrow ? [Plot.text(names, {y: name => name, text: name => name, frameAnchor: "left", dy: -line / 2 - 1, textAnchor: "start", fill: "var(--ink)", clip: false})] : [];
 }
 function legendOf(chart, hidden, redraw) {
   const box = element("div", "", {class: "legend", role: "group", "aria-label": "Series, to switch off and on"});
@@ -68,17 +68,35 @@ function numbersOf(chart, marks) {
   return made;
 }
 function drawChart(name) {
+  try { drawMarks(name); } catch (error) { console.error(error); byId(`chart-${name}`).replaceChildren(pictureOf(name)); }
+}
+// The same figure from the folder beside the page, as browsers without scripts show it, where this one cannot draw it.
+function pictureOf(name) { return document.createRange().createContextualFragment(byId(`figure-${name}`).querySelector("noscript").textContent); }
+function drawMarks(name) {
   const chart = charts[name], box = byId(`chart-${name}`), marks = marksOf(chart), hidden = new Set(), looks = new Map(chart.legend.map(one => [one.name, one]));
   const panels = element("div", "", {class: `panels ${chart.y.kind === "names" ? "tall" : ""}`}), of = [...new Set(marks.map(mark => mark.panel))];
-  const redraw = () => panels.replaceChildren(...of.map(panel => {
-    const shown = marks.filter(mark => mark.panel === panel && !hidden.has(mark.series)), one = element("div"), wide = Math.max(280, Math.min(widthOf(panels, chart, of.length), 1340));
-    one.append(element("h4", panel), shown.length ? panelOf(chart, shown, wide, looks) : element("p", "All of its series are switched off.", {class: "small"}));
-    return one;
-  }));
+  const views = new Map();
+  const redraw = () => panels.replaceChildren(...of.map(panel => panelBox(chart, panel, marks.filter(mark => mark.panel === panel && !hidden.has(mark.series)), Math.max(280, Math.min(widthOf(panels, chart, of.length), 1340)), looks, views)));
   box.replaceChildren(legendOf(chart, hidden, redraw), panels, numbersOf(chart, marks));
   if (chart.note) box.append(element("p", `${chart.note}.`, {class: "small"}));
   redraw();
   tinted.set(name, redraw);
+}
+// A panel with its name, which draws itself again in another view and keeps the focus.
+function panelBox(chart, panel, shown, wide, looks, views) {
+  const axes = zoomed(chart), one = element("div", "", axes.length && shown.length ? {tabindex: 0, role: "group", "aria-label": `${panel}: + and - zoom, arrows move, 0 shows all`} : {});
+  if (!shown.length) { one.append(element("h4", panel), element("p", "All of its series are switched off.", {class: "small"})); return one; }
+  const full = Object.fromEntries(axes.map(name => [name, panelOf(chart, shown, wide, looks).scale(name).domain]));
+  const paint = view => {
+    views.set(panel, view);
+    const svg = panelOf(chart, shown, wide, looks, view), head = element("h4", panel), all = element("button", "show all", {type: "button"});
+    all.onclick = () => { paint(null); one.focus(); };
+    if (view) head.append(" ", all);
+    one.replaceChildren(head, svg);
+    if (axes.length) zoomable(one, svg, chart, full, paint);
+  };
+  paint(views.get(panel) ?? null);
+  return one;
 }
 function widthOf(panels, chart, count) {
   const wide = panels.clientWidth || 600, long = chart.y.kind === "names" && chart.legend.length && Math.max(...marksOf(chart).map(mark => mark.y.length)) > 24;
