@@ -1,5 +1,5 @@
 // A row's samples as a strip, and two rows side by side. Reads `page`, `value`, `element`, `brief` of rows.js and `stored` of answer.js.
-const SVG = "http://www.w3.org/2000/svg", chosenRows = [];
+const SVG = "http://www.w3.org/2000/svg";
 function drawn(tag, attributes, said) {
   const made = document.createElementNS(SVG, tag);
   for (const [name, one] of Object.entries(attributes)) made.setAttribute(name, one);
@@ -34,7 +34,7 @@ function endsOf(rows) {
 }
 // A button per row; the second row that is chosen opens the comparison, a third takes the first one's place.
 function chooserOf(row) {
-  const button = element("button", "", {type: "button", class: "choose", "aria-pressed": "false", "aria-label": `compare ${value(row, "implementation")}, ${value(row, "cell")}`, title: "choose two rows to compare them"});
+  const button = element("button", "", {type: "button", class: "choose", "aria-pressed": String(chosenRows.includes(row)), "aria-label": `compare ${value(row, "implementation")}, ${value(row, "cell")}`, title: "choose two rows to compare them"});
   button.onclick = () => choose(row, !chosenRows.includes(row));
   return button;
 }

@@ -4,7 +4,8 @@ const page = JSON.parse(document.getElementById("data").textContent);
 const byId = id => document.getElementById(id);
 const at = (packed, row) => "all" in packed ? packed.all : "each" in packed ? packed.each[row] : packed.of[packed.at[row]];
 const value = (row, name) => at(page.values[name], row);
-const dash = "–", table = byId("rows"), body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
+const dash = "–", table = byId("rows"), body = table.tBodies[0], inOrder = new Intl.Collator();
+let heads = [...table.tHead.rows[0].cells];
 
 function text(held) {
   if (held === null) return dash;
@@ -26,9 +27,9 @@ function element(tag, content = "", attributes = {}) {
   return made;
 }
 {% include "filter.js" %}
-const lines = new Map(), opened = new Map();  // of a row: its line, and what it opens to
-const few = 150;  // lines that are laid out at once: many hundreds take longer than the time between two keys
-let sortedBy = null, way = 1, shown = [], most = few;
+const lines = new Map(), chosenRows = [];  // of a row: its line; rows to compare
+let sortedBy = null, way = 1, shown = [];
+{% include "lines.js" %}
 
 function lineOf(row) {
   if (lines.has(row)) return lines.get(row);
@@ -42,7 +43,7 @@ function lineOf(row) {
   return line;
 }
 function opener(row) {
-  const button = element("button", "", {type: "button", class: "open", "aria-expanded": "false", "aria-label": `details of ${value(row, "implementation")}, ${value(row, "cell")}`});
+  const button = element("button", "", {type: "button", class: "open", "aria-expanded": String(opened.has(row)), "aria-label": `details of ${value(row, "implementation")}, ${value(row, "cell")}`});
   button.onclick = () => open(row, !opened.has(row));
   return button;
 }
@@ -50,7 +51,7 @@ function open(row, wanted) {
   lineOf(row).querySelector(".open").setAttribute("aria-expanded", String(wanted));
   if (wanted && !opened.has(row)) {
     opened.set(row, detail(row));
-    lineOf(row).after(opened.get(row));
+    if (lineOf(row).isConnected) lineOf(row).after(opened.get(row));
   } else if (!wanted && opened.has(row)) {
     opened.get(row).remove();
     opened.delete(row);
@@ -88,25 +89,29 @@ function groupsOf(row) {
 function compare(a, b) {
   const [x, y] = [a, b].map(row => value(row, page.columns[sortedBy].fields[0]));
   if (x === null || y === null) return (x === null) - (y === null);
-  return way * (typeof x === "number" && typeof y === "number" ? x - y : text(x).localeCompare(text(y)));
+  return way * (typeof x === "number" && typeof y === "number" ? x - y : inOrder.compare(text(x), text(y)));
 }
 function draw() {
   const {tests, problems} = parsed(byId("filter").value);
   shown = page.ids.map((_, row) => row).filter(row => tests.every(test => test(row)));
   if (sortedBy !== null) shown.sort(compare);
   heads.forEach((head, i) => head.setAttribute("aria-sort", i !== sortedBy ? "none" : way > 0 ? "ascending" : "descending"));
-  body.replaceChildren(...shown.slice(0, most).flatMap(row => opened.has(row) ? [lineOf(row), opened.get(row)] : [lineOf(row)]));
-  byId("more").hidden = shown.length <= most;
-  byId("more").textContent = `show all ${shown.length} rows`;
+  placeOf = new Map(shown.map((row, place) => [row, place]));
+  heads.forEach(head => { head.style.minWidth = ""; });
+  table.setAttribute("aria-rowcount", shown.length + 1);
+  scroller.scrollTop = 0;
+  layOut();
+  byId("paper").textContent = shown.length > onPaper ? `The first ${onPaper} of these ${shown.length} rows.` : "";
   byId("count").textContent = `${shown.length} of ${page.ids.length} rows`;
-  byId("problem").textContent = problems.length ? `Left out of the filter: ${problems.join("; ")}.` : "";
+  byId("problem").textContent = [...(problems.length ? [`Left out of the filter: ${problems.join("; ")}.`] : []), ...unknown.map(name => `No column is called ${name}.`)].join(" ");
   table.style.setProperty("--first", `${heads[0].offsetWidth}px`);
 }
-// The address: #rows?filter=…&sort=… is a state of the table, #row-… one row, opened.
+// The address: #rows?filter=…&sort=…&columns=… is a state of the table, #row-… one row, opened.
 function remember() {
   const state = new URLSearchParams();
   if (byId("filter").value) state.set("filter", byId("filter").value);
   if (sortedBy !== null) state.set("sort", (way < 0 ? "-" : "") + page.columns[sortedBy].name);
+  if (!isUsual()) state.set("columns", page.columns.slice(2).map(column => column.name).join(","));
   history.replaceState(null, "", `#rows?${state}`);
 }
 function ask(filter, sort = "") {
@@ -115,20 +120,17 @@ function ask(filter, sort = "") {
   [sortedBy, way] = [place < 0 ? null : place, sort.startsWith("-") ? -1 : 1];
   draw();
 }
-function showAll() {
-  most = Infinity;
-  draw();
-}
 function follow() {
   if (location.hash.startsWith("#rows?")) {
     const state = new URLSearchParams(location.hash.slice("#rows?".length));
+    setColumns(state.get("columns")?.split(",") ?? atFirst.map(column => column.name));
     ask(state.get("filter") ?? "", state.get("sort") ?? "");
     byId("all-rows").scrollIntoView();
   } else if (location.hash.startsWith("#row-")) {
     const row = page.ids.indexOf(location.hash.slice("#row-".length));
     if (row < 0) return void (byId("problem").textContent = "This report has no row of that link.");
     if (!shown.includes(row)) ask("");
-    if (shown.indexOf(row) >= most) showAll();
+    reveal(row);
     open(row, true);
     lineOf(row).scrollIntoView({block: "start"});
     lineOf(row).querySelector(".open").focus({preventScroll: true});
@@ -146,22 +148,24 @@ byId("csv").onclick = () => {
   link.click();
   URL.revokeObjectURL(link.href);
 };
-page.columns.forEach((column, i) => {
-  if (holdsNumbers.get(column.fields[0])) heads[i].classList.add("n");
-  heads[i].querySelector("button").onclick = () => {
-    [way, sortedBy] = [sortedBy === i ? -way : 1, i];
+function sortable(head, column) {
+  if (holdsNumbers.get(column.fields[0])) head.classList.add("n");
+  head.querySelector("button").onclick = () => {
+    const place = page.columns.indexOf(column);
+    [way, sortedBy] = [sortedBy === place ? -way : 1, place];
     draw();
     remember();
   };
-});
+}
+page.columns.forEach((column, i) => sortable(heads[i], column));
+{% include "columns.js" %}
 for (const bench of new Set(page.ids.map((_, row) => value(row, "bench")))) {
   const button = element("button", bench, {type: "button"});
   button.onclick = () => { ask(`bench=${bench}`); remember(); };
   byId("benches").append(button, " ");
 }
-byId("filter").oninput = () => { most = few; draw(); };
+byId("filter").oninput = draw;
 byId("filter").onchange = remember;  // not with every key: browsers refuse that many changes of the address
-byId("more").onclick = showAll;
 window.onhashchange = () => { follow(); followComparison(); };
 draw();
 addEventListener("load", () => { follow(); followComparison(); });  // not before: pictures that come late would move what it scrolls to
