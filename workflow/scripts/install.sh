@@ -106,8 +106,14 @@ fi
 [ -n "$print" ] || echo "installing ${report:+what the report needs }into .venv, in a minute or two"
 pip install --no-compile --constraint $constraints --editable "$project" "${torch[@]}"
 [ -z "$print" ] || exit 0
-# torch's wheel for CPUs has the programs of its own tests in it, 120 MB.
-rm -rf .venv/lib/python3.*/site-packages/torch/{test,bin/test_*}
+# What nobody runs here, 210 MB: torch's wheel for CPUs has the programs of its own tests in it, other wheels have their tests, and
+# that of pulp, which Snakemake plans with, solvers for other systems.
+(
+  shopt -s globstar
+  cd .venv/lib/python3.*/site-packages
+  rm -rf torch/{test,bin/test_*,bin/*Test} pulp/solverdir/cbc/{osx,win,linux/i32}
+  rm -rf {matplotlib,networkx,numpy,pandas,pyarrow,scipy,sympy}/**/tests # of a borrowed torch some lie elsewhere, and stay
+)
 # What cannot be compiled (templates, code for other versions) is never imported, and of the packages left out nothing or little.
 echo "compiling .venv"
 "$venv_python" -m compileall -q -j 0 -x '/(tests?|testing|onnx|pip|setuptools|sqlalchemy|networkx|fontTools|docutils|distributed)/' .venv/lib >/dev/null || true
