@@ -1,11 +1,10 @@
 """The loop of a kernel's author: edit, and a second later see whether it is right, how fast, and against what."""
 
 import dataclasses
-import importlib
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,13 +17,14 @@ from moe_routing_bench.cli.measuring import asked_jobs, warn_of_ignored, with_ax
 from moe_routing_bench.cli.options import Models, Plugins
 from moe_routing_bench.cli.printing import plural
 from moe_routing_bench.cli.progress import FINE
+from moe_routing_bench.cli.rivals import Rivals
 from moe_routing_bench.cli.rounds import Round, Sources, Warmth
 from moe_routing_bench.errors import UserError, bad, one_line, pick
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.store import platforms
 
 POLL_SECONDS = 0.1
+_PACKAGE = Path(__file__).parents[1]
 _Row = dict[str, Any]
 
 
@@ -36,7 +36,7 @@ def watch(
     against: Annotated[
         str | None, typer.Option(help="Comma-separated names of rivals [default: all others of the bench]")
     ] = None,
-    max_seconds: Annotated[float, typer.Option(help="Sampling time of a round")] = 0.5,
+    max_seconds: Annotated[float, typer.Option(help="Sampling time of a round")] = 0.3,
     min_blocks: Annotated[int, typer.Option(help="Least blocks of samples")] = 10,
     cpu_threads: Annotated[int, typer.Option(help="Threads of torch on a CPU")] = Settings.cpu_threads,
     plugin: Plugins = None,
@@ -49,7 +49,8 @@ def watch(
 ) -> None:
     """Measure an implementation and the fastest of its rivals, and again whenever one of its files changes, until Ctrl-C.
 
-    The first round finds the fastest. A round is short, so that small differences stay undecided: `measure` takes longer.
+    The first round has all rivals and finds the fastest. One that torch.compile makes is in the first alone: later rounds are compared with it
+    through the bench's baseline. A round is short, so that small differences stay undecided: `measure` takes longer.
     """
     mine, known = implementations.split(","), references(plugin)
     settings = {"max_seconds": max_seconds, "min_blocks": min_blocks, "warmup_ms": 20, "cpu_threads": cpu_threads}
@@ -73,7 +74,8 @@ class _Watch:
     def __init__(self, job: Job, mine: list[str], profile: Path | None) -> None:
         """`mine` are the implementations of the job that are edited; all others are rivals. `profile`: a folder for profiles."""
         self._profile = profile
-        self._job, self._mine, self._rivals = job, mine, [name for name in job.implementations if name not in mine]
+        self._job, self._mine = job, mine
+        self._rivals = Rivals(bench_of(job), mine, job.implementations)
         self._sources = Sources(bench_of(job), mine)
         self._last: dict[str, _Row] = {}  # the last version of each that was right
         self._fastest: dict[str, _Row] = {}
@@ -81,9 +83,10 @@ class _Watch:
 
     def run(self) -> None:
         """Measure, and again after every edit; never returns."""
-        files = self._sources.files
-        where = ", ".join(path.name for path in files if path.name != "__init__.py")
-        print(f"{self._job.cell.bench} {self._job.cell.key}\nwatching {where}; Ctrl-C ends", flush=True)
+        print(
+            f"{self._job.cell.bench} {self._job.cell.key}\nwatching {_names(self._sources.files)}; Ctrl-C ends",
+            flush=True,
+        )
         with tempfile.TemporaryDirectory(prefix="watch-") as folder:
             while True:
                 self._measured(Path(folder))
@@ -122,7 +125,7 @@ class _Watch:
 
     def _round(self, folder: Path) -> Round | None:
         """A round that is over, or None where a file has changed before it was."""
-        names = tuple(name for name in self._job.implementations if name in (*self._mine, *self._rivals))
+        names = tuple(dict.fromkeys((*self._mine, *self._rivals.beside)))
         current = Round(dataclasses.replace(self._job, implementations=names), folder)
         try:
             while not current.over():
@@ -137,7 +140,7 @@ class _Watch:
         """A line of each implementation that is edited, and what a failed one has printed; the fastest rival is kept."""
         for name in self._mine:
             row = rows[name]
-            _said(name, f"{'; '.join(self._parts(row))}; round {self._rounds}, {current.seconds:.1f} s")
+            _said(name, f"{'; '.join(self._parts(row, rows))}; round {self._rounds}, {current.seconds:.1f} s")
             if row["status"] == "ok":
                 self._last[name] = row
                 best = self._fastest.get(name)
@@ -148,33 +151,29 @@ class _Watch:
         right = [name for name in self._mine if rows[name]["status"] == "ok"]
         if self._profile and right:
             print(current.profile(right, self._profile), flush=True)
-        rivals = [row for name, row in rows.items() if name not in self._mine and row["status"] == "ok"]
-        self._rivals = [min(rivals, key=lambda row: row["median_us"])["implementation"]] if rivals else []
+        if self._rounds == 1:
+            self._rivals.choose(rows)
 
-    def _parts(self, row: _Row) -> Iterator[str]:
-        """What is said of a row: whether it is right, its time, its share of the limit, and the two comparisons."""
+    def _parts(self, row: _Row, rows: Mapping[str, _Row]) -> Iterator[str]:
+        """What is said of a row: whether it is right, its time, its share of the limit, and the comparisons."""
         if row["status"] != "ok":
             yield f"{row['status']}: {row['reason']}"
             return
         yield f"right, {row['median_us']:.4g} us [{row['ci_low_us']:.4g}, {row['ci_high_us']:.4g}]"
         yield f"{row['share_of_roofline']:.0%} of the limit"
-        verdicts = importlib.import_module("moe_routing_bench.comparison.verdicts")
-        runs = importlib.import_module("moe_routing_bench.comparison.runs")
-        if row["best_other"]:
-            numbers = [row[f"best_speedup{end}"] for end in ("", "_ci_low", "_ci_high", "_p")]
-            said = verdicts.verdict(*numbers, runs.UNKNOWN_FLOOR)
-            yield f"{row['best_speedup']:.2f}x {row['best_other']} ({said})"
-        if last := self._last.get(row["implementation"]):
-            frames = [importlib.import_module("pandas").DataFrame([one]) for one in (last, row)]
-            (found,) = runs.compare(*frames).rows.to_dict("records")
-            # Two processes, seconds apart: between them the other work of a CPU changes, which neither interval sees.
-            said = found["verdict"] if row["platform"] != platforms.CPU else "not judged on a CPU, which drifts"
-            yield f"{found['ratio']:.2f}x the last version ({said})"
+        yield from self._rivals.said(row, rows, self._last.get(row["implementation"]))
 
     def closing(self) -> str:
         """How many rounds there were, and the fastest version of each implementation."""
         best = [f"{name} {row['median_us']:.4g} us" for name, row in self._fastest.items()]
         return f"{plural(self._rounds, 'round')}; fastest: {', '.join(best) or 'none was right'}"
+
+
+def _names(files: Sequence[Path]) -> str:
+    """The names of files; of a kernel of another package its own, and how many it imports from this one."""
+    own = [path for path in files if _PACKAGE not in path.parents] or files
+    names = ", ".join(path.name for path in own if path.name != "__init__.py")
+    return f"{names} and {plural(len(files) - len(own), 'file')} of {_PACKAGE.name}" if len(own) < len(files) else names
 
 
 def _said(what: str, text: str) -> None:
