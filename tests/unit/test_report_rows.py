@@ -9,6 +9,8 @@ import pytest
 from rows import frame, one, rows
 
 from moe_routing_bench.cli import main as cli
+from moe_routing_bench.cli import reporting
+from moe_routing_bench.cli.asked import last
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load
@@ -89,6 +91,26 @@ def test_a_command_names_the_modules_of_other_packages():
     compared, own, other = pages.page_data(table)["commands"]["each"]
     assert " --implementations cute,mine --plugin made.kernels --tokens" in compared
     assert " --implementations mine --plugin made.kernels" in own and "--plugin" not in other
+
+
+def test_a_command_names_the_file_of_a_preset_of_one_s_own():
+    """Of rows of that preset alone."""
+    table = frame(*(one("gate", "torch", model=name, tokens=64) for name in ("my-moe", "mixtral-8x7b", None)))
+    own, shipped, none = pages.page_data(table, {"my-moe": "my models.yaml"})["commands"]["each"]
+    assert " --models 'my models.yaml' --model my-moe" in own
+    assert "--models" not in shipped + none and " --model mixtral-8x7b" in shipped
+
+
+def test_the_file_of_own_presets_is_the_one_that_the_workflow_was_run_with(tmp_path, monkeypatch):
+    """What is in the project's file as well is left out: `measure` finds it anyway."""
+    preset = (ROOT / "config/models.yaml").read_text().partition("mixtral-8x7b:\n")[2].partition("\n\n")[0]
+    (tmp_path / "mine.yaml").write_text(f"my-moe:\n{preset}\n")
+    monkeypatch.chdir(tmp_path)
+    assert reporting._own_presets("cpu") == {}
+    kept = last("cpu")
+    kept.parent.mkdir(parents=True)
+    kept.write_text(json.dumps({"models": "mine.yaml"}))
+    assert reporting._own_presets("cpu") == {"my-moe": "mine.yaml"}
 
 
 def test_a_command_quotes_what_a_shell_would_read(measured):

@@ -58,6 +58,7 @@ def report(platform: Platform = None, run: Run = None) -> None:
             platform.partition(".")[2],
             [json.loads(path.read_text(encoding="utf-8")) for path in paths.profile_files(platform)],
             _accuracy(platform),
+            _own_presets(platform),
         )
     print(f"wrote {out}")
 
@@ -78,9 +79,19 @@ def _accuracy(platform: str) -> Any:
 
 def _models(platform: str) -> dict[str, Any]:
     """The sizes of every preset that can be measured; also of those that only the workflow's last run had."""
+    known = models(_own_file(platform))
+    return {name: presets.values(preset) for name, preset in known.items() if not preset.unsupported}
+
+
+def _own_presets(platform: str) -> dict[str, str]:
+    """The file of presets that the workflow's last run named, for each preset in it."""
+    own = _own_file(platform)
+    return dict.fromkeys(models(own).keys() - models().keys(), own) if own else {}
+
+
+def _own_file(platform: str) -> str | None:
     kept = last(platform)
-    own = json.loads(kept.read_text(encoding="utf-8")).get("models") if kept.is_file() else None
-    return {name: presets.values(preset) for name, preset in models(own).items() if not preset.unsupported}
+    return json.loads(kept.read_text(encoding="utf-8")).get("models") if kept.is_file() else None
 
 
 def _figures() -> Mapping[str, Any]:

@@ -11,16 +11,22 @@ from moe_routing_bench.config.axes import AXES, PRESET
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.store.platforms import CPU
 
+_Texts = Mapping[str, str]
 
-def again(row: Mapping[str, Any], plugins: Mapping[str, str] = MappingProxyType({})) -> str:
+
+def again(
+    row: Mapping[str, Any], plugins: _Texts = MappingProxyType({}), presets: _Texts = MappingProxyType({})
+) -> str:
     """A line for a shell: the row's cell, with its implementation and those that it was compared with.
 
-    `plugins` are the references of implementations of other packages, by name: their modules are named, too. Left out is what `measure`
-    takes anyway: defaults, and what a model preset sets. Of the settings of a measurement a row holds the threads alone, which count on a CPU.
+    `plugins` are the references of implementations of other packages, by name: their modules are named, too. `presets` are the files of
+    models that are not in the project's, by name. Left out is what `measure` takes anyway: defaults, and what a model preset sets. Of the settings of a measurement a row holds the threads alone, which count on a CPU.
     """
     names = list(dict.fromkeys(_compared(row)))
     modules = sorted({plugins[name].partition(":")[0] for name in names if name in plugins})
     named = [word for module in modules for word in ("--plugin", module)]
+    if row["model"] in presets:
+        named += ["--models", presets[row["model"]]]
     command = ["moe-routing-bench", "measure", row["bench"], "--implementations", ",".join(names), *named]
     return shlex.join([*command, *_options(row)])
 

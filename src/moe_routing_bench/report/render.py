@@ -40,14 +40,15 @@ def render(
     table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Path, trained: pd.DataFrame | None = None,
     adapted: pd.DataFrame | None = None, stale: Mapping[str, str] = MappingProxyType({}),
     claims: Sequence[Held] = (), models: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), run: str = "",
-    profiles: Sequence[Mapping[str, Any]] = (), matrix: pd.DataFrame | None = None,
+    profiles: Sequence[Mapping[str, Any]] = (), matrix: pd.DataFrame | None = None, presets: Mapping[str, str] = MappingProxyType({}),
 ) -> None:  # fmt: skip
     """Write the report of `table` (rows of the schema) with the SVG file of each figure to `out`.
 
     With the rows of training runs (`trained`) it has a section on quality, which has those of adaptations (`adapted`), too;
     figures of both are shown only there. `stale` says of benches whose rows are of other code than today's why they are shown, `claims`
     what became of published figures. `models` are the sizes that a reader can ask about, `run` the name of the run, if it has one, and
-    `profiles` what its cells' calls consist of, `matrix` the rows of `store.accuracy`, if there are any.
+    `profiles` what its cells' calls consist of, `matrix` the rows of `store.accuracy`, if there are any, `presets` the files of
+    models that are not the project's, by name.
     """
     frame = table.to_pandas() if isinstance(table, pa.Table) else table
     tables = {"measurements": frame, "quality": trained, "perft": adapted}
@@ -82,7 +83,9 @@ def render(
         library=library(),
         columns=COLUMNS,
         keys=KEYS,
-        data_json=embedded(page_data(frame) | {"charts": plotted, "questions": questions(frame, models, stale)}),
+        data_json=embedded(
+            page_data(frame, presets) | {"charts": plotted, "questions": questions(frame, models, stale)}
+        ),
         bad=_not_ok(frame),
         machine=[(n, _values(frame, n)) for n in _MACHINE] + [(n, _spread(frame, n)) for n in _CEILINGS],
         days=_days(frame),

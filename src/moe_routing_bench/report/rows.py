@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,11 @@ _DIGITS = 10  # of an id: among 10,000 rows two are equal once in 20,000 reports
 _EXACT = 2**53  # from here on JavaScript's numbers skip integers
 
 
-def page_data(frame: pd.DataFrame) -> dict[str, Any]:
+def page_data(frame: pd.DataFrame, presets: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """What the page's scripts read of these rows, fit for JSON.
 
     `columns` of the table, `fields` of a row's details, `aliases` that a filter takes for fields, and of each row `ids`,
-    `commands`, `samples` and `values`; commands and values are packed: see `packed`.
+    `commands`, `samples` and `values`; commands and values are packed: see `packed`. `presets`: see `again`.
     """
     shown = fields()
     records = frame.to_dict("records")
@@ -34,7 +35,7 @@ def page_data(frame: pd.DataFrame) -> dict[str, Any]:
         "aliases": {axis.prefix: axis.name for axis in AXES.values() if axis.prefix and axis.prefix.isalpha()},
         "ids": [row_id(record) for record in records],
         "samples": samples(records),
-        "commands": packed([again(record, others) for record in records]),
+        "commands": packed([again(record, others, presets) for record in records]),
         "values": {one["name"]: packed([plain(record[one["name"]]) for record in records]) for one in shown},
     }
 
