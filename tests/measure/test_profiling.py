@@ -99,9 +99,9 @@ def test_another_profiler_is_told_to_look_at_one_call_of_each(tmp_path, monkeypa
     done = CliRunner().invoke(app, asked)
     (line,) = [line for line in done.stdout.splitlines() if "--nvtx" in line]
     own, command = line.split(" moe-routing-bench ")
-    assert own.startswith(f"{tmp_path}/ncu --set full --nvtx --nvtx-include torch/ ") and own.endswith(
-        f"--export {tmp_path}/found/torch"
-    )
+    assert own.startswith(
+        f"{tmp_path}/ncu --set full --nvtx --nvtx-include torch/ --clock-control none "
+    ) and own.endswith(f"--export {tmp_path}/found/torch")
     monkeypatch.setattr(profiling.nvtx, "annotate", lambda name: record.write_text(name) and contextlib.nullcontext())
     assert CliRunner().invoke(app, shlex.split(command)).exit_code == 0 and record.read_text() == "torch"
 

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,28 @@ def test_a_kernel_of_a_package_of_its_own(tmp_path: Path) -> None:
     assert re.search(r"own_layer +ok", done.stdout), done.stdout
     (config,) = map(yaml.safe_load, blocks(EXAMPLE / "README.md", "yaml"))
     assert config["plugins"] == ["own_kernel"]
+
+
+def test_a_kernel_in_cute_dsl(tmp_path: Path) -> None:
+    """What its page does without a GPU, as it stands there: compiled, with copies of 16 bytes; without one it is not measured."""
+    pytest.importorskip("cutlass")
+    page = ROOT / "examples/own_cute_kernel/README.md"
+    shutil.copytree(page.parent / "own_cute", tmp_path / "own_cute")
+    without, gpu, _ = blocks(page, "sh")
+    compiled, printed = without.splitlines()
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT / "src"), "MOE_ROUTING_BENCH_DEVICE": "cpu", "MOE_ROUTING_BENCH_KERNELS": str(tmp_path / "kernels"),
+        "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"],
+    }  # fmt: skip
+
+    def said(command: str) -> str:
+        done = subprocess.run(
+            shlex.split(command), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert said(compiled).startswith("1 kernels in ") and list((tmp_path / "kernels").glob("row_pack-*.o"))
+    assert re.search(r"ld\.global\.v4\.b32.*st\.global\.v4\.b32", said(printed), re.S)
+    small, count = re.subn(r"--tokens \d+ .*", SMALL, gpu.splitlines()[0])
+    assert count == 1 and re.search(r"own_rows +unsupported +needs an NVIDIA GPU", said(small))

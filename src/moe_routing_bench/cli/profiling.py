@@ -70,6 +70,8 @@ def _ncu(program: str, name: str, cell: Path, out: Path) -> str:
         "--nvtx",
         "--nvtx-include",
         f"{name}/",
+        "--clock-control",  # else ncu lowers the clocks of the card, for others too
+        "none",
         "--force-overwrite",
         "--export",
         str(out / name),
