@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import forks
+
 # Asking torch for a GPU while tests are collected must not open CUDA: workers are forked from this process.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # Nor may torch start threads in this process, which are missing in a worker that is forked from it, and are waited for there.
@@ -27,6 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_sessionfinish() -> None:
     """Stop adopting orphans, which a measurement in this process begins: a mutation run goes on in it, and waits for its own children."""
+    forks.stop()
     ctypes.CDLL(None).prctl(36, 0)  # PR_SET_CHILD_SUBREAPER
 
 

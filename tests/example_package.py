@@ -1,12 +1,12 @@
 """The example package of `examples/own_kernel`, installed without an index, and packages that tests write."""
 
-import os
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import forks
 from project import ROOT
 
 EXAMPLE = ROOT / "examples/own_kernel"
@@ -27,8 +27,8 @@ def install(target: Path) -> Path:
 
 def run(folder: Path, *command: str, path: Path | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
     """A command of this environment in a folder, on the CPU, with `path` on the search path of Python."""
-    found = [str(ROOT / "src"), *([str(path)] if path else [])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(found), "MOE_ROUTING_BENCH_DEVICE": "cpu"}
+    sources = [ROOT / "src", *([path] if path else [])]
+    environment = forks.environment(*sources) | {"MOE_ROUTING_BENCH_DEVICE": "cpu"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
@@ -37,5 +37,5 @@ def run(folder: Path, *command: str, path: Path | None = None, check: bool = Tru
 def bench(
     folder: Path, *arguments: str, path: Path | None = None, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """A command of `moe-routing-bench`. Its safe path leaves the working directory out of the search, as the console script does."""
-    return run(folder, sys.executable, "-P", "-m", "moe_routing_bench.cli", *arguments, path=path, check=check)
+    """A command of `moe-routing-bench`."""
+    return run(folder, "moe-routing-bench", *arguments, path=path, check=check)

@@ -1,14 +1,13 @@
 """A copy of the repository with a small grid, on which tests run Snakemake for real and count its jobs."""
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import yaml
 
+import forks
 from moe_routing_bench.figures import FIGURES
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +45,8 @@ class Project:
         return project
 
     def copy(self, folder: Path) -> "Project":
-        """The same state in another folder, so that a test may change it."""
+        """The same state in another folder, in place of what is there, so that a test may change it."""
+        shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.folder, folder, symlinks=True)
         return Project(folder)
 
@@ -56,19 +56,16 @@ class Project:
         text = yaml.safe_dump(parts, sort_keys=False)
         (self.folder / "config/config.yaml").write_text(text)
 
-    def run(self, *command: str | Path, check: bool = True) -> subprocess.CompletedProcess:
-        """A command of the environment, with the copy's sources first."""
-        environment = os.environ | {
-            "PYTHONPATH": str(self.folder / "src"),
-            "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"],
-        }
+    def run(self, *command: str | Path, check: bool = True, forked: bool = False) -> subprocess.CompletedProcess:
+        """A command of the environment, as users start it or as a fork, with the copy's sources first."""
+        environment = forks.environment(self.folder / "src", forked=forked)
         done = subprocess.run(list(map(str, command)), cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300)  # fmt: skip
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
     def snakemake(self, *arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess:
-        """Run the workflow as users do."""
-        return self.run("snakemake", *arguments, "--cores", "1", "--resources", "gpu=1", check=check)
+        """Run the workflow."""
+        return self.run("snakemake", *arguments, "--cores", "1", "--resources", "gpu=1", check=check, forked=True)
 
     def jobs(self, *arguments: str) -> dict[str, int]:
         """Jobs that a run would start, by rule; `figure` counts all figures."""
@@ -76,7 +73,7 @@ class Project:
 
     def bench(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess:
         """A command of `moe-routing-bench`."""
-        return self.run(sys.executable, "-m", "moe_routing_bench.cli", *arguments, check=check)
+        return self.run("moe-routing-bench", *arguments, check=check, forked=True)
 
     def edit(self, name: str) -> None:
         """Append a line to a file."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from example_package import EXAMPLE, install
+from example_package import EXAMPLE, install, run
 from project import ROOT, Project, measured
 
 SMALL = "--tokens 64 --hidden 64 --max-seconds 0.1"
@@ -32,12 +32,12 @@ def test_a_bench_of_one_s_own_model(copy: Project) -> None:
     """The preset has the sizes of config.json; one layer of it is measured, and the workflow would measure the rest."""
     (commands,) = blocks(ROOT / "examples/own_model/README.md", "sh")
     preset, measure, workflow = commands.splitlines()
-    copy.run("bash", "-ec", preset)
+    copy.run("bash", "-ec", preset, forked=True)
     (found,) = yaml.safe_load((copy.folder / "examples/own_model/models.yaml").read_text()).items()
     assert found[0] == "my-moe" and (found[1]["hidden"], found[1]["experts"], found[1]["top_k"]) == (512, 32, 4)
-    printed = copy.run("bash", "-ec", f"{measure} --max-seconds 0.1").stdout
+    printed = copy.run("bash", "-ec", f"{measure} --max-seconds 0.1", forked=True).stdout
     assert re.search(r"torch_grouped_mm +ok", printed) and "T64-H512-I192-E32-k4" in printed
-    dry = copy.run("bash", "-ec", f"{workflow} --dry-run")
+    dry = copy.run("bash", "-ec", f"{workflow} --dry-run", forked=True)
     assert measured(dry) == dict.fromkeys(("layer", "gate", "permute", "pack", "combine"), 2)
     assert "reports/cpu.my-moe/index.html" in dry.stdout + dry.stderr
 
@@ -47,15 +47,11 @@ def test_a_kernel_of_a_package_of_its_own(tmp_path: Path) -> None:
     (commands,) = blocks(EXAMPLE / "README.md", "sh")
     pip, *others = [line.partition("#")[0].strip() for line in commands.splitlines()]
     assert pip == "pip install --no-deps -e ."
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(install(tmp_path))]), "MOE_ROUTING_BENCH_DEVICE": "cpu",
-        "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"],
-    }  # fmt: skip
+    site = install(tmp_path)
     for line in others:
         sizes = f" {SMALL} --intermediate 32" if "layer" in line else f" {SMALL}" if "measure" in line else ""
         words = shlex.split(line.replace(" --tokens 256", "") + sizes)
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = run(tmp_path, *words, path=site)
     assert re.search(r"own_layer +ok", done.stdout), done.stdout
     (config,) = map(yaml.safe_load, blocks(EXAMPLE / "README.md", "yaml"))
     assert config["plugins"] == ["own_kernel"]

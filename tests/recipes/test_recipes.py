@@ -1,17 +1,16 @@
 """Every recipe of CONTRIBUTING.md, followed to the letter in a copy of the repository, and its result used for real."""
 
 import importlib
-import os
 import re
 import shutil
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+import forks
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import write_table
 
@@ -53,10 +52,7 @@ class Copy:
 
     def run(self, *command: str) -> str:
         """A command in the copy, on the CPU, with the copy's sources first; its output."""
-        environment = os.environ | {
-            "PYTHONPATH": str(self.folder / "src"), "MOE_ROUTING_BENCH_DEVICE": "cpu",
-            "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"],
-        }  # fmt: skip
+        environment = forks.environment(self.folder / "src") | {"MOE_ROUTING_BENCH_DEVICE": "cpu"}
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -102,7 +98,7 @@ def test_kernel_of_a_package_of_its_own(copy: Copy) -> None:
     """It is measured beside the baseline, from the working directory; the workflow would measure it, too."""
     assert statuses(copy.follow(RECIPES["Add a kernel in a package of your own"])) == {"torch": "ok", "my_index": "ok"}
     config = '{"plugins": ["my_kernels"], "grid": [{"benches": ["pack"], "tokens": [64], "hidden": [64], "experts": [4], "top_k": [2]}]}'
-    assert "0 of 1 cells" in copy.run("python", "-m", "moe_routing_bench.cli", "status", "--config-json", config)
+    assert "0 of 1 cells" in copy.run("moe-routing-bench", "status", "--config-json", config)
 
 
 def test_bench(copy: Copy) -> None:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+import forks
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config.expand import expand
@@ -375,7 +376,8 @@ def test_usage(folder, monkeypatch, capsys, arguments, words):
     ],
 )  # fmt: skip
 def test_command_in_a_process_of_its_own(folder, arguments, words):
-    done = run_in(folder, "moe_routing_bench.cli", *arguments)
+    command = [sys.executable, "-m", "moe_routing_bench.cli", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == "" and words in done.stderr
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
@@ -388,14 +390,9 @@ def test_snakemake(folder, tmp_path, name):
     if name in CONFIGS:
         path.write_text(yaml.safe_dump(given))
     before = contents(folder)
-    done = run_in(folder, "snakemake", "-n", "--cores", "1", "-s", ROOT / "Snakefile", "--configfile", path)
+    command = ["snakemake", "-n", "--cores", "1", "-s", ROOT / "Snakefile", "--configfile", path]
+    done = subprocess.run(command, cwd=folder, env=forks.environment(ROOT / "src"), capture_output=True, text=True)
     said = done.stdout + done.stderr  # of a dry run, Snakemake writes its log to stdout
     (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert done.returncode == 1 and all(word in line for word in words) and "Traceback" not in said
     assert {path: data for path, data in contents(folder).items() if ".snakemake" not in path.parts} == before
-
-
-def run_in(folder, module, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments], cwd=folder, capture_output=True, text=True, check=False
-    )

@@ -1,0 +1,91 @@
+"""Programs of this environment as forks of one process that has imported torch and Snakemake, for tests that start many of them.
+
+Starting each anew takes two seconds, most of them for imports. It is the warm server of measurements with other requests; its
+children import the package afresh, from where PYTHONPATH says.
+"""
+
+import contextlib
+import functools
+import os
+import runpy
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from pathlib import Path
+
+MEASURE = Path(__file__).parents[1] / "src/moe_routing_bench/measure"
+MODULES = {"moe-routing-bench": "moe_routing_bench.cli", "snakemake": "snakemake"}
+PROGRAM = """#!{python} -IS
+import sys
+sys.path.insert(0, {measure!r})
+import client
+client.SERVER, client.SILENT_SECONDS = {server!r}, 600
+sys.exit(client.asked(client.connected({path!r}), ["--cli", {module!r}, *sys.argv[1:]]))
+"""
+SOCKET = "forks.sock"
+
+
+@functools.cache
+def programs() -> Path:
+    """A folder for PATH with the programs; the first call of one starts the process, which `stop` ends."""
+    folder = Path(tempfile.mkdtemp(prefix="mrb-", dir="/tmp"))  # a socket's path must be short
+    for name, module in MODULES.items():
+        words = {"python": sys.executable, "measure": str(MEASURE), "server": __file__, "path": str(folder / SOCKET)}
+        (folder / name).write_text(PROGRAM.format(module=module, **words))
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def environment(*sources: Path, forked: bool = True) -> dict[str, str]:
+    """Variables with which a command finds modules in `sources`, and programs of this environment: as forks, or as they are."""
+    programs_of = [str(programs())] * forked + [os.path.dirname(sys.executable)]
+    path = os.pathsep.join([*programs_of, os.environ["PATH"]])
+    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sources)), "PATH": path}
+
+
+def stop() -> None:
+    """End the process, if there is one."""
+    if programs.cache_info().currsize:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(programs() / SOCKET))
+            pid, *_ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            os.kill(pid, signal.SIGTERM)
+        for left in programs().iterdir():
+            left.unlink()
+        programs().rmdir()
+        programs.cache_clear()
+
+
+def main(path: str) -> None:
+    """Serve requests at the socket `path`."""
+    sys.path.insert(0, str(MEASURE))
+    import server
+
+    del sys.path[0]  # it has a module `statistics`
+    from snakemake.cli import get_argument_parser
+
+    get_argument_parser()  # imports Snakemake's plugins
+    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    elsewhere = [folder for folder in sys.path if folder not in own]
+
+    def command(arguments: list[str], _: socket.socket) -> int:
+        """In the child: run a module as a program."""
+        sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *elsewhere]
+        sys.argv = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        return 0
+
+    def reap(children: set[int], _: set[int]) -> None:
+        """Collect children that have ended; warm servers that they started live on."""
+        with contextlib.suppress(ChildProcessError):
+            while ended := os.waitpid(-1, os.WNOHANG)[0]:
+                children.discard(ended)
+
+    server.command, server.reap = command, reap
+    server.main(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
