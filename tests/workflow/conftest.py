@@ -8,19 +8,26 @@ from project import Project, count
 
 
 @pytest.fixture(scope="session")
-def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, dict[str, int]]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every run measures: the warm server of this folder is started once."""
+    return tmp_path_factory.mktemp("place") / "project"
+
+
+@pytest.fixture(scope="session")
+def first_run(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, dict[str, int]]:
     """A project after its first run (two cores, and nothing but the default profile), and the jobs of that run."""
-    project = Project.create(tmp_path_factory.mktemp("first"))
-    return project, count(project.run("snakemake", "--cores", "2"))
+    project = Project.create(place)
+    jobs = count(project.run("snakemake", "--cores", "2"))
+    return project.copy(tmp_path_factory.mktemp("first") / "project"), jobs
 
 
 @pytest.fixture(scope="session")
 def done(first_run: tuple[Project, dict[str, int]]) -> Project:
-    """A project after its first run. Not to be changed."""
+    """A project after its first run. Not to be changed, and not to measure."""
     return first_run[0]
 
 
 @pytest.fixture
-def project(done: Project, tmp_path: Path) -> Project:
-    """A copy of it to change."""
-    return done.copy(tmp_path / "project")
+def project(done: Project, place: Path) -> Project:
+    """A copy of it to change, in the same folder for every test."""
+    return done.copy(place)

@@ -60,7 +60,7 @@ def test_one_measurement_at_a_time_whatever_the_cores(done: Project) -> None:
 
 def test_snakemake_report_holds_every_figure_with_its_caption(project: Project) -> None:
     """One file to hand on."""
-    project.run("snakemake", "--report", "report.html")
+    project.run("snakemake", "--report", "report.html", forked=True)
     text = (project.folder / "report.html").read_text()
     _, _, embedded = text.partition('<script id="results">\n    var results = ')
     results, _ = json.JSONDecoder().raw_decode(embedded)
@@ -72,8 +72,9 @@ def test_snakemake_report_holds_every_figure_with_its_caption(project: Project) 
         assert shown["data_uri"].startswith("data:image/svg+xml")
 
 
-def test_second_run_does_nothing(project: Project) -> None:
+def test_second_run_does_nothing(done: Project, tmp_path: Path) -> None:
     """Not even in another folder, with newer times of every file that is not a result. It says where the report is all the same."""
+    project = done.copy(tmp_path / "project")
     before = cells(project)
     for path in project.folder.rglob("*"):
         if path.relative_to(project.folder).parts[0] not in ("results", "reports", ".snakemake"):
@@ -257,14 +258,14 @@ def write_trace(project: Project, reverse: bool = False) -> Path:
 
 
 @pytest.fixture(scope="module")
-def named(done: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A copy in which another run, of one cell that reads a trace, was measured beside the first."""
-    project = done.copy(tmp_path_factory.mktemp("named") / "project")
+def named(done: Project, place: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A copy in which another run, of one cell that reads a trace, was measured beside the first. Not to measure."""
+    project = done.copy(place)
     write_trace(project)
     entry = {"benches": ["permute"], "implementations": ["torch"], "tokens": [64], "experts": [8], "top_k": [2]}
     project.configure([entry | {"sampler": ["trace"], "trace": "trace.parquet"}])
     assert count(project.snakemake(*NAMED, "--until", "collect")) == {"measure": 1, **COLLECT}
-    return project
+    return project.copy(tmp_path_factory.mktemp("named") / "project")
 
 
 def test_a_trace_counts_by_its_content(named: Project) -> None:
@@ -292,9 +293,8 @@ def test_a_named_run_keeps_to_itself(named: Project, done: Project) -> None:
     assert refused.returncode and "config.run: got '../cpu'" in refused.stdout + refused.stderr
 
 
-def test_what_other_packages_have_counts_where_it_is_asked_for(done: Project, tmp_path: Path) -> None:
+def test_what_other_packages_have_counts_where_it_is_asked_for(project: Project) -> None:
     """A kernel and a routing rule, from the working directory, on the warm server, in a run of its own."""
-    project = done.copy(tmp_path / "project")
     shutil.copytree(ROOT / "examples/own_kernel/own_kernel", project.folder / "own_kernel")
     shutil.copy(ROOT / "examples/own_router.py", project.folder)
     entry = {"tokens": [64], "hidden": [64], "experts": [8], "top_k": [2]}
