@@ -61,7 +61,7 @@ def stop() -> None:
 def main(path: str) -> None:
     """Serve requests at the socket `path`."""
     sys.path.insert(0, str(MEASURE))
-    import server
+    import server  # pyright: ignore[reportMissingImports]
 
     del sys.path[0]  # it has a module `statistics`
     from snakemake.cli import get_argument_parser

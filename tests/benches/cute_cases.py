@@ -8,9 +8,10 @@ import itertools
 import json
 import math
 import re
+import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from moe_routing_bench.kernels.pack import cute_pack, cute_pack_bulk, cute_pack_
 from moe_routing_bench.kernels.permute import Permute, cute_permute
 from moe_routing_bench.kernels.router import cute_product, cute_router
 
+INSTRUCTION = 16  # bytes
 # operation, dtype, hidden, top_k, padding rows checked per group
 CASES = [
     ("pack", "bf16", 4096, 8, 0),
@@ -187,19 +189,41 @@ REDUCTIONS = [
 ]
 
 
-def disassemble(cubin: bytes) -> str | None:
-    """SASS of a cubin, or None where there is no disassembler."""
+# Yields a cubin, is sent its SASS, or None where there is no disassembler, and returns the facts.
+Facts = Generator[bytes, str | None, dict[str, object]]
+
+
+def disassemble(arch: str, cubins: list[bytes]) -> list[str | None]:
+    """SASS of cubins, in one run of the disassembler: starting takes it longer than most kernels do."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
     if not tool.exists():
-        return None
-    path = Path("kernel.cubin")
-    path.write_bytes(cubin)
-    return subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
+        return [None] * len(cubins)
+    codes = [instructions(one) for one in cubins]
+    path = Path("kernels.bin")
+    path.write_bytes(b"".join(codes))
+    command = [tool, "--binary", arch.upper().replace("_", "").replace("A", "a"), path]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = iter(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s.*;.*$", said, re.M))
+    found = ["\n".join(itertools.islice(lines, len(code) // INSTRUCTION)) for code in codes]
+    assert all(found) and not any(lines), "one line per instruction"
+    return found
 
 
-def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, checked_rows: int) -> dict[str, object]:
+def instructions(cubin: bytes) -> bytes:
+    """The sections of an ELF file (of 64 bits) that hold instructions."""
+    (offset,), (size, count, names) = struct.unpack_from("<Q", cubin, 40), struct.unpack_from("<3H", cubin, 58)
+    headers = [struct.unpack_from("<2I4Q", cubin, offset + size * index) for index in range(count)]
+    names_at = headers[names][4]
+    return b"".join(
+        cubin[start : start + length]
+        for name, _, _, _, start, length in headers
+        if cubin.startswith(b".text.", names_at + name)
+    )
+
+
+def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, checked_rows: int) -> Facts:
     """Compile one case and count what matters in its PTX and SASS."""
     if operation == "pack":
         tiling = cute_pack.choose_tiling(16384, hidden, dtype, top_k)
@@ -207,7 +231,7 @@ def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, checke
     else:
         tiling = cute_combine.choose_tiling(16384, hidden, dtype, top_k)
         kernel = cute_combine.compile_for(arch, dtype, top_k, tiling, top_k == 2, keep=True)
-    sass = disassemble(kernel.__cubin__)
+    sass = yield kernel.__cubin__
     count = (lambda pattern: None) if sass is None else (lambda pattern: len(re.findall(pattern, sass)))
     return {
         "case": f"{operation}-{dtype}-H{hidden}-k{top_k}-checked_rows{checked_rows}",
@@ -224,13 +248,15 @@ def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, checke
     }
 
 
-def pack_fp8(arch: str, hidden: int, group: int, top_k: int, checked_rows: int) -> dict[str, object]:
+def pack_fp8(arch: str, hidden: int, group: int, top_k: int, checked_rows: int) -> Facts:
     """Compile one pack to fp8."""
     tiling = cute_pack_fp8.choose_tiling(16384, hidden, group)
     layout = cute_pack_fp8.scale_layout(tiling, group)
     kernel = cute_pack_fp8.compile_for(arch, layout, top_k, tiling, checked_rows, keep=True)
     wide, converts = r"ld\.global\S*no_allocate\S*v4\.b32", r"cvt\.rn\.satfinite\.e4m3x2"
-    return spills(kernel, f"pack_fp8-H{hidden}-group{group}-k{top_k}-checked_rows{checked_rows}", "pack_fp8") | {
+    return spills(
+        (yield kernel.__cubin__), f"pack_fp8-H{hidden}-group{group}-k{top_k}-checked_rows{checked_rows}", "pack_fp8"
+    ) | {
         "vectors": tiling.vectors,
         "whole_vectors": tiling.width == 8,
         "wide_loads": len(re.findall(wide, kernel.__ptx__)),
@@ -238,7 +264,7 @@ def pack_fp8(arch: str, hidden: int, group: int, top_k: int, checked_rows: int) 
     }
 
 
-def pack_bulk(arch: str, dtype: str, hidden: int, top_k: int, checked_rows: int) -> dict[str, object]:
+def pack_bulk(arch: str, dtype: str, hidden: int, top_k: int, checked_rows: int) -> Facts:
     """Compile one pack by bulk copies; how often it issues, awaits and counts them, and how often it should."""
     config = cute_pack_bulk.bulk_config(arch, hidden, dtype, top_k, halved=top_k == 2 and not checked_rows)
     assert config is not None
@@ -251,15 +277,16 @@ def pack_bulk(arch: str, dtype: str, hidden: int, top_k: int, checked_rows: int)
         "groups": r"cp\.async\.bulk\.commit_group",
         "frees": r"cp\.async\.bulk\.wait_group\.read\s+0;",
     }
-    return spills(kernel, f"pack_bulk-{dtype}-H{hidden}-k{top_k}-checked_rows{checked_rows}", "pack_bulk") | {
+    return spills(
+        (yield kernel.__cubin__), f"pack_bulk-{dtype}-H{hidden}-k{top_k}-checked_rows{checked_rows}", "pack_bulk"
+    ) | {
         "bulk": {name: len(re.findall(pattern, kernel.__ptx__)) for name, pattern in patterns.items()},
         "bulk_expected": dict.fromkeys(patterns, 1) | {"stores": top_k + checked_rows},
     }
 
 
-def spills(kernel: Any, case: str, operation: str) -> dict[str, object]:
+def spills(sass: str | None, case: str, operation: str) -> dict[str, object]:
     """Local memory and registers of a kernel whose accesses follow from its shape class."""
-    sass = disassemble(kernel.__cubin__)
     return {
         "case": case,
         "operation": operation,
@@ -274,7 +301,7 @@ def async_copies(kernel: Any) -> int:
     return len(re.findall(r"cp\.async\.\w+\.shared\S*\s+\[[^]]+\], \[[^]]+\], 16", kernel.__ptx__))
 
 
-def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: int) -> dict[str, object]:
+def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: int) -> Facts:
     """Compile one gate; how many asynchronous copies of 16 bytes it has, and how many of them a packed form's rows are.
 
     And how many wide loads a threshold form has, and how many vectors a lane holds.
@@ -283,7 +310,7 @@ def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: i
     config = cute_gate.choose(dtype, tokens, experts, top_k, rule)
     kernel = cute_gate.compile_for(arch, dtype, experts, top_k, rule, config, keep=True)
     groups = experts // cute_gate.VECTOR if config.staged else 0
-    return spills(kernel, f"gate-{router}-{dtype}-T{tokens}-E{experts}-k{top_k}", "gate") | {
+    return spills((yield kernel.__cubin__), f"gate-{router}-{dtype}-T{tokens}-E{experts}-k{top_k}", "gate") | {
         "async_copies": async_copies(kernel),
         "ring": groups // config.threads_per_token,
         "rounds": 1,
@@ -295,31 +322,32 @@ def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: i
     }
 
 
-def router(arch: str, rule: str, tokens: int, hidden: int, experts: int, top_k: int) -> dict[str, object]:
+def router(arch: str, rule: str, tokens: int, hidden: int, experts: int, top_k: int) -> Facts:
     """Compile one fused router; how many asynchronous copies of 16 bytes it has, and how many loads of a thread are a chunk."""
     known = rule_of(rule)
     config = cute_router.choose(tokens, hidden, experts, known)
     kernel = cute_router.compile_for(arch, "bf16", hidden, experts, top_k, known, config, keep=True)
-    return spills(kernel, f"router-{rule}-T{tokens}-H{hidden}-E{experts}-k{top_k}", "router") | {
+    return spills((yield kernel.__cubin__), f"router-{rule}-T{tokens}-H{hidden}-E{experts}-k{top_k}", "router") | {
         "async_copies": async_copies(kernel),
         "ring": config.in_flight * (cute_product.tiles_of(experts) + 2 * config.row_tiles),
         "rounds": 2 if config.chunks > config.in_flight else 1,  # the first loads, and those within the loop
     }
 
 
-def permute(arch: str, tokens: int, experts: int, top_k: int, layout: str) -> dict[str, object]:
+def permute(arch: str, tokens: int, experts: int, top_k: int, layout: str) -> Facts:
     """Compile one permute."""
     align = int(layout.removeprefix("block")) if layout.startswith("block") else 1
     problem = Permute(tokens, experts, top_k, rows=0, padded=layout == "padded", align=align)
     config, _ = cute_permute.config_of(problem, arch)
     kernel = cute_permute.compile_for(arch, experts, config, keep=True)
-    return spills(kernel, f"permute-T{tokens}-E{experts}-k{top_k}-{layout}", "permute")
+    return spills((yield kernel.__cubin__), f"permute-T{tokens}-E{experts}-k{top_k}-{layout}", "permute")
 
 
-def product(arch: str, dtype: str, wanted: Product) -> dict[str, object]:
+def product(arch: str, dtype: str, wanted: Product) -> Facts:
     """Compile one grouped product: its matrix instructions, its loads by tensor maps, and its waits for matrix instructions."""
     kernel = cute_swapped.compile_for(arch, dtype, wanted, keep=True)
-    sass, tile, forms = disassemble(kernel.__cubin__), wanted.tile, len(wanted.tile.widths)
+    sass = yield kernel.__cubin__
+    tile, forms = wanted.tile, len(wanted.tile.widths)
     patterns = {
         **{rf"HGMMA\.64x{width}x16\.F32": 4 * tile.slabs for width in tile.widths},
         "HGMMA": 4 * tile.slabs * forms,
@@ -335,7 +363,7 @@ def product(arch: str, dtype: str, wanted: Product) -> dict[str, object]:
     case = (
         f"product-{dtype}-{wanted.columns}x{wanted.inner}-E{wanted.experts}-{wanted.activation}-{tile}-k{wanted.top_k}"
     )
-    return spills(kernel, case, "product") | {
+    return spills(sass, case, "product") | {
         "most_registers": wanted.registers[1] if tile.warpgroups > 1 else 255,
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
@@ -344,10 +372,11 @@ def product(arch: str, dtype: str, wanted: Product) -> dict[str, object]:
     }
 
 
-def quantised_product(arch: str, wanted: QuantisedProduct) -> dict[str, object]:
+def quantised_product(arch: str, wanted: QuantisedProduct) -> Facts:
     """Compile one product of quantised weights: matrix instructions whose left operand is in registers, and their waits."""
     kernel = cute_quantised_product.compile_for(arch, wanted.codes.dtype, wanted, keep=True)
-    sass, tile, forms = disassemble(kernel.__cubin__), wanted.tile, len(wanted.tile.widths)
+    sass = yield kernel.__cubin__
+    tile, forms = wanted.tile, len(wanted.tile.widths)
     patterns = {
         **{rf"HGMMA\.64x{width}x16\.F32\S* R\d+, R\d+, gdesc": K16 * tile.slabs for width in tile.widths},
         "HGMMA": K16 * tile.slabs * forms,
@@ -358,17 +387,17 @@ def quantised_product(arch: str, wanted: QuantisedProduct) -> dict[str, object]:
         "PREEXIT": int(wanted.overlap == "first"),
         "ACQBULK": int(wanted.overlap == "second"),
     }
-    return spills(kernel, f"quantised-{wanted}", "quantised_product") | {
+    return spills(sass, f"quantised-{wanted}", "quantised_product") | {
         "most_registers": wanted.registers[1] if tile.warpgroups > 1 else 128,
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
     }
 
 
-def fp8_product(arch: str, wanted: Fp8Product) -> dict[str, object]:
+def fp8_product(arch: str, wanted: Fp8Product) -> Facts:
     """Compile one product of 8-bit floats: matrix instructions of 32, the first of a stage on zeros, and copies of scales."""
     kernel = cute_fp8_product.compile_for(arch, "bf16", wanted, keep=True)
-    sass, tile = disassemble(kernel.__cubin__), wanted.tile
+    sass, tile = (yield kernel.__cubin__), wanted.tile
     patterns = {
         rf"QGMMA\.64x{tile.tokens}x32\.F32\.E4M3\.E4M3": 4 * tile.slabs,
         r"QGMMA\S* R\d+, gdesc\[\S+\], RZ, !UPT": tile.slabs,
@@ -376,17 +405,18 @@ def fp8_product(arch: str, wanted: Fp8Product) -> dict[str, object]:
         "UTMALDG": 2,
         r"LDGSTS\.E \[": math.ceil(tile.tokens / LOADERS),  # of 4 bytes
     }
-    return spills(kernel, f"fp8-{wanted}", "fp8_product") | {
+    return spills(sass, f"fp8-{wanted}", "fp8_product") | {
         "most_registers": wanted.registers[1],
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
     }
 
 
-def training_product(arch: str, dtype: str, wanted: TrainingProduct) -> dict[str, object]:
+def training_product(arch: str, dtype: str, wanted: TrainingProduct) -> Facts:
     """Compile one grouped product of training: matrix instructions, of which the backward ones read weights as they lie in memory."""
     kernel = cute_training_products.compile_for(arch, dtype, wanted, keep=True)
-    sass, tile, forms = disassemble(kernel.__cubin__), wanted.tile, len(wanted.tile.widths)
+    sass = yield kernel.__cubin__
+    tile, forms = wanted.tile, len(wanted.tile.widths)
     every = 4 * tile.slabs * forms
     patterns = {
         r"HGMMA\.64x\d+x16\.F32": every,
@@ -395,24 +425,24 @@ def training_product(arch: str, dtype: str, wanted: TrainingProduct) -> dict[str
         r"WARPGROUP\.DEPBAR": min(2, wanted.steps) * forms,  # more where the instructions wait for each other
     }
     case = f"training-{dtype}-{wanted}"
-    return spills(kernel, case, "training_product") | {
+    return spills(sass, case, "training_product") | {
         "most_registers": wanted.registers[1] if tile.warpgroups > 1 else 255,
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
     }
 
 
-def reduction(arch: str, dtype: str, wanted: Reduction) -> dict[str, object]:
+def reduction(arch: str, dtype: str, wanted: Reduction) -> Facts:
     """Compile one gradient of weights: matrix instructions of whole steps and of the last, and stores by tensor maps."""
     kernel = cute_weight_gradients.compile_for(arch, dtype, wanted, keep=True)
-    sass = disassemble(kernel.__cubin__)
+    sass = yield kernel.__cubin__
     patterns = {
         rf"HGMMA\.64x{wanted.columns}x16\.F32.*\.tnspA\.tnspB": 5 * wanted.slabs,
         r"WARPGROUP\.DEPBAR": 2,  # more where the instructions wait for each other
         "UTMALDG": (wanted.rows + wanted.columns) // 64,  # elements that a swizzled box is wide
         "UTMASTG": wanted.columns // CHUNK,
     }
-    return spills(kernel, f"reduction-{dtype}-{wanted}", "reduction") | {
+    return spills(sass, f"reduction-{dtype}-{wanted}", "reduction") | {
         "most_registers": REGISTERS[1],
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
@@ -421,6 +451,16 @@ def reduction(arch: str, dtype: str, wanted: Reduction) -> dict[str, object]:
 
 def compiled(arch: str) -> Iterator[dict[str, object]]:
     """The facts of a part of the cases: compiling one takes a second and a half."""
+    chosen = list(started(arch))
+    for one, sass in zip(chosen, disassemble(arch, [next(one) for one in chosen]), strict=True):
+        try:
+            one.send(sass)
+        except StopIteration as end:
+            yield end.value
+
+
+def started(arch: str) -> Iterator[Facts]:
+    """Those cases, not begun."""
     older = arch == "sm_80"  # it has no conversion to e4m3 and no bulk copies
     for function, cases in (
         (gate, GATES),
