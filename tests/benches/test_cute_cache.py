@@ -1,5 +1,6 @@
 """The kernel cache: filled without a GPU, loaded by a second process, safe with several at once, healed when damaged."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -8,37 +9,42 @@ from pathlib import Path
 
 import pytest
 
+import forks
+from moe_routing_bench.closure import PACKAGE
+
 pytest.importorskip("cutlass")
 
+# For each line, so many processes at once that ask the cache for one kernel: forks, as those of a warm server are.
 LOAD = """
-import sys, time
+import os, sys, time
 import cutlass.cute as cute
 from moe_routing_bench.kernels.combine import cute_combine
 compiled = []
 original = cute.compile
 cute.compile = lambda *a, **k: compiled.append(a) or original(*a, **k)
-start = time.perf_counter()
-kernel = cute_combine.compile_for("sm_90a", "bf16", 2, cute_combine.choose_tiling(4096, 2048, "bf16", 2), False)
-print(callable(kernel), len(compiled), time.perf_counter() - start)
+for line in sys.stdin:
+    for _ in range(int(line)):
+        if not os.fork():
+            start = time.perf_counter()
+            tiling = cute_combine.choose_tiling(4096, 2048, "bf16", 2)
+            kernel = cute_combine.compile_for("sm_90a", "bf16", 2, tiling, False)
+            print(callable(kernel), len(compiled), time.perf_counter() - start, flush=True)
+            os._exit(0)
+    for _ in range(int(line)):
+        os.wait()
+    print("end", flush=True)
 """
 
 
-def start(folder: Path) -> subprocess.Popen:
-    """A process that asks the cache for one kernel."""
-    environment = os.environ | {"MOE_ROUTING_BENCH_KERNELS": str(folder)}
-    return subprocess.Popen(
-        [sys.executable, "-c", LOAD], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def load(folder: Path) -> tuple[int, float, str]:
-    """Number of compilations, seconds to have the kernel, and stderr of one process."""
-    process = start(folder)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    is_callable, compilations, seconds = out.split()
-    assert is_callable == "True"
-    return int(compilations), float(seconds), err
+def load(program: subprocess.Popen, count: int) -> tuple[list[int], list[float], str]:
+    """Numbers of compilations, and seconds to have the kernel, of so many processes at once; and all that they print."""
+    assert program.stdin and program.stdout
+    program.stdin.write(f"{count}\n")
+    program.stdin.flush()
+    lines = list(itertools.takewhile("end\n".__ne__, program.stdout))
+    found = [line.split() for line in lines if line.startswith("True ")]
+    assert len(found) == count, lines
+    return [int(compilations) for _, compilations, _ in found], [float(last) for *_, last in found], "".join(lines)
 
 
 def test_an_object_is_named_by_what_its_kernel_is_made_of(monkeypatch) -> None:
@@ -68,16 +74,20 @@ def test_an_object_is_named_by_what_its_kernel_is_made_of(monkeypatch) -> None:
 @pytest.mark.slow
 def test_processes_share_one_object(tmp_path: Path) -> None:
     """Two at once compile once; a damaged object is compiled again, with a word about it; then one loads in under 0.5 s."""
-    both = [start(tmp_path), start(tmp_path)]
-    counts = [int(p.communicate(timeout=120)[0].split()[1]) for p in both]
-    assert sorted(counts) == [0, 1]
-    (found,) = tmp_path.glob("*.o")
-    assert not list(tmp_path.glob("*.tmp"))
-    found.write_bytes(b"damaged")
-    compilations, _, err = load(tmp_path)
-    assert compilations == 1 and "compiled again" in err
-    compilations, seconds, _ = load(tmp_path)
-    assert compilations == 0 and seconds < 0.5
+    environment = os.environ | {"MOE_ROUTING_BENCH_KERNELS": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", LOAD],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as program:  # fmt: skip
+        counts, *_ = load(program, 2)
+        assert sorted(counts) == [0, 1]
+        (found,) = tmp_path.glob("*.o")
+        assert not list(tmp_path.glob("*.tmp"))
+        found.write_bytes(b"damaged")
+        counts, _, said = load(program, 1)
+        assert counts == [1] and "compiled again" in said
+        counts, seconds, _ = load(program, 1)
+        assert counts == [0] and seconds[0] < 0.5
 
 
 @pytest.mark.slow
@@ -87,8 +97,8 @@ def test_compile_command_fills_the_cache(tmp_path: Path) -> None:
         "grid:\n  - {benches: [routing], implementations: [cute], tokens: [512], hidden: [1024], experts: [8], top_k: [2]}\n"
         "  - {benches: [router], implementations: [torch, matmul_cute], tokens: [512], hidden: [1024], experts: [16], top_k: [2]}\n"
     )
-    command = [sys.executable, "-m", "moe_routing_bench.cli", "compile", "--config", tmp_path / "c.yaml", "--arch"]
-    environment = os.environ | {"MOE_ROUTING_BENCH_KERNELS": str(tmp_path / "kernels")}
+    command = ["moe-routing-bench", "compile", "--config", tmp_path / "c.yaml", "--arch"]
+    environment = forks.environment(PACKAGE.parent) | {"MOE_ROUTING_BENCH_KERNELS": str(tmp_path / "kernels")}
 
     def run(arch: str) -> subprocess.CompletedProcess:
         return subprocess.run([*command, arch], env=environment, capture_output=True, text=True, timeout=120)
