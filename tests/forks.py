@@ -8,6 +8,7 @@ import contextlib
 import functools
 import os
 import runpy
+import shlex
 import signal
 import socket
 import struct
@@ -17,7 +18,7 @@ from pathlib import Path
 
 MEASURE = Path(__file__).parents[1] / "src/moe_routing_bench/measure"
 MODULES = {"moe-routing-bench": "moe_routing_bench.cli", "snakemake": "snakemake"}
-PROGRAM = """#!{python} -IS
+CALL = """
 import sys
 sys.path.insert(0, {measure!r})
 import client
@@ -32,8 +33,9 @@ def programs() -> Path:
     """A folder for PATH with the programs; the first call of one starts the process, which `stop` ends."""
     folder = Path(tempfile.mkdtemp(prefix="mrb-", dir="/tmp"))  # a socket's path must be short
     for name, module in MODULES.items():
-        words = {"python": sys.executable, "measure": str(MEASURE), "server": __file__, "path": str(folder / SOCKET)}
-        (folder / name).write_text(PROGRAM.format(module=module, **words))
+        call = CALL.format(measure=str(MEASURE), server=__file__, path=str(folder / SOCKET), module=module)
+        command = shlex.join([sys.executable, "-I", "-S", "-c", call])
+        (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (folder / name).chmod(0o755)
     return folder
 
@@ -83,7 +85,7 @@ def main(path: str) -> None:
             while ended := os.waitpid(-1, os.WNOHANG)[0]:
                 children.discard(ended)
 
-    server.command, server.reap = command, reap
+    server.command, server.reap, server.IDLE_SECONDS = command, reap, 600  # `stop` ends it
     server.main(path)
 
 
