@@ -1,5 +1,5 @@
 // Which lines of the table are laid out: of few rows all, of many those in sight and some around them, between spacers as high as the others.
-const few = 150, around = 30, onPaper = 2000, scroller = table.closest(".scroll"), opened = new Map(), heights = new Map();  // of an opened row: what it opens to, and its height when it was last laid out
+const few = 150, around = 15, onPaper = 2000, scroller = table.closest(".scroll"), opened = new Map(), heights = new Map();  // of an opened row: what it opens to, and its height when it was last laid out
 let lineTall = 24, laid = [0, 0], printing = false, placeOf = new Map();
 
 function layOut() {
@@ -12,7 +12,7 @@ function layOut() {
   if (held !== document.activeElement && body.contains(held)) held.focus({preventScroll: true});
   const measured = rows.length && lineOf(rows[0]).getBoundingClientRect().height || lineTall, guessed = Math.abs(measured - lineTall) > 0.01;
   lineTall = measured;
-  if (shown.length > few) heads.forEach(head => { head.style.minWidth = `${head.offsetWidth}px`; });  // columns do not jump as lines come and go
+  if (printing || shown.length > few) heads.forEach(head => { head.style.minWidth = printing ? "" : `${head.offsetWidth}px`; });  // columns do not jump as lines come and go
   if (guessed && shown.length > few && !printing) layOut();
 }
 function spacer(high) {
