@@ -16,18 +16,23 @@ _REPORTS = Path("reports")
 def site(
     out: Annotated[Path, typer.Option("--out", help="Folder to write; files there are overwritten")] = Path("site"),
 ) -> None:
-    """Gather the reports of all platforms and runs, with figures and rows, in one folder with a first page, to be served or opened as files."""
+    """Gather the reports of all platforms and runs, with figures, rows and comparisons of GPUs, in one folder with a first page, to be served or opened as files."""
     found = [folder for folder in sorted(_REPORTS.glob("*")) if paths.report(folder.name).is_file()]
     if not found:
         raise bad("reports", _REPORTS, "at least one report", "run `moe-routing-bench report`")
     module = importlib.import_module("moe_routing_bench.report.site")
+    versus = importlib.import_module("moe_routing_bench.report.versus")
+    tables = {folder.name: rows_of("measurements", folder.name) for folder in found}
+    pairs = versus.pairs(tables)
     with writing(out):
-        module.write([_report(module, folder) for folder in found], out)
-    print(f"wrote {out / 'index.html'}, which leads to {len(found)} reports")
+        for pair in pairs:
+            versus.write(pair, tuple(tables[name] for name in pair), out / module.between(pair))
+        module.write([_report(module, folder, tables[folder.name]) for folder in found], out, pairs)
+    print(f"wrote {out / 'index.html'}, which leads to {len(found)} reports and {len(pairs)} comparisons of platforms")
 
 
-def _report(module: Any, folder: Path) -> tuple[Any, Path, list[Path]]:
+def _report(module: Any, folder: Path, rows: Any) -> tuple[Any, Path, list[Path]]:
     """What is listed of a report, its folder, and its tables."""
     tables = [paths.TABLES[name](folder.name) for name in paths.TABLES if name in paths.reported(folder.name)]
     trained = rows_of("quality", folder.name) if "quality" in paths.reported(folder.name) else None
-    return module.listed(folder, rows_of("measurements", folder.name), trained, tables), folder, tables
+    return module.listed(folder, rows, trained, tables), folder, tables

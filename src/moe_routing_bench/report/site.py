@@ -47,10 +47,17 @@ def listed(folder: Path, table: pd.DataFrame, trained: pd.DataFrame | None, tabl
     )
 
 
-def write(reports: Sequence[tuple[Listed, Path, Sequence[Path]]], out: Path) -> None:
+def between(pair: tuple[str, str]) -> str:
+    """The file name of the page on two platforms."""
+    return f"{pair[0]}-and-{pair[1]}.html"
+
+
+def write(
+    reports: Sequence[tuple[Listed, Path, Sequence[Path]]], out: Path, pairs: Sequence[tuple[str, str]] = ()
+) -> None:
     """Copy each report (what is listed of it, its folder, its Parquet files) below `out`, and write `out`/index.html.
 
-    Files are overwritten; nothing is deleted.
+    `pairs` are the platforms whose pages are there already. Files are overwritten; nothing is deleted.
     """
     for one, folder, tables in reports:
         for path in [found for pattern in KEPT for found in sorted(folder.glob(pattern))] + list(tables):
@@ -58,4 +65,9 @@ def write(reports: Sequence[tuple[Listed, Path, Sequence[Path]]], out: Path) -> 
             target = out / one.folder / inside
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-    page.write("site.html.j2", out / "index.html", reports=[one for one, *_ in reports])
+    page.write(
+        "site.html.j2",
+        out / "index.html",
+        reports=[one for one, *_ in reports],
+        pairs=[(pair, between(pair)) for pair in pairs],
+    )

@@ -1,0 +1,100 @@
+"""The same cells on two platforms: times side by side, and how they differ beside what the ceilings of the two differ by. No torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison import runs
+from moe_routing_bench.comparison.verdicts import FASTER
+from moe_routing_bench.figures import style
+from moe_routing_bench.report import page
+from moe_routing_bench.report.pictures import Dot, picture
+from moe_routing_bench.report.rows import row_id
+
+CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", "launch_us", "graph_node_us")
+MACHINE = (
+    "gpu_name", "power_limit_w", "driver", "cuda_version", "torch_version", "triton_version", "cutlass_dsl_version", "git_sha",
+)  # fmt: skip
+_ROW = ["bench", "cell", "implementation"]
+_OF_EACH = ["median_us", "ci_low_us", "ci_high_us", "roofline_us", "share_of_roofline", "best_verdict", "suspect"]
+
+
+def pairs(tables: Mapping[str, pd.DataFrame]) -> list[tuple[str, str]]:
+    """The folders of results of two platforms with a GPU and the same run, where both measured some row; in the order of `tables`."""
+    names = [name for name, table in tables.items() if table["gpu_name"].notna().any()]
+    return [
+        (one, other)
+        for i, one in enumerate(names)
+        for other in names[i + 1 :]
+        if one.partition(".")[0] != other.partition(".")[0]
+        and one.partition(".")[2] == other.partition(".")[2]
+        and len(_timed(tables[one]).merge(_timed(tables[other]), on=_ROW))
+    ]
+
+
+def write(names: tuple[str, str], tables: tuple[pd.DataFrame, pd.DataFrame], out: Path) -> None:
+    """A page on two such folders, beside the folders of their reports."""
+    found = rows(*tables)
+    best = cells(found)
+    page.write(
+        "versus.html.j2",
+        out,
+        names=names,
+        machines=machines(*tables),
+        ceilings=ceilings(*tables),
+        count=len(best),
+        agree=int((best["one"] == best["other"]).sum()),
+        pictures=[(bench, drawn) for bench in BENCHES for drawn in [_picture(best, bench, names[1])] if drawn],
+        cells=best.to_dict("records"),
+        rows=[one | {"id": row_id(one)} for one in found.to_dict("records")],
+    )
+
+
+def _timed(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows that have a time, with what the page shows of each."""
+    return table.loc[(table["status"] == "ok") & table["median_us"].notna(), _ROW + _OF_EACH]
+
+
+def rows(one: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """The rows that both measured: what each has, with suffixes _one and _other, `ratio` (above 1: `other` is faster) with its interval,
+    `ceiling`, which is the same ratio of their rooflines, and `doubt` where one of the two is suspect."""
+    judged = runs.compare(one[list(runs.COLUMNS)], other[list(runs.COLUMNS)], across=True).rows
+    both = _timed(one).merge(_timed(other), on=_ROW, suffixes=("_one", "_other"))
+    found = both.merge(judged[[*_ROW, "ratio", "ratio_ci_low", "ratio_ci_high"]], on=_ROW)
+    numbers = {name: found[name].astype(float) for name in ("ratio", "ratio_ci_low", "ratio_ci_high")}
+    doubt = (found["suspect_one"] == True) | (found["suspect_other"] == True)  # noqa: E712
+    return found.assign(**numbers, ceiling=found["roofline_us_one"] / found["roofline_us_other"], doubt=doubt)
+
+
+def cells(found: pd.DataFrame) -> pd.DataFrame:
+    """Of each cell the fastest implementation on either platform among those that both measured, whether it is told from the next by the stored
+    verdict of its run, its time, and the ratio of both times, as wide as their intervals make it."""
+    records = []
+    for (bench, cell), group in found.groupby(["bench", "cell"], sort=False):
+        one, other = (group.loc[group[f"median_us_{side}"].idxmin()] for side in ("one", "other"))
+        records.append({
+            "bench": bench, "cell": cell, "one": one["implementation"], "other": other["implementation"], "one_us": one["median_us_one"], "other_us": other["median_us_other"],
+            "one_told": one["best_verdict_one"] == FASTER, "other_told": other["best_verdict_other"] == FASTER, "ratio": one["median_us_one"] / other["median_us_other"],
+            "low": one["ci_low_us_one"] / other["ci_high_us_other"], "high": one["ci_high_us_one"] / other["ci_low_us_other"],
+        })  # fmt: skip
+    return pd.DataFrame(records)
+
+
+def machines(one: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str, str, str]]:
+    """Name and value on either platform of what is known of the machines."""
+    return [(name, style.distinct(one[name]), style.distinct(other[name])) for name in MACHINE]
+
+
+def ceilings(one: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str, float, float, float]]:
+    """Name, median on either platform and ratio (other over one) of every ceiling that both measured."""
+    known = [(name, one[name].median(), other[name].median()) for name in CEILINGS]
+    return [(name, a, b, b / a) for name, a, b in known if pd.notna(a) and pd.notna(b)]
+
+
+def _picture(best: pd.DataFrame, bench: str, name: str) -> str:
+    """The ratios of a bench's cells, largest first; empty of fewer than two."""
+    mine = best[best["bench"] == bench].sort_values("ratio", ascending=False)
+    dots = [Dot(row["cell"], row["ratio"], row["low"], row["high"]) for _, row in mine.iterrows()]
+    return picture(dots, f"times as fast on {name}", "x", 1.0)
