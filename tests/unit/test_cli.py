@@ -306,7 +306,7 @@ def test_status_says_what_a_collected_table_holds_of_cells_without_files(call):
 
 
 def test_status_counts_training_runs(call):
-    """One of two runs is there, and its timing of other code."""
+    """One of two runs is there; its timing, which names no code, is of the same."""
     entry = {
         "label": "tiny",
         "router": ["softk"],
@@ -323,10 +323,14 @@ def test_status_counts_training_runs(call):
     first, _ = plan.expand(config.load(wanted)["quality"]).finals.values()
     today = closure.fingerprint(quality_code.training_files())[:16]
     row = {"schema_version": run_rows.SCHEMA_VERSION, "run": first.name, "router": "softk"}
+    run_rows.write(paths.timing_file("cpu", first.name), [row], first.spec)
+    assert "0 of 1 timings done, 1 remain\n" in call("status", *text)[1], "there is nothing that it is of"
     run_rows.write(paths.run_file("cpu", first.name), [row | {"code_fingerprint": today}], first.spec)
-    run_rows.write(paths.timing_file("cpu", first.name), [row | {"code_fingerprint": "0" * 16}], first.spec)
     out = call("status", *text)[1]
-    assert "1 of 2 training runs done, 1 remain\n" in out
+    assert "1 of 2 training runs done, 1 remain\n" in out and "1 of 1 timings done, 0 remain\n" in out
+    run_rows.write(paths.run_file("cpu", first.name), [row | {"code_fingerprint": "0" * 16}], first.spec)
+    out = call("status", *text)[1]
+    assert "0 of 2 training runs done, 2 remain, 1 of them done by other code\n" in out
     assert "0 of 1 timings done, 1 remain, 1 of them done by other code\n" in out
 
 

@@ -1,7 +1,7 @@
 """How much of what a config asks for is there: its cells, training runs and adaptations, and what collected tables hold of them."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,29 +74,38 @@ def of_cells(files: Mapping[Path, Job]) -> Progress:
 def of_training(planned: Plan, platform: str) -> list[Progress]:
     """The training runs with their pilots, their timings, and the adaptations with their pilots; only kinds that are asked for."""
     runs = {paths.run_file(platform, name): run.spec for name, run in planned.runs.items()}
-    timings = dict.fromkeys(planned.timing_files(platform))
     adapted = {paths.perft_file(platform, name): one.spec for name, one in planned.all_adaptations.items()}
-    found = []
-    for what, specs, schema, sources in (
-        ("training runs done", runs, run_rows.SCHEMA, code.training_files),
-        ("timings done", timings, run_rows.SCHEMA, code.training_files),
-        ("adaptations done", adapted, adaptation_rows.SCHEMA, code.adaptation_files),
-    ):
-        if specs:
-            found.append(_trained(what, specs, schema, closure.fingerprint(sources())[:16]))
-    return found
+    of_runs, of_adaptations = (closure.fingerprint(one())[:16] for one in (code.training_files, code.adaptation_files))
+    found = [
+        _trained("training runs done", runs, run_rows.SCHEMA, of_runs),
+        _timed(planned.timing_files(platform), platform, of_runs),
+        _trained("adaptations done", adapted, adaptation_rows.SCHEMA, of_adaptations),
+    ]
+    return [one for one in found if one.asked]
 
 
-def _trained(what: str, specs: Mapping[Path, str | None], schema: pa.Schema, today: str) -> Progress:
-    """The files that are readable and of the given spec; a timing is of whatever its run was."""
+def _trained(what: str, specs: Mapping[Path, str], schema: pa.Schema, today: str) -> Progress:
+    """The files that are readable and of the given spec."""
     found = Progress(what, len(specs))
     for path, spec in specs.items():
         try:
             table = run_rows.read(path, schema)
         except UserError:
             continue
-        if spec is None or run_rows.spec_of(table) == spec:
+        if run_rows.spec_of(table) == spec:
             found.add(set(table["code_fingerprint"].to_pylist()), today)
+    return found
+
+
+def _timed(timings: Collection[Path], platform: str, today: str) -> Progress:
+    """The timings that are readable, as are the runs that they are of: these say by what code, as a timing follows its run."""
+    found = Progress("timings done", len(timings))
+    for path in timings:
+        try:
+            _, run = (run_rows.read(one, run_rows.SCHEMA) for one in (path, paths.run_file(platform, path.stem)))
+        except UserError:
+            continue
+        found.add(set(run["code_fingerprint"].to_pylist()), today)
     return found
 
 
