@@ -16,7 +16,16 @@ from scipy import stats
 from browser import opened
 from moe_routing_bench.cli import reporting as cli
 from moe_routing_bench.errors import UserError
-from moe_routing_bench.figures import FIGURES, quality_drops, quality_style, specialisation, style
+from moe_routing_bench.figures import (
+    FIGURES,
+    quality_drops,
+    quality_rows,
+    quality_style,
+    specialisation,
+    style,
+    training_curves,
+    training_load_cv,
+)
 from moe_routing_bench.quality.spec import adaptation_rows, plan, run_rows
 from moe_routing_bench.quality.training import train
 from moe_routing_bench.report import quality, verdicts
@@ -27,6 +36,7 @@ from moe_routing_bench.store.parquet import write_table
 
 NAMES = [name for name, figure in FIGURES.items() if figure.source == "quality"]
 OF_SOME = ("networks", "train_modes")  # drawn of the entries that vary these
+DRAWN = {"quality_pareto", "loss_seconds", "capacity_bits", "training_curves", "training_load_cv"}  # by the page
 CAUSAL = ("loss_seconds", "capacity_bits")  # drawn of rules whose loss means the same
 SIZES = {
     "experts": 4, "dim": 16, "layers": 2, "heads": 2, "expert_hidden": 16, "sequence": 32, "batch": 4, "steps": 4, "eval_every": 2,
@@ -179,8 +189,8 @@ def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
     adapted = adaptation_rows.SCHEMA.empty_table().to_pandas()
     render(measured, figures, tmp_path / "with.html", trained, adapted)
     page = html.unescape(probed(tmp_path / "with.html", tmp_path / "profile"))
-    assert f"<title>{len(FIGURES) - 3} drawn</title>" in page, "all but those that the page draws"
-    assert {name for name in FIGURES if f'id="chart-{name}"' in page} == {"quality_pareto", *CAUSAL}
+    assert f"<title>{len(FIGURES) - len(DRAWN)} drawn</title>" in page, "all but those that the page draws"
+    assert {name for name in FIGURES if f'id="chart-{name}"' in page} == DRAWN
     assert '<h2 id="quality">' in page
     assert all(one.title in page for one in quality.contests(trained))
     for one in verdicts.verdicts(trained):
@@ -189,6 +199,25 @@ def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
     page = probed(tmp_path / "without.html", tmp_path / "profile")
     measured_only = sum(figure.source == "measurements" for figure in FIGURES.values())
     assert f"<title>{measured_only} drawn</title>" in page and 'id="quality"' not in page
+
+
+def test_curves_of_the_page_hold_the_means_of_the_seeds(trained: pd.DataFrame) -> None:
+    """Rules that see later tokens in a panel of their own; a causal rule's points say its difference to the reference, which says none."""
+    found = training_curves.chart(trained)
+    rows = quality_rows.history(trained, "bits_per_byte")
+    later = found.marks["panel"].str.contains(quality_rows.NOT_CAUSAL)
+    assert later.any() and all(quality_rows.NOT_CAUSAL in name for name in found.marks.loc[later, "series"])
+    assert not any(quality_rows.NOT_CAUSAL in name for name in found.marks.loc[~later, "series"])
+    mark = found.marks.iloc[0]
+    title, first = quality_rows.contests(rows)[0]
+    mine = first[(first["contestant"] == mark["series"]) & (first["tokens_seen"] == mark["x"] * 1e6)]
+    assert mark["panel"] == title and mark["y"] == pytest.approx(mine["bits_per_byte"].mean())
+    said = found.marks[found.marks["says"].notna()]
+    assert len(said) and not said["panel"].str.contains(quality_rows.NOT_CAUSAL).any()
+    assert said["says"].str.contains(r"^[+-]\d\.\d{4} ± \d\.\d{4} to .*, paired by seed$").all()
+    assert training_load_cv.chart(trained).marks["y"].notna().all()
+    none = trained.assign(bits_per_byte=float("nan"), load_cv=float("nan"))
+    assert "none of" in training_curves.chart(none).reason and "none of" in training_load_cv.chart(none).reason
 
 
 def test_figure_command(trained: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_backward_apart():
 def test_what_the_page_is_given():
     """Marks by column with ids of rows; no number that JSON lacks; the colours of both pages, and one shape per implementation everywhere."""
     rows = [ran("gate", "cute", 2.0, cell="a", tokens=64), ran("gate", "torch", math.pi, cell="a", tokens=64) | {"ci_low_us": None}]  # fmt: skip
-    sources = {"decode": "measurements", "backward": "measurements", "bandwidth": "measurements", "loss_seconds": "quality"}  # fmt: skip
+    sources = {"decode": "measurements", "backward": "measurements", "load_cv": "measurements", "loss_seconds": "quality"}  # fmt: skip
     found = charts.charts({"measurements": frame(*rows), "quality": None}, sources)
     assert list(found) == ["decode"], (
         "nothing of figures without marks, without a table, or that the page does not draw"

@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from moe_routing_bench.figures import grouping, style
+from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 
 FEW_SIZES = 2
 TITLE = "Bandwidth per stage: compulsory bytes over time"
@@ -46,6 +47,31 @@ def draw(table: pd.DataFrame) -> Figure:
         )
     note = "one point or bar per row; in a panel, " + grouping.differing(rows, "rows", by=["bench", "implementation"])
     return style.finish(figure, TITLE, rows, note)
+
+
+def chart(table: pd.DataFrame) -> Chart:
+    """A point per row, with the interval of its time, in a panel per bench that only moves data; dashed: the median copy of all of them."""
+    benches = grouping.moving(table)
+    rows = style.ok(table, *benches) if benches else table.iloc[:0]
+    rows = rows[rows["gb_per_s"].notna() & (rows["compulsory_bytes"] > 0)]
+    far = not rows.empty and _far_below(rows)
+    scales = (
+        Scale("compulsory bytes of a call (MB)", "log"),
+        Scale("GB/s of compulsory bytes", "log" if far else "linear"),
+    )
+    if rows.empty:
+        return nothing("points", *scales, rows, style.why(table, *benches))
+    labels = grouping.labels(rows)
+    records = [
+        {"panel": one["bench"], "series": one["implementation"], "x": one["compulsory_bytes"] / 1e6, "y": one["gb_per_s"], "low": low, "high": high, "says": says} | row(one)
+        for bench in benches
+        for _, one in rows[rows["bench"] == bench].iterrows()
+        for low, high in [(one["compulsory_bytes"] / one[end] / 1e3 for end in ("ci_high_us", "ci_low_us"))]
+        for says in [f"{labels[one.name]}, {one['share_of_copy']:.0%} of the copy"]
+    ]  # fmt: skip
+    copy = rows["copy_gb_per_s"].median()
+    tints = {name: style.color(name) for name in style.ordered(rows["implementation"])}
+    return Chart("points", *scales, marks(records), tints, rows, None if np.isnan(copy) else float(copy))
 
 
 def _rates(group: pd.DataFrame) -> list[np.ndarray]:

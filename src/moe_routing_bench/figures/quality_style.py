@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from scipy.optimize import isotonic_regression
 
 from moe_routing_bench.figures import colors, style
+from moe_routing_bench.figures.chart import Chart, Scale, marks
 from moe_routing_bench.figures.quality_rows import NOT_CAUSAL, interval, ordered, over_tokens
 from moe_routing_bench.grid.run_spec import DENSE
 from moe_routing_bench.routers.zoo import ZOO
@@ -47,6 +48,17 @@ def curves(axes: Axes, rows: pd.DataFrame, column: str, least: float = -np.inf, 
     frame(axes, y=means, least=least)
     axes.set_xlabel("bytes trained on (millions)")
     label(axes, ends)
+
+
+def lines(contested: Sequence[tuple[str, pd.DataFrame]], column: str, x: Scale, y: Scale) -> Chart:
+    """A chart of `column` over the bytes trained on (millions): a line per contestant through its means over seeds, with 95 % intervals."""
+    records, tints = [], {}
+    for title, rows in contested:
+        for name, group in ordered(rows):
+            tints[name] = color(group["router"].iloc[0])
+            points = zip(*over_tokens(group, column), strict=True)
+            records += [{"panel": title, "series": name, "x": at, "y": mean, "low": mean - half, "high": mean + half} for at, mean, half in points]  # fmt: skip
+    return Chart("lines", x, y, marks(records), tints, pd.concat(rows for _, rows in contested))
 
 
 def color(router: str) -> str:

@@ -7,6 +7,10 @@ from matplotlib.figure import Figure
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import grouping, style
+from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
+
+ROOF = "roof"
+_SCALES = Scale("arithmetic intensity (FLOP / compulsory byte)", "log"), Scale("achieved TFLOP/s", "log")
 
 
 def draw(table: pd.DataFrame) -> Figure:
@@ -26,6 +30,37 @@ def draw(table: pd.DataFrame) -> Figure:
     return style.finish(
         figure, "Roofline: against the ceilings measured in the same processes", rows, note if parts else ""
     )
+
+
+def chart(table: pd.DataFrame) -> Chart:
+    """A point per row with FLOPs, with the interval of its time, in a panel per bench under the medians of its ceilings."""
+    rows = style.ok(table)
+    rows = rows[(rows["flops"] > 0) & (rows["compulsory_bytes"] > 0) & rows["tflops"].notna()]
+    if rows.empty:
+        return nothing("lines", *_SCALES, rows, "no row with FLOPs is ok")
+    labels = grouping.labels(rows)
+    records = []
+    for bench in [name for name in BENCHES if name in set(rows["bench"])]:
+        mine = rows[rows["bench"] == bench]
+        records += _roof(bench, mine)
+        for _, one in mine.iterrows():
+            low, high = (one["flops"] / one[end] / 1e6 for end in ("ci_high_us", "ci_low_us"))
+            alone = f"{one['bench']} {one['cell']}"  # a line through one point is none
+            records.append({"panel": bench, "series": one["implementation"], "x": one["flops"] / one["compulsory_bytes"], "y": one["tflops"], "low": low, "high": high, "says": labels[one.name], "join": alone} | row(one))  # fmt: skip
+    tints = {name: style.color(name) for name in style.ordered(rows["implementation"])}
+    return Chart("lines", *_SCALES, marks(records), tints | {ROOF: "#000000"}, rows)
+
+
+def _roof(bench: str, rows: pd.DataFrame) -> list[dict[str, object]]:
+    """The roof over a bench's rows as three points: below the least intensity, where the ceilings meet, above the most. None without ceilings."""
+    bandwidth, peak = rows["copy_gb_per_s"].median(), rows["peak_tflops"].median()
+    if not (bandwidth > 0 and peak > 0):
+        return []
+    x = (rows["flops"] / rows["compulsory_bytes"]).astype(float)
+    ridge = 1e3 * peak / bandwidth
+    says = f"copy {bandwidth:,.0f} GB/s, bf16 matmul {peak:,.3g} TFLOP/s"
+    ends = sorted({min(x.min() / 2, ridge), ridge, max(x.max() * 2, ridge)})
+    return [{"panel": bench, "series": ROOF, "x": one, "y": min(one * bandwidth / 1e3, peak), "says": says, "join": ROOF} for one in ends]  # fmt: skip
 
 
 def _roofs(axes: Axes, rows: pd.DataFrame) -> None:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from moe_routing_bench.figures import (
     backward,
+    bandwidth,
     capacity_bits,
     colors,
     crossover,
@@ -18,8 +19,11 @@ from moe_routing_bench.figures import (
     over_tokens,
     padding,
     quality_pareto,
+    roofline,
     speedup,
     stage_share,
+    training_curves,
+    training_load_cv,
     verdict_matrix,
 )
 from moe_routing_bench.figures.chart import Chart
@@ -29,8 +33,8 @@ from moe_routing_bench.report.rows import packed, row_id
 CHARTS: Mapping[str, Callable[[pd.DataFrame], Chart]] = {
     one.__name__.rpartition(".")[2]: one.chart
     for one in (
-        over_tokens, crossover, decode, limits, verdict_matrix, padding, backward, stage_share, speedup,
-        quality_pareto, loss_seconds, capacity_bits,
+        bandwidth, over_tokens, crossover, decode, limits, verdict_matrix, padding, backward, stage_share, speedup, roofline,
+        quality_pareto, loss_seconds, capacity_bits, training_curves, training_load_cv,
     )
 }  # fmt: skip
 LIBRARY = resources.files("moe_routing_bench.report").joinpath("vendor/plot.js")
