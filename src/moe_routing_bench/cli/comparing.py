@@ -48,6 +48,23 @@ def compare(
         raise typer.Exit(1)
 
 
+def history(
+    runs: Annotated[list[str], typer.Argument(metavar="A B...", help=f"Runs of one platform, oldest first; the last is today's. {_RUN}")],
+    html: Annotated[Path, typer.Option(help="The page to write; the report links compare-*.html beside it")],
+    across: Annotated[bool, typer.Option("--across", help="Take runs of different devices all the same")] = False,
+) -> None:  # fmt: skip
+    """Show the rows of a run over earlier runs: their times then, and how much faster they are now, beyond noise and drift."""
+    if len(runs) < 2 or len(set(runs)) < len(runs):
+        raise bad("runs", ", ".join(runs), "two or more, each once")
+    files.check_writable(html)
+    *earlier, last = runs
+    found = importlib.import_module("moe_routing_bench.comparison.history").history(
+        {name: _table(name) for name in earlier}, _table(last), across
+    )
+    importlib.import_module("moe_routing_bench.report.histories").render(found, earlier, last, html)
+    print(f"wrote {html}: {len(found)} rows of {last} that an earlier run timed, too")
+
+
 def _share(text: str) -> float:
     """A share of a time: 3% or 3 is 0.03."""
     found = _PERCENT.fullmatch(text.strip())

@@ -56,6 +56,7 @@ for _name, _command in {
     "time-training": training.time_training,
     "collect-quality": training_results.collect,
     "compare": comparing.compare,
+    "history": comparing.history,
     "claims": claiming.claims,
     "choices": choosing.choices,
     "accuracy": quantising.accuracy,
