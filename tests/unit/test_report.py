@@ -89,10 +89,10 @@ def test_figures_without_data_are_named_not_shown(panels, tmp_path):
     for one, panel in zip(axes, panels, strict=True):
         style.empty(one, "none was measured") if panel == "nothing" else one.plot([1, 2])
     figure.savefig(tmp_path / "a.svg")
-    render(FEW, {"bandwidth": tmp_path / "a.svg"}, tmp_path / "index.html")
+    render(FEW, {"load_cv": tmp_path / "a.svg"}, tmp_path / "index.html")
     page = (tmp_path / "index.html").read_text()
-    assert ('id="figure-bandwidth"' in page) is ("data" in panels)
-    assert (f'<p id="undrawn">No rows for: {FIGURES["bandwidth"].title}.</p>' in page) is ("data" not in panels)
+    assert ('id="figure-load_cv"' in page) is ("data" in panels)
+    assert (f'<p id="undrawn">No rows for: {FIGURES["load_cv"].title}.</p>' in page) is ("data" not in panels)
 
 
 def test_small_svg_keeps_scales():
