@@ -1,6 +1,7 @@
 """The command line with implementations of other packages: the example's, installed or in the working directory, and broken ones."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -66,6 +67,11 @@ def test_a_broken_kernel_is_a_row_with_its_file_and_line(tmp_path):
     (tmp_path / "own.py").write_text(f"import nowhere\n{OWN}")
     done = bench(tmp_path, "doctor", "--plugin", "own", check=False)
     assert done.returncode == 1 and "own:OWN: No module named 'nowhere'" in done.stdout
+    text = (tmp_path / "own.py").read_text()
+    peer = 'peer=Peer(module="nowhere", distribution="nowhere", install="pip install nowhere"), '
+    (tmp_path / "own.py").write_text(text.replace("Plugin(", f"Plugin({peer}", 1))
+    done = bench(tmp_path, "doctor", "--plugin", "own", check=False)
+    assert re.search(r"plugin +- +own:OWN: nowhere is not installed; pip install nowhere", done.stdout)
 
 
 def test_what_does_not_fit_ends_with_one_line(tmp_path):

@@ -122,7 +122,11 @@ def _check_plugins(asked: list[str]) -> list[tuple[str, bool | None, str]]:
     ]
 
 
-def _check_plugin(one: Plugin) -> tuple[str, bool, str]:
+def _check_plugin(one: Plugin) -> tuple[str, bool | None, str]:
+    """Whether its modules can be imported; not asked where it says itself that they need what is not installed."""
+    needs = tuple(name for name in one.requires if name != "cuda")  # what imports without a GPU, too
+    if reason := platforms.missing(needs, platforms.current(), one.peer):
+        return "plugin", None, f"{one.reference}: {reason}"
     try:
         for module in one.own_modules():
             importlib.import_module(module)
