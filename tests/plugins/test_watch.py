@@ -75,6 +75,7 @@ def watching(tmp_path: Path, own_server: Path) -> Iterator[Watching]:
 def test_every_edit_is_measured_until_an_interrupt(watching: Watching) -> None:
     """Against the rival and the last version that was right; what is wrong or cannot be parsed says so."""
     assert re.search(r"^watching bmm_combine.py and \d+ files of moe_routing_bench; Ctrl-C", watching.said("watching "))
+    assert watching.said("first round") == "the first round takes longest: it has torch"
     first = watching.said("round 1,")
     assert re.search(
         r"own_bmm: right, [\d.]+ us \[\S+, \S+\]; \d+% of the limit; [\d.]+x torch \((faster|slower|undecided|same)\); round",

@@ -46,7 +46,7 @@ def test_without_its_time_the_baseline_is_no_way() -> None:
 def test_the_baseline_is_measured_for_a_compiled_rival_that_is_asked_for_alone() -> None:
     found = rivals(("torch_compile",))
     assert found.beside == ["torch_compile", "torch"]
-    assert rivals(("triton",)).beside == ["triton"]
+    assert rivals(("triton",)).beside == ["triton"] and rivals(("torch_compile",), "torch").beside == ["torch_compile"]
 
 
 def test_any_other_rival_is_measured_in_every_round() -> None:

@@ -21,10 +21,10 @@ class Rivals:
         """`mine` are those that are being written, `names` the rivals."""
         self._bench, self._mine = bench, set(mine)
         self._names = [name for name in names if name not in self._mine]
-        compiled = any(self._compiled(name) for name in self._names)
-        self.beside = list(
-            dict.fromkeys([*self._names, *([bench.baseline] if compiled else [])])
-        )  # the next round has them
+        # The next round has these.
+        self.beside: list[str] = self._names.copy()
+        if any(self._compiled(name) for name in self._names) and bench.baseline not in self._mine.union(self._names):
+            self.beside.append(bench.baseline)
         self._kept: tuple[Row, Row] | None = None  # of the first round: the fastest rival, and the baseline
 
     def choose(self, rows: Mapping[str, Row]) -> None:

@@ -83,10 +83,9 @@ class _Watch:
 
     def run(self) -> None:
         """Measure, and again after every edit; never returns."""
-        print(
-            f"{self._job.cell.bench} {self._job.cell.key}\nwatching {_names(self._sources.files)}; Ctrl-C ends",
-            flush=True,
-        )
+        cell, files = self._job.cell, self._sources.files
+        print(f"{cell.bench} {cell.key}\nwatching {_names(files)}; Ctrl-C ends")
+        print(f"the first round takes longest: it has {', '.join(self._rivals.beside) or 'no rival'}", flush=True)
         with tempfile.TemporaryDirectory(prefix="watch-") as folder:
             while True:
                 self._measured(Path(folder))
