@@ -1,5 +1,6 @@
 """One look for all figures: colours by implementation, a footer that says where the numbers come from, saving."""
 
+import io
 import textwrap
 import zlib
 from pathlib import Path
@@ -14,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from PIL import Image
 
 from moe_routing_bench.benches.layer.sharing import STAGE as SHARED
 from moe_routing_bench.benches.registry import BENCHES
@@ -181,4 +183,9 @@ def stages(value: Any) -> dict[str, float]:
 def save(figure: Figure, svg: Path, png: Path) -> None:
     """Write both formats; equal numbers give equal files."""
     figure.savefig(svg, format="svg", metadata={"Date": None})
-    figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
+    with io.BytesIO() as drawn:
+        figure.savefig(drawn, format="png", dpi=150, metadata={"Software": None})
+        # 256 colours are enough for lines and letters, and a third of the bytes: published pictures are kept in the repository
+        Image.open(drawn).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            png, format="png", optimize=True
+        )
