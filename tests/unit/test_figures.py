@@ -17,6 +17,8 @@ FULL = rows()
 FITTED: dict[str, dict] = {
     "decode": {"tokens": 64},
     "verdict_matrix": {"best_verdict": "faster", "best_speedup": 1.1},
+    "formats": {"weights": ["bf16", "int4_g128"]},
+    "format_limits": {"weights": ["bf16", "int4_g128"], "share_of_roofline": 0.5},
     "padding": {"layout": ["compact", "padded"]},
 }
 
@@ -48,6 +50,8 @@ def test_draws(name, full):
     assert "no data" not in full[name][1]
     if name == "limits":  # of which a CPU has none
         assert "no data: no row has a floor" in draw(name, rows(gpu=False))[1]
+    elif name == "format_limits":
+        assert "on a CPU none is one" in draw(name, rows(gpu=False))[1]
     else:
         assert "only ratios are meaningful" in draw(name, fitted(name, rows(gpu=False)))[1]
     assert "no data: " in draw(name, rows(status="crashed"))[1]
@@ -171,7 +175,8 @@ def with_others():
     return pd.concat(tables, ignore_index=True)
 
 
-@pytest.mark.parametrize("name", [name for name in MEASURED if name != "load_cv"])  # whose loads no format changes
+# No format changes the loads of load_cv; formats and format_limits are of nothing but formats.
+@pytest.mark.parametrize("name", [name for name in MEASURED if name not in ("load_cv", "formats", "format_limits")])
 def test_rows_that_differ_in_a_format_are_labelled_or_said_to_be_pooled(name, full):
     """Whatever the figure: the name of the axis, or its value as keys spell it, is in the picture."""
     text = draw(name, fitted(name, with_others()))[1]

@@ -12,7 +12,7 @@ SIZES = {"tokens": 64, "hidden": 512, "intermediate": 256, "experts": 4, "top_k"
 def row(weights, drawn="normal", implementation=None, status=None, error=None, snr=20.0, **more):
     return SIZES | {
         "weights": weights, "activations": "bf16", "drawn": drawn, "implementation": implementation, "status": status,
-        "reason": None, "weight_snr_db": snr, "output_snr_db": snr and snr - 5, "output_cosine": 0.987654, "kernel_error": error, "tolerance": 0.01,
+        "reason": None, "weight_snr_db": snr, "output_snr_db": snr and snr - 5, "output_cosine": 0.987654, "of_bound": None if snr is None else 10 / snr, "kernel_error": error, "tolerance": 0.01,
     } | more  # fmt: skip
 
 
@@ -27,6 +27,7 @@ MATRIX = pd.DataFrame([
 def test_lines_say_what_is_lost_and_what_is_right():
     plain, int4 = accuracy.lines(MATRIX)
     assert (plain.weights, plain.right, plain.most, plain.wrong) == ("bf16", "–", "–", [])
+    assert (plain.bound, int4.bound) == ("–", "91%"), "the largest of all kinds of weights"
     assert plain.costs == [("exact", "exact", "0.98765"), ("–", "–", "–")]
     assert int4.costs == [("20.0", "15.0", "0.98765"), ("11.0", "6.0", "0.98765")]
     assert (int4.right, int4.most) == ("2 of 3", "40%")

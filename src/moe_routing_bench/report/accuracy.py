@@ -9,12 +9,14 @@ DRAWN = {"normal": "normal weights", "outliers": "weights with outliers"}
 
 @dataclass(frozen=True)
 class Line:
-    """A format beside activations: per kind of weights the SNR of weights and of results, both in dB, and the cosine of results; and of
+    """A format beside activations: per kind of weights the SNR of weights and of results, both in dB, and the cosine of results; the
+    largest error of a weight over the bound that its format promises; and of
     kernels how many are right, the largest share of the limit that one takes, and what is wrong with others."""
 
     weights: str
     activations: str
     costs: list[tuple[str, str, str]]
+    bound: str
     right: str
     most: str
     wrong: list[str]
@@ -33,7 +35,9 @@ def lines(table: pd.DataFrame) -> list[Line]:
         most = f"{share.max():.0%}" if len(share) else "–"
         wrong = tried[~right]
         said = [f"{one.implementation} is {one.status}: {one.reason}" for one in wrong.itertuples()]
-        found.append(Line(weights, activations, costs, counted, most, list(dict.fromkeys(said))))
+        largest = rows["of_bound"].max()
+        bound = "–" if pd.isna(largest) else f"{largest:.0%}"
+        found.append(Line(weights, activations, costs, bound, counted, most, list(dict.fromkeys(said))))
     return found
 
 

@@ -14,6 +14,8 @@ from moe_routing_bench.figures import (
     colors,
     crossover,
     decode,
+    format_limits,
+    formats,
     limits,
     loss_seconds,
     over_tokens,
@@ -33,7 +35,7 @@ from moe_routing_bench.report.rows import packed, row_id
 CHARTS: Mapping[str, Callable[[pd.DataFrame], Chart]] = {
     one.__name__.rpartition(".")[2]: one.chart
     for one in (
-        bandwidth, over_tokens, crossover, decode, limits, verdict_matrix, padding, backward, stage_share, speedup, roofline,
+        bandwidth, over_tokens, crossover, formats, format_limits, decode, limits, verdict_matrix, padding, backward, stage_share, speedup, roofline,
         quality_pareto, loss_seconds, capacity_bits, training_curves, training_load_cv,
     )
 }  # fmt: skip

@@ -17,7 +17,7 @@ from moe_routing_bench.figures import FIGURES, NOTHING
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
-from moe_routing_bench.report import accuracy, altered, page, predecessor, quality, verdicts
+from moe_routing_bench.report import accuracy, altered, format_bars, page, predecessor, quality, quantised, verdicts
 from moe_routing_bench.report.answers import answers
 from moe_routing_bench.report.charts import charts, library
 from moe_routing_bench.report.choices import choices
@@ -77,6 +77,7 @@ def render(
         quality=None
         if trained is None
         else _quality(trained, adapted, [one for one in drawn if one[0].source != "measurements"]),
+        quantised=_quantised(frame, matrix),
         accuracy=None if matrix is None or matrix.empty else _accuracy(matrix),
         charts=plotted,
         drawings={f"figure-{entry.name}" for entry, _ in drawn},
@@ -102,6 +103,12 @@ def _quality(
         "contests": quality.contests(trained), "source": predecessor.SOURCE, "verdicts": verdicts.verdicts(trained, adapted),
         "adaptations": [] if adapted is None else quality.adaptations(adapted), "altered": altered.costs(trained),
     }  # fmt: skip
+
+
+def _quantised(frame: pd.DataFrame, matrix: pd.DataFrame | None) -> dict[str, object] | None:
+    """What the section on formats of weights shows; None where none was measured."""
+    lines = quantised.lines(frame, matrix)
+    return {"lines": lines, "bars": format_bars.bars(frame)} if lines else None
 
 
 def _accuracy(matrix: pd.DataFrame) -> dict[str, object]:

@@ -1,0 +1,30 @@
+"""How near the fastest implementation of ours with weights of each format comes to the ceiling that binds, against the number of tokens."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from moe_routing_bench.figures import format_rows, plain
+from moe_routing_bench.figures.chart import Chart, Scale, nothing
+from moe_routing_bench.figures.formats import NONE
+
+TITLE = "Share of the ceiling that binds, by format of the weights"
+_SCALES = Scale("tokens", "log"), Scale("% of the ceiling")
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """A panel per shape."""
+    return plain.draw(chart(table), TITLE)
+
+
+def chart(table: pd.DataFrame) -> Chart:
+    """A line per format; the ceiling is the copy bandwidth over what has to be moved, or the products' rate in that format."""
+    rows = format_rows.beside_quantised(table)
+    rows = format_rows.fastest(rows[rows["ours"].astype(bool)])
+    rows = rows[rows["share_of_roofline"].notna()]
+    if rows.empty:
+        return nothing("lines", *_SCALES, rows, f"{NONE} and a ceiling (on a CPU none is one)")
+    percent = 100 * rows["share_of_roofline"].astype(float)
+    ends = {"low": "ci_high_us", "high": "ci_low_us"}
+    shares = pd.DataFrame({"y": percent} | {end: percent * rows["median_us"] / rows[us] for end, us in ends.items()})
+    marked = format_rows.lines(rows, shares)
+    return Chart("lines", *_SCALES, marked, format_rows.tints(rows), rows, 100.0)

@@ -1,0 +1,52 @@
+"""Rows of layers and experts by the format of their weights: what is compared where some of them are quantised."""
+
+import pandas as pd
+
+from moe_routing_bench.benches.layer.auto import AUTO
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.figures import colors, grouping, style
+from moe_routing_bench.figures.chart import marks, row
+from moe_routing_bench.formats.weights import NAMES, WEIGHTS
+
+READING = grouping.reading("weights")  # benches
+OURS = {name: {one.name for one in BENCHES[name].implementations if not one.peer} - {AUTO} for name in READING}
+_PARTS = ("tokens", "weights", "packed", "phase")  # of a cell, by which rows of one shape differ
+
+
+def beside_quantised(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a time of every shape that was measured with quantised weights, plain ones included.
+
+    With `shape`, bench and shape in words; `format`, that of the weights, and of the rows where it is another than the activations';
+    `ours`, whether it needs no package of somebody else; and `card`.
+    """
+    rows = style.ok(table, *READING)
+    if rows.empty:
+        return rows.assign(shape="", format="", ours=False, card="")
+    shape = rows["bench"] + ": " + grouping.labels(rows, but=_PARTS)
+    other = rows["packed"].notna() & (rows["packed"] != rows["dtype"])
+    form = rows["weights"].where(~other, rows["weights"] + " x " + rows["packed"].fillna(""))
+    ours = [name in OURS[bench] for bench, name in zip(rows["bench"], rows["implementation"], strict=True)]
+    found = rows.assign(shape=shape, format=form, ours=ours, card=grouping.card(rows))
+    return found[found["shape"].isin(found.loc[found["weights"].isin(WEIGHTS), "shape"])]
+
+
+def fastest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of rows as `beside_quantised` gives them, the fastest of each shape, number of tokens, format and card, in this order."""
+    ordered = rows.assign(place=rows["weights"].map(NAMES.index)).sort_values(
+        ["shape", "tokens", "place", "format", "median_us"], kind="stable"
+    )
+    return ordered.drop_duplicates(["shape", "tokens", "format", "card"])
+
+
+def lines(rows: pd.DataFrame, values: pd.DataFrame) -> pd.DataFrame:
+    """Marks of a line per format through rows, in a panel per shape: `values` (y, low, high) over tokens."""
+    return marks([
+        {"panel": one["shape"], "series": one["format"], "x": one["tokens"], "join": one["card"], "says": one["implementation"]}
+        | values.loc[i].to_dict() | row(one)
+        for i, one in rows.iterrows()
+    ])  # fmt: skip
+
+
+def tints(rows: pd.DataFrame) -> dict[str, str]:
+    """A colour for each format, in the order of their table."""
+    return colors.assigned(rows.sort_values("place", kind="stable")["format"].unique())

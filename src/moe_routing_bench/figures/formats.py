@@ -1,0 +1,26 @@
+"""Time of the fastest implementation of ours with weights of each format, against the number of tokens: where formats overtake each other."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from moe_routing_bench.figures import format_rows, plain
+from moe_routing_bench.figures.chart import Chart, Scale, nothing
+
+TITLE = "Time by format of the weights"
+NONE = "no experts or layer with quantised weights has a time"
+_SCALES = Scale("tokens", "log"), Scale("median time (µs)", "log")
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """A panel per shape."""
+    return plain.draw(chart(table), TITLE)
+
+
+def chart(table: pd.DataFrame) -> Chart:
+    """A line per format, unquantised weights among them, through the rows of one card."""
+    rows = format_rows.beside_quantised(table)
+    rows = format_rows.fastest(rows[rows["ours"].astype(bool)])
+    if rows.empty:
+        return nothing("lines", *_SCALES, rows, NONE)
+    times = rows[["median_us", "ci_low_us", "ci_high_us"]].set_axis(["y", "low", "high"], axis=1)
+    return Chart("lines", *_SCALES, format_rows.lines(rows, times), format_rows.tints(rows), rows)

@@ -1,0 +1,117 @@
+"""What the report says of experts and layers with quantised weights: a line per shape, number of tokens and format. Pure functions; no torch."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from moe_routing_bench.figures import format_rows
+from moe_routing_bench.quantities import us
+from moe_routing_bench.report.seeds.tables import ABSENT, number
+
+
+@dataclass(frozen=True)
+class Line:
+    """The fastest row of ours of a shape with weights of one format, in words, beside what it is held against.
+
+    `moved` is what has to be moved, `copy` and `ceiling` the shares of the copy bandwidth and of the ceiling that binds. `error` is the
+    relative L2 error over its limit. `speedup` is over the baseline of the cell, `plain` over the fastest of ours with unquantised
+    weights, `peer` over the fastest package of somebody else. `frontier`: no other format is at least as fast and loses less.
+    """
+
+    shape: str
+    tokens: int
+    form: str
+    implementation: str
+    time: str
+    moved: str
+    copy: str
+    ceiling: str
+    error: str
+    speedup: str
+    plain: str
+    peer: str
+    loses: str
+    frontier: str
+
+
+def lines(table: pd.DataFrame, matrix: pd.DataFrame | None = None) -> list[Line]:
+    """The lines, by shape and tokens, formats in the order of their table; none where nothing quantised has a time.
+
+    With `matrix`, rows of `store.accuracy`, each says what its format loses in results of normal weights.
+    """
+    rows = format_rows.beside_quantised(table)
+    ours = format_rows.fastest(rows[rows["ours"].astype(bool)])
+    losses = _losses(matrix)
+    found = []
+    for _, group in ours.groupby(["shape", "tokens", "card"], sort=False):
+        best = _frontier(group, losses)
+        found += [_line(one, rows, group, losses, best) for _, one in group.iterrows()]
+    return found
+
+
+def _line(
+    one: pd.Series, rows: pd.DataFrame, group: pd.DataFrame, losses: Mapping[tuple[str, str], float], best: set[str]
+) -> Line:
+    same = rows["shape"].eq(one["shape"]) & rows["tokens"].eq(one["tokens"]) & rows["card"].eq(one["card"])
+    peers = rows[same & rows["format"].eq(one["format"]) & ~rows["ours"].astype(bool)]
+    plain = group.loc[group["weights"] == group["dtype"], "median_us"].min()
+    loses = losses.get(_formats(one))
+    return Line(
+        shape=one["shape"],
+        tokens=int(one["tokens"]),
+        form=one["format"],
+        implementation=one["implementation"],
+        time=us(one["median_us"]),
+        moved=f"{one['compulsory_bytes'] / 1e6:,.4g} MB" if one["compulsory_bytes"] > 0 else ABSENT,
+        copy=_percent(one["share_of_copy"]),
+        ceiling=_percent(one["share_of_roofline"]),
+        error=_percent(one["rel_l2_error"] / one["tolerance"]),
+        speedup=f"{one['speedup']:.2f}x {one['baseline']}" if one["speedup"] > 0 else ABSENT,
+        plain=ABSENT if one["weights"] == one["dtype"] else number(plain / one["median_us"], "x"),
+        peer=_against(peers, one["median_us"]),
+        loses=ABSENT if loses is None else f"{loses:.1f} dB",
+        frontier="yes" if one["format"] in best else "" if losses else ABSENT,
+    )
+
+
+def _percent(share: Any) -> str:
+    return ABSENT if pd.isna(share) else f"{share:.0%}"
+
+
+def _against(peers: pd.DataFrame, time: float) -> str:
+    """How many times as long the fastest peer takes, and its name."""
+    if peers.empty:
+        return ABSENT
+    first = peers.loc[peers["median_us"].idxmin()]
+    return f"{first['median_us'] / time:.2f}x {first['implementation']}"
+
+
+def _losses(matrix: pd.DataFrame | None) -> dict[tuple[str, str], float]:
+    """Signal-to-noise ratio in dB of results with weights of a format beside activations; unquantised ones lose nothing."""
+    if matrix is None or matrix.empty:
+        return {}
+    known = matrix[(matrix["drawn"] == "normal") & matrix["output_snr_db"].notna()]
+    pairs = zip(known["weights"], known["activations"], known["output_snr_db"], strict=True)
+    return {(weights, activations): float(snr) for weights, activations, snr in pairs}
+
+
+def _formats(one: pd.Series) -> tuple[str, str]:
+    """The formats of weights and activations, of quantised rows theirs, as the rows of `store.accuracy` name them."""
+    return one["weights"], one["dtype"] if one["weights"] == one["format"] else one["packed"]
+
+
+def _frontier(group: pd.DataFrame, losses: Mapping[tuple[str, str], float]) -> set[str]:
+    """The formats of one shape and number of tokens than which none is at least as fast and as exact, and better in one."""
+    known: dict[str, tuple[float, float]] = {}
+    for _, one in group.iterrows() if losses else ():
+        snr = math.inf if one["format"] == one["dtype"] else losses.get(_formats(one))
+        if snr is not None:
+            known[one["format"]] = (float(one["median_us"]), snr)
+    return {
+        name
+        for name, (time, snr) in known.items()
+        if not any(other <= time and more >= snr and (other, more) != (time, snr) for other, more in known.values())
+    }

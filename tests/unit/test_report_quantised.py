@@ -1,0 +1,54 @@
+"""The section of the report on formats of weights: its lines, its bars, and who is on the frontier."""
+
+import pandas as pd
+import pytest
+from rows import frame, one
+
+from moe_routing_bench.figures import format_limits, formats
+from moe_routing_bench.report import format_bars, quantised
+from moe_routing_bench.report.targets import PLATFORM
+
+SHAPE = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "dtype": "bf16", "packed": "bf16", "platform": PLATFORM}  # fmt: skip
+
+
+def row(name: str, us: float, weights: str = "int4_g128", tokens: int = 8, bench: str = "experts", **values: object):
+    known = {"median_us": us, "ci_low_us": us, "ci_high_us": us, "rel_l2_error": 1e-3, "tolerance": 4e-3, "compulsory_bytes": 126_000_000}  # fmt: skip
+    return one(bench, name, **SHAPE, **known, weights=weights, tokens=tokens, **values)
+
+
+ROWS = [
+    row("cute", 120.0, "bf16"), row("dequant", 90.0), row("cute_quantised", 45.0, share_of_copy=0.66, share_of_roofline=0.66, speedup=2.0, baseline="dequant"),
+    row("marlin", 60.0), row("cute_quantised", 50.0, "int8_g128"),
+]  # fmt: skip
+
+
+def test_a_line_per_format_beside_unquantised_weights() -> None:
+    plain, int8, int4 = quantised.lines(frame(*ROWS))
+    assert (plain.form, plain.plain, plain.frontier) == ("bf16", "–", "–")
+    assert (int4.implementation, int4.moved, int4.copy, int4.error) == ("cute_quantised", "126 MB", "66%", "25%")
+    assert (int4.speedup, int4.plain, int4.peer) == ("2.00x dequant", "2.667x", "1.33x marlin")
+    assert (int8.form, int8.peer) == ("int8_g128", "–")
+    assert quantised.lines(frame(ROWS[0])) == []
+
+
+def test_the_frontier_is_of_what_is_faster_or_more_exact() -> None:
+    """int8 is slower than int4 and, by these numbers, loses more."""
+    known = {"int4_g128": 20.0, "int8_g128": 15.0}
+    matrix = pd.DataFrame([{"weights": w, "activations": "bf16", "drawn": "normal", "output_snr_db": s} for w, s in known.items()])  # fmt: skip
+    assert [(line.form, line.loses, line.frontier) for line in quantised.lines(frame(*ROWS), matrix)] == [
+        ("bf16", "–", "yes"), ("int8_g128", "15.0 dB", ""), ("int4_g128", "20.0 dB", "yes")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("slow", "met"), [(90.0, True), (89.0, False)])
+def test_bars(slow, met) -> None:
+    rows = [row("dequant", slow), *ROWS[2:4], row("cute", 850.0, "bf16", 16384, "layer"), row("cute_quantised", 1000.0, tokens=16384, bench="layer")]  # fmt: skip
+    never, mean, decode, peer, prefill = format_bars.bars(frame(*rows))
+    assert (never.met, mean.met, decode.met, peer.met, prefill.met) == (True, met, True, True, True)
+    assert decode.bar == "≥ 65% of copy" and peer.what.startswith("int4_g128")
+    assert format_bars.bars(frame(*(one | {"platform": "cpu"} for one in rows))) == []
+
+
+def test_figures_have_a_line_per_format() -> None:
+    """Of the fastest of ours; the share is known of one row."""
+    assert list(formats.chart(frame(*ROWS)).marks["series"]) == ["bf16", "int8_g128", "int4_g128"]
+    assert list(format_limits.chart(frame(*ROWS)).marks["y"]) == [66.0]
