@@ -34,8 +34,8 @@ MAY_IMPORT = {
     "traces": "errors kernels workload store measure",
     "quality": "errors files formats closure routers grid config store measure",
     "comparison": "errors quantities formats choices benches config measure",
-    "figures": "errors quantities routers grid benches config store quality comparison",
-    "report": "errors quantities files routers grid choices benches config store quality comparison figures",
+    "figures": "errors quantities formats routers grid benches config store quality comparison",
+    "report": "errors quantities files formats routers grid choices benches config store quality comparison figures",
     "cli": "errors quantities declarations fields files formats closure routers grid kernels choices benches config store measure traces quality comparison figures report",
 }
 MAY_IMPORT_TORCH = {"formats", "routers", "kernels", "ops", "workload", "benches", "measure", "traces", "quality"}

@@ -32,7 +32,7 @@ def composed(rows: pd.DataFrame) -> pd.DataFrame:
 
 def card(rows: pd.DataFrame) -> pd.Series:
     """What each row was measured on: the UUID of its GPU, or without one its host."""
-    return rows["gpu_uuid"].fillna("host " + rows["host"].fillna("unknown").astype(str))
+    return rows["gpu_uuid"].astype(object).fillna("host " + rows["host"].fillna("unknown").astype(str))
 
 
 def pooled(rows: pd.DataFrame, by: Sequence[str] = (), but: Iterable[str] = ()) -> list[str]:
