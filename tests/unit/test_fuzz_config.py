@@ -102,11 +102,11 @@ def judged(found):
         assert taken < 5, f"{taken:.1f} s"
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_random_changes(part, monkeypatch):
     monkeypatch.chdir(ROOT)
     chance, refused = random.Random(part), 0
-    for _ in range(COUNT // 4):
+    for _ in range(COUNT // 2):
         name = chance.choice(list(SHIPPED))
         found = changed(SHIPPED[name], chance)
         try:
@@ -114,7 +114,7 @@ def test_random_changes(part, monkeypatch):
         except Exception as error:
             text = yaml.safe_dump(found, width=200)
             raise AssertionError(f"{name}: {type(error).__name__}: {str(error)[:300]}\n{text[:3000]}") from error
-    assert 0.3 * COUNT // 4 < refused < COUNT // 4, "some are accepted"
+    assert 0.3 * COUNT // 2 < refused < COUNT // 2, "some are accepted"
 
 
 @pytest.mark.parametrize(("found", "words"), CORPUS)
