@@ -177,7 +177,9 @@ def test_implementations_of_one_bench_have_colours_of_their_own():
     found = colors.assigned(names, [("n0", "n1", "n25"), ("n2", "n25", "n26"), names[:19]])
     assert [found[name] for name in names[:18]] == palette and found["n25"] == palette[3]
     assert found["n26"] == palette[0], "n2 and n25 have the third and the fourth"
-    assert found["n18"] == found["n27"] == palette[0], "all are taken; drawn with none"
+    assert found["n18"] == found["n27"] == palette[0], "each is taken once; drawn with none"
+    marks = {(style.color(name), style.marker(name)["marker"]) for name in style.NAMES}
+    assert len(marks) == len(style.NAMES), "what has one colour has several shapes"
 
 
 def test_the_first_colours_are_told_apart_without_red_or_green():

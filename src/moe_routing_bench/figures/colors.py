@@ -4,6 +4,7 @@ Chosen by farthest points in OKLab, as seen with normal vision and with deuteran
 a contrast of at least 3:1 on white; the dark ones mirror their lightness and have 3:1 on the page's dark background.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 PAPER, NIGHT = "#ffffff", "#161616"  # what they are drawn on; report.css says the same
@@ -18,13 +19,12 @@ _DARK = PALETTE | {OTHER: "#8f8f8f", "#000000": "#f0f0f0"}
 
 def assigned(names: Iterable[str], together: Iterable[Collection[str]] = ()) -> dict[str, str]:
     """A colour for each name, in the order of the palette, so that a later name never moves an earlier one. When it is used up, a name
-    has the first colour that no other has with which it is drawn: `together` are the names of each such picture. Where all are taken,
-    the palette begins anew."""
+    has the first of the colours that fewest have with which it is drawn: `together` are the names of each such picture."""
     palette, pictures, found = list(PALETTE), [set(one) for one in together], {}
     for i, name in enumerate(names):
-        taken = {found.get(other) for picture in pictures if name in picture for other in picture}
-        free = [color for color in palette if color not in taken] if i >= len(palette) else []
-        found[name] = free[0] if free else palette[i % len(palette)]
+        others = {other for picture in pictures if name in picture for other in picture}
+        taken = Counter(found[other] for other in others if other in found)
+        found[name] = palette[i] if i < len(palette) else min(palette, key=taken.__getitem__)
     return found
 
 

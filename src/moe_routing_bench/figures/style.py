@@ -53,8 +53,10 @@ def color(name: str) -> str:
 
 
 def marker(name: str) -> dict[str, Any]:
-    """Marker of the implementation: its own shape; hollow and larger for Triton, so that a CuTe point on it shows both."""
-    place = list(COLORS).index(name) if name in COLORS else zlib.crc32(name.encode())
+    """Marker of the implementation: its own shape, another than those before it of the same colour; hollow and larger for Triton, so
+    that a CuTe point on it shows both."""
+    alike = [one for one in COLORS if COLORS[one] == color(name)]
+    place = list(COLORS).index(alike[0]) + alike.index(name) if name in alike else zlib.crc32(name.encode())
     shape = _SHAPES[place % len(_SHAPES)]
     return {"marker": shape, "ls": ""} | (
         {"mfc": "none", "ms": 7, "mew": 1.2} if name == "triton" else {"ms": 4, "mew": 0}
