@@ -42,8 +42,7 @@ def _ratio(base: _Row, row: _Row) -> dict[str, Any]:
 
 def with_baselines(table: pa.Table) -> pa.Table:
     """The rows of a run, `against_dequantised` cell by cell; their order and other columns stay as they are."""
-    rows = [(i, row) for i, row in enumerate(table.select(list(_READ)).to_pylist())]
-    rows.sort(key=lambda one: _cell(one[1]))
+    rows = sorted(enumerate(table.select(list(_READ)).to_pylist()), key=lambda one: _cell(one[1]))
     told: dict[int, dict[str, Any]] = {}
     for _, cell in groupby(rows, key=lambda one: _cell(one[1])):
         numbers, found = zip(*cell, strict=True)

@@ -1,5 +1,7 @@
 """Achieved bandwidth of every implementation of a bench that only moves data, against the measured copy ceiling."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -20,8 +22,7 @@ def draw(table: pd.DataFrame) -> Figure:
         some = len(style.ok(table)) > 0
         style.empty(axes, "no bench that only moves data was measured" if some else style.why(table))
         return style.finish(figure, TITLE, table.iloc[:0])
-    rows = style.ok(table, *benches)
-    rows = rows[rows["gb_per_s"].notna() & (rows["compulsory_bytes"] > 0)]
+    rows = _timed(table, benches)
     height = len(benches) // 3 + 1  # one panel is left for the legend
     figure, panels = style.canvas(height, 3, 12, 3.5 * height)
     for axes in panels[len(benches) :]:
@@ -52,8 +53,7 @@ def draw(table: pd.DataFrame) -> Figure:
 def chart(table: pd.DataFrame) -> Chart:
     """A point per row, with the interval of its time, in a panel per bench that only moves data; dashed: the median copy of all of them."""
     benches = grouping.moving(table)
-    rows = style.ok(table, *benches) if benches else table.iloc[:0]
-    rows = rows[rows["gb_per_s"].notna() & (rows["compulsory_bytes"] > 0)]
+    rows = _timed(table, benches) if benches else table.iloc[:0]
     far = not rows.empty and _far_below(rows)
     scales = (
         Scale("compulsory bytes of a call (MB)", "log"),
@@ -72,6 +72,12 @@ def chart(table: pd.DataFrame) -> Chart:
     copy = rows["copy_gb_per_s"].median()
     tints = {name: style.color(name) for name in style.ordered(rows["implementation"])}
     return Chart("points", *scales, marks(records), tints, rows, None if np.isnan(copy) else float(copy))
+
+
+def _timed(table: pd.DataFrame, benches: Iterable[str]) -> pd.DataFrame:
+    """The rows of benches that have a bandwidth."""
+    rows = style.ok(table, *benches)
+    return rows[rows["gb_per_s"].notna() & (rows["compulsory_bytes"] > 0)]
 
 
 def _rates(group: pd.DataFrame) -> list[np.ndarray]:

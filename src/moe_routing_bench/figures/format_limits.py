@@ -18,8 +18,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def chart(table: pd.DataFrame) -> Chart:
     """A line per format; the ceiling is the copy bandwidth over what has to be moved, or the products' rate in that format."""
-    rows = format_rows.beside_quantised(table)
-    rows = format_rows.fastest(rows[rows["ours"].astype(bool)])
+    rows = format_rows.fastest(format_rows.beside_quantised(table))
     rows = rows[rows["share_of_roofline"].notna()]
     if rows.empty:
         return nothing("lines", *_SCALES, rows, f"{NONE} and a ceiling (on a CPU none is one)")

@@ -18,8 +18,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def chart(table: pd.DataFrame) -> Chart:
     """A line per format, unquantised weights among them, through the rows of one card."""
-    rows = format_rows.beside_quantised(table)
-    rows = format_rows.fastest(rows[rows["ours"].astype(bool)])
+    rows = format_rows.fastest(format_rows.beside_quantised(table))
     if rows.empty:
         return nothing("lines", *_SCALES, rows, NONE)
     times = rows[["median_us", "ci_low_us", "ci_high_us"]].set_axis(["y", "low", "high"], axis=1)

@@ -37,9 +37,8 @@ _OF_GPU = ("cutlass", "triton.experimental.gluon")  # which Triton imports for i
 def preload() -> None:
     """Import what every child needs; what is not installed is left out."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking for a GPU must not initialise CUDA: a fork would break
-    os.environ.setdefault(
-        "TORCHINDUCTOR_COMPILE_THREADS", "1"
-    )  # read once, on import: the pool's thread was held against rivals
+    # Read once, on import; the thread of a pool of compilers would be held against whoever is at work when it starts.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     gpu = os.path.exists("/dev/nvidiactl")
     for name in _PRELOAD + _OF_GPU * gpu:
         with contextlib.suppress(ImportError):

@@ -43,7 +43,7 @@ def lines(table: pd.DataFrame, matrix: pd.DataFrame | None = None) -> list[Line]
     With `matrix`, rows of `store.accuracy`, each says what its format loses in results of normal weights.
     """
     rows = format_rows.beside_quantised(table)
-    ours = format_rows.fastest(rows[rows["ours"].astype(bool)])
+    ours = format_rows.fastest(rows)
     losses = _losses(matrix)
     found = []
     for _, group in ours.groupby(["shape", "tokens", "card"], sort=False):

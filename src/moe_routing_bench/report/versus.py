@@ -54,7 +54,7 @@ def write(names: tuple[str, str], tables: tuple[pd.DataFrame, pd.DataFrame], out
 
 def _timed(table: pd.DataFrame) -> pd.DataFrame:
     """The rows that have a time, with what the page shows of each."""
-    return table.loc[(table["status"] == "ok") & table["median_us"].notna(), _ROW + _OF_EACH]
+    return style.ok(table)[_ROW + _OF_EACH]
 
 
 def rows(one: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:

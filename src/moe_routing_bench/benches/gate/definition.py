@@ -70,13 +70,12 @@ def check(
     got = weights.gather(1, place)
     rows, limit = (ordered != want_ids).any(1), tolerance("fp32", _ROUNDINGS)
     if bool(rows.any()):
-        key = ROUTERS[cell.router].score(inputs["logits"].double())
-        key = key + inputs["bias"].double() if "bias" in inputs else key
+        key = _key(cell, inputs["logits"].double(), inputs.get("bias"))
         (chosen, rank), (best, want_rank) = (key.gather(1, ids).sort(1) for ids in (ordered, want_ids))
         unequal = rows & (((chosen - best).abs() > _TIE + resolution * best.abs()).any(1) | _many_groups(cell, ordered))
         equal = rows & ~unequal
         if "bias" in inputs:
-            want[rows] = _weights_of(cell, inputs["logits"][rows], inputs["bias"], ordered[rows]).to(want.dtype)
+            want[equal] = _weights_of(cell, inputs["logits"][equal], inputs["bias"], ordered[equal]).to(want.dtype)
         else:  # experts of equal score weigh the same: by rank
             got[equal], want[equal] = got.gather(1, rank)[equal], want.gather(1, want_rank)[equal]
         if bool(unequal.any()):
@@ -99,16 +98,21 @@ def if_moved(
     These are raised and all others lowered. A rule that first chooses groups may have groups that tie, whose experts have other scores: those
     of `theirs` are lowered less, and groups more that would have had a better expert.
     """
-    size, rule = _group_size(cell), ROUTERS[cell.router]
-    key = rule.score(logits) if bias is None else rule.score(logits) + bias
+    size, key = _group_size(cell), _key(cell, logits, bias)
     better = key.unflatten(1, (-1, size)).amax(2) > key.gather(1, theirs).amin(1, keepdim=True)
     groups = (
         torch.where(better, -1.0, -1 / 3).to(logits).scatter(1, theirs // size, 1 / 3 if size < cell.experts else -1.0)
     )
     moved = logits + bound * groups.repeat_interleave(size, 1).scatter(1, theirs, 1.0)
-    ids, weights = rule.load()(moved, cell.top_k, bias)[:2]
+    ids, weights = ROUTERS[cell.router].load()(moved, cell.top_k, bias)[:2]
     ids, place = ids.long().sort(1)
     return ids, weights.gather(1, place)
+
+
+def _key(cell: Cell, logits: Tensor, bias: Tensor | None) -> Tensor:
+    """What the rule chooses experts by: their scores, plus the bias of one that has it."""
+    score = ROUTERS[cell.router].score(logits)
+    return score if bias is None else score + bias.double()
 
 
 def _many_groups(cell: Cell, ordered: Tensor) -> Tensor:

@@ -63,8 +63,9 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
     """Rows are compared as sets of (id, weight), with the rule's answer to logits that are off by no more than `bound`.
 
-    Other ids than the reference's are a declared tie when the rule chooses them too, once logits are moved towards them by `bound`. A weight changes by at most the errors of
-    two logits (relative; every rule's score grows no faster than exp), so 2 `bound`, and as much again in such a row.
+    Other ids than the reference's are a declared tie when the rule chooses them too, once logits are moved towards them by
+    `bound`. A weight changes by at most the errors of two logits (relative; every rule's score grows no faster than exp), so
+    2 `bound`, and as much again in such a row.
     """
     ids, weights = outputs["topk_ids"].long(), outputs["topk_weights"]
     ordered, place = ids.sort(dim=1)
