@@ -197,7 +197,7 @@ def test_every_code_becomes_its_number(lanes, kind, bits, dtype):
     if kind != "integers":
         numbers = numbers[numbers.view(getattr(torch, WEIGHTS[name].element)).float().isfinite()]
     less = 128 if (bits, dtype) == (8, "bf16") else 0
-    fold = {("e4m3", "bf16"): 120, ("e5m2", "bf16"): 112, ("e4m3", "fp16"): 8}.get((kind, dtype), 0)
+    fold = {("e4m3", "bf16"): 120, ("e5m2", "bf16"): 112, ("e4m3", "fp16"): 8, ("e5m2", "fp16"): 8}.get((kind, dtype), 0)
     scale = cute_dequantise.constant(2.0**fold, dtype)
     for zero in range(2**bits) if kind == "integers" else (0,):
         subtrahend = cute_dequantise.subtrahends(cute_dequantise.constant(float(zero - less), dtype), codes)
@@ -219,6 +219,19 @@ def test_every_code_becomes_its_number(lanes, kind, bits, dtype):
                             .float()
                         )
                     assert (value.view(FORMATS[dtype].torch_dtype).float() == wanted).all(), (zero, field)
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
+def test_scales_of_usual_weights_keep_their_precision(kind):
+    """Beside fp16, a scale of e5m2 is a 57344th of the largest weight: subnormal, unless a power of two is folded into it."""
+    codes = codes_of(WEIGHTS[f"{kind}_block128"], "fp16")
+    w = torch.randn(1, 128, 128, generator=torch.Generator().manual_seed(3)) * 2048**-0.5
+    parts = quantise(w, WEIGHTS[f"{kind}_block128"], "fp16")
+    block = repack(parts["elements"], parts["scales"], None, codes, False)[0, 0, 0]
+    held = block[codes.words * THREADS.size :].view(torch.float16).double()
+    assert (held / held[0] == 1).all() and held[0] >= torch.finfo(torch.float16).tiny, "one scale, and a normal number"
+    exponent = torch.log2(held[0] / parts["scales"][0, 0, 0]).round()
+    assert abs(held[0] / 2**exponent / parts["scales"][0, 0, 0].double() - 1) <= 2**-11
 
 
 def test_scales_that_the_format_does_not_hold_are_refused():

@@ -4,7 +4,9 @@ An integer's bits become the lowest of the mantissa of a 16-bit float whose expo
 2 ** n + code, and a subtraction, which is exact, leaves code - zero point. Where the mantissa has room for several codes, one
 shift serves them all, with an exponent for each. 8 bits are more than bf16's mantissa has: its lowest 7 give 128 + low, from which 128 is
 subtracted where the 8th is set, else 256. The bits of an 8-bit float become those of a 16-bit one whose number is smaller by a power of two,
-which its scale has in it. Then the scale is multiplied: the one rounding, that of dequantised weights in the activations' format.
+which its scale has in it. Those of e5m2 are fp16 as they stand, up to 57344, beside which scales of usual weights are subnormal in fp16: they
+are multiplied by 2 ** -8, which is exact. Then the scale is multiplied: the one rounding, that of dequantised weights in the activations'
+format.
 
 Instructions per 16 of K, of a thread, for its four registers (no scale is counted; a warp issues one per cycle, of logic one per two):
 
@@ -13,7 +15,7 @@ Instructions per 16 of K, of a thread, for its four registers (no scale is count
 | 2 bits | 5, 8 | 4.5, 8 |
 | 4 bits | 7, 8 | 5, 8 |
 | 8 bits | 10, 8 (12 with zero points) | 6, 8 |
-| e4m3, e5m2 | 12, 4 | 12, 4 and 5, 4 |
+| e4m3, e5m2 | 12, 4 | 12, 4 and 5, 8 |
 
 Functions work on whatever numbers they are given: the tests run them on arrays.
 """
@@ -116,6 +118,6 @@ def _float8(word: Any, field: int, codes: Codes) -> Any:
     shift = _NARROWER[codes.kind, codes.dtype]
     upper = word if field else word << 8
     if shift == 0:
-        return upper & twice(0xFF00)
+        return arithmetic("mul", upper & twice(0xFF00), constant(2.0**-8, codes.dtype), codes.dtype)
     size = word >> shift if field else word << (8 - shift)
     return size & twice(0x7F00 >> shift) | upper & twice(0x8000)

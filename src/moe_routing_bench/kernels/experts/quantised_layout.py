@@ -27,7 +27,7 @@ ROW = -1  # `group` of codes with one scale per row
 _PAIRS = 32  # of rows 8 apart
 _THREADS = 128
 _VECTOR = 4  # words that a thread loads at a time
-_FOLDED = {("e4m3", "bf16"): 120, ("e5m2", "bf16"): 112, ("e4m3", "fp16"): 8}  # exponents
+_FOLDED = {("e4m3", "bf16"): 120, ("e5m2", "bf16"): 112, ("e4m3", "fp16"): 8, ("e5m2", "fp16"): 8}  # exponents
 _TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
