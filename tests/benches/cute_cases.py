@@ -172,6 +172,8 @@ FP8_PRODUCTS = [
     Fp8Product(768, 1024, 128, "swiglu", Tile(2, 2, 128)),
     Fp8Product(2048, 384, 128, "", Tile(1, 2, 8)),
     Fp8Product(2880, 1440, 128, "swiglu_oai", Tile(2, 2, 96), biased=True),
+    Fp8Product(320, 1024, 128, "swiglu", Tile(2, 2, 128), upright=True),
+    Fp8Product(272, 384, 128, "", Tile(2, 2, 128), upright=True),
 ]
 TRAINING_PRODUCTS = [
     ("bf16", TrainingProduct(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, narrowest=168))),
@@ -398,10 +400,11 @@ def fp8_product(arch: str, wanted: Fp8Product) -> Facts:
     """Compile one product of 8-bit floats: matrix instructions of 32, the first of a stage on zeros, and copies of scales."""
     kernel = cute_fp8_product.compile_for(arch, "bf16", wanted, keep=True)
     sass, tile = (yield kernel.__cubin__), wanted.tile
+    wide, slabs = (64 * tile.slabs, tile.tokens // 64) if wanted.upright else (tile.tokens, tile.slabs)
     patterns = {
-        rf"QGMMA\.64x{tile.tokens}x32\.F32\.E4M3\.E4M3": 4 * tile.slabs,
-        r"QGMMA\S* R\d+, gdesc\[\S+\], RZ, !UPT": tile.slabs,
-        r"WARPGROUP\.DEPBAR": tile.slabs,  # more where the instructions wait for each other
+        rf"QGMMA\.64x{wide}x32\.F32\.E4M3\.E4M3": 4 * slabs,
+        r"QGMMA\S* R\d+, gdesc\[\S+\], RZ, !UPT": slabs,
+        r"WARPGROUP\.DEPBAR": slabs,  # more where the instructions wait for each other
         "UTMALDG": 2,
         r"LDGSTS\.E \[": math.ceil(tile.tokens / LOADERS),  # of 4 bytes
     }

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cutlass")
-from moe_routing_bench.kernels.experts import Experts, cute_epilogue, cute_fp8, cute_fp8_multiply
+from moe_routing_bench.kernels.experts import Experts, cute_epilogue, cute_fp8, cute_fp8_multiply, cute_fp8_upright
 from moe_routing_bench.kernels.experts.cute_fp8_tiles import Fp8Product
 from moe_routing_bench.kernels.experts.cute_tiles import Tile
 
@@ -41,8 +41,9 @@ def lanes(monkeypatch):
         assume=lambda place, divby: place,
         autovec_copy=copy,
     )
-    monkeypatch.setattr(cute_fp8_multiply, "cute", cute)
-    monkeypatch.setattr(cute_fp8_multiply, "cutlass", SimpleNamespace(min=np.minimum))
+    for module in (cute_fp8_multiply, cute_fp8_upright):
+        monkeypatch.setattr(module, "cute", cute)
+        monkeypatch.setattr(module, "cutlass", SimpleNamespace(min=np.minimum))
     monkeypatch.setattr(cute_epilogue, "cute", cute)
 
 
@@ -81,6 +82,64 @@ def test_sums_are_scaled_by_the_blocks_of_their_rows_and_tokens(lanes, columns, 
         np.testing.assert_allclose(sums, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize(("columns", "activation"), [(768, "swiglu"), (320, "geglu"), (768, "relu2"), (272, "")])
+def test_upright_sums_are_scaled_by_the_blocks_of_their_rows_and_tokens(lanes, columns, activation):
+    """As above, with tokens on the M side: gates and ups in turns of 8 columns, whose blocks of 128 begin where they will."""
+    product = Fp8Product(columns, 192, 3, activation, Tile(2, 2, 128), upright=True)
+    wide, rng = columns * (2 if product.gated else 1), np.random.default_rng(6)
+    stages, index, expert = 3, 1, 2
+    w_scales, x_scales = rng.random((3, product.blocks, product.steps)), rng.random((128, stages))
+    warp, lane = THREADS // 32, THREADS % 32
+    inside = (
+        2 * (lane % 4) + np.arange(2)[:, None, None] + 8 * np.arange(16)[:, None]
+    )  # row of weights: column, eight, thread
+    for part in range(product.parts * product.tile.sharing):
+        column = part * product.width
+        if product.gated:
+            offset = column + inside // 16 * 8 + inside % 8
+            row, stored = offset + inside % 16 // 8 * columns, offset < columns
+        else:
+            row, stored = column + inside, column + inside < columns
+        blocks = cute_fp8_upright.weight_blocks(expert, column, product)
+        sums: Any = rng.random((2, 2, 16, 2, 128))
+        expected = sums.copy()
+        for k in range(product.steps):
+            for slab in range(2):
+                partial: Any = rng.random((2, 2, 16, 128))
+                factors: Any = np.zeros((2, len(blocks), 128))
+                scales: Any = x_scales
+                cute_fp8_upright.load_factors(
+                    factors, slab, [w_scales.ravel()[start + k] for start in blocks], scales, index
+                )
+                cute_fp8_upright.promote(sums, partial, slab, factors, (16, len(blocks)))
+                for half in range(2):
+                    token = 64 * slab + 16 * warp + lane // 4 + 8 * half
+                    factor = w_scales[expert, np.minimum(row, wide - 1) // 128, k] * x_scales[token, index]
+                    expected[:, half, :, slab] += factor * partial[:, half]
+        got, expected = sums.swapaxes(1, 2), expected.swapaxes(1, 2)  # columns and eights first
+        stored = np.broadcast_to(stored[:, :, None, None], got.shape)
+        np.testing.assert_allclose(got[stored], expected[stored], rtol=1e-12)
+
+
+def test_what_stands_upright():
+    """Gates of a warpgroup need one scale, and so do its ups: 64 columns from a multiple of 64 on lie in one block of 128."""
+    given = {"rows": 128 * 57, "hidden": 2048}
+    for inner, activation, up in (
+        (768, "swiglu", True),
+        (320, "swiglu", True),
+        (208, "swiglu", False),
+        (208, "relu2", True),
+    ):
+        first, second = cute_fp8.products(problem(intermediate=inner, activation=activation, **given))
+        assert (first.upright, second.upright) == (up, True), (inner, activation)
+        assert first.stages >= 3 and second.stages >= 3
+    assert not any(one.upright for one in cute_fp8.products(problem(**given | {"rows": 128 * 56})))
+    biased = cute_fp8.products(problem(hidden=2880, intermediate=2880, activation="swiglu_oai", rows=128 * 100))
+    assert not any(one.upright for one in biased), "sums begin with biases where tokens are on the N side"
+    with pytest.raises(AssertionError):
+        Fp8Product(208, 1024, 8, "swiglu", Tile(2, 2, 128), upright=True)
+
+
 def problem(**changed: Any):
     given: dict[str, Any] = {
         **{"rows": 512, "hidden": 2048, "intermediate": 768, "experts": 128},
@@ -113,7 +172,7 @@ def test_tiles_fit_registers_and_have_three_stages(sizes):
     hidden, inner, experts = sizes
     for rows in (8, 500, 4000, 16000, 300000):
         for product in cute_fp8.products(problem(rows=rows, hidden=hidden, intermediate=inner, experts=experts)):
-            assert product.stages >= 3 and product.steps == -(-product.inner // 64)
+            assert product.stages >= 3 and product.steps == -(-product.inner // 64), product
             assert (product.tile.slabs + 1) * product.tile.tokens // 2 <= 192  # registers of both sums
             assert product.arrivals == 97 and product.stage_bytes - product.loaded_bytes == 4 * product.tile.tokens
     with pytest.raises(AssertionError, match="fill the registers"):

@@ -197,7 +197,9 @@ def test_every_code_becomes_its_number(lanes, kind, bits, dtype):
     if kind != "integers":
         numbers = numbers[numbers.view(getattr(torch, WEIGHTS[name].element)).float().isfinite()]
     less = 128 if (bits, dtype) == (8, "bf16") else 0
-    fold = {("e4m3", "bf16"): 120, ("e5m2", "bf16"): 112, ("e4m3", "fp16"): 8, ("e5m2", "fp16"): 8}.get((kind, dtype), 0)
+    fold = {("e4m3", "bf16"): 120, ("e5m2", "bf16"): 112, ("e4m3", "fp16"): 8, ("e5m2", "fp16"): 8}.get(
+        (kind, dtype), 0
+    )
     scale = cute_dequantise.constant(2.0**fold, dtype)
     for zero in range(2**bits) if kind == "integers" else (0,):
         subtrahend = cute_dequantise.subtrahends(cute_dequantise.constant(float(zero - less), dtype), codes)

@@ -25,7 +25,7 @@ from moe_routing_bench.kernels.experts import Experts
 from moe_routing_bench.kernels.experts.common import between
 from moe_routing_bench.kernels.experts.cute_experts import FEW_ROWS, MOST_EXPERTS, choose_low
 from moe_routing_bench.kernels.experts.cute_fp8_product import compile_for
-from moe_routing_bench.kernels.experts.cute_fp8_tiles import Fp8Product
+from moe_routing_bench.kernels.experts.cute_fp8_tiles import Fp8Product, stands
 from moe_routing_bench.kernels.experts.cute_quantised import soonest
 from moe_routing_bench.kernels.experts.cute_tiles import Tile
 from moe_routing_bench.kernels.pack import cute_pack_fp8
@@ -33,6 +33,7 @@ from moe_routing_bench.kernels.pack import cute_pack_fp8
 _FORMATS = ("bf16", "fp8_block128", "e4m3_block128")  # of activations, packed rows and weights
 _LEAST = 32
 _WIDE = tuple(Tile(2, 2, tokens) for tokens in (64, 80, 96, 112, 128))
+_UPRIGHT = Tile(2, 2, 128)
 _ROUNDS = 4  # tiles per multiprocessor, from which larger ones do not leave some of them idle
 
 
@@ -51,7 +52,7 @@ def unsupported(problem: Experts) -> str | None:
 
 
 def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) -> Tile:
-    """The tile for `rows` rows and `wide` rows of weights per expert: lower with few, that all multiprocessors have some."""
+    """The tile with tokens on the N side for `rows` rows and `wide` rows of weights per expert: lower with few, that all multiprocessors have some."""
     mean = max(1.0, rows / experts)
     if mean > FEW_ROWS:
         return soonest(mean, _WIDE)
@@ -60,14 +61,16 @@ def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) 
 
 
 def products(problem: Experts) -> tuple[Fp8Product, Fp8Product]:
-    """Both products of a problem."""
+    """Both products of a problem: with many rows tokens stand on the M side, where they can."""
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
-    up = choose_tile(problem.rows, experts, inner * (2 if problem.gated else 1))
-    down = choose_tile(problem.rows, experts, hidden)
-    return (
-        Fp8Product(inner, hidden // 2, experts, problem.activation, up, biased=problem.biased),
-        Fp8Product(hidden, inner // 2, experts, "", down, biased=problem.biased),
-    )
+    found = []
+    for columns, depth, activation in ((inner, hidden, problem.activation), (hidden, inner, "")):
+        gated = problem.gated and bool(activation)
+        upright = problem.rows > FEW_ROWS * experts and stands(columns, gated, problem.biased, _UPRIGHT)
+        tile = _UPRIGHT if upright else choose_tile(problem.rows, experts, columns * (2 if gated else 1))
+        found.append(Fp8Product(columns, depth // 2, experts, activation, tile, biased=problem.biased, upright=upright))
+    first, second = found
+    return first, second
 
 
 def precompile(problem: Experts, arch: str) -> None:

@@ -19,6 +19,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from moe_routing_bench.kernels.cute import WARP
 from moe_routing_bench.kernels.cute.cache import cached
 from moe_routing_bench.kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
+from moe_routing_bench.kernels.experts import cute_fp8_upright
 from moe_routing_bench.kernels.experts.cute_epilogue import begin, store_chunk, transpose
 from moe_routing_bench.kernels.experts.cute_fp8_multiply import load_scales, multiply, weight_blocks
 from moe_routing_bench.kernels.experts.cute_fp8_tiles import BLOCK, Fp8Product
@@ -93,23 +94,35 @@ def fp8_kernel(
         rows = cutlass.const_expr(SLAB * tile_shape.slabs)
         w_mine = cute.local_tile(as_e4m3(w_stages, w_layout), (rows, BLOCK, stages), (share, 0, 0))
         x_mine = as_e4m3(x_stages, x_layout)
-        sums = cute.make_rmem_tensor((2, 2, tile_shape.tokens // 8, tile_shape.slabs), Float32)
+        upright = cutlass.const_expr(product.upright)
+        wide, slabs = (rows, tile_shape.tokens // SLAB) if upright else (tile_shape.tokens, tile_shape.slabs)
+        sums = cute.make_rmem_tensor((2, 2, wide // 8, slabs), Float32)
         buffer = buffers[None, share]
         index, phase = Int32(0), Int32(0)
         while tile < tiles:
             expert, row, end, part = locate(tile, starts, first_tiles, product)
             column = (part * tile_shape.sharing + share) * product.width
-            begin(sums, biases, expert, column, product)
-            blocks = weight_blocks(expert, column, product)
-            multiply(w_mine, x_mine, x_scales, w_scales, blocks, sums, full, empty, index, phase, product)
+            ring = (full, empty, index, phase, product)
+            if cutlass.const_expr(upright):
+                sums.fill(0.0)
+                blocks = cute_fp8_upright.weight_blocks(expert, column, product)
+                live = cute.arch.make_warp_uniform((end - row + (SLAB - 1)) // SLAB)
+                cute_fp8_upright.multiply(w_mine, x_mine, x_scales, w_scales, blocks, sums, live, *ring)
+                cute_fp8_upright.store(sums, buffer, out, row, end, column, product)
+            else:
+                begin(sums, biases, expert, column, product)
+                blocks = weight_blocks(expert, column, product)
+                multiply(w_mine, x_mine, x_scales, w_scales, blocks, sums, *ring)
+                for chunk in cutlass.range_constexpr(tile_shape.tokens // product.chunk):
+                    first = row + chunk * product.chunk
+                    if first < end:
+                        cute.arch.barrier(
+                            barrier_id=group, number_of_threads=WARPGROUP
+                        )  # all have read the chunk before
+                        transpose(sums, buffer, chunk, product)
+                        cute.arch.barrier(barrier_id=group, number_of_threads=WARPGROUP)
+                        store_chunk(buffer, out, first, end, column, product)
             index, phase = skip(index, phase, product.steps, stages)
-            for chunk in cutlass.range_constexpr(tile_shape.tokens // product.chunk):
-                first = row + chunk * product.chunk
-                if first < end:
-                    cute.arch.barrier(barrier_id=group, number_of_threads=WARPGROUP)  # all have read the chunk before
-                    transpose(sums, buffer, chunk, product)
-                    cute.arch.barrier(barrier_id=group, number_of_threads=WARPGROUP)
-                    store_chunk(buffer, out, first, end, column, product)
             tile += stride
 
 

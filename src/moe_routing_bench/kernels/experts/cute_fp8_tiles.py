@@ -4,15 +4,22 @@ import math
 from dataclasses import dataclass
 
 from moe_routing_bench.kernels.cute import WARP
-from moe_routing_bench.kernels.experts.cute_tiles import STEP, WARPGROUP, Product
+from moe_routing_bench.kernels.experts.cute_tiles import SLAB, STEP, VECTOR, WARPGROUP, Product, Tile
 
 BLOCK = 2 * STEP  # numbers of a stage, and of a block with one scale
 LOADERS = WARPGROUP - WARP  # threads that bring scales
 
 
+def stands(columns: int, gated: bool, biased: bool, tile: Tile) -> bool:
+    """Whether a product can be upright: all gates of a warpgroup have one block's scales, and so have all ups."""
+    return not biased and (columns % SLAB == 0 or not gated) and tile.slabs == 2 and tile.tokens % SLAB == 0
+
+
 @dataclass(frozen=True)
 class Fp8Product(Product):
     """One grouped product: e4m3 weights (E, N, 2 inner), with scales per 128 x 128 -> out (R, columns). `inner` counts pairs of numbers."""
+
+    upright: bool = False  # tokens stand on the M side of the tensor cores' product, weights on the N side
 
     def __post_init__(self) -> None:
         """Check what the kernel takes for granted."""
@@ -21,6 +28,17 @@ class Fp8Product(Product):
         assert self.tile.slabs * self.tile.tokens + self.tile.tokens <= 384, (
             "sums of a tile and of a slab fill the registers"
         )
+        assert not self.upright or stands(self.columns, self.gated, self.biased, self.tile), self
+
+    @property
+    def chunk(self) -> int:
+        """Upright, each warp has the 16 tokens of a slab of its own."""
+        return SLAB if self.upright else super().chunk
+
+    @property
+    def pitch(self) -> int:
+        """Upright, as of 64 columns."""
+        return SLAB + VECTOR if self.upright else super().pitch
 
     @property
     def blocks(self) -> int:

@@ -41,12 +41,11 @@ from moe_routing_bench.kernels.experts.quantised_layout import Codes, repack
 from moe_routing_bench.kernels.experts.repacked import once
 
 _LEAST = 16
-_ROUNDS = 4  # tiles per multiprocessor, from which larger ones do not leave some of them idle
 _SHARED = (  # tiles of three forms: with more of them, ptxas makes each instruction wait for the one before
     Tile(1, 2, 128, narrowest=64, grain=32),
     Tile(1, 2, 192, narrowest=128, grain=32),
 )
-_IN_TURNS = tuple(Tile(2, 2, tokens, pingpong=True) for tokens in (96, 112, 128))
+_TALL = tuple(Tile(2, 2, tokens) for tokens in (96, 112, 128))
 _SPREAD = (-1.5, -1.0, -0.67, -0.32, 0.0, 0.32, 0.67, 1.0, 1.5)  # standard deviations that rows per expert are off
 
 
@@ -94,18 +93,14 @@ def soonest(mean: float, tiles: Iterable[Tile]) -> Tile:
 def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) -> tuple[Tile, int]:
     """The tile for `rows` rows and `wide` rows of weights per expert, and how many blocks share a multiprocessor.
 
-    With few rows, tiles have as many rows of weights as leave work for all: each brings its token rows anew. With many, warpgroups
-    take tiles in turn, so that the tensor cores do not wait for stores.
+    With few rows, two blocks share one: while one waits for its codes, the other dequantises. With many, tiles have as many rows as
+    sums fill the registers.
     """
     mean = max(1.0, rows / experts)
     if mean > FEW_ROWS:
-        return soonest(mean, _SHARED if mean < MANY_ROWS else _IN_TURNS), 1
+        return soonest(mean, _SHARED if mean < MANY_ROWS else _TALL), 1
     tokens, slabs = choose_low(mean), min(experts, rows) * wide // SLAB
-    if slabs >= 4 * _ROUNDS * multiprocessors:
-        return Tile(2, 2, tokens), 1
-    if slabs >= 2 * _ROUNDS * multiprocessors:
-        return Tile(1, 2, tokens), 1
-    return Tile(1, 1, tokens), 2
+    return Tile(1, 2 if slabs >= 2 * multiprocessors else 1, tokens), 2
 
 
 def products(problem: Experts, overlap: bool | None = None) -> tuple[QuantisedProduct, QuantisedProduct]:
