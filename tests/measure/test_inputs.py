@@ -1,12 +1,15 @@
 """Input and output sets: which draw a set holds, how many there are on a GPU, and which bytes nobody may write."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from moe_routing_bench.benches.bench import find
 from moe_routing_bench.benches.checks import Cost
 from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import inputs
 from moe_routing_bench.measure.inputs import Sets
@@ -242,3 +245,23 @@ def test_the_checksum_needs_little_memory(dtype, monkeypatch) -> None:
         assert inputs._checksum(tensor) == total
         assert max(largest[:-1]) <= elements, "the last one sums the parts"
     assert inputs._checksum(tensor[:0]) == 0
+
+
+@pytest.mark.parametrize("bench", ["pack", "combine"])
+def test_random_loads_have_as_many_rows_in_every_draw(bench: str) -> None:
+    """Also of the base draws: of other experts, by other tokens."""
+    axes = {
+        "tokens": 129,
+        "hidden": 8,
+        "experts": 16,
+        "top_k": 6,
+        "skew": 1.2,
+        "layout": "block128",
+        "capacity_factor": 0.9,
+    }
+    cell = cell_of(bench, **axes, sampler="plackett_luce", dtype="fp32")
+    sets = Sets(Job(cell, ("torch",), Settings()), find(bench).definition(), "cpu")
+    ids = [drawn.inputs["topk_ids"] for drawn in (*sets.base, *sets.fresh)]
+    loads = [one.flatten().bincount(minlength=16).sort().values for one in ids]
+    assert all(one.equal(loads[0]) for one in loads)
+    assert not any(one.equal(other) for one, other in itertools.combinations(ids, 2))

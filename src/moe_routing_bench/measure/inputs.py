@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.benches.checks import nbytes
+from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import calibration
 from moe_routing_bench.workload.draw import again
@@ -42,7 +43,7 @@ class Sets:
         """Draw, allocate and load the base draws. More sets than draws are for a GPU's L2 cache."""
         cell, settings = job.cell, job.settings
         shared = definition.shared(cell, cell.seed, device) if hasattr(definition, "shared") else {}
-        seeds = [cell.seed + 1000 * i for i in range(settings.check_seeds)]
+        seeds = _seeds(cell, settings.check_seeds)
         self.nonce = secrets.randbits(31)
 
         def draw(seed: int) -> Drawn:
@@ -141,6 +142,14 @@ class Sets:
         return {name: one.whole._version for name, one in self._inputs.items()} | {
             name: tensor._version for name, (tensor, _) in self._shared.items()
         }
+
+
+def _seeds(cell: Cell, count: int) -> list[int]:
+    """Those of the base draws. Random loads, and with them the number of rows, differ from one seed to the next: then draws have the
+    loads of the first one, of other experts."""
+    if cell.get("sampler") == "plackett_luce":
+        return [cell.seed, *(again(cell.seed, i) for i in range(1, count))]
+    return [cell.seed + 1000 * i for i in range(count)]
 
 
 class _Guarded:
