@@ -72,12 +72,14 @@ def exact(got: Tensor, want: Tensor, what: str) -> Check:
     return Check(mismatches=wrong, error=f"{what}: {wrong} of {want.numel()} elements differ" if wrong else None)
 
 
-def close(got: Tensor, want: Tensor, limit: float, what: str) -> Check:
-    """Relative L2 error at most `limit`, and every |error| at most 6 limit (rms(want) + |want|). `want` is fp32 or fp64."""
+def close(got: Tensor, want: Tensor, limit: float, what: str, bound: Tensor | None = None) -> Check:
+    """Relative L2 error at most `limit`, and every |error| at most `bound`: where it is not given, 6 limit (rms(want) + |want|).
+    `want` is fp32 or fp64."""
     difference = (got.to(want.dtype) - want).abs()
     size = want.norm()
     rel_l2, largest = float(difference.norm() / size.clamp_min(1e-30)), float(difference.max())
-    bound = 6 * limit * (size / math.sqrt(want.numel()) + want.abs())
+    if bound is None:
+        bound = 6 * limit * (size / math.sqrt(want.numel()) + want.abs())
     wrong = int((~(difference <= bound)).sum())  # NaN compares false, so it counts as wrong
     error = None
     if not torch.isfinite(got).all():
@@ -85,6 +87,18 @@ def close(got: Tensor, want: Tensor, limit: float, what: str) -> Check:
     elif wrong or not rel_l2 <= limit:
         error = f"{what}: relative L2 error {rel_l2:.2e} (limit {limit:.1e}), {wrong} elements out of bounds"
     return Check(rel_l2, largest, limit, wrong, error=error)
+
+
+def rounded(want: Tensor, terms: Tensor, dtype: str, roundings: int, term_roundoff: float = 0.0) -> Tensor:
+    """The most by which each of the sums `want` may be off that is rounded once, to `dtype`. The sizes of its terms add up to `terms`.
+
+    Before that, every term takes part in at most `roundings` roundings of float32, and is off by `term_roundoff` of its own size. What
+    has no terms is exactly zero.
+    """
+    form = FORMATS[dtype]
+    last = torch.where(terms > 0, want.abs().clamp_min(form.least_normal), 0.0) * form.roundoff
+    before = terms * (roundings * FORMATS["fp32"].roundoff + term_roundoff)
+    return (last + before) * (1 + 2 * form.roundoff)  # what is rounded last is off already
 
 
 def both(first: Check, second: Check) -> Check:

@@ -101,6 +101,15 @@ def draw_routing(cell: Cell, seed: int, device: torch.device | str) -> Routing:
     return Routing(ids, logits.gather(1, ids.long()).softmax(1), logits)
 
 
+def selection_bias(experts: int, seed: int, device: torch.device | str) -> Tensor:
+    """The bias (E,) float32 of a rule that has one: zeros, which keep the drawn skew. By a seed of `again` it is that of `gate`, so that
+    who leaves it out chooses other experts."""
+    if not seed >> _NONCE_BITS:
+        return torch.zeros(experts, device=device)
+    rng = generator(seed, device)
+    return 0.1 * torch.randn(experts, generator=rng, device=rng.device)
+
+
 def randn(shape: tuple[int, ...], dtype: str, rng: torch.Generator) -> Tensor:
     """N(0, 1) tokens, never zeros: zeros hide unwritten outputs and run faster than real data."""
     return torch.randn(shape, generator=rng, device=rng.device, dtype=FORMATS[dtype].torch_dtype)

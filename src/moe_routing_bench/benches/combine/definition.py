@@ -4,10 +4,12 @@ Inputs: y (R, H) N(0, 1) in the cell's dtype, inverse (T, k) int32 (row or -1), 
 Output: combined (T, H), the sum over kept assignments of weight times row, accumulated in float32, rounded once.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from moe_routing_bench.benches.checks import Assignment, Check, Cost, close, nbytes, tolerance
+from moe_routing_bench.benches.checks import Assignment, Check, Cost, close, nbytes, rounded, tolerance
 from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.kernels.combine import Combine
@@ -40,13 +42,18 @@ def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """One expert choice at a time in float32 (float64 for float32 inputs)."""
+    return {"combined": _sum(cell, inputs, lambda term: term)}
+
+
+def _sum(cell: Cell, inputs: dict[str, Tensor], made: Callable[[Tensor], Tensor]) -> Tensor:
+    """The sum (T, H) of what is made of each kept assignment's weight times its row."""
     wide = torch.float64 if cell.dtype == "fp32" else torch.float32
     y, inverse = inputs["y"], inputs["inverse"].long()
     total = torch.zeros(cell.tokens, cell.hidden, dtype=wide, device=y.device)
     for j in range(cell.top_k):
         weight = torch.where(inverse[:, j] >= 0, inputs["topk_weights"][:, j], 0.0).to(wide)
-        total += weight.unsqueeze(1) * y[inverse[:, j].clamp_min(0)].to(wide)
-    return {"combined": total}
+        total += made(weight.unsqueeze(1) * y[inverse[:, j].clamp_min(0)].to(wide))
+    return total
 
 
 def check(
@@ -57,12 +64,18 @@ def check(
     *,
     rounded_weights: bool = False,
 ) -> Check:
-    """One rounding to the cell's dtype; in float32 also the k roundings of the sum.
+    """One rounding to the cell's dtype; in float32 also the k roundings of the sum. No element may be off by more than these can
+    make of its terms: a sum that is rounded on the way, or lacks a term of one token, differs by little on the whole.
 
     An implementation may declare that it rounds weights to the cell's dtype (`rounded_weights`), which is one more.
     """
     roundings = 1 + (2 * cell.top_k if cell.dtype == "fp32" else 0) + rounded_weights
-    return close(outputs["combined"], expected["combined"], tolerance(cell.dtype, roundings), "combined")
+    want, terms = expected["combined"], _sum(cell, inputs, torch.abs)
+    if "residual" in inputs:  # where the sums start
+        terms += inputs["residual"].abs()
+    of_terms = FORMATS[cell.dtype].roundoff if rounded_weights else 0.0
+    bound = rounded(want, terms, cell.dtype, 2 * (cell.top_k + 1), of_terms)  # twice, as the reference is rounded too
+    return close(outputs["combined"], want, tolerance(cell.dtype, roundings), "combined", bound)
 
 
 def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Assignment:

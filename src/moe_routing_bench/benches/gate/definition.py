@@ -68,7 +68,7 @@ def check(
     want_ids, want_place = expected["topk_ids"].long().sort(dim=1)
     want = expected["topk_weights"].gather(1, want_place)
     got = weights.gather(1, place)
-    rows, limit = (ordered != want_ids).any(1), tolerance("fp32", _ROUNDINGS)
+    rows, limit = (ordered != want_ids).any(1), tolerance("fp32", ROUNDINGS)
     if bool(rows.any()):
         key = _key(cell, inputs["logits"].double(), inputs.get("bias"))
         (chosen, rank), (best, want_rank) = (key.gather(1, ids).sort(1) for ids in (ordered, want_ids))
@@ -156,7 +156,7 @@ def _resolution(cell: Cell) -> float:
 
 
 _TIE = 1e-6  # scores this near are equal in the float32 in which every implementation compares them
-_ROUNDINGS = 16  # of a float32 weight: exponentials and logarithms of a few roundings each, a sum, a quotient, a scale
+ROUNDINGS = 16  # of a float32 weight: exponentials and logarithms of a few roundings each, a sum, a quotient, a scale
 
 
 def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Assignment:

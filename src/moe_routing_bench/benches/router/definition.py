@@ -1,6 +1,6 @@
 """What `router` computes, on what, and when an answer is right.
 
-Inputs: x (T, H) and router_weight (E, H) in the cell's dtype; bias (E,) float32 zeros for rules with a selection bias.
+Inputs: x (T, H) and router_weight (E, H) in the cell's dtype; bias (E,) float32 for rules with a selection bias, zeros in what is timed.
 Outputs: topk_ids (T, k) int32, topk_weights (T, k) float32, in any order within a row, by the cell's rule from logits
 x @ router_weight.T that are accumulated in float32 and not rounded to a narrower dtype.
 """
@@ -14,7 +14,7 @@ from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.kernels.router import Router
 from moe_routing_bench.routers import ROUTERS
-from moe_routing_bench.workload.draw import draw_routing, generator, randn
+from moe_routing_bench.workload.draw import draw_routing, generator, randn, selection_bias
 
 assignment, empty_outputs = gate.assignment, gate.empty_outputs
 
@@ -42,7 +42,7 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     x += (draw_routing(cell, seed, device).logits - x @ wide.T) @ inverse @ wide
     inputs = {"x": x.to(weight.dtype), "router_weight": weight}
     if ROUTERS[cell.router].bias:
-        inputs["bias"] = torch.zeros(cell.experts, device=device)  # a bias of zeros keeps the drawn skew
+        inputs["bias"] = selection_bias(cell.experts, seed, device)
     return inputs
 
 
@@ -65,7 +65,8 @@ def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], exp
 
     Other ids than the reference's are a declared tie when the rule chooses them too, once logits are moved towards them by
     `bound`. A weight changes by at most the errors of two logits (relative; every rule's score grows no faster than exp), so
-    2 `bound`, and as much again in such a row.
+    2 `bound`, and as much again in such a row. In all other rows together the errors of sums of float32 are far below those of
+    factors or logits of fewer bits: there they may be a third of `bound`, which is six times what is usual.
     """
     ids, weights = outputs["topk_ids"].long(), outputs["topk_weights"]
     ordered, place = ids.sort(dim=1)
@@ -82,8 +83,16 @@ def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], exp
         return Check(
             mismatches=wrong, ties=changed - wrong, error=f"topk_ids: {wrong} of {len(ids)} rows hold other experts"
         )
-    limit = tolerance("fp32") + 4 * float(expected["bound"].max())
-    return both(close(weights.gather(1, place), want_weights, limit, "topk_weights"), Check(ties=changed))
+    got, most = weights.gather(1, place), float(expected["bound"].max())
+    found, limit = Check(ties=changed), tolerance("fp32") + 4 * most
+    if changed:
+        found = both(found, close(got[other], want_weights[other], limit, "topk_weights"))
+    if changed < len(ids):
+        got, want_weights = got[~other], want_weights[~other]
+        usual = tolerance("fp32", gate.ROUNDINGS) + most / 3
+        bound = 6 * limit * (want_weights.square().mean().sqrt() + want_weights)
+        found = both(found, close(got, want_weights, usual, "topk_weights", bound))
+    return found
 
 
 def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:

@@ -1,0 +1,167 @@
+"""Answers that are wrong by little: each check refuses what one token, one rounding more or one input less makes of them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from moe_routing_bench.benches.checks import rounded
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.formats import FORMATS
+from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.workload.draw import again
+
+Tensors = dict[str, Tensor]
+
+
+def drawn(bench: str, seed: int = 3, **axes):
+    """A cell with its definition, inputs and reference."""
+    cell, definition = cell_of(bench, **axes), BENCHES[bench].definition()
+    inputs = definition.build(cell, seed, "cpu")
+    if hasattr(definition, "shared"):
+        inputs |= definition.shared(cell, seed, "cpu")
+    return cell, definition, inputs, definition.reference(cell, inputs)
+
+
+def parts(inputs: Tensors) -> tuple[Tensor, Tensor]:
+    """Rows (T, k, H) and weights (T, k) of the kept assignments in float32; those of dropped ones are zero."""
+    inverse = inputs["inverse"].long()
+    return inputs["y"][inverse.clamp_min(0)].float(), torch.where(inverse >= 0, inputs["topk_weights"], 0.0)
+
+
+def right(rows: Tensor, weights: Tensor) -> Tensor:
+    return (rows * weights.unsqueeze(2)).sum(1)
+
+
+def summed_narrow(rows: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Every sum on the way is rounded."""
+    total = torch.zeros_like(rows[:, 0], dtype=dtype)
+    for j in range(rows.shape[1]):
+        total = (total.float() + rows[:, j] * weights[:, j, None]).to(dtype)
+    return total
+
+
+def narrow_weights(rows: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    return right(rows, weights.bfloat16().float())
+
+
+def lacks_a_term(rows: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """One token lacks the expert that weighs least of all."""
+    kept = torch.where(weights > 0, weights, 9.0)
+    kept[weights.count_nonzero(1) < 2] = 9.0
+    return right(rows, weights.masked_fill(torch.arange(weights.numel()).view_as(weights) == kept.argmin(), 0.0))
+
+
+def stale_where_dropped(rows: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Tokens that nobody took hold something small, not zeros."""
+    return right(rows, weights).masked_fill(weights.eq(0).all(1, keepdim=True), 1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("wrong", [summed_narrow, narrow_weights, lacks_a_term, stale_where_dropped])
+def test_combine_is_a_sum_that_is_rounded_once(wrong, dtype: str) -> None:
+    """All of these are within the relative L2 error of one rounding."""
+    axes = {"tokens": 300, "hidden": 64, "experts": 16, "top_k": 2, "dtype": dtype, "skew": 0.6}
+    cell, definition, inputs, expected = drawn("combine", **axes, capacity_factor=0.6)
+    rows, weights = parts(inputs)
+    kind = inputs["y"].dtype
+    good = definition.check(cell, inputs, {"combined": right(rows, weights).to(kind)}, expected)
+    assert good.error is None
+    found = definition.check(cell, inputs, {"combined": wrong(rows, weights, kind).to(kind)}, expected)
+    assert "combined" in (found.error or ""), found
+    assert found.mismatches > 0
+
+
+def test_declared_roundings_of_weights_are_not_held_against_a_sum() -> None:
+    cell, _, inputs, expected = drawn("combine", tokens=200, hidden=64, experts=16, top_k=8, dtype="bf16")
+    rows, weights = parts(inputs)
+    outputs = {"combined": narrow_weights(rows, weights, torch.bfloat16).bfloat16()}
+    errors = {name: BENCHES["combine"].check(name, cell, inputs, outputs, expected).error for name in ("torch", "sglang")}  # fmt: skip
+    assert errors["sglang"] is None and "combined" in errors["torch"]
+
+
+def test_a_residual_is_a_term_of_the_sum() -> None:
+    """Where it cancels the rest, what is left is as inexact as both were."""
+    cell, definition, inputs, expected = drawn("combine", tokens=20, hidden=16, experts=4, top_k=2, dtype="fp32")
+    inputs["residual"] = -expected["combined"].float() + 1e-9
+    want = {"combined": expected["combined"] + inputs["residual"]}
+    got = {"combined": right(*parts(inputs)) + inputs["residual"]}
+    found = definition.check(cell, inputs, got, want)
+    assert found.mismatches == 0 and found.rel_l2_error > 1e-3
+
+
+def test_what_one_rounding_may_make_of_a_sum() -> None:
+    """A roundoff of the sum, or of the least normal number; those of float32 and of a term are of the terms."""
+    want = torch.tensor([2.0, -4.0, 0.0, 0.0], dtype=torch.float64)
+    terms = torch.tensor([8.0, 8.0, 8.0, 0.0], dtype=torch.float64)
+    form = FORMATS["fp16"]
+    before = torch.tensor([8.0, 8.0, 8.0, 0.0], dtype=torch.float64) * (3 * 2.0**-24 + 2.0**-10)
+    last = torch.tensor([2.0, 4.0, form.least_normal, 0.0], dtype=torch.float64) * 2.0**-11
+    assert torch.allclose(rounded(want, terms, "fp16", 3, 2.0**-10), (last + before) * (1 + 2.0**-10), rtol=1e-12)
+
+
+@pytest.mark.parametrize("hidden", [256, 4096])
+@pytest.mark.parametrize("cut", ["tf32 factors", "fp16 logits"])
+def test_router_logits_have_the_bits_of_float32(cut: str, hidden: int) -> None:
+    """A largest error of a logit allows for more than what fewer bits make of all of them."""
+    cell, definition, inputs, expected = drawn("router", tokens=128, hidden=hidden, experts=32, top_k=4, dtype="fp32")
+
+    def judged(x: Tensor, weight: Tensor, cut: torch.dtype = torch.float32) -> str | None:
+        ids, weights = ROUTERS[cell.router].load()((x @ weight.T).to(cut).float(), 4, None)
+        return definition.check(cell, inputs, {"topk_ids": ids, "topk_weights": weights}, expected).error
+
+    factors = inputs["x"], inputs["router_weight"]
+    assert judged(*factors) is None
+    tf32 = [((one.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32) for one in factors]
+    assert judged(*tf32) if cut == "tf32 factors" else judged(*factors, torch.float16)
+
+
+@pytest.mark.parametrize("router", [name for name, rule in ROUTERS.items() if rule.bias])
+@pytest.mark.parametrize("bench", ["router", "routing", "layer"])
+def test_who_leaves_out_the_selection_bias_is_wrong_in_a_fresh_draw(bench: str, router: str) -> None:
+    """And what is timed has a bias of zeros, which keeps the drawn skew."""
+    axes = {"tokens": 64, "hidden": 128, "intermediate": 8, "experts": 32, "top_k": 4, "router": router}
+    axes = {name: value for name, value in axes.items() if name in BENCHES[bench].axes}
+    assert not drawn(bench, **axes)[2]["bias"].any()
+    cell, definition, inputs, expected = drawn(bench, again(3, 7), **axes)
+    without = definition.reference(cell, inputs | {"bias": torch.zeros(32)})
+    outputs = without | {"packed": inputs.get("x")}
+    assert definition.check(cell, inputs, outputs, expected).error
+
+
+def tied(bench: str, router: str, **axes):
+    """A composite's cell in which most tokens have ties, its inputs, reference, and what an implementation makes of them that sees
+    experts in reverse order, and so chooses the last of equals."""
+    axes |= {"tokens": 96, "hidden": 16, "experts": 32, "router": router, "dtype": "fp32"}
+    cell, definition, inputs, _ = drawn(bench, **axes, top_k=1 if router == "llama4" else 3)
+    rng = torch.Generator().manual_seed(5)
+    inputs["logits"] = torch.randint(-3, 4, (96, 32), generator=rng) / 2
+    if "bias" in inputs:
+        inputs["bias"] = torch.randint(-2, 3, (32,), generator=rng) / 8
+    backwards = {"logits": inputs["logits"].flip(1)} | ({"bias": inputs["bias"].flip(0)} if "bias" in inputs else {})
+    ids, weights = ROUTERS[router].load()(backwards["logits"], cell.top_k, backwards.get("bias"))
+    choice = {"topk_ids": (31 - ids).int(), "topk_weights": weights}
+    bound = BENCHES[bench].bind(BENCHES[bench].baseline, cell, inputs | definition.empty_outputs(cell, inputs))
+    bound()
+    for name, tensor in choice.items():
+        bound.scope.tensors[name].copy_(tensor)
+    for _, stage in bound.stages[1:]:
+        stage()
+    return cell, definition, inputs, definition.reference(cell, inputs), dict(bound.scope.tensors)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize(("bench", "axes"), [("routing", {}), ("routing", {"capacity_factor": 0.8}), ("layer", {"intermediate": 8, "capacity_factor": 0.8})])  # fmt: skip
+def test_a_composite_may_break_ties_otherwise(bench: str, axes: dict, router: str) -> None:
+    """With a capacity other tokens are then dropped. What follows from its own choice is all that is right."""
+    cell, definition, inputs, expected, outputs = tied(bench, router, **axes)
+    other = (outputs["topk_ids"].sort(1).values != expected["topk_ids"].sort(1).values).any(1)
+    assert int(other.sum()) > 10
+    assert (found := definition.check(cell, inputs, outputs, expected)).error is None, found
+    assert BENCHES[bench].check_stages(BENCHES[bench].baseline, cell, outputs).error is None
+    gap = (outputs["combined"] - expected["combined"]).abs().amax(1) > 1e-3
+    assert bool(gap.any()) or bench == "routing"
+    wrong = outputs | {"combined": outputs["combined"].roll(1, 0)}
+    assert "combined" in definition.check(cell, inputs, wrong, expected).error
+    worse = outputs | {"topk_ids": outputs["topk_ids"].roll(1, 0)}
+    assert definition.check(cell, inputs, worse, expected).error
