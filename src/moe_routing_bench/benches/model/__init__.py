@@ -4,17 +4,36 @@ The boundary is what one step of generation computes: from token ids to the logi
 decoding step is one token of each of `tokens` sequences, behind a context of `architectures.CONTEXT` tokens whose keys and values are given.
 Attention, norms, routers, shared experts and the cache are those of the transformers library for all implementations. No sampling.
 
-``generate`` itself prefills with grouped_mm and decodes with batched_mm, whatever it is told; here every form is pinned.
+``generate`` itself prefills with grouped_mm and decodes with batched_mm, whatever it is told; here every form is pinned. Quantised experts,
+which it has no form for, are implementations of the bench `experts` by their names there.
 """
 
+from collections.abc import Iterator
+
 from moe_routing_bench.benches.bench import Bench, Implementation, Peer
+from moe_routing_bench.benches.experts import BENCH as EXPERTS
+from moe_routing_bench.benches.experts import WEIGHTS
+from moe_routing_bench.benches.model.architectures import MOST_LAYERS
 
 _PEER = Peer("transformers", "transformers", "pip install -e '.[peers]'")
+_PARTS = tuple(f"{name}.{layer}" for layer in range(MOST_LAYERS) for name in WEIGHTS)  # of quantised experts
 
-BENCH = Bench(
+
+class Models(Bench):
+    """A bench whose implementations may run one of `experts` in every layer, which their option of that name says."""
+
+    def modules(self) -> Iterator[str]:
+        """The modules that a measurement imports by name."""
+        yield from super().modules()
+        for one in self.implementations:
+            if name := one.options.get("experts"):
+                yield from EXPERTS[name].modules(EXPERTS.name)
+
+
+BENCH = Models(
     name="model",
     summary="a forward pass of a whole model with random weights: prefill, or one token per sequence",
-    axes=("tokens", "hidden", "intermediate", "experts", "top_k", "dtype", "model"),
+    axes=("tokens", "hidden", "intermediate", "experts", "top_k", "dtype", "weights", "model"),
     baseline="transformers_grouped_mm",
     implementations=(
         *(
@@ -26,8 +45,18 @@ BENCH = Bench(
             )
         ),
         Implementation("ops", ".step", options={"form": "moe_routing_bench"}, peer=_PEER),
+        *(
+            Implementation(
+                name,
+                ".step",
+                requires=EXPERTS[name].requires,
+                options={"form": "moe_routing_bench_quantised", "experts": name},
+                peer=_PEER,
+            )
+            for name in ("dequant", "dequant_loop", "dequant_cute", "cute_quantised")
+        ),
     ),
-    reads=("ids", "keys", "values", "weights"),
+    reads=("ids", "keys", "values", "weights", *_PARTS),
     writes=("hidden", "logits"),
-    shared=("weights",),
+    shared=("weights", *_PARTS),
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moe_routing_bench.errors import bad
+from moe_routing_bench.formats.weights import WEIGHTS
 
 CONTEXT = 128  # tokens of each sequence before the one that a decoding step is given
 
@@ -42,6 +43,7 @@ ARCHITECTURES: Mapping[str | None, Architecture] = {
     "olmoe-1b-7b": Architecture("Olmoe", 16, 16, 50304, names={"moe_intermediate_size": "intermediate_size"}),
     "qwen3-30b-a3b": Architecture("Qwen3Moe", 48, 32, 151936, _QWEN3 | {"num_key_value_heads": 4, "head_dim": 128}),
 }  # fmt: skip
+MOST_LAYERS = max(one.layers for one in ARCHITECTURES.values())
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,18 @@ class Model:
     intermediate: int
     experts: int
     top_k: int
-    dtype: str  # of weights and activations
+    dtype: str  # of activations, and of all weights but quantised ones
+    weights: str  # of routed experts
 
     @property
     def sequences(self) -> int:
         """Sequences of the batch."""
         return self.tokens if self.decode else 1
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the routed experts' weights are."""
+        return self.weights in WEIGHTS
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What `model` computes, on what, and when an answer is right.
 
 Inputs: ids (B, S) int64, uniform; to decode, keys and values (L, B, heads, C, D) of the context, N(0, 1); weights (W,), all parameters of the
-model one after another, which all input sets share. Products keep the variance of what they are given. Outputs: hidden (T, H), behind the
+model one after another, which all input sets share. Quantised experts are not among them: those of layer i are drawn in the format of the
+activations, quantised, and given as w13.i, w2.i and the parts beside them (`formats.weights`). Products keep the variance of what they are given. Outputs: hidden (T, H), behind the
 last norm, and the logits of the last position of each sequence (B, V) float32.
 
 Roundings of bf16 change which experts a token is sent to where two are nearly tied, and what follows with them: of 48 narrow layers with 64
@@ -21,6 +22,7 @@ from moe_routing_bench.benches.checks import Assignment, Check, Cost, both, clos
 from moe_routing_bench.benches.experts import definition as experts
 from moe_routing_bench.benches.model import library
 from moe_routing_bench.benches.model.architectures import Model, architecture
+from moe_routing_bench.benches.model.quantised import of_layer
 from moe_routing_bench.benches.model.step import HANDED
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload.draw import generator, randn
@@ -32,7 +34,8 @@ Answer = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # of a layer's experts
 def problem(cell: Cell) -> Model:
     """The sizes of a cell. Raises `UserError` for a preset of which only the experts are known."""
     sizes = (cell.hidden, cell.intermediate, cell.experts, cell.top_k)
-    return Model(architecture(cell.model), cell.tokens, cell.phase == "decode", *sizes, cell.dtype)
+    formats = (cell.dtype, cell.get("weights") or cell.dtype)
+    return Model(architecture(cell.model), cell.tokens, cell.phase == "decode", *sizes, *formats)
 
 
 def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
@@ -48,9 +51,22 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
 
 def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     """The weights, drawn once per cell and where they are used: they may take half of the memory of a GPU."""
-    wanted = problem(cell)
+    wanted, rng = problem(cell), generator(seed, device)
     weights = torch.empty(library.length(wanted), dtype=library.dtype(wanted), device=device)
-    return {"weights": library.draw(wanted, weights, generator(seed, device))}
+    drawn = {"weights": library.draw(wanted, weights, rng)}
+    if wanted.quantised:
+        for layer, _ in enumerate(library.experts(library.skeleton(wanted, "eager"))):
+            drawn |= {f"{name}.{layer}": part for name, part in _quantised(cell, rng).items()}
+    return drawn
+
+
+def _quantised(cell: Cell, rng: torch.Generator) -> dict[str, Tensor]:
+    """The parts of one layer's w13 (E, 2 I, H) and w2 (E, H, I), by the names of `experts`."""
+    inner, hidden, found = cell.intermediate, cell.hidden, dict[str, Tensor]()
+    for name, size in (("w13", (2 * inner, hidden)), ("w2", (hidden, inner))):
+        plain = randn((cell.experts, *size), cell.dtype, rng).mul_(size[1] ** -0.5)
+        found |= experts.quantised(cell, name, plain)
+    return found
 
 
 def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -86,8 +102,10 @@ def in_float32(cell: Cell, inputs: dict[str, Tensor], answer: Answer) -> dict[st
 
 
 def _experts_weights(cell: Cell, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """w13 (E, 2 I, H) and w2 (E, H, I) of every layer with experts, views into the weights."""
+    """w13 (E, 2 I, H) and w2 (E, H, I) of every layer with experts, views into the weights; of quantised ones the parts."""
     found = library.over(problem(cell), inputs["weights"], "eager")
+    if problem(cell).quantised:
+        return [of_layer(inputs, layer) for layer, _ in enumerate(library.experts(found))]
     return [{"w13": one.gate_up_proj, "w2": one.down_proj} for _, one in library.experts(found)]
 
 
@@ -151,10 +169,10 @@ def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expe
     products with parameters, of the logits those of the last positions. Attention's own products are not counted."""
     always, products = library.counts(problem(cell))
     active, one = sum(len(layer.unique()) for layer in expected["topk_ids"]), 3 * cell.hidden * cell.intermediate
-    read = always + len(inputs["ids"].unique()) * cell.hidden + active * one
+    always += len(inputs["ids"].unique()) * cell.hidden
+    routed = active * nbytes(*_experts_weights(cell, inputs)[0].values()) // cell.experts
     each = products + len(expected["topk_ids"]) * cell.top_k * one
-    given = nbytes(*(one for name, one in inputs.items() if name != "weights"))
+    given = nbytes(*(inputs[name] for name in ("ids", "keys", "values") if name in inputs))
     flops = 2 * (cell.tokens * each + outputs["logits"].numel() * cell.hidden)
-    return Cost(
-        given + read * inputs["weights"].element_size(), nbytes(outputs["hidden"], outputs["logits"]), (), flops
-    )
+    read = given + always * inputs["weights"].element_size() + routed
+    return Cost(read, nbytes(outputs["hidden"], outputs["logits"]), (), flops)

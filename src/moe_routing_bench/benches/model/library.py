@@ -1,6 +1,7 @@
 """Models of the transformers library over weights that are given: one tensor holds all of them, and every model is views into it.
 
-So implementations share the one copy, and a model takes no memory of its own. Read from transformers 5.17 to 5.23.
+So implementations share the one copy, and a model takes no memory of its own. Quantised experts are not among them: these parameters of the model
+have no memory at all. Read from transformers 5.17 to 5.23.
 """
 
 import math
@@ -48,12 +49,15 @@ def skeleton(problem: Model, form: str) -> Any:
     return made.eval()
 
 
-def slots(model: Any) -> dict[str, Slot]:
-    """Where the parameters of a model lie, by name, in its own order."""
+def slots(model: Any, quantised: bool = False) -> dict[str, Slot]:
+    """Where the parameters of a model lie, by name, in its own order; with `quantised` experts, of all others."""
     found, end = {}, 0
     inside = {f"{name}." for name, _ in experts(model)}
     for name, parameter in model.named_parameters():
-        found[name] = Slot(end, parameter.shape, any(name.startswith(one) for one in inside))
+        expert = any(name.startswith(one) for one in inside)
+        if expert and quantised:
+            continue
+        found[name] = Slot(end, parameter.shape, expert)
         end = -(-(end + parameter.numel()) // _ALIGN) * _ALIGN
     return found
 
@@ -65,7 +69,7 @@ def experts(model: Any) -> Iterator[tuple[str, Any]]:
 
 def length(problem: Model) -> int:
     """Elements that the weights take."""
-    last = list(slots(skeleton(problem, "eager")).values())[-1]
+    last = list(slots(skeleton(problem, "eager"), problem.quantised).values())[-1]
     return last.start + last.size
 
 
@@ -81,7 +85,7 @@ def counts(problem: Model) -> tuple[int, int]:
 def over(problem: Model, weights: Tensor, form: str, wide: bool = False) -> Any:
     """The model whose parameters are views into `weights` (W,); with `wide` all but those of routed experts are float32 copies."""
     model = skeleton(problem, form)
-    for name, slot in slots(model).items():
+    for name, slot in slots(model, problem.quantised).items():
         owner, _, own = name.rpartition(".")
         value = slot.of(weights)
         value = value.float() if wide and not slot.expert else value
@@ -125,7 +129,7 @@ def forward(model: Any, ids: Tensor, keys: Tensor | None, values: Tensor | None)
 def draw(problem: Model, weights: Tensor, rng: torch.Generator) -> Tensor:
     """Fill `weights` (W,): products keep the variance of what they are given, norms are 1, embeddings N(0, 1); see `definition`."""
     weights.zero_()  # also between parameters
-    for name, slot in slots(skeleton(problem, "eager")).items():
+    for name, slot in slots(skeleton(problem, "eager"), problem.quantised).items():
         view = slot.of(weights)
         if len(slot.shape) == 1:
             view.fill_(1) if name.endswith("norm.weight") else view.normal_(0, 0.1, generator=rng)

@@ -1,4 +1,5 @@
-"""One forward pass of a model whose experts are computed in one of the library's forms, or by `moe_routing_bench.ops`.
+"""One forward pass of a model whose experts are computed in one of the library's forms, by `moe_routing_bench.ops`, or, where they are
+quantised, by an implementation of the bench `experts`.
 
 What every layer's experts were given and answered is returned with the result, for the check. These tensors exist anyway: to keep them costs
 memory, not time.
@@ -8,7 +9,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from moe_routing_bench.benches.model import library
+from moe_routing_bench.benches.model import library, quantised
 from moe_routing_bench.benches.model.architectures import Model
 from moe_routing_bench.kernels.experts.common import unaligned
 from moe_routing_bench.kernels.layer import Layer
@@ -18,8 +19,12 @@ from moe_routing_bench.ops import transformers as ours
 HANDED = ("x", "topk_ids", "topk_weights", "y")  # the experts' arguments and answer
 
 
-def unsupported(problem: Model, *, form: str) -> str | None:
+def unsupported(problem: Model, *, form: str, experts: str = "") -> str | None:
     """Why this problem cannot run, or None."""
+    if experts:
+        return quantised.unsupported(layer(problem).experts, experts)
+    if problem.quantised:
+        return f"takes weights of the activations' format, not {problem.weights}"
     return unaligned(layer(problem)) if form == "grouped_mm" else None
 
 
@@ -27,22 +32,28 @@ def bind(
     problem: Model,
     *,
     form: str,
+    experts: str = "",
     ids: Tensor,
     weights: Tensor,
     keys: Tensor | None = None,
     values: Tensor | None = None,
     hidden: Tensor,
     logits: Tensor,
+    **parts: Tensor,
 ) -> Callable[[], dict[str, Tensor]]:
-    """Bind ids (B, S) int64, weights (W,), keys and values (L, B, heads, C, D); the call returns hidden (T, H), logits (B, V) float32 and, for
+    """Bind ids (B, S) int64, weights (W,), keys and values (L, B, heads, C, D), and for quantised experts of layer i the parts w13.i, w2.i and
+    so on, which `experts` multiplies with; the call returns hidden (T, H), logits (B, V) float32 and, for
     layer i, x.i (T, H), topk_ids.i and topk_weights.i (T, k), and y.i (T, H).
 
     The library allocates all of them, so the bound outputs are not written.
     """
-    if form == ours.NAME:
-        ours.register()
+    for known in (ours, quantised):
+        if form == known.NAME:
+            known.register()
     model, seen = library.over(problem, weights, form), list[tuple[Tensor, ...]]()
-    for _, module in library.experts(model):
+    for i, (_, module) in enumerate(library.experts(model)):
+        if experts:
+            module.products = quantised.bound(layer(problem).experts, experts, quantised.of_layer(parts, i))
         module.register_forward_hook(lambda _, given, y: seen.append((*given, y)))
 
     def run() -> dict[str, Tensor]:
@@ -58,13 +69,15 @@ def bind(
 def layer(problem: Model) -> Layer:
     """The layer of experts of a model."""
     layout = RowLayout(problem.tokens, problem.top_k, problem.experts)
-    formats = (problem.dtype, problem.dtype, problem.dtype)
+    formats = (problem.dtype, problem.dtype, problem.weights)
     return Layer(layout, problem.hidden, problem.intermediate, *formats, "softmax_topk_renorm")
 
 
-def precompile(problem: Model, arch: str, *, form: str) -> None:
-    """Put the kernels in CuTe DSL that the operators choose into the cache; needs no GPU."""
+def precompile(problem: Model, arch: str, *, form: str, experts: str = "") -> None:
+    """Put the kernels in CuTe DSL that the operators choose, and those of `experts`, into the cache; needs no GPU."""
     from moe_routing_bench.ops import compilation
 
-    if form == ours.NAME:
+    if form in (ours.NAME, quantised.NAME):
         compilation.layer(layer(problem), arch)
+    if experts:
+        quantised.precompile(layer(problem).experts, arch, experts)
