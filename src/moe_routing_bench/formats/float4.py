@@ -51,8 +51,11 @@ def _power_of_two(amax: Tensor) -> Tensor:
 def _with_global(amax: Tensor) -> dict[str, Tensor]:
     """Scales e4m3 whose largest is 448, and the float32 scale () of them all."""
     top = torch.finfo(torch.float8_e4m3fn).max
-    whole = groups.rounded(amax.max() / (_SIZES[-1] * top), torch.float32)
-    return {"scales": groups.rounded((amax / _SIZES[-1] / whole).clamp_max(top), torch.float8_e4m3fn), "global": whole}
+    whole = groups.rounded(groups.divided(amax.max(), _SIZES[-1] * top), torch.float32)
+    return {
+        "scales": groups.rounded((groups.divided(amax, _SIZES[-1]) / whole).clamp_max(top), torch.float8_e4m3fn),
+        "global": whole,
+    }
 
 
 def _nearest(x: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ def quantise(w: Tensor, form: WeightFormat, dtype: torch.dtype) -> dict[str, Ten
     element = getattr(torch, form.element)
     largest = torch.finfo(element).max
     low, high = groups.ranges(w, form)
-    scales = groups.rounded(torch.maximum(high, -low) / largest, getattr(torch, form.scale) if form.scale else dtype)
+    scales = groups.divided(torch.maximum(high, -low), largest)
+    scales = groups.rounded(scales, getattr(torch, form.scale) if form.scale else dtype)
     wide = groups.of_rows(scales, form, len(w)).to(w.dtype)
     elements = torch.empty_like(w, dtype=element)
     for (given, where), (found, _) in zip(groups.views(w, form), groups.views(elements, form), strict=True):

@@ -35,6 +35,11 @@ def views(x: Tensor, form: WeightFormat) -> Iterator[tuple[Tensor, slice]]:
         yield x[..., whole * size :].unsqueeze(-2), slice(whole, None)
 
 
+def divided(x: Tensor, by: float) -> Tensor:
+    """x / by, rounded once on every device: CUDA multiplies by the reciprocal of a number that is not on it."""
+    return x / x.new_tensor(by)
+
+
 def rounded(scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Scales in their dtype, at least its smallest normal number: below it, rounding would move them by more than its roundoff.
 

@@ -17,7 +17,7 @@ def quantise(w: Tensor, form: WeightFormat, dtype: torch.dtype) -> dict[str, Ten
     low, high = groups.ranges(w, form)
     top = 2**form.bits - 1
     span = high - low if form.zero_points else 2 * torch.maximum(high, -low)
-    scales = groups.rounded(span / top, dtype)
+    scales = groups.rounded(groups.divided(span, top), dtype)
     wide = scales.to(w.dtype)
     zeros = (-low / wide).round().clamp(0, top) if form.zero_points else torch.full_like(wide, 2 ** (form.bits - 1))
     codes = torch.empty_like(w, dtype=torch.uint8)

@@ -12,7 +12,12 @@ LOADERS = WARPGROUP - WARP  # threads that bring scales
 
 def stands(columns: int, gated: bool, biased: bool, tile: Tile) -> bool:
     """Whether a product can be upright: all gates of a warpgroup have one block's scales, and so have all ups."""
-    return not biased and (columns % SLAB == 0 or not gated) and tile.slabs == 2 and tile.tokens % SLAB == 0
+    return (
+        not biased
+        and (columns % SLAB == 0 or not gated)
+        and tile.slabs == tile.warpgroups == 2
+        and tile.tokens % SLAB == 0
+    )
 
 
 @dataclass(frozen=True)

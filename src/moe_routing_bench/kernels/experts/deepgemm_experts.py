@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.kernels.experts.common import activate, mixed_formats, unaligned
+from moe_routing_bench.kernels.experts.common import activate, mixed_formats
 
 BLOCK = 128  # rows that are of one expert
+_STEP = 64  # elements of the inner dimension that it takes at a time
 
 
 def unsupported(problem: Experts) -> str | None:
@@ -26,7 +27,11 @@ def unsupported(problem: Experts) -> str | None:
         return f"DeepGEMM's plain grouped product takes bf16 rows, not {problem.packed}"
     if problem.biased:
         return "DeepGEMM has no biases"
-    return unaligned(problem, "DeepGEMM") or mixed_formats(problem)
+    if reason := mixed_formats(problem):
+        return reason
+    if problem.hidden % _STEP or problem.intermediate % _STEP:
+        return f"DeepGEMM's product needs hidden and intermediate that are multiples of {_STEP}"
+    return None
 
 
 def bind(

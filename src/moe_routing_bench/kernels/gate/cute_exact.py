@@ -95,7 +95,7 @@ def exact_warp(
     ranked = warp_tensor(Uint32, (shape.depth, (WARP, row_stride(shape.depth)), tokens_per_thread))
     by_slot = warp_tensor(Uint32, (shape.slots, (WARP, row_stride(shape.slots)), tokens_per_thread))
     winners = warp_tensor(Uint64, (shape.top_k, shape.tokens))  # key << 32 | lane
-    totals = warp_tensor(Float32, (shape.tokens,))  # of softmax_all; NaN marks a token with a NaN among its scores
+    totals = warp_tensor(Float32, (shape.tokens,))  # of softmax_all; -1 marks a token with a NaN among its scores
     group_start = lane % threads_per_token // shape.group_threads * shape.members  # first expert of the expert group
     first = lane % threads_per_token % shape.group_threads * shape.slots  # the thread's first expert in its group
 
@@ -106,7 +106,7 @@ def exact_warp(
     for i in cutlass.range_constexpr(tokens_per_thread):
         keys, total, has_nan = keys_of_thread(raw, bias, by_slot, i, lane, group_start, first, same_token, rule, shape)
         if lane % threads_per_token == 0:
-            total = Float32(cutlass.select_(has_nan, Float32(math.nan), total))
+            total = Float32(cutlass.select_(has_nan, Float32(-1.0), total))
             totals[i * shape.at_once + lane // threads_per_token] = total
         if cutlass.const_expr(rule.groups > 1):
             limit_groups(keys, lane, rule, shape)
@@ -276,7 +276,7 @@ def complete(
         total = totals[index]
         if choice > 0:
             previous = Uint64(winners[choice - 1, index])
-    has_nan = total != total
+    has_nan = total < 0.0  # of infinite scores the sum is NaN, too, but their ids are known
     key, owner = Uint32(winner >> 32), Int32(Uint32(winner & Uint64(0xFFFFFFFF)))
     # Equal keys of one thread are neighbours among the winners: the n-th of them is the n-th slot with this key.
     repeats = ~Uint32(cute.arch.vote_ballot_sync(winner == previous)) & (lower_lanes | (lower_lanes + 1))

@@ -15,7 +15,11 @@ from moe_routing_bench.kernels.layer import Layer, peers
 def unsupported(problem: Layer) -> str | None:
     """Why it cannot run, or None."""
     activations = ("swiglu", "geglu", "relu2")  # torch's
-    return peers.unsupported(problem, "moe-ops", activations) or unaligned(problem, "moe-ops")
+    if reason := peers.unsupported(problem, "moe-ops", activations) or unaligned(problem, "moe-ops"):
+        return reason
+    if problem.experts & (problem.experts - 1):
+        return f"moe-ops counts rows by experts whose number is a power of two, not {problem.experts}"
+    return None
 
 
 def layer(problem: Layer) -> Callable[..., Tensor]:
