@@ -1,7 +1,9 @@
 """Implementations of `pack` that are dishonest or broken, one way each; loaded by the tests in place of real ones."""
 
+import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -232,7 +234,119 @@ def slow_clock(work, x, packed):
     return call
 
 
+def in_pool(work, x, packed):
+    """Hands the work to a thread that was there before, and does not wait for it."""
+    pool = _MADE.setdefault("pool", ThreadPoolExecutor(1))
+    pool.submit(int)
+    return lambda: pool.submit(work)
+
+
+def already_right(work, x, packed):
+    """Works only where the first element is not what it should be."""
+    return lambda: None if packed[0, 0] in x[:, 0] else work()
+
+
+def where_changed(work, x, packed):
+    """Works only where the first input is another than in the call before."""
+    last = [None]
+
+    def call():
+        if last[0] != float(x[0, 0]):
+            work()
+        last[0] = float(x[0, 0])
+
+    return call
+
+
+def by_sample(work, x, packed):
+    """Keeps answers by an element of the input."""
+
+    def call():
+        key = ("sample", float(x[0, 0]))
+        if key not in _MADE:
+            work()
+            _MADE[key] = packed.clone()
+        packed.copy_(_MADE[key])
+
+    return call
+
+
+def last_row(work, x, packed):
+    """Leaves the last row out."""
+
+    def call():
+        kept = packed[-1].clone()
+        work()
+        packed[-1] = kept
+
+    return call
+
+
+def whole_tiles(work, x, packed):
+    """Leaves out what is beyond the last whole tile of 16 rows."""
+
+    def call():
+        kept = packed[len(packed) // 16 * 16 :].clone()
+        work()
+        packed[len(packed) // 16 * 16 :] = kept
+
+    return call
+
+
+def last_column(work, x, packed):
+    def call():
+        kept = packed[:, -1].clone()
+        work()
+        packed[:, -1] = kept
+
+    return call
+
+
+def nearest_float(work, x, packed):
+    """Off by the last bit of one element."""
+
+    def call():
+        work()
+        packed[3, 4] = torch.nextafter(packed[3, 4], packed.new_tensor(9.0))
+
+    return call
+
+
+def returns_input(work, x, packed):
+    """Returns an input as its output."""
+    return lambda: {"packed": x}
+
+
+def returns_nothing_new(work, x, packed):
+    """Returns an output that aliases what it remembers of the call before."""
+
+    def call():
+        answer = _MADE.get("answer", packed)
+        work()
+        _MADE["answer"] = packed.clone()
+        return {"packed": answer}
+
+    return call
+
+
+def more_threads(work, x, packed):
+    """Takes another number of threads than it is given."""
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    return work
+
+
+def other_cores(work, x, packed):
+    """Chooses its cores."""
+
+    def call():
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+        work()
+
+    return call
+
+
 ROGUES = {one.__name__: one for one in (
     honest, early, by_pointer, where_looked_at, once, of_last_set, one_answer, known_seed, every_other, now_and_then, half, shuffled,
-    narrow, other_dtype, beyond, ahead, changes_input, restores_input, later, elsewhere, slow_clock,
+    narrow, other_dtype, beyond, ahead, changes_input, restores_input, later, elsewhere, slow_clock, in_pool, already_right, where_changed,
+    by_sample, last_row, whole_tiles, last_column, nearest_float, returns_input, returns_nothing_new, more_threads, other_cores,
 )}  # fmt: skip

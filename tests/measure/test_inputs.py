@@ -165,6 +165,60 @@ def test_poison_is_no_answer() -> None:
     assert buffers["a"].isnan().all() and (buffers["b"] == 0x4040404040404040).all()
 
 
+def test_near_is_the_first_draw_but_for_a_few_tokens(monkeypatch) -> None:
+    """An eighth of them, at least one; of numbers alone, where there are any. It has its own reference, and no set of its own."""
+    monkeypatch.setattr(inputs, "_some", lambda count, of: list(range(of))[-count:])
+    sets = made()
+    ((drawn,), fresh) = sets.near, float(sets.fresh[0].inputs["x"][0, 0])
+    assert drawn.inputs["x"][:, 2].tolist() == [5, 5, 5, fresh] and drawn.expected["y"][3, 0] == 2 * fresh
+    assert drawn.inputs["ids"].tolist() == [0, 1, 2, 3, 4] and drawn.inputs["w"] is sets.inputs[0]["w"]
+    assert float(sets.base[0].inputs["x"].max()) == 5
+    rows = {"a": torch.zeros(16, 3, dtype=torch.int32), "b": torch.zeros(16, dtype=torch.int64), "c": torch.zeros(3)}
+    found = inputs._of_tokens(rows, {name: one + 1 for name, one in rows.items()}, 16)
+    assert found.keys() == {"a", "b"} and found["b"].tolist() == [0] * 14 + [1] * 2
+    assert found["a"].tolist() == [[0] * 3] * 14 + [[1] * 3] * 2 and not rows["a"].any()
+
+
+def test_what_nobody_can_foresee() -> None:
+    assert sorted(inputs._some(9, 5)) == [0, 1, 2, 3, 4] and len(set(inputs._some(4, 100))) == 4
+    assert len({tuple(inputs._some(4, 100)) for _ in range(5)}) > 1
+
+
+def test_scars_are_a_few_whole_elements() -> None:
+    """The same ones in all sets; guards and inputs are as they were."""
+    sets = made()
+    for one in sets.outputs:
+        one["y"].zero_(), one["count"].zero_()
+    sets.scar()
+    assert all(one["y"].isnan().all() and (one["count"] == 0x40404040).all() for one in sets.outputs), (
+        "12 and 2 elements"
+    )
+    wide = torch.zeros(2, 50, dtype=torch.float64)
+    inputs.scar(wide.view(torch.uint8), wide[0])
+    scars = wide.isnan()
+    assert scars.sum(1).tolist() == [16, 16] and scars[0].equal(scars[1]) and not wide[~scars].any()
+    assert sets.damage() is None
+
+
+def test_what_is_written_since_is_seen_on_a_cpu() -> None:
+    sets = made()
+    sets.poison()
+    copies = sets.copied()
+    assert not sets.written_since(copies) and not sets.written_since(None)
+    sets.outputs[1]["count"][1] = 7
+    assert sets.written_since(copies)
+
+
+def test_what_is_timed_is_put_back() -> None:
+    sets = made()
+    sets.load(sets.near)
+    sets.restore()
+    assert sets.draws == 2 and [float(one["x"][3, 2]) for one in sets.inputs] == [5, 1005]
+    sets.inputs[0]["x"].zero_()
+    sets.restore()
+    assert float(sets.inputs[0]["x"].max()) == 0, "it was loaded already"
+
+
 def changed_and_restored(one: Sets) -> None:
     one.inputs[1]["x"].add_(1).sub_(1)
 

@@ -56,21 +56,25 @@ def candidate(sets: Sets, change=lambda i, call, tensors: tensors, **timer) -> C
     return Candidate("torch", calls, timer=Timer(calls, **timer))
 
 
-@pytest.mark.parametrize(("thorough", "ran"), [({}, ["check"]), ({"thorough": True}, ["rotate", "check"])])
-def test_each_run_is_checked_on_both_draws(thorough, ran, sets) -> None:
-    """First on the fresh one, in poisoned outputs and buffers; then on the base draws, which stay loaded."""
-    seen = []
+@pytest.mark.parametrize(
+    ("thorough", "ran", "draws"),
+    [({}, ["check"] * 2, "fresh base"), ({"thorough": True}, ["check"] * 2 + ["rotate"] * 2, "fresh base base near")],
+)
+def test_each_run_is_checked_on_the_draws(thorough, ran, draws, sets) -> None:
+    """First on the fresh one, in poisoned outputs and buffers; then on the base draws; a lone rotation on those and nearly those. What is
+    timed is loaded in the end."""
+    seen, named = [], {id(sets.fresh): "fresh", id(sets.base): "base", id(sets.near): "near"}
 
     def change(i, call, tensors):
-        seen.append((sets.draws, i))
+        seen.append((named[id(sets._loaded)], i))
         return tensors
 
     one = candidate(sets, change)
     one.check = Check(rel_l2_error=0.25, ties=3)
     seen.clear()
     verify.verify(JOB, one, sets, **thorough)
-    assert one.timer.ran == [how for how in ran for _ in range(2)]
-    assert seen == [(draws, i) for _ in ran for draws in (1, 2) for i in (0, 1)]
+    assert one.timer.ran == ran
+    assert seen == [(name, i) for name in draws.split() for i in (0, 1)]
     assert one.check.error is None and one.check.rel_l2_error == 0.25 and one.check.ties == 3
     assert one.check.max_abs_error > 0, "what was known before, and what was found"
     assert sets.draws == 2 and float(sets.outputs[0]["combined"].isnan().sum()) == 0
@@ -105,6 +109,71 @@ def test_buffers_are_poisoned_once(sets) -> None:
     assert [kept == kept for kept, _ in found] == [False] * 2 + [True] * 2
 
 
+def test_a_lone_rotation_finds_scars_in_right_answers(sets) -> None:
+    """In outputs and in buffers: a few elements of many."""
+    found, buffer = [], torch.zeros(100)
+    one = candidate(sets, lambda i, call, tensors: (buffer.zero_(), tensors)[1])
+    one.calls[0].buffers = {"kept": buffer}
+
+    def run() -> None:
+        found.append((int(sets.outputs[0]["combined"].isnan().sum()), int(buffer.isnan().sum())))
+        HostTimer.rotate(one.timer)
+
+    one.timer.rotate = run
+    verify.verify(JOB, one, sets, thorough=True)
+    assert found == [(16, 16), (0, 0)]
+
+
+def test_what_is_written_after_the_call_is_seen(sets, monkeypatch) -> None:
+    """Whoever writes it, and whether it was right before."""
+    one = candidate(sets)
+    compared = verify._compared
+
+    def late(*given):
+        found = compared(*given)
+        sets.outputs[1]["combined"][0, 0] = 0.0
+        return found
+
+    monkeypatch.setattr(verify, "_compared", late)
+    with pytest.raises(Failure, match=r"^outputs were written after the call had returned$") as failure:
+        verify.verify(JOB, one, sets)
+    assert failure.value.status == "incorrect"
+
+
+@pytest.mark.parametrize(
+    ("put", "said"),
+    [
+        (lambda: torch.set_num_threads(torch.get_num_threads() + 2), "torch.get_num_threads() is 3, no longer 1"),
+        (
+            lambda: torch.set_default_dtype(torch.float64),
+            "torch.get_default_dtype() is torch.float64, no longer torch.float32",
+        ),
+        (lambda: torch.set_grad_enabled(False), "torch.is_grad_enabled() is False, no longer True"),
+    ],
+)
+def test_settings_that_all_share_are_put_back(put, said) -> None:
+    torch.set_num_threads(1)
+    known = verify.surroundings()
+    verify.undisturbed(known)
+    put()
+    with pytest.raises(Failure) as failure:
+        verify.undisturbed(known)
+    assert (failure.value.status, failure.value.reason) == ("incorrect", said)
+    verify.undisturbed(known)
+
+
+def test_cores_are_put_back(monkeypatch) -> None:
+    """Those that the process may use."""
+    cores = [{0, 1}]
+    monkeypatch.setattr(verify.os, "sched_getaffinity", lambda process: cores[0])
+    monkeypatch.setattr(verify.os, "sched_setaffinity", lambda process, chosen: cores.__setitem__(0, chosen))
+    known = verify.surroundings()
+    cores[0] = {1}
+    with pytest.raises(Failure, match=r"^os.sched_getaffinity\(0\) is \{1\}, no longer \{0, 1\}$"):
+        verify.undisturbed(known)
+    assert cores == [{0, 1}]
+
+
 def test_outputs_are_poisoned_for_the_fresh_draw_alone(sets) -> None:
     found = []
     one = candidate(sets)
@@ -129,7 +198,7 @@ def test_what_the_stages_hand_on_is_looked_at_when_it_is_thorough(sets) -> None:
     with pytest.raises(Failure, match=r"^permute: order") as failure:
         verify.verify(JOB, one, sets, thorough=True)
     assert failure.value.status == "incorrect" and one.check.mismatches > 0
-    assert one.timer.ran == ["rotate", "rotate", "check"]
+    assert one.timer.ran == ["check"] and sets._loaded is sets.base, "the others are timed on what they should be"
 
 
 def test_an_error_of_the_whole_is_said_before_those_of_stages(sets) -> None:

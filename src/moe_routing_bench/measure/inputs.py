@@ -21,6 +21,7 @@ from moe_routing_bench.workload.draw import again
 _GUARD, _GUARD_BYTE = 512, 0xA5  # bytes on either side of a tensor, a multiple of every alignment that kernels ask for
 _COMPARED = 1 << 28  # bytes that are compared at a time
 _POISON_INT = 0x40  # in every byte: far out of range of every index, and far below overflow when added to
+_SCARS = 16  # elements of an output
 _POISON_FLOAT = 0xFF  # NaN in every format of the table
 
 
@@ -36,7 +37,8 @@ class Sets:
     """R input and output sets; set i holds draw i mod D of the draws that were loaded last.
 
     `base` are `check_seeds` draws by the cell's seed: what is timed. `fresh` is one more, by a `nonce` that nobody knows
-    beforehand: other values, and the same loads of other experts by other tokens. What all sets share is in both.
+    beforehand: other values, and the same loads of other experts by other tokens. `near` is the first of `base` but for a few tokens,
+    which are those of `fresh`. What all sets share is in all.
     """
 
     def __init__(self, job: Job, definition: Any, device: str) -> None:
@@ -52,6 +54,8 @@ class Sets:
 
         self.base, self.fresh = [draw(seed) for seed in seeds], [draw(again(seeds[0], self.nonce))]
         own = {name: t for name, t in self.base[0].inputs.items() if name not in shared}
+        close = own | _of_tokens(own, self.fresh[0].inputs, cell.tokens) | shared
+        self.near = [Drawn(close, definition.reference(cell, close))]
         outputs = definition.empty_outputs(cell, self.base[0].inputs)
         count = len(seeds)
         if device != "cpu":
@@ -79,10 +83,30 @@ class Sets:
                 one.rows(j, len(draws)).copy_(as_bytes(drawn.inputs[name]))
         self._versions = self._writes()
 
+    def restore(self) -> None:
+        """Load what is timed, unless it is loaded."""
+        if self._loaded is not self.base:
+            self.load(self.base)
+
     def poison(self) -> None:
         """Fill all outputs with what no right answer holds."""
         for one in self._outputs.values():
             one.poison()
+
+    def scar(self) -> None:
+        """Fill a few elements of every output with that, the same ones in all sets."""
+        for one in self._outputs.values():
+            scar(one.rows(0, 1), one.tensors[0])
+
+    def copied(self) -> dict[str, Tensor] | None:
+        """What all outputs hold on a CPU, where somebody may still be writing them. The device of a GPU is waited for."""
+        wholes = {name: one.whole for name, one in self._outputs.items()}
+        on_cpu = all(whole.device.type == "cpu" for whole in wholes.values())
+        return {name: whole.clone() for name, whole in wholes.items()} if on_cpu else None
+
+    def written_since(self, copies: dict[str, Tensor] | None) -> bool:
+        """Whether an output is no longer what it was when it was `copied`."""
+        return copies is not None and any(not one.equal(self._outputs[name].whole) for name, one in copies.items())
 
     def cold(self, count: int) -> bool | None:
         """Whether what is read before a set comes round again is at least 4 times the L2 cache of a GPU; None on a CPU.
@@ -144,6 +168,23 @@ class Sets:
         }
 
 
+def _some(count: int, of: int) -> list[int]:
+    """So many numbers below `of`, or all of them, that nobody can foresee."""
+    return secrets.SystemRandom().sample(range(of), min(count, of))
+
+
+def _of_tokens(base: dict[str, Tensor], fresh: dict[str, Tensor], tokens: int) -> dict[str, Tensor]:
+    """Inputs that hold a row per token, with an eighth of the rows of `fresh`: numbers, or where there are none, what there is."""
+    names = [name for name, one in base.items() if one.ndim and len(one) == tokens]
+    names = [name for name in names if base[name].is_floating_point()] or names
+    found = {name: base[name].clone(memory_format=torch.contiguous_format) for name in names}
+    chosen = _some(max(1, tokens // 8), tokens)
+    for name, one in found.items():
+        rows = torch.tensor(chosen, device=one.device)
+        as_bytes(one).view(tokens, -1)[rows] = as_bytes(fresh[name]).view(tokens, -1)[rows]
+    return found
+
+
 def _seeds(cell: Cell, count: int) -> list[int]:
     """Those of the base draws. Random loads, and with them the number of rows, differ from one seed to the next: then draws have the
     loads of the first one, of other experts."""
@@ -192,6 +233,13 @@ def poison(tensors: Mapping[str, Tensor]) -> None:
     """Fill tensors with what no right answer holds."""
     for tensor in tensors.values():
         tensor.view(torch.uint8).fill_(_poison_of(tensor))
+
+
+def scar(memory: Tensor, like: Tensor) -> None:
+    """Fill a few elements with what no right answer holds: of tensors like `like`, in rows of bytes (n, nbytes)."""
+    size = like.element_size()
+    chosen = torch.tensor(_some(_SCARS, like.numel()), dtype=torch.long, device=memory.device)
+    memory[:, (chosen[:, None] * size + torch.arange(size, device=memory.device)).flatten()] = _poison_of(like)
 
 
 def _poison_of(tensor: Tensor) -> int:

@@ -2,12 +2,16 @@
 
 Twice in a row: first on values that nobody knew before the implementation was bound and captured, in poisoned outputs; then on
 the values that are timed, in outputs that still hold the other answers. What was computed early, is remembered, or is done only
-where something shows that it is looked at, is wrong in one of the two. The first set of each draw is compared with its reference,
+where something shows that it is looked at, is wrong in one of the two. Before and after sampling twice more: on values of which only a few
+are not those that are timed, for who remembers answers by a sample of the inputs; and once more on those that are timed, in outputs that are
+right but for a few elements, for who does nothing where inputs or outputs look as they should. The first set of each draw is compared with its reference,
 and every other set with it, bit by bit.
 """
 
+import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +32,12 @@ _CLOCKS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (  # what times are take
     (torch.cuda.CUDAGraph, "torch.cuda.CUDAGraph", ("replay",)),
 )
 Clocks = list[tuple[Any, str, str, Any]]
+_SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (  # of the process, which all share
+    ("torch.get_num_threads()", torch.get_num_threads, torch.set_num_threads),
+    ("torch.get_default_dtype()", torch.get_default_dtype, torch.set_default_dtype),
+    ("torch.is_grad_enabled()", torch.is_grad_enabled, torch.set_grad_enabled),
+    ("os.sched_getaffinity(0)", lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores)),
+)
 _SWEEP_SECONDS = 2.0
 _SHORTENED = 1.3  # times as long a call of a lone rotation may take; leaving out every other one makes it 2
 
@@ -35,28 +45,64 @@ _SHORTENED = 1.3  # times as long a call of a lone rotation may take; leaving ou
 def verify(job: Job, one: Candidate, sets: Sets, thorough: bool = False) -> None:
     """Raise `Failure` unless the timed calls of `one` are right, keep to their outputs and leave nothing running.
 
-    Raises `Tainted` where inputs were changed before. `thorough` also runs a rotation by itself, and looks at what the stages of
-    a composite hand on, on values that nobody knew.
+    Raises `Tainted` where inputs were changed before. `thorough` also runs a rotation by itself, on scarred outputs and on `near` values,
+    and looks at what the stages of a composite hand on, on values that nobody knew. What is timed is loaded in the end.
     """
-    bench, timer = bench_of(job), one.timer
     if damage := sets.damage():
         raise Tainted(damage)
-    for run in (timer.rotate, timer.check) if thorough else (timer.check,):
-        for draws, poisoned in ((sets.fresh, True), (sets.base, False)):
-            sets.load(draws)
-            if poisoned:
-                sets.poison()
-                for call in one.calls:
-                    inputs.poison(getattr(call, "buffers", {}))
-            _run(run)
-            unharmed(sets)
-            one.check = both(one.check, _compared(bench, job, one, sets))
-            if thorough and bench.stages and run == timer.check and poisoned and not one.check.error:
-                one.check = both(one.check, bench.check_stages(one.name, job.cell, timer.returned[0]))
-            if one.check.error:
-                raise Failure("incorrect", one.check.error)
+    timer = one.timer
+    turns = [(timer.check, _fresh), (timer.check, _base)]
+    if thorough:
+        turns += [(timer.rotate, _scarred), (timer.rotate, _near)]
+    try:
+        for run, prepare in turns:
+            prepare(one, sets)
+            _right(job, one, sets, run, stages=thorough and prepare is _fresh)
+    finally:
+        sets.restore()
     if thorough:
         _whole(timer)
+
+
+def _right(job: Job, one: Candidate, sets: Sets, run: Callable[[], object], stages: bool) -> None:
+    """Run timed calls; `Failure` unless they are right, with `stages` also in what the stages of a composite hand on."""
+    bench = bench_of(job)
+    _run(run)
+    copies = sets.copied()
+    unharmed(sets)
+    one.check = both(one.check, _compared(bench, job, one, sets))
+    if sets.written_since(copies):
+        raise Failure("incorrect", "outputs were written after the call had returned")
+    if stages and bench.stages and not one.check.error:
+        one.check = both(one.check, bench.check_stages(one.name, job.cell, one.timer.returned[0]))
+    if one.check.error:
+        raise Failure("incorrect", one.check.error)
+
+
+def _fresh(one: Candidate, sets: Sets) -> None:
+    """Values that nobody knew, outputs and buffers poisoned."""
+    sets.load(sets.fresh)
+    sets.poison()
+    for call in one.calls:
+        inputs.poison(getattr(call, "buffers", {}))
+
+
+def _near(one: Candidate, sets: Sets) -> None:
+    """Values that are nearly those that are timed."""
+    sets.load(sets.near)
+
+
+def _base(one: Candidate, sets: Sets) -> None:
+    """The values that are timed."""
+    sets.load(sets.base)
+
+
+def _scarred(one: Candidate, sets: Sets) -> None:
+    """The values as they are, and a few elements of outputs and buffers poisoned."""
+    sets.scar()
+    for call in one.calls:
+        for buffer in getattr(call, "buffers", {}).values():
+            inputs.scar(inputs.as_bytes(buffer)[None], buffer)
 
 
 def _whole(timer: Any) -> None:
@@ -90,6 +136,21 @@ def _run(run: Any) -> None:
 def clocks() -> Clocks:
     """What times are taken with: each with its place, that one's name, and its own; to be asked before anybody may replace it."""
     return [(place, whose, name, getattr(place, name)) for place, whose, names in _CLOCKS for name in names]
+
+
+def surroundings() -> list[Any]:
+    """The settings of the process that all implementations share."""
+    return [asked() for _, asked, _ in _SETTINGS]
+
+
+def undisturbed(known: list[Any]) -> None:
+    """`Failure` where somebody has changed a setting that others depend on, and times; it is put back."""
+    changed = [(one, was) for one, was in zip(_SETTINGS, known, strict=True) if one[1]() != was]
+    said = " and ".join(f"{name} is {asked()}, no longer {was}" for (name, asked, _), was in changed)
+    for (_, _, put), was in changed:
+        put(was)
+    if changed:
+        raise Failure("incorrect", said)
 
 
 def genuine(known: Clocks) -> None:

@@ -23,7 +23,7 @@ from moe_routing_bench.measure import calibration, outcome, provenance, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.sampling import sample, settle, warm_up
-from moe_routing_bench.measure.verify import clocks, genuine, unharmed, verify
+from moe_routing_bench.measure.verify import clocks, genuine, surroundings, undisturbed, unharmed, verify
 
 Send = Callable[[tuple], None]
 _RATES = ("peak_tflops", "sustained_tflops")  # of products of 16-bit numbers, which is what is measured
@@ -36,7 +36,7 @@ BLOCK_US = 20_000.0  # a block of a long call has fewer samples, so that there a
 def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False) -> None:
     """Measure the implementations `names` of the job's cell side by side and send their rows.
 
-    After every step of an implementation its clocks must be genuine. With `audit` all inputs are compared as well, which
+    After every step of an implementation its clocks must be genuine, and settings that all share as they were. With `audit` all inputs are compared as well, which
     takes time, but tells who changes them.
     """
     begin = perf_counter()
@@ -48,10 +48,11 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     sets = Sets(job, definition, device)
     cost = sets.cost
     mix = _mix(cost) if bench.streams else None
-    known = clocks()
+    known, settings = clocks(), surroundings()
 
     def harmed() -> None:
         genuine(known)
+        undisturbed(settings)
         if audit:
             unharmed(sets)
 
