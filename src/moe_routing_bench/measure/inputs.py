@@ -21,6 +21,7 @@ from moe_routing_bench.workload.draw import again
 _GUARD, _GUARD_BYTE = 512, 0xA5  # bytes on either side of a tensor, a multiple of every alignment that kernels ask for
 _COMPARED = 1 << 28  # bytes that are compared at a time
 _POISON_INT = 0x40  # in every byte: far out of range of every index, and far below overflow when added to
+_ROW, _ROWS_COUNT = 1024, 1_000_003  # elements of a row of a checksum, and what a row counts more than a column
 _SCARS = 16  # elements of an output
 _POISON_FLOAT = 0xFF  # NaN in every format of the table
 
@@ -252,8 +253,18 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def _checksum(tensor: Tensor) -> int:
-    """A sum over the elements' bits as integers, in parts: what all input sets share is too large for a copy, the more so for
-    one in 64 bits, which is what a sum makes of each part."""
+    """A sum over the elements' bits as integers, each times its column plus a multiple of its row, in rows of `_ROW`: who puts elements
+    elsewhere changes it. In parts: what all sets share is too large for a copy, the more so for one in 64 bits."""
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    parts = tensor.view(kind).flatten().split(max(1, _COMPARED // 8))
-    return int(torch.stack([part.sum(dtype=torch.int64) for part in parts]).sum())
+    flat, step, found = tensor.view(kind).flatten(), max(1, _COMPARED // 8 // _ROW) * _ROW, []
+    for first in range(0, len(flat), step):
+        part = flat[first : first + step]
+        whole = len(part) // _ROW * _ROW
+        for start, piece in ((first, part[:whole].view(-1, _ROW)), (first + whole, part[whole:].view(1, -1))):
+            row = 1 + start // _ROW
+            columns, rows = (piece.sum(dim, dtype=torch.int64) for dim in (0, 1))
+            found += [
+                (columns * torch.arange(1, 1 + len(columns), device=flat.device)).sum(),
+                (rows * torch.arange(row, row + len(rows), device=flat.device)).sum() * _ROWS_COUNT,
+            ]
+    return int(torch.stack(found).sum()) if found else 0
