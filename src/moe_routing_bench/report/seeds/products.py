@@ -10,7 +10,9 @@ from typing import Any
 import pandas as pd
 from scipy import stats
 
+from moe_routing_bench.report.seeds import dispatch
 from moe_routing_bench.report.seeds.doubts import doubted
+from moe_routing_bench.report.seeds.models import why
 from moe_routing_bench.report.seeds.published import divisor, figures
 from moe_routing_bench.report.seeds.quantised import FORMATS, exactness, layers
 from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number, ratio
@@ -19,13 +21,13 @@ LOOP, DEQUANTISED, DEQUANTISED_LOOP = "torch_loop", "dequant", "dequant_loop"
 _NO_KERNELS = (LOOP, DEQUANTISED, "dequant_uncached", DEQUANTISED_LOOP)  # baselines
 _COLUMNS = (
     *("implementation", "tokens", "hidden", "intermediate", "experts", "dtype", "weights"),
-    *("status", "median_us", "tflops", "rel_l2_error", "tolerance", "anomaly"),
+    *("status", "reason", "median_us", "tflops", "rel_l2_error", "tolerance", "anomaly"),
 )
 _Row = Mapping[str, Any]
 
 
 def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list[Table]:
-    """Times, their geometric means per format, exactness, and layers of its two models."""
+    """Times, their geometric means per format, exactness, layers of its two models, and a dispatcher."""
     experts = rows.loc[rows["bench"] == "experts", list(_COLUMNS)]
     doubts = doubted()
     known = [
@@ -39,7 +41,7 @@ def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list
     left = f" {len(measured)} of their {len(known)} rows were measured." if len(measured) < len(known) else ""
     return [
         _times(measured, source, platform, f"{sizes}{left}"), _means(measured, source, platform), exactness(experts, source, platform),
-        *layers(rows[rows["bench"] == "layer"], source, platform),
+        *layers(rows[rows["bench"] == "layer"], source, platform), *dispatch.tables(rows, source, platform),
     ]  # fmt: skip
 
 
@@ -74,6 +76,12 @@ def _kernel(found: Iterable[_Row]) -> _Row | None:
     return min(ran, key=lambda row: row["median_us"], default=None)
 
 
+def _without(found: Iterable[_Row]) -> str:
+    """Why there is no kernel's time: what each of them lacks."""
+    missing = [row for row in found if row["implementation"] not in _NO_KERNELS]
+    return "; ".join(f"{row['implementation']}, {why([row])}" for row in missing) or ABSENT
+
+
 def _ratios(found: Mapping[str, _Row]) -> tuple[float, float]:
     """Times of dequantising and looping over experts, and of dequantising into a kept workspace, over that of the kernel; of
     unquantised weights that of the loop, twice."""
@@ -96,7 +104,7 @@ def _times(
             *(number(known[f"{name}_ms"]) for name in ("base_mm", "base_dequant", "kernel")), number(known["speedup"], "x"), number(known["tflops"]),
             known["machine"], _listed(known["doubts"]),
             *(number(_median(found, name)) for name in (LOOP, DEQUANTISED_LOOP, DEQUANTISED)),
-            ABSENT if kernel is None else kernel["implementation"], number(None if kernel is None else kernel["median_us"] / 1000),
+            _without(found.values()) if kernel is None else kernel["implementation"], number(None if kernel is None else kernel["median_us"] / 1000),
             number(loop, "x"), number(kept, "x"), number(None if kernel is None else kernel["tflops"]),
             _listed(unsure),
         ])  # fmt: skip

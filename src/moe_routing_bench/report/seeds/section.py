@@ -5,22 +5,22 @@ from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.report.seeds import blocks, layers, predecessor, products, published
+from moe_routing_bench.report.seeds import blocks, layers, models, predecessor, products, published
 from moe_routing_bench.report.seeds.tables import Table
 
 _PREFIX = "seed-"
 _REMARKS = {"boundary": "inside their times: ", "sizes": "", "notes": ""}  # of a source, and what is said before it
-_REPLAYED = ("000", "001", "002", "003", "004")
+_REPLAYED = ("000", "001", "002", "003", "003-models", "004")
 
 
 def section(rows: pd.DataFrame, run: str, profiles: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
-    """Number, source in words and tables for the run ``seed-<number>`` of a seed's config; None for any other run."""
+    """Number, source in words and tables for the run ``seed-<name>`` of a seed's config; None for any other run."""
     number = run.removeprefix(_PREFIX)
     if not run.startswith(_PREFIX) or number not in _REPLAYED:
         return None
-    source = published.sources()[number]
+    source = published.sources()[number.replace("-", "_")]
     return {
-        "number": number,
+        "number": number.partition("-")[0],
         "about": f"{_sentence(source['what'])} Published on {source['hardware']}: {source['source']}, by {source['who']}.",
         "remarks": [_sentence(f"{said}{source[name]}") for name, said in _REMARKS.items() if name in source],
         "tables": _tables(number, rows, source, profiles),
@@ -34,6 +34,8 @@ def _tables(
     platform = _machine(rows)
     if number == "004":
         return blocks.tables(rows, source, profiles, platform)
+    if number == "003-models":
+        return models.tables(rows, source, platform)
     if number == "003":
         return products.tables(rows, source, platform)
     if number in ("001", "002"):
