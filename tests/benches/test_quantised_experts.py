@@ -75,7 +75,7 @@ ON_A_GPU = ("cute_quantised",)
 
 @pytest.mark.parametrize(("bench", "output"), [("experts", "y"), ("layer", "combined")])
 def test_every_implementation_takes_them_or_says_why_not(bench, output):
-    """Those that take them on a CPU are right. `training` and `model` have no such axis."""
+    """Those that take them on a CPU are right. `training` has no such axis."""
     for weights in ("int4_g128", "e4m3_row", "mxfp4"):
         cell, definition, inputs = case(bench, weights=weights)
         ran = []
@@ -97,7 +97,7 @@ def test_every_implementation_takes_them_or_says_why_not(bench, output):
             ran.append(one.name)
         assert tuple(ran) == (*IN_TORCH, *["auto"] * (bench == "layer"))
     assert all(
-        "weights" not in BENCHES[name].axes for name in ("training", "model", "shared_experts") if name in BENCHES
+        "weights" not in BENCHES[name].axes for name in ("training", "shared_experts") if name in BENCHES
     )
 
 
