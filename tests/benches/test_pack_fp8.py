@@ -183,3 +183,17 @@ def test_an_element_that_differs_within_half_a_step_is_a_tie():
     assert definition.check(cell, inputs, outputs, same).ties == 0
     same["packed"].view(torch.uint8)[0, 0] ^= 1
     assert definition.check(cell, inputs, outputs, same).ties == 1
+
+
+@pytest.mark.parametrize("packed", ["fp8_row", "fp8_block128"])
+def test_the_scale_of_padding_is_one(packed):
+    """To the last bit: scales of rows alone may be off by one."""
+    cell, inputs, outputs, expected = case_of(CELLS["row_padded"].but(packed=packed))
+    for row, right in (
+        (int((inputs["order"] < 0).nonzero()[0]), False),
+        (int((inputs["order"] >= 0).nonzero()[0]), True),
+    ):
+        scales = outputs["scales"].clone()
+        scales[row] = torch.nextafter(scales[row], torch.tensor(9.0))
+        found = definition.check(cell, inputs, outputs | {"scales": scales}, expected)
+        assert (found.error is None) == right, found

@@ -96,9 +96,7 @@ def test_every_implementation_takes_them_or_says_why_not(bench, output):
             assert found.error is None and 0 < found.rel_l2_error < found.tolerance, one.name
             ran.append(one.name)
         assert tuple(ran) == (*IN_TORCH, *["auto"] * (bench == "layer"))
-    assert all(
-        "weights" not in BENCHES[name].axes for name in ("training", "shared_experts") if name in BENCHES
-    )
+    assert all("weights" not in BENCHES[name].axes for name in ("training", "shared_experts") if name in BENCHES)
 
 
 @pytest.mark.parametrize(

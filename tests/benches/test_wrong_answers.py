@@ -100,6 +100,34 @@ def test_what_one_rounding_may_make_of_a_sum() -> None:
     assert torch.allclose(rounded(want, terms, "fp16", 3, 2.0**-10), (last + before) * (1 + 2.0**-10), rtol=1e-12)
 
 
+def test_routing_is_a_sum_that_is_rounded_once() -> None:
+    """Of terms of one sign, so each element to its own roundoff; a token that is small has no more room than a large one."""
+    axes = {"tokens": 200, "hidden": 64, "experts": 16, "top_k": 4, "router": "softmax_topk", "capacity_factor": 0.4}
+    cell, definition, inputs, expected = drawn("routing", **axes, skew=0.8)
+    shown = {"topk_ids": expected["topk_ids"], "topk_weights": expected["topk_weights"], "packed": inputs["x"]}
+    good = expected["combined"].bfloat16()
+    assert definition.check(cell, inputs, shown | {"combined": good}, expected).error is None
+    smallest = int(torch.where(good != 0, good.abs(), 9.0).argmin())
+    for wrong in ((expected["combined"] * (1 + 2.0**-12)).bfloat16().mul(1 + 2.0**-7), good + good.eq(0) * 1e-3):
+        found = definition.check(cell, inputs, shown | {"combined": wrong}, expected)
+        assert "combined" in (found.error or "") and found.mismatches > 0
+    wrong = good.clone()
+    wrong.view(-1)[smallest] *= 1.03
+    found = definition.check(cell, inputs, shown | {"combined": wrong}, expected)
+    assert found.mismatches == 1 and found.rel_l2_error < found.tolerance
+
+
+def test_the_weights_of_a_routing_have_the_bits_of_float32() -> None:
+    """Where their sum is rounded to nothing narrower."""
+    cell, definition, inputs, expected = drawn("routing", tokens=64, hidden=16, experts=16, top_k=4, dtype="fp32")
+    shown = {"topk_ids": expected["topk_ids"], "topk_weights": expected["topk_weights"], "packed": inputs["x"]}
+    wrong = expected["combined"].float()
+    assert definition.check(cell, inputs, shown | {"combined": wrong}, expected).error is None
+    wrong[3, 5] *= 1 + 4e-6
+    found = definition.check(cell, inputs, shown | {"combined": wrong}, expected)
+    assert found.mismatches == 1 and "combined" in found.error
+
+
 @pytest.mark.parametrize("hidden", [256, 4096])
 @pytest.mark.parametrize("cut", ["tf32 factors", "fp16 logits"])
 def test_router_logits_have_the_bits_of_float32(cut: str, hidden: int) -> None:
@@ -165,3 +193,37 @@ def test_a_composite_may_break_ties_otherwise(bench: str, axes: dict, router: st
     assert "combined" in definition.check(cell, inputs, wrong, expected).error
     worse = outputs | {"topk_ids": outputs["topk_ids"].roll(1, 0)}
     assert definition.check(cell, inputs, worse, expected).error
+
+
+def test_a_tie_of_groups_leaves_other_tokens_no_room() -> None:
+    """The third and fourth group tie by their best experts; their second ones have other scores. All experts of three groups are chosen."""
+    cell = cell_of("gate", tokens=2, experts=16, top_k=6, router="deepseek_v2", dtype="fp32")
+    definition = BENCHES["gate"].definition()
+    logits = torch.tensor([[5.0, 4.5, 4.0, 3.5, 3.0, 2.5, 3.0, 1.0, *[-1.0] * 8]] * 2)
+    logits[1, 4] = 3.5
+    expected, scores = definition.reference(cell, {"logits": logits}), logits.double().softmax(1)
+    other = [4, 5] if 6 in expected["topk_ids"][0] else [6, 7]
+    ids = torch.tensor([[0, 1, 2, 3, *other], [0, 1, 2, 3, 4, 5]])
+    for off, right in ((1e-7, True), (2e-5, False)):
+        weights = 16 * scores.gather(1, ids) * torch.tensor([[1.0], [1 + off]])
+        outputs = {"topk_ids": ids.int(), "topk_weights": weights.float()}
+        found = definition.check(cell, {"logits": logits}, outputs, expected)
+        assert (found.error is None) == right and found.ties == 1, found
+
+
+@pytest.mark.parametrize("weights", ["int4_g32", "e4m3_row", "mxfp4"])
+def test_quantised_weights_are_two_roundings_more(weights: str) -> None:
+    axes = {"tokens": 4, "hidden": 64, "intermediate": 32, "experts": 2, "top_k": 1}
+    definition = BENCHES["experts"].definition()
+    assert definition.roundings(cell_of("experts", **axes, weights=weights)) == 2 + definition.roundings(cell_of("experts", **axes))  # fmt: skip
+
+
+@pytest.mark.parametrize("padding", [-1, 24, 25, 26, 2**31 - 1])
+def test_padding_of_an_aligned_order_is_any_number_of_no_assignment(padding: int) -> None:
+    """Who declares that it writes the order alone may put there what it likes, and no assignment twice."""
+    cell, _, inputs, expected = drawn("permute", tokens=12, experts=4, top_k=2, layout="block64")
+    order = expected["order"].masked_fill(expected["order"] < 0, padding)
+    found = BENCHES["permute"].check("vllm_align", cell, inputs, {"order": order}, expected)
+    assert found.error is None, found
+    order[int((expected["order"] < 0).nonzero()[0])] = 3
+    assert BENCHES["permute"].check("vllm_align", cell, inputs, {"order": order}, expected).mismatches > 0

@@ -124,6 +124,23 @@ def test_a_lone_rotation_finds_scars_in_right_answers(sets) -> None:
     assert found == [(16, 16), (0, 0)]
 
 
+@pytest.mark.parametrize("thorough", [False, True])
+def test_an_input_that_is_written_while_it_is_checked_is_seen(thorough, sets) -> None:
+    """Where nothing was when it was warmed up; it is mended, and what is timed is loaded."""
+    before = sets.base[1].inputs["x"]
+
+    def change(i, call, tensors):
+        if i == 1 and sets.draws == 2:
+            sets.inputs[1]["x"][3, 4] += 1
+        return tensors
+
+    one = candidate(sets, lambda i, call, tensors: tensors)
+    one.calls[1] = lambda call=one.calls[1]: change(1, None, call())
+    with pytest.raises(Failure, match=r"^inputs were changed: x$") as failure:
+        verify.verify(JOB, one, sets, thorough=thorough)
+    assert failure.value.status == "incorrect" and sets.inputs[1]["x"].equal(before) and sets.damage() is None
+
+
 def test_what_is_written_after_the_call_is_seen(sets, monkeypatch) -> None:
     """Whoever writes it, and whether it was right before."""
     one = candidate(sets)
