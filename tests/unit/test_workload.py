@@ -93,6 +93,14 @@ def test_logits_choose_the_drawn_experts(tokens, shape, share):
     assert torch.allclose(routing.weights.sum(1), torch.ones(tokens))
 
 
+def test_no_drawn_choice_is_a_tie():
+    """The last expert chosen is ahead of the first one left out by what float32 scores tell apart; of so many tokens some would not be."""
+    cell = cell_of("routing", tokens=20_000, hidden=1, experts=64, top_k=4)
+    ordered = workload.draw_routing(cell, 3, "cpu").logits.sort(dim=1, descending=True).values
+    assert float((ordered[:, 3] - ordered[:, 4]).min()) > 9.9e-5
+    assert float((ordered[:, 2] - ordered[:, 3]).min()) < 9.9e-5, "nobody moves these"
+
+
 def test_logits_and_tokens_are_standard_normal():
     values = workload.draw_routing(cell(4000, 16, 2, 1.0), 0, "cpu").logits
     tokens = workload.randn((4000, 16), "bf16", workload.generator(0, "cpu"))
