@@ -522,6 +522,15 @@ def test_rounds(clock, monkeypatch):
     assert len({tuple(order[i : i + 3]) for i in range(0, 15, 3)}) > 1, "not always the same order"
 
 
+def test_checks_between_samples_are_at_rounds_that_nobody_can_foresee(clock, monkeypatch):
+    """One of the least number of rounds, and a later one that may be the next, or is never reached."""
+    asked: list[int] = []
+    monkeypatch.setattr(sampling.secrets, "randbelow", lambda below: asked.append(below) or 0)
+    assert len(rounds(clock, monkeypatch, 0.0, min_blocks=4, max_blocks=9)[2]) == 2 * 3 and asked == [4, 9]
+    monkeypatch.setattr(sampling.secrets, "randbelow", lambda below: below - 1)
+    assert len(rounds(clock, monkeypatch, 0.0, min_blocks=4, max_blocks=9)[2]) == 3
+
+
 @pytest.mark.parametrize(("took", "milliseconds", "calls"), [(1.0, 1.0, 3), (2**-10, 10.0, 11), (2**-10, 0.1, 3)])
 def test_warm_up_takes_at_least_so_long_and_three_calls(clock, took, milliseconds, calls):
     """The calls in their rotation."""
