@@ -118,7 +118,7 @@ def test_the_schema_says_what_each_section_has():
         ("h200", 196, 7),
         ("layers", 6, 0),
         ("decode", 2, 0),
-        ("quantised", 51, 0),
+        ("quantised", 53, 0),
         ("layers-full", 36, 0),
         ("model", 3, 0),
         ("training", 1, 0),
