@@ -14,7 +14,7 @@ from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.choices import candidates, choose, table
 from moe_routing_bench.choices.table import Entry
 from moe_routing_bench.comparison import choices
-from moe_routing_bench.report.seeds.models import label, why
+from moe_routing_bench.report.seeds.models import label, reduced, why
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number, ratio
 
@@ -53,7 +53,7 @@ def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list
     note = (
         "No times of theirs are published. Prefill is of 128 tokens, decoding of one; `always_` takes what is fastest in one phase for both, `manual_branch` the fastest "
         "of each, `unified_auto` is `auto`, which chooses by sizes, and `unified_hinted` what it chooses when it is told the phase. No choice waits for the GPU. "
-        "In doubt: times that the rule for rows of this benchmark doubts."
+        f"In doubt: times that the rule for rows of this benchmark doubts.{reduced(rows[rows['bench'] == 'layer'], 'One layer')}"
     )
     return [Table("A dispatcher between kernels", groups, lines, note)] if lines else []
 

@@ -33,16 +33,21 @@ def label(row: _Row) -> str:
     )
 
 
+def reduced(rows: pd.DataFrame, what: str) -> str:
+    """A sentence for rows whose sizes are no model's, as on a CPU."""
+    return (
+        f" {what} stands for theirs, hidden and intermediate sizes a sixteenth of Qwen's."
+        if rows["model"].isna().any()
+        else ""
+    )
+
+
 def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list[Table]:
     """The table: a line per model, formats and implementation, also for what has no time."""
     own = rows[rows["bench"] == "model"]
     lines = [
         line for _, model in own.groupby([own.apply(label, axis=1), "dtype"], sort=False) for line in _model(model)
     ]
-    small = own["model"].isna().any()
-    reduced = (
-        " A model of two layers stands for theirs, its hidden and intermediate sizes a sixteenth." if small else ""
-    )
     groups = (
         Group("model", ("model", "activations", "weights")),
         Group(f"published ({source['short']})", ("guard of decoding: at most",)),
@@ -50,7 +55,7 @@ def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list
     )
     note = (
         "Speed-ups are over the fastest of the library's own forms at full precision, phase by phase. Prefill is of 128 tokens; decoding of one sequence "
-        f"behind 128 tokens. Weights are random. In doubt: phases whose time the rule for rows of this benchmark doubts.{reduced}"
+        f"behind 128 tokens. Weights are random. In doubt: phases whose time the rule for rows of this benchmark doubts.{reduced(own, 'A model of two layers')}"
     )
     return [Table("Whole models, quantised against full precision", groups, lines, note)]
 

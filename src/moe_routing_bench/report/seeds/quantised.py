@@ -5,7 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.report.seeds.models import guard, label
+from moe_routing_bench.benches.layer.auto import AUTO
+from moe_routing_bench.report.seeds.models import guard, label, reduced
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number, ratio
 
@@ -51,7 +52,7 @@ def exactness(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> T
 
 def layers(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list[Table]:
     """The layers of its two models: quantised against full precision."""
-    ok = rows[rows["status"] == "ok"]
+    ok = rows[(rows["status"] == "ok") & (rows["implementation"] != AUTO)]
     whole, lines = ok[ok["weights"] == ok["dtype"]], []
     for _, own in ok.drop(whole.index).groupby([*_LAYER, "weights"]):
         best = own.loc[own["median_us"].idxmin()]
@@ -74,6 +75,6 @@ def layers(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list
     )
     note = (
         "Their test of whole models has a guard, and published no times; config/seeds/003-models.yaml is its table. Ours are single MoE layers, of which "
-        "each model has 24 or 26."
+        f"each model has 24 or 26.{reduced(rows, 'One layer')}"
     )
     return [Table("Layers of its two models", groups, lines, note)] if lines else []
