@@ -43,7 +43,7 @@ def columns(table, *wanted: int) -> list[tuple[str, ...]]:
 
 
 def test_on_a_gpu_every_published_row_has_its_cell_and_its_ratios():
-    times, means, exactness, layers, _ = section(rows("nvidia-h200"), "seed-003")["tables"]
+    times, means, exactness, _, layers, _ = section(rows("nvidia-h200"), "seed-003")["tables"]
     known = figures("003")
     assert len(times.rows) == len(known) == 126
     for row, (_, theirs) in zip(times.rows, known.iterrows(), strict=True):
@@ -91,7 +91,7 @@ def test_rows_of_this_run_that_are_in_doubt_are_named():
 
 def test_on_a_cpu_the_rows_that_were_measured_are_there_at_a_sixteenth_of_their_sizes():
     times, *_ = section(rows("cpu"), "seed-003")["tables"]
-    measured = [job for job in cells("cpu") if job.cell.bench == "experts"]
+    measured = [job for job in cells("cpu") if job.cell.bench == "experts" and job.cell.phase == "prefill"]
     assert len(times.rows) == len(measured) and {row[6] for row in times.rows} == {"bf16"}
     assert "divided by 16" in times.note and f"{len(times.rows)} of their 126 rows were measured" in times.note
 
@@ -115,8 +115,8 @@ def test_what_is_wrong_counts_among_what_was_judged():
     found.loc[wrong, ["status", "median_us"]] = ["incorrect", None]
     _, _, exactness, *_ = section(found, "seed-003")["tables"]
     said = {(row[0], row[1]): row[2:] for row in exactness.rows}
-    assert said["int2_asym", "bf16"] == ["passed", "0.15", "21 of 28", "0.001", "0.005"]
-    assert said["int4", "bf16"][2] == "28 of 28"
+    assert said["int2_asym", "bf16"] == ["passed", "0.15", "24 of 32", "0.001", "0.005"]
+    assert said["int4", "bf16"][2] == "32 of 32"
 
 
 @pytest.mark.parametrize(
@@ -140,3 +140,29 @@ def test_the_skew_of_each_cell_is_that_of_the_published_rows_per_expert():
         mean = sum(one_load) / len(one_load)
         cv = (sum((load - mean) ** 2 for load in one_load) / len(one_load)) ** 0.5 / mean
         assert asked[sum(one_load)] == pytest.approx(cv, abs=5e-4), name
+
+
+def test_decoding_has_a_line_for_every_format_in_the_columns_of_the_shapes():
+    found = rows("nvidia-h200")
+    which = (found["phase"] == "decode") & (found["bench"] == "experts") & (found["implementation"] == "dequant")
+    found.loc[which & (found["weights"] == "e5m2_g128"), "anomaly"] = "too long"
+    times, _, _, decoding, *_ = section(found, "seed-003")["tables"]
+    assert decoding.groups[-1].columns == times.groups[-1].columns
+    assert len(decoding.rows) == 18 and {tuple(row[:4]) for row in decoding.rows} == {("4096", "2048", "8", "2")}
+    lines = {(row[4], row[5]): row[6:] for row in decoding.rows}
+    assert lines["fp16", "fp16"] == ["6", ABSENT, ABSENT, "cute", "3", "2x", "2x", "7", ABSENT]
+    assert lines["int4_asym", "bf16"] == ["6", "9", "4.5", "cute_quantised", "1.5", "6x", "3x", "7", ABSENT]
+    assert lines["e5m2", "fp16"][-1] == "dequant" and lines["e4m3", "fp16"][-1] == ABSENT
+
+
+def test_what_cannot_decode_says_why():
+    found = rows("cpu")
+    lacking = found[(found["phase"] == "decode") & (found["implementation"] == "dequant")].assign(
+        implementation="cute_quantised", status="unsupported", reason="needs an NVIDIA GPU", median_us=None
+    )
+    decoding = section(pd.concat([found[found["implementation"] != "cute_quantised"], lacking]), "seed-003")["tables"][
+        3
+    ]
+    quantised = [row for row in decoding.rows if row[4] != "bf16"]
+    assert len(quantised) == 8 and {row[9] for row in quantised} == {"cute_quantised, unsupported: needs an NVIDIA GPU"}
+    assert {tuple(row[10:14]) for row in quantised} == {(ABSENT,) * 4}
