@@ -27,9 +27,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.user_properties += [("fault", kind)] * count
 
 
-def pytest_sessionfinish() -> None:
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process runs a part of the tests of another."""
+    return hasattr(config, "workerinput")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Of several workers none starts programs of its own to fork from."""
+    if config.getoption("numprocesses", None) and not is_worker(config):
+        forks.share()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """Stop adopting orphans, which a measurement in this process begins: a mutation run goes on in it, and waits for its own children."""
-    forks.stop()
+    if not is_worker(session.config):
+        forks.stop()
     ctypes.CDLL(None).prctl(36, 0)  # PR_SET_CHILD_SUBREAPER
 
 

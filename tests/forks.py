@@ -12,6 +12,7 @@ import shlex
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -26,11 +27,14 @@ client.SERVER, client.SILENT_SECONDS = {server!r}, 600
 sys.exit(client.asked(client.connected({path!r}), ["--cli", {module!r}, *sys.argv[1:]]))
 """
 SOCKET = "forks.sock"
+SHARED = "MOE_ROUTING_BENCH_TEST_PROGRAMS"  # the variable that names the folder to workers of pytest
 
 
 @functools.cache
 def programs() -> Path:
     """A folder for PATH with the programs; the first call of one starts the process, which `stop` ends."""
+    if shared := os.environ.get(SHARED):
+        return Path(shared)
     folder = Path(tempfile.mkdtemp(prefix="mrb-", dir="/tmp"))  # a socket's path must be short
     for name, module in MODULES.items():
         call = CALL.format(measure=str(MEASURE), server=__file__, path=str(folder / SOCKET), module=module)
@@ -47,8 +51,16 @@ def environment(*sources: Path, forked: bool = True) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sources)), "PATH": path}
 
 
+def share() -> None:
+    """Start the process, which workers of pytest that this one starts then use, too."""
+    program = programs() / "moe-routing-bench"
+    os.environ[SHARED] = str(program.parent)
+    subprocess.Popen([program, "--version"], stdout=subprocess.DEVNULL)
+
+
 def stop() -> None:
     """End the process, if there is one."""
+    os.environ.pop(SHARED, None)
     if programs.cache_info().currsize:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(programs() / SOCKET))
