@@ -1,16 +1,23 @@
-"""Pages in a real Chromium, as far as one is installed."""
+"""Pages in a real Chromium, as far as one is installed: one process for all tests, and for every page a profile of its own."""
 
+import atexit
+import contextlib
+import functools
+import itertools
 import json
-import re
 import shutil
+import socket
 import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 
-_CONSOLE = re.compile(r":(?:INFO|WARNING|ERROR):CONSOLE[:(]\d+\)?\] (.*)")
+SECONDS = 60  # that an answer may take
+_SETTLED = "new Promise(done => requestAnimationFrame(() => setTimeout(done)))"  # what loading has put off is done
 
 
 def browser() -> str:
@@ -21,37 +28,139 @@ def browser() -> str:
     pytest.skip("no Chromium: the page is not looked at in a browser")
 
 
-def opened(page: Path, folder: Path, *options: str, part: str = "") -> tuple[str, list[str]]:
-    """The document at `page` as Chromium builds it, its scripts run, and what they wrote to the console.
+class Chromium:
+    """A process that answers requests of the DevTools protocol, which are JSON texts, each ended by a NUL. It ends when nobody can ask it
+    any more."""
 
-    `folder` is for the browser's profile, `part` what follows # in the address.
-    """
-    command = [
-        browser(), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--virtual-time-budget=5000",
-        "--enable-logging=stderr", *options, "--dump-dom", page.as_uri() + (f"#{part}" if part else ""),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout, _CONSOLE.findall(done.stderr)
+    def __init__(self) -> None:
+        self._profile = tempfile.TemporaryDirectory(prefix="mrb-", ignore_cleanup_errors=True)
+        self._numbers, self._received = itertools.count(1), b""
+        self.events: list[dict[str, Any]] = []
+        self._connection, theirs = socket.socketpair()
+        self._connection.settimeout(SECONDS)
+        with theirs:
+            number = theirs.fileno()
+            take = f'exec "$0" "$@" 3<&{number} 4>&{number}'  # where it expects requests, and writes answers
+            command = [
+                "bash",
+                "-c",
+                take,
+                browser(),
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--remote-debugging-pipe",
+            ]
+            self._process = subprocess.Popen(
+                [*command, f"--user-data-dir={self._profile.name}"],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+
+    def ask(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
+        """The result of a request, to the browser itself or to the page of a session; AssertionError where it is refused."""
+        number = next(self._numbers)
+        request = {"id": number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
+        self._connection.sendall(json.dumps(request).encode() + b"\0")
+        answer = self.until(lambda message: message.get("id") == number)
+        assert "error" not in answer, f"{method}: {answer}"
+        return answer["result"]
+
+    def until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The next message that is wanted; what comes before it is kept in `events`."""
+        while True:
+            while b"\0" not in self._received:
+                part = self._connection.recv(1 << 20)
+                assert part, "Chromium has ended"
+                self._received += part
+            text, _, self._received = self._received.partition(b"\0")
+            message = json.loads(text)
+            self.events.append(message)
+            if wanted(message):
+                return message
+
+    def close(self) -> None:
+        """End the process."""
+        self._connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        self._process.kill()
+        self._profile.cleanup()
 
 
-def asked(page: Path, folder: Path, script: str, width: int = 1440, part: str = "") -> Any:
-    """What `script`, the body of a function, returns in the loaded page, in a frame of this width. Console output is an error.
+@functools.cache
+def chromium() -> Chromium:
+    """The process of this session, which its first page starts."""
+    started = Chromium()
+    atexit.register(started.close)
+    return started
 
-    A frame, because a window of Chromium is not as narrow as a phone. It tells its parent by a message: files are strangers.
-    """
-    copy = page.with_name(f"asked-{page.name}")
-    tell = f"(() => {{ {script} }})()"
-    copy.write_text(
-        page.read_text()
-        + f"<script>addEventListener('load', () => setTimeout(() => parent.postMessage(JSON.stringify({tell}), '*')))</script>"
-    )
-    outer = page.with_name(f"outer-{page.name}")
-    outer.write_text(
-        f'<pre></pre><iframe style="width:{width}px;height:900px;border:0" src="{copy.name}#{part}"></iframe>'
-        "<script>onmessage = told => document.querySelector('pre').textContent = encodeURIComponent(told.data)</script>"
-    )
-    text, console = opened(outer, folder, "--window-size=1600,1000")
+
+@dataclass(frozen=True)
+class Loaded:
+    """A page whose scripts have run."""
+
+    session: str
+
+    def value(self, expression: str) -> Any:
+        """What an expression is in the page, or what its promise comes to; AssertionError with what it throws."""
+        asked = {"expression": expression, "awaitPromise": True, "returnByValue": True}
+        found = chromium().ask("Runtime.evaluate", self.session, **asked)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def console(self) -> list[str]:
+        """What the page has written to the console, errors that nobody caught included."""
+        found = []
+        for event in chromium().events:
+            parameters = event.get("params", {})
+            match event.get("method"):
+                case "Runtime.consoleAPICalled":
+                    found.append(" ".join(str(one.get("value", one.get("description"))) for one in parameters["args"]))
+                case "Runtime.exceptionThrown":
+                    thrown = parameters["exceptionDetails"]
+                    found.append(thrown.get("exception", {}).get("description") or thrown["text"])
+                case "Log.entryAdded":
+                    found.append(parameters["entry"]["text"])
+        return found
+
+
+@contextlib.contextmanager
+def loaded(page: Path, part: str = "", width: int = 1440) -> Iterator[Loaded]:
+    """A page in a window of this width; `part` is what follows # in the address."""
+    process = chromium()
+    process.events.clear()
+    context = process.ask("Target.createBrowserContext")["browserContextId"]
+    target = process.ask("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+    session = process.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    window = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    process.ask("Emulation.setDeviceMetricsOverride", session, **window)
+    for domain in ("Page", "Runtime", "Log"):
+        process.ask(f"{domain}.enable", session)
+    process.ask("Page.navigate", session, url=page.as_uri() + (f"#{part}" if part else ""))
+    if not any(event.get("method") == "Page.loadEventFired" for event in process.events):
+        process.until(lambda message: message.get("method") == "Page.loadEventFired")
+    shown = Loaded(session)
+    shown.value(_SETTLED)
+    try:
+        yield shown
+    finally:
+        process.ask("Target.disposeBrowserContext", browserContextId=context)
+
+
+def opened(page: Path) -> tuple[str, list[str]]:
+    """The document at `page` as Chromium builds it, its scripts run, and what they wrote to the console."""
+    with loaded(page) as shown:
+        return shown.value("document.documentElement.outerHTML"), shown.console()
+
+
+def asked(page: Path, script: str, width: int = 1440, part: str = "") -> Any:
+    """What `script`, the body of a function, returns in the loaded page, in a window of this width. Console output is an error."""
+    with loaded(page, part, width) as shown:
+        text = shown.value(f"JSON.stringify((() => {{ {script} }})())")
+        console = shown.console()
     assert not console, console
-    found = re.search(r"<pre>(.+?)</pre>", text)
-    assert found, "the script in the page returned nothing"
-    return json.loads(unquote(found[1]))
+    assert text, "the script in the page returned nothing"
+    return json.loads(text)

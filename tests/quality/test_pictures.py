@@ -164,12 +164,12 @@ def test_tables_rank_apart(trained: pd.DataFrame) -> None:
     assert softk["values"][1] == f"{last['drop_rate'].mean():.1%}"
 
 
-def probed(page: Path, folder: Path) -> str:
+def probed(page: Path) -> str:
     """The document as Chromium builds it; the title says how many images it could draw."""
     probe = "<script>addEventListener('load', () => document.title = [...document.images].filter(i => i.naturalWidth > 0).length + ' drawn')</script>"
     copy = page.with_name(f"probe-{page.name}")
     copy.write_text(page.read_text() + probe)
-    document, console = opened(copy, folder)
+    document, console = opened(copy)
     assert not console
     return document
 
@@ -188,7 +188,7 @@ def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
     measured = records.SCHEMA.empty_table().to_pandas()
     adapted = adaptation_rows.SCHEMA.empty_table().to_pandas()
     render(measured, figures, tmp_path / "with.html", trained, adapted)
-    page = html.unescape(probed(tmp_path / "with.html", tmp_path / "profile"))
+    page = html.unescape(probed(tmp_path / "with.html"))
     assert f"<title>{len(FIGURES) - len(DRAWN)} drawn</title>" in page, "all but those that the page draws"
     assert {name for name in FIGURES if f'id="chart-{name}"' in page} == DRAWN
     assert '<h2 id="quality">' in page
@@ -196,7 +196,7 @@ def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
     for one in verdicts.verdicts(trained):
         assert one.why in page and one.claim.theirs in page and all(text in page for text in one.ours)
     render(measured, figures, tmp_path / "without.html")
-    page = probed(tmp_path / "without.html", tmp_path / "profile")
+    page = probed(tmp_path / "without.html")
     measured_only = sum(figure.source == "measurements" for figure in FIGURES.values())
     assert f"<title>{measured_only} drawn</title>" in page and 'id="quality"' not in page
 

@@ -58,7 +58,7 @@ def test_the_page(tmp_path, monkeypatch):
     assert f"1 of {len(changed)} rows changed" in text and text.count("<svg") == len(changed)
     assert re.search(r"<tbody>\n<tr>.*1\.2x \[1\.2, 1\.2\], faster", text), "the row that changed is the first"
     script = "const wide = document.documentElement.clientWidth; return [document.documentElement.scrollWidth <= wide, document.querySelectorAll('#histories tbody tr').length]"
-    assert asked(tmp_path / "compare-history.html", tmp_path / "profile", script, width=390) == [True, len(changed)]
+    assert asked(tmp_path / "compare-history.html", script, width=390) == [True, len(changed)]
     with pytest.raises(UserError, match="two or more, each once"):
         call(app, ["history", "a.parquet", "a.parquet", "--html", "page.html"], catch_exceptions=False)
 

@@ -51,14 +51,14 @@ def page(tmp_path_factory):
 
 @pytest.fixture
 def ask(page, tmp_path):
-    return lambda script, **options: asked(page, tmp_path / "profile", script, **options)
+    return lambda script, **options: asked(page, script, **options)
 
 
 @pytest.fixture(scope="module")
 def pure(page, tmp_path_factory):
     """What the page's functions make of hand-made rows, by name: one browser for all of them."""
     parts = ", ".join(f"{name}: (() => {{ {script} }})()" for name, script in SCRIPTS.items())
-    return asked(page, tmp_path_factory.mktemp("profile"), f"return {{{parts}}}")
+    return asked(page, f"return {{{parts}}}")
 
 
 AXES = [

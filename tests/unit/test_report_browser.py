@@ -37,7 +37,7 @@ def page(tmp_path_factory):
 
 @pytest.fixture
 def ask(page, tmp_path):
-    return lambda script, **options: asked(page, tmp_path / "profile", script, **options)
+    return lambda script, **options: asked(page, script, **options)
 
 
 FILTERS = {
@@ -182,7 +182,7 @@ def test_paper_clips_nothing(page, tmp_path):
     script = """const wide = document.documentElement.clientWidth;
         return [[...document.body.querySelectorAll("*")].filter(e => e.getBoundingClientRect().right > wide + 1).map(e => e.outerHTML.slice(0, 80)),
             document.querySelector("#rows tbody tr").innerText, getComputedStyle(document.querySelector("nav")).display];"""
-    out, row, nav = asked(paper, tmp_path / "profile", script, width=1030)
+    out, row, nav = asked(paper, script, width=1030)
     assert not out and nav == "none"
     for text in ("gate", "cute", "12.35", "faster", "0.75"):
         assert text in row
@@ -197,8 +197,8 @@ def test_long_tables_show_what_is_asked_first(tmp_path):
     script = f"""const found = [{lines} < 150, csv(shown).split("\\n").length - 2];
         ask("tokens=400"); found.push({SHOWN}.join()); ask("tokens>300"); found.push({lines}); ask("");
         return [...found, table.getAttribute("aria-rowcount")];"""
-    found = asked(tmp_path / "index.html", tmp_path / "profile", script)
+    found = asked(tmp_path / "index.html", script)
     assert found == [True, 400, last, 100, "401"]
     linked = f"""const line = document.querySelector("tr.detail").previousElementSibling, box = scroller.getBoundingClientRect(), at = line.getBoundingClientRect();
         return [{lines} < 150, line.id, at.top >= box.top && at.bottom <= box.bottom];"""
-    assert asked(tmp_path / "index.html", tmp_path / "profile", linked, part=f"row-{last}") == [True, f"row-{last}", True]  # fmt: skip
+    assert asked(tmp_path / "index.html", linked, part=f"row-{last}") == [True, f"row-{last}", True]  # fmt: skip

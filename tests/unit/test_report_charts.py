@@ -24,7 +24,7 @@ DRAWN = ["over_tokens", "crossover", "decode", "limits", "verdict_matrix", "stag
 def ask(tmp_path):
     out = tmp_path / "index.html"
     render(TABLE, {name: tmp_path / f"{name}.svg" for name in FIGURES}, out)
-    return lambda script, **options: asked(out, tmp_path / "profile", f"{ALL} {script}", **options)
+    return lambda script, **options: asked(out, f"{ALL} {script}", **options)
 
 
 ALL = "Object.keys(charts).forEach(drawChart); const all = (selector, from = document) => [...from.querySelectorAll(selector)], of = name => document.querySelector('#chart-' + name);"

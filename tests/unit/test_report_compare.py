@@ -27,7 +27,7 @@ IDS = [row_id(record) for record in TABLE.to_dict("records")]
 def ask(tmp_path):
     out = tmp_path / "index.html"
     render(TABLE, {}, out)
-    return lambda script, **options: asked(out, tmp_path / "profile", script, **options)
+    return lambda script, **options: asked(out, script, **options)
 
 
 def test_samples_are_offsets_from_the_median():

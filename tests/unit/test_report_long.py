@@ -26,7 +26,7 @@ def page(tmp_path_factory):
 
 @pytest.fixture
 def ask(page, tmp_path):
-    return lambda script, **options: asked(page, tmp_path / "profile", HELP + script, **options)
+    return lambda script, **options: asked(page, HELP + script, **options)
 
 
 def test_scrolling_shows_every_row_in_order(ask):

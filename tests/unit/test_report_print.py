@@ -41,5 +41,5 @@ def test_of_very_many_rows_paper_has_the_first_and_says_so(tmp_path):
     script = """const lines = () => document.querySelectorAll("#rows tbody tr[id]").length, found = [];
         for (const name of ["beforeprint", "afterprint"]) { dispatchEvent(new Event(name)); found.push(lines()); }
         return [...found, byId("paper").textContent];"""
-    before, after, said = asked(tmp_path / "index.html", tmp_path / "profile", script)
+    before, after, said = asked(tmp_path / "index.html", script)
     assert before == 2000 and after < 150 and said == "The first 2000 of these 2101 rows."

@@ -29,7 +29,7 @@ def page(tmp_path):
 
 @pytest.fixture
 def ask(page, tmp_path):
-    return lambda script, **options: asked(page, tmp_path / "profile", HELP + script, **options)
+    return lambda script, **options: asked(page, HELP + script, **options)
 
 
 def test_a_drag_zooms_to_what_it_covers(ask):
@@ -81,7 +81,7 @@ def test_pictures_stand_in_where_the_page_cannot_draw(page, tmp_path):
     data = '<script type="application/json"'
     fails = page.read_text().replace(data, f"<script>Plot = {{}}</script>{data}")
     broken.write_text(f"{fails}<script>Object.keys(charts).forEach(drawChart)</script>")
-    document, console = opened(broken, tmp_path / "profile")
+    document, console = opened(broken)
     drawn = re.findall(r'id="chart-(\w+)"><div class="scroll whole picture".*?<img src="figures/(\w+)\.svg"', document)
     assert drawn and all(one == other for one, other in drawn) and any("is not a function" in line for line in console)
 

@@ -55,7 +55,7 @@ def answered(tmp_path_factory):
     (out.parent / "compare-before.html").touch()
     render(TABLE, {name: out.with_name(f"{name}.svg") for name in FIGURES}, out, TRAINED, models=MODELS)
     parts = [f"opening(); {'; '.join(actions)}; found.push({place});" for actions, place, _ in QUESTIONS.values()]
-    found = asked(out, tmp_path_factory.mktemp("profile"), f"{HELP} const found = []; {' '.join(parts)} return found;")
+    found = asked(out, f"{HELP} const found = []; {' '.join(parts)} return found;")
     return dict(zip(QUESTIONS, found, strict=True))
 
 
