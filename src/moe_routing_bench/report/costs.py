@@ -1,6 +1,7 @@
 """What skew and a capacity factor cost in time: ratios of cells that are equal otherwise and were measured on one card."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -8,7 +9,7 @@ import pandas as pd
 from moe_routing_bench.config import axes
 from moe_routing_bench.figures import grouping
 
-Pair = tuple[pd.Series, pd.Series]
+Pair = tuple[dict[Any, Any], dict[Any, Any]]
 _READ = [
     "bench",
     "implementation",
@@ -23,19 +24,23 @@ def pairs(rows: pd.DataFrame, axis: str) -> tuple[list[Pair], int]:
 
     Also how many sets of equal rows have their lowest and highest on different cards. A missing value stands last.
     """
-    found, apart = [], 0
-    rows = rows[_READ]  # many groups of few columns are quick
-    cards = grouping.card(rows)
-    for _, group in rows.groupby(["bench", "implementation", *axes.names(without=[axis])], dropna=False):
-        rising = group.sort_values(axis)
-        if rising[axis].nunique(dropna=False) < 2:
-            continue
-        ends = cards[rising.index]
-        apart += ends.iloc[0] != ends.iloc[-1]
-        for _, own in rising.groupby(ends, sort=False):
-            if own[axis].nunique(dropna=False) > 1:
-                found.append((own.iloc[0], own.iloc[-1]))
-    return found, apart
+    if rows[axis].nunique(dropna=False) < 2:
+        return [], 0
+    sets = rows.groupby(["bench", "implementation", *axes.names(without=[axis])], dropna=False).ngroup()
+    value = pd.factorize(rows[axis], use_na_sentinel=False)[0]
+    rows = _several(rows[_READ].assign(set=sets, card=grouping.card(rows), value=value), "set")
+    rows = rows.sort_values(["set", axis], kind="stable")
+    lowest, highest = rows.drop_duplicates("set"), rows.drop_duplicates("set", keep="last")
+    own = _several(rows, "set", "card")
+    low, high = own.drop_duplicates(["set", "card"]), own.drop_duplicates(["set", "card"], keep="last")
+    high = low[["set", "card"]].merge(high, on=["set", "card"])  # in the order of the others
+    apart = lowest["card"].to_numpy() != highest["card"].to_numpy()
+    return list(zip(low.to_dict("records"), high.to_dict("records"), strict=True)), int(apart.sum())
+
+
+def _several(rows: pd.DataFrame, *by: str) -> pd.DataFrame:
+    """The rows that agree in `by` with one of another value."""
+    return rows[rows.groupby(list(by), sort=False)["value"].transform("nunique") > 1]
 
 
 def cost_of_skew(ok: pd.DataFrame) -> str:
