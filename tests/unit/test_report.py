@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from rows import BAD, rows
+from rows import BAD, rows, some
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.choices import CANDIDATES
@@ -29,7 +29,7 @@ def test_report(tmp_path):
     """Findings, figures, reasons; no markup from a value; nothing fetched. Failed and empty tables too."""
     svg, out = tmp_path / "f.svg", tmp_path / "index.html"
     svg.write_text("<svg/>")
-    for table in (rows(), rows(gpu=False), rows(status="crashed"), rows().iloc[:0]):
+    for table in (rows(), some(rows(gpu=False)), some(rows(status="crashed")), rows().iloc[:0]):
         render(table, dict.fromkeys(FIGURES, svg), out)
         page = out.read_text()
         assert all(text in html.unescape(page) for text in findings(table))
@@ -47,7 +47,7 @@ def test_every_axis_is_a_column():
 @pytest.mark.parametrize(("axis", "value"), [("weights", "int4"), ("packed", "fp8_row")])
 def test_no_finding_pools_a_format_in_silence(axis, value):
     """Rows that differ only in it form no pair, and a finding over both names the axis."""
-    table = rows()
+    table = some(rows())
     mine = table[table["bench"].isin(grouping.reading(axis))]
     both = pd.concat([table, mine.assign(**{axis: value}, cell=mine["cell"] + value)], ignore_index=True)
     before, after = findings(table), findings(both)

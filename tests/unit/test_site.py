@@ -4,7 +4,7 @@ import re
 
 import pyarrow as pa
 import pytest
-from rows import rows
+from rows import rows, some
 
 from moe_routing_bench.cli.publishing import site
 from moe_routing_bench.errors import UserError
@@ -19,7 +19,7 @@ def project(tmp_path, monkeypatch):
     """Two reports, one of a run with a name, and a folder that is none."""
     monkeypatch.chdir(tmp_path)
     for folder in ("cpu", "nvidia-h200.layers"):
-        table = rows(gpu=folder != "cpu").assign(platform=folder.partition(".")[0])
+        table = some(rows(gpu=folder != "cpu")).assign(platform=folder.partition(".")[0])
         paths.results(folder).mkdir(parents=True)
         write_table(paths.measurements(folder), pa.Table.from_pandas(table, SCHEMA, preserve_index=False))
         render(table, {}, paths.report(folder))
@@ -42,7 +42,7 @@ def test_all_reports_in_one_folder(project, capsys):
     assert (project / "pages/cpu/figures/gate.svg").is_file() and (project / "pages/own.txt").read_text() == "mine"
     assert (
         "NVIDIA H200, 2026-11-21" in text
-        and f"{len(rows()) - 1} of {len(rows())} rows ok" in text
+        and f"{len(some(rows())) - 1} of {len(some(rows()))} rows ok" in text
         and "https:" not in text
     )
     assert "leads to 2 reports" in capsys.readouterr().out
