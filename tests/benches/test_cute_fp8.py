@@ -132,7 +132,9 @@ def test_what_stands_upright():
     ):
         first, second = cute_fp8.products(problem(intermediate=inner, activation=activation, **given))
         assert (first.upright, second.upright) == (up, True), (inner, activation)
-        assert first.stages >= 3 and second.stages >= 3
+        assert first.stages >= 3 and second.stages >= 3 and second.tile == Tile(2, 2, 64)
+    tall = cute_fp8.products(problem(rows=128 * 512, hidden=2048))
+    assert all(one.upright and one.tile == Tile(2, 2, 128) for one in tall)
     assert not any(one.upright for one in cute_fp8.products(problem(**given | {"rows": 128 * 56})))
     biased = cute_fp8.products(problem(hidden=2880, intermediate=2880, activation="swiglu_oai", rows=128 * 100))
     assert not any(one.upright for one in biased), "sums begin with biases where tokens are on the N side"

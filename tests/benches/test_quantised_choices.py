@@ -40,20 +40,29 @@ def test_every_product_has_stages_enough(weights, sizes):
         (8, Tile(1, 1, 8), 2),
         (64, Tile(1, 2, 8), 2),
         (512, Tile(1, 2, 8), 2),
-        (128 * 100, Tile(1, 2, 128, narrowest=64, grain=32), 1),
+        (128 * 84, Tile(2, 2, 96), 1),
+        (128 * 85, Tile(1, 2, 192, narrowest=128, grain=32), 1),
+        (128 * 191, Tile(1, 2, 192, narrowest=128, grain=32), 1),
+        (128 * 192, Tile(2, 2, 128), 1),
         (128 * 1024, Tile(2, 2, 128), 1),
     ],
 )
 def test_tiles_of_qwen3(rows, tile, resident):
-    """Low tiles of two blocks per multiprocessor, as wide as leave work for all, then those of three forms, then the largest."""
+    """Low tiles of two blocks per multiprocessor, as wide as leave work for all, then those that were measured."""
     first, second = cute_quantised.products(problem(rows=rows))
     assert first.tile == tile and first.resident == resident
     assert (first.overlap, second.overlap) == (("first", "second") if rows <= 4096 else ("", ""))
 
 
+@pytest.mark.parametrize(("rows", "tile", "resident"), [(64, Tile(1, 2, 8), 2), (512, Tile(2, 2, 8), 1)])
+def test_codes_of_2_bits_have_wide_tiles_once_there_are_enough(rows, tile, resident):
+    first, _ = cute_quantised.products(problem("int2_g128", rows=rows))
+    assert (first.tile, first.resident) == (tile, resident)
+
+
 def test_a_tile_has_the_narrowest_form_that_holds_it(monkeypatch):
     monkeypatch.setattr(cute_tiles.cutlass, "max", max)
-    for tile in (*cute_quantised._SHARED, Tile(2, 2, 176, narrowest=88)):
+    for tile in (cute_quantised._SHARED, Tile(2, 2, 176, narrowest=88)):
         for rows in range(1, tile.tokens + 1):
             assert cute_tiles.width_of(0, rows, tile) == min(one for one in tile.widths if one >= rows)
     with pytest.raises(AssertionError, match="the widest is one of them"):

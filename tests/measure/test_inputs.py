@@ -81,7 +81,7 @@ def test_draws_and_sets() -> None:
 @pytest.mark.parametrize(
     ("settings", "count"),
     [
-        ({}, 75),  # 48 + 20 bytes read: 5000 / 68, rounded up, and one
+        ({}, 69),  # 74 bytes read, 6 of them weights: 5000 / 74, rounded up, and one
         ({"set_limit": 10}, 10),
         ({"set_bytes": 124 * 7 + 123}, 7),  # 48 + 8 bytes written as well
         ({"set_bytes": 1}, 2),  # no fewer than seeds
@@ -95,6 +95,29 @@ def test_sets_of_a_gpu(settings, count, gpu) -> None:
     sets.load(sets.fresh)
     assert {float(one["x"][0, 0]) for one in sets.inputs} == {float(sets.fresh[0].inputs["x"][0, 0])}
     assert sets.draws == 1 and sets.draw_of(1) is sets.fresh[0] and sets.damage() is None
+
+
+@pytest.mark.parametrize(
+    ("read", "shared", "draws", "count"),
+    [(74, 0, 2, 75), (2500, 40_000, 3, 3), (400, 40_000, 14, 14), (100, 40_000, 16, 51), (2500, 2500, 2, 3), (6000, 40_000, 2, 2), (10, 40_000, 16, 75)],
+)  # fmt: skip
+def test_calls_read_different_weights_until_those_are_cold(read, shared, draws, count, gpu) -> None:
+    """Beside large weights 68 bytes of own inputs need no sets of their own; weights that every call reads whole need no more draws."""
+
+    class Weighted(Doubled):
+        def shared(self, cell, seed, device):
+            return {"w": torch.zeros(shared // 2, dtype=torch.float16)} if shared else {}
+
+        def reference(self, cell, inputs):
+            return {"y": 2 * inputs["x"]}
+
+        def cost(self, cell, inputs, outputs, expected):
+            return Cost(read_bytes=read, write_bytes=56)
+
+    definition = Weighted()
+    sets = made("cuda", definition, set_limit=999, set_bytes=2**30)
+    assert (sets.draws, len(sets)) == (draws, count)
+    assert definition.seeds == [*(5 + 1000 * i for i in range(draws)), again(5, sets.nonce)]
 
 
 def known_sets(read: int = 0, draws: int = 1, shared: int = 0) -> Sets:

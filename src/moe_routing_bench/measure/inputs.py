@@ -23,6 +23,7 @@ _COMPARED = 1 << 28  # bytes that are compared at a time
 _POISON_INT = 0x40  # in every byte: far out of range of every index, and far below overflow when added to
 _ROW, _ROWS_COUNT = 1024, 1_000_003  # elements of a row of a checksum, and what a row counts more than a column
 _SCARS = 16  # elements of an output
+_MOST_DRAWS = 16  # of which calls read different weights
 _POISON_FLOAT = 0xFF  # NaN in every format of the table
 
 
@@ -37,7 +38,7 @@ class Drawn:
 class Sets:
     """R input and output sets; set i holds draw i mod D of the draws that were loaded last.
 
-    `base` are `check_seeds` draws by the cell's seed: what is timed. `fresh` is one more, by a `nonce` that nobody knows
+    `base` are draws by the cell's seed, `check_seeds` of them or more: what is timed. `fresh` is one more, by a `nonce` that nobody knows
     beforehand: other values, and the same loads of other experts by other tokens. `near` is the first of `base` but for a few tokens,
     which are those of `fresh`. What all sets share is in all.
     """
@@ -46,24 +47,25 @@ class Sets:
         """Draw, allocate and load the base draws. More sets than draws are for a GPU's L2 cache."""
         cell, settings = job.cell, job.settings
         shared = definition.shared(cell, cell.seed, device) if hasattr(definition, "shared") else {}
-        seeds = _seeds(cell, settings.check_seeds)
         self.nonce = secrets.randbits(31)
 
         def draw(seed: int) -> Drawn:
             inputs = definition.build(cell, seed, device) | shared
             return Drawn(inputs, definition.reference(cell, inputs))
 
-        self.base, self.fresh = [draw(seed) for seed in seeds], [draw(again(seeds[0], self.nonce))]
-        own = {name: t for name, t in self.base[0].inputs.items() if name not in shared}
+        first = draw(cell.seed)
+        own = {name: t for name, t in first.inputs.items() if name not in shared}
+        outputs = definition.empty_outputs(cell, first.inputs)
+        self.cost = definition.cost(cell, first.inputs, outputs, first.expected)
+        draws = count = settings.check_seeds
+        if device != "cpu":
+            footprint = nbytes(*own.values(), *outputs.values())
+            most = min(settings.set_limit, int(settings.set_bytes // footprint))
+            draws, count = _rotation(nbytes(*own.values()), nbytes(*shared.values()), self.cost.read_bytes, draws, most)
+        self.base = [first, *(draw(seed) for seed in _seeds(cell, draws)[1:])]
+        self.fresh = [draw(again(cell.seed, self.nonce))]
         close = own | _of_tokens(own, self.fresh[0].inputs, cell.tokens) | shared
         self.near = [Drawn(close, definition.reference(cell, close))]
-        outputs = definition.empty_outputs(cell, self.base[0].inputs)
-        count = len(seeds)
-        if device != "cpu":
-            # Outputs do not count: stores may be the first to leave the cache.
-            cold = calibration.cold_sets(nbytes(*own.values()))
-            footprint = nbytes(*own.values(), *outputs.values())
-            count = max(count, min(cold, settings.set_limit, int(settings.set_bytes // footprint)))
         self._redrawn = lambda: definition.shared(cell, cell.seed, device)
         self._shared = {name: (t, _checksum(t)) for name, t in shared.items()}
         self._inputs = {name: _Guarded(t, count) for name, t in own.items()}
@@ -71,7 +73,6 @@ class Sets:
         self.inputs = [{name: one.tensors[i] for name, one in self._inputs.items()} | shared for i in range(count)]
         self.outputs = [{name: one.tensors[i] for name, one in self._outputs.items()} for i in range(count)]
         self.load(self.base)
-        self.cost = definition.cost(cell, self.inputs[0], self.outputs[0], self.base[0].expected)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -184,6 +185,18 @@ def _of_tokens(base: dict[str, Tensor], fresh: dict[str, Tensor], tokens: int) -
         rows = torch.tensor(chosen, device=one.device)
         as_bytes(one).view(tokens, -1)[rows] = as_bytes(fresh[name]).view(tokens, -1)[rows]
     return found
+
+
+def _rotation(own: int, shared: int, read: int, draws: int, most: int) -> tuple[int, int]:
+    """How many draws, and how many sets, keep a GPU's L2 cache cold: at least `draws` of both, and beyond these at most `most` sets.
+
+    A call reads `read` bytes: its `own` inputs and, of the `shared` weights, those of its experts. What it reads of weights is cold
+    only after calls that read others, those of other draws. Outputs do not count: stores may be the first to leave the cache.
+    """
+    cold = calibration.cold_sets(max(own, read) if shared else own)
+    if shared > read:
+        draws = max(draws, min(cold, _MOST_DRAWS))
+    return draws, max(draws, min(cold, most))
 
 
 def _seeds(cell: Cell, count: int) -> list[int]:

@@ -40,19 +40,19 @@ OVERLAP_ROWS = 4096  # up to so many rows in all, the second product starts befo
 
 def choose_low(mean: float) -> int:
     """Tokens of a tile of one form: the least expected cost where rows per expert are spread like a Poisson variable's."""
-    return min(FEW_SIZES, key=lambda tokens: _tiles(mean, tokens) * (tokens + PER_TILE))
+    return min(FEW_SIZES, key=lambda tokens: tiles_of(mean, tokens) * (tokens + PER_TILE))
 
 
 def choose_shared(mean: float, sizes: tuple[int, ...] = SHARED_SIZES) -> int:
     """Tokens of a tile with forms down to half of them: the smallest of near the least cost, for the same spread."""
     costs = {}
     for tokens in sizes:
-        tiles = _tiles(mean, tokens)
+        tiles = tiles_of(mean, tokens)
         costs[tokens] = max(mean, tiles * tokens / 2) + tiles * PER_TILE
     return next(tokens for tokens, cost in costs.items() if cost <= NEAR * min(costs.values()))
 
 
-def _tiles(mean: float, tokens: int) -> float:
+def tiles_of(mean: float, tokens: int) -> float:
     """Expected tiles of an expert that has a row: one, and one more for each multiple of `tokens` that its rows exceed."""
     spread = math.sqrt(2 * mean)
     return sum(
@@ -139,7 +139,7 @@ def launch(
     A product that gathers reads x (T, inner) through order (R,) int32.
     """
     multiprocessors = torch.cuda.get_device_properties(out.device).multi_processor_count
-    blocks = max(1, min(multiprocessors, product.most_tiles(len(out))))
+    blocks = max(1, min(multiprocessors, product.mosttiles_of(len(out))))
     return functools.partial(kernel, x, order, offsets, w, biases, out, blocks)
 
 

@@ -24,7 +24,6 @@ from moe_routing_bench.kernels.experts.cute_epilogue import begin, store_chunk, 
 from moe_routing_bench.kernels.experts.cute_fp8_multiply import load_scales, multiply, weight_blocks
 from moe_routing_bench.kernels.experts.cute_fp8_tiles import BLOCK, Fp8Product
 from moe_routing_bench.kernels.experts.cute_loads import stream
-from moe_routing_bench.kernels.experts.cute_multiply import TURN
 from moe_routing_bench.kernels.experts.cute_tiles import SLAB, STEP, WARPGROUP, count_tiles, locate, skip
 
 
@@ -100,23 +99,20 @@ def fp8_kernel(
         sums = cute.make_rmem_tensor((2, 2, wide // 8, slabs), Float32)
         buffer = buffers[None, share]
         index, phase = Int32(0), Int32(0)
-        if cutlass.const_expr(upright):
-            if share == 1:
-                cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
         while tile < tiles:
             expert, row, end, part = locate(tile, starts, first_tiles, product)
             column = (part * tile_shape.sharing + share) * product.width
-            ring = (full, empty, index, phase)
+            ring = (full, empty, index, phase, product)
             if cutlass.const_expr(upright):
                 sums.fill(0.0)
                 blocks = cute_fp8_upright.weight_blocks(expert, column, product)
                 live = cute.arch.make_warp_uniform((end - row + (SLAB - 1)) // SLAB)
-                cute_fp8_upright.multiply(w_mine, x_mine, x_scales, w_scales, blocks, sums, live, *ring, share, product)
+                cute_fp8_upright.multiply(w_mine, x_mine, x_scales, w_scales, blocks, sums, live, *ring)
                 cute_fp8_upright.store(sums, buffer, out, row, end, column, product)
             else:
                 begin(sums, biases, expert, column, product)
                 blocks = weight_blocks(expert, column, product)
-                multiply(w_mine, x_mine, x_scales, w_scales, blocks, sums, *ring, product)
+                multiply(w_mine, x_mine, x_scales, w_scales, blocks, sums, *ring)
                 for chunk in cutlass.range_constexpr(tile_shape.tokens // product.chunk):
                     first = row + chunk * product.chunk
                     if first < end:

@@ -4,13 +4,9 @@ A thread's sums of a slab, which is of 64 tokens and of the 128 rows of weights 
 block of scales, or to two where they are gates and ups. So a thread has two or four factors per slab, which it loads while the slab is
 multiplied, and scaling takes one instruction per sum. With tokens on the N side it takes two, and one load from shared memory per four.
 
-Warpgroups take turns to issue the products of a slab: one scales its sums while the tensor cores multiply for the other. Without turns both wait
-for the same stage, multiply side by side, and leave the tensor cores idle together.
-
 Invariants:
 - A stage is released after its products and the reads of its scales are over.
 - A warp alone writes and reads its part of the epilogue's buffer.
-- Both warpgroups have the same slabs, so each turn is followed by one of the other; the second begins by handing the first one its turn.
 """
 
 from typing import Any
@@ -23,7 +19,7 @@ from cutlass.cute.nvgpu import warp, warpgroup
 from moe_routing_bench.kernels.cute import WARP
 from moe_routing_bench.kernels.experts.cute_epilogue import activate
 from moe_routing_bench.kernels.experts.cute_fp8_tiles import BLOCK, Fp8Product
-from moe_routing_bench.kernels.experts.cute_multiply import TURN, release
+from moe_routing_bench.kernels.experts.cute_multiply import release
 from moe_routing_bench.kernels.experts.cute_tiles import SLAB, VECTOR, WARPGROUP, advance
 
 _WARP_ROWS = SLAB // 4  # tokens of a slab that a warp has
@@ -76,7 +72,6 @@ def multiply(
     empty: cute.Pointer,
     index: Int32,
     phase: Int32,
-    share: Int32,
     product: cutlass.Constexpr,
 ):
     """By a warpgroup: add the product of its weights (rows, 128, stages) and of the first `live` slabs of a tile's tokens (tokens, 128, stages) to sums.
@@ -100,7 +95,6 @@ def multiply(
         cute.arch.mbarrier_wait(full + index, phase)
         for slab in cutlass.range_constexpr(slabs):
             if slab < live:
-                cute.arch.barrier(barrier_id=TURN + share, number_of_threads=2 * WARPGROUP)
                 warpgroup.fence()
                 for n in cutlass.range_constexpr(BLOCK // 32):
                     mma.set(warpgroup.Field.ACCUMULATE, n > 0)
@@ -108,7 +102,6 @@ def multiply(
                     row = cute.make_tensor(row.iterator, cute.append_ones(row.layout))
                     cute.gemm(mma, results, row, b[None, None, n, index], results)
                 warpgroup.commit_group()
-                cute.arch.barrier_arrive(barrier_id=TURN + 1 - share, number_of_threads=2 * WARPGROUP)
                 load_factors(factors, slab, w_scales, x_scales, index)
                 warpgroup.wait_group(0)
             if cutlass.const_expr(slab == slabs - 1):

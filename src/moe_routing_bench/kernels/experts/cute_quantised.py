@@ -13,8 +13,7 @@ Invariant: a row is written by the tiles of its own expert alone; rows of no exp
 """
 
 import functools
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +29,6 @@ from moe_routing_bench.kernels.experts.cute_experts import (
     MANY_ROWS,
     MOST_EXPERTS,
     OVERLAP_ROWS,
-    PER_TILE,
     choose_low,
 )
 from moe_routing_bench.kernels.experts.cute_quantised_product import compile_for
@@ -41,12 +39,12 @@ from moe_routing_bench.kernels.experts.quantised_layout import Codes, repack
 from moe_routing_bench.kernels.experts.repacked import once
 
 _LEAST = 16
-_SHARED = (  # tiles of three forms: with more of them, ptxas makes each instruction wait for the one before
-    Tile(1, 2, 128, narrowest=64, grain=32),
-    Tile(1, 2, 192, narrowest=128, grain=32),
-)
-_TALL = tuple(Tile(2, 2, tokens) for tokens in (96, 112, 128))
-_SPREAD = (-1.5, -1.0, -0.67, -0.32, 0.0, 0.32, 0.67, 1.0, 1.5)  # standard deviations that rows per expert are off
+_ONE_TILE = 84  # rows per expert, up to which hardly any has more than 96
+_SHORT = Tile(2, 2, 96)
+_SHARED = Tile(
+    1, 2, 192, narrowest=128, grain=32
+)  # with more forms ptxas makes each instruction wait for the one before
+_TALL = Tile(2, 2, 128)
 
 
 def takes(form: WeightFormat, dtype: str) -> bool:
@@ -75,31 +73,18 @@ def unsupported(problem: Experts) -> str | None:
     return None
 
 
-def soonest(mean: float, tiles: Iterable[Tile]) -> Tile:
-    """The tile that multiplies `mean` rows per expert soonest, spread like a Poisson variable's, where tokens are all that differs."""
-
-    def cost(tile: Tile) -> float:
-        total = 0.0
-        for deviation in _SPREAD:
-            rows = max(1.0, mean + deviation * math.sqrt(mean))
-            count = math.ceil(rows / tile.tokens)
-            width = next(width for width in tile.widths if width >= min(rows / count, tile.tokens))
-            total += count * (width + PER_TILE)
-        return total
-
-    return min(tiles, key=cost)
-
-
-def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) -> tuple[Tile, int]:
+def choose_tile(rows: int, experts: int, wide: int, bits: int, multiprocessors: int = 132) -> tuple[Tile, int]:
     """The tile for `rows` rows and `wide` rows of weights per expert, and how many blocks share a multiprocessor.
 
-    With few rows, two blocks share one: while one waits for its codes, the other dequantises. With many, tiles have as many rows as
-    sums fill the registers.
+    With few rows, two blocks share one: while one waits for its codes, the other dequantises. Codes of 2 bits come sooner than they are
+    dequantised: there as many rows of weights as possible share the rows of tokens. With many rows, measured tiles (notebook.md).
     """
     mean = max(1.0, rows / experts)
     if mean > FEW_ROWS:
-        return soonest(mean, _SHARED if mean < MANY_ROWS else _TALL), 1
+        return (_SHORT if mean <= _ONE_TILE else _SHARED if mean < MANY_ROWS else _TALL), 1
     tokens, slabs = choose_low(mean), min(experts, rows) * wide // SLAB
+    if bits == 2 and slabs >= 16 * multiprocessors:
+        return Tile(2, 2, tokens), 1
     return Tile(1, 2 if slabs >= 2 * multiprocessors else 1, tokens), 2
 
 
@@ -116,7 +101,7 @@ def products(problem: Experts, overlap: bool | None = None) -> tuple[QuantisedPr
         (hidden, inner, "", "second"),
     ):
         wide = 2 * inner if activation and problem.gated else columns
-        tile, resident = choose_tile(problem.rows, experts, wide)
+        tile, resident = choose_tile(problem.rows, experts, wide, codes.bits)
         found.append(
             QuantisedProduct(
                 *(columns, depth, experts, activation, tile),
