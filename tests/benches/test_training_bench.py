@@ -284,8 +284,9 @@ OAI = "gradients of swiglu_oai jump where it clamps, so that roundings look like
         ("sonicmoe", {"hidden": 20}, "SonicMoE needs hidden and intermediate that are multiples of 8 (16 bytes)"),
         ("liger", {"activation": "geglu"}, "Liger has no geglu"),
         ("liger", {"dtype": "fp32"}, "Liger takes tokens, rows and weights of one format (bf16, fp16), not fp32, fp32 and fp32"),
-        ("moe_ops", {"activation": "relu2"}, None),
+        ("moe_ops", {"activation": "relu2", "experts": 8}, None),
         ("moe_ops", {"intermediate": 20}, "moe-ops needs hidden and intermediate that are multiples of 8 (16 bytes)"),
+        ("moe_ops", {"experts": 6}, "moe-ops counts rows by experts whose number is a power of two, not 6"),
         ("transformers_eager", {"dtype": "fp32", "intermediate": 20}, None),
         ("transformers_grouped_mm", {"intermediate": 20}, "torch.nn.functional.grouped_mm needs hidden and intermediate that are multiples of 8 (16 bytes)"),
         ("transformers_grouped_mm", {"activation": "relu2"}, "transformers' Qwen3-MoE module has no relu2"),
@@ -340,7 +341,7 @@ def test_the_kernels_of_the_operators_are_compiled(
         folder = "experts" if operation == "training" else operation
         module = importlib.import_module(f"moe_routing_bench.kernels.{folder}.cute_{operation}")
         monkeypatch.setattr(module, "precompile", lambda part, arch, operation=operation: seen.append((operation, arch)))  # fmt: skip
-    BENCH.precompile(name, cell_of("training", **SHAPE | {"dtype": "bf16", "tokens": 64}), "sm_90a")
+    BENCH.precompile(name, cell_of("training", **SHAPE | {"dtype": "bf16", "tokens": 64, "experts": 8}), "sm_90a")
     assert seen == [(operation, "sm_90a") for operation in compiled]
 
 

@@ -17,8 +17,9 @@ def unsupported(problem: Layer) -> str | None:
     activations = ("swiglu", "geglu", "relu2")  # torch's
     if reason := peers.unsupported(problem, "moe-ops", activations) or unaligned(problem, "moe-ops"):
         return reason
-    if problem.experts & (problem.experts - 1):
-        return f"moe-ops counts rows by experts whose number is a power of two, not {problem.experts}"
+    experts = problem.layout.experts
+    if experts & (experts - 1):
+        return f"moe-ops counts rows by experts whose number is a power of two, not {experts}"
     return None
 
 
