@@ -18,11 +18,15 @@ from moe_routing_bench.cli import reporting as cli
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.figures import (
     FIGURES,
+    gate_balance,
+    networks,
+    paired,
     quality_drops,
     quality_rows,
     quality_style,
     specialisation,
     style,
+    train_modes,
     training_curves,
     training_load_cv,
 )
@@ -36,7 +40,7 @@ from moe_routing_bench.store.parquet import write_table
 
 NAMES = [name for name, figure in FIGURES.items() if figure.source == "quality"]
 OF_SOME = ("networks", "train_modes")  # drawn of the entries that vary these
-DRAWN = {"quality_pareto", "loss_seconds", "capacity_bits", "training_curves", "training_load_cv"}  # by the page
+DRAWN = set(NAMES)  # by the page
 CAUSAL = ("loss_seconds", "capacity_bits")  # drawn of rules whose loss means the same
 SIZES = {
     "experts": 4, "dim": 16, "layers": 2, "heads": 2, "expert_hidden": 16, "sequence": 32, "batch": 4, "steps": 4, "eval_every": 2,
@@ -218,6 +222,62 @@ def test_curves_of_the_page_hold_the_means_of_the_seeds(trained: pd.DataFrame) -
     assert training_load_cv.chart(trained).marks["y"].notna().all()
     none = trained.assign(bits_per_byte=float("nan"), load_cv=float("nan"))
     assert "none of" in training_curves.chart(none).reason and "none of" in training_load_cv.chart(none).reason
+
+
+def test_crosses_of_the_page_hold_the_means_of_the_seeds(trained: pd.DataFrame) -> None:
+    """Of entropy and balance, with intervals on both sides of them."""
+    found = gate_balance.chart(trained)
+    mark = found.marks[found.marks["series"] == "softk"].iloc[0]
+    rows = quality_rows.finals(trained[trained["label"] == "routers"])
+    mine = rows[rows["router"] == "softk"]
+    assert (mark["x"], mark["y"]) == pytest.approx((mine["gate_entropy"].mean(), mine["load_cv"].mean()))
+    assert mark["x_low"] < mark["x"] < mark["x_high"] and mark["low"] <= mark["y"] <= mark["high"]
+    assert "entropy of equal scores: 1.39" in mark["panel"] and mark["says"] == "n = 3 seeds"
+    assert "none of" in gate_balance.chart(trained.assign(gate_entropy=float("nan"))).reason
+
+
+def test_drops_of_the_page_stand_beside_those_of_chance(trained: pd.DataFrame) -> None:
+    """In percent, at every factor of the rows; chance at the same factors, without an interval."""
+    found = quality_drops.chart(trained).marks
+    rows = quality_rows.finals(trained[(trained["label"] == "routers") & (trained["router"] == "softk")], "drop_rate_by_factor")  # fmt: skip
+    mine = found[found["series"] == "softk"]
+    mine = mine[mine["panel"] == mine["panel"].iloc[0]]
+    assert list(mine["x"]) == list(rows["capacity_factors"].iloc[0])
+    assert mine["y"].iloc[0] == pytest.approx(100 * np.mean([one[0] for one in rows["drop_rate_by_factor"]]))
+    chance = found[found["series"] == "uniform at random, k=2, 128 tokens"]
+    assert chance["y"].iloc[0] == pytest.approx(100 * quality_drops.floor(chance["x"].iloc[0], 128, 2, 4))
+    assert chance["low"].isna().all() and set(chance["x"]) == set(mine["x"])
+    assert "none of" in quality_drops.chart(trained[trained["router"] == "dense"]).reason
+
+
+def test_pairs_of_the_page_are_joined_by_seed(trained: pd.DataFrame) -> None:
+    """A line per seed through its runs, and means with intervals, which no line joins; other modes in two panels with scales of their own."""
+    found = networks.chart(trained)
+    seeds = found.marks[found.marks["series"] == paired.SEED]
+    means = found.marks[found.marks["series"] == "softk"]
+    assert seeds.groupby("join")["x"].agg(list).to_dict() == {"1": ["linear", "mlp"], "2": ["linear", "mlp"]}
+    assert list(means["y"]) == pytest.approx(list(seeds.groupby("x")["y"].mean())) and means["join"].nunique() == 2
+    assert list(means["says"]) == ["mean over n = 2 seeds"] * 2
+    modes = train_modes.chart(trained)
+    labels = [modes.scales(panel)[1].label for panel in modes.marks["panel"].unique()]
+    assert labels == ["bits between expert and domain", "validation bits per byte (less is better)"]
+    one = trained[trained["label"] == "routers"]
+    assert "none of" in networks.chart(one).reason and "none of" in train_modes.chart(one).reason
+
+
+def test_specialisation_of_the_page_is_in_classes(trained: pd.DataFrame) -> None:
+    """A cell per layer, domain and expert, whose class is that of its ratio; experts by their first domain."""
+    found = specialisation.chart(trained).marks
+    softk = found[found["panel"].str.startswith("softk:")]
+    assert len(softk) == 2 * 2 * 4 and list(softk["x"].iloc[:4]) == ["1", "2", "3", "4"]
+    first = [float(said.removesuffix("x")) for said in softk["says"].iloc[:4]]
+    assert first == sorted(first, reverse=True)
+    ratios = (0.5, 0.51, 0.79, 0.81, 1.24, 1.26, 1.99, 2.0)
+    assert [specialisation._class(one) for one in ratios] == [
+        "less often", "less often", "less often", "within a factor of 1.25", "within a factor of 1.25", "more often", "more often", "at least twice as often",
+    ]  # fmt: skip
+    assert specialisation._class(0.49) == "less than half as often"
+    assert "none of" in specialisation.chart(trained[trained["router"] == "dense"]).reason
 
 
 def test_figure_command(trained: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,13 @@ def test_bandwidth():
     assert (marks["x"].iloc[0], marks["y"].iloc[0], found.reference, found.y.kind) == (10, 1000, 4000, "linear")
     assert (marks["low"].iloc[0], marks["high"].iloc[0]) == pytest.approx((800, 1250))
     assert marks["says"].iloc[0] == "T64, 25% of the copy"
-    assert bandwidth.chart(frame(one("pack", "cute", **MOVES | {"gb_per_s": 50.0}))).y.kind == "log"
+    near, far = one("pack", "cute", **MOVES), one("gate", "cute", **MOVES | {"gb_per_s": 50.0})
+    assert bandwidth.chart(frame(near, far)).scales("gate")[1].kind == "log"
+    assert bandwidth.chart(frame(near, far)).scales("pack")[1].kind == "linear", (
+        "a panel near the copy is not squeezed by another"
+    )
+    few = [far, *(one("gate", "cute", **MOVES) for _ in range(4))]
+    assert bandwidth.chart(frame(*few)).scales("gate")[1].kind == "linear", "one point in five"
     assert bandwidth.chart(frame(one("pack", "cute", **MOVES | {"copy_gb_per_s": None, "share_of_copy": None}))).reference is None  # fmt: skip
     nothing = bandwidth.chart(frame(one("experts", "cute", **MULTIPLIES)))
     assert nothing.marks.empty and nothing.reason

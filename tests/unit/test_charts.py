@@ -81,7 +81,7 @@ def test_verdicts():
 def test_padding():
     """Every layout and routing once; a single layout is no comparison."""
     rows = [ran(bench, "cute", 2.0, tokens=8, layout=layout, load_cv=0.5, padding_waste=waste) for bench, layout, waste in (("pack", "compact", 0.0), ("combine", "compact", 0.0), ("pack", "padded", 0.5))]  # fmt: skip
-    assert shown(padding.chart(frame(*rows)), "series", "x", "y") == [("compact", 0.5, 0), ("padded", 0.5, 0.5)]
+    assert shown(padding.chart(frame(*rows)), "series", "x", "y") == [("compact", 0.5, 1), ("padded", 0.5, 1.5)]
     assert "no two layouts" in padding.chart(frame(*rows[:2])).reason
 
 

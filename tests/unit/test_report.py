@@ -84,15 +84,15 @@ def test_costs_compare_rows_of_one_card():
 
 @pytest.mark.parametrize("panels", [("data", "nothing"), ("nothing", "nothing")])
 def test_figures_without_data_are_named_not_shown(panels, tmp_path):
-    """One with data in any panel is shown."""
+    """One with data in any panel is shown, as a picture where the page has no marks of it."""
     figure, axes = style.canvas(1, len(panels), 4, 2)
     for one, panel in zip(axes, panels, strict=True):
         style.empty(one, "none was measured") if panel == "nothing" else one.plot([1, 2])
     figure.savefig(tmp_path / "a.svg")
-    render(FEW, {"load_cv": tmp_path / "a.svg"}, tmp_path / "index.html")
+    render(FEW, {"roofline": tmp_path / "a.svg"}, tmp_path / "index.html")
     page = (tmp_path / "index.html").read_text()
-    assert ('id="figure-load_cv"' in page) is ("data" in panels)
-    assert (f'<p id="undrawn">No rows for: {FIGURES["load_cv"].title}.</p>' in page) is ("data" not in panels)
+    assert ('id="figure-roofline"' in page) is ("data" in panels)
+    assert (f'<p id="undrawn">No rows for: {FIGURES["roofline"].title}.</p>' in page) is ("data" not in panels)
 
 
 def test_small_svg_keeps_scales():

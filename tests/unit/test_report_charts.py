@@ -42,6 +42,22 @@ def test_every_figure_with_marks_is_drawn(ask):
     assert EVIL in found["label"]
 
 
+def test_axes_of_a_panel(ask):
+    """A panel has scales of its own where the chart gives it some; a logarithmic axis has a label at each tick, and room for all; steps go round what lies on a front."""
+    found = ask("""const types = () => ["x", "y"].map(name => of("over_tokens").querySelector(".panels svg").scale(name).type), before = types(), chart = charts.over_tokens, panel = marksOf(chart)[0].panel;
+        chart.own = {[panel]: {x: {label: "own", kind: "linear"}, y: chart.y}}; drawChart("over_tokens");
+        const wide = ticksOf([4096, 65536], 280, text => 6.2 * text.length + 10);
+        const level = points => { const [, first, , second] = Plot.plot({marks: [frontOf(points)]}).querySelector("[aria-label=line] path").getAttribute("d").match(/[\\d.]+/g); return first === second; };
+        return {before, after: types(), labels: of("over_tokens").querySelector(".panels").textContent.includes("own"), from: all(".from").map(one => one.textContent), wide,
+            tall: ticksOf([1, 5000], 200, () => 15), fine: ticksOf([1, 2.1], 900, () => 30), none: ticksOf([1.001, 1.002], 200, () => 15) ?? null, ends: endsOn(charts.decode, marksOf(charts.decode), "x"),
+            steps: [level([{x: 2, y: 1}, {x: 1, y: 3}]), level([{x: 2, y: 3}, {x: 1, y: 1}])]};""")  # fmt: skip
+    assert (found["before"], found["after"], found["labels"]) == (["log", "log"], ["linear", "log"], True)
+    assert len(found["from"]) == len(DRAWN) and all("n = " in text and text.endswith(".") for text in found["from"])
+    assert found["wide"] == [5000, 10000, 20000, 50000] and found["tall"] == [1, 3, 10, 30, 100, 300, 1000, 3000]
+    assert found["fine"][:3] == [1, 1.1, 1.2] and found["none"] is None and found["ends"] == [1, 9]
+    assert found["steps"] == [True, False], "level from the left where less is better, up at once where more is"
+
+
 def test_series_are_switched_off_and_on(ask):
     """By a button that says so; all of a panel off leaves a line of text; other figures keep theirs."""
     found = ask("""const dots = name => all(".panels [aria-label=dot] path", of(name)).length, buttons = all(".legend button", of("over_tokens")), seen = () => [dots("over_tokens"), dots("crossover"), buttons.map(one => one.getAttribute("aria-pressed")).join()];

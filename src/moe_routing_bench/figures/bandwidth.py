@@ -12,6 +12,7 @@ from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 
 FEW_SIZES = 2
 TITLE = "Bandwidth per stage: compulsory bytes over time"
+_BYTES, _RATE = Scale("compulsory bytes of a call (MB)", "log"), Scale("GB/s of compulsory bytes")
 
 
 def draw(table: pd.DataFrame) -> Figure:
@@ -51,16 +52,15 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def chart(table: pd.DataFrame) -> Chart:
-    """A point per row, with the interval of its time, in a panel per bench that only moves data; dashed: the median copy of all of them."""
+    """A point per row, with the interval of its time, in a panel per bench that only moves data; dashed: the median copy of all of them.
+
+    A panel is logarithmic only where many of its own points lie far below the copy: it hides what tells kernels near the copy apart.
+    """
     benches = grouping.moving(table)
     rows = _timed(table, benches) if benches else table.iloc[:0]
-    far = not rows.empty and _far_below(rows)
-    scales = (
-        Scale("compulsory bytes of a call (MB)", "log"),
-        Scale("GB/s of compulsory bytes", "log" if far else "linear"),
-    )
     if rows.empty:
-        return nothing("points", *scales, rows, style.why(table, *benches))
+        return nothing("points", _BYTES, _RATE, rows, style.why(table, *benches))
+    far = [bench for bench in benches if _mostly_far_below(rows[rows["bench"] == bench])]
     labels = grouping.labels(rows)
     records = [
         {"panel": one["bench"], "series": one["implementation"], "x": one["compulsory_bytes"] / 1e6, "y": one["gb_per_s"], "low": low, "high": high, "says": says} | row(one)
@@ -71,7 +71,8 @@ def chart(table: pd.DataFrame) -> Chart:
     ]  # fmt: skip
     copy = rows["copy_gb_per_s"].median()
     tints = {name: style.color(name) for name in style.ordered(rows["implementation"])}
-    return Chart("points", *scales, marks(records), tints, rows, None if np.isnan(copy) else float(copy))
+    own = {bench: (_BYTES, Scale(_RATE.label, "log")) for bench in far}
+    return Chart("points", _BYTES, _RATE, marks(records), tints, rows, None if np.isnan(copy) else float(copy), own=own)
 
 
 def _timed(table: pd.DataFrame, benches: Iterable[str]) -> pd.DataFrame:
@@ -122,6 +123,11 @@ def _bars(axes: Axes, part: pd.DataFrame) -> None:
 def _far_below(part: pd.DataFrame) -> bool:
     """Whether the axis must be logarithmic, where a bar would have no length."""
     return bool(part["gb_per_s"].min() < part["copy_gb_per_s"].median() / 30)
+
+
+def _mostly_far_below(part: pd.DataFrame) -> bool:
+    """Whether a quarter of the points would lie on a linear axis's lowest thirtieth."""
+    return bool(part["gb_per_s"].quantile(0.25) < part["copy_gb_per_s"].median() / 30)
 
 
 def _ceiling(axes: Axes, part: pd.DataFrame) -> None:

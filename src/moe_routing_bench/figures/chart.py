@@ -25,7 +25,8 @@ class Chart:
 
     Columns of `marks`: panel, series, x, y and, where known, x_low, x_high, low, high, says (in words), bench, cell, implementation (the
     row) and join (which points of a series a line joins). `colors` are those of the series, in the order of the legend. `shown` are the
-    rows that the marks are of, for the line on where numbers come from; `reason` says why there are no marks.
+    rows that the marks are of, for the line on where numbers come from; `reason` says why there are no marks. `own` are the scales (x, y)
+    of panels that have others than the chart.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Chart:
     reference: float | None = None
     reason: str = ""
     note: str = field(default="", kw_only=True)
+    own: Mapping[str, tuple[Scale, Scale]] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a kind that nothing draws, and for marks without a column that all have."""
@@ -44,6 +46,10 @@ class Chart:
             raise ValueError(f"a chart is one of {KINDS}, not {self.kind!r}")
         if missing := [name for name in _REQUIRED if name not in self.marks]:
             raise ValueError(f"marks lack {missing}")
+
+    def scales(self, panel: str) -> tuple[Scale, Scale]:
+        """The scales of x and y in a panel."""
+        return self.own.get(panel, (self.x, self.y))
 
 
 def marks(records: list[dict[str, Any]]) -> pd.DataFrame:

@@ -6,7 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from moe_routing_bench.config import axes as table_of_axes
-from moe_routing_bench.figures import grouping, style
+from moe_routing_bench.figures import colors, grouping, style
+from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 
 # Axes of no effect on the loads; a rule that has one shows in the loads themselves.
 WITHOUT_EFFECT = (
@@ -14,18 +15,47 @@ WITHOUT_EFFECT = (
     *("dtype", "packed", "weights", "layout"),
 )
 LOADS = [*table_of_axes.names(without=WITHOUT_EFFECT), "load_cv", "drop_rate"]
+ASKED = "as asked"
+_SKEW = Scale("target: CV of expected tokens per expert (skew)")
+_LOAD, _DROP = Scale("realised CV of tokens per expert"), Scale("dropped assignments (%)")
 
 
 def draw(table: pd.DataFrame) -> Figure:
     """Realised load CV against target skew; drop rate against skew per capacity factor."""
-    rows = style.ok(table)
-    rows = rows[rows["skew"].notna() & rows["load_cv"].notna()]
-    rows = routings(rows)
+    rows = _drawn(table)
     figure, (left, right) = style.canvas(1, 2, 11, 4.8)
     _loads(left, rows) if len(rows) else style.empty(left, "no ok row has a skew and a load")
     drops = rows[rows["drop_rate"].notna()]
     _drops(right, drops) if len(drops) else style.empty(right, "no ok row has a skew and a drop rate")
     return style.finish(figure, "Load imbalance and drops against skew", rows)
+
+
+def chart(table: pd.DataFrame) -> Chart:
+    """The same: a point per routing beside the line as asked, and per capacity factor a line through the median drop rates, with their range."""
+    rows = _drawn(table)
+    if rows.empty:
+        return nothing("lines", _SKEW, _LOAD, rows, "no ok row has a skew and a load")
+    labels, drops = grouping.labels(rows), rows[rows["drop_rate"].notna()]
+    top = float(max(rows["skew"].max(), rows["load_cv"].max(), 0.1))
+    found = [{"panel": _LOAD.label, "series": ASKED, "x": end, "y": end, "join": ASKED} for end in (0.0, top)]
+    for i, one in rows.sort_values("experts", kind="stable").iterrows():
+        found.append({"panel": _LOAD.label, "series": f"E={one['experts']:.0f}", "x": one["skew"], "y": one["load_cv"], "says": labels[i], "join": str(i)} | row(one))  # fmt: skip
+    for factor, group in drops.assign(factor=drops["capacity_factor"].fillna(float("inf"))).groupby("factor"):
+        name = "no limit" if factor == float("inf") else f"capacity factor {factor:g}"
+        for skew, own in (100 * group.set_index("skew")["drop_rate"]).groupby(level=0):
+            says = f"median and range of {len(own)} routing{'s' * (len(own) != 1)}"
+            found.append({"panel": _DROP.label, "series": name, "x": skew, "y": own.median(), "low": own.min(), "high": own.max(), "says": says})  # fmt: skip
+    names = list(dict.fromkeys(one["series"] for one in found if one["series"] != ASKED))
+    return Chart(
+        "lines", _SKEW, _LOAD, marks(found), {ASKED: "#000000"} | colors.assigned(names), rows,
+        note=grouping.differing(rows, f"{len(rows)} routings", but=(*WITHOUT_EFFECT, "skew", "sampler")), own={_DROP.label: (_SKEW, _DROP)},
+    )  # fmt: skip
+
+
+def _drawn(table: pd.DataFrame) -> pd.DataFrame:
+    """The routings that have a target and a load."""
+    rows = style.ok(table)
+    return routings(rows[rows["skew"].notna() & rows["load_cv"].notna()])
 
 
 def routings(rows: pd.DataFrame) -> pd.DataFrame:
@@ -50,8 +80,8 @@ def _loads(axes: Axes, rows: pd.DataFrame) -> None:
         s=45,
     )
     top = max(rows["skew"].max(), rows["load_cv"].max(), 0.1)
-    axes.plot([0, top], [0, top], ls="--", color="0.4", lw=1, label="as asked")
-    axes.set(xlabel="target: CV of expected tokens per expert (skew)", ylabel="realised CV of tokens per expert")
+    axes.plot([0, top], [0, top], ls="--", color="0.4", lw=1, label=ASKED)
+    axes.set(xlabel=_SKEW.label, ylabel=_LOAD.label)
     shown = (*WITHOUT_EFFECT, "skew", "experts", "sampler")
     axes.set_title(f"load CV\n{grouping.differing(rows, f'{len(rows)} routings', but=shown)}", fontsize=9)
     axes.legend(title="experts, sampler", fontsize=7, title_fontsize=7, frameon=False)
@@ -74,7 +104,7 @@ def _drops(axes: Axes, rows: pd.DataFrame) -> None:
             color=color,
             label=f"{name} (n = {percent.size().sum()})",
         )
-    axes.set(xlabel="target: CV of expected tokens per expert (skew)", ylabel="dropped assignments (%)")
+    axes.set(xlabel=_SKEW.label, ylabel=_DROP.label)
     over = grouping.differing(rows, "routings", ["capacity_factor", "skew"], WITHOUT_EFFECT)
     axes.set_title(f"drop rate: median and (bars) range over\n{over}", fontsize=9)
     axes.legend(title="capacity factor", fontsize=7, title_fontsize=7, frameon=False)

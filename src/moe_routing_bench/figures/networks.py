@@ -3,12 +3,15 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moe_routing_bench.figures import quality_rows, style
+from moe_routing_bench.figures import paired, quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
+from moe_routing_bench.figures.chart import Chart, Scale, nothing
 from moe_routing_bench.routers.zoo import NETWORKS
 
 Y = "bits_per_byte"
 TITLE = "Router networks"
+_MISSING = "another run of its rule with another network beside it"
+_SCALES = Scale("network", "names"), Scale("validation bits per byte (less is better)")
 
 
 def draw(table: pd.DataFrame) -> Figure:
@@ -16,13 +19,26 @@ def draw(table: pd.DataFrame) -> Figure:
     rows = quality_rows.finals(table, Y)
     groups = quality_rows.varied(rows, "network")
     if not groups:
-        return quality.nothing(
-            TITLE, rows.iloc[:0], quality_rows.why(table, "another run of its rule with another network beside it")
-        )
+        return quality.nothing(TITLE, rows.iloc[:0], quality_rows.why(table, _MISSING))
     figure, panels = style.canvas(1, len(groups), max(8, 5.5 * len(groups)), 4.6)
     for axes, (title, group) in zip(panels, groups, strict=True):
-        names = [name for name in NETWORKS if name in set(group["network"])]
+        names = _names(group)
         quality.paired(axes, group, "network", names, Y)
-        axes.set_ylabel("validation bits per byte (less is better)")
+        axes.set_ylabel(_SCALES[1].label)
         axes.set_title(title, fontsize=8)
     return quality.finish(figure, TITLE, pd.concat(group for _, group in groups))
+
+
+def chart(table: pd.DataFrame) -> Chart:
+    """The same for the page."""
+    rows = quality_rows.finals(table, Y)
+    groups = quality_rows.varied(rows, "network")
+    if not groups:
+        return nothing("lines", *_SCALES, rows.iloc[:0], quality_rows.why(table, _MISSING))
+    found = [one for title, group in groups for one in paired.records(title.replace("\n", ": "), group, "network", _names(group), Y)]  # fmt: skip
+    return paired.chart(found, *_SCALES, pd.concat(group for _, group in groups), {})
+
+
+def _names(group: pd.DataFrame) -> list[str]:
+    """The networks of a rule's runs, in the order of the zoo."""
+    return [name for name in NETWORKS if name in set(group["network"])]

@@ -7,7 +7,7 @@ from moe_routing_bench.figures import colors, grouping, plain, style
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 
 TITLE = "Padding waste by layout"
-_SCALES = Scale("load CV of the drawn tokens per expert"), Scale("rows in use over kept assignments, less 1")
+_SCALES = Scale("load CV of the drawn tokens per expert"), Scale("rows in use over kept assignments", "log")
 
 
 def draw(table: pd.DataFrame) -> Figure:
@@ -26,7 +26,7 @@ def chart(table: pd.DataFrame) -> Chart:
     shown = rows.sort_values("bench", kind="stable").drop_duplicates(keys)
     labels = grouping.labels(shown.assign(model=None), but=["layout", "dtype", "packed", "weights"])
     records = [
-        {"panel": "all routings", "series": one["layout"], "x": one["load_cv"], "y": one["padding_waste"], "says": labels[i]} | row(one)
+        {"panel": "all routings", "series": one["layout"], "x": one["load_cv"], "y": 1 + one["padding_waste"], "says": labels[i]} | row(one)
         for i, one in shown.iterrows()
     ]  # fmt: skip
     pooled = grouping.words(grouping.pooled(rows, by=keys))

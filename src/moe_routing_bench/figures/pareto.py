@@ -3,6 +3,8 @@
 One shape, one column per skew.
 """
 
+from collections.abc import Sequence
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,6 +12,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from moe_routing_bench.config import axes as table_of_axes
 from moe_routing_bench.figures import grouping, style
+from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 
 # All that cells must agree in; an implementation of a composite has a layout of its own.
 SHAPE = ["bench", *table_of_axes.names(without=("skew", "capacity_factor", "layout"))]
@@ -18,20 +21,13 @@ COSTS = (("drop_rate", "dropped assignments (%)"), ("padding_waste", "rows beyon
 
 def draw(table: pd.DataFrame) -> Figure:
     """Time against drops and padding, each if it varies, of the shape with the most skews and capacity factors."""
-    rows = style.ok(table)
-    rows = grouping.composed(rows[rows["skew"].notna() & rows["drop_rate"].notna()])
+    shown, shapes = _shape_shown(table)
     title = "Time against drops and padding"
-    groups = [group for _, group in rows.groupby(SHAPE, dropna=False)]
-    shown = max(groups, key=_settings, default=rows)
     if _settings(shown) < 2:
         figure, (axes,) = style.canvas(1, 1, 8, 4)
-        alone = "no shape was measured with two skews or capacity factors"
-        style.empty(axes, alone if groups else style.why(table, *grouping.COMPOSITES))
+        style.empty(axes, _why(table, shapes))
         return style.finish(figure, title, shown.iloc[:0])
-    skews, bench = sorted(shown["skew"].unique()), shown["bench"].iloc[0]
-    costs = [cost for cost in COSTS if shown[cost[0]].nunique() > 1] or COSTS[
-        :1
-    ]  # what is the same everywhere costs nothing
+    skews, bench, costs = sorted(shown["skew"].unique()), shown["bench"].iloc[0], _costs(shown)
     figure, panels = style.canvas(len(costs), len(skews), max(9, 3.2 * len(skews)), 0.4 + 3.1 * len(costs))
     lowest, highest = shown["ci_low_us"].min(), shown["ci_high_us"].max()
     for i, (column, label) in enumerate(costs):
@@ -63,9 +59,64 @@ def draw(table: pd.DataFrame) -> Figure:
         title="dashed: Pareto front\nof the points of a card\nbars: 95 % CI\nlabels: capacity factor",
         title_fontsize=7,
     )
+    return style.finish(figure, f"{title}\n{_name(shown, shapes)}", shown)
+
+
+def chart(table: pd.DataFrame) -> Chart:
+    """The same points for the page, a panel per cost and skew; the fronts of each card are joined."""
+    shown, shapes = _shape_shown(table)
+    bench = shown["bench"].iloc[0] if len(shown) else "composite"
+    far = shown["ci_high_us"].max() > 5 * shown["ci_low_us"].min()
+    time = Scale(f"{bench} time (µs)", "log" if far else "linear")
+    if _settings(shown) < 2:
+        return nothing("points", Scale(COSTS[0][1]), time, shown, _why(table, shapes))
+    records, own = [], {}
+    for column, label in _costs(shown):
+        for skew in sorted(shown["skew"].unique()):
+            points = shown[(shown["skew"] == skew) & shown[column].notna()]
+            panel = f"{label}, skew {skew:g}"
+            own[panel] = (Scale(label), time)
+            records += _marks(points.assign(x=points[column].astype(float) * 100), panel)
+    tints = {name: style.color(name) for name in style.ordered(shown["implementation"])}
+    return Chart("points", Scale("cost (%)"), time, marks(records), tints, shown, note=_name(shown, shapes), own=own)
+
+
+def _marks(points: pd.DataFrame, panel: str) -> list[dict[str, object]]:
+    """A mark per row; those on the front of their card say which card joins them."""
+    cards = grouping.card(points)
+    edges = [style.front(own, "x", "median_us") for _, own in points.groupby(cards)]
+    on = set(pd.concat(edges).index) if edges else set()
+    return [
+        {"panel": panel, "series": one["implementation"], "x": one["x"], "y": one["median_us"], "low": one["ci_low_us"], "high": one["ci_high_us"], "says": f"capacity factor {_factor(one['capacity_factor'])}", "join": cards[i] if i in on else None} | row(one)
+        for i, one in points.iterrows()
+    ]  # fmt: skip
+
+
+def _factor(value: float) -> str:
+    return "none" if pd.isna(value) else f"{value:g}"
+
+
+def _shape_shown(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """The rows of the shape that was measured with the most skews and capacity factors, and how many shapes there are."""
+    rows = style.ok(table)
+    rows = grouping.composed(rows[rows["skew"].notna() & rows["drop_rate"].notna()])
+    groups = [group for _, group in rows.groupby(SHAPE, dropna=False)]
+    return max(groups, key=_settings, default=rows), len(groups)
+
+
+def _why(table: pd.DataFrame, shapes: int) -> str:
+    return "no shape was measured with two skews or capacity factors" if shapes else style.why(table, *grouping.COMPOSITES)  # fmt: skip
+
+
+def _costs(shown: pd.DataFrame) -> Sequence[tuple[str, str]]:
+    """Column and label of what varies; what is the same everywhere costs nothing."""
+    return [cost for cost in COSTS if shown[cost[0]].nunique() > 1] or COSTS[:1]
+
+
+def _name(shown: pd.DataFrame, shapes: int) -> str:
+    """Bench and shape in words."""
     name = grouping.labels(shown, but=("skew", "capacity_factor", "layout")).iloc[0]
-    number = f"{len(groups)} shape{'s' * (len(groups) > 1)} measured"
-    return style.finish(figure, f"{title}\n{bench}: {name}, {number}", shown)
+    return f"{shown['bench'].iloc[0]}: {name}, {shapes} shape{'s' * (shapes > 1)} measured"
 
 
 def _settings(group: pd.DataFrame) -> int:
@@ -95,7 +146,7 @@ def _points(axes: Axes, points: pd.DataFrame) -> None:
         edge = style.front(own, "x", "median_us")
         axes.step(edge["x"], edge["median_us"], where="post", color="0.2", lw=1, ls="--")
     for i, (x, group) in enumerate(points.groupby("x")):
-        factors = ", ".join("none" if pd.isna(f) else f"{f:g}" for f in sorted(group["capacity_factor"].unique()))
+        factors = ", ".join(_factor(one) for one in sorted(group["capacity_factor"].unique()))
         axes.annotate(
             factors,
             (x, group["ci_high_us"].max()),

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from moe_routing_bench.figures import style
-from moe_routing_bench.figures.chart import Chart
+from moe_routing_bench.figures.chart import Chart, Scale
 from moe_routing_bench.grid.run_spec import DENSE
 from moe_routing_bench.routers.zoo import ZOO
 
@@ -91,7 +91,7 @@ def _panel(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
         axes.set_yticks(range(len(names["y"])), names["y"], fontsize=7)
         axes.set_ylim(len(names["y"]) - 0.4, -0.6)
         axes.grid(False, axis="y")
-    _scale(axes, chart)
+    _scale(axes, *chart.scales(str(group["panel"].iloc[0])))
 
 
 def _series(axes: Axes, chart: Chart, name: str, mine: pd.DataFrame, names: list[str]) -> None:
@@ -106,7 +106,7 @@ def _series(axes: Axes, chart: Chart, name: str, mine: pd.DataFrame, names: list
     sides = style.bars(x, known["x_low"], known["x_high"]) if known["x_low"].notna().any() else None
     axes.errorbar(x, y, yerr=style.bars(y, known["low"], known["high"]), xerr=sides, **look)
     if chart.kind == "lines":
-        for _, line in known.groupby(known["join"].fillna(""), sort=False):
+        for _, line in known.groupby(known["join"].astype(object).fillna(""), sort=False):
             ordered = line.sort_values("x")
             axes.plot(ordered["x"].astype(float), ordered["y"].astype(float), color=chart.colors[name], lw=1.2)
 
@@ -121,8 +121,8 @@ def _matrix(axes: Axes, chart: Chart, group: pd.DataFrame, names: dict[str, list
     axes.grid(False)
 
 
-def _scale(axes: Axes, chart: Chart) -> None:
-    for scale, axis, put, limits in ((chart.x, axes.xaxis, axes.set_xscale, axes.get_xlim), (chart.y, axes.yaxis, axes.set_yscale, axes.get_ylim)):  # fmt: skip
+def _scale(axes: Axes, x: Scale, y: Scale) -> None:
+    for scale, axis, put, limits in ((x, axes.xaxis, axes.set_xscale, axes.get_xlim), (y, axes.yaxis, axes.set_yscale, axes.get_ylim)):  # fmt: skip
         if scale.kind != "names":
             axis.set_label_text(scale.label, fontsize=8)
         if scale.kind == "log" and np.isfinite(limits()).all():

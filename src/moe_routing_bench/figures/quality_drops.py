@@ -10,9 +10,12 @@ from scipy import stats
 
 from moe_routing_bench.figures import quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
+from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
 from moe_routing_bench.routers.zoo import ZOO
 
 TITLE = "Drops of trained routers against capacity"
+_MISSING = "drops by capacity factor"
+_SCALES = Scale("capacity factor"), Scale("choices over the capacity (%)")
 
 
 def floor(factor: float, tokens: int, top_k: int, experts: int) -> float:
@@ -33,7 +36,7 @@ def draw(table: pd.DataFrame) -> Figure:
     contests = quality_rows.contests(rows)
     figure, axes, found = quality.panels(contests, 1, 8, 4.6)
     if not contests:
-        style.empty(axes[0], quality_rows.why(table, "drops by capacity factor"))
+        style.empty(axes[0], quality_rows.why(table, _MISSING))
         return quality.finish(figure, TITLE, rows)
     for title, group, (panel,) in found:
         _panel(panel, group, title)
@@ -45,20 +48,17 @@ def draw(table: pd.DataFrame) -> Figure:
 def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
     ends = []
     for name, group in quality_rows.ordered(rows):
-        factors = np.array(group["capacity_factors"].iloc[0], dtype=float)
-        shares = pd.DataFrame([100 * np.array(one) for one in group["drop_rate_by_factor"]])
-        mean, half = np.array([quality_rows.interval(shares[column]) for column in shares]).T
+        factors, mean, half = _shares(group)
         router, causal = group["router"].iloc[0], bool(group["causal"].iloc[0])
         mark = quality.marker(router, causal) | {"ls": "-" if causal else "--", "lw": 1, "ms": 3}
         axes.errorbar(factors, mean, yerr=half, color=quality.color(router), elinewidth=1, **mark)
         ends.append((factors[0], mean[0], name, quality.color(router)))
-    trained = ", ".join(f"{one:g}" for one in sorted(rows["capacity_factor"].dropna().unique()))
+    trained = _trained(rows)
     if trained:
         for one in rows["capacity_factor"].dropna().unique():
             axes.axvline(one, color="0.8", lw=3, zorder=0)
     span = np.linspace(factors.min(), factors.max(), 300)
-    tokens, experts = int(rows["batch"].iloc[0] * rows["sequence"].iloc[0]), int(rows["experts"].iloc[0])
-    for top_k in sorted({_choices(row) for row in rows.to_dict("records")}):
+    for top_k, tokens, experts in _drawn(rows):
         share = [100 * floor(factor, tokens, top_k, experts) for factor in span]
         axes.plot(
             span,
@@ -66,11 +66,9 @@ def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
             color="black",
             lw=1.2,
             ls=":" if top_k == 1 else "-",
-            label=f"uniform at random, k={top_k}, {tokens:,} tokens",
+            label=_random(top_k, tokens),
         )
-    axes.set(
-        xlabel="capacity factor", ylabel="choices over the capacity (%)", ylim=(-0.5, min(100.0, axes.get_ylim()[1]))
-    )
+    axes.set(xlabel=_SCALES[0].label, ylabel=_SCALES[1].label, ylim=(-0.5, min(100.0, axes.get_ylim()[1])))
     axes.set_title(f"{title}\ntrained at {trained or 'no capacity'} (grey)", fontsize=9)
     axes.legend(fontsize=7, frameon=False, loc="upper right")
     axes.yaxis.tick_right()
@@ -78,6 +76,48 @@ def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
     axes.spines["left"].set_visible(False)
     axes.spines["right"].set_visible(True)
     quality.label(axes, ends, left=True)  # where the lines are apart
+
+
+def chart(table: pd.DataFrame) -> Chart:
+    """The same lines for the page; the panel's name says what the rules were trained with."""
+    rows = quality_rows.finals(table, "drop_rate_by_factor")
+    contests = quality_rows.contests(rows)
+    if not contests:
+        return nothing("lines", *_SCALES, rows, quality_rows.why(table, _MISSING))
+    found, tints = [], {}
+    for title, group in contests:
+        panel = f"{title}, trained at {_trained(group) or 'no capacity'}"
+        for name, runs in quality_rows.ordered(group):
+            tints[name] = quality.color(runs["router"].iloc[0])
+            points = zip(*_shares(runs), strict=True)
+            found += [{"panel": panel, "series": name, "x": at, "y": mean, "low": mean - half, "high": mean + half, "says": f"n = {len(runs)} seeds"} for at, mean, half in points]  # fmt: skip
+        factors = sorted({one["x"] for one in found if one["panel"] == panel})
+        for top_k, tokens, experts in _drawn(group):
+            name = _random(top_k, tokens)
+            tints[name] = "#000000"
+            found += [{"panel": panel, "series": name, "x": at, "y": 100 * floor(at, tokens, top_k, experts), "says": "expected"} for at in factors]  # fmt: skip
+    return Chart("lines", *_SCALES, marks(found), tints, pd.concat(group for _, group in contests))
+
+
+def _shares(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Capacity factors, and at each the mean over seeds and half of its 95 % interval of what is over the capacity, in percent."""
+    shares = pd.DataFrame([100 * np.array(one) for one in runs["drop_rate_by_factor"]])
+    mean, half = np.array([quality_rows.interval(shares[column]) for column in shares]).T
+    return np.array(runs["capacity_factors"].iloc[0], dtype=float), mean, half
+
+
+def _trained(rows: pd.DataFrame) -> str:
+    return ", ".join(f"{one:g}" for one in sorted(rows["capacity_factor"].dropna().unique()))
+
+
+def _random(top_k: int, tokens: int) -> str:
+    return f"uniform at random, k={top_k}, {tokens:,} tokens"
+
+
+def _drawn(rows: pd.DataFrame) -> list[tuple[int, int, int]]:
+    """What routing at random is compared with: experts per token, tokens that share a capacity, and experts, per number of choices."""
+    tokens, experts = int(rows["batch"].iloc[0] * rows["sequence"].iloc[0]), int(rows["experts"].iloc[0])
+    return [(top_k, tokens, experts) for top_k in sorted({_choices(row) for row in rows.to_dict("records")})]
 
 
 def _choices(row: dict) -> int:

@@ -16,29 +16,45 @@ from moe_routing_bench.figures import (
     decode,
     format_limits,
     formats,
+    gate_balance,
     limits,
+    load_cv,
     loss_seconds,
+    networks,
     over_tokens,
     padding,
+    pareto,
+    perft,
+    quality_drops,
     quality_pareto,
+    quality_style,
     roofline,
+    specialisation,
     speedup,
     stage_share,
+    style,
+    train_modes,
     training_curves,
     training_load_cv,
     verdict_matrix,
 )
-from moe_routing_bench.figures.chart import Chart
+from moe_routing_bench.figures.chart import Chart, Scale
 from moe_routing_bench.figures.plain import SHAPES, shape
 from moe_routing_bench.report.rows import packed, row_id
 
 CHARTS: Mapping[str, Callable[[pd.DataFrame], Chart]] = {
     one.__name__.rpartition(".")[2]: one.chart
     for one in (
-        bandwidth, over_tokens, crossover, formats, format_limits, decode, limits, verdict_matrix, padding, backward, stage_share, speedup, roofline,
-        quality_pareto, loss_seconds, capacity_bits, training_curves, training_load_cv,
+        bandwidth, over_tokens, crossover, formats, format_limits, decode, limits, verdict_matrix, padding, backward, stage_share, load_cv, pareto, speedup,
+        roofline, quality_pareto, loss_seconds, capacity_bits, training_curves, training_load_cv, quality_drops, specialisation, gate_balance, networks,
+        train_modes, perft,
     )
 }  # fmt: skip
+_PROVENANCE: Mapping[str, Callable[[pd.DataFrame], str]] = {
+    "measurements": style.provenance,
+    "quality": lambda rows: quality_style.provenance(rows, "training runs"),
+    "perft": lambda rows: quality_style.provenance(rows, "adaptations"),
+}
 LIBRARY = resources.files("moe_routing_bench.report").joinpath("vendor/plot.js")
 _DIGITS = 5
 _NUMBERS = ("x_low", "x_high", "low", "high")
@@ -47,11 +63,14 @@ _NUMBERS = ("x_low", "x_high", "low", "high")
 def charts(tables: Mapping[str, pd.DataFrame | None], sources: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Of each figure in `sources` (its name and that of its table) that the page can draw and that has marks, its data, fit for JSON."""
     found = {name: CHARTS[name](table) for name, source in sources.items() if name in CHARTS and (table := tables.get(source)) is not None}  # fmt: skip
-    return {name: data(one) for name, one in found.items() if len(one.marks)}
+    return {name: data(one, _PROVENANCE[sources[name]](one.shown)) for name, one in found.items() if len(one.marks)}
 
 
-def data(chart: Chart) -> dict[str, Any]:
-    """Scales, legend and marks; a column that no mark has a value in is left out. `row` is the id of the row that a mark is of."""
+def data(chart: Chart, provenance: str = "") -> dict[str, Any]:
+    """Scales, legend and marks; a column that no mark has a value in is left out. `row` is the id of the row that a mark is of.
+
+    `own` are the scales of panels that have others, `from` says on what machine and of how many rows (`provenance`).
+    """
     marks = chart.marks
     columns: dict[str, Sequence[Any]] = {
         "panel": [str(one) for one in marks["panel"]],
@@ -67,14 +86,19 @@ def data(chart: Chart) -> dict[str, Any]:
         columns["row"] = [row_id(one) for one in marks[["bench", "cell", "implementation"]].to_dict("records")]
     return {
         "kind": chart.kind,
-        "x": {"label": chart.x.label, "kind": chart.x.kind},
-        "y": {"label": chart.y.label, "kind": chart.y.kind},
+        **_axes(chart.x, chart.y),
+        "own": {panel: _axes(*scales) for panel, scales in chart.own.items()},
         "reference": chart.reference,
+        "from": provenance,
         "note": chart.note,
         "legend": [{"name": name, "light": tint, "dark": colors.dark(tint), "symbol": "square" if chart.kind in ("bars", "matrix") else SHAPES[shape(chart, name)]} for name, tint in chart.colors.items()],
         "marks": {name: packed(values) for name, values in columns.items()},
         "count": len(marks),
     }  # fmt: skip
+
+
+def _axes(x: Scale, y: Scale) -> dict[str, dict[str, str]]:
+    return {"x": {"label": x.label, "kind": x.kind}, "y": {"label": y.label, "kind": y.kind}}
 
 
 def library() -> str:

@@ -17,16 +17,18 @@ function wordsOf(chart, mark) {
 function panelOf(chart, marks, wide, looks, view) {
   const names = chart.y.kind === "names" ? [...new Set(marks.map(mark => mark.y))] : null, longest = Math.max(0, ...(names ?? []).map(name => name.length));
   const narrow = names && (longest * 6.2 > wide * 0.4 || chart.kind === "matrix" && wide - longest * 6.2 < 60 * new Set(marks.map(mark => mark.x)).size), under = narrow ? line : 0, left = names ? narrow ? 10 : 18 + longest * 6.7 : 56;
-  const scale = axis => ({type: axis.kind === "names" ? "band" : axis.kind, label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear", ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : {})});
+  const down = names ? (narrow ? 2 : 1) * line * names.length + 46 : tall, long = {x: wide - left - 18, y: down - 50};
+  const ticks = name => chart[name].kind === "log" ? ticksOf(view?.[name] ?? endsOn(chart, marks, name), long[name], name === "x" ? text => 6.2 * text.length + 10 : () => 15) : undefined;
+  const scale = axis => ({type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear", ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : {})});
   const fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? `#row-${mark.row}` : null, title = mark => wordsOf(chart, mark);
   const options = {
     clip: Boolean(view), width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"},
-    height: names ? (narrow ? 2 : 1) * line * names.length + 46 : tall, x: {...scale(chart.x), ticks: Math.max(3, Math.round(wide / 90)), tickFormat: chart.x.kind === "names" ? undefined : number},
-    y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: 6, tickFormat: number})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
+    height: down, x: {...scale(chart.x), ticks: ticks("x") ?? Math.max(3, Math.round(wide / 90)), tickFormat: chart.x.kind === "names" ? undefined : number},
+    y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: ticks("y") ?? 6, tickFormat: number})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
   };
   if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * new Set(marks.map(mark => mark.x)).size), marginTop: 64, x: {...options.x, type: "band", domain: [...new Set(marks.map(mark => mark.x))], tickRotate: -30, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
     height: options.height + 50, marks: [...namesOf(names, narrow), Plot.cell(marks, {x: "x", y: "y", fill, inset: 0.5, insetTop: under, title, href}),
-      Plot.text(marks, {x: "x", y: "y", text: "says", dy: under / 2, fill: "var(--page)", pointerEvents: "none"})]});
+      Plot.text(long.x / new Set(marks.map(mark => mark.x)).size < 31 ? [] : marks, {x: "x", y: "y", text: "says", dy: under / 2, fill: "var(--page)", pointerEvents: "none"})]});
   const across = mark => chart.kind === "bars" ? (mark.low + mark.high) / 2 : mark.x;
   const tips = Plot.tip(marks, Plot.pointer({x: across, y: "y", title, fill: "var(--page)", stroke: "var(--muted)", maxRadius: 30, clip: false}));
   const reference = chart.reference === null ? [] : [(chart.kind === "dots" || chart.kind === "bars" ? Plot.ruleX : Plot.ruleY)([chart.reference], {stroke: "var(--muted)", strokeDasharray: "4 3"})];
@@ -35,8 +37,28 @@ function panelOf(chart, marks, wide, looks, view) {
   const bars = [Plot.link(known(...sideways), {x1: sideways[0], x2: sideways[1], y1: "y", y2: "y", stroke: fill}),
     ...(chart.kind === "dots" ? [] : [Plot.link(known("low", "high"), {x1: "x", x2: "x", y1: "low", y2: "high", stroke: fill})])];
   const lines = chart.kind === "lines" ? [Plot.line(marks, {x: "x", y: "y", z: mark => `${mark.series} ${mark.join ?? ""}`, sort: "x", stroke: fill, strokeWidth: 1.8})] : [];
-  const front = chart.kind === "points" && chart.marks.join ? [Plot.line(marks.filter(mark => mark.join), {x: "x", y: "y", sort: "x", curve: "step-before", stroke: "var(--muted)", strokeDasharray: "4 3"})] : [];
+  const front = chart.kind === "points" ? [...new Set(marks.map(mark => mark.join ?? null))].filter(join => join !== null).map(join => frontOf(marks.filter(mark => mark.join === join))) : [];
   return Plot.plot({...options, marks: [...namesOf(names, narrow), ...reference, ...front, ...bars, ...lines, Plot.dot(marks, {x: "x", y: "y", fill, stroke: "var(--page)", strokeWidth: 0.5, r: 4, symbol: mark => looks.get(mark.series).symbol, href}), tips]});
+}
+// The points that no other beats, as steps: up to each where more is better along x, from each where less is.
+function frontOf(points) {
+  const sorted = [...points].sort((a, b) => a.x - b.x);
+  return Plot.line(sorted, {x: "x", y: "y", curve: sorted.at(-1).y > sorted[0].y ? "step-before" : "step-after", stroke: "var(--muted)", strokeDasharray: "4 3"});
+}
+// The ends of what the marks take of an axis.
+function endsOn(chart, marks, name) {
+  const across = chart.kind === "dots" ? "x" : "y", fields = [name, ...(name === across ? ["low", "high"] : ["x_low", "x_high"])];
+  const found = [...marks.flatMap(mark => fields.map(field => mark[field])), name === across ? chart.reference : null].filter(one => Number.isFinite(one) && one > 0);
+  return [Math.min(...found), Math.max(...found)];
+}
+// Ticks of a logarithmic axis, as many as have room for their labels; undefined where fewer than two would be left. Of many decades d3 labels no mantissa above `most`.
+const mantissas = [Array.from({length: 90}, (_, i) => (i + 10) / 10), [1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 5], [1, 2, 5], [1, 2, 3], [1, 3], [1]];
+function ticksOf([low, high], pixels, room) {
+  const place = one => pixels * Math.log(one / low) / Math.log(high / low), first = Math.floor(Math.log10(low)), decades = Array.from({length: Math.max(0, Math.ceil(Math.log10(high)) - first) + 1}, (_, i) => 10 ** (first + i));
+  const most = 100 / Math.max(1, decades.flatMap(ten => mantissas[2].map(one => one * ten)).filter(one => one >= low && one <= high).length);
+  const fitting = mantissas.filter(list => list.every(one => one === 1 || one <= most)).map(list => decades.flatMap(ten => list.map(one => Number((one * ten).toPrecision(3)))).filter(one => one >= low && one <= high))
+    .find(list => list.every((one, i) => !i || place(one) - place(list[i - 1]) >= (room(number(one)) + room(number(list[i - 1]))) / 2));
+  return fitting?.length > 1 ? fitting : undefined;
 }
 function namesOf(names, narrow) {
   return narrow ? [Plot.text(names, {y: name => name, text: name => name, frameAnchor: "left", dy: -line / 2 - 1, textAnchor: "start", fill: "var(--ink)", clip: false})] : [];
@@ -62,7 +84,7 @@ function numbersOf(chart, marks) {
   made.append(element("summary", `${marks.length} numbers`));
   made.ontoggle = () => {
     if (made.children.length > 1) return;
-    made.append(tableOf("Numbers of the figure", ["panel", "series", chart.x.kind === "names" ? "column" : chart.x.label, chart.y.kind === "names" ? "line" : chart.y.label, "95 %", "in words"], marks.map(mark => [
+    made.append(tableOf("Numbers of the figure", ["panel", "series", chart.x.kind === "names" ? "column" : chart.x.label, chart.y.kind === "names" ? "line" : chart.y.label, "interval", "in words"], marks.map(mark => [
       mark.panel, mark.row ? element("a", mark.series, {href: `#row-${mark.row}`}) : mark.series, number(mark.x), number(mark.y), chart.kind === "bars" ? "" : between(mark.low, mark.high), mark.says ?? ""])));
   };
   return made;
@@ -76,9 +98,9 @@ function drawMarks(name) {
   const chart = charts[name], box = byId(`chart-${name}`), marks = marksOf(chart), hidden = new Set(), looks = new Map(chart.legend.map(one => [one.name, one]));
   const panels = element("div", "", {class: `panels ${chart.y.kind === "names" ? "tall" : ""}`}), of = [...new Set(marks.map(mark => mark.panel))];
   const views = new Map();
-  const redraw = () => panels.replaceChildren(...of.map(panel => panelBox(chart, panel, marks.filter(mark => mark.panel === panel && !hidden.has(mark.series)), Math.max(280, Math.min(widthOf(panels, chart, of.length), 1340)), looks, views)));
+  const redraw = () => panels.replaceChildren(...of.map(panel => panelBox({...chart, ...chart.own[panel]}, panel, marks.filter(mark => mark.panel === panel && !hidden.has(mark.series)), Math.max(280, Math.min(widthOf(panels, chart, of.length), 1340)), looks, views)));
   box.replaceChildren(legendOf(chart, hidden, redraw), panels, numbersOf(chart, marks));
-  if (chart.note) box.append(element("p", `${chart.note}.`, {class: "small"}));
+  box.append(element("p", [chart.note, chart.from].filter(Boolean).map(text => `${text}.`).join(" "), {class: "small from"}));
   redraw();
   tinted.set(name, redraw);
 }
