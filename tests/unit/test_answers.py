@@ -59,6 +59,7 @@ def test_loss_per_second():
         "e8: at the end of equal schedules no other of 3 causal rules has less loss in less time than switch_top1 2.0000 in 0.5 s; softk 1.0000 in 2 s "
         "(bits per byte ± half of the 95 % interval, steps alone)."
     )
+    assert "softk 1.1000 ± 1.2706 in 2 s" in said(answers.loss_per_second, runs("softk", (1.0, 1.2)))
     nothing = "Not measured: this run has no trained rule with a loss and a speed."
     assert answers.loss_per_second(None).text == said(answers.loss_per_second, rows[3]) == nothing
 

@@ -17,6 +17,7 @@ FULL = rows()
 SOME = some(FULL)
 FITTED: dict[str, dict] = {
     "decode": {"tokens": 64},
+    "pareto": {"drop_rate": [0.0, 0.25]},
     "verdict_matrix": {"best_verdict": "faster", "best_speedup": 1.1},
     "formats": {"weights": ["bf16", "int4_g128"]},
     "format_limits": {"weights": ["bf16", "int4_g128"], "share_of_roofline": 0.5},

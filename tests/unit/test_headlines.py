@@ -54,7 +54,7 @@ def test_which_rows_are_sound():
 def test_the_fastest():
     """Cells that a verdict tells apart, of the widest bench; the middle one's ratio with its stored interval."""
     rows = [*pair("a", 1.2), *pair("b", 1.4, tokens=512), *pair("c", 1.9), *pair("d", 1.001, "same"), *pair("g", 9.0, bench="gate")]  # fmt: skip
-    found = headlines.fastest(sound(*rows))
+    found = headlines.fastest(sound(*rows, ran("unjudged", "cute", 1.0)))
     assert found and found.text == (
         "routing: cute is faster than the best other implementation in 3 of 4 cells by verdict; in the middle one of these 1.4x [1.39, 1.41] as fast as triton, at T=512 E=8."
     )
@@ -80,7 +80,8 @@ def test_near_the_limit():
 def test_skew():
     """The widest range that one card measured, in cells equal otherwise; nothing where both intervals and the drift allow that nothing changed."""
     rows = [ran(f"{skew}{tokens}", "cute", us, skew=skew, tokens=tokens) for skew, tokens, us in ((0.0, 64, 10.0), (1.7, 64, 20.0), (0.0, 512, 100.0), (0.7, 512, 110.0), (1.7, 512, 150.0))]  # fmt: skip
-    found = headlines.skew(sound(*rows))
+    narrower = [ran(f"{skew}", "cute", us, skew=skew, tokens=4096) for skew, us in ((0.0, 800.0), (0.7, 1600.0))]
+    found = headlines.skew(sound(*rows, *narrower))
     assert found and found.text == (
         "routing: at skew 1.7 cute takes 1.5x [1.47, 1.53] its time at skew 0, in cells equal otherwise on one card, at T=512 E=8."
     )
@@ -96,6 +97,9 @@ def test_skew():
         {"tokens": 1024}, {"median_us": 103.0, "ci_low_us": 101.9, "ci_high_us": 104.0},
     ):  # fmt: skip
         assert said(headlines.skew, low, high | change) == "", change
+    assert said(headlines.skew, *(row | {"capacity_factor": 1.0} for row in (low, high))) == "", (
+        "what is dropped takes no time"
+    )
     assert said(headlines.skew, low, high | {"median_us": 50.0, "ci_low_us": 49.0, "ci_high_us": 51.0}).startswith("routing: at skew 1.7 cute takes 0.5x")  # fmt: skip
 
 
@@ -140,6 +144,7 @@ def test_what_trained_rules_leave_over():
     assert told(headlines.left_over, *old) == text + ", on validation batches of one domain each."
     assert told(headlines.left_over, A[:1]) == told(headlines.left_over, trained("a", (1.0, 1.1), causal=False)) == ""
     assert told(headlines.left_over, [run | {"capacity_factors": [1.5, 2.0]} for run in A]) == ""
+    assert told(headlines.left_over, [run | {"learns": False} for run in A]) == "", "a fixed rule was not trained"
     assert told(headlines.left_over, [run | {"drop_rate_by_factor": None} for run in A]) == ""
 
 

@@ -48,6 +48,10 @@ def test_fronts_of_each_card():
     assert found.scales(marks["panel"].iloc[0])[1].kind == "log" and found.y.label == "routing time (µs)"
     even = pareto.chart(frame(*rows[:2], ran(12.0, 0.1, skew=0.5)))
     assert even.y.kind == "linear"
+    assert (
+        pareto.chart(frame(rows[0], ran(12.0, 0.0, skew=2.0))).reason
+        == "drops and padding are the same in all cells of the shape"
+    )
     assert pareto.chart(frame(rows[0])).reason == "no shape was measured with two skews or capacity factors"
 
 

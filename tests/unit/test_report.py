@@ -39,6 +39,26 @@ def test_report(tmp_path):
         assert table.empty or html.escape(BAD) in page
 
 
+def test_what_a_newcomer_is_told(tmp_path):
+    """On a CPU what routing is, what to read and what to do next, and nothing of what auto chooses on a GPU; elsewhere neither."""
+    pages = {}
+    for cpu in (True, False):
+        render(
+            rows(gpu=not cpu).query("bench == 'layer' and skew == 0 and status == 'ok'"), {}, tmp_path / "index.html"
+        )
+        pages[cpu] = (tmp_path / "index.html").read_text()
+        assert ('id="newcomer"' in pages[cpu], 'id="choices"' in pages[cpu]) == (cpu, not cpu)
+    told = pages[True].partition('id="newcomer"')[2].partition("</p>")[0]
+    for text in (
+        "permute sorts the choices by expert",
+        "median_us",
+        "best_verdict",
+        "may exceed 100 %",
+        "Next: <code>make report",
+    ):
+        assert text in told
+
+
 def test_every_axis_is_a_column():
     """Rows that differ in an axis look different in the table."""
     assert set(AXES) < {column.name for column in COLUMNS}

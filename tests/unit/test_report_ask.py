@@ -121,7 +121,7 @@ RUNS = [
     [wins(64, "a", "b"), wins(512, "a", "b"), wins(512, "a", "b")], [wins(64, "a", "b"), wins(512, "b", "a"), wins(512, "a", "b")],
 ]  # fmt: skip
 NODE = {"timer": "cuda_graph", "graph_node_us": 2, "roofline_us": 1}
-LIMITS = [row("a", 4, **NODE), row("a", 4, **NODE | {"roofline_us": 3}), row("a", 4, **NODE | {"timer": "events"}), row("a", 4, **NODE | {"graph_node_us": None, "roofline_us": None})]  # fmt: skip
+LIMITS = [row("a", 4, **NODE | {"card": "host x"}), row("a", 4, **NODE), row("a", 4, **NODE | {"roofline_us": 3}), row("a", 4, **NODE | {"timer": "events"}), row("a", 4, **NODE | {"graph_node_us": None, "roofline_us": None})]  # fmt: skip
 SKEWED = [cell(1, row("a", 10), skew=0), cell(1, row("a", 30), skew=2), cell(1, row("a", 20), skew=1), cell(1, row("a", 20, card="GPU-2"), skew=3), cell(2, row("a", 20), skew=1), cell(1, row("b", 1), skew=4)]  # fmt: skip
 SCRIPTS = {
     "gaps": f"return {json.dumps(GAPS)}.map(([question, axes]) => gapsOf({{axes}}, question, {json.dumps(AXES)}).map(gap => [gap.name, gap.octaves]))",
@@ -177,7 +177,8 @@ def test_where_the_fastest_changes(pure):
 
 
 def test_the_floor_that_binds(pure):
-    assert pure["limits"] == [[0.5, "node"], [0.75, "roofline"], [0.25, "roofline"], None]
+    """The roofline or a node of a graph; on a CPU none."""
+    assert pure["limits"] == [None, [0.5, "node"], [0.75, "roofline"], [0.25, "roofline"], None]
 
 
 def test_what_skew_costs(pure):

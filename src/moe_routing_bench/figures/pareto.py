@@ -23,9 +23,9 @@ def draw(table: pd.DataFrame) -> Figure:
     """Time against drops and padding, each if it varies, of the shape with the most skews and capacity factors."""
     shown, shapes = _shape_shown(table)
     title = "Time against drops and padding"
-    if _settings(shown) < 2:
+    if not _costs(shown):
         figure, (axes,) = style.canvas(1, 1, 8, 4)
-        style.empty(axes, _why(table, shapes))
+        style.empty(axes, _why(table, shown))
         return style.finish(figure, title, shown.iloc[:0])
     skews, bench, costs = sorted(shown["skew"].unique()), shown["bench"].iloc[0], _costs(shown)
     figure, panels = style.canvas(len(costs), len(skews), max(9, 3.2 * len(skews)), 0.4 + 3.1 * len(costs))
@@ -68,8 +68,8 @@ def chart(table: pd.DataFrame) -> Chart:
     bench = shown["bench"].iloc[0] if len(shown) else "composite"
     far = shown["ci_high_us"].max() > 5 * shown["ci_low_us"].min()
     time = Scale(f"{bench} time (µs)", "log" if far else "linear")
-    if _settings(shown) < 2:
-        return nothing("points", Scale(COSTS[0][1]), time, shown, _why(table, shapes))
+    if not _costs(shown):
+        return nothing("points", Scale(COSTS[0][1]), time, shown, _why(table, shown))
     records, own = [], {}
     for column, label in _costs(shown):
         for skew in sorted(shown["skew"].unique()):
@@ -104,13 +104,15 @@ def _shape_shown(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return max(groups, key=_settings, default=rows), len(groups)
 
 
-def _why(table: pd.DataFrame, shapes: int) -> str:
-    return "no shape was measured with two skews or capacity factors" if shapes else style.why(table, *grouping.COMPOSITES)  # fmt: skip
+def _why(table: pd.DataFrame, shown: pd.DataFrame) -> str:
+    if _settings(shown) < 2:
+        return "no shape was measured with two skews or capacity factors" if len(shown) else style.why(table, *grouping.COMPOSITES)  # fmt: skip
+    return "drops and padding are the same in all cells of the shape"
 
 
 def _costs(shown: pd.DataFrame) -> Sequence[tuple[str, str]]:
-    """Column and label of what varies; what is the same everywhere costs nothing."""
-    return [cost for cost in COSTS if shown[cost[0]].nunique() > 1] or COSTS[:1]
+    """Column and label of what varies with the settings of a shape; what is the same everywhere costs nothing."""
+    return [cost for cost in COSTS if shown[cost[0]].nunique() > 1] if _settings(shown) > 1 else []
 
 
 def _name(shown: pd.DataFrame, shapes: int) -> str:

@@ -69,7 +69,7 @@ def render(
         benches=set(frame["bench"]),
         targets=targets(frame),
         seed=section(frame, run, profiles),
-        choices=choices(frame),
+        choices=choices(frame[frame["gpu_name"].notna()]),
         claims=[_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict)) if one.cells],
         unheld=[_claim(one) for one in claims if not one.cells],
         figures=[(entry, uri) for entry, uri in drawn if entry.source == "measurements"],
@@ -100,7 +100,7 @@ def _quality(
     return {
         "figures": figures, "machine": _values(trained, "device"), "timed": compare.timed(compare.with_speeds(compare.finals(trained))), "columns": quality.COLUMNS,
         "by_domain": bool((trained["validation_batches"] == BY_DOMAIN).any()), "cautions": quality.cautions(trained),
-        "contests": quality.contests(trained), "source": predecessor.SOURCE, "verdicts": verdicts.verdicts(trained, adapted),
+        "contests": quality.contests(trained), "source": predecessor.SOURCE, "judged": verdicts.verdicts(trained, adapted),
         "adaptations": [] if adapted is None else quality.adaptations(adapted), "altered": altered.costs(trained),
     }  # fmt: skip
 

@@ -53,8 +53,9 @@ function ranked(cell) {
     return {row, limit: limitOf(row), next: i + 1 < rows.length ? stored(row, rows[i + 1]) : undefined, best: best ? stored(row, best) : undefined};
   });
 }
-// The floor that binds: the larger of the roofline and, for calls that a graph replays, of what one empty node takes.
+// The floor that binds: the larger of the roofline and, for calls that a graph replays, of what one empty node takes. None on a CPU, whose ceilings are no limits.
 function limitOf(row) {
+  if (row.card.startsWith("host ")) return null;
   const node = row.timer === "cuda_graph" ? row.graph_node_us : null;
   if (row.roofline_us === null && node === null) return null;
   const binds = (node ?? 0) > (row.roofline_us ?? 0) ? "node" : "roofline", us = Math.max(node ?? 0, row.roofline_us ?? 0);

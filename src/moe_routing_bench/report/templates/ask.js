@@ -80,6 +80,7 @@ function question() {
   return asked;
 }
 
+const sentence = text => text.startsWith("the ") ? `The ${text.slice(4)}` : text;  // but names of implementations are as they are
 const share = one => one === null ? dash : `${(100 * one).toPrecision(3)} %`;
 const axisOf = name => asks.axes.find(axis => axis.name === name);
 const spell = (name, one) => one === null ? "none" : brief(one, name === "trace");
@@ -126,7 +127,7 @@ function answer() {
 function parts([first, ...others]) {
   const {cell, gaps} = first, order = ranked(cell), {said} = winner(cell);
   const how = gaps.length ? `Not measured as asked. The nearest cell is ${named(cell)}: ${gaps.map(gapText).join("; ")}.` : `Measured as asked: ${named(cell)}.`;
-  byId("said").replaceChildren(element("strong", `${gaps.length ? "In the nearest cell, " : ""}${said}.`), " ", element("span", how, {id: "near"}));
+  byId("said").replaceChildren(element("strong", `${gaps.length ? `In the nearest cell, ${said}` : sentence(said)}.`), " ", element("span", how, {id: "near"}));
   const heads = ["implementation", "µs [95 %]", "marks", "share of the limit", "against the best other", "against the next"];
   const rows = order.map(({row, limit, next, best}) => [
     toRow(row, row.implementation), time(row), marks(row), limit ? `${share(limit.share)} (${limit.binds})` : dash, against(best), against(next)]);
