@@ -17,6 +17,7 @@ from moe_routing_bench.figures import (
     over_tokens,
     padding,
     plain,
+    speedup,
     style,
     verdict_matrix,
 )
@@ -76,6 +77,25 @@ def test_verdicts():
     found = verdict_matrix.chart(frame(*rows))
     assert shown(found, "panel", "x", "y", "series", "says") == [("gate", "torch", "T8", "slower", "0.05x"), ("gate", "cute", "T8", "faster", "21.9x")]  # fmt: skip
     assert "no row has a verdict" in verdict_matrix.chart(frame(rows[2])).reason
+
+
+def test_speedups():
+    """The median over cells of a shape; grey where the stored verdict tells nothing, or, without one, the interval includes 1."""
+
+    def against(name, ratio, verdict=None, cell="a", low=None):
+        low = ratio - 0.1 if low is None else low
+        return ran("gate", name, 2.0, cell=cell, tokens=8, baseline="torch", speedup=ratio, verdict=verdict, speedup_ci_low=low, speedup_ci_high=ratio + 0.1)  # fmt: skip
+
+    rows = [
+        against("cute", 2.0, "faster"), against("cute", 4.0, "faster", cell="b"), against("triton", 0.5, "slower"), against("quack", 1.5, "undecided"), against("vllm", 1.5, low=0.9),
+        against("sglang", 1.5), ran("gate", "torch", 4.0, cell="a", tokens=8, baseline="torch", speedup=1.0),
+    ]  # fmt: skip
+    found = speedup.chart(frame(*rows))
+    assert {name: (series, said) for name, series, said in shown(found, "x", "series", "says")} == {
+        "cute": (speedup.FASTER, "3.00x"), "triton": (speedup.SLOWER, "0.50x"), "quack": (speedup.UNSURE, "1.50x"), "vllm": (speedup.UNSURE, "1.50x"), "sglang": (speedup.FASTER, "1.50x"),
+    }  # fmt: skip
+    assert found.note == "1 of 1 shapes; medians over cells"
+    assert "no implementation besides the baseline is ok" in speedup.chart(frame(rows[-1])).reason
 
 
 def test_padding():

@@ -21,6 +21,8 @@ def test_dots_lie_to_scale_within_the_picture():
     assert intervals == [[pytest.approx(2 * one - reference[0], abs=0.2), reference[0]], [reference[0], WIDTH - 8]]
     assert reference[0] == pytest.approx((one + two) / 2, abs=0.1)
     assert "a: 20x [15x, 25x]</title>" in svg and '<g class="chosen hollow">' in svg and ">a</text>" in svg
+    outside = picture(TWO, "ratio", "x", 5)
+    assert places(outside, "line", "x1")[0][0] < places(outside, "line", "x1")[1][0] and ">5x</text>" in outside
     far = picture([Dot("a", 1, 1, 1), Dot("b", 10, 10, 10), Dot("c", 100, 100, 100)], "us")
     (first,), (second,), (third,) = places(far, "circle", "cx")
     assert second - first == pytest.approx(third - second, abs=0.2)

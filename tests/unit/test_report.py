@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from rows import BAD, rows, some
+from rows import BAD, frame, one, rows, some
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.choices import CANDIDATES
@@ -15,6 +15,7 @@ from moe_routing_bench.comparison.choices import entries
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import FIGURES, grouping, style
 from moe_routing_bench.report import choices
+from moe_routing_bench.report import render as render_module
 from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew, pairs
 from moe_routing_bench.report.findings import findings
@@ -57,6 +58,33 @@ def test_what_a_newcomer_is_told(tmp_path):
         "Next: <code>make report",
     ):
         assert text in told
+
+
+def test_rows_without_a_time_are_told_by_reason():
+    """Every status but ok, with the cells of each reason and their rows."""
+    table = frame(
+        one("pack", "cute", status="ok"), one("pack", "cute", cell="b", status="timeout", reason="60 s"), one("pack", "cute", cell="a", status="timeout", reason="60 s"),
+        one("gate", "torch", cell="a", status="unsupported"),
+    )  # fmt: skip
+    found = [(*group[:4], [cell for cell, _ in group[4]]) for group in render_module._not_ok(table)]
+    assert found == [("timeout", "pack", "cute", "60 s", ["a", "b"]), ("unsupported", "gate", "torch", "no reason recorded", ["a"])]  # fmt: skip
+
+
+def test_the_machine_in_words():
+    """Distinct values, the median and range of ceilings, the first start and the last end."""
+    table = frame(*(one("pack", "cute", cell=str(i), driver=f"d{i}", copy_gb_per_s=ceiling, started_at=f"2026-11-2{i}T06:00:00", ended_at=f"2026-11-2{i}T07:30:00") for i, ceiling in enumerate((4000.0, 4100.0, 4400.0, None, None))))  # fmt: skip
+    assert render_module._values(table, "driver") == "d0, d1, d2, d3 and 1 more"
+    assert render_module._spread(table, "copy_gb_per_s") == "4,100 (median; 4,000 to 4,400)"
+    assert render_module._days(table) == "2026-11-20 06:00 to 2026-11-24 07:30 UTC"
+    nothing = frame(one("pack", "cute"))
+    assert [render_module._values(nothing, "driver"), render_module._spread(nothing, "copy_gb_per_s")] == ["–", "–"]
+    assert render_module._days(nothing.assign(started_at=None, ended_at=None)) == "–"
+
+
+def test_published_pages_are_light():
+    """5 MB at most."""
+    for path in Path(__file__).parents[2].glob("reports/*/index.html"):
+        assert path.stat().st_size < 5e6, path
 
 
 def test_every_axis_is_a_column():
@@ -106,8 +134,8 @@ def test_costs_compare_rows_of_one_card():
 def test_figures_without_data_are_named_not_shown(panels, tmp_path):
     """One with data in any panel is shown, as a picture where the page has no marks of it."""
     figure, axes = style.canvas(1, len(panels), 4, 2)
-    for one, panel in zip(axes, panels, strict=True):
-        style.empty(one, "none was measured") if panel == "nothing" else one.plot([1, 2])
+    for drawing, panel in zip(axes, panels, strict=True):
+        style.empty(drawing, "none was measured") if panel == "nothing" else drawing.plot([1, 2])
     figure.savefig(tmp_path / "a.svg")
     render(FEW, {"roofline": tmp_path / "a.svg"}, tmp_path / "index.html")
     page = (tmp_path / "index.html").read_text()

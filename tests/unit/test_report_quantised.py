@@ -48,6 +48,14 @@ def test_bars(slow, met) -> None:
     assert format_bars.bars(frame(*(one | {"platform": "cpu"} for one in rows))) == []
 
 
+def test_few_rows_per_expert_are_counted_with_all_choices_of_a_token() -> None:
+    """2,048 tokens of 128 experts are 16 tokens per expert, but 128 rows."""
+    slower = [row("dequant", 90.0, tokens=2048), row("cute_quantised", 100.0, tokens=2048)]
+    assert [bar.what.partition(":")[0] for bar in format_bars.bars(frame(*slower))] == ["experts"]
+    (never, *_) = format_bars.bars(frame(*(one | {"tokens": 1024} for one in slower)))
+    assert never.bar == "never slower" and never.met is False
+
+
 def test_figures_have_a_line_per_format() -> None:
     """Of the fastest of ours; the share is known of one row."""
     assert list(formats.chart(frame(*ROWS)).marks["series"]) == ["bf16", "int8_g128", "int4_g128"]

@@ -1,13 +1,18 @@
 """The folder of static pages: what is copied, what the first page says and where its links lead."""
 
+import html
 import re
 
 import pyarrow as pa
 import pytest
 from rows import rows, some
 
+from moe_routing_bench.cli.asked import models
 from moe_routing_bench.cli.publishing import site
+from moe_routing_bench.comparison.claims import Held
+from moe_routing_bench.config import claims
 from moe_routing_bench.errors import UserError
+from moe_routing_bench.report import site as report_site
 from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import write_table
@@ -38,14 +43,41 @@ def test_all_reports_in_one_folder(project, capsys):
     text = (project / "pages/index.html").read_text()
     links = [link.partition("#")[0] for link in re.findall(r'href="([^"]+)"', text)]
     assert {"cpu/index.html", "nvidia-h200.layers/index.html", "nvidia-h200.layers/compare-old.html", "cpu/measurements.parquet"} <= set(links)  # fmt: skip
-    assert all((project / "pages" / link).is_file() for link in links)
+    assert all((project / "pages" / link).is_file() for link in links if link)
     assert (project / "pages/cpu/figures/gate.svg").is_file() and (project / "pages/own.txt").read_text() == "mine"
     assert (
         "NVIDIA H200, 2026-11-21" in text
         and f"{len(some(rows())) - 1} of {len(some(rows()))} rows ok" in text
-        and "https:" not in text
+        and not re.search('(?:href|src)="https?:', text)
     )
     assert "leads to 2 reports" in capsys.readouterr().out
+    report = (project / "pages/cpu/index.html").read_text()
+    assert 'id="parquet" href="measurements.parquet"' in report, "the rows lie beside the copy"
+    assert 'href="../../results/cpu/measurements.parquet"' in paths.report("cpu").read_text()
+
+
+def test_the_first_page_has_claims_models_and_method(project):
+    """Of claims those that some report has rows of, with its verdict and a link; every preset; the method; all in the contents."""
+    site(project / "pages")
+    text = html.unescape((project / "pages/index.html").read_text())
+    contents = re.findall(r'<li><a href="#([^"]+)">', text)
+    assert contents[-3:] == ["published", "presets", "method"] and all(f'id="{name}"' in text for name in contents)
+    assert all(f'<th scope="row">{name}</th>' in text for name in models())
+    assert "measured side by side in one supervised process" in text
+
+
+def test_claims_of_several_reports():
+    """A claim with rows in two of three, one with rows in none."""
+    one, other = (
+        claim.model_copy(update={"id": name}) for claim in claims.load(paths.CLAIMS)[:1] for name in ("one", "other")
+    )
+    held = {
+        "a": [Held(one, "reproduced", 2.0, 1), Held(other, "no rows")],
+        "b": [Held(one, "not reproduced", 3.0, 1), Held(other, "no rows")],
+    }
+    ((claim, found),) = report_site.claimed(held | {"c": [Held(one, "no rows")]})
+    assert claim.id == "one" and [(folder, one.verdict) for folder, one in found] == [("a", "reproduced"), ("b", "not reproduced")]  # fmt: skip
+    assert report_site.claimed({}) == []
 
 
 def test_without_a_report_it_says_what_to_do(tmp_path, monkeypatch):

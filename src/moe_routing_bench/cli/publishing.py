@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from moe_routing_bench.cli.reporting import rows_of
+from moe_routing_bench.cli.asked import models
+from moe_routing_bench.cli.reporting import held_claims, rows_of
 from moe_routing_bench.errors import bad, writing
 from moe_routing_bench.store import paths
 
@@ -27,7 +28,9 @@ def site(
     with writing(out):
         for pair in pairs:
             versus.write(pair, tuple(tables[name] for name in pair), out / module.between(pair))
-        module.write([_report(module, folder, tables[folder.name]) for folder in found], out, pairs)
+        held = {name: held_claims(name, table) for name, table in tables.items()}
+        reports = [_report(module, folder, tables[folder.name]) for folder in found]
+        module.write(reports, out, pairs, held, models())
     print(f"wrote {out / 'index.html'}, which leads to {len(found)} reports and {len(pairs)} comparisons of platforms")
 
 

@@ -53,7 +53,7 @@ def report(platform: Platform = None, run: Run = None) -> None:
             tables.get("quality"),
             tables.get("perft"),
             reasons(platform),
-            _claims(platform, tables["measurements"]),
+            held_claims(platform, tables["measurements"]),
             _models(platform),
             platform.partition(".")[2],
             [json.loads(path.read_text(encoding="utf-8")) for path in paths.profile_files(platform)],
@@ -63,7 +63,7 @@ def report(platform: Platform = None, run: Run = None) -> None:
     print(f"wrote {out}")
 
 
-def _claims(platform: str, rows: Any) -> Any:
+def held_claims(platform: str, rows: Any) -> Any:
     """What became of published figures; nothing on a CPU, whose times say nothing of them."""
     if platform.startswith(platforms.CPU):
         return ()

@@ -6,6 +6,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison.verdicts import SAME, UNDECIDED
 from moe_routing_bench.figures import grouping, plain, style
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
 
@@ -55,7 +56,8 @@ def _why(table: pd.DataFrame) -> str:
 
 def _grid(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, int]:
     """Median speed-ups of shape and column, the share of cells that are not told apart from 1, the rows shown, and how many shapes there are."""
-    unsure = ~((rows["speedup_ci_low"] > 1) | (rows["speedup_ci_high"] < 1))  # also without an interval
+    within = ~((rows["speedup_ci_low"] > 1) | (rows["speedup_ci_high"] < 1))  # also without an interval
+    unsure = rows["verdict"].isin((SAME, UNDECIDED)).where(rows["verdict"].notna(), within)
     cells = rows.assign(
         shape=grouping.shape(rows, _SHAPE),
         what=rows["bench"] + ": " + rows["implementation"],
@@ -101,7 +103,8 @@ def _heatmap(grid: pd.DataFrame, unsure: pd.DataFrame, rows: pd.DataFrame, shape
     scale.set_ticks(ticks, labels=[f"{t:g}" for t in ticks])
     scale.minorticks_off()
     axes.set(
-        xlabel="≈: the 95 % CI includes 1 in at least half of the cells; blank: not ok or not asked for", ylabel=""
+        xlabel="≈: not told apart from the baseline in at least half of the cells; blank: not ok or not asked for",
+        ylabel="",
     )
     over = grouping.differing(rows, "cells", by=["what", "shape"])
     axes.set_title(f"{len(grid)} of {shapes} shapes; medians over {over}", fontsize=8)

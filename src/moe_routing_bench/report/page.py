@@ -13,9 +13,14 @@ def write(template: str, out: Path, **values: object) -> None:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("moe_routing_bench.report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters["headings"] = headings
+    environment.filters |= {"headings": headings, "unit": unit}
     with files.replacing(out) as temporary:
         temporary.write_text(environment.get_template(template).render(**values), encoding="utf-8")
+
+
+def unit(name: str) -> str:
+    """A unit as a page spells it, of claims that spell it in ASCII."""
+    return {"us": "µs"}.get(name, name)
 
 
 def headings(markup: str) -> list[tuple[str, str]]:

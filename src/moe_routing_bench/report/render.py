@@ -124,10 +124,11 @@ def _together(reasons: Mapping[str, str]) -> list[tuple[str, str]]:
 def _claim(one: Held) -> dict[str, object]:
     """What the table of claims shows of one."""
     claim = one.claim
-    ours = "–" if math.isnan(one.ours) else f"{one.ours:.4g} {claim.unit}"
+    unit = page.unit(claim.unit)
+    ours = "–" if math.isnan(one.ours) else f"{one.ours:.4g} {unit}"
     return {
         "who": claim.who, "statement": claim.statement, "boundary": claim.boundary, "source": claim.source, "hardware": claim.hardware or "not said",
-        "published": f"{claim.figure:g} {claim.unit}", "ours": ours, "cells": one.cells or "–", "verdict": one.verdict, "why": one.why,
+        "published": f"{claim.figure:g} {unit}", "ours": ours, "cells": one.cells or "–", "verdict": one.verdict, "why": one.why,
     }  # fmt: skip
 
 

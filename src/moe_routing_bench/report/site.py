@@ -1,12 +1,18 @@
 """A folder of static pages: every report with its figures and rows, and a page that leads to them."""
 
+import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 
+from moe_routing_bench.comparison.claims import Held
+from moe_routing_bench.config.axes import PRESET
+from moe_routing_bench.config.claims import Claim
 from moe_routing_bench.figures import style
 from moe_routing_bench.report import page
 from moe_routing_bench.report.headlines import Headline, headlines
@@ -53,11 +59,13 @@ def between(pair: tuple[str, str]) -> str:
 
 
 def write(
-    reports: Sequence[tuple[Listed, Path, Sequence[Path]]], out: Path, pairs: Sequence[tuple[str, str]] = ()
-) -> None:
+    reports: Sequence[tuple[Listed, Path, Sequence[Path]]], out: Path, pairs: Sequence[tuple[str, str]] = (),
+    held: Mapping[str, Sequence[Held]] = MappingProxyType({}), models: Mapping[str, Any] = MappingProxyType({}),
+) -> None:  # fmt: skip
     """Copy each report (what is listed of it, its folder, its Parquet files) below `out`, and write `out`/index.html.
 
-    `pairs` are the platforms whose pages are there already. Files are overwritten; nothing is deleted.
+    `pairs` are the platforms whose pages are there already, `held` what became of published figures in the folder of each report, `models`
+    the presets by name. Files are overwritten; nothing is deleted.
     """
     for one, folder, tables in reports:
         for path in [found for pattern in KEPT for found in sorted(folder.glob(pattern))] + list(tables):
@@ -65,9 +73,23 @@ def write(
             target = out / one.folder / inside
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
+            if path.name == "index.html":  # the rows lie beside it here, and in results/ where it was made
+                text = path.read_text(encoding="utf-8")
+                target.write_text(text.replace(f'href="../../results/{one.folder}/', 'href="'), encoding="utf-8")
     page.write(
         "site.html.j2",
         out / "index.html",
         reports=[one for one, *_ in reports],
         pairs=[(pair, between(pair)) for pair in pairs],
+        claims=(told := claimed(held)),
+        unheld=len({one.claim.id for found in held.values() for one in found}) - len(told),
+        models=models,
+        sizes=PRESET,
     )
+
+
+def claimed(held: Mapping[str, Sequence[Held]]) -> list[tuple[Claim, list[tuple[str, Held]]]]:
+    """Each claim of which some report has rows, with the folders of these reports and what they show; in the order of the claims."""
+    every = {one.claim.id: one.claim for found in held.values() for one in found}
+    shown = {name: [(folder, one) for folder, found in held.items() for one in found if one.claim.id == name and not math.isnan(one.ours)] for name in every}  # fmt: skip
+    return [(every[name], found) for name, found in shown.items() if found]

@@ -5,6 +5,11 @@ function marksOf(chart) {
 }
 const tint = one => `light-dark(${one.light}, ${one.dark})`;
 const number = one => one === null || one === undefined ? dash : typeof one === "string" ? one : brief(Number(one.toPrecision(4)));
+// A number beside an axis, in few letters: labels of millions would run into each other.
+function short(one) {
+  const size = Math.abs(one);
+  return size >= 1e6 ? `${number(one / 1e6)}M` : size >= 1e4 ? `${number(one / 1e3)}k` : number(one);
+}
 function between(low, high) { return low === null || low === undefined ? "" : ` [${number(low)}, ${number(high)}]`; }
 function wordsOf(chart, mark) {
   if (chart.kind === "bars") return `${mark.y}\n${mark.series}\n${mark.says ?? ""}`;
@@ -23,10 +28,10 @@ function panelOf(chart, marks, wide, looks, view) {
   const fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? `#row-${mark.row}` : null, title = mark => wordsOf(chart, mark);
   const options = {
     clip: Boolean(view), width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"},
-    height: down, x: {...scale(chart.x), ticks: ticks("x") ?? Math.max(3, Math.round(wide / 90)), tickFormat: chart.x.kind === "names" ? undefined : number},
-    y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: ticks("y") ?? 6, tickFormat: number})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
+    height: down, x: {...scale(chart.x), ticks: ticks("x") ?? Math.max(3, Math.round(wide / 90)), tickFormat: chart.x.kind === "names" ? undefined : short},
+    y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: ticks("y") ?? 6, tickFormat: short})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
   };
-  if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * new Set(marks.map(mark => mark.x)).size), marginTop: 64, x: {...options.x, type: "band", domain: [...new Set(marks.map(mark => mark.x))], tickRotate: -30, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
+  if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * new Set(marks.map(mark => mark.x)).size), marginTop: 64, marginRight: asideOf([...new Set(marks.map(mark => mark.x))], long.x), x: {...options.x, type: "band", domain: [...new Set(marks.map(mark => mark.x))], tickRotate: -30, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
     height: options.height + 50, marks: [...namesOf(names, narrow), Plot.cell(marks, {x: "x", y: "y", fill, inset: 0.5, insetTop: under, title, href}),
       Plot.text(long.x / new Set(marks.map(mark => mark.x)).size < 31 ? [] : marks, {x: "x", y: "y", text: "says", dy: under / 2, fill: "var(--page)", pointerEvents: "none"})]});
   const across = mark => chart.kind === "bars" ? (mark.low + mark.high) / 2 : mark.x;
@@ -57,8 +62,12 @@ function ticksOf([low, high], pixels, room) {
   const place = one => pixels * Math.log(one / low) / Math.log(high / low), first = Math.floor(Math.log10(low)), decades = Array.from({length: Math.max(0, Math.ceil(Math.log10(high)) - first) + 1}, (_, i) => 10 ** (first + i));
   const most = 100 / Math.max(1, decades.flatMap(ten => mantissas[2].map(one => one * ten)).filter(one => one >= low && one <= high).length);
   const fitting = mantissas.filter(list => list.every(one => one === 1 || one <= most)).map(list => decades.flatMap(ten => list.map(one => Number((one * ten).toPrecision(3)))).filter(one => one >= low && one <= high))
-    .find(list => list.every((one, i) => !i || place(one) - place(list[i - 1]) >= (room(number(one)) + room(number(list[i - 1]))) / 2));
+    .find(list => list.every((one, i) => !i || place(one) - place(list[i - 1]) >= (room(short(one)) + room(short(list[i - 1]))) / 2));
   return fitting?.length > 1 ? fitting : undefined;
+}
+// How far the headings of a matrix, which rise to the right, reach over its last column.
+function asideOf(names, wide) {
+  return Math.max(18, ...names.map((name, i) => 6 * name.length - (names.length - i - 0.5) * Math.min(110, wide / names.length)));
 }
 function namesOf(names, narrow) {
   return narrow ? [Plot.text(names, {y: name => name, text: name => name, frameAnchor: "left", dy: -line / 2 - 1, textAnchor: "start", fill: "var(--ink)", clip: false})] : [];
