@@ -205,6 +205,22 @@ def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
     assert f"<title>{measured_only} drawn</title>" in page and 'id="quality"' not in page
 
 
+def test_names_of_runs_and_texts_are_text(trained: pd.DataFrame, tmp_path: Path) -> None:
+    """A label of a config or a domain of a corpus that is markup: no tag of it in the page, its scripts' data included."""
+    evil = "<img src=x onerror=alert(1)>"
+    named = trained.assign(label=trained["label"].replace("routers", evil), domains=[[evil, "b"]] * len(trained))
+    measured = records.SCHEMA.empty_table().to_pandas()
+    render(measured, {name: tmp_path / f"{name}.svg" for name in NAMES}, tmp_path / "index.html", named)
+    page = (tmp_path / "index.html").read_text()
+    assert evil not in page and html.escape(evil) in page and "\\u003cimg src=x onerror" in page
+
+
+def test_cautions_are_those_of_the_zoo(trained: pd.DataFrame) -> None:
+    """Of a rule that was trained; nothing of others."""
+    (name, rule), *_ = ((name, rule) for name, rule in ZOO.items() if rule.caution)
+    assert quality.cautions(trained.assign(router=name)) == [(name, rule.caution)] and quality.cautions(trained) == []
+
+
 def test_curves_of_the_page_hold_the_means_of_the_seeds(trained: pd.DataFrame) -> None:
     """Rules that see later tokens in a panel of their own; a causal rule's points say its difference to the reference, which says none."""
     found = training_curves.chart(trained)

@@ -101,8 +101,13 @@ def test_what_is_not_ok_leads_to_its_row(ask):
     script = f"""const links = [...document.querySelectorAll("#bad a")], box = document.querySelector("#filter");
         box.value = "status:ok"; box.dispatchEvent(new Event("input"));
         location.hash = links[0].hash; onhashchange();
-        return [links.map(link => link.hash), {SHOWN}.length, document.querySelector("tr.detail").previousElementSibling.id];"""
-    assert ask(script) == [[f"#row-{IDS[5]}"], 6, f"row-{IDS[5]}"]
+        const found = [links.map(link => link.hash), {SHOWN}.length, document.querySelector("tr.detail").previousElementSibling.id];
+        found.push(["", "-"].map(way => {{ window.ask("", way + "median_us"); return {SHOWN}.at(-1); }}), [...document.querySelectorAll("#rows tr.bad")].map(line => line.id));
+        return found;"""
+    links, count, opened_, last, bad = ask(script)
+    assert (links, count, opened_) == ([f"#row-{IDS[5]}"], 6, f"row-{IDS[5]}")
+    assert last == [IDS[5]] * 2, "a row without a time is last, whichever way they are sorted"
+    assert bad == [f"row-{IDS[5]}"], "and is told apart"
 
 
 def test_rows_that_differ_in_a_trace_look_different(ask):
@@ -130,7 +135,11 @@ def test_values_are_text(ask):
 
 def test_download_holds_the_filtered_rows(ask):
     part = "rows?" + urlencode({"filter": "bench:experts", "sort": "tokens"})
-    crashed, ok = csv.DictReader(io.StringIO(ask("return csv(shown)", part=part)))
+    script = """const made = []; URL.createObjectURL = blob => { made.push(blob.size); return "#"; }; HTMLAnchorElement.prototype.click = () => {};
+        byId("csv").click(); return [csv(shown), made[0], new Blob([csv(shown)]).size];"""
+    text, saved, wanted = ask(script, part=part)
+    assert saved == wanted, "the button saves these rows"
+    crashed, ok = csv.DictReader(io.StringIO(text))
     assert (crashed["id"], ok["id"]) == (IDS[5], IDS[4]) and crashed["reason"] == f'{EVIL}, "quoted"'
     assert ok["stage_us"] == '{"router":4,"pack":8}' and ok["median_us"] == "12.346" and crashed["median_us"] == ""
     assert ok["command"].startswith("moe-routing-bench measure experts ")

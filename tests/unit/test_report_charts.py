@@ -35,11 +35,12 @@ def test_every_figure_with_marks_is_drawn(ask):
     found = ask("""all(".numbers").forEach(one => one.open = true); all(".numbers").forEach(one => one.ontoggle());
         return {drawn: Object.keys(charts), empty: Object.keys(charts).filter(name => !of(name).querySelector(".panels svg path, .panels svg rect")), images: all(".chart img").length,
             links: all(".panels a", of("over_tokens")).map(a => a.getAttribute("href") ?? a.href.baseVal), lines: all("[aria-label=line] path", of("over_tokens")).length, cells: all("[aria-label=cell] rect", of("verdict_matrix")).length,
-            bars: all("[aria-label=bar] rect", of("stage_share")).length, rows: all(".numbers tbody tr", of("over_tokens")).length, label: of("over_tokens").querySelector(".panels svg").getAttribute("aria-label")};""")
+            bars: all("[aria-label=bar] rect", of("stage_share")).length, rows: all(".numbers tbody tr", of("over_tokens")).length, label: of("over_tokens").querySelector(".panels svg").getAttribute("aria-label"),
+            numbers: [...of("over_tokens").querySelector(".numbers tbody tr").cells].map(cell => cell.textContent.trim())};""")
     assert sorted(found["drawn"]) == sorted(DRAWN) and not found["empty"] and not found["images"]
     assert (found["lines"], found["cells"], found["bars"], found["rows"]) == (2, 6, 8, 4)
     assert set(found["links"]) == {f"#row-{row_id(one)}" for one in TABLE.to_dict("records")[:4]}
-    assert EVIL in found["label"]
+    assert EVIL in found["label"] and found["numbers"][1:5] == ["cute", "64", "3", "[1, 9]"]
 
 
 def test_axes_of_a_panel(ask):
@@ -49,12 +50,13 @@ def test_axes_of_a_panel(ask):
         const wide = ticksOf([4096, 65536], 280, text => 6.2 * text.length + 10);
         const level = points => { const [, first, , second] = Plot.plot({marks: [frontOf(points)]}).querySelector("[aria-label=line] path").getAttribute("d").match(/[\\d.]+/g); return first === second; };
         return {before, after: types(), labels: of("over_tokens").querySelector(".panels").textContent.includes("own"), from: all(".from").map(one => one.textContent), wide,
-            tall: ticksOf([1, 5000], 200, () => 15), fine: ticksOf([1, 2.1], 900, () => 30), none: ticksOf([1.001, 1.002], 200, () => 15) ?? null, ends: endsOn(charts.decode, marksOf(charts.decode), "x"),
+            tall: ticksOf([1, 5000], 200, () => 15), fine: ticksOf([1, 2.1], 900, () => 30), none: ticksOf([1.001, 1.002], 200, () => 15) ?? null, short: [500, 30000, 1200000, -0.25].map(short), aside: [asideOf(["a", "torch_compile"], 100), asideOf(["torch_compile", "a"], 400)], ends: endsOn(charts.decode, marksOf(charts.decode), "x"),
             steps: [level([{x: 2, y: 1}, {x: 1, y: 3}]), level([{x: 2, y: 3}, {x: 1, y: 1}])]};""")  # fmt: skip
     assert (found["before"], found["after"], found["labels"]) == (["log", "log"], ["linear", "log"], True)
     assert len(found["from"]) == len(DRAWN) and all("n = " in text and text.endswith(".") for text in found["from"])
-    assert found["wide"] == [5000, 10000, 20000, 50000] and found["tall"] == [1, 3, 10, 30, 100, 300, 1000, 3000]
+    assert found["wide"] == [5000, 10000, 20000, 30000, 50000] and found["tall"] == [1, 3, 10, 30, 100, 300, 1000, 3000]
     assert found["fine"][:3] == [1, 1.1, 1.2] and found["none"] is None and found["ends"] == [1, 9]
+    assert found["short"] == ["500", "30k", "1.2M", "-0.25"] and found["aside"] == [6 * 13 - 25, 18]
     assert found["steps"] == [True, False], "level from the left where less is better, up at once where more is"
 
 

@@ -42,8 +42,13 @@ def test_a_row_opens_to_its_samples(ask):
     """Every sample is a mark that says its time; what was set aside is told apart; a row without any says so."""
     script = f"""const strips = {IDS!r}.filter((_, i) => [0, 5].includes(i)).map(id => {{ open(page.ids.indexOf(id), true); return document.querySelector("#row-" + id).nextElementSibling; }});
         const [made, none] = strips;
-        return [[...made.querySelectorAll(".strip circle")].map(dot => [dot.textContent, dot.getAttribute("class")]), made.querySelector("svg").getAttribute("aria-label"), none.innerText.includes("No sample")];"""
-    marks, label, none = ask(script)
+        const number = (mark, name) => Number(made.querySelector(mark).getAttribute(name)), dots = [...made.querySelectorAll(".strip circle")].map(dot => Number(dot.getAttribute("cx")));
+        return [[...made.querySelectorAll(".strip circle")].map(dot => [dot.textContent, dot.getAttribute("class")]), made.querySelector("svg").getAttribute("aria-label"), none.innerText.includes("No sample"),
+            [number("rect", "x"), number("rect", "x") + number("rect", "width"), dots[0], dots[1]]];"""
+    marks, label, none, (low, high, nine, ten) = ask(script)
+    assert (ten - low, high - ten) == pytest.approx(((ten - nine) * 0.1,) * 2), (
+        "the band is the interval of the median, 9.9 to 10.1"
+    )
     assert marks == [["9 µs", ""], ["10 µs", ""], ["11.5 µs", ""], ["20 µs", "aside"]]
     assert label == "cute: 3 samples, 9 to 11.5 µs, median 10" and none
 
@@ -64,7 +69,12 @@ def test_two_rows_side_by_side(ask):
 def test_a_comparison_has_an_address(ask):
     script = """const box = document.querySelector("#compared"), wide = document.documentElement.clientWidth;
         return [box.hidden, box.innerText, box.querySelectorAll("svg").length, box.querySelectorAll("img").length, [...box.querySelectorAll("*")].filter(e => e.getBoundingClientRect().right > wide + 1 && !e.closest(".scroll")).length];"""
-    hidden, words, strips, images, wide = ask(script, part=f"compare-{IDS[0]}-{IDS[3]}", width=390)
+    script = (
+        script.removesuffix("];")
+        + ', [...box.querySelectorAll("svg")].map(svg => [...svg.querySelectorAll("text")].map(one => one.textContent).join())];'
+    )
+    hidden, words, strips, images, wide, scales = ask(script, part=f"compare-{IDS[0]}-{IDS[3]}", width=390)
+    assert len(set(scales)) == 1, "both strips have one scale"
     assert (hidden, strips, images, wide) == (False, 2, 0, 0) and EVIL in words and "No verdict: they are of different cells." in words  # fmt: skip
 
 
