@@ -256,7 +256,7 @@ def test_status_collect_and_prune_follow_the_config(call):
     assert code == 0 and "1 of 2 cells measured, 1 remain" in out and "about 2 s" in out
 
     code, _, error = call("collect", *text)
-    assert code == 2 and "do not fit" in error and not paths.measurements("cpu").exists()
+    assert code == 2 and "1 of 2 missing" in error and not paths.measurements("cpu").exists()
 
     write_cell(jobs[1], "crashed")
     code, out, _ = call("collect", *text)

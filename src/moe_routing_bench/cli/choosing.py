@@ -16,7 +16,7 @@ from moe_routing_bench.store import paths, platforms, records
 
 
 def choices(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Folders of results/ such as nvidia-h200.layers [default: all but those of a CPU]")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Folders of results/ such as nvidia-h200.layers [default: all but those of a CPU]")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="Judge a choice that may also be a package of somebody else")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the table there; what ships is src/moe_routing_bench/choices/choices.json")] = None,
 ) -> None:  # fmt: skip

@@ -26,7 +26,7 @@ def compare(
         str | None, typer.Option(metavar="SHARE", help="Exit status 1 if a row is slower by more than this, such as 3%, or has lost its time")
     ] = None,
     across: Annotated[bool, typer.Option("--across", help="Compare runs of different devices all the same")] = False,
-    most: Annotated[int, typer.Option(help="Most rows to print; the page has all", min=0)] = 20,
+    most: Annotated[int, typer.Option(metavar="<int>", help="Most rows to print; the page has all", min=0)] = 20,
     html: Annotated[Path | None, typer.Option(help="Also write a page with all rows; the report links compare-*.html beside it")] = None,
 ) -> None:  # fmt: skip
     """Compare two runs row by row: faster, slower, the same or undecided, beyond noise and the drift of the device."""
@@ -49,7 +49,7 @@ def compare(
 
 
 def history(
-    runs: Annotated[list[str], typer.Argument(metavar="A B...", help=f"Runs of one platform, oldest first; the last is today's. {_RUN}")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help=f"Runs of one platform, oldest first, the last of which is judged. Each is {_RUN}")],
     html: Annotated[Path, typer.Option(help="The page to write; the report links compare-*.html beside it")],
     across: Annotated[bool, typer.Option("--across", help="Take runs of different devices all the same")] = False,
 ) -> None:  # fmt: skip

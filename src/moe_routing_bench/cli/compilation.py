@@ -1,7 +1,6 @@
 """Kernels that are compiled ahead of a measurement."""
 
 import importlib
-import re
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ from rich.progress import track
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.cli.asked import asked
 from moe_routing_bench.cli.options import ConfigJson, Configs
-from moe_routing_bench.errors import bad
+from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.store import platforms
 
 
@@ -21,12 +20,12 @@ def compile_(
 ) -> None:  # fmt: skip
     """Compile the CuTe DSL kernels of a config's cells into the kernel cache; needs no GPU when --arch is given."""
     jobs, _ = asked(config, config_json, None, None)
-    if arch and not re.fullmatch(r"sm_\d{2,3}a?", arch):
-        raise bad("arch", arch, "sm_ and digits, such as sm_90a", "see the compute capability of the GPU")
     if not arch and platforms.current() == platforms.CPU:
-        raise bad("arch", "none", "an architecture", "there is no GPU here to take it from: pass --arch sm_90a")
+        raise bad("--arch", "none", "an architecture", "there is no GPU here to take it from: pass --arch sm_90a")
     if reason := platforms.missing(("cutlass",), platforms.current()):
         raise bad("compile", reason, "nvidia-cutlass-dsl installed")
+    if arch:
+        pick("--arch", arch, importlib.import_module("cutlass.base_dsl.enums").Arch.__members__)
     compilation, cache = (
         importlib.import_module(f"moe_routing_bench.kernels.cute.{name}") for name in ("compilation", "cache")
     )

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from moe_routing_bench.cli import (
+    authoring,
     choosing,
     claiming,
     comparing,
@@ -27,45 +28,65 @@ from moe_routing_bench.cli import (
     training_results,
     watching,
 )
-from moe_routing_bench.cli.command import Command
+from moe_routing_bench.cli.command import Command, Commands
 from moe_routing_bench.cli.commit import name_commit
 from moe_routing_bench.errors import UserError
 
+_HELP = """Measure the steps of Mixture-of-Experts layers (gate, router, permute, pack, experts, combine), whole layers and models, side by side:
+our kernels, those of other packages and yours; and train small models, to see what a routing rule does to their quality.
+
+A first command is `moe-routing-bench measure gate`. A whole grid, to a report, is the work of `snakemake --cores 1 --resources gpu=1`, in a
+checkout or in a folder that `init` makes.
+"""
+_EXIT = """Exit status: 0 done; 1 an implementation or a check has failed; 2 a mistake in options, a config or a file, which one line on
+stderr explains; 130 interrupted."""
+_COMMANDS = {
+    "To begin with": {
+        "list": inspection.list_,
+        "doctor": inspection.doctor,
+        "measure": measuring.measure,
+        "init": starting.init,
+        "status": results.status,
+    },
+    "Your own kernels, models and routing": {
+        "kernel": authoring.kernel,
+        "watch": watching.watch,
+        "profile": profiling.profile,
+        "compile": compilation.compile_,
+        "preset": presetting.preset,
+        "trace": tracing.trace,
+        "accuracy": quantising.accuracy,
+    },
+    "Results that are there": {
+        "report": reporting.report,
+        "figure": reporting.figure,
+        "site": publishing.site,
+        "compare": comparing.compare,
+        "history": comparing.history,
+        "claims": claiming.claims,
+        "choices": choosing.choices,
+        "rank": training_results.rank,
+        "specialisation": training_results.specialisation,
+        "prune": results.prune,
+    },
+    "Steps of the workflow, which runs them itself": {
+        "measure-again": repeating.measure_again,
+        "collect": results.collect,
+        "train": training.train,
+        "time-training": training.time_training,
+        "adapt": training.adapt,
+        "collect-quality": training_results.collect,
+        "collect-perft": training_results.collect_perft,
+    },
+}
+
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
-    help="Benchmark Mixture-of-Experts routing: gate, permute, pack, experts, combine.",
+    cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]}, help=_HELP, epilog=_EXIT,
 )  # fmt: skip
-for _name, _command in {
-    "init": starting.init,
-    "list": inspection.list_,
-    "measure": measuring.measure,
-    "watch": watching.watch,
-    "profile": profiling.profile,
-    "measure-again": repeating.measure_again,
-    "collect": results.collect,
-    "figure": reporting.figure,
-    "report": reporting.report,
-    "site": publishing.site,
-    "status": results.status,
-    "prune": results.prune,
-    "compile": compilation.compile_,
-    "doctor": inspection.doctor,
-    "preset": presetting.preset,
-    "trace": tracing.trace,
-    "train": training.train,
-    "time-training": training.time_training,
-    "collect-quality": training_results.collect,
-    "compare": comparing.compare,
-    "history": comparing.history,
-    "claims": claiming.claims,
-    "choices": choosing.choices,
-    "accuracy": quantising.accuracy,
-    "rank": training_results.rank,
-    "adapt": training.adapt,
-    "collect-perft": training_results.collect_perft,
-    "specialisation": training_results.specialisation,
-}.items():
-    app.command(_name, cls=Command)(_command)
+for _section, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, cls=Command, rich_help_panel=_section)(_command)
 
 
 def _print_version(wanted: bool) -> None:

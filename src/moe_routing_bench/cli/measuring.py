@@ -13,13 +13,10 @@ from moe_routing_bench import files
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import measured, profiling, progress
 from moe_routing_bench.cli.asked import models, references
-from moe_routing_bench.cli.options import Models, Plugins
+from moe_routing_bench.cli.options import Models, Plugins, option_of
 from moe_routing_bench.cli.printing import plural, show
-from moe_routing_bench.config import axes
+from moe_routing_bench.config import axes, by_hand
 from moe_routing_bench.config.axes import AXES, Axis
-from moe_routing_bench.config.expand import config_of, expand
-from moe_routing_bench.config.load import load
-from moe_routing_bench.config.plugins import benches_of
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.fields import NONE, words
 from moe_routing_bench.grid.job import Job
@@ -56,7 +53,7 @@ def _help(axis: Axis) -> str:
 
 @with_axes
 def measure(
-    bench: Annotated[str, typer.Argument(help=" | ".join(BENCHES))],
+    bench: Annotated[str, typer.Argument(help=f"Operation: {' | '.join(BENCHES)}")],
     *,
     implementations: Annotated[
         str | None, typer.Option(help="Comma-separated names [default: all of the bench]")
@@ -64,7 +61,9 @@ def measure(
     max_seconds: Annotated[float, typer.Option(help="Sampling time")] = Settings.max_seconds,
     min_blocks: Annotated[int, typer.Option(help="Least blocks of samples")] = Settings.min_blocks,
     cpu_threads: Annotated[int, typer.Option(help="Threads of torch on a CPU")] = Settings.cpu_threads,
-    mode: Annotated[str, typer.Option(help="warm (a server that has imported torch) | cold")] = "cold",
+    mode: Annotated[
+        str, typer.Option(help="What measures: cold (a process of its own) | warm (a server that has imported torch)")
+    ] = "cold",
     plugin: Plugins = None,
     own: Models = None,
     out: Annotated[Path | None, typer.Option(help="Also write the rows of one cell to this Parquet file")] = None,
@@ -76,7 +75,7 @@ def measure(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all columns of the rows as CSV")] = False,
     **values: Any,
 ) -> None:
-    """Measure one cell by hand and print its rows, or several where options have several values: --tokens 64,128.
+    """Measure the implementations of an operation side by side for one set of sizes (a cell), or for several: --tokens 64,128.
 
     Exit status: 0 where every row is ok or unsupported, 1 where an implementation crashed, hung, was wrong or ran out of memory, 2 for a
     mistake in the options.
@@ -92,6 +91,8 @@ def measure(
             raise bad(option, f"{len(jobs)} cells", "one cell", "--json and --csv print the rows of several")
     if out:
         files.check_writable(out)
+    if profile:
+        files.check_writable(profile / profiling.TABLE)
     warn_of_ignored(bench, values)
     print(f"torch computes with {plural(cpu_threads, 'CPU thread')}", file=sys.stderr)
     rows = _measured(jobs, out, mode, tables=not (as_json or as_csv))
@@ -118,17 +119,10 @@ def asked_jobs(
 ) -> list[Job]:
     """The jobs of a bench with these settings, and `values` of options that `with_axes` made; without names all implementations of the
     bench, those of `plugins` among them. Raises `UserError`."""
-    asked = _asked(pick("bench", bench, BENCHES), _values(values))
-    if plugins:
-        asked["plugins"] = plugins
-    if implementations is not None:
-        known = [one.name for one in benches_of(plugins)[bench].implementations]
-        asked["grid"][0]["implementations"] = [
-            pick(f"implementation of {bench}", name.strip(), known) for name in implementations
-        ]
-    most_blocks = max(settings["min_blocks"], Settings.max_blocks)
-    asked["measure"] = {**settings, "max_blocks": most_blocks}
-    return expand(load(asked), models(own_models) if values["model"] else {})
+    names = None if implementations is None else [name.strip() for name in implementations]
+    given = {name: _read(AXES[name], value) for name, value in values.items() if value is not None}
+    with by_hand.called(option_of):
+        return by_hand.jobs(bench, names, given, settings, plugins, models(own_models) if values["model"] else {})
 
 
 def _measured(jobs: Sequence[Job], out: Path | None, mode: str, tables: bool) -> list[dict[str, Any]]:
@@ -152,26 +146,6 @@ def warn_of_ignored(bench: str, options: Mapping[str, Any]) -> None:
     ignored = [AXES[name].option for name, value in options.items() if value is not None and name not in read]
     if ignored:
         print(f"warning: {bench} does not read {', '.join(ignored)}", file=sys.stderr)
-
-
-def _asked(bench: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A config that asks for the cells of a bench with these values, where a list is of several."""
-    lists = {name: value for name, value in values.items() if isinstance(value, list)}
-    asked = config_of(bench, {name: value for name, value in values.items() if name not in lists})
-    asked["grid"][0] |= lists
-    return asked
-
-
-def _values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given, and typical values of axes that have no default. A trace is for the sampler that reads it;
-    a model gives its own values."""
-    given = {name: _read(AXES[name], value) for name, value in options.items() if value is not None}
-    if "trace" in given:
-        given = {"sampler": ["trace"]} | given
-    typical = {axis.name: axis.typical for axis in AXES.values() if axis.typical is not None}
-    if "model" in given:
-        typical = {name: value for name, value in typical.items() if not AXES[name].preset}
-    return typical | given
 
 
 def _read(axis: Axis, value: Any) -> Any:

@@ -13,7 +13,8 @@ Run = Annotated[
     typer.Option("--run", help="Name of a run with results and report of its own [default: none, or the config's]"),
 ]
 Configs = Annotated[
-    list[Path] | None, typer.Option("--config", help=f"Config file; repeat to override [default: {paths.CONFIG}]")
+    list[Path] | None,
+    typer.Option("--config", metavar="<path>", help=f"Config file; repeat to override [default: {paths.CONFIG}]"),
 ]
 Plugins = Annotated[
     list[str] | None,
@@ -24,4 +25,9 @@ Plugins = Annotated[
     ),
 ]
 Models = Annotated[Path | None, typer.Option("--models", help="File of model presets beside those of the project")]
-ConfigJson = Annotated[str | None, typer.Option(help="The effective config as one JSON text, instead of files")]
+ConfigJson = Annotated[str | None, typer.Option(help="A whole config as one JSON text, instead of files")]
+
+
+def option_of(name: str) -> str:
+    """The option for an axis or a setting."""
+    return f"--{name.replace('_', '-')}"

@@ -11,7 +11,7 @@ from moe_routing_bench.config import huggingface
 
 
 def preset(
-    path: Annotated[Path, typer.Argument(help="config.json of a model of the Hugging Face hub")],
+    path: Annotated[Path, typer.Argument(help="A model's config.json, as the Hugging Face hub has it")],
     name: Annotated[str | None, typer.Option(help="Name of the preset [default: the name of the file's folder]")] = None,
 ) -> None:  # fmt: skip
     """Print a model preset, to be appended to config/models.yaml, with what was assumed as comments."""

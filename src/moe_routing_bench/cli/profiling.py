@@ -12,12 +12,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from moe_routing_bench import files
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.errors import bad, pick, writing
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import platforms, records
 
 SHOWN = 10  # operators of each implementation that are printed; the files have all
+TABLE = "operators.csv"
 
 
 def profile(
@@ -47,6 +49,8 @@ def profile(
         raise bad(
             "cell", str(cell), "a file that `measure --out` or the workflow wrote", "it does not say what was measured"
         )
+    if out:
+        files.check_writable(out / TABLE)
     platforms.verify(table["platform"][0].as_py())
     job, rows = Job.from_spec(spec), table.select(["implementation", "status"]).to_pylist()
     if only is not None:
@@ -87,7 +91,7 @@ def profiled(job: Job, rows: Sequence[Mapping[str, Any]], out: Path, tables: boo
     """Profile the implementations that are ok, write the files, and print their tables where these are wanted. Raises `UserError`."""
     with writing(out):
         found = importlib.import_module("moe_routing_bench.measure.profiling").profile(job, _ok(rows), out)
-        _write(found, out / "operators.csv")
+        _write(found, out / TABLE)
     if tables:
         show(*_tables(found))
     print(f"wrote {out}", file=sys.stdout if tables else sys.stderr)

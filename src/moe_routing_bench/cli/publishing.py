@@ -20,7 +20,7 @@ def site(
     """Gather the reports of all platforms and runs, with figures, rows and comparisons of GPUs, in one folder with a first page, to be served or opened as files."""
     found = [folder for folder in sorted(_REPORTS.glob("*")) if paths.report(folder.name).is_file()]
     if not found:
-        raise bad("reports", _REPORTS, "at least one report", "run `moe-routing-bench report`")
+        raise bad("reports", f"none in {_REPORTS}/", "at least one report", "run `moe-routing-bench report`")
     module = importlib.import_module("moe_routing_bench.report.site")
     versus = importlib.import_module("moe_routing_bench.report.versus")
     tables = {folder.name: rows_of("measurements", folder.name) for folder in found}

@@ -12,7 +12,9 @@ from rich.table import Table
 from moe_routing_bench import files
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import measured
+from moe_routing_bench.cli.options import option_of
 from moe_routing_bench.cli.printing import show
+from moe_routing_bench.config import by_hand
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.formats import FORMATS, QUANTISED
@@ -102,7 +104,8 @@ def _names(asked: str | None) -> list[str]:
 def _cell(weights: str, activations: str, sizes: dict[str, int]) -> Cell:
     """The cell of a format of weights beside activations, or of rows of a quantised format beside activations in bf16."""
     formats = {"packed": activations, "dtype": "bf16"} if activations in QUANTISED else {"dtype": activations}
-    return cell_of("experts", **sizes, **formats, weights=formats["dtype"] if weights == PLAIN else weights)
+    with by_hand.called(option_of):
+        return cell_of("experts", **sizes, **formats, weights=formats["dtype"] if weights == PLAIN else weights)
 
 
 def _table(rows: Iterable[dict[str, Any]], title: str) -> Table:

@@ -16,7 +16,7 @@ from moe_routing_bench.store.parquet import write_table
 
 def measure_again(
     config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None,
-    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/again.parquet]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/again.parquet]")] = None,
 ) -> None:  # fmt: skip
     """Measure the cells once more that have a time in doubt: beside those of neighbouring cells, or by its own scatter.
 

@@ -19,7 +19,7 @@ from moe_routing_bench.store.parquet import read_table, write_table
 
 def collect(
     config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None,
-    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/measurements.parquet]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/measurements.parquet]")] = None,
 ) -> None:  # fmt: skip
     """Join the rows of all cells of a config into one file, after checking that each was measured for this config.
 

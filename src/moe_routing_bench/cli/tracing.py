@@ -13,7 +13,7 @@ from moe_routing_bench.errors import bad, pick
 
 
 def trace(
-    inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="Files with expert ids (.npy, .npz, .csv, .pt, .pth, .json of vLLM, .parquet), in the order of their tokens")],
+    inputs: Annotated[list[Path], typer.Argument(metavar="INPUT", help="Files with expert ids (.npy, .npz, .csv, .pt, .pth, .json of vLLM, .parquet), in the order of their tokens")],
     out: Annotated[Path | None, typer.Option(help="Write the trace there, a Parquet file [default: only the summary]")] = None,
     layer: Annotated[int | None, typer.Option(help="Layer to take where a file has several, from 0", show_default=False)] = None,
     first: Annotated[str | None, typer.Option(help="What the first dimension of three counts: layers | tokens", show_default=False)] = None,

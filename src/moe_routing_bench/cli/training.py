@@ -9,7 +9,7 @@ import typer
 import yaml
 
 from moe_routing_bench import files
-from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.errors import UserError, bad, pick
 from moe_routing_bench.grid.adaptation_spec import VARIANTS, Adaptation
 from moe_routing_bench.grid.run_spec import DENSE, Run
 from moe_routing_bench.grid.settings import Settings
@@ -19,11 +19,14 @@ from moe_routing_bench.store import paths, platforms
 
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", help="FIELD=VALUE for another field of a run, such as dim=128 or corpora={kjv: 1000000}"),
+    typer.Option(
+        "--set", metavar="FIELD=VALUE", help="Another field of a run, such as dim=128 or corpora={kjv: 1000000}"
+    ),
 ]
 Spec = Annotated[str | None, typer.Option(help="All of it as one JSON text, in place of the other options")]
 Pilots = Annotated[
-    list[Path] | None, typer.Option("--pilot", help="Parquet to choose the learning rate by; repeatable")
+    list[Path] | None,
+    typer.Option("--pilot", metavar="<path>", help="Parquet file of a run to choose the learning rate by; repeat"),
 ]
 
 
@@ -37,23 +40,25 @@ def _verified(platform: str | None) -> str | None:
 Required = Annotated[
     str | None, typer.Option("--platform", help="Refuse to run on another [default: any]", callback=_verified)
 ]
-Threads = Annotated[int, typer.Option(help="CPU threads of torch", min=1)]
+Threads = Annotated[int, typer.Option(metavar="<int>", help="CPU threads of torch", min=1)]
 
 
 def train(
     router: Annotated[str, typer.Option(help=f"A rule of the zoo, or {DENSE}")] = "softk",
     network: Annotated[str, typer.Option(help="Network of the router")] = "linear",
-    seed: Annotated[int, typer.Option()] = 17,
-    steps: Annotated[int, typer.Option()] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of all that is drawn")] = 17,
+    steps: Annotated[int, typer.Option(help="Training steps")] = 100,
     option: Sets = None,
     spec: Spec = None,
     pilots: Pilots = None,
     threads: Threads = Settings.cpu_threads,
-    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/runs/NAME.parquet]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/runs/NAME.parquet]")
+    ] = None,
     platform: Required = None,
 ) -> None:
     """Train a tiny language model with a router; a killed run goes on from its checkpoint."""
-    run = Run.from_spec(spec) if spec is not None else by_hand(router, network, seed, steps, option or [])
+    run = from_spec(Run, spec) if spec is not None else by_hand(router, network, seed, steps, option or [])
     out = out or paths.run_file(platforms.current(), run.name)
     files.check_writable(out)
     known = run.spec
@@ -66,7 +71,9 @@ def train(
 
 def time_training(
     run_file: Annotated[Path, typer.Argument(help="Parquet of a run that kept its weights")],
-    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/timing/NAME.parquet]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/timing/NAME.parquet]")
+    ] = None,
     threads: Threads = Settings.cpu_threads,
     platform: Required = None,
 ) -> None:
@@ -90,11 +97,13 @@ def adapt(
     rank: Annotated[int, typer.Option(help="Rank of each adapter")] = Adaptation.rank,
     adapters: Annotated[int, typer.Option(help="Adapters per layer, for R and D")] = Adaptation.adapters,
     top_k: Annotated[int, typer.Option(help="Adapters per token, for R")] = Adaptation.top_k,
-    steps: Annotated[int, typer.Option()] = 100,
+    steps: Annotated[int, typer.Option(help="Training steps")] = 100,
     option: Sets = None,
     pilots: Pilots = None,
     threads: Threads = Settings.cpu_threads,
-    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/perft/NAME.parquet]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/perft/NAME.parquet]")
+    ] = None,
     platform: Required = None,
 ) -> None:
     """Adapt a trained run to another text with adapters beside its frozen experts (PERFT)."""
@@ -104,7 +113,7 @@ def adapt(
         run = dataclasses.replace(frozen, **own | fields_of(option or []))
         adaptation = Adaptation(run, frozen.name, variant, rank, adapters, top_k)
     else:
-        adaptation = Adaptation.from_spec(spec)
+        adaptation = from_spec(Adaptation, spec)
     out = out or paths.perft_file(platforms.current(), adaptation.name)
     files.check_writable(out)
     known = adaptation.spec
@@ -123,6 +132,17 @@ def with_lr(run: Run, pilots: list[Path] | None, schema: Any = run_rows.SCHEMA) 
     lr, chosen = run_rows.best_lr(pilots or [], schema)
     print(f"learning rate {lr:g} of {chosen['pilot_lrs']}: validation losses {chosen['pilot_losses']}", flush=True)
     return dataclasses.replace(run, lr=lr), chosen
+
+
+def from_spec(kind: type[Run] | type[Adaptation], spec: str) -> Any:
+    """What a text of `--spec` says. Raises `UserError`."""
+    try:
+        return kind.from_spec(spec)
+    except UserError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        what = {Run: "a training run", Adaptation: "an adaptation"}[kind]
+        raise bad("--spec", spec, f"{what} as one JSON text", repr(error)) from error
 
 
 def by_hand(router: str, network: str, seed: int, steps: int, options: list[str]) -> Run:

@@ -20,7 +20,9 @@ def collect(
     config: Configs = None,
     config_json: ConfigJson = None,
     platform: Platform = None,
-    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/quality.parquet]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/quality.parquet]")
+    ] = None,
 ) -> None:
     """Join the rows of all training runs of a config, with the times of those timed alone, and rank the routers."""
     planned, platform = planned_by(config, config_json, platform)
@@ -39,7 +41,9 @@ def collect_perft(
     config: Configs = None,
     config_json: ConfigJson = None,
     platform: Platform = None,
-    out: Annotated[Path | None, typer.Option(help="[default: results/PLATFORM/perft.parquet]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/perft.parquet]")
+    ] = None,
 ) -> None:
     """Join the rows of all adaptations of a config, and print losses and parameters by variant and rank."""
     planned, platform = planned_by(config, config_json, platform)

@@ -30,7 +30,7 @@ _Row = dict[str, Any]
 
 @with_axes
 def watch(
-    bench: Annotated[str, typer.Argument(help=" | ".join(BENCHES))],
+    bench: Annotated[str, typer.Argument(help=f"Operation: {' | '.join(BENCHES)}")],
     *,
     implementations: Annotated[str, typer.Option(help="Comma-separated names of those that are being written")],
     against: Annotated[

@@ -1,0 +1,114 @@
+"""A module to begin a kernel of one's own with: it declares an implementation, which is right, and is the baseline until it is edited."""
+
+import importlib
+import inspect
+import textwrap
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moe_routing_bench import files
+from moe_routing_bench.benches.bench import Bench
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.errors import bad, pick, writing
+
+KERNELS = tuple(name for name in BENCHES if name not in ("routing", "layer", "training", "model"))
+_OPTIONAL = " | None = None"
+_ROWS = {"counts", "offsets", "order", "inverse"}  # operands that say where rows lie
+_MODULE = '''\
+"""{about}{rows}"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from moe_routing_bench.benches.plugins import Plugin
+from moe_routing_bench.kernels.{bench} import {problem}, {baseline}
+
+# Read, not run: made of literals. A kernel that needs a GPU has requires=("cuda",), with "triton" or "cutlass" if it needs that.
+OWN = Plugin(bench="{bench}", name="{name}")
+
+
+def unsupported(problem: {problem}) -> str | None:
+    """Why this problem cannot run, or None; a problem has {fields}."""
+    return {unsupported}
+
+
+def bind(
+    problem: {problem},
+    *,
+{parameters}
+) -> Callable[[], object]:
+    """{tensors}
+
+    What is allocated and compiled here is not timed. The call that is returned is: it writes every element of
+    {outputs}, and changes nothing else.
+    """
+    # The baseline, to be measured as it is: put your kernel in its place.
+    return {baseline}.bind(problem, {arguments})
+'''
+
+
+def kernel(
+    bench: Annotated[str, typer.Argument(help=f"Operation: {' | '.join(KERNELS)}")],
+    path: Annotated[Path, typer.Argument(help="Python file to write; its name is that of the implementation")],
+) -> None:
+    """Write a module to begin a kernel of your own with: tensors with their shapes, and the baseline, which you replace.
+
+    It can be measured as it is. `watch`, which is printed, measures every edit.
+    """
+    hint = (
+        "it is made of parts, of which one may be a kernel of yours: see examples/own_kernel"
+        if bench in BENCHES
+        else ""
+    )
+    pick("bench", bench, KERNELS, hint)
+    name = path.stem
+    if path.suffix != ".py" or not name.isidentifier():
+        raise bad("path", str(path), "letters, digits and underscores before .py")
+    if name in (one.name for one in BENCHES[bench].implementations):
+        raise bad("path", str(path), "a new name", f"{bench} has an implementation {name}")
+    if path.exists():
+        raise bad("path", str(path), "a new file", "it is there already")
+    files.check_writable(path)
+    with writing(path):
+        path.write_text(_text(BENCHES[bench], name), encoding="utf-8")
+    there = "" if path.parent == Path() else f"cd {path.parent} && "
+    print(f"wrote {path}; next: {there}moe-routing-bench watch {bench} --plugin {name} --implementations {name}")
+
+
+def _text(bench: Bench, name: str) -> str:
+    """The module for a bench, from what its baseline binds and what our own modules say of operation, problem and rows."""
+    folder, rows = (
+        importlib.import_module(f"moe_routing_bench.{one}") for one in (f"kernels.{bench.name}", "workload.rows")
+    )
+    module = bench.load(bench.baseline)
+    signature = inspect.signature(module.bind).parameters
+    problem = signature["problem"].annotation
+    operands = [one for one in signature.values() if one.name in (*bench.reads, *bench.writes)]
+    baseline = module.__name__.rpartition(".")[2]
+    of_rows = [_said(rows).split("\n\n")[1], _said(rows.RowMap)] if _ROWS & {one.name for one in operands} else []
+    return _MODULE.format(
+        name=name,
+        bench=bench.name,
+        about=_said(folder),
+        rows="".join(f"\n\n{_filled(one)}" for one in of_rows) + "\n" * bool(of_rows),
+        problem=problem.__name__,
+        baseline=baseline,
+        fields=", ".join(problem.__dataclass_fields__),
+        unsupported=f"{baseline}.unsupported(problem)" if hasattr(module, "unsupported") else "None",
+        parameters="\n".join(f"    {one.name}: Tensor{_OPTIONAL if one.default is None else ''}," for one in operands),
+        tensors=_filled(_said(problem), "    "),
+        outputs=", ".join(one.name for one in operands if one.name in bench.writes),
+        arguments=", ".join(f"{one.name}={one.name}" for one in operands),
+    )
+
+
+def _said(thing: object) -> str:
+    """The docstring of a module or class."""
+    return (thing.__doc__ or "").strip()
+
+
+def _filled(text: str, indent: str = "") -> str:
+    return textwrap.fill(" ".join(text.split()), 116, subsequent_indent=indent)

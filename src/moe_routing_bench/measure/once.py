@@ -1,0 +1,31 @@
+"""One call of an implementation in this process, and whether it was right: for tests of a kernel and for debuggers."""
+
+import torch
+
+from moe_routing_bench.benches.checks import Check
+from moe_routing_bench.benches.plugins import bench_of
+from moe_routing_bench.errors import bad
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.measure import inputs
+from moe_routing_bench.store import platforms
+
+
+def check(job: Job) -> Check:
+    """Compare what the job's one implementation writes, into poisoned outputs, with the reference.
+
+    Raises `UserError` where it cannot run this cell on this machine.
+    """
+    (name,), cell, bench = job.implementations, job.cell, bench_of(job)
+    platform, one = platforms.current(), bench[name]
+    reason = platforms.missing(one.requires, platform, one.peer) or bench.supports(name, cell)
+    if reason:
+        raise bad(f"implementation of {bench.name}", name, "one that can run this cell here", reason)
+    device, definition = "cpu" if platform == platforms.CPU else "cuda", bench.definition()
+    shared = definition.shared(cell, cell.seed, device) if hasattr(definition, "shared") else {}
+    drawn = definition.build(cell, cell.seed, device) | shared
+    outputs, expected = definition.empty_outputs(cell, drawn), definition.reference(cell, drawn)
+    inputs.poison(outputs)
+    returned = bench.bind(name, cell, drawn | outputs)()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return bench.check(name, cell, drawn, outputs | (returned if isinstance(returned, dict) else {}), expected)

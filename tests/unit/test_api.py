@@ -1,0 +1,90 @@
+"""The benchmark as a library: rows and checks without the command line, outside the checkout."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import forks
+from moe_routing_bench import api
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.errors import UserError
+from project import ROOT
+
+SMALL = {"tokens": 64, "hidden": 64, "intermediate": 32, "experts": 4}
+KERNEL = """
+from moe_routing_bench.benches.plugins import Plugin
+
+OWN = Plugin(bench="combine", name="api_own")
+
+
+def bind(problem, *, y, inverse, topk_weights, combined, residual=None):
+    def combine():
+        rows = y[inverse.long()].float() * topk_weights.unsqueeze(-1)
+        combined.copy_(FACTOR * (rows.sum(1) if residual is None else rows.sum(1) + residual))
+
+    return combine
+"""
+
+
+def test_a_job_is_what_the_command_line_measures():
+    """Axes that are not given have typical values; a list is a sweep; a model gives its own sizes."""
+    (job,) = api.jobs("gate", ["torch"], settings={"max_seconds": 0.1})
+    assert (job.cell.tokens, job.cell.top_k, job.settings.max_seconds) == (1024, 2, 0.1)
+    two = api.jobs("pack", tokens=[64, 128], hidden=64)
+    assert [one.cell.tokens for one in two] == [64, 128] and len(two[0].implementations) > 3
+    (modelled,) = api.jobs("layer", ["torch_bmm"], model="mixtral-8x7b", tokens=64)
+    assert (modelled.cell.hidden, modelled.cell.experts) == (4096, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"tokens": -5}, "^tokens: got -5; allowed: an integer from 1"),
+        ({"tokens": "64"}, "^tokens: got '64'"),
+        ({"tokns": 5}, "^axis: got 'tokns'.*did you mean 'tokens'"),
+        ({"implementations": ["troch"]}, "did you mean 'torch'"),
+        ({"settings": {"max_second": 1}}, "did you mean 'max_seconds'"),
+        ({"settings": {"max_seconds": -1}}, "^max_seconds: got -1"),
+        ({"plugins": ["nowhere"]}, "no source of nowhere"),
+    ],
+)
+def test_bad_arguments_are_named_as_they_were_given(arguments, said):
+    with pytest.raises(UserError, match=said):
+        api.jobs("gate", **arguments)
+
+
+@pytest.mark.parametrize("bench", ["gate", "router", "permute", "pack", "experts", "combine", "routing", "layer"])
+def test_every_baseline_is_right(bench):
+    values = {name: value for name, value in SMALL.items() if name in BENCHES[bench].axes}
+    assert api.check(bench, BENCHES[bench].baseline, **values).error is None
+
+
+def test_a_check_says_what_is_wrong_and_raises_what_a_kernel_raises(tmp_path, monkeypatch):
+    """In this process, for a debugger."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, factor in (("api_right", "1"), ("api_wrong", "2"), ("api_broken", "factor")):
+        (tmp_path / f"{name}.py").write_text(KERNEL.replace("FACTOR", factor))
+    right, wrong = (api.check("combine", "api_own", plugins=[name], **SMALL) for name in ("api_right", "api_wrong"))
+    assert right.error is None and right.rel_l2_error < right.tolerance
+    assert wrong.error and wrong.error.startswith("combined: relative L2 error")
+    with pytest.raises(NameError, match="factor"):
+        api.check("combine", "api_own", plugins=["api_broken"], **SMALL)
+    with pytest.raises(UserError, match="needs an NVIDIA GPU"):
+        api.check("combine", "cute", **SMALL)
+    with pytest.raises(UserError, match="2 cells"):
+        api.check("combine", "torch", tokens=[64, 128])
+
+
+def test_the_script_of_the_readme_runs_outside_the_checkout(tmp_path):
+    """As it stands there, in an empty folder."""
+    (script,) = re.findall(
+        r"^```python\n(from moe_routing_bench import api.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S
+    )
+    environment = forks.environment(ROOT / "src") | {"MOE_ROUTING_BENCH_DEVICE": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^torch +ok +[\d.]+", done.stdout, re.M) and not list(tmp_path.iterdir())

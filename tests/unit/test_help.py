@@ -1,0 +1,48 @@
+"""What `--help` says: all of it, in words, for every command."""
+
+import re
+import sys
+
+import pytest
+import typer
+
+from moe_routing_bench.cli import main as cli
+
+COMMANDS = typer.main.get_command(cli.app).commands
+
+
+@pytest.fixture
+def told(monkeypatch, capsys):
+    """What the help of a command says, in 100 columns."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["moe-routing-bench", *arguments, "--help"])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        assert not caught.value.code
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_first_help_has_every_command_in_a_section_with_a_whole_sentence(told):
+    text = told()
+    assert "..." not in text.partition("Options:")[2]
+    listed = re.findall(r"^  ([a-z][a-z-]+) +(?=[A-Z])", text, re.MULTILINE)
+    assert sorted(listed) == sorted(COMMANDS)
+    assert (
+        text.index("To begin with:") < text.index("  init ") < text.index("Your own kernels") < text.index("  watch ")
+    )
+    assert re.search(r"Exit status: 0 .* 1 .* 2 .* 130 ", " ".join(text.split()))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_explained_and_typed_in_words(name, told):
+    text = told(name)
+    command = COMMANDS[name]
+    assert not [
+        one.name for one in command.params if not re.match(r"[A-Z]", getattr(one, "help", None) or one.metavar or "x")
+    ]
+    assert "range>" not in text and "--config <list" not in text and "...}" not in text and "...]..." not in text
+    assert command.help and command.help.partition("\n")[0].endswith(".")
