@@ -247,6 +247,28 @@ def test_an_old_python_is_refused_in_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
+@pytest.mark.parametrize(
+    ("gpus", "what"), [(0, f"torch==.* from {CPU_INDEX}"), (1, "the packages of constraints.txt")], ids=["CPU", "GPU"]
+)
+def test_what_cannot_be_fetched_ends_with_a_line_that_says_what_helps(tmp_path: Path, gpus: int, what: str) -> None:
+    """After what pip says itself."""
+    for name in ("workflow/scripts/install.sh", "constraints.txt", ".venv/bin/python"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_file():
+            shutil.copy(ROOT / name, tmp_path / name)
+    python = tmp_path / ".venv/bin/python"
+    python.unlink(missing_ok=True)  # the checkout may have one
+    python.write_text("#!/bin/sh\necho 'ERROR: no network' >&2\nexit 1\n")
+    python.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{fake_nvidia_smi(tmp_path / 'bin', gpus=gpus)}{os.pathsep}{os.environ['PATH']}"
+    }
+    command = ["bash", str(tmp_path / "workflow/scripts/install.sh"), "--report"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert run.returncode == 1 and "no network" in run.stderr
+    assert re.match(f"error: pip could not get {what}.*PIP_FIND_LINKS=.*SYSTEM_TORCH=1", run.stderr.splitlines()[-1])
+
+
 def test_pre_commit_runs_what_make_lint_runs() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     (recipe,) = re.findall(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -9,6 +9,10 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 die() { echo "error: $*" >&2; exit 1; }
+not_fetched() {
+  die "pip could not get $1, and says why above. Without a network, name a folder of wheels: PIP_FIND_LINKS=/folder;" \
+    "a torch that your Python has is taken by make report SYSTEM_TORCH=1"
+}
 has_gpu() { nvidia-smi -L >/dev/null 2>&1; }
 
 print='' report='' system_torch='' python=python3
@@ -101,10 +105,12 @@ elif has_gpu; then
   torch=()
 else
   torch=("$cpu_torch")
-  find_links_have_cpu_torch || pip install --no-compile --no-deps --index-url "$cpu_index" "$cpu_torch"
+  find_links_have_cpu_torch || pip install --no-compile --no-deps --index-url "$cpu_index" "$cpu_torch" ||
+    not_fetched "$cpu_torch from $cpu_index"
 fi
 [ -n "$print" ] || echo "installing ${report:+what the report needs }into .venv, in a minute or two"
-pip install --no-compile --constraint $constraints --editable "$project" "${torch[@]}"
+pip install --no-compile --constraint $constraints --editable "$project" "${torch[@]}" ||
+  not_fetched "the packages of $constraints"
 [ -z "$print" ] || exit 0
 # What nobody runs here, 210 MB: torch's wheel for CPUs has the programs of its own tests in it, other wheels have their tests, and
 # that of pulp, which Snakemake plans with, solvers for other systems.
