@@ -391,6 +391,21 @@ def test_command_in_a_process_of_its_own(folder, arguments, words):
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(("taken", "said"), [(".snakemake", ".snakemake/locks/here"), ("results", "results/cpu")])
+def test_snakemake_in_a_folder_that_cannot_be_written(tmp_path, taken, said):
+    """Here because a file is in the way: root may write anywhere else."""
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    (tmp_path / taken).touch()
+    command = ["snakemake", "-n", "--cores", "1", "-s", ROOT / "Snakefile"]
+    environment = forks.environment(ROOT / "src") | {"MOE_ROUTING_BENCH_DEVICE": "cpu"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
+    assert (
+        f"\nerror: output: got '{said}'; allowed: a file that can be written; hint: Not a directory\n"
+        in done.stdout + done.stderr
+    )
+
+
 @pytest.mark.parametrize("name", ["unknown key", "a key twice", "top_k above experts", "trace with an expert twice"])
 def test_snakemake(folder, tmp_path, name):
     """Which reads the file first, and takes the last of two equal keys."""

@@ -18,7 +18,7 @@ from moe_routing_bench.cli.printing import plural
 from moe_routing_bench.closure import PACKAGE
 from moe_routing_bench.config import load as bench_config
 from moe_routing_bench.config import share
-from moe_routing_bench.errors import UserError
+from moe_routing_bench.errors import UserError, writing
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quality.spec import plan
@@ -97,7 +97,12 @@ def keep_inputs():
 
 name_commit()
 if workflow.is_main_process:  # a job elsewhere writes its outputs, and nothing else
-    keep_inputs()
+    try:
+        files.check_writable(Path(".snakemake/locks/here"))  # where Snakemake itself ends in a traceback
+        with writing(paths.results(PLATFORM)):
+            keep_inputs()
+    except UserError as error:
+        raise WorkflowError(f"error: {error}") from None
     threads = plural(THREADS, "CPU thread")
     logger.info(f"{PLATFORM}: {len(JOBS)} cells are asked for, with {threads}; the report is {paths.report(PLATFORM)}")
 else:  # it runs one cell: a warm server would be of use to none after it, and end with it while others call
