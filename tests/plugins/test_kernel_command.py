@@ -57,6 +57,7 @@ def test_every_bench_has_one_or_is_made_of_others(call):
         (["gate", "my-gate.py"], "letters, digits and underscores before .py"),
         (["gate", "mine"], "before .py"),
         (["gate", "triton.py"], "gate has an implementation triton"),
+        (["gate", "numpy.py"], "there is a module numpy already"),
         (["gate", "taken.py"], "it is there already"),
         (["gate", "taken.py/mine.py"], "output: got 'taken.py/mine.py'"),
     ],

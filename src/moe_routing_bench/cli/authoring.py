@@ -1,6 +1,6 @@
 """A module to begin a kernel of one's own with: it declares an implementation, which is right, and is the baseline until it is edited."""
 
-import importlib
+import importlib.util
 import inspect
 import textwrap
 from pathlib import Path
@@ -71,6 +71,8 @@ def kernel(
         raise bad("path", str(path), "a new name", f"{bench} has an implementation {name}")
     if path.exists():
         raise bad("path", str(path), "a new file", "it is there already")
+    if importlib.util.find_spec(name):
+        raise bad("path", str(path), "a new name", f"there is a module {name} already, which would be found in its place")
     files.check_writable(path)
     with writing(path):
         path.write_text(_text(BENCHES[bench], name), encoding="utf-8")
