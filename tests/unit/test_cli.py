@@ -115,6 +115,36 @@ def test_measure_hands_one_job_to_the_supervisor(call, measured):
     assert job.cell == cell_of("gate", tokens=64, experts=8, top_k=2)
 
 
+def test_measure_prints_shares_loads_and_what_speaks_against_a_time(call, monkeypatch):
+    row = {
+        "bench": "pack",
+        "cell": "a",
+        "implementation": "torch",
+        "status": "ok",
+        "median_us": 12.5,
+        "ci_low_us": 12.0,
+        "ci_high_us": 13.0,
+    }
+    row |= {
+        "gb_per_s": 3.0,
+        "speedup": 1.0,
+        "share_of_roofline": 0.425,
+        "converged": False,
+        "suspect": True,
+        "suspect_reason": "ceilings drifted",
+    }
+    row |= {"load_cv": 0.5, "load_max_over_mean": 1.75, "dead_experts": 1, "drop_rate": 0.0325, "capacity_factor": 1.0}
+    monkeypatch.setattr(supervisor, "measure", lambda *_: [row])
+    _, out, _ = call("measure", "pack")
+    assert "42 %" in out and "suspect: ceilings drifted; interval still wide" in out
+    assert "loads: CV 0.50, busiest expert 1.75x the mean, 1 without a token; 3.2 % of the assignments dropped" in out
+    monkeypatch.setattr(
+        supervisor, "measure", lambda *_: [row | {"converged": True, "suspect": False, "load_cv": None}]
+    )
+    _, out, _ = call("measure", "pack")
+    assert "suspect" not in out and "wide" not in out and "loads" not in out
+
+
 def test_measure_ends_with_status_1_where_an_implementation_failed(call, monkeypatch):
     """The table is printed all the same. What this machine lacks is no failure."""
     found = {"bench": "gate", "cell": "a", "median_us": None}

@@ -72,7 +72,9 @@ def kernel(
     if path.exists():
         raise bad("path", str(path), "a new file", "it is there already")
     if importlib.util.find_spec(name):
-        raise bad("path", str(path), "a new name", f"there is a module {name} already, which would be found in its place")
+        raise bad(
+            "path", str(path), "a new name", f"there is a module {name} already, which would be found in its place"
+        )
     files.check_writable(path)
     with writing(path):
         path.write_text(_text(BENCHES[bench], name), encoding="utf-8")

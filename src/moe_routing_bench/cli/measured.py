@@ -3,7 +3,7 @@
 import csv
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -14,16 +14,36 @@ Rows = Sequence[dict[str, Any]]
 
 
 def results(cell: Cell, rows: Rows) -> Table:
-    """The rows of a cell, with the columns that are read first."""
+    """The rows of a cell, with the columns that are read first, and its loads."""
     table = Table(
-        "implementation", "status", "median us", "95 % CI us", "GB/s", "speed-up", "reason",
-        title=f"{cell.bench} {cell.key}", title_justify="left", box=None,
+        "implementation", "status", "median us", "95 % CI us", "GB/s", "of limit", "speed-up", "remarks",
+        title=f"{cell.bench} {cell.key}", title_justify="left", box=None, caption=_loads(rows), caption_justify="left",
     )  # fmt: skip
     for row in rows:
         interval = "" if row.get("ci_low_us") is None else f"{row['ci_low_us']:.2f} to {row['ci_high_us']:.2f}"
-        numbers = [_number(row.get(name)) for name in ("median_us", "gb_per_s", "speedup")]
-        table.add_row(row["implementation"], row["status"], numbers[0], interval, *numbers[1:], row.get("reason") or "")
+        median, bandwidth, speedup = (_number(row.get(name)) for name in ("median_us", "gb_per_s", "speedup"))
+        limit = row.get("share_of_roofline")
+        share = "" if limit is None else f"{limit:.0%}".replace("%", " %")
+        table.add_row(row["implementation"], row["status"], median, interval, bandwidth, share, speedup, _remarks(row))
     return table
+
+
+def _remarks(row: Mapping[str, Any]) -> str:
+    """Why there is no time, or what speaks against it."""
+    if row["status"] != "ok":
+        return row.get("reason") or ""
+    suspect = [f"suspect: {row['suspect_reason']}"] if row.get("suspect") else []
+    return "; ".join([*suspect, *(["interval still wide"] if row.get("converged") is False else [])])
+
+
+def _loads(rows: Rows) -> str | None:
+    """How unevenly experts are chosen in a cell, and what is dropped, as the first of its rows that knows says."""
+    row = next((row for row in rows if row.get("load_cv") is not None), None)
+    if row is None:
+        return None
+    said = f"loads: CV {row['load_cv']:.2f}, busiest expert {row['load_max_over_mean']:.2f}x the mean, {row['dead_experts']} without a token"
+    limited = row.get("capacity_factor") is not None
+    return f"{said}; {100 * row['drop_rate']:.1f} % of the assignments dropped" if limited else said
 
 
 def write_json(rows: Rows) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ import typer
 
 from moe_routing_bench import files
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import measured, profiling, progress
+from moe_routing_bench.cli import measured, profiling, progress, waiting
 from moe_routing_bench.cli.asked import models, references
 from moe_routing_bench.cli.options import Models, Plugins, option_of
 from moe_routing_bench.cli.printing import plural, show
@@ -129,11 +130,13 @@ def _measured(jobs: Sequence[Job], out: Path | None, mode: str, tables: bool) ->
     """The rows of all jobs, each job announced on stderr; its table is printed when it is done."""
     supervisor = importlib.import_module("moe_routing_bench.measure.supervisor")
     baselines = importlib.import_module("moe_routing_bench.comparison.baselines")
-    rows = []
+    rows, began = [], time.monotonic()
     for number, job in enumerate(jobs, 1):
+        expected = (time.monotonic() - began) / (number - 1) * (len(jobs) - number + 1) if number > 1 else None
         names = ", ".join(job.implementations)
         print(f"cell {number} of {len(jobs)}: {job.cell.bench} {job.cell.key}: {names}", file=sys.stderr, flush=True)
-        found = baselines.against_dequantised(supervisor.measure(job, out, mode))
+        with waiting.waited(expected):
+            found = baselines.against_dequantised(supervisor.measure(job, out, mode))
         rows += found
         if tables:
             show(measured.results(job.cell, found))
