@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import pickle
 import sys
 from pathlib import Path
 
@@ -128,6 +129,7 @@ BAD = {  # suffix, bytes, options, and words of the message
     "another suffix": (".pkl", b"", [], "suffix of the input: got '.pkl'", ".npy"),
     "a pickle in a npy": (".npy", objects(), [], "got 'ids.npy'", "Python objects"),
     "a pickle in a pt": (".pt", saved(Object()), [], "got 'ids.pt'", "without pickled objects"),
+    "a pickle of another program": (".pt", pickle.dumps({"ids": 1}), [], "got 'ids.pt'"),
     "garbage": (".npy", b"junk" * 9, [], "got 'ids.npy'"),
     "a npy cut short": (".npy", npy(IDS)[:-4], [], "got 'ids.npy'", "a whole .npy file"),
     "a npz cut short": (".npz", npz(ids=IDS)[:-9], [], "got 'ids.npz'"),
@@ -196,13 +198,14 @@ def call(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_files(name, call):
+def test_bad_files(name, call, recwarn):
     suffix, content, options, *words = BAD[name]
     Path(f"ids{suffix}").write_bytes(content)
     status, out, error = call(f"ids{suffix}", "--out", "out.parquet", *options)
     assert (status, out) == (2, "") and "executed" not in error
     assert error.startswith("error: ") and error.count("\n") == 1 and len(error) <= 500
     assert not [word for word in words if word not in error], error
+    assert not [one for one in recwarn if one.category is UserWarning], "more than a line"
     assert [path.name for path in Path().iterdir()] == [f"ids{suffix}"]
 
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,8 @@ def _parquet(path: Path, key: str | None, layer: int | None, first: str | None) 
 def _torch(path: Path, key: str | None, layer: int | None, first: str | None) -> NDArray[Any]:
     import torch
 
-    found = torch.load(path, map_location="cpu", weights_only=True)
+    with warnings.catch_warnings(action="ignore"):  # of what is refused anyway
+        found = torch.load(path, map_location="cpu", weights_only=True)
     if dumps.is_sglang(found) and key is None:
         return dumps.sglang(found, layer, first, path)
     if isinstance(found, Mapping):
