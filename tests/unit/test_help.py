@@ -46,3 +46,23 @@ def test_every_option_is_explained_and_typed_in_words(name, told):
     ]
     assert "range>" not in text and "--config <list" not in text and "...}" not in text and "...]..." not in text
     assert command.help and command.help.partition("\n")[0].endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("ker", "kernel"),
+        ("measure ga", "gate"),
+        ("kernel comb", "combine"),
+        ("watch gate --router deepseek_v3", "deepseek_v3"),
+    ],
+)
+def test_a_shell_completes_commands_and_names(line, found, monkeypatch, capsys):
+    words = f"moe-routing-bench {line}"
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    monkeypatch.setenv("_MOE_ROUTING_BENCH_COMPLETE", "complete_bash")
+    monkeypatch.setattr(sys, "argv", ["moe-routing-bench"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().out.split() == [found]

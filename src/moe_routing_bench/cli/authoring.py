@@ -11,6 +11,7 @@ import typer
 from moe_routing_bench import files
 from moe_routing_bench.benches.bench import Bench
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.cli.options import among
 from moe_routing_bench.errors import bad, pick, writing
 
 KERNELS = tuple(name for name in BENCHES if name not in ("routing", "layer", "training", "model"))
@@ -51,7 +52,7 @@ def bind(
 
 
 def kernel(
-    bench: Annotated[str, typer.Argument(help=f"Operation: {' | '.join(KERNELS)}")],
+    bench: Annotated[str, typer.Argument(help=f"Operation: {' | '.join(KERNELS)}", autocompletion=among(KERNELS))],
     path: Annotated[Path, typer.Argument(help="Python file to write; its name is that of the implementation")],
 ) -> None:
     """Write a module to begin a kernel of your own with: tensors with their shapes, and the baseline, which you replace.

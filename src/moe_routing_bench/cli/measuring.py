@@ -14,7 +14,7 @@ from moe_routing_bench import files
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import measured, profiling, progress, waiting
 from moe_routing_bench.cli.asked import models, references
-from moe_routing_bench.cli.options import Models, Plugins, option_of
+from moe_routing_bench.cli.options import Models, Plugins, among, option_of
 from moe_routing_bench.cli.printing import plural, show
 from moe_routing_bench.config import axes, by_hand
 from moe_routing_bench.config.axes import AXES, Axis
@@ -36,7 +36,12 @@ def _option(axis: Axis) -> inspect.Parameter:
     several = axis.scope == "list"
     kind = list[str] if several else str if axis.optional else axis.kind
     name = {int: "INTEGER", float: "FLOAT", str: "TEXT"}[axis.kind]
-    option = typer.Option(help=_help(axis), show_default=False, metavar=f"{name}[,...]" if several else name)
+    option = typer.Option(
+        help=_help(axis),
+        show_default=False,
+        metavar=f"{name}[,...]" if several else name,
+        autocompletion=among(axis.choices),
+    )
     return inspect.Parameter(
         axis.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
@@ -54,7 +59,7 @@ def _help(axis: Axis) -> str:
 
 @with_axes
 def measure(
-    bench: Annotated[str, typer.Argument(help=f"Operation: {' | '.join(BENCHES)}")],
+    bench: Annotated[str, typer.Argument(help=f"Operation: {' | '.join(BENCHES)}", autocompletion=among(BENCHES))],
     *,
     implementations: Annotated[
         str | None, typer.Option(help="Comma-separated names [default: all of the bench]")

@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,14 @@ Plugins = Annotated[
 ]
 Models = Annotated[Path | None, typer.Option("--models", help="File of model presets beside those of the project")]
 ConfigJson = Annotated[str | None, typer.Option(help="A whole config as one JSON text, instead of files")]
+
+
+def among(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """How a shell completes one of these names."""
+    known = tuple(names)
+    return lambda incomplete: [
+        name for name in known if name.startswith(incomplete)
+    ]  # Typer knows the parameter by its name
 
 
 def option_of(name: str) -> str:

@@ -14,7 +14,7 @@ from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli.asked import references
 from moe_routing_bench.cli.measuring import asked_jobs, warn_of_ignored, with_axes
-from moe_routing_bench.cli.options import Models, Plugins
+from moe_routing_bench.cli.options import Models, Plugins, among
 from moe_routing_bench.cli.printing import plural
 from moe_routing_bench.cli.progress import FINE
 from moe_routing_bench.cli.rivals import Rivals
@@ -30,7 +30,7 @@ _Row = dict[str, Any]
 
 @with_axes
 def watch(
-    bench: Annotated[str, typer.Argument(help=f"Operation: {' | '.join(BENCHES)}")],
+    bench: Annotated[str, typer.Argument(help=f"Operation: {' | '.join(BENCHES)}", autocompletion=among(BENCHES))],
     *,
     implementations: Annotated[str, typer.Option(help="Comma-separated names of those that are being written")],
     against: Annotated[
