@@ -69,6 +69,12 @@ def test_a_check_says_what_is_wrong_and_raises_what_a_kernel_raises(tmp_path, mo
     right, wrong = (api.check("combine", "api_own", plugins=[name], **SMALL) for name in ("api_right", "api_wrong"))
     assert right.error is None and right.rel_l2_error < right.tolerance
     assert wrong.error and wrong.error.startswith("combined: relative L2 error")
+    (tmp_path / "api_short.py").write_text(
+        KERNEL.replace("    return combine", "    return lambda: {'combined': combined[:3]}")
+    )
+    assert api.check("combine", "api_own", plugins=["api_short"], **SMALL).error == (
+        "combined: bfloat16 of shape (3, 64), not bfloat16 of shape (64, 64)"
+    )
     with pytest.raises(NameError, match="factor"):
         api.check("combine", "api_own", plugins=["api_broken"], **SMALL)
     with pytest.raises(UserError, match="needs an NVIDIA GPU"):

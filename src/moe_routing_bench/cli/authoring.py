@@ -44,7 +44,7 @@ def bind(
     """{tensors}
 
     What is allocated and compiled here is not timed. The call that is returned is: it writes every element of
-    {outputs}, and changes nothing else.
+    {outputs}, and changes nothing else. Of outputs that it allocates itself it returns a dict, by name.
     """
     # The baseline, to be measured as it is: put your kernel in its place.
     return {baseline}.bind(problem, {arguments})

@@ -28,4 +28,12 @@ def check(job: Job) -> Check:
     returned = bench.bind(name, cell, drawn | outputs)()
     if device == "cuda":
         torch.cuda.synchronize()
-    return bench.check(name, cell, drawn, outputs | (returned if isinstance(returned, dict) else {}), expected)
+    found = outputs | (returned if isinstance(returned, dict) else {})
+    for what, asked in outputs.items():
+        if (found[what].dtype, found[what].shape) != (asked.dtype, asked.shape):
+            return Check(error=f"{what}: {_kind(found[what])}, not {_kind(asked)}")
+    return bench.check(name, cell, drawn, found, expected)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
