@@ -5,14 +5,18 @@ Arguments are named as the axes of a config's grid (``config/README.md``); one t
 """
 
 import importlib
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from moe_routing_bench import declarations
 from moe_routing_bench.config import by_hand, presets
-from moe_routing_bench.errors import bad
+from moe_routing_bench.errors import UserError, bad
 from moe_routing_bench.grid.job import Job
+from moe_routing_bench.measure import client
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.shipped import own_or_shipped
 
@@ -30,13 +34,14 @@ def measure(
 
     A row has the columns of ``docs/columns.md``, of which those that do not apply are None: `status` says whether there is a time, `reason`
     why not. Without names, all implementations take part. Of an axis one value is given, or a list of several. `settings` are those
-    below ``measure:`` of a config. Each cell is measured in a process of its own.
+    below ``measure:`` of a config. Cells are measured as the workflow measures them, outside this process, whatever it has done with
+    torch and its GPU; what failed implementations print goes to stderr.
     """
     asked = jobs(bench, implementations, plugins=plugins, models=models, settings=settings, **axes)
-    supervisor = importlib.import_module("moe_routing_bench.measure.supervisor")
     baselines = importlib.import_module("moe_routing_bench.comparison.baselines")
-    found = [row for job in asked for row in baselines.against_dequantised(supervisor.measure(job))]
-    return [dict.fromkeys(records.COLUMNS) | row for row in found]
+    with tempfile.TemporaryDirectory(prefix="measure-") as folder:
+        found = [_measured(job, Path(folder, f"{number}.parquet")) for number, job in enumerate(asked)]
+    return [row for rows in found for row in baselines.against_dequantised(rows)]
 
 
 def check(
@@ -72,3 +77,17 @@ def jobs(
     references = list(dict.fromkeys([*declarations.installed(), *plugins]))
     with by_hand.called(str):
         return by_hand.jobs(bench, implementations, axes, settings or {}, references, own)
+
+
+def _measured(job: Job, out: Path) -> list[dict[str, Any]]:
+    """The rows of a job, by way of a file. Raises `UserError` where it made none."""
+    command = [sys.executable, "-I", "-S", client.__file__, str(out), job.spec]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode or not out.is_file():
+        raise UserError(
+            (done.stderr or done.stdout).strip().removeprefix("error: ") or f"exit status {done.returncode}"
+        )
+    rows = records.read(out).to_pylist()
+    if any(row["status"] not in ("ok", "unsupported") for row in rows):
+        print(done.stderr, end="", file=sys.stderr)
+    return rows

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "traces": "errors kernels workload store measure",
     "quality": "errors files formats closure routers grid config store measure",
     "comparison": "errors quantities formats choices benches config measure",
-    "api": "errors declarations grid config store",
+    "api": "errors declarations grid config store measure",
     "figures": "errors quantities formats routers grid benches config store quality comparison",
     "report": "errors quantities files formats routers grid choices benches config store quality comparison figures",
     "cli": "errors quantities declarations fields files formats closure routers grid kernels choices benches config store measure traces quality comparison figures report",
