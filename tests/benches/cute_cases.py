@@ -154,9 +154,9 @@ QUANTISED_PRODUCTS = [  # of every format, with tiles of few rows and of many in
             [
                 ((768, 2048, 128, "swiglu"), Tile(1, 1, 8), {"resident": 2, "overlap": "first"}),
                 ((2048, 768, 128, ""), Tile(1, 2, 192, narrowest=128, grain=32), {}),
-                ((776, 360, 5, "relu2"), Tile(2, 2, 64), {}),
+                ((776, 360, 5, "relu2"), Tile(2, 2, 96), {}),
                 ((2880, 2880, 128, "swiglu_oai"), Tile(1, 2, 128, narrowest=64, grain=32), {"biased": True}),
-                ((2048, 768, 128, ""), Tile(2, 2, 8), {"overlap": "second"}),
+                ((2048, 768, 128, ""), Tile(1, 2, 8), {"resident": 2, "overlap": "second"}),
             ]
         ),
         strict=False,
