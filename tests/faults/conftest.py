@@ -2,9 +2,9 @@
 
 import pytest
 
-from packs import add_packs
+from packs import add_packs, no_ceilings
 
-__all__ = ["add_packs"]
+__all__ = ["add_packs", "no_ceilings"]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -46,7 +46,7 @@ DEADLY = list(EXPECTED)[list(EXPECTED).index("kill") :]
 
 
 @pytest.fixture
-def measured(add_packs, tmp_path):
+def measured(add_packs, no_ceilings, tmp_path):
     """Measure `pack` with the torch baseline and faulty implementations, and read the file back."""
     import torch  # noqa: F401  (imported before the fork, as the warm server does)
 

@@ -1,5 +1,5 @@
 """Implementations of the tests among those of `pack`."""
 
-from packs import add_packs
+from packs import add_packs, no_ceilings
 
-__all__ = ["add_packs"]
+__all__ = ["add_packs", "no_ceilings"]

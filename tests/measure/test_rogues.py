@@ -9,7 +9,7 @@ import pytest
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import calibration, inputs, worker
+from moe_routing_bench.measure import inputs, worker
 from moe_routing_bench.store import platforms
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -31,12 +31,10 @@ REASONS = {
 
 
 @pytest.fixture
-def measured(add_packs, monkeypatch):
+def measured(add_packs, no_ceilings, monkeypatch):
     """Measure `pack` with rogues as a worker does, but for the ceilings of a CPU; what it reports, by implementation. What a check chooses
     at random is never first."""
     monkeypatch.setattr(inputs, "_some", lambda count, of: list(range(of))[-count:])
-    known = dict.fromkeys(("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", "launch_us"), 1.0)
-    monkeypatch.setattr(calibration.CpuCeilings, "measure", lambda self: known)
 
     def run(*names):
         add_packs(rogues, "rogue", names)
