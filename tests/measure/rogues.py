@@ -253,7 +253,7 @@ def already_right(work, x, packed):
 
 def where_changed(work, x, packed):
     """Works only where the first input is another than in the call before."""
-    last = [None]
+    last: list[float | None] = [None]
 
     def call():
         if last[0] != float(x[0, 0]):
