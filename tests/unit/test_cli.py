@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from moe_routing_bench.config.expand import cell_of, expand
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.quality import code as quality_code
 from moe_routing_bench.quality.spec import plan, run_rows
-from moe_routing_bench.store import paths, records, rows
+from moe_routing_bench.store import paths, platforms, records, rows
 from signals import interruptible
 
 ROOT = Path(__file__).parents[2]
@@ -380,6 +381,17 @@ def test_without_a_config_status_and_prune_follow_the_last_run(call):
 def test_doctor_checks_the_config(call):
     code, out, _ = call("doctor")
     assert code == 0 and "27 cells" in out and "FAIL" not in out
+
+
+def test_doctor_ends_with_what_can_be_measured_here(call, monkeypatch):
+    """Most of what is optional is of no use without a GPU, and the last line says so."""
+    monkeypatch.setattr(platforms, "current", lambda: "cpu")
+    said = call("doctor")[1].splitlines()[-1]
+    able, known = map(int, re.match(r"(\d+) of (\d+) implementations can be measured here", said).groups())
+    assert 5 < able < known == sum(len(bench.implementations) for bench in BENCHES.values())
+    assert said.endswith("the others need an NVIDIA GPU, and some a package; `moe-routing-bench list` says which")
+    monkeypatch.setattr(platforms, "current", lambda: "nvidia-h200")
+    assert call("doctor")[1].splitlines()[-1].endswith("the others need a package; `moe-routing-bench list` says which")
 
 
 def test_an_unknown_option_keeps_its_own_message_and_nothing_imports_torch():

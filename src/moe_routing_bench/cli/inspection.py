@@ -38,7 +38,16 @@ def doctor(plugin: Plugins = None) -> None:
     for what, fine, found in checks:
         table.add_row(what, {True: "ok", False: "FAIL", None: "-"}[fine], found)
     show(table)
+    print(_able(platforms.current()))
     raise typer.Exit(int(any(fine is False for _, fine, _ in checks)))
+
+
+def _able(platform: str) -> str:
+    """How many of our implementations have here what they need, and what the others lack."""
+    known = [one for bench in BENCHES.values() for one in bench.implementations]
+    able = sum(not platforms.missing(one.requires, platform, one.peer) for one in known)
+    lacking = "an NVIDIA GPU, and some a package" if platform == platforms.CPU else "a package"
+    return f"{able} of {len(known)} implementations can be measured here; the others need {lacking}; `moe-routing-bench list` says which"
 
 
 def _implementations(platform: str, benches: Mapping[str, Bench]) -> Table:
