@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 EXPORT := --frozen --no-hashes --no-emit-project --no-annotate --no-header --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install report test outside faults mutants figures vendor lint lock clean
+.PHONY: help install asked report test outside faults mutants figures vendor lint lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -35,13 +35,19 @@ install: .venv/.installed ## create .venv with the pinned dependencies (PYTHON=p
 	@$(INSTALL)
 	@touch .venv/.report $@
 
+# Before minutes are spent on the environment.
+asked:
+	@for file in $(CONFIG); do \
+	  [ -f "$$file" ] || { echo "error: CONFIG: got '$$file'; allowed: a config, such as config/layers.yaml" >&2; exit 2; }; \
+	done
+
 # Without the tests, the linters and, where there is no GPU, compilers for GPUs: half the size.
 .venv/.report: pyproject.toml constraints.txt
 	@$(INSTALL) --report
 	@touch $@
 
-report: .venv/.report ## measure what changed, draw and report (CONFIG=config/h200.yaml on an H200; RUN=name keeps it apart; SYSTEM_TORCH=1 takes the torch of PYTHON)
-	.venv/bin/snakemake --cores 1 --resources gpu=1 $(if $(CONFIG),--configfile $(CONFIG)) $(if $(RUN),--config run=$(RUN))
+report: asked .venv/.report ## measure what changed, draw and report (CONFIG=config/h200.yaml on an H200; RUN=name keeps it apart; SYSTEM_TORCH=1 takes the torch of PYTHON)
+	.venv/bin/snakemake --cores 1 --resources gpu=1 $(if $(CONFIG),--configfile $(CONFIG)) $(if $(RUN),--config 'run=$(RUN)')
 
 # One thread each: workers that share the cores would spin where they wait for each other's.
 test: .venv/.installed ## run the tests (those that need a GPU are skipped where there is none)

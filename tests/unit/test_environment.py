@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -267,6 +268,23 @@ def test_what_cannot_be_fetched_ends_with_a_line_that_says_what_helps(tmp_path: 
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 1 and "no network" in run.stderr
     assert re.match(f"error: pip could not get {what}.*PIP_FIND_LINKS=.*SYSTEM_TORCH=1", run.stderr.splitlines()[-1])
+
+
+def test_a_config_that_is_not_there_is_refused_before_anything_is_installed(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    run = subprocess.run(["make", "report", "CONFIG=absent.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    first, *_ = run.stderr.splitlines()
+    assert (
+        run.returncode == 2
+        and first == "error: CONFIG: got 'absent.yaml'; allowed: a config, such as config/layers.yaml"
+    )
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_the_name_of_a_run_reaches_snakemake_whole() -> None:
+    command = ["make", "--dry-run", "--old-file=.venv/.report", "report", "RUN=two words"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shlex.split(run.stdout.splitlines()[-1])[-1] == "run=two words"
 
 
 def test_pre_commit_runs_what_make_lint_runs() -> None:
