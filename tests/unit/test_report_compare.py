@@ -71,10 +71,10 @@ def test_a_comparison_has_an_address(ask):
         return [box.hidden, box.innerText, box.querySelectorAll("svg").length, box.querySelectorAll("img").length, [...box.querySelectorAll("*")].filter(e => e.getBoundingClientRect().right > wide + 1 && !e.closest(".scroll")).length];"""
     script = (
         script.removesuffix("];")
-        + ', [...box.querySelectorAll("svg")].map(svg => [...svg.querySelectorAll("text")].map(one => one.textContent).join())];'
+        + ', [...box.querySelectorAll("svg")].map(svg => [...svg.querySelectorAll("text")].map(one => one.textContent).join()), [...box.querySelectorAll("rect")].map(band => Number(band.getAttribute("x")))];'
     )
-    hidden, words, strips, images, wide, scales = ask(script, part=f"compare-{IDS[0]}-{IDS[3]}", width=390)
-    assert len(set(scales)) == 1, "both strips have one scale"
+    hidden, words, strips, images, wide, scales, bands = ask(script, part=f"compare-{IDS[0]}-{IDS[3]}", width=390)
+    assert len(set(scales)) == 1 and min(bands) >= 12, "both strips have one scale, of both"
     assert (hidden, strips, images, wide) == (False, 2, 0, 0) and EVIL in words and "No verdict: they are of different cells." in words  # fmt: skip
 
 

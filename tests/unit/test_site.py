@@ -75,7 +75,7 @@ def test_claims_of_several_reports():
         "a": [Held(one, "reproduced", 2.0, 1), Held(other, "no rows")],
         "b": [Held(one, "not reproduced", 3.0, 1), Held(other, "no rows")],
     }
-    ((claim, found),) = report_site.claimed(held | {"c": [Held(one, "no rows")]})
+    ((claim, found),) = report_site.claimed(held | {"c": [Held(one, "no rows", cells=2)]})
     assert claim.id == "one" and [(folder, one.verdict) for folder, one in found] == [("a", "reproduced"), ("b", "not reproduced")]  # fmt: skip
     assert report_site.claimed({}) == []
 

@@ -59,6 +59,7 @@ def report(platform: Platform = None, run: Run = None) -> None:
             [json.loads(path.read_text(encoding="utf-8")) for path in paths.profile_files(platform)],
             _accuracy(platform),
             _own_presets(platform),
+            _stored(platform),
         )
     print(f"wrote {out}")
 
@@ -75,6 +76,13 @@ def _accuracy(platform: str) -> Any:
     """The accuracy matrix of a platform as a DataFrame, if it is stored."""
     path = paths.accuracy(platform)
     return accuracy.read(path, platform.partition(".")[0]).to_pandas() if path.is_file() else None
+
+
+def _stored(platform: str) -> dict[str, Any]:
+    """The tables of the platform's folder, besides its rows, that the report shows."""
+    pandas, names = importlib.import_module("pandas"), importlib.import_module("moe_routing_bench.report.evidence").FILES  # fmt: skip
+    files = {name: paths.results(platform) / f"{name}.csv" for name in names}
+    return {name: pandas.read_csv(path) for name, path in files.items() if path.is_file()}
 
 
 def _models(platform: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from moe_routing_bench.report.answers import answers
 from moe_routing_bench.report.charts import charts, library
 from moe_routing_bench.report.choices import choices
 from moe_routing_bench.report.columns import COLUMNS, KEYS
+from moe_routing_bench.report.evidence import evidence
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.headlines import headlines
 from moe_routing_bench.report.questions import questions
@@ -41,6 +42,7 @@ def render(
     adapted: pd.DataFrame | None = None, stale: Mapping[str, str] = MappingProxyType({}),
     claims: Sequence[Held] = (), models: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), run: str = "",
     profiles: Sequence[Mapping[str, Any]] = (), matrix: pd.DataFrame | None = None, presets: Mapping[str, str] = MappingProxyType({}),
+    stored: Mapping[str, pd.DataFrame] = MappingProxyType({}),
 ) -> None:  # fmt: skip
     """Write the report of `table` (rows of the schema) with the SVG file of each figure to `out`.
 
@@ -48,7 +50,7 @@ def render(
     figures of both are shown only there. `stale` says of benches whose rows are of other code than today's why they are shown, `claims`
     what became of published figures. `models` are the sizes that a reader can ask about, `run` the name of the run, if it has one, and
     `profiles` what its cells' calls consist of, `matrix` the rows of `store.accuracy`, if there are any, `presets` the files of
-    models that are not the project's, by name.
+    models that are not the project's, by name, and `stored` the tables of `evidence` that there are.
     """
     frame = table.to_pandas() if isinstance(table, pa.Table) else table
     tables = {"measurements": frame, "quality": trained, "perft": adapted}
@@ -79,6 +81,7 @@ def render(
         else _quality(trained, adapted, [one for one in drawn if one[0].source != "measurements"]),
         quantised=_quantised(frame, matrix),
         accuracy=None if matrix is None or matrix.empty else _accuracy(matrix),
+        evidence=evidence(stored),
         charts=plotted,
         drawings={f"figure-{entry.name}" for entry, _ in drawn},
         library=library(),
