@@ -162,10 +162,17 @@ def quantised(name, dtype, rows, columns):
     return parts, dense.to(FORMATS[dtype].torch_dtype)
 
 
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", TAKEN)
-@pytest.mark.parametrize(("rows", "columns", "slabs"), [(136, 296, 1), (64, 128, 2)])
+SIZES = [(136, 296, 1), (64, 128, 2)]
+# Every format in both types, gated and not, and each of these pairs at both sizes, but for neighbouring formats in turns.
+FRAGMENTS = [
+    (name, dtype, gated, *SIZES[(place + (dtype == "fp16") + gated) % 2])
+    for place, name in enumerate(TAKEN)
+    for dtype in ("bf16", "fp16")
+    for gated in (False, True)
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "gated", "rows", "columns", "slabs"), FRAGMENTS)
 def test_fragments_are_the_dequantised_weights(lanes, name, dtype, gated, rows, columns, slabs):
     """Bit by bit, at sizes that fill no block; what is beyond the rows is 0, beyond the columns it is finite."""
     parts, dense = quantised(name, dtype, rows, columns)

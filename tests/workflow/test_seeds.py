@@ -5,10 +5,14 @@ Figures are left out: they take longest, and the first run of this folder draws 
 
 import json
 
+import pytest
+
 from moe_routing_bench.cli.asked import LAST
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.store import records
 from project import Project
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_qwen_block_is_replayed_at_a_reduced_size(tmp_path):
