@@ -80,13 +80,22 @@ def test_each_run_is_checked_on_the_draws(thorough, ran, draws, sets) -> None:
     assert sets.draws == 2 and float(sets.outputs[0]["combined"].isnan().sum()) == 0
 
 
-def test_processes_that_are_left_running_are_swept_up(monkeypatch) -> None:
+def test_outputs_are_copied_before_anything_else_takes_time(sets, monkeypatch) -> None:
+    """A thread of before may still be writing them: asking for processes gives it time to end."""
+    steps = []
+    monkeypatch.setattr(verify.processes, "offspring", lambda: steps.append("asked") or set())
+    monkeypatch.setattr(sets, "copied", lambda: steps.append("copied"))
+    verify._run(lambda: steps.append("ran"), sets)
+    assert steps == ["asked", "ran", "copied", "asked"]
+
+
+def test_processes_that_are_left_running_are_swept_up(sets, monkeypatch) -> None:
     """In two seconds; those of before are not touched."""
     found, swept = iter([{1}, {1, 2}]), []
     monkeypatch.setattr(verify.processes, "offspring", lambda: next(found))
     monkeypatch.setattr(verify.processes, "sweep", lambda *given: swept.append(given))
     with pytest.raises(Failure, match=r"^processes were left running$") as failure:
-        verify._run(lambda: None)
+        verify._run(lambda: None, sets)
     assert failure.value.status == "incorrect" and swept == [({1}, 2.0)]
 
 

@@ -67,8 +67,7 @@ def verify(job: Job, one: Candidate, sets: Sets, thorough: bool = False) -> None
 def _right(job: Job, one: Candidate, sets: Sets, run: Callable[[], object], stages: bool) -> None:
     """Run timed calls; `Failure` unless they are right, with `stages` also in what the stages of a composite hand on."""
     bench = bench_of(job)
-    _run(run)
-    copies = sets.copied()
+    copies = _run(run, sets)
     unharmed(sets)
     one.check = both(one.check, _compared(bench, job, one, sets))
     if sets.written_since(copies):
@@ -121,16 +120,18 @@ def unharmed(sets: Sets) -> None:
         raise Failure("incorrect", damage)
 
 
-def _run(run: Any) -> None:
-    """Run timed calls; `Failure` where they leave a thread or a process running."""
+def _run(run: Callable[[], object], sets: Sets) -> dict[str, Tensor] | None:
+    """Run timed calls; `Failure` where they leave a thread or a process running. What outputs hold as soon as they are over (`copied`)."""
     before, children = set(threading.enumerate()), processes.offspring()
     run()
+    copies = sets.copied()  # before a thread of earlier has time to end
     if processes.offspring() - children:
         processes.sweep(children, _SWEEP_SECONDS)
         raise Failure("incorrect", "processes were left running")
     left = [thread.name for thread in threading.enumerate() if thread not in before]
     if left:
         raise Failure("incorrect", f"threads were left running: {', '.join(left)}")
+    return copies
 
 
 def clocks() -> Clocks:
