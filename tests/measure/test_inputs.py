@@ -200,6 +200,11 @@ def test_near_is_the_first_draw_but_for_a_few_tokens(monkeypatch) -> None:
     found = inputs._of_tokens(rows, {name: one + 1 for name, one in rows.items()}, 16)
     assert found.keys() == {"a", "b"} and found["b"].tolist() == [0] * 14 + [1] * 2
     assert found["a"].tolist() == [[0] * 3] * 14 + [[1] * 3] * 2 and not rows["a"].any()
+    rows |= {"d": torch.zeros(32, 3), "e": torch.zeros(32, 2), "f": torch.zeros(24)}
+    found = inputs._of_tokens(rows, {name: one + 1 for name, one in rows.items()}, 16)
+    assert found.keys() == {"d", "e"}, "rows of experts, and their scales"
+    assert found["d"].sum(1).tolist() == [0] * 28 + [3] * 4 and found["e"].sum(1).tolist() == [0] * 28 + [2] * 4
+    assert inputs._of_tokens(rows | {"g": torch.zeros(16)}, rows | {"g": torch.ones(16)}, 16).keys() == {"g"}
 
 
 def test_what_nobody_can_foresee() -> None:

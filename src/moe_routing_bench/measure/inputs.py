@@ -176,14 +176,18 @@ def _some(count: int, of: int) -> list[int]:
 
 
 def _of_tokens(base: dict[str, Tensor], fresh: dict[str, Tensor], tokens: int) -> dict[str, Tensor]:
-    """Inputs that hold a row per token, with an eighth of the rows of `fresh`: numbers, or where there are none, what there is."""
-    names = [name for name, one in base.items() if one.ndim and len(one) == tokens]
-    names = [name for name in names if base[name].is_floating_point()] or names
+    """Inputs that hold a row per token, or per assignment, with an eighth of the rows of `fresh`: numbers, or where there are none, what
+    there is."""
+    numbers = {
+        name: len(one) for name, one in base.items() if one.ndim and one.is_floating_point() and len(one) >= tokens
+    }
+    count = tokens if tokens in numbers.values() else max(numbers.values(), default=tokens)
+    names = [name for name, one in base.items() if one.ndim and len(one) == count and (not numbers or name in numbers)]
     found = {name: base[name].clone(memory_format=torch.contiguous_format) for name in names}
-    chosen = _some(max(1, tokens // 8), tokens)
+    chosen = _some(max(1, count // 8), count)
     for name, one in found.items():
         rows = torch.tensor(chosen, device=one.device)
-        as_bytes(one).view(tokens, -1)[rows] = as_bytes(fresh[name]).view(tokens, -1)[rows]
+        as_bytes(one).view(count, -1)[rows] = as_bytes(fresh[name]).view(count, -1)[rows]
     return found
 
 
