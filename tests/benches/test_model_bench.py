@@ -330,7 +330,7 @@ def test_the_kernels_of_the_operators_are_compiled(form: str, compiled: list[str
 # A process that forks a worker for each job, given as pairs of a file and a spec, once it has what all of them import.
 MEASURE = """
 import sys
-import scipy.stats, torch, transformers
+import scipy.stats, torch, transformers.models.qwen3_moe.modeling_qwen3_moe
 from moe_routing_bench.measure import supervisor
 sys.exit(any([supervisor.main(list(one)) for one in zip(sys.argv[1::2], sys.argv[2::2])]))
 """
