@@ -76,8 +76,12 @@ def test_the_whole_layer_passes_gradcheck() -> None:
     assert torch.autograd.gradcheck(lambda *inputs: layer(*inputs, *options), inputs)
 
 
-@pytest.mark.parametrize("rule", ["softmax_topk_renorm", "deepseek_v3"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+RENORMALISED, BIASED = "softmax_topk_renorm", "deepseek_v3"
+# Not all pairs: permute's operator, which knows the layout, and gate's, which knows the rule, do not know of each other.
+COMPILED = {"compact": [RENORMALISED, BIASED], "padded": [BIASED], "block64": [RENORMALISED], "block128": [BIASED]}
+
+
+@pytest.mark.parametrize(("layout", "rule"), [(layout, rule) for layout in LAYOUTS for rule in COMPILED[layout]])
 def test_compile_takes_it_whole(layout: str, rule: str) -> None:
     """Without a graph break, with dynamic shapes: one graph serves other numbers of tokens."""
     torch.compiler.reset()
