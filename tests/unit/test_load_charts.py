@@ -5,6 +5,7 @@ import pytest
 from rows import frame, one
 
 from moe_routing_bench.figures import load_cv, pareto, perft
+from moe_routing_bench.report import charts
 
 ROUTED = {"median_us": 2.0, "tokens": 64, "top_k": 2, "sampler": "exact"}
 
@@ -23,6 +24,7 @@ def test_loads_and_drops():
     ]  # fmt: skip
     drops = found.marks["panel"].iloc[-1]
     assert drops == "dropped assignments (%)" == found.scales(drops)[1].label
+    assert charts.data(found)["own"] == {drops: {"x": {"label": found.x.label, "kind": "linear"}, "y": {"label": drops, "kind": "linear"}}}  # fmt: skip
     assert list(found.marks["says"].iloc[-2:]) == ["median and range of 2 routings", "median and range of 1 routing"]
     assert found.marks[found.marks["series"].str.startswith("E=")]["join"].nunique() == 3, "no line joins routings"
     assert load_cv.chart(frame(one("gate", "cute"))).reason == "no ok row has a skew and a load"
