@@ -160,7 +160,7 @@ def test_results_are_in_sight(ask):
     assert {"12.35 [12.3, 12.4]", "faster", "0.75"} <= set(cells)
 
 
-@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("width", [1440, 768, 390])
 def test_nothing_sticks_out(ask, width):
     """No element is wider than the window but in a scroller of its own, with a row open."""
     script = """const wide = document.documentElement.clientWidth, out = [...document.body.querySelectorAll("*")].filter(e =>

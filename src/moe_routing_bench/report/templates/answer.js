@@ -116,3 +116,9 @@ function changeOf(before, now) {
   if (absent.length) return [`The fastest is ${before.name} at T=${before.tokens} and ${now.name} at T=${now.tokens}, but ${absent.join(" and ")}: no change is shown.`];
   return [`${now.name} overtakes ${before.name} between T=${before.tokens} and T=${now.tokens}.`];
 }
+// The cell to begin with: of the sizes that were measured at most numbers of tokens, that in which most implementations have a time.
+function fullest(cells) {
+  const had = cells.filter(cell => timed(cell).length), like = new Map(had.map(cell => [cell, JSON.stringify({...cell.axes, tokens: null, phase: null})])), counts = new Map();
+  had.forEach(cell => counts.set(like.get(cell), (counts.get(like.get(cell)) ?? new Set()).add(cell.axes.tokens)));
+  return had.sort((a, b) => counts.get(like.get(b)).size - counts.get(like.get(a)).size || timed(b).length - timed(a).length)[0];
+}

@@ -179,10 +179,12 @@ function link(cell, text) {
 function followQuestion() {
   if (location.hash.startsWith("#ask?")) restore(new URLSearchParams(location.hash.slice("#ask?".length)));
 }
-// Before anybody asks: the cell of the last stage, which is the widest, that most implementations ran in.
+// Before anybody asks: a cell of the last stage, which is the widest, under the name of its model where that is known.
 function opening() {
-  const most = cells.filter(cell => cell.bench === asks.measured.at(-1)).sort((a, b) => timed(b).length - timed(a).length)[0];
-  restore(new URLSearchParams(most ? link(most, "").getAttribute("href").slice("#ask?".length) : ""));
+  const cell = fullest(cells.filter(one => one.bench === asks.measured.at(-1))), given = new URLSearchParams(cell ? link(cell, "").getAttribute("href").slice("#ask?".length) : "");
+  const model = cell?.rows.map(row => value(row.place, "model")).find(name => name in asks.models);
+  if (model) given.set("model", model);
+  restore(given);
 }
 build();
 opening();
