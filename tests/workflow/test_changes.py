@@ -211,7 +211,7 @@ def test_a_lost_snakemake_folder_loses_no_change(project: Project) -> None:
     shutil.rmtree(project.folder / ".snakemake", ignore_errors=True)
     assert project.jobs() == {"measure": ALL, **AFTER}
     refused = project.bench("collect", check=False)
-    assert refused.returncode == 2 and f"{ALL} that do not fit" in refused.stderr, refused.stderr
+    assert refused.returncode == 2 and f"{ALL} of {ALL} missing" in refused.stderr, refused.stderr
     assert refused.stderr.count("\n") == 1 and cells(project) == before
 
 
