@@ -96,7 +96,7 @@ def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
     Raises `UserError` naming every file that is unreadable, edited, stale or incomplete, or that other code measured than the
     rest of its bench; nothing is skipped.
     """
-    if missing := [path for path in files if not path.is_file()]:
+    if missing := [path for path in files if not path.exists()]:
         found = f"{len(missing)} of {len(files)} missing, such as {missing[0]}"
         raise bad("cell files", found, "one of every cell", "run `snakemake`, which measures what is missing")
     tables, problems, codes, others = [], [], {}, {}
