@@ -18,6 +18,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from signals import interruptible
+
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
@@ -248,26 +250,34 @@ def test_an_old_python_is_refused_in_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
+def installed_by(program: str, folder: Path, gpus: int) -> subprocess.CompletedProcess[str]:
+    """An installation for the report in a folder whose environment has a script as its Python."""
+    for name in ("workflow/scripts/install.sh", "constraints.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    python = folder / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\n{program}\n")
+    python.chmod(0o755)
+    environment = os.environ | {"PATH": f"{fake_nvidia_smi(folder / 'bin', gpus=gpus)}{os.pathsep}{os.environ['PATH']}"}
+    command = ["bash", str(folder / "workflow/scripts/install.sh"), "--report"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, preexec_fn=interruptible)
+
+
 @pytest.mark.parametrize(
     ("gpus", "what"), [(0, f"torch==.* from {CPU_INDEX}"), (1, "the packages of constraints.txt")], ids=["CPU", "GPU"]
 )
 def test_what_cannot_be_fetched_ends_with_a_line_that_says_what_helps(tmp_path: Path, gpus: int, what: str) -> None:
     """After what pip says itself."""
-    for name in ("workflow/scripts/install.sh", "constraints.txt", ".venv/bin/python"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / name).is_file():
-            shutil.copy(ROOT / name, tmp_path / name)
-    python = tmp_path / ".venv/bin/python"
-    python.unlink(missing_ok=True)  # the checkout may have one
-    python.write_text("#!/bin/sh\necho 'ERROR: no network' >&2\nexit 1\n")
-    python.chmod(0o755)
-    environment = os.environ | {
-        "PATH": f"{fake_nvidia_smi(tmp_path / 'bin', gpus=gpus)}{os.pathsep}{os.environ['PATH']}"
-    }
-    command = ["bash", str(tmp_path / "workflow/scripts/install.sh"), "--report"]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    run = installed_by("echo 'ERROR: no network' >&2; exit 1", tmp_path, gpus)
     assert run.returncode == 1 and "no network" in run.stderr
     assert re.match(f"error: pip could not get {what}.*PIP_FIND_LINKS=.*SYSTEM_TORCH=1", run.stderr.splitlines()[-1])
+
+
+def test_an_interrupt_of_the_installation_says_that_it_can_go_on(tmp_path: Path) -> None:
+    run = installed_by("kill -INT $PPID; exit 1", tmp_path, 1)
+    assert run.returncode == 130
+    assert run.stderr.splitlines() == ["interrupted; the same command goes on from here"]
 
 
 def test_a_config_that_is_not_there_is_refused_before_anything_is_installed(tmp_path: Path) -> None:

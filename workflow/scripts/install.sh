@@ -13,6 +13,8 @@ not_fetched() {
   die "pip could not get $1, and says why above. Without a network, name a folder of wheels: PIP_FIND_LINKS=/folder;" \
     "a torch that your Python has is taken by make report SYSTEM_TORCH=1"
 }
+interrupted() { trap - INT; echo "interrupted; the same command goes on from here" >&2; exit 130; }
+trap interrupted INT
 has_gpu() { nvidia-smi -L >/dev/null 2>&1; }
 
 print='' report='' system_torch='' python=python3
@@ -81,7 +83,7 @@ if [ -n "$print" ]; then
   pip_python=$python
 else
   pip_python=$venv_python
-  if [ ! -x "$venv_python" ]; then
+  if [ ! -x "$venv_python" ] || [ ! -e .venv/bin/pip ]; then # an interrupt may have left one without pip
     command -v "$python" >/dev/null || die "no $python here; name one with: make PYTHON=/path/to/python3.12"
     "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null ||
       die "$python is $("$python" -V 2>&1), but 3.11 to 3.13 is needed; name one with: make PYTHON=/path/to/python3.12"
