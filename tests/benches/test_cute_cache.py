@@ -111,4 +111,4 @@ def test_compile_command_fills_the_cache(tmp_path: Path) -> None:
     assert "0 of them new" in run("sm_90a").stdout
     assert time.perf_counter() - begin < 30
     bad = run("hopper")
-    assert bad.returncode == 2 and bad.stderr.startswith("error: arch: got 'hopper'"), bad.stderr
+    assert bad.returncode == 2 and bad.stderr.startswith("error: --arch: got 'hopper'"), bad.stderr
