@@ -76,7 +76,7 @@ def test_a_container_has_its_own_snakemake(fresh: Project, tmp_path: Path, monke
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     (launch,) = set(re.findall('LAUNCH="(apptainer [^"]+)"', (ROOT / "docs/cluster.md").read_text()))
     monkeypatch.setenv("LAUNCH", launch)
-    fresh.copy(tmp_path / "project").run("bash", "workflow/scripts/slurm.sh", "cpu", "2", "--gpus=1")
+    fresh.copy(tmp_path / "project").run("bash", "workflow/scripts/slurm.sh", "cpu", "2", "--gpus=1", forked=True)
     started = re.findall(f"^(exec )?{launch} (\\S+) --cores 1", notes.read_text(), re.M)
     assert started == [("", "snakemake"), *[("exec ", "snakemake")] * 3], "planned once; two shares and the report"
 
