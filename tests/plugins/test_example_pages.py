@@ -1,16 +1,15 @@
 """The commands of the examples' pages, run as they stand in a copy of the repository; of the workflow a dry run, to see its jobs."""
 
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+import forks
 from example_package import EXAMPLE, install, run
 from project import ROOT, Project, measured
 
@@ -64,10 +63,8 @@ def test_a_kernel_in_cute_dsl(tmp_path: Path) -> None:
     shutil.copytree(page.parent / "own_cute", tmp_path / "own_cute")
     without, gpu, _ = blocks(page, "sh")
     compiled, printed = without.splitlines()
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT / "src"), "MOE_ROUTING_BENCH_DEVICE": "cpu", "MOE_ROUTING_BENCH_KERNELS": str(tmp_path / "kernels"),
-        "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"],
-    }  # fmt: skip
+    own = {"MOE_ROUTING_BENCH_DEVICE": "cpu", "MOE_ROUTING_BENCH_KERNELS": str(tmp_path / "kernels")}
+    environment = forks.environment(ROOT / "src") | own
 
     def said(command: str) -> str:
         done = subprocess.run(
