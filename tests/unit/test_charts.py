@@ -103,6 +103,7 @@ def test_padding():
     rows = [ran(bench, "cute", 2.0, tokens=8, layout=layout, load_cv=0.5, padding_waste=waste) for bench, layout, waste in (("pack", "compact", 0.0), ("combine", "compact", 0.0), ("pack", "padded", 0.5))]  # fmt: skip
     assert shown(padding.chart(frame(*rows)), "series", "x", "y") == [("compact", 0.5, 1), ("padded", 0.5, 1.5)]
     assert "no two layouts" in padding.chart(frame(*rows[:2])).reason
+    assert padding.chart(frame(rows[0], rows[2] | {"padding_waste": 0.0})).reason == "no layout that was measured pads"
 
 
 def test_backward_apart():

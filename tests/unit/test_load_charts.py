@@ -27,6 +27,7 @@ def test_loads_and_drops():
     assert charts.data(found)["own"] == {drops: {"x": {"label": found.x.label, "kind": "linear"}, "y": {"label": drops, "kind": "linear"}}}  # fmt: skip
     assert list(found.marks["says"].iloc[-2:]) == ["median and range of 2 routings", "median and range of 1 routing"]
     assert found.marks[found.marks["series"].str.startswith("E=")]["join"].nunique() == 3, "no line joins routings"
+    assert load_cv.chart(frame(*rows[:2])).marks["panel"].nunique() == 1, "without a limit nothing is dropped"
     assert load_cv.chart(frame(one("gate", "cute"))).reason == "no ok row has a skew and a load"
 
 

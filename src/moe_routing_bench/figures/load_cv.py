@@ -36,6 +36,8 @@ def chart(table: pd.DataFrame) -> Chart:
     if rows.empty:
         return nothing("lines", _SKEW, _LOAD, rows, "no ok row has a skew and a load")
     labels, drops = grouping.labels(rows), rows[rows["drop_rate"].notna()]
+    if not (drops["drop_rate"] > 0).any() and drops["capacity_factor"].isna().all():
+        drops = drops.iloc[:0]  # what has no limit drops nothing
     top = float(max(rows["skew"].max(), rows["load_cv"].max(), 0.1))
     found = [{"panel": _LOAD.label, "series": ASKED, "x": end, "y": end, "join": ASKED} for end in (0.0, top)]
     for i, one in rows.sort_values("experts", kind="stable").iterrows():

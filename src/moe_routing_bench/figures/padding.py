@@ -22,6 +22,8 @@ def chart(table: pd.DataFrame) -> Chart:
     rows = rows[rows["padding_waste"].notna() & rows["load_cv"].notna() & rows["layout"].notna()]
     if rows["layout"].nunique() < 2:
         return nothing("points", *_SCALES, rows, f"no two layouts were measured; {style.why(table)}")
+    if not (rows["padding_waste"] > 0).any():
+        return nothing("points", *_SCALES, rows, "no layout that was measured pads")
     keys = ["layout", "tokens", "experts", "top_k", "skew", "capacity_factor", "sampler", "trace", "load_cv"]
     shown = rows.sort_values("bench", kind="stable").drop_duplicates(keys)
     labels = grouping.labels(shown.assign(model=None), but=["layout", "dtype", "packed", "weights"])

@@ -56,14 +56,23 @@ function endsOn(chart, marks, name) {
   const found = [...marks.flatMap(mark => fields.map(field => mark[field])), name === across ? chart.reference : null].filter(one => Number.isFinite(one) && one > 0);
   return [Math.min(...found), Math.max(...found)];
 }
-// Ticks of a logarithmic axis, as many as have room for their labels; undefined where fewer than two would be left. Of many decades d3 labels no mantissa above `most`.
+// Ticks of a logarithmic axis, as many as have room for their labels; undefined where fewer than two would be left.
 const mantissas = [Array.from({length: 90}, (_, i) => (i + 10) / 10), [1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 5], [1, 2, 5], [1, 2, 3], [1, 3], [1]];
 function ticksOf([low, high], pixels, room) {
   const place = one => pixels * Math.log(one / low) / Math.log(high / low), first = Math.floor(Math.log10(low)), decades = Array.from({length: Math.max(0, Math.ceil(Math.log10(high)) - first) + 1}, (_, i) => 10 ** (first + i));
-  const most = 100 / Math.max(1, decades.flatMap(ten => mantissas[2].map(one => one * ten)).filter(one => one >= low && one <= high).length);
-  const fitting = mantissas.filter(list => list.every(one => one === 1 || one <= most)).map(list => decades.flatMap(ten => list.map(one => Number((one * ten).toPrecision(3)))).filter(one => one >= low && one <= high))
-    .find(list => list.every((one, i) => !i || place(one) - place(list[i - 1]) >= (room(short(one)) + room(short(list[i - 1]))) / 2));
+  const within = list => decades.flatMap(ten => list.map(one => Number((one * ten).toPrecision(3)))).filter(one => one >= low && one <= high), most = labelled(low, high, within(mantissas[2]).length), said = one => mantissa(one) <= most;
+  const fitting = mantissas.map(within).map(list => high < 10 * low ? list.filter(said) : list.every(said) ? list : [])
+    .find(list => list.length && list.every((one, i) => !i || place(one) - place(list[i - 1]) >= (room(short(one)) + room(short(list[i - 1]))) / 2));
   return fitting?.length > 1 ? fitting : undefined;
+}
+// The largest mantissa that d3 labels: of ten labels as many as its own ticks allow, which are linear where an axis has few of 1 to 9.
+function labelled(low, high, count) {
+  const raw = (high - low) / 10, ten = 10 ** Math.floor(Math.log10(raw)), step = ten * ([[7.07, 10], [3.16, 5], [1.41, 2]].find(([least]) => raw / ten >= least)?.[1] ?? 1);
+  return 100 / (count >= 5 ? count : Math.floor(high / step) - Math.ceil(low / step) + 1);
+}
+function mantissa(one) {
+  const part = one / 10 ** Math.round(Math.log10(one));
+  return part < 0.95 ? 10 * part : part;
 }
 // How far the headings of a matrix, which rise to the right, reach over its last column.
 function asideOf(names, wide) {
