@@ -21,7 +21,7 @@ FITTED: dict[str, dict] = {
     "verdict_matrix": {"best_verdict": "faster", "best_speedup": 1.1},
     "formats": {"weights": ["bf16", "int4_g128"]},
     "format_limits": {"weights": ["bf16", "int4_g128"], "share_of_roofline": 0.5},
-    "padding": {"layout": ["compact", "padded"]},
+    "padding": {"layout": ["compact", "padded"], "padding_waste": [0.0, 0.5]},
 }
 
 
