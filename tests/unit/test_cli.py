@@ -239,6 +239,22 @@ def test_an_interrupt_ends_a_measurement_without_a_traceback_or_a_process():
     assert workers and not any(map(runs, workers))
 
 
+def test_an_interrupt_at_the_fork_of_a_worker_is_not_swallowed():
+    """Which is what Python does with one that comes in what it runs around a fork."""
+    script = """
+import os, signal, sys
+from moe_routing_bench.cli.main import main
+parent = os.getpid()
+os.register_at_fork(after_in_parent=lambda: os.getpid() == parent and os.kill(parent, signal.SIGINT))
+sys.argv = ["moe-routing-bench", "measure", "gate", "--implementations", "torch", "--max-seconds", "60", "--min-blocks", "5000"]
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, preexec_fn=interruptible
+    )
+    assert done.returncode == 130 and "Exception ignored" not in done.stderr
+
+
 def runs(pid):
     """Whether a process is there and has not ended."""
     try:

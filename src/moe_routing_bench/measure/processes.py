@@ -5,7 +5,9 @@ import ctypes
 import glob
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
 
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # of prctl
 
@@ -13,6 +15,20 @@ _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # of prctl
 def adopt() -> None:
     """From now on the orphans among this process's descendants become its children, whatever session they are in."""
     ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[list[int]]:
+    """Collect interrupts in place of raising them: Python swallows one that comes in what it runs around a fork, as `logging` has it do."""
+    interrupts: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+        yield interrupts
+        return
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def end_with(parent: int) -> None:

@@ -87,16 +87,19 @@ def _attempt(
     finds out who it was, belongs to it."""
     receive, send = Pipe(duplex=False)
     supervisor, others = os.getpid(), processes.offspring()
-    child = os.fork()
+    with processes.uninterrupted() as interrupts:
+        child = os.fork()
     if child == 0:
         receive.close()
         _child(job, device, pending, send, supervisor, audit)
-    send.close()
-    caller.workers += 1
-    completion.code(job.cell.bench)  # takes a while, which the worker does too
     found: dict[str, dict[str, Any]] = {}
     at, step, ends, tainted, heard = None, "starting", False, False, time.monotonic()
     try:
+        if interrupts:
+            raise KeyboardInterrupt
+        send.close()
+        caller.workers += 1
+        completion.code(job.cell.bench)  # takes a while, which the worker does too
         while not ends:
             patience = heard + job.settings.timeout - time.monotonic()
             ready = wait([receive, *([caller.watch] if caller.watch else [])], timeout=max(0, min(1, patience)))
