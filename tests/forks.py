@@ -55,7 +55,8 @@ def share() -> None:
     """Start the process, which workers of pytest that this one starts then use, too."""
     program = programs() / "moe-routing-bench"
     os.environ[SHARED] = str(program.parent)
-    subprocess.Popen([program, "--version"], stdout=subprocess.DEVNULL)
+    # Silent: where pytest ends at once, its folder is gone before it is ready. Whoever needs it says so where it is not there.
+    subprocess.Popen([program, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def stop() -> None:
