@@ -5,8 +5,8 @@ per 128 of them; the second product reads those. That rounding is one which prod
 (`rounded_inner`). Weights lie as the format has them.
 
 FLOPs: 6 R H I for R rows, at twice the rate of 16 bits. Floor: those, or weights of every expert that has a row and 2 R H + 6 R I bytes of rows,
-at the bandwidth of a copy. The sums of each 128 products are scaled by threads, two instructions per sum: half of the cycles in which the
-tensor cores multiply tiles of 128 tokens, beside them.
+at the bandwidth of a copy. The sums of each 128 products are scaled by threads: with few rows by two instructions per sum, with many by one, which
+is a quarter of the cycles in which the tensor cores multiply, beside them.
 
 Invariant: a row is written by the tiles of its own expert alone; rows of no expert are read, but never written by the products.
 """
@@ -33,7 +33,7 @@ _FORMATS = ("bf16", "fp8_block128", "e4m3_block128")  # of activations, packed r
 _LEAST = 32
 _WIDE = tuple(Tile(2, 2, tokens) for tokens in (64, 80, 96, 112, 128))
 _UPRIGHT = Tile(2, 2, 64), Tile(2, 2, 128)
-_TALL_ROWS = 512  # per expert, from which the taller one, which reads weights half as often, is faster
+_TALL_ROWS = 512  # per expert, from which the second, which reads weights half as often, is faster (notebook.md)
 _ROUNDS = 4  # tiles per multiprocessor, from which larger ones do not leave some of them idle
 
 

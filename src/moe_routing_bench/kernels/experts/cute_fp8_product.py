@@ -6,7 +6,7 @@ and blocks b of 128 neighbours k; s are the scales of rows, t of 128 x 128 weigh
 Strategy, tiles and invariants are those of `cute_swapped`, whose loads are used as they are: tensor maps see pairs of numbers as one of 16
 bits, and a stage is 128 bytes of each row. The three warps that have nothing to load there bring the rows' scales. Rows are packed, tiles are
 shared and have one form, and products do not overlap. Sums that come of the tensor cores and those of the tile take registers both,
-so a tile has two slabs of 64 rows times up to 128 tokens per warpgroup.
+so a tile has two slabs of 64 rows times up to 128 tokens per warpgroup. With many rows tokens are on the M side (`cute_fp8_upright`).
 """
 
 from typing import Any
@@ -116,9 +116,8 @@ def fp8_kernel(
                 for chunk in cutlass.range_constexpr(tile_shape.tokens // product.chunk):
                     first = row + chunk * product.chunk
                     if first < end:
-                        cute.arch.barrier(
-                            barrier_id=group, number_of_threads=WARPGROUP
-                        )  # all have read the chunk before
+                        # All have read the chunk before.
+                        cute.arch.barrier(barrier_id=group, number_of_threads=WARPGROUP)
                         transpose(sums, buffer, chunk, product)
                         cute.arch.barrier(barrier_id=group, number_of_threads=WARPGROUP)
                         store_chunk(buffer, out, first, end, column, product)
