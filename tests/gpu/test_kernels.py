@@ -172,7 +172,7 @@ def test_layers(shape, name):
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("weights", [name for name, form in WEIGHTS.items() if form.codec != "float4"])
-@pytest.mark.parametrize("tokens", [1, 300, 7000])  # all forms of the kernel
+@pytest.mark.parametrize("tokens", [1, 300, 1000, 2500, 7000])  # all forms of the kernel
 def test_quantised_weights(tokens, weights, dtype):
     """Every format that our kernel takes, at sizes that fill no block of it."""
     cell = cell_of("experts", tokens, 22 * 16, 60, 4, None, 1.0, "compact", dtype, vectors=True)
@@ -188,13 +188,14 @@ def test_layers_with_quantised_weights(tokens, weights, activation):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("tokens", [1, 300, 7000])
+@pytest.mark.parametrize("intermediate", [208, 320])  # gates that have scales of their own per warpgroup, or not
+@pytest.mark.parametrize("tokens", [1, 300, 7000, 8000])  # all forms of the kernel
 @pytest.mark.parametrize("bench", ["experts", "layer"])
-def test_8_bit_rows_and_weights(bench, tokens, activation):
+def test_8_bit_rows_and_weights(bench, tokens, intermediate, activation):
     """Last blocks of scales are shorter; rows of no expert are read."""
     layout = "compact" if bench == "experts" else None
     cell = cell_of(bench, tokens, 352, 60, 4, None, 1.0, layout, "bf16", activation=activation, vectors=True)
-    run(cell.but(weights="e4m3_block128", packed="fp8_block128", intermediate=208), "cute_fp8")
+    run(cell.but(weights="e4m3_block128", packed="fp8_block128", intermediate=intermediate), "cute_fp8")
 
 
 @pytest.mark.parametrize("gate", [None, "sigmoid"])
