@@ -292,7 +292,7 @@ def test_a_config_that_is_not_there_is_refused_before_anything_is_installed(tmp_
 
 
 def test_the_name_of_a_run_reaches_snakemake_whole() -> None:
-    command = ["make", "--dry-run", "--old-file=.venv/.report", "report", "RUN=two words"]
+    command = ["make", "--no-print-directory", "--dry-run", "--old-file=.venv/.report", "report", "RUN=two words"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert shlex.split(run.stdout.splitlines()[-1])[-1] == "run=two words"
 
