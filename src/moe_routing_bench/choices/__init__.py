@@ -30,8 +30,8 @@ CANDIDATES = (
     "torch_gather_loop",
     "torch_loop",
 )
-# These read loads on the host: on a GPU only where nothing else runs. On a CPU `dequant_loop` is never slower than `dequant`, as it dequantises
-# only experts that have rows (one token, 32 experts: 11 times as fast).
+# These read loads on the host: on a GPU only where nothing else runs. On a CPU that costs nothing, and `dequant_loop` dequantises only experts
+# that have rows.
 WAITING = ("dequant_loop", "torch_gather_loop", "torch_loop")
 OTHER_ACTIVATION = (
     1000.0  # octaves, more than sizes can be apart: with another activation, others of the able may have been measured
