@@ -1,13 +1,17 @@
 """Which configurations kernels in CuTe DSL get where measurements on an H200 told them apart (docs/notebook.md)."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("cutlass")
+import torch
+
 from moe_routing_bench.kernels.combine import cute_combine
 from moe_routing_bench.kernels.cute.rows import RowTiling
-from moe_routing_bench.kernels.experts import Experts, cute_experts
+from moe_routing_bench.kernels.experts import Experts, cute_experts, cute_fp8, cute_quantised
 from moe_routing_bench.kernels.experts.cute_tiles import Product, Tile
 from moe_routing_bench.kernels.experts.quack_experts import Tiles, tiles_of
 from moe_routing_bench.kernels.gate import cute_gate
@@ -188,3 +192,24 @@ def test_the_most_tiles_that_rows_can_need() -> None:
     assert product.most_tiles(0) == 0
     assert product.most_tiles(5) == 5 * 6  # each with an expert of its own; 6 tiles of 128 columns side by side
     assert product.most_tiles(1440) == (10 + 128) * 6
+
+
+@pytest.mark.parametrize(
+    ("module", "weights", "packed"),
+    [
+        (cute_experts, "bf16", "bf16"),
+        (cute_quantised, "int4_g128", "bf16"),
+        (cute_fp8, "e4m3_block128", "fp8_block128"),
+    ],
+)
+@pytest.mark.parametrize(("rows", "multiprocessors"), [(8, 132), (70000, 132), (70000, 7)])
+def test_a_launch_has_no_more_blocks_than_tiles_or_places(monkeypatch, module, weights, packed, rows, multiprocessors):
+    """Persistent blocks: at most as many as share the multiprocessors, and none that can have no tile."""
+    known = SimpleNamespace(multi_processor_count=multiprocessors)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: known)
+    product, _ = module.products(Experts(rows, 256, 128, 8, "bf16", packed, weights))
+    x = torch.empty(rows, 1, dtype=torch.uint8)
+    operands: list[Any] = [x] * {cute_experts: 5, cute_quantised: 4, cute_fp8: 6}[module]
+    call: Any = module.launch(product, print, *operands, torch.empty(rows, 128, device="meta"))
+    resident = getattr(product, "resident", 1)
+    assert call.args[-1] == min(product.most_tiles(rows), resident * multiprocessors) > 0

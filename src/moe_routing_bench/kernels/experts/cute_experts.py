@@ -139,7 +139,7 @@ def launch(
     A product that gathers reads x (T, inner) through order (R,) int32.
     """
     multiprocessors = torch.cuda.get_device_properties(out.device).multi_processor_count
-    blocks = max(1, min(multiprocessors, product.mosttiles_of(len(out))))
+    blocks = max(1, min(multiprocessors, product.most_tiles(len(out))))
     return functools.partial(kernel, x, order, offsets, w, biases, out, blocks)
 
 
