@@ -81,8 +81,9 @@ def jobs(
 
 def _measured(job: Job, out: Path) -> list[dict[str, Any]]:
     """The rows of a job, by way of a file. Raises `UserError` where it made none."""
-    command = [sys.executable, "-I", "-S", client.__file__, str(out), job.spec]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        client.command(str(out), job.spec), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if done.returncode or not out.is_file():
         raise UserError(
             (done.stderr or done.stdout).strip().removeprefix("error: ") or f"exit status {done.returncode}"

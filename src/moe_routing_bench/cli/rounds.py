@@ -3,7 +3,6 @@
 import ast
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -76,7 +75,7 @@ class Round:
         self._bench = job.cell.bench
         self._out.unlink(missing_ok=True)
         with self._log.open("w") as log:
-            command = _client(str(self._out), job.spec)
+            command = client.command(str(self._out), job.spec)
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     @property
@@ -104,7 +103,7 @@ class Round:
         folder.mkdir(parents=True, exist_ok=True)
         rows = folder / self._out.name
         shutil.copyfile(self._out, rows)
-        command = _client("--cli", "profile", str(rows), "--out", str(folder), "--only", ",".join(names))
+        command = client.command("--cli", "profile", str(rows), "--out", str(folder), "--only", ",".join(names))
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         return (done.stdout + done.stderr).rstrip()
 
@@ -127,11 +126,7 @@ class Warmth:
         """Call the server if it is time, and if there is one."""
         if time.monotonic() - self._called > self._EVERY:
             self._called = time.monotonic()
-            command = _client("--running", "--cli", "--version")
+            command = client.command("--running", "--cli", "--version")
             subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
             )
-
-
-def _client(*arguments: str) -> list[str]:
-    return [sys.executable, "-I", "-S", client.__file__, *arguments]

@@ -30,6 +30,11 @@ _STATUS = ("Umask", "Uid", "Gid", "Groups", "NoNewPrivs", "CapEff", "Seccomp:", 
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 
+def command(*arguments: str) -> list:
+    """The command that runs this file."""
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), *arguments]
+
+
 def inherited() -> list:
     """What a process has from its parent and could not take over from somebody else, or only in part: the pool of torch's
     threads is as large as the CPUs that were allowed when it was loaded."""

@@ -6,7 +6,7 @@ from moe_routing_bench.benches.checks import Check
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.errors import bad
 from moe_routing_bench.grid.job import Job
-from moe_routing_bench.measure import inputs
+from moe_routing_bench.measure import inputs, verify
 from moe_routing_bench.store import platforms
 
 
@@ -29,11 +29,4 @@ def check(job: Job) -> Check:
     if device == "cuda":
         torch.cuda.synchronize()
     found = outputs | (returned if isinstance(returned, dict) else {})
-    for what, asked in outputs.items():
-        if (found[what].dtype, found[what].shape) != (asked.dtype, asked.shape):
-            return Check(error=f"{what}: {_kind(found[what])}, not {_kind(asked)}")
-    return bench.check(name, cell, drawn, found, expected)
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+    return verify.checked(bench, name, cell, drawn, outputs, found, expected)

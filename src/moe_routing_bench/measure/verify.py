@@ -20,6 +20,7 @@ from torch import Tensor
 from moe_routing_bench.benches.bench import Bench
 from moe_routing_bench.benches.checks import Check, both
 from moe_routing_bench.benches.plugins import bench_of
+from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import inputs, processes, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
@@ -185,12 +186,24 @@ def _compared(bench: Bench, job: Job, one: Candidate, sets: Sets) -> Check:
 
 
 def _checked(bench: Bench, job: Job, one: Candidate, sets: Sets, i: int) -> Check:
-    outputs = _outputs(one, sets, i)
-    for name, asked in sets.outputs[i].items():
-        got = outputs[name]
-        if (got.dtype, got.shape) != (asked.dtype, asked.shape):
-            return Check(error=f"{name}: {_kind(got)}, not {_kind(asked)}")
-    return bench.check(one.name, job.cell, sets.inputs[i], outputs, sets.draw_of(i).expected)
+    found, expected = _outputs(one, sets, i), sets.draw_of(i).expected
+    return checked(bench, one.name, job.cell, sets.inputs[i], sets.outputs[i], found, expected)
+
+
+def checked(
+    bench: Bench,
+    name: str,
+    cell: Cell,
+    given: dict[str, Tensor],
+    asked: dict[str, Tensor],
+    found: dict[str, Tensor],
+    expected: dict[str, Tensor],
+) -> Check:
+    """The bench's check of the outputs `found` on inputs `given`; wrong where one is not of the type and shape that is `asked`."""
+    for what, one in asked.items():
+        if (found[what].dtype, found[what].shape) != (one.dtype, one.shape):
+            return Check(error=f"{what}: {_kind(found[what])}, not {_kind(one)}")
+    return bench.check(name, cell, given, found, expected)
 
 
 def _kind(tensor: Tensor) -> str:

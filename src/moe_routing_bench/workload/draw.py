@@ -104,9 +104,11 @@ def draw_routing(cell: Cell, seed: int, device: torch.device | str) -> Routing:
 def selection_bias(experts: int, seed: int, device: torch.device | str) -> Tensor:
     """The bias (E,) float32 of a rule that has one: zeros, which keep the drawn skew. By a seed of `again` it is that of `gate`, so that
     who leaves it out chooses other experts."""
-    if not seed >> _NONCE_BITS:
-        return torch.zeros(experts, device=device)
-    rng = generator(seed, device)
+    return draw_bias(experts, generator(seed, device)) if seed >> _NONCE_BITS else torch.zeros(experts, device=device)
+
+
+def draw_bias(experts: int, rng: torch.Generator) -> Tensor:
+    """A selection bias (E,) float32 that changes choices."""
     return 0.1 * torch.randn(experts, generator=rng, device=rng.device)
 
 

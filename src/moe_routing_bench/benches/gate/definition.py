@@ -13,7 +13,7 @@ from moe_routing_bench.benches.checks import Assignment, Check, Cost, both, clos
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.kernels.gate import Gate
 from moe_routing_bench.routers import ROUTERS
-from moe_routing_bench.workload.draw import generator, randn
+from moe_routing_bench.workload.draw import draw_bias, generator, randn
 
 
 def problem(cell: Cell) -> Gate:
@@ -26,7 +26,7 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     rng = generator(seed, device)
     inputs = {"logits": randn((cell.tokens, cell.experts), cell.dtype, rng)}
     if ROUTERS[cell.router].bias:
-        inputs["bias"] = 0.1 * torch.randn(cell.experts, generator=rng, device=rng.device)
+        inputs["bias"] = draw_bias(cell.experts, rng)
     return inputs
 
 

@@ -38,21 +38,21 @@ NEAR = 1.01  # of the least cost: what is as good, so that the smaller tile is t
 OVERLAP_ROWS = 4096  # up to so many rows in all, the second product starts before the first is over
 
 
-def choose_low(mean: float) -> int:
+def choose_low(mean: float, sizes: tuple[int, ...] = FEW_SIZES) -> int:
     """Tokens of a tile of one form: the least expected cost where rows per expert are spread like a Poisson variable's."""
-    return min(FEW_SIZES, key=lambda tokens: tiles_of(mean, tokens) * (tokens + PER_TILE))
+    return min(sizes, key=lambda tokens: _tiles(mean, tokens) * (tokens + PER_TILE))
 
 
 def choose_shared(mean: float, sizes: tuple[int, ...] = SHARED_SIZES) -> int:
     """Tokens of a tile with forms down to half of them: the smallest of near the least cost, for the same spread."""
     costs = {}
     for tokens in sizes:
-        tiles = tiles_of(mean, tokens)
+        tiles = _tiles(mean, tokens)
         costs[tokens] = max(mean, tiles * tokens / 2) + tiles * PER_TILE
     return next(tokens for tokens, cost in costs.items() if cost <= NEAR * min(costs.values()))
 
 
-def tiles_of(mean: float, tokens: int) -> float:
+def _tiles(mean: float, tokens: int) -> float:
     """Expected tiles of an expert that has a row: one, and one more for each multiple of `tokens` that its rows exceed."""
     spread = math.sqrt(2 * mean)
     return sum(

@@ -23,7 +23,7 @@ from moe_routing_bench.kernels.cute.cache import per_problem
 from moe_routing_bench.kernels.cute.compilation import current_arch
 from moe_routing_bench.kernels.experts import Experts
 from moe_routing_bench.kernels.experts.common import between
-from moe_routing_bench.kernels.experts.cute_experts import FEW_ROWS, MOST_EXPERTS, PER_TILE, choose_low, tiles_of
+from moe_routing_bench.kernels.experts.cute_experts import FEW_ROWS, MOST_EXPERTS, choose_low
 from moe_routing_bench.kernels.experts.cute_fp8_product import compile_for
 from moe_routing_bench.kernels.experts.cute_fp8_tiles import Fp8Product, stands
 from moe_routing_bench.kernels.experts.cute_tiles import Tile
@@ -31,7 +31,7 @@ from moe_routing_bench.kernels.pack import cute_pack_fp8
 
 _FORMATS = ("bf16", "fp8_block128", "e4m3_block128")  # of activations, packed rows and weights
 _LEAST = 32
-_WIDE = tuple(Tile(2, 2, tokens) for tokens in (64, 80, 96, 112, 128))
+_WIDE_SIZES = (64, 80, 96, 112, 128)  # tokens of a wide tile
 _UPRIGHT = Tile(2, 2, 64), Tile(2, 2, 128)
 _TALL_ROWS = 512  # per expert, from which the second, which reads weights half as often, is faster (notebook.md)
 _ROUNDS = 4  # tiles per multiprocessor, from which larger ones do not leave some of them idle
@@ -55,7 +55,7 @@ def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) 
     """The tile with tokens on the N side for `rows` rows and `wide` rows of weights per expert: lower with few, that all multiprocessors have some."""
     mean = max(1.0, rows / experts)
     if mean > FEW_ROWS:
-        return min(_WIDE, key=lambda tile: tiles_of(mean, tile.tokens) * (tile.tokens + PER_TILE))
+        return Tile(2, 2, choose_low(mean, _WIDE_SIZES))
     enough = min(experts, rows) * wide >= _ROUNDS * 256 * multiprocessors
     return Tile(2 if enough else 1, 2, choose_low(mean))
 

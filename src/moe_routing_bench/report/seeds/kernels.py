@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from moe_routing_bench.report.seeds.models import why
+from moe_routing_bench.report.seeds.models import milliseconds, why
 from moe_routing_bench.report.seeds.tables import ABSENT, number, ratio
 
 LOOP, DEQUANTISED, DEQUANTISED_LOOP = "torch_loop", "dequant", "dequant_loop"
@@ -29,8 +29,7 @@ def texts(found: Mapping[str, Row]) -> list[str]:
 
 def median(found: Mapping[str, Row], name: str) -> float | None:
     """The median time of an implementation in ms, where it has one."""
-    row = found.get(name)
-    return row["median_us"] / 1000 if row is not None and row["status"] == "ok" else None
+    return milliseconds(found.get(name))
 
 
 def kernel(found: Iterable[Row]) -> Row | None:

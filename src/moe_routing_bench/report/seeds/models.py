@@ -71,7 +71,7 @@ def _model(rows: pd.DataFrame) -> Iterator[list[str]]:
     ):
         quantised = weights in WEIGHTS
         phases = {one["phase"]: one for one in own.to_dict("records")}
-        times = {phase: _ms(phases.get(phase)) for phase in full}
+        times = {phase: milliseconds(phases.get(phase)) for phase in full}
         gains = {phase: ratio(full[phase], time) for phase, time in times.items()}
         doubts = [phase for phase, one in phases.items() if isinstance(one["anomaly"], str)]
         within = ABSENT if gains["decode"] != gains["decode"] else "yes" if gains["decode"] >= 1 / guard() else "no"
@@ -89,7 +89,7 @@ def why(rows: Any) -> str:
     return "; ".join(dict.fromkeys(said)) or ABSENT
 
 
-def _ms(row: _Row | None) -> float | None:
+def milliseconds(row: _Row | None) -> float | None:
     """The median time of a row in ms, where it has one."""
     return row["median_us"] / 1000 if row is not None and row["status"] == "ok" else None
 
