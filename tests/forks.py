@@ -79,6 +79,7 @@ def main(path: str) -> None:
     import server  # pyright: ignore[reportMissingImports]
 
     del sys.path[0]  # it has a module `statistics`
+    import smart_open  # noqa: F401 - Snakemake imports it when it reads its first file
     from snakemake.cli import get_argument_parser
 
     get_argument_parser()  # imports Snakemake's plugins
