@@ -20,6 +20,10 @@ from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number, 
 
 STEPS = 32  # tokens that their test of models generates
 PHASES = ("prefill", "decode")
+_COLUMNS = (
+    *("cell", "implementation", "phase", "model", "hidden", "intermediate", "experts", "top_k", "dtype", "weights"),
+    *("status", "reason", "median_us", "configuration", "anomaly"),
+)
 _Rows = Mapping[str, Mapping[str, Any]]  # of one cell, by implementation
 
 
@@ -62,7 +66,7 @@ def _layers(rows: pd.DataFrame) -> Iterator[tuple[list[str], dict[str, Phase]]]:
     """Model, activations and weights of each layer that has rows with a time in both phases, and these."""
     own = rows[rows["bench"] == "layer"]
     entries = {one.cell: one for one in choices.entries(own, "")} if len(own) else {}
-    known = own[own["cell"].isin(entries)]
+    known = own.loc[own["cell"].isin(entries), list(_COLUMNS)]
     for (dtype, weights, said), layer in (
         known.groupby(["dtype", "weights", known.apply(label, axis=1)], sort=False) if len(known) else ()
     ):

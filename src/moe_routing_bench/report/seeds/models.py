@@ -15,6 +15,10 @@ _OURS = (
     *("implementation", "prefill ms", "decode ms per token", "tokens/s", "prefill, speed-up", "decode, speed-up"),
     *("within the guard", "in doubt", "not measured, because"),
 )
+_COLUMNS = (
+    *("implementation", "phase", "model", "hidden", "intermediate", "experts", "top_k", "dtype", "weights"),
+    *("status", "reason", "median_us", "anomaly"),
+)
 _Row = Mapping[str, Any]
 
 
@@ -44,7 +48,7 @@ def reduced(rows: pd.DataFrame, what: str) -> str:
 
 def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list[Table]:
     """The table: a line per model, formats and implementation, also for what has no time."""
-    own = rows[rows["bench"] == "model"]
+    own = rows.loc[rows["bench"] == "model", list(_COLUMNS)]
     lines = [
         line for _, model in own.groupby([own.apply(label, axis=1), "dtype"], sort=False) for line in _model(model)
     ]
@@ -65,7 +69,7 @@ def _model(rows: pd.DataFrame) -> Iterator[list[str]]:
     order = {one.name: i for i, one in enumerate(BENCHES["model"].implementations)}
     plain = rows[~rows["weights"].isin(WEIGHTS) & rows["implementation"].str.startswith(LIBRARY)]
     full = {phase: _fastest(plain, phase) for phase in ("prefill", "decode")}
-    place = rows["implementation"].map(order)
+    place, most = rows["implementation"].map(order), guard()
     for (weights, _, name), own in rows.groupby(
         [rows["weights"].fillna(rows["dtype"]), place, "implementation"], sort=False
     ):
@@ -74,10 +78,10 @@ def _model(rows: pd.DataFrame) -> Iterator[list[str]]:
         times = {phase: milliseconds(phases.get(phase)) for phase in full}
         gains = {phase: ratio(full[phase], time) for phase, time in times.items()}
         doubts = [phase for phase, one in phases.items() if isinstance(one["anomaly"], str)]
-        within = ABSENT if gains["decode"] != gains["decode"] else "yes" if gains["decode"] >= 1 / guard() else "no"
+        within = ABSENT if gains["decode"] != gains["decode"] else "yes" if gains["decode"] >= 1 / most else "no"
         decode = times["decode"]
         yield [
-            label(own.iloc[0]), own["dtype"].iloc[0], str(weights), number(guard(), "x") if quantised else ABSENT, str(name),
+            label(own.iloc[0]), own["dtype"].iloc[0], str(weights), number(most, "x") if quantised else ABSENT, str(name),
             number(times["prefill"]), number(decode), number(None if decode is None else 1000 / decode),
             *(number(gains[phase], "x") for phase in full), within if quantised else ABSENT, ", ".join(doubts) or ABSENT, why(phases.values()),
         ]  # fmt: skip

@@ -31,7 +31,10 @@ def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list
         one | {"ours": FORMATS.get(one["format"], one["format"]), "doubts": doubts.get(i, [])}
         for i, one in enumerate(figures("003").to_dict("records"))
     ]
-    found = [(one, _shape(one, experts)) for one in known]
+    placed: dict[tuple[Any, ...], list[Row]] = {}  # by sizes, as each of the published rows asks for those of its own
+    for row in experts.to_dict("records"):
+        placed.setdefault((row["tokens"], row["experts"], row["dtype"]), []).append(row)
+    found = [(one, _shape(one, placed.get((one["tokens"], one["experts"], one["activations"]), ()))) for one in known]
     measured = [(one, own, by) for one, (own, by) in found if own]
     by = {by for *_, by in measured} - {1}
     sizes = "".join(f" Hidden and intermediate sizes are divided by {one}." for one in sorted(by))
@@ -43,16 +46,14 @@ def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list
     ]  # fmt: skip
 
 
-def _shape(known: Row, rows: pd.DataFrame) -> tuple[dict[str, Row], int]:
-    """The rows of a published one by implementation, with those of unquantised weights that it needs; and what sizes were divided by."""
-    mine = (
-        (rows["tokens"] == known["tokens"])
-        & (rows["experts"] == known["experts"])
-        & (rows["dtype"] == known["activations"])
-    )
-    plain = (rows["weights"] == known["activations"]) & (rows["implementation"] == kernels.LOOP)
+def _shape(known: Row, rows: Iterable[Row]) -> tuple[dict[str, Row], int]:
+    """Of `rows`, which have its tokens and experts, those of a published one by implementation, with those of unquantised weights that it
+    needs; and what sizes were divided by."""
     found, divided = {}, 1
-    for row in rows[mine & ((rows["weights"] == known["ours"]) | plain)].to_dict("records"):
+    for row in rows:
+        plain = row["weights"] == known["activations"] and row["implementation"] == kernels.LOOP
+        if row["weights"] != known["ours"] and not plain:
+            continue
         by = divisor(
             {"hidden": known["k"], "intermediate": known["n"] // 2},
             {name: row[name] for name in ("hidden", "intermediate")},
