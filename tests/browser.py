@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 SECONDS = 60  # that an answer may take
-_SETTLED = "new Promise(done => requestAnimationFrame(() => setTimeout(done)))"  # what loading has put off is done
+_SETTLED = """(async () => { if (typeof unpacked !== "undefined") await unpacked; return new Promise(done => requestAnimationFrame(() => setTimeout(done))); })()"""  # what loading has put off is done
 
 
 def browser() -> str:

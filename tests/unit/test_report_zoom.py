@@ -78,9 +78,9 @@ def test_pictures_stand_in_where_the_page_cannot_draw(page, tmp_path):
     assert ("over_tokens", f"{FIGURES['over_tokens'].title}. {FIGURES['over_tokens'].caption}") in wanted  # fmt: skip
     assert len(wanted) == page.read_text().count('<div class="chart"')
     broken = page.with_name("broken.html")
-    data = '<script type="application/json"'
+    data = '<script type="text/plain" id="data"'
     fails = page.read_text().replace(data, f"<script>Plot = {{}}</script>{data}")
-    broken.write_text(f"{fails}<script>Object.keys(charts).forEach(drawChart)</script>")
+    broken.write_text(f"{fails}<script>unpacked.then(() => Object.keys(charts).forEach(drawChart))</script>")
     document, console = opened(broken)
     drawn = re.findall(r'id="chart-(\w+)"><div class="scroll whole picture".*?<img src="figures/(\w+)\.svg"', document)
     assert drawn and all(one == other for one, other in drawn) and any("is not a function" in line for line in console)

@@ -40,7 +40,8 @@ from moe_routing_bench.figures import (
 )
 from moe_routing_bench.figures.chart import Chart, Scale
 from moe_routing_bench.figures.plain import SHAPES, shape
-from moe_routing_bench.report.rows import packed, row_id
+from moe_routing_bench.report.packing import packed
+from moe_routing_bench.report.rows import row_id
 
 CHARTS: Mapping[str, Callable[[pd.DataFrame], Chart]] = {
     one.__name__.rpartition(".")[2]: one.chart

@@ -10,6 +10,7 @@ from markupsafe import Markup
 WIDTH, _STEP, _MARGIN = 300, 14, 8  # CSS pixels, as those below
 _NAMED = 6  # dots that have room for their names beside them
 _LEAST_STEP, _MOST_HEIGHT = 2.5, 72
+MOST = 60  # dots; of more every second, third or later one is drawn, and what the sentence is about
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ def picture(dots: Sequence[Dot], what: str, unit: str = "", reference: float | N
     dots = [one for one in dots if math.isfinite(one.value + one.low + one.high)]
     if len(dots) < 2:
         return Markup()
+    every = -(-len(dots) // MOST)
+    dots = [one for i, one in enumerate(dots) if one.chosen or i % every == 0]
+    what += f", one in {every}" * (every > 1)
     named = len(dots) <= _NAMED
     step = _STEP if named else max(_LEAST_STEP, min(_STEP, _MOST_HEIGHT / len(dots)))
     height = step * len(dots) + 22

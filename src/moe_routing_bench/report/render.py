@@ -1,7 +1,6 @@
 """One self-contained HTML file per platform, readable offline. Never imports torch."""
 
 import base64
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -25,8 +24,9 @@ from moe_routing_bench.report.columns import COLUMNS, KEYS
 from moe_routing_bench.report.evidence import evidence
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.headlines import headlines
+from moe_routing_bench.report.packing import compressed, plain
 from moe_routing_bench.report.questions import questions
-from moe_routing_bench.report.rows import page_data, plain, row_id
+from moe_routing_bench.report.rows import page_data, row_id
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.report.targets import targets
 
@@ -87,9 +87,7 @@ def render(
         library=library(),
         columns=COLUMNS,
         keys=KEYS,
-        data_json=embedded(
-            page_data(frame, presets) | {"charts": plotted, "questions": questions(frame, models, stale)}
-        ),
+        data=compressed(page_data(frame, presets) | {"charts": plotted, "questions": questions(frame, models, stale)}),
         bad=_not_ok(frame),
         machine=[(n, _values(frame, n)) for n in _MACHINE] + [(n, _spread(frame, n)) for n in _CEILINGS],
         days=_days(frame),
@@ -133,11 +131,6 @@ def _claim(one: Held) -> dict[str, object]:
         "who": claim.who, "statement": claim.statement, "boundary": claim.boundary, "source": claim.source, "hardware": claim.hardware or "not said",
         "published": f"{claim.figure:g} {unit}", "ours": ours, "cells": one.cells or "–", "verdict": one.verdict, "why": one.why,
     }  # fmt: skip
-
-
-def embedded(value: object) -> str:
-    """JSON that may stand inside a script element: no '<' survives."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
 
 
 def _figure(name: str, path: Path) -> tuple[Entry, str | None]:

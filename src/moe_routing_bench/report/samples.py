@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 MOST = 120  # of a row; of more every second, third or later one is drawn
+LEAST, ALTOGETHER = 30, 600_000  # of many rows fewer, so that their page is no larger than one is allowed to be
 SCALE = 10_000  # offsets are in hundredths of a percent of the median
 
 
@@ -15,14 +16,15 @@ def samples(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     `every`: which one in how many is kept; null for a row without samples.
     """
-    return {"scale": SCALE, "rows": [_row(row) for row in rows]}
+    most = max(LEAST, min(MOST, ALTOGETHER // max(1, len(rows))))
+    return {"scale": SCALE, "rows": [_row(row, most) for row in rows]}
 
 
-def _row(row: Mapping[str, Any]) -> dict[str, Any] | None:
+def _row(row: Mapping[str, Any], most: int) -> dict[str, Any] | None:
     kept, aside = (_list(row[name]) for name in ("samples_us", "set_aside_samples_us"))
     if pd.isna(row["median_us"]) or not row["median_us"] or not len(kept):
         return None
-    every, every_aside = (max(1, -(-len(one) // MOST)) for one in (kept, aside))
+    every, every_aside = (max(1, -(-len(one) // most)) for one in (kept, aside))
     found = {"every": every, "at": _offsets(kept[::every], row["median_us"])}
     return found | ({"aside": _offsets(aside[::every_aside], row["median_us"])} if len(aside) else {})
 

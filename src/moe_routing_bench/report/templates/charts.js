@@ -108,10 +108,8 @@ function numbersOf(chart, marks) {
   return made;
 }
 function drawChart(name) {
-  try { drawMarks(name); } catch (error) { console.error(error); byId(`chart-${name}`).replaceChildren(pictureOf(name)); }
+  try { drawMarks(name); } catch (error) { console.error(error); showPicture(byId(`chart-${name}`)); }
 }
-// The same figure from the folder beside the page, as browsers without scripts show it, where this one cannot draw it.
-function pictureOf(name) { return document.createRange().createContextualFragment(byId(`figure-${name}`).querySelector("noscript").textContent); }
 function drawMarks(name) {
   const chart = charts[name], box = byId(`chart-${name}`), marks = marksOf(chart), hidden = new Set(), looks = new Map(chart.legend.map(one => [one.name, one]));
   const panels = element("div", "", {class: `panels ${chart.y.kind === "names" ? "tall" : ""}`}), of = [...new Set(marks.map(mark => mark.panel))];

@@ -1,9 +1,14 @@
 "use strict";
-// The table of rows: what it shows, in which order, what a row opens to, and the part of the address that says so. A row is its place.
-const page = JSON.parse(document.getElementById("data").textContent);
+// The table of rows: what it shows, in which order, what a row opens to, and the part of the address that says so. A row is its place in `page`, which unpack.js has unpacked.
 const byId = id => document.getElementById(id);
 const at = (packed, row) => "all" in packed ? packed.all : "each" in packed ? packed.each[row] : packed.of[packed.at[row]];
-const value = (row, name) => at(page.values[name], row);
+const value = (row, name) => "near" in page.values[name] ? beside(page.values[name].by[row], value(row, page.values[name].near)) : at(page.values[name], row);
+// The number that differs from another by so many units of the last of its five digits.
+function beside(by, other) {
+  if (by === null) return null;
+  const [digits, exponent] = other.toExponential(4).split("e");
+  return Number(Number(`${Math.round(Number(digits) * 10000) + by}e${exponent - 4}`).toPrecision(5));
+}
 const dash = "–", table = byId("rows"), body = table.tBodies[0], inOrder = new Intl.Collator();
 let heads = [...table.tHead.rows[0].cells];
 
@@ -168,4 +173,4 @@ byId("filter").oninput = draw;
 byId("filter").onchange = remember;  // not with every key: browsers refuse that many changes of the address
 window.onhashchange = () => { follow(); followComparison(); };
 draw();
-addEventListener("load", () => { follow(); followComparison(); });  // not before: pictures that come late would move what it scrolls to
+whenLoaded(() => { follow(); followComparison(); });  // not before: pictures that come late would move what it scrolls to
