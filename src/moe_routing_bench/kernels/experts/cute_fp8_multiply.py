@@ -16,9 +16,9 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from moe_routing_bench.kernels.cute import WARP
 from moe_routing_bench.kernels.experts.cute_epilogue import bias_of
-from moe_routing_bench.kernels.experts.cute_fp8_tiles import BLOCK, LOADERS, Fp8Product
+from moe_routing_bench.kernels.experts.cute_fp8_tiles import BLOCK, DEPTH, LOADERS, Fp8Product
 from moe_routing_bench.kernels.experts.cute_multiply import release
-from moe_routing_bench.kernels.experts.cute_tiles import SLAB, WARPGROUP, advance, locate
+from moe_routing_bench.kernels.experts.cute_tiles import SLAB, advance, locate
 
 
 @cute.jit
@@ -56,6 +56,34 @@ def load_scales(
             index, phase = advance(index, phase, product.stages)
         tile += stride
     cute.arch.cp_async_wait_group(0)  # no thread ends before its copies
+
+
+def instruction(width: int) -> Any:
+    """A warpgroup's product of 64 rows and `width` columns, 32 numbers deep, both from shared memory."""
+    k_major, shared = cute.nvgpu.OperandMajorMode.K, warpgroup.OperandSource.SMEM
+    op = warpgroup.MmaF8Op(Float8E4M3FN, Float8E4M3FN, Float32, (SLAB, width, DEPTH), shared, k_major, k_major)
+    return cute.make_tiled_mma(cute.make_mma_atom(op))
+
+
+def operands(left: cute.Tensor, right: cute.Tensor, width: int) -> tuple[cute.Tensor, cute.Tensor]:
+    """Stages (rows, 128, stages) and (width, 128, stages) as operands of the products: (_, slabs or 1, products of a stage, stages)."""
+    mma = instruction(width)
+    mine = mma.get_slice(0)
+    return mma.make_fragment_A(mine.partition_A(left)), mma.make_fragment_B(mine.partition_B(right))
+
+
+def multiply_slab(a: cute.Tensor, b: cute.Tensor, partial: cute.Tensor, slab: int, index: Any) -> None:
+    """Have the tensor cores sum the products of a slab of a stage of a, and of all of that of b, in `partial`, whatever it held."""
+    width = 8 * partial.shape[2]
+    mma = instruction(width)  # a new one, as what is set may not leave the branch that this is in
+    results = cute.make_tensor(partial.iterator, cute.make_layout(((2, 2, width // 8), 1, 1)))
+    warpgroup.fence()
+    for n in range(BLOCK // DEPTH):
+        mma.set(warpgroup.Field.ACCUMULATE, n > 0)
+        rows = a[None, slab, n, index]
+        rows = cute.make_tensor(rows.iterator, cute.append_ones(rows.layout))
+        cute.gemm(mma, results, rows, b[None, None, n, index], results)
+    warpgroup.commit_group()
 
 
 def weight_blocks(expert: Any, column: Any, product: Fp8Product) -> list[list]:
@@ -103,30 +131,15 @@ def multiply(
     `scales` are those of the weights, flat, and `blocks` where those of the thread's rows begin.
     """
     tile = cutlass.const_expr(product.tile)
-    k_major, shared = cute.nvgpu.OperandMajorMode.K, warpgroup.OperandSource.SMEM
-    shape = (SLAB, tile.tokens, 32)
-    op = warpgroup.MmaF8Op(Float8E4M3FN, Float8E4M3FN, Float32, shape, shared, k_major, k_major)
-    mma = cute.make_tiled_mma(cute.make_mma_atom(op))
-    mine = mma.get_slice(0)
-    a = mma.make_fragment_A(mine.partition_A(w_stages))
-    b = mma.make_fragment_B(mine.partition_B(x_stages))
-    partial = cute.make_rmem_tensor((SLAB * tile.tokens // WARPGROUP,), Float32)
-    results = cute.make_tensor(partial.iterator, cute.make_layout(((2, 2, tile.tokens // 8), 1, 1)))
-    finished = cute.make_tensor(partial.iterator, cute.make_layout((2, 2, tile.tokens // 8)))
+    a, b = operands(w_stages, x_stages, tile.tokens)
+    partial = cute.make_rmem_tensor((2, 2, tile.tokens // 8), Float32)
     for k in cutlass.range(product.steps, unroll=1):
         w_scales = [[scales[start + k] for start in pair] for pair in blocks]
         cute.arch.mbarrier_wait(full + index, phase)
         for slab in cutlass.range_constexpr(tile.slabs):
-            warpgroup.fence()
-            for n in cutlass.range_constexpr(BLOCK // 32):
-                mma.set(warpgroup.Field.ACCUMULATE, n > 0)
-                row = cute.make_tensor(
-                    a[None, slab, n, index].iterator, cute.append_ones(a[None, slab, n, index].layout)
-                )
-                cute.gemm(mma, results, row, b[None, None, n, index], results)
-            warpgroup.commit_group()
+            multiply_slab(a, b, partial, slab, index)
             warpgroup.wait_group(0)
-            promote(sums, finished, slab, w_scales[slab], x_scales, index, tile.tokens)
+            promote(sums, partial, slab, w_scales[slab], x_scales, index, tile.tokens)
         cute.arch.sync_warp()  # all lanes have read their scales
         release(empty + index)
         index, phase = advance(index, phase, product.stages)

@@ -7,6 +7,7 @@ from moe_routing_bench.kernels.cute import WARP
 from moe_routing_bench.kernels.experts.cute_tiles import SLAB, STEP, VECTOR, WARPGROUP, Product, Tile
 
 BLOCK = 2 * STEP  # numbers of a stage, and of a block with one scale
+DEPTH = 32  # numbers that an instruction of the tensor cores sums
 LOADERS = WARPGROUP - WARP  # threads that bring scales
 
 

@@ -13,14 +13,15 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float8E4M3FN, Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from moe_routing_bench.kernels.cute import WARP
 from moe_routing_bench.kernels.experts.cute_epilogue import activate
+from moe_routing_bench.kernels.experts.cute_fp8_multiply import multiply_slab, operands
 from moe_routing_bench.kernels.experts.cute_fp8_tiles import BLOCK, Fp8Product
 from moe_routing_bench.kernels.experts.cute_multiply import release
-from moe_routing_bench.kernels.experts.cute_tiles import SLAB, VECTOR, WARPGROUP, advance
+from moe_routing_bench.kernels.experts.cute_tiles import SLAB, VECTOR, advance
 
 _WARP_ROWS = SLAB // 4  # tokens of a slab that a warp has
 
@@ -79,15 +80,8 @@ def multiply(
     `scales` are those of the weights, flat, and `blocks` where those of the warpgroup's rows begin.
     """
     rows, slabs = cutlass.const_expr(SLAB * product.tile.slabs), cutlass.const_expr(product.tile.tokens // SLAB)
-    k_major, shared = cute.nvgpu.OperandMajorMode.K, warpgroup.OperandSource.SMEM
-    op = warpgroup.MmaF8Op(Float8E4M3FN, Float8E4M3FN, Float32, (SLAB, rows, 32), shared, k_major, k_major)
-    mma = cute.make_tiled_mma(cute.make_mma_atom(op))
-    mine = mma.get_slice(0)
-    a = mma.make_fragment_A(mine.partition_A(x_stages))
-    b = mma.make_fragment_B(mine.partition_B(w_stages))
-    partial = cute.make_rmem_tensor((SLAB * rows // WARPGROUP,), Float32)
-    results = cute.make_tensor(partial.iterator, cute.make_layout(((2, 2, rows // 8), 1, 1)))
-    finished = cute.make_tensor(partial.iterator, cute.make_layout((2, 2, rows // 8)))
+    a, b = operands(x_stages, w_stages, rows)
+    partial = cute.make_rmem_tensor((2, 2, rows // 8), Float32)
     counts = cutlass.const_expr((rows // 8, len(blocks)))
     factors = cute.make_rmem_tensor((2, len(blocks)), Float32)
     for k in cutlass.range(product.steps, unroll=1):
@@ -95,20 +89,14 @@ def multiply(
         cute.arch.mbarrier_wait(full + index, phase)
         for slab in cutlass.range_constexpr(slabs):
             if slab < live:
-                warpgroup.fence()
-                for n in cutlass.range_constexpr(BLOCK // 32):
-                    mma.set(warpgroup.Field.ACCUMULATE, n > 0)
-                    row = a[None, slab, n, index]
-                    row = cute.make_tensor(row.iterator, cute.append_ones(row.layout))
-                    cute.gemm(mma, results, row, b[None, None, n, index], results)
-                warpgroup.commit_group()
+                multiply_slab(a, b, partial, slab, index)
                 load_factors(factors, slab, w_scales, x_scales, index)
                 warpgroup.wait_group(0)
             if cutlass.const_expr(slab == slabs - 1):
                 cute.arch.sync_warp()  # all lanes have read their scales
                 release(empty + index)
             if slab < live:
-                promote(sums, finished, slab, factors, counts)
+                promote(sums, partial, slab, factors, counts)
         index, phase = advance(index, phase, product.stages)
 
 
