@@ -1,18 +1,21 @@
 """Experts of e4m3 rows and e4m3 weights with scales of 128 numbers, in CuTe DSL for Hopper: the tensor cores multiply 8-bit floats.
 
 Strategy: the first product activates its float32 sums and writes them in bf16; `cute_pack_fp8` quantises them as rows were, with a scale
-per 128 of them; the second product reads those. That rounding is one which products of 16 bits do not have, and is declared
+per 128 of them, or the first product does so itself (`cute_fp8_quantise`); the second product reads those. That rounding is one which products of 16 bits do not have, and is declared
 (`rounded_inner`). Weights lie as the format has them.
 
 FLOPs: 6 R H I for R rows, at twice the rate of 16 bits. Floor: those, or weights of every expert that has a row and 2 R H + 6 R I bytes of rows,
 at the bandwidth of a copy. The sums of each 128 products are scaled by threads: with few rows by two instructions per sum, with many by one, which
 is a quarter of the cycles in which the tensor cores multiply, beside them.
 
+`Form` has what has been written but not measured yet: what has been is the default.
+
 Invariant: a row is written by the tiles of its own expert alone; rows of no expert are read, but never written by the products.
 """
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +38,18 @@ _WIDE_SIZES = (64, 80, 96, 112, 128)  # tokens of a wide tile
 _UPRIGHT = Tile(2, 2, 64), Tile(2, 2, 128)
 _TALL_ROWS = 512  # per expert, from which the second, which reads weights half as often, is faster (notebook.md)
 _ROUNDS = 4  # tiles per multiprocessor, from which larger ones do not leave some of them idle
+
+
+@dataclass(frozen=True)
+class Form:
+    """How upright products run. By default, as they ran when they were last measured."""
+
+    turns: int = 0  # `Fp8Product.turns`
+    scales_ahead: bool = False  # `Fp8Product.scales_ahead`
+    fused: bool = False  # the first product quantises what it makes, and nothing runs between both
+
+
+MEASURED = Form()
 
 
 def unsupported(problem: Experts) -> str | None:
@@ -60,8 +75,8 @@ def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) 
     return Tile(2 if enough else 1, 2, choose_low(mean))
 
 
-def products(problem: Experts) -> tuple[Fp8Product, Fp8Product]:
-    """Both products of a problem: with many rows tokens stand on the M side, where they can."""
+def products(problem: Experts, form: Form = MEASURED) -> tuple[Fp8Product, Fp8Product]:
+    """Both products of a problem: with many rows tokens stand on the M side, where they can, in the given form."""
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     found = []
     for columns, depth, activation in ((inner, hidden, problem.activation), (hidden, inner, "")):
@@ -70,20 +85,24 @@ def products(problem: Experts) -> tuple[Fp8Product, Fp8Product]:
         upright = problem.rows > FEW_ROWS * experts and stands(columns, gated, problem.biased, tile)
         if not upright:
             tile = choose_tile(problem.rows, experts, columns * (2 if gated else 1))
-        found.append(Fp8Product(columns, depth // 2, experts, activation, tile, biased=problem.biased, upright=upright))
+        product = Fp8Product(columns, depth // 2, experts, activation, tile, biased=problem.biased, upright=upright)
+        if upright:
+            fused = form.fused and bool(activation)
+            product = replace(product, turns=form.turns, scales_ahead=form.scales_ahead, quantises=fused)
+        found.append(product)
     first, second = found
     return first, second
 
 
-def precompile(problem: Experts, arch: str) -> None:
+def precompile(problem: Experts, arch: str, form: Form = MEASURED) -> None:
     """Put the kernels of a problem into the cache; needs no GPU."""
-    _compiled(problem, arch)
+    _compiled(problem, arch, form)
     cute_pack_fp8.precompile(between(problem), arch, checked_rows=0)
 
 
 @per_problem
-def _compiled(problem: Experts, arch: str) -> list[tuple[Fp8Product, Any]]:
-    return [(product, compile_for(arch, problem.dtype, product)) for product in products(problem)]
+def _compiled(problem: Experts, arch: str, form: Form) -> list[tuple[Fp8Product, Any]]:
+    return [(product, compile_for(arch, problem.dtype, product)) for product in products(problem, form)]
 
 
 def launch(
@@ -96,12 +115,18 @@ def launch(
     w_scales: Tensor,
     biases: Tensor | None,
     out: Tensor,
+    out_scales: Tensor | None = None,
 ) -> Callable[[], object]:
-    """The launch of one product: e4m3 x (R, K) and w (E, N, K), their scales, offsets (E + 1,) int32, biases (E, N) -> out (R, columns)."""
+    """The launch of one product: e4m3 x (R, K) and w (E, N, K), their scales, offsets (E + 1,) int32, biases (E, N) -> out (R, columns).
+
+    Of a product that quantises, out is e4m3 with out_scales (R, columns / 128).
+    """
+    if product.quantises:
+        out = out.view(torch.uint8)
     multiprocessors = torch.cuda.get_device_properties(out.device).multi_processor_count
     blocks = max(1, min(multiprocessors, product.most_tiles(len(out))))
     numbers = x.view(torch.uint8), scales, offsets, w.view(torch.uint8), w_scales
-    return functools.partial(kernel, *numbers, biases, out, blocks)
+    return functools.partial(kernel, *numbers, biases, out, out_scales, blocks)
 
 
 def bind(
@@ -117,22 +142,29 @@ def bind(
     y: Tensor,
     b13: Tensor | None = None,
     b2: Tensor | None = None,
+    form: Form = MEASURED,
 ) -> Callable[[], None]:
     """Bind packed (R, H) e4m3 with scales (R, H / 128) float32, offsets (E + 1,) int32, w13 (E, N, H) and w2 (E, H, I) e4m3 with scales
     of 128 x 128, biases b13 (E, N) and b2 (E, H) of activations that have them, all contiguous -> y (R, H) bf16."""
-    (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch())
+    (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch(), form)
+    inner = empty_rows(problem.packed_format, len(y), problem.intermediate, y.device)
+    rows = (packed, scales, offsets, w13, w13_scales, b13)
+    down = launch(second, down_kernel, *inner.values(), offsets, w2, w2_scales, b2, y)
+    if first.quantises:
+        return in_turn([launch(first, up_kernel, *rows, *inner.values()), down])
     activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
-    inner = empty_rows(problem.packed_format, *activated.shape, y.device)
     itself = torch.arange(len(y), dtype=torch.int32, device=y.device)
-    up = launch(first, up_kernel, packed, scales, offsets, w13, w13_scales, b13, activated)
     quantise = cute_pack_fp8.bind(
         between(problem), x=activated, order=itself, inverse=itself[:, None], **inner, checked_rows=0
     )
-    down = launch(second, down_kernel, *inner.values(), offsets, w2, w2_scales, b2, y)
+    return in_turn([launch(first, up_kernel, *rows, activated), quantise, down])
+
+
+def in_turn(steps: list[Callable[[], object]]) -> Callable[[], None]:
+    """All steps, one after the other."""
 
     def run() -> None:
-        up()
-        quantise()
-        down()
+        for step in steps:
+            step()
 
     return run

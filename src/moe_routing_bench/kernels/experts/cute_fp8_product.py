@@ -9,6 +9,7 @@ shared and have one form, and products do not overlap. Sums that come of the ten
 so a tile has two slabs of 64 rows times up to 128 tokens per warpgroup. With many rows tokens are on the M side (`cute_fp8_upright`).
 """
 
+import math
 from typing import Any
 
 import cutlass
@@ -19,10 +20,10 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from moe_routing_bench.kernels.cute import WARP
 from moe_routing_bench.kernels.cute.cache import cached
 from moe_routing_bench.kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
-from moe_routing_bench.kernels.experts import cute_fp8_upright
+from moe_routing_bench.kernels.experts import cute_fp8_quantise, cute_fp8_upright
 from moe_routing_bench.kernels.experts.cute_epilogue import begin, store_chunk, transpose
 from moe_routing_bench.kernels.experts.cute_fp8_multiply import load_scales, multiply, weight_blocks
-from moe_routing_bench.kernels.experts.cute_fp8_tiles import BLOCK, Fp8Product
+from moe_routing_bench.kernels.experts.cute_fp8_tiles import BLOCK, SLOTS, Fp8Product
 from moe_routing_bench.kernels.experts.cute_loads import stream
 from moe_routing_bench.kernels.experts.cute_tiles import SLAB, STEP, WARPGROUP, count_tiles, locate, skip
 
@@ -43,6 +44,7 @@ def fp8_kernel(
     offsets: cute.Tensor,
     biases: cute.Tensor | None,
     out: cute.Tensor,
+    out_scales: cute.Tensor | None,
     w_pairs: cute.ComposedLayout,
     x_pairs: cute.ComposedLayout,
     w_layout: cute.ComposedLayout,
@@ -61,6 +63,10 @@ def fp8_kernel(
     buffers = allocator.allocate_tensor(
         out.element_type, cute.make_layout((product.chunk * product.pitch, tile_shape.warpgroups)), byte_alignment=128
     )
+    largest = None
+    if cutlass.const_expr(product.quantises):
+        places = cute.make_layout((tile_shape.tokens, tile_shape.warpgroups, SLOTS))
+        largest = allocator.allocate_tensor(Float32, places, byte_alignment=4)
     full = allocator.allocate_tensor(Int64, cute.make_layout(stages), byte_alignment=8).iterator
     empty = allocator.allocate_tensor(Int64, cute.make_layout(stages), byte_alignment=8).iterator
     starts = allocator.allocate_tensor(Int32, cute.make_layout(product.experts + 1), byte_alignment=4)
@@ -98,21 +104,28 @@ def fp8_kernel(
         wide, slabs = (rows, tile_shape.tokens // SLAB) if upright else (tile_shape.tokens, tile_shape.slabs)
         sums = cute.make_rmem_tensor((2, 2, wide // 8, slabs), Float32)
         buffer = buffers[None, share]
-        index, phase = Int32(0), Int32(0)
+        index, phase, slot = Int32(0), Int32(0), Int32(0)
+        if cutlass.const_expr(upright):
+            cute_fp8_upright.begin_turns(share, product)
         while tile < tiles:
             expert, row, end, part = locate(tile, starts, first_tiles, product)
             column = (part * tile_shape.sharing + share) * product.width
-            ring = (full, empty, index, phase, product)
+            ring = (full, empty, index, phase)
             if cutlass.const_expr(upright):
                 sums.fill(0.0)
                 blocks = cute_fp8_upright.weight_blocks(expert, column, product)
                 live = cute.arch.make_warp_uniform((end - row + (SLAB - 1)) // SLAB)
-                cute_fp8_upright.multiply(w_mine, x_mine, x_scales, w_scales, blocks, sums, live, *ring)
-                cute_fp8_upright.store(sums, buffer, out, row, end, column, product)
+                cute_fp8_upright.multiply(w_mine, x_mine, x_scales, w_scales, blocks, sums, live, *ring, share, product)
+                if cutlass.const_expr(product.quantises):
+                    to = (out, out_scales, row, end, column)
+                    cute_fp8_quantise.store(sums, buffer, largest, slot, *to, share, product)
+                    slot = 1 - slot
+                else:
+                    cute_fp8_upright.store(sums, buffer, out, row, end, column, product)
             else:
                 begin(sums, biases, expert, column, product)
                 blocks = weight_blocks(expert, column, product)
-                multiply(w_mine, x_mine, x_scales, w_scales, blocks, sums, *ring)
+                multiply(w_mine, x_mine, x_scales, w_scales, blocks, sums, *ring, product)
                 for chunk in cutlass.range_constexpr(tile_shape.tokens // product.chunk):
                     first = row + chunk * product.chunk
                     if first < end:
@@ -143,6 +156,7 @@ def fp8_host(
     w_scales: cute.Tensor,
     biases: cute.Tensor | None,
     out: cute.Tensor,
+    out_scales: cute.Tensor | None,
     blocks: Int32,
     product: cutlass.Constexpr,
     stream: Any,
@@ -164,7 +178,7 @@ def fp8_host(
     w_atom, w_map = cpasync.make_tiled_tma_atom(load, weights, w_pairs, (tile.rows, STEP))
     x_atom, x_map = cpasync.make_tiled_tma_atom(load, rows, x_pairs, (tile.tokens, STEP))
     layouts = (w_pairs, x_pairs, w_layout, x_layout)
-    fp8_kernel(w_atom, w_map, flat, x_atom, x_map, scales, offsets, biases, out, *layouts, product).launch(
+    fp8_kernel(w_atom, w_map, flat, x_atom, x_map, scales, offsets, biases, out, out_scales, *layouts, product).launch(
         grid=(blocks, 1, 1), block=(product.threads, 1, 1), min_blocks_per_mp=1, stream=stream
     )
 
@@ -174,7 +188,8 @@ def compile_for(arch: str, dtype: str, product: Fp8Product, keep: bool = False) 
     """Compile one product for one architecture and shape class (no GPU needed).
 
     The result is called with bytes x (R, 2 inner), scales (R, blocks along K) float32, offsets (E + 1,) int32, bytes w (E, N, 2 inner), their
-    scales (E, N / 128, K / 128) float32, biases (E, N) or None, out (R, columns), and the number of thread blocks.
+    scales (E, N / 128, K / 128) float32, biases (E, N) or None, out (R, columns), None, and the number of thread blocks; where it quantises,
+    with bytes out (R, columns) and their scales (R, columns / 128) float32.
     """
     element, rows, experts = DTYPES[dtype], cute.sym_int(), product.experts
     wide = (2 if product.gated else 1) * product.columns
@@ -189,7 +204,8 @@ def compile_for(arch: str, dtype: str, product: Fp8Product, keep: bool = False) 
         weights(Uint8, experts, wide, 2 * product.inner),
         weights(Float32, experts, product.blocks, product.steps),
         fake_tensor(element, experts, wide) if product.biased else None,
-        fake_tensor(element, rows, product.columns),
+        fake_tensor(Uint8 if product.quantises else element, rows, product.columns),
+        fake_tensor(Float32, rows, math.ceil(product.columns / BLOCK)) if product.quantises else None,
         Int32(1),
         product,
     ]

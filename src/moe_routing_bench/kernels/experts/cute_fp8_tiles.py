@@ -3,11 +3,14 @@
 import math
 from dataclasses import dataclass
 
-from moe_routing_bench.kernels.cute import WARP
+from moe_routing_bench.kernels.cute import VECTOR_BYTES, WARP
 from moe_routing_bench.kernels.experts.cute_tiles import SLAB, STEP, VECTOR, WARPGROUP, Product, Tile
 
 BLOCK = 2 * STEP  # numbers of a stage, and of a block with one scale
 DEPTH = 32  # numbers that an instruction of the tensor cores sums
+INSTRUCTIONS = BLOCK // DEPTH  # of a slab and a stage
+SLOTS = 2  # tiles whose largest values have room, beside buffers of bytes, which `Product.stages_beside` counts as if they had 16 bits
+WARP_ROWS = SLAB // 4  # tokens of a slab that a warp has, upright
 LOADERS = WARPGROUP - WARP  # threads that bring scales
 
 
@@ -26,6 +29,10 @@ class Fp8Product(Product):
     """One grouped product: e4m3 weights (E, N, 2 inner), with scales per 128 x 128 -> out (R, columns). `inner` counts pairs of numbers."""
 
     upright: bool = False  # tokens stand on the M side of the tensor cores' product, weights on the N side
+    # Upright, of the four instructions of a slab, how many are over when the other warpgroup's turn begins; 0: they take no turns.
+    turns: int = 0
+    scales_ahead: bool = False  # upright, scales of weights are loaded a stage before they are needed
+    quantises: bool = False  # upright, what it makes is e4m3 with scales, as rows are
 
     def __post_init__(self) -> None:
         """Check what the kernel takes for granted."""
@@ -34,6 +41,8 @@ class Fp8Product(Product):
         assert self.tile.slabs * self.tile.tokens + self.tile.tokens <= 384, (
             "sums of a tile and of a slab fill the registers"
         )
+        assert 0 <= self.turns <= INSTRUCTIONS, self
+        assert self.upright or not (self.turns or self.scales_ahead or self.quantises), self
         assert not self.upright or stands(self.columns, self.gated, self.biased, self.tile), self
 
     @property
@@ -43,7 +52,9 @@ class Fp8Product(Product):
 
     @property
     def pitch(self) -> int:
-        """Upright, as of 64 columns."""
+        """Upright, as of 64 columns, which are as many bytes where it quantises."""
+        if self.quantises:
+            return SLAB + VECTOR_BYTES
         return SLAB + VECTOR if self.upright else super().pitch
 
     @property

@@ -1,0 +1,55 @@
+"""Forms of 8-bit experts that are not the default, on a GPU: the same bits, whoever quantises and in whatever order warpgroups multiply."""
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+from moe_routing_bench.formats import FORMATS, quantise
+from moe_routing_bench.formats import quantisation as of_weights
+from moe_routing_bench.formats.weights import WEIGHTS
+from moe_routing_bench.kernels.experts import Experts, cute_fp8
+
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+FORMS = [
+    cute_fp8.Form(turns=2),
+    cute_fp8.Form(turns=3, scales_ahead=True),
+    cute_fp8.Form(turns=4, fused=True),
+    cute_fp8.Form(fused=True),
+]
+
+
+def drawn(problem: Experts) -> dict[str, torch.Tensor]:
+    """Rows and weights of a problem, whose experts have from none to many rows; rows of no expert are NaN."""
+    torch.manual_seed(7)
+    counts = torch.rand(problem.experts).pow(3)
+    counts = (counts / counts.sum() * (problem.rows - 100)).int()
+    counts[0] = 0
+    offsets = torch.cat([torch.zeros(1), counts.cumsum(0)]).int().cuda()
+    packed, scales = quantise(torch.randn(problem.rows, problem.hidden, device="cuda"), FORMATS[problem.packed])
+    scales[offsets[-1] :] = float("nan")
+    found = {"packed": packed, "scales": scales, "offsets": offsets}
+    inner = problem.intermediate
+    for name, shape in (
+        ("w13", (inner * (2 if problem.gated else 1), problem.hidden)),
+        ("w2", (problem.hidden, inner)),
+    ):
+        plain = torch.randn(problem.experts, *shape, device="cuda") * 0.05
+        parts = of_weights.quantise(plain, WEIGHTS[problem.weights], problem.dtype)
+        found |= {name: parts["elements"], f"{name}_scales": parts["scales"]}
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("activation", ["swiglu", "relu2"])
+@pytest.mark.parametrize(("rows", "inner"), [(7 * 100, 320), (7 * 600, 768), (7 * 600, 448)])
+def test_the_same_bits_in_every_form(rows, inner, activation, form):
+    problem = Experts(rows, 352, inner, 7, "bf16", "fp8_block128", "e4m3_block128", activation=activation)
+    given = drawn(problem)
+    both = [torch.zeros(rows, problem.hidden, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+    for y, one in zip(both, (cute_fp8.MEASURED, form), strict=True):
+        cute_fp8.bind(problem, **given, y=y, form=one)()
+    used = int(given["offsets"][-1])
+    assert torch.equal(both[0][:used], both[1][:used]) and bool(both[0][:used].isfinite().all())
+    assert bool(both[0][:used].any(1).all())
