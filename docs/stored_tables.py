@@ -18,6 +18,9 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.choices import table as table_of_choices
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.report import format_bars, layer_bars, reached
+from moe_routing_bench.report.bars import Line
+from moe_routing_bench.store import records
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/nvidia-h200"
@@ -317,6 +320,24 @@ def choices() -> str:
     )
 
 
+@cache
+def runs() -> dict[str, pd.DataFrame]:
+    """The rows of every stored run of the H200, by its name."""
+    files = sorted(RESULTS.parent.glob("nvidia-h200*/measurements.parquet"))
+    return {path.parent.name.partition(".")[2] or "–": records.read(path).to_pandas() for path in files}
+
+
+def bars(lines: Sequence[Line]) -> str:
+    """A line per bar: what was fixed, what is measured with its interval, and the verdict."""
+    return table([
+        {
+            "what": line.what, "bar (stretch)": line.bar + (f" ({line.stretch})" if line.stretch != "–" else ""), "measured": line.measured,
+            "cells": line.cells, "left out": line.left_out, "run": line.where or "–", "verdict": line.verdict,
+        }
+        for line in lines
+    ])  # fmt: skip
+
+
 def products() -> str:
     """The grouped products of our kernel and of QuACK where both were timed: the best of the tiles that were tried."""
     rows = stored(LAYERS + "products.csv")
@@ -384,6 +405,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "layers": partial(layers, "prefill"), "all-layers": all_layers, "decode": partial(layers, "decode"), "choices": choices,
     "training": partial(others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")),
     "models": partial(others, MODEL, ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm", "ops")),
+    "bars": lambda: bars(reached.lines(layer_bars.BARS, runs(), absent=True)), "format-bars": lambda: bars(format_bars.lines(runs(), absent=True)),
     "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "ceilings": ceilings,
     "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat,
     "gate-times": partial(times, "gate", ("dtype", "tokens"), f"{_GATE} and experts == 128", (*WAYS, "quack")),

@@ -440,3 +440,15 @@ def test_choices_prints_the_regret_and_writes_the_table(call):
 def test_choices_without_rows_is_refused_in_one_line(arguments, words, call):
     code, _, said = call(*arguments)
     assert code == 2 and words in said and said.count("\n") == 1
+
+
+def test_targets_prints_bars_with_intervals_and_what_is_not_measured(call):
+    """Of all stored runs, or of those that are named."""
+    code, _, said = call("targets")
+    assert code == 2 and "rows: got 'none in results/'" in said
+    Path("results").symlink_to(ROOT / "results")
+    code, out, _ = call("targets", "nvidia-h200.model", "nvidia-h200.decode")
+    text = " ".join(out.split())
+    assert code == 0 and "not measured" in text and re.search(r"\d+ bars: (\d+ [a-z, ]+)+", text)
+    assert re.search(r"model, one token: .* 1\.\d{3}x \[1\.\d{3}, 1\.\d{3}\]", text) and "nvidia-h200.model" in text
+    assert call("targets", "nvidia-h200.none")[0] == 2

@@ -184,6 +184,16 @@ def test_targets():
     assert not targets(table.assign(platform="cpu")) and not targets(table[table["status"] != "ok"])
 
 
+def test_bars_of_layers_and_of_quantised_experts(tmp_path):
+    """With intervals, where there are rows of them; their platform is an H200."""
+    render(records.read(STORED.parents[1] / "nvidia-h200.model/measurements.parquet"), {}, tmp_path / "index.html")
+    page = (tmp_path / "index.html").read_text()
+    (line,) = re.findall(r'<table id="bars">.*?<tbody>\n(<tr>.*?</tr>)\n</tbody>', page, re.DOTALL)
+    assert "model, one token" in line and "x [" in line and 'id="reached"' in page and 'id="targets"' not in page
+    render(rows(), {}, tmp_path / "index.html")
+    assert 'id="bars"' not in (tmp_path / "index.html").read_text()
+
+
 def test_rows_of_other_code_say_so(tmp_path):
     render(
         rows().query("bench in ('gate', 'pack', 'layer')"),

@@ -1,12 +1,11 @@
-"""The section of the report on formats of weights: its lines, its bars, and who is on the frontier."""
+"""The section of the report on formats of weights: its lines, and who is on the frontier."""
 
 import pandas as pd
-import pytest
 from rows import frame, one
 
 from moe_routing_bench.figures import format_limits, formats
-from moe_routing_bench.report import format_bars, quantised
-from moe_routing_bench.report.targets import PLATFORM
+from moe_routing_bench.report import quantised
+from moe_routing_bench.report.bars import PLATFORM
 
 SHAPE = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "dtype": "bf16", "packed": "bf16", "platform": PLATFORM}  # fmt: skip
 
@@ -37,23 +36,6 @@ def test_the_frontier_is_of_what_is_faster_or_more_exact() -> None:
     matrix = pd.DataFrame([{"weights": w, "activations": "bf16", "drawn": "normal", "output_snr_db": s} for w, s in known.items()])  # fmt: skip
     assert [(line.form, line.loses, line.frontier) for line in quantised.lines(frame(*ROWS), matrix)] == [
         ("bf16", "–", "yes"), ("int8_g128", "15.0 dB", ""), ("int4_g128", "20.0 dB", "yes")]  # fmt: skip
-
-
-@pytest.mark.parametrize(("slow", "met"), [(90.0, True), (89.0, False)])
-def test_bars(slow, met) -> None:
-    rows = [row("dequant", slow), *ROWS[2:4], row("cute", 850.0, "bf16", 16384, "layer"), row("cute_quantised", 1000.0, tokens=16384, bench="layer")]  # fmt: skip
-    never, mean, decode, peer, prefill = format_bars.bars(frame(*rows))
-    assert (never.met, mean.met, decode.met, peer.met, prefill.met) == (True, met, True, True, True)
-    assert decode.bar == "≥ 65% of copy" and peer.what.startswith("int4_g128")
-    assert format_bars.bars(frame(*(one | {"platform": "cpu"} for one in rows))) == []
-
-
-def test_few_rows_per_expert_are_counted_with_all_choices_of_a_token() -> None:
-    """2,048 tokens of 128 experts are 16 tokens per expert, but 128 rows."""
-    slower = [row("dequant", 90.0, tokens=2048), row("cute_quantised", 100.0, tokens=2048)]
-    assert [bar.what.partition(":")[0] for bar in format_bars.bars(frame(*slower))] == ["experts"]
-    (never, *_) = format_bars.bars(frame(*(one | {"tokens": 1024} for one in slower)))
-    assert never.bar == "never slower" and never.met is False
 
 
 def test_figures_have_a_line_per_format() -> None:

@@ -1,7 +1,6 @@
 """Speed-ups of cells with quantised weights, where the baseline of their bench cannot run: those against an implementation that dequantises.
 
-A worker knows one baseline per bench. Where it has no row that is ok, the ratios are made here, from the medians of the blocks that rows keep:
-paired within rounds as a worker pairs them, or, where blocks of a row were set aside and nobody knows of which round, unpaired.
+A worker knows one baseline per bench. Where it has no row that is ok, the ratios are made here, from the medians of the blocks that rows keep.
 The column `baseline` names what a row is held against. Pure functions; no torch.
 """
 
@@ -11,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from moe_routing_bench.comparison.ratios import between
 from moe_routing_bench.comparison.verdicts import replaced
 from moe_routing_bench.formats.weights import WEIGHTS
-from moe_routing_bench.measure import statistics
 
 INSTEAD = ("dequant", "dequant_loop")  # the first of these that is ok: the latter takes quantised rows, too
 _TOLD = ("speedup", "speedup_ci_low", "speedup_ci_high", "speedup_p", "baseline")
@@ -33,11 +32,7 @@ def against_dequantised(rows: Sequence[_Row]) -> list[dict[str, Any]]:
 
 def _ratio(base: _Row, row: _Row) -> dict[str, Any]:
     """The time of `base` over that of `row`, its interval and p, and the name of `base`."""
-    whole = not (base["set_aside"] or row["set_aside"])
-    blocks = base["block_medians_us"], row["block_medians_us"]
-    paired = whole and len(blocks[0]) == len(blocks[1])
-    ratio = statistics.paired_ratio(*blocks) if paired else statistics.unpaired_ratio(*blocks)
-    return dict(zip(_TOLD, (*ratio, base["implementation"]), strict=True))
+    return dict(zip(_TOLD, (*between(base, row), base["implementation"]), strict=True))
 
 
 def with_baselines(table: pa.Table) -> pa.Table:

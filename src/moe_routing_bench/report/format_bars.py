@@ -1,105 +1,97 @@
-"""What our kernels with quantised weights set out to reach on one H200, and what the rows say. Pure functions; no torch.
+"""What experts and layers with quantised weights set out to reach on one H200. Pure functions; no torch."""
 
-As in `targets`, a bar is a number that was fixed before anything was measured; it stays when it is missed.
-"""
-
-from collections.abc import Callable
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import pandas as pd
-from scipy import stats
 
-from moe_routing_bench.figures import format_rows
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison import ratios
 from moe_routing_bench.formats.weights import WEIGHTS
-from moe_routing_bench.report.targets import PLATFORM, Target
+from moe_routing_bench.report import exactness, reached
+from moe_routing_bench.report.bars import PERCENT, Bar, Figure, Level, Line, Row, Values
+from moe_routing_bench.report.layer_bars import OURS, against, fastest, share_of
+from moe_routing_bench.report.seeds.published import figures
+from moe_routing_bench.report.seeds.quantised import FORMATS
 
 QUANTISED, FP8 = "cute_quantised", "cute_fp8"
-_FIRST = ("dequant", "dequant_cute", "cute_dequant")  # a kept workspace of 16 bits, then products of 16 bits
+_FIRST = ("dequant", "dequant_cute")  # into a workspace of 16 bits that is kept, then products of 16 bits
 _FEW = 64  # rows per expert
-_DECODE = {1: 0.50, 8: 0.65, 64: 0.70}  # tokens: share of a copy's bandwidth
-_PREFILL = 16384  # tokens
-_CELL = ["shape", "tokens", "dtype", "format", "card"]
+_QWEN, _DEEPSEEK = {"model": "qwen3-30b-a3b"}, {"model": "deepseek-v3"}
+_LARGE = _QWEN | {"tokens": 16384}
+_PEERS = {one.name for one in BENCHES["experts"].implementations if one.peer}
+DECODE = {
+    f"{one['model']} T={tokens}": one | {"phase": "decode", "tokens": tokens, "weights": "int4_g128"}
+    for tokens in (1, 8, 64)
+    for one in (_QWEN, _DEEPSEEK)
+}
 
 
-def bars(table: pd.DataFrame) -> list[Target]:
-    """All lines for which there are rows; none on another platform."""
-    rows = format_rows.beside_quantised(table[table["platform"] == PLATFORM])
-    decode = [_decode(rows, tokens, bar) for tokens, bar in _DECODE.items()]
-    prefill = [_prefill(rows, QUANTISED, "int4_g128", 0.85), _prefill(rows, FP8, "e4m3_block128", 1.5)]
-    found = [_never_slower(rows), _dequantised(rows), *decode, *_peers(rows), *prefill]
-    return [line for line in found if line is not None]
+def replayed(most: float = math.inf) -> dict[str, Values]:
+    """The cells of seed 003 with quantised weights and at most so many rows per expert, by shape, formats and activations.
+
+    Its shapes are the first product of an expert: hidden is its K, intermediate N / 2.
+    """
+    rows = figures("003")
+    rows = rows[rows["format"].isin(FORMATS) & (rows["tokens"] <= most * rows["experts"])]
+    return {
+        f"{one['shape']} E{one['experts']} N{one['n']} K{one['k']} {FORMATS[one['format']]} {one['activations']}": {
+            "tokens": one["tokens"], "hidden": one["k"], "intermediate": one["n"] // 2, "experts": one["experts"], "top_k": 1, "skew": None,
+            "dtype": one["activations"], "weights": FORMATS[one["format"]],
+        }
+        for one in rows.to_dict("records")
+    }  # fmt: skip
 
 
-def _times(rows: pd.DataFrame, names: Callable[[pd.Series], pd.Series]) -> pd.Series:
-    """The least time of each cell among the implementations for which `names` holds."""
-    return rows[names(rows["implementation"])].groupby(_CELL)["median_us"].min()
+def lines(tables: Mapping[str, pd.DataFrame], absent: bool = False) -> list[Line]:
+    """`reached.lines` of all bars, and what is right; `tables` are rows by the name of their run."""
+    return [*reached.lines(bars(tables), tables, absent), *exactness.lines(tables, absent)]
 
 
-def _ours(rows: pd.DataFrame) -> pd.Series:
-    return _times(rows, lambda names: names.isin((QUANTISED, FP8)))
-
-
-def _over_dequantised(rows: pd.DataFrame) -> pd.Series:
-    """Time of dequantising first over ours in the cells of `experts` with quantised weights that both ran."""
-    own = rows[(rows["bench"] == "experts") & rows["weights"].isin(WEIGHTS)]
-    return (_times(own, lambda names: names.isin(_FIRST)) / _ours(own)).dropna()
-
-
-def _spread(ratios: pd.Series) -> str:
-    return f"{stats.gmean(ratios):.2f}x in the geometric mean, {ratios.min():.2f}x to {ratios.max():.2f}x"
-
-
-def _never_slower(rows: pd.DataFrame) -> Target | None:
-    few = rows[rows["tokens"] * rows["top_k"] <= _FEW * rows["experts"]]
-    ratios = _over_dequantised(few)
-    if ratios.empty:
-        return None
-    slower = int((ratios < 1).sum())
-    what = f"experts, at most {_FEW} rows per expert: ours over dequantising first"
-    return Target(what, "never slower", f"slower in {slower}; {_spread(ratios)}", len(ratios), slower == 0)
-
-
-def _dequantised(rows: pd.DataFrame) -> Target | None:
-    ratios = _over_dequantised(rows)
-    if ratios.empty:
-        return None
-    what = "experts: ours over dequantising into a kept workspace and multiplying"
-    return Target(
-        what, "≥ 2x, geometric mean", _spread(ratios), len(ratios), bool(stats.gmean(ratios.astype(float)) >= 2)
-    )
-
-
-def _decode(rows: pd.DataFrame, tokens: int, bar: float) -> Target | None:
-    """Bytes over time: at these sizes all but a percent of them are weights."""
-    own = rows[(rows["bench"] == "experts") & (rows["implementation"] == QUANTISED) & (rows["tokens"] == tokens)]
-    own = own[(own["format"] == "int4_g128") & own["share_of_copy"].notna()]
-    if own.empty:
-        return None
-    shown = "; ".join(f"{shape}: {share:.0%}" for shape, share in zip(own["shape"], own["share_of_copy"], strict=True))
-    met = bool((own["share_of_copy"] >= bar).all())
-    return Target(
-        f"experts, int4_g128, T={tokens}: weight bytes over time", f"≥ {bar:.0%} of copy", shown, len(own), met
-    )
-
-
-def _peers(rows: pd.DataFrame) -> list[Target]:
-    """Against the fastest package of somebody else, format by format."""
-    own = rows[rows["weights"].isin(WEIGHTS)]
-    peers = own[~own["ours"].astype(bool)].groupby(_CELL)["median_us"].min()
-    ratios = (peers / _ours(own)).dropna()
+def bars(tables: Mapping[str, pd.DataFrame]) -> list[Bar]:
+    """All bars; those against peers are of the formats that are in the rows."""
+    experts = [rows[rows["bench"] == "experts"] for rows in tables.values()]
+    formats = dict.fromkeys(name for name in WEIGHTS if any((rows["weights"] == name).any() for rows in experts))
     return [
-        Target(f"{name}: fastest peer over ours", "≥ 1x, geometric mean", _spread(each), len(each), bool(stats.gmean(each.astype(float)) >= 1))
-        for name, each in ratios.groupby("format")
+        Bar(f"experts, seed 003, at most {_FEW} rows per expert: speed over dequantising first", "experts", _over_dequantised, Level(each=1.0), cells=replayed(_FEW)),
+        Bar("experts, seed 003: speed over dequantising into a kept workspace and multiplying", "experts", _over_dequantised, Level(2.0), Level(4.0), replayed()),
+        Bar(
+            "experts, decode, int4_g128: weight bytes over time, of copy", "experts", partial(share_of, "share_of_copy", False, (QUANTISED,)),
+            Level(each=(0.50, 0.50, 0.65, 0.65, 0.70, 0.70)), Level(each=0.75), DECODE, unit=PERCENT,
+        ),
+        *(_peers(name) for name in formats),
+        _prefill("int4_g128", "bf16", QUANTISED, Level(0.85), Level(1.0)),
+        _prefill("e4m3_block128", "fp8_block128", FP8, Level(1.5), Level(1.8)),
     ]  # fmt: skip
 
 
-def _prefill(rows: pd.DataFrame, name: str, weights: str, bar: float) -> Target | None:
-    """Whole layers, against the fastest of ours with unquantised weights."""
-    own = rows[(rows["bench"] == "layer") & (rows["tokens"] == _PREFILL) & rows["ours"].astype(bool)]
-    key = ["shape", "dtype", "card"]
-    plain = own[own["weights"] == own["dtype"]].groupby(key)["median_us"].min()
-    kernel = own[(own["implementation"] == name) & (own["weights"] == weights)].groupby(key)["median_us"].min()
-    ratios = (plain / kernel).dropna()
-    if ratios.empty:
+def _over_dequantised(rows: Sequence[Row]) -> Figure | None:
+    """The time of dequantising first over that of our kernel; nothing unless the form that is hard to beat (`dequant_cute`) ran."""
+    if not any(row["implementation"] == "dequant_cute" for row in rows):
         return None
-    what = f"layer, {weights}, T={_PREFILL}: speed over our unquantised layer"
-    return Target(what, f"≥ {bar:g}x", _spread(ratios), len(ratios), bool((ratios >= bar).all()))
+    return against((QUANTISED,), _FIRST.__contains__, rows)
+
+
+def _peers(weights: str) -> Bar:
+    """Against the fastest package of somebody else that takes the same weights, in every cell that one ran in."""
+    return Bar(
+        f"experts, {weights}: speed over the fastest peer", "experts", partial(against, (QUANTISED, FP8), _PEERS.__contains__),
+        Level(1.0), Level(1.15), among=lambda rows: rows[rows["weights"] == weights],
+    )  # fmt: skip
+
+
+def _prefill(weights: str, packed: str, name: str, level: Level, stretch: Level) -> Bar:
+    """A whole layer against the fastest of ours with unquantised weights, which is another cell of the same card."""
+    both = {
+        f"{_LARGE['model']} T={_LARGE['tokens']}": _LARGE | {"weights": ("bf16", weights), "packed": ("bf16", packed)}
+    }
+
+    def figure(rows: Sequence[Row]) -> Figure | None:
+        plain = fastest([row for row in rows if row["weights"] == row["dtype"]], OURS.__contains__)
+        own = fastest([row for row in rows if row["weights"] == weights and row["packed"] == packed], name.__eq__)
+        return plain and own and Figure(ratios.speed(plain, own), (plain, own), f"{name}, {plain['implementation']}")
+
+    return Bar(
+        f"layer, prefill, {weights} x {packed}: speed over our bf16 layer", "layer", figure, level, stretch, both
+    )

@@ -16,7 +16,18 @@ from moe_routing_bench.figures import FIGURES, NOTHING
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
-from moe_routing_bench.report import accuracy, altered, format_bars, page, predecessor, quality, quantised, verdicts
+from moe_routing_bench.report import (
+    accuracy,
+    altered,
+    format_bars,
+    layer_bars,
+    page,
+    predecessor,
+    quality,
+    quantised,
+    reached,
+    verdicts,
+)
 from moe_routing_bench.report.answers import answers
 from moe_routing_bench.report.charts import charts, library
 from moe_routing_bench.report.choices import choices
@@ -70,6 +81,7 @@ def render(
         answers=answers(frame, trained),
         benches=set(frame["bench"]),
         targets=targets(frame),
+        bars=reached.lines(layer_bars.BARS, {"": frame}),
         seed=section(frame, run, profiles),
         choices=choices(frame[frame["gpu_name"].notna()]),
         claims=[_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict)) if one.cells],
@@ -109,7 +121,7 @@ def _quality(
 def _quantised(frame: pd.DataFrame, matrix: pd.DataFrame | None) -> dict[str, object] | None:
     """What the section on formats of weights shows; None where none was measured."""
     lines = quantised.lines(frame, matrix)
-    return {"lines": lines, "bars": format_bars.bars(frame)} if lines else None
+    return {"lines": lines, "bars": format_bars.lines({"": frame})} if lines else None
 
 
 def _accuracy(matrix: pd.DataFrame) -> dict[str, object]:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import pandas as pd
 from scipy import stats
 
-from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import grouping
+from moe_routing_bench.report.bars import PLATFORM, of_cell
 
-PLATFORM = "nvidia-h200"
 APART = "not comparable: measured on different cards"
 _PLAIN = {"experts": 128, "top_k": 8}
 _LARGE = {"tokens": 16384, "hidden": 2048, **_PLAIN}
@@ -44,15 +43,7 @@ def targets(table: pd.DataFrame) -> list[Target]:
 
 def _cute(ok: pd.DataFrame, bench: str, values: Mapping[str, object]) -> pd.DataFrame:
     """The cute rows of a bench with these values, and the default of every other axis that has one; None: any value."""
-    rows = ok[(ok["bench"] == bench) & (ok["implementation"] == "cute")]
-    for name, axis in AXES.items():
-        column = rows[name]
-        if name in values:
-            if values[name] is not None:
-                rows = rows[column == values[name]]
-        elif axis.follows or axis.default is not None or axis.optional:
-            rows = rows[column.isna() | (column == (rows[axis.follows] if axis.follows else axis.default))]
-    return rows
+    return of_cell(ok[(ok["bench"] == bench) & (ok["implementation"] == "cute")], values)
 
 
 def _one_card(*parts: pd.DataFrame) -> bool:

@@ -1,0 +1,78 @@
+"""Figures with 95 % intervals, made of rows: ratios of two times, shares of a ceiling, and means over cells. Pure functions; no torch.
+
+The logarithm of a geometric mean is linear in the logarithms of its terms, so independent errors add as squares, without a
+linearisation or resampling. A bootstrap over cells would answer another question: the cells are named, not drawn. Half-widths are added
+and not standard errors, which is the same for normal errors and wider for the t-intervals of few blocks. What a second process
+would do (where buffers lie) is not in an interval; the noise floor of twins is its size.
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moe_routing_bench.measure import statistics
+
+_Row = Mapping[Hashable, Any] | Mapping[str, Any]  # as pandas and pyarrow give them
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A positive figure and the ends of its interval, which are NaN where there are too few blocks for one."""
+
+    value: float
+    low: float
+    high: float
+
+    def inverse(self) -> "Estimate":
+        """One over it."""
+        return Estimate(1 / self.value, 1 / self.high, 1 / self.low)
+
+
+def between(base: _Row, row: _Row) -> tuple[float, float | None, float | None, float | None]:
+    """The time of `base` over that of `row`, both ends of its interval and p, from the medians of the blocks that rows of one cell keep.
+
+    Paired within rounds as a worker pairs them; or, where blocks of a row were set aside and nobody knows of which round, unpaired.
+    """
+    blocks = base["block_medians_us"], row["block_medians_us"]
+    paired = not (base["set_aside"] or row["set_aside"]) and len(blocks[0]) == len(blocks[1])
+    return (statistics.paired_ratio if paired else statistics.unpaired_ratio)(*blocks)
+
+
+def speed(base: _Row, row: _Row) -> Estimate:
+    """The time of `base` over that of `row`: paired where they are of one cell, which took turns, otherwise not; 1 for one row."""
+    if base is row:
+        return Estimate(1.0, 1.0, 1.0)
+    same = base["cell_hash"] == row["cell_hash"]
+    blocks = base["block_medians_us"], row["block_medians_us"]
+    value, low, high, _ = between(base, row) if same else statistics.unpaired_ratio(*blocks)
+    return Estimate(value, math.nan, math.nan) if low is None or high is None else Estimate(value, low, high)
+
+
+def share(row: _Row, column: str) -> Estimate:
+    """A column that is proportional to one over the time, with the interval of the time; that of the ceiling is not known."""
+    value = float(row[column])
+    return Estimate(value, value * row["median_us"] / row["ci_high_us"], value * row["median_us"] / row["ci_low_us"])
+
+
+def gmean(parts: Sequence[Estimate]) -> Estimate:
+    """The geometric mean of independent figures. ValueError for none."""
+    logs = [math.log(one.value) for one in parts]
+    middle = sum(logs) / _count(parts)
+    below = math.hypot(*(log - math.log(one.low) for log, one in zip(logs, parts, strict=True))) / len(parts)
+    above = math.hypot(*(math.log(one.high) - log for log, one in zip(logs, parts, strict=True))) / len(parts)
+    return Estimate(math.exp(middle), math.exp(middle - below), math.exp(middle + above))
+
+
+def mean(parts: Sequence[Estimate]) -> Estimate:
+    """The arithmetic mean of independent figures. ValueError for none."""
+    middle = sum(one.value for one in parts) / _count(parts)
+    below = math.hypot(*(one.value - one.low for one in parts)) / len(parts)
+    above = math.hypot(*(one.high - one.value for one in parts)) / len(parts)
+    return Estimate(middle, middle - below, middle + above)
+
+
+def _count(parts: Sequence[Estimate]) -> int:
+    if not parts:
+        raise ValueError("the mean of no figures")
+    return len(parts)

@@ -1,0 +1,133 @@
+"""What a bar is: a figure that was fixed before kernels were written, the cells that it is about, and how rows show it. No torch."""
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from moe_routing_bench.comparison import ratios
+from moe_routing_bench.comparison.ratios import Estimate
+from moe_routing_bench.config.axes import AXES, PRESET
+
+PLATFORM = "nvidia-h200"
+
+Row = Mapping[Hashable, Any]
+Values = Mapping[str, object]
+
+
+def usual(rows: pd.DataFrame) -> dict[str, np.ndarray]:
+    """Of every axis that has a default whether each row (n,) has it, or does not read the axis."""
+    known = {name: rows[axis.follows] if axis.follows else axis.default for name, axis in AXES.items() if axis.follows or axis.default is not None or axis.optional}  # fmt: skip
+    return {name: (rows[name].isna() | (rows[name] == value)).to_numpy() for name, value in known.items()}
+
+
+def of_cell(rows: pd.DataFrame, values: Values, having: Mapping[str, np.ndarray] | None = None) -> pd.DataFrame:
+    """The rows with these values, and the default of every other axis that has one. None: any value; a tuple: one of several.
+
+    What a model sets has any value where one is named. `having` is `usual` of the rows, for who asks for many cells.
+    """
+    asked = {name: one if isinstance(one, tuple) else (one,) for name, one in values.items() if one is not None}
+    masks = [rows[name].isin(one).to_numpy() for name, one in asked.items()]
+    free = {*values, *(PRESET if values.get("model") else ())}
+    masks += [one for name, one in (usual(rows) if having is None else having).items() if name not in free]
+    return rows[np.logical_and.reduce(masks)]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What the rows of one cell say: an estimate, the rows that it was made of, and their names in words."""
+
+    estimate: Estimate
+    rows: Sequence[Row]
+    says: str = ""
+
+    @property
+    def suspect(self) -> bool:
+        """Whether something speaks against one of the times."""
+        return any(row["suspect"] is True for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Level:
+    """What has to be reached: in the mean, and in each cell, of which every one may have its own bound; None: whatever it is."""
+
+    mean: float | None = None
+    each: float | tuple[float, ...] | None = None
+
+    def bounds(self, cells: int) -> Sequence[float | None]:
+        """The bound of each of so many cells."""
+        return self.each if isinstance(self.each, tuple) else (self.each,) * cells
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How figures are printed: what is taken from them, what they are multiplied with, and what stands behind."""
+
+    less: float = 0.0
+    times: float = 1.0
+    name: str = "x"
+    digits: int = 3
+
+    def number(self, value: float) -> str:
+        """A measured figure without the unit; one that rounds to zero has no sign."""
+        return f"{round(self.times * (value - self.less), self.digits) + 0.0:.{self.digits}f}"
+
+    def bound(self, value: float) -> str:
+        """A bound with the unit: a round number."""
+        return f"{round(self.times * (value - self.less), 9):g}{self.name}"
+
+    def measured(self, one: Estimate) -> str:
+        """A figure with its interval, where it has one."""
+        known = not (math.isnan(one.low) or math.isnan(one.high))
+        ends = f"{self.number(one.low)}, {self.number(one.high)}" if known else "no interval"
+        return f"{self.number(one.value)}{self.name} [{ends}]"
+
+
+PERCENT, PERCENT_MORE = Unit(times=100, name=" %", digits=1), Unit(less=1, times=100, name=" %", digits=1)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of a bench over some of its cells.
+
+    `cells` are labels and the values of their axes; None: every cell that was measured, of the rows that `among` leaves. `figure` says
+    what the rows of a cell with a time show, or None where one of those that it compares is absent. Figures are joined by `mean`.
+    `at_most`: less is better. `joined` says how the mean is called.
+    """
+
+    what: str
+    bench: str
+    figure: Callable[[Sequence[Row]], Figure | None]
+    level: Level
+    stretch: Level = Level()
+    cells: Mapping[str, Values] | None = None
+    among: Callable[[pd.DataFrame], pd.DataFrame] = lambda rows: rows
+    at_most: bool = False
+    mean: Callable[[Sequence[Estimate]], Estimate] = ratios.gmean
+    joined: str = "in the geometric mean"
+    unit: Unit = Unit()
+
+    def words(self, level: Level) -> str:
+        """A level in words, such as ``≥ 1.05x, each ≥ 0.95x``; a dash for none."""
+        sign = "≤" if self.at_most else "≥"
+        known = [self.unit.bound(one) for one in dict.fromkeys(level.bounds(1)) if one is not None]
+        parts = [f"{sign} {self.unit.bound(level.mean)} {self.joined}"] if level.mean is not None else []
+        parts += [f"each {sign} {', '.join(known)}"] if known else []
+        return ", ".join(parts) or "–"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A bar held against the rows of one run, card and version of the code: what and where, in words."""
+
+    what: str
+    bar: str
+    stretch: str
+    measured: str
+    cells: str
+    left_out: str
+    verdict: str
+    where: str = ""

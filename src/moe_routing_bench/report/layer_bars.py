@@ -1,0 +1,131 @@
+"""What layers, layers forward and backward, and whole models set out to reach on one H200. Pure functions; no torch.
+
+`OURS` need no package of somebody else. Layers whose products are QuACK's behind our routing (`AROUND_QUACK`) are a rival there, and
+are ours in the lines that say so.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from moe_routing_bench.benches.layer.auto import AUTO
+from moe_routing_bench.choices import table as choices
+from moe_routing_bench.comparison import ratios, regret
+from moe_routing_bench.comparison.choices import entries
+from moe_routing_bench.report.bars import PERCENT, PERCENT_MORE, Bar, Figure, Level, Row, Values
+
+OURS = ("cute", "cute_gather", "triton", "triton_gather")
+AROUND_QUACK = ("cute_quack", "cute_quack_gather")
+_BASELINE = "torch_grouped_mm"
+_QWEN, _DEEPSEEK = {"model": "qwen3-30b-a3b"}, {"model": "deepseek-v3"}
+_WIDE = {"hidden": 4096, "intermediate": 1024, "experts": 128, "top_k": 8}
+
+
+def _cells(*found: Mapping[str, Any]) -> dict[str, Values]:
+    """Cells by their labels: the model or the sizes, the number of tokens, and the skew where one is named."""
+    labels = {}
+    for one in found:
+        sizes = " ".join(f"{name}{one[key]}" for name, key in (("H", "hidden"), ("I", "intermediate"), ("E", "experts"), ("k", "top_k")) if key in one)  # fmt: skip
+        labels[f"{one.get('model', sizes)} T={one['tokens']}"] = one
+    return labels
+
+
+LARGE = _cells(
+    _QWEN | {"tokens": 16384}, _WIDE | {"tokens": 32768}, _DEEPSEEK | {"tokens": 8192}, {"model": "mixtral-8x7b", "tokens": 8192},
+)  # fmt: skip
+PREFILL = LARGE | _cells(
+    _QWEN | {"tokens": 4096},
+    *({"model": model, "tokens": tokens} for model in ("olmoe-1b-7b", "gpt-oss-120b", "qwen3-next-80b-a3b") for tokens in (4096, 16384)),
+)  # fmt: skip
+DECODE = _cells(*(one | {"phase": "decode", "tokens": tokens} for tokens in (1, 8, 64) for one in (_QWEN, _DEEPSEEK)))
+TRAINING = _cells(*({"model": one, "tokens": 4096} for one in ("qwen3-30b-a3b", "olmoe-1b-7b", "mixtral-8x7b")))
+MODELS = _cells(*({"model": one, "phase": "decode", "tokens": 1} for one in ("olmoe-1b-7b", "qwen1.5-moe-a2.7b", "deepseek-v2-lite", "qwen3-30b-a3b")))  # fmt: skip
+UNEVEN = {f"load CV {skew:g}": _QWEN | {"tokens": 16384, "skew": (0.0, skew)} for skew in (0.7, 1.7)}
+
+
+def fastest(rows: Sequence[Row], names: Callable[[str], bool]) -> Row | None:
+    """The row with the least time among the implementations for which `names` holds."""
+    return min((row for row in rows if names(row["implementation"])), key=lambda row: row["median_us"], default=None)
+
+
+def against(ours: Collection[str], others: Callable[[str], bool], rows: Sequence[Row]) -> Figure | None:
+    """The time of the fastest of `others` over that of the fastest of ours."""
+    own, other = fastest(rows, lambda name: name in ours), fastest(rows, others)
+    if own is None or other is None:
+        return None
+    return Figure(ratios.speed(other, own), (own, other), f"{own['implementation']}, {other['implementation']}")
+
+
+def _others(ours: Collection[str]) -> Callable[[str], bool]:
+    return lambda name: name not in (*ours, AUTO)
+
+
+def share_of(column: str, at_most: bool, ours: Collection[str], rows: Sequence[Row]) -> Figure | None:
+    """A column of the fastest of ours, which falls with the time or, `at_most`, grows with it."""
+    own = fastest([row for row in rows if not pd.isna(row[column])], lambda name: name in ours)
+    if own is None:
+        return None
+    estimate = ratios.share(dict(own) | {column: 1 / own[column]}, column).inverse() if at_most else ratios.share(own, column)  # fmt: skip
+    return Figure(estimate, (own,), own["implementation"])
+
+
+def _uneven(rows: Sequence[Row]) -> Figure | None:
+    """The time with uneven loads over that with even ones, of the implementation that is the fastest of ours with even ones: nothing that
+    a choice is made by knows the loads."""
+    even = fastest([row for row in rows if not row["skew"]], OURS.__contains__)
+    if even is None:
+        return None
+    own = fastest([row for row in rows if row["skew"]], lambda name: name == even["implementation"])
+    return None if own is None else Figure(ratios.speed(own, even), (even, own), own["implementation"])
+
+
+def _regret(kind: int, rows: Sequence[Row]) -> Figure | None:
+    """The time of what `auto` chooses over the least of all, by the shipped table; `kind` is that of `regret.KINDS`."""
+    shipped = choices.load()
+    found = regret.lines(entries(pd.DataFrame(rows), ""), shipped)
+    by_name = {row["implementation"]: row for row in rows}
+    if len(found) != 1:
+        return None
+    chosen, best = by_name[found[0].choices[kind].name], by_name[found[0].best]
+    return Figure(
+        ratios.speed(chosen, best), (chosen, best), f"{chosen['implementation']}, the best is {best['implementation']}"
+    )
+
+
+def _of_layers(what: str, ours: Collection[str]) -> list[Bar]:
+    """The bars of a prefill, for a set of implementations that counts as ours."""
+    return [
+        Bar(f"{what}: speed over the fastest other", "layer", partial(against, ours, _others(ours)), Level(1.05, 0.95), Level(1.15), PREFILL),
+        Bar(f"{what}: speed over torch sort and grouped_mm", "layer", partial(against, ours, _BASELINE.__eq__), Level(1.6), Level(1.9), PREFILL),
+        Bar(
+            f"{what}: time over its own two dense products, sustained", "layer", partial(share_of, "over_dense", True, ours),
+            Level(each=(1.20, 1.12, 1.25, 1.08)), Level(each=(1.12, 1.06, 1.15, 1.04)), LARGE, at_most=True,
+        ),
+    ]  # fmt: skip
+
+
+BARS = (
+    *_of_layers("layer", OURS), *_of_layers("layer, QuACK's products among ours", (*OURS, *AROUND_QUACK)),
+    Bar("layer forward and backward: speed over SonicMoE", "training", partial(against, ("ops",), "sonicmoe".__eq__), Level(each=1.0), Level(each=1.1), TRAINING),
+    Bar(
+        "layer, decode: bytes of active weights over time, of copy", "layer", partial(share_of, "share_of_copy", False, OURS),
+        Level(each=(0.60, 0.60, 0.75, 0.75, 0.80, 0.80)), Level(each=(0.80, 0.80, 0.85, 0.85, 0.90, 0.90)), DECODE, unit=PERCENT,
+    ),
+    Bar(
+        "layer, uneven loads: time over balanced, less 1", "layer", _uneven, Level(each=(1.08, 1.20)), Level(each=(1.04, 1.12)), UNEVEN,
+        at_most=True, unit=PERCENT_MORE,
+    ),
+    *(
+        Bar(
+            f"auto, chosen {kind}: regret against the best measured", "layer", partial(_regret, i), Level(1.03, 1.15), Level(1.01, 1.08),
+            at_most=True, mean=ratios.mean, joined="in the mean", unit=PERCENT_MORE,
+        )
+        for i, kind in enumerate(regret.KINDS)
+    ),
+    Bar(
+        "model, one token: speed over the better of batched_mm and grouped_mm", "model",
+        partial(against, ("ops",), ("transformers_batched_mm", "transformers_grouped_mm").__contains__), Level(1.3), Level(2.0), MODELS,
+    ),
+)  # fmt: skip

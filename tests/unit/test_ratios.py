@@ -1,0 +1,83 @@
+"""Ratios and means with intervals, worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from moe_routing_bench.comparison import ratios
+from moe_routing_bench.comparison.ratios import Estimate
+from moe_routing_bench.measure import statistics
+
+SLOW, FAST = [20.0, 22.0, 21.0, 20.4], [10.0, 11.0, 10.5, 10.3]
+
+
+def row(blocks: list[float], cell: str = "c", set_aside: int = 0) -> dict[str, object]:
+    return {"cell_hash": cell, "set_aside": set_aside, "block_medians_us": blocks}
+
+
+def test_rows_of_one_cell_are_paired_and_of_two_not() -> None:
+    same, other = ratios.speed(row(SLOW), row(FAST)), ratios.speed(row(SLOW), row(FAST, "d"))
+    assert (same.value, same.low, same.high) == statistics.paired_ratio(SLOW, FAST)[:3]
+    assert (other.value, other.low, other.high) == statistics.unpaired_ratio(SLOW, FAST)[:3]
+    assert other.high - other.low > 3 * (same.high - same.low), "what both blocks of a round share cancels"
+
+
+def test_rows_with_blocks_set_aside_are_not_paired() -> None:
+    found = ratios.speed(row(SLOW, set_aside=2), row(FAST))
+    assert (found.value, found.low, found.high) == statistics.unpaired_ratio(SLOW, FAST)[:3]
+    assert ratios.between(row(SLOW[:3]), row(FAST)) == statistics.unpaired_ratio(SLOW[:3], FAST)
+
+
+def test_a_row_is_as_fast_as_itself() -> None:
+    one = row(FAST)
+    assert ratios.speed(one, one) == Estimate(1, 1, 1)
+
+
+def test_too_few_blocks_have_no_interval() -> None:
+    found = ratios.speed(row(SLOW[:2]), row(FAST[:2]))
+    assert found.value == pytest.approx(2) and math.isnan(found.low) and math.isnan(found.high)
+    assert math.isnan(ratios.gmean([found, Estimate(1, 0.9, 1.1)]).low)
+
+
+def test_a_share_has_the_interval_of_its_time() -> None:
+    """A longer time is a smaller share."""
+    one = {"share_of_copy": 0.8, "median_us": 10.0, "ci_low_us": 8.0, "ci_high_us": 12.5}
+    found = ratios.share(one, "share_of_copy")
+    assert (found.value, found.low, found.high) == (0.8, pytest.approx(0.64), pytest.approx(1.0))
+    assert found.inverse().low == pytest.approx(1.0) and found.inverse().high == pytest.approx(1 / 0.64)
+
+
+def test_errors_of_a_geometric_mean_add_as_squares() -> None:
+    """By hand: logarithms of 3 and 4 percent around 2 and 8, both over 2."""
+    parts = [Estimate(2, 2 * math.exp(-0.03), 2 * math.exp(0.03)), Estimate(8, 8 * math.exp(-0.04), 8 * math.exp(0.04))]
+    found = ratios.gmean(parts)
+    assert found.value == pytest.approx(4)
+    assert (found.low, found.high) == (pytest.approx(4 * math.exp(-0.025)), pytest.approx(4 * math.exp(0.025)))
+
+
+def test_errors_of_a_mean_add_as_squares() -> None:
+    found = ratios.mean([Estimate(1.0, 0.97, 1.0), Estimate(1.2, 1.16, 1.25)])
+    assert (found.value, found.low) == (pytest.approx(1.1), pytest.approx(1.1 - 0.025))
+    assert found.high == pytest.approx(1.1 + 0.025)
+
+
+def test_the_mean_of_nothing_is_refused() -> None:
+    for mean in (ratios.gmean, ratios.mean):
+        with pytest.raises(ValueError, match="no figures"):
+            mean([])
+
+
+def test_the_interval_of_a_mean_covers_as_it_says() -> None:
+    """Of 400 runs with 6 cells of 12 rounds each, whose true ratios differ, 95 % hold the true mean; more as half-widths of t add."""
+    rng, true = np.random.default_rng(5), [0.9, 1.0, 1.1, 1.2, 1.4, 2.0]
+    middle, held = math.exp(np.log(true).mean()), 0
+    for _ in range(400):
+        cells = []
+        for ratio in true:
+            shared, noise = rng.normal(0, 0.05, 12), rng.normal(0, 0.01, (2, 12))
+            base, own = ratio * np.exp(shared + noise[0]), np.exp(shared + noise[1])
+            cells.append(ratios.speed(row(base.tolist()), row(own.tolist())))
+        found = ratios.gmean(cells)
+        held += found.low <= middle <= found.high
+    assert 0.93 <= held / 400 <= 0.995
