@@ -243,8 +243,8 @@ def shape(row: pd.Series) -> str:
 
 
 def layers(phase: str) -> str:
-    """One line per layer that was measured in a phase, with the fastest of ours against the fastest of others; of several layers, the
-    geometric means over them."""
+    """One line per layer that was measured in a phase, with the fastest of ours against the fastest of others; of several layers with even
+    loads, the geometric means over them."""
     rows = stored((DECODE if phase == "decode" else LAYERS) + "measurements.parquet")
     lines, ahead, over_baseline = [], [], []
     # auto is one of the others
@@ -254,8 +254,9 @@ def layers(phase: str) -> str:
         medians = found["median_us"]
         own = medians.index.str.startswith(OURS)
         ours, others = medians[own].idxmin(), medians[~own]
-        ahead.append(others.min() / medians[ours])
-        over_baseline.append(medians[BENCHES["layer"].baseline] / medians[ours])
+        if not first["skew"]:
+            ahead.append(others.min() / medians[ours])
+            over_baseline.append(medians[BENCHES["layer"].baseline] / medians[ours])
         line = {"layer": shape(first), "T": str(first["tokens"])}
         line |= {f"`{way}`": digits(medians.get(way, np.nan)) for way in LAYER_WAYS}
         line["fastest of ours, against the fastest other"] = f"`{ours}`, {digits(others.min() / medians[ours])}x (`{others.idxmin()}`)"  # fmt: skip
@@ -265,10 +266,10 @@ def layers(phase: str) -> str:
             line |= {"over dense products": digits(found.at[ours, "over_dense"]), "mJ per token": digits(found.at[ours, "energy_mj_per_token"])}  # fmt: skip
         lines.append(line)
     shown = table(sorted(lines, key=lambda line: (line["layer"], int(line["T"]))))
-    if len(lines) == 1:
+    if len(ahead) < 2:
         return shown
     return (
-        f"{shown}\nThe fastest of ours, geometric mean over {len(lines)} layers: {digits(stats.gmean(ahead))}x the fastest other (least "
+        f"{shown}\nThe fastest of ours, geometric mean over {len(ahead)} layers: {digits(stats.gmean(ahead))}x the fastest other (least "
         f"{digits(min(ahead))}x), {digits(stats.gmean(over_baseline))}x `{BENCHES['layer'].baseline}`.\n"
     )
 

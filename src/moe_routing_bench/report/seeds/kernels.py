@@ -7,7 +7,7 @@ from moe_routing_bench.report.seeds.models import milliseconds, why
 from moe_routing_bench.report.seeds.tables import ABSENT, number, ratio
 
 LOOP, DEQUANTISED, DEQUANTISED_LOOP = "torch_loop", "dequant", "dequant_loop"
-_BASELINES = (LOOP, DEQUANTISED, "dequant_uncached", DEQUANTISED_LOOP)
+_BASELINES = (LOOP, DEQUANTISED, "dequant_uncached", "dequant_cute", DEQUANTISED_LOOP)
 HEADINGS = (
     *(f"{LOOP} ms", f"{DEQUANTISED_LOOP} ms", f"{DEQUANTISED} ms", "kernel", "kernel ms"),
     *(f"over {DEQUANTISED_LOOP}", f"over {DEQUANTISED}", "TFLOP/s", "in doubt"),
