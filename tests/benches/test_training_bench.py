@@ -17,6 +17,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.kernels.experts import ACTIVATIONS
 from moe_routing_bench.kernels.layer import Layer
 from moe_routing_bench.kernels.permute.layout import RowLayout
+from moe_routing_bench.kernels.training import torch_loop
 from moe_routing_bench.routers import ROUTERS
 
 BENCH = BENCHES["training"]
@@ -326,6 +327,27 @@ def test_a_library_is_behind_our_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     slope = weights * (torch.zeros_like(weights).scatter_(1, expected["topk_ids"][:, :1].long(), 1.0) - first)
     want = slope * inputs["d_combined"].sum(1, keepdim=True).double()
     torch.testing.assert_close(found["d_logits"].double(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_tuner_chose_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows keep what the attribute of the bound call says once it has run."""
+    cell, inputs, _ = case()
+    made = torch_loop.layer(definition.problem(cell))
+    bound = {"way": "torch_loop", **inputs, **definition.empty_outputs(cell, inputs)}
+    assert not hasattr(step.bind(definition.problem(cell), **bound), "configuration")
+
+    chosen: list[str] = []
+
+    def tuned(*given: Tensor) -> Tensor:
+        chosen[:] = ["tiles of 128"]
+        return made(*given)
+
+    tuned.configuration = lambda: "; ".join(chosen)
+    monkeypatch.setattr(torch_loop, "layer", lambda problem: tuned)
+    call = step.bind(definition.problem(cell), **bound)
+    assert call.configuration() == ""
+    call()
+    assert call.configuration() == "tiles of 128"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ of a library behind our gate. `ops` is `moe_routing_bench.ops.layer`.
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ _LIBRARIES = {
     "transformers_experts": transformers_experts,
 }
 _LEARNED = ("x", "logits", "w13", "w2")
+T = TypeVar("T")
 
 
 def unsupported(problem: Layer, *, way: str, **options: Any) -> str | None:
@@ -75,7 +76,7 @@ def bind(
             "combined": result.detach()
         } | found  # an autograd graph that lives on would tie a capture to its stream
 
-    return run
+    return _saying(run, forward)
 
 
 def _forward(problem: Layer, way: str, bias: Tensor | None, **options: Any) -> Callable[..., Tensor]:
@@ -90,7 +91,14 @@ def _forward(problem: Layer, way: str, bias: Tensor | None, **options: Any) -> C
         ids, weights = plain(logits, top_k, bias) if way in _PLAIN else ops.gate(logits, top_k, rule, bias)
         return layer(x, ids, weights, w13, w2)
 
-    return forward
+    return _saying(forward, layer)
+
+
+def _saying(call: Callable[..., T], tuned: Callable[..., Any]) -> Callable[..., T]:
+    """The call, which also says what the tuner of `tuned` chose, where that does."""
+    if hasattr(tuned, "configuration"):
+        call.configuration = tuned.configuration  # pyright: ignore[reportFunctionMemberAccess]
+    return call
 
 
 def precompile(problem: Layer, arch: str, *, way: str, **options: Any) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from moe_routing_bench.kernels.experts.common import unaligned
+from moe_routing_bench.kernels.experts.quack_experts import tuner_choices
 from moe_routing_bench.kernels.layer import Layer, peers
 
 
@@ -19,7 +20,7 @@ def unsupported(problem: Layer) -> str | None:
 
 
 def layer(problem: Layer) -> Callable[..., Tensor]:
-    """The layer as a differentiable function of x, topk_ids, topk_weights, w13 and w2."""
+    """The layer as a differentiable function of x, topk_ids, topk_weights, w13 and w2; its `configuration` says what the tuner chose."""
     from sonicmoe.enums import ActivationType  # pyright: ignore[reportMissingImports]
     from sonicmoe.functional import _DownProjection, _UpProjection  # pyright: ignore[reportMissingImports]
     from sonicmoe.functional.triton_kernels import (  # pyright: ignore[reportMissingImports]
@@ -43,4 +44,5 @@ def layer(problem: Layer) -> Callable[..., Tensor]:
             inner, sums, w2, None, topk_weights, offsets, tokens, top_k, *indices, *fixed_k, activation
         )
 
+    run.configuration = tuner_choices()
     return run
