@@ -130,6 +130,9 @@ def test_each_layer_has_its_own_bound_over_dense_products() -> None:
     assert line(what, *rows[:3], rows[3] | {"over_dense": 1.1}).verdict == "missed"
     assert line(what, *rows[:3], rows[3] | {"over_dense": 1.085}).verdict == "missed, within noise"
     assert line(what, *rows[:3]).verdict == "open"
+    doubted = line(what, *rows[:3], rows[3] | {"suspect": True})
+    assert "; suspect: mixtral-8x7b T=8192: 1.060x" in doubted.measured and doubted.measured.count("deepseek-v3") == 1
+    assert line(what, rows[0] | {"suspect": True}).measured.startswith("suspect: qwen3-30b-a3b T=16384: 1.180x")
 
 
 def test_forward_and_backward_against_sonicmoe() -> None:

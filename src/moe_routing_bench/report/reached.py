@@ -69,13 +69,17 @@ def _judged(bar: Bar, found: Mapping[str, Figure], lost: int, where: str) -> Lin
     sure = {name: one for name, one in found.items() if not one.suspect}
     wanted = list(found if bar.cells is None else bar.cells)
     suspect = len(found) - len(sure)
-    measured = _measured(bar, sure) if sure else "–"
-    if suspect:
-        measured += f"; with the suspect cells: {_measured(bar, found)}"
+    parts = [_measured(bar, sure)] if sure else []
+    if suspect and _joined(bar, found):
+        parts.append(f"with the suspect cells: {_measured(bar, found)}")
+    elif suspect:
+        parts.append(f"suspect: {_measured(bar, {name: one for name, one in found.items() if name not in sure})}")
     left = [
         f"{what}: {number}" for what, number in (("suspect cells", suspect), ("rows without a time", lost)) if number
     ]
-    return _line(bar, measured, f"{len(sure)} of {len(wanted)}", "; ".join(left), _verdict(bar, wanted, sure), where)
+    return _line(
+        bar, "; ".join(parts), f"{len(sure)} of {len(wanted)}", "; ".join(left), _verdict(bar, wanted, sure), where
+    )
 
 
 def _line(bar: Bar, measured: str, cells: str, left_out: str, verdict: str, where: str) -> Line:
@@ -84,9 +88,14 @@ def _line(bar: Bar, measured: str, cells: str, left_out: str, verdict: str, wher
     )
 
 
+def _joined(bar: Bar, found: Mapping[str, Figure]) -> bool:
+    """Whether a mean is shown and the worst cell, as where the bar has a mean or the cells are many, and not every cell."""
+    return bar.level.mean is not None or len(found) > _FEW
+
+
 def _measured(bar: Bar, found: Mapping[str, Figure]) -> str:
-    """The mean and the worst cell where the bar has a mean or the cells are many, otherwise every cell."""
-    if bar.level.mean is None and len(found) <= _FEW:
+    """The figures of some cells."""
+    if not _joined(bar, found):
         return "; ".join(_cell(bar, name, one) for name, one in found.items())
     mean = bar.unit.measured(bar.mean([one.estimate for one in found.values()]))
     worst = (max if bar.at_most else min)(found, key=lambda name: found[name].estimate.value)
