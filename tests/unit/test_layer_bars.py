@@ -4,6 +4,10 @@ import pytest
 from rows import frame, one
 
 from moe_routing_bench.comparison.ratios import Estimate
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.measure import completion
 from moe_routing_bench.report import layer_bars, reached
 from moe_routing_bench.report.bars import PERCENT_MORE, PLATFORM, Bar, Figure, Level, Line, Unit, of_cell
 
@@ -92,6 +96,28 @@ def test_a_suspect_rival_takes_its_cell_along() -> None:
     rows = cells(other=90.0)
     rows[1]["suspect"] = True
     assert line(FASTEST, *rows).cells == "10 of 11"
+
+
+def said(**fields: object) -> dict[str, object]:
+    """What a worker says against a row with these fields."""
+    measured = {"median_us": 1e3, "compulsory_bytes": 8, "flops": 0, "copy_gb_per_s": 1, "peak_tflops": 1, "device": "cpu", "expert_load": [8], "layout": None}  # fmt: skip
+    found = completion.derived(
+        Job(cell_of("gate", tokens=8, experts=8, top_k=2), ("torch",), Settings()), measured | fields
+    )
+    return {name: found[name] for name in ("suspect", "suspect_reason")}
+
+
+def test_a_drift_of_the_ceilings_is_held_against_shares_and_other_cells_but_not_against_rivals_in_turns() -> None:
+    drifted, shared = said(calibration_drift=0.04), said(calibration_drift=0.04, other_gpu_processes=1)
+    rows = cells(over_dense=1.0)
+    rows[0] |= drifted
+    rows[1] |= drifted
+    assert (line(FASTEST, *rows).cells, line(FASTEST, *rows).left_out) == ("11 of 11", "–")
+    assert line("layer: time over its own two dense products, sustained", *rows).cells == "3 of 4"
+    rows[0] |= shared
+    assert (line(FASTEST, *rows).cells, line(FASTEST, *rows).left_out) == ("10 of 11", "suspect cells: 1")
+    even, uneven = (row("cute", 100.0, model="qwen3-30b-a3b", tokens=16384, skew=skew) for skew in (0.0, 0.7))
+    assert line("layer, uneven loads: time over balanced, less 1", even, uneven | drifted).cells == "0 of 2"
 
 
 @pytest.mark.parametrize("change", [{"gpu_uuid": "GPU-2"}, {"code_fingerprint": "b" * 16}])
