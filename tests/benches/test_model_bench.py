@@ -2,9 +2,6 @@
 
 import importlib
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.measure import supervisor
 from moe_routing_bench.store import paths, records
 
 BENCH = BENCHES["model"]
@@ -327,13 +325,6 @@ def test_the_kernels_of_the_operators_are_compiled(form: str, compiled: list[str
     assert seen == [(operation, "sm_90a") for operation in compiled]
 
 
-# A process that forks a worker for each job, given as pairs of a file and a spec, once it has what all of them import.
-MEASURE = """
-import sys
-import scipy.stats, torch, transformers.models.qwen3_moe.modeling_qwen3_moe
-from moe_routing_bench.measure import supervisor
-sys.exit(any([supervisor.main(list(one)) for one in zip(sys.argv[1::2], sys.argv[2::2])]))
-"""
 MEASURED = {"prefill": {"tokens": 16}, "decode": {"tokens": 2, "phase": "decode"}}
 
 
@@ -341,13 +332,11 @@ MEASURED = {"prefill": {"tokens": 16}, "decode": {"tokens": 2, "phase": "decode"
 def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the rows of both phases."""
     pytest.importorskip("transformers")
-    folder, words = tmp_path_factory.mktemp("cells"), []
+    folder = tmp_path_factory.mktemp("cells")
     settings = Settings(check_seeds=2, warmup_ms=1, min_blocks=3, max_blocks=5, interval_us=10, max_seconds=0.2, wall_calls=1)  # fmt: skip
     for phase, axes in MEASURED.items():
         cell = cell_of("model", hidden=64, intermediate=32, experts=8, top_k=2, **axes)
-        words += [str(folder / f"{phase}.parquet"), Job(cell, tuple(FORMS), settings).spec]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", MEASURE, *words], env=environment, check=True, timeout=200)
+        supervisor.measure(Job(cell, tuple(FORMS), settings), folder / f"{phase}.parquet")
     return folder
 
 

@@ -21,8 +21,9 @@ QUICK = Settings(check_seeds=1, warmup_ms=1, interval_us=20, samples_per_block=1
 FILES = sorted(PACKAGE.rglob("*.py"))
 # For each job in a process of its own: measures it, and prints the files of the package that its worker has loaded.
 SCRIPT = """
-import json, os, sys
+import gc, json, os, sys
 import nvtx, pyarrow.parquet, scipy.stats, torch._dynamo
+gc.freeze()
 for spec in sys.argv[1:]:
     if os.fork():
         os.wait()
