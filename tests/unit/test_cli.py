@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import forks
 from moe_routing_bench import closure
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.choices import table
@@ -211,9 +211,11 @@ def test_measure_prints_all_columns_for_programs(call, monkeypatch, form):
 def test_measure_computes_with_as_many_threads_as_the_workflow(option, threads):
     """One, whatever torch would take by itself and Snakemake gives to its jobs; it is said, and stored in the rows."""
     quick = ["--implementations", "torch", "--tokens", "8", "--max-seconds", "0.01", "--min-blocks", "3", "--json"]
+    # What torch would take by itself it decides when it is imported, so a fork is no test of the default.
+    environment = forks.environment(ROOT / "src", forked=bool(option)) | {"OMP_NUM_THREADS": "3"}
     done = subprocess.run(
-        [sys.executable, "-m", "moe_routing_bench.cli", "measure", "gate", *quick, *option],
-        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "3"}, capture_output=True, text=True, check=True,
+        ["moe-routing-bench", "measure", "gate", *quick, *option],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     (row,) = json.loads(done.stdout)
     assert row["cpu_threads"] == threads

@@ -259,6 +259,7 @@ def installed_by(program: str, folder: Path, gpus: int) -> subprocess.CompletedP
     python.parent.mkdir(parents=True)
     python.write_text(f"#!/bin/sh\n{program}\n")
     python.chmod(0o755)
+    python.with_name("pip").touch()  # else the environment is made anew
     environment = os.environ | {"PATH": f"{fake_nvidia_smi(folder / 'bin', gpus=gpus)}{os.pathsep}{os.environ['PATH']}"}
     command = ["bash", str(folder / "workflow/scripts/install.sh"), "--report"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, preexec_fn=interruptible)
