@@ -9,8 +9,9 @@ from browser import asked
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.rows import row_id
 
+COUNT = 900  # many times those that are laid out at once
 TIMED = {"ci_low_us": 12.3, "ci_high_us": 12.4, "energy_mj": 3.5}
-TABLE = frame(*(one("gate", "cute", cell=f"c{i}", tokens=i + 1, median_us=float(1 + i * 7919 % 20011), **TIMED) for i in range(3000)))  # fmt: skip
+TABLE = frame(*(one("gate", "cute", cell=f"c{i}", tokens=i + 1, median_us=float(1 + i * 7919 % 20011), **TIMED) for i in range(COUNT)))  # fmt: skip
 IDS = [row_id(record) for record in TABLE.to_dict("records")]
 HELP = """const ids = () => [...document.querySelectorAll("#rows tbody tr[id]")].map(line => line.id.slice(4)), names = () => heads.map(head => head.textContent);
     const inSightNow = () => { const box = scroller.getBoundingClientRect(), head = table.tHead.getBoundingClientRect().bottom; return ids().filter(id => { const at = document.querySelector("#row-" + id).getBoundingClientRect(); return at.bottom > head && at.top < box.bottom; }); };
@@ -35,13 +36,13 @@ def test_scrolling_shows_every_row_in_order(ask):
         for (let top = 0; top < scroller.scrollHeight; top += scroller.clientHeight - 60) { go(top); most = Math.max(most, ids().length); blank += !inSightNow().length; inSightNow().forEach(id => seen.includes(id) || seen.push(id)); }
         return {seen, most, blank, drift: Math.abs(scroller.scrollHeight - high), end: inSightNow().at(-1), line: lineTall, high};""")
     assert found["seen"] == IDS and found["most"] < 150 and not found["blank"] and found["end"] == IDS[-1]
-    assert found["drift"] <= 2 and found["high"] == pytest.approx(3000 * found["line"], rel=0.01)
+    assert found["drift"] <= 2 and found["high"] == pytest.approx(COUNT * found["line"], rel=0.01)
 
 
 def test_an_open_row_keeps_its_place_out_of_sight(ask):
     """Scrolled away and back it is open as before, and what lies below it has moved by its height; the focus of a line in sight stays."""
     found = ask("""const before = scroller.scrollHeight, row = page.ids.indexOf(ids()[5]); open(row, true); const high = opened.get(row).offsetHeight, grown = scroller.scrollHeight - before;
-        go(40000); const away = [opened.get(row).isConnected, scroller.scrollHeight - before]; const button = document.querySelector("#row-" + inSightNow()[3] + " .open"); button.focus(); layOut(); const focus = document.activeElement === button;
+        go(12000); const away = [opened.get(row).isConnected, scroller.scrollHeight - before]; const button = document.querySelector("#row-" + inSightNow()[3] + " .open"); button.focus(); layOut(); const focus = document.activeElement === button;
         go(0); return {high, grown, away, focus, back: opened.get(row).isConnected, after: opened.get(row).previousElementSibling.id === "row-" + page.ids[row]};""")
     assert found["high"] > 50 and found["grown"] == pytest.approx(found["high"], abs=2)
     assert found["away"] == [False, pytest.approx(found["high"], abs=3)]
@@ -49,9 +50,9 @@ def test_an_open_row_keeps_its_place_out_of_sight(ask):
 
 
 def test_sorted_and_filtered_the_first_are_shown(ask):
-    order = sorted(range(3000), key=lambda place: TABLE["median_us"][place])
-    found = ask("""go(50000); ask("", "median_us"); const sorted = [inSightNow(), ids().length]; document.querySelector("#filter").value = "tokens>2990"; byId("filter").oninput(); return [...sorted, ids().sort()];""")  # fmt: skip
-    assert found[1] < 150 and found[2] == sorted(IDS[2990:])
+    order = sorted(range(COUNT), key=lambda place: TABLE["median_us"][place])
+    found = ask("""go(15000); ask("", "median_us"); const sorted = [inSightNow(), ids().length]; document.querySelector("#filter").value = "tokens>890"; byId("filter").oninput(); return [...sorted, ids().sort()];""")  # fmt: skip
+    assert found[1] < 150 and found[2] == sorted(IDS[890:])
     assert found[0] == [IDS[place] for place in order[: len(found[0])]] and len(found[0]) > 10
 
 
