@@ -56,7 +56,7 @@ def test_the_fastest():
     rows = [*pair("a", 1.2), *pair("b", 1.4, tokens=512), *pair("c", 1.9), *pair("d", 1.001, "same"), *pair("g", 9.0, bench="gate")]  # fmt: skip
     found = headlines.fastest(sound(*rows, ran("unjudged", "cute", 1.0)))
     assert found and found.text == (
-        "routing: cute is faster than the best other implementation in 3 of 4 cells by verdict; in the middle one of these 1.4x [1.39, 1.41] as fast as triton, at T=512 E=8."
+        "routing: cute is faster than the best other implementation, beyond noise, in 3 of 4 cells; in the median one of these it is 1.40x [1.39, 1.41] as fast as triton, at T=512 E=8."
     )
     assert found.link == "rows?filter=bench%3Drouting+implementation%3Dcute+best_verdict%3Dfaster&sort=best_speedup"
     assert drawn(found) == [("T=64 E=8", "", 1.9), ("T=512 E=8", "chosen", 1.4), ("T=64 E=8", "", 1.2), ("T=64 E=8", "hollow", 1)]  # fmt: skip
@@ -70,7 +70,7 @@ def test_near_the_limit():
     """The middle cell's share, its interval from that of the time; nothing on a CPU, or where a share is none."""
     rows = [row | {"share_of_roofline": share} for name, share in (("a", 0.5), ("b", 0.8), ("c", 0.9)) for row in pair(name, 1.5)]  # fmt: skip
     found = headlines.near_the_limit(sound(*rows))
-    assert found and found.text == "routing: cute reaches 80.0% [79.2%, 80.8%] of the roofline in the middle one of 3 cells, at T=64 E=8."  # fmt: skip
+    assert found and found.text == "routing: cute reaches 80.0% [79.2%, 80.8%] of the roofline in the median one of 3 cells, at T=64 E=8."  # fmt: skip
     assert found.link == f"row-{row_id(rows[2])}"
     assert [(kind, value) for _, kind, value in drawn(found)] == [("", 90.0), ("chosen", 80.0), ("", 50.0)]
     for values in ({"gpu_uuid": None}, {"share_of_roofline": 3.79}, {"share_of_roofline": None}, {"converged": False}, {"suspect": True}):  # fmt: skip
@@ -83,7 +83,7 @@ def test_skew():
     narrower = [ran(f"{skew}", "cute", us, skew=skew, tokens=4096) for skew, us in ((0.0, 800.0), (0.7, 1600.0))]
     found = headlines.skew(sound(*rows, *narrower))
     assert found and found.text == (
-        "routing: at skew 1.7 cute takes 1.5x [1.47, 1.53] its time at skew 0, in cells equal otherwise on one card, at T=512 E=8."
+        "routing: at skew 1.7 cute takes 1.50x [1.47, 1.53] its time at skew 0, in cells equal otherwise on one card, at T=512 E=8."
     )
     assert drawn(found) == [("skew 0.7", "", 1.1), ("skew 1.7", "chosen", 1.5)]
     alone = headlines.skew(sound(rows[2], rows[4]))
@@ -100,7 +100,7 @@ def test_skew():
     assert said(headlines.skew, *(row | {"capacity_factor": 1.0} for row in (low, high))) == "", (
         "what is dropped takes no time"
     )
-    assert said(headlines.skew, low, high | {"median_us": 50.0, "ci_low_us": 49.0, "ci_high_us": 51.0}).startswith("routing: at skew 1.7 cute takes 0.5x")  # fmt: skip
+    assert said(headlines.skew, low, high | {"median_us": 50.0, "ci_low_us": 49.0, "ci_high_us": 51.0}).startswith("routing: at skew 1.7 cute takes 0.500x")  # fmt: skip
 
 
 def trained(name, losses, causal=True, left=(0.2, 0.1), label="e8", **values):
@@ -137,7 +137,7 @@ def test_quality():
 def test_what_trained_rules_leave_over():
     """At a factor of 1, the middle rule's mean over seeds; batches of one domain are named; nothing without a second seed or that factor."""
     middle = trained("m", (1.0, 1.01, 1.02), left=(0.3, 0.1))
-    text = "Capacity (e8): a factor of 1 leaves 31.0% ± 2.5% of the choices of trained m over, the middle one of 3 rules (21.0% to 41.0%)"
+    text = "Capacity (e8): with a factor of 1, 31.0% ± 2.5% of the choices of trained m go over the capacity, the median of 3 rules (21.0% to 41.0%)"
     high = trained("h", (1.0, 1.01, 1.02), left=(0.4, 0.1))
     assert told(headlines.left_over, A, middle, high) == text + "."
     old = [[run | {"validation_batches": "by_domain"} for run in runs] for runs in (A, middle, high)]
@@ -157,3 +157,12 @@ def test_at_most_five(with_runs):
     assert found == ["routing:"] * 3 + ["Quality", "Capacity"] * with_runs and len(found) <= headlines.MOST
     crashed = frame(*(row | {"status": "crashed", "median_us": None} for row in rows))
     assert headlines.headlines(crashed) == headlines.headlines(crashed.iloc[:0]) == []
+
+
+def test_an_interval_has_the_digits_that_tell_its_ends_apart():
+    """Three where they suffice, five at most; equal numbers have three."""
+    assert headlines._interval(1.4, 1.39, 1.41) == "1.40x [1.39, 1.41]"
+    assert headlines._interval(1.0781, 1.0774, 1.0787) == "1.078x [1.077, 1.079]"
+    assert headlines._interval(2.0, 2.0, 2.0) == "2.00x [2.00, 2.00]"
+    assert headlines._interval(1.0000001, 1.0, 1.0000002) == "1.0000x [1.0000, 1.0000]"
+    assert headlines._apart(0.9028, 0.9026, 0.903) == "90.28% [90.26%, 90.30%]"

@@ -27,7 +27,9 @@ def test_loads_and_drops():
     assert charts.data(found)["own"] == {drops: {"x": {"label": found.x.label, "kind": "linear"}, "y": {"label": drops, "kind": "linear"}}}  # fmt: skip
     assert list(found.marks["says"].iloc[-2:]) == ["median and range of 2 routings", "median and range of 1 routing"]
     assert found.marks[found.marks["series"].str.startswith("E=")]["join"].nunique() == 3, "no line joins routings"
-    assert load_cv.chart(frame(*rows[:2])).marks["panel"].nunique() == 1, "without a limit nothing is dropped"
+    free = [*rows[:2], rows[2] | {"capacity_factor": None, "drop_rate": 0.0}]
+    assert load_cv.chart(frame(*free)).marks["panel"].nunique() == 1, "without a limit nothing is dropped"
+    assert load_cv.chart(frame(*rows[:2])).reason == "all loads were drawn with one skew"
     assert load_cv.chart(frame(one("gate", "cute"))).reason == "no ok row has a skew and a load"
 
 
@@ -39,18 +41,20 @@ def test_fronts_of_each_card():
 
     rows = [
         ran(20.0, 0.0), ran(10.0, 0.25, capacity_factor=1.0), ran(30.0, 0.25, name="torch", capacity_factor=1.0),
-        ran(5.0, 0.25, capacity_factor=1.0, gpu_uuid="GPU-2"), ran(15.0, 0.0, skew=0.0),
+        ran(5.0, 0.25, capacity_factor=1.0, gpu_uuid="GPU-2"), ran(15.0, 0.0, skew=0.0), ran(14.0, 0.0, skew=0.0, capacity_factor=1.0),
     ]  # fmt: skip
     found = pareto.chart(frame(*rows))
     marks = found.marks
-    assert list(marks["panel"].unique()) == ["dropped assignments (%), skew 0", "dropped assignments (%), skew 1"]
+    assert list(marks["panel"].unique()) == ["dropped assignments (%), skew 1"], "at skew 0 both factors drop the same"
     assert [(x, y, join) for x, y, join in marks[["x", "y", "join"]].astype(object).where(lambda values: values.notna(), None).itertuples(index=False)] == [
-        (0, 15, "GPU-1"), (0, 20, "GPU-1"), (25, 10, "GPU-1"), (25, 30, None), (25, 5, "GPU-2"),
+        (0, 20, "GPU-1"), (25, 10, "GPU-1"), (25, 30, None), (25, 5, "GPU-2"),
     ]  # fmt: skip
-    assert list(marks["says"].iloc[1:3]) == ["capacity factor none", "capacity factor 1"] and marks["low"].iloc[0] == 14
+    assert list(marks["says"].iloc[:2]) == ["capacity factor none", "capacity factor 1"] and marks["low"].iloc[0] == 19
     assert found.scales(marks["panel"].iloc[0])[1].kind == "log" and found.y.label == "routing time (µs)"
     even = pareto.chart(frame(*rows[:2], ran(12.0, 0.1, skew=0.5)))
     assert even.y.kind == "linear"
+    apart = pareto.chart(frame(rows[0], ran(12.0, 0.1, skew=0.5)))
+    assert apart.marks.empty and apart.reason == "drops and padding are the same at every skew of the shape"
     assert (
         pareto.chart(frame(rows[0], ran(12.0, 0.0, skew=2.0))).reason
         == "drops and padding are the same in all cells of the shape"

@@ -19,6 +19,7 @@ from moe_routing_bench.report import render as render_module
 from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew, pairs
 from moe_routing_bench.report.findings import findings
+from moe_routing_bench.report.page import percent
 from moe_routing_bench.report.render import render, small
 from moe_routing_bench.report.targets import targets
 from moe_routing_bench.store import records
@@ -33,7 +34,7 @@ def test_report(tmp_path):
     for table in (rows(), some(rows(gpu=False)), some(rows(status="crashed")), rows().iloc[:0]):
         render(table, dict.fromkeys(FIGURES, svg), out)
         page = out.read_text()
-        assert all(text in html.unescape(page) for text in findings(table))
+        assert all(percent(text) in html.unescape(page) for text in findings(table))
         measured = [figure for figure in FIGURES.values() if figure.source == "measurements"]
         assert page.count("data:image/svg+xml") + page.count('<div class="chart"') == len(measured)
         assert not re.search(r"https?://(?!www\.w3\.org/)|<script>alert", page)
@@ -202,7 +203,7 @@ def test_rows_of_other_code_say_so(tmp_path):
         stale={"gate": "old <b>", "pack": "old <b>", "layer": "older"},
     )
     page = (tmp_path / "index.html").read_text()
-    assert "this report's: gate, pack.</strong> They are shown all the same: old &lt;b&gt;." in page
+    assert "this report's: gate, pack.</strong> Why they are shown all the same</summary>old &lt;b&gt;." in page
     assert "this report's: layer." in page and page.count('class="stale"') == 2
 
 

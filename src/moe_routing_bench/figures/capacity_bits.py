@@ -30,7 +30,7 @@ def chart(table: pd.DataFrame) -> Chart:
             routers.append((name, one["router"].iloc[0]))
             dropped = "" if one["drop_rate"].isna().all() else f"{one['drop_rate'].mean():.1%} of choices dropped; "
             says = f"{dropped}n = {len(one)} seeds"
-            records.append({"panel": f"{quality_rows.describe(group)}, capacity factor {factor:g} {way}", "series": name, "x": mean, "y": name, "low": mean - half, "high": mean + half, "says": says})  # fmt: skip
+            records.append({"panel": f"{quality_rows.describe(group)}, capacity factor {factor:g}, {way}", "series": name, "x": mean, "y": name, "low": mean - half, "high": mean + half, "says": says})  # fmt: skip
     return Chart("dots", *_SCALES, marks(records), {name: quality.color(router) for name, router in routers}, rows, 0.0)
 
 

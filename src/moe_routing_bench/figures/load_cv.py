@@ -35,6 +35,8 @@ def chart(table: pd.DataFrame) -> Chart:
     rows = _drawn(table)
     if rows.empty:
         return nothing("lines", _SKEW, _LOAD, rows, "no ok row has a skew and a load")
+    if rows["skew"].nunique() < 2:
+        return nothing("lines", _SKEW, _LOAD, rows, "all loads were drawn with one skew")
     labels, drops = grouping.labels(rows), rows[rows["drop_rate"].notna()]
     if not (drops["drop_rate"] > 0).any() and drops["capacity_factor"].isna().all():
         drops = drops.iloc[:0]  # what has no limit drops nothing

@@ -63,7 +63,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def chart(table: pd.DataFrame) -> Chart:
-    """The same points for the page, a panel per cost and skew; the fronts of each card are joined."""
+    """The same points for the page, a panel per cost and skew where it varies; the fronts of each card are joined."""
     shown, shapes = _shape_shown(table)
     bench = shown["bench"].iloc[0] if len(shown) else "composite"
     far = shown["ci_high_us"].max() > 5 * shown["ci_low_us"].min()
@@ -74,9 +74,13 @@ def chart(table: pd.DataFrame) -> Chart:
     for column, label in _costs(shown):
         for skew in sorted(shown["skew"].unique()):
             points = shown[(shown["skew"] == skew) & shown[column].notna()]
+            if points[column].nunique() < 2:
+                continue  # all capacity factors cost the same here: nothing to choose
             panel = f"{label}, skew {skew:g}"
             own[panel] = (Scale(label), time)
             records += _marks(points.assign(x=points[column].astype(float) * 100), panel)
+    if not records:
+        return nothing("points", Scale(COSTS[0][1]), time, shown, "drops and padding are the same at every skew of the shape")  # fmt: skip
     tints = {name: style.color(name) for name in style.ordered(shown["implementation"])}
     return Chart("points", Scale("cost (%)"), time, marks(records), tints, shown, note=_name(shown, shapes), own=own)
 

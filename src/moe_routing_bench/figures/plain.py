@@ -17,7 +17,9 @@ from moe_routing_bench.routers.zoo import ZOO
 _ACROSS = {"lines": 3, "points": 2, "dots": 1, "bars": 1, "matrix": 1}
 # matplotlib's marks and what Observable Plot calls the like
 SHAPES = {"o": "circle", "v": "triangle2", "s": "square", "D": "diamond2", "P": "cross", "^": "triangle", "*": "star"}
-_PLACES = {name: i for names in (style.COLORS, ZOO) for i, name in enumerate(names)} | {DENSE: len(SHAPES) - 1}
+_PLACES = {name: i for names in (style.COLORS, ZOO) for i, name in enumerate(names)} | {
+    DENSE: list(SHAPES).index("v")
+}  # not that of a router whose colour is nearly black
 
 
 def draw(chart: Chart, title: str, note: str = "", provenance: str = "") -> Figure:

@@ -16,7 +16,7 @@ from moe_routing_bench.grid.run_spec import DENSE
 from moe_routing_bench.routers.zoo import ZOO
 from moe_routing_bench.store.platforms import CPU
 
-_COLORS = colors.assigned(ZOO)
+_COLORS = colors.assigned(ZOO, [tuple(ZOO)])
 _SHAPES = "ovsDP^*"
 _LABEL = 6.5  # points
 _PAPER = {"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 0.5}  # behind text that lines may cross
@@ -71,7 +71,7 @@ def color(router: str) -> str:
 def marker(router: str, causal: bool = True) -> dict[str, Any]:
     """A second mark of identity beside the colour; hollow for a rule that is not causal."""
     if router == DENSE:
-        return {"marker": "*", "ms": 11, "ls": ""}
+        return {"marker": "v", "ms": 9, "ls": ""}
     shape = _SHAPES[list(ZOO).index(router) % len(_SHAPES)] if router in ZOO else "o"
     return {"marker": shape, "ms": 5, "ls": ""} | ({} if causal else {"mfc": "white"})
 

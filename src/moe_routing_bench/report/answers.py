@@ -89,7 +89,7 @@ def backward_apart(table: pd.DataFrame) -> Answer:
     question = "What does the backward pass cost?"
     steps = style.ok(table, "training")
     if steps.empty:
-        return Answer(question, "Not measured: this run has no layer forward and backward.")
+        return Answer(question, "Not measured: this run has no layer forward and backward.", "evidence-backward")
     steps = steps.assign(forward=backward.forwards(steps, table))
     fastest = steps.loc[steps.groupby("cell", sort=False)["median_us"].idxmin()]
     said = [_step(one) for _, one in fastest.iterrows()]

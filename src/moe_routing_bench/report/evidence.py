@@ -17,13 +17,13 @@ _TABLES = {
         "What the profiler saw",
         "Nsight Compute, caches flushed before each kernel, no launch in the time; shares are of the peak of the DRAM and of the L2 cache.",
         ("bench", "implementation", "form"),
-        (("duration_us", "time", "us"), ("dram_read_mb", "DRAM read", "MB"), ("dram_write_mb", "DRAM written", "MB"), ("dram_percent_of_peak", "DRAM, of peak", "%"), ("l2_percent_of_peak", "L2, of peak", "%")),
+        (("duration_us", "time", "us"), ("dram_read_mb", "DRAM read", "MB"), ("dram_write_mb", "DRAM written", "MB"), ("dram_percent_of_peak", "DRAM, share of peak", "%"), ("l2_percent_of_peak", "L2, share of peak", "%")),
     ),
     "backward": (
-        "Stages backwards",
+        "Backward passes of stages",
         "The differentiable operators pack and combine and their backward passes; shares are of the copy bandwidth of the same process.",
         ("direction", "implementation"),
-        (("us", "time", "us"), ("share_of_copy", "of a copy", "share")),
+        (("us", "time", "us"), ("share_of_copy", "share of a copy", "share")),
     ),
 }  # fmt: skip
 FILES = tuple(_TABLES)  # names of the files in a folder of results, without .csv

@@ -87,7 +87,7 @@ def fastest(rows: pd.DataFrame) -> Headline | None:
     one, bench, name = _middle(wins, "best_speedup"), wins["bench"].iloc[0], wins["implementation"].iloc[0]
     cells = rows[(rows["bench"] == bench) & rows["best_verdict"].notna()].groupby(["cell", grouping.card(rows)]).ngroups
     ratio = _interval(one["best_speedup"], one["best_speedup_ci_low"], one["best_speedup_ci_high"])
-    text = f"{bench}: {name} is faster than the best other implementation in {len(wins)} of {count(cells, 'cell')} by verdict; in the middle one of these {ratio} as fast as {one['best_other']}, at {_shape(one)}."
+    text = f"{bench}: {name} is faster than the best other implementation, beyond noise, in {len(wins)} of {count(cells, 'cell')}; in the median one of these it is {ratio} as fast as {one['best_other']}, at {_shape(one)}."
     judged = mine[mine["best_verdict"].notna()].sort_values("best_speedup", ascending=False)
     edges = judged[["best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"]].itertuples(index=False)
     dots = [
@@ -109,7 +109,7 @@ def near_the_limit(rows: pd.DataFrame) -> Headline | None:
         return None
     one, bench, name = _middle(mine, "share_of_roofline"), mine["bench"].iloc[0], mine["implementation"].iloc[0]
     share, low, high = _of_roofline(one)
-    text = f"{bench}: {name} reaches {share:.1%} [{low:.1%}, {high:.1%}] of the roofline in the middle one of {count(len(mine), 'cell')}, at {_shape(one)}."
+    text = f"{bench}: {name} reaches {_apart(share, low, high)} of the roofline in the median one of {count(len(mine), 'cell')}, at {_shape(one)}."
     rows = mine.sort_values("share_of_roofline", ascending=False)
     dots = [Dot(_shape(row), *_of_roofline(row), chosen=row.name == one.name) for _, row in rows.iterrows()]
     return Headline(text, f"row-{row_id(one.to_dict())}", picture(dots, "share of the roofline", "%", 1.0))
@@ -169,7 +169,7 @@ def quality(finals: pd.DataFrame) -> Headline | None:
     below = others - len(best["ties"])
     if best["seeds"] < 2 or best["rank"] != 1 or below < 1:
         return None
-    text = f"Quality ({label}): {best['contestant']} has the least loss of {len(ranks)} causal rules, {best['mean']:.4f} ± {best['half_width']:.4f} bits per byte over {best['seeds']} seeds; significantly less than {below} of the {others} others."
+    text = f"Quality ({label}): {best['contestant']} has the least loss of {len(ranks)} causal rules, {best['mean']:.4f} ± {best['half_width']:.4f} bits per byte over {best['seeds']} seeds; significantly less than {below} of the {count(others, 'other')}."
     dots = [
         Dot(str(rank["contestant"]), rank["mean"], rank["mean"] - rank["half_width"], rank["mean"] + rank["half_width"], i == 0, rank["contestant"] in best["ties"])
         for i, rank in enumerate(ranks.dropna(subset=["half_width"]).to_dict("records"))
@@ -191,14 +191,14 @@ def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Headline | None:
     if len(values) < 2:
         return None
     batches = ", on validation batches of one domain each" * bool((mine["validation_batches"] != run_rows.MIXED).any())
-    text = f"Capacity ({mine['label'].iloc[0]}): a factor of {factor:g} leaves {np.mean(values):.1%} ± {half_width(values):.1%} of the choices of trained {name} over, the middle one of {count(len(means), 'rule')} ({means.iloc[0]:.1%} to {means.iloc[-1]:.1%}){batches}."
+    text = f"Capacity ({mine['label'].iloc[0]}): with a factor of {factor:g}, {np.mean(values):.1%} ± {half_width(values):.1%} of the choices of trained {name} go over the capacity, the median of {count(len(means), 'rule')} ({means.iloc[0]:.1%} to {means.iloc[-1]:.1%}){batches}."
     kept = {other: mine.loc[mine["contestant"] == other, "left"].to_numpy(float) for other in means.index}
     dots = [
         Dot(str(other), one.mean(), one.mean() - half_width(one), one.mean() + half_width(one), other == name)
         for other, one in kept.items()
         if len(one) > 1
     ]
-    return Headline(text, "quality", picture(dots, "choices left over", "%"))
+    return Headline(text, "quality", picture(dots, "choices over the capacity", "%"))
 
 
 def _at(factor: float, factors: np.ndarray, shares: np.ndarray) -> float:
@@ -207,7 +207,22 @@ def _at(factor: float, factors: np.ndarray, shares: np.ndarray) -> float:
 
 
 def _interval(ratio: float, low: float, high: float) -> str:
-    return f"{ratio:.3g}x [{low:.3g}, {high:.3g}]"
+    one, least, most = _digits(ratio, low, high)
+    return f"{one}x [{least}, {most}]"
+
+
+def _apart(share: float, low: float, high: float) -> str:
+    """A share with its interval, in percent."""
+    one, least, most = _digits(100 * share, 100 * low, 100 * high)
+    return f"{one}% [{least}%, {most}%]"
+
+
+def _digits(*values: float) -> list[str]:
+    """Values in three digits, or in as many as it takes to tell them apart, five at most."""
+    texts = [[f"{value:#.{digits}g}".removesuffix(".") for value in values] for digits in (3, 4, 5)]
+    return next(
+        (found for found in texts if len(set(found)) == len(values)), texts[-1] if len(set(values)) > 1 else texts[0]
+    )
 
 
 def _shape(row: pd.Series) -> str:

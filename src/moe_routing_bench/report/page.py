@@ -13,7 +13,7 @@ def write(template: str, out: Path, **values: object) -> None:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("moe_routing_bench.report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"headings": headings, "unit": unit}
+    environment.filters |= {"headings": headings, "unit": unit, "percent": percent}
     with files.replacing(out) as temporary:
         temporary.write_text(environment.get_template(template).render(**values), encoding="utf-8")
 
@@ -21,6 +21,11 @@ def write(template: str, out: Path, **values: object) -> None:
 def unit(name: str) -> str:
     """A unit as a page spells it, of claims that spell it in ASCII."""
     return {"us": "µs"}.get(name, name)
+
+
+def percent(text: str) -> str:
+    """A text in which a percent sign stands apart from its number, on the same line."""
+    return re.sub(r"(?<=\d) ?%", "\u00a0%", text)
 
 
 def headings(markup: str) -> list[tuple[str, str]]:

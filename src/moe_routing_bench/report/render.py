@@ -27,6 +27,7 @@ from moe_routing_bench.report import (
     quantised,
     reached,
     verdicts,
+    words,
 )
 from moe_routing_bench.report.answers import answers
 from moe_routing_bench.report.charts import charts, library
@@ -73,6 +74,10 @@ def render(
         out,
         title=_values(frame, "platform") + (f", run {run}" if run else ""),
         folder=out.parent.name,
+        scope=words.scope(frame),
+        siblings=words.siblings(out),
+        suspects=words.suspects(frame),
+        meanings=words.meanings(frame, trained is not None),
         cpu=bool(frame["gpu_name"].isna().all()),
         stale=_together(stale),
         comparisons=sorted(path.name for path in out.parent.glob("compare-*.html")),
@@ -93,7 +98,8 @@ def render(
         else _quality(trained, adapted, [one for one in drawn if one[0].source != "measurements"]),
         quantised=_quantised(frame, matrix),
         accuracy=None if matrix is None or matrix.empty else _accuracy(matrix),
-        evidence=evidence(stored),
+        evidence=(proof := evidence(stored)),
+        tabled={f"evidence-{one.name}" for one in proof},
         charts=plotted,
         drawings={f"figure-{entry.name}" for entry, _ in drawn},
         library=library(),

@@ -15,6 +15,7 @@ from moe_routing_bench.config.axes import PRESET
 from moe_routing_bench.config.claims import Claim
 from moe_routing_bench.figures import style
 from moe_routing_bench.report import page
+from moe_routing_bench.report.costs import count
 from moe_routing_bench.report.headlines import Headline, headlines
 
 KEPT = ("index.html", "compare-*.html", "figures/*.svg", "figures/*.png")  # of a report's folder
@@ -45,8 +46,8 @@ def listed(folder: Path, table: pd.DataFrame, trained: pd.DataFrame | None, tabl
         days=style.days(table["started_at"]),
         commit=", ".join(dict.fromkeys(str(sha)[:7] for sha in table["git_sha"].dropna())) or "unknown",
         benches=", ".join(dict.fromkeys(table["bench"])),
-        rows=f"{len(ok)} of {len(table)} rows ok, {ok[['bench', 'cell']].drop_duplicates().shape[0]} cells"
-        + ("" if trained is None else f"; {trained['run'].nunique()} training runs"),
+        rows=f"{len(ok)} of {len(table)} rows ok, {count(len(ok[['bench', 'cell']].drop_duplicates()), 'cell')}"
+        + ("" if trained is None else f"; {count(trained['run'].nunique(), 'training run')}"),
         findings=headlines(table, trained),
         comparisons=sorted(path.name for path in folder.glob("compare-*.html")),
         tables=[path.name for path in tables],

@@ -93,11 +93,15 @@ function gapText(gap) {
   const by = gap.scale === "log" ? `, ${Number(gap.octaves.toPrecision(2))} octave${gap.octaves === 1 ? "" : "s"} away` : "";
   return `${axisOf(gap.name).label} ${spell(gap.name, gap.held)}, not ${spell(gap.name, gap.asked)}${by}`;
 }
+// A ratio with its interval, in three digits or in as many as it takes to tell its ends apart, five at most.
+function timesText({ratio, low, high}) {
+  const digits = low === null || low === undefined ? 3 : [3, 4].find(most => new Set([ratio, low, high].map(one => one.toPrecision(most))).size === 3) ?? (low === high ? 3 : 5);
+  return `${ratio.toPrecision(digits)}x` + (low === null || low === undefined ? "" : ` [${low.toPrecision(digits)}, ${high.toPrecision(digits)}]`);
+}
 function against(pair) {
   if (pair === undefined) return dash;
   if (pair === null) return "not stored";
-  const ratio = pair.low === null ? pair.ratio.toPrecision(3) : `${pair.ratio.toPrecision(3)} [${pair.low.toPrecision(3)}, ${pair.high.toPrecision(3)}]`;
-  return `${pair.verdict ?? "no verdict"}: ${ratio}x ${pair.other}`;
+  return `${pair.verdict ?? "no verdict"}: ${timesText(pair)} over ${pair.other}`;
 }
 function tableOf(label, heads, lines) {
   const box = element("div", "", {class: "scroll whole", tabindex: 0, role: "region", "aria-label": label}), made = element("table"), head = element("tr"), rows = element("tbody");
@@ -161,7 +165,7 @@ function overWorkload(cell, {implementation}) {
     if (!found.length) return [];
     const made = small(`${implementation} at another ${axisOf(name).label}, over its time here (${spell(name, cell.axes[name])}), on the same card: `);
     made.id = `over-${name}`;
-    found.forEach((one, i) => made.append(i ? "; " : "", link(one.cell, spell(name, one.held)), ` ${one.ratio.toPrecision(3)}x [${one.low.toPrecision(3)}, ${one.high.toPrecision(3)}]`, doubts(one.row).map(text => ` (${text})`).join("")));
+    found.forEach((one, i) => made.append(i ? "; " : "", link(one.cell, spell(name, one.held)), ` ${timesText(one)}`, doubts(one.row).map(text => ` (${text})`).join("")));
     return [made];
   });
 }

@@ -31,7 +31,7 @@ function panelOf(chart, marks, wide, looks, view) {
     height: down, x: {...scale(chart.x), ticks: ticks("x") ?? Math.max(3, Math.round(wide / 90)), tickFormat: chart.x.kind === "names" ? undefined : short},
     y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: ticks("y") ?? 6, tickFormat: short})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
   };
-  if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * new Set(marks.map(mark => mark.x)).size), marginTop: 64, marginRight: asideOf([...new Set(marks.map(mark => mark.x))], long.x), x: {...options.x, type: "band", domain: [...new Set(marks.map(mark => mark.x))], tickRotate: -30, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
+  if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * new Set(marks.map(mark => mark.x)).size), marginTop: rotated(new Set(marks.map(mark => mark.x))) ? 64 : 44, marginRight: asideOf([...new Set(marks.map(mark => mark.x))], long.x), x: {...options.x, type: "band", domain: [...new Set(marks.map(mark => mark.x))], tickRotate: rotated(new Set(marks.map(mark => mark.x))) ? -30 : 0, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
     height: options.height + 50, marks: [...namesOf(names, narrow), Plot.cell(marks, {x: "x", y: "y", fill, inset: 0.5, insetTop: under, title, href}),
       Plot.text(long.x / new Set(marks.map(mark => mark.x)).size < 31 ? [] : marks, {x: "x", y: "y", text: "says", dy: under / 2, fill: "var(--page)", pointerEvents: "none"})]});
   const across = mark => chart.kind === "bars" ? (mark.low + mark.high) / 2 : mark.x;
@@ -74,8 +74,11 @@ function mantissa(one) {
   const part = one / 10 ** Math.round(Math.log10(one));
   return part < 0.95 ? 10 * part : part;
 }
+// Headings of a matrix that do not fit above their columns rise to the right.
+const rotated = names => Math.max(...[...names].map(name => name.length)) > 3;
 // How far the headings of a matrix, which rise to the right, reach over its last column.
 function asideOf(names, wide) {
+  if (!rotated(names)) return 18;
   return Math.max(18, ...names.map((name, i) => 6 * name.length - (names.length - i - 0.5) * Math.min(110, wide / names.length)));
 }
 function namesOf(names, narrow) {
@@ -99,7 +102,7 @@ function legendOf(chart, hidden, redraw) {
 }
 function numbersOf(chart, marks) {
   const made = element("details", "", {class: "numbers"});
-  made.append(element("summary", `${marks.length} numbers`));
+  made.append(element("summary", `The ${marks.length} numbers of this figure`));
   made.ontoggle = () => {
     if (made.children.length > 1) return;
     made.append(tableOf("Numbers of the figure", ["panel", "series", chart.x.kind === "names" ? "column" : chart.x.label, chart.y.kind === "names" ? "line" : chart.y.label, "interval", "in words"], marks.map(mark => [
@@ -116,7 +119,7 @@ function drawMarks(name) {
   const views = new Map();
   const redraw = () => panels.replaceChildren(...of.map(panel => panelBox({...chart, ...chart.own[panel]}, panel, marks.filter(mark => mark.panel === panel && !hidden.has(mark.series)), Math.max(280, Math.min(widthOf(panels, chart, of.length), 1340)), looks, views)));
   box.replaceChildren(legendOf(chart, hidden, redraw), panels, numbersOf(chart, marks));
-  box.append(element("p", [chart.note, chart.from].filter(Boolean).map(text => `${text}.`).join(" "), {class: "small from"}));
+  box.append(element("p", [chart.note, chart.from].filter(Boolean).map(text => `${text[0].toUpperCase()}${text.slice(1)}.`).join(" "), {class: "small from"}));
   redraw();
   tinted.set(name, redraw);
 }
@@ -136,9 +139,17 @@ function panelBox(chart, panel, shown, wide, looks, views) {
   paint(views.get(panel) ?? null);
   return one;
 }
+// What a panel of a matrix needs: names on the left, and columns in which a number of five letters has room.
+function matrixWidth(chart) {
+  const marks = marksOf(chart), panels = [...new Set(marks.map(mark => mark.panel))];
+  return Math.max(...panels.map(panel => {
+    const mine = marks.filter(mark => mark.panel === panel), names = [...new Set(mine.map(mark => mark.x))], all = 48 * names.length;
+    return 44 + 6.7 * Math.max(...mine.map(mark => mark.y.length)) + all + asideOf(names, all);
+  }));
+}
 function widthOf(panels, chart, count) {
   const wide = panels.clientWidth || 600, long = chart.y.kind === "names" && chart.legend.length && Math.max(...marksOf(chart).map(mark => mark.y.length)) > 24;
-  const columns = long || chart.kind === "matrix" ? 1 : Math.min(count, Math.max(1, Math.floor(wide / 380)));
+  const columns = chart.kind === "matrix" ? Math.min(2, count, Math.max(1, Math.floor(wide / matrixWidth(chart)))) : long ? 1 : Math.min(count, Math.max(1, Math.floor(wide / 380)));
   panels.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
   return (wide - 24 * (columns - 1)) / columns;
 }

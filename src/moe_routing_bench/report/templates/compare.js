@@ -69,7 +69,7 @@ function ratioOf(a, b) {
   if (found?.verdict) return `${first} is ${found.verdict === "same" ? "the same within the noise" : found.verdict} (stored verdict): ${against(found)}, paired within rounds.`;
   const why = !sameCell ? "they are of different cells" : !sameCard ? "they are of different cards" : "none was stored of this pair";
   const pair = found ?? {ratio: two.median_us / one.median_us, low: two.ci_low_us / one.ci_high_us, high: two.ci_high_us / one.ci_low_us};
-  return `The time of ${second} over that of ${first}: ${pair.ratio.toPrecision(3)} [${pair.low?.toPrecision(3) ?? dash}, ${pair.high?.toPrecision(3) ?? dash}]${found ? ", paired within rounds" : ", as wide as both intervals make it"}. No verdict: ${why}.`;
+  return `The time of ${second} over that of ${first}: ${timesText(pair)}${found ? ", paired within rounds" : ", as wide as both intervals make it"}. No verdict: ${why}.`;
 }
 function differences(a, b) {
   const kept = page.fields.filter(({name}) => text(value(a, name)) !== text(value(b, name)) || name === "median_us");

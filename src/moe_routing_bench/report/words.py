@@ -1,0 +1,64 @@
+"""What a page says of itself: how much was measured on what, what its names mean, and which other runs lie beside it."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.figures import style
+from moe_routing_bench.report.costs import count
+
+_OURS = {
+    "torch": "PyTorch, one operator after the other",
+    "torch_compile": "the same, compiled by torch.compile",
+    "triton": "this project's Triton kernels",
+    "cute": "this project's kernels in the CuTe DSL of CUTLASS",
+    "auto": "what this package chooses by its table of measured cells",
+}
+_TERMS = {
+    "T, H, I, E, k": "tokens of a call, width of a token's row, inner width of an expert, number of experts, experts per token",
+    "cell": "one set of sizes, formats and loads; its implementations are measured side by side",
+    "faster, slower, same": "verdicts on two implementations of a cell: beyond noise, or within it; undecided where the samples do not tell",
+    "roofline": "the least time that the bytes which a call must move, at the bandwidth of a copy, or its FLOPs, at the rate of a large matrix product, would take on this device",
+    "skew": "how unequal the loads of the experts are: their standard deviation over their mean; 0 is balanced",
+    "capacity factor": "the most rows that an expert takes, over the mean of all experts; what goes over it is dropped",
+}
+_TRAINED = {
+    "e8, e32 and the like": "configs of training runs: a tiny language model, with so many experts; Quality describes each",
+    "causal rule": "a router that chooses for a token without seeing later ones, as a model that writes text has to",
+}
+
+
+def scope(frame: pd.DataFrame) -> str:
+    """How many rows there are of how many cells, on what, when and by which code."""
+    device = "gpu_name" if frame["gpu_name"].notna().any() else "cpu_model"
+    timed, cells = int((frame["status"] == "ok").sum()), len(frame[["bench", "cell"]].drop_duplicates())
+    commits = ", ".join(dict.fromkeys(str(sha)[:7] for sha in frame["git_sha"].dropna())) or "unknown"
+    return f"{count(len(frame), 'row')}, {timed} of them with a time, of {count(cells, 'cell')}, measured on {style.distinct(frame[device])}, {style.days(frame['started_at'])}, by the code of commit {commits}."
+
+
+def suspects(frame: pd.DataFrame) -> str:
+    """How many rows are suspect, of those with a time; empty where none is."""
+    timed = frame[frame["status"] == "ok"]
+    found = int((timed["suspect"] == True).sum())  # noqa: E712
+    return f"{found} of {count(len(timed), 'row')} with a time {'is' if found == 1 else 'are'} suspect" if found else ""
+
+
+def meanings(frame: pd.DataFrame, trained: bool) -> list[tuple[str, str]]:
+    """Terms, and the names of benches and implementations that the rows have, with what they mean."""
+    benches = [(name, bench.summary) for name, bench in BENCHES.items() if name in set(frame["bench"])]
+    return [*_TERMS.items(), *(_TRAINED.items() if trained else ()), *benches, *_implementations(frame)]
+
+
+def _implementations(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """Those that are whole by themselves: our ways, and the packages of others. A layer that is put together names its parts."""
+    peers = {one.name: f"kernels of the package {one.peer.distribution}" for bench in BENCHES.values() for one in bench.implementations if one.peer}  # fmt: skip
+    return [(name, text) for name, text in (_OURS | peers).items() if name in set(frame["implementation"])]
+
+
+def siblings(out: Path) -> list[tuple[str, str]]:
+    """Name and address of the other reports of the same platform that lie beside this one."""
+    platform = out.parent.name.partition(".")[0]
+    beside = (path.parent.name for path in out.parents[1].glob(f"{platform}*/index.html"))
+    names = sorted(name for name in beside if name.partition(".")[0] == platform and name != out.parent.name)
+    return [(name.partition(".")[2] or "the grid", f"../{name}/index.html") for name in names]

@@ -1,0 +1,75 @@
+"""What a report says of itself, on hand-made rows: how much was measured, what names mean, other runs beside it, shares in one spelling."""
+
+import pandas as pd
+from rows import frame, one
+
+from moe_routing_bench.figures import plain, quality_style
+from moe_routing_bench.figures.chart import Chart, Scale, marks
+from moe_routing_bench.grid.run_spec import DENSE
+from moe_routing_bench.report import page, words
+from moe_routing_bench.report.render import render
+from moe_routing_bench.routers.zoo import ZOO
+
+GPU = {"gpu_name": "NVIDIA H200", "git_sha": "abcdef123", "started_at": "2026-11-21T06:55:00+00:00"}
+
+
+def test_how_much_was_measured():
+    """Rows, those with a time, cells, device, day and commit; one of each is singular; what is not known is said."""
+    rows = [one("gate", "cute", cell="a", **GPU), one("gate", "torch", cell="a", **GPU), one("gate", "cute", cell="b", status="crashed", **GPU)]  # fmt: skip
+    assert words.scope(frame(*rows)) == "3 rows, 2 of them with a time, of 2 cells, measured on NVIDIA H200, 2026-11-21, by the code of commit abcdef1."  # fmt: skip
+    alone = frame(one("gate", "torch", gpu_name=None, cpu_model="C", git_sha=None, started_at=None))
+    assert words.scope(alone) == "1 row, 1 of them with a time, of 1 cell, measured on C, date unknown, by the code of commit unknown."  # fmt: skip
+
+
+def test_how_many_rows_are_suspect():
+    """Of those with a time; nothing where none is."""
+    rows = [
+        one("gate", "cute", suspect=True),
+        one("gate", "torch"),
+        one("gate", "triton", status="crashed", suspect=True),
+    ]
+    assert words.suspects(frame(*rows)) == "1 of 2 rows with a time is suspect"
+    assert words.suspects(frame(rows[0], rows[0] | {"cell": "b"})) == "2 of 2 rows with a time are suspect"
+    assert words.suspects(frame(*rows[1:])) == ""
+
+
+def test_names_that_the_rows_have_are_explained():
+    """Benches, our ways and packages of others; nothing of a name that no row has, nor of training where there is none."""
+    known = dict(words.meanings(frame(one("gate", "cute"), one("gate", "quack"), one("pack", "unheard_of")), trained=False))  # fmt: skip
+    assert known["quack"] == "kernels of the package quack-kernels" and "CuTe DSL" in known["cute"]
+    assert {"gate", "pack", "cell", "roofline"} < set(known)
+    assert not {"torch", "vllm", "unheard_of", "combine", "causal rule"} & set(known)
+    assert "causal rule" in dict(words.meanings(frame(one("gate", "cute")), trained=True))
+
+
+def test_other_runs_of_the_platform_are_linked(tmp_path):
+    """Those that have a report; not of another platform whose name begins alike, and not the page itself."""
+    for name in ("nvidia-h200", "nvidia-h200.layers", "nvidia-h200nvl", "nvidia-h100"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index.html").touch()
+    (tmp_path / "nvidia-h200.empty").mkdir()
+    assert words.siblings(tmp_path / "nvidia-h200/index.html") == [("layers", "../nvidia-h200.layers/index.html")]
+    assert words.siblings(tmp_path / "nvidia-h200.layers/index.html") == [("the grid", "../nvidia-h200/index.html")]
+    assert words.siblings(tmp_path / "nvidia-h100/index.html") == []
+    render(frame(one("gate", "cute")), {}, tmp_path / "nvidia-h200/index.html")
+    text = (tmp_path / "nvidia-h200/index.html").read_text()
+    assert '<a href="../nvidia-h200.layers/index.html">layers</a>.' in text
+    assert text.index('id="scope"') < text.index('id="ask"')
+    render(frame(one("gate", "cute")), {}, tmp_path / "nvidia-h100/index.html")
+    assert "Other runs" not in (tmp_path / "nvidia-h100/index.html").read_text()
+
+
+def test_shares_have_one_spelling():
+    assert page.percent("5% of 95 %, 1.5%") == "5\u00a0% of 95\u00a0%, 1.5\u00a0%"
+    assert page.percent("a % b") == "a % b"
+
+
+def test_no_two_routers_look_alike():
+    """Each has a colour and a mark of its own together, on paper and on the page; that of the dense model is no mark of a dark colour."""
+    names = [*ZOO, DENSE]
+    drawn = marks([{"panel": "p", "series": name, "x": 1, "y": i} for i, name in enumerate(names)])
+    chart = Chart("points", Scale("x"), Scale("y"), drawn, {name: quality_style.color(name) for name in names}, pd.DataFrame())  # fmt: skip
+    looks = {(chart.colors[name], plain.shape(chart, name)): name for name in names}
+    assert len(looks) == len(names)
+    dark = [shape for (tint, shape), name in looks.items() if name != DENSE and max(bytes.fromhex(tint[1:])) < 0x60]
+    assert dark and plain.shape(chart, DENSE) not in dark
