@@ -1,4 +1,5 @@
-"""The workflow on several machines: who decides the platform, what a share is, and both ways through a SLURM on this machine."""
+"""The workflow on several machines: who decides the platform, what a share is, and one job per cell in a SLURM on this machine. The other
+way, shares in allocations, is in `make outside`."""
 
 import importlib.util
 import os
@@ -9,12 +10,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from loopback import queue, slurm, submit, until
+from loopback import slurm
 from project import CELLS, DRAWN, GRID, ROOT, Project, count, measured
 
 pytestmark = pytest.mark.slow
 __all__ = ["slurm"]
-FAMILIES = [GRID[1] | {"benches": ["gate"]}, GRID[1] | {"benches": ["combine"]}]  # one cell each
 
 
 @pytest.fixture(scope="module")
@@ -81,69 +81,16 @@ def test_a_container_has_its_own_snakemake(fresh: Project, tmp_path: Path, monke
     assert started == [("", "snakemake"), *[("exec ", "snakemake")] * 3], "planned once; two shares and the report"
 
 
-def gated(project: Project, bench: str, gate: Path) -> Path:
-    """Have the torch implementation of a bench wait for the file `gate`; returns the file that says that it waits.
-
-    It waits where its module is imported, which only a worker does.
-    """
-    reached = gate.with_name("reached")
-    with (project.folder / f"src/moe_routing_bench/kernels/{bench}/torch_{bench}.py").open("a") as module:
-        module.write(f"""
-
-import time
-from pathlib import Path
-
-Path({str(reached)!r}).touch()
-while not Path({str(gate)!r}).exists():
-    time.sleep(0.05)
-""")
-    return reached
-
-
-def test_two_allocations_of_which_one_is_cancelled_and_submitted_again(
-    fresh: Project, tmp_path: Path, slurm: None
-) -> None:
-    """The other share is kept; nothing is collected before all is there, and nothing is measured twice."""
-    project = fresh.copy(tmp_path / "project")
-    project.configure(FAMILIES)
-    results = project.folder / "results/cpu"
-    gate = tmp_path / "gate"
-    reached = gated(project, "combine", gate)
-
-    only = ("--until", "measure", "collect")
-    _, second, last = submit(project, 2, *only)
-    until(reached.exists)
-    project.run("scancel", second)
-    until(lambda: not queue(project))
-    gate.touch()
-    (kept,) = (results / "cells").rglob("*.parquet")
-    before = kept.stat().st_mtime_ns
-    assert not (results / f"logs/slurm/{last}.log").exists()
-
-    submit(project, 1, *only)  # in another number of shares, too
-    until(lambda: not queue(project))
-    logs = "".join(path.read_text() for path in (results / "logs/slurm").glob("*.log"))
-    assert collected(project) == ["gate", "combine"], logs
-    assert kept.stat().st_mtime_ns == before
-    assert (logs.count("measure gate"), logs.count("measure combine")) == (1, 2)
-
-
 def test_one_job_per_cell(fresh: Project, tmp_path: Path, slurm: None) -> None:
     """Cells are measured in jobs of SLURM's."""
     if not importlib.util.find_spec("snakemake_executor_plugin_slurm"):
         pytest.skip("no snakemake-executor-plugin-slurm: pip install -e '.[slurm]'")
     project = fresh.copy(tmp_path / "project")
-    project.configure(FAMILIES[:1])
+    project.configure([GRID[1] | {"benches": ["gate"]}])
     # One look when the cell is done: the plugin waits ten seconds longer after each at which it is not.
     each = ("--workflow-profile", "workflow/profiles/slurm", "--slurm-init-seconds-before-status-checks", "11")
     done = project.run("snakemake", *each, "--until", "measure")
     assert len(re.findall("submitted with SLURM jobid", done.stdout + done.stderr)) == 1
     project.bench("collect")
-    assert collected(project) == ["gate"]
-
-
-def collected(project: Project) -> list[str]:
-    """The benches of the collected rows, all of which are well."""
-    table = pq.read_table(project.folder / "results/cpu/measurements.parquet")
-    assert set(table["status"].to_pylist()) == {"ok"}
-    return table["bench"].to_pylist()
+    (row,) = pq.read_table(project.folder / "results/cpu/measurements.parquet").to_pylist()
+    assert (row["bench"], row["status"]) == ("gate", "ok")
