@@ -40,9 +40,11 @@ def pooled(rows: pd.DataFrame, by: Sequence[str] = (), but: Iterable[str] = ()) 
     if rows.empty:
         return []
     left_out = {*by, *but}
-    codes = {name: pd.factorize(_own(rows, name), use_na_sentinel=False)[0] for name in AXES if name not in left_out}
-    groups = [rows[name] for name in by] or [pd.Series(0, index=rows.index)]
-    counts = pd.DataFrame(codes, index=rows.index).groupby(groups, dropna=False).nunique().max()
+    found = {name: pd.factorize(_own(rows, name), use_na_sentinel=False) for name in AXES if name not in left_out}
+    if not by:
+        return [name for name, (_, values) in found.items() if len(values) > 1]
+    codes = pd.DataFrame({name: numbers for name, (numbers, _) in found.items()}, index=rows.index)
+    counts = codes.groupby([rows[name] for name in by], dropna=False).nunique().max()
     return [str(name) for name in counts.index[counts > 1]]
 
 
