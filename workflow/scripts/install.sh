@@ -124,7 +124,7 @@ pip install --no-compile --constraint $constraints --editable "$project" "${torc
 )
 # What cannot be compiled (templates, code for other versions) is never imported, and of the packages left out nothing or little.
 echo "compiling .venv"
-"$venv_python" -m compileall -q -j 0 -x '/(tests?|testing|onnx|pip|setuptools|sqlalchemy|networkx|fontTools|docutils|distributed)/' .venv/lib >/dev/null || true
+"$venv_python" -m compileall -q -j 0 -x '/(tests?|testing|onnx|pip|setuptools|sqlalchemy|networkx|fontTools|docutils|distributed|transformers/models|pygments/lexers|sympy/physics)/' .venv/lib >/dev/null || true
 
 cuda=$("$venv_python" -c 'import torch; print(torch.version.cuda or "")') || die "torch cannot be imported"
 if has_gpu; then
