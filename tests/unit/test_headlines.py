@@ -159,6 +159,17 @@ def test_at_most_five(with_runs):
     assert headlines.headlines(crashed) == headlines.headlines(crashed.iloc[:0]) == []
 
 
+def test_of_one_cell_there_is_no_median():
+    """It is named as what it is; without a stored interval nothing is said."""
+    alone = pair("a", 1.4)
+    assert said(headlines.fastest, *alone).endswith(
+        "in 1 of 1 cell; there it is 1.40x [1.39, 1.41] as fast as triton, at T=64 E=8."
+    )
+    assert said(headlines.fastest, *(row | {"best_speedup_ci_low": None} for row in alone)) == ""
+    near = said(headlines.near_the_limit, *(row | {"share_of_roofline": 0.5} for row in alone))
+    assert near.endswith("of the roofline in its one cell, at T=64 E=8.")
+
+
 def test_an_interval_has_the_digits_that_tell_its_ends_apart():
     """Three where they suffice, five at most; equal numbers have three."""
     assert headlines._interval(1.4, 1.39, 1.41) == "1.40x [1.39, 1.41]"

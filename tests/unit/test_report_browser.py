@@ -13,7 +13,14 @@ from moe_routing_bench.report.rows import row_id
 
 EVIL = "<img src=x onerror=document.title=1>"
 CELL = {"hidden": 2048, "experts": 64, "top_k": 8, "dtype": "bf16", "median_us": 12.3456, "ci_low_us": 12.3, "ci_high_us": 12.4}  # fmt: skip
-TIMED = CELL | {"best_verdict": "faster", "best_other": "torch", "best_speedup": 1.5, "share_of_roofline": 0.75}
+TIMED = CELL | {
+    "best_verdict": "faster",
+    "best_other": "torch",
+    "best_speedup": 1.5,
+    "best_speedup_ci_low": 1.4,
+    "best_speedup_ci_high": 1.6,
+    "share_of_roofline": 0.75,
+}
 TABLE = frame(
     one("gate", "cute", tokens=4096, **TIMED, started_at="2026-11-21T06:55:00+00:00", ended_at="2026-11-21T06:56:00+00:00"),
     one("gate", "torch", tokens=14096, **TIMED | {"median_us": 40.96, "best_verdict": "slower"}),
@@ -122,7 +129,7 @@ def test_a_finding_leads_to_its_rows(ask):
         location.hash = document.querySelector("#notes a").hash; onhashchange();
         return [...first, document.querySelector("#notes li").textContent, {SHOWN}];"""
     text, ids, note, of_bench = ask(script)
-    assert text.startswith("experts: cute_gather is faster than the best other implementation in 1 of 1 cell") and ids == IDS[4:5]  # fmt: skip
+    assert text.startswith("experts: cute_gather is faster than the best other implementation, beyond noise, in 1 of 1 cell; there it is 1.50x [1.40, 1.60] as fast as torch, at ") and ids == IDS[4:5]  # fmt: skip
     assert note.startswith("gate: ") and of_bench == IDS[:2]
 
 

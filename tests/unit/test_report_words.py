@@ -3,6 +3,7 @@
 import pandas as pd
 from rows import frame, one
 
+from browser import asked
 from moe_routing_bench.figures import plain, quality_style
 from moe_routing_bench.figures.chart import Chart, Scale, marks
 from moe_routing_bench.grid.run_spec import DENSE
@@ -57,6 +58,24 @@ def test_other_runs_of_the_platform_are_linked(tmp_path):
     assert text.index('id="scope"') < text.index('id="ask"')
     render(frame(one("gate", "cute")), {}, tmp_path / "nvidia-h100/index.html")
     assert "Other runs" not in (tmp_path / "nvidia-h100/index.html").read_text()
+
+
+def test_a_question_goes_to_another_run(tmp_path):
+    """Where this one has no row of the stage: a link per run of the platform, with what was asked; without other runs, none."""
+    for name in ("cpu.layers", "cpu.model"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index.html").touch()
+    found = {}
+    for folder in ("cpu", "apart"):
+        render(frame(one("gate", "cute", tokens=64, median_us=1.0)), {}, tmp_path / folder / "index.html")
+        script = """document.querySelector("#question [name=bench]").value = "layer"; answer();
+            return [byId("said").textContent, [...byId("said").querySelectorAll("a")].map(one => one.getAttribute("href"))];"""
+        found[folder] = asked(tmp_path / folder / "index.html", script)
+    said = "Not measured: this run has no row of layer with a time."
+    assert found["apart"] == [said, []]
+    assert found["cpu"][0] == f"{said} Ask another run: layers, model"
+    assert [link.partition("#ask?")[0] for link in found["cpu"][1]] == ["../cpu.layers/index.html", "../cpu.model/index.html"]  # fmt: skip
+    assert all("bench=layer" in link and "tokens=64" in link for link in found["cpu"][1])
 
 
 def test_shares_have_one_spelling():

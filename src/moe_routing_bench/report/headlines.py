@@ -86,8 +86,11 @@ def fastest(rows: pd.DataFrame) -> Headline | None:
     wins = mine[mine["best_verdict"] == FASTER]
     one, bench, name = _middle(wins, "best_speedup"), wins["bench"].iloc[0], wins["implementation"].iloc[0]
     cells = rows[(rows["bench"] == bench) & rows["best_verdict"].notna()].groupby(["cell", grouping.card(rows)]).ngroups
+    if one[["best_speedup_ci_low", "best_speedup_ci_high"]].isna().any():
+        return None
     ratio = _interval(one["best_speedup"], one["best_speedup_ci_low"], one["best_speedup_ci_high"])
-    text = f"{bench}: {name} is faster than the best other implementation, beyond noise, in {len(wins)} of {count(cells, 'cell')}; in the median one of these it is {ratio} as fast as {one['best_other']}, at {_shape(one)}."
+    where = "in the median one of these" if len(wins) > 1 else "there"
+    text = f"{bench}: {name} is faster than the best other implementation, beyond noise, in {len(wins)} of {count(cells, 'cell')}; {where} it is {ratio} as fast as {one['best_other']}, at {_shape(one)}."
     judged = mine[mine["best_verdict"].notna()].sort_values("best_speedup", ascending=False)
     edges = judged[["best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"]].itertuples(index=False)
     dots = [
@@ -109,7 +112,8 @@ def near_the_limit(rows: pd.DataFrame) -> Headline | None:
         return None
     one, bench, name = _middle(mine, "share_of_roofline"), mine["bench"].iloc[0], mine["implementation"].iloc[0]
     share, low, high = _of_roofline(one)
-    text = f"{bench}: {name} reaches {_apart(share, low, high)} of the roofline in the median one of {count(len(mine), 'cell')}, at {_shape(one)}."
+    where = f"the median one of {len(mine)} cells" if len(mine) > 1 else "its one cell"
+    text = f"{bench}: {name} reaches {_apart(share, low, high)} of the roofline in {where}, at {_shape(one)}."
     rows = mine.sort_values("share_of_roofline", ascending=False)
     dots = [Dot(_shape(row), *_of_roofline(row), chosen=row.name == one.name) for _, row in rows.iterrows()]
     return Headline(text, f"row-{row_id(one.to_dict())}", picture(dots, "share of the roofline", "%", 1.0))

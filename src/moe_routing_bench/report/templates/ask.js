@@ -126,7 +126,11 @@ function answer() {
   for (const [name, made] of controls) if (!["bench", "model"].includes(name)) made.parentElement.hidden = !read.includes(name);
   const found = nearest(cells, asked, asks.axes);
   byId("shown").replaceChildren(...(found.length ? parts(found) : []));
-  if (!found.length) byId("said").textContent = `Not measured: this run has no row of ${asked.bench || "any stage"} with a time.`;
+  if (!found.length) byId("said").replaceChildren(`Not measured: this run has no row of ${asked.bench || "any stage"} with a time.`, ...elsewhere());
+}
+// The same question to the other runs of this platform.
+function elsewhere() {
+  return [...byId("scope").querySelectorAll("a")].flatMap((run, i) => [i ? ", " : " Ask another run: ", element("a", run.textContent, {href: `${run.getAttribute("href")}#ask?${state()}`})]);
 }
 function parts([first, ...others]) {
   const {cell, gaps} = first, order = ranked(cell), {said} = winner(cell);
