@@ -75,6 +75,8 @@ def test_backward():
     assert answers.backward_apart(frame(STEP, slower, LAYER)).text == f"{whole}, of which the backward pass takes 20 µs, 2x the 10 µs of the layer alone."  # fmt: skip
     apart = f"{whole}; apart it is not measured, as this run has no layer alone of the same cell and card."
     assert answers.backward_apart(frame(STEP, LAYER | {"gpu_uuid": "GPU-2"})).text == apart
+    long = LAYER | {"median_us": 30.5}
+    assert answers.backward_apart(frame(STEP, long)).text == f"{whole}, no longer than the 30.5 µs of the layer alone: the difference of two measurements says nothing here."  # fmt: skip
     assert answers.backward_apart(frame(LAYER)).text == "Not measured: this run has no layer forward and backward."
 
 

@@ -46,6 +46,7 @@ def test_fronts_of_each_card():
     found = pareto.chart(frame(*rows))
     marks = found.marks
     assert list(marks["panel"].unique()) == ["dropped assignments (%), skew 1"], "at skew 0 both factors drop the same"
+    assert len(found.shown) == len(marks), "rows that are not drawn are not counted"
     assert [(x, y, join) for x, y, join in marks[["x", "y", "join"]].astype(object).where(lambda values: values.notna(), None).itertuples(index=False)] == [
         (0, 20, "GPU-1"), (25, 10, "GPU-1"), (25, 30, None), (25, 5, "GPU-2"),
     ]  # fmt: skip

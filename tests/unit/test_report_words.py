@@ -1,6 +1,7 @@
 """What a report says of itself, on hand-made rows: how much was measured, what names mean, other runs beside it, shares in one spelling."""
 
 import pandas as pd
+import pytest
 from rows import frame, one
 
 from browser import asked
@@ -92,3 +93,13 @@ def test_no_two_routers_look_alike():
     assert len(looks) == len(names)
     dark = [shape for (tint, shape), name in looks.items() if name != DENSE and max(bytes.fromhex(tint[1:])) < 0x60]
     assert dark and plain.shape(chart, DENSE) not in dark
+
+
+@pytest.mark.parametrize("width", [390, 768, 1440])
+def test_no_column_breaks_words(width, tmp_path):
+    """A text of a table has room for its words at every width: the table scrolls rather than breaking them to letters."""
+    text = "threads were left running after the measurement, significantly more of them than before it"
+    rows = [one("gate", "cute", cell=f"c{i}", status="incorrect", reason=f"{text}, {i}") for i in range(3)]
+    render(frame(*rows), {}, tmp_path / "index.html")
+    least = asked(tmp_path / "index.html", 'return Math.min(...[...document.querySelectorAll(".scroll td.wide")].filter(one => one.offsetWidth).map(one => one.offsetWidth))', width=width)  # fmt: skip
+    assert least >= 9 * 15

@@ -70,19 +70,29 @@ def chart(table: pd.DataFrame) -> Chart:
     time = Scale(f"{bench} time (µs)", "log" if far else "linear")
     if not _costs(shown):
         return nothing("points", Scale(COSTS[0][1]), time, shown, _why(table, shown))
-    records, own = [], {}
+    records, own, drawn = [], {}, []
     for column, label in _costs(shown):
         for skew in sorted(shown["skew"].unique()):
             points = shown[(shown["skew"] == skew) & shown[column].notna()]
             if points[column].nunique() < 2:
                 continue  # all capacity factors cost the same here: nothing to choose
             panel = f"{label}, skew {skew:g}"
+            drawn.append(points)
             own[panel] = (Scale(label), time)
             records += _marks(points.assign(x=points[column].astype(float) * 100), panel)
     if not records:
         return nothing("points", Scale(COSTS[0][1]), time, shown, "drops and padding are the same at every skew of the shape")  # fmt: skip
-    tints = {name: style.color(name) for name in style.ordered(shown["implementation"])}
-    return Chart("points", Scale("cost (%)"), time, marks(records), tints, shown, note=_name(shown, shapes), own=own)
+    tints = {name: style.color(name) for name in style.ordered(pd.concat(drawn)["implementation"])}
+    return Chart(
+        "points",
+        Scale("cost (%)"),
+        time,
+        marks(records),
+        tints,
+        shown.loc[pd.concat(drawn).index.unique()],
+        note=_name(shown, shapes),
+        own=own,
+    )
 
 
 def _marks(points: pd.DataFrame, panel: str) -> list[dict[str, object]]:

@@ -99,7 +99,9 @@ def backward_apart(table: pd.DataFrame) -> Answer:
 def _step(one: pd.Series) -> str:
     where = " ".join([*([one["model"]] if pd.notna(one["model"]) else []), f"T={one['tokens']:.0f}"])
     whole = f"{where}: {one['implementation']} takes {us(one['median_us'], one['ci_low_us'], one['ci_high_us'])} forward and backward"
-    if pd.isna(one["forward"]) or one["forward"] >= one["median_us"]:
+    if one["forward"] >= one["median_us"]:
+        return f"{whole}, no longer than the {us(one['forward'])} of the layer alone: the difference of two measurements says nothing here"
+    if pd.isna(one["forward"]):
         return f"{whole}; apart it is not measured, as this run has no layer alone of the same cell and card"
     rest = one["median_us"] - one["forward"]
     return f"{whole}, of which the backward pass takes {us(rest)}, {rest / one['forward']:.3g}x the {us(one['forward'])} of the layer alone"
