@@ -83,6 +83,13 @@ def test_another_activation_is_found(activation, dtype):
     assert len(wrong) >= 2
 
 
+def test_biases_are_large_enough_to_matter():
+    """Four times as large as the sums that they are added to, which are of size one."""
+    _, inputs, _ = case(activation="swiglu_oai")
+    for bias in ("b13", "b2"):
+        assert 3.4 < float(inputs[bias].std()) < 4.6
+
+
 def computed(inputs, act):
     """The experts with another activation: of gate and up where w13 has both, else of all sums."""
     y = torch.zeros(inputs["packed"].shape, dtype=torch.float64)

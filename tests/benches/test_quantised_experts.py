@@ -132,12 +132,13 @@ def test_the_check_tells_weights_apart_that_are_nearly_equal(weights, dtype):
         assert definition.check(cell, inputs, {"y": one.to(torch.float32)}, expected).error
 
 
-def test_a_rounded_inner_operand_is_declared_and_widens_the_tolerance():
-    cell, definition, inputs = case("layer", weights="e4m3_row", packed="fp8_row")
+@pytest.mark.parametrize("bench", ["experts", "layer"])
+def test_a_rounded_inner_operand_is_declared_and_widens_the_tolerance(bench):
+    cell, definition, inputs = case(bench, weights="e4m3_row", packed="fp8_row")
     expected = definition.reference(cell, inputs)
     found = [definition.check(cell, inputs, expected, expected, rounded_inner=one).tolerance for one in (False, True)]
     assert found[1] == pytest.approx(math.hypot(found[0], 1.5 * 2**-4)) and found[0] < 0.04
-    assert all("rounded_inner" in BENCHES[name]["scaled_grouped_mm"].declares for name in ("experts", "layer"))
+    assert "rounded_inner" in BENCHES[bench]["scaled_grouped_mm"].declares
 
 
 @pytest.mark.parametrize("weights", ["int4z_g32", "e5m2_block128", "mxfp4"])

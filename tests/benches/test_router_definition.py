@@ -52,6 +52,16 @@ def test_two_experts_may_change_places_only_within_the_bound(router, distance, r
     assert found.ties == right
 
 
+@pytest.mark.parametrize(("factor", "right"), [(0.8, True), (1.3, False)])
+def test_one_weight_among_many_may_be_off_only_by_its_own_bound(factor, right):
+    """Among 65,536 weights its error is within the limit of all: six times the limit of both the weight and their mean size."""
+    cell, inputs, expected = drawn(16_384, 32, 8, 4)
+    weights, limit = expected["topk_weights"].float().clone(), 1.5 * 2**-24 + 4 * float(expected["bound"].max())
+    weights[5, 1] += factor * 6 * limit * (expected["topk_weights"].square().mean().sqrt() + weights[5, 1])
+    found = definition.check(cell, inputs, {"topk_ids": expected["topk_ids"], "topk_weights": weights}, expected)
+    assert (found.error is None) == right and found.rel_l2_error < found.tolerance
+
+
 def test_a_row_of_wrong_ids_is_refused():
     cell, inputs, expected = drawn(5, 64, 8, 2)
     for ids in (torch.full((5, 2), 8), torch.full((5, 2), 3), (expected["topk_ids"] + 1) % 8):

@@ -10,6 +10,7 @@ import torch
 
 from moe_routing_bench.benches.bench import Implementation
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.benches.shared_experts import definition as shared_experts
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.kernels.experts import ACTIVATIONS
 
@@ -165,6 +166,15 @@ def test_their_cost_is_added(activation, products, gate):
     assert both.write_bytes == alone.write_bytes
     wide = (products - 2) // 2 * 56
     assert both.products == (*alone.products, (33, 40, wide), (33, 56, 40))
+
+
+@pytest.mark.parametrize("weights", ["plain", "int4_g32"])
+def test_their_roundings(weights):
+    """Five of swiglu and none of weights, which are never quantised; a gate adds three; in float32 the sums of all products, of their width."""
+    for dtype, sums, score in (("bf16", 0, 0), ("fp32", 2 * (40 + 56), 2 * 40)):
+        axes = SHARED | {"dtype": dtype, "weights": dtype if weights == "plain" else weights}
+        found = [shared_experts.roundings(cell_of("layer", **axes | gate)) for gate in ({}, GATED)]
+        assert found == [5 + sums, 5 + sums + 3 + score]
 
 
 @pytest.mark.parametrize("name", ["torch_grouped_mm", "cute", "cute_gather", "sonicmoe", "auto"])

@@ -122,8 +122,9 @@ def test_the_weights_of_a_routing_have_the_bits_of_float32() -> None:
     cell, definition, inputs, expected = drawn("routing", tokens=64, hidden=16, experts=16, top_k=4, dtype="fp32")
     shown = {"topk_ids": expected["topk_ids"], "topk_weights": expected["topk_weights"], "packed": inputs["x"]}
     wrong = expected["combined"].float()
+    wrong[3, 5] *= 1 + 2e-6  # six times the rms error of 24 roundings is 2.6e-6
     assert definition.check(cell, inputs, shown | {"combined": wrong}, expected).error is None
-    wrong[3, 5] *= 1 + 4e-6
+    wrong[3, 5] *= 1 + 2e-6
     found = definition.check(cell, inputs, shown | {"combined": wrong}, expected)
     assert found.mismatches == 1 and "combined" in found.error
 

@@ -15,6 +15,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import profiling
+from moe_routing_bench.store import platforms
 
 LAYER = {"tokens": 8, "hidden": 32, "intermediate": 16, "experts": 4, "top_k": 2, "dtype": "fp32"}
 NAMES = ("torch_loop", "torch_gather_loop")
@@ -28,6 +29,8 @@ def job() -> Job:
 def test_a_profile_has_every_product_of_one_call_and_a_trace_that_chrome_reads(job, tmp_path):
     found = profiling.profile(job, NAMES, tmp_path)
     assert json.loads((tmp_path / "profile.json").read_text()) == found
+    assert (found["bench"], found["cell"], found["axes"]) == ("layer", job.cell.key, dict(job.cell.values))
+    assert (found["platform"], found["torch"]) == (platforms.current(), profiling.torch.__version__)
     for name, parts in found["implementations"].items():
         calls = {one["operator"]: one["calls"] for one in parts["operators"]}
         assert calls["aten::mm"] == 2 * 4, (

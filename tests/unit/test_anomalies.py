@@ -84,6 +84,9 @@ def test_rows_without_a_time_and_too_few_neighbours_say_nothing() -> None:
     three = grid().head(3)
     three.loc[0, "median_us"] *= 1000
     assert doubted(three) == [], "two neighbours are too few"
+    four = grid().head(4)
+    four.loc[0, "median_us"] *= 1000
+    assert doubted(four) == [0], "three are enough"
 
 
 def test_the_anomalies_of_document_003_are_caught_and_its_steady_rows_are_not() -> None:

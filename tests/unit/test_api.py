@@ -77,7 +77,7 @@ def test_a_check_says_what_is_wrong_and_raises_what_a_kernel_raises(tmp_path, mo
     )
     with pytest.raises(NameError, match="factor"):
         api.check("combine", "api_own", plugins=["api_broken"], **SMALL)
-    with pytest.raises(UserError, match="needs an NVIDIA GPU"):
+    with pytest.raises(UserError, match=r"of combine: got .cute.; allowed: one that can.*needs an NVIDIA GPU"):
         api.check("combine", "cute", **SMALL)
     with pytest.raises(UserError, match="2 cells"):
         api.check("combine", "torch", tokens=[64, 128])

@@ -39,6 +39,10 @@ def test_every_row_over_the_runs_that_timed_it():
     first = of[3].then[0]
     assert first.ratio == pytest.approx(1.5, rel=0.01) and first.low < first.ratio < first.high
     assert of[3].us == now["median_us"][3] and first.us == old["median_us"][3]
+    elsewhere = {"elsewhere": old.assign(gpu_name="another")}
+    with pytest.raises(UserError, match="runs of one kind of device"):
+        history(elsewhere, now)
+    assert len(history(elsewhere, now, across=True)) == len(now)
     with pytest.raises(UserError, match="no cell and implementation in common"):
         history({"old": old.assign(tokens=old["tokens"] + 1)}, now)
 
