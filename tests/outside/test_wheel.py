@@ -17,7 +17,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import asked
 from moe_routing_bench.closure import PACKAGE
 from moe_routing_bench.figures import FIGURES
-from project import ROOT, count, reduced
+from project import ROOT, count
 
 pytestmark = pytest.mark.slow
 PLACE = "moe_routing_bench/project"
@@ -80,18 +80,15 @@ def test_the_wheel_has_the_workflow_and_no_results(wheel: Path) -> None:
     assert not [name for name in names if not name.startswith("moe_routing_bench")]
 
 
+@pytest.mark.timeout(600)  # a minute on two cores that have nothing else to do
 def test_from_an_empty_folder_to_the_report(
     installed: Path, tmp_path: Path, own_server: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default config is planned as it is shipped, and a cell for each of its benches measured; and what makes cells of an installed
-    package stale, and the commit that their rows name."""
+    """The default config, as it is shipped; and what makes cells of an installed package stale, and the commit that their rows name."""
     monkeypatch.setenv("MOE_ROUTING_BENCH_DEVICE", "cpu")
     run(installed, tmp_path, "moe-routing-bench", "init", "bench")
     folder = tmp_path / "bench"
-    shipped = [job.cell.bench for job in asked.jobs_of(asked.effective([ROOT / "config/config.yaml"], None))]
-    assert snakemake(installed, folder, "-n")["measure"] == len(shipped)
-    reduced(folder / "config/config.yaml", [256])
-    benches = sorted(set(shipped))
+    benches = [job.cell.bench for job in asked.jobs_of(asked.effective([ROOT / "config/config.yaml"], None))]
     jobs = snakemake(installed, folder)
     assert (
         jobs["measure"] == len(benches)
