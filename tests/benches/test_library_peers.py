@@ -7,6 +7,7 @@ import pytest
 import torch
 from library_operators import OPERATORS
 
+from moe_routing_bench.benches.checks import Check
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.kernels.libraries import SGLANG, VLLM, Library
@@ -136,14 +137,14 @@ def test_a_package_without_the_library(tmp_path, monkeypatch: pytest.MonkeyPatch
     assert Library("other_vllm", SGLANG.path, "sgl_kernel").missing() is None
 
 
-def permuted(change) -> str | None:
+def permuted(change) -> Check:
     """What the check says of SGLang's permute after a change of its outputs."""
     bench, cell = BENCHES["permute"], cell_of("permute", **SIZES)
     inputs = bench.definition().build(cell, 3, "cpu")
     outputs = bench.definition().empty_outputs(cell, inputs)
     bench.bind("sglang", cell, inputs | outputs)()
     change(outputs)
-    return bench.check("sglang", cell, inputs, outputs, bench.definition().reference(cell, inputs)).error
+    return bench.check("sglang", cell, inputs, outputs, bench.definition().reference(cell, inputs))
 
 
 @pytest.mark.usefixtures("loaded")
@@ -161,7 +162,8 @@ def permuted(change) -> str | None:
 )
 def test_rows_in_another_order_are_each_taken_once(change, error: str | None) -> None:
     found = permuted(change)
-    assert error in found if error else found is None
+    assert error in (found.error or "") if error else found.error is None
+    assert (found.mismatches > 0) == (error is not None)
 
 
 @pytest.mark.usefixtures("loaded")

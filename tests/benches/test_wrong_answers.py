@@ -212,6 +212,16 @@ def test_a_tie_of_groups_leaves_other_tokens_no_room() -> None:
         assert (found.error is None) == right and found.ties == 1, found
 
 
+@pytest.mark.parametrize(("gap", "right"), [(0.15, True), (0.25, False)])
+def test_groups_tie_within_twice_the_bound(gap: float, right: bool) -> None:
+    """One is raised by it, the other lowered: here the fourth group, in place of the third."""
+    cell = cell_of("gate", tokens=1, experts=16, top_k=6, router="deepseek_v2", dtype="fp32")
+    logits = torch.tensor([[5.0, 4.5, 4.0, 3.5, 3.0, 2.5, 3.0 - gap, 1.0, *[-1.0] * 8]])
+    theirs = torch.tensor([[0, 1, 2, 3, 6, 7]])
+    ids, _ = BENCHES["gate"].definition().if_moved(cell, logits, None, theirs, 0.1)
+    assert ids.equal(theirs) == right
+
+
 @pytest.mark.parametrize("weights", ["int4_g32", "e4m3_row", "mxfp4"])
 def test_quantised_weights_are_two_roundings_more(weights: str) -> None:
     axes = {"tokens": 4, "hidden": 64, "intermediate": 32, "experts": 2, "top_k": 1}
@@ -226,5 +236,7 @@ def test_padding_of_an_aligned_order_is_any_number_of_no_assignment(padding: int
     order = expected["order"].masked_fill(expected["order"] < 0, padding)
     found = BENCHES["permute"].check("vllm_align", cell, inputs, {"order": order}, expected)
     assert found.error is None, found
+    lost = order.masked_fill(order == 0, padding)
+    assert BENCHES["permute"].check("vllm_align", cell, inputs, {"order": lost}, expected).mismatches > 0
     order[int((expected["order"] < 0).nonzero()[0])] = 3
     assert BENCHES["permute"].check("vllm_align", cell, inputs, {"order": order}, expected).mismatches > 0

@@ -64,6 +64,32 @@ def test_results_are_compared_in_pairs():
     assert found == {("a", "b"): 0.5, ("a", "d"): 1.0, ("b", "d"): 1.0}
 
 
+@pytest.mark.parametrize(("platform", "device"), [("cpu", "cpu"), ("nvidia-h200", "cuda")])
+def test_inputs_are_where_the_platform_measures(job, platform, device, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(platforms, "current", lambda: platform)
+    monkeypatch.setattr(profiling.gpus, "reserved", lambda **_: contextlib.nullcontext())
+    monkeypatch.setattr(profiling, "_inputs", lambda job, device: asked.append(device) or {})
+    profiling.profile(job, (), tmp_path)
+    profiling.call(job, ())
+    assert asked == [device] * 2
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_kernels_are_looked_at_where_there_is_a_gpu(job, on_gpu, tmp_path, monkeypatch):
+    asked = []
+
+    def profile(activities):
+        asked.extend(one.name for one in activities)
+        raise RuntimeError("seen")
+
+    monkeypatch.setattr(profiling.torch.cuda, "is_initialized", lambda: on_gpu)
+    monkeypatch.setattr(profiling, "_wait", lambda on_gpu: None)
+    monkeypatch.setattr(profiling.torch.profiler, "profile", profile)
+    found = profiling.profile(job, NAMES[:1], tmp_path)["implementations"]
+    assert found == {"torch_loop": {"error": "RuntimeError: seen"}} and asked == ["CPU"] + ["CUDA"] * on_gpu
+
+
 def options(**values) -> list[str]:
     return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
