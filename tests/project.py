@@ -81,6 +81,15 @@ class Project:
             file.write("\n# edited\n")
 
 
+def reduced(config: Path, tokens: list[int]) -> None:
+    """Leave of a default config a cell for each of its benches and of `tokens`: all of its cells are measured by `make report`."""
+    parts = yaml.safe_load(config.read_text())
+    benches = sorted({bench for entry in parts["grid"] for bench in entry["benches"]})
+    sizes = {"tokens": tokens, "hidden": [128], "intermediate": [256], "experts": [8], "top_k": [2]}
+    parts["grid"] = [{"benches": benches, "implementations": ["torch", "torch_bmm", "triton"], **sizes}]
+    config.write_text(yaml.safe_dump(parts, sort_keys=False))
+
+
 def count(done: subprocess.CompletedProcess) -> dict[str, int]:
     """The job stats that Snakemake printed; empty when there was nothing to do."""
     text = done.stdout + done.stderr
