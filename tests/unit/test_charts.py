@@ -94,7 +94,7 @@ def test_speedups():
     assert {name: (series, said) for name, series, said in shown(found, "x", "series", "says")} == {
         "cute": (speedup.FASTER, "3.00x"), "triton": (speedup.SLOWER, "0.50x"), "quack": (speedup.UNSURE, "1.50x"), "vllm": (speedup.UNSURE, "1.50x"), "sglang": (speedup.FASTER, "1.50x"),
     }  # fmt: skip
-    assert found.note == "1 of 1 shapes; medians over cells"
+    assert found.note == "1 of 1 shape; medians over cells"
     assert "no implementation besides the baseline is ok" in speedup.chart(frame(rows[-1])).reason
 
 

@@ -79,3 +79,11 @@ def test_adapters():
     assert [(one.label, one.kind) for one in scales] == [("trainable parameters", "log"), ("trainable parameters that a token meets", "log")]  # fmt: skip
     assert found.marks["low"].iloc[0] == 1.5 and found.marks["low"].iloc[2] < 1.1 < found.marks["high"].iloc[2]
     assert perft.chart(table.iloc[:0]).reason == "no final adaptation of a trained run"
+
+
+def test_one_skew_is_no_axis():
+    """On paper as on the page there is nothing to draw, so that neither a line nor a picture of one point stands there."""
+    rows = frame(*(one("pack", "cute", **ROUTED | {"tokens": tokens}, experts=8, skew=0.0, load_cv=0.0, drop_rate=0.0) for tokens in (64, 128)))  # fmt: skip
+    assert load_cv.chart(rows).reason == "all loads were drawn with one skew"
+    texts = [text.get_text() for axes in load_cv.draw(rows).axes for text in axes.texts]
+    assert len(texts) == 2 and all("all loads were drawn with one skew" in text for text in texts)

@@ -172,7 +172,7 @@ def test_what_auto_chooses(tmp_path, monkeypatch):
     assert found["lines"][0]["auto"] == f"{times['auto'] / best - 1:.1%}"
     render(ok, {}, tmp_path / "index.html")
     page = (tmp_path / "index.html").read_text()
-    assert 'id="choices"' in page and page.count(f'<td class="n">{own} ({whole})</td>') >= 1
+    assert 'id="choices"' in page and page.count(f'<td class="n">{percent(own)} ({percent(whole)})</td>') >= 1
     assert choices.choices(rows().query("bench == 'gate'")) is None
 
 

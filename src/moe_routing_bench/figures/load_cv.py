@@ -16,6 +16,7 @@ WITHOUT_EFFECT = (
 )
 LOADS = [*table_of_axes.names(without=WITHOUT_EFFECT), "load_cv", "drop_rate"]
 ASKED = "as asked"
+_NONE, _ONE = "no ok row has a skew and a load", "all loads were drawn with one skew"
 _SKEW = Scale("target: CV of expected tokens per expert (skew)")
 _LOAD, _DROP = Scale("realised CV of tokens per expert"), Scale("dropped assignments (%)")
 
@@ -24,9 +25,12 @@ def draw(table: pd.DataFrame) -> Figure:
     """Realised load CV against target skew; drop rate against skew per capacity factor."""
     rows = _drawn(table)
     figure, (left, right) = style.canvas(1, 2, 11, 4.8)
-    _loads(left, rows) if len(rows) else style.empty(left, "no ok row has a skew and a load")
+    one = rows["skew"].nunique() == 1
     drops = rows[rows["drop_rate"].notna()]
-    _drops(right, drops) if len(drops) else style.empty(right, "no ok row has a skew and a drop rate")
+    _loads(left, rows) if len(rows) and not one else style.empty(left, _ONE if one else _NONE)
+    _drops(right, drops) if len(drops) and not one else style.empty(
+        right, _ONE if one else "no ok row has a skew and a drop rate"
+    )
     return style.finish(figure, "Load imbalance and drops against skew", rows)
 
 
@@ -34,9 +38,9 @@ def chart(table: pd.DataFrame) -> Chart:
     """The same: a point per routing beside the line as asked, and per capacity factor a line through the median drop rates, with their range."""
     rows = _drawn(table)
     if rows.empty:
-        return nothing("lines", _SKEW, _LOAD, rows, "no ok row has a skew and a load")
+        return nothing("lines", _SKEW, _LOAD, rows, _NONE)
     if rows["skew"].nunique() < 2:
-        return nothing("lines", _SKEW, _LOAD, rows, "all loads were drawn with one skew")
+        return nothing("lines", _SKEW, _LOAD, rows, _ONE)
     labels, drops = grouping.labels(rows), rows[rows["drop_rate"].notna()]
     if not (drops["drop_rate"] > 0).any() and drops["capacity_factor"].isna().all():
         drops = drops.iloc[:0]  # what has no limit drops nothing

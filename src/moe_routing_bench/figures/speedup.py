@@ -41,7 +41,7 @@ def chart(table: pd.DataFrame) -> Chart:
         for shape, ratio in grid[column].dropna().items()
     ]  # fmt: skip
     over = grouping.differing(shown, "cells", by=["what", "shape"])
-    return Chart("matrix", *_SCALES, marks(records), COLORS, shown, note=f"{len(grid)} of {shapes} shapes; medians over {over}")  # fmt: skip
+    return Chart("matrix", *_SCALES, marks(records), COLORS, shown, note=f"{len(grid)} of {shapes} shape{'s' * (shapes != 1)}; medians over {over}")  # fmt: skip
 
 
 def _besides(table: pd.DataFrame) -> pd.DataFrame:
@@ -107,7 +107,7 @@ def _heatmap(grid: pd.DataFrame, unsure: pd.DataFrame, rows: pd.DataFrame, shape
         ylabel="",
     )
     over = grouping.differing(rows, "cells", by=["what", "shape"])
-    axes.set_title(f"{len(grid)} of {shapes} shapes; medians over {over}", fontsize=8)
+    axes.set_title(f"{len(grid)} of {shapes} shape{'s' * (shapes != 1)}; medians over {over}", fontsize=8)
     axes.tick_params(axis="y", rotation=0, labelsize=7)
     axes.tick_params(axis="x", rotation=60, labelsize=8)
     axes.grid(False)

@@ -128,7 +128,7 @@ def provenance(rows: pd.DataFrame) -> str:
     gpu = rows["gpu_name"].notna().any()
     machine = distinct(rows["gpu_name" if gpu else "cpu_model"])
     cells = len(rows[["bench", "cell"]].drop_duplicates())
-    counts = f"n = {len(rows)} rows of {cells} cells, {rows['samples'].sum():,.0f} samples"
+    counts = f"n = {len(rows)} row{'s' * (len(rows) != 1)} of {cells} cell{'s' * (cells != 1)}, {rows['samples'].sum():,.0f} samples"
     clock = "device time, cold L2" if gpu else "wall time"
     return f"{machine} | torch {distinct(rows['torch_version'])} | {days(rows['started_at'])} | {counts} | medians, {clock}"
 
