@@ -37,6 +37,17 @@ def test_a_tied_expert_is_accepted_with_its_own_weight_alone(router, ids, weighe
 
 
 @pytest.mark.parametrize("router", INVERSE)
+def test_equal_scores_with_unequal_biases_are_no_tie(router):
+    """Experts 1 and 2 would weigh the same."""
+    cell = cell_of("gate", tokens=1, experts=16, top_k=2, dtype="fp32", router=router)
+    scores, bias = SCORES.index_fill(0, torch.tensor(2), 0.75), BIAS.roll(-1)
+    inputs = {"logits": INVERSE[router](scores)[None], "bias": bias}
+    right, wrong = (answer(router, ids, [0, 1]) for ids in ([0, 1], [0, 2]))
+    assert definition.check(cell, inputs, right, right).error is None
+    assert "other experts" in (definition.check(cell, inputs, wrong, right).error or "")
+
+
+@pytest.mark.parametrize("router", INVERSE)
 @pytest.mark.parametrize("experts", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
 def test_the_weights_of_a_tied_choice_are_compared_expert_by_expert(router, experts):
     """Whatever ids the experts have: where their scores did not rise with these, right weights were taken for wrong ones."""
