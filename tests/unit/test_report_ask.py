@@ -216,8 +216,8 @@ def test_an_address_is_a_question(ask):
     found = ask(SEEN + "return seen()", part="ask?bench=gate&model=qwen3-30b-a3b&tokens=512")
     assert found["said"] == "cute is the fastest, and faster than the best other, triton. Measured as asked: T=512, E=128, k=8, dtype bf16."  # fmt: skip
     for text in (
-        "cute\t2.4 [2.376, 2.424]\t–\t41.7 % (node)\tfaster: 1.15x [1.14, 1.16] over triton\tfaster: 1.15x [1.14, 1.16] over triton",
-        "triton\t2.76 [2.732, 2.788]\tsuspect\t36.2 % (node)\tslower: 0.870x [0.861, 0.879] over cute\tnot stored",
+        "cute\t2.400 [2.376, 2.424]\t–\t41.7 % (node)\tfaster: 1.15x [1.14, 1.16] over triton\tfaster: 1.15x [1.14, 1.16] over triton",
+        "triton\t2.760 [2.732, 2.788]\tsuspect\t36.2 % (node)\tslower: 0.870x [0.861, 0.879] over cute\tnot stored",
         "\tnot converged\t", "Suspect: ceilings drifted 3 %.", "Without a time: quack unsupported: k is <img src=x> no multiple of 4.", "cute overtakes triton between T=64 and T=512.",
         "of other code than this report's: another kernel since",
     ):  # fmt: skip

@@ -164,7 +164,7 @@ def test_results_are_in_sight(ask):
         assert before[name][1] <= edge, name
     assert after["bench"] == before["bench"] and after["implementation"] == before["implementation"]
     assert after["median_us"][0] == pytest.approx(before["median_us"][0] - 400)
-    assert {"12.35 [12.3, 12.4]", "faster", "0.75"} <= set(cells)
+    assert {"12.35 [12.30, 12.40]", "faster", "0.75"} <= set(cells)
 
 
 @pytest.mark.parametrize("width", [1440, 768, 390])

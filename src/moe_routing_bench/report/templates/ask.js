@@ -141,7 +141,10 @@ function parts([first, ...others]) {
     toRow(row, row.implementation), time(row), marks(row), limit ? `${share(limit.share)} (${limit.binds})` : dash, against(best), against(next)]);
   return [tableOf("Implementations, fastest first", heads, rows), small(...notes(cell)), ...overTokens(cell), ...overWorkload(cell, order[0].row), nextNearest(others)];
 }
-const time = row => `${brief(row.median_us)} [${brief(row.ci_low_us)}, ${brief(row.ci_high_us)}]`;
+function time(row) {
+  const [median, low, high] = alike([row.median_us, row.ci_low_us, row.ci_high_us]);
+  return `${median} [${low}, ${high}]`;
+}
 const marks = row => doubts(row).join(", ") || dash;
 function small(...content) {
   const made = element("p", "", {class: "small"});

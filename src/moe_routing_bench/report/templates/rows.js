@@ -18,12 +18,19 @@ function text(held) {
   return typeof held === "number" && Math.abs(held) >= 10000 ? held.toLocaleString("en-US", {maximumFractionDigits: 0}) : String(held);
 }
 function shownIn(column, row) {
-  const [first, low, high] = column.fields.map(name => brief(value(row, name), column.stem));
+  const [first, low, high] = column.stem ? column.fields.map(name => brief(value(row, name), true)) : alike(column.fields.map(name => value(row, name)));
   return low === undefined || low === dash ? first : `${first} [${low}, ${high}]`;
 }
 function brief(held, stem) {
   if (stem && held !== null) return held.replace(/^.*\//, "").replace(/\.[^.]*$/, "");
   return text(typeof held === "number" && !Number.isInteger(held) ? Number(held.toPrecision(4)) : held);
+}
+// Numbers with as many decimals as the one of them that needs most, such as a median and its ends; other values as they are said alone.
+function alike(held) {
+  const said = held.map(one => brief(one));
+  if (!held.every(one => typeof one === "number") || said.some(one => /[^0-9.-]/.test(one))) return said;
+  const decimals = Math.max(...said.map(one => (one.split(".")[1] ?? "").length));
+  return said.map(one => Number(one).toFixed(decimals));
 }
 function element(tag, content = "", attributes = {}) {
   const made = document.createElement(tag);
