@@ -69,6 +69,15 @@ def test_same_rows_same_svg(full, tmp_path):
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
+def test_long_names_are_whole_in_pixels_too(tmp_path):
+    """The layout is found once, for letters of 72 per inch."""
+    figure, (axes,) = style.canvas(1, 1, 10, 2)
+    axes.set_yticks([0], ["T16384 H2048 E32 k2 trace topk_hard-e32-k2"], fontsize=7)
+    style.save(figure, tmp_path / "a.svg", tmp_path / "a.png")
+    figure.set_dpi(150)
+    assert axes.get_yticklabels()[0].get_window_extent().x0 >= 0
+
+
 def test_captions():
     """Every figure has a title, a caption in whole sentences and a module; every module that draws is a figure."""
     for figure in FIGURES.values():

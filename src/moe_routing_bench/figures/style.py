@@ -23,6 +23,7 @@ from moe_routing_bench.figures import NOTHING, colors
 
 matplotlib.rcParams |= {
     "svg.hashsalt": "moe-routing-bench",  # ids are drawn from it, so that equal numbers give equal files
+    "text.hinting": "none",  # letters as wide in pixels as in the layout, which is that of the SVG
     "font.size": 9,
     "axes.grid": True,
     "grid.alpha": 0.3,
