@@ -128,8 +128,9 @@ def false_verdicts(table: pd.DataFrame) -> tuple[int, int]:
     known = twins(table)
     wrong = judgeable = 0
     p = adjusted(known["twin_speedup_p"])
+    of_floors = known[["bench", "median_us", "size", "gap"]]  # a row is taken out of few columns sooner than out of all
     for index, one in known.iterrows():
-        (own,) = floors(known.loc[[index]], known.drop(index))
+        (own,) = floors(of_floors.loc[[index]], of_floors.drop(index))
         if np.isnan(own):
             continue
         judgeable += 1
