@@ -7,5 +7,10 @@ def us(time: float, *interval: float) -> str:
     return f"{_digits(time)} µs{ends}"
 
 
+def count(n: int, noun: str) -> str:
+    """A number with its noun in the right form."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 def _digits(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"

@@ -24,6 +24,7 @@ from moe_routing_bench.config.expand import cell_of, expand
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.quality import code as quality_code
 from moe_routing_bench.quality.spec import plan, run_rows
+from moe_routing_bench.quantities import count
 from moe_routing_bench.store import paths, platforms, records, rows
 from signals import interruptible
 
@@ -219,7 +220,7 @@ def test_measure_computes_with_as_many_threads_as_the_workflow(option, threads):
     )  # fmt: skip
     (row,) = json.loads(done.stdout)
     assert row["cpu_threads"] == threads
-    assert done.stderr.startswith(f"torch computes with {printing.plural(threads, 'CPU thread')}\n")
+    assert done.stderr.startswith(f"torch computes with {count(threads, 'CPU thread')}\n")
 
 
 def test_an_interrupt_ends_a_measurement_without_a_traceback_or_a_process():

@@ -45,7 +45,8 @@ def test_a_share_has_the_interval_of_its_time() -> None:
     one = {"share_of_copy": 0.8, "median_us": 10.0, "ci_low_us": 8.0, "ci_high_us": 12.5}
     found = ratios.share(one, "share_of_copy")
     assert (found.value, found.low, found.high) == (0.8, pytest.approx(0.64), pytest.approx(1.0))
-    assert found.inverse().low == pytest.approx(1.0) and found.inverse().high == pytest.approx(1 / 0.64)
+    over = ratios.multiple(one | {"over_dense": 1 / 0.8}, "over_dense")
+    assert over.value == 1 / 0.8 and over.low == pytest.approx(1.0) and over.high == pytest.approx(1 / 0.64)
 
 
 def test_errors_of_a_geometric_mean_add_as_squares() -> None:

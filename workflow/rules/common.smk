@@ -14,7 +14,7 @@ from moe_routing_bench.benches import plugins
 from moe_routing_bench.cli import progress
 from moe_routing_bench.cli.asked import jobs_of, last
 from moe_routing_bench.cli.commit import name_commit
-from moe_routing_bench.cli.printing import plural
+from moe_routing_bench.quantities import count
 from moe_routing_bench.closure import PACKAGE
 from moe_routing_bench.config import load as bench_config
 from moe_routing_bench.config import share
@@ -103,7 +103,7 @@ if workflow.is_main_process:  # a job elsewhere writes its outputs, and nothing 
             keep_inputs()
     except UserError as error:
         raise WorkflowError(f"error: {error}") from None
-    threads = plural(THREADS, "CPU thread")
+    threads = count(THREADS, "CPU thread")
     logger.info(f"{PLATFORM}: {len(JOBS)} cells are asked for, with {threads}; the report is {paths.report(PLATFORM)}")
 else:  # it runs one cell: a warm server would be of use to none after it, and end with it while others call
     os.environ.setdefault("MOE_ROUTING_BENCH_WORKER", "cold")

@@ -15,13 +15,14 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import measured, profiling, progress, waiting
 from moe_routing_bench.cli.asked import models, references
 from moe_routing_bench.cli.options import Models, Plugins, among, option_of
-from moe_routing_bench.cli.printing import plural, show
+from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config import axes, by_hand
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.fields import NONE, words
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.quantities import count
 
 
 def with_axes(command: Callable) -> Callable:
@@ -100,7 +101,7 @@ def measure(
     if profile:
         files.check_writable(profile / profiling.TABLE)
     warn_of_ignored(bench, values)
-    print(f"torch computes with {plural(cpu_threads, 'CPU thread')}", file=sys.stderr)
+    print(f"torch computes with {count(cpu_threads, 'CPU thread')}", file=sys.stderr)
     rows = _measured(jobs, out, mode, tables=not (as_json or as_csv))
     if as_json:
         measured.write_json(rows)

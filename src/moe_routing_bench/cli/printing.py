@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from moe_routing_bench.quantities import count
+
 
 def show(*tables: Table) -> None:
     """Print tables, unwrapped where the output is no terminal so that a line stays a line."""
@@ -27,13 +29,8 @@ def places(rows: Sequence[Mapping[str, Any]]) -> str:
     for what, column in (("node", "host"), ("SLURM job", "slurm_job_id")):
         if names := sorted({row[column] for row in rows if row[column]}):
             shown = ", ".join(names[:4]) + ", …" * (len(names) > 4)
-            found.append(f"{plural(len(names), what)} ({shown})")
+            found.append(f"{count(len(names), what)} ({shown})")
     return "; ".join(found) or "machines that no row names"
-
-
-def plural(number: int, what: str) -> str:
-    """A number of things, in words."""
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def duration(seconds: float) -> str:

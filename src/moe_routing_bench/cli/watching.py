@@ -15,13 +15,13 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli.asked import references
 from moe_routing_bench.cli.measuring import asked_jobs, warn_of_ignored, with_axes
 from moe_routing_bench.cli.options import Models, Plugins, among
-from moe_routing_bench.cli.printing import plural
 from moe_routing_bench.cli.progress import FINE
 from moe_routing_bench.cli.rivals import Rivals
 from moe_routing_bench.cli.rounds import Round, Sources, Warmth
 from moe_routing_bench.errors import UserError, bad, one_line, pick
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.quantities import count
 
 POLL_SECONDS = 0.1
 _PACKAGE = Path(__file__).parents[1]
@@ -165,14 +165,14 @@ class _Watch:
     def closing(self) -> str:
         """How many rounds there were, and the fastest version of each implementation."""
         best = [f"{name} {row['median_us']:.4g} us" for name, row in self._fastest.items()]
-        return f"{plural(self._rounds, 'round')}; fastest: {', '.join(best) or 'none was right'}"
+        return f"{count(self._rounds, 'round')}; fastest: {', '.join(best) or 'none was right'}"
 
 
 def _names(files: Sequence[Path]) -> str:
     """The names of files; of a kernel of another package its own, and how many it imports from this one."""
     own = [path for path in files if _PACKAGE not in path.parents] or files
     names = ", ".join(path.name for path in own if path.name != "__init__.py")
-    return f"{names} and {plural(len(files) - len(own), 'file')} of {_PACKAGE.name}" if len(own) < len(files) else names
+    return f"{names} and {count(len(files) - len(own), 'file')} of {_PACKAGE.name}" if len(own) < len(files) else names
 
 
 def _said(what: str, text: str) -> None:

@@ -24,10 +24,6 @@ class Estimate:
     low: float
     high: float
 
-    def inverse(self) -> "Estimate":
-        """One over it."""
-        return Estimate(1 / self.value, 1 / self.high, 1 / self.low)
-
 
 def between(base: _Row, row: _Row) -> tuple[float, float | None, float | None, float | None]:
     """The time of `base` over that of `row`, both ends of its interval and p, from the medians of the blocks that rows of one cell keep.
@@ -53,6 +49,12 @@ def share(row: _Row, column: str) -> Estimate:
     """A column that is proportional to one over the time, with the interval of the time; that of the ceiling is not known."""
     value = float(row[column])
     return Estimate(value, value * row["median_us"] / row["ci_high_us"], value * row["median_us"] / row["ci_low_us"])
+
+
+def multiple(row: _Row, column: str) -> Estimate:
+    """A column that is proportional to the time, such as that over another time, with the interval of the time."""
+    value = float(row[column])
+    return Estimate(value, value * row["ci_low_us"] / row["median_us"], value * row["ci_high_us"] / row["median_us"])
 
 
 def gmean(parts: Sequence[Estimate]) -> Estimate:

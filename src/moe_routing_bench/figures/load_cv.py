@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from moe_routing_bench.config import axes as table_of_axes
 from moe_routing_bench.figures import colors, grouping, style
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
+from moe_routing_bench.quantities import count
 
 # Axes of no effect on the loads; a rule that has one shows in the loads themselves.
 WITHOUT_EFFECT = (
@@ -51,7 +52,7 @@ def chart(table: pd.DataFrame) -> Chart:
     for factor, group in drops.assign(factor=drops["capacity_factor"].fillna(float("inf"))).groupby("factor"):
         name = "no limit" if factor == float("inf") else f"capacity factor {factor:g}"
         for skew, own in (100 * group.set_index("skew")["drop_rate"]).groupby(level=0):
-            says = f"median and range of {len(own)} routing{'s' * (len(own) != 1)}"
+            says = f"median and range of {count(len(own), 'routing')}"
             found.append({"panel": _DROP.label, "series": name, "x": skew, "y": own.median(), "low": own.min(), "high": own.max(), "says": says})  # fmt: skip
     names = list(dict.fromkeys(one["series"] for one in found if one["series"] != ASKED))
     return Chart(

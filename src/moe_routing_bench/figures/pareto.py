@@ -13,6 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from moe_routing_bench.config import axes as table_of_axes
 from moe_routing_bench.figures import grouping, style
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
+from moe_routing_bench.quantities import count
 
 # All that cells must agree in; an implementation of a composite has a layout of its own.
 SHAPE = ["bench", *table_of_axes.names(without=("skew", "capacity_factor", "layout"))]
@@ -132,7 +133,7 @@ def _costs(shown: pd.DataFrame) -> Sequence[tuple[str, str]]:
 def _name(shown: pd.DataFrame, shapes: int) -> str:
     """Bench and shape in words."""
     name = grouping.labels(shown, but=("skew", "capacity_factor", "layout")).iloc[0]
-    return f"{shown['bench'].iloc[0]}: {name}, {shapes} shape{'s' * (shapes > 1)} measured"
+    return f"{shown['bench'].iloc[0]}: {name}, {count(shapes, 'shape')} measured"
 
 
 def _settings(group: pd.DataFrame) -> int:

@@ -11,6 +11,7 @@ from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
 from moe_routing_bench.grid.adaptation_spec import VARIANTS
 from moe_routing_bench.quality.comparison import perft_summary
+from moe_routing_bench.quantities import count
 
 TITLE = "Routed fine-tuning: loss against parameters"
 _COLORS = dict(zip(VARIANTS, sns.color_palette("colorblind"), strict=False))
@@ -79,4 +80,4 @@ def _describe(rows: pd.DataFrame) -> str:
     one, seeds = rows.iloc[0], rows["seed"].nunique()
     frozen = (rows["bits_per_byte"] + rows["gain"]).mean()
     texts = f"{' + '.join(one['old_domains'])} → {' + '.join(one['domains'])}"
-    return f"{one['label']}: {one['router']}, E={one['experts']:.0f}, {one['base_params'] / 1e6:.3g} M frozen parameters, {texts}\nwithout adapters {frozen:.3f} bits per byte; n = {seeds} seed{'s' * (seeds > 1)}"
+    return f"{one['label']}: {one['router']}, E={one['experts']:.0f}, {one['base_params'] / 1e6:.3g} M frozen parameters, {texts}\nwithout adapters {frozen:.3f} bits per byte; n = {count(seeds, 'seed')}"

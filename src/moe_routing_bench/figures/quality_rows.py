@@ -6,6 +6,7 @@ import pandas as pd
 from moe_routing_bench.grid.run_spec import DENSE
 from moe_routing_bench.quality import statistics
 from moe_routing_bench.quality.comparison import compare
+from moe_routing_bench.quantities import count
 from moe_routing_bench.routers.zoo import ZOO
 
 NOT_CAUSAL = "†"
@@ -52,7 +53,7 @@ def describe(rows: pd.DataFrame) -> str:
     seeds = rows["seed"].nunique()
     least, most = (f"{value / 1e6:.3g}" for value in (rows["params"].min(), rows["params"].max()))
     sizes = most if least == most else f"{least} to {most}"
-    return f"{one['label']}: E={one['experts']:.0f}, k={one['top_k']:.0f}, {sizes} M parameters, {one['steps']:,.0f} steps (n = {seeds} seed{'s' * (seeds > 1)})"
+    return f"{one['label']}: E={one['experts']:.0f}, k={one['top_k']:.0f}, {sizes} M parameters, {one['steps']:,.0f} steps (n = {count(seeds, 'seed')})"
 
 
 def varied(rows: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame]]:

@@ -9,6 +9,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison.verdicts import SAME, UNDECIDED
 from moe_routing_bench.figures import grouping, plain, style
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
+from moe_routing_bench.quantities import count
 
 MOST_SHAPES = 25
 FASTER, SLOWER, UNSURE = "faster than the baseline", "slower", "not told apart"
@@ -40,8 +41,13 @@ def chart(table: pd.DataFrame) -> Chart:
         for bench, name in [column.split(": ")]
         for shape, ratio in grid[column].dropna().items()
     ]  # fmt: skip
-    over = grouping.differing(shown, "cells", by=["what", "shape"])
-    return Chart("matrix", *_SCALES, marks(records), COLORS, shown, note=f"{len(grid)} of {shapes} shape{'s' * (shapes != 1)}; medians over {over}")  # fmt: skip
+    return Chart("matrix", *_SCALES, marks(records), COLORS, shown, note=_of_shapes(grid, shown, shapes))
+
+
+def _of_shapes(grid: pd.DataFrame, rows: pd.DataFrame, shapes: int) -> str:
+    """How many of the shapes are shown, and what medians are taken over."""
+    over = grouping.differing(rows, "cells", by=["what", "shape"])
+    return f"{len(grid)} of {count(shapes, 'shape')}; medians over {over}"
 
 
 def _besides(table: pd.DataFrame) -> pd.DataFrame:
@@ -106,8 +112,7 @@ def _heatmap(grid: pd.DataFrame, unsure: pd.DataFrame, rows: pd.DataFrame, shape
         xlabel="≈: not told apart from the baseline in at least half of the cells; blank: not ok or not asked for",
         ylabel="",
     )
-    over = grouping.differing(rows, "cells", by=["what", "shape"])
-    axes.set_title(f"{len(grid)} of {shapes} shape{'s' * (shapes != 1)}; medians over {over}", fontsize=8)
+    axes.set_title(_of_shapes(grid, rows, shapes), fontsize=8)
     axes.tick_params(axis="y", rotation=0, labelsize=7)
     axes.tick_params(axis="x", rotation=60, labelsize=8)
     axes.grid(False)

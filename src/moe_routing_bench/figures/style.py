@@ -20,6 +20,7 @@ from PIL import Image
 from moe_routing_bench.benches.layer.sharing import STAGE as SHARED
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import NOTHING, colors
+from moe_routing_bench.quantities import count
 
 matplotlib.rcParams |= {
     "svg.hashsalt": "moe-routing-bench",  # ids are drawn from it, so that equal numbers give equal files
@@ -129,7 +130,7 @@ def provenance(rows: pd.DataFrame) -> str:
     gpu = rows["gpu_name"].notna().any()
     machine = distinct(rows["gpu_name" if gpu else "cpu_model"])
     cells = len(rows[["bench", "cell"]].drop_duplicates())
-    counts = f"n = {len(rows)} row{'s' * (len(rows) != 1)} of {cells} cell{'s' * (cells != 1)}, {rows['samples'].sum():,.0f} samples"
+    counts = f"n = {count(len(rows), 'row')} of {count(cells, 'cell')}, {rows['samples'].sum():,.0f} samples"
     clock = "device time, cold L2" if gpu else "wall time"
     return f"{machine} | torch {distinct(rows['torch_version'])} | {days(rows['started_at'])} | {counts} | medians, {clock}"
 

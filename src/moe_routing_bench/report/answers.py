@@ -10,8 +10,7 @@ import pandas as pd
 from moe_routing_bench.figures import backward, capacity_bits, loss_seconds, style
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quality.statistics import half_width
-from moe_routing_bench.quantities import us
-from moe_routing_bench.report.costs import count
+from moe_routing_bench.quantities import count, us
 
 FACTOR = 1.0
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from moe_routing_bench.config import axes
 from moe_routing_bench.figures import grouping
+from moe_routing_bench.quantities import count
 
 Pair = tuple[dict[Any, Any], dict[Any, Any]]
 _READ = [
@@ -107,8 +108,3 @@ def _ratios(found: list[Pair]) -> str:
     number = grouping.differing(pd.DataFrame([low for low, _ in found]), count(len(found), "pair"))
     told = f"{slower} slower and {quicker} faster with disjoint intervals"
     return f"{np.median(ratios):.2f}x ({min(ratios):.2f}x to {max(ratios):.2f}x; {number}: {told})"
-
-
-def count(n: int, noun: str) -> str:
-    """A number with its noun in the right form."""
-    return f"{n} {noun}{'' if n == 1 else 's'}"

@@ -8,7 +8,8 @@ from moe_routing_bench.comparison import verdicts
 from moe_routing_bench.figures import grouping
 from moe_routing_bench.figures.load_cv import WITHOUT_EFFECT, routings
 from moe_routing_bench.figures.style import stages
-from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew, count
+from moe_routing_bench.quantities import count
+from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew
 from moe_routing_bench.report.headlines import sound
 
 

@@ -9,23 +9,17 @@ import pandas as pd
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import ratios
 from moe_routing_bench.formats.weights import WEIGHTS
-from moe_routing_bench.report import exactness, reached
+from moe_routing_bench.report import exactness, layer_bars, reached
 from moe_routing_bench.report.bars import PERCENT, Bar, Figure, Level, Line, Row, Values
-from moe_routing_bench.report.layer_bars import OURS, against, fastest, share_of
+from moe_routing_bench.report.layer_bars import OURS, QWEN, against, fastest, labelled, own_figure
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_bench.report.seeds.quantised import FORMATS
 
 QUANTISED, FP8 = "cute_quantised", "cute_fp8"
 _FIRST = ("dequant", "dequant_cute")  # into a workspace of 16 bits that is kept, then products of 16 bits
 _FEW = 64  # rows per expert
-_QWEN, _DEEPSEEK = {"model": "qwen3-30b-a3b"}, {"model": "deepseek-v3"}
-_LARGE = _QWEN | {"tokens": 16384}
 _PEERS = {one.name for one in BENCHES["experts"].implementations if one.peer}
-DECODE = {
-    f"{one['model']} T={tokens}": one | {"phase": "decode", "tokens": tokens, "weights": "int4_g128"}
-    for tokens in (1, 8, 64)
-    for one in (_QWEN, _DEEPSEEK)
-}
+DECODE = {name: {**cell, "weights": "int4_g128"} for name, cell in layer_bars.DECODE.items()}
 
 
 def replayed(most: float = math.inf) -> dict[str, Values]:
@@ -57,7 +51,7 @@ def bars(tables: Mapping[str, pd.DataFrame]) -> list[Bar]:
         Bar(f"experts, seed 003, at most {_FEW} rows per expert: speed over dequantising first", "experts", _over_dequantised, Level(each=1.0), cells=replayed(_FEW)),
         Bar("experts, seed 003: speed over dequantising into a kept workspace and multiplying", "experts", _over_dequantised, Level(2.0), Level(4.0), replayed()),
         Bar(
-            "experts, decode, int4_g128: weight bytes over time, of copy", "experts", partial(share_of, "share_of_copy", False, (QUANTISED,)),
+            "experts, decode, int4_g128: weight bytes over time, of copy", "experts", partial(own_figure, "share_of_copy", ratios.share, (QUANTISED,)),
             Level(each=(0.50, 0.50, 0.65, 0.65, 0.70, 0.70)), Level(each=0.75), DECODE, unit=PERCENT,
         ),
         *(_peers(name) for name in formats),
@@ -83,9 +77,7 @@ def _peers(weights: str) -> Bar:
 
 def _prefill(weights: str, packed: str, name: str, level: Level, stretch: Level) -> Bar:
     """A whole layer against the fastest of ours with unquantised weights, which is another cell of the same card."""
-    both = {
-        f"{_LARGE['model']} T={_LARGE['tokens']}": _LARGE | {"weights": ("bf16", weights), "packed": ("bf16", packed)}
-    }
+    both = labelled(QWEN | {"tokens": 16384, "weights": ("bf16", weights), "packed": ("bf16", packed)})
 
     def figure(rows: Sequence[Row]) -> Figure | None:
         plain = fastest([row for row in rows if row["weights"] == row["dtype"]], OURS.__contains__)

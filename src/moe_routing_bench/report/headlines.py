@@ -17,7 +17,8 @@ from moe_routing_bench.figures import grouping
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quality.statistics import half_width
-from moe_routing_bench.report.costs import count, pairs
+from moe_routing_bench.quantities import count
+from moe_routing_bench.report.costs import pairs
 from moe_routing_bench.report.pictures import Dot, picture
 from moe_routing_bench.report.rows import row_id
 

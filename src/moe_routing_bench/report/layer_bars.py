@@ -14,16 +14,17 @@ from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.choices import table as choices
 from moe_routing_bench.comparison import ratios, regret
 from moe_routing_bench.comparison.choices import entries
+from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.report.bars import PERCENT, PERCENT_MORE, Bar, Figure, Level, Row, Values
 
 OURS = ("cute", "cute_gather", "triton", "triton_gather")
 AROUND_QUACK = ("cute_quack", "cute_quack_gather")
 _BASELINE = "torch_grouped_mm"
-_QWEN, _DEEPSEEK = {"model": "qwen3-30b-a3b"}, {"model": "deepseek-v3"}
+QWEN, _DEEPSEEK = {"model": "qwen3-30b-a3b"}, {"model": "deepseek-v3"}
 _WIDE = {"hidden": 4096, "intermediate": 1024, "experts": 128, "top_k": 8}
 
 
-def _cells(*found: Mapping[str, Any]) -> dict[str, Values]:
+def labelled(*found: Mapping[str, Any]) -> dict[str, Values]:
     """Cells by their labels: the model or the sizes, the number of tokens, and the skew where one is named."""
     labels = {}
     for one in found:
@@ -32,17 +33,17 @@ def _cells(*found: Mapping[str, Any]) -> dict[str, Values]:
     return labels
 
 
-LARGE = _cells(
-    _QWEN | {"tokens": 16384}, _WIDE | {"tokens": 32768}, _DEEPSEEK | {"tokens": 8192}, {"model": "mixtral-8x7b", "tokens": 8192},
+LARGE = labelled(
+    QWEN | {"tokens": 16384}, _WIDE | {"tokens": 32768}, _DEEPSEEK | {"tokens": 8192}, {"model": "mixtral-8x7b", "tokens": 8192},
 )  # fmt: skip
-PREFILL = LARGE | _cells(
-    _QWEN | {"tokens": 4096},
+PREFILL = LARGE | labelled(
+    QWEN | {"tokens": 4096},
     *({"model": model, "tokens": tokens} for model in ("olmoe-1b-7b", "gpt-oss-120b", "qwen3-next-80b-a3b") for tokens in (4096, 16384)),
 )  # fmt: skip
-DECODE = _cells(*(one | {"phase": "decode", "tokens": tokens} for tokens in (1, 8, 64) for one in (_QWEN, _DEEPSEEK)))
-TRAINING = _cells(*({"model": one, "tokens": 4096} for one in ("qwen3-30b-a3b", "olmoe-1b-7b", "mixtral-8x7b")))
-MODELS = _cells(*({"model": one, "phase": "decode", "tokens": 1} for one in ("olmoe-1b-7b", "qwen1.5-moe-a2.7b", "deepseek-v2-lite", "qwen3-30b-a3b")))  # fmt: skip
-UNEVEN = {f"load CV {skew:g}": _QWEN | {"tokens": 16384, "skew": (0.0, skew)} for skew in (0.7, 1.7)}
+DECODE = labelled(*(one | {"phase": "decode", "tokens": tokens} for tokens in (1, 8, 64) for one in (QWEN, _DEEPSEEK)))
+TRAINING = labelled(*({"model": one, "tokens": 4096} for one in ("qwen3-30b-a3b", "olmoe-1b-7b", "mixtral-8x7b")))
+MODELS = labelled(*({"model": one, "phase": "decode", "tokens": 1} for one in ("olmoe-1b-7b", "qwen1.5-moe-a2.7b", "deepseek-v2-lite", "qwen3-30b-a3b")))  # fmt: skip
+UNEVEN = {f"load CV {skew:g}": QWEN | {"tokens": 16384, "skew": (0.0, skew)} for skew in (0.7, 1.7)}
 
 
 def fastest(rows: Sequence[Row], names: Callable[[str], bool]) -> Row | None:
@@ -62,13 +63,12 @@ def _others(ours: Collection[str]) -> Callable[[str], bool]:
     return lambda name: name not in (*ours, AUTO)
 
 
-def share_of(column: str, at_most: bool, ours: Collection[str], rows: Sequence[Row]) -> Figure | None:
-    """A column of the fastest of ours, which falls with the time or, `at_most`, grows with it."""
+def own_figure(
+    column: str, estimate: Callable[[Row, str], Estimate], ours: Collection[str], rows: Sequence[Row]
+) -> Figure | None:
+    """What a column of the fastest of ours says: `ratios.share` or `ratios.multiple`."""
     own = fastest([row for row in rows if not pd.isna(row[column])], lambda name: name in ours)
-    if own is None:
-        return None
-    estimate = ratios.share(dict(own) | {column: 1 / own[column]}, column).inverse() if at_most else ratios.share(own, column)  # fmt: skip
-    return Figure(estimate, (own,), own["implementation"])
+    return None if own is None else Figure(estimate(own, column), (own,), own["implementation"])
 
 
 def _uneven(rows: Sequence[Row]) -> Figure | None:
@@ -100,7 +100,7 @@ def _of_layers(what: str, ours: Collection[str]) -> list[Bar]:
         Bar(f"{what}: speed over the fastest other", "layer", partial(against, ours, _others(ours)), Level(1.05, 0.95), Level(1.15), PREFILL),
         Bar(f"{what}: speed over torch sort and grouped_mm", "layer", partial(against, ours, _BASELINE.__eq__), Level(1.6), Level(1.9), PREFILL),
         Bar(
-            f"{what}: time over its own two dense products, sustained", "layer", partial(share_of, "over_dense", True, ours),
+            f"{what}: time over its own two dense products, sustained", "layer", partial(own_figure, "over_dense", ratios.multiple, ours),
             Level(each=(1.20, 1.12, 1.25, 1.08)), Level(each=(1.12, 1.06, 1.15, 1.04)), LARGE, at_most=True,
         ),
     ]  # fmt: skip
@@ -110,7 +110,7 @@ BARS = (
     *_of_layers("layer", OURS), *_of_layers("layer, QuACK's products among ours", (*OURS, *AROUND_QUACK)),
     Bar("layer forward and backward: speed over SonicMoE", "training", partial(against, ("ops",), "sonicmoe".__eq__), Level(each=1.0), Level(each=1.1), TRAINING),
     Bar(
-        "layer, decode: bytes of active weights over time, of copy", "layer", partial(share_of, "share_of_copy", False, OURS),
+        "layer, decode: bytes of active weights over time, of copy", "layer", partial(own_figure, "share_of_copy", ratios.share, OURS),
         Level(each=(0.60, 0.60, 0.75, 0.75, 0.80, 0.80)), Level(each=(0.80, 0.80, 0.85, 0.85, 0.90, 0.90)), DECODE, unit=PERCENT,
     ),
     Bar(

@@ -69,6 +69,7 @@ def render(
     plotted = charts(tables, {name: FIGURES[name].source for name in figures if name in FIGURES})
     every = [(entry, "" if name in plotted else uri) for name, path in figures.items() for entry, uri in [_figure(name, path)]]  # fmt: skip
     drawn = [(entry, uri) for entry, uri in every if uri is not None]
+    proof = evidence(stored)
     page.write(
         "report.html.j2",
         out,
@@ -98,7 +99,7 @@ def render(
         else _quality(trained, adapted, [one for one in drawn if one[0].source != "measurements"]),
         quantised=_quantised(frame, matrix),
         accuracy=None if matrix is None or matrix.empty else _accuracy(matrix),
-        evidence=(proof := evidence(stored)),
+        evidence=proof,
         tabled={f"evidence-{one.name}" for one in proof},
         charts=plotted,
         drawings={f"figure-{entry.name}" for entry, _ in drawn},

@@ -14,8 +14,8 @@ from moe_routing_bench.comparison.claims import Held
 from moe_routing_bench.config.axes import PRESET
 from moe_routing_bench.config.claims import Claim
 from moe_routing_bench.figures import style
+from moe_routing_bench.quantities import count
 from moe_routing_bench.report import page
-from moe_routing_bench.report.costs import count
 from moe_routing_bench.report.headlines import Headline, headlines
 
 KEPT = ("index.html", "compare-*.html", "figures/*.svg", "figures/*.png")  # of a report's folder
@@ -44,7 +44,7 @@ def listed(folder: Path, table: pd.DataFrame, trained: pd.DataFrame | None, tabl
         folder=folder.name,
         machine=style.distinct(table["gpu_name" if gpu else "cpu_model"]),
         days=style.days(table["started_at"]),
-        commit=", ".join(dict.fromkeys(str(sha)[:7] for sha in table["git_sha"].dropna())) or "unknown",
+        commit=style.distinct(table["git_sha"].astype("string").str[:7]),
         benches=", ".join(dict.fromkeys(table["bench"])),
         rows=f"{len(ok)} of {len(table)} rows ok, {count(len(ok[['bench', 'cell']].drop_duplicates()), 'cell')}"
         + ("" if trained is None else f"; {count(trained['run'].nunique(), 'training run')}"),
