@@ -22,6 +22,7 @@ from cutlass.cute.nvgpu import warp
 from moe_routing_bench.kernels.cute import VECTOR_BYTES, WARP
 from moe_routing_bench.kernels.experts.cute_epilogue import activate
 from moe_routing_bench.kernels.experts.cute_fp8_tiles import BLOCK, WARP_ROWS, Fp8Product
+from moe_routing_bench.kernels.experts.cute_fp8_upright import matrix_place
 from moe_routing_bench.kernels.experts.cute_multiply import TURN
 from moe_routing_bench.kernels.experts.cute_tiles import SLAB, WARPGROUP
 from moe_routing_bench.kernels.pack import fp8
@@ -90,13 +91,6 @@ def scale_and_factor(amax: Any) -> tuple[Any, Any]:
     return scale, cutlass.select_(small, Float32(1.0), fp8.LARGEST * cute.arch.rcp_approx(amax))
 
 
-def matrix_place(lane: Any, pitch: int) -> Any:
-    """Where in (token, byte) the 16 bytes lie whose address a lane gives: lanes 8 q to 8 q + 7 give those of the q-th of four matrices,
-    tokens 0 to 7 or 8 to 15, of two eights."""
-    matrix = lane // 8
-    return (matrix % 2 * 8 + lane % 8) * pitch + matrix // 2 * VECTOR_BYTES
-
-
 def in_order(words: list) -> list:
     """16 bytes of a token as four lanes have written them, each two columns of one eight and two of the next -> as columns follow each other."""
     first = [(words[n] & 0xFFFF) | (words[n + 1] << 16) for n in (0, 2)]
@@ -113,7 +107,7 @@ def quantise_part(words: list, factors: cute.Tensor, mine: cute.Pointer, pitch: 
     quantised.store(values.load().to(Float8E4M3FN))
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), BFloat16)
     pairs = cute.recast_tensor(quantised, BFloat16)  # the matrices' elements are two bytes
-    place = matrix_place(cute.arch.lane_idx(), pitch)
+    place = matrix_place(cute.arch.lane_idx(), pitch, VECTOR_BYTES)
     for n in range(2):
         target = cute.recast_ptr(mine + cute.assume(place + n * 2 * VECTOR_BYTES, divby=VECTOR_BYTES), dtype=BFloat16)
         held = cute.make_tensor(pairs.iterator + n * 8, cute.make_layout(8))

@@ -129,6 +129,13 @@ def multiply(
         index, phase = advance(index, phase, product.stages)
 
 
+def matrix_place(lane: Any, pitch: int, vector: int) -> Any:
+    """Where in (token, column) the 16 bytes, `vector` columns, lie whose address a lane gives: lanes 8 q to 8 q + 7 give those of the q-th of
+    four matrices, tokens 0 to 7 or 8 to 15, of two eights."""
+    matrix = lane // 8
+    return (matrix % 2 * 8 + lane % 8) * pitch + matrix // 2 * vector
+
+
 @cute.jit
 def store(
     sums: cute.Tensor,
@@ -147,10 +154,7 @@ def store(
     mine = buffer.iterator + cute.assume(warp_of_group * (WARP_ROWS * product.pitch), divby=VECTOR)
     lanes = cutlass.const_expr(SLAB // VECTOR)  # of a token
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), out.element_type)
-    matrix = (
-        lane // 8
-    )  # lanes 8 q to 8 q + 7 give the addresses of the q-th matrix: tokens 0 to 7 or 8 to 15, of two eights
-    place = (matrix % 2 * 8 + lane % 8) * product.pitch + matrix // 2 * 8
+    place = matrix_place(lane, product.pitch, VECTOR)
     token, part = lane // lanes, lane % lanes * VECTOR
     for slab in cutlass.range_constexpr(product.tile.tokens // SLAB):
         first = row + slab * SLAB + warp_of_group * WARP_ROWS
