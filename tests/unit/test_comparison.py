@@ -63,6 +63,16 @@ def test_the_device_s_own_drift_is_no_change():
     assert set(found[found["bench"] == "pack"]["verdict"]) == {"slower"} and set(found[found["bench"] == "layer"]["verdict"]) == {"same"}  # fmt: skip
 
 
+def test_what_two_kinds_of_device_differ_by_is_compared():
+    """Ceilings that are 30 % apart are no drift there, and hide nothing; another CPU beside the same GPU is no other device."""
+    for change, across, verdict in (({"gpu_name": "NVIDIA H100"}, True, "slower"), ({"cpu_model": "D"}, False, "same")):
+        found = runs.compare(table(), table(1.4, copy_gb_per_s=2800.0, **change), across=True)
+        assert (found.across, set(found.rows["verdict"])) == (across, {verdict})
+    cpu = {"gpu_name": None, "gpu_uuid": None}
+    found = runs.compare(table(**cpu), table(1.4, copy_gb_per_s=2800.0, cpu_model="D", **cpu), across=True)
+    assert found.across and set(found.rows["verdict"]) == {"slower"}
+
+
 def test_twins_set_the_floor():
     """Equals that differ by 0.1 % let a change of 1 % be seen; equals that differ by 5 % hide one of 4 %."""
     for gap, factor, verdict in ((1.001, 1.01, "slower"), (1.05, 1.04, "same")):
@@ -77,6 +87,12 @@ def test_the_floor_is_that_of_the_noisier_run():
         assert runs.compare(*pair).rows["floor"].astype(float).tolist() == pytest.approx([np.log(1.05)] * len(quiet))
     found = runs.compare(quiet, noisy.assign(copy_gb_per_s=quiet["copy_gb_per_s"] * 1.1)).rows
     assert found["floor"].astype(float).tolist() == pytest.approx([np.log(1.1)] * len(quiet))
+
+
+def test_what_changed_most_comes_first():
+    """Slower or faster alike; what has no ratio comes last."""
+    found = runs.Comparison(pd.DataFrame({"ratio": [1.1, np.nan, 0.7, 1.2]}, dtype=object))
+    assert list(found.changed().index) == [2, 3, 0, 1]
 
 
 def test_rows_of_one_run_only_and_lost_ones():
@@ -145,7 +161,10 @@ def test_command(tmp_path, monkeypatch):
     done = call(app, ["compare", before, after, "--html", "page.html"])
     assert done.exit_code == 0 and f"{len(slow)} rows: {len(slow) - 1} slower, 1 no longer ok" in done.output
     page = (tmp_path / "page.html").read_text()
-    assert page.count("<tr>") == 1 + len(slow) and "no longer ok: crashed" in page
+    assert page.count("<tr>") == 1 + len(slow) and "no longer ok: crashed" in page and "drift of the device" in page
+    other = stored(tmp_path / "c.parquet", table(1.2, gpu_name="NVIDIA H100"))
+    assert call(app, ["compare", before, other, "--across", "--html", "page.html"]).exit_code == 0
+    assert "two kinds of device differ by" in (page := (tmp_path / "page.html").read_text()) and "drift" not in page
     done = call(app, ["compare", before, after, "--fail-if-slower", "3%"])
     assert done.exit_code == 1 and f"or lost: {len(slow)} rows" in done.output
     assert call(app, ["compare", before, after, "--fail-if-slower", "50"]).exit_code == 1  # the lost one

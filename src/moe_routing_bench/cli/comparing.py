@@ -37,11 +37,11 @@ def compare(
     found = runs.compare(_table(before), _table(after), across)
     for mark in found.marks:
         print(f"differs besides the code: {mark}")
-    changed = found.rows.assign(size=abs(found.rows["ratio"].astype(float) - 1)).sort_values("size", ascending=False)
+    changed = found.changed()
     show(_printed(changed[changed["verdict"] != "same"].head(most), f"{before} -> {after}"))
     print(f"{len(found.rows)} rows: {counts(found.rows['verdict'].tolist())}")
     if html:
-        importlib.import_module("moe_routing_bench.report.changes").render(changed, found.marks, (before, after), html)
+        importlib.import_module("moe_routing_bench.report.changes").render(found, (before, after), html)
         print(f"wrote {html}")
     if share is not None and len(worse := found.worse(share)):
         print(f"slower by more than {share:.1%}, or lost: {len(worse)} rows")

@@ -1,7 +1,8 @@
 """What changed from one run to another: rows of the same cell and implementation, held against each other. No torch.
 
 Rows of two runs share no rounds, so their ratio has a Welch interval over the block medians of both. Besides the noise floors of
-both runs, a change has to exceed what the device itself did: how far the ceilings of the two rows are apart.
+both runs, a change has to exceed what the device itself did: how far the ceilings of the two rows are apart. Between two kinds of
+device that is part of what is compared.
 """
 
 from dataclasses import dataclass, field
@@ -30,14 +31,20 @@ LOST, GAINED, ONLY_BEFORE, ONLY_AFTER = "no longer ok", "ok now", "only before",
 @dataclass(frozen=True)
 class Comparison:
     """`rows`: one per cell and implementation of either run, with `before_us`, `after_us`, `ratio` (before over after: above 1 is
-    faster now) and its interval, `floor` and `verdict`. `marks`: what differs between the runs besides the code."""
+    faster now) and its interval, `floor` and `verdict`. `marks`: what differs between the runs besides the code. `across`: what
+    they timed are devices of different kinds."""
 
     rows: pd.DataFrame
     marks: list[str] = field(default_factory=list)
+    across: bool = False
 
     def counts(self) -> dict[str, int]:
         """How many rows have each verdict, the most frequent first."""
         return {str(name): int(n) for name, n in self.rows["verdict"].value_counts().items()}
+
+    def changed(self) -> pd.DataFrame:
+        """All rows, those whose ratio is farthest from 1 first and those without one last."""
+        return self.rows.sort_values("ratio", ascending=False, key=lambda ratio: abs(ratio.astype(float) - 1))
 
     def worse(self, share: float) -> pd.DataFrame:
         """The rows that are slower by more than `share` of the time before, or that have lost their time."""
@@ -53,15 +60,18 @@ def compare(before: pd.DataFrame, after: pd.DataFrame, across: bool = False) -> 
     Raises `UserError` where they have no cell in common, and where they were measured on different devices, unless `across`
     says that this is meant.
     """
-    marks = [text for name in _DEVICE if (text := _difference(before, after, name))]
-    if marks and not across:
-        raise bad("runs", "; ".join(marks), "runs of one kind of device", "--across compares them all the same")
-    marks += [text for name in _MARKED if (text := _difference(before, after, name))]
+    kinds = [text for name in _DEVICE if (text := _difference(before, after, name))]
+    if kinds and not across:
+        raise bad("runs", "; ".join(kinds), "runs of one kind of device", "--across compares them all the same")
+    marks = kinds + [text for name in _MARKED if (text := _difference(before, after, name))]
     sides = [_keyed(one) for one in (before, after)]
     both = sides[0].add_suffix("_before").join(sides[1].add_suffix("_after"), how="outer")
     if not sides[0].index.intersection(sides[1].index).size:
         raise bad("runs", "no cell and implementation in common", "at least one")
-    return Comparison(_judged(pd.DataFrame([_row(one) for one in both.to_dict("records")], both.index)), marks)
+    timed = "gpu_name" if before["gpu_name"].notna().any() else "cpu_model"  # the CPU beside a GPU sets no ceiling
+    apart = bool(_difference(before, after, timed))
+    pairs = [_row(one, drifts=not apart) for one in both.to_dict("records")]
+    return Comparison(_judged(pd.DataFrame(pairs, both.index)), marks, apart)
 
 
 def _difference(before: pd.DataFrame, after: pd.DataFrame, column: str) -> str:
@@ -98,8 +108,8 @@ def _with_newer_axes(rows: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def _row(one: dict) -> dict[str, object]:
-    """The numbers of a pair, without a verdict on its ratio; what has no pair says why."""
+def _row(one: dict, drifts: bool) -> dict[str, object]:
+    """The numbers of a pair, without a verdict on its ratio; what has no pair says why. `drifts`: other ceilings are no other device."""
     cell = one["cell_after"] if isinstance(one["cell_after"], str) else one["cell_before"]
     found: dict[str, object] = {"cell": cell, "before_us": one["median_us_before"], "after_us": one["median_us_after"]}
     ok = {side: one[f"status_{side}"] == "ok" for side in ("before", "after")}
@@ -112,7 +122,7 @@ def _row(one: dict) -> dict[str, object]:
             {"verdict": LOST, "reason": reason} if ok["before"] else {"verdict": GAINED} if ok["after"] else {}
         )
     ratio = statistics.unpaired_ratio(one["block_medians_us_before"], one["block_medians_us_after"])
-    floor = max(one["floor_before"], one["floor_after"], _drift(one))
+    floor = max(one["floor_before"], one["floor_after"], _drift(one) if drifts else 0.0)
     return (
         found | dict(zip(("ratio", "ratio_ci_low", "ratio_ci_high", "ratio_p"), ratio, strict=True)) | {"floor": floor}
     )

@@ -1,23 +1,23 @@
 """The page of a comparison of two runs: every row with both times, their ratio and the verdict on it."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from moe_routing_bench.comparison.runs import Comparison
 from moe_routing_bench.report import page
 
 
-def render(rows: pd.DataFrame, marks: Sequence[str], names: tuple[str, str], out: Path) -> None:
-    """Write the rows of a `comparison.runs.Comparison` to `out`, in the order given; `names` are those of the two runs."""
-    counts = [(name, int(n)) for name, n in rows["verdict"].value_counts().items()]
+def render(found: Comparison, names: tuple[str, str], out: Path) -> None:
+    """Write a comparison to `out`, what changed most first; `names` are those of the two runs."""
     page.write(
         "changes.html.j2",
         out,
         names=names,
-        marks=marks,
-        counts=counts,
-        rows=[_shown(row) for row in rows.to_dict("records")],
+        marks=found.marks,
+        across=found.across,
+        counts=list(found.counts().items()),
+        rows=[_shown(row) for row in found.changed().to_dict("records")],
     )
 
 
