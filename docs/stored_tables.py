@@ -1,5 +1,5 @@
 """The tables of the documents whose figures are stored rows: each is made of a file below results/nvidia-h200/, or below that of
-another run: layers, decode, training or model.
+another run (layers, decode, training or model) or of an H100.
 
 Times are medians of device time in µs. `floor` is `roofline_us`: the compulsory bytes at the copy bandwidth, or the FLOPs
 at the matrix rate, both measured in the same process.
@@ -18,7 +18,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.choices import table as table_of_choices
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.quality.spec import run_rows
-from moe_routing_bench.report import format_bars, layer_bars, reached
+from moe_routing_bench.report import format_bars, layer_bars, reached, versus
 from moe_routing_bench.report.bars import Line
 from moe_routing_bench.store import records
 
@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/nvidia-h200"
 LAYERS, DECODE = "../nvidia-h200.layers/", "../nvidia-h200.decode/"  # from there
 TRAINING, MODEL = "../nvidia-h200.training/", "../nvidia-h200.model/"
+H100 = "../nvidia-h100-80gb-hbm3/"
 WAYS = ("torch", "triton", "cute")
 SYMBOLS = {"tokens": "T", "experts": "E", "hidden": "H", "intermediate": "I", "top_k": "k"}
 
@@ -184,6 +185,25 @@ def stored_cells(name: str = "measurements.parquet") -> str:
         f"One {one['gpu_name']}, commit {one['git_sha'][:7]}, driver {one['driver']}, torch {one['torch_version']}, triton {one['triton_version']}, "
         f"nvidia-cutlass-dsl {one['cutlass_dsl_version']}, {' and '.join(days)}, {rows.groupby(['bench', 'cell']).ngroups} cells.\n"
     )
+
+
+def platforms() -> str:
+    """The same cells on an H200 and an H100: how often the same implementation is fastest, and what cute and its floors take longer there."""
+    both = versus.rows(stored("measurements.parquet"), stored(H100 + "measurements.parquet"))
+    best, cute = versus.cells(both), both[both["implementation"] == "cute"]
+    lines = []
+    for bench, cells in best.groupby("bench", sort=False):
+        differs, mine = cells["one"] != cells["other"], cute[cute["bench"] == bench]
+        lines.append({
+            "bench": f"`{bench}`", "cells": str(len(cells)), "the same is fastest on both": str(int((~differs).sum())),
+            "another is, and both runs tell it from the next": str(int((differs & cells["one_told"] & cells["other_told"]).sum())),
+            "cute, H100 over H200": _middle(1 / mine["ratio"]), "its floor": _middle(1 / mine["ceiling"]),
+        })  # fmt: skip
+    return table(lines)
+
+
+def _middle(ratios: pd.Series) -> str:
+    return f"{digits(ratios.median())} ({digits(ratios.min())} to {digits(ratios.max())})"
 
 
 def repeat() -> str:
@@ -409,6 +429,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "bars": lambda: bars(reached.lines(layer_bars.BARS, runs(), absent=True)), "format-bars": lambda: bars(format_bars.lines(runs(), absent=True)),
     "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "ceilings": ceilings,
     "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat,
+    "platforms": platforms, "stored-h100": partial(stored_cells, H100 + "measurements.parquet"),
     "gate-times": partial(times, "gate", ("dtype", "tokens"), f"{_GATE} and experts == 128", (*WAYS, "quack")),
     "gate-experts": partial(times, "gate", ("dtype", "experts"), f"{_GATE} and tokens == 16384", (*WAYS, "quack")),
     "rule-times": partial(times, "gate", ("router",), "tokens == 16384 and experts == 256 and top_k == 8"),

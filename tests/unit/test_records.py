@@ -23,6 +23,7 @@ from moe_routing_bench.store.parquet import DIGEST, read_table, write_table
 
 ROOT = Path(__file__).parents[2]
 MEASURED = {
+    "nvidia-h100-80gb-hbm3": "h200",
     "nvidia-h200": "h200",
     "nvidia-h200.decode": "decode",
     "nvidia-h200.layers": "layers",
