@@ -120,6 +120,17 @@ def test_calls_read_different_weights_until_those_are_cold(read, shared, draws, 
     assert definition.seeds == [*(5 + 1000 * i for i in range(draws)), again(5, sets.nonce)]
 
 
+def test_a_call_reads_what_the_sets_read_in_the_mean(gpu) -> None:
+    """Draws choose other experts, of which they read the weights: three of 5 sets have the first draw."""
+
+    class Routed(Doubled):
+        def cost(self, cell, inputs, outputs, expected):
+            assert float(expected["y"][0, 0]) == 2 * float(inputs["x"][0, 0])
+            return Cost(read_bytes=74 if inputs["x"][0, 0] == 5 else 174, write_bytes=56)
+
+    assert made("cuda", Routed(), set_limit=5, set_bytes=2**30).cost == Cost(read_bytes=114, write_bytes=56)
+
+
 def known_sets(read: int = 0, draws: int = 1, shared: int = 0) -> Sets:
     """Sets of which only the traffic of a call, the draws and the bytes that all share are known."""
     sets = object.__new__(Sets)

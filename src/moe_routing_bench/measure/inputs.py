@@ -6,7 +6,7 @@ when an implementation was bound or captured is of use; and each tensor lies bet
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class Sets:
 
     `base` are draws by the cell's seed, `check_seeds` of them or more: what is timed. `fresh` is one more, by a `nonce` that nobody knows
     beforehand: other values, and the same loads of other experts by other tokens. `near` is the first of `base` but for a few tokens,
-    which are those of `fresh`. What all sets share is in all.
+    which are those of `fresh`. What all sets share is in all. `cost` is that of a call, in the mean over the sets where they share weights.
     """
 
     def __init__(self, job: Job, definition: Any, device: str) -> None:
@@ -63,6 +63,9 @@ class Sets:
             most = min(settings.set_limit, int(settings.set_bytes // footprint))
             draws, count = _rotation(nbytes(*own.values()), nbytes(*shared.values()), self.cost.read_bytes, draws, most)
         self.base = [first, *(draw(seed) for seed in _seeds(cell, draws)[1:])]
+        if shared:  # a draw reads the weights of its own experts
+            read = [definition.cost(cell, one.inputs, outputs, one.expected).read_bytes for one in self.base]
+            self.cost = replace(self.cost, read_bytes=round(sum(read[i % draws] for i in range(count)) / count))
         self.fresh = [draw(again(cell.seed, self.nonce))]
         close = own | _of_tokens(own, self.fresh[0].inputs, cell.tokens) | shared
         self.near = [Drawn(close, definition.reference(cell, close))]
