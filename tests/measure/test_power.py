@@ -25,6 +25,12 @@ class Card:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, limited: bool = True) -> None:
         self.now, self.heat, self.limited, self.drawn = 0.0, 0.0, limited, 0.0
         monkeypatch.setattr(sampling, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(sampling, "sleep", self.rest)
+
+    def rest(self, seconds: float) -> None:
+        """Nothing runs."""
+        self.heat *= np.exp(-seconds / 0.3)
+        self.now += seconds
 
     def run(self, name: str) -> float:
         """Time of a sample, µs: that of the steady state at its own heat, shorter on a cooler card, longer on a hotter one."""
@@ -88,6 +94,23 @@ def test_the_order_of_turns_does_not_matter(monkeypatch):
         assert max(clocks["dense"]) < min(clocks["light"])
         assert {len(one.blocks) for one in found.values()} == {20}
         assert all(one.fields["turns"] == "long" and "two long turns" in one.fields["stop_reason"] for one in found.values())  # fmt: skip
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_the_card_has_rested_when_its_ceilings_are_measured_again(monkeypatch, limited):
+    """A matrix product right after long turns would be a sustained one, and the one before the samples was not. Short turns take no longer."""
+    card, rests = Card(monkeypatch, limited), []
+    monkeypatch.setattr(sampling, "sleep", lambda seconds: rests.append(seconds) or card.rest(seconds))
+    monkeypatch.setattr(sampling, "verify", lambda *_, **__: None)
+    sampling.sample(
+        SimpleNamespace(settings=SECONDS, hash="0"),
+        [candidate(card, "dense")],
+        None,
+        card,
+        lambda name, step, action: action() or True,
+        True,
+    )
+    assert (card.heat < 0.1) == limited and len(rests) == limited
 
 
 def test_the_energy_of_a_call_is_its_power_times_its_time(monkeypatch):

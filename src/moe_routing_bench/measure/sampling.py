@@ -5,7 +5,7 @@ import random
 import secrets
 from collections.abc import Callable
 from statistics import median
-from time import perf_counter  # by its own name, as in `timers`
+from time import perf_counter, sleep  # by their own names, as in `timers`
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.verify import verify
 
 _LONG_BLOCK_US = 25_000.0
+_REST_SECONDS = 1.0  # after long turns: the clock that the power limit has lowered rises within a third of a second
 _LIMITED_BLOCK_US = 100_000.0  # under the power limit the clock swings within a third of a second (H200)
 Guarded = Callable[[str, str, Callable[[], object]], bool]  # (implementation, step, action) -> whether it went well
 
@@ -50,7 +51,8 @@ def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guar
     """Blocks of samples of all implementations, in short turns or, where the power limit sets their clock, in long ones.
 
     `heavy` says that the bench has FLOPs. Where the power limit binds, an implementation that draws less power lets the card cool
-    for the next one, and times depend on the company: each is then timed in a state of its own.
+    for the next one, and times depend on the company: each is then timed in a state of its own. The card rests after that, so that
+    ceilings are those of a rested card after the samples as they were before.
     """
     limited = (
         heavy
@@ -58,6 +60,8 @@ def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guar
         and any(_kept_busy(one, job.settings.turn_seconds, gpu.power_capped, True)[0] for one in alive)
     )
     stop = (_long_turns if limited else _rounds)(job, alive, sets, gpu, guarded)
+    if limited:
+        sleep(_REST_SECONDS)
     for one in alive:
         width = _width(one)
         one.fields |= {
