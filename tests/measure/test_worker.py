@@ -816,7 +816,7 @@ def test_a_composite_says_what_its_stages_take():
 
 
 def test_a_row_keeps_what_a_tuner_chose(add_packs):
-    """As its call says once it has run; who has no tuner has no such field."""
+    """All that its call says once it has run; who has no tuner has no such field."""
     module = types.ModuleType("tuned_packs")
 
     def bind(problem, *, name, x, order, inverse, packed):
@@ -824,7 +824,7 @@ def test_a_row_keeps_what_a_tuner_chose(add_packs):
 
         def call():
             work()
-            chosen[:] = ["tile 128"]
+            chosen[:] = ["tile 128,"] * 400
 
         if name == "tuned":
             call.configuration = lambda: "\n".join(chosen)
@@ -834,7 +834,7 @@ def test_a_row_keeps_what_a_tuner_chose(add_packs):
     add_packs(module, "name", ("tuned", "plain"))
     messages = []
     worker.run(Job(CELL, ("tuned", "plain"), SETTINGS), "cpu", ["tuned", "plain"], messages.append)
-    assert messages[-1][1]["tuned"]["configuration"] == "tile 128" and "configuration" not in messages[-1][1]["plain"]
+    assert messages[-1][1]["tuned"]["configuration"] == " ".join(["tile 128,"] * 400) and "configuration" not in messages[-1][1]["plain"]
 
 
 def test_a_composite_says_what_the_tuners_of_its_parts_chose():

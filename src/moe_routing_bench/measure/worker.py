@@ -30,6 +30,7 @@ _RATES = ("peak_tflops", "sustained_tflops")  # of products of 16-bit numbers, w
 REMEASURE_DRIFT = 0.05  # of a ceiling, over which a GPU cell is sampled once more
 _PACKAGE = Path(__file__).parents[1]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_CHOICES = 4000  # letters of what a tuner chose, 240 for every product of QuACK's
 BLOCK_US = 20_000.0  # a block of a long call has fewer samples, so that there are enough blocks for an interval
 
 
@@ -202,7 +203,7 @@ def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candi
         warm = timers.device_timer(calls[:1], job.settings.interval_us, device)
         one.fields["warm_median_us"] = sorted(warm.sample() for _ in range(5))[2]
     if configuration := getattr(calls[0], "configuration", None):
-        one.fields["configuration"] = one_line(configuration()) or None
+        one.fields["configuration"] = one_line(configuration(), _CHOICES) or None
     if hasattr(calls[0], "stages"):
         one.fields |= _stages(calls, job, device)
     return one
