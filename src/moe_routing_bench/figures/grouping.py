@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.config.axes import AXES, PRESET
+from moe_routing_bench.config.axes import AXES, PRESET, Axis
 
 COMPOSITES = tuple(name for name, bench in BENCHES.items() if bench.stages)
 
@@ -65,15 +65,22 @@ def labels(rows: pd.DataFrame, but: Iterable[str] = ()) -> pd.Series:
 
     What a model sets is left out where its rows agree in it. Rows that differ in an axis have different labels.
     """
-    left_out = set(but)
-    own = pd.DataFrame({name: _own(rows, name) for name in AXES if name not in left_out}, index=rows.index)
+    said = {name: _said(AXES[name], _own(rows, name)) for name in AXES if name not in set(but)}
+    said = {name: texts for name, texts in said.items() if any(texts)}
     implied = {model: set(PRESET) - set(pooled(group)) for model, group in rows.groupby("model")}
-    texts = []
-    for model, row in zip(rows["model"], own.to_dict("records"), strict=True):
-        shown = {AXES[str(name)]: one for name, one in row.items() if name not in implied.get(model, ())}
-        said = [axis.text(axis.kind(one)) for axis, one in shown.items() if not pd.isna(one) and one != axis.default]
-        texts.append(" ".join(said))
+    models = rows["model"].astype(object).where(rows["model"].notna(), None).tolist()
+    shown = {
+        model: [texts for name, texts in said.items() if name not in implied.get(model, ())] for model in set(models)
+    }
+    texts = [" ".join(one[i] for one in shown[model] if one[i]) for i, model in enumerate(models)]
     return pd.Series(texts, index=rows.index, dtype=object)
+
+
+def _said(axis: Axis, values: pd.Series) -> list[str]:
+    """What each row has of an axis, in the spelling of keys; nothing where it is missing or the default."""
+    places, distinct = pd.factorize(values)
+    texts = ["" if one == axis.default else axis.text(axis.kind(one)) for one in distinct]
+    return [texts[place] if place >= 0 else "" for place in places]
 
 
 def _own(rows: pd.DataFrame, name: str) -> pd.Series:

@@ -138,7 +138,7 @@ def _name(shown: pd.DataFrame, shapes: int) -> str:
 
 def _settings(group: pd.DataFrame) -> int:
     """The skews and capacity factors that a shape was measured with."""
-    return len(group.drop_duplicates(["skew", "capacity_factor"]))
+    return len(group[["skew", "capacity_factor"]].drop_duplicates())
 
 
 def _count(points: pd.DataFrame) -> str:

@@ -39,8 +39,17 @@ def page_data(frame: pd.DataFrame, presets: Mapping[str, str] = MappingProxyType
         "ids": [row_id(record) for record in records],
         "samples": samples(records),
         "commands": packed([again(record, others, presets) for record in records]),
-        "values": _columns({one["name"]: [plain(record[one["name"]]) for record in records] for one in shown}),
+        "values": _columns({one["name"]: _plain(frame[one["name"]]) for one in shown}),
     }
+
+
+def _plain(column: pd.Series) -> list[Any]:
+    """A JSON value for each row; most columns have few distinct ones."""
+    if column.dtype == object and column.map(pd.api.types.is_list_like).any():
+        return [plain(one) for one in column]
+    places, distinct = pd.factorize(column)
+    found = [*map(plain, distinct), None]  # -1 is the place of a missing one
+    return [found[place] for place in places]
 
 
 def _columns(values: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
