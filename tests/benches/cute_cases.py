@@ -174,11 +174,11 @@ FP8_PRODUCTS = [
     Fp8Product(2880, 1440, 128, "swiglu_oai", Tile(2, 2, 96), biased=True),
     Fp8Product(320, 1024, 128, "swiglu", Tile(2, 2, 128), upright=True),
     Fp8Product(272, 384, 128, "", Tile(2, 2, 128), upright=True),
-    Fp8Product(768, 1024, 128, "swiglu", Tile(2, 2, 128), upright=True, turns=3, scales_ahead=True, quantises=True),
+    Fp8Product(768, 1024, 128, "swiglu", Tile(2, 2, 128), upright=True, quantises=True),
     Fp8Product(320, 1024, 128, "geglu", Tile(2, 2, 128), upright=True, quantises=True),
-    Fp8Product(2688, 928, 128, "relu2", Tile(2, 2, 128), upright=True, scales_ahead=True, quantises=True),
-    Fp8Product(2048, 384, 128, "", Tile(2, 2, 64), upright=True, turns=2),
-    Fp8Product(768, 1024, 128, "swiglu", Tile(2, 2, 64), upright=True, turns=4, quantises=True),
+    Fp8Product(2688, 928, 128, "relu2", Tile(2, 2, 128), upright=True, quantises=True),
+    Fp8Product(2048, 384, 128, "", Tile(2, 2, 64), upright=True),
+    Fp8Product(768, 1024, 128, "swiglu", Tile(2, 2, 64), upright=True, quantises=True),
 ]
 TRAINING_PRODUCTS = [
     ("bf16", TrainingProduct(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, narrowest=168))),
@@ -409,8 +409,7 @@ def fp8_product(arch: str, wanted: Fp8Product) -> Facts:
     patterns = {
         rf"QGMMA\.64x{wide}x32\.F32\.E4M3\.E4M3": 4 * slabs,
         r"QGMMA\S* R\d+, gdesc\[\S+\], RZ, !UPT": slabs,
-        r"WARPGROUP\.DEPBAR": slabs * (2 if wanted.turns else 1),  # more where the instructions wait for each other
-        r"BAR\.ARV": slabs + 1 if wanted.turns else 0,
+        r"WARPGROUP\.DEPBAR": slabs,  # more where the instructions wait for each other
         r"F2FP\.SATFINITE\.E4M3": 64 * wide // 2 // 128 * slabs // (2 if wanted.gated else 1)
         if wanted.quantises
         else 0,

@@ -1,4 +1,4 @@
-"""Forms of 8-bit experts that are not the default, on a GPU: the same bits, whoever quantises and in whatever order warpgroups multiply."""
+"""Forms of 8-bit experts that are not the default, on a GPU: the same bits, whoever quantises."""
 
 import pytest
 import torch
@@ -12,12 +12,7 @@ from moe_routing_bench.kernels.experts import Experts, cute_fp8
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
-FORMS = [
-    cute_fp8.Form(turns=2),
-    cute_fp8.Form(turns=3, scales_ahead=True),
-    cute_fp8.Form(turns=4, fused=True),
-    cute_fp8.Form(fused=True),
-]
+FORMS = [cute_fp8.Form(fused=True)]
 
 
 def drawn(problem: Experts) -> dict[str, torch.Tensor]:

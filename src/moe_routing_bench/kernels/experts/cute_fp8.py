@@ -44,8 +44,6 @@ _ROUNDS = 4  # tiles per multiprocessor, from which larger ones do not leave som
 class Form:
     """How upright products run. By default, as they ran when they were last measured."""
 
-    turns: int = 0  # `Fp8Product.turns`
-    scales_ahead: bool = False  # `Fp8Product.scales_ahead`
     fused: bool = False  # the first product quantises what it makes, and nothing runs between both
 
 
@@ -87,8 +85,7 @@ def products(problem: Experts, form: Form = MEASURED) -> tuple[Fp8Product, Fp8Pr
             tile = choose_tile(problem.rows, experts, columns * (2 if gated else 1))
         product = Fp8Product(columns, depth // 2, experts, activation, tile, biased=problem.biased, upright=upright)
         if upright:
-            fused = form.fused and bool(activation)
-            product = replace(product, turns=form.turns, scales_ahead=form.scales_ahead, quantises=fused)
+            product = replace(product, quantises=form.fused and bool(activation))
         found.append(product)
     first, second = found
     return first, second

@@ -72,11 +72,8 @@ def operands(left: cute.Tensor, right: cute.Tensor, width: int) -> tuple[cute.Te
     return mma.make_fragment_A(mine.partition_A(left)), mma.make_fragment_B(mine.partition_B(right))
 
 
-def multiply_slab(a: cute.Tensor, b: cute.Tensor, partial: cute.Tensor, slab: int, index: Any, apart: int = 0) -> None:
-    """Have the tensor cores sum the products of a slab of a stage of a, and of all of that of b, in `partial`, whatever it held.
-
-    The first `apart` instructions are a group of their own, whose end can be waited for.
-    """
+def multiply_slab(a: cute.Tensor, b: cute.Tensor, partial: cute.Tensor, slab: int, index: Any) -> None:
+    """Have the tensor cores sum the products of a slab of a stage of a, and of all of that of b, in `partial`, whatever it held."""
     width = 8 * partial.shape[2]
     mma = instruction(width)  # a new one, as what is set may not leave the branch that this is in
     results = cute.make_tensor(partial.iterator, cute.make_layout(((2, 2, width // 8), 1, 1)))
@@ -86,8 +83,7 @@ def multiply_slab(a: cute.Tensor, b: cute.Tensor, partial: cute.Tensor, slab: in
         rows = a[None, slab, n, index]
         rows = cute.make_tensor(rows.iterator, cute.append_ones(rows.layout))
         cute.gemm(mma, results, rows, b[None, None, n, index], results)
-        if n + 1 in (apart, INSTRUCTIONS):
-            warpgroup.commit_group()
+    warpgroup.commit_group()
 
 
 def weight_blocks(expert: Any, column: Any, product: Fp8Product) -> list[list]:

@@ -105,8 +105,6 @@ def fp8_kernel(
         sums = cute.make_rmem_tensor((2, 2, wide // 8, slabs), Float32)
         buffer = buffers[None, share]
         index, phase, slot = Int32(0), Int32(0), Int32(0)
-        if cutlass.const_expr(upright):
-            cute_fp8_upright.begin_turns(share, product)
         while tile < tiles:
             expert, row, end, part = locate(tile, starts, first_tiles, product)
             column = (part * tile_shape.sharing + share) * product.width
@@ -115,7 +113,7 @@ def fp8_kernel(
                 sums.fill(0.0)
                 blocks = cute_fp8_upright.weight_blocks(expert, column, product)
                 live = cute.arch.make_warp_uniform((end - row + (SLAB - 1)) // SLAB)
-                cute_fp8_upright.multiply(w_mine, x_mine, x_scales, w_scales, blocks, sums, live, *ring, share, product)
+                cute_fp8_upright.multiply(w_mine, x_mine, x_scales, w_scales, blocks, sums, live, *ring, product)
                 if cutlass.const_expr(product.quantises):
                     to = (out, out_scales, row, end, column)
                     cute_fp8_quantise.store(sums, buffer, largest, slot, *to, share, product)

@@ -28,7 +28,7 @@ from moe_routing_bench.kernels.experts.cute_tiles import SLAB, WARPGROUP
 from moe_routing_bench.kernels.pack import fp8
 from moe_routing_bench.kernels.pack.cute_pack_fp8 import over_lanes
 
-EXCHANGE = TURN + 2  # the named barrier of both warpgroups; those before it are of turns
+EXCHANGE = TURN  # the named barrier of both warpgroups
 _LANES = 4  # of a token
 
 

@@ -29,9 +29,6 @@ class Fp8Product(Product):
     """One grouped product: e4m3 weights (E, N, 2 inner), with scales per 128 x 128 -> out (R, columns). `inner` counts pairs of numbers."""
 
     upright: bool = False  # tokens stand on the M side of the tensor cores' product, weights on the N side
-    # Upright, of the four instructions of a slab, how many are over when the other warpgroup's turn begins; 0: they take no turns.
-    turns: int = 0
-    scales_ahead: bool = False  # upright, scales of weights are loaded a stage before they are needed
     quantises: bool = False  # upright, what it makes is e4m3 with scales, as rows are
 
     def __post_init__(self) -> None:
@@ -41,8 +38,7 @@ class Fp8Product(Product):
         assert self.tile.slabs * self.tile.tokens + self.tile.tokens <= 384, (
             "sums of a tile and of a slab fill the registers"
         )
-        assert 0 <= self.turns <= INSTRUCTIONS, self
-        assert self.upright or not (self.turns or self.scales_ahead or self.quantises), self
+        assert self.upright or not self.quantises, self
         assert not self.upright or stands(self.columns, self.gated, self.biased, self.tile), self
 
     @property

@@ -4,14 +4,9 @@ A thread's sums of a slab, which is of 64 tokens and of the 128 rows of weights 
 block of scales, or to two where they are gates and ups. So a thread has two or four factors per slab, which it loads while the slab is
 multiplied, and scaling takes one instruction per sum. With tokens on the N side it takes two, and one load from shared memory per four.
 
-Both warpgroups wait for the same stage, so they may multiply at the same time, and scale at the same time, while the tensor cores rest. With
-`Fp8Product.turns` one begins to multiply a slab when most of the other's instructions are over: one scales while the other multiplies. To hand the
-turn on when instructions are issued, rather than over, orders nothing where the tensor cores take those of both in turns themselves.
-
 Invariants:
 - A stage is released after its products and the reads of its scales are over.
 - A warp alone writes and reads its part of the epilogue's buffer.
-- Both warpgroups have the same slabs, so each turn is followed by one of the other; the second hands the first one its first turn (`begin_turns`).
 """
 
 from typing import Any
@@ -24,9 +19,9 @@ from cutlass.cute.nvgpu import warp, warpgroup
 from moe_routing_bench.kernels.cute import WARP
 from moe_routing_bench.kernels.experts.cute_epilogue import activate
 from moe_routing_bench.kernels.experts.cute_fp8_multiply import multiply_slab, operands
-from moe_routing_bench.kernels.experts.cute_fp8_tiles import BLOCK, INSTRUCTIONS, WARP_ROWS, Fp8Product
-from moe_routing_bench.kernels.experts.cute_multiply import TURN, release
-from moe_routing_bench.kernels.experts.cute_tiles import SLAB, VECTOR, WARPGROUP, advance
+from moe_routing_bench.kernels.experts.cute_fp8_tiles import BLOCK, WARP_ROWS, Fp8Product
+from moe_routing_bench.kernels.experts.cute_multiply import release
+from moe_routing_bench.kernels.experts.cute_tiles import SLAB, VECTOR, advance
 
 
 def weight_blocks(expert: Any, column: Any, product: Fp8Product) -> list:
@@ -63,20 +58,6 @@ def promote(sums: cute.Tensor, partial: cute.Tensor, slab: int, factors: cute.Te
                 sums[column, half, eight, slab] = sums[column, half, eight, slab] + scaled
 
 
-def load_weight_scales(held: cute.Tensor, scales: cute.Tensor, blocks: list, k: Any) -> None:
-    """Write the scales of step k of blocks of weights, which begin at `blocks` among all, to held (blocks,)."""
-    for n, start in enumerate(blocks):
-        held[n] = scales[start + k]
-
-
-@cute.jit
-def begin_turns(share: Int32, product: cutlass.Constexpr):
-    """By each warpgroup, before its first tile: the first one's turn begins."""
-    if cutlass.const_expr(product.turns):
-        if share == 1:
-            cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)
-
-
 @cute.jit
 def multiply(
     w_stages: cute.Tensor,
@@ -90,7 +71,6 @@ def multiply(
     empty: cute.Pointer,
     index: Int32,
     phase: Int32,
-    share: Int32,
     product: cutlass.Constexpr,
 ):
     """By a warpgroup: add the product of its weights (rows, 128, stages) and of the first `live` slabs of a tile's tokens (tokens, 128, stages) to sums.
@@ -102,24 +82,13 @@ def multiply(
     partial = cute.make_rmem_tensor((2, 2, rows // 8), Float32)
     counts = cutlass.const_expr((rows // 8, len(blocks)))
     factors = cute.make_rmem_tensor((2, len(blocks)), Float32)
-    ahead = cute.make_rmem_tensor((len(blocks),), Float32)
-    load_weight_scales(ahead, scales, blocks, 0)
     for k in cutlass.range(product.steps, unroll=1):
-        if cutlass.const_expr(not product.scales_ahead):
-            load_weight_scales(ahead, scales, blocks, k)
-        w_scales = [ahead[n] for n in range(len(blocks))]
-        if cutlass.const_expr(product.scales_ahead):
-            load_weight_scales(ahead, scales, blocks, cutlass.min(k + 1, product.steps - 1))
+        w_scales = [scales[start + k] for start in blocks]
         cute.arch.mbarrier_wait(full + index, phase)
         for slab in cutlass.range_constexpr(slabs):
             if slab < live:
-                if cutlass.const_expr(product.turns):
-                    cute.arch.barrier(barrier_id=TURN + share, number_of_threads=2 * WARPGROUP)
-                multiply_slab(a, b, partial, slab, index, product.turns)
+                multiply_slab(a, b, partial, slab, index)
                 load_factors(factors, slab, w_scales, x_scales, index)
-                if cutlass.const_expr(product.turns):
-                    warpgroup.wait_group(min(INSTRUCTIONS - product.turns, 1))
-                    cute.arch.barrier_arrive(barrier_id=TURN + 1 - share, number_of_threads=2 * WARPGROUP)
                 warpgroup.wait_group(0)
             if cutlass.const_expr(slab == slabs - 1):
                 cute.arch.sync_warp()  # all lanes have read their scales
