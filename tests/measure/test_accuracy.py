@@ -192,8 +192,8 @@ def test_a_file_of_other_columns_is_refused(tmp_path):
         (["--weights", "int4_g31"], "error: --weights: got 'int4_g31'"),
         (["--activations", "int8"], "error: --activations: got 'int8'"),
         (["--drawn", "uniform"], "error: --drawn: got 'uniform'; allowed: normal, outliers"),
-        (["--implementations", "torch"], "error: implementation of experts: got 'torch'"),
-        (["--weights", "int2_g32", "--hidden", "66"], "error: hidden: got 66; allowed: a multiple of 4 with weights int2_g32"),
+        (["--implementations", "torch"], "error: --implementations: got 'torch'"),
+        (["--weights", "int2_g32", "--hidden", "66"], "error: --hidden: got 66; allowed: a multiple of 4 with weights int2_g32"),
         (["--json", "--csv"], "error: --csv: got 'together with --json'"),
     ],
 )  # fmt: skip

@@ -44,7 +44,7 @@ def test_a_job_is_what_the_command_line_measures():
         ({"tokens": -5}, "^tokens: got -5; allowed: an integer from 1"),
         ({"tokens": "64"}, "^tokens: got '64'"),
         ({"tokns": 5}, "^axis: got 'tokns'.*did you mean 'tokens'"),
-        ({"implementations": ["troch"]}, "did you mean 'torch'"),
+        ({"implementations": ["troch"]}, "^implementations: got .troch.*did you mean 'torch'"),
         ({"settings": {"max_second": 1}}, "did you mean 'max_seconds'"),
         ({"settings": {"max_seconds": -1}}, "^max_seconds: got -1"),
         ({"plugins": ["nowhere"]}, "no source of nowhere"),

@@ -87,7 +87,7 @@ def measure(
     Exit status: 0 where every row is ok or unsupported, 1 where an implementation crashed, hung, was wrong or ran out of memory, 2 for a
     mistake in the options.
     """
-    pick("mode", mode, ("warm", "cold"))
+    pick("--mode", mode, ("warm", "cold"))
     if as_json and as_csv:
         raise bad("--csv", "together with --json", "one of them")
     settings = {"max_seconds": max_seconds, "min_blocks": min_blocks, "cpu_threads": cpu_threads}

@@ -96,7 +96,7 @@ def _names(asked: str | None) -> list[str]:
     """The implementations that are asked for, else all whose needs are met here."""
     known = [one.name for one in BENCH.implementations]
     if asked is not None:
-        return [pick("implementation of experts", name, known) for name in _split(asked)]
+        return [pick("--implementations", name, known) for name in _split(asked)]
     here = platforms.current()
     return [one.name for one in BENCH.implementations if not platforms.missing(one.requires, here, one.peer)]
 

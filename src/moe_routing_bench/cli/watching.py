@@ -59,7 +59,7 @@ def watch(
     if len(jobs) > 1:
         raise bad("watch", f"{len(jobs)} cells", "one cell")
     (job,) = jobs
-    mine = [pick(f"implementation of {bench}", name.strip(), job.implementations) for name in mine]
+    mine = [pick("--implementations", name.strip(), job.implementations) for name in mine]
     warn_of_ignored(bench, values)
     watched = _Watch(job, mine, profile)
     try:

@@ -14,7 +14,9 @@ from moe_routing_bench.errors import UserError, pick
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 
-_KEY = re.compile(r"^config\.(?:grid\[0\]\.|measure\.)?(\w+)(?:\[\d+\])?(?=:)")
+_KEY = re.compile(
+    rf"^(?:config\.(?:grid\[0\]\.|measure\.)?(\w+)(?:\[\d+\])?|(?:grid )?({'|'.join(AXES)}|implementations))(?=:)"
+)
 
 
 def jobs(
@@ -40,9 +42,7 @@ def jobs(
         asked["plugins"] = list(plugins)
     if implementations is not None:
         known = [one.name for one in benches_of(plugins)[bench].implementations]
-        asked["grid"][0]["implementations"] = [
-            pick(f"implementation of {bench}", name, known) for name in implementations
-        ]
+        asked["grid"][0]["implementations"] = [pick("implementations", name, known) for name in implementations]
     least = settings.get("min_blocks", Settings.min_blocks)
     most = {"max_blocks": max(least, Settings.max_blocks)} if isinstance(least, int) else {}
     asked["measure"] = most | dict(settings)
@@ -59,8 +59,8 @@ def _typical(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def called(form: Callable[[str], str]) -> Iterator[None]:
-    """Raise a `UserError` about a key of the config with what the user called it: `form` of the key's name."""
+    """Raise a `UserError` about a key of the config, or an axis of a cell, with what the user called it: `form` of its name."""
     try:
         yield
     except UserError as error:
-        raise UserError(_KEY.sub(lambda key: form(key[1]), str(error))) from None
+        raise UserError(_KEY.sub(lambda key: form(key[1] or key[2]), str(error))) from None
