@@ -66,6 +66,14 @@ def test_the_fastest():
     assert said(headlines.fastest, *doubtful[:8], *rows[8:]).startswith("gate: cute")
 
 
+def test_an_interval_has_the_digits_that_tell_its_ends_from_each_other_and_from_one():
+    said = [
+        headlines._interval(*one)
+        for one in ((1.0815, 1.0808, 1.0822), (1.4, 1.39, 1.41), (1.003, 1.001, 1.005), (2.0, 2.0, 2.0))
+    ]
+    assert said == ["1.081x [1.081, 1.082]", "1.40x [1.39, 1.41]", "1.003x [1.001, 1.005]", "2.00x [2.00, 2.00]"]
+
+
 def test_near_the_limit():
     """The middle cell's share, its interval from that of the time; nothing on a CPU, or where a share is none."""
     rows = [row | {"share_of_roofline": share} for name, share in (("a", 0.5), ("b", 0.8), ("c", 0.9)) for row in pair(name, 1.5)]  # fmt: skip

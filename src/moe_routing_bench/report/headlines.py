@@ -222,12 +222,11 @@ def _apart(share: float, low: float, high: float) -> str:
     return f"{one}% [{least}%, {most}%]"
 
 
-def _digits(*values: float) -> list[str]:
-    """Values in three digits, or in as many as it takes to tell them apart, five at most."""
-    texts = [[f"{value:#.{digits}g}".removesuffix(".") for value in values] for digits in (3, 4, 5)]
-    return next(
-        (found for found in texts if len(set(found)) == len(values)), texts[-1] if len(set(values)) > 1 else texts[0]
-    )
+def _digits(value: float, low: float, high: float) -> list[str]:
+    """A value and its interval in three digits, or in as many as it takes to tell the ends from each other and from 1, five at most."""
+    texts = [[f"{one:#.{digits}g}".removesuffix(".") for one in (value, low, high, 1.0)] for digits in (3, 4, 5)]
+    apart = len({low, high, 1.0})
+    return next((found for found in texts if len(set(found[1:])) == apart), texts[-1])[:3]
 
 
 def _shape(row: pd.Series) -> str:

@@ -14,11 +14,14 @@ function cellsOf(rows) {
 }
 const timed = cell => cell.rows.filter(row => row.status === "ok" && row.median_us !== null).sort((a, b) => a.median_us - b.median_us);
 
-// In what a cell differs from a question: [{name, asked, held, octaves, exact}]. `octaves` of names and limits is APART.
+// What a cell has of an axis: rows of before there was an axis that follows another are as that one.
+const heldBy = (cell, {name, follows}) => cell.axes[name] ?? (follows ? cell.axes[follows] : null);
+
+// In what a cell differs from a question: [{name, asked, held, octaves, scale}]. `octaves` of names and limits is APART.
 function gapsOf(cell, question, axes) {
   return axes.flatMap(({name, scale, follows}) => {
     if (!(name in question) || !(name in cell.axes)) return [];
-    const asked = question[name] ?? (follows ? cell.axes[follows] : null), held = cell.axes[name];
+    const asked = question[name] ?? (follows ? cell.axes[follows] : null), held = heldBy(cell, {name, follows});
     if (asked === held) return [];
     const numbers = typeof asked === "number" && typeof held === "number";
     const octaves = !numbers || scale === "name" ? APART : scale === "log" ? Math.abs(Math.log2(held / asked)) : Math.abs(held - asked);
@@ -27,7 +30,7 @@ function gapsOf(cell, question, axes) {
 }
 // Cells of the question's bench with a time, nearest first; of equals those first that have defaults where nothing was asked.
 function nearest(cells, question, axes) {
-  const odd = cell => axes.filter(({name, default: usual, follows}) => !(name in question) && name in cell.axes && cell.axes[name] !== (follows ? cell.axes[follows] : usual) && usual !== null).length;
+  const odd = cell => axes.filter(({name, default: usual, follows}) => !(name in question) && name in cell.axes && heldBy(cell, {name, follows}) !== (follows ? cell.axes[follows] : usual) && usual !== null).length;
   return cells.filter(cell => cell.bench === question.bench && timed(cell).length).map(cell => {
     const gaps = gapsOf(cell, question, axes);
     return {cell, gaps, octaves: gaps.reduce((sum, gap) => sum + gap.octaves, 0), odd: odd(cell)};

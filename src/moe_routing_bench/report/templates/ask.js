@@ -93,9 +93,10 @@ function gapText(gap) {
   const by = gap.scale === "log" ? `, ${Number(gap.octaves.toPrecision(2))} octave${gap.octaves === 1 ? "" : "s"} away` : "";
   return `${axisOf(gap.name).label} ${spell(gap.name, gap.held)}, not ${spell(gap.name, gap.asked)}${by}`;
 }
-// A ratio with its interval, in three digits or in as many as it takes to tell its ends apart, five at most.
+// A ratio with its interval, in three digits or in as many as it takes to tell its ends from each other and from 1, five at most.
 function timesText({ratio, low, high}) {
-  const digits = low === null || low === undefined ? 3 : [3, 4].find(most => new Set([ratio, low, high].map(one => one.toPrecision(most))).size === 3) ?? (low === high ? 3 : 5);
+  const apart = [1, low, high], told = most => new Set(apart.map(one => one.toPrecision(most))).size === new Set(apart).size;
+  const digits = low === null || low === undefined ? 3 : [3, 4].find(told) ?? 5;
   return `${ratio.toPrecision(digits)}x` + (low === null || low === undefined ? "" : ` [${low.toPrecision(digits)}, ${high.toPrecision(digits)}]`);
 }
 function against(pair) {
@@ -103,6 +104,8 @@ function against(pair) {
   if (pair === null) return "not stored";
   return `${pair.verdict ?? "no verdict"}: ${timesText(pair)} over ${pair.other}`;
 }
+// The same in a table, where it may take two lines: all columns fit beside the findings.
+const againstIn = pair => pair ? element("span", against(pair), {class: "verdict"}) : against(pair);
 function tableOf(label, heads, lines) {
   const box = element("div", "", {class: "scroll whole", tabindex: 0, role: "region", "aria-label": label}), made = element("table"), head = element("tr"), rows = element("tbody");
   head.append(...heads.map(text => element("th", text, {scope: "col"})));
@@ -138,7 +141,7 @@ function parts([first, ...others]) {
   byId("said").replaceChildren(element("strong", `${gaps.length ? `In the nearest cell, ${said}` : sentence(said)}.`), " ", element("span", how, {id: "near"}));
   const heads = ["implementation", "µs [95 %]", "marks", "share of the limit", "against the best other", "against the next"];
   const rows = order.map(({row, limit, next, best}) => [
-    toRow(row, row.implementation), time(row), marks(row), limit ? `${share(limit.share)} (${limit.binds})` : dash, against(best), against(next)]);
+    toRow(row, row.implementation), time(row), marks(row), limit ? `${share(limit.share)} (${limit.binds})` : dash, againstIn(best), againstIn(next)]);
   return [tableOf("Implementations, fastest first", heads, rows), small(...notes(cell)), ...overTokens(cell), ...overWorkload(cell, order[0].row), nextNearest(others)];
 }
 function time(row) {
@@ -154,7 +157,7 @@ function small(...content) {
 function notes(cell) {
   const failed = cell.rows.filter(row => row.status !== "ok").map(row => `${row.implementation} ${row.status}: ${row.reason ?? "no reason recorded"}`);
   const why = reasons(cell.rows), old = asks.stale[cell.bench];
-  return ["A ratio above 1: the row is the faster one. The limit is the larger of the roofline and of what an empty node of a CUDA graph takes.",
+  return [`A ratio above 1: the row is the faster one.${timed(cell).some(limitOf) ? " The limit is the larger of the roofline and of what an empty node of a CUDA graph takes." : ""}`,
     why.length ? ` Suspect: ${why.join("; ")}.` : "", failed.length ? ` Without a time: ${failed.join("; ")}.` : "", old ? ` Rows of other code than this report's: ${old}.` : ""];
 }
 function overTokens(cell) {
@@ -162,7 +165,7 @@ function overTokens(cell) {
   if (steps.length < 2) return made;
   return [...made, tableOf("Fastest at each number of tokens", ["T", "rows of", "fastest", "µs [95 %]", "marks", "against the best other"], steps.map(step => {
     const [{row, best}] = ranked(step.cell);
-    return [link(step.cell, String(step.tokens)), [value(row.place, "model"), row.axes.phase].filter(Boolean).join(", "), toRow(row, row.implementation), time(row), marks(row), against(best)];
+    return [link(step.cell, String(step.tokens)), [value(row.place, "model"), row.axes.phase].filter(Boolean).join(", "), toRow(row, row.implementation), time(row), marks(row), againstIn(best)];
   }))];
 }
 // What skew and a capacity limit cost the fastest implementation, on its card.

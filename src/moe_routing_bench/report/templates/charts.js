@@ -24,7 +24,7 @@ function panelOf(chart, marks, wide, looks, view) {
   const narrow = names && (longest * 6.2 > wide * 0.4 || chart.kind === "matrix" && wide - longest * 6.2 < 60 * new Set(marks.map(mark => mark.x)).size), under = narrow ? line : 0, left = names ? narrow ? 10 : 18 + longest * 6.7 : 56;
   const down = names ? (narrow ? 2 : 1) * line * names.length + 46 : tall, long = {x: wide - left - 18, y: down - 50};
   const ticks = name => chart[name].kind === "log" ? ticksOf(view?.[name] ?? endsOn(chart, marks, name), long[name], name === "x" ? text => 6.2 * text.length + 10 : () => 15) : undefined;
-  const scale = axis => ({type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5, domain: [...new Set(marks.map(mark => mark.x))]} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear", ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : {})});
+  const scale = axis => ({inset: axis.kind === "names" || chart.kind === "bars" ? 0 : 6, type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5, domain: [...new Set(marks.map(mark => mark.x))]} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear", ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : {})});
   const fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? `#row-${mark.row}` : null, title = mark => wordsOf(chart, mark);
   const options = {
     clip: Boolean(view), width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"},
@@ -82,7 +82,7 @@ function asideOf(names, wide) {
   return Math.max(18, ...names.map((name, i) => 6 * name.length - (names.length - i - 0.5) * Math.min(110, wide / names.length)));
 }
 function namesOf(names, narrow) {
-  return narrow ? [Plot.text(names, {y: name => name, text: name => name, frameAnchor: "left", dy: -line / 2 - 1, textAnchor: "start", fill: "var(--ink)", clip: false})] : [];
+  return narrow ? [Plot.text(names, {y: name => name, text: name => name, frameAnchor: "left", dy: -line / 2 - 1, textAnchor: "start", fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4, clip: false})] : [];
 }
 function legendOf(chart, hidden, redraw) {
   const box = element("div", "", {class: "legend", role: "group", "aria-label": "Series, to switch off and on"});
