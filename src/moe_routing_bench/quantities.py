@@ -1,10 +1,27 @@
 """Quantities as people read them."""
 
+import math
+
 
 def us(time: float, *interval: float) -> str:
     """A time in µs with its unit, and the ends of its interval in brackets: four digits, whole numbers above 1000, never an exponent."""
     ends = f" [{', '.join(map(_digits, interval))}]" if interval else ""
     return f"{_digits(time)} µs{ends}"
+
+
+def times(ratio: float, low: float, high: float) -> str:
+    """A ratio with its interval, where that is known."""
+    if math.isnan(low) or math.isnan(high):
+        return f"{ratio:#.3g}x".replace(".x", "x")
+    one, least, most = told_apart(ratio, low, high)
+    return f"{one}x [{least}, {most}]"
+
+
+def told_apart(value: float, low: float, high: float) -> list[str]:
+    """A value and its interval in three digits, or in as many as it takes to tell the ends from each other and from 1, five at most."""
+    texts = [[f"{one:#.{digits}g}".removesuffix(".") for one in (value, low, high, 1.0)] for digits in (3, 4, 5)]
+    apart = len({low, high, 1.0})
+    return next((found for found in texts if len(set(found[1:])) == apart), texts[-1])[:3]
 
 
 def count(n: int, noun: str) -> str:

@@ -53,6 +53,24 @@ def test_how_near(figure, unit, at_least, ours, expected):
     assert claims.reproduced(claim(figure=figure, unit=unit, at_least=at_least), ours) is expected
 
 
+@pytest.mark.parametrize(
+    ("hardware", "gpu", "why"),
+    [
+        ("NVIDIA H100 (HBM3, 3.35 TB/s peak)", "NVIDIA H200", "the claim is of H100, the rows are of H200"),
+        ("NVIDIA L40S or GB200", "NVIDIA H100 80GB HBM3", "the claim is of GB200 and L40S, the rows are of H100"),
+        ("NVIDIA H100 80GB", "NVIDIA H100 80GB HBM3", ""),
+        ("NVIDIA H100 and H200", "NVIDIA H200", ""),
+        (None, "NVIDIA H200", ""),
+        ("one GPU with HBM3", "NVIDIA H200", ""),
+        ("NVIDIA H100", None, ""),
+    ],
+)
+def test_a_claim_of_another_gpu_says_so(hardware, gpu, why):
+    """Beside its verdict: a time of one card is not what another was said to take."""
+    found = verdict(claim(hardware=hardware, figure=1), rows().assign(gpu_name=gpu))
+    assert (found.verdict, found.why) == (claims.NOT, why)
+
+
 def test_as_near_as_it_asks_is_near_enough():
     assert claims.reproduced(claim(within=0.5), 150.0) and claims.reproduced(claim(within=0.5), 50.0)
     assert not claims.reproduced(claim(within=0.5), 150.1)

@@ -1,11 +1,13 @@
 """Each rule of what a report says first, on a few rows whose numbers are known: what it says, and where it must be silent."""
 
+import math
 import re
 
 import pandas as pd
 import pytest
 from rows import frame, one
 
+from moe_routing_bench.quantities import times
 from moe_routing_bench.report import headlines
 from moe_routing_bench.report.rows import row_id
 
@@ -64,14 +66,6 @@ def test_the_fastest():
     assert said(headlines.fastest, *rows[6:8]) == said(headlines.fastest, *doubtful) == ""
     assert said(headlines.fastest, *(row | {"best_verdict": None} for row in rows)) == "", "no verdict, no winner"
     assert said(headlines.fastest, *doubtful[:8], *rows[8:]).startswith("gate: cute")
-
-
-def test_an_interval_has_the_digits_that_tell_its_ends_from_each_other_and_from_one():
-    said = [
-        headlines._interval(*one)
-        for one in ((1.0815, 1.0808, 1.0822), (1.4, 1.39, 1.41), (1.003, 1.001, 1.005), (2.0, 2.0, 2.0))
-    ]
-    assert said == ["1.081x [1.081, 1.082]", "1.40x [1.39, 1.41]", "1.003x [1.001, 1.005]", "2.00x [2.00, 2.00]"]
 
 
 def test_near_the_limit():
@@ -179,9 +173,9 @@ def test_of_one_cell_there_is_no_median():
 
 
 def test_an_interval_has_the_digits_that_tell_its_ends_apart():
-    """Three where they suffice, five at most; equal numbers have three."""
-    assert headlines._interval(1.4, 1.39, 1.41) == "1.40x [1.39, 1.41]"
-    assert headlines._interval(1.0781, 1.0774, 1.0787) == "1.078x [1.077, 1.079]"
-    assert headlines._interval(2.0, 2.0, 2.0) == "2.00x [2.00, 2.00]"
-    assert headlines._interval(1.0000001, 1.0, 1.0000002) == "1.0000x [1.0000, 1.0000]"
+    """From each other and from 1: three where they suffice, five at most; equal numbers have three."""
+    known = ((1.4, 1.39, 1.41), (1.0815, 1.0808, 1.0822), (1.003, 1.001, 1.005), (2.0, 2.0, 2.0), (1.0000001, 1.0, 1.0000002))  # fmt: skip
+    said = ["1.40x [1.39, 1.41]", "1.081x [1.081, 1.082]", "1.003x [1.001, 1.005]", "2.00x [2.00, 2.00]", "1.0000x [1.0000, 1.0000]"]  # fmt: skip
+    assert [times(*one) for one in known] == said
+    assert [times(one, math.nan, math.nan) for one in (2.0, 123.4)] == ["2.00x", "123x"], "without an interval"
     assert headlines._apart(0.9028, 0.9026, 0.903) == "90.28% [90.26%, 90.30%]"

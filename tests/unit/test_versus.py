@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from rows import rows
@@ -56,6 +57,27 @@ def test_the_fastest_of_a_cell_may_be_another_on_each(two):
     assert (best["one"] != best["other"]).sum() == 1
 
 
+def test_in_how_many_cells_both_agree():
+    """By the verdicts of both runs; a lowest median alone is no fastest. What did not happen is not said."""
+    same = {"one": "cute", "other": "cute", "one_told": True, "other_told": True}
+    cells = [same, same, same | {"other": "triton"}, same | {"one_told": False}, same | {"other": "triton", "other_told": False}]  # fmt: skip
+    known = "both runs tell the same implementation from the best other as the fastest"
+    assert versus.agreed(pd.DataFrame(cells)) == f"In 2 of 5 cells {known}; in 1 they tell different ones; in 2 at least one of them tells none (≈)."  # fmt: skip
+    assert versus.agreed(pd.DataFrame(cells[:1])) == f"In 1 of 1 cell {known}."
+
+
+def test_a_cell_is_in_doubt_where_a_time_that_it_shows_is(two):
+    """That of the fastest on either platform; not where another row of the cell is suspect."""
+    one, other = two
+    of_cell = one[(one["bench"] == "pack") & (one["cell"] == "T1024-0.0")]["median_us"]
+    for which, doubtful in ((of_cell.idxmin(), 1), (of_cell.idxmax(), 0)):
+        for pair in (
+            (one.assign(suspect=one.index == which), other),
+            (one, other.assign(suspect=other.index == which)),
+        ):
+            assert versus.cells(versus.rows(*pair))["doubt"].sum() == doubtful
+
+
 def test_platforms_that_are_compared(two):
     """Those of two GPUs and the same run, with a row in common; a CPU's times say nothing of another machine's."""
     one, other = two
@@ -84,7 +106,8 @@ def test_the_site_has_a_page_on_them(two, tmp_path, monkeypatch):
         "driver of nvidia-h200",
         "copy_gb_per_s",
         ">1.25<",
-        "18 of 18 cells",
+        "In 18 of 18 cells both runs tell the same",
+        "1.25x [1.23, 1.28]",
     ):
         assert said in text, said
     script = """const wide = document.documentElement.clientWidth; return [[...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > wide + 1 && !e.closest(".scroll")).length, document.documentElement.scrollWidth <= wide, document.querySelectorAll("#both tbody tr").length, document.querySelectorAll("svg circle").length];"""  # fmt: skip

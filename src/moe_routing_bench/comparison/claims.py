@@ -1,5 +1,6 @@
 """Whether rows reproduce published figures. Pure functions; no torch."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ REPRODUCED, NOT, ABSENT, NOT_RUNNABLE = "reproduced", "not reproduced", "no rows
 VERDICTS = (NOT, REPRODUCED, ABSENT, NOT_RUNNABLE)  # in the order of a page
 _OF_THE_ROUTING = ("drop_rate", "token_drop_rate", "load_cv", "load_max_over_mean", "load_gini", "gate_entropy")
 _JOIN = {"gmean": stats.gmean, "min": np.min, "max": np.max, "median": np.median}
+_GPU = re.compile(r"\b[A-Z]{1,2}\d{2,3}S?\b")  # H100, GB200, L40S; not HBM3
 _SMALLER_IS_BETTER = ("us", "ms")
 
 
@@ -54,7 +56,17 @@ def _held(claim: Claim, rows: pd.DataFrame, cpu: bool) -> Held:
     if values.empty or (len(values) > 1 and check.over is None):
         return Held(claim, ABSENT, cells=len(values), why=f"{len(values)} cells match, and one is meant")
     ours = float(_JOIN[check.over or "median"](values))
-    return Held(claim, REPRODUCED if reproduced(claim, ours) else NOT, ours, len(values))
+    return Held(claim, REPRODUCED if reproduced(claim, ours) else NOT, ours, len(values), _elsewhere(claim, mine))
+
+
+def _elsewhere(claim: Claim, rows: pd.DataFrame) -> str:
+    """That the claim names a GPU which is not that of the rows; empty where it is, or where one of the two is not known."""
+    named, held = (
+        set(_GPU.findall(text)) for text in (claim.hardware or "", " ".join(rows["gpu_name"].dropna().unique()))
+    )
+    if not named or not held or named & held:
+        return ""
+    return f"the claim is of {' and '.join(sorted(named))}, the rows are of {' and '.join(sorted(held))}"
 
 
 def reproduced(claim: Claim, ours: float) -> bool:

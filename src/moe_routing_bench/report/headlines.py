@@ -17,7 +17,7 @@ from moe_routing_bench.figures import grouping
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quality.statistics import half_width
-from moe_routing_bench.quantities import count
+from moe_routing_bench.quantities import count, times, told_apart
 from moe_routing_bench.report.costs import pairs
 from moe_routing_bench.report.pictures import Dot, picture
 from moe_routing_bench.report.rows import row_id
@@ -89,7 +89,7 @@ def fastest(rows: pd.DataFrame) -> Headline | None:
     cells = rows[(rows["bench"] == bench) & rows["best_verdict"].notna()].groupby(["cell", grouping.card(rows)]).ngroups
     if one[["best_speedup_ci_low", "best_speedup_ci_high"]].isna().any():
         return None
-    ratio = _interval(one["best_speedup"], one["best_speedup_ci_low"], one["best_speedup_ci_high"])
+    ratio = times(one["best_speedup"], one["best_speedup_ci_low"], one["best_speedup_ci_high"])
     where = "in the median one of these" if len(wins) > 1 else "there"
     text = f"{bench}: {name} is faster than the best other implementation, beyond noise, in {len(wins)} of {count(cells, 'cell')}; {where} it is {ratio} as fast as {one['best_other']}, at {_shape(one)}."
     judged = mine[mine["best_verdict"].notna()].sort_values("best_speedup", ascending=False)
@@ -140,7 +140,7 @@ def skew(rows: pd.DataFrame) -> Headline | None:
     cost, least, most = _over(high, low)
     if most >= 1 / (1 + DRIFT) and least <= 1 + DRIFT:
         return None
-    ratio = _interval(cost, least, most)
+    ratio = times(cost, least, most)
     text = f"{low['bench']}: at skew {high['skew']:g} {low['implementation']} takes {ratio} its time at skew {low['skew']:g}, in cells equal otherwise on one card, at {_shape(low)}."
     same = "+".join(f"{name}%3D{int(low[name])}" for name in _SIZES if pd.notna(low[name]))
     return Headline(text, f"rows?filter=bench%3D{low['bench']}+implementation%3D{low['implementation']}+{same}+capacity_factor%3Anone&sort=skew", _between(free, low, high))  # fmt: skip
@@ -211,22 +211,10 @@ def _at(factor: float, factors: np.ndarray, shares: np.ndarray) -> float:
     return dict(zip(factors, shares, strict=True)).get(factor, float("nan"))
 
 
-def _interval(ratio: float, low: float, high: float) -> str:
-    one, least, most = _digits(ratio, low, high)
-    return f"{one}x [{least}, {most}]"
-
-
 def _apart(share: float, low: float, high: float) -> str:
     """A share with its interval, in percent."""
-    one, least, most = _digits(100 * share, 100 * low, 100 * high)
+    one, least, most = told_apart(100 * share, 100 * low, 100 * high)
     return f"{one}% [{least}%, {most}%]"
-
-
-def _digits(value: float, low: float, high: float) -> list[str]:
-    """A value and its interval in three digits, or in as many as it takes to tell the ends from each other and from 1, five at most."""
-    texts = [[f"{one:#.{digits}g}".removesuffix(".") for one in (value, low, high, 1.0)] for digits in (3, 4, 5)]
-    apart = len({low, high, 1.0})
-    return next((found for found in texts if len(set(found[1:])) == apart), texts[-1])[:3]
 
 
 def _shape(row: pd.Series) -> str:

@@ -8,7 +8,8 @@ import pandas as pd
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import runs
 from moe_routing_bench.comparison.verdicts import FASTER
-from moe_routing_bench.figures import style
+from moe_routing_bench.figures import grouping, style
+from moe_routing_bench.quantities import count, times
 from moe_routing_bench.report import page
 from moe_routing_bench.report.pictures import Dot, picture
 from moe_routing_bench.report.rows import row_id
@@ -44,12 +45,21 @@ def write(names: tuple[str, str], tables: tuple[pd.DataFrame, pd.DataFrame], out
         names=names,
         machines=machines(*tables),
         ceilings=ceilings(*tables),
-        count=len(best),
-        agree=int((best["one"] == best["other"]).sum()),
+        agreed=agreed(best),
+        times=times,
         pictures=[(bench, drawn) for bench in BENCHES for drawn in [_picture(best, bench, names[1])] if drawn],
         cells=best.to_dict("records"),
         rows=[one | {"id": row_id(one)} for one in found.to_dict("records")],
     )
+
+
+def agreed(best: pd.DataFrame) -> str:
+    """In how many cells both runs tell the same implementation from the best other, in how many different ones, and in how many one tells none."""
+    told, same = best["one_told"] & best["other_told"], best["one"] == best["other"]
+    parts = [f"In {int((told & same).sum())} of {count(len(best), 'cell')} both runs tell the same implementation from the best other as the fastest"]  # fmt: skip
+    parts += [f"in {int((told & ~same).sum())} they tell different ones"] if (told & ~same).any() else []
+    parts += [f"in {int((~told).sum())} at least one of them tells none (≈)"] if not told.all() else []
+    return f"{'; '.join(parts)}."
 
 
 def _timed(table: pd.DataFrame) -> pd.DataFrame:
@@ -59,13 +69,19 @@ def _timed(table: pd.DataFrame) -> pd.DataFrame:
 
 def rows(one: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     """The rows that both measured: what each has, with suffixes _one and _other, `ratio` (above 1: `other` is faster) with its interval,
-    `ceiling`, which is the same ratio of their rooflines, and `doubt` where one of the two is suspect."""
+    `ceiling`, which is the same ratio of their rooflines, `doubt` where one of the two is suspect, and `label`, the cell in few letters."""
     judged = runs.compare(one[list(runs.COLUMNS)], other[list(runs.COLUMNS)], across=True).rows
     both = _timed(one).merge(_timed(other), on=_ROW, suffixes=("_one", "_other"))
     found = both.merge(judged[[*_ROW, "ratio", "ratio_ci_low", "ratio_ci_high"]], on=_ROW)
+    labels = dict(zip(one["cell"], grouping.labels(one), strict=True))
     numbers = {name: found[name].astype(float) for name in ("ratio", "ratio_ci_low", "ratio_ci_high")}
     doubt = (found["suspect_one"] == True) | (found["suspect_other"] == True)  # noqa: E712
-    return found.assign(**numbers, ceiling=found["roofline_us_one"] / found["roofline_us_other"], doubt=doubt)
+    return found.assign(
+        **numbers,
+        label=found["cell"].map(labels),
+        ceiling=found["roofline_us_one"] / found["roofline_us_other"],
+        doubt=doubt,
+    )
 
 
 def cells(found: pd.DataFrame) -> pd.DataFrame:
@@ -75,7 +91,7 @@ def cells(found: pd.DataFrame) -> pd.DataFrame:
     for (bench, cell), group in found.groupby(["bench", "cell"], sort=False):
         one, other = (group.loc[group[f"median_us_{side}"].idxmin()] for side in ("one", "other"))
         records.append({
-            "bench": bench, "cell": cell, "one": one["implementation"], "other": other["implementation"], "one_us": one["median_us_one"], "other_us": other["median_us_other"],
+            "bench": bench, "cell": cell, "label": one["label"], "doubt": bool(one["doubt"] or other["doubt"]), "one": one["implementation"], "other": other["implementation"], "one_us": one["median_us_one"], "other_us": other["median_us_other"],
             "one_told": one["best_verdict_one"] == FASTER, "other_told": other["best_verdict_other"] == FASTER, "ratio": one["median_us_one"] / other["median_us_other"],
             "low": one["ci_low_us_one"] / other["ci_high_us_other"], "high": one["ci_high_us_one"] / other["ci_low_us_other"],
         })  # fmt: skip
@@ -84,7 +100,8 @@ def cells(found: pd.DataFrame) -> pd.DataFrame:
 
 def machines(one: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str, str, str]]:
     """Name and value on either platform of what is known of the machines."""
-    return [(name, style.distinct(one[name]), style.distinct(other[name])) for name in MACHINE]
+    shown = [table[list(MACHINE)].assign(git_sha=table["git_sha"].astype("string").str[:7]) for table in (one, other)]
+    return [(name, *(style.distinct(table[name]) for table in shown)) for name in MACHINE]
 
 
 def ceilings(one: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str, float, float, float]]:
@@ -96,5 +113,5 @@ def ceilings(one: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str, float, f
 def _picture(best: pd.DataFrame, bench: str, name: str) -> str:
     """The ratios of a bench's cells, largest first; empty of fewer than two."""
     mine = best[best["bench"] == bench].sort_values("ratio", ascending=False)
-    dots = [Dot(row["cell"], row["ratio"], row["low"], row["high"]) for _, row in mine.iterrows()]
+    dots = [Dot(row["label"], row["ratio"], row["low"], row["high"]) for _, row in mine.iterrows()]
     return picture(dots, f"times as fast on {name}", "x", 1.0)
