@@ -834,7 +834,10 @@ def test_a_row_keeps_what_a_tuner_chose(add_packs):
     add_packs(module, "name", ("tuned", "plain"))
     messages = []
     worker.run(Job(CELL, ("tuned", "plain"), SETTINGS), "cpu", ["tuned", "plain"], messages.append)
-    assert messages[-1][1]["tuned"]["configuration"] == " ".join(["tile 128,"] * 400) and "configuration" not in messages[-1][1]["plain"]
+    assert (
+        messages[-1][1]["tuned"]["configuration"] == " ".join(["tile 128,"] * 400)
+        and "configuration" not in messages[-1][1]["plain"]
+    )
 
 
 def test_a_composite_says_what_the_tuners_of_its_parts_chose():
