@@ -49,7 +49,7 @@ def shared() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="mrb-", dir="/tmp", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o1777)
-        shutil.copytree(PACKAGE, folder / "src" / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(PACKAGE, folder / "src" / PACKAGE.name)  # compiled: neither user may write there
         for module, text in ADDED.items():
             with (folder / "src" / PACKAGE.name / module).open("a") as file:
                 file.write("\n\n" + text.format(folder=name))
