@@ -111,7 +111,7 @@ def _write(found: Mapping[str, Any], path: Path) -> None:
 
 
 def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
-    """A table of each implementation's first operators, and one of the differences."""
+    """A table of each implementation's first operators, and one of the differences, where there are pairs with results to compare."""
     for name, parts in found["implementations"].items():
         if "error" in parts:
             table = Table("error", title=name, title_justify="left", box=None)
@@ -127,6 +127,8 @@ def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
             times = (f"{one['self_device_us']:.1f}", f"{one['self_cpu_us']:.1f}")
             table.add_row(one["operator"][:80], one["kind"], *times, str(one["calls"]))
         yield table
+    if not found["differences"]:
+        return
     table = Table(
         "implementation", "against", "max_diff", title="largest difference of results", title_justify="left", box=None
     )
