@@ -54,7 +54,7 @@ test: .venv/.installed ## run the tests (those that need a GPU are skipped where
 	.venv/bin/pytest -q --ignore tests/timing --ignore tests/outside --ignore tests/faults/test_workflow_faults.py --numprocesses auto --dist loadfile --no-loadscope-reorder
 	.venv/bin/pytest -q tests/timing
 
-outside: .venv/.installed ## test a wheel in an empty folder, the workflow as a module, conda's environment, a grid through SLURM
+outside: .venv/.installed ## test a wheel in an empty folder, the workflow as a module, conda's environment, the container's definition, a grid through SLURM
 	.venv/bin/pytest -q tests/outside --numprocesses auto --dist loadfile
 
 faults: .venv/.installed ## inject faults and count them: kinds, and what became of them
