@@ -18,10 +18,10 @@ def times(ratio: float, low: float, high: float) -> str:
 
 
 def told_apart(value: float, low: float, high: float) -> list[str]:
-    """A value and its interval in three digits, or in as many as it takes to tell the ends from each other and from 1, five at most."""
-    texts = [[f"{one:#.{digits}g}".removesuffix(".") for one in (value, low, high, 1.0)] for digits in (3, 4, 5)]
-    apart = len({low, high, 1.0})
-    return next((found for found in texts if len(set(found[1:])) == apart), texts[-1])[:3]
+    """A value and its interval in three digits, or in as many as it takes to tell the ends from each other, and from a 1 that is not between them, five at most."""
+    apart = {low, high} if low <= 1 <= high else {low, high, 1.0}
+    digits = next((n for n in (3, 4) if len({f"{one:.{n}g}" for one in apart}) == len(apart)), 5)
+    return [f"{one:#.{digits}g}".removesuffix(".") for one in (value, low, high)]
 
 
 def count(n: int, noun: str) -> str:

@@ -94,7 +94,14 @@ def test_speedups():
     assert {name: (series, said) for name, series, said in shown(found, "x", "series", "says")} == {
         "cute": (speedup.FASTER, "3.00x"), "triton": (speedup.SLOWER, "0.50x"), "quack": (speedup.UNSURE, "1.50x"), "vllm": (speedup.UNSURE, "1.50x"), "sglang": (speedup.FASTER, "1.50x"),
     }  # fmt: skip
-    assert found.note == "1 of 1 shape; medians over cells"
+    assert found.note == "1 shape; baseline: torch; medians over cells"
+    other = against("sonicmoe", 2.0) | {"bench": "layer", "baseline": "torch_grouped_mm"}
+    apart = speedup.chart(frame(rows[0], other | {"cell": "c", "tokens": 16}))
+    assert apart.note == "2 shapes; baseline: torch, torch_grouped_mm", "one cell of each: no median"
+    many = frame(
+        *(against("cute", 2.0, "faster", cell=str(i)) | {"tokens": i} for i in range(1, speedup.MOST_SHAPES + 2))
+    )
+    assert speedup.chart(many).note == "25 of 26 shapes; baseline: torch"
     assert "no implementation besides the baseline is ok" in speedup.chart(frame(rows[-1])).reason
 
 

@@ -173,9 +173,9 @@ def test_of_one_cell_there_is_no_median():
 
 
 def test_an_interval_has_the_digits_that_tell_its_ends_apart():
-    """From each other and from 1: three where they suffice, five at most; equal numbers have three."""
-    known = ((1.4, 1.39, 1.41), (1.0815, 1.0808, 1.0822), (1.003, 1.001, 1.005), (2.0, 2.0, 2.0), (1.0000001, 1.0, 1.0000002))  # fmt: skip
-    said = ["1.40x [1.39, 1.41]", "1.081x [1.081, 1.082]", "1.003x [1.001, 1.005]", "2.00x [2.00, 2.00]", "1.0000x [1.0000, 1.0000]"]  # fmt: skip
+    """From each other, and from 1 where they do not hold it: three where they suffice, five at most; equal numbers have three."""
+    known = ((1.4, 1.39, 1.41), (1.0815, 1.0808, 1.0822), (1.003, 1.001, 1.005), (0.98271, 0.96539, 1.0003), (2.0, 2.0, 2.0), (1.0000001, 1.0, 1.0000002))  # fmt: skip
+    said = ["1.40x [1.39, 1.41]", "1.081x [1.081, 1.082]", "1.003x [1.001, 1.005]", "0.983x [0.965, 1.00]", "2.00x [2.00, 2.00]", "1.0000x [1.0000, 1.0000]"]  # fmt: skip
     assert [times(*one) for one in known] == said
     assert [times(one, math.nan, math.nan) for one in (2.0, 123.4)] == ["2.00x", "123x"], "without an interval"
     assert headlines._apart(0.9028, 0.9026, 0.903) == "90.28% [90.26%, 90.30%]"

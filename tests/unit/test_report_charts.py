@@ -43,6 +43,24 @@ def test_every_figure_with_marks_is_drawn(ask):
     assert EVIL in found["label"] and found["numbers"][1:5] == ["cute", "64", "3", "[1, 9]"]
 
 
+def test_a_matrix_of_many_columns_scrolls_on_a_phone(tmp_path):
+    """Its headings keep apart and every number is written; the page is no wider than the window, and one of few columns does not scroll."""
+    names = ["torch", "torch_compile", "triton", "cute", "quack", "vllm", "sglang", "vllm_align", "sglang_align", "matmul_torch", "matmul_cute"]  # fmt: skip
+    table = frame(
+        *(one("gate", name, cell="g", tokens=64, median_us=2.0, speedup=2.0, **TIMED) for name in names),
+        *(one("pack", name, cell="p", tokens=64, median_us=2.0, speedup=2.0, **TIMED) for name in names[:3]),
+    )
+    render(table, {"verdict_matrix": tmp_path / "verdict_matrix.svg"}, tmp_path / "index.html")
+    found = asked(tmp_path / "index.html", ALL + """return {panels: all(".panels > div", of("verdict_matrix")).map(panel => {
+        const places = all("[aria-label=cell] rect", panel).map(one => one.getBoundingClientRect().left).sort((a, b) => a - b), box = panel.querySelector(".scroll");
+        return {apart: Math.min(...places.slice(1).map((place, i) => place - places[i])), said: all("[aria-label=text] text", panel).filter(one => one.textContent === "1.50x").length,
+            scrolls: Boolean(box && box.scrollWidth > box.clientWidth && box.tabIndex === 0 && box.getAttribute("aria-label"))}; }),
+        wide: document.documentElement.scrollWidth <= innerWidth};""", width=390)  # fmt: skip
+    gate, pack = found["panels"]
+    assert found["wide"] and (gate["said"], gate["scrolls"], pack["said"], pack["scrolls"]) == (11, True, 3, False)
+    assert gate["apart"] >= 30 and pack["apart"] >= 30
+
+
 def test_axes_of_a_panel(ask):
     """A panel has scales of its own where the chart gives it some; a logarithmic axis has a label at each tick, and room for all; steps go round what lies on a front."""
     found = ask("""const types = () => ["x", "y"].map(name => of("over_tokens").querySelector(".panels svg").scale(name).type), before = types(), chart = charts.over_tokens, panel = marksOf(chart)[0].panel;

@@ -45,9 +45,11 @@ def chart(table: pd.DataFrame) -> Chart:
 
 
 def _of_shapes(grid: pd.DataFrame, rows: pd.DataFrame, shapes: int) -> str:
-    """How many of the shapes are shown, and what medians are taken over."""
+    """How many of the shapes are shown, what the baseline is, and what medians are taken over, where a shape has several cells."""
+    shown = f"{len(grid)} of {count(shapes, 'shape')}" if len(grid) < shapes else count(shapes, "shape")
     over = grouping.differing(rows, "cells", by=["what", "shape"])
-    return f"{len(grid)} of {count(shapes, 'shape')}; medians over {over}"
+    medians = f"; medians over {over}" * bool(rows.duplicated(["what", "shape"]).any())
+    return f"{shown}; baseline: {style.distinct(rows['baseline'])}{medians}"
 
 
 def _besides(table: pd.DataFrame) -> pd.DataFrame:

@@ -93,9 +93,9 @@ function gapText(gap) {
   const by = gap.scale === "log" ? `, ${Number(gap.octaves.toPrecision(2))} octave${gap.octaves === 1 ? "" : "s"} away` : "";
   return `${axisOf(gap.name).label} ${spell(gap.name, gap.held)}, not ${spell(gap.name, gap.asked)}${by}`;
 }
-// A ratio with its interval, in three digits or in as many as it takes to tell its ends from each other and from 1, five at most.
+// A ratio with its interval, in three digits or in as many as it takes to tell its ends from each other, and from a 1 that is not between them, five at most.
 function timesText({ratio, low, high}) {
-  const apart = [1, low, high], told = most => new Set(apart.map(one => one.toPrecision(most))).size === new Set(apart).size;
+  const apart = low <= 1 && 1 <= high ? [low, high] : [1, low, high], told = most => new Set(apart.map(one => one.toPrecision(most))).size === new Set(apart).size;
   const digits = low === null || low === undefined ? 3 : [3, 4].find(told) ?? 5;
   return `${ratio.toPrecision(digits)}x` + (low === null || low === undefined ? "" : ` [${low.toPrecision(digits)}, ${high.toPrecision(digits)}]`);
 }

@@ -1,5 +1,5 @@
 // Figures that the page draws from their marks, with Observable Plot: hover, links to rows, series that can be switched off, numbers as a table.
-const charts = page.charts, tall = 250, line = 20, tinted = new Map();
+const charts = page.charts, tall = 250, line = 20, column = 36, tinted = new Map();
 function marksOf(chart) {
   return Array.from({length: chart.count}, (_, i) => Object.fromEntries(Object.entries(chart.marks).map(([name, held]) => [name, at(held, i)])));
 }
@@ -19,9 +19,11 @@ function wordsOf(chart, mark) {
   return [mark.series, ...(chart.kind === "dots" && mark.y !== mark.series ? [mark.y] : []), value, ...(mark.says ? [mark.says] : [])].join("\n");
 }
 // One panel as SVG, of all marks or those in `view`; names on the left stand above their line where the panel is narrow.
-function panelOf(chart, marks, wide, looks, view) {
+function panelOf(chart, marks, room, looks, view) {
   const names = chart.y.kind === "names" ? [...new Set(marks.map(mark => mark.y))] : null, longest = Math.max(0, ...(names ?? []).map(name => name.length));
-  const narrow = names && (longest * 6.2 > wide * 0.4 || chart.kind === "matrix" && wide - longest * 6.2 < 60 * new Set(marks.map(mark => mark.x)).size), under = narrow ? line : 0, left = names ? narrow ? 10 : 18 + longest * 6.7 : 56;
+  const heads = chart.kind === "matrix" ? [...new Set(marks.map(mark => mark.x))] : [];
+  const narrow = names && (longest * 6.2 > room * 0.4 || chart.kind === "matrix" && room - longest * 6.2 < 60 * heads.length), under = narrow ? line : 0, left = names ? narrow ? 10 : 18 + longest * 6.7 : 56;
+  const wide = Math.max(room, heads.length && left + column * heads.length + asideOf(heads, column * heads.length));  // a panel that needs more scrolls
   const down = names ? (narrow ? 2 : 1) * line * names.length + 46 : tall, long = {x: wide - left - 18, y: down - 50};
   const ticks = name => chart[name].kind === "log" ? ticksOf(view?.[name] ?? endsOn(chart, marks, name), long[name], name === "x" ? text => 6.2 * text.length + 10 : () => 15) : undefined;
   const scale = axis => ({inset: axis.kind === "names" || chart.kind === "bars" ? 0 : 6, type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5, domain: [...new Set(marks.map(mark => mark.x))]} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear", ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : {})});
@@ -31,9 +33,9 @@ function panelOf(chart, marks, wide, looks, view) {
     height: down, x: {...scale(chart.x), ticks: ticks("x") ?? Math.max(3, Math.round(wide / 90)), tickFormat: chart.x.kind === "names" ? undefined : short},
     y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: ticks("y") ?? 6, tickFormat: short})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
   };
-  if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * new Set(marks.map(mark => mark.x)).size), marginTop: rotated(new Set(marks.map(mark => mark.x))) ? 64 : 44, marginRight: asideOf([...new Set(marks.map(mark => mark.x))], long.x), x: {...options.x, type: "band", domain: [...new Set(marks.map(mark => mark.x))], tickRotate: rotated(new Set(marks.map(mark => mark.x))) ? -30 : 0, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
+  if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * heads.length), marginTop: rotated(heads) ? 64 : 44, marginRight: asideOf(heads, Math.min(wide - left, 110 * heads.length)), x: {...options.x, type: "band", domain: heads, tickRotate: rotated(heads) ? -30 : 0, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
     height: options.height + 50, marks: [...namesOf(names, narrow), Plot.cell(marks, {x: "x", y: "y", fill, inset: 0.5, insetTop: under, title, href}),
-      Plot.text(long.x / new Set(marks.map(mark => mark.x)).size < 31 ? [] : marks, {x: "x", y: "y", text: "says", dy: under / 2, fill: "var(--page)", pointerEvents: "none"})]});
+      Plot.text(marks, {x: "x", y: "y", text: "says", dy: under / 2, fill: "var(--page)", pointerEvents: "none"})]});
   const across = mark => chart.kind === "bars" ? (mark.low + mark.high) / 2 : mark.x;
   const tips = Plot.tip(marks, Plot.pointer({x: across, y: "y", title, fill: "var(--page)", stroke: "var(--muted)", maxRadius: 30, clip: false}));
   const reference = chart.reference === null ? [] : [(chart.kind === "dots" || chart.kind === "bars" ? Plot.ruleX : Plot.ruleY)([chart.reference], {stroke: "var(--muted)", strokeDasharray: "4 3"})];
@@ -133,11 +135,17 @@ function panelBox(chart, panel, shown, wide, looks, views) {
     const svg = panelOf(chart, shown, wide, looks, view), head = element("h4", panel), all = element("button", "show all", {type: "button"});
     all.onclick = () => { paint(null); one.focus(); };
     if (view) head.append(" ", all);
-    one.replaceChildren(head, svg);
+    one.replaceChildren(head, svg.width.baseVal.value > wide ? scrolling(svg, panel) : svg);
     if (axes.length) zoomable(one, svg, chart, full, paint);
   };
   paint(views.get(panel) ?? null);
   return one;
+}
+// A matrix of many columns in a narrow window, of which numbers and headings stay readable.
+function scrolling(svg, panel) {
+  const box = element("div", "", {class: "scroll whole bare", tabindex: 0, role: "region", "aria-label": panel});
+  box.append(svg);
+  return box;
 }
 // What a panel of a matrix needs: names on the left, and columns in which a number of five letters has room.
 function matrixWidth(chart) {
