@@ -7,6 +7,7 @@ import pandas as pd
 import pyarrow as pa
 
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.store import records
 from moe_routing_bench.store.records import COLUMNS, SCHEMA
 from moe_routing_bench.store.rows import SCHEMA_VERSION
 
@@ -61,7 +62,7 @@ def one(bench: str, implementation: str = "cute", **values: object) -> dict[str,
 
 def frame(*found: dict[str, object]) -> pd.DataFrame:
     """Such rows as the table of a report."""
-    return pa.Table.from_pylist([{n: r.get(n) for n in COLUMNS} for r in found], schema=SCHEMA).to_pandas()
+    return records.frame(pa.Table.from_pylist([{n: r.get(n) for n in COLUMNS} for r in found], schema=SCHEMA))
 
 
 def _stages(bench, one, us) -> list[tuple[str, float]] | None:

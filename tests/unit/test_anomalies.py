@@ -101,14 +101,14 @@ def test_the_anomalies_of_document_003_are_caught_and_its_steady_rows_are_not() 
 
 
 def test_of_the_stored_rows_at_most_one_in_200_is_doubted() -> None:
-    rows = pd.concat([records.read(path).to_pandas() for path in STORED], ignore_index=True)
+    rows = pd.concat([records.frame(records.read(path)) for path in STORED], ignore_index=True)
     ok = (rows["status"] == "ok").sum()
     assert ok > 600 and anomalies.found(rows).notna().sum() <= ok / 200
 
 
 def test_most_times_out_of_line_are_caught_in_a_real_grid() -> None:
     """Not all: some rows have too few neighbours, others neighbours of very different sizes."""
-    rows = records.read(ROOT / "results/nvidia-h200/measurements.parquet").to_pandas()
+    rows = records.frame(records.read(ROOT / "results/nvidia-h200/measurements.parquet"))
     ok = rows.index[rows["status"] == "ok"]
     caught = []
     for number, index in enumerate(np.random.default_rng(17).choice(ok, 24, replace=False)):

@@ -167,7 +167,7 @@ def test_what_is_checked_can_be_measured():
 
 def test_our_own_figures_are_those_of_the_stored_rows():
     """What README and docs publish is what results/nvidia-h200 holds: each of our claims is reproduced by them."""
-    table = records.read(ROOT / paths.measurements("nvidia-h200")).to_pandas()
+    table = records.frame(records.read(ROOT / paths.measurements("nvidia-h200")))
     ours = [one for one in published.load(ROOT / paths.CLAIMS) if one.who == "this project"]
     assert len(ours) >= 6
     assert {one.claim.id: one.verdict for one in claims.held(ours, table)} == {one.id: "reproduced" for one in ours}

@@ -178,7 +178,7 @@ def test_what_auto_chooses(tmp_path, monkeypatch):
 
 def test_targets():
     """Stored rows give every line; another platform has none."""
-    table = records.read(STORED).to_pandas()
+    table = records.frame(records.read(STORED))
     lines = {line.what: line for line in targets(table)}
     assert len(lines) == 16 and lines["routing, T=64, H=2048, E=128, k=8"].met
     assert lines["pack, T ≥ 16384, H ≥ 2048"].cells == 18  # without the rows that are quantised while they are packed

@@ -33,7 +33,7 @@ SHARES = ("_p", "share_of_roofline", "drop_rate", "gini")  # which end the names
 def many() -> pd.DataFrame:
     """The stored rows, and as many more of other hidden sizes, whose every measured number is another: by a tenth from cell to cell, and by a thousandth from row to row where the rows of
     a cell differ, as ceilings do not. They have no twins, of which the floors of noise would take as long as all the rest."""
-    stored = records.read(STORED).to_pandas()
+    stored = records.frame(records.read(STORED))
     rng, cells = np.random.default_rng(0), stored.groupby(["bench", "cell"], sort=False).ngroup().to_numpy()
     measured = [name for name in stored if stored[name].dtype.kind == "f" and name not in KEPT and not (stored[name].dropna() % 1 == 0).all()]  # fmt: skip
     noise = [1e-3 if stored[name].groupby(cells).nunique().max() > 1 else 0 for name in measured]

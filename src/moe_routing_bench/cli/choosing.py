@@ -60,7 +60,7 @@ def of_runs(runs: list[str]) -> list[table.Entry]:
 
 def _rows(run: str) -> Any:
     path = paths.measurements(run)
-    return records.of_platform(records.read(path), run, str(path)).to_pandas()
+    return records.frame(records.of_platform(records.read(path), run, str(path)))
 
 
 def _said(one: Any) -> str:

@@ -47,7 +47,7 @@ def held(platform: str, chosen: Iterable[published.Claim], collected: list[Any])
     """Claims held against tables of collected rows and what was measured for claims; `comparison.claims.Held` each."""
     pandas, judge = (importlib.import_module(name) for name in ("pandas", "moe_routing_bench.comparison.claims"))
     tables = [*collected, *(_read(path, platform) for path in sorted(paths.claim_files(platform)))]
-    rows = pandas.concat(tables, ignore_index=True) if tables else records.SCHEMA.empty_table().to_pandas()
+    rows = pandas.concat(tables, ignore_index=True) if tables else records.frame(records.SCHEMA.empty_table())
     return judge.held(list(chosen), rows, platform.startswith(platforms.CPU))
 
 
@@ -58,7 +58,7 @@ def _collected(platform: str) -> list[Any]:
 
 
 def _read(path: Path, platform: str) -> Any:
-    return records.of_platform(records.read(path), platform, str(path)).to_pandas()
+    return records.frame(records.of_platform(records.read(path), platform, str(path)))
 
 
 def _measure(asked: Iterable[published.Claim]) -> None:

@@ -84,7 +84,7 @@ def _table(name: str) -> Any:
         source = path if path.suffix == ".parquet" else paths.measurements(name)
         if not source.is_file():
             raise bad("run", name, _RUN, f"there is no {source}")
-    return records.read_some(source, columns, name).to_pandas()
+    return records.frame(records.read_some(source, columns, name))
 
 
 def _at(commit: str, folder: str) -> bytes:

@@ -120,7 +120,7 @@ def rows_of(source: str, platform: str) -> Any:
         table = records.read(path)
     else:
         table = run_rows.read(path, adaptation_rows.SCHEMA if source == "perft" else run_rows.SCHEMA)
-    return records.of_platform(table, platform, str(path)).to_pandas()
+    return records.frame(records.of_platform(table, platform, str(path)))
 
 
 def _draw(one: Any, table: Any, platform: str) -> None:

@@ -32,7 +32,7 @@ def rows_of(runs: Iterable[str]) -> dict[str, Any]:
     files = {run: paths.measurements(run) for run in runs}
     if not files:
         raise bad("rows", "none in results/", "measured cells", "run `snakemake` first")
-    return {run: records.of_platform(records.read(path), run, str(path)).to_pandas() for run, path in files.items()}
+    return {run: records.frame(records.of_platform(records.read(path), run, str(path))) for run, path in files.items()}
 
 
 def _routing(found: Iterable[Any]) -> Table:

@@ -41,6 +41,7 @@ from moe_routing_bench.report.questions import questions
 from moe_routing_bench.report.rows import page_data, row_id
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.report.targets import targets
+from moe_routing_bench.store import records
 
 _MACHINE = (
     "gpu_name", "driver", "cuda_version", "cpu_model", "cpu_threads", "torch_version", "triton_version",
@@ -64,7 +65,7 @@ def render(
     `profiles` what its cells' calls consist of, `matrix` the rows of `store.accuracy`, if there are any, `presets` the files of
     models that are not the project's, by name, and `stored` the tables of `evidence` that there are.
     """
-    frame = _quick(table.to_pandas() if isinstance(table, pa.Table) else table)
+    frame = records.frame(table) if isinstance(table, pa.Table) else table
     tables = {"measurements": frame, "quality": trained, "perft": adapted}
     plotted = charts(tables, {name: FIGURES[name].source for name in figures if name in FIGURES})
     every = [(entry, "" if name in plotted else uri) for name, path in figures.items() for entry, uri in [_figure(name, path)]]  # fmt: skip
@@ -111,12 +112,6 @@ def render(
         machine=[(n, _values(frame, n)) for n in _MACHINE] + [(n, _spread(frame, n)) for n in _CEILINGS],
         days=_days(frame),
     )
-
-
-def _quick(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same rows with texts as Python's: where Arrow holds them a filter of rows takes every column by itself."""
-    texts = frame.select_dtypes("string").columns
-    return frame.astype(dict.fromkeys(texts, object)).copy()
 
 
 def _quality(

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import pyarrow as pa
 
@@ -22,6 +22,9 @@ from moe_routing_bench.store.columns import described
 from moe_routing_bench.store.parquet import read_table
 from moe_routing_bench.store.rows import IDENTITY, LATER, MEASURED, SCHEMA_VERSION, SPEC, STATUSES
 from moe_routing_bench.store.versions import outvoted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _KINDS = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 AXIS_COLUMNS: dict[str, pa.DataType] = {axis.name: _KINDS[axis.kind] for axis in AXES.values()}
@@ -58,6 +61,12 @@ def read(path: Path) -> pa.Table:
     if not len(table):
         raise bad("measurements", f"no rows in {path}", "at least one", again)
     return table.select(list(COLUMNS))
+
+
+def frame(table: pa.Table) -> "pd.DataFrame":
+    """The rows for pandas, with texts as Python's: where Arrow holds them, each of the many columns is filtered by itself, which takes twice as long."""
+    rows = table.to_pandas()
+    return rows.astype(dict.fromkeys(rows.select_dtypes("string").columns, object)).copy()
 
 
 def read_some(source: Path | BinaryIO, columns: Sequence[str], name: str = "") -> pa.Table:
