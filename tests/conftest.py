@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import ctypes
+import gc
 import os
 import tempfile
 from collections import Counter
@@ -15,6 +16,18 @@ import forks
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # Nor may torch start threads in this process, which are missing in a worker that is forked from it, and are waited for there.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What collecting imports, torch among it, stays, and is not searched for garbage; what tests make is, less often than else."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(10_000)
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
