@@ -1,6 +1,8 @@
 """The folder that `init` makes, what is found without it, and the commit that an installed package says."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from moe_routing_bench.cli import commit
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import presets
 from moe_routing_bench.measure import provenance
-from moe_routing_bench.store import paths, shipped
+from moe_routing_bench.store import paths, platforms, shipped
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,3 +119,33 @@ def test_a_checkout_is_asked_as_it_is(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     commit.name_commit()
     assert not {"GIT_CEILING_DIRECTORIES", provenance.COMMIT} & set(os.environ)
+
+
+WHEEL = "file:///home/me/dist/moe_routing_bench-0.1.0-py3-none-any.whl"
+
+
+@pytest.mark.parametrize(
+    ("noted", "said"),
+    [
+        ({"url": WHEEL, "archive_info": {}}, f"pip install 'moe-routing-bench[gpu] @ {WHEEL}'"),
+        (None, "pip install 'moe-routing-bench[gpu]'"),
+    ],
+    ids=["a file", "an index"],
+)
+def test_who_has_a_wheel_is_not_told_to_install_a_checkout(wheel, call, monkeypatch, tmp_path, noted, said):
+    info = tmp_path / "site/moe_routing_bench-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: moe-routing-bench\nVersion: 0.1.0\n")
+    if noted:
+        (info / "direct_url.json").write_text(json.dumps(noted))
+    monkeypatch.syspath_prepend(info.parent)
+    monkeypatch.setattr(platforms, "_importable", lambda name: False)
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    for command in (["doctor"], ["list", "--platform", "nvidia-h200"], ["compile", "--arch", "sm_90a"]):
+        _, out, error = call(*command)
+        assert said in out + error and "install -e" not in out + error
+
+
+def test_who_has_a_checkout_installs_it_in_place(call, monkeypatch):
+    monkeypatch.setattr(platforms, "_importable", lambda name: False)
+    assert "pip install -e '.[gpu]'" in call("doctor")[1]

@@ -12,6 +12,7 @@ from moe_routing_bench.cli.asked import asked
 from moe_routing_bench.cli.options import ConfigJson, Configs
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.store import platforms
+from moe_routing_bench.store.shipped import to_install
 
 
 def compile_(
@@ -23,7 +24,7 @@ def compile_(
     if not arch and platforms.current() == platforms.CPU:
         raise bad("--arch", "none", "an architecture", "there is no GPU here to take it from: pass --arch sm_90a")
     if reason := platforms.missing(("cutlass",), platforms.current()):
-        raise bad("compile", reason, "nvidia-cutlass-dsl installed")
+        raise bad("compile", to_install(reason), "nvidia-cutlass-dsl installed")
     if arch:
         pick("--arch", arch, importlib.import_module("cutlass.base_dsl.enums").Arch.__members__)
     compilation, cache = (

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from moe_routing_bench.benches.bench import Bench
+from moe_routing_bench.benches.bench import Bench, Peer
 from moe_routing_bench.benches.plugins import Plugin
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli.asked import jobs_of, models, references
@@ -23,6 +23,7 @@ from moe_routing_bench.errors import UserError, one_line
 from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.store import paths, platforms
+from moe_routing_bench.store.shipped import to_install
 
 
 def list_(platform: Platform = None, plugin: Plugins = None, own: Models = None) -> None:
@@ -58,8 +59,14 @@ def _implementations(platform: str, benches: Mapping[str, Bench]) -> Table:
             note = " (baseline)" if one.name == bench.baseline else ""
             if isinstance(one, Plugin):
                 note = f" ({one.reference})"
-            table.add_row("", one.name + note, platforms.missing(one.requires, platform, one.peer) or "available")
+            table.add_row("", one.name + note, _missing(one.requires, platform, one.peer) or "available")
     return table
+
+
+def _missing(requires: tuple[str, ...], platform: str, peer: Peer | None = None) -> str | None:
+    """What is not there, as `platforms.missing` says it, with how to install it here."""
+    reason = platforms.missing(requires, platform, peer)
+    return reason and to_install(reason)
 
 
 def _routers() -> Table:
@@ -96,11 +103,11 @@ def _checks() -> list[tuple[str, bool | None, str]]:
         ("platform", True, platforms.current()),
     ]
     for need in ("triton", "cutlass", "compiler"):
-        reason = platforms.missing((need,), platforms.current())
+        reason = _missing((need,), platforms.current())
         checks.append((need, None if reason else True, reason or "available"))
     peers = {one.peer for bench in BENCHES.values() for one in bench.implementations if one.peer}
     for peer in sorted(peers, key=lambda peer: peer.module):
-        reason = platforms.missing((), platforms.current(), peer)
+        reason = _missing((), platforms.current(), peer)
         checks.append((peer.module, None if reason else True, reason or "available"))
     return [
         *checks,
@@ -134,7 +141,7 @@ def _check_plugins(asked: list[str]) -> list[tuple[str, bool | None, str]]:
 def _check_plugin(one: Plugin) -> tuple[str, bool | None, str]:
     """Whether its modules can be imported; not asked where it says itself that they need what is not installed."""
     needs = tuple(name for name in one.requires if name != "cuda")  # what imports without a GPU, too
-    if reason := platforms.missing(needs, platforms.current(), one.peer):
+    if reason := _missing(needs, platforms.current(), one.peer):
         return "plugin", None, f"{one.reference}: {reason}"
     try:
         for module in one.own_modules():

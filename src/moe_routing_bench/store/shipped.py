@@ -1,10 +1,14 @@
 """The project's files that come with the package (Snakefile, rules, profiles, configs): the checkout's, or the wheel's copies of them."""
 
+import importlib.metadata
+import json
+import re
 from pathlib import Path
 
 from moe_routing_bench.closure import PACKAGE
 
 _IN_WHEEL = PACKAGE / "project"  # where pyproject.toml has a wheel put them
+_NAME = "moe-routing-bench"
 
 
 def installed() -> bool:
@@ -20,3 +24,16 @@ def shipped(name: str | Path) -> Path:
 def own_or_shipped(path: Path) -> Path:
     """`path`, where the working directory has such a file; otherwise the one that comes with the package."""
     return path if path.is_file() else shipped(path)
+
+
+def to_install(advice: str) -> str:
+    """What a checkout's user is told to install, ``pip install -e '.[gpu]'``, as it is told here.
+
+    Who has a wheel has no checkout to install in place: the extra is one of the wheel, where pip has noted where that came from.
+    """
+    if not installed():
+        return advice
+    found = next(iter(importlib.metadata.distributions(name=_NAME)), None)
+    noted = found and found.read_text("direct_url.json")
+    place = f" @ {json.loads(noted)['url']}" if noted else ""
+    return re.sub(r"pip install -e '\.(\[\w+\])'", lambda extra: f"pip install '{_NAME}{extra[1]}{place}'", advice)
