@@ -35,7 +35,8 @@ def test_a_bench_of_one_s_own_model(copy: Project) -> None:
     (found,) = yaml.safe_load((copy.folder / "examples/own_model/models.yaml").read_text()).items()
     assert found[0] == "my-moe" and (found[1]["hidden"], found[1]["experts"], found[1]["top_k"]) == (512, 32, 4)
     printed = copy.run("bash", "-ec", f"{measure} --max-seconds 0.1", forked=True).stdout
-    assert re.search(r"torch_grouped_mm +ok", printed) and "T64-H512-I192-E32-k4" in printed
+    assert "T64-H512-I192-E32-k4" in printed
+    assert re.findall(r"^ (\w+) +(ok|unsupported)", printed, re.M) == [("torch_loop", "ok"), ("torch_grouped_mm", "ok")]
     dry = copy.run("bash", "-ec", f"{workflow} --dry-run", forked=True)
     assert measured(dry) == dict.fromkeys(("layer", "gate", "permute", "pack", "combine"), 2)
     assert "reports/cpu.my-moe/index.html" in dry.stdout + dry.stderr
