@@ -71,6 +71,9 @@ CONFIGS = {
     "mimo-v2-flash": deepseek("mimo_v2_flash", 4096, 2048, 256, 8, 48, None, None, **SIGMOID),
     "nemotron-3-nano-30b": deepseek("nemotron_h", 2688, 1856, 128, 6, 52, 1, 2.5, moe_shared_expert_intermediate_size=3712, **NEMOTRON),
     "nemotron-3-super-120b": deepseek("nemotron_h", 4096, 2688, 512, 22, 88, 1, 5.0, moe_shared_expert_intermediate_size=5376, moe_latent_size=1024, **NEMOTRON),
+    "dbrx": {"model_type": "dbrx", "d_model": 6144, "n_layers": 40, "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4, "hidden_size": 2048, "moe_normalize_expert_weights": 1.0, "ffn_act_fn": {"name": "silu"}}},
+    "gemma-4-26b-a4b": {"model_type": "gemma4", "text_config": {"model_type": "gemma4_text", "hidden_size": 2816, "intermediate_size": 2112, "moe_intermediate_size": 704, "num_experts": 128, "top_k_experts": 8, "num_hidden_layers": 30, "hidden_activation": "gelu_pytorch_tanh"}},
+    "longcat-flash": {"model_type": "longcat_flash", "hidden_size": 6144, "ffn_hidden_size": 12288, "expert_ffn_hidden_size": 2048, "n_routed_experts": 512, "zero_expert_num": 256, "moe_topk": 12, "num_layers": 28, "routed_scaling_factor": 6.0, "hidden_act": "silu"},
 }  # fmt: skip
 
 
@@ -132,6 +135,20 @@ def test_what_a_file_does_not_say_is_assumed_aloud(config):
     assert [one.split()[0] for one in assumed] == ["norm_topk_prob", "hidden_act"]
 
 
+def test_a_field_that_is_null_is_not_one_that_is_absent(config):
+    """DBRX divides the weights by their sum, unless its file says null."""
+    fields = CONFIGS["dbrx"]["ffn_config"]
+    (null, _), (absent, assumed) = (
+        huggingface.preset(config(CONFIGS["dbrx"] | {"ffn_config": one}, name))
+        for name, one in {
+            "null": fields | {"moe_normalize_expert_weights": None},
+            "absent": {key: fields[key] for key in fields if key != "moe_normalize_expert_weights"},
+        }.items()
+    )
+    assert (null["router"], absent["router"]) == ("softmax_topk", "softmax_topk_renorm")
+    assert [one.split()[0] for one in assumed] == ["moe_normalize_expert_weights"]
+
+
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [
@@ -140,6 +157,12 @@ def test_what_a_file_does_not_say_is_assumed_aloud(config):
         ("deepseek-v3", {"scoring_func": "softmax"}, "its scoring_func is softmax"),
         ("kimi-k2", {"norm_topk_prob": False}, "does not renormalise"),
         ("deepseek-v2", {"topk_group": 4}, "keeps 4 of 8 groups"),
+        (
+            "dbrx",
+            {"ffn_config": CONFIGS["dbrx"]["ffn_config"] | {"moe_normalize_expert_weights": 2}},
+            "norm of order 2",
+        ),
+        ("longcat-flash", {"zero_expert_num": 0}, "selection bias"),
     ],
 )
 def test_what_no_rule_or_kernel_does_is_unsupported(name, change, reason, config):
@@ -155,6 +178,8 @@ def test_what_no_rule_or_kernel_does_is_unsupported(name, change, reason, config
         ({"model_type": "llama", "hidden_size": 4096}, "model_type"),
         ({**CONFIGS["qwen3-30b-a3b"], "moe_intermediate_size": None}, "no moe_intermediate_size"),
         ({**CONFIGS["mixtral-8x7b"], "hidden_size": -1}, "hidden"),
+        ({**CONFIGS["dbrx"], "d_model": None}, "no d_model"),
+        ({**CONFIGS["dbrx"], "ffn_config": 3}, "no ffn_config.ffn_hidden_size"),
         ([], "a JSON object"),
     ],
 )

@@ -6,7 +6,7 @@ library, or, for models that bring their own code, from that code.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from moe_routing_bench.errors import bad, pick
 
 _EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")  # an architecture has one of them
 _SPARSE = ("first_k_dense_replace", "decoder_sparse_step", "interleave_moe_layer_step", "expert_layer_period")
-_ACTIVATIONS = {"silu": "swiglu", "relu2": "relu2"}
+_ACTIVATIONS = {"silu": "swiglu", "gelu_pytorch_tanh": "geglu", "relu2": "relu2"}
 
 
 class _Reader:
@@ -23,17 +23,23 @@ class _Reader:
 
     def __init__(self, fields: Mapping[str, Any], where: str) -> None:
         self.fields, self.where = fields, where
+        self._own: Mapping[str, str] = {}
         self.assumed: list[str] = []
         self.unsupported: list[str] = []
+
+    def rename(self, own: Mapping[str, str]) -> None:
+        """Find fields that are there by the names that most architectures have: of each name, this one's with its path."""
+        self._own = own
+        found = {name: _at(self.fields, path.split(".")) for name, path in own.items()}
+        self.fields = {**self.fields, **{name: value[0] for name, value in found.items() if value}}
 
     def need(self, *names: str) -> Any:
         """The value of the first field that is there. Raises `UserError` where none is."""
         for name in names:
             if self.fields.get(name) is not None:
                 return self.fields[name]
-        raise bad(
-            f"config {self.where}", f"no {names[0]}", " or ".join(names), "is it the config of the language model?"
-        )
+        own = [self._own.get(name, name) for name in names]
+        raise bad(f"config {self.where}", f"no {own[0]}", " or ".join(own), "is it the config of the language model?")
 
     def get(self, name: str, default: Any) -> Any:
         """The value of a field, or what the architecture takes where there is none, which is then among the assumptions."""
@@ -45,6 +51,15 @@ class _Reader:
     def refuse(self, reason: str) -> None:
         """Note why the model cannot be measured."""
         self.unsupported.append(reason)
+
+
+def _at(fields: Any, path: list[str]) -> list[Any]:
+    """The value at the end of a path of names, alone in a list; none where there is no such field."""
+    for name in path:
+        if not isinstance(fields, Mapping) or name not in fields:
+            return []
+        fields = fields[name]
+    return [fields]
 
 
 def _softmax(default: bool) -> Callable[[_Reader], str]:
@@ -97,12 +112,28 @@ def _sparse_mixer(read: _Reader) -> None:
     read.refuse("its router, SparseMixer, is not among the routers")
 
 
+def _norm(read: _Reader) -> str | None:
+    """Softmax over all experts; the field is the order of the norm that the chosen weights are divided by."""
+    order = read.get("moe_normalize_expert_weights", 1)
+    if order in (1, None):
+        return "softmax_topk_renorm" if order else "softmax_topk"
+    read.refuse(f"it divides the weights by their norm of order {order}, not by their sum")
+    return None
+
+
+def _zero_experts(read: _Reader) -> None:
+    zero = read.fields.get("zero_expert_num")
+    others = f"{zero} zero (identity) experts share its softmax" if zero else "its softmax has a selection bias"
+    read.refuse(f"{others}, which no router here has")
+
+
 @dataclass(frozen=True)
 class _Architecture:
     """What is particular to a `model_type`: the field of the experts' inner width, the router, and shared experts.
 
     `shared` is the field with the inner width of all shared experts together; where it is None, their number in
     `n_shared_experts` times the width of an expert. `always_shared` is a number that no field has, `shared_gate` what no field says.
+    `names` are of fields that other architectures call otherwise, ``a.b`` of field b within field a.
     """
 
     router: Callable[[_Reader], str | None]
@@ -111,8 +142,24 @@ class _Architecture:
     always_shared: int = 0
     shared_gate: str | None = None
     activation: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
+_DBRX = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layers",
+    "num_experts": "ffn_config.moe_num_experts",
+    "num_experts_per_tok": "ffn_config.moe_top_k",
+    "moe_intermediate_size": "ffn_config.ffn_hidden_size",
+    "moe_normalize_expert_weights": "ffn_config.moe_normalize_expert_weights",
+    "hidden_act": "ffn_config.ffn_act_fn.name",
+}
+_LONGCAT = {
+    "num_hidden_layers": "num_layers",
+    "num_experts_per_tok": "moe_topk",
+    "moe_intermediate_size": "expert_ffn_hidden_size",
+}
+_GEMMA4 = {"num_experts_per_tok": "top_k_experts", "hidden_act": "hidden_activation"}
 _SIGMOID = _scored("sigmoid", "sigmoid_renorm")
 _SHARED = "shared_expert_intermediate_size"
 ARCHITECTURES: Mapping[str, _Architecture] = {
@@ -136,6 +183,9 @@ ARCHITECTURES: Mapping[str, _Architecture] = {
     "minimax_m2": _Architecture(_SIGMOID, "intermediate_size"),
     "mimo_v2_flash": _Architecture(_SIGMOID),
     "nemotron_h": _Architecture(_SIGMOID, shared="moe_shared_expert_intermediate_size"),
+    "dbrx": _Architecture(_norm, names=_DBRX),
+    "gemma4": _Architecture(_always("softmax_topk_renorm"), names=_GEMMA4),
+    "longcat_flash": _Architecture(_zero_experts, names=_LONGCAT),
 }
 
 
@@ -152,6 +202,7 @@ def preset(path: Path) -> tuple[dict[str, Any], list[str]]:
         read.assumed.append("the fields of text_config: the language model of several parts")
     kind = str(read.fields.get("model_type", outer.get("model_type"))).removesuffix("_text")
     one = ARCHITECTURES[pick(f"model_type of {path}", kind, ARCHITECTURES)]
+    read.rename(one.names)
     found = {
         "hidden": read.need("hidden_size"),
         "intermediate": read.need(one.intermediate),
