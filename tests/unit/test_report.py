@@ -173,6 +173,11 @@ def test_what_auto_chooses(tmp_path, monkeypatch):
     render(ok, {}, tmp_path / "index.html")
     page = (tmp_path / "index.html").read_text()
     assert 'id="choices"' in page and page.count(f'<td class="n">{percent(own)} ({percent(whole)})</td>') >= 1
+    assert (
+        page.partition('id="regrets"')[2].partition("</ul>")[0].count(" over 2 cells") == 5
+        and "2 measured cells" in page
+    )
+    assert {one["cells"] for one in choices.choices(ok[ok["tokens"] == 1024])["summaries"]} == {"1 cell"}
     assert choices.choices(rows().query("bench == 'gate'")) is None
 
 

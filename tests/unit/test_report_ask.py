@@ -123,6 +123,11 @@ RUNS = [
 NODE = {"timer": "cuda_graph", "graph_node_us": 2, "roofline_us": 1}
 LIMITS = [row("a", 4, **NODE | {"card": "host x"}), row("a", 4, **NODE), row("a", 4, **NODE | {"roofline_us": 3}), row("a", 4, **NODE | {"timer": "events"}), row("a", 4, **NODE | {"graph_node_us": None, "roofline_us": None})]  # fmt: skip
 SKEWED = [cell(1, row("a", 10), skew=0), cell(1, row("a", 30), skew=2), cell(1, row("a", 20), skew=1), cell(1, row("a", 20, card="GPU-2"), skew=3), cell(2, row("a", 20), skew=1), cell(1, row("b", 1), skew=4)]  # fmt: skip
+QUIET = {"suspect": False, "roofline_us": None, "card": "host x"}
+NOTED = [
+    cell(1, row("a", 1, **QUIET)) | {"bench": "layer"},
+    cell(1, row("a", 2, suspect=True, suspect_reason="drift", roofline_us=1), row("b", None, **QUIET | {"status": "crashed", "reason": "a fault"})),
+]  # fmt: skip
 FULL = [
     cell(64, *TWO, row("c", 3), dtype="fp32"),
     cell(64, *TWO),
@@ -136,6 +141,8 @@ SCRIPTS = {
     "gaps": f"return {json.dumps(GAPS)}.map(([question, axes]) => gapsOf({{axes}}, question, {json.dumps(AXES)}).map(gap => [gap.name, gap.octaves]))",
     "order": f"""const cells = {json.dumps(NEAR)}, order = question => nearest(cells, question, {json.dumps(AXES)}).map(one => cells.indexOf(one.cell));
         return [order({{bench: "gate", tokens: 64}}), order({{bench: "gate", tokens: 64, dtype: "fp32"}}), order({{bench: "layer", tokens: 64}})];""",
+    "notes": f"return {json.dumps(NOTED)}.map(cell => notes(cell))",
+    "silent": f"const [cell] = {json.dumps(SKEWED)}; return [overWorkload({{...cell, axes: {{tokens: 1, skew: 9}}}}, cell.rows[0]).length, overWorkload(cell, cell.rows[0]).length, nextNearest([]).textContent, nextNearest([{{cell, gaps: []}}]).textContent]",
     "followed": f"""return [{{packed: null}}, {{packed: "fp8_row"}}].map(question => gapsOf({{axes: {json.dumps(PLAIN | {"packed": None})}}}, question, {json.dumps(AXES)}).map(gap => [gap.name, gap.asked, gap.held]))""",
     "times": "return [[1.0815, 1.0808, 1.0822], [1.5, 1.4, 1.6], [1.003, 1.001, 1.005], [0.98271, 0.96539, 1.0003], [2, 2, 2], [2, null, null]].map(([ratio, low, high]) => timesText({ratio, low, high}))",
     "stored": f"return {json.dumps(PAIRS)}.map(pair => stored(...pair)).map(found => found && [found.verdict, found.ratio, found.low, found.high])",
@@ -200,6 +207,25 @@ def test_where_the_fastest_changes(pure):
 def test_the_floor_that_binds(pure):
     """The roofline or a node of a graph; on a CPU none."""
     assert pure["limits"] == [None, [0.5, "node"], [0.75, "roofline"], [0.25, "roofline"], None]
+
+
+def test_notes_below_an_answer(pure):
+    """The limit where a row has one, what is suspect, what has no time, and why rows of other code are shown; each only where there is such a thing."""
+    first = "A ratio above 1: the row is the faster one."
+    assert pure["notes"] == [
+        [first, "", "", ""],
+        [f"{first} The limit is the larger of the roofline and of what an empty node of a CUDA graph takes.", " Suspect: drift.", " Without a time: b crashed: a fault.", " Rows of other code than this report's: another kernel since."],
+    ]  # fmt: skip
+
+
+def test_what_has_no_other_cell_says_nothing_of_it(pure):
+    """Of skew and capacity, where no cell differs in them alone; and of the next nearest."""
+    assert pure["silent"] == [
+        0,
+        0,
+        "No other cell of this stage was measured.",
+        "Next nearest: T=1, dtype bf16 (as asked)",
+    ]
 
 
 def test_what_skew_costs(pure):

@@ -13,6 +13,7 @@ from moe_routing_bench.comparison.claims import Held
 from moe_routing_bench.config import claims
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.report import site as report_site
+from moe_routing_bench.report.headlines import Headline
 from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import write_table
@@ -64,6 +65,26 @@ def test_the_first_page_has_claims_models_and_method(project):
     assert contents[-3:] == ["published", "presets", "method"] and all(f'id="{name}"' in text for name in contents)
     assert all(f'<th scope="row">{name}</th>' in text for name in models())
     assert "measured side by side in one supervised process" in text
+
+
+def test_what_the_first_page_says_of_a_report(tmp_path):
+    """Its findings, or that it has none; other runs where it was held against some; claims of another GPU; how many claims no report is about."""
+    one, other = (claims.load(paths.CLAIMS)[0].model_copy(update={"id": name}) for name in ("one", "other"))
+    plain = {"machine": "NVIDIA H200", "days": "2026-11-21", "commit": "abc", "benches": "gate", "rows": "1 of 1 row ok, 1 cell", "findings": [], "comparisons": [], "tables": []}  # fmt: skip
+    found = report_site.Listed(
+        folder="a", **plain | {"findings": [Headline("cute is fast.", "rows")], "comparisons": ["compare-old.html"]}
+    )
+    reports = [(found, tmp_path / "a", []), (report_site.Listed(folder="b", **plain), tmp_path / "b", [])]
+    held = {"a": [Held(one, "reproduced", 2.0, 1, "the claim is of H100, the rows are of H200"), Held(other, "no rows")]}  # fmt: skip
+    report_site.write(reports, tmp_path / "pages", held=held)
+    first, second = re.findall(r'<section aria-labelledby="[ab]">.*?</section>', text := (tmp_path / "pages/index.html").read_text(), re.DOTALL)  # fmt: skip
+    none, against = "No finding: of these rows", "Against other runs:"
+    assert "cute is fast." in first and none not in first and against in first
+    assert none in second and against not in second
+    assert "(the claim is of H100, the rows are of H200)" in text
+    assert " 1 more is about cells that none of them measured" in text
+    report_site.write(reports, tmp_path / "pages", held={"a": held["a"][:1]})
+    assert "about cells that none" not in (tmp_path / "pages/index.html").read_text()
 
 
 def test_claims_of_several_reports():

@@ -7,7 +7,7 @@ import pandas as pd
 from moe_routing_bench.choices import table
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.comparison.choices import AUTO, BENCH, entries
-from moe_routing_bench.quantities import us
+from moe_routing_bench.quantities import count, us
 
 
 def choices(rows: pd.DataFrame) -> dict[str, Any] | None:
@@ -46,4 +46,4 @@ def _shown(line: regret.Line, measured: pd.Series) -> dict[str, Any]:
 
 
 def _summary(one: regret.Summary) -> dict[str, Any]:
-    return {"what": one.what, "cells": one.cells, "mean": f"{one.mean:.1%}", "worst": f"{one.worst:.1%}", "met": one.met}  # fmt: skip
+    return {"what": one.what, "cells": count(one.cells, "cell"), "mean": f"{one.mean:.1%}", "worst": f"{one.worst:.1%}", "met": one.met}  # fmt: skip
