@@ -128,7 +128,7 @@ def _shapes(entry: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[dic
     for name in entry.get("model", ()):
         preset = models[pick("grid model", name, models)]
         if preset.unsupported:
-            raise bad("grid model", name, "a preset whose expert is SwiGLU", preset.unsupported)
+            raise bad("grid model", name, "a preset that can be measured", preset.unsupported)
         shared = entry.get("shared_experts", False)
         if shared and not preset.shared_intermediate:
             raise bad("grid shared_experts", shared, f"false for {name}", "the model has none")
