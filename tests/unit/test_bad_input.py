@@ -64,7 +64,7 @@ CONFIGS = {
     "misspelt phase": (entry(phase="prefil"), "config.grid[0].phase: got 'prefil'", "did you mean 'prefill'?"),
     "misspelt device": ({**entry(), "device": "cuda"}, "config.device: got 'cuda'", "auto"),
     "misspelt model": ({"grid": [{"benches": ["gate"], "tokens": [1], "model": ["deepseek-v33"]}]}, "did you mean 'deepseek-v3'?"),
-    "unsupported model": ({"grid": [{"benches": ["gate"], "tokens": [1], "model": ["kimi-k3"]}]}, "'kimi-k3'", "latent MoE"),
+    "unsupported model": ({"grid": [{"benches": ["gate"], "tokens": [1], "model": ["kimi-k3"]}]}, "'kimi-k3'", "a preset that can be measured", "latent MoE"),
     "model and its axis": (entry(**LAYER, model=["mixtral-8x7b"]), "nothing beside model", "a model sets it"),
     "implementation of no bench": (entry(implementations=["torch_bmm"]), "grid: got 'no cell'", "implementations"),
     # types
