@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import yaml
@@ -32,14 +33,17 @@ class Project:
 
     @classmethod
     def create(cls, folder: Path) -> "Project":
-        """Copy what git would publish (tracked files, and new ones that are not ignored) and give it the small grid."""
+        """Copy what git would publish (tracked files, and new ones that are not ignored), compiled as far as it is here, and give it the small grid."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
         )  # fmt: skip
         for name in filter(None, listed.stdout.split("\0")):
             if (ROOT / name).is_file() and not name.startswith(("results/", "reports/")):
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, folder / name)
+                compiled = [cache_from_source(name)] if name.startswith("src/") and name.endswith(".py") else []
+                for one in (name, *compiled):
+                    if (ROOT / one).is_file():
+                        (folder / one).parent.mkdir(parents=True, exist_ok=True)
+                        shutil.copy2(ROOT / one, folder / one)
         project = cls(folder)
         project.configure(GRID, SMALL)
         return project
