@@ -1,7 +1,10 @@
 """The folder of static pages: what is copied, what the first page says and where its links lead."""
 
+import contextlib
 import html
 import re
+import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -20,20 +23,28 @@ from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.store.records import SCHEMA
 
 
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory):
+    """A folder with two reports, one of a run with a name, and a folder that is none."""
+    folder = tmp_path_factory.mktemp("reported")
+    with contextlib.chdir(folder):
+        for name in ("cpu", "nvidia-h200.layers"):
+            table = some(rows(gpu=name != "cpu")).assign(platform=name.partition(".")[0])
+            paths.results(name).mkdir(parents=True)
+            write_table(paths.measurements(name), pa.Table.from_pandas(table, SCHEMA, preserve_index=False))
+            render(table, {}, paths.report(name))
+            paths.figure(name, "gate").parent.mkdir()
+            paths.figure(name, "gate").write_text("<svg/>")
+        (paths.report("nvidia-h200.layers").parent / "compare-old.html").write_text("old")
+        Path("reports/empty").mkdir()
+    return folder
+
+
 @pytest.fixture
-def project(tmp_path, monkeypatch):
-    """Two reports, one of a run with a name, and a folder that is none."""
-    monkeypatch.chdir(tmp_path)
-    for folder in ("cpu", "nvidia-h200.layers"):
-        table = some(rows(gpu=folder != "cpu")).assign(platform=folder.partition(".")[0])
-        paths.results(folder).mkdir(parents=True)
-        write_table(paths.measurements(folder), pa.Table.from_pandas(table, SCHEMA, preserve_index=False))
-        render(table, {}, paths.report(folder))
-        paths.figure(folder, "gate").parent.mkdir()
-        paths.figure(folder, "gate").write_text("<svg/>")
-    (paths.report("nvidia-h200.layers").parent / "compare-old.html").write_text("old")
-    (tmp_path / "reports/empty").mkdir()
-    return tmp_path
+def project(reported, tmp_path, monkeypatch):
+    """A copy of it, which is the working directory."""
+    monkeypatch.chdir(shutil.copytree(reported, tmp_path / "project"))
+    return tmp_path / "project"
 
 
 def test_all_reports_in_one_folder(project, capsys):
