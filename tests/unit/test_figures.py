@@ -211,6 +211,8 @@ def test_labels_tell_rows_apart_by_every_axis():
         values = (*axis.choices, None)[:2] if axis.choices else ("a", "b") if axis.kind is str else (1, 2)
         assert grouping.labels(two.assign(**{name: values})).nunique() == 2, name
         assert grouping.pooled(two.assign(**{name: values})) == [name]
+        if axis.default is not None:
+            assert set(grouping.labels(two.assign(**{name: axis.default}))) == {"T8"}, "a default says nothing"
     of_a_model = two.assign(model="m", experts=8, hidden=16)
     assert set(grouping.labels(of_a_model)) == {"m T8"}
     assert grouping.labels(of_a_model.assign(experts=[8, 9])).nunique() == 2
