@@ -110,7 +110,11 @@ def _ratios(ratios: pd.Series, way: str) -> str:
     ratios = ratios.dropna()
     named = "" if way in WAYS else f"`{way}`, {len(ratios)} cells: "
     slower = f", cute slower in {count}" if (count := int((ratios < 1).sum())) else ""
-    return f"{named}{digits(stats.gmean(ratios))} ({digits(ratios.min())} to {digits(ratios.max())}{slower})"
+    return named + _ranged(stats.gmean(ratios), ratios, slower)
+
+
+def _ranged(middle: float, ratios: pd.Series, more: str = "") -> str:
+    return f"{digits(middle)} ({digits(ratios.min())} to {digits(ratios.max())}{more})"
 
 
 def stream_shares() -> str:
@@ -193,18 +197,14 @@ def platforms() -> str:
     best, cute = versus.cells(both), both[both["implementation"] == "cute"]
     lines = []
     for bench, cells in best.groupby("bench", sort=False):
-        mine = cute[cute["bench"] == bench]
-        same, told = cells["one"] == cells["other"], cells["one_told"] & cells["other_told"]
+        over = 1 / cute.loc[cute["bench"] == bench, ["ratio", "ceiling"]]
+        same, told = versus.agreement(cells)
         lines.append({
             "bench": f"`{bench}`", "cells": str(len(cells)), "the same has the lowest time": str(int(same.sum())),
             "both runs tell it from the next": str(int((same & told).sum())), "both tell different ones": str(int((~same & told).sum())),
-            "cute, H100 over H200": _middle(1 / mine["ratio"]), "its floor": _middle(1 / mine["ceiling"]),
+            "cute, H100 over H200": _ranged(over["ratio"].median(), over["ratio"]), "its floor": _ranged(over["ceiling"].median(), over["ceiling"]),
         })  # fmt: skip
     return table(lines)
-
-
-def _middle(ratios: pd.Series) -> str:
-    return f"{digits(ratios.median())} ({digits(ratios.min())} to {digits(ratios.max())})"
 
 
 def repeat() -> str:

@@ -53,9 +53,14 @@ def write(names: tuple[str, str], tables: tuple[pd.DataFrame, pd.DataFrame], out
     )
 
 
+def agreement(best: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Of each of `cells`: whether the same implementation has the lowest median on both, and whether both runs tell theirs from the best other."""
+    return best["one"] == best["other"], best["one_told"] & best["other_told"]
+
+
 def agreed(best: pd.DataFrame) -> str:
     """In how many cells both runs tell the same implementation from the best other, in how many different ones, and in how many one tells none."""
-    told, same = best["one_told"] & best["other_told"], best["one"] == best["other"]
+    same, told = agreement(best)
     parts = [f"In {int((told & same).sum())} of {count(len(best), 'cell')} both runs tell the same implementation from the best other as the fastest"]  # fmt: skip
     parts += [f"in {int((told & ~same).sum())} they tell different ones"] if (told & ~same).any() else []
     parts += [f"in {int((~told).sum())} at least one of them tells none (≈)"] if not told.all() else []
