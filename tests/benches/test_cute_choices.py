@@ -18,6 +18,7 @@ from moe_routing_bench.kernels.gate import cute_gate
 from moe_routing_bench.kernels.gate.rules import rule_of
 from moe_routing_bench.kernels.pack import cute_pack
 
+LONG = Tile(2, 2, 176, narrowest=88)
 PINGPONG = Tile(2, 2, 176, pingpong=True, narrowest=88)
 
 
@@ -157,6 +158,22 @@ def test_tiles_of_products_with_tokens_on_the_short_side(
     """Two warpgroups take tiles in turn where rows are many, unless they are gathered."""
     assert cute_experts.choose_tile(rows, experts, wide) == packed
     assert cute_experts.choose_tile(rows, experts, wide, gathers=True) == (gathered or packed)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "up", "down"),
+    [  # rows, hidden, intermediate, experts; measured in both forms (docs/notebook.md)
+        ((131072, 2048, 768, 128), PINGPONG, PINGPONG),  # Qwen3-30B-A3B, T=16384
+        ((262144, 4096, 1024, 128), LONG, PINGPONG),  # T=32768
+        ((16384, 4096, 14336, 8), LONG, LONG),  # Mixtral-8x7B, T=8192
+        ((65536, 7168, 2048, 256), Tile(2, 2, 144, narrowest=72), PINGPONG),  # DeepSeek-V3, T=8192
+        ((32768, 7168, 2048, 256), Tile(2, 2, 160, narrowest=80), Tile(2, 2, 160, narrowest=80)),  # T=4096: few rows
+    ],
+)
+def test_tiles_of_long_sums_are_shared(sizes: tuple[int, ...], up: Tile, down: Tile) -> None:
+    """A sum is as long as what a product multiplies is deep: H in the first, I in the second."""
+    products = cute_experts.products(Experts(*sizes, "bf16", "bf16", "bf16"))
+    assert [product.tile for product in products] == [up, down]
 
 
 def test_forms_of_products_with_tokens_on_the_short_side() -> None:

@@ -3,7 +3,7 @@
 Strategy: the first product applies the activation to its float32 sums and writes `activated` (R, I), rounded once; the second
 reads it. The mean of rows per expert chooses the tile. With few rows it is low and as narrow as fits, a multiple of 8 tokens.
 With more, it has forms down to half its tokens, so that hardly any lane idles however rows are spread. With many, unless they are
-gathered, two warpgroups take tiles in turn; with few, the second product starts before the first is over.
+gathered or sums are long, two warpgroups take tiles in turn; with few, the second product starts before the first is over.
 
 FLOPs: 6 R H I for R rows. Floor: weights of every expert that has a row, once, and 4 R (H + I) bytes of 16-bit rows, `activated`
 written and read, and results, at the bandwidth of a copy; or the FLOPs at the rate of a large product, whichever takes longer.
@@ -31,7 +31,10 @@ MOST_EXPERTS = 1024  # that a warp counts, 32 a lane
 FEW_ROWS = 56  # per expert, up to which weights' bytes set the time and tiles are low
 FEW_SIZES = (8, 16, 24, 32, 48, 64)  # tokens of a low tile
 SHARED_SIZES = (80, 96, 112, 128, 144, 160, 176)  # of a tile with forms, in chunks that are not tiny
-MANY_ROWS = 192  # per expert, from which two warpgroups take tiles in turn, unless they gather rows
+MANY_ROWS = 192  # per expert, from which two warpgroups take tiles in turn, unless they gather rows or sums are long
+LONG_SUMS = (
+    4096  # numbers per sum, from which what two warpgroups gain by taking turns is less than they lose by loading more
+)
 PINGPONG_SIZE = 176
 PER_TILE = 32  # what a tile costs beside its tokens, in tokens: loads of weights from shared memory, the epilogue
 NEAR = 1.01  # of the least cost: what is as good, so that the smaller tile is taken
@@ -61,14 +64,16 @@ def _tiles(mean: float, tokens: int) -> float:
     )
 
 
-def choose_tile(rows: int, experts: int, wide: int, gathers: bool = False, multiprocessors: int = 132) -> Tile:
-    """The tile for `rows` rows and `wide` rows of weights per expert.
+def choose_tile(
+    rows: int, experts: int, wide: int, gathers: bool = False, depth: int = 0, multiprocessors: int = 132
+) -> Tile:
+    """The tile for `rows` rows and `wide` rows of weights per expert, whose sums have `depth` numbers.
 
     Tiles in turn have half as many rows of weights, so that token rows are brought twice as often: too often where a
-    warpgroup gathers them.
+    warpgroup gathers them, and where sums are so long that storing a tile takes little of its time.
     """
     mean = max(1.0, rows / experts)
-    if mean >= MANY_ROWS and not gathers:
+    if mean >= MANY_ROWS and depth < LONG_SUMS and not gathers:
         return Tile(2, 2, PINGPONG_SIZE, pingpong=True, narrowest=PINGPONG_SIZE // 2)
     if mean > FEW_ROWS:
         tokens = choose_shared(mean)
@@ -104,8 +109,9 @@ def products(
     With `top_k` above 0 the first gathers its rows: row r is the token order[r] // top_k.
     """
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
-    up = up or choose_tile(problem.rows, experts, inner * (2 if problem.gated else 1), gathers=top_k > 0)
-    down = down or choose_tile(problem.rows, experts, hidden)
+    wide = inner * (2 if problem.gated else 1)
+    up = up or choose_tile(problem.rows, experts, wide, gathers=top_k > 0, depth=hidden)
+    down = down or choose_tile(problem.rows, experts, hidden, depth=inner)
     overlap = problem.rows <= OVERLAP_ROWS if overlap is None else overlap
     first, second = ("first", "second") if overlap else ("", "")
     return (
