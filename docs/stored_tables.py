@@ -18,7 +18,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.choices import table as table_of_choices
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.quality.spec import run_rows
-from moe_routing_bench.report import format_bars, layer_bars, reached, versus
+from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, versus
 from moe_routing_bench.report.bars import Line
 from moe_routing_bench.store import records
 
@@ -427,6 +427,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "layers": partial(layers, "prefill"), "all-layers": all_layers, "decode": partial(layers, "decode"), "choices": choices,
     "training": partial(others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")),
     "models": partial(others, MODEL, ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm", "ops")),
+    "routing-bars": lambda: bars(reached.lines(routing_bars.BARS, runs(), absent=True)),
     "bars": lambda: bars(reached.lines(layer_bars.BARS, runs(), absent=True)), "format-bars": lambda: bars(format_bars.lines(runs(), absent=True)),
     "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "ceilings": ceilings,
     "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat,

@@ -9,7 +9,7 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import completion
 from moe_routing_bench.report import layer_bars, reached
-from moe_routing_bench.report.bars import PERCENT_MORE, PLATFORM, Bar, Figure, Level, Line, Unit, of_cell
+from moe_routing_bench.report.bars import AT_MOST, PERCENT_MORE, PLATFORM, Bar, Figure, Level, Line, Unit, of_cell
 
 BLOCKS = (1.0, 1.001, 0.999, 1.0005)
 BY_NAME = {bar.what: bar for bar in layer_bars.BARS}
@@ -66,7 +66,7 @@ def test_one_cell_below_its_bound_is_a_miss_whatever_the_mean() -> None:
     rows = cells(other=130.0)
     rows[1]["median_us"], rows[1]["block_medians_us"] = 90.0, [90.0] * 4
     found = line(FASTEST, *rows)
-    assert found.verdict == "missed" and found.measured.endswith("worst: qwen3-30b-a3b T=16384: 0.900x [0.898, 0.901] (cute, sonicmoe)")  # fmt: skip
+    assert found.verdict == "missed" and "; worst: qwen3-30b-a3b T=16384: 0.900x [0.898, 0.901] (cute, sonicmoe); best: " in found.measured and found.measured.endswith("; 1 of 11 miss the bar of each")  # fmt: skip
     assert line(FASTEST, *rows[:3]).verdict == "missed" and line(FASTEST, *rows[:3]).cells == "1 of 11"
 
 
@@ -187,8 +187,8 @@ def test_uneven_loads_are_held_against_even_ones_of_the_same_implementation() ->
     assert found.verdict == "reached" and found.measured.startswith("load CV 0.7: 7.0 % [6.")
     assert "load CV 1.7: 18.0 % [" in found.measured
     assert line(what, *rows[:3], rows[3] | {"median_us": 130.0, "block_medians_us": [130.0] * 4}).verdict == "missed"
-    apart = lines(what, *rows[:2], *(each | {"gpu_uuid": "GPU-2"} for each in rows[2:]))
-    assert apart == [], "no card has both"
+    apart = line(what, *rows[:2], *(each | {"gpu_uuid": "GPU-2"} for each in rows[2:]))
+    assert (apart.verdict, apart.cells) == ("not comparable", "0 of 2"), "no card has both"
 
 
 def test_regret_of_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,5 +226,5 @@ def test_cells_have_defaults_where_nothing_is_asked() -> None:
 def test_words_of_units_and_levels() -> None:
     assert Unit().bound(1.05) == "1.05x" and Unit().measured(Estimate(1.0, float("nan"), 2.0)) == "1.000x [no interval]"
     assert PERCENT_MORE.measured(Estimate(0.99999, 0.99, 1.1)) == "0.0 % [-1.0, 10.0]"
-    bar = Bar("a", "layer", lambda rows: Figure(Estimate(1, 1, 1), rows), Level(2.0, (1.0, 1.0, 3.0)), at_most=True)
+    bar = Bar("a", "layer", lambda rows: Figure(Estimate(1, 1, 1), rows), Level(2.0, (1.0, 1.0, 3.0)), side=AT_MOST)
     assert bar.words(bar.level) == "≤ 2x in the geometric mean, each ≤ 1x, 3x" and bar.words(bar.stretch) == "–"

@@ -14,14 +14,13 @@ from moe_routing_bench.choices import CANDIDATES
 from moe_routing_bench.comparison.choices import entries
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import FIGURES, grouping, style
-from moe_routing_bench.report import choices
+from moe_routing_bench.report import choices, reached, routing_bars
 from moe_routing_bench.report import render as render_module
 from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew, pairs
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.page import percent
 from moe_routing_bench.report.render import render, small
-from moe_routing_bench.report.targets import targets
 from moe_routing_bench.store import records
 
 FEW = rows().query("bench == 'gate'")
@@ -181,13 +180,16 @@ def test_what_auto_chooses(tmp_path, monkeypatch):
     assert choices.choices(rows().query("bench == 'gate'")) is None
 
 
-def test_targets():
+def test_bars_of_routing():
     """Stored rows give every line; another platform has none."""
     table = records.frame(records.read(STORED))
-    lines = {line.what: line for line in targets(table)}
-    assert len(lines) == 16 and lines["routing, T=64, H=2048, E=128, k=8"].met
-    assert lines["pack, T ≥ 16384, H ≥ 2048"].cells == 18  # without the rows that are quantised while they are packed
-    assert not targets(table.assign(platform="cpu")) and not targets(table[table["status"] != "ok"])
+    found = {line.what: line for line in reached.lines(routing_bars.BARS, {"": table})}
+    assert list(found) == [bar.what for bar in routing_bars.BARS]
+    assert found["routing, T=64, H=2048, E=128, k=8: time of cute"].verdict == "reached"
+    stream = found["pack, T ≥ 16384, H ≥ 2048: cute's share of the stream of its mix"]
+    assert stream.cells.endswith(" of 18"), "without the rows that are quantised while they are packed"
+    for others in (table.assign(platform="cpu"), table[table["status"] != "ok"]):
+        assert not reached.lines(routing_bars.BARS, {"": others})
 
 
 def test_bars_of_layers_and_of_quantised_experts(tmp_path):
@@ -195,7 +197,7 @@ def test_bars_of_layers_and_of_quantised_experts(tmp_path):
     render(records.read(STORED.parents[1] / "nvidia-h200.model/measurements.parquet"), {}, tmp_path / "index.html")
     page = (tmp_path / "index.html").read_text()
     (line,) = re.findall(r'<table id="bars">.*?<tbody>\n(<tr>.*?</tr>)\n</tbody>', page, re.DOTALL)
-    assert "model, one token" in line and "x [" in line and 'id="reached"' in page and 'id="targets"' not in page
+    assert "model, one token" in line and "x [" in line and 'id="reached"' in page
     render(rows(), {}, tmp_path / "index.html")
     assert 'id="bars"' not in (tmp_path / "index.html").read_text()
 

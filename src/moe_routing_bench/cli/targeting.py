@@ -18,13 +18,11 @@ def targets(
 ) -> None:  # fmt: skip
     """Hold stored rows against what our kernels set out to reach on an H200: bars, figures with their intervals, and verdicts."""
     tables = rows_of(runs or stored())
-    report = (importlib.import_module(f"moe_routing_bench.report.{name}") for name in ("targets", "layer_bars", "reached", "format_bars"))  # fmt: skip
+    report = (importlib.import_module(f"moe_routing_bench.report.{name}") for name in ("routing_bars", "layer_bars", "reached", "format_bars"))  # fmt: skip
     routing, layers, reached, formats = report
-    found = [one for rows in tables.values() for one in routing.targets(rows)]
-    lines = [*reached.lines(layers.BARS, tables, True), *formats.lines(tables, True)]
-    show(_routing(found), _bars(lines))
-    verdicts = ["–" if one.met is None else "reached" if one.met else "missed" for one in found]
-    print(f"{len(found) + len(lines)} bars: {counts([*verdicts, *(line.verdict for line in lines)])}")
+    lines = [*reached.lines((*routing.BARS, *layers.BARS), tables, True), *formats.lines(tables, True)]
+    show(_bars(lines))
+    print(f"{len(lines)} bars: {counts([line.verdict for line in lines])}")
 
 
 def rows_of(runs: Iterable[str]) -> dict[str, Any]:
@@ -35,16 +33,8 @@ def rows_of(runs: Iterable[str]) -> dict[str, Any]:
     return {run: records.frame(records.of_platform(records.read(path), run, str(path))) for run, path in files.items()}
 
 
-def _routing(found: Iterable[Any]) -> Table:
-    table = Table("routing", "bar", "measured", "cells", "met", box=None)
-    for one in found:
-        met = "–" if one.met is None else "yes" if one.met else "no"
-        table.add_row(one.what, one.bar, one.measured, str(one.cells), met)
-    return table
-
-
 def _bars(lines: Iterable[Any]) -> Table:
-    table = Table("layers and formats", "bar", "stretch", "measured, 95 % interval", "cells", "left out", "verdict", "where", box=None)  # fmt: skip
+    table = Table("what", "bar", "stretch", "measured, 95 % interval", "cells", "left out", "verdict", "where", box=None)  # fmt: skip
     for one in lines:
         table.add_row(one.what, one.bar, one.stretch, one.measured, one.cells, one.left_out, one.verdict, one.where)
     return table

@@ -1,8 +1,8 @@
 """What a bar is: a figure that was fixed before kernels were written, the cells that it is about, and how rows show it. No torch."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,11 +39,16 @@ def of_cell(rows: pd.DataFrame, values: Values, having: Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Figure:
-    """What the rows of one cell say: an estimate, the rows that it was made of, and their names in words."""
+    """What the rows of one cell say: an estimate, the rows that it was made of, and their names in words.
+
+    Figures with a `group` are shown as the range of each group. `beside` is a second figure of the same unit, which decides nothing.
+    """
 
     estimate: Estimate
     rows: Sequence[Row]
     says: str = ""
+    group: str = ""
+    beside: float | None = None
 
     @property
     def suspect(self) -> bool:
@@ -58,9 +63,66 @@ class Figure:
         )
 
 
+def fastest(rows: Sequence[Row], names: Callable[[str], bool]) -> Row | None:
+    """The row with the least time among the implementations for which `names` holds."""
+    return min((row for row in rows if names(row["implementation"])), key=lambda row: row["median_us"], default=None)
+
+
+def against(ours: Collection[str], others: Callable[[str], bool], rows: Sequence[Row]) -> Figure | None:
+    """The time of the fastest of `others` over that of the fastest of ours."""
+    own, other = fastest(rows, lambda name: name in ours), fastest(rows, others)
+    if own is None or other is None:
+        return None
+    return Figure(ratios.speed(other, own), (own, other), f"{own['implementation']}, {other['implementation']}")
+
+
+def own_figure(
+    column: str, estimate: Callable[[Row, str], Estimate], ours: Collection[str], rows: Sequence[Row]
+) -> Figure | None:
+    """What a column of the fastest of ours says: `ratios.share` or `ratios.multiple`."""
+    own = fastest([row for row in rows if not pd.isna(row[column])], lambda name: name in ours)
+    return None if own is None else Figure(estimate(own, column), (own,), own["implementation"])
+
+
+def uneven(ours: Collection[str], rows: Sequence[Row]) -> Figure | None:
+    """The time with uneven loads over that with even ones, of the implementation that is the fastest of ours with even ones: nothing that
+    a choice is made by knows the loads."""
+    even = fastest([row for row in rows if not row["skew"]], lambda name: name in ours)
+    if even is None:
+        return None
+    own = fastest([row for row in rows if row["skew"]], lambda name: name == even["implementation"])
+    return None if own is None else Figure(ratios.speed(own, even), (even, own), own["implementation"])
+
+
 def _drifted_alone(reasons: str) -> bool:
     """Whether nothing else makes a row suspect."""
     return all(one.startswith(_DRIFT) for one in reasons.split("; "))
+
+
+@dataclass(frozen=True)
+class Side:
+    """Where a figure has to lie: `sign` stands before a bound, `ideal` is the best of all figures.
+
+    A figure is on the right side of a bound where it is no further from the ideal: with an ideal of 1, up to the bound and down to as far below 1.
+    """
+
+    sign: str
+    ideal: float
+
+    def off(self, value: float) -> float:
+        """What has to be as small as it is for the bound."""
+        return abs(value - self.ideal) if math.isfinite(self.ideal) else -math.copysign(1, self.ideal) * value
+
+    def best(self, one: Estimate) -> float:
+        """The value of the interval that is the best."""
+        return min(max(self.ideal, one.low), one.high)
+
+    def worst(self, one: Estimate) -> float:
+        """The value of the interval that is the worst."""
+        return max(one.low, one.high, key=self.off)
+
+
+AT_LEAST, AT_MOST, WITHIN = Side("≥", math.inf), Side("≤", -math.inf), Side("within", 1.0)
 
 
 @dataclass(frozen=True)
@@ -99,6 +161,7 @@ class Unit:
         return f"{self.number(one.value)}{self.name} [{ends}]"
 
 
+MICROSECONDS = Unit(name=" µs", digits=2)
 PERCENT, PERCENT_MORE = Unit(times=100, name=" %", digits=1), Unit(less=1, times=100, name=" %", digits=1)
 
 
@@ -107,8 +170,9 @@ class Bar:
     """A bar of a bench over some of its cells.
 
     `cells` are labels and the values of their axes; None: every cell that was measured, of the rows that `among` leaves. `figure` says
-    what the rows of a cell with a time show, or None where one of those that it compares is absent. Figures are joined by `mean`.
-    `at_most`: less is better. `joined` says how the mean is called.
+    what the rows of a cell with a time show, or None where one of those that it compares is absent; it is also given rows of `others`,
+    which are benches and the values of their axes. Figures are joined by `mean`, which is called `joined`; `beside` is how the second
+    figure of a cell is called.
     """
 
     what: str
@@ -118,17 +182,19 @@ class Bar:
     stretch: Level = Level()
     cells: Mapping[str, Values] | None = None
     among: Callable[[pd.DataFrame], pd.DataFrame] = lambda rows: rows
-    at_most: bool = False
+    others: Mapping[str, Values] = field(default_factory=dict)
+    side: Side = AT_LEAST
     mean: Callable[[Sequence[Estimate]], Estimate] = ratios.gmean
     joined: str = "in the geometric mean"
     unit: Unit = Unit()
+    beside: str = ""
 
     def words(self, level: Level) -> str:
         """A level in words, such as ``≥ 1.05x, each ≥ 0.95x``; a dash for none."""
-        sign = "≤" if self.at_most else "≥"
         known = [self.unit.bound(one) for one in dict.fromkeys(level.bounds(1)) if one is not None]
-        parts = [f"{sign} {self.unit.bound(level.mean)} {self.joined}"] if level.mean is not None else []
-        parts += [f"each {sign} {', '.join(known)}"] if known else []
+        parts = [f"{self.side.sign} {self.unit.bound(level.mean)} {self.joined}"] if level.mean is not None else []
+        alone = self.cells is not None and len(self.cells) == 1
+        parts += [f"{'' if alone else 'each '}{self.side.sign} {', '.join(known)}"] if known else []
         return ", ".join(parts) or "–"
 
 

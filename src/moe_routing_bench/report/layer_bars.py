@@ -14,8 +14,19 @@ from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.choices import table as choices
 from moe_routing_bench.comparison import ratios, regret
 from moe_routing_bench.comparison.choices import entries
-from moe_routing_bench.comparison.ratios import Estimate
-from moe_routing_bench.report.bars import PERCENT, PERCENT_MORE, Bar, Figure, Level, Row, Values
+from moe_routing_bench.report.bars import (
+    AT_MOST,
+    PERCENT,
+    PERCENT_MORE,
+    Bar,
+    Figure,
+    Level,
+    Row,
+    Values,
+    against,
+    own_figure,
+    uneven,
+)
 
 OURS = ("cute", "cute_gather", "triton", "triton_gather")
 AROUND_QUACK = ("cute_quack", "cute_quack_gather")
@@ -46,39 +57,8 @@ MODELS = labelled(*({"model": one, "phase": "decode", "tokens": 1} for one in ("
 UNEVEN = {f"load CV {skew:g}": QWEN | {"tokens": 16384, "skew": (0.0, skew)} for skew in (0.7, 1.7)}
 
 
-def fastest(rows: Sequence[Row], names: Callable[[str], bool]) -> Row | None:
-    """The row with the least time among the implementations for which `names` holds."""
-    return min((row for row in rows if names(row["implementation"])), key=lambda row: row["median_us"], default=None)
-
-
-def against(ours: Collection[str], others: Callable[[str], bool], rows: Sequence[Row]) -> Figure | None:
-    """The time of the fastest of `others` over that of the fastest of ours."""
-    own, other = fastest(rows, lambda name: name in ours), fastest(rows, others)
-    if own is None or other is None:
-        return None
-    return Figure(ratios.speed(other, own), (own, other), f"{own['implementation']}, {other['implementation']}")
-
-
 def _others(ours: Collection[str]) -> Callable[[str], bool]:
     return lambda name: name not in (*ours, AUTO)
-
-
-def own_figure(
-    column: str, estimate: Callable[[Row, str], Estimate], ours: Collection[str], rows: Sequence[Row]
-) -> Figure | None:
-    """What a column of the fastest of ours says: `ratios.share` or `ratios.multiple`."""
-    own = fastest([row for row in rows if not pd.isna(row[column])], lambda name: name in ours)
-    return None if own is None else Figure(estimate(own, column), (own,), own["implementation"])
-
-
-def _uneven(rows: Sequence[Row]) -> Figure | None:
-    """The time with uneven loads over that with even ones, of the implementation that is the fastest of ours with even ones: nothing that
-    a choice is made by knows the loads."""
-    even = fastest([row for row in rows if not row["skew"]], OURS.__contains__)
-    if even is None:
-        return None
-    own = fastest([row for row in rows if row["skew"]], lambda name: name == even["implementation"])
-    return None if own is None else Figure(ratios.speed(own, even), (even, own), own["implementation"])
 
 
 def _regret(kind: int, rows: Sequence[Row]) -> Figure | None:
@@ -101,7 +81,7 @@ def _of_layers(what: str, ours: Collection[str]) -> list[Bar]:
         Bar(f"{what}: speed over torch sort and grouped_mm", "layer", partial(against, ours, _BASELINE.__eq__), Level(1.6), Level(1.9), PREFILL),
         Bar(
             f"{what}: time over its own two dense products, sustained", "layer", partial(own_figure, "over_dense", ratios.multiple, ours),
-            Level(each=(1.20, 1.12, 1.25, 1.08)), Level(each=(1.12, 1.06, 1.15, 1.04)), LARGE, at_most=True,
+            Level(each=(1.20, 1.12, 1.25, 1.08)), Level(each=(1.12, 1.06, 1.15, 1.04)), LARGE, side=AT_MOST,
         ),
     ]  # fmt: skip
 
@@ -114,13 +94,13 @@ BARS = (
         Level(each=(0.60, 0.60, 0.75, 0.75, 0.80, 0.80)), Level(each=(0.80, 0.80, 0.85, 0.85, 0.90, 0.90)), DECODE, unit=PERCENT,
     ),
     Bar(
-        "layer, uneven loads: time over balanced, less 1", "layer", _uneven, Level(each=(1.08, 1.20)), Level(each=(1.04, 1.12)), UNEVEN,
-        at_most=True, unit=PERCENT_MORE,
+        "layer, uneven loads: time over balanced, less 1", "layer", partial(uneven, OURS), Level(each=(1.08, 1.20)), Level(each=(1.04, 1.12)), UNEVEN,
+        side=AT_MOST, unit=PERCENT_MORE,
     ),
     *(
         Bar(
             f"auto, chosen {kind}: regret against the best measured", "layer", partial(_regret, i), Level(1.03, 1.15), Level(1.01, 1.08),
-            at_most=True, mean=ratios.mean, joined="in the mean", unit=PERCENT_MORE,
+            side=AT_MOST, mean=ratios.mean, joined="in the mean", unit=PERCENT_MORE,
         )
         for i, kind in enumerate(regret.KINDS)
     ),

@@ -5,16 +5,19 @@ and a cell one of whose compared rows is suspect neither; both are counted, and 
 decides nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pandas as pd
 
+from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.figures import grouping
 from moe_routing_bench.report.bars import PLATFORM, Bar, Figure, Level, Line, of_cell, usual
 
 REACHED, STRETCH, MISSED, OPEN, ABSENT = "reached", "reached, and the stretch", "missed", "open", "not measured"
-WITHIN_NOISE = ", within noise"  # the interval holds the bar
-_ENDS = ("value", "low", "high")
+APART = "not comparable"  # what a cell compares was measured, but not by one card and version of the code
+WITHIN_NOISE, NO_INTERVAL = ", within noise", ", no interval"  # the interval holds the bar; there is none
 _FEW = 6  # cells that are all shown
 
 
@@ -35,24 +38,37 @@ def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool 
 
 def _of_run(bar: Bar, run: str, rows: pd.DataFrame) -> Iterable[Line]:
     """The lines of one bar in one run, one for each card and version of the code."""
-    rows = bar.among(rows[rows["bench"] == bar.bench])
-    ok, lost = rows[rows["status"] == "ok"], rows[rows["status"] != "ok"]
-    codes = ok["code_fingerprint"].fillna("")
-    groups = [(key, found) for key, one in ok.groupby([grouping.card(ok), codes]) if (found := _figures(bar, one))]
+    mine = bar.among(rows[rows["bench"] == bar.bench])
+    lost = mine[mine["status"] != "ok"]
+    rows = pd.concat([mine, *(of_cell(rows[rows["bench"] == name], one) for name, one in bar.others.items())])
+    ok = rows[rows["status"] == "ok"]
+    groups = [(key, found) for key, one in _comparable(ok) if (found := _figures(bar, one))]
     for (card, code), found in groups:
-        apart = f", {card}, code {code[:8]}" if len(groups) > 1 else ""
+        apart = f", {card}, code {code}" if len(groups) > 1 else ""
         yield _judged(bar, found, _of_bar(bar, lost), f"{run}{apart}".removeprefix(", "))
+    if not groups and (found := _figures(bar, ok)):
+        said = f"{APART}: measured on different cards or by different code"
+        yield _line(bar, said, f"0 of {len(bar.cells or found)}", "–", APART, run)
+
+
+def _comparable(rows: pd.DataFrame) -> Iterable[tuple[tuple[str, str], pd.DataFrame]]:
+    """Rows of one card and of one version of each bench, and what both are called."""
+    for card, own in rows.groupby(grouping.card(rows)):
+        versions = [one.groupby(one["code_fingerprint"].fillna("")) for _, one in own.groupby("bench", sort=False)]
+        for found in itertools.product(*versions):
+            yield (str(card), ", ".join(str(code)[:8] for code, _ in found)), pd.concat([one for _, one in found])
 
 
 def _figures(bar: Bar, rows: pd.DataFrame) -> dict[str, Figure]:
     """What the rows of each cell say, by its label."""
+    own, others = rows[rows["bench"] == bar.bench], list(rows.index[rows["bench"] != bar.bench])
     if bar.cells is None:
-        cells = {str(name): one for name, one in rows.groupby(grouping.labels(rows), sort=False)}
+        cells = {str(name): one for name, one in own.groupby(grouping.labels(own), sort=False)}
     else:
-        having = usual(rows)
-        cells = {name: own for name, one in bar.cells.items() if len(own := of_cell(rows, one, having))}
+        having = usual(own)
+        cells = {name: one for name, values in bar.cells.items() if len(one := of_cell(own, values, having))}
     records = dict(zip(rows.index, rows.to_dict("records"), strict=True)) if cells else {}  # once: it is slow
-    found = {name: bar.figure([records[i] for i in one.index]) for name, one in cells.items()}
+    found = {name: bar.figure([records[i] for i in [*one.index, *others]]) for name, one in cells.items()}
     return {name: one for name, one in found.items() if one is not None}
 
 
@@ -89,22 +105,54 @@ def _line(bar: Bar, measured: str, cells: str, left_out: str, verdict: str, wher
 
 
 def _joined(bar: Bar, found: Mapping[str, Figure]) -> bool:
-    """Whether a mean is shown and the worst cell, as where the bar has a mean or the cells are many, and not every cell."""
+    """Whether a mean is shown and the extremes, as where the bar has a mean or the cells are many, and not every cell."""
     return bar.level.mean is not None or len(found) > _FEW
 
 
 def _measured(bar: Bar, found: Mapping[str, Figure]) -> str:
-    """The figures of some cells."""
-    if not _joined(bar, found):
+    """The figures of some cells: all of them, or the range of each group, or the mean and the extremes."""
+    groups = {name: [one for one in found.values() if one.group == name] for name in sorted({one.group for one in found.values()} - {""})}  # fmt: skip
+    if not groups and not _joined(bar, found):
         return "; ".join(_cell(bar, name, one) for name, one in found.items())
+    parts = [_range(bar, name, own) for name, own in groups.items()] or [_mean(bar, found)]
+    return "; ".join([*parts, *_missing(bar, found)])
+
+
+def _mean(bar: Bar, found: Mapping[str, Figure]) -> str:
+    """The mean of cells, of what cells where these are not named, and the extremes."""
+    rows = pd.DataFrame([row for one in found.values() for row in one.rows])
+    over = f" of {grouping.differing(rows, 'cells')}" if bar.cells is None and len(found) > 1 else ""
     mean = bar.unit.measured(bar.mean([one.estimate for one in found.values()]))
-    worst = (max if bar.at_most else min)(found, key=lambda name: found[name].estimate.value)
-    return f"{mean} {bar.joined}; worst: {_cell(bar, worst, found[worst])}"
+    ranked = sorted(found, key=lambda name: bar.side.off(found[name].estimate.value))
+    ends = [f"{which}: {_cell(bar, name, found[name])}" for which, name in (("worst", ranked[-1]), ("best", ranked[0]))]
+    return "; ".join([f"{mean} {bar.joined}{over}", *ends[: len(found)]])
+
+
+def _range(bar: Bar, group: str, found: Sequence[Figure]) -> str:
+    """The least and the most of a group's cells, and of what stands beside them where all cells have it."""
+    ordered = sorted((one.estimate for one in found), key=lambda one: one.value)
+    beside = sorted(one.beside for one in found if one.beside is not None)
+    said = " to ".join(dict.fromkeys(bar.unit.measured(one) for one in (ordered[0], ordered[-1])))
+    if len(beside) < len(found):
+        return f"{group}: {said}"
+    ends = " to ".join(dict.fromkeys(bar.unit.number(one) for one in (beside[0], beside[-1])))
+    return f"{group}: {said} ({bar.beside}: {ends}{bar.unit.name})"
+
+
+def _missing(bar: Bar, found: Mapping[str, Figure]) -> list[str]:
+    """How many cells miss a bound that is the same for each."""
+    bound = bar.level.each
+    if bound is None or isinstance(bound, tuple):
+        return []
+    missing = sum(bar.side.off(one.estimate.value) > bar.side.off(bound) for one in found.values())
+    return [f"{missing} of {len(found)} miss the bar of each"] if missing else []
 
 
 def _cell(bar: Bar, name: str, one: Figure) -> str:
     """What one cell shows."""
-    return f"{name}: {bar.unit.measured(one.estimate)}{f' ({one.says})' if one.says else ''}"
+    beside = f"{bar.beside}: {bar.unit.number(one.beside)}{bar.unit.name}" if one.beside is not None else ""
+    said = ", ".join(part for part in (one.says, beside) if part)
+    return f"{name}: {bar.unit.measured(one.estimate)}{f' ({said})' if said else ''}"
 
 
 def _verdict(bar: Bar, wanted: Sequence[str], found: Mapping[str, Figure]) -> str:
@@ -112,29 +160,33 @@ def _verdict(bar: Bar, wanted: Sequence[str], found: Mapping[str, Figure]) -> st
 
     A bound of each cell is missed as soon as one cell misses it; for anything else all cells are needed.
     """
-    ends = [{name: getattr(one.estimate, end) for name, one in found.items()} for end in _ENDS]
-    mean = bar.mean([one.estimate for one in found.values()]) if found else None
+    estimates = {name: one.estimate for name, one in found.items()}
+    mean = bar.mean(list(estimates.values())) if found else None
+    known = not any(math.isnan(one.low) or math.isnan(one.high) for one in estimates.values())
 
-    def meets(level: Level) -> tuple[bool, bool]:
-        """Whether all bounds that can be judged are met, and whether both ends of the intervals agree."""
-        said = [
-            _meets(bar, level, wanted, values, mean and getattr(mean, end))
-            for end, values in zip(_ENDS, ends, strict=True)
-        ]
-        return said[0], len(set(said)) == 1
+    def meets(level: Level, value: Callable[[Estimate], float]) -> bool:
+        """Whether all bounds that can be judged are met by these values of the intervals."""
+        values = {name: value(one) for name, one in estimates.items()}
+        return _meets(bar, level, wanted, values, mean and value(mean))
 
     whole = len(found) == len(wanted) and bool(found)
-    met, sure = meets(bar.level if whole else Level(each=bar.level.each))
+    level = bar.level if whole else Level(each=bar.level.each)
+    met = meets(level, _value)
+    sure = met == meets(level, bar.side.best) == meets(level, bar.side.worst)
+    doubt = NO_INTERVAL if not known else "" if sure else WITHIN_NOISE
     if not met:
-        return MISSED + WITHIN_NOISE * (not sure)
+        return MISSED + doubt
     if not whole:
         return OPEN
-    further = meets(bar.stretch)[0] and bar.stretch != Level()
-    return STRETCH if further else REACHED + WITHIN_NOISE * (not sure)
+    return STRETCH if bar.stretch != Level() and meets(bar.stretch, _value) else REACHED + doubt
+
+
+def _value(one: Estimate) -> float:
+    return one.value
 
 
 def _meets(bar: Bar, level: Level, wanted: Sequence[str], values: Mapping[str, float], mean: float | None) -> bool:
     """Whether the figures of cells, and their mean, are all on the right side of the level's bounds."""
     pairs = [(values[name], bound) for name, bound in zip(wanted, level.bounds(len(wanted)), strict=True) if name in values]  # fmt: skip
     pairs += [(mean, level.mean)] if mean is not None else []
-    return all(value <= bound if bar.at_most else value >= bound for value, bound in pairs if bound is not None)
+    return all(bar.side.off(value) <= bar.side.off(bound) for value, bound in pairs if bound is not None)

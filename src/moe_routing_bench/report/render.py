@@ -26,6 +26,7 @@ from moe_routing_bench.report import (
     quality,
     quantised,
     reached,
+    routing_bars,
     verdicts,
     words,
 )
@@ -40,7 +41,6 @@ from moe_routing_bench.report.packing import compressed, plain
 from moe_routing_bench.report.questions import questions
 from moe_routing_bench.report.rows import page_data, row_id
 from moe_routing_bench.report.seeds.section import section
-from moe_routing_bench.report.targets import targets
 from moe_routing_bench.store import records
 
 _MACHINE = (
@@ -71,6 +71,7 @@ def render(
     every = [(entry, "" if name in plotted else uri) for name, path in figures.items() for entry, uri in [_figure(name, path)]]  # fmt: skip
     drawn = [(entry, uri) for entry, uri in every if uri is not None]
     proof = evidence(stored)
+    bars = reached.lines((*routing_bars.BARS, *layer_bars.BARS), {"": frame})
     page.write(
         "report.html.j2",
         out,
@@ -87,8 +88,8 @@ def render(
         findings=findings(frame),
         answers=answers(frame, trained),
         benches=set(frame["bench"]),
-        targets=targets(frame),
-        bars=reached.lines(layer_bars.BARS, {"": frame}),
+        bars=bars,
+        streams=any("stream" in line.what for line in bars),
         seed=section(frame, run, profiles),
         choices=choices(frame[frame["gpu_name"].notna()]),
         claims=[_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict)) if one.cells],
