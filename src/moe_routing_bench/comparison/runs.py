@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.comparison import verdicts
+from moe_routing_bench.comparison import devices, verdicts
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.errors import bad
@@ -23,7 +23,6 @@ COLUMNS = (
     *KEYS, "cell", "status", "reason", "median_us", "block_medians_us", "flops", "copy_gb_per_s", "peak_tflops", "twin_speedup", "gpu_name",
     "cpu_model", "gpu_uuid", "driver", "torch_version", "cuda_version", "triton_version", "cutlass_dsl_version",
 )  # fmt: skip
-_DEVICE = ("gpu_name", "cpu_model")
 _MARKED = ("gpu_uuid", "driver", "torch_version", "cuda_version", "triton_version", "cutlass_dsl_version")
 LOST, GAINED, ONLY_BEFORE, ONLY_AFTER = "no longer ok", "ok now", "only before", "only after"
 
@@ -60,7 +59,7 @@ def compare(before: pd.DataFrame, after: pd.DataFrame, across: bool = False) -> 
     Raises `UserError` where they have no cell in common, and where they were measured on different devices, unless `across`
     says that this is meant.
     """
-    kinds = [text for name in _DEVICE if (text := _difference(before, after, name))]
+    kinds = [text for name in (devices.GPU, devices.CPU) if (text := _difference(before, after, name))]
     if kinds and not across:
         raise bad("runs", "; ".join(kinds), "runs of one kind of device", "--across compares them all the same")
     marks = kinds + [text for name in _MARKED if (text := _difference(before, after, name))]
@@ -68,8 +67,7 @@ def compare(before: pd.DataFrame, after: pd.DataFrame, across: bool = False) -> 
     both = sides[0].add_suffix("_before").join(sides[1].add_suffix("_after"), how="outer")
     if not sides[0].index.intersection(sides[1].index).size:
         raise bad("runs", "no cell and implementation in common", "at least one")
-    timed = "gpu_name" if before["gpu_name"].notna().any() else "cpu_model"  # the CPU beside a GPU sets no ceiling
-    apart = bool(_difference(before, after, timed))
+    apart = bool(_difference(before, after, devices.column(before)))
     pairs = [_row(one, drifts=not apart) for one in both.to_dict("records")]
     return Comparison(_judged(pd.DataFrame(pairs, both.index)), marks, apart)
 

@@ -19,6 +19,7 @@ from PIL import Image
 
 from moe_routing_bench.benches.layer.sharing import STAGE as SHARED
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison import devices
 from moe_routing_bench.figures import NOTHING, colors
 from moe_routing_bench.quantities import count
 
@@ -110,7 +111,7 @@ def empty(axes: Axes, reason: str) -> None:
 
 def finish(figure: Figure, title: str, rows: pd.DataFrame, note: str = "") -> Figure:
     """Title above, provenance below: hardware, versions, days, number of rows and samples; and a note of the figure's own."""
-    cpu = not rows.empty and rows["gpu_name"].isna().all()
+    cpu = not rows.empty and devices.column(rows) == devices.CPU
     return captioned(figure, title, cpu, provenance(rows), note)
 
 
@@ -127,12 +128,11 @@ def provenance(rows: pd.DataFrame) -> str:
     """Hardware, torch, days and counts of the rows shown."""
     if rows.empty:
         return "no measured rows"
-    gpu = rows["gpu_name"].notna().any()
-    machine = distinct(rows["gpu_name" if gpu else "cpu_model"])
+    column = devices.column(rows)
     cells = len(rows[["bench", "cell"]].drop_duplicates())
     counts = f"n = {count(len(rows), 'row')} of {count(cells, 'cell')}, {rows['samples'].sum():,.0f} samples"
-    clock = "device time, cold L2" if gpu else "wall time"
-    return f"{machine} | torch {distinct(rows['torch_version'])} | {days(rows['started_at'])} | {counts} | medians, {clock}"
+    clock = "device time, cold L2" if column == devices.GPU else "wall time"
+    return f"{distinct(rows[column])} | torch {distinct(rows['torch_version'])} | {days(rows['started_at'])} | {counts} | medians, {clock}"
 
 
 def days(times: pd.Series) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from moe_routing_bench.comparison import devices
 from moe_routing_bench.comparison.claims import VERDICTS, Held
 from moe_routing_bench.figures import FIGURES, NOTHING
 from moe_routing_bench.figures import Figure as Entry
@@ -81,7 +82,7 @@ def render(
         siblings=words.siblings(out),
         suspects=words.suspects(frame),
         meanings=words.meanings(frame, trained is not None),
-        cpu=bool(frame["gpu_name"].isna().all()),
+        cpu=devices.column(frame) == devices.CPU,
         stale=_together(stale),
         comparisons=sorted(path.name for path in out.parent.glob("compare-*.html")),
         headlines=headlines(frame, trained),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from moe_routing_bench.comparison import devices
 from moe_routing_bench.comparison.claims import Held
 from moe_routing_bench.config.axes import PRESET
 from moe_routing_bench.config.claims import Claim
@@ -39,10 +40,9 @@ class Listed:
 def listed(folder: Path, table: pd.DataFrame, trained: pd.DataFrame | None, tables: Sequence[Path]) -> Listed:
     """What the first page says of the report in `folder`, from its rows; `tables` are the Parquet files that go with it."""
     ok = table[table["status"] == "ok"]
-    gpu = table["gpu_name"].notna().any()
     return Listed(
         folder=folder.name,
-        machine=style.distinct(table["gpu_name" if gpu else "cpu_model"]),
+        machine=style.distinct(table[devices.column(table)]),
         days=style.days(table["started_at"]),
         commit=style.distinct(table["git_sha"].astype("string").str[:7]),
         benches=", ".join(dict.fromkeys(table["bench"])),

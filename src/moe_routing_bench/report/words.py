@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison import devices
 from moe_routing_bench.figures import style
 from moe_routing_bench.quantities import count
 
@@ -31,10 +32,9 @@ _TRAINED = {
 
 def scope(frame: pd.DataFrame) -> str:
     """How many rows there are of how many cells, on what, when and by which code."""
-    device = "gpu_name" if frame["gpu_name"].notna().any() else "cpu_model"
     timed, cells = int((frame["status"] == "ok").sum()), len(frame[["bench", "cell"]].drop_duplicates())
     commits = style.distinct(frame["git_sha"].astype("string").str[:7])
-    return f"{count(len(frame), 'row')}, {timed} of them with a time, of {count(cells, 'cell')}, measured on {style.distinct(frame[device])}, {style.days(frame['started_at'])}, by the code of commit {commits}."
+    return f"{count(len(frame), 'row')}, {timed} of them with a time, of {count(cells, 'cell')}, measured on {style.distinct(frame[devices.column(frame)])}, {style.days(frame['started_at'])}, by the code of commit {commits}."
 
 
 def suspects(frame: pd.DataFrame) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from moe_routing_bench.comparison import devices
 from moe_routing_bench.report.seeds import blocks, layers, models, predecessor, products, published
 from moe_routing_bench.report.seeds.tables import Table
 
@@ -31,7 +32,7 @@ def _tables(
     number: str, rows: pd.DataFrame, source: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]]
 ) -> list[Table]:
     """The tables of one seed."""
-    platform = _machine(rows)
+    platform = ", ".join(devices.names(rows)) or "not said"
     if number == "004":
         return blocks.tables(rows, source, profiles, platform)
     if number == "003-models":
@@ -46,9 +47,3 @@ def _tables(
 def _sentence(text: str) -> str:
     """The text with a capital first and a full stop last."""
     return f"{text[0].upper()}{text[1:].rstrip('.')}."
-
-
-def _machine(rows: pd.DataFrame) -> str:
-    """What the rows were measured on."""
-    column = "gpu_name" if rows["gpu_name"].notna().any() else "cpu_model"
-    return ", ".join(rows[column].dropna().unique()) or "not said"
