@@ -17,6 +17,23 @@ from typing import Any
 import pytest
 
 SECONDS = 60  # that an answer may take
+# poor() is what text of a page has less than 4.5:1 to its ground, and what marks less than 3:1 (WCAG 2.1, 1.4.3 and 1.4.11), by mode
+CONTRAST = """
+    const every = (selector, from = document) => [...from.querySelectorAll(selector)];
+    const lum = text => { const [r, g, b] = text.match(/[\\d.]+/g).slice(0, 3).map(one => one / 255).map(one => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    const contrast = (a, b) => { const [low, high] = [lum(a), lum(b)].sort((x, y) => x - y); return (high + 0.05) / (low + 0.05); };
+    const ground = element => { for (let e = element; e; e = e.parentElement) { const found = getComputedStyle(e).backgroundColor; if (!/, 0\\)$/.test(found)) return found; } return "rgb(255, 255, 255)"; };
+    const said = e => e.outerHTML.slice(0, 80), ink = e => getComputedStyle(e).fill === "none" ? getComputedStyle(e).color : getComputedStyle(e).fill, paper = e => ground(e.closest("svg").parentElement);
+    const shown = selector => every(selector).filter(e => e.checkVisibility());
+    const poorly = () => ({
+        texts: shown("body *").filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()) && !e.closest("svg, script, style, option, select")).filter(e => contrast(getComputedStyle(e).color, ground(e)) < 4.5).map(said),
+        fields: [...shown("input, select").filter(e => contrast(getComputedStyle(e).color, ground(e)) < 4.5), ...shown("input[placeholder]").filter(e => contrast(getComputedStyle(e, "::placeholder").color, ground(e)) < 4.5)].map(said),
+        words: shown("svg text, svg tspan").filter(e => e.textContent.trim() && !e.closest("[aria-label=text]")).filter(e => contrast(ink(e), paper(e)) < 4.5).map(said),
+        marks: shown("[aria-label=dot] path, [aria-label=bar] rect, [aria-label=cell] rect, .strip circle, .picture-small circle").filter(e => Math.max(...["fill", "stroke"].map(name => getComputedStyle(e)[name]).filter(one => one !== "none").map(one => contrast(one, paper(e)))) < 3).map(said),
+    });
+    const poor = () => Object.fromEntries(["light", "dark"].map(mode => { document.documentElement.style.colorScheme = mode; return [mode, poorly()]; }));
+"""
+GOOD = {mode: {"texts": [], "fields": [], "words": [], "marks": []} for mode in ("light", "dark")}
 _SETTLED = """(async () => { if (typeof unpacked !== "undefined") await unpacked; return new Promise(done => requestAnimationFrame(() => setTimeout(done))); })()"""  # what loading has put off is done
 
 

@@ -10,6 +10,7 @@ from rows import frame, one
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import (
+    FIGURES,
     backward,
     colors,
     decode,
@@ -71,12 +72,42 @@ def test_the_floor_that_binds(values, floor, binds):
     assert limits.chart(frame(ran("gate", "cute", 20.0, gpu_uuid=None, **values))).marks.empty
 
 
+def test_the_cells_of_a_limit_are_those_that_its_caption_names():
+    """In the caption's words: one of each model, their others, those of no model; without skew and capacity limit, then of most tokens."""
+    floor = {"compulsory_bytes": 8_000_000, "copy_gb_per_s": 4000.0}
+    cells = [
+        (None, 64, 0.0, None), (None, 1024, 0.0, None), (None, 4096, 0.7, None), (None, 2048, 0.0, 1.25), (None, 512, 0.0, None),
+        ("mixtral-8x7b", 64, 0.0, None), ("mixtral-8x7b", 512, 0.0, None), ("qwen3-30b-a3b", 8, 0.0, None), ("qwen3-30b-a3b", 4096, 1.7, None), (None, 32, 0.0, None),
+    ]  # fmt: skip
+    rows = [
+        ran("gate", "cute", 20.0, model=m, tokens=t, skew=skew, capacity_factor=cf, **floor) for m, t, skew, cf in cells
+    ]
+    found = limits.chart(frame(*rows))
+    assert [name for (name,) in shown(found, "y")] == [
+        "mixtral-8x7b T512", "qwen3-30b-a3b T8", "mixtral-8x7b T64", "qwen3-30b-a3b T4096 skew1.7", "T1024", "T512", "T64", "T32",
+    ]  # fmt: skip
+    assert (limits.MOST_CELLS, found.note, found.reference) == (8, "8 of 10 cells", 1.0)
+    assert limits.chart(frame(*rows[:3])).note == "", "nothing is left out"
+    caption = FIGURES["limits"].caption
+    assert (
+        f"at most {limits.MOST_CELLS} cells: one of each model, then the others of models, then those of no model; "
+        in caption
+    )
+    assert "each time without skew and capacity limit first, and then of most tokens." in caption
+    for said in (
+        "the longest of the compulsory bytes at the copy bandwidth, the FLOPs at the rate of a large matrix product, and an empty node",
+        "dashed: the floor",
+    ):
+        assert said in caption
+
+
 def test_verdicts():
     """As stored, with the ratio; a row without one is no mark."""
     rows = [ran("gate", name, 2.0, cell="a", tokens=8, best_verdict=verdict, best_speedup=ratio) for name, verdict, ratio in (("torch", "slower", 0.0456), ("cute", "faster", 21.94), ("triton", None, 1.0))]  # fmt: skip
     found = verdict_matrix.chart(frame(*rows))
     assert shown(found, "panel", "x", "y", "series", "says") == [("gate", "torch", "T8", "slower", "0.05x"), ("gate", "cute", "T8", "faster", "21.9x")]  # fmt: skip
     assert "no row has a verdict" in verdict_matrix.chart(frame(rows[2])).reason
+    assert [plain.ratio(one) for one in (9.994, 20.0, 20.84, 103.4)] == ["9.99x", "20.0x", "20.8x", "103x"]
 
 
 def test_speedups():

@@ -38,6 +38,13 @@ def test_too_few_blocks_have_no_interval() -> None:
     found = ratios.speed(row(SLOW[:2]), row(FAST[:2]))
     assert found.value == pytest.approx(2) and math.isnan(found.low) and math.isnan(found.high)
     assert math.isnan(ratios.gmean([found, Estimate(1, 0.9, 1.1)]).low)
+    without = row(FAST) | {"block_medians_us": None, "median_us": 2.0}
+    for base, other, value in (
+        (row(SLOW) | {"median_us": 5.0}, without, 2.5),
+        (without, row(SLOW) | {"median_us": 5.0}, 0.4),
+    ):
+        found = ratios.speed(base, other)
+        assert found.value == value and math.isnan(found.low) and math.isnan(found.high)
 
 
 def test_a_share_has_the_interval_of_its_time() -> None:

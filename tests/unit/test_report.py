@@ -19,7 +19,7 @@ from moe_routing_bench.report import render as render_module
 from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew, pairs
 from moe_routing_bench.report.findings import findings
-from moe_routing_bench.report.page import percent
+from moe_routing_bench.report.page import percent, quantity
 from moe_routing_bench.report.render import render, small
 from moe_routing_bench.store import records
 
@@ -180,6 +180,11 @@ def test_what_auto_chooses(tmp_path, monkeypatch):
     assert choices.choices(rows().query("bench == 'gate'")) is None
 
 
+def test_quantities_of_claims_stay_on_a_line_with_their_unit():
+    found = quantity(1.2741, "x"), quantity(5.1623, "us"), quantity(103.81, "%"), quantity(136.9, "us", "%g")
+    assert found == ("1.274x", "5.162\u00a0µs", "103.8\u00a0%", "136.9\u00a0µs")
+
+
 def test_bars_of_routing():
     """Stored rows give every line; another platform has none."""
     table = records.frame(records.read(STORED))
@@ -196,7 +201,7 @@ def test_bars_of_layers_and_of_quantised_experts(tmp_path):
     """With intervals, where there are rows of them; their platform is an H200."""
     render(records.read(STORED.parents[1] / "nvidia-h200.model/measurements.parquet"), {}, tmp_path / "index.html")
     page = (tmp_path / "index.html").read_text()
-    (line,) = re.findall(r'<table id="bars">.*?<tbody>\n(<tr>.*?</tr>)\n</tbody>', page, re.DOTALL)
+    (line,) = re.findall(r'<table id="bars" class="bars">.*?<tbody>\n(<tr>.*?</tr>)\n</tbody>', page, re.DOTALL)
     assert "model, one token" in line and "x [" in line and 'id="reached"' in page
     render(rows(), {}, tmp_path / "index.html")
     assert 'id="bars"' not in (tmp_path / "index.html").read_text()

@@ -39,6 +39,8 @@ def test_each_alteration_is_held_against_the_same_seed() -> None:
     assert lines["softk"][0].startswith("2.5000 ± ")
     assert lines["hash_balanced"] == ("2.0000", ["+0.0000", "–"])
     assert capacities.lines == [("hash_balanced", "2.0000", ["+0.2500"])]
+    (tiny,) = altered.costs(pd.DataFrame([run("softk", 1, 2.0, bits_by_format=[("int4_g128", 1.99999)])]))
+    assert tiny.lines == [("softk", "2.0000", ["+0.0000"])], "no sign before what rounds to zero"
     assert "another capacity factor" in capacities.title and formats.title.startswith("e8: E=8, k=2")
 
 

@@ -1,6 +1,7 @@
 """The folder of static pages: what is copied, what the first page says and where its links lead."""
 
 import contextlib
+import dataclasses
 import html
 import re
 import shutil
@@ -17,6 +18,7 @@ from moe_routing_bench.config import claims
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.report import site as report_site
 from moe_routing_bench.report.headlines import Headline
+from moe_routing_bench.report.page import quantity
 from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import write_table
@@ -90,9 +92,13 @@ def test_what_the_first_page_says_of_a_report(tmp_path):
     report_site.write(reports, tmp_path / "pages", held=held)
     first, second = re.findall(r'<section aria-labelledby="[ab]">.*?</section>', text := (tmp_path / "pages/index.html").read_text(), re.DOTALL)  # fmt: skip
     none, against = "No finding: of these rows", "Against other runs:"
+    assert "In the pictures" not in text
+    drawn = dataclasses.replace(found, findings=[Headline("cute is fast.", "rows", "<svg></svg>")])
+    report_site.write([(drawn, tmp_path / "a", []), reports[1]], tmp_path / "drawn")
+    assert (tmp_path / "drawn/index.html").read_text().count("In the pictures: what each sentence chose from") == 1
     assert "cute is fast." in first and none not in first and against in first
     assert none in second and against not in second
-    assert "(the claim is of H100, the rows are of H200)" in text
+    assert f"reproduced, {quantity(2.0, one.unit)} (the claim is of H100, the rows are of H200)" in text
     assert " 1 more is about cells that none of them measured" in text
     report_site.write(reports, tmp_path / "pages", held={"a": held["a"][:1]})
     assert "about cells that none" not in (tmp_path / "pages/index.html").read_text()

@@ -36,9 +36,14 @@ def between(base: _Row, row: _Row) -> tuple[float, float | None, float | None, f
 
 
 def speed(base: _Row, row: _Row) -> Estimate:
-    """The time of `base` over that of `row`: paired where they are of one cell, which took turns, otherwise not; 1 for one row."""
+    """The time of `base` over that of `row`: paired where they are of one cell, which took turns, otherwise not; 1 for one row.
+
+    Rows that hold no blocks have no interval.
+    """
     if base is row:
         return Estimate(1.0, 1.0, 1.0)
+    if base["block_medians_us"] is None or row["block_medians_us"] is None:
+        return Estimate(base["median_us"] / row["median_us"], math.nan, math.nan)
     same = base["cell_hash"] == row["cell_hash"]
     blocks = base["block_medians_us"], row["block_medians_us"]
     value, low, high, _ = between(base, row) if same else statistics.unpaired_ratio(*blocks)

@@ -72,7 +72,7 @@ def shape(chart: Chart, name: str) -> str:
 
 def ratio(value: float) -> str:
     """A ratio in few letters, for a cell of a matrix."""
-    return f"{value:.3g}x" if value >= 10 else f"{value:.2f}x"
+    return (f"{value:#.3g}".removesuffix(".") if value >= 10 else f"{value:.2f}") + "x"
 
 
 def _panel(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:

@@ -43,4 +43,4 @@ def _said(values: pd.Series, form: str) -> str:
     if not values.notna().any():
         return "–"
     mean, half = quality_rows.interval(values)
-    return f"{mean:{form}}" + (f" ± {half:.4f}" if half else "")
+    return f"{round(mean, 4) + 0.0:{form}}" + (f" ± {half:.4f}" if half else "")  # no sign before what rounds to zero

@@ -13,14 +13,17 @@ def write(template: str, out: Path, **values: object) -> None:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("moe_routing_bench.report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"headings": headings, "unit": unit, "percent": percent}
+    environment.filters |= {"headings": headings, "quantity": quantity, "percent": percent}
     with files.replacing(out) as temporary:
         temporary.write_text(environment.get_template(template).render(**values), encoding="utf-8")
 
 
-def unit(name: str) -> str:
-    """A unit as a page spells it, of claims that spell it in ASCII."""
-    return {"us": "µs"}.get(name, name)
+_UNITS = {"us": "\u00a0µs", "x": "x"}  # claims spell units in ASCII
+
+
+def quantity(value: float, unit: str, form: str = "%.4g") -> str:
+    """A figure of a claim with its unit as a page spells it, on one line."""
+    return form % value + _UNITS.get(unit, f"\u00a0{unit}")
 
 
 def percent(text: str) -> str:

@@ -86,7 +86,7 @@ def _judged(bar: Bar, found: Mapping[str, Figure], lost: int, where: str) -> Lin
     wanted = list(found if bar.cells is None else bar.cells)
     suspect = len(found) - len(sure)
     parts = [_measured(bar, sure)] if sure else []
-    if suspect and _joined(bar, found):
+    if suspect and _joined(bar, found) and not any(one.group for one in found.values()):
         parts.append(f"with the suspect cells: {_measured(bar, found)}")
     elif suspect:
         parts.append(f"suspect: {_measured(bar, {name: one for name, one in found.items() if name not in sure})}")

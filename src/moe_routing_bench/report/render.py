@@ -121,7 +121,7 @@ def _quality(
 ) -> dict[str, object]:
     """What the section on quality shows."""
     return {
-        "figures": figures, "machine": _values(trained, "device"), "timed": compare.timed(compare.with_speeds(compare.finals(trained))), "columns": quality.COLUMNS,
+        "figures": figures, "several": bool((compare.finals(trained).groupby(["label", "contestant"])["seed"].nunique() > 1).any()), "machine": _values(trained, "device"), "timed": compare.timed(compare.with_speeds(compare.finals(trained))), "columns": quality.COLUMNS,
         "by_domain": bool((trained["validation_batches"] == BY_DOMAIN).any()), "cautions": quality.cautions(trained),
         "contests": quality.contests(trained), "source": predecessor.SOURCE, "judged": verdicts.verdicts(trained, adapted),
         "adaptations": [] if adapted is None else quality.adaptations(adapted), "altered": altered.costs(trained),
@@ -147,11 +147,10 @@ def _together(reasons: Mapping[str, str]) -> list[tuple[str, str]]:
 def _claim(one: Held) -> dict[str, object]:
     """What the table of claims shows of one."""
     claim = one.claim
-    unit = page.unit(claim.unit)
-    ours = "–" if math.isnan(one.ours) else f"{one.ours:.4g} {unit}"
+    ours = "–" if math.isnan(one.ours) else page.quantity(one.ours, claim.unit)
     return {
         "who": claim.who, "statement": claim.statement, "boundary": claim.boundary, "source": claim.source, "hardware": claim.hardware or "not said",
-        "published": f"{claim.figure:g} {unit}", "ours": ours, "cells": one.cells or "–", "verdict": one.verdict, "why": one.why,
+        "published": page.quantity(claim.figure, claim.unit, "%g"), "ours": ours, "cells": one.cells or "–", "verdict": one.verdict, "why": one.why,
     }  # fmt: skip
 
 

@@ -5,10 +5,10 @@ function marksOf(chart) {
 }
 const tint = one => `light-dark(${one.light}, ${one.dark})`;
 const number = one => one === null || one === undefined ? dash : typeof one === "string" ? one : brief(Number(one.toPrecision(4)));
-// A number beside an axis, in few letters: labels of millions would run into each other.
+// A number beside an axis, in few letters: labels of millions, and of millionths, would run into each other.
 function short(one) {
   const size = Math.abs(one);
-  return size >= 1e6 ? `${number(one / 1e6)}M` : size >= 1e4 ? `${number(one / 1e3)}k` : number(one);
+  return size >= 1e6 ? `${number(one / 1e6)}M` : size >= 1e4 ? `${number(one / 1e3)}k` : size && size < 1e-3 ? Number(one.toPrecision(4)).toExponential() : number(one);
 }
 function between(low, high) { return low === null || low === undefined ? "" : ` [${number(low)}, ${number(high)}]`; }
 function wordsOf(chart, mark) {
@@ -33,7 +33,7 @@ function panelOf(chart, marks, room, looks, view) {
     height: down, x: {...scale(chart.x), ticks: ticks("x") ?? Math.max(3, Math.round(wide / 90)), tickFormat: chart.x.kind === "names" ? undefined : short},
     y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: ticks("y") ?? 6, tickFormat: short})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
   };
-  if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * heads.length), marginTop: riseOf(heads), marginRight: asideOf(heads, Math.min(wide - left, 110 * heads.length)), x: {...options.x, type: "band", domain: heads, tickRotate: rotated(heads) ? -30 : 0, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
+  if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * heads.length), marginTop: riseOf(heads), marginRight: besideOf(heads, Math.min(wide - left, 40 + 110 * heads.length)), x: {...options.x, type: "band", domain: heads, tickRotate: rotated(heads) ? -30 : 0, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
     height: down - 46 + riseOf(heads) + 10, marginBottom: 10, marks: [...namesOf(names, narrow), Plot.cell(marks, {x: "x", y: "y", fill, inset: 0.5, insetTop: under, title, href}),
       Plot.text(marks, {x: "x", y: "y", text: "says", dy: under / 2, fill: "var(--page)", pointerEvents: "none"})]});
   const across = mark => chart.kind === "bars" ? (mark.low + mark.high) / 2 : mark.x;
@@ -84,6 +84,11 @@ const riseOf = heads => rotated(heads) ? Math.max(64, 24 + 3.3 * Math.max(...hea
 function asideOf(names, wide) {
   if (!rotated(names)) return 18;
   return Math.max(18, ...names.map((name, i) => 6 * name.length - (names.length - i - 0.5) * Math.min(110, wide / names.length)));
+}
+// The same where columns and what lies beside them share a width.
+function besideOf(names, all) {
+  const left = names.map((_, i) => (names.length - i - 0.5) / names.length);
+  return Math.max(18, rotated(names) ? Math.max(...names.map((name, i) => (6 * name.length - left[i] * all) / (1 - left[i]))) : 0);
 }
 function namesOf(names, narrow) {
   return narrow ? [Plot.text(names, {y: name => name, text: name => name, frameAnchor: "left", dy: -line / 2 - 1, textAnchor: "start", fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4, clip: false})] : [];

@@ -1,0 +1,86 @@
+"""Every page by day and by night, whatever is opened: text has 4.5:1 to what is behind it, and marks 3:1; what tables conclude is in sight."""
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rows import rows, some
+
+from browser import CONTRAST, GOOD, asked
+from moe_routing_bench.comparison.claims import Held
+from moe_routing_bench.comparison.history import History, Then
+from moe_routing_bench.comparison.runs import Comparison
+from moe_routing_bench.config import claims, presets
+from moe_routing_bench.report import changes, histories, site, versus
+from moe_routing_bench.report.headlines import Headline
+from moe_routing_bench.report.pictures import Dot, picture
+from moe_routing_bench.report.render import render
+
+ROOT = Path(__file__).parents[2]
+PICTURE = picture([Dot("a", 2.0, 1.0, 3.0, chosen=True), Dot("b", 4.0, 3.0, 5.0, hollow=True)], "times", "x", 1.0)
+ROW = {"bench": "gate", "cell": "T64", "implementation": "cute", "before_us": 20.0, "after_us": 10.0, "ratio": 2.0, "ratio_ci_low": 1.9, "ratio_ci_high": 2.1, "verdict": "faster", "reason": "why"}  # fmt: skip
+
+
+def held() -> list[Held]:
+    """A claim that is held against rows of each verdict, and one about which they say nothing."""
+    found = claims.load(ROOT / "config/claims.yaml")
+    words = "the claim is of H100, the rows are of H200"
+    return [Held(found[0], "reproduced", 2.0, 3, words), Held(found[1], "not reproduced", 3.0, 1), Held(found[2], "no rows", why="no such row")]  # fmt: skip
+
+
+def report(out: Path, gpu: bool) -> None:
+    table = some(rows(gpu))
+    blocks = [[us * i for i in (1, 1.01, 0.99, 1)] for us in table["median_us"]]
+    table = table.assign(
+        platform="nvidia-h200" if gpu else "cpu", cell_hash=table["cell"], block_medians_us=blocks, set_aside=0
+    )
+    render(table, {}, out, claims=held(), run="seed-000", stale={"gate": "older"})
+
+
+def first(out: Path) -> None:
+    listed = site.Listed("a", "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [Headline("cute is fast.", "rows", PICTURE)], ["compare-a.html"], ["measurements.parquet"])  # fmt: skip
+    site.write([(listed, out.parent / "a", [])], out.parent, held={"nvidia-h200": held()}, models=presets.load(ROOT / "config/models.yaml"))  # fmt: skip
+
+
+def changed(out: Path) -> None:
+    changes.render(Comparison(pd.DataFrame([ROW, ROW | {"ratio": math.nan, "ratio_ci_low": math.nan, "verdict": "same"}]), ["driver"], False), ("old", "new"), out)  # fmt: skip
+
+
+def past(out: Path) -> None:
+    then = tuple(Then(name, 12.0, 1.2, 1.1, 1.3, verdict) for name, verdict in (("b", "faster"), ("c", "undecided")))
+    histories.render([History("gate", "T64", "cute", 10.0, then)], ["b", "c"], "now", out)
+
+
+def both(out: Path) -> None:
+    one, other = (some(rows()).query("status == 'ok' and bench == 'pack'").assign(platform=name, gpu_name=name, roofline_us=1.0, share_of_roofline=0.5, block_medians_us=[[1.0, 1.1, 1.2]] * len(some(rows()).query("status == 'ok' and bench == 'pack'"))) for name in ("x", "y"))  # fmt: skip
+    versus.write(("x", "y"), (one, other), out)
+
+
+PAGES = {
+    "report of a GPU": lambda out: report(out, True), "report of a CPU": lambda out: report(out, False), "site": first, "changes": changed,
+    "histories": past, "versus": both,
+}  # fmt: skip
+OPENED = """every("details").forEach(one => one.open = true); if (typeof page !== "undefined") { open(0, true); every(".choose").slice(0, 2).forEach(one => one.click()); }"""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_contrast_of_every_page(tmp_path, name):
+    PAGES[name](out := tmp_path / "index.html")
+    found = asked(out, f"{CONTRAST} {OPENED} return [poor(), shown('body *').length];")
+    assert found[0] == GOOD and found[1] > 15
+
+
+@pytest.mark.parametrize(
+    ("page", "table", "column"),
+    [(first, "claims", "here"), (lambda out: report(out, True), "published", "verdict"), (lambda out: report(out, True), "bars", "verdict")],
+)  # fmt: skip
+@pytest.mark.parametrize("width", [1440, 768])
+def test_what_a_table_concludes_is_seen_without_scrolling(tmp_path, page, table, column, width):
+    """And no word of it is broken into letters."""
+    page(out := tmp_path / "index.html")
+    script = f"""const table = document.querySelector("#{table}"), heads = [...table.tHead.rows[0].cells], at = heads.findIndex(one => one.textContent === "{column}");
+        const cell = table.tBodies[0].rows[0].cells[at], within = table.closest(".scroll").getBoundingClientRect().right;
+        return [at, cell.getBoundingClientRect().right <= within, cell.getBoundingClientRect().width];"""
+    at, inside, wide = asked(out, script, width=width)
+    assert at > 0 and inside and wide > 70
