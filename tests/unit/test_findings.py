@@ -257,6 +257,33 @@ def test_others_are_compared_where_both_ran() -> None:
     assert "quack 2.00x (1 cell)" in text
 
 
+def test_what_only_doubtful_rows_would_say_is_not_called_unmeasured() -> None:
+    """It was measured; nothing is said of it. Where nothing was measured, that stands there."""
+    stages = {"stage_us": [("router", 1.0), ("pack", 3.0)], "speedup": 2.0, "tokens": 8}
+    rows = [
+        one("routing", "cute", median_us=us, skew=skew, capacity_factor=cf, **stages)
+        for us, skew, cf in ((4.0, 0.0, None), (5.0, 1.7, None), (3.0, 0.0, 1.0))
+    ]
+    begins = (
+        "Where the time of routing goes",
+        "Cost of skew without a capacity limit",
+        "Time with a capacity factor against none",
+    )
+
+    def said(*found: dict[str, object]) -> list[str]:
+        return [text for text in findings.findings(frame(*found)) if text.startswith(begins)]
+
+    doubt = ": nothing is said, because what was measured is suspect, or did not converge and has no verdict."
+    sound = " ".join(findings.findings(frame(*rows)))
+    assert (
+        all(one in sound for one in ("time of routing goes: cute", "at skew 1.7 over 0", "at factor 1"))
+        and doubt not in sound
+    )
+    assert said(*(row | {"suspect": True} for row in rows)) == [begin + doubt for begin in begins]
+    bare = [row | {"stage_us": None, "skew": 0.0, "capacity_factor": None, "suspect": True} for row in rows]
+    assert said(*bare) == [f"{begin}: not measured." for begin in begins]
+
+
 @pytest.mark.parametrize("status", ["ok", "crashed"])
 def test_all_findings_in_their_order(status: str) -> None:
     """Of the benches that were asked for, also where nothing came of it; a row without a time counts for none."""

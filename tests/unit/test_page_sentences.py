@@ -100,6 +100,7 @@ def test_a_history_has_a_column_per_run_and_a_dash_where_a_run_has_no_time(tmp_p
     text, (heading, *rows) = said()
     assert heading == ["bench", "implementation", "cell", "now, µs", "times as fast now", "first, µs", "second, µs"]
     assert [row[2] for row in rows] == ["T1", "T0"], "the largest change first"
+    assert [row[3] for row in rows] == ["10", "10"]
     assert rows[1][5:] == ["–", "12; 1.20x [1.19, 1.21], faster"]
     assert rows[0][5:] == ["10; 1.00x [0.990, 1.01], same", "20; 2.00x [1.99, 2.01], faster"]
     assert "2 of 2 rows changed since some run." in text

@@ -67,12 +67,13 @@ def test_shares_of_the_stream(bench: str, bar: float) -> None:
     else:
         rows[0] |= {"dtype": "bf16", "packed": "bf16"}  # as if it were left out
     found = line(what, *rows)
-    least, most = f"{bar:.1%}".replace("%", " %"), f"{bar * 1.02:.1%}".replace("%", " %")
+    least, most = f"{bar:.2%}".replace("%", " %"), f"{bar * 1.02:.2%}".replace("%", " %")
     assert found.measured.startswith(f"k=2: {least} [") and f"] to {most} [" in found.measured
     assert (
-        "] (of a stream as short: 98.5 to 99.5 %); k=8: 97.0 % [96.0, 98.0] to 99.0 % [98.0, 100.0]" in found.measured
+        "] (of a stream as short: 98.50 to 99.50 %); k=8: 97.00 % [96.04, 97.98] to 99.00 % [98.02, 100.00]"
+        in found.measured
     )
-    assert found.measured.endswith("100.0]"), "not every cell of k=8 has a short stream, and none misses"
+    assert found.measured.endswith("100.00]"), "not every cell of k=8 has a short stream, and none misses"
     assert (found.bar, found.cells, found.left_out) == (f"each ≥ {bar:.0%}".replace("%", " %"), "4 of 4", "–")
     assert found.verdict == "reached, within noise", "one is on the bar"
     missed = line(what, *rows[:3], rows[3] | {"share_of_stream": bar * 0.98})
@@ -84,6 +85,9 @@ def test_shares_of_the_stream(bench: str, bar: float) -> None:
     )
     assert (doubted.verdict, doubted.cells, doubted.left_out) == ("open", "3 of 4", "suspect cells: 1")
     assert f"; suspect: k=2: {least} [" in doubted.measured
+    many = [rows[2] | {"cell": f"{i}", "cell_hash": f"{i}", "experts": i} for i in range(100, 110)]
+    doubted = line(what, *many, rows[3] | {"suspect": True, "suspect_reason": "another process"})
+    assert doubted.cells == "10 of 11" and f"; suspect: k=2: {least} [" in doubted.measured, "however many there are"
 
 
 @pytest.mark.parametrize("bench", ["pack", "combine"])
@@ -98,7 +102,8 @@ def test_small_copies(bench: str) -> None:
     ]
     found = line(what, *rows)
     assert (
-        found.measured == "T1: 82.0 % [81.2, 82.8] (cute, of a stream as short: 90.0 %); T2: 95.0 % [94.1, 96.0] (cute)"
+        found.measured
+        == "T1: 82.00 % [81.19, 82.83] (cute, of a stream as short: 90.00 %); T2: 95.00 % [94.06, 95.96] (cute)"
     )
     assert (found.bar, found.verdict, found.cells) == ("each ≥ 80 %", "reached", "2 of 2")
     assert line(what, rows[0] | {"share_of_copy": 0.79}).verdict == "missed" and lines(what, *rows[2:]) == []

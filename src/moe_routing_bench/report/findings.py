@@ -1,5 +1,8 @@
 """Sentences computed from the rows: nothing is claimed that the rows do not show. Pure functions; no torch."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pandas as pd
 from scipy import stats
 
@@ -12,6 +15,8 @@ from moe_routing_bench.quantities import count
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew
 from moe_routing_bench.report.headlines import sound
 
+_ABSENT, _DOUBTFUL = ": not measured.", "suspect, or did not converge and has no verdict"
+
 
 def findings(table: pd.DataFrame) -> list[str]:
     """All findings, in the order of the report; of the benches that were asked for."""
@@ -19,17 +24,24 @@ def findings(table: pd.DataFrame) -> list[str]:
     asked = [bench for bench in BENCHES if bench in set(table["bench"])]
     firm = sound(table)
     found = [text for bench in asked for text in (*_of_bench(ok, firm, bench), copy_share(firm, bench)) if text]
-    found += [stage_shares(firm, bench) for bench in grouping.COMPOSITES if bench in asked]
-    return [*found, cost_of_skew(firm), drops(ok), cost_of_capacity(firm), noise(ok), cautions(ok), not_ok(table)]
+    found += [_said(partial(stage_shares, bench=bench), ok, firm) for bench in grouping.COMPOSITES if bench in asked]
+    skew, capacity = (_said(cost, ok, firm) for cost in (cost_of_skew, cost_of_capacity))
+    return [*found, skew, drops(ok), capacity, noise(ok), cautions(ok), not_ok(table)]
+
+
+def _said(say: Callable[[pd.DataFrame], str], ok: pd.DataFrame, firm: pd.DataFrame) -> str:
+    """What sound rows say; where others alone would say something, that it was measured and is not said."""
+    text = say(firm)
+    if not text.endswith(_ABSENT) or say(ok).endswith(_ABSENT):
+        return text
+    return f"{text.removesuffix(_ABSENT)}: nothing is said, because what was measured is {_DOUBTFUL}."
 
 
 def _of_bench(ok: pd.DataFrame, firm: pd.DataFrame, bench: str) -> list[str]:
     """Who is the fastest, from sound rows; where a bench has none but others, that nothing is said."""
     doubtful = int((ok["bench"] == bench).sum()) if bench not in set(firm["bench"]) else 0
     if doubtful:
-        return [
-            f"{bench}: nothing is said of {count(doubtful, 'row')}: the quickest of each cell is suspect, or did not converge and has no verdict."
-        ]
+        return [f"{bench}: nothing is said of {count(doubtful, 'row')}: the quickest of each cell is {_DOUBTFUL}."]
     own = firm[firm["bench"] == bench]
     bases = own["baseline"].dropna().unique()  # cells with quantised weights have another
     return [fastest(own[own["baseline"] == base], bench) for base in bases] or [fastest(own, bench)]

@@ -37,6 +37,7 @@ _DRAWN = dict.fromkeys(("sampler", "trace"))  # whatever these are: assignments 
 _FLOORS: Mapping[str, Values] = {"pack": _ROWS, "combine": _ROWS, "gate": _GATE, "permute": _PERMUTE}
 _SHARE = {"pack": "share_of_stream", "combine": "share_of_stream", "gate": "share_of_copy", "permute": "share_of_copy"}
 _TOGETHER = ("router", "permute")
+_FINE = replace(PERCENT, digits=2)  # some shares are within a tenth of a percent of their bar
 
 
 def _share(column: str, group: str, rows: Sequence[Row]) -> Figure | None:
@@ -59,7 +60,7 @@ def _ours(bench: str, what: str, column: str, level: float, group: str, **bounds
         return found
 
     return Bar(
-        f"{bench}, {what}", bench, partial(_share, column, group), Level(each=level), among=among, unit=PERCENT,
+        f"{bench}, {what}", bench, partial(_share, column, group), Level(each=level), among=among, unit=_FINE,
         beside="of a stream as short",
     )  # fmt: skip
 
