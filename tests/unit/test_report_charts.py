@@ -72,6 +72,16 @@ def test_no_heading_of_a_matrix_is_cut_off_beside_it(ask):
     assert found == [True, True, True]
 
 
+def test_a_name_above_its_line_is_not_struck_out(ask):
+    """In a narrow panel the dashed line at 1 lies below the names."""
+    found = ask(
+        """const parts = [...of("crossover").querySelector(".panels svg").children].map(one => one.getAttribute("aria-label"));
+        return [parts.indexOf("rule"), parts.indexOf("text")];""",
+        width=390,
+    )
+    assert 0 <= found[0] < found[1]
+
+
 def test_axes_of_a_panel(ask):
     """A panel has scales of its own where the chart gives it some; a logarithmic axis has a label at each tick, and room for all; steps go round what lies on a front."""
     found = ask("""const types = () => ["x", "y"].map(name => of("over_tokens").querySelector(".panels svg").scale(name).type), before = types(), chart = charts.over_tokens, panel = marksOf(chart)[0].panel;

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from rows import rows, some
+from rows import frame, one, rows, some
 
 from browser import CONTRAST, GOOD, asked
 from moe_routing_bench.comparison.claims import Held
 from moe_routing_bench.comparison.history import History, Then
 from moe_routing_bench.comparison.runs import Comparison
 from moe_routing_bench.config import claims, presets
+from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.report import changes, histories, site, versus
 from moe_routing_bench.report.headlines import Headline
 from moe_routing_bench.report.pictures import Dot, picture
@@ -53,8 +54,8 @@ def past(out: Path) -> None:
 
 
 def both(out: Path) -> None:
-    one, other = (some(rows()).query("status == 'ok' and bench == 'pack'").assign(platform=name, gpu_name=name, roofline_us=1.0, share_of_roofline=0.5, block_medians_us=[[1.0, 1.1, 1.2]] * len(some(rows()).query("status == 'ok' and bench == 'pack'"))) for name in ("x", "y"))  # fmt: skip
-    versus.write(("x", "y"), (one, other), out)
+    first, second = (some(rows()).query("status == 'ok' and bench == 'pack'").assign(platform=name, gpu_name=name, roofline_us=1.0, share_of_roofline=0.5, block_medians_us=[[1.0, 1.1, 1.2]] * len(some(rows()).query("status == 'ok' and bench == 'pack'"))) for name in ("x", "y"))  # fmt: skip
+    versus.write(("x", "y"), (first, second), out)
 
 
 PAGES = {
@@ -84,3 +85,21 @@ def test_what_a_table_concludes_is_seen_without_scrolling(tmp_path, page, table,
         return [at, cell.getBoundingClientRect().right <= within, cell.getBoundingClientRect().width];"""
     at, inside, wide = asked(out, script, width=width)
     assert at > 0 and inside and wide > 70
+
+
+def test_a_caption_is_read_without_scrolling(tmp_path):
+    """Also over a table that is wider than a phone."""
+    report(out := tmp_path / "index.html", True)
+    found = asked(out, """return [...document.querySelectorAll("caption")].map(one => [one.closest("table").offsetWidth > innerWidth, one.getBoundingClientRect().right <= one.closest(".scroll").getBoundingClientRect().right]);""", width=390)  # fmt: skip
+    assert any(wide for wide, _ in found) and all(inside for _, inside in found)
+
+
+def test_a_verdict_on_an_earlier_claim_stands_beside_it(tmp_path):
+    """Whatever their numbers and ours take."""
+    trained = run_rows.read(ROOT / "results/nvidia-h200/quality.parquet", run_rows.SCHEMA).to_pandas()
+    some = trained[trained["label"] == "e8"]
+    render(frame(one("gate", "cute", tokens=8, median_us=1.0)), {}, out := tmp_path / "index.html", trained=some)
+    script = """document.querySelectorAll("details").forEach(one => one.open = true);
+        return ["claims", "open-claims"].map(id => document.getElementById(id)).filter(Boolean).map(table => { const cell = table.tBodies[0].rows[0].cells[1]; return [table.tHead.rows[0].cells[1].textContent, cell.textContent, cell.getBoundingClientRect().right <= table.closest(".scroll").getBoundingClientRect().right]; });"""
+    found = asked(out, script, width=390)
+    assert found and all(heading == "verdict" and said in ("refuted", "confirmed", "not comparable") and inside for heading, said, inside in found)  # fmt: skip

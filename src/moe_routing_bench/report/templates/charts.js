@@ -45,7 +45,7 @@ function panelOf(chart, marks, room, looks, view) {
     ...(chart.kind === "dots" ? [] : [Plot.link(known("low", "high"), {x1: "x", x2: "x", y1: "low", y2: "high", stroke: fill})])];
   const lines = chart.kind === "lines" ? [Plot.line(marks, {x: "x", y: "y", z: mark => `${mark.series} ${mark.join ?? ""}`, sort: "x", stroke: fill, strokeWidth: 1.8})] : [];
   const front = chart.kind === "points" ? [...new Set(marks.map(mark => mark.join ?? null))].filter(join => join !== null).map(join => frontOf(marks.filter(mark => mark.join === join))) : [];
-  return Plot.plot({...options, marks: [...namesOf(names, narrow), ...reference, ...front, ...bars, ...lines, Plot.dot(marks, {x: "x", y: "y", fill, stroke: "var(--page)", strokeWidth: 0.5, r: 4, symbol: mark => looks.get(mark.series).symbol, href}), tips]});
+  return Plot.plot({...options, marks: [...reference, ...namesOf(names, narrow), ...front, ...bars, ...lines, Plot.dot(marks, {x: "x", y: "y", fill, stroke: "var(--page)", strokeWidth: 0.5, r: 4, symbol: mark => looks.get(mark.series).symbol, href}), tips]});
 }
 // The points that no other beats, as steps: up to each where more is better along x, from each where less is.
 function frontOf(points) {
