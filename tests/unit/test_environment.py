@@ -252,16 +252,21 @@ def test_an_old_python_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def installed_by(program: str, folder: Path, gpus: int) -> subprocess.CompletedProcess[str]:
     """An installation for the report in a folder whose environment has a script as its Python."""
-    for name in ("workflow/scripts/install.sh", "constraints.txt"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, folder / name)
     python = folder / ".venv/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(f"#!/bin/sh\n{program}\n")
     python.chmod(0o755)
     python.with_name("pip").touch()  # else the environment is made anew
+    return installed(folder, gpus)
+
+
+def installed(folder: Path, gpus: int, *python: str) -> subprocess.CompletedProcess[str]:
+    """An installation for the report in a folder."""
+    for name in ("workflow/scripts/install.sh", "constraints.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
     environment = os.environ | {"PATH": f"{fake_nvidia_smi(folder / 'bin', gpus=gpus)}{os.pathsep}{os.environ['PATH']}"}
-    command = ["bash", str(folder / "workflow/scripts/install.sh"), "--report"]
+    command = ["bash", str(folder / "workflow/scripts/install.sh"), "--report", *python]
     return subprocess.run(command, env=environment, capture_output=True, text=True, preexec_fn=interruptible)
 
 
@@ -273,6 +278,25 @@ def test_what_cannot_be_fetched_ends_with_a_line_that_says_what_helps(tmp_path: 
     run = installed_by("echo 'ERROR: no network' >&2; exit 1", tmp_path, gpus)
     assert run.returncode == 1 and "no network" in run.stderr
     assert re.match(f"error: pip could not get {what}.*PIP_FIND_LINKS=.*SYSTEM_TORCH=1", run.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_new_environment_gets_the_pinned_pip_where_it_is_to_be_had(tmp_path: Path, there: bool) -> None:
+    """Before it installs anything else, which goes on with the pip of that Python where it is not."""
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/sh
+case $* in
+  *'-m venv .venv') mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+  *' pip=='*) echo "$*" >>asked; exit {int(not there)} ;;
+  *--editable*) echo "$*" >>asked; exit 1 ;;
+esac
+""")
+    python.chmod(0o755)
+    run = installed(tmp_path, 1, str(python))
+    first, second = (tmp_path / "asked").read_text().splitlines()
+    (pin,) = constraints()["pip"]
+    assert first.endswith(f" {pin}") and "--editable" in second
+    assert (f"pip {pin.specifier}".replace("==", "") + " could not be had" in run.stdout) is not there
 
 
 def test_an_interrupt_of_the_installation_says_that_it_can_go_on(tmp_path: Path) -> None:

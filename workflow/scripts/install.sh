@@ -35,6 +35,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
 cpu_index=https://download.pytorch.org/whl/cpu
 version=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' constraints.txt)
 [ -n "$version" ] || die "constraints.txt pins no torch"
+pip=$(sed -n 's/^pip==\([^ ;]*\).*/\1/p' constraints.txt)
 cpu_torch="torch==$version+cpu" # only a CPU build satisfies this, so pip cannot take a CUDA one
 
 # Says what pip is at, in one line that changes on a terminal and in one line per 15 seconds elsewhere.
@@ -90,6 +91,9 @@ else
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
       die "$python has no venv module (Debian and Ubuntu: apt-get install python3-venv)"
     "$python" -m venv .venv
+    # That of an older Python searches lists of files for twice as long. Everything can be installed with it, too.
+    "$venv_python" -m pip install --quiet --no-compile --retries 0 "pip==$pip" ||
+      echo "pip $pip could not be had; the one of $python installs instead, and takes longer"
   fi
   [ -z "$system_torch" ] || borrow_torch
 fi
