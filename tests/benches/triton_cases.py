@@ -19,6 +19,7 @@ from moe_routing_bench.kernels.combine import Combine, triton_combine
 from moe_routing_bench.kernels.experts import ACTIVATIONS, triton_dequantise, triton_experts
 from moe_routing_bench.kernels.pack import Pack, triton_pack, triton_pack_fp8
 from moe_routing_bench.kernels.permute import triton_permute
+from moe_routing_bench.kernels.router import split, triton_router
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # name: tokens, hidden, top_k, dtype, share of assignments dropped, padding rows
@@ -32,7 +33,7 @@ CASES = {
     "every_expert": (4, 24, 8, "bf16", 0.0, 0),
     "wide_k": (3, 40, 32, "fp32", 0.3, 5),
     "padding": (9, 32, 2, "fp32", 0.0, 11),
-    "dropped_and_padding": (33, 20, 4, "bf16", 0.5, 37),
+    "dropped_and_padding": (9, 20, 4, "bf16", 0.5, 11),
     "more_padding_than_slab": (2, 8, 2, "fp32", 0.0, 200),
     "all_dropped": (4, 16, 2, "fp32", 1.0, 3),
 }
@@ -48,10 +49,10 @@ GATES = {
 }
 # name: tokens, experts, top_k, capacity factor, skew, layout
 PERMUTES = {
-    "one_program": (65, 8, 2, None, 0.5, "compact"),
+    "one_program": (31, 8, 2, None, 0.5, "compact"),
     "one_token": (1, 7, 7, None, 0.0, "block64"),
-    "two_programs": (65, 24, 4, 0.7, 1.0, "padded"),
-    "everything_on_one_expert": (600, 8, 1, None, 3.8, "block128"),
+    "two_programs": (17, 24, 4, 0.7, 1.0, "padded"),
+    "everything_on_one_expert": (150, 8, 1, None, 3.8, "block128"),
 }
 # name: tokens, hidden, experts, top_k, skew, router. In fp16: Triton 3.7's interpreter multiplies the bits of bf16 numbers
 ROUTERS = {
@@ -60,7 +61,7 @@ ROUTERS = {
     "one_token_odd": (1, 61, 60, 4, 0.0, "softmax_topk"),
     "every_expert": (3, 32, 5, 5, 0.0, "llama4"),
     "one_element": (3, 1, 1, 1, 0.0, "sqrtsoftplus_renorm"),
-    "whole_rows": (1070, 40, 8, 2, 0.7, "softmax_topk_renorm"),
+    "whole_rows": (70, 40, 8, 2, 0.7, "softmax_topk_renorm"),
 }
 # name: dtype, tokens, hidden, experts, top_k, capacity factor, layout
 FP8_PACKS = {
@@ -172,8 +173,9 @@ if __name__ == "__main__":
     formats.FORMATS = MappingProxyType({**formats.FORMATS, **{one.name: one for one in MORE_FORMATS}})
     triton_pack_fp8.ENOUGH_PROGRAMS = 3  # so that programs have several items, and few run one after the other
     triton_experts.GROUP = 2  # so that an expert with a few hundred rows has two groups of tiles
-    triton_permute.ONE_PROGRAM = triton_permute.BLOCK = 256  # so that a few hundred assignments need two programs
-    triton_permute.MAX_PROGRAMS = 2  # and more than 512 two tiles in each
+    triton_permute.ONE_PROGRAM = triton_permute.BLOCK = 64  # so that some dozens of assignments need two programs
+    triton_permute.MAX_PROGRAMS = 2  # and more than 128 two tiles in each
+    split.SMS = triton_router.SMS = 8  # so that five tiles of tokens fill half of the GPU
     for case, (packed, tokens, hidden, experts, top_k, factor, layout) in FP8_PACKS.items():
         shape = {
             "tokens": tokens,
