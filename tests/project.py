@@ -22,6 +22,7 @@ GRID = [
 ]  # fmt: skip
 CELLS = {"pack": 2, "combine": 2, "gate": 1, "routing": 1}
 DRAWN = sum(figure.source == "measurements" for figure in FIGURES.values())  # the small grid trains nothing
+SHOWN = ("bandwidth", "roofline", "load_cv")  # the figures of runs whose jobs are counted
 
 
 class Project:
@@ -78,6 +79,12 @@ class Project:
     def bench(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess:
         """A command of `moe-routing-bench`."""
         return self.run("moe-routing-bench", *arguments, check=check, forked=True)
+
+    def draw_only(self, *names: str) -> None:
+        """Leave these of all figures: each is a process, and `make report` and the wheel's first run draw every one."""
+        captions = self.folder / "src/moe_routing_bench/figures/captions.yaml"
+        every = yaml.safe_load(captions.read_text())
+        captions.write_text(yaml.safe_dump({name: every[name] for name in names}))
 
     def edit(self, name: str) -> None:
         """Append a line to a file."""

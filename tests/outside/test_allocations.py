@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from loopback import queue, slurm, submit, until
 from project import ROOT, Project, reduced
@@ -23,9 +22,7 @@ def test_a_grid_in_allocations_of_which_one_is_cancelled(
     project = Project.create(tmp_path / "project")
     shutil.copy(ROOT / "config/config.yaml", project.folder / "config/config.yaml")
     reduced(project.folder / "config/config.yaml", [128, 256])
-    captions = project.folder / "src/moe_routing_bench/figures/captions.yaml"
-    every = yaml.safe_load(captions.read_text())
-    captions.write_text(yaml.safe_dump({name: every[name] for name in FIGURES}))
+    project.draw_only(*FIGURES)
     results, report = project.folder / "results/cpu", project.folder / "reports/cpu/index.html"
 
     def cells() -> dict[Path, int]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from project import Project, count
+from project import SHOWN, Project, count
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +17,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def first_run(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, dict[str, int]]:
     """A project after its first run (two cores, and nothing but the default profile), and the jobs of that run."""
     project = Project.create(place)
+    project.draw_only(*SHOWN)
     jobs = count(project.run("snakemake", "--cores", "2"))
     return project.copy(tmp_path_factory.mktemp("first") / "project"), jobs
 

@@ -1,6 +1,6 @@
 """A seed document's config from the command that replays it to its tables, on a CPU: sizes, profiles, and both sides of the tables.
 
-Figures are left out: they take longest, and the first run of this folder draws them.
+Figures are left out: they take longest, and `make report` draws them.
 """
 
 import json
