@@ -49,14 +49,16 @@ asked:
 report: asked .venv/.report ## measure what changed, draw and report (CONFIG=config/h200.yaml on an H200; RUN=name keeps it apart; SYSTEM_TORCH=1 takes the torch of PYTHON)
 	.venv/bin/snakemake --cores 1 --resources gpu=1 $(if $(CONFIG),--configfile $(CONFIG)) $(if $(RUN),--config 'run=$(RUN)')
 
-# One thread each: workers that share the cores would spin where they wait for each other's. Two for each core: a third of the time they wait
-# for processes and deadlines.
+# Two workers for each core: a third of the time they wait for processes and deadlines.
+WORKERS := --numprocesses $$((2 * $$(env -u OMP_NUM_THREADS nproc))) --maxprocesses 16 --dist loadfile
+
+# One thread each: workers that share the cores would spin where they wait for each other's.
 test: .venv/.installed ## run the tests (those that need a GPU are skipped where there is none)
-	.venv/bin/pytest -q --ignore tests/timing --ignore tests/outside --ignore tests/faults/test_workflow_faults.py --numprocesses $$((2 * $$(env -u OMP_NUM_THREADS nproc))) --maxprocesses 16 --dist loadfile --no-loadscope-reorder
+	.venv/bin/pytest -q --ignore tests/timing --ignore tests/outside --ignore tests/faults/test_workflow_faults.py $(WORKERS) --no-loadscope-reorder
 	.venv/bin/pytest -q tests/timing
 
 outside: .venv/.installed ## test a wheel in an empty folder, the workflow as a module, conda's environment, the container's definition, a grid through SLURM
-	.venv/bin/pytest -q tests/outside --numprocesses auto --dist loadfile
+	.venv/bin/pytest -q tests/outside $(WORKERS)
 
 faults: .venv/.installed ## inject faults and count them: kinds, and what became of them
 	.venv/bin/pytest -q -m fault

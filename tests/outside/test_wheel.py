@@ -67,7 +67,7 @@ def run(installed: Path, folder: Path, *command: str, check: bool = True) -> sub
 
 def snakemake(installed: Path, folder: Path, *arguments: str) -> dict[str, int]:
     """The jobs of a run."""
-    return count(run(installed, folder, "python", "-m", "snakemake", "--cores", "1", *arguments))
+    return count(run(installed, folder, "python", "-m", "snakemake", "--cores", "2", *arguments))
 
 
 def test_the_wheel_has_the_workflow_and_no_results(wheel: Path) -> None:
