@@ -36,11 +36,11 @@ def costs(table: pd.DataFrame) -> list[Costs]:
 def _line(contestant: str, runs: pd.DataFrame, column: str, names: list[str]) -> tuple[str, str, list[str]]:
     """The mean over seeds and half of its interval: of the bits per byte, and of what each alteration adds to those of the same seed."""
     added = [runs[column].map(lambda one, name=name: dict(one).get(name)) - runs["bits_per_byte"] for name in names]
-    return contestant, _said(runs["bits_per_byte"], ".4f"), [_said(one, "+.4f") for one in added]
+    return contestant, _said(runs["bits_per_byte"], ".4f"), [_said(one, "+z.4f") for one in added]
 
 
 def _said(values: pd.Series, form: str) -> str:
     if not values.notna().any():
         return "–"
     mean, half = quality_rows.interval(values)
-    return f"{round(mean, 4) + 0.0:{form}}" + (f" ± {half:.4f}" if half else "")  # no sign before what rounds to zero
+    return f"{mean:{form}}" + (f" ± {half:.4f}" if half else "")

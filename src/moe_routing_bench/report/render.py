@@ -120,8 +120,11 @@ def _quality(
     trained: pd.DataFrame, adapted: pd.DataFrame | None, figures: list[tuple[Entry, str]]
 ) -> dict[str, object]:
     """What the section on quality shows."""
+    finals = compare.finals(trained)
+    seeds = finals.groupby(["label", "contestant"])["seed"].nunique()
     return {
-        "figures": figures, "several": bool((compare.finals(trained).groupby(["label", "contestant"])["seed"].nunique() > 1).any()), "machine": _values(trained, "device"), "timed": compare.timed(compare.with_speeds(compare.finals(trained))), "columns": quality.COLUMNS,
+        "figures": figures, "several": bool((seeds > 1).any()), "machine": _values(trained, "device"),
+        "timed": compare.timed(compare.with_speeds(finals)), "columns": quality.COLUMNS,
         "by_domain": bool((trained["validation_batches"] == BY_DOMAIN).any()), "cautions": quality.cautions(trained),
         "contests": quality.contests(trained), "source": predecessor.SOURCE, "judged": verdicts.verdicts(trained, adapted),
         "adaptations": [] if adapted is None else quality.adaptations(adapted), "altered": altered.costs(trained),
