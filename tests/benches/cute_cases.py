@@ -135,6 +135,8 @@ PRODUCTS = [
     ("bf16", Product(2880, 2880, 128, "swiglu_oai", Tile(2, 2, 144), top_k=4, biased=True)),
     ("bf16", Product(2880, 2880, 128, "swiglu_oai", Tile(1, 2, 48), biased=True)),
     ("fp16", Product(2880, 2880, 128, "", Tile(2, 2, 176, pingpong=True), biased=True)),
+    ("bf16", Product(184, 1032, 5, "swiglu", Tile(2, 2, 176, narrowest=168, cluster=2), top_k=8)),
+    ("fp16", Product(2048, 768, 128, "", Tile(2, 2, 176, pingpong=True, narrowest=168, cluster=2))),
 ]
 # dtype, product
 QUANTISED_PRODUCTS = [  # of every format, with tiles of few rows and of many in turns

@@ -18,8 +18,13 @@ from moe_routing_bench.kernels.gate import cute_gate
 from moe_routing_bench.kernels.gate.rules import rule_of
 from moe_routing_bench.kernels.pack import cute_pack
 
-LONG = Tile(2, 2, 176, narrowest=88)
 PINGPONG = Tile(2, 2, 176, pingpong=True, narrowest=88)
+PAIRED = replace(PINGPONG, cluster=2)
+
+
+def pair(tokens: int) -> Tile:
+    """A tile with forms that two warpgroups share, of a cluster of two blocks."""
+    return Tile(2, 2, tokens, narrowest=tokens // 2, cluster=2)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +150,8 @@ def test_the_columns_of_a_product_without_a_gate_are_half():
         (512, 128, 1536, Tile(1, 2, 8), None),  # T=64
         (4096, 128, 2048, Tile(1, 2, 48), None),  # T=512
         (32768, 128, 1536, PINGPONG, Tile(2, 2, 144, narrowest=72)),  # T=4096
-        (131072, 128, 1536, PINGPONG, Tile(2, 2, 176, narrowest=88)),  # T=16384
-        (8192, 8, 28672, PINGPONG, Tile(2, 2, 176, narrowest=88)),  # Mixtral-8x7B, T=4096
+        (131072, 128, 1536, PINGPONG, Tile(2, 2, 160, narrowest=80)),  # T=16384
+        (8192, 8, 28672, PINGPONG, Tile(2, 2, 160, narrowest=80)),  # Mixtral-8x7B, T=4096
         (8, 256, 4096, Tile(1, 1, 8), None),  # DeepSeek-V3, T=1
         (512, 256, 4096, Tile(1, 2, 8), None),
         (32768, 256, 7168, Tile(2, 2, 160, narrowest=80), None),  # T=4096
@@ -161,30 +166,42 @@ def test_tiles_of_products_with_tokens_on_the_short_side(
 
 
 @pytest.mark.parametrize(
-    ("sizes", "up", "down"),
-    [  # rows, hidden, intermediate, experts; measured in both forms (docs/notebook.md)
-        ((131072, 2048, 768, 128), PINGPONG, PINGPONG),  # Qwen3-30B-A3B, T=16384
-        ((262144, 4096, 1024, 128), LONG, PINGPONG),  # T=32768
-        ((16384, 4096, 14336, 8), LONG, LONG),  # Mixtral-8x7B, T=8192
-        ((65536, 7168, 2048, 256), Tile(2, 2, 144, narrowest=72), PINGPONG),  # DeepSeek-V3, T=8192
-        ((32768, 7168, 2048, 256), Tile(2, 2, 160, narrowest=80), Tile(2, 2, 160, narrowest=80)),  # T=4096: few rows
+    ("sizes", "up", "gathered", "down"),
+    [  # rows, hidden, intermediate, experts; measured in several forms (docs/notebook.md)
+        ((32768, 2048, 768, 128), PINGPONG, pair(144), PINGPONG),  # Qwen3-30B-A3B, T=4096
+        ((131072, 2048, 768, 128), PAIRED, pair(144), PAIRED),  # T=16384
+        ((262144, 4096, 1024, 128), pair(176), pair(160), PAIRED),  # T=32768
+        ((16384, 4096, 14336, 8), pair(176), pair(160), pair(176)),  # Mixtral-8x7B, T=8192
+        ((65536, 7168, 2048, 256), pair(144), pair(144), pair(144)),  # DeepSeek-V3, T=8192
+        ((65536, 2880, 2880, 128), pair(144), pair(144), pair(144)),  # gpt-oss-120b, T=16384
+        ((163840, 2048, 512, 512), PINGPONG, pair(176), PINGPONG),  # Qwen3-Next, T=16384
+        ((16384, 2880, 2880, 128), *[Tile(2, 2, 160, narrowest=80)] * 3),  # gpt-oss-120b, T=4096: few rows
+        ((2048, 4096, 14336, 8), *[Tile(2, 2, 144, narrowest=72)] * 3),  # Mixtral-8x7B, T=1024: the products overlap
     ],
 )
-def test_tiles_of_long_sums_are_shared(sizes: tuple[int, ...], up: Tile, down: Tile) -> None:
-    """A sum is as long as what a product multiplies is deep: H in the first, I in the second."""
-    products = cute_experts.products(Experts(*sizes, "bf16", "bf16", "bf16"))
-    assert [product.tile for product in products] == [up, down]
+def test_tiles_of_many_rows(sizes: tuple[int, ...], up: Tile, gathered: Tile, down: Tile) -> None:
+    """Two blocks load weights for both where rows are gathered or sums long: H numbers in the first product, I in the second."""
+    problem = Experts(*sizes, "bf16", "bf16", "bf16")
+    assert [product.tile for product in cute_experts.products(problem)] == [up, down]
+    assert cute_experts.products(problem, top_k=8)[0].tile == gathered
+
+
+def test_an_activation_makes_sums_long_later() -> None:
+    """Warpgroups that take turns hide it; 2048 numbers are long without."""
+    gated = Experts(131072, 2048, 768, 128, "bf16", "bf16", "bf16")
+    assert cute_experts.products(gated)[0].tile == PAIRED
+    assert cute_experts.products(replace(gated, activation="relu2"))[0].tile == pair(176)
 
 
 def test_forms_of_products_with_tokens_on_the_short_side() -> None:
-    """The second product never gathers; with few rows the products overlap; a tile may be given."""
+    """The second product never gathers; with few rows the products overlap, without clusters; a tile may be given."""
     long = Experts(131072, 2048, 768, 128, "bf16", "bf16", "bf16")
     up, down = cute_experts.products(long, top_k=8)
-    assert (up.tile, down.tile) == (Tile(2, 2, 176, narrowest=88), PINGPONG)
     assert (up.top_k, down.top_k, up.overlap, down.overlap) == (8, 0, "", "")
     up, down = cute_experts.products(replace(long, rows=64), Tile(1, 2, 16))
     assert (up.tile.tokens, down.tile.tokens, up.overlap, down.overlap) == (16, 8, "first", "second")
-    assert [product.overlap for product in cute_experts.products(long, overlap=True)] == ["first", "second"]
+    products = cute_experts.products(long, overlap=True)
+    assert [(product.overlap, product.tile.cluster) for product in products] == [("first", 1), ("second", 1)]
 
 
 @pytest.mark.parametrize("mean", [0.1, 1, 3, 10, 33, 70, 100, 300, 1000, 5000])
@@ -192,7 +209,7 @@ def test_tiles_cover_the_rows_of_an_expert_and_fit(mean: float) -> None:
     """The least stages are 3, so that loads run ahead of products; a block's shared memory suffices."""
     for columns, inner, activation in ((768, 2048, "swiglu"), (2048, 768, ""), (7168, 2048, ""), (40, 64, "relu2")):
         for experts in (8, 1024):
-            tile = cute_experts.choose_tile(int(mean * experts), experts, 2 * columns)
+            tile = cute_experts.choose_tile(int(mean * experts), experts, 2 * columns, long=inner > 1000, clusters=True)
             product = Product(columns, inner, experts, activation, tile)
             assert product.stages >= 3 and tile.tokens % product.chunk == 0 and product.chunk % 8 == 0
             held = product.stages * product.stage_bytes + 2 * product.chunk * product.pitch * tile.warpgroups
@@ -209,6 +226,8 @@ def test_the_most_tiles_that_rows_can_need() -> None:
     assert product.most_tiles(0) == 0
     assert product.most_tiles(5) == 5 * 6  # each with an expert of its own; 6 tiles of 128 columns side by side
     assert product.most_tiles(1440) == (10 + 128) * 6
+    pairs = Product(768, 2048, 128, "swiglu", pair(144))
+    assert pairs.most_tiles(1440) == (5 + 128) * 6 * 2
 
 
 @pytest.mark.parametrize(
@@ -228,5 +247,5 @@ def test_a_launch_has_no_more_blocks_than_tiles_or_places(monkeypatch, module, w
     x = torch.empty(rows, 1, dtype=torch.uint8)
     operands: list[Any] = [x] * {cute_experts: 5, cute_quantised: 4, cute_fp8: 6}[module]
     call: Any = module.launch(product, print, *operands, torch.empty(rows, 128, device="meta"))
-    resident = getattr(product, "resident", 1)
-    assert call.args[-1] == min(product.most_tiles(rows), resident * multiprocessors) > 0
+    resident, cluster = getattr(product, "resident", 1), product.tile.cluster
+    assert call.args[-1] == min(product.most_tiles(rows), resident * multiprocessors) // cluster * cluster > 0

@@ -25,6 +25,7 @@ def numbers(monkeypatch):
         popc=int.bit_count,
         make_warp_uniform=lambda value: value,
         rcp_approx=lambda value: 1 / value,
+        block_idx_in_cluster=lambda: 0,
     )
     math = SimpleNamespace(exp2=lambda value, fastmath: np.exp2(value))
     replaced = {"min": np.minimum, "max": np.maximum, "select_": np.where}
@@ -33,6 +34,7 @@ def numbers(monkeypatch):
         monkeypatch.setattr(module, "cutlass", SimpleNamespace(**replaced))
     monkeypatch.setattr(cute_epilogue, "Float32", np.float32)
     monkeypatch.setattr(cute_tiles, "Int32", np.int32)
+    return arch
 
 
 def loads(experts: int, most: int, seed: int) -> np.ndarray:
@@ -43,20 +45,44 @@ def loads(experts: int, most: int, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("experts", [2, 8, 31, 32, 33, 60, 300, 1024])
 @pytest.mark.parametrize(
-    ("most", "tokens", "narrowest"),
-    [(1, 8, 0), (20, 8, 0), (150, 16, 0), (3000, 160, 0), (1, 8, 8), (150, 16, 8), (60, 24, 8), (3000, 176, 88)],
+    ("most", "tokens", "narrowest", "cluster"),
+    [
+        (1, 8, 0, 1),
+        (20, 8, 0, 1),
+        (150, 16, 0, 1),
+        (3000, 160, 0, 1),
+        (1, 8, 8, 1),
+        (150, 16, 8, 1),
+        (60, 24, 8, 1),
+        (3000, 176, 88, 1),
+        (20, 8, 8, 2),
+        (3000, 176, 88, 2),
+    ],
 )
-def test_every_tile_once_and_those_that_share_weights_together(numbers, experts, most, tokens, narrowest):
-    """Tiles cover each expert's rows and columns once, GROUP tiles of tokens for the same weights in a row."""
+def test_every_tile_once_and_those_that_share_weights_together(numbers, experts, most, tokens, narrowest, cluster):
+    """Tiles cover each expert's rows and columns once, GROUP tiles of tokens for the same weights in a row.
+
+    Blocks of a cluster find neighbouring tiles of one expert and one part, the last of which may be empty.
+    """
     rows = loads(experts, most, experts)
-    product = Product(184, 352, experts, "swiglu", Tile(1, 1, tokens, narrowest=narrowest))
+    product = Product(184, 352, experts, "swiglu", Tile(1, 1, tokens, narrowest=narrowest, cluster=cluster))
     starts = np.r_[0, rows.cumsum()]
-    tiles = -(-rows // tokens)
+    tiles = -(-rows // (tokens * cluster))
     first_tiles = np.r_[0, tiles.cumsum()]
     total = first_tiles[-1] * product.parts
-    assert total <= product.most_tiles(int(rows.sum()))
+    assert total * cluster <= product.most_tiles(int(rows.sum()))
     shown = range(total) if total < 3000 else np.unique(np.random.default_rng(1).integers(0, total, 1500))
-    found = [tuple(map(int, cute_tiles.locate(int(t), starts, first_tiles, product))) for t in shown]
+    found = []
+    for tile in shown:
+        for rank in range(cluster):
+            numbers.block_idx_in_cluster = lambda rank=rank: rank
+            found.append(tuple(map(int, cute_tiles.locate(int(tile), starts, first_tiles, product))))
+    for first, second in zip(found[::cluster], found[cluster - 1 :: cluster], strict=True):
+        assert (first[0], first[3]) == (second[0], second[3]), "of a cluster, the same weights"
+        assert cluster == 1 or first[2] <= second[1] <= first[1] + tokens, "neighbours"
+    empty = [tile for tile in found if tile[1] >= tile[2]]
+    assert all(cute_tiles.width_of(row, end, product.tile) == narrowest for _, row, end, _ in empty)
+    found = [tile for tile in found if tile not in empty]
     assert len(set(found)) == len(found), "a tile twice"
     for expert, row, end, part in found:
         assert starts[expert] <= row < end <= starts[expert + 1] and (narrowest or end == starts[expert + 1])
@@ -68,9 +94,10 @@ def test_every_tile_once_and_those_that_share_weights_together(numbers, experts,
         assert [(expert, part, row) for expert, row, _, part in sorted_in_parts(found)] == [
             (expert, part, begin)
             for expert, count in enumerate(tiles)
-            for group in range(0, count, GROUP)
+            for group in range(0, count * cluster, GROUP)
             for part in range(product.parts)
-            for begin in begins(starts[expert], rows[expert], count, tokens, narrowest)[group : group + GROUP]
+            for begin in begins(starts[expert], rows[expert], count * cluster, tokens, narrowest)[group : group + GROUP]
+            if begin < starts[expert + 1]
         ]
         assert not narrowest or sum(end - row for _, row, end, _ in found) == rows.sum() * product.parts
 
@@ -147,85 +174,96 @@ class Barrier:
         return self.phase % 2 != parity
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("pingpong", [False, True])
-def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, seed):
-    """Warps that gather, and those that multiply, in any order, each wait and arrival as in the kernel."""
+def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, cluster, seed):
+    """Warps that gather, and those that multiply, in any order, each wait and arrival as in the kernel; weights come by parts."""
     rng = np.random.default_rng(seed)
     tiles = int(rng.integers(0, 6))
-    tile = Tile(2, 2, int(rng.choice([144, 192])), pingpong)  # together, 4 stages or 3
+    tokens = int(rng.choice([144, 192]))  # together, 4 stages or 3
+    tile = Tile(2, 2, tokens, pingpong, narrowest=tokens // 2, cluster=cluster)
     product = Product(64, int(rng.integers(1, 12)) * 64, 2, "", tile, top_k=1)
     stages, steps = product.stages, product.steps
-    full, empty = ([Barrier(count) for _ in range(stages)] for count in (1 + 4, tile.sharing))
-    held = [[None] * stages for _ in range(5)]  # what weights and each warp's rows of a stage are
-    reading, turns, copies = [0] * stages, [[], []], [[] for _ in range(4)]
+    blocks, parts = range(cluster), 4 + cluster  # what each gathering warp brings, and each block of the weights
+    full = [[Barrier(1 + parts) for _ in range(stages)] for _ in blocks]
+    empty = [[Barrier(tile.sharing * cluster) for _ in range(stages)] for _ in blocks]
+    held = [[[None] * stages for _ in range(parts)] for _ in blocks]
+    reading = [[0] * stages for _ in blocks]
+    turns = [[[], []] for _ in blocks]
+    copies = [[[] for _ in range(parts)] for _ in blocks]  # on their way, in order
 
-    def write(part, index, step):
-        assert not reading[index], "a stage is filled while it is multiplied"
-        held[part][index] = step
-
-    def load(warp):
+    def load(block, warp):
         index, phase = np.int32(0), np.int32(1)
         for step in range(tiles * steps):
-            while not empty[index].passed(phase):
+            while not empty[block][index].passed(phase):
                 yield
             if warp == 0:
-                write(4, index, step)
-                full[index].arrive()
-            copies[warp] += [(index, step), (index, None)]
+                full[block][index].arrive()
+                for other in blocks:
+                    copies[other][4 + block].append((index, step))
+            copies[block][warp].append((index, step))
             index, phase = cute_tiles.advance(index, phase, stages)
             yield
 
-    def multiply(group):
+    def bring(block, part):
+        while True:
+            if copies[block][part]:
+                index, step = copies[block][part].pop(0)
+                assert not reading[block][index], "a stage is filled while it is multiplied"
+                held[block][part][index] = step
+                yield
+                full[block][index].arrive()
+            yield
+
+    def release(block, index):
+        reading[block][index] -= 1
+        for other in blocks:
+            empty[other][index].arrive()
+
+    def multiply(block, group):
         index, phase, first, stride = np.int32(0), np.int32(0), 0, 1
+        turn = turns[block]
         if pingpong:
             stride = 2
             if group == 1:
                 first, (index, phase) = 1, cute_tiles.skip(index, phase, steps, stages)
-                turns[0].append(group)
+                turn[0].append(group)
         for tile_number in range(first, tiles, stride):
-            while pingpong and not turns[group]:
+            while pingpong and not turn[group]:
                 yield
             if pingpong:
-                turns[group].pop()
+                turn[group].pop()
             previous = None
             for k in range(steps):
-                while not full[index].passed(phase):
+                while not full[block][index].passed(phase):
                     yield
-                reading[index] += 1
+                reading[block][index] += 1
                 yield
-                assert [part[index] for part in held] == [tile_number * steps + k] * 5
+                assert [part[index] for part in held[block]] == [tile_number * steps + k] * parts
                 if previous is not None:
-                    reading[previous] -= 1
-                    empty[previous].arrive()
+                    release(block, previous)
                 previous, (index, phase) = index, cute_tiles.advance(index, phase, stages)
             if pingpong:
-                turns[1 - group].append(group)
-                assert len(turns[1 - group]) == 1
+                turn[1 - group].append(group)
+                assert len(turn[1 - group]) == 1
             yield
-            reading[previous] -= 1
-            empty[previous].arrive()
+            release(block, previous)
             if pingpong:
                 index, phase = cute_tiles.skip(index, phase, steps, stages)
 
-    def bring(warp):
-        while True:
-            if copies[warp]:
-                index, step = copies[warp].pop(0)
-                full[index].arrive() if step is None else write(warp, index, step)
-            yield
-
-    running = [load(warp) for warp in range(4)] + [multiply(group) for group in range(2)]
-    memory = [bring(warp) for warp in range(4)]
-    weights, turn = 0.05 + rng.random(len(running) + 4), 0
+    running = [load(block, warp) for block in blocks for warp in range(4)]
+    running += [multiply(block, group) for block in blocks for group in range(2)]
+    memory = [bring(block, part) for block in blocks for part in range(parts)]
+    weights, turn = 0.05 + rng.random(len(running) + len(memory)), 0
     while running:
-        chosen = [*running, *memory][
-            rng.choice(len(running) + 4, p=weights[: len(running) + 4] / weights[: len(running) + 4].sum())
-        ]
+        able = [*running, *memory]
+        chances = weights[: len(able)] / weights[: len(able)].sum()
+        chosen = able[rng.choice(len(able), p=chances)]
         if next(chosen, "over") == "over":
             running.remove(chosen)
         turn += 1
-        assert turn < 100_000, "hangs"
+        assert turn < 400_000, "hangs"
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -54,6 +54,10 @@ def reference(rows: Tensor, offsets: Tensor, weights: Tensor, activation: str) -
         (Tile(2, 2, 144, narrowest=72), "relu2", False),
         (Tile(1, 2, 48, narrowest=8), "swiglu", True),
         (Tile(1, 1, 24, narrowest=8), "", False),
+        (Tile(2, 2, 160, narrowest=80, cluster=2), "swiglu", True),
+        (Tile(2, 2, 144, narrowest=72, cluster=2), "relu2", False),
+        (Tile(2, 2, 176, pingpong=True, narrowest=88, cluster=2), "swiglu", False),
+        (Tile(1, 2, 24, narrowest=8, cluster=2), "geglu", True),
     ],
 )
 def test_given_tiles(tile, activation, gathered, experts, top_k, tokens, favour):

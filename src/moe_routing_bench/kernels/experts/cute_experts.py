@@ -2,8 +2,9 @@
 
 Strategy: the first product applies the activation to its float32 sums and writes `activated` (R, I), rounded once; the second
 reads it. The mean of rows per expert chooses the tile. With few rows it is low and as narrow as fits, a multiple of 8 tokens.
-With more, it has forms down to half its tokens, so that hardly any lane idles however rows are spread. With many, unless they are
-gathered or sums are long, two warpgroups take tiles in turn; with few, the second product starts before the first is over.
+With more, it has forms down to half its tokens, so that hardly any lane idles however rows are spread. With many, two thread blocks
+load weights for both, or, where rows lie in order and sums are short, two warpgroups take tiles in turn; with few, the second
+product starts before the first is over.
 
 FLOPs: 6 R H I for R rows. Floor: weights of every expert that has a row, once, and 4 R (H + I) bytes of 16-bit rows, `activated`
 written and read, and results, at the bandwidth of a copy; or the FLOPs at the rate of a large product, whichever takes longer.
@@ -32,10 +33,13 @@ FEW_ROWS = 56  # per expert, up to which weights' bytes set the time and tiles a
 FEW_SIZES = (8, 16, 24, 32, 48, 64)  # tokens of a low tile
 SHARED_SIZES = (80, 96, 112, 128, 144, 160, 176)  # of a tile with forms, in chunks that are not tiny
 MANY_ROWS = 192  # per expert, from which two warpgroups take tiles in turn, unless they gather rows or sums are long
-LONG_SUMS = (
-    4096  # numbers per sum, from which what two warpgroups gain by taking turns is less than they lose by loading more
-)
+# Numbers per sum, from which two warpgroups gain less by taking turns than two blocks do by loading weights for both; an activation is
+# more to do between tiles.
+LONG_SUMS, LONG_ACTIVATED_SUMS = 2048, 2560
+CLUSTER = 2  # thread blocks
+PAIRS_IN_TURN = 1024  # rows per expert, from which two blocks load weights for both where warpgroups take turns
 PINGPONG_SIZE = 176
+GATHERED_SIZE, WIDER = 160, 1.04  # tokens of a tile, above which gathering them takes longer, and how much
 PER_TILE = 32  # what a tile costs beside its tokens, in tokens: loads of weights from shared memory, the epilogue
 NEAR = 1.01  # of the least cost: what is as good, so that the smaller tile is taken
 OVERLAP_ROWS = 4096  # up to so many rows in all, the second product starts before the first is over
@@ -46,12 +50,13 @@ def choose_low(mean: float, sizes: tuple[int, ...] = FEW_SIZES) -> int:
     return min(sizes, key=lambda tokens: _tiles(mean, tokens) * (tokens + PER_TILE))
 
 
-def choose_shared(mean: float, sizes: tuple[int, ...] = SHARED_SIZES) -> int:
+def choose_shared(mean: float, cluster: int = 1, gathers: bool = False) -> int:
     """Tokens of a tile with forms down to half of them: the smallest of near the least cost, for the same spread."""
     costs = {}
-    for tokens in sizes:
-        tiles = _tiles(mean, tokens)
-        costs[tokens] = max(mean, tiles * tokens / 2) + tiles * PER_TILE
+    for tokens in SHARED_SIZES:
+        tiles = cluster * _tiles(mean, cluster * tokens)
+        slower = WIDER if gathers and tokens > GATHERED_SIZE else 1
+        costs[tokens] = (max(mean, tiles * tokens / 2) + tiles * PER_TILE) * slower
     return next(tokens for tokens, cost in costs.items() if cost <= NEAR * min(costs.values()))
 
 
@@ -65,16 +70,26 @@ def _tiles(mean: float, tokens: int) -> float:
 
 
 def choose_tile(
-    rows: int, experts: int, wide: int, gathers: bool = False, depth: int = 0, multiprocessors: int = 132
+    rows: int,
+    experts: int,
+    wide: int,
+    gathers: bool = False,
+    long: bool = False,
+    clusters: bool = False,
+    multiprocessors: int = 132,
 ) -> Tile:
-    """The tile for `rows` rows and `wide` rows of weights per expert, whose sums have `depth` numbers.
+    """The tile for `rows` rows and `wide` rows of weights per expert; `long` where sums are, `clusters` where blocks may form them.
 
     Tiles in turn have half as many rows of weights, so that token rows are brought twice as often: too often where a
     warpgroup gathers them, and where sums are so long that storing a tile takes little of its time.
     """
-    mean = max(1.0, rows / experts)
-    if mean >= MANY_ROWS and depth < LONG_SUMS and not gathers:
-        return Tile(2, 2, PINGPONG_SIZE, pingpong=True, narrowest=PINGPONG_SIZE // 2)
+    mean, cluster = max(1.0, rows / experts), CLUSTER if clusters else 1
+    if mean >= MANY_ROWS and not (gathers or long):
+        pairs = cluster if mean >= PAIRS_IN_TURN else 1
+        return Tile(2, 2, PINGPONG_SIZE, pingpong=True, narrowest=PINGPONG_SIZE // 2, cluster=pairs)
+    if mean >= MANY_ROWS:
+        tokens = choose_shared(mean, cluster, gathers)
+        return Tile(2, 2, tokens, narrowest=tokens // 2, cluster=cluster)
     if mean > FEW_ROWS:
         tokens = choose_shared(mean)
         return Tile(2, 2, tokens, narrowest=tokens // 2)
@@ -110,9 +125,10 @@ def products(
     """
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     wide = inner * (2 if problem.gated else 1)
-    up = up or choose_tile(problem.rows, experts, wide, gathers=top_k > 0, depth=hidden)
-    down = down or choose_tile(problem.rows, experts, hidden, depth=inner)
     overlap = problem.rows <= OVERLAP_ROWS if overlap is None else overlap
+    long = hidden >= (LONG_ACTIVATED_SUMS if problem.gated else LONG_SUMS)
+    up = up or choose_tile(problem.rows, experts, wide, top_k > 0, long, clusters=not overlap)
+    down = down or choose_tile(problem.rows, experts, hidden, long=inner >= LONG_SUMS, clusters=not overlap)
     first, second = ("first", "second") if overlap else ("", "")
     return (
         Product(inner, hidden, experts, problem.activation, up, top_k, first, problem.biased),
@@ -145,7 +161,8 @@ def launch(
     A product that gathers reads x (T, inner) through order (R,) int32.
     """
     multiprocessors = torch.cuda.get_device_properties(out.device).multi_processor_count
-    blocks = max(1, min(multiprocessors, product.most_tiles(len(out))))
+    clusters = min(multiprocessors, product.most_tiles(len(out))) // product.tile.cluster
+    blocks = max(1, clusters) * product.tile.cluster
     return functools.partial(kernel, x, order, offsets, w, biases, out, blocks)
 
 

@@ -1,8 +1,9 @@
 """How the grouped products of `cute_swapped` bring weights and token rows to shared memory, step by step through the ring of stages.
 
-Weights come by TMA, issued by one warp. Packed rows do, too (`stream`). Rows that are gathered through `order` come by 16-byte
-asynchronous copies of the four warps of the first warpgroup (`gather`), each thread the same eighth of every 16th row, to the
-places that TMA would have given them: vector v of row r of a stage lies at v ^ (r % 8) of its 8 (the swizzle of 128 bytes).
+Weights come by TMA, issued by one warp; in a cluster each block asks for a part of them, which all get (multicast). Packed rows
+come by TMA, too (`stream`). Rows that are gathered through `order` come by 16-byte asynchronous copies of the four warps of the
+first warpgroup (`gather`), each thread the same eighth of every 16th row, to the places that TMA would have given them: vector v of
+row r of a stage lies at v ^ (r % 8) of its 8 (the swizzle of 128 bytes).
 
 Invariants:
 - The `full` barrier of a stage counts each thread's copies as they come (`cp.async.mbarrier.arrive.noinc`), and whoever multiplies
@@ -19,7 +20,16 @@ from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from moe_routing_bench.kernels.cute import WARP
-from moe_routing_bench.kernels.experts.cute_tiles import STEP, VECTOR, WARPGROUP, Product, advance, locate, width_of
+from moe_routing_bench.kernels.experts.cute_tiles import (
+    STEP,
+    VECTOR,
+    WARPGROUP,
+    Product,
+    advance,
+    begin_at,
+    locate,
+    width_of,
+)
 
 VECTORS = STEP // VECTOR  # of a row of a stage; as many threads copy one
 ROWS = WARPGROUP // VECTORS  # that a warpgroup copies at a time
@@ -32,10 +42,12 @@ def place(thread: Any) -> Any:
 
 
 def weights_of(w_atom: cute.CopyAtom, w: cute.Tensor, w_stages: cute.Tensor, product: Product) -> tuple[Any, Any]:
-    """The stages, and the boxes (part, step, expert), of weights."""
+    """The stages, and the boxes (part, step, expert), of weights, or of the part of them that a block brings to its cluster."""
     tiles = cute.local_tile(w, (product.tile.rows, STEP), (None, None, None))
+    cluster = product.tile.cluster
+    rank = cute.arch.block_idx_in_cluster() if cluster > 1 else 0
     return cpasync.tma_partition(
-        w_atom, 0, cute.make_layout(1), cute.group_modes(w_stages, 0, 2), cute.group_modes(tiles, 0, 2)
+        w_atom, rank, cute.make_layout(cluster), cute.group_modes(w_stages, 0, 2), cute.group_modes(tiles, 0, 2)
     )
 
 
@@ -51,7 +63,11 @@ def ask_for_weights(
     """By one warp: announce what TMA brings to a stage, and start the copy of its box of weights."""
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive_and_expect_tx(full + index, product.loaded_bytes)
-    cute.copy(w_atom, source, w_to[None, index], tma_bar_ptr=full + index)
+    if cutlass.const_expr(product.tile.cluster > 1):
+        everyone = cutlass.Int16(2**product.tile.cluster - 1)
+        cute.copy(w_atom, source, w_to[None, index], tma_bar_ptr=full + index, mcast_mask=everyone)
+    else:
+        cute.copy(w_atom, source, w_to[None, index], tma_bar_ptr=full + index)
 
 
 @cute.jit
@@ -73,7 +89,7 @@ def stream(
 
     The second of two kernels that overlap loads the first weights while the first is still writing `x`.
     """
-    tile, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+    tile, stride = begin_at(product)
     w_to, w_from = weights_of(w_atom, w, w_stages, product)
     index, phase, ahead = Int32(0), Int32(1), Int32(product.ahead)
     if cutlass.const_expr(product.overlap == "second"):
@@ -179,7 +195,7 @@ def gather(
 
     The numbers of the next tile's rows are loaded while this one's are copied.
     """
-    tile, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+    tile, stride = begin_at(product)
     warp_index = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
     passes = cutlass.const_expr((product.tile.tokens + ROWS - 1) // ROWS)
     tokens, following = cute.make_rmem_tensor((passes,), Int32), cute.make_rmem_tensor((passes,), Int32)

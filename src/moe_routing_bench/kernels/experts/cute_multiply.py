@@ -19,9 +19,13 @@ TURN = 3  # named barriers from it on: one per warpgroup of a ping-pong; 1 and 2
 
 
 @cute.jit
-def release(empty: cute.Pointer):
-    """Say that the calling warp has read a stage."""
-    if cute.arch.lane_idx() == 0:
+def release(empty: cute.Pointer, cluster: cutlass.Constexpr = 1):
+    """Say that the calling warp has read a stage, to each block of the cluster, as all of them fill it."""
+    lane = cute.arch.lane_idx()
+    if cutlass.const_expr(cluster > 1):
+        if lane < cluster:
+            cute.arch.mbarrier_arrive(empty, lane)
+    elif lane == 0:
         cute.arch.mbarrier_arrive(empty)
 
 
@@ -67,13 +71,13 @@ def multiply(
         warpgroup.commit_group()
         if k > 0:
             warpgroup.wait_group(1)
-            release(empty + previous)
+            release(empty + previous, tile.cluster)
         previous = index
         index, phase = advance(index, phase, stages)
     if cutlass.const_expr(tile.pingpong):
         cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
     warpgroup.wait_group(0)
-    release(empty + previous)
+    release(empty + previous, tile.cluster)
 
 
 @cute.jit

@@ -37,6 +37,9 @@ class Tile:
     pingpong: bool = False  # two warpgroups take tiles in turn: one multiplies while the other stores
     narrowest: int = 0  # tokens of its narrowest form: tiles share an expert's rows evenly; 0: it has one form
     grain: int = 8  # tokens by which its forms differ
+    cluster: int = (
+        1  # thread blocks that take neighbouring tiles of an expert, and each load a part of the weights for all
+    )
 
     def __post_init__(self) -> None:
         """Check what the kernel takes for granted."""
@@ -45,11 +48,17 @@ class Tile:
         assert self.warpgroups == 2 or not self.pingpong, "two take turns"
         assert self.narrowest % 8 == 0 and 0 <= self.narrowest <= self.tokens, "forms are multiples of 8 tokens"
         assert self.grain % 8 == 0 and (self.tokens - self.narrowest) % self.grain == 0, "the widest is one of them"
+        assert self.cluster == 1 or (self.narrowest and GROUP % self.cluster == 0), "a cluster shares an expert's rows"
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Tokens of each form of it, fewest first: what the matrix instructions multiply."""
         return tuple(range(self.narrowest or self.tokens, self.tokens + 1, self.grain))
+
+    @property
+    def span(self) -> int:
+        """Tokens that a cluster takes at a time, at most."""
+        return self.tokens * self.cluster
 
     @property
     def sharing(self) -> int:
@@ -78,6 +87,7 @@ class Product:
     def __post_init__(self) -> None:
         """Check what the kernel takes for granted."""
         assert self.overlap in ("", "first", "second") and not (self.overlap == "second" and self.top_k), self
+        assert self.tile.cluster == 1 or not self.overlap, "blocks that overlap start one by one"
 
     @property
     def gated(self) -> bool:
@@ -153,13 +163,13 @@ class Product:
         return WARPGROUP * (1 + self.tile.warpgroups)
 
     def most_tiles(self, rows: int) -> int:
-        """The most tiles that `rows` rows can need: each expert's may leave one that is not full."""
-        return (rows // self.tile.tokens + min(self.experts, rows)) * self.parts
+        """The most tiles that `rows` rows can need: each expert's may leave one, or a cluster's, that is not full."""
+        return (rows // self.tile.span + min(self.experts, rows)) * self.parts * self.tile.cluster
 
 
 @cute.jit
 def count_tiles(offsets: cute.Tensor, starts: cute.Tensor, first_tiles: cute.Tensor, product: cutlass.Constexpr):
-    """By one warp: copy offsets (E + 1,) to `starts`, and write how many tiles of tokens precede each expert.
+    """By one warp: copy offsets (E + 1,) to `starts`, and write how many tiles of tokens, or clusters of them, precede each expert.
 
     A lane takes neighbouring experts, so that all its loads are in flight at a time.
     """
@@ -169,7 +179,7 @@ def count_tiles(offsets: cute.Tensor, starts: cute.Tensor, first_tiles: cute.Ten
     begins = [offsets[cutlass.min(lane * share + i, experts)] for i in range(share + 1)]
     before = [Int32(0)]
     for i in cutlass.range_constexpr(share):
-        tiles = (begins[i + 1] - begins[i] + (product.tile.tokens - 1)) // product.tile.tokens
+        tiles = (begins[i + 1] - begins[i] + (product.tile.span - 1)) // product.tile.span
         before.append(before[i] + tiles)
     total = before[share]
     for n in cutlass.range_constexpr(5):
@@ -189,6 +199,8 @@ def count_tiles(offsets: cute.Tensor, starts: cute.Tensor, first_tiles: cute.Ten
 def locate(tile: Any, starts: cute.Tensor, first_tiles: cute.Tensor, product: Product) -> tuple[Any, Any, Any, Any]:
     """Of a tile, by a whole warp: its expert, its first row, the end of its rows, and its part of the columns.
 
+    Blocks of a cluster count its tiles as one, and each finds its own, which has no rows where the expert has too few.
+
     Tiles of an expert are taken in groups of up to GROUP tiles of tokens, part by part: what runs at a time shares weights
     and token rows. Where tiles have several forms, those of an expert share its rows in multiples of 8, and their end is their
     own; else it is the expert's. Who is longer then changes from part to part and from expert to expert: as blocks take every
@@ -205,15 +217,25 @@ def locate(tile: Any, starts: cute.Tensor, first_tiles: cute.Tensor, product: Pr
     first, start, end = first_tiles[expert], starts[expert], starts[expert + 1]
     count = first_tiles[expert + 1] - first
     inside = tile - first * product.parts
-    group = inside // (GROUP * product.parts)
-    high = cutlass.min(count - group * GROUP, GROUP)
-    inside = inside - group * (GROUP * product.parts)
+    most = GROUP // product.tile.cluster
+    group = inside // (most * product.parts)
+    high = cutlass.min(count - group * most, most)
+    inside = inside - group * (most * product.parts)
     if not product.tile.narrowest:
-        return expert, start + (group * GROUP + inside % high) * product.tile.tokens, end, inside // high
+        return expert, start + (group * most + inside % high) * product.tile.tokens, end, inside // high
     part = inside // high
-    number = group * GROUP + (inside % high + part + expert) % high
+    number = group * most + (inside % high + part + expert) % high
+    if product.tile.cluster > 1:
+        number = number * product.tile.cluster + cute.arch.block_idx_in_cluster()
+        count = count * product.tile.cluster
     row, last = start + first_of(number, end - start, count), start + first_of(number + 1, end - start, count)
     return expert, row, cutlass.min(last, end), part
+
+
+def begin_at(product: Product) -> tuple[Any, Any]:
+    """Of the calling thread block or its cluster: the first tile, and how far on the next one is."""
+    block, blocks, cluster = cute.arch.block_idx()[0], cute.arch.grid_dim()[0], product.tile.cluster
+    return (block, blocks) if cluster == 1 else (block // cluster, blocks // cluster)
 
 
 def first_of(number: Any, rows: Any, count: Any) -> Any:
