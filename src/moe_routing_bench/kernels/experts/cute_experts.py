@@ -32,14 +32,14 @@ MOST_EXPERTS = 1024  # that a warp counts, 32 a lane
 FEW_ROWS = 56  # per expert, up to which weights' bytes set the time and tiles are low
 FEW_SIZES = (8, 16, 24, 32, 48, 64)  # tokens of a low tile
 SHARED_SIZES = (80, 96, 112, 128, 144, 160, 176)  # of a tile with forms, in chunks that are not tiny
-MANY_ROWS = 192  # per expert, from which two warpgroups take tiles in turn, unless they gather rows or sums are long
+MANY_ROWS = 192  # per expert, from which two warpgroups take tiles in turn, or two thread blocks load weights for both
 # Numbers per sum, from which two warpgroups gain less by taking turns than two blocks do by loading weights for both; an activation is
 # more to do between tiles.
 LONG_SUMS, LONG_ACTIVATED_SUMS = 2048, 2560
 CLUSTER = 2  # thread blocks
-PAIRS_IN_TURN = 1024  # rows per expert, from which two blocks load weights for both where warpgroups take turns
+MORE_ROWS = 1024  # per expert, from which blocks load weights for both where warpgroups take turns, too
 PINGPONG_SIZE = 176
-GATHERED_SIZE, WIDER = 160, 1.04  # tokens of a tile, above which gathering them takes longer, and how much
+PAIR_SIZE = 160  # of a cluster's tiles, unless rows are more and lie in order: two hold the 320 rows that a mean of 256 rarely exceeds
 PER_TILE = 32  # what a tile costs beside its tokens, in tokens: loads of weights from shared memory, the epilogue
 NEAR = 1.01  # of the least cost: what is as good, so that the smaller tile is taken
 OVERLAP_ROWS = 4096  # up to so many rows in all, the second product starts before the first is over
@@ -50,13 +50,12 @@ def choose_low(mean: float, sizes: tuple[int, ...] = FEW_SIZES) -> int:
     return min(sizes, key=lambda tokens: _tiles(mean, tokens) * (tokens + PER_TILE))
 
 
-def choose_shared(mean: float, cluster: int = 1, gathers: bool = False) -> int:
+def choose_shared(mean: float, sizes: tuple[int, ...] = SHARED_SIZES) -> int:
     """Tokens of a tile with forms down to half of them: the smallest of near the least cost, for the same spread."""
     costs = {}
-    for tokens in SHARED_SIZES:
-        tiles = cluster * _tiles(mean, cluster * tokens)
-        slower = WIDER if gathers and tokens > GATHERED_SIZE else 1
-        costs[tokens] = (max(mean, tiles * tokens / 2) + tiles * PER_TILE) * slower
+    for tokens in sizes:
+        tiles = _tiles(mean, tokens)
+        costs[tokens] = max(mean, tiles * tokens / 2) + tiles * PER_TILE
     return next(tokens for tokens, cost in costs.items() if cost <= NEAR * min(costs.values()))
 
 
@@ -83,13 +82,13 @@ def choose_tile(
     Tiles in turn have half as many rows of weights, so that token rows are brought twice as often: too often where a
     warpgroup gathers them, and where sums are so long that storing a tile takes little of its time.
     """
-    mean, cluster = max(1.0, rows / experts), CLUSTER if clusters else 1
+    mean = max(1.0, rows / experts)
     if mean >= MANY_ROWS and not (gathers or long):
-        pairs = cluster if mean >= PAIRS_IN_TURN else 1
-        return Tile(2, 2, PINGPONG_SIZE, pingpong=True, narrowest=PINGPONG_SIZE // 2, cluster=pairs)
-    if mean >= MANY_ROWS:
-        tokens = choose_shared(mean, cluster, gathers)
-        return Tile(2, 2, tokens, narrowest=tokens // 2, cluster=cluster)
+        cluster = CLUSTER if clusters and mean >= MORE_ROWS else 1
+        return Tile(2, 2, PINGPONG_SIZE, pingpong=True, narrowest=PINGPONG_SIZE // 2, cluster=cluster)
+    if mean >= MANY_ROWS and clusters:
+        tokens = PAIR_SIZE if gathers or mean < MORE_ROWS else PINGPONG_SIZE
+        return Tile(2, 2, tokens, narrowest=tokens // 2, cluster=CLUSTER)
     if mean > FEW_ROWS:
         tokens = choose_shared(mean)
         return Tile(2, 2, tokens, narrowest=tokens // 2)
