@@ -138,6 +138,41 @@ def test_a_layer_is_the_sum_over_kept_choices() -> None:
             torch.testing.assert_close(got, right)
 
 
+def test_a_layer_behind_a_router_of_its_own() -> None:
+    """Ids that no rule of ours would choose: one expert twice, and -1 for a token that has one expert only."""
+    torch.manual_seed(17)
+    shapes = ((3, HIDDEN), (3, 2), (3, 2 * INTERMEDIATE, HIDDEN), (3, HIDDEN, INTERMEDIATE))
+    x, weights, w13, w2 = inputs = [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+    ids = torch.tensor([[2, 2], [-1, 0], [0, 2]], dtype=torch.int32)
+
+    def expert(token: int, one: int) -> Tensor:
+        gate, up = (w13[one] @ x[token]).chunk(2)
+        return w2[one] @ (torch.nn.functional.silu(gate) * up)
+
+    chosen = [[2, 2], [None, 0], [0, 2]]
+    terms = [
+        [weights[t, j] * expert(t, one) for j, one in enumerate(ones) if one is not None]
+        for t, ones in enumerate(chosen)
+    ]
+    want, grad = torch.stack([sum(ones, x[t]) for t, ones in enumerate(terms)]), torch.randn(3, HIDDEN).double()
+    got = ops.fused_experts(x, ids, weights, w13, w2, residual=x)
+    found = torch.autograd.grad(got, inputs, grad)
+    for one, right in zip([got, *found], [want, *torch.autograd.grad(want, inputs, grad)], strict=True):
+        torch.testing.assert_close(one, right)
+    with torch.no_grad():
+        assert torch.equal(ops.fused_experts(x, ids, weights, w13, w2, residual=x), got)
+    for arguments, what in (
+        ((x, ids.long(), weights, w13, w2), r"topk_ids: got '\(3, 2\) of torch.int64'"),
+        ((x[:2], ids, weights, w13, w2), "x: got"),
+        ((x, ids, weights.float(), w13, w2), r"weights: got .* allowed: '?\(3, 2\) of torch.float64"),
+        ((x, ids, weights, w13[:2], w2), "w13: got"),
+    ):
+        with pytest.raises(UserError, match=what):
+            ops.fused_experts(*arguments)
+    with pytest.raises(UserError, match=r"logits: got \(3, 4\); allowed: \(T, 3\): w2 has 3 experts"):
+        ops.layer(x, torch.zeros(3, 4).double(), w13, w2, 2)
+
+
 def test_bad_input_is_explained() -> None:
     rows, w13, w2, b13, b2 = (one.detach() for one in drawn("swiglu_oai", torch.float32))
     for arguments, what in (

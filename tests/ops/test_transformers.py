@@ -34,7 +34,7 @@ def test_logits_are_those_of_the_eager_loop(name, monkeypatch):
     torch.manual_seed(17)
     config = getattr(library, f"{name}Config")(**SMALL | MODELS[name])
     model = getattr(library, f"{name}ForCausalLM")._from_config(config, experts_implementation="eager").float().eval()
-    calls, operators = [], {"permute": ours.ops.permute, "experts": ours.ops.experts}
+    calls, operators = [], {"permute": ours.ops.permute, "fused_experts": ours.ops.fused_experts}
     for one in operators:
         monkeypatch.setattr(ours.ops, one, lambda *given, one=one: calls.append(one) or operators[one](*given))
     with torch.no_grad():
@@ -52,7 +52,7 @@ def test_logits_are_those_of_the_eager_loop(name, monkeypatch):
     (logits, gradient), (our_logits, our_gradient) = found
     layers = 1 if name == "DeepseekV2" else 2
     assert logits.std() > 0.01
-    assert (calls.count("permute"), calls.count("experts")) == (layers, 0 if name == "GptOss" else layers)
+    assert (calls.count("permute"), calls.count("fused_experts")) == (layers, 0 if name == "GptOss" else layers)
     torch.testing.assert_close(our_logits, logits, rtol=1e-4, atol=1e-4 * float(logits.std()))
     torch.testing.assert_close(our_gradient, gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max()))
 

@@ -1,16 +1,17 @@
 """An MoE layer for a model: ``from moe_routing_bench import ops``, then `ops.route`, `ops.experts` and `ops.combine`, or `ops.layer` for all.
 
-=========  ==========================================================  ===========================================
-operator   from                                                        to
-=========  ==========================================================  ===========================================
-gate       logits (T, E)                                               expert ids (T, k), weights (T, k)
-permute    expert ids (T, k)                                           counts (E,), offsets (E + 1,), order (R,), inverse (T, k)
-pack       x (T, H), order, inverse                                    packed rows (R, H), grouped by expert
-experts    packed rows (R, H), offsets, w13 (E, 2 I, H), w2 (E, H, I)  expert rows y (R, H)
-combine    expert rows y (R, H), inverse, weights, residual (T, H)     combined (T, H)
-route      x, logits                                                   gate, permute and pack in one call: a `Routed`
-layer      x, logits, w13, w2                                          combined (T, H): route, experts and combine
-=========  ==========================================================  ===========================================
+=============  ==========================================================  ===========================================
+operator       from                                                        to
+=============  ==========================================================  ===========================================
+gate           logits (T, E)                                               expert ids (T, k), weights (T, k)
+permute        expert ids (T, k)                                           counts (E,), offsets (E + 1,), order (R,), inverse (T, k)
+pack           x (T, H), order, inverse                                    packed rows (R, H), grouped by expert
+experts        packed rows (R, H), offsets, w13 (E, 2 I, H), w2 (E, H, I)  expert rows y (R, H)
+combine        expert rows y (R, H), inverse, weights, residual (T, H)     combined (T, H)
+route          x, logits                                                   gate, permute and pack in one call: a `Routed`
+fused_experts  x, expert ids, weights, w13, w2                             combined (T, H): permute, pack, experts and combine
+layer          x, logits, w13, w2                                          combined (T, H): gate and fused_experts
+=============  ==========================================================  ===========================================
 
 `order` (R,) int32 is the assignment t * k + j in each row, or -1 for padding; `inverse` (T, k) int32 is the row of each
 assignment, or -1 where it was dropped. R is `RowLayout.rows`, which is known without waiting for the GPU and suffices
@@ -34,10 +35,23 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.choices import check_phase
+from moe_routing_bench.errors import bad
 from moe_routing_bench.kernels.permute.layout import RowLayout, capacity_of
 from moe_routing_bench.ops import arguments, library
 
-__all__ = ["Routed", "RowLayout", "capacity_of", "combine", "experts", "gate", "layer", "pack", "permute", "route"]
+__all__ = [
+    "Routed",
+    "RowLayout",
+    "capacity_of",
+    "combine",
+    "experts",
+    "fused_experts",
+    "gate",
+    "layer",
+    "pack",
+    "permute",
+    "route",
+]
 
 
 class Routed(NamedTuple):
@@ -143,6 +157,41 @@ def route(
     return Routed(pack(x, order, inverse), topk_ids, topk_weights, counts, offsets, order, inverse)
 
 
+def fused_experts(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    capacity: int | None = None,
+    activation: str = "swiglu",
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
+    residual: Tensor | None = None,
+    phase: str | None = None,
+) -> Tensor:
+    """A layer behind a router of its own: x (T, H), topk_ids (T, k), topk_weights (T, k) -> combined (T, H), plus residual (T, H).
+
+    Ids are as of `permute`, weights of the layer as of `experts`, those of tokens as of `combine`.
+
+    Which kernels run the experts on a GPU, and whether they gather the tokens' rows or are given packed ones, is chosen by sizes
+    from a table of measured layers (`choices`), without waiting for the GPU; a `phase`, ``prefill`` or ``decode``, is a hint
+    that leaves only such cells. Where rows or weights of experts need a gradient, rows are packed.
+
+    Raises `UserError` for arguments that `permute`, `experts` or `combine` does not take, and for an unknown phase.
+    """
+    check_phase(phase)
+    _, offsets, order, inverse = permute(topk_ids, len(w2), capacity)
+    arguments.check_pack(x, order, inverse)
+    arguments.check_experts(x, offsets, w13, w2, activation, b13, b2)
+    if _learns(x, w13, w2, b13, b2):
+        arguments.check_combine(x, inverse, topk_weights, residual)
+        weights = (w13, w2, activation, b13, b2)
+        return library.layer_training(x, order, inverse, offsets, topk_weights, *weights, residual)[0]
+    y = library.feed(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase)
+    return combine(y, inverse, topk_weights, residual)
+
+
 def layer(
     x: Tensor,
     logits: Tensor,
@@ -158,22 +207,11 @@ def layer(
     residual: Tensor | None = None,
     phase: str | None = None,
 ) -> Tensor:
-    """A whole MoE layer: x (T, H), router logits (T, E), weights as of `experts` -> combined (T, H), plus residual (T, H).
+    """A whole MoE layer: x (T, H), router logits (T, E), and what `fused_experts` takes -> combined (T, H), plus residual (T, H).
 
-    Which kernels run the experts on a GPU, and whether they gather the tokens' rows or are given packed ones, is chosen by sizes
-    from a table of measured layers (`choices`), without waiting for the GPU; a `phase`, ``prefill`` or ``decode``, is a hint
-    that leaves only such cells. Where rows or weights of experts need a gradient, rows are packed.
-
-    Raises `UserError` for arguments that `route`, `experts` or `combine` does not take, and for an unknown phase.
+    Raises `UserError` for arguments that `gate` or `fused_experts` does not take, and for logits of another number of experts.
     """
-    check_phase(phase)
     topk_ids, topk_weights = gate(logits, top_k, rule, bias)
-    _, offsets, order, inverse = permute(topk_ids, logits.shape[1], capacity)
-    arguments.check_pack(x, order, inverse)
-    arguments.check_experts(x, offsets, w13, w2, activation, b13, b2)
-    if _learns(x, w13, w2, b13, b2):
-        arguments.check_combine(x, inverse, topk_weights, residual)
-        weights = (w13, w2, activation, b13, b2)
-        return library.layer_training(x, order, inverse, offsets, topk_weights, *weights, residual)[0]
-    y = library.feed(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase)
-    return combine(y, inverse, topk_weights, residual)
+    if logits.shape[1] != len(w2):
+        raise bad("logits", tuple(logits.shape), f"(T, {len(w2)}): w2 has {len(w2)} experts")
+    return fused_experts(x, topk_ids, topk_weights, w13, w2, capacity, activation, b13, b2, residual, phase)

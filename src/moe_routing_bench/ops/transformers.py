@@ -1,9 +1,9 @@
 """Our operators around the experts of the transformers library: `register`, then
 ``model.set_experts_implementation("moe_routing_bench")``.
 
-Token rows are grouped by `ops.permute` and `ops.pack` and summed by `ops.combine`. Between them, SwiGLU experts without biases
-run as `ops.experts`; of all others the two products are `torch.nn.functional.grouped_mm`, and what a model computes between
-these stays its own. Read from transformers 5.17 to 5.23, ``integrations/moe.py``.
+SwiGLU experts without biases run as `ops.fused_experts`. Of all others token rows are grouped by `ops.permute` and `ops.pack` and
+summed by `ops.combine`, the two products are `torch.nn.functional.grouped_mm`, and what a model computes between these stays
+its own. Read from transformers 5.17 to 5.23, ``integrations/moe.py``.
 """
 
 from typing import Any
@@ -34,18 +34,17 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
     `module` is what the library's ``use_experts_implementation`` decorates. Ids outside its experts take no part.
     """
     ids = top_k_index.to(torch.int32)
+    weights = top_k_weights.to(torch.float64 if hidden_states.dtype == torch.float64 else torch.float32)
+    normed = getattr(module, "has_post_expert_norm", False)
+    if _is_swiglu(module) and not normed:
+        return ops.fused_experts(hidden_states, ids, weights, module.gate_up_proj, module.down_proj)
     _, offsets, order, inverse = ops.permute(ids, module.num_experts)
     rows = ops.pack(hidden_states, order, inverse)
-    if _is_swiglu(module):
-        y = ops.experts(rows, offsets, module.gate_up_proj, module.down_proj)
-    else:
-        expert = ids.flatten()[order.clamp_min(0)].clamp(0, module.num_experts - 1) if module.has_bias else None
-        inner = _product(module, "gate_up_proj" if module.has_gate else "up_proj", rows, offsets, expert)
-        inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
-        y = _product(module, "down_proj", inner, offsets, expert)
-    if getattr(module, "has_post_expert_norm", False):
-        y = module.post_expert_norm(y)
-    return ops.combine(y, inverse, top_k_weights.to(torch.float64 if y.dtype == torch.float64 else torch.float32))
+    expert = ids.flatten()[order.clamp_min(0)].clamp(0, module.num_experts - 1) if module.has_bias else None
+    inner = _product(module, "gate_up_proj" if module.has_gate else "up_proj", rows, offsets, expert)
+    inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+    y = _product(module, "down_proj", inner, offsets, expert)
+    return ops.combine(module.post_expert_norm(y) if normed else y, inverse, weights)
 
 
 def _is_swiglu(module: Any) -> bool:
