@@ -103,3 +103,31 @@ def test_a_verdict_on_an_earlier_claim_stands_beside_it(tmp_path):
         return ["claims", "open-claims"].map(id => document.getElementById(id)).filter(Boolean).map(table => { const cell = table.tBodies[0].rows[0].cells[1]; return [table.tHead.rows[0].cells[1].textContent, cell.textContent, cell.getBoundingClientRect().right <= table.closest(".scroll").getBoundingClientRect().right]; });"""
     found = asked(out, script, width=390)
     assert found and all(heading == "verdict" and said in ("refuted", "confirmed", "not comparable") and inside for heading, said, inside in found)  # fmt: skip
+
+
+NAMED = {
+    "short": ["a", "b", "c"],
+    "cells": ["qwen3-next-80b-a3b T=16384 H=2048 I=512 E=512 k=10", "qwen3-next-80b-a3b T=4096 H=2048 I=512 E=512 k=10", "gpt-oss-120b T=4"],
+    "rules": ["quantile_balancing", "loss_free_bias", "deepseek_v3_small", "pseudo_expert_choice"],
+    "wide": ["WWWWWWWWWWWWWWWWWWWWWWWWW", "mmmmmmmmmm"],
+    "endless": [f"{'a-model-of-somebody-else ' * 4}{i}" for i in range(6)],
+    "nameless": [f"n{i}" for i in range(7)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", NAMED)
+@pytest.mark.parametrize("width", [1440, 390])
+def test_names_in_a_small_picture_leave_room_for_its_scale(tmp_path, names, width):
+    """However long they are, no text lies over another, a mark or the edge, and the scale has a third of the picture."""
+    dots = [Dot(name, 2.0 + i, 1.0 + i, 3.0 + i, chosen=not i) for i, name in enumerate(NAMED[names])]
+    known = Headline("cute is fast.", "rows", picture(dots, "times as fast as the best other", "x", 1.0))
+    listed = site.Listed("a", "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [known], [], [])
+    site.write([(listed, tmp_path / "a", [])], tmp_path, held={}, models={})
+    script = """const svg = document.querySelector(".picture-small"), box = svg.getBoundingClientRect(), every = kind => [...svg.querySelectorAll(kind)].map(one => one.getBoundingClientRect());
+        const texts = every("text"), marks = every("circle"), over = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3, scale = [...every("circle"), ...every("g line")];
+        return {box: [box.width, box.right <= innerWidth], out: texts.filter(one => one.left < box.left || one.right > box.right + 0.5 || one.bottom > box.bottom + 1).length,
+            texts: texts.flatMap((a, i) => texts.slice(i + 1).filter(b => over(a, b))).length, marks: texts.flatMap(a => marks.filter(b => over(a, b))).length,
+            scale: (Math.max(...scale.map(one => one.right)) - Math.min(...scale.map(one => one.left))) / box.width, said: svg.textContent.includes("\\u2026")};"""
+    found = asked(tmp_path / "index.html", script, width=width)
+    assert found.pop("box")[1] and found.pop("scale") > 1 / 3
+    assert found == {"out": 0, "texts": 0, "marks": 0, "said": names in ("cells", "endless")}

@@ -8,7 +8,8 @@ from html import escape
 from markupsafe import Markup
 
 WIDTH, _STEP, _MARGIN = 300, 14, 8  # CSS pixels, as those below
-_NAMED = 6  # dots that have room for their names beside them
+_LETTER = 6.6  # the mean width of one, in the widest of the fonts that browsers take
+_NAMED = 6  # dots that have room for their names
 _LEAST_STEP, _MOST_HEIGHT = 2.5, 72
 MOST = 60  # dots; of more every second, third or later one is drawn, and what the sentence is about
 
@@ -37,31 +38,46 @@ def picture(dots: Sequence[Dot], what: str, unit: str = "", reference: float | N
     dots = [one for i, one in enumerate(dots) if one.chosen or i % every == 0]
     what += f", one in {every}" * (every > 1)
     named = len(dots) <= _NAMED
-    step = _STEP if named else max(_LEAST_STEP, min(_STEP, _MOST_HEIGHT / len(dots)))
-    height = step * len(dots) + 22
-    left = 12 + 6.2 * max(len(one.name) for one in dots) if named else _MARGIN
+    longest = _LETTER * max(len(one.name) for one in dots)
+    above = named and longest > WIDTH * 0.45  # beside the scale such names would leave it no room
+    step = _STEP * (1 + above) if named else max(_LEAST_STEP, min(_STEP, _MOST_HEIGHT / len(dots)))
+    left = 12 + longest if named and not above else _MARGIN
+    bottom = step * len(dots) + 6
     ends = [edge for one in dots for edge in (one.low, one.high)] + ([] if reference is None else [reference])
     least, most = min(ends), max(ends)
     place = _scale(least, most, left, WIDTH - _MARGIN)
     said = "; ".join(f"{one.name} {_interval(one, unit)}" for one in dots)
-    parts = [
-        _mark(one, place, 5 + step * (i + 0.5), min(3.5, step * 0.4 + 1), named, unit) for i, one in enumerate(dots)
-    ]
+    radius = min(3.5, step * 0.4 + 1)
+    parts = [_mark(one, place, step * i, step, radius, named, above, unit) for i, one in enumerate(dots)]
     if reference is not None:
-        parts.insert(0, f'<line class="reference" x1="{place(reference)}" x2="{place(reference)}" y1="2" y2="{height - 16:g}"/>')  # fmt: skip
-    foot = f'<text x="{left:g}" y="{height - 3:g}">{_number(least, unit)}</text><text x="{WIDTH - _MARGIN}" y="{height - 3:g}" text-anchor="end">{_number(most, unit)}</text>'
-    middle = f'<text x="{(left + WIDTH - _MARGIN) / 2:g}" y="{height - 3:g}" text-anchor="middle">{escape(what)}</text>'
+        parts.insert(0, f'<line class="reference" x1="{place(reference)}" x2="{place(reference)}" y1="2" y2="{bottom:g}"/>')  # fmt: skip
+    foot, height = _foot(_number(least, unit), what, _number(most, unit), left, bottom)
     box = f'viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}"'
-    return Markup(f'<svg class="picture-small" {box} role="img" aria-label="{escape(f"{what}: {said}")}">{"".join(parts)}{foot}{middle}</svg>')  # fmt: skip
+    return Markup(f'<svg class="picture-small" {box} role="img" aria-label="{escape(f"{what}: {said}")}">{"".join(parts)}{foot}</svg>')  # fmt: skip
 
 
-def _mark(one: Dot, place, y: float, radius: float, named: bool, unit: str) -> str:
-    """A dot, its interval, and its name where there is room."""
+def _foot(least: str, what: str, most: str, left: float, bottom: float) -> tuple[str, float]:
+    """The ends of the scale with its name between them, or below them where it has no room there; and the height of the picture."""
+    room = WIDTH - _MARGIN - left - _LETTER * (len(least) + len(most) + 2)
+    below = _LETTER * len(what) > room
+    y, right = bottom + 13, WIDTH - _MARGIN
+    ends = f'<text x="{left:g}" y="{y:g}">{least}</text><text x="{right}" y="{y:g}" text-anchor="end">{most}</text>'
+    at = f'x="{right}" y="{y + _STEP:g}" text-anchor="end"' if below else f'x="{(left + right + _LETTER * (len(least) - len(most))) / 2:g}" y="{y:g}" text-anchor="middle"'  # fmt: skip
+    return f"{ends}<text {at}>{escape(what)}</text>", y + 3 + _STEP * below
+
+
+def _mark(one: Dot, place, top: float, step: float, radius: float, named: bool, above: bool, unit: str) -> str:
+    """A dot, its interval, and its name where there is room; what is longer than the picture is cut there, and whole in the title."""
     kind = " ".join(name for name, on in (("chosen", one.chosen), ("hollow", one.hollow)) if on)
-    name = f'<text x="4" y="{y + 3.5:g}">{escape(one.name)}</text>' if named else ""
+    y = top + 5 + step * (0.75 if above else 0.5)
+    name = f'<text x="4" y="{top + 14.5 if above else y + 3.5:g}">{escape(_cut(one.name))}</text>' if named else ""
     line = f'<line x1="{place(one.low)}" x2="{place(one.high)}" y1="{y:g}" y2="{y:g}"/>'
     dot = f'<circle cx="{place(one.value)}" cy="{y:g}" r="{radius:g}"/>'
     return f'<g class="{kind}"><title>{escape(one.name)}: {_interval(one, unit)}</title>{name}{line}{dot}</g>'
+
+
+def _cut(name: str, most: int = int((WIDTH - 4) / _LETTER)) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _scale(least: float, most: float, left: float, right: float):
