@@ -250,6 +250,18 @@ def test_nothing_is_said_of_doubtful_rows() -> None:
     assert "cute has the largest" in told[0]
 
 
+def test_cells_that_are_left_out_are_counted() -> None:
+    """Whoever reads "in 3 of 3 cells" learns that there were more; of a bench without doubtful cells nothing is added."""
+    rows = [*base(1, 2, 3), *(ran("cute", 2.0, t, **CI) for t in (1, 2, 3))]
+    doubtful = [row | ({"suspect": True} if row["tokens"] == 1 else {"converged": False, "best_verdict": "undecided"} if row["tokens"] == 2 else {}) for row in rows]  # fmt: skip
+    text = (
+        "pack: 2 of 3 cells are left out here: the quickest of each is suspect, or did not converge and has no verdict."
+    )
+    assert findings.findings(frame(*doubtful))[1] == text
+    assert "1 of 3 cells is left out" in findings.findings(frame(*doubtful[:1], *rows[1:3], *doubtful[3:4], *rows[4:]))[1]  # fmt: skip
+    assert not [one for one in findings.findings(frame(*rows)) if "left out" in one]
+
+
 def test_others_are_compared_where_both_ran() -> None:
     """On one card: a mean over other cells says nothing beside it."""
     rows = [*base(1, 2, 3), *(ran("cute", speedup, t, **CI) for t, speedup in ((1, 2.0), (2, 20.0), (3, 20.0)))]

@@ -30,7 +30,7 @@ def sound(*rows):
 
 
 def said(rule, *rows):
-    found = rule(sound(*rows))
+    found = rule(sound(*rows), frame(*rows)) if rule is headlines.fastest else rule(sound(*rows))
     return found.text if found else ""
 
 
@@ -56,25 +56,49 @@ def test_which_rows_are_sound():
 def test_the_fastest():
     """Cells that a verdict tells apart, of the widest bench; the middle one's ratio with its stored interval."""
     rows = [*pair("a", 1.2), *pair("b", 1.4, tokens=512), *pair("c", 1.9), *pair("d", 1.001, "same"), *pair("g", 9.0, bench="gate")]  # fmt: skip
-    found = headlines.fastest(sound(*rows, ran("unjudged", "cute", 1.0)))
+    rows_there = [*rows, ran("unjudged", "cute", 1.0)]
+    found = headlines.fastest(sound(*rows_there), frame(*rows_there))
     assert found and found.text == (
         "routing: cute is faster than the best other implementation, beyond noise, in 3 of 4 cells; in the median one of these it is 1.40x [1.39, 1.41] as fast as triton, at T=512 E=8."
     )
     assert found.link == "rows?filter=bench%3Drouting+implementation%3Dcute+best_verdict%3Dfaster&sort=best_speedup"
-    assert drawn(found) == [("T=64 E=8", "", 1.9), ("T=512 E=8", "chosen", 1.4), ("T=64 E=8", "", 1.2), ("T=64 E=8", "hollow", 1)]  # fmt: skip
+    assert drawn(found) == [
+        ("T64 E8", "", 1.9),
+        ("T512 E8", "chosen", 1.4),
+        ("T64 E8", "", 1.2),
+        ("T64 E8", "hollow", 1),
+    ]
     doubtful = [row | {"suspect": True} for row in rows]
     assert said(headlines.fastest, *rows[6:8]) == said(headlines.fastest, *doubtful) == ""
     assert said(headlines.fastest, *(row | {"best_verdict": None} for row in rows)) == "", "no verdict, no winner"
     assert said(headlines.fastest, *doubtful[:8], *rows[8:]).startswith("gate: cute")
 
 
+def test_the_fastest_is_counted_over_all_cells_that_can_decide():
+    """Also those whose times did not converge and that no verdict tells apart: without them, only cells that somebody wins would count. Suspect ones are said to be left out."""
+    rows = [*pair("a", 1.2, converged=False), *pair("b", 1.4), *pair("u", 1.02, "undecided", converged=False), *pair("o", 1.1, "slower", converged=False)]  # fmt: skip
+    assert " in 2 of 4 cells; " in said(headlines.fastest, *rows)
+    assert " in 2 of 4 cells (1 more is suspect); " in said(headlines.fastest, *rows, *pair("s", 1.5, suspect=True))
+    assert " in 2 of 4 cells (2 more are suspect); " in said(headlines.fastest, *rows, *pair("s", 1.5, suspect=True), *pair("t", 1.5, suspect=True), *pair("v", 1.5, bench="gate"))  # fmt: skip
+    found = headlines.fastest(sound(*rows), frame(*rows))
+    assert found and [(kind, value) for _, kind, value in drawn(found)] == [("", 1.4), ("chosen", 1.2), ("", 1.1), ("hollow", 1.02)]  # fmt: skip
+
+
+def test_a_sentence_names_all_that_its_cell_is_asked_for():
+    """Skew, a capacity and other formats, but nothing that is the usual: a cell of them is no cell without."""
+    rows = pair("a", 1.2, skew=1.7, capacity_factor=1.25, dtype="fp32", router="deepseek_v3")
+    assert said(headlines.fastest, *rows).endswith(", at T=64 E=8 cf1.25 skew1.7 deepseek_v3 fp32.")
+    assert said(headlines.near_the_limit, *(row | {"share_of_roofline": 0.5} for row in rows)).endswith(", at T=64 E=8 cf1.25 skew1.7 deepseek_v3 fp32.")  # fmt: skip
+
+
 def test_near_the_limit():
     """The middle cell's share, its interval from that of the time; nothing on a CPU, or where a share is none."""
     rows = [row | {"share_of_roofline": share} for name, share in (("a", 0.5), ("b", 0.8), ("c", 0.9)) for row in pair(name, 1.5)]  # fmt: skip
     found = headlines.near_the_limit(sound(*rows))
-    assert found and found.text == "routing: cute reaches 80.0% [79.2%, 80.8%] of the roofline in the median one of 3 cells, at T=64 E=8."  # fmt: skip
+    assert found and found.text == "routing: cute reaches 80.0% [79.2%, 80.8%] of the roofline in the median one of 3 converged cells, at T=64 E=8."  # fmt: skip
     assert found.link == f"row-{row_id(rows[2])}"
     assert [(kind, value) for _, kind, value in drawn(found)] == [("", 90.0), ("chosen", 80.0), ("", 50.0)]
+    assert "in its one converged cell, at" in said(headlines.near_the_limit, *rows[:2])
     for values in ({"gpu_uuid": None}, {"share_of_roofline": 3.79}, {"share_of_roofline": None}, {"converged": False}, {"suspect": True}):  # fmt: skip
         assert said(headlines.near_the_limit, *(row | values for row in rows)) == "", values
 
@@ -169,7 +193,7 @@ def test_of_one_cell_there_is_no_median():
     )
     assert said(headlines.fastest, *(row | {"best_speedup_ci_low": None} for row in alone)) == ""
     near = said(headlines.near_the_limit, *(row | {"share_of_roofline": 0.5} for row in alone))
-    assert near.endswith("of the roofline in its one cell, at T=64 E=8.")
+    assert near.endswith("of the roofline in its one converged cell, at T=64 E=8.")
 
 
 def test_an_interval_has_the_digits_that_tell_its_ends_apart():

@@ -44,7 +44,14 @@ def _of_bench(ok: pd.DataFrame, firm: pd.DataFrame, bench: str) -> list[str]:
         return [f"{bench}: nothing is said of {count(doubtful, 'row')}: the quickest of each cell is {_DOUBTFUL}."]
     own = firm[firm["bench"] == bench]
     bases = own["baseline"].dropna().unique()  # cells with quantised weights have another
-    return [fastest(own[own["baseline"] == base], bench) for base in bases] or [fastest(own, bench)]
+    said = [fastest(own[own["baseline"] == base], bench) for base in bases] or [fastest(own, bench)]
+    of, kept = _cells(ok[ok["bench"] == bench]), _cells(own)
+    return [*said, *([f"{bench}: {of - kept} of {count(of, 'cell')} {'is' if of - kept == 1 else 'are'} left out here: the quickest of each is {_DOUBTFUL}."] if kept < of else [])]  # fmt: skip
+
+
+def _cells(rows: pd.DataFrame) -> int:
+    """How many cells there are, each on its card."""
+    return rows.groupby(["cell", grouping.card(rows)]).ngroups if len(rows) else 0
 
 
 def fastest(ok: pd.DataFrame, bench: str) -> str:

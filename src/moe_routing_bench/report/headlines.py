@@ -11,7 +11,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.comparison.verdicts import FASTER, UNDECIDED
+from moe_routing_bench.comparison.verdicts import FASTER, SAME, UNDECIDED
 from moe_routing_bench.config import axes
 from moe_routing_bench.figures import grouping
 from moe_routing_bench.quality.comparison import compare
@@ -40,7 +40,7 @@ def headlines(table: pd.DataFrame, trained: pd.DataFrame | None = None) -> list[
     """What the rules have to say of measurements and training runs, in the order of the report."""
     rows = sound(table)
     finals = None if trained is None else compare.finals(trained)
-    found = [rule(rows) for rule in (fastest, near_the_limit, skew)]
+    found = [fastest(rows, table), near_the_limit(rows), skew(rows)]
     if finals is not None and len(finals):
         found += [quality(finals), left_over(finals)]
     return [one for one in found if one is not None][:MOST]
@@ -79,24 +79,31 @@ def _middle(rows: pd.DataFrame, column: str) -> pd.Series:
     return rows.sort_values(column).iloc[(len(rows) - 1) // 2]
 
 
-def fastest(rows: pd.DataFrame) -> Headline | None:
-    """In how many cells of the widest bench one implementation is told faster than the best other, and by how much in the middle one."""
+def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Headline | None:
+    """In how many cells of the widest bench one implementation is told faster than the best other, and by how much in the middle one.
+
+    From sound rows, but counted over all cells of the table: a time that did not converge is sound only where somebody wins.
+    """
     mine = _widest(rows, _lead)
     if mine.empty:
         return None
     wins = mine[mine["best_verdict"] == FASTER]
     one, bench, name = _middle(wins, "best_speedup"), wins["bench"].iloc[0], wins["implementation"].iloc[0]
-    cells = rows[(rows["bench"] == bench) & rows["best_verdict"].notna()].groupby(["cell", grouping.card(rows)]).ngroups
     if one[["best_speedup_ci_low", "best_speedup_ci_high"]].isna().any():
         return None
+    judged = table[(table["bench"] == bench) & (table["status"] == "ok") & table["best_verdict"].notna()]
+    quickest = judged.sort_values("median_us").groupby(["cell", grouping.card(judged)], sort=False).head(1)
+    suspect = int((quickest["suspect"] == True).sum())  # noqa: E712
+    more = f" ({suspect} more {'is' if suspect == 1 else 'are'} suspect)" if suspect else ""
     ratio = times(one["best_speedup"], one["best_speedup_ci_low"], one["best_speedup_ci_high"])
     where = "in the median one of these" if len(wins) > 1 else "there"
-    text = f"{bench}: {name} is faster than the best other implementation, beyond noise, in {len(wins)} of {count(cells, 'cell')}; {where} it is {ratio} as fast as {one['best_other']}, at {_shape(one)}."
-    judged = mine[mine["best_verdict"].notna()].sort_values("best_speedup", ascending=False)
-    edges = judged[["best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"]].itertuples(index=False)
+    text = f"{bench}: {name} is faster than the best other implementation, beyond noise, in {len(wins)} of {count(len(quickest) - suspect, 'cell')}{more}; {where} it is {ratio} as fast as {one['best_other']}, at {_shape(one)}."
+    its = judged[(judged["implementation"] == name) & (judged["suspect"] != True)]  # noqa: E712
+    its = its.sort_values("best_speedup", ascending=False)
+    edges = its[["best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"]].itertuples(index=False)
     dots = [
-        Dot(_shape(row), *edge, row.name == one.name, row["best_verdict"] != FASTER)
-        for (_, row), edge in zip(judged.iterrows(), edges, strict=True)
+        Dot(label, *edge, row.name == one.name, row["best_verdict"] in (SAME, UNDECIDED))
+        for (_, row), edge, label in zip(its.iterrows(), edges, grouping.labels(its), strict=True)
     ]
     return Headline(
         text,
@@ -113,10 +120,10 @@ def near_the_limit(rows: pd.DataFrame) -> Headline | None:
         return None
     one, bench, name = _middle(mine, "share_of_roofline"), mine["bench"].iloc[0], mine["implementation"].iloc[0]
     share, low, high = _of_roofline(one)
-    where = f"the median one of {len(mine)} cells" if len(mine) > 1 else "its one cell"
+    where = f"the median one of {len(mine)} converged cells" if len(mine) > 1 else "its one converged cell"
     text = f"{bench}: {name} reaches {_apart(share, low, high)} of the roofline in {where}, at {_shape(one)}."
     rows = mine.sort_values("share_of_roofline", ascending=False)
-    dots = [Dot(_shape(row), *_of_roofline(row), chosen=row.name == one.name) for _, row in rows.iterrows()]
+    dots = [Dot(label, *_of_roofline(row), chosen=row.name == one.name) for (_, row), label in zip(rows.iterrows(), grouping.labels(rows), strict=True)]  # fmt: skip
     return Headline(text, f"row-{row_id(one.to_dict())}", picture(dots, "share of the roofline", "%", 1.0))
 
 
@@ -218,6 +225,7 @@ def _apart(share: float, low: float, high: float) -> str:
 
 
 def _shape(row: pd.Series) -> str:
-    """The model and sizes of a row's cell in words."""
+    """The model, the sizes, and what else is not the usual in a row's cell, in words."""
     sizes = [f"{axes.AXES[name].prefix}={int(row[name])}" for name in _SIZES if pd.notna(row[name])]
-    return " ".join([*([row["model"]] if pd.notna(row["model"]) else []), *sizes])
+    rest = grouping.labels(pd.DataFrame([row]), but={*_SIZES, "model"}).iloc[0]
+    return " ".join([*([row["model"]] if pd.notna(row["model"]) else []), *sizes, *([rest] if rest else [])])
