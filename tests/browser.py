@@ -1,8 +1,10 @@
 """Pages in a real Chromium, as far as one is installed: one process for all tests, and for every page a profile of its own."""
 
 import atexit
+import base64
 import contextlib
 import functools
+import io
 import itertools
 import json
 import shutil
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
 import pytest
 
 SECONDS = 60  # that an answer may take
@@ -127,6 +130,13 @@ class Loaded:
         found = chromium().ask("Runtime.evaluate", self.session, **asked)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
+
+    def pixels(self, left: float, top: float, width: float, height: float) -> Any:
+        """What a part of the window looks like, as an array (rows, columns, colours) of 0 to 1."""
+        x, y = self.value("[scrollX, scrollY]")
+        clip = {"x": x + left, "y": y + top, "width": width, "height": height, "scale": 1}
+        shot = chromium().ask("Page.captureScreenshot", self.session, format="png", clip=clip)
+        return matplotlib.image.imread(io.BytesIO(base64.b64decode(shot["data"])))
 
     def console(self) -> list[str]:
         """What the page has written to the console, errors that nobody caught included."""

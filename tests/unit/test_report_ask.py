@@ -6,6 +6,7 @@ import pytest
 from rows import frame, one
 
 from browser import asked
+from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.report.questions import questions
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.rows import row_id
@@ -127,6 +128,8 @@ QUIET = {"suspect": False, "roofline_us": None, "card": "host x"}
 NOTED = [
     cell(1, row("a", 1, **QUIET)) | {"bench": "layer"},
     cell(1, row("a", 2, suspect=True, suspect_reason="drift", roofline_us=1), row("b", None, **QUIET | {"status": "crashed", "reason": "a fault"})),
+    cell(1, row("a", 1, **QUIET | told(None)), row("b", 2, **QUIET), row("c", 3, **QUIET | {"converged": False})) | {"bench": "layer"},
+    cell(1, row("a", 1, **QUIET | told("faster")), row("b", 2, **QUIET | {"converged": True})) | {"bench": "layer"},
 ]  # fmt: skip
 FULL = [
     cell(64, *TWO, row("c", 3), dtype="fp32"),
@@ -210,11 +213,14 @@ def test_the_floor_that_binds(pure):
 
 
 def test_notes_below_an_answer(pure):
-    """The limit where a row has one, what is suspect, what has no time, and why rows of other code are shown; each only where there is such a thing."""
+    """The limit where a row has one, what the marks and the missing verdicts mean, what has no time, and why rows of other code are shown; each only where there is such a thing."""
     first = "A ratio above 1: the row is the faster one."
     assert pure["notes"] == [
-        [first, "", "", ""],
-        [f"{first} The limit is the larger of the roofline and of what an empty node of a CUDA graph takes.", " Suspect: drift.", " Without a time: b crashed: a fault.", " Rows of other code than this report's: another kernel since."],
+        [first, "", "", "", "", "", ""],
+        [f"{first} The limit is the larger of the roofline and of what an empty node of a CUDA graph takes.", " Suspect: drift.", "", "", "", " Without a time: b crashed: a fault.", " Rows of other code than this report's: another kernel since."],
+        [first, "", " Not converged: a limit was reached before the interval was as narrow as asked.", " No verdict: too few implementations of the run were entered twice to know its noise.",
+         " Not stored: rows hold their ratio to the best other and to the baseline; ⇄ in two rows of the table compares these.", "", ""],
+        [first, "", "", "", "", "", ""],
     ]  # fmt: skip
 
 
@@ -259,6 +265,22 @@ def test_no_column_of_an_answer_is_cut(ask, width):
     """Beside the findings, and above them in a window that is too narrow for both."""
     script = """return [...document.querySelectorAll("#shown .scroll")].map(box => [box.querySelectorAll("th").length, box.scrollWidth <= box.clientWidth]);"""
     assert ask(script, part="ask?bench=gate&model=qwen3-30b-a3b&tokens=512", width=width) == [[6, True], [6, True]]
+
+
+LONGEST = [max((one.name for one in BENCHES["layer"].implementations), key=len), "an_implementation_of_somebody_else_whose_name_never_ends", "cute"]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [1440, 1024])
+def test_no_column_of_an_answer_is_cut_where_all_is_long(tmp_path, width):
+    """Names, times in tens of thousands, both marks, verdicts with an interval; names of usual length keep to a line."""
+    doubts = {"suspect": True, "suspect_reason": "ceilings drifted 3 %", "converged": False, "model": "qwen3-30b-a3b"}
+    rows = [ran("layer", f"l{t}", name, 47731.0 + i, "undecided", other, 0.9871, tokens=t, **LAYER | doubts) for t in (4096, 16384) for i, (name, other) in enumerate(zip(LONGEST, LONGEST[1:] + LONGEST[:1], strict=True))]  # fmt: skip
+    won = [ran("gate", "g64", "triton", 2.0, "faster", "cute", 1.25, tokens=64, **GATE), ran("gate", "g64", "cute", 2.5, "slower", "triton", 0.8, tokens=64, **GATE)]  # fmt: skip
+    render(frame(*rows, *won), {}, out := tmp_path / "index.html", models=MODELS)
+    script = """if (!document.querySelector("#findings li")) throw "the answer has the whole window"; const boxes = [...document.querySelectorAll("#shown .scroll")], first = boxes[0].querySelector("tbody a").getClientRects().length;
+        return [boxes.map(box => [box.querySelectorAll("th").length, box.scrollWidth <= box.clientWidth]), first, boxes[0].innerText];"""
+    columns, lines, said = asked(out, script, width=width, part="ask?bench=layer&model=qwen3-30b-a3b&tokens=4096")
+    assert columns == [[6, True], [6, True]] and lines == 1 and all(name in said for name in LONGEST)
 
 
 def test_rows_of_before_an_axis_that_follows_another(pure):

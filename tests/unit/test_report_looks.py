@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rows import frame, one, rows, some
 
-from browser import CONTRAST, GOOD, asked
+from browser import CONTRAST, GOOD, asked, loaded
 from moe_routing_bench.comparison.claims import Held
 from moe_routing_bench.comparison.history import History, Then
 from moe_routing_bench.comparison.runs import Comparison
@@ -103,6 +103,30 @@ def test_a_verdict_on_an_earlier_claim_stands_beside_it(tmp_path):
         return ["claims", "open-claims"].map(id => document.getElementById(id)).filter(Boolean).map(table => { const cell = table.tBodies[0].rows[0].cells[1]; return [table.tHead.rows[0].cells[1].textContent, cell.textContent, cell.getBoundingClientRect().right <= table.closest(".scroll").getBoundingClientRect().right]; });"""
     found = asked(out, script, width=390)
     assert found and all(heading == "verdict" and said in ("refuted", "confirmed", "not comparable") and inside for heading, said, inside in found)  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.parametrize("table", ["rows", "published"])
+def test_a_table_with_more_beside_it_looks_like_one(tmp_path, table, mode):
+    """A shade at its right edge, until it is scrolled to its end; then at its left one."""
+    report(out := tmp_path / "index.html", True)
+    with loaded(out, width=390) as page:
+        left, top, width, height = (
+            page.value(f"""(() => {{ document.documentElement.style.colorScheme = "{mode}"; globalThis.box = document.querySelector("#{table}").closest(".scroll"); box.scrollIntoView();
+            const within = box.getBoundingClientRect(), head = box.querySelector("thead").getBoundingClientRect(); return [within.left + box.clientLeft, head.bottom + 2, box.clientWidth, box.clientHeight - head.height - 20]; }})()""")
+        )
+
+        def shaded(at: float) -> float:
+            """By how much the ground at a place differs from the page's; of a column of dots most are ground."""
+            found = page.pixels(at, top, 2, min(height, 400))
+            dots = found.reshape(-1, found.shape[-1])[:, :3]
+            ground = 1.0 if mode == "light" else 22 / 255
+            return float(abs(pd.DataFrame(dots).median() - ground).max())
+
+        first = shaded(left + width - 2)
+        page.value("box.scrollLeft = 1e6")
+        last = shaded(left + width - 2)
+    assert first > 0.05 and last < 0.01, (first, last)
 
 
 NAMED = {

@@ -104,8 +104,14 @@ function against(pair) {
   if (pair === null) return "not stored";
   return `${pair.verdict ?? "no verdict"}: ${timesText(pair)} over ${pair.other}`;
 }
-// The same in a table, where it may take two lines: all columns fit beside the findings.
-const againstIn = pair => pair ? element("span", against(pair), {class: "verdict"}) : against(pair);
+// The same in a table, where it may take more lines: all columns fit beside the findings.
+const againstIn = pair => pair ? breaking(element("span", "", {class: "verdict"}), against(pair)) : against(pair);
+// A text in which names that are longer than usual may break behind their underscores, and intervals nowhere.
+function breaking(made, text) {
+  const names = text => text.split(/\b(\w{25,})\b/).flatMap((part, i) => i % 2 ? part.split(/(?<=_)/) : [part]).flatMap((part, i) => i ? [element("wbr"), part] : [part]);
+  made.append(...text.split(/(\[[^\]]*\])/).flatMap((part, i) => i % 2 ? [element("span", part, {class: "nobreak"})] : names(part)));
+  return made;
+}
 function tableOf(label, heads, lines) {
   const box = element("div", "", {class: "scroll whole", tabindex: 0, role: "region", "aria-label": label}), made = element("table"), head = element("tr"), rows = element("tbody");
   head.append(...heads.map(text => element("th", text, {scope: "col"})));
@@ -123,7 +129,7 @@ function tableOf(label, heads, lines) {
   box.append(made);
   return box;
 }
-const toRow = (row, text) => element("a", text, {href: `#row-${page.ids[row.place]}`});
+const toRow = (row, text) => breaking(element("a", "", {href: `#row-${page.ids[row.place]}`}), text);
 function answer() {
   const asked = question(), read = asks.reads[asked.bench] ?? [];
   for (const [name, made] of controls) if (!["bench", "model"].includes(name)) made.parentElement.hidden = !read.includes(name);
@@ -148,7 +154,7 @@ function time(row) {
   const [median, low, high] = alike([row.median_us, row.ci_low_us, row.ci_high_us]);
   return `${median} [${low}, ${high}]`;
 }
-const marks = row => doubts(row).join(", ") || dash;
+const marks = row => element("span", doubts(row).join(", ") || dash, {class: "marks"});
 function small(...content) {
   const made = element("p", "", {class: "small"});
   made.append(...content);
@@ -156,9 +162,12 @@ function small(...content) {
 }
 function notes(cell) {
   const failed = cell.rows.filter(row => row.status !== "ok").map(row => `${row.implementation} ${row.status}: ${row.reason ?? "no reason recorded"}`);
-  const why = reasons(cell.rows), old = asks.stale[cell.bench];
+  const why = reasons(cell.rows), old = asks.stale[cell.bench], order = ranked(cell), pairs = order.flatMap(({best, next}) => [best, next]);
   return [`A ratio above 1: the row is the faster one.${timed(cell).some(limitOf) ? " The limit is the larger of the roofline and of what an empty node of a CUDA graph takes." : ""}`,
-    why.length ? ` Suspect: ${why.join("; ")}.` : "", failed.length ? ` Without a time: ${failed.join("; ")}.` : "", old ? ` Rows of other code than this report's: ${old}.` : ""];
+    why.length ? ` Suspect: ${why.join("; ")}.` : "", order.some(({row}) => row.converged === false) ? " Not converged: a limit was reached before the interval was as narrow as asked." : "",
+    pairs.some(pair => pair && !pair.verdict) ? " No verdict: too few implementations of the run were entered twice to know its noise." : "",
+    order.length > 2 && pairs.includes(null) ? " Not stored: rows hold their ratio to the best other and to the baseline; ⇄ in two rows of the table compares these." : "",
+    failed.length ? ` Without a time: ${failed.join("; ")}.` : "", old ? ` Rows of other code than this report's: ${old}.` : ""];
 }
 function overTokens(cell) {
   const {steps, changes} = along(cells, cell), made = [element("h3", "Over T"), element("p", changes.join(" "), {id: "changes"})];
