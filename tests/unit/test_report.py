@@ -180,6 +180,13 @@ def test_what_auto_chooses(tmp_path, monkeypatch):
     assert choices.choices(rows().query("bench == 'gate'")) is None
 
 
+def test_cells_of_choices_have_names_of_their_own():
+    """Also those that differ in their skew alone, which the table of choices does not know."""
+    found = choices.choices(rows().query("bench == 'layer' and status == 'ok'"))
+    names = [line["cell"] for line in found["lines"]]
+    assert len(names) > 2 and len(set(names)) == len(names) and any("skew" in name for name in names)
+
+
 def test_quantities_of_claims_stay_on_a_line_with_their_unit():
     found = quantity(1.2741, "x"), quantity(5.1623, "us"), quantity(103.81, "%"), quantity(136.9, "us", "%g")
     assert found == ("1.274x", "5.162\u00a0µs", "103.8\u00a0%", "136.9\u00a0µs")

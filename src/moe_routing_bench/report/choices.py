@@ -7,6 +7,7 @@ import pandas as pd
 from moe_routing_bench.choices import table
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.comparison.choices import AUTO, BENCH, entries
+from moe_routing_bench.figures import grouping
 from moe_routing_bench.quantities import count, us
 
 
@@ -21,21 +22,23 @@ def choices(rows: pd.DataFrame) -> dict[str, Any] | None:
         return None
     ran = rows[(rows["bench"] == BENCH) & (rows["implementation"] == AUTO) & (rows["status"] == "ok")]
     measured = ran.groupby("cell")["median_us"].first()
+    layers = rows[rows["bench"] == BENCH]
+    names = dict(zip(layers["cell"], grouping.labels(layers), strict=True))  # an entry has no skew, which its cell may have
     return {
         "cells": len(shipped),
-        "lines": [_shown(line, measured) for line in lines],
+        "lines": [_shown(line, names[line.entry.cell], measured) for line in lines],
         "summaries": [_summary(one) for one in regret.summaries(lines)],
         "always": [_summary(one) for one in regret.always(lines)[:1]],
         "bar": f"mean {regret.MEAN_BAR:.0%}, worst {regret.WORST_BAR:.0%}",
     }
 
 
-def _shown(line: regret.Line, measured: pd.Series) -> dict[str, Any]:
+def _shown(line: regret.Line, name: str, measured: pd.Series) -> dict[str, Any]:
     """A line of the table; `auto` is the regret of its own row, where it was measured."""
     times, entry = line.entry.times, line.entry
     doubts = dict.fromkeys(entry.suspect.values())
     return {
-        "cell": entry.label,
+        "cell": name,
         "key": entry.cell,
         "best_own": f"{line.best_own}, {us(times[line.best_own])}",
         "best": f"{line.best}, {us(times[line.best])}",
