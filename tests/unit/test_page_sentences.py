@@ -47,6 +47,15 @@ def test_changes_say_what_differs_besides_the_code_where_something_does(tmp_path
     assert "Differs besides" not in said()[0] and 'id="marks"' not in (tmp_path / "page.html").read_text()
 
 
+def test_changes_are_written_as_the_report_writes_them(tmp_path, said):
+    """Times in whole µs, never with an exponent; ratios with as many digits as tell their ends apart; what is told to have changed before what is not."""
+    compared(tmp_path, {"implementation": "untold", "ratio": 3.0, "verdict": "undecided"}, {"implementation": "gone", "after_us": None, "ratio": None, "ratio_ci_low": None, "ratio_ci_high": None, "verdict": "only before"},
+             {"before_us": 12061.4, "after_us": 11260.0, "ratio": 1.0815, "ratio_ci_low": 1.0808, "ratio_ci_high": 1.0822})  # fmt: skip
+    text, _ = said()
+    assert "cute faster 1.081x [1.081, 1.082] 12,061 µs 11,260 µs gate T64 untold undecided" in text
+    assert text.endswith("gone only before – 20 µs – gate T64") and "e+" not in text
+
+
 def test_changes_between_kinds_of_devices_are_not_held_against_a_drift(tmp_path, said):
     drift, kinds = (
         "and the drift of the device's ceilings",
@@ -71,10 +80,10 @@ def test_each_change_has_its_times_in_the_order_of_the_heading(tmp_path, said):
     }
     compared(tmp_path, {}, lost, short)
     text, (heading, *rows) = said()
-    assert heading == ["bench", "cell", "implementation", "before µs", "after µs", "before / after", "verdict"]
-    assert ["gate", "T64", "cute", "20", "10", "2 (1.9 to 2.1)", "faster"] in rows
-    assert ["gate", "T1", "cute", "20", "–", "–", "no longer ok: crashed"] in rows
-    assert ["gate", "T2", "cute", "20", "13.33", "1.5", "undecided"] in rows
+    assert heading == ["implementation", "verdict", "before / after", "before", "after", "bench", "cell"]
+    assert ["cute", "faster", "2.00x [1.90, 2.10]", "20 µs", "10 µs", "gate", "T64"] in rows
+    assert ["cute", "no longer ok: crashed", "–", "20 µs", "–", "gate", "T1"] in rows
+    assert ["cute", "undecided", "1.50x", "20 µs", "13.33 µs", "gate", "T2"] in rows
     assert (
         "before ( old ) and after ( new )".replace("( ", "(").replace(" )", ")") in text
         and "above 1, new is faster" in text
@@ -98,18 +107,18 @@ HOLLOW = "In the pictures, hollow: no change is told."
 def test_a_history_has_a_column_per_run_and_a_dash_where_a_run_has_no_time(tmp_path, said):
     over(tmp_path, (then("second", 1.2, "faster"),), (then("first", 1.0, "same"), then("second", 2.0, "faster")))
     text, (heading, *rows) = said()
-    assert heading == ["bench", "implementation", "cell", "now, µs", "times as fast now", "first, µs", "second, µs"]
+    assert heading == ["bench", "implementation", "cell", "now", "times as fast now", "first", "second"]
     assert [row[2] for row in rows] == ["T1", "T0"], "the largest change first"
-    assert [row[3] for row in rows] == ["10", "10"]
-    assert rows[1][5:] == ["–", "12; 1.20x [1.19, 1.21], faster"]
-    assert rows[0][5:] == ["10; 1.00x [0.990, 1.01], same", "20; 2.00x [1.99, 2.01], faster"]
+    assert [row[3] for row in rows] == ["10 µs", "10 µs"]
+    assert rows[1][5:] == ["–", "12 µs; 1.20x [1.19, 1.21], faster"]
+    assert rows[0][5:] == ["10 µs; 1.00x [0.990, 1.01], same", "20 µs; 2.00x [1.99, 2.01], faster"]
     assert "2 of 2 rows changed since some run." in text
     assert "in first, second (earlier) and last (now)" in text
 
 
 def test_a_history_without_an_interval_claims_none(tmp_path, said):
     over(tmp_path, (Then("first", 12.0, 1.2, math.nan, math.nan, "undecided"),))
-    assert said()[1][1][5] == "12; 1.20x, undecided" and "nan" not in said()[0]
+    assert said()[1][1][5] == "12 µs; 1.20x, undecided" and "nan" not in said()[0]
 
 
 def test_what_is_not_told_apart_is_no_change_and_hollow(tmp_path, said):

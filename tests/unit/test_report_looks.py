@@ -74,7 +74,7 @@ def test_contrast_of_every_page(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("page", "table", "column"),
-    [(first, "claims", "here"), (lambda out: report(out, True), "published", "verdict"), (lambda out: report(out, True), "bars", "verdict")],
+    [(changed, "changes", "verdict"), (changed, "changes", "before / after"), (first, "claims", "here"), (lambda out: report(out, True), "published", "verdict"), (lambda out: report(out, True), "bars", "verdict")],
 )  # fmt: skip
 @pytest.mark.parametrize("width", [1440, 768])
 def test_what_a_table_concludes_is_seen_without_scrolling(tmp_path, page, table, column, width):

@@ -44,6 +44,18 @@ def test_names_that_the_rows_have_are_explained():
     assert "causal rule" in dict(words.meanings(frame(one("gate", "cute")), trained=True))
 
 
+def test_a_layer_that_is_put_together_names_its_parts():
+    """With the package that a part is of; what this project's layer for models calls is not said to be another's."""
+    names = ("cute", "cute_gather", "cute_quack", "torch_grouped_mm", "sonicmoe")
+    known = dict(words.meanings(frame(*(one("layer", name) for name in names), one("model", "ops")), trained=False))
+    assert known["cute_gather"] == "router, permute and combine by cute; pack+experts by cute_gather"
+    assert known["cute_quack"] == "kernels of the package quack-kernels: router, permute, pack and combine by cute; experts by quack_heuristic"  # fmt: skip
+    assert known["torch_grouped_mm"] == "router, permute, pack and combine by torch; experts by torch_grouped_mm"
+    assert known["sonicmoe"] == "kernels of the package sonic-moe: router by cute; permute+pack+experts+combine by sonicmoe_experts"  # fmt: skip
+    assert " by " not in known["cute"] and known["ops"].startswith("this project's layer")
+    assert "sonicmoe" in dict(words.meanings(frame(one("training", "sonicmoe")), trained=False))
+
+
 def test_other_runs_of_the_platform_are_linked(tmp_path):
     """Those that have a report; not of another platform whose name begins alike, and not the page itself."""
     for name in ("nvidia-h200", "nvidia-h200.layers", "nvidia-h200nvl", "nvidia-h100"):

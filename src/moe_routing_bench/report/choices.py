@@ -23,7 +23,9 @@ def choices(rows: pd.DataFrame) -> dict[str, Any] | None:
     ran = rows[(rows["bench"] == BENCH) & (rows["implementation"] == AUTO) & (rows["status"] == "ok")]
     measured = ran.groupby("cell")["median_us"].first()
     layers = rows[rows["bench"] == BENCH]
-    names = dict(zip(layers["cell"], grouping.labels(layers), strict=True))  # an entry has no skew, which its cell may have
+    names = dict(
+        zip(layers["cell"], grouping.labels(layers), strict=True)
+    )  # an entry has no skew, which its cell may have
     return {
         "cells": len(shipped),
         "lines": [_shown(line, names[line.entry.cell], measured) for line in lines],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from moe_routing_bench.comparison.history import History
 from moe_routing_bench.comparison.verdicts import UNDECIDED
-from moe_routing_bench.quantities import times
+from moe_routing_bench.quantities import times, us
 from moe_routing_bench.report import page
 from moe_routing_bench.report.pictures import Dot, picture
 
@@ -17,7 +17,7 @@ def render(rows: Sequence[History], earlier: Sequence[str], last: str, out: Path
     ordered = sorted(rows, key=lambda one: -max((abs(then.ratio - 1) for then in one.then if then.verdict not in _HOLLOW), default=0))  # fmt: skip
     changed = sum(any(then.verdict not in _HOLLOW for then in one.then) for one in rows)
     lines = [(one, {then.run: then for then in one.then}, _picture(one)) for one in ordered]
-    page.write("histories.html.j2", out, times=times, lines=lines, earlier=earlier, last=last, changed=changed)
+    page.write("histories.html.j2", out, times=times, us=us, lines=lines, earlier=earlier, last=last, changed=changed)
 
 
 def _picture(one: History) -> str:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from moe_routing_bench.benches.bench import Bench, Implementation
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import devices
-from moe_routing_bench.figures import style
+from moe_routing_bench.figures import grouping, style
 from moe_routing_bench.quantities import count
 
 _OURS = {
@@ -14,6 +15,7 @@ _OURS = {
     "torch_compile": "the same, compiled by torch.compile",
     "triton": "this project's Triton kernels",
     "cute": "this project's kernels in the CuTe DSL of CUTLASS",
+    "ops": "this project's layer for models, moe_routing_bench.ops, which calls its kernels",
     "auto": "what this package chooses by its table of measured cells",
 }
 _TERMS = {
@@ -51,9 +53,24 @@ def meanings(frame: pd.DataFrame, trained: bool) -> list[tuple[str, str]]:
 
 
 def _implementations(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """Those that are whole by themselves: our ways, and the packages of others. A layer that is put together names its parts."""
-    peers = {one.name: f"kernels of the package {one.peer.distribution}" for bench in BENCHES.values() for one in bench.implementations if one.peer}  # fmt: skip
-    return [(name, text) for name, text in (_OURS | peers).items() if name in set(frame["implementation"])]
+    """Our ways, the packages of others, and of what those that are put together are made."""
+    known = dict(_OURS)
+    for name, bench in BENCHES.items():
+        for one in bench.implementations if name in set(frame["bench"]) else ():
+            of = f"kernels of the package {one.peer.distribution}" if one.peer else ""
+            if text := ": ".join(part for part in (of, _made(one, bench)) if part):
+                known.setdefault(one.name, text)
+    return [(name, text) for name, text in known.items() if name in set(frame["implementation"])]
+
+
+def _made(one: Implementation, bench: Bench) -> str:
+    """Which way it takes for each stage of a composite; empty where it is one way throughout."""
+    named = {stage for part in one.parts for stage in part.split("+")}
+    ways = {stage.name: "torch" for stage in bench.stages if stage.name not in named} | dict(one.parts)
+    if not one.parts or set(ways.values()) == {one.name}:
+        return ""
+    stages = {way: [part for part, other in ways.items() if other == way] for way in ways.values()}
+    return "; ".join(f"{grouping.words(parts)} by {way.rpartition('.')[2]}" for way, parts in stages.items())
 
 
 def siblings(out: Path) -> list[tuple[str, str]]:
