@@ -71,11 +71,21 @@ def test_a_comparison_has_an_address(ask):
         return [box.hidden, box.innerText, box.querySelectorAll("svg").length, box.querySelectorAll("img").length, [...box.querySelectorAll("*")].filter(e => e.getBoundingClientRect().right > wide + 1 && !e.closest(".scroll")).length];"""
     script = (
         script.removesuffix("];")
-        + ', [...box.querySelectorAll("svg")].map(svg => [...svg.querySelectorAll("text")].map(one => one.textContent).join()), [...box.querySelectorAll("rect")].map(band => Number(band.getAttribute("x")))];'
+        + ', [...box.querySelectorAll(".ends")].map(ends => [...ends.children].map(one => one.textContent).join()), [...box.querySelectorAll("rect")].map(band => Number(band.getAttribute("x")))];'
     )
     hidden, words, strips, images, wide, scales, bands = ask(script, part=f"compare-{IDS[0]}-{IDS[3]}", width=390)
     assert len(set(scales)) == 1 and min(bands) >= 12, "both strips have one scale, of both"
     assert (hidden, strips, images, wide) == (False, 2, 0, 0) and EVIL in words and "No verdict: they are of different cells." in words  # fmt: skip
+
+
+def test_on_a_phone_both_rows_are_in_sight(ask):
+    """The values of either beside the name of their field, broken into lines and not into letters; no letter is smaller than elsewhere."""
+    script = """const box = document.querySelector("#compared .scroll"), lines = [...box.querySelectorAll("tbody tr")], within = box.getBoundingClientRect().right;
+        const tall = [...document.querySelectorAll("svg text")].filter(one => one.textContent).map(one => parseFloat(getComputedStyle(one).fontSize) * one.ownerSVGElement.getBoundingClientRect().width / one.ownerSVGElement.viewBox.baseVal.width);
+        return [lines.length, lines.filter(line => line.cells[2].getBoundingClientRect().right > within + 1).length, Math.min(...lines.flatMap(line => [...line.cells].slice(1).map(cell => cell.offsetWidth))), Math.min(10, ...tall),
+            document.querySelector(".ends").checkVisibility() && parseFloat(getComputedStyle(document.querySelector(".ends")).fontSize)];"""
+    lines, hidden, narrowest, smallest, ends = ask(script, part=f"compare-{IDS[0]}-{IDS[1]}", width=390)
+    assert lines > 5 and not hidden and narrowest > 70 and smallest >= 9 and ends >= 9
 
 
 def test_rows_of_two_cards_get_no_verdict(ask):

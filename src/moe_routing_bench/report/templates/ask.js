@@ -107,8 +107,9 @@ function against(pair) {
 // The same in a table, where it may take more lines: all columns fit beside the findings.
 const againstIn = pair => pair ? breaking(element("span", "", {class: "verdict"}), against(pair)) : against(pair);
 // A text in which names that are longer than usual may break behind their underscores, and intervals nowhere.
-function breaking(made, text) {
-  const names = text => text.split(/\b(\w{25,})\b/).flatMap((part, i) => i % 2 ? part.split(/(?<=_)/) : [part]).flatMap((part, i) => i ? [element("wbr"), part] : [part]);
+function breaking(made, text, usual = 24) {
+  const name = one => one.length > usual ? one.split(/(?<=_)/).flatMap((part, i) => i ? [element("wbr"), part] : [part]) : [one];
+  const names = text => text.split(/(\w+)/).flatMap(name);
   made.append(...text.split(/(\[[^\]]*\])/).flatMap((part, i) => i % 2 ? [element("span", part, {class: "nobreak"})] : names(part)));
   return made;
 }

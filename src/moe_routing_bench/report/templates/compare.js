@@ -17,15 +17,15 @@ function strip(row, ends) {
   if (!times) return element("p", "No sample of this row is stored.", {class: "small"});
   const [least, most] = ends ?? endsOf([row]), x = us => edge + (wide - 2 * edge) * (us - least) / (most - least || 1);
   const said = `${times.kept.length} samples${times.every > 1 ? `, one in ${times.every} of those stored` : ""}, ${brief(Math.min(...times.kept))} to ${brief(Math.max(...times.kept))} µs, median ${brief(value(row, "median_us"))}`;
-  const svg = drawn("svg", {viewBox: `0 0 ${wide} ${high + 18}`, class: "strip", role: "img", "aria-label": `${value(row, "implementation")}: ${said}`});
+  const svg = drawn("svg", {viewBox: `0 0 ${wide} ${high}`, class: "strip", role: "img", "aria-label": `${value(row, "implementation")}: ${said}`});
   const [low, up] = ["ci_low_us", "ci_high_us"].map(name => x(value(row, name) ?? value(row, "median_us")));
   svg.append(drawn("rect", {x: low, y: 0, width: Math.max(up - low, 1), height: high}), drawn("line", {x1: x(value(row, "median_us")), x2: x(value(row, "median_us")), y1: 0, y2: high}));
   const points = (list, kind) => list.forEach((us, i) => svg.append(drawn("circle", {cx: x(us), cy: 4 + (high - 8) * (i + 0.5) / list.length, r: 2.5, class: kind}, `${brief(us)} µs`)));
   points(times.kept, "");
   points(times.aside, "aside");
-  for (const [us, anchor] of [[least, "start"], [most, "end"]]) svg.append(Object.assign(drawn("text", {x: x(us), y: high + 14, "text-anchor": anchor}), {textContent: `${brief(us)} µs`}));
-  const box = element("figure", "", {class: "strips"});
-  box.append(svg, element("figcaption", `${said}. From top to bottom in the order taken; band: 95 % interval of the median${times.aside.length ? "; hollow: set aside" : ""}.`));
+  const box = element("figure", "", {class: "strips"}), scale = element("div", "", {class: "ends"});  // not in the picture: there they would shrink with it
+  scale.append(...[least, most].map(us => element("span", `${brief(us)} µs`)));
+  box.append(svg, scale, element("figcaption", `${said}. From top to bottom in the order taken; band: 95 % interval of the median${times.aside.length ? "; hollow: set aside" : ""}.`));
   return box;
 }
 function endsOf(rows) {
@@ -73,7 +73,7 @@ function ratioOf(a, b) {
 }
 function differences(a, b) {
   const kept = page.fields.filter(({name}) => text(value(a, name)) !== text(value(b, name)) || name === "median_us");
-  return kept.map(({name}) => [name, text(value(a, name)), text(value(b, name))]);
+  return kept.map(({name}) => [breaking(element("span"), name, 1), text(value(a, name)), text(value(b, name))]);
 }
 function followComparison() {
   const found = location.hash.match(/^#compare-(\w+)-(\w+)$/)?.slice(1).map(id => page.ids.indexOf(id));
