@@ -82,6 +82,18 @@ def test_a_name_above_its_line_is_not_struck_out(ask):
     assert 0 <= found[0] < found[1]
 
 
+def test_an_axis_of_tokens_names_those_that_were_measured(ask):
+    """All of a few; of many as many as have room, the largest among them; zoomed, those in sight."""
+    found = ask("""const labels = () => all("[aria-label='x-axis tick label'] text", of("over_tokens").querySelector(".panels svg")).map(one => one.textContent), first = labels().sort();
+        const ticked = xs => all("[aria-label='x-axis tick label'] text", panelOf(charts.over_tokens, xs.map(x => ({panel: "p", series: "cute", x, y: 1})), 900, new Map([["cute", charts.over_tokens.legend[0]]]))).map(one => one.textContent).sort();
+        const many = Array.from({length: 16}, (_, i) => ({x: 2 ** (i + 2)})), places = countsOn(many, null, 300).map(one => 300 * Math.log2(one / 4) / 15);
+        return [first, countsOn(many, null, 300).length, countsOn(many, null, 3000).length, Math.min(...places.slice(1).map((one, i) => places[i] - one)), countsOn(many, [60, 1100], 3000), countsOn([{x: 64}], null, 300), ticked([1, 16, 64, 512, 4096, 16384, 65536]), ticked([48, 96, 1000, 3000])];""")  # fmt: skip
+    first, few, every, apart, zoomed, single, wide, odd = found
+    assert first == ["512", "64"] and 3 < few < every == 16 and apart >= 16
+    assert zoomed == [1024, 512, 256, 128, 64] and single == [64]
+    assert wide == ["1", "16", "16,384", "4096", "512", "64", "65,536"] and odd == ["1000", "3000", "48", "96"]
+
+
 def test_axes_of_a_panel(ask):
     """A panel has scales of its own where the chart gives it some; a logarithmic axis has a label at each tick, and room for all; steps go round what lies on a front."""
     found = ask("""const types = () => ["x", "y"].map(name => of("over_tokens").querySelector(".panels svg").scale(name).type), before = types(), chart = charts.over_tokens, panel = marksOf(chart)[0].panel;

@@ -27,10 +27,10 @@ function panelOf(chart, marks, room, looks, view) {
   const down = names ? (narrow ? 2 : 1) * line * names.length + 46 : tall, long = {x: wide - left - 18, y: down - 50};
   const ticks = name => chart[name].kind === "log" ? ticksOf(view?.[name] ?? endsOn(chart, marks, name), long[name], name === "x" ? text => 6.2 * text.length + 10 : () => 15) : undefined;
   const scale = axis => ({inset: axis.kind === "names" || chart.kind === "bars" ? 0 : 6, type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5, domain: [...new Set(marks.map(mark => mark.x))]} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear", ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : {})});
-  const fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? `#row-${mark.row}` : null, title = mark => wordsOf(chart, mark);
+  const counted = chart.x.kind === "log" && chart.x.label === "tokens", fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? `#row-${mark.row}` : null, title = mark => wordsOf(chart, mark);
   const options = {
     clip: Boolean(view), width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"},
-    height: down, x: {...scale(chart.x), ticks: ticks("x") ?? Math.max(3, Math.round(wide / 90)), tickFormat: chart.x.kind === "names" ? undefined : short},
+    height: down, x: {...scale(chart.x), ...(counted ? {base: 2} : {}), ticks: counted ? countsOn(marks, view?.x, long.x) : ticks("x") ?? Math.max(3, Math.round(wide / 90)), tickFormat: counted ? text : chart.x.kind === "names" ? undefined : short},
     y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: ticks("y") ?? 6, tickFormat: short})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
   };
   if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * heads.length), marginTop: riseOf(heads), marginRight: besideOf(heads, Math.min(wide - left, 40 + 110 * heads.length)), x: {...options.x, type: "band", domain: heads, tickRotate: rotated(heads) ? -30 : 0, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
@@ -57,6 +57,13 @@ function endsOn(chart, marks, name) {
   const across = chart.kind === "dots" ? "x" : "y", fields = [name, ...(name === across ? ["low", "high"] : ["x_low", "x_high"])];
   const found = [...marks.flatMap(mark => fields.map(field => mark[field])), name === across ? chart.reference : null].filter(one => Number.isFinite(one) && one > 0);
   return [Math.min(...found), Math.max(...found)];
+}
+// Ticks of an axis of tokens: the numbers that were measured, which are powers of two more often than of ten; the largest first, as long as labels have room. (Of base 10, d3 writes few but the smallest of a decade.)
+function countsOn(marks, view, pixels) {
+  const all = [...new Set(marks.map(mark => mark.x))].sort((a, b) => b - a), [low, high] = view ?? [all.at(-1), all[0]];
+  const kept = [], place = one => pixels * Math.log(one / low) / (Math.log(high / low) || 1), room = (one, other) => 3.1 * (text(one).length + text(other).length) + 10;
+  for (const one of all) if (one >= low && one <= high && (!kept.length || place(kept.at(-1)) - place(one) >= room(one, kept.at(-1)))) kept.push(one);
+  return kept;
 }
 // Ticks of a logarithmic axis, as many as have room for their labels; undefined where fewer than two would be left.
 const mantissas = [Array.from({length: 90}, (_, i) => (i + 10) / 10), [1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 5], [1, 2, 5], [1, 2, 3], [1, 3], [1]];
