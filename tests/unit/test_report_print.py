@@ -3,7 +3,7 @@
 import pytest
 from rows import frame, one
 
-from browser import asked
+from browser import asked, chromium, loaded
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report.render import render
 from printed import printed
@@ -33,6 +33,16 @@ def test_paper_has_everything_and_no_controls(pages):
     for page in pages:
         assert page.width == pytest.approx(842, abs=1) and page.scale == pytest.approx(POINT, rel=0.01)
         assert not page.cut and max(page.left, default=0) < page.width - 20
+
+
+def test_on_paper_headings_and_numbers_are_whole(tmp_path):
+    """Each on one line, in a table as wide as the paper; reasons take the lines that this costs."""
+    render(table(3), {}, tmp_path / "index.html")
+    with loaded(tmp_path / "index.html", width=1032) as page:
+        chromium().ask("Emulation.setEmulatedMedia", page.session, media="print")
+        lines, numbers, wide, reasons = page.value("""(() => { const every = selector => [...document.querySelectorAll(selector)].filter(one => one.checkVisibility()), linesOf = one => { const range = document.createRange(); range.selectNodeContents(one.querySelector("button") ?? one); return new Set([...range.getClientRects()].map(box => Math.round(box.top))).size; };
+            return [every("#rows th").map(linesOf), every("#rows td.n").map(linesOf), document.getElementById("rows").offsetWidth <= innerWidth, Math.max(...every("#rows td").map(linesOf))]; })()""")
+    assert wide and set(lines) == {1} == set(numbers) and reasons > 1
 
 
 def test_of_very_many_rows_paper_has_the_first_and_says_so(tmp_path):
