@@ -72,6 +72,16 @@ def test_contrast_of_every_page(tmp_path, name):
     assert found[0] == GOOD and found[1] > 15
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_is_wider_than_a_phone_whatever_is_opened(tmp_path, name):
+    """But what has a scroller of its own; nor is a line narrower than a word."""
+    PAGES[name](out := tmp_path / "index.html")
+    script = """const wide = document.documentElement.clientWidth; return [document.documentElement.scrollWidth - wide, every("body *").filter(e => e.checkVisibility() && e.getBoundingClientRect().width && e.getBoundingClientRect().right > wide + 1 && !e.closest(".scroll, svg")).map(said),
+        every("#words dd").filter(e => e.checkVisibility()).filter(e => e.offsetWidth < 200).map(said)];"""
+    over, out_of_it, narrow = asked(out, f"{CONTRAST} {OPENED} {script}", width=390)
+    assert not over and not out_of_it and not narrow
+
+
 @pytest.mark.parametrize(
     ("page", "table", "column"),
     [(changed, "changes", "verdict"), (changed, "changes", "before / after"), (first, "claims", "here"), (lambda out: report(out, True), "published", "verdict"), (lambda out: report(out, True), "bars", "verdict")],
