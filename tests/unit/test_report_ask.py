@@ -317,7 +317,7 @@ def test_a_form_is_a_question(ask):
     found = ask(script)
     assert found["first"]["hash"] == "" and "Measured as asked: T=4096, H=2048, I=768" in found["first"]["said"]
     assert "no stored verdict" in found["first"]["said"] and "no verdict: 1.01x [1.00, 1.02] over cute" in found["first"]["shown"]  # fmt: skip
-    assert "at another skew, over its time here (0), on the same card: 1.5 1.50x [1.47, 1.53]" in found["first"]["shown"]  # fmt: skip
+    assert "at another skew, over its time here (skew 0), on the same card: skew 1.5: 1.50x [1.47, 1.53]" in found["first"]["shown"]  # fmt: skip
     assert "Not measured as asked. The nearest cell is T=4096" in found["far"]["said"] and "T 4096, not 512, 3 octaves away." in found["far"]["said"]  # fmt: skip
     assert "model=qwen3-30b-a3b" in found["far"]["hash"] and "tokens=512" in found["far"]["hash"]
     assert found["skewed"]["said"].startswith("cute_gather is the fastest") and "skew 1.5" in found["skewed"]["said"]
@@ -325,6 +325,20 @@ def test_a_form_is_a_question(ask):
     assert found["names"] == ["bench", "model", "tokens", "experts", "top_k", "phase", "dtype"] and not found["unlabelled"]  # fmt: skip
     assert found["none"]["said"] == "Not measured: this run has no row of combine with a time." and not found["none"]["shown"]  # fmt: skip
     assert all(text in found["deepseek"]["said"] for text in ("Not measured as asked", "H 2048, not 7168, 1.8 octaves", "router softmax_topk_renorm, not deepseek_v3"))  # fmt: skip
+
+
+def test_what_an_address_asks_in_vain_is_said(ask):
+    """A model or a name that the report does not know, or no number; until the form is used. Of a size that cannot be, nothing is answered."""
+    part = "ask?bench=gate&model=newer-model&tokens=abc&experts=128&top_k=8&dtype=bf16&nonsense=1"
+    said, after = ask(
+        SEEN + """const first = seen().said; set("tokens", "64"); return [first, seen().said];""", part=part
+    )
+    end = " Left out of the question, because this report does not know it: model newer-model, tokens abc, nonsense 1."
+    assert said.endswith(end) and "Left out" not in after
+    for tokens in ("0", "-5"):
+        said, shown = ask(SEEN + f"""set("tokens", "{tokens}"); return [seen().said, seen().shown];""")
+        assert said == f"T cannot be {tokens}." and not shown
+    assert "Left out" not in ask(SEEN + "return seen().said", part="ask?bench=layer&model=qwen3-30b-a3b&skew=0&capacity_factor=&weights=bf16")  # fmt: skip
 
 
 def test_a_model_is_a_label_of_sizes_but_where_it_is_run_whole():

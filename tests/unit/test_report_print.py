@@ -40,8 +40,10 @@ def test_on_paper_headings_and_numbers_are_whole(tmp_path):
     render(table(3), {}, tmp_path / "index.html")
     with loaded(tmp_path / "index.html", width=1032) as page:
         chromium().ask("Emulation.setEmulatedMedia", page.session, media="print")
-        lines, numbers, wide, reasons = page.value("""(() => { const every = selector => [...document.querySelectorAll(selector)].filter(one => one.checkVisibility()), linesOf = one => { const range = document.createRange(); range.selectNodeContents(one.querySelector("button") ?? one); return new Set([...range.getClientRects()].map(box => Math.round(box.top))).size; };
+        lines, numbers, wide, reasons = (
+            page.value("""(() => { const every = selector => [...document.querySelectorAll(selector)].filter(one => one.checkVisibility()), linesOf = one => { const range = document.createRange(); range.selectNodeContents(one.querySelector("button") ?? one); return new Set([...range.getClientRects()].map(box => Math.round(box.top))).size; };
             return [every("#rows th").map(linesOf), every("#rows td.n").map(linesOf), document.getElementById("rows").offsetWidth <= innerWidth, Math.max(...every("#rows td").map(linesOf))]; })()""")
+        )
     assert wide and set(lines) == {1} == set(numbers) and reasons > 1
 
 

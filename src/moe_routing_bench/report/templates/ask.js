@@ -45,6 +45,7 @@ function build() {
   asks.axes.filter(axis => axis.name !== "model").forEach(axis => (axis.first ? form : rest).append(field(axis)));
   form.append(more);
   form.oninput = event => {
+    refused = [];
     if (event.target.name === "model") takeModel();
     else if (controls.get("model").value && event.target.name in asks.models[controls.get("model").value]) controls.get("model").value = "";
     answer();
@@ -62,8 +63,17 @@ function usual(name) {
   const axis = asks.axes.find(one => one.name === name);
   return axis && !axis.free && !axis.follows && axis.default !== null ? String(axis.default) : "";
 }
+// Whether a control can hold a value of the address, which may be of a newer report, or mistyped.
+function takes(name, one) {
+  const made = controls.get(name);
+  return made?.options ? [...made.options].some(option => option.value === one) : Boolean(made) && (one === "" || canBe(name, one));
+}
+const canBe = (name, one) => Number.isFinite(Number(one)) && (axisOf(name).scale === "log" ? Number(one) > 0 : Number(one) >= 0);
+let refused = [];
 // A state of the address; a name that it leaves out has its default, and the sizes that a model has need not be said.
-function restore(given) {
+function restore(all) {
+  const given = new URLSearchParams([...all].filter(([name, one]) => takes(name, one)));
+  refused = [...all].filter(([name, one]) => !takes(name, one)).map(([name, one]) => `${name} ${one}`);
   for (const [name, made] of controls) made.value = given.get(name) ?? usual(name);
   if (given.get("bench") === null) controls.get("bench").value = asks.measured.at(-1) ?? "";
   takeModel();
@@ -134,9 +144,12 @@ const toRow = (row, text) => breaking(element("a", "", {href: `#row-${page.ids[r
 function answer() {
   const asked = question(), read = asks.reads[asked.bench] ?? [];
   for (const [name, made] of controls) if (!["bench", "model"].includes(name)) made.parentElement.hidden = !read.includes(name);
-  const found = nearest(cells, asked, asks.axes);
+  const wrong = read.filter(name => typeof asked[name] === "number" && !canBe(name, asked[name])).map(name => `${axisOf(name).label} cannot be ${asked[name]}.`);
+  const found = wrong.length ? [] : nearest(cells, asked, asks.axes);
   byId("shown").replaceChildren(...(found.length ? parts(found) : []));
-  if (!found.length) byId("said").replaceChildren(`Not measured: this run has no row of ${asked.bench || "any stage"} with a time.`, ...elsewhere());
+  if (wrong.length) byId("said").textContent = wrong.join(" ");
+  else if (!found.length) byId("said").replaceChildren(`Not measured: this run has no row of ${asked.bench || "any stage"} with a time.`, ...elsewhere());
+  if (refused.length) byId("said").append(` Left out of the question, because this report does not know it: ${refused.join(", ")}.`);
 }
 // The same question to the other runs of this platform.
 function elsewhere() {
@@ -183,9 +196,9 @@ function overWorkload(cell, {implementation}) {
   return ["skew", "capacity_factor"].flatMap(name => {
     const found = name in cell.axes ? costs(cells, cell, name, implementation) : [];
     if (!found.length) return [];
-    const made = small(`${implementation} at another ${axisOf(name).label}, over its time here (${spell(name, cell.axes[name])}), on the same card: `);
+    const made = small(`${implementation} at another ${axisOf(name).label}, over its time here (${axisOf(name).label} ${spell(name, cell.axes[name])}), on the same card: `);
     made.id = `over-${name}`;
-    found.forEach((one, i) => made.append(i ? "; " : "", link(one.cell, spell(name, one.held)), ` ${timesText(one)}`, doubts(one.row).map(text => ` (${text})`).join("")));
+    found.forEach((one, i) => made.append(i ? "; " : "", link(one.cell, `${axisOf(name).label} ${spell(name, one.held)}`), `: ${timesText(one)}`, doubts(one.row).length ? ` (${doubts(one.row).join(", ")})` : ""));
     return [made];
   });
 }
