@@ -74,13 +74,17 @@ LAYER = one("layer", "auto", tokens=8, median_us=10.0)
 def test_backward():
     """Of the fastest step; apart only where the layer alone was measured on the card."""
     slower = STEP | {"implementation": "sonicmoe", "median_us": 40.0}
-    whole = "T=8: ops takes 30 µs [29, 31] forward and backward"
+    whole = "T8: ops takes 30 µs [29, 31] forward and backward"
     assert answers.backward_apart(frame(STEP, slower, LAYER)).text == f"{whole}, of which the backward pass takes 20 µs, 2x the 10 µs of the layer alone."  # fmt: skip
     apart = f"{whole}; apart it is not measured, as this run has no layer alone of the same cell and card."
     assert answers.backward_apart(frame(STEP, LAYER | {"gpu_uuid": "GPU-2"})).text == apart
     long = LAYER | {"median_us": 30.5}
     assert answers.backward_apart(frame(STEP, long)).text == f"{whole}, no longer than the 30.5 µs of the layer alone: the difference of two measurements says nothing here."  # fmt: skip
     assert answers.backward_apart(frame(LAYER)).text == "Not measured: this run has no layer forward and backward."
+    two = answers.backward_apart(frame(STEP | {"skew": 0.0}, STEP | {"cell": "uneven", "skew": 0.7})).text
+    assert two.count("T8: ") == 1 and "; T8 skew0.7: ops takes" in two, (
+        "cells that differ in skew alone do not look alike"
+    )
 
 
 @pytest.mark.parametrize("trained", [None, table(runs("softk", (1.0, 1.1)))])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from moe_routing_bench.figures import backward, capacity_bits, loss_seconds, style
+from moe_routing_bench.figures import backward, capacity_bits, grouping, loss_seconds, style
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quality.statistics import half_width
 from moe_routing_bench.quantities import count, us
@@ -92,13 +92,12 @@ def backward_apart(table: pd.DataFrame) -> Answer:
         return Answer(question, "Not measured: this run has no layer forward and backward.", "evidence-backward")
     steps = steps.assign(forward=backward.forwards(steps, table))
     fastest = steps.loc[steps.groupby("cell", sort=False)["median_us"].idxmin()]
-    said = [_step(one) for _, one in fastest.iterrows()]
+    said = [_step(one, label) for (_, one), label in zip(fastest.iterrows(), grouping.labels(fastest), strict=True)]
     return Answer(question, f"{'; '.join(said)}.", "figure-backward")
 
 
-def _step(one: pd.Series) -> str:
-    where = " ".join([*([one["model"]] if pd.notna(one["model"]) else []), f"T={one['tokens']:.0f}"])
-    whole = f"{where}: {one['implementation']} takes {us(one['median_us'], one['ci_low_us'], one['ci_high_us'])} forward and backward"
+def _step(one: pd.Series, label: str) -> str:
+    whole = f"{label}: {one['implementation']} takes {us(one['median_us'], one['ci_low_us'], one['ci_high_us'])} forward and backward"
     if one["forward"] >= one["median_us"]:
         return f"{whole}, no longer than the {us(one['forward'])} of the layer alone: the difference of two measurements says nothing here"
     if pd.isna(one["forward"]):

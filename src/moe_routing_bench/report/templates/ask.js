@@ -168,7 +168,7 @@ function time(row) {
   const [median, low, high] = alike([row.median_us, row.ci_low_us, row.ci_high_us]);
   return `${median} [${low}, ${high}]`;
 }
-const marks = row => element("span", doubts(row).join(", ") || dash, {class: "marks"});
+const marks = row => doubts(row).length ? element("span", doubts(row).join(", "), {class: "marks"}) : dash;
 function small(...content) {
   const made = element("p", "", {class: "small"});
   made.append(...content);
