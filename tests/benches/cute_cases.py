@@ -239,7 +239,8 @@ def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, checke
         kernel = cute_pack.compile_for(arch, dtype, top_k, tiling, checked_rows, keep=True)
     else:
         tiling = cute_combine.choose_tiling(16384, hidden, dtype, top_k)
-        kernel = cute_combine.compile_for(arch, dtype, top_k, tiling, top_k == 2, keep=True)
+        weights = dtype if top_k == 1 else "fp32"  # each in some of the cases
+        kernel = cute_combine.compile_for(arch, dtype, top_k, tiling, top_k == 2, weights, keep=True)
     sass = yield kernel.__cubin__
     count = (lambda pattern: None) if sass is None else (lambda pattern: len(re.findall(pattern, sass)))
     return {
@@ -348,7 +349,8 @@ def permute(arch: str, tokens: int, experts: int, top_k: int, layout: str) -> Fa
     align = int(layout.removeprefix("block")) if layout.startswith("block") else 1
     problem = Permute(tokens, experts, top_k, rows=0, padded=layout == "padded", align=align)
     config, _ = cute_permute.config_of(problem, arch)
-    kernel = cute_permute.compile_for(arch, experts, config, keep=True)
+    ids = "int64" if layout == "block128" else "int32"  # each in some of the cases
+    kernel = cute_permute.compile_for(arch, experts, config, ids, keep=True)
     return spills((yield kernel.__cubin__), f"permute-T{tokens}-E{experts}-k{top_k}-{layout}", "permute")
 
 

@@ -71,6 +71,9 @@ def check(name: str, dtype: torch.dtype, order: Tensor, inverse: Tensor, hidden:
     size = [t.abs() for t in wide]
     got = cuda.combine(y, inverse, weights, residual)
     close(got, reference.combine(wide[0], inverse, *wide[1:]), reference.combine(size[0], inverse, *size[1:]), exact)
+    narrow = weights.to(dtype)  # as a router in 16 bits has them: read as they are, and the sums no less exact for it
+    got = cuda.combine(y, inverse, narrow, residual)
+    assert torch.equal(got, cuda.combine(y, inverse, narrow.float(), residual)), f"{name}: weights of {dtype}"
 
     want = reference.combine_backward(grad.double(), wide[0], inverse, wide[1], rows)
     terms = reference.combine_backward(grad.double().abs(), size[0], inverse, size[1], rows)
@@ -102,6 +105,14 @@ def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: 
     got, want = (one.permute(topk_ids, experts, capacity, layout) for one in (cuda, reference))
     for name, one, other in zip(("counts", "offsets", "order", "inverse"), got, want, strict=True):
         assert torch.equal(one, other), f"{layout}: {name}"
+    spoilt = (
+        topk_ids.long() + (topk_ids < 0).long() * 2**32
+    )  # of no expert, though their low halves are those of the last
+    spoilt[topk_ids < 0] += experts
+    for name, one, other in zip(
+        ("counts", "offsets", "order", "inverse"), cuda.permute(spoilt, experts, capacity, layout), want, strict=True
+    ):
+        assert one.dtype == torch.int32 and torch.equal(one, other), f"{layout}: {name} of ids in int64"
 
 
 def check_feed(name: str, activation: str, capacity: int | None, device: str = "cpu") -> None:

@@ -87,6 +87,25 @@ def test_low_precision_is_one_rounding_of_float64(known, dtype: torch.dtype) -> 
     assert not d_weights[inverse < 0].any() and not d_y[order < 0].any() and torch.equal(d_residual, grad)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_weights_may_have_the_dtype_of_rows(known, dtype: torch.dtype) -> None:
+    """As a router in 16 bits gives them: the sums are those of the same weights in float32, their gradient that of these, rounded."""
+    order, inverse = known
+    torch.manual_seed(17)
+    _, y, weights = data(len(order), 33, inverse, dtype)
+    narrow = weights.to(dtype)
+    grad = torch.randn(len(inverse), 33, dtype=dtype)
+    found = {}
+    for given in (narrow, narrow.float()):
+        rows, given = y.detach().requires_grad_(), given.detach().requires_grad_()
+        combined = ops.combine(rows, inverse, given)
+        with torch.no_grad():
+            assert torch.equal(ops.combine(rows, inverse, given), combined)
+        found[given.dtype] = [combined, *torch.autograd.grad(combined, (rows, given), grad)]
+    for one, wide in zip(found[dtype], found[torch.float32], strict=True):
+        assert one.dtype == dtype and torch.equal(one, wide.to(dtype))
+
+
 def test_reference_is_the_definition() -> None:
     """pack against its formula; combine and its gradients against torch's own autograd of gather, multiply, sum."""
     order, inverse = routing(6, 3, 2, "padded", 1.0)

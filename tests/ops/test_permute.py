@@ -35,9 +35,10 @@ def test_it_is_the_row_map(name: str, layout: str) -> None:
     rows = ops.RowLayout(tokens, top_k, experts, capacity, layout)
     assert rows == row_layout(cell)
     want = row_map(rows, ids.numpy(), rows.rows)
-    got = ops.permute(ids, experts, capacity, layout)
-    for name, one in zip(("counts", "offsets", "order", "inverse"), got, strict=True):
-        assert torch.equal(one, torch.from_numpy(getattr(want, name))), name
+    for given in (ids, ids.long()):  # which torch.topk gives
+        got = ops.permute(given, experts, capacity, layout)
+        for name, one in zip(("counts", "offsets", "order", "inverse"), got, strict=True):
+            assert one.dtype == torch.int32 and torch.equal(one, torch.from_numpy(getattr(want, name))), name
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -80,6 +81,7 @@ def test_it_keeps_the_rules_of_torch_library() -> None:
     ids = torch.tensor([[0, 2], [1, 2], [2, 0]], dtype=torch.int32)
     for capacity, layout in ((None, "compact"), (2, "compact"), (2, "padded"), (None, "block64"), (1, "block128")):
         opcheck(torch.ops.moe_routing_bench.permute.default, (ids, 3, capacity, layout))
+    opcheck(torch.ops.moe_routing_bench.permute.default, (ids.long(), 3, 2, "compact"))
 
 
 def test_no_tokens() -> None:
@@ -95,8 +97,8 @@ def test_bad_input_is_explained() -> None:
     huge = torch.zeros(1, 1, dtype=torch.int32).expand(2**26, 1)
     for call, what in (
         (
-            lambda: ops.permute(ids.long(), 4),
-            r"topk_ids: got '\(5, 2\) of torch.int64'; allowed: '?\(T, k\) of torch.int32",
+            lambda: ops.permute(ids.short(), 4),
+            r"topk_ids: got '\(5, 2\) of torch.int16'; allowed: '?\(T, k\) of torch.int32 or torch.int64",
         ),
         (lambda: ops.permute(ids[0], 4), "topk_ids: got"),
         (lambda: ops.permute(ids, 0), "experts: got 0; allowed: at least 1"),

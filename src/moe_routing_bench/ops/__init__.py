@@ -38,6 +38,7 @@ from moe_routing_bench.choices import check_phase
 from moe_routing_bench.errors import bad
 from moe_routing_bench.kernels.permute.layout import RowLayout, capacity_of
 from moe_routing_bench.ops import arguments, library
+from moe_routing_bench.ops.reference import wide
 
 __all__ = [
     "Routed",
@@ -82,11 +83,12 @@ def gate(
 def permute(
     topk_ids: Tensor, experts: int, capacity: int | None = None, layout: str = "compact"
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sort assignments by expert: topk_ids (T, k) int32 -> counts (E,), offsets (E + 1,), order (R,), inverse (T, k), int32.
+    """Sort assignments by expert: topk_ids (T, k) -> counts (E,), offsets (E + 1,), order (R,), inverse (T, k), int32.
 
     An expert keeps its first `capacity` assignments in token order (None: all); `capacity_of` gives that of a capacity
     factor. Layouts: ``compact``, ``padded`` (every expert has `capacity` rows), ``block64`` and ``block128`` (each expert's
-    rows rounded up). Ids outside 0 .. experts - 1 take no row. Raises `UserError`.
+    rows rounded up). Ids are int32, or int64 as `torch.topk` has them; those outside 0 .. experts - 1 take no row. Raises
+    `UserError`.
     """
     arguments.check_permute(topk_ids, experts, capacity, layout)
     return library.permute(topk_ids, experts, capacity, layout)
@@ -131,11 +133,13 @@ def _learns(*tensors: Tensor | None) -> bool:
 def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None = None) -> Tensor:
     """Sum every token's expert rows: y (R, H), inverse (T, k), weights (T, k) -> combined (T, H), of y's dtype.
 
-    Weights are float32 (float64 for float64 y). A residual (T, H) of y's dtype, such as the output of shared experts,
-    is added in the same pass. Sums are in float32 and rounded once. Dropped assignments add nothing, whatever their
+    Weights are float32 or of y's dtype (float64 for float64 y). A residual (T, H) of y's dtype, such as the output of shared
+    experts, is added in the same pass. Sums are in float32 and rounded once. Dropped assignments add nothing, whatever their
     weight, and get no gradient. Differentiable in y, weights and residual. Raises `UserError`.
     """
     arguments.check_combine(y, inverse, weights, residual)
+    if _learns(y, weights, residual):  # whose gradient is rounded to the dtype of weights once
+        weights = weights.to(wide(y.dtype))
     return library.combine(y, inverse, weights, residual)
 
 
@@ -186,8 +190,8 @@ def fused_experts(
     arguments.check_experts(x, offsets, w13, w2, activation, b13, b2)
     if _learns(x, w13, w2, b13, b2):
         arguments.check_combine(x, inverse, topk_weights, residual)
-        weights = (w13, w2, activation, b13, b2)
-        return library.layer_training(x, order, inverse, offsets, topk_weights, *weights, residual)[0]
+        weights = (topk_weights.to(wide(x.dtype)), w13, w2, activation, b13, b2)
+        return library.layer_training(x, order, inverse, offsets, *weights, residual)[0]
     y = library.feed(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase)
     return combine(y, inverse, topk_weights, residual)
 

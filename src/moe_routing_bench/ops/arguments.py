@@ -31,10 +31,10 @@ def check_gate(logits: Tensor, top_k: int, rule: str, bias: Tensor | None) -> No
 
 
 def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: str) -> None:
-    """ids (T, k) int32, a known layout, and no more rows than int32 counts."""
+    """ids (T, k) int32 or int64, a known layout, and no more rows than int32 counts."""
     if layout not in LAYOUTS:
         pick("layout", layout, LAYOUTS)
-    _check_index(topk_ids, "topk_ids")
+    _check_index(topk_ids, "topk_ids", torch.int32, torch.int64)
     if experts < 1:
         raise bad("experts", experts, "at least 1")
     if capacity is None and layout == "padded":
@@ -91,8 +91,9 @@ def check_combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor 
     """y (R, H), inverse (T, k) int32, weights (T, k), residual (T, H) or None."""
     _check_data(y, "y")
     _check_index(inverse, "inverse")
-    if weights.shape != inverse.shape or weights.dtype != wide(y.dtype):
-        raise bad("weights", _shape_and_dtype(weights), f"{tuple(inverse.shape)} of {wide(y.dtype)}")
+    allowed = list(dict.fromkeys([wide(y.dtype), y.dtype]))
+    if weights.shape != inverse.shape or weights.dtype not in allowed:
+        raise bad("weights", _shape_and_dtype(weights), f"{tuple(inverse.shape)} of {' or '.join(map(str, allowed))}")
     if residual is not None and (residual.shape != (len(inverse), y.shape[1]) or residual.dtype != y.dtype):
         raise bad("residual", _shape_and_dtype(residual), f"{(len(inverse), y.shape[1])} of {y.dtype}")
     for name, one in (("inverse", inverse), ("weights", weights), ("residual", residual)):
@@ -105,9 +106,10 @@ def _check_data(data: Tensor, name: str) -> None:
         raise bad(name, _shape_and_dtype(data), f"two dimensions of {', '.join(map(str, DTYPES))}")
 
 
-def _check_index(index: Tensor, name: str) -> None:
-    if index.dim() != 2 or index.dtype != torch.int32 or not index.shape[1]:
-        raise bad(name, _shape_and_dtype(index), "(T, k) of torch.int32")
+def _check_index(index: Tensor, name: str, *dtypes: torch.dtype) -> None:
+    allowed = dtypes or (torch.int32,)
+    if index.dim() != 2 or index.dtype not in allowed or not index.shape[1]:
+        raise bad(name, _shape_and_dtype(index), f"(T, k) of {' or '.join(map(str, allowed))}")
 
 
 def _check_device(tensor: Tensor, name: str, data: Tensor) -> None:

@@ -3,6 +3,7 @@
 They choose by name, so this is also where what they may choose is imported: an edit of it makes rows of what uses them stale.
 """
 
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -20,15 +21,18 @@ def gate(problem: Layer, arch: str) -> None:
     _first(Gate(layout.tokens, layout.experts, layout.top_k, "fp32", problem.router), arch, cute_gate, triton_gate)
 
 
-def layer(problem: Layer, arch: str, training: bool = False) -> None:
-    """Put the kernels of all operations of a layer into the cache: of a forward pass alone, or of `training`."""
+def layer(problem: Layer, arch: str, training: bool = False, ids: str = "int32", weights: str = "fp32") -> None:
+    """Put the kernels of all operations of a layer into the cache: of a forward pass alone, or of `training`.
+
+    `ids` and `weights` are the formats of what a router of its own gives them.
+    """
     layout, hidden, dtype = problem.layout, problem.hidden, problem.dtype
     tokens, top_k = layout.tokens, layout.top_k
     gate(problem, arch)
-    _first(layout.problem, arch, cute_permute, triton_permute)
+    _first(replace(layout.problem, ids=ids), arch, cute_permute, triton_permute)
     _first(Pack(tokens, hidden, top_k, layout.rows, dtype, dtype, padding=True), arch, cute_pack, triton_pack)
     _first(problem.experts, arch, *([cute_training] if training else []), cute_experts, triton_experts)
-    _first(Combine(tokens, hidden, top_k, dtype, dropping=True), arch, cute_combine, triton_combine)
+    _first(Combine(tokens, hidden, top_k, dtype, dropping=True, weights=weights), arch, cute_combine, triton_combine)
 
 
 def _first(part: Any, arch: str, *modules: ModuleType) -> None:

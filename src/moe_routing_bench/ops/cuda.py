@@ -4,6 +4,7 @@ Kernels need data in float32 or less; what they do not take (float64, no element
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,12 +41,13 @@ def gate(logits: Tensor, bias: Tensor | None, top_k: int, rule: str) -> tuple[Te
 
 
 def permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: str) -> reference.Indices:
-    """ids (T, k) -> counts (E,), offsets (E + 1,), order (R,), inverse (T, k), all int32. Ids of no expert take no row."""
+    """ids (T, k) int32 or int64 -> counts (E,), offsets (E + 1,), order (R,), inverse (T, k), all int32. Ids of no expert take no row."""
     problem = RowLayout(topk_ids.shape[0], topk_ids.shape[1], experts, capacity, layout).problem
+    problem = replace(problem, ids=str(topk_ids.dtype).removeprefix("torch."))
     if (bind := _bind(problem, topk_ids)) is None:
         return reference.permute(topk_ids, experts, capacity, layout)
-    counts, offsets = topk_ids.new_empty(experts), topk_ids.new_empty(experts + 1)
-    order, inverse = topk_ids.new_empty(problem.rows), topk_ids.new_empty(topk_ids.shape)
+    sizes = (experts,), (experts + 1,), (problem.rows,), topk_ids.shape
+    counts, offsets, order, inverse = (topk_ids.new_empty(size, dtype=torch.int32) for size in sizes)
     bind(problem, topk_ids=ready(topk_ids), counts=counts, offsets=offsets, order=order, inverse=inverse)()
     return counts, offsets, order, inverse
 
@@ -184,7 +186,8 @@ def _experts(rows: Tensor, w2: Tensor, activation: str) -> Experts:
 def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
     """y (R, H), inverse (T, k), weights (T, k), residual (T, H) or None -> combined (T, H), y's dtype."""
     tokens, top_k = inverse.shape
-    problem = Combine(tokens, y.shape[1], top_k, _FORMATS.get(y.dtype, ""), dropping=True)
+    formats = _FORMATS.get(y.dtype, ""), _FORMATS.get(weights.dtype, "")
+    problem = Combine(tokens, y.shape[1], top_k, formats[0], dropping=True, weights=formats[1])
     if not tokens or (bind := _bind(problem, y)) is None:
         return reference.combine(y, inverse, weights, residual)
     combined = y.new_empty(tokens, y.shape[1])

@@ -125,7 +125,8 @@ def _(logits, bias, top_k, rule):
 @permute.register_fake
 def _(topk_ids, experts, capacity, layout):
     rows = RowLayout(topk_ids.shape[0], topk_ids.shape[1], experts, capacity, layout).rows
-    return tuple(topk_ids.new_empty(shape) for shape in ((experts,), (experts + 1,), (rows,), topk_ids.shape))
+    shapes = (experts,), (experts + 1,), (rows,), topk_ids.shape
+    return tuple(topk_ids.new_empty(shape, dtype=torch.int32) for shape in shapes)
 
 
 @pack.register_fake

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from moe_routing_bench import ops
 from moe_routing_bench.errors import bad
+from moe_routing_bench.ops.reference import wide
 
 NAME = "moe_routing_bench"
 
@@ -33,14 +34,14 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
 
     `module` is what the library's ``use_experts_implementation`` decorates. Ids outside its experts take no part.
     """
-    ids = top_k_index.to(torch.int32)
-    weights = top_k_weights.to(torch.float64 if hidden_states.dtype == torch.float64 else torch.float32)
+    narrow = top_k_weights.dtype == hidden_states.dtype  # which `combine` reads as they are
+    weights = top_k_weights if narrow else top_k_weights.to(wide(hidden_states.dtype))
     normed = getattr(module, "has_post_expert_norm", False)
     if _is_swiglu(module) and not normed:
-        return ops.fused_experts(hidden_states, ids, weights, module.gate_up_proj, module.down_proj)
-    _, offsets, order, inverse = ops.permute(ids, module.num_experts)
+        return ops.fused_experts(hidden_states, top_k_index, weights, module.gate_up_proj, module.down_proj)
+    _, offsets, order, inverse = ops.permute(top_k_index, module.num_experts)
     rows = ops.pack(hidden_states, order, inverse)
-    expert = ids.flatten()[order.clamp_min(0)].clamp(0, module.num_experts - 1) if module.has_bias else None
+    expert = top_k_index.flatten()[order.clamp_min(0)].clamp(0, module.num_experts - 1) if module.has_bias else None
     inner = _product(module, "gate_up_proj" if module.has_gate else "up_proj", rows, offsets, expert)
     inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
     y = _product(module, "down_proj", inner, offsets, expert)

@@ -78,6 +78,6 @@ def precompile(problem: Model, arch: str, *, form: str, experts: str = "") -> No
     from moe_routing_bench.ops import compilation
 
     if form in (ours.NAME, quantised.NAME):
-        compilation.layer(layer(problem), arch)
+        compilation.layer(layer(problem), arch, ids="int64", weights=problem.dtype)
     if experts:
         quantised.precompile(layer(problem).experts, arch, experts)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Combine:
-    """Tensors: y (R, H) of `dtype`, inverse (T, k) int32, topk_weights (T, k) float32, residual (T, H) or None;
+    """Tensors: y (R, H) of `dtype`, inverse (T, k) int32, topk_weights (T, k) of `weights`, residual (T, H) or None;
     combined (T, H)."""
 
     tokens: int
@@ -13,3 +13,4 @@ class Combine:
     top_k: int
     dtype: str
     dropping: bool  # whether assignments may be dropped (inverse < 0), which add nothing
+    weights: str = "fp32"  # or a 16-bit format, as models of the transformers library have them; sums are in float32

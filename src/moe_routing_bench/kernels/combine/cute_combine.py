@@ -47,7 +47,12 @@ def combine_kernel(
     scales.fill(0.0)
     if token < inverse.shape[0]:
         cute.autovec_copy(inverse[token, None], rows)
-        cute.autovec_copy(weights[token, None], scales)
+        if cutlass.const_expr(weights.element_type is Float32):
+            cute.autovec_copy(weights[token, None], scales)
+        else:
+            narrow = cute.make_rmem_tensor((top_k,), weights.element_type)
+            cute.autovec_copy(weights[token, None], narrow)
+            scales.store(narrow.load().to(Float32))
     last, least = rows[0], rows[0]
     for j in cutlass.range_constexpr(1, top_k):
         last, least = cutlass.max(last, rows[j]), cutlass.min(least, rows[j])
@@ -102,10 +107,12 @@ def combine_host(
 
 
 @cached
-def compile_for(arch: str, dtype: str, top_k: int, tiling: RowTiling, add: bool, keep: bool = False) -> Any:
+def compile_for(
+    arch: str, dtype: str, top_k: int, tiling: RowTiling, add: bool, weights: str = "fp32", keep: bool = False
+) -> Any:
     """Compile combine for one architecture and shape class (no GPU needed).
 
-    The result is called with y (R, H), inverse (T, k) int32, weights (T, k) float32, residual (T, H), combined (T, H);
+    The result is called with y (R, H), inverse (T, k) int32, weights (T, k), residual (T, H), combined (T, H);
     the residual is read only with `add`.
     """
     element = DTYPES[dtype]
@@ -113,7 +120,7 @@ def compile_for(arch: str, dtype: str, top_k: int, tiling: RowTiling, add: bool,
     arguments = [
         fake_tensor(element, rows, tiling.hidden),
         fake_tensor(Int32, tokens, top_k),
-        fake_tensor(Float32, tokens, top_k),
+        fake_tensor(DTYPES[weights], tokens, top_k),
         fake_tensor(element, tokens, tiling.hidden),
         fake_tensor(element, tokens, tiling.hidden),
         tiling,
@@ -147,7 +154,7 @@ def precompile(problem: Combine, arch: str) -> None:
 @per_problem
 def _compiled(problem: Combine, arch: str, add: bool) -> Any:
     tiling = choose_tiling(problem.tokens, problem.hidden, problem.dtype, problem.top_k)
-    return compile_for(arch, problem.dtype, problem.top_k, tiling, add)
+    return compile_for(arch, problem.dtype, problem.top_k, tiling, add, problem.weights)
 
 
 def bind(
@@ -159,7 +166,7 @@ def bind(
     combined: torch.Tensor,
     residual: torch.Tensor | None = None,
 ) -> Callable[[], None]:
-    """Bind combine: y (R, H), inverse (T, k) int32, topk_weights (T, k) float32 -> combined (T, H), of y's dtype.
+    """Bind combine: y (R, H), inverse (T, k) int32, topk_weights (T, k) of `problem.weights` -> combined (T, H), of y's dtype.
 
     A `residual` (T, H), such as a shared expert's output, is where each token's sum starts.
     """

@@ -85,7 +85,7 @@ def bind(
     combined: torch.Tensor,
     residual: torch.Tensor | None = None,
 ) -> Callable[[], None]:
-    """Bind combine: y (R, H), inverse (T, k) int32, topk_weights (T, k) float32 -> combined (T, H), of y's dtype.
+    """Bind combine: y (R, H), inverse (T, k) int32, topk_weights (T, k) of `problem.weights` -> combined (T, H), of y's dtype.
 
     A `residual` (T, H) is where each token's sum starts.
     """

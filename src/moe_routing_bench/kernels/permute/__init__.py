@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Permute:
-    """Tensors, all int32: topk_ids (T, k); counts (E,), offsets (E + 1,), order (rows,), inverse (T, k)."""
+    """Tensors: topk_ids (T, k) of `ids`; counts (E,), offsets (E + 1,), order (rows,), inverse (T, k), all int32."""
 
     tokens: int
     experts: int
@@ -14,3 +14,4 @@ class Permute:
     limit: int | None = None  # most assignments that an expert keeps; None: all
     padded: bool = False  # every expert has exactly `limit` rows
     align: int = 1  # else each expert's rows are rounded up to a multiple of this
+    ids: str = "int32"  # or int64, as torch.topk has them

@@ -5,7 +5,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Uint32
+from cutlass import Boolean, Int32, Int64, Uint32
 
 # Of the sum over chunks:
 VECTOR = 2  # neighbouring experts of a thread
@@ -26,6 +26,15 @@ def lanes_with(expert: Int32, valid: Boolean, experts: cutlass.Constexpr) -> Uin
         votes = Uint32(cute.arch.vote_ballot_sync(on))
         mask = mask & Uint32(cutlass.select_(on, votes, ~votes))
     return mask
+
+
+@cute.jit
+def expert_at(ids: cute.Tensor, at: Int32, experts: cutlass.Constexpr) -> Int32:
+    """The id at a position: that of an expert, or one of none."""
+    found = ids[at]
+    if cutlass.const_expr(ids.element_type is Int64):  # whose low half alone may be an expert's
+        found = Int32(cutlass.select_(found >= 0 and found < experts, found, Int64(-1)))
+    return found
 
 
 @cute.kernel
@@ -49,7 +58,7 @@ def count_kernel(ids: cute.Tensor, partial: cute.Tensor, order: cute.Tensor, con
         held.fill(-1)
         for r in cutlass.range_constexpr(items):
             if start + r * threads < n:
-                held[r] = ids[start + r * threads]
+                held[r] = expert_at(ids, start + r * threads, experts)
         for r in cutlass.range_constexpr(items):
             valid = held[r] >= 0 and held[r] < experts
             mask = lanes_with(held[r], valid, experts)

@@ -19,7 +19,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 from torch import Tensor
 
 from moe_routing_bench.kernels.cute import WARP, power_of_2
@@ -33,6 +33,7 @@ MAX_EXPERTS = 1024  # per-warp counters of 32 warps then take 128 KB of shared m
 MOST_ITEMS = 8  # per thread of a tile: registers and shared memory
 MOST_CHUNKS = 16  # that a thread loads at once: registers
 SMS = 132
+IDS = {"int32": Int32, "int64": Int64}
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,15 @@ def permute_host(
 
 
 @cached
-def compile_for(arch: str, experts: int, config: Config, keep: bool = False) -> Any:
+def compile_for(arch: str, experts: int, config: Config, ids: str = "int32", keep: bool = False) -> Any:
     """Compile permute for one architecture and shape class (no GPU needed).
 
-    The result is called with ids (N,), partial (blocks, E), counts (E,), offsets (E + 1,), order (R,), inverse (N,), all
-    int32, and the most rows an expert may have.
+    The result is called with ids (N,) of that dtype, partial (blocks, E), counts (E,), offsets (E + 1,), order (R,),
+    inverse (N,), all int32, and the most rows an expert may have.
     """
     n, rows, blocks = cute.sym_int(), cute.sym_int(), cute.sym_int()
     arguments = [
-        fake_tensor(Int32, n),
+        fake_tensor(IDS[ids], n),
         fake_tensor(Int32, blocks, experts),
         fake_tensor(Int32, experts),
         fake_tensor(Int32, experts + 1),
@@ -127,7 +128,7 @@ def config_of(problem: Permute, arch: str) -> tuple[Config, int]:
 def _compiled(problem: Permute, arch: str) -> tuple[Any, int]:
     """The kernels of a problem, and their number of blocks."""
     config, blocks = config_of(problem, arch)
-    return compile_for(arch, problem.experts, config), blocks
+    return compile_for(arch, problem.experts, config, problem.ids), blocks
 
 
 def precompile(problem: Permute, arch: str) -> None:
@@ -138,9 +139,9 @@ def precompile(problem: Permute, arch: str) -> None:
 def bind(
     problem: Permute, *, topk_ids: Tensor, counts: Tensor, offsets: Tensor, order: Tensor, inverse: Tensor
 ) -> Callable[[], None]:
-    """Bind topk_ids (T, k) -> counts (E,), offsets (E + 1,), order (rows,), inverse (T, k), all int32."""
+    """Bind topk_ids (T, k) of `problem.ids` -> counts (E,), offsets (E + 1,), order (rows,), inverse (T, k), all int32."""
     ids = topk_ids.view(-1)
     kernel, blocks = _compiled(problem, current_arch())
-    partial = ids.new_empty(blocks, problem.experts)
+    partial = counts.new_empty(blocks, problem.experts)
     limit = len(ids) if problem.limit is None else problem.limit
     return functools.partial(kernel, ids, partial, counts, offsets, order, inverse.view(-1), limit)

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 from moe_routing_bench.kernels.cute import WARP
-from moe_routing_bench.kernels.permute.cute_chunks import add_chunks, add_few_chunks, lanes_with, shared
+from moe_routing_bench.kernels.permute.cute_chunks import add_chunks, add_few_chunks, expert_at, lanes_with, shared
 
 
 class Counters(NamedTuple):
@@ -118,7 +118,7 @@ def rank_in_warp(
     expert_ids.fill(-1)
     for r in cutlass.range_constexpr(items):
         if start + r * WARP < ids.shape[0]:
-            expert_ids[r] = ids[start + r * WARP]
+            expert_ids[r] = expert_at(ids, start + r * WARP, experts)
     for r in cutlass.range_constexpr(items):
         valid = expert_ids[r] >= 0 and expert_ids[r] < experts
         mask = lanes_with(expert_ids[r], valid, experts)

@@ -27,7 +27,7 @@ MAX_PROGRAMS = 264
 def expert_ids(ids_ptr, at, n, E: tl.constexpr):
     """Ids at these positions; E for what is beyond n or no expert."""
     expert = tl.load(ids_ptr + at, mask=at < n, other=E)
-    return tl.where((expert >= 0) & (expert < E), expert, E)
+    return tl.where((expert >= 0) & (expert < E), expert, E).to(tl.int32)
 
 
 @triton.jit
@@ -136,11 +136,11 @@ def unsupported(problem: Permute) -> str | None:
 def bind(
     problem: Permute, *, topk_ids: Tensor, counts: Tensor, offsets: Tensor, order: Tensor, inverse: Tensor
 ) -> Callable[[], None]:
-    """Bind topk_ids (T, k) -> counts (E,), offsets (E + 1,), order (rows,), inverse (T, k), all int32."""
+    """Bind topk_ids (T, k) of `problem.ids` -> counts (E,), offsets (E + 1,), order (rows,), inverse (T, k), all int32."""
     n, rows, experts = topk_ids.numel(), len(order), problem.experts
     block, tiles, programs = choose(n)
     bins = triton.next_power_of_2(experts + 1)  # one more for what is no expert
-    partial = topk_ids.new_empty(programs, experts)
+    partial = counts.new_empty(programs, experts)
     limit = n if problem.limit is None else problem.limit
     count = (topk_ids, partial, order, n, rows, tiles, experts, bins, block)
     place = (
