@@ -160,9 +160,14 @@ def launch(
     A product that gathers reads x (T, inner) through order (R,) int32.
     """
     multiprocessors = torch.cuda.get_device_properties(out.device).multi_processor_count
-    clusters = min(multiprocessors, product.most_tiles(len(out))) // product.tile.cluster
-    blocks = max(1, clusters) * product.tile.cluster
+    blocks = blocks_of(product, len(out), multiprocessors)
     return functools.partial(kernel, x, order, offsets, w, biases, out, blocks)
+
+
+def blocks_of(product: Product, rows: int, multiprocessors: int) -> int:
+    """How many thread blocks a product of so many rows takes: whole clusters, at most one block per multiprocessor."""
+    clusters = min(multiprocessors, product.most_tiles(rows)) // product.tile.cluster
+    return max(1, clusters) * product.tile.cluster
 
 
 def launches(

@@ -63,7 +63,7 @@ def parts(problem: Experts, weighted: bool = False) -> dict[str, Any]:
     grad_tile, row_tile = limited(choose_tile(rows, experts, inner)), choose_tile(rows, experts, hidden)
     return {
         "up": TrainingProduct(inner, hidden, experts, activation, choose_tile(rows, experts, sums)),
-        "down": Product(hidden, inner, experts, "", row_tile),
+        "down": cute_experts.products(problem, overlap=False)[1],  # as without a backward pass
         "d_sums": TrainingProduct(
             inner, hidden, experts, "", grad_tile, backward=True, derivative=activation, weighted=weighted
         ),
@@ -94,8 +94,9 @@ def launches(problem: Experts, device: torch.device, weighted: bool = False) -> 
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def blocks(part: Product | Reduction) -> int:
-        tiles = part.tiles if isinstance(part, Reduction) else part.most_tiles(problem.rows)
-        return max(1, min(multiprocessors, tiles))
+        if isinstance(part, Reduction):
+            return max(1, min(multiprocessors, part.tiles))
+        return cute_experts.blocks_of(part, problem.rows, multiprocessors)
 
     def launch(kernel: Any, count: int, *tensors: Tensor | None) -> None:
         kernel(*tensors, count)
