@@ -1,6 +1,5 @@
 """Every figure draws from any table of the schema, says when there is nothing to draw, and is reproducible."""
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from rows import frame, one, rows, some
 
+from drawn import draw
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import FIGURES, crossover, grouping, pareto, stage_share, style
@@ -34,12 +34,6 @@ def fitted(name, table):
 
 
 MEASURED = [name for name, figure in FIGURES.items() if figure.source == "measurements"]
-
-
-def draw(name, table):
-    """The figure and all its texts."""
-    figure = importlib.import_module(f"moe_routing_bench.figures.{FIGURES[name].module}").draw(table)
-    return figure, "\n".join(t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text")))
 
 
 @pytest.fixture(scope="module")
