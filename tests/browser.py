@@ -1,4 +1,8 @@
-"""Pages in a real Chromium, as far as one is installed: one process for all tests, and for every page a profile of its own."""
+"""Pages in a real Chromium, as far as one is installed: one process for all tests, and one window, in which a page follows another.
+
+A window of its own, with its process, would cost more than to load the page. What a page could leave to the next one ends with it:
+the pages store nothing, and window and medium are set anew.
+"""
 
 import atexit
 import base64
@@ -56,6 +60,7 @@ class Chromium:
         self._profile = tempfile.TemporaryDirectory(prefix="mrb-", ignore_cleanup_errors=True)
         self._numbers, self._received = itertools.count(1), b""
         self.events: list[dict[str, Any]] = []
+        self.idle: list[str] = []  # sessions of windows that show no page
         self._connection, theirs = socket.socketpair()
         self._connection.settimeout(SECONDS)
         with theirs:
@@ -69,6 +74,7 @@ class Chromium:
                 "--headless",
                 "--no-sandbox",
                 "--disable-gpu",
+                "--disable-features=BackForwardCache",  # a page that has been left is gone
                 "--remote-debugging-pipe",
             ]
             self._process = subprocess.Popen(
@@ -153,28 +159,49 @@ class Loaded:
                     found.append(parameters["entry"]["text"])
         return found
 
+    def resize(self, width: int) -> None:
+        """Make the window this wide, and wait until the page is laid out anew."""
+        window = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        chromium().ask("Emulation.setDeviceMetricsOverride", self.session, **window)
+        self.value(_SETTLED)
+
+
+def _window() -> str:
+    """The session of a window that shows no page."""
+    process = chromium()
+    if process.idle:
+        return process.idle.pop()
+    target = process.ask("Target.createTarget", url="about:blank")["targetId"]
+    session = process.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    for domain in ("Page", "Runtime", "Log"):
+        process.ask(f"{domain}.enable", session)
+    return session
+
+
+def _go(session: str, address: str) -> None:
+    """Load what is at an address."""
+    process = chromium()
+    process.events.clear()
+
+    def arrived(message: dict[str, Any]) -> bool:
+        return message.get("method") == "Page.loadEventFired" and message.get("sessionId") == session
+
+    process.ask("Page.navigate", session, url=address)
+    if not any(map(arrived, process.events)):
+        process.until(arrived)
+
 
 @contextlib.contextmanager
 def loaded(page: Path, part: str = "", width: int = 1440) -> Iterator[Loaded]:
-    """A page in a window of this width; `part` is what follows # in the address."""
-    process = chromium()
-    process.events.clear()
-    context = process.ask("Target.createBrowserContext")["browserContextId"]
-    target = process.ask("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
-    session = process.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-    window = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    process.ask("Emulation.setDeviceMetricsOverride", session, **window)
-    for domain in ("Page", "Runtime", "Log"):
-        process.ask(f"{domain}.enable", session)
-    process.ask("Page.navigate", session, url=page.as_uri() + (f"#{part}" if part else ""))
-    if not any(event.get("method") == "Page.loadEventFired" for event in process.events):
-        process.until(lambda message: message.get("method") == "Page.loadEventFired")
-    shown = Loaded(session)
+    """A page in a window of this width; `part` is what follows # in the address. The window of a test that fails is not used again."""
+    shown = Loaded(_window())
+    chromium().ask("Emulation.setEmulatedMedia", shown.session, media="")
+    shown.resize(width)
+    _go(shown.session, page.as_uri() + (f"#{part}" if part else ""))
     shown.value(_SETTLED)
-    try:
-        yield shown
-    finally:
-        process.ask("Target.disposeBrowserContext", browserContextId=context)
+    yield shown
+    _go(shown.session, "about:blank")  # else another part of the same page would not be loaded, but scrolled to
+    chromium().idle.append(shown.session)
 
 
 def opened(page: Path) -> tuple[str, list[str]]:

@@ -16,6 +16,7 @@ from matplotlib.text import Text
 from scipy import stats
 
 from browser import opened
+from drawn import draw
 from moe_routing_bench.cli import reporting as cli
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.figures import (
@@ -67,12 +68,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     for path, run in files.items():
         train.train(run, path, "cpu")
     return run_rows.collect(files, {}).to_pandas()
-
-
-def draw(name: str, table: pd.DataFrame):
-    """The figure and all its texts."""
-    figure = importlib.import_module(f"moe_routing_bench.figures.{FIGURES[name].module}").draw(table)
-    return figure, "\n".join(t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text")))
 
 
 @pytest.mark.parametrize("name", NAMES)

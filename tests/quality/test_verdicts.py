@@ -42,6 +42,7 @@ def test_order() -> None:
     found, why = verdict(ORDER, a, rows("b", 1.2), c)
     assert found == NOT_COMPARABLE and why == "the seeds cannot tell in 1 of 2 comparisons"
     assert verdict(ORDER, a, b) == (NOT_COMPARABLE, "no rows of c")
+    assert verdict(ORDER, a, b[:-1], c)[0] == CONFIRMED, "by the seeds that both have"
     assert verdict(ORDER, rows("a", 1.5), b) == (REFUTED, "1 of 1 comparisons significantly false: a − b")
     assert (
         verdict(ORDER, rows("a", 1.0, seeds=1), rows("b", 1.1, seeds=1), rows("c", 1.2, seeds=1))[0] == NOT_COMPARABLE

@@ -20,10 +20,10 @@ TABLE = frame(
 DRAWN = ["over_tokens", "crossover", "decode", "limits", "verdict_matrix", "stage_share", "speedup"]
 
 
-@pytest.fixture
-def ask(tmp_path):
-    out = tmp_path / "index.html"
-    render(TABLE, {name: tmp_path / f"{name}.svg" for name in FIGURES}, out)
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    out = (folder := tmp_path_factory.mktemp("page")) / "index.html"
+    render(TABLE, {name: folder / f"{name}.svg" for name in FIGURES}, out)
     return lambda script, **options: asked(out, f"{ALL} {script}", **options)
 
 

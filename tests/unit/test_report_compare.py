@@ -23,9 +23,9 @@ TABLE = frame(
 IDS = [row_id(record) for record in TABLE.to_dict("records")]
 
 
-@pytest.fixture
-def ask(tmp_path):
-    out = tmp_path / "index.html"
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    out = tmp_path_factory.mktemp("page") / "index.html"
     render(TABLE, {}, out)
     return lambda script, **options: asked(out, script, **options)
 

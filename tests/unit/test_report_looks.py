@@ -1,5 +1,7 @@
 """Every page by day and by night, whatever is opened: text has 4.5:1 to what is behind it, and marks 3:1; what tables conclude is in sight."""
 
+import functools
+import itertools
 import math
 from pathlib import Path
 
@@ -65,42 +67,52 @@ PAGES = {
 OPENED = """every("details").forEach(one => one.open = true); if (typeof page !== "undefined") { open(0, true); every(".choose").slice(0, 2).forEach(one => one.click()); }"""
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_contrast_of_every_page(tmp_path, name):
-    PAGES[name](out := tmp_path / "index.html")
-    found = asked(out, f"{CONTRAST} {OPENED} return [poor(), shown('body *').length];")
-    assert found[0] == GOOD and found[1] > 15
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The page of a name, which all tests of this file share."""
+
+    @functools.cache
+    def made(name: str) -> Path:
+        PAGES[name](out := tmp_path_factory.mktemp("page") / "index.html")
+        return out
+
+    return made
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_no_page_is_wider_than_a_phone_whatever_is_opened(tmp_path, name):
-    """But what has a scroller of its own; nor is a line narrower than a word."""
-    PAGES[name](out := tmp_path / "index.html")
-    script = """const wide = document.documentElement.clientWidth; return [document.documentElement.scrollWidth - wide, every("body *").filter(e => e.checkVisibility() && e.getBoundingClientRect().width && e.getBoundingClientRect().right > wide + 1 && !e.closest(".scroll, svg")).map(said),
+def test_every_page_has_contrast_and_is_no_wider_than_a_phone_whatever_is_opened(written, name):
+    """But what has a scroller of its own; nor is a line narrower than a word. Opened on a phone, and then looked at in a wide window, too."""
+    narrow = """const wide = document.documentElement.clientWidth; return [document.documentElement.scrollWidth - wide, every("body *").filter(e => e.checkVisibility() && e.getBoundingClientRect().width && e.getBoundingClientRect().right > wide + 1 && !e.closest(".scroll, svg")).map(said),
         every("#words dd").filter(e => e.checkVisibility()).filter(e => e.offsetWidth < 200).map(said)];"""
-    over, out_of_it, narrow = asked(out, f"{CONTRAST} {OPENED} {script}", width=390)
-    assert not over and not out_of_it and not narrow
+    with loaded(written(name), width=390) as page:
+        over, out_of_it, thin = page.value(f"(() => {{ {CONTRAST} {OPENED} {narrow} }})()")
+        page.resize(1440)
+        found, shown = page.value(f"(() => {{ {CONTRAST} return [poor(), shown('body *').length]; }})()")
+        assert not page.console()
+    assert not over and not out_of_it and not thin
+    assert found == GOOD and shown > 15
 
 
 @pytest.mark.parametrize(
-    ("page", "table", "column"),
-    [(changed, "changes", "verdict"), (changed, "changes", "before / after"), (first, "claims", "here"), (lambda out: report(out, True), "published", "verdict"), (lambda out: report(out, True), "bars", "verdict")],
+    ("name", "columns"),
+    [("changes", [("changes", "verdict"), ("changes", "before / after")]), ("site", [("claims", "here")]), ("report of a GPU", [("published", "verdict"), ("bars", "verdict")])],
 )  # fmt: skip
-@pytest.mark.parametrize("width", [1440, 768])
-def test_what_a_table_concludes_is_seen_without_scrolling(tmp_path, page, table, column, width):
-    """And no word of it is broken into letters."""
-    page(out := tmp_path / "index.html")
-    script = f"""const table = document.querySelector("#{table}"), heads = [...table.tHead.rows[0].cells], at = heads.findIndex(one => one.textContent === "{column}");
-        const cell = table.tBodies[0].rows[0].cells[at], within = table.closest(".scroll").getBoundingClientRect().right;
-        return [at, cell.getBoundingClientRect().right <= within, cell.getBoundingClientRect().width];"""
-    at, inside, wide = asked(out, script, width=width)
-    assert at > 0 and inside and wide > 70
+def test_what_a_table_concludes_is_seen_without_scrolling(written, name, columns):
+    """And no word of it is broken into letters; on a screen and on a tablet."""
+    with loaded(written(name)) as page:
+        for width in (1440, 768):
+            page.resize(width)
+            for table, column in columns:
+                at, inside, wide = page.value(f"""(() => {{ const table = document.querySelector("#{table}"), heads = [...table.tHead.rows[0].cells], at = heads.findIndex(one => one.textContent === "{column}");
+                    const cell = table.tBodies[0].rows[0].cells[at], within = table.closest(".scroll").getBoundingClientRect().right;
+                    return [at, cell.getBoundingClientRect().right <= within, cell.getBoundingClientRect().width]; }})()""")  # fmt: skip
+                assert at > 0 and inside and wide > 70, (table, column, width)
+        assert not page.console()
 
 
-def test_a_caption_is_read_without_scrolling(tmp_path):
+def test_a_caption_is_read_without_scrolling(written):
     """Also over a table that is wider than a phone."""
-    report(out := tmp_path / "index.html", True)
-    found = asked(out, """return [...document.querySelectorAll("caption")].map(one => [one.closest("table").offsetWidth > innerWidth, one.getBoundingClientRect().right <= one.closest(".scroll").getBoundingClientRect().right]);""", width=390)  # fmt: skip
+    found = asked(written("report of a GPU"), """return [...document.querySelectorAll("caption")].map(one => [one.closest("table").offsetWidth > innerWidth, one.getBoundingClientRect().right <= one.closest(".scroll").getBoundingClientRect().right]);""", width=390)  # fmt: skip
     assert any(wide for wide, _ in found) and all(inside for _, inside in found)
 
 
@@ -115,28 +127,26 @@ def test_a_verdict_on_an_earlier_claim_stands_beside_it(tmp_path):
     assert found and all(heading == "verdict" and said in ("refuted", "confirmed", "not comparable") and inside for heading, said, inside in found)  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["light", "dark"])
-@pytest.mark.parametrize("table", ["rows", "published"])
-def test_a_table_with_more_beside_it_looks_like_one(tmp_path, table, mode):
-    """A shade at its right edge, until it is scrolled to its end; then at its left one."""
-    report(out := tmp_path / "index.html", True)
-    with loaded(out, width=390) as page:
-        left, top, width, height = (
-            page.value(f"""(() => {{ document.documentElement.style.colorScheme = "{mode}"; globalThis.box = document.querySelector("#{table}").closest(".scroll"); box.scrollIntoView();
-            const within = box.getBoundingClientRect(), head = box.querySelector("thead").getBoundingClientRect(); return [within.left + box.clientLeft, head.bottom + 2, box.clientWidth, box.clientHeight - head.height - 20]; }})()""")
-        )
+def test_a_table_with_more_beside_it_looks_like_one(written):
+    """A shade at its right edge, until it is scrolled to its end; then at its left one. By day and by night."""
+    with loaded(written("report of a GPU"), width=390) as page:
+        for table, mode in itertools.product(("rows", "published"), ("light", "dark")):
+            left, top, width, height = (
+                page.value(f"""(() => {{ document.documentElement.style.colorScheme = "{mode}"; globalThis.box = document.querySelector("#{table}").closest(".scroll"); box.scrollLeft = 0; box.scrollIntoView();
+                const within = box.getBoundingClientRect(), head = box.querySelector("thead").getBoundingClientRect(); return [within.left + box.clientLeft, head.bottom + 2, box.clientWidth, box.clientHeight - head.height - 20]; }})()""")
+            )
+            edge = (left + width - 2, top, 2, min(height, 400))
+            first = off_ground(page.pixels(*edge), mode)
+            page.value("box.scrollLeft = 1e6")
+            last = off_ground(page.pixels(*edge), mode)
+            assert first > 0.05 and last < 0.01, (table, mode, first, last)
 
-        def shaded(at: float) -> float:
-            """By how much the ground at a place differs from the page's; of a column of dots most are ground."""
-            found = page.pixels(at, top, 2, min(height, 400))
-            dots = found.reshape(-1, found.shape[-1])[:, :3]
-            ground = 1.0 if mode == "light" else 22 / 255
-            return float(abs(pd.DataFrame(dots).median() - ground).max())
 
-        first = shaded(left + width - 2)
-        page.value("box.scrollLeft = 1e6")
-        last = shaded(left + width - 2)
-    assert first > 0.05 and last < 0.01, (first, last)
+def off_ground(found, mode: str) -> float:
+    """By how much the ground at a place differs from the page's; of a column of dots most are ground."""
+    dots = found.reshape(-1, found.shape[-1])[:, :3]
+    ground = 1.0 if mode == "light" else 22 / 255
+    return float(abs(pd.DataFrame(dots).median() - ground).max())
 
 
 NAMED = {
@@ -149,19 +159,21 @@ NAMED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("names", NAMED)
 @pytest.mark.parametrize("width", [1440, 390])
-def test_names_in_a_small_picture_leave_room_for_its_scale(tmp_path, names, width):
+def test_names_in_a_small_picture_leave_room_for_its_scale(tmp_path, width):
     """However long they are, no text lies over another, a mark or the edge, and the scale has a third of the picture."""
-    dots = [Dot(name, 2.0 + i, 1.0 + i, 3.0 + i, chosen=not i) for i, name in enumerate(NAMED[names])]
-    known = Headline("cute is fast.", "rows", picture(dots, "times as fast as the best other", "x", 1.0))
-    listed = site.Listed("a", "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [known], [], [])
-    site.write([(listed, tmp_path / "a", [])], tmp_path, held={}, models={})
-    script = """const svg = document.querySelector(".picture-small"), box = svg.getBoundingClientRect(), every = kind => [...svg.querySelectorAll(kind)].map(one => one.getBoundingClientRect());
+    listed = []
+    for names in NAMED:
+        dots = [Dot(name, 2.0 + i, 1.0 + i, 3.0 + i, chosen=not i) for i, name in enumerate(NAMED[names])]
+        known = Headline(f"{names} is fast.", "rows", picture(dots, "times as fast as the best other", "x", 1.0))
+        listed.append((site.Listed(names, "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [known], [], []), tmp_path / names, []))  # fmt: skip
+    site.write(listed, tmp_path, held={}, models={})
+    script = """return [...document.querySelectorAll(".picture-small")].map(svg => { const box = svg.getBoundingClientRect(), every = kind => [...svg.querySelectorAll(kind)].map(one => one.getBoundingClientRect());
         const texts = every("text"), marks = every("circle"), over = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3, scale = [...every("circle"), ...every("g line")];
         return {box: [box.width, box.right <= innerWidth], out: texts.filter(one => one.left < box.left || one.right > box.right + 0.5 || one.bottom > box.bottom + 1).length,
             texts: texts.flatMap((a, i) => texts.slice(i + 1).filter(b => over(a, b))).length, marks: texts.flatMap(a => marks.filter(b => over(a, b))).length,
-            scale: (Math.max(...scale.map(one => one.right)) - Math.min(...scale.map(one => one.left))) / box.width, said: svg.textContent.includes("\\u2026")};"""
-    found = asked(tmp_path / "index.html", script, width=width)
-    assert found.pop("box")[1] and found.pop("scale") > 1 / 3
-    assert found == {"out": 0, "texts": 0, "marks": 0, "said": names in ("cells", "endless")}
+            scale: (Math.max(...scale.map(one => one.right)) - Math.min(...scale.map(one => one.left))) / box.width, said: svg.textContent.includes("\\u2026")}; });"""
+    every = dict(zip(NAMED, asked(tmp_path / "index.html", script, width=width), strict=True))
+    for names, found in every.items():
+        assert found.pop("box")[1] and found.pop("scale") > 1 / 3, names
+        assert found == {"out": 0, "texts": 0, "marks": 0, "said": names in ("cells", "endless")}, names

@@ -20,15 +20,15 @@ HELP = """Object.keys(charts).forEach(drawChart);
     const dots = name => svg(name).querySelectorAll("[aria-label=dot] path").length, reset = name => box(name).querySelector("h4 button");"""
 
 
-@pytest.fixture
-def page(tmp_path):
-    out = tmp_path / "index.html"
-    render(TABLE, {name: tmp_path / f"{name}.svg" for name in FIGURES}, out)
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    out = (folder := tmp_path_factory.mktemp("page")) / "index.html"
+    render(TABLE, {name: folder / f"{name}.svg" for name in FIGURES}, out)
     return out
 
 
 @pytest.fixture
-def ask(page, tmp_path):
+def ask(page):
     return lambda script, **options: asked(page, HELP + script, **options)
 
 
@@ -72,7 +72,7 @@ def test_a_zoomed_panel_stays_when_series_are_switched(ask):
     assert found[0] == pytest.approx(found[1]) and found[2] == 3
 
 
-def test_pictures_stand_in_where_the_page_cannot_draw(page, tmp_path):
+def test_pictures_stand_in_where_the_page_cannot_draw(page):
     """Without scripts, and where the library fails: the file beside the page, with its title and caption as text."""
     wanted = re.findall(r'<noscript>.*?src="figures/(\w+)\.svg" alt="([^"]+)"', page.read_text())
     assert ("over_tokens", f"{FIGURES['over_tokens'].title}. {FIGURES['over_tokens'].caption}") in wanted  # fmt: skip

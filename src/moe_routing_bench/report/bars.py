@@ -22,7 +22,8 @@ Values = Mapping[str, object]
 def usual(rows: pd.DataFrame) -> dict[str, np.ndarray]:
     """Of every axis that has a default whether each row (n,) has it, or does not read the axis."""
     known = {name: rows[axis.follows] if axis.follows else axis.default for name, axis in AXES.items() if axis.follows or axis.default is not None or axis.optional}  # fmt: skip
-    return {name: (rows[name].isna() | (rows[name] == value)).to_numpy() for name, value in known.items()}
+    absent = {name: rows[name].isna().to_numpy() for name in known}
+    return {name: one if one.all() else one | (rows[name] == known[name]).to_numpy() for name, one in absent.items()}
 
 
 def of_cell(rows: pd.DataFrame, values: Values, having: Mapping[str, np.ndarray] | None = None) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """Pages from the templates beside this file, which appear whole or not at all."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -10,12 +11,18 @@ from moe_routing_bench import files
 
 def write(template: str, out: Path, **values: object) -> None:
     """Fill a template and write it to `out`. A value that the template asks for and does not get is an error."""
-    environment = jinja2.Environment(
+    with files.replacing(out) as temporary:
+        temporary.write_text(_templates().get_template(template).render(**values), encoding="utf-8")
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    """One for all pages of a process: it compiles a template once."""
+    found = jinja2.Environment(
         loader=jinja2.PackageLoader("moe_routing_bench.report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"headings": headings, "quantity": quantity, "percent": percent}
-    with files.replacing(out) as temporary:
-        temporary.write_text(environment.get_template(template).render(**values), encoding="utf-8")
+    found.filters |= {"headings": headings, "quantity": quantity, "percent": percent}
+    return found
 
 
 _UNITS = {"us": "\u00a0µs", "x": "x"}  # claims spell units in ASCII

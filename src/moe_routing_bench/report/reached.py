@@ -40,6 +40,8 @@ def _of_run(bar: Bar, run: str, rows: pd.DataFrame) -> Iterable[Line]:
     """The lines of one bar in one run, one for each card and version of the code."""
     mine = bar.among(rows[rows["bench"] == bar.bench])
     lost = mine[mine["status"] != "ok"]
+    if len(lost) == len(mine):  # as in most runs, which have few benches
+        return
     rows = pd.concat([mine, *(of_cell(rows[rows["bench"] == name], one) for name, one in bar.others.items())])
     ok = rows[rows["status"] == "ok"]
     groups = [(key, found) for key, one in _comparable(ok) if (found := _figures(bar, one))]
@@ -67,7 +69,8 @@ def _figures(bar: Bar, rows: pd.DataFrame) -> dict[str, Figure]:
     else:
         having = usual(own)
         cells = {name: one for name, values in bar.cells.items() if len(one := of_cell(own, values, having))}
-    records = dict(zip(rows.index, rows.to_dict("records"), strict=True)) if cells else {}  # once: it is slow
+    asked = rows.loc[list(dict.fromkeys([*(i for one in cells.values() for i in one.index), *others]))]
+    records = dict(zip(asked.index, asked.to_dict("records"), strict=True)) if cells else {}  # once: it is slow
     found = {name: bar.figure([records[i] for i in [*one.index, *others]]) for name, one in cells.items()}
     return {name: one for name, one in found.items() if one is not None}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from moe_routing_bench.quality import statistics
 from moe_routing_bench.quality.comparison import compare, perft_summary
@@ -107,7 +107,9 @@ def _p(statement: Statement) -> float:
         return 1.0
     if np.ptp(gap) == 0:
         return float(gap[0] == 0)
-    return float(stats.ttest_1samp(gap, 0).pvalue)
+    # Student's test of one sample, whose function in scipy.stats takes 20 times as long for a few numbers
+    t = gap.mean() / np.sqrt(gap.var(ddof=1) / len(gap))
+    return float(2 * special.stdtr(len(gap) - 1, -abs(t)))
 
 
 def _words(one: Statement, p: float, result: str) -> str:
@@ -127,8 +129,8 @@ def _by_seed(rows: pd.DataFrame, column: str) -> pd.DataFrame:
 
 def _less(wide: pd.DataFrame, lower: str, higher: str, unit: str, bound: float = 0.0) -> Statement:
     """`lower` is below `higher` by seeds that both have."""
-    both = wide[[lower, higher]].dropna()
-    return Statement(f"{lower} − {higher}", (both[lower] - both[higher]).to_numpy(float), bound, unit)
+    gap = wide[lower].to_numpy(float) - wide[higher].to_numpy(float)
+    return Statement(f"{lower} − {higher}", gap[~np.isnan(gap)], bound, unit)
 
 
 def _order(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]]:
