@@ -1,5 +1,6 @@
 """A copy of the repository with a small grid, on which tests run Snakemake for real and count its jobs."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ GRID = [
 ]  # fmt: skip
 CELLS = {"pack": 2, "combine": 2, "gate": 1, "routing": 1}
 DRAWN = sum(figure.source == "measurements" for figure in FIGURES.values())  # the small grid trains nothing
-SHOWN = ("bandwidth", "roofline", "load_cv")  # the figures of runs whose jobs are counted
+SHOWN = ("pareto", "speedup", "load_cv")  # the figures of runs whose jobs are counted: some that are drawn fast
 
 
 class Project:
@@ -50,9 +51,20 @@ class Project:
         return project
 
     def copy(self, folder: Path) -> "Project":
-        """The same state in another folder, in place of what is there, so that a test may change it."""
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self.folder, folder, symlinks=True)
+        """The same state in another folder, so that a test may change it; of what is there, what has not been changed stays."""
+        made, there = _states(self.folder), _states(folder)
+        for name in there:
+            if name not in made or there[name] != made[name]:
+                path = folder / name
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink(
+                    missing_ok=True
+                )
+        for name, state in made.items():
+            path = folder / name
+            if state is None:
+                path.mkdir(parents=True, exist_ok=True)
+            elif there.get(name) != state:
+                shutil.copy2(self.folder / name, path, follow_symlinks=False)
         return Project(folder)
 
     def configure(self, grid: list[dict], measure: dict | None = None, **sections: list[dict]) -> None:
@@ -90,6 +102,22 @@ class Project:
         """Append a line to a file."""
         with (self.folder / name).open("a") as file:
             file.write("\n# edited\n")
+
+
+def _states(folder: Path) -> dict[str, tuple | None]:
+    """What says whether the files and links below a folder are the same, and None for folders, which come before what they hold."""
+    found: dict[str, tuple | None] = {}
+    waiting = [(folder, "")]
+    while waiting:
+        here, prefix = waiting.pop()
+        found[prefix] = None
+        for entry in os.scandir(here) if here.is_dir() else ():
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append((Path(entry.path), f"{prefix}{entry.name}/"))
+            else:
+                state = entry.stat(follow_symlinks=False)
+                found[f"{prefix}{entry.name}"] = (state.st_size, state.st_mtime_ns, state.st_mode)
+    return found
 
 
 def reduced(config: Path, tokens: list[int]) -> None:

@@ -21,7 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from moe_routing_bench.cli.asked import LAST
 from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.report.seeds.section import section
+from moe_routing_bench.store import records
 from project import CELLS, GRID, ROOT, SHOWN, SMALL, Project, count, measured
 from signals import interruptible
 
@@ -137,7 +140,7 @@ def test_editing_the_report_measures_nothing(project: Project) -> None:
     """What only the report needs; then also one figure, and the caption of another, though all captions are in one file; then also
     what all figures share."""
     package = project.folder / "src/moe_routing_bench"
-    captions, title = package / "figures/captions.yaml", FIGURES["roofline"].title
+    captions, title = package / "figures/captions.yaml", FIGURES["speedup"].title
     text = captions.read_text()
     assert text.count(f"title: {title}\n") == 1
     for file, drawn in (
@@ -333,3 +336,24 @@ def test_orphans_are_listed_and_removed_only_when_asked(project: Project) -> Non
     assert listed.count(".parquet") == 2 and "found 2 files" in listed and len(cells(project)) == ALL
     assert "removed 2 files" in project.bench("prune", "--remove").stdout
     assert len(cells(project)) == ALL - 2 and project.jobs() == DRAW
+
+
+def test_a_seed_document_s_block_is_replayed_at_a_reduced_size(project: Project) -> None:
+    """From the command that replays it to its tables, on a CPU: sizes, profiles, and both sides of the tables. It is here for the
+    warm server, which takes longer to start than to measure the block."""
+    config = ("--configfile", "config/seeds/004.yaml", "--config", "device=cpu")
+    project.snakemake(*config, "--until", "collect", "profile")
+    results = project.folder / "results/cpu.seed-004"
+    (cell,) = results.glob("cells/layer/*.parquet")
+    (profiled,) = results.glob("profiles/*")
+    assert profiled.name == cell.stem and (profiled / "operators.csv").is_file()
+    assert json.loads((profiled / "torch_loop.json").read_text())["traceEvents"]
+    assert '"cpu":' not in (results / LAST).read_text(), "what was asked for on this platform, and no more"
+    rows = records.read(results / "measurements.parquet").to_pandas()
+    totals, *operators = section(rows, "seed-004", [json.loads((profiled / "profile.json").read_text())])["tables"]
+    manual = next(row for row in totals.rows if row[0] == "manual")
+    assert manual[1:3] == ["829,292", "849,695"] and manual[4] == "torch_loop" and "divided by 8" in totals.note
+    assert all(float(manual[i].replace(",", "")) > 0 for i in (5, 8)), manual
+    assert len(operators) == 3
+    remaining = project.jobs(*config)
+    assert "html" in remaining and not remaining.keys() & {"measure", "profile", "collect"}
