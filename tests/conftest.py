@@ -30,30 +30,9 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-class Folder(pytest.Dir):
-    """A folder that each of several workers goes through from another place on.
-
-    In a new clone each then makes its share of the files with rewritten assertions, which takes as long as all imports, and
-    finds those that others have made.
-    """
-
-    def collect(self) -> list[pytest.Item | pytest.Collector]:
-        """What it holds, from this worker's place on."""
-        found, worker = list(super().collect()), self.config.workerinput
-        start = len(found) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
-        return found[start:] + found[:start]
-
-
-def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Dir | None:
-    """Each of several workers has its own order, until all are collected."""
-    return Folder.from_parent(parent, path=path) if is_worker(parent.config) else None
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: of several workers none then has a slow file left when the others are done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    if is_worker(config):
-        items.sort(key=lambda item: item.path)  # in one order, which is that of a single process
     items.sort(key=lambda item: item.path not in slow)
     for item in items:
         if mark := item.get_closest_marker("fault"):
