@@ -19,6 +19,8 @@ def test_how_much_was_measured():
     """Rows, those with a time, cells, device, day and commit; one of each is singular; what is not known is said."""
     rows = [one("gate", "cute", cell="a", **GPU), one("gate", "torch", cell="a", **GPU), one("gate", "cute", cell="b", status="crashed", **GPU)]  # fmt: skip
     assert words.scope(frame(*rows)) == "3 rows, 2 of them with a time, of 2 cells, measured on NVIDIA H200, 2026-11-21, by the code of commit abcdef1."  # fmt: skip
+    changed = frame(*rows, one("gate", "torch", cell="c", **GPU | {"git_dirty": True}))
+    assert words.scope(changed).endswith("by the code of commit abcdef1, abcdef1 with changes.")
     alone = frame(one("gate", "torch", gpu_name=None, cpu_model="C", git_sha=None, started_at=None))
     assert words.scope(alone) == "1 row, 1 of them with a time, of 1 cell, measured on C, date unknown, by the code of commit unknown."  # fmt: skip
 
