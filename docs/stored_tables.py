@@ -18,7 +18,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.choices import table as table_of_choices
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.quality.spec import run_rows
-from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, versus
+from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, versus, words
 from moe_routing_bench.report.bars import Line
 from moe_routing_bench.store import records
 
@@ -185,9 +185,8 @@ def stored_cells(name: str = "measurements.parquet") -> str:
     one = rows[rows["cutlass_dsl_version"].notna()].iloc[0]
     days = sorted({start[:10] for start in rows["started_at"]})
     assert rows["gpu_uuid"].dropna().nunique() == rows["git_sha"].nunique() == 1, "cells of several cards or commits"
-    changed = " with changes" * bool(rows["git_dirty"].eq(True).any())
     return (
-        f"One {one['gpu_name']}, commit {one['git_sha'][:7]}{changed}, driver {one['driver']}, torch {one['torch_version']}, triton {one['triton_version']}, "
+        f"One {one['gpu_name']}, commit {words.commits(rows)}, driver {one['driver']}, torch {one['torch_version']}, triton {one['triton_version']}, "
         f"nvidia-cutlass-dsl {one['cutlass_dsl_version']}, {' and '.join(days)}, {rows.groupby(['bench', 'cell']).ngroups} cells.\n"
     )
 

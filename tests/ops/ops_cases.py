@@ -105,13 +105,10 @@ def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: 
     got, want = (one.permute(topk_ids, experts, capacity, layout) for one in (cuda, reference))
     for name, one, other in zip(("counts", "offsets", "order", "inverse"), got, want, strict=True):
         assert torch.equal(one, other), f"{layout}: {name}"
-    spoilt = (
-        topk_ids.long() + (topk_ids < 0).long() * 2**32
-    )  # of no expert, though their low halves are those of the last
-    spoilt[topk_ids < 0] += experts
-    for name, one, other in zip(
-        ("counts", "offsets", "order", "inverse"), cuda.permute(spoilt, experts, capacity, layout), want, strict=True
-    ):
+    # Of no expert in int64, though their low halves are those of the last.
+    spoilt = torch.where(topk_ids < 0, topk_ids.long() + 2**32 + experts, topk_ids.long())
+    got = cuda.permute(spoilt, experts, capacity, layout)
+    for name, one, other in zip(("counts", "offsets", "order", "inverse"), got, want, strict=True):
         assert one.dtype == torch.int32 and torch.equal(one, other), f"{layout}: {name} of ids in int64"
 
 

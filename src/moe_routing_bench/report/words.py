@@ -35,9 +35,13 @@ _TRAINED = {
 def scope(frame: pd.DataFrame) -> str:
     """How many rows there are of how many cells, on what, when and by which code."""
     timed, cells = int((frame["status"] == "ok").sum()), len(frame[["bench", "cell"]].drop_duplicates())
+    return f"{count(len(frame), 'row')}, {timed} of them with a time, of {count(cells, 'cell')}, measured on {style.distinct(frame[devices.column(frame)])}, {style.days(frame['started_at'])}, by the code of commit {commits(frame)}."
+
+
+def commits(frame: pd.DataFrame) -> str:
+    """The commits that rows are of, and whether the code differed from them."""
     changed = frame["git_dirty"].eq(True).map({True: " with changes", False: ""})
-    commits = style.distinct(frame["git_sha"].astype("string").str[:7] + changed)
-    return f"{count(len(frame), 'row')}, {timed} of them with a time, of {count(cells, 'cell')}, measured on {style.distinct(frame[devices.column(frame)])}, {style.days(frame['started_at'])}, by the code of commit {commits}."
+    return style.distinct(frame["git_sha"].astype("string").str[:7] + changed)
 
 
 def suspects(frame: pd.DataFrame) -> str:
