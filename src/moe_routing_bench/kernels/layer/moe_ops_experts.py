@@ -16,7 +16,12 @@ from moe_routing_bench.kernels.layer import Layer, peers
 def unsupported(problem: Layer) -> str | None:
     """Why it cannot run, or None."""
     activations = ("swiglu", "geglu", "relu2")  # torch's, without biases between the products
-    return peers.unsupported(problem, "moe-ops", activations) or unaligned(problem, "moe-ops")
+    if reason := peers.unsupported(problem, "moe-ops", activations) or unaligned(problem, "moe-ops"):
+        return reason
+    experts = problem.layout.experts
+    if experts & (experts - 1):
+        return f"moe-ops counts rows by experts whose number is a power of two, not {experts}"
+    return None
 
 
 def bind(

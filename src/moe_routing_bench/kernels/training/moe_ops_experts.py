@@ -8,19 +8,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from moe_routing_bench.kernels.experts.common import activate, unaligned
-from moe_routing_bench.kernels.layer import Layer, peers
+from moe_routing_bench.kernels.experts.common import activate
+from moe_routing_bench.kernels.layer import Layer
+from moe_routing_bench.kernels.layer.moe_ops_experts import unsupported
 
-
-def unsupported(problem: Layer) -> str | None:
-    """Why it cannot run, or None."""
-    activations = ("swiglu", "geglu", "relu2")  # torch's
-    if reason := peers.unsupported(problem, "moe-ops", activations) or unaligned(problem, "moe-ops"):
-        return reason
-    experts = problem.layout.experts
-    if experts & (experts - 1):
-        return f"moe-ops counts rows by experts whose number is a power of two, not {experts}"
-    return None
+__all__ = ["layer", "unsupported"]
 
 
 def layer(problem: Layer) -> Callable[..., Tensor]:
