@@ -9,7 +9,7 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import completion
 from moe_routing_bench.report import layer_bars, reached
-from moe_routing_bench.report.bars import AT_MOST, PERCENT_MORE, PLATFORM, Bar, Figure, Level, Line, Unit, of_cell
+from moe_routing_bench.report.bars import AT_MOST, PERCENT_MORE, PLATFORM, Bar, Cells, Figure, Level, Line, Unit
 
 BLOCKS = (1.0, 1.001, 0.999, 1.0005)
 BY_NAME = {bar.what: bar for bar in layer_bars.BARS}
@@ -217,10 +217,11 @@ def test_cells_have_defaults_where_nothing_is_asked() -> None:
     at = {"model": "qwen3-30b-a3b", "tokens": 4096}
     plain = row("cute", 1.0, **at, router="deepseek_v3", activation="swiglu_oai")
     others = [{"skew": 0.7}, {"weights": "int4_g128"}, {"capacity_factor": 1.25}, {"shared_intermediate": 512}, {"phase": "decode"}]  # fmt: skip
-    found = of_cell(frame(plain, *(plain | other for other in others)), at)
+    found = Cells(frame(plain, *(plain | other for other in others))).of(at)
     assert list(found.index) == [0]
-    assert len(of_cell(frame(plain, plain | {"skew": 0.7}), at | {"skew": (0.0, 0.7)})) == 2
-    assert len(of_cell(frame(plain, plain | {"skew": 0.7}), at | {"skew": None})) == 2
+    uneven = Cells(frame(plain, plain | {"skew": 0.7}))
+    assert len(uneven.of(at | {"skew": (0.0, 0.7)})) == 2
+    assert len(uneven.of(at | {"skew": None})) == 2
 
 
 def test_words_of_units_and_levels() -> None:

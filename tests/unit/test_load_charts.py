@@ -33,6 +33,14 @@ def test_loads_and_drops():
     assert load_cv.chart(frame(one("gate", "cute"))).reason == "no ok row has a skew and a load"
 
 
+def test_no_share_below_nothing_is_drawn():
+    """The axis of drops begins at nothing, and has a height where nothing is dropped."""
+    routed = [one("pack", "cute", **ROUTED, experts=8, skew=skew, load_cv=skew, drop_rate=0.0) for skew in (0.0, 0.5)]
+    for drop, top in ((0.0, 1), (0.2, 20)):
+        low, high = load_cv.draw(frame(*routed, routed[0] | {"skew": 1.5, "drop_rate": drop})).axes[1].get_ylim()
+        assert low == 0 and top <= high <= 2 * top
+
+
 def test_fronts_of_each_card():
     """What no other row of the card beats in time and drops is joined; a panel per skew, a mark per factor."""
 

@@ -114,6 +114,9 @@ def _drops(axes: Axes, rows: pd.DataFrame) -> None:
             label=f"{name} (n = {percent.size().sum()})",
         )
     axes.set(xlabel=_SKEW.label, ylabel=_DROP.label)
+    axes.set_ylim(
+        bottom=0, top=None if (rows["drop_rate"] > 0).any() else 1
+    )  # no share below nothing, also where nothing is dropped
     over = grouping.differing(rows, "routings", ["capacity_factor", "skew"], WITHOUT_EFFECT)
     axes.set_title(f"drop rate: median and (bars) range over\n{over}", fontsize=9)
     axes.legend(title="capacity factor", fontsize=7, title_fontsize=7, frameon=False)

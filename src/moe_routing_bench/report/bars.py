@@ -16,26 +16,35 @@ PLATFORM = "nvidia-h200"
 _DRIFT = "ceilings drifted"  # how a worker's reason begins
 
 Row = Mapping[Hashable, Any]
-Values = Mapping[str, object]
+Values = Mapping[str, Hashable]
 
 
-def usual(rows: pd.DataFrame) -> dict[str, np.ndarray]:
-    """Of every axis that has a default whether each row (n,) has it, or does not read the axis."""
-    known = {name: rows[axis.follows] if axis.follows else axis.default for name, axis in AXES.items() if axis.follows or axis.default is not None or axis.optional}  # fmt: skip
-    absent = {name: rows[name].isna().to_numpy() for name in known}
-    return {name: one if one.all() else one | (rows[name] == known[name]).to_numpy() for name, one in absent.items()}
+class Cells:
+    """Rows by the values of their axes, for who asks for many cells of the same rows: what was compared once is not compared again."""
 
+    def __init__(self, rows: pd.DataFrame) -> None:
+        self._rows = rows
+        known = {name: rows[axis.follows] if axis.follows else axis.default for name, axis in AXES.items() if axis.follows or axis.default is not None or axis.optional}  # fmt: skip
+        absent = {name: rows[name].isna().to_numpy() for name in known}
+        self._usual = {name: one if one.all() else one | (rows[name] == known[name]).to_numpy() for name, one in absent.items()}  # fmt: skip
+        self._having: dict[tuple[str, Hashable], np.ndarray] = {}
 
-def of_cell(rows: pd.DataFrame, values: Values, having: Mapping[str, np.ndarray] | None = None) -> pd.DataFrame:
-    """The rows with these values, and the default of every other axis that has one. None: any value; a tuple: one of several.
+    def of(self, values: Values) -> pd.DataFrame:
+        """The rows with these values, and the default of every other axis that has one. None: any value; a tuple: one of several.
 
-    What a model sets has any value where one is named. `having` is `usual` of the rows, for who asks for many cells.
-    """
-    asked = {name: one if isinstance(one, tuple) else (one,) for name, one in values.items() if one is not None}
-    masks = [rows[name].isin(one).to_numpy() for name, one in asked.items()]
-    free = {*values, *(PRESET if values.get("model") else ())}
-    masks += [one for name, one in (usual(rows) if having is None else having).items() if name not in free]
-    return rows[np.logical_and.reduce(masks)]
+        What a model sets has any value where one is named.
+        """
+        masks = [self._with(name, one) for name, one in values.items() if one is not None]
+        free = {*values, *(PRESET if values.get("model") else ())}
+        masks += [one for name, one in self._usual.items() if name not in free]
+        return self._rows[np.logical_and.reduce(masks)]
+
+    def _with(self, name: str, value: Hashable) -> np.ndarray:
+        """Whether each row (n,) has the value, or one of the values, of an axis."""
+        if (name, value) not in self._having:
+            several = value if isinstance(value, tuple) else (value,)
+            self._having[name, value] = self._rows[name].isin(several).to_numpy()
+        return self._having[name, value]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.figures import grouping
-from moe_routing_bench.report.bars import PLATFORM, Bar, Figure, Level, Line, of_cell, usual
+from moe_routing_bench.report.bars import PLATFORM, Bar, Cells, Figure, Level, Line
 
 REACHED, STRETCH, MISSED, OPEN, ABSENT = "reached", "reached, and the stretch", "missed", "open", "not measured"
 APART = "not comparable"  # what a cell compares was measured, but not by one card and version of the code
@@ -42,7 +42,7 @@ def _of_run(bar: Bar, run: str, rows: pd.DataFrame) -> Iterable[Line]:
     lost = mine[mine["status"] != "ok"]
     if len(lost) == len(mine):  # as in most runs, which have few benches
         return
-    rows = pd.concat([mine, *(of_cell(rows[rows["bench"] == name], one) for name, one in bar.others.items())])
+    rows = pd.concat([mine, *(Cells(rows[rows["bench"] == name]).of(one) for name, one in bar.others.items())])
     ok = rows[rows["status"] == "ok"]
     groups = [(key, found) for key, one in _comparable(ok) if (found := _figures(bar, one))]
     for (card, code), found in groups:
@@ -67,8 +67,8 @@ def _figures(bar: Bar, rows: pd.DataFrame) -> dict[str, Figure]:
     if bar.cells is None:
         cells = {str(name): one for name, one in own.groupby(grouping.labels(own), sort=False)}
     else:
-        having = usual(own)
-        cells = {name: one for name, values in bar.cells.items() if len(one := of_cell(own, values, having))}
+        known = Cells(own)
+        cells = {name: one for name, values in bar.cells.items() if len(one := known.of(values))}
     asked = rows.loc[list(dict.fromkeys([*(i for one in cells.values() for i in one.index), *others]))]
     records = dict(zip(asked.index, asked.to_dict("records"), strict=True)) if cells else {}  # once: it is slow
     found = {name: bar.figure([records[i] for i in [*one.index, *others]]) for name, one in cells.items()}
@@ -79,8 +79,8 @@ def _of_bar(bar: Bar, rows: pd.DataFrame) -> int:
     """How many of the rows are of the bar's cells."""
     if bar.cells is None or rows.empty:
         return len(rows)
-    having = usual(rows)
-    return len({index for one in bar.cells.values() for index in of_cell(rows, one, having).index})
+    known = Cells(rows)
+    return len({index for one in bar.cells.values() for index in known.of(one).index})
 
 
 def _judged(bar: Bar, found: Mapping[str, Figure], lost: int, where: str) -> Line:

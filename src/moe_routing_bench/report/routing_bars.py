@@ -16,13 +16,13 @@ from moe_routing_bench.report.bars import (
     PERCENT_MORE,
     WITHIN,
     Bar,
+    Cells,
     Figure,
     Level,
     Row,
     Values,
     against,
     fastest,
-    of_cell,
     own_figure,
     uneven,
 )
@@ -54,7 +54,7 @@ def _ours(bench: str, what: str, column: str, level: float, group: str, **bounds
     """A share of a ceiling in every cell of the default format and layout whose columns are within these bounds."""
 
     def among(rows: pd.DataFrame) -> pd.DataFrame:
-        found = of_cell(rows[rows["implementation"].isin(_OURS)], _DRAWN)
+        found = Cells(rows[rows["implementation"].isin(_OURS)]).of(_DRAWN)
         for name, (least, most) in bounds.items():
             found = found[found[name].between(least, most)]
         return found
@@ -89,7 +89,7 @@ def _together(rows: Sequence[Row]) -> Figure | None:
 
 
 def _small(rows: pd.DataFrame) -> pd.DataFrame:
-    found = of_cell(rows[rows["implementation"].isin(_OURS)], _PLAIN)
+    found = Cells(rows[rows["implementation"].isin(_OURS)]).of(_PLAIN)
     return found[found["tokens"] <= 512]
 
 
