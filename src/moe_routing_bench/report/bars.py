@@ -16,7 +16,7 @@ PLATFORM = "nvidia-h200"
 _DRIFT = "ceilings drifted"  # how a worker's reason begins
 
 Row = Mapping[Hashable, Any]
-Values = Mapping[str, Hashable]
+Values = Mapping[str, object]
 
 
 class Cells:
@@ -27,7 +27,7 @@ class Cells:
         known = {name: rows[axis.follows] if axis.follows else axis.default for name, axis in AXES.items() if axis.follows or axis.default is not None or axis.optional}  # fmt: skip
         absent = {name: rows[name].isna().to_numpy() for name in known}
         self._usual = {name: one if one.all() else one | (rows[name] == known[name]).to_numpy() for name, one in absent.items()}  # fmt: skip
-        self._having: dict[tuple[str, Hashable], np.ndarray] = {}
+        self._having: dict[tuple[str, object], np.ndarray] = {}
 
     def of(self, values: Values) -> pd.DataFrame:
         """The rows with these values, and the default of every other axis that has one. None: any value; a tuple: one of several.
@@ -39,7 +39,7 @@ class Cells:
         masks += [one for name, one in self._usual.items() if name not in free]
         return self._rows[np.logical_and.reduce(masks)]
 
-    def _with(self, name: str, value: Hashable) -> np.ndarray:
+    def _with(self, name: str, value: object) -> np.ndarray:
         """Whether each row (n,) has the value, or one of the values, of an axis."""
         if (name, value) not in self._having:
             several = value if isinstance(value, tuple) else (value,)

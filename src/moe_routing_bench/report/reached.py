@@ -5,15 +5,17 @@ and a cell one of whose compared rows is suspect neither; both are counted, and 
 decides nothing.
 """
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
 from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.figures import grouping
-from moe_routing_bench.report.bars import PLATFORM, Bar, Cells, Figure, Level, Line
+from moe_routing_bench.report.bars import PLATFORM, Bar, Cells, Figure, Level, Line, Row
 
 REACHED, STRETCH, MISSED, OPEN, ABSENT = "reached", "reached, and the stretch", "missed", "open", "not measured"
 APART = "not comparable"  # what a cell compares was measured, but not by one card and version of the code
@@ -21,36 +23,50 @@ WITHIN_NOISE, NO_INTERVAL = ", within noise", ", no interval"  # the interval ho
 _FEW = 6  # cells that are all shown
 
 
+@dataclass(frozen=True)
+class _Run:
+    """Rows of this platform, by the name of their run."""
+
+    name: str
+    rows: pd.DataFrame
+
+    @functools.cached_property
+    def records(self) -> dict[Hashable, Row]:
+        """Each row by its index: once for all bars, because it is slow."""
+        return dict(zip(self.rows.index, self.rows.to_dict("records"), strict=True))
+
+
 def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool = False) -> list[Line]:
     """A line per bar, and per run, card and code of which there are rows; `tables` are rows by the name of their run.
 
     With `absent` also of bars without any. None on another platform.
     """
-    ours = {run: rows[rows["platform"] == PLATFORM] for run, rows in tables.items()}
+    runs = [_Run(name, rows[rows["platform"] == PLATFORM]) for name, rows in tables.items()]
     found = []
     for bar in bars:
-        of_it = [line for run, rows in ours.items() for line in _of_run(bar, run, rows)]
+        of_it = [line for run in runs for line in _of_run(bar, run)]
         if not of_it and absent:
             of_it = [_line(bar, "–", f"0 of {len(bar.cells)}" if bar.cells else "0", "–", ABSENT, "")]
         found += of_it
     return found
 
 
-def _of_run(bar: Bar, run: str, rows: pd.DataFrame) -> Iterable[Line]:
+def _of_run(bar: Bar, run: _Run) -> Iterable[Line]:
     """The lines of one bar in one run, one for each card and version of the code."""
+    rows = run.rows
     mine = bar.among(rows[rows["bench"] == bar.bench])
     lost = mine[mine["status"] != "ok"]
     if len(lost) == len(mine):  # as in most runs, which have few benches
         return
     rows = pd.concat([mine, *(Cells(rows[rows["bench"] == name]).of(one) for name, one in bar.others.items())])
     ok = rows[rows["status"] == "ok"]
-    groups = [(key, found) for key, one in _comparable(ok) if (found := _figures(bar, one))]
+    groups = [(key, found) for key, one in _comparable(ok) if (found := _figures(bar, one, run.records))]
     for (card, code), found in groups:
         apart = f", {card}, code {code}" if len(groups) > 1 else ""
-        yield _judged(bar, found, _of_bar(bar, lost), f"{run}{apart}".removeprefix(", "))
-    if not groups and (found := _figures(bar, ok)):
+        yield _judged(bar, found, _of_bar(bar, lost), f"{run.name}{apart}".removeprefix(", "))
+    if not groups and (found := _figures(bar, ok, run.records)):
         said = f"{APART}: measured on different cards or by different code"
-        yield _line(bar, said, f"0 of {len(bar.cells or found)}", "–", APART, run)
+        yield _line(bar, said, f"0 of {len(bar.cells or found)}", "–", APART, run.name)
 
 
 def _comparable(rows: pd.DataFrame) -> Iterable[tuple[tuple[str, str], pd.DataFrame]]:
@@ -61,16 +77,14 @@ def _comparable(rows: pd.DataFrame) -> Iterable[tuple[tuple[str, str], pd.DataFr
             yield (str(card), ", ".join(str(code)[:8] for code, _ in found)), pd.concat([one for _, one in found])
 
 
-def _figures(bar: Bar, rows: pd.DataFrame) -> dict[str, Figure]:
-    """What the rows of each cell say, by its label."""
+def _figures(bar: Bar, rows: pd.DataFrame, records: Mapping[Hashable, Row]) -> dict[str, Figure]:
+    """What the rows of each cell say, by its label; `records` are they, and others, by their index."""
     own, others = rows[rows["bench"] == bar.bench], list(rows.index[rows["bench"] != bar.bench])
     if bar.cells is None:
         cells = {str(name): one for name, one in own.groupby(grouping.labels(own), sort=False)}
     else:
         known = Cells(own)
         cells = {name: one for name, values in bar.cells.items() if len(one := known.of(values))}
-    asked = rows.loc[list(dict.fromkeys([*(i for one in cells.values() for i in one.index), *others]))]
-    records = dict(zip(asked.index, asked.to_dict("records"), strict=True)) if cells else {}  # once: it is slow
     found = {name: bar.figure([records[i] for i in [*one.index, *others]]) for name, one in cells.items()}
     return {name: one for name, one in found.items() if one is not None}
 
