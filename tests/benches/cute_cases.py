@@ -48,11 +48,11 @@ CASES = [
     ("pack", "fp16", 100, 3, 4),
     ("pack", "bf16", 4096, 1, 2),
     ("pack", "bf16", 13, 32, 0),
-    ("combine", "bf16", 4096, 8, 0),
+    ("combine", "bf16", 4097, 6, 0),
     ("combine", "bf16", 2048, 1, 0),
     ("combine", "fp16", 7168, 2, 0),
     ("combine", "fp32", 2048, 32, 0),
-    ("combine", "bf16", 4097, 6, 0),
+    ("combine", "bf16", 4096, 8, 0),
     ("pack", "bf16", 2880, 2, 0),
     ("pack", "bf16", 2688, 1, 3),
     ("combine", "bf16", 2880, 2, 0),
@@ -245,6 +245,7 @@ def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, checke
         kernel = cute_combine.compile_for(arch, dtype, top_k, tiling, top_k == 2, weights, keep=True)
     sass = yield kernel.__cubin__
     count = (lambda pattern: None) if sass is None else (lambda pattern: len(re.findall(pattern, sass)))
+    at_once = max(1, cute_combine.LOADS_IN_FLIGHT // tiling.vectors)  # rows that a thread loads before it adds them up
     return {
         "case": f"{operation}-{dtype}-H{hidden}-k{top_k}-checked_rows{checked_rows}",
         "operation": operation,
@@ -255,6 +256,8 @@ def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, checke
         "ptx_wide_stores": len(re.findall(r"st\.global\S*\.(?:v4\.b32|v2\.b64)", kernel.__ptx__)),
         "wide_loads": count(r"LDG\S*\.128"),
         "wide_stores": count(r"STG\S*\.128"),
+        "ahead": sass and len(re.findall(r"LDG\S*\.128", sass.partition("FFMA")[0])),
+        "least_ahead": min(top_k, at_once) * tiling.vectors if operation == "combine" and top_k > 1 else 0,
         "local": count(r"\b(?:LDL|STL)\b"),
         "registers": count(r"$") and max(map(int, re.findall(r"\bR(\d+)\b", sass or ""))) + 1,
     }

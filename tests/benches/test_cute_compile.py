@@ -37,6 +37,8 @@ def test_wide_accesses_and_no_spills(arch: str, cases: list[dict]) -> None:
                 if facts[f"{kind}_loads"] is not None:
                     assert facts[f"{kind}_loads"] >= rows * facts["vectors"], facts
                     assert facts[f"{kind}_stores"] >= copies * facts["vectors"], facts
+            if facts["ahead"] is not None:  # all rows of a sum are under way before the first is used
+                assert facts["ahead"] >= facts["least_ahead"], facts
         if facts.get("ring"):  # every load is asynchronous and 16 bytes wide
             assert facts["async_copies"] == facts["ring"] * facts["rounds"] + facts.get("looped", 0), facts
         if facts.get("whole_vectors"):  # loaded 16 bytes at a time, and converted once, not once for each copy
