@@ -4,6 +4,7 @@ import pytest
 from rows import frame, one
 
 from moe_routing_bench.comparison.ratios import Estimate
+from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
@@ -84,7 +85,8 @@ def test_rows_without_a_time_and_suspect_cells_are_left_out_and_counted() -> Non
     rows[2] |= {"status": "crashed", "median_us": None, "block_medians_us": None}
     for i in (4, 5):
         rows[i] |= {"median_us": 200.0, "block_medians_us": [200.0] * 4, "suspect": i == 4}
-    found = line(FASTEST, *rows)
+    of_no_cell = rows[2] | {"tokens": 1, "cell": "other"}
+    found = line(FASTEST, *rows, of_no_cell)
     assert (found.verdict, found.cells, found.left_out) == ("open", "10 of 11", "suspect cells: 1; rows without a time: 1")  # fmt: skip
     assert found.measured.startswith("1.120x") and "; with the suspect cells: 1." in found.measured
     rows[4]["suspect"], rows[5]["suspect"] = False, True  # what is not compared may be suspect
@@ -222,6 +224,12 @@ def test_cells_have_defaults_where_nothing_is_asked() -> None:
     uneven = Cells(frame(plain, plain | {"skew": 0.7}))
     assert len(uneven.of(at | {"skew": (0.0, 0.7)})) == 2
     assert len(uneven.of(at | {"skew": None})) == 2
+    assert [list(uneven.of(at | {"skew": skew}).index) for skew in (0.0, 0.7, 0.0)] == [[0], [1], [0]]
+    sizes = {"tokens": 4096, "hidden": 2048}
+    usual = {name: AXES[name].default for name in ("router", "activation")}
+    bare = row("cute", 1.0, **sizes, **usual)
+    others = [bare | {"router": "deepseek_v3"}, bare | {"activation": "relu2"}]  # which no model sets
+    assert list(Cells(frame(bare, *others)).of(sizes).index) == [0]
 
 
 def test_words_of_units_and_levels() -> None:
