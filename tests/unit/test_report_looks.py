@@ -125,6 +125,11 @@ def test_a_verdict_on_an_earlier_claim_stands_beside_it(tmp_path):
         return ["claims", "open-claims"].map(id => document.getElementById(id)).filter(Boolean).map(table => { const cell = table.tBodies[0].rows[0].cells[1]; return [table.tHead.rows[0].cells[1].textContent, cell.textContent, cell.getBoundingClientRect().right <= table.closest(".scroll").getBoundingClientRect().right]; });"""
     found = asked(out, script, width=390)
     assert found and all(heading == "verdict" and said in ("refuted", "confirmed", "not comparable") and inside for heading, said, inside in found)  # fmt: skip
+    wide = asked(
+        out,
+        """return [...document.querySelectorAll("td.ours")].filter(one => one.checkVisibility()).map(one => one.offsetWidth);""",
+    )
+    assert wide and min(wide) >= 22 * 16, "on a screen our numbers have room for a comparison a line or two"
 
 
 def test_a_table_with_more_beside_it_looks_like_one(written):
