@@ -166,7 +166,7 @@ NAMED = {
 
 @pytest.mark.parametrize("width", [1440, 390])
 def test_names_in_a_small_picture_leave_room_for_its_scale(tmp_path, width):
-    """However long they are, no text lies over another, a mark or the edge, and the scale has a third of the picture."""
+    """However long they are, no text lies over another, a mark, the dashed line or the edge, and the scale has a third of the picture."""
     listed = []
     for names in NAMED:
         dots = [Dot(name, 2.0 + i, 1.0 + i, 3.0 + i, chosen=not i) for i, name in enumerate(NAMED[names])]
@@ -176,9 +176,16 @@ def test_names_in_a_small_picture_leave_room_for_its_scale(tmp_path, width):
     script = """return [...document.querySelectorAll(".picture-small")].map(svg => { const box = svg.getBoundingClientRect(), every = kind => [...svg.querySelectorAll(kind)].map(one => one.getBoundingClientRect());
         const texts = every("text"), marks = every("circle"), over = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3, scale = [...every("circle"), ...every("g line")];
         return {box: [box.width, box.right <= innerWidth], out: texts.filter(one => one.left < box.left || one.right > box.right + 0.5 || one.bottom > box.bottom + 1).length,
-            texts: texts.flatMap((a, i) => texts.slice(i + 1).filter(b => over(a, b))).length, marks: texts.flatMap(a => marks.filter(b => over(a, b))).length,
+            texts: texts.flatMap((a, i) => texts.slice(i + 1).filter(b => over(a, b))).length, marks: texts.flatMap(a => marks.filter(b => over(a, b))).length, lines: texts.flatMap(a => every(".reference").filter(b => over(a, b))).length, dashed: every(".reference").length > 0,
             scale: (Math.max(...scale.map(one => one.right)) - Math.min(...scale.map(one => one.left))) / box.width, said: svg.textContent.includes("\\u2026")}; });"""
     every = dict(zip(NAMED, asked(tmp_path / "index.html", script, width=width), strict=True))
     for names, found in every.items():
         assert found.pop("box")[1] and found.pop("scale") > 1 / 3, names
-        assert found == {"out": 0, "texts": 0, "marks": 0, "said": names in ("cells", "endless")}, names
+        assert found == {
+            "out": 0,
+            "texts": 0,
+            "marks": 0,
+            "lines": 0,
+            "dashed": True,
+            "said": names in ("cells", "endless"),
+        }, names
