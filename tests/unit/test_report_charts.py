@@ -94,6 +94,16 @@ def test_an_axis_of_tokens_names_those_that_were_measured(ask):
     assert wide == ["1", "16", "16,384", "4096", "512", "64", "65,536"] and odd == ["1000", "3000", "48", "96"]
 
 
+def test_numbers_below_a_narrow_panel_do_not_run_into_each_other(ask):
+    """However much of it the names on the left take, and however long the numbers are."""
+    found = ask("""const looks = new Map([["a", {light: "#000", dark: "#fff", symbol: "circle"}]]), chart = {kind: "dots", x: {label: "time", kind: "linear"}, y: {label: "", kind: "names"}, reference: 0, marks: {}};
+        const marks = ["ops", "transformers_eager", "transformers_batched_mm"].map((y, i) => ({panel: "p", series: "a", x: 3000 + 40000 * i, low: 3000, high: 113430, y}));
+        return [320, 358, 460, 700, 1400].map(room => { const svg = panelOf(chart, marks, room, looks); document.body.append(svg);
+            const places = all("[aria-label='x-axis tick label'] text", svg).map(one => one.getBoundingClientRect()).sort((a, b) => a.left - b.left);
+            return [places.length, Math.min(...places.slice(1).map((one, i) => one.left - places[i].right))]; });""")  # fmt: skip
+    assert all(many >= 3 and apart >= 4 for many, apart in found), found
+
+
 def test_axes_of_a_panel(ask):
     """A panel has scales of its own where the chart gives it some; a logarithmic axis has a label at each tick, and room for all; steps go round what lies on a front."""
     found = ask("""const types = () => ["x", "y"].map(name => of("over_tokens").querySelector(".panels svg").scale(name).type), before = types(), chart = charts.over_tokens, panel = marksOf(chart)[0].panel;

@@ -30,7 +30,7 @@ function panelOf(chart, marks, room, looks, view) {
   const counted = chart.x.kind === "log" && chart.x.label === "tokens", fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? `#row-${mark.row}` : null, title = mark => wordsOf(chart, mark);
   const options = {
     clip: Boolean(view), width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"},
-    height: down, x: {...scale(chart.x), ...(counted ? {base: 2} : {}), ticks: counted ? countsOn(marks, view?.x, long.x) : ticks("x") ?? Math.max(3, Math.round(wide / 90)), tickFormat: counted ? text : chart.x.kind === "names" ? undefined : short},
+    height: down, x: {...scale(chart.x), ...(counted ? {base: 2} : {}), ticks: counted ? countsOn(marks, view?.x, long.x) : ticks("x") ?? Math.max(2, Math.min(Math.round(wide / 90), Math.round(long.x / 60))), tickFormat: counted ? text : chart.x.kind === "names" ? undefined : short},
     y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: ticks("y") ?? 6, tickFormat: short})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
   };
   if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * heads.length), marginTop: riseOf(heads), marginRight: besideOf(heads, Math.min(wide - left, 40 + 110 * heads.length)), x: {...options.x, type: "band", domain: heads, tickRotate: rotated(heads) ? -30 : 0, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
