@@ -261,6 +261,9 @@ def test_drops_of_the_page_stand_beside_those_of_chance(trained: pd.DataFrame) -
     chance = found[found["series"] == "uniform at random, k=2, 128 tokens"]
     assert chance["y"].iloc[0] == pytest.approx(100 * quality_drops.floor(chance["x"].iloc[0], 128, 2, 4))
     assert chance["low"].isna().all() and set(chance["x"]) == set(mine["x"])
+    shares = [[0.5 * (seed == 1)] * len(one) if np.ndim(one) else one for one, seed in zip(trained["drop_rate_by_factor"], trained["seed"], strict=True)]  # fmt: skip
+    apart = quality_drops.chart(trained.assign(drop_rate_by_factor=shares)).marks
+    assert apart["low"].min() == 0 < apart["y"].max(), "a share is not below 0, however wide its interval"
     assert "none of" in quality_drops.chart(trained[trained["router"] == "dense"]).reason
 
 

@@ -79,7 +79,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
 
 
 def chart(table: pd.DataFrame) -> Chart:
-    """The same lines for the page; the panel's name says what the rules were trained with."""
+    """The same lines for the page; the panel's name says what the rules were trained with. No share is below 0, nor drawn so."""
     rows = quality_rows.finals(table, "drop_rate_by_factor")
     contests = quality_rows.contests(rows)
     if not contests:
@@ -90,7 +90,7 @@ def chart(table: pd.DataFrame) -> Chart:
         for name, runs in quality_rows.ordered(group):
             tints[name] = quality.color(runs["router"].iloc[0])
             points = zip(*_shares(runs), strict=True)
-            found += [{"panel": panel, "series": name, "x": at, "y": mean, "low": mean - half, "high": mean + half, "says": f"n = {len(runs)} seeds"} for at, mean, half in points]  # fmt: skip
+            found += [{"panel": panel, "series": name, "x": at, "y": mean, "low": max(0.0, mean - half), "high": mean + half, "says": f"n = {len(runs)} seeds"} for at, mean, half in points]  # fmt: skip
         factors = sorted({one["x"] for one in found if one["panel"] == panel})
         for top_k, tokens, experts in _drawn(group):
             name = _random(top_k, tokens)
