@@ -284,7 +284,11 @@ def test_pairs_of_the_page_are_joined_by_seed(trained: pd.DataFrame) -> None:
 
 def test_specialisation_of_the_page_is_in_classes(trained: pd.DataFrame) -> None:
     """A cell per layer, domain and expert, whose class is that of its ratio; experts by their first domain."""
-    found = specialisation.chart(trained).marks
+    drawn = specialisation.chart(trained)
+    assert drawn.note.startswith("config routers: E=4"), (
+        "the page begins a sentence with it: no name of a config is written large"
+    )
+    found = drawn.marks
     softk = found[found["panel"].str.startswith("softk:")]
     assert len(softk) == 2 * 2 * 4 and list(softk["x"].iloc[:4]) == ["1", "2", "3", "4"]
     first = [float(said.removesuffix("x")) for said in softk["says"].iloc[:4]]

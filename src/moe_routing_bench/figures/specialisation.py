@@ -70,7 +70,7 @@ def chart(table: pd.DataFrame) -> Chart:
                 for domain, values in zip(one["domains"], ordered, strict=True)
                 for place, value in enumerate(values)
             ]  # fmt: skip
-    return Chart("matrix", *_SCALES, marks(found), COLORS, pd.concat(by_name.values()), note=title)
+    return Chart("matrix", *_SCALES, marks(found), COLORS, pd.concat(by_name.values()), note=f"config {title}")
 
 
 def _chosen(table: pd.DataFrame) -> tuple[pd.DataFrame, str, dict[str, pd.DataFrame]]:
