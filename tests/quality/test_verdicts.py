@@ -115,7 +115,16 @@ def test_every_claim_has_a_verdict_with_its_reason() -> None:
         assert all(each.why and each.verdict in (CONFIRMED, REFUTED, NOT_COMPARABLE) for each in found)
     first = rule.judge(CLAIMS[0], "e", table.assign(contestant=table["router"]))
     assert first.verdict == REFUTED and first.ours[0].endswith("fails")
-    assert first.ours[1].startswith("softk − hash_position: -0.2 ±") and first.ours[1].endswith("holds")
+    assert first.ours[1].startswith("softk − hash_position: -0.200 ±") and first.ours[1].endswith("holds")
+
+
+def test_a_comparison_is_said_in_plain_numbers() -> None:
+    """With the zeros at their ends, and no power of ten, which a narrow column breaks in two."""
+    seeds = Statement("a − b", np.array([0.1, 0.18, 0.11, 0.16, 0.15]), 0.0, "bits/byte")
+    assert rule._words(seeds, 0.0031, "fails") == "a − b: 0.140 ± 0.042 bits/byte (n = 5, p = 0.0031): fails"
+    assert rule._words(seeds, 2.1e-05, "fails").endswith("(n = 5, p < 0.0001): fails")
+    whole = Statement("a at 1.1", np.array([1.25, 1.25]), 0.0, "%")
+    assert rule._words(whole, 1.0, "cannot be told").startswith("a at 1.1: 125 ± 0.0 % (n = 2, p = 1)")
 
 
 def test_a_claim_on_adapters_is_held_against_adaptations() -> None:

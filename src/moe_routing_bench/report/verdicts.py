@@ -22,6 +22,7 @@ from moe_routing_bench.report.predecessor import CLAIMS, Claim
 CONFIRMED, REFUTED, NOT_COMPARABLE = "confirmed", "refuted", "not comparable"
 HOLDS, FAILS, OPEN = "holds", "fails", "cannot be told"
 _FACTOR = 1.10  # of the claim on capacity
+_LEAST_P = 1e-4  # that is said as a number
 _NO_ROWS = {"quality": "no training runs", "perft": "no adaptations of trained runs"}
 
 
@@ -116,11 +117,15 @@ def _words(one: Statement, p: float, result: str) -> str:
     """A statement with mean, 95 % interval, seeds and corrected p."""
     scale, unit = (100, "%") if one.unit == "%" else (1, one.unit)
     half = statistics.half_width(one.values) * scale
-    shown = (
-        f"{one.values.mean() * scale:.3g} ± {half:.2g}" if len(one.values) > 1 else f"{one.values.mean() * scale:.3g}"
-    )
+    shown = _digits(one.values.mean() * scale, 3) + (f" ± {_digits(half, 2)}" if len(one.values) > 1 else "")
+    said = f"p = {p:.2g}" if p >= _LEAST_P else f"p < {_LEAST_P:g}"  # a power of ten breaks in two at its minus
     bound = f", bound {one.bound * scale:.3g}" if one.bound else ""
-    return f"{one.text}: {shown} {unit}{bound} (n = {len(one.values)}, p = {p:.2g}): {result}"
+    return f"{one.text}: {shown} {unit}{bound} (n = {len(one.values)}, {said}): {result}"
+
+
+def _digits(value: float, most: int) -> str:
+    """So many digits, zeros at the end among them: 0.140 ± 0.014."""
+    return f"{value:#.{most}g}".rstrip(".")
 
 
 def _by_seed(rows: pd.DataFrame, column: str) -> pd.DataFrame:
