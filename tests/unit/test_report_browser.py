@@ -123,6 +123,14 @@ def test_rows_that_differ_in_a_trace_look_different(ask):
     assert "one" in one and "two" in two and "ceilings drifted 3 %" in two and "ceilings drifted 3 %" not in one
 
 
+def test_an_interval_is_told_from_its_middle(ask):
+    """By five digits where four make them equal; equal ones and missing ones have no more than four."""
+    found = ask("return [[1.0098, 1.0095, 1.0101], [8.136, 8.131, 8.14], [9.9996, 9.9996, 9.9996], [1.0098, null, null], [1989, 1988, 1990]].map(alike);")  # fmt: skip
+    assert found == [
+        ["1.0098", "1.0095", "1.0101"], ["8.136", "8.131", "8.140"], ["10", "10", "10"], ["1.01", "–", "–"], ["1989", "1988", "1990"],
+    ]  # fmt: skip
+
+
 def test_a_finding_leads_to_its_rows(ask):
     script = f"""location.hash = document.querySelector("#findings a").hash; onhashchange();
         const first = [document.querySelector("#findings li").textContent, {SHOWN}];

@@ -25,9 +25,9 @@ function brief(held, stem) {
   if (stem && held !== null) return held.replace(/^.*\//, "").replace(/\.[^.]*$/, "");
   return text(typeof held === "number" && !Number.isInteger(held) ? Number(held.toPrecision(4)) : held);
 }
-// Numbers with as many decimals as the one of them that needs most, such as a median and its ends; other values as they are said alone.
+// Numbers with as many decimals as the one of them that needs most, such as a median and its ends, which have five digits where four would make them equal; other values as they are said alone.
 function alike(held) {
-  const said = held.map(one => brief(one));
+  const few = held.map(one => brief(one)), said = new Set(few).size === 1 && new Set(held).size > 1 ? held.map(text) : few;
   if (!held.every(one => typeof one === "number") || said.some(one => /[^0-9.-]/.test(one))) return said;
   const decimals = Math.max(...said.map(one => (one.split(".")[1] ?? "").length));
   return said.map(one => Number(one).toFixed(decimals));
