@@ -44,7 +44,7 @@ def test_the_largest_speed_up() -> None:
     assert fastest(*rows) == (
         "pack: against the fastest other implementation of each cell, cute is 1.34x as fast in the geometric mean (0.80x to 2.25x); against the "
         "baseline, cute has the largest speed-up, 3.00x torch in the geometric mean (2.00x to 4.50x; the 95 % interval lies above 1 in 2 of 2 cells "
-        "that differ in tokens, below 1 in 0, and includes 1 in 0). cute against each other, where both ran: triton 1.34x (2 cells)."
+        "that differ in tokens, below 1 in 0, and includes 1 in 0). cute over each of the others, where both ran: triton 1.34x (2 cells)."
     )
 
 

@@ -128,7 +128,7 @@ def _rest(others: pd.DataFrame, mine: pd.DataFrame, best: str) -> str:
     both = others[others["implementation"] != best].merge(ours, on=keys)
     ratios = (both["median_us"] / both["ours_us"]).groupby(both["implementation"])
     parts = [f"{name} {stats.gmean(one):.2f}x ({count(len(one), 'cell')})" for name, one in ratios]
-    return f" {best} against each other, where both ran: {', '.join(parts)}." if parts else ""
+    return f" {best} over each of the others, where both ran: {', '.join(parts)}." if parts else ""
 
 
 def copy_share(ok: pd.DataFrame, bench: str) -> str:
