@@ -95,7 +95,7 @@ def test_every_page_has_contrast_and_is_no_wider_than_a_phone_whatever_is_opened
 
 @pytest.mark.parametrize(
     ("name", "columns"),
-    [("changes", [("changes", "verdict"), ("changes", "before / after")]), ("site", [("claims", "here")]), ("report of a GPU", [("published", "verdict"), ("bars", "verdict")])],
+    [("changes", [("changes", "verdict"), ("changes", "before / after")]), ("site", [("claims", "here")]), ("versus", [("cells", "ratio"), ("both", "ratio")]), ("report of a GPU", [("published", "verdict"), ("bars", "verdict")])],
 )  # fmt: skip
 def test_what_a_table_concludes_is_seen_without_scrolling(written, name, columns):
     """And no word of it is broken into letters; on a screen and on a tablet."""
@@ -108,6 +108,13 @@ def test_what_a_table_concludes_is_seen_without_scrolling(written, name, columns
                     return [at, cell.getBoundingClientRect().right <= within, cell.getBoundingClientRect().width]; }})()""")  # fmt: skip
                 assert at > 0 and inside and wide > 70, (table, column, width)
         assert not page.console()
+
+
+def test_what_two_gpus_differ_by_stands_before_their_times(written):
+    """Whose columns are as wide as the names of both: beside a cell of many sizes the ratio was out of sight on a tablet."""
+    heads, first = asked(written("versus"), """const said = part => ["cells", "both"].map(id => [...part(document.getElementById(id)).rows[0].cells].map(one => one.textContent)); return [said(table => table.tHead), said(table => table.tBodies[0])];""")  # fmt: skip
+    assert heads[0][:3] == ["bench", "cell", "ratio"] and heads[1][:4] == ["bench", "cell", "implementation", "ratio"]
+    assert "x [" in first[0][2] and "x [" in first[1][3] and list(map(len, first)) == list(map(len, heads))
 
 
 def test_a_caption_is_read_without_scrolling(written):
