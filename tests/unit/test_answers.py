@@ -82,6 +82,9 @@ def test_backward():
     assert answers.backward_apart(frame(STEP, long)).text == f"{whole}, no longer than the 30.5 µs of the layer alone: the difference of two measurements says nothing here."  # fmt: skip
     assert answers.backward_apart(frame(LAYER)).text == "Not measured: this run has no layer forward and backward."
     two = answers.backward_apart(frame(STEP | {"skew": 0.0}, STEP | {"cell": "uneven", "skew": 0.7})).text
+    assert two.count("apart it is not measured") == 1 and two.endswith("of the same cell and card."), "once for all"
+    some = answers.backward_apart(frame(STEP, STEP | {"cell": "b", "tokens": 16}, LAYER)).text
+    assert "2x the 10 µs of the layer alone; T16: ops takes 30 µs [29, 31] forward and backward; apart it is" in some
     assert two.count("T8: ") == 1 and "; T8 skew0.7: ops takes" in two, (
         "cells that differ in skew alone do not look alike"
     )

@@ -13,6 +13,7 @@ from moe_routing_bench.quality.statistics import half_width
 from moe_routing_bench.quantities import count, us
 
 FACTOR = 1.0
+_NOT_APART = "apart it is not measured, as this run has no layer alone of the same cell and card"
 
 
 @dataclass(frozen=True)
@@ -92,15 +93,20 @@ def backward_apart(table: pd.DataFrame) -> Answer:
         return Answer(question, "Not measured: this run has no layer forward and backward.", "evidence-backward")
     steps = steps.assign(forward=backward.forwards(steps, table))
     fastest = steps.loc[steps.groupby("cell", sort=False)["median_us"].idxmin()]
-    said = [_step(one, label) for (_, one), label in zip(fastest.iterrows(), grouping.labels(fastest), strict=True)]
-    return Answer(question, f"{'; '.join(said)}.", "figure-backward")
+    said = [
+        _step(one, label, bool(fastest["forward"].notna().any()))
+        for (_, one), label in zip(fastest.iterrows(), grouping.labels(fastest), strict=True)
+    ]
+    rest = f"; {_NOT_APART}" * bool(fastest["forward"].isna().all())
+    return Answer(question, f"{'; '.join(said)}{rest}.", "figure-backward")
 
 
-def _step(one: pd.Series, label: str) -> str:
+def _step(one: pd.Series, label: str, some: bool) -> str:
+    """`some`: of a step of the run the layer alone was measured; else that it was not is said once, behind them all."""
     whole = f"{label}: {one['implementation']} takes {us(one['median_us'], one['ci_low_us'], one['ci_high_us'])} forward and backward"
     if one["forward"] >= one["median_us"]:
         return f"{whole}, no longer than the {us(one['forward'])} of the layer alone: the difference of two measurements says nothing here"
     if pd.isna(one["forward"]):
-        return f"{whole}; apart it is not measured, as this run has no layer alone of the same cell and card"
+        return f"{whole}; {_NOT_APART}" if some else whole
     rest = one["median_us"] - one["forward"]
     return f"{whole}, of which the backward pass takes {us(rest)}, {rest / one['forward']:.3g}x the {us(one['forward'])} of the layer alone"
