@@ -37,8 +37,10 @@ def test_no_share_below_nothing_is_drawn():
     """The axis of drops begins at nothing, and has a height where nothing is dropped."""
     routed = [one("pack", "cute", **ROUTED, experts=8, skew=skew, load_cv=skew, drop_rate=0.0) for skew in (0.0, 0.5)]
     for drop, top in ((0.0, 1), (0.2, 20)):
-        low, high = load_cv.draw(frame(*routed, routed[0] | {"skew": 1.5, "drop_rate": drop})).axes[1].get_ylim()
+        axes = load_cv.draw(frame(*routed, routed[0] | {"skew": 1.5, "drop_rate": drop})).axes[1]
+        low, high = axes.get_ylim()
         assert low == 0 and top <= high <= 2 * top
+        assert not any(line.get_clip_on() for line in axes.lines), "marks on the axis are whole"
 
 
 def test_fronts_of_each_card():

@@ -111,6 +111,7 @@ def _drops(axes: Axes, rows: pd.DataFrame) -> None:
             ms=4,
             capsize=2,
             color=color,
+            clip_on=False,  # marks at nothing stand on the axis
             label=f"{name} (n = {percent.size().sum()})",
         )
     axes.set(xlabel=_SKEW.label, ylabel=_DROP.label)
