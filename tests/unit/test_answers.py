@@ -74,7 +74,7 @@ LAYER = one("layer", "auto", tokens=8, median_us=10.0)
 def test_backward():
     """Of the fastest step; apart only where the layer alone was measured on the card."""
     slower = STEP | {"implementation": "sonicmoe", "median_us": 40.0}
-    whole = "T8: ops takes 30 µs [29, 31] forward and backward"
+    whole = "T8: ops takes 30.00 µs [29.00, 31.00] forward and backward"
     assert answers.backward_apart(frame(STEP, slower, LAYER)).text == f"{whole}, of which the backward pass takes 20 µs, 2x the 10 µs of the layer alone."  # fmt: skip
     apart = f"{whole}; apart it is not measured, as this run has no layer alone of the same cell and card."
     assert answers.backward_apart(frame(STEP, LAYER | {"gpu_uuid": "GPU-2"})).text == apart
@@ -84,7 +84,7 @@ def test_backward():
     two = answers.backward_apart(frame(STEP | {"skew": 0.0}, STEP | {"cell": "uneven", "skew": 0.7})).text
     assert two.count("apart it is not measured") == 1 and two.endswith("of the same cell and card."), "once for all"
     some = answers.backward_apart(frame(STEP, STEP | {"cell": "b", "tokens": 16}, LAYER)).text
-    assert "2x the 10 µs of the layer alone; T16: ops takes 30 µs [29, 31] forward and backward; apart it is" in some
+    assert "2x the 10 µs of the layer alone; T16: ops takes 30.00 µs [29.00, 31.00] forward and backward; apart it is" in some
     assert two.count("T8: ") == 1 and "; T8 skew0.7: ops takes" in two, (
         "cells that differ in skew alone do not look alike"
     )

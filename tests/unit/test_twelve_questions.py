@@ -43,7 +43,7 @@ QUESTIONS = {
     "how to reproduce a row": (['visit("#rows?filter=bench%3Dgate+tokens%3D64+implementation%3Dcute")', 'click("#rows .open")'], 'words("tr.detail")', ["moe-routing-bench measure gate --implementations cute", "2 samples"]),
     "bits lost at capacity factor 1.0": ([], 'further("capacity factor of 1").innerText', ["least softk 0.100 ± 0.000", "most switch_top1 0.400 ± 0.000"]),
     "gap to hardware per stage": (['visit("#figure-limits")'], 'chart("limits").innerText', ["floor that binds", "triton", "cute"]),
-    "backward cost": ([], 'further("backward pass").innerText', ["cute takes 300 µs [299, 301] forward and backward, of which the backward pass takes 180 µs, 1.5x the 120 µs of the layer alone."]),
+    "backward cost": ([], 'further("backward pass").innerText', ["cute takes 300.0 µs [299.0, 301.0] forward and backward, of which the backward pass takes 180 µs, 1.5x the 120 µs of the layer alone."]),
     "why a row is suspect": ([f'visit("#row-{SUSPECT}")'], f'document.querySelector("#row-{SUSPECT}").nextElementSibling.innerText', ["ceilings drifted 3 %"]),
 }  # fmt: skip
 
