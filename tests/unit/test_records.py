@@ -170,6 +170,8 @@ def test_every_column_is_described_and_nothing_else():
         assert one.meaning and not one.meaning.endswith("."), name
         for end, unit in units.items():
             assert not name.endswith(end) or one.unit == unit, name
+    said = "floating-point operations over the median time, in TFLOP/s; none: the bench only moves data"
+    assert known["tflops"].text == said, "the unit is that of the column, not of what moves data"
 
 
 def test_stale_benches():
