@@ -3,15 +3,13 @@
 import math
 
 
-def us(time: float, *interval: float) -> str:
+def us(time: float, *interval: float, exact: bool = False) -> str:
     """A time in µs with its unit, and the ends of its interval in brackets: four digits, whole numbers above 1000, never an exponent.
 
-    With an interval it keeps the zeros at the end: all three are as exact.
+    It keeps the zeros at the end with an interval, whose ends are as `exact`, and in a column, where other numbers stand under it.
     """
-    if not interval:
-        return f"{_digits(time)} µs"
-    exact, *ends = (_digits(one, "#") for one in (time, *interval))
-    return f"{exact} µs [{', '.join(ends)}]"
+    said, *ends = (_digits(one, "#" if exact or interval else "") for one in (time, *interval))
+    return f"{said} µs" + (f" [{', '.join(ends)}]" if ends else "")
 
 
 def times(ratio: float, low: float, high: float) -> str:
