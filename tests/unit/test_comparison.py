@@ -178,6 +178,10 @@ def test_command(tmp_path, monkeypatch):
     done = call(app, ["compare", "HEAD:cpu", "cpu", "--most", "2"])
     assert done.exit_code == 0 and f"{len(slow)} rows: {len(slow)} slower" in done.output
     assert done.output.count(" slower") == 3
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()  # fmt: skip
+    assert call(app, ["compare", "HEAD:cpu", "cpu", "--html", "page.html"]).exit_code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert f"cpu against {commit}:cpu" in page and "HEAD" not in page, "HEAD is another commit tomorrow"
 
 
 @pytest.mark.parametrize(
