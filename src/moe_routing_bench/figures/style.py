@@ -37,7 +37,7 @@ matplotlib.rcParams |= {
 NAMES = tuple(dict.fromkeys(i.name for bench in BENCHES.values() for i in bench.implementations))  # legend order
 _FIRST = (
     "triton", "cute", "torch_compile", "quack", "torch_grouped_mm", "cute_gather", "sonicmoe", "torch", "cute_quack_gather",
-    "flag_gems", "moe_ops", "cute_quack", "cute_deepgemm", "liger", "transformers_grouped_mm", "cute_mslk", "triton_gather", "torch_bmm",
+    "flag_gems", "moe_ops", "cute_dependent", "cute_deepgemm", "liger", "transformers_grouped_mm", "cute_mslk", "triton_gather", "torch_bmm",
 )  # fmt: skip
 COLORS = colors.assigned(
     [*_FIRST, *(name for name in NAMES if name not in _FIRST)],
