@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Several workers have one process to fork programs from, and are forks of it themselves."""
     if (count := config.getoption("numprocesses", None)) and not is_worker(config):
         forks.share()
-        config.option.tx = [f"popen//python={forks.programs() / forks.WORKER}"] * count
+        config.option.tx = [f"popen//python={forks.programs() / forks.PYTHON}"] * count
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

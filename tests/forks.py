@@ -24,18 +24,17 @@ from pathlib import Path
 from types import ModuleType
 
 MEASURE = Path(__file__).parents[1] / "src/moe_routing_bench/measure"
-WORKER, SERVER = "pytest-worker", "warm-server"
-MODULES = {"moe-routing-bench": "moe_routing_bench.cli", "snakemake": "snakemake", WORKER: WORKER, SERVER: SERVER}
+PYTHON, SERVER = "forked-python", "warm-server"
+MODULES = {"moe-routing-bench": "moe_routing_bench.cli", "snakemake": "snakemake", PYTHON: PYTHON, SERVER: SERVER}
 CALL = """
 import os, sys
 sys.path.insert(0, {measure!r})
 import client
 client.SERVER, client.SILENT_SECONDS = {server!r}, 600
-arguments = [str(os.getpid()), sys.argv[-1]] if {module!r} == {worker!r} else sys.argv[1:]
-sys.exit(client.asked(client.connected({path!r}), ["--cli", {module!r}, *arguments]))
+sys.exit(client.asked(client.connected({path!r}), ["--cli", {module!r}, str(os.getpid()), *sys.argv[1:]]))
 """
 # The interpreter of forked programs, and of the rules of a forked Snakemake: of it a client asks for a server of its own source tree.
-PYTHON = """#!/bin/sh
+INTERPRETER = """#!/bin/sh
 case "$1 $2 $3" in
   "-P "*"/measure/server.py "*) shift; exec {server} "$@" ;;
   "-I -S "*/measure/client.py) shift 2; exec {python} -I -S -c {client} "$@" ;;
@@ -61,13 +60,13 @@ def programs() -> Path:
         return Path(shared)
     folder = Path(tempfile.mkdtemp(prefix="mrb-", dir="/tmp"))  # a socket's path must be short
     for name, module in MODULES.items():
-        told = {"measure": str(MEASURE), "server": __file__, "path": str(folder / SOCKET), "worker": WORKER}
+        told = {"measure": str(MEASURE), "server": __file__, "path": str(folder / SOCKET)}
         call = CALL.format(**told, module=module)
         command = shlex.join([sys.executable, "-I", "-S", "-c", call])
         (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     asked = CLIENT.format(here=str(folder / "python"))
     words = {"server": folder / SERVER, "python": sys.executable, "client": asked}
-    (folder / "python").write_text(PYTHON.format(**{name: shlex.quote(str(word)) for name, word in words.items()}))
+    (folder / "python").write_text(INTERPRETER.format(**{name: shlex.quote(str(word)) for name, word in words.items()}))
     for program in folder.iterdir():
         program.chmod(0o755)
     return folder
@@ -102,8 +101,8 @@ def stop() -> None:
         programs.cache_clear()
 
 
-def work(caller: str, code: str, connection: socket.socket) -> None:
-    """In the child: be a worker of pytest, which has the caller's stdin, runs what execnet gives to `python -c`, and ends with the caller."""
+def interpret(caller: str, words: list[str], connection: socket.socket) -> None:
+    """In the child: run what a Python of these words would, such as a worker of pytest, with the caller's stdin; it ends with the caller."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):
@@ -114,11 +113,19 @@ def work(caller: str, code: str, connection: socket.socket) -> None:
     with open(f"/proc/{caller}/fd/0") as stdin:
         os.dup2(stdin.fileno(), 0)
     os.setsid()
-    sys.stdin, sys.argv = open(0, closefd=False), ["-c"]  # noqa: SIM115 - execnet closes it
-    sys.modules["__main__"] = main = ModuleType("__main__")
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - execnet closes it
     threading.Thread(target=watch, daemon=True).start()
-    exec(code, main.__dict__)
-    atexit._run_exitfuncs()
+    words = words[words[0] == "-u" :]
+    try:
+        if words[0] == "-c":
+            sys.argv, sys.path[:0] = ["-c", *words[2:]], [""]
+            sys.modules["__main__"] = main = ModuleType("__main__")
+            exec(words[1], main.__dict__)
+        else:
+            sys.argv, sys.path[:0] = words, [os.path.dirname(os.path.abspath(words[0]))]
+            runpy.run_path(words[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()
 
 
 def main(path: str) -> None:
@@ -127,6 +134,7 @@ def main(path: str) -> None:
     import server  # pyright: ignore[reportMissingImports]
 
     del sys.path[0]  # it has a module `statistics`
+    server.preload()  # which also decides what torch's modules read when they are imported
     import smart_open  # noqa: F401 - Snakemake imports it when it reads its first file
     from snakemake.cli import get_argument_parser
 
@@ -140,14 +148,14 @@ def main(path: str) -> None:
     def command(arguments: list[str], connection: socket.socket) -> int:
         """In the child: run a module as a program."""
         sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *elsewhere]
-        module, *words = arguments
-        if module == WORKER:
-            work(words[0], words[1], connection)
+        module, caller, *words = arguments
+        if module == PYTHON:
+            interpret(caller, words, connection)
         elif module == SERVER:
             sys.argv = words
             runpy.run_path(words[0], run_name="__main__")
         else:
-            sys.argv, sys.executable = arguments, str(Path(path).with_name("python"))
+            sys.argv, sys.executable = [module, *words], str(Path(path).with_name("python"))
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         return 0
 
