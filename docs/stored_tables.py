@@ -18,6 +18,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.choices import table as table_of_choices
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quantities import count
 from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, versus, words
 from moe_routing_bench.report.bars import Line
 from moe_routing_bench.store import records
@@ -180,15 +181,20 @@ def profiled() -> str:
 
 
 def stored_cells(name: str = "measurements.parquet") -> str:
-    """Where the measured rows come from, in a sentence."""
-    rows = stored(name)
-    one = rows[rows["cutlass_dsl_version"].notna()].iloc[0]
-    days = sorted({start[:10] for start in rows["started_at"]})
-    assert rows["gpu_uuid"].dropna().nunique() == rows["git_sha"].nunique() == 1, "cells of several cards or commits"
-    return (
-        f"One {one['gpu_name']}, commit {words.commits(rows)}, driver {one['driver']}, torch {one['torch_version']}, triton {one['triton_version']}, "
-        f"nvidia-cutlass-dsl {one['cutlass_dsl_version']}, {' and '.join(days)}, {rows.groupby(['bench', 'cell']).ngroups} cells.\n"
-    )
+    """Where the measured rows come from, in a sentence for each card and commit, those of most cells first."""
+    lines = []
+    for _, rows in stored(name).groupby(["gpu_uuid", "git_sha"]):
+        one = rows[rows["cutlass_dsl_version"].notna()].iloc[0]
+        days = sorted({start[:10] for start in rows["started_at"]})
+        cells = rows.groupby(["bench", "cell"]).ngroups
+        text = (
+            f"{one['gpu_name']}, commit {words.commits(rows)}, driver {one['driver']}, torch {one['torch_version']}, triton {one['triton_version']}, "
+            f"nvidia-cutlass-dsl {one['cutlass_dsl_version']}, {' and '.join(days)}, {count(cells, 'cell')}"
+        )
+        benches = rows["bench"].unique()
+        lines.append((cells, text if len(benches) > 1 else f"{text} of `{benches[0]}`"))
+    found = [text for _, text in sorted(lines, reverse=True)]
+    return "; ".join([f"One {found[0]}", *(f"another {text}" for text in found[1:])]) + ".\n"
 
 
 def platforms() -> str:
@@ -252,7 +258,15 @@ def stages() -> str:
 
 
 OURS = ("cute", "triton")  # how our implementations begin
-LAYER_WAYS = ("torch_grouped_mm", "cute", "cute_gather", "cute_quack_gather", "triton_gather", "sonicmoe")
+LAYER_WAYS = (
+    "torch_grouped_mm",
+    "cute",
+    "cute_gather",
+    "cute_dependent",
+    "cute_quack_gather",
+    "triton_gather",
+    "sonicmoe",
+)
 
 
 def shape(row: pd.Series) -> str:
@@ -270,7 +284,9 @@ def layers(phase: str) -> str:
     lines, ahead, over_baseline = [], [], []
     # auto is one of the others
     ok = (rows["bench"] == "layer") & (rows["status"] == "ok") & (rows["implementation"] != AUTO)
-    for _, cell in rows[ok & (rows["phase"] == phase)].groupby("cell", sort=False):
+    measured = rows[ok & (rows["phase"] == phase)]
+    ways = [way for way in LAYER_WAYS if way in set(measured["implementation"])]
+    for _, cell in measured.groupby("cell", sort=False):
         found, first = cell.set_index("implementation"), cell.iloc[0]
         medians = found["median_us"]
         own = medians.index.str.startswith(OURS)
@@ -279,7 +295,7 @@ def layers(phase: str) -> str:
             ahead.append(others.min() / medians[ours])
             over_baseline.append(medians[BENCHES["layer"].baseline] / medians[ours])
         line = {"layer": shape(first), "T": str(first["tokens"])}
-        line |= {f"`{way}`": digits(medians.get(way, np.nan)) for way in LAYER_WAYS}
+        line |= {f"`{way}`": digits(medians.get(way, np.nan)) for way in ways}
         line["fastest of ours, against the fastest other"] = f"`{ours}`, {digits(others.min() / medians[ours])}x (`{others.idxmin()}`)"  # fmt: skip
         if phase == "decode":
             line["of copy"] = percent(found.at[ours, "share_of_copy"])

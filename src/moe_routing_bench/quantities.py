@@ -3,10 +3,13 @@
 import math
 
 
-def us(time: float, *interval: float) -> str:
-    """A time in µs with its unit, and the ends of its interval in brackets: four digits, whole numbers above 1000, never an exponent."""
-    ends = f" [{', '.join(map(_digits, interval))}]" if interval else ""
-    return f"{_digits(time)} µs{ends}"
+def us(time: float, *interval: float, exact: bool = False) -> str:
+    """A time in µs with its unit, and the ends of its interval in brackets: four digits, whole numbers above 1000, never an exponent.
+
+    It keeps the zeros at the end with an interval, whose ends are as `exact`, and in a column, where other numbers stand under it.
+    """
+    said, *ends = (_digits(one, "#" if exact or interval else "") for one in (time, *interval))
+    return f"{said} µs" + (f" [{', '.join(ends)}]" if ends else "")
 
 
 def times(ratio: float, low: float, high: float) -> str:
@@ -29,5 +32,6 @@ def count(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
-def _digits(number: float) -> str:
-    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+def _digits(number: float, zeros: str = "") -> str:
+    """`zeros`: "#" for those at the end, too."""
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:{zeros}.4g}".removesuffix(".")

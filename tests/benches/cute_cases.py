@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +127,13 @@ PRODUCTS = [
     ("bf16", Product(2880, 2880, 2, "relu2", Tile(1, 2, 24))),
     ("fp16", Product(40, 64, 1024, "", Tile(1, 1, 16))),
     ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 192, pingpong=True), top_k=8)),
-    ("bf16", Product(2048, 768, 128, "", Tile(1, 1, 8), overlap="second")),
-    ("bf16", Product(768, 2048, 128, "swiglu", Tile(1, 2, 24), top_k=8, overlap="first")),
+    ("bf16", Product(2048, 768, 128, "", Tile(1, 1, 8), waits="rows")),
+    ("bf16", Product(768, 2048, 128, "swiglu", Tile(1, 2, 24), top_k=8, signals="early")),
     ("fp16", Product(184, 360, 5, "geglu", Tile(1, 1, 8), top_k=3)),
     ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 144), top_k=8)),
     ("bf16", Product(776, 360, 5, "swiglu", Tile(2, 2, 176, narrowest=168), top_k=8)),
-    ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True), overlap="second")),
-    ("bf16", Product(776, 360, 5, "swiglu", Tile(2, 2, 176, pingpong=True), top_k=8, overlap="first")),
+    ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True), waits="rows")),
+    ("bf16", Product(776, 360, 5, "swiglu", Tile(2, 2, 176, pingpong=True), top_k=8, signals="early")),
     ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True, narrowest=96))),
     ("bf16", Product(2880, 2880, 128, "swiglu_oai", Tile(2, 2, 144), top_k=4, biased=True)),
     ("bf16", Product(2880, 2880, 128, "swiglu_oai", Tile(1, 2, 48), biased=True)),
@@ -141,6 +142,10 @@ PRODUCTS = [
     ("fp16", Product(2048, 768, 128, "", Tile(2, 2, 176, pingpong=True, narrowest=168, cluster=2))),
 ]
 # dtype, product
+CHAINED_PRODUCTS = [  # that overlap with the kernel ahead of them and with the one after them
+    ("bf16", Product(2048, 768, 128, "", Tile(1, 1, 8), waits="rows", signals="late")),
+    ("bf16", Product(768, 2048, 128, "swiglu", Tile(1, 1, 8), top_k=8, waits="offsets", signals="early")),
+]
 QUANTISED_PRODUCTS = [  # of every format, with tiles of few rows and of many in turns
     QuantisedProduct(*sizes, tile, codes=Codes(kind, bits, zeros, group, dtype), **more)
     for dtype in ("bf16", "fp16")
@@ -156,11 +161,11 @@ QUANTISED_PRODUCTS = [  # of every format, with tiles of few rows and of many in
         ],
         itertools.cycle(
             [
-                ((768, 2048, 128, "swiglu"), Tile(1, 1, 8), {"resident": 2, "overlap": "first"}),
+                ((768, 2048, 128, "swiglu"), Tile(1, 1, 8), {"resident": 2, "signals": "early"}),
                 ((2048, 768, 128, ""), Tile(1, 2, 192, narrowest=128, grain=32), {}),
                 ((776, 360, 5, "relu2"), Tile(2, 2, 96), {}),
                 ((2880, 2880, 128, "swiglu_oai"), Tile(1, 2, 128, narrowest=64, grain=32), {"biased": True}),
-                ((2048, 768, 128, ""), Tile(1, 2, 8), {"resident": 2, "overlap": "second"}),
+                ((2048, 768, 128, ""), Tile(1, 2, 8), {"resident": 2, "waits": "rows"}),
             ]
         ),
         strict=False,
@@ -260,6 +265,28 @@ def facts(arch: str, operation: str, dtype: str, hidden: int, top_k: int, checke
         "least_ahead": min(top_k, at_once) * tiling.vectors if operation == "combine" and top_k > 1 else 0,
         "local": count(r"\b(?:LDL|STL)\b"),
         "registers": count(r"$") and max(map(int, re.findall(r"\bR(\d+)\b", sass or ""))) + 1,
+    }
+
+
+def dependent(arch: str, top_k: int, hidden: int) -> Facts:
+    """Compile a combine that starts before the rows are there, with a residual: what it loads ahead of its wait, and behind it."""
+    tiling = cute_combine.choose_tiling(1, hidden, "bf16", top_k)
+    kernel = cute_combine.compile_for(arch, "bf16", top_k, tiling, True, "fp32", True, keep=True)
+    sass = yield kernel.__cubin__
+    return spills(sass, f"dependent-H{hidden}-k{top_k}", "dependent") | {
+        "counted": sass and [half.count("LDG") for half in sass.split("ACQBULK")],
+        "counted_expected": sass and [2 * math.ceil(top_k / 4) + 1, top_k],
+    }
+
+
+def signalling_permute(arch: str, tokens: int) -> Facts:
+    """Compile a permute whose last kernel lets the next one start: of one block, and of several."""
+    config, _ = cute_permute.config_of(Permute(tokens, 128, 8, rows=0), arch)
+    kernel = cute_permute.compile_for(arch, 128, replace(config, signals=True), "int32", keep=True)
+    sass = yield kernel.__cubin__
+    return spills(sass, f"signalling_permute-T{tokens}", "signalling_permute") | {
+        "counted": sass and sass.count("PREEXIT"),
+        "counted_expected": sass and (1 if config.single_block else 2),
     }
 
 
@@ -367,12 +394,12 @@ def product(arch: str, dtype: str, wanted: Product) -> Facts:
     patterns = {
         **{rf"HGMMA\.64x{width}x16\.F32": 4 * tile.slabs for width in tile.widths},
         "HGMMA": 4 * tile.slabs * forms,
-        "UTMALDG": 1 if wanted.top_k else 3 if wanted.overlap == "second" else 2,
+        "UTMALDG": 1 if wanted.top_k else 3 if wanted.waits == "rows" else 2,
         r"LDGSTS\.E\.BYPASS\.128": math.ceil(tile.tokens / cute_loads.ROWS) if wanted.top_k else 0,
         r"WARPGROUP\.DEPBAR": min(2, wanted.steps) * forms,  # more where the instructions wait for each other
         r"BAR\.ARV": 1 + forms if tile.pingpong else 0,
-        "PREEXIT": int(wanted.overlap == "first"),
-        "ACQBULK": int(wanted.overlap == "second"),
+        "PREEXIT": int(bool(wanted.signals)),
+        "ACQBULK": int(bool(wanted.waits)),
     }
     held = dict(re.findall(r"mov\.b32\s+(%r\d+), (\d+);", kernel.__ptx__))
     barriers = [int(held[name]) for name in re.findall(r"mbarrier\.init\S*\s+\[[^]]+\], (%r\d+);", kernel.__ptx__)]
@@ -399,9 +426,9 @@ def quantised_product(arch: str, wanted: QuantisedProduct) -> Facts:
         r"WARPGROUP\.DEPBAR": (BATCHES + 1) * forms,  # more where the instructions wait for each other
         "UTMALDG": 2,  # halves of a stage are as wide as a swizzled box
         r"BAR\.ARV": 1 + forms if tile.pingpong else 0,
-        "UBLKCP": wanted.slabs_together * (2 if wanted.overlap == "second" else 1),
-        "PREEXIT": int(wanted.overlap == "first"),
-        "ACQBULK": int(wanted.overlap == "second"),
+        "UBLKCP": wanted.slabs_together * (2 if wanted.waits else 1),
+        "PREEXIT": int(bool(wanted.signals)),
+        "ACQBULK": int(bool(wanted.waits)),
     }
     return spills(sass, f"quantised-{wanted}", "quantised_product") | {
         "most_registers": wanted.registers[1] if tile.warpgroups > 1 else 128,
@@ -487,9 +514,12 @@ def started(arch: str) -> Iterator[Facts]:
         (gate, GATES),
         (router, ROUTERS if arch == "sm_90a" else ROUTERS[-1:]),
         (permute, PERMUTES),
+        (dependent, ((8, 2048), (1, 7168)) if arch == "sm_90a" else ()),
+        (signalling_permute, ((1,), (512,)) if arch == "sm_90a" else ()),
         (pack_fp8, () if older else FP8_PACKS),
         (pack_bulk, () if older else BULK_PACKS),
         (product, PRODUCTS if arch == "sm_90a" else ()),
+        (product, CHAINED_PRODUCTS if arch == "sm_90a" else ()),
         (quantised_product, [(one,) for one in QUANTISED_PRODUCTS] if arch == "sm_90a" else ()),
         (fp8_product, [(one,) for one in FP8_PRODUCTS] if arch == "sm_90a" else ()),
         (training_product, TRAINING_PRODUCTS if arch == "sm_90a" else ()),
@@ -497,7 +527,7 @@ def started(arch: str) -> Iterator[Facts]:
         (facts, CASES),
     ):
         few = arch != "sm_90a" or function is quantised_product  # whose tiles recur with a period of 5
-        for case in cases[:: 13 if few else 5]:  # 13: of CASES a pack and a combine
+        for case in cases if len(cases) < 3 else cases[:: 13 if few else 5]:  # 13: of CASES a pack and a combine
             yield function(arch, *case)
 
 

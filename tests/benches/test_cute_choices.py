@@ -197,11 +197,21 @@ def test_forms_of_products_with_tokens_on_the_short_side() -> None:
     """The second product never gathers; with few rows the products overlap, without clusters; a tile may be given."""
     long = Experts(131072, 2048, 768, 128, "bf16", "bf16", "bf16")
     up, down = cute_experts.products(long, top_k=8)
-    assert (up.top_k, down.top_k, up.overlap, down.overlap) == (8, 0, "", "")
+    assert (up.top_k, down.top_k, up.waits + up.signals, down.waits + down.signals) == (8, 0, "", "")
     up, down = cute_experts.products(replace(long, rows=64), Tile(1, 2, 16))
-    assert (up.tile.tokens, down.tile.tokens, up.overlap, down.overlap) == (16, 8, "first", "second")
-    products = cute_experts.products(long, overlap=True)
-    assert [(product.overlap, product.tile.cluster) for product in products] == [("first", 1), ("second", 1)]
+    assert (up.tile.tokens, up.waits, up.signals) == (16, "", "early")
+    assert (down.tile.tokens, down.waits, down.signals) == (8, "rows", "")
+    up, down = cute_experts.products(long, overlap=True)
+    assert (up.signals, up.tile.cluster, down.waits, down.tile.cluster) == ("early", 1, "rows", 1)
+
+
+def test_products_overlap_with_their_neighbours_where_these_do() -> None:
+    """The first waits before it counts rows, the second lets combine start behind its loads; with many rows neither does."""
+    few = Experts(8, 2048, 768, 128, "bf16", "bf16", "bf16")
+    up, down = cute_experts.products(few, top_k=8, waits=True, signals=True)
+    assert (up.waits, up.signals, down.waits, down.signals) == ("offsets", "early", "rows", "late")
+    with pytest.raises(AssertionError, match="no overlapping neighbours"):
+        cute_experts.products(replace(few, rows=4097), waits=True)
 
 
 @pytest.mark.parametrize("mean", [0.1, 1, 3, 10, 33, 70, 100, 300, 1000, 5000])

@@ -51,7 +51,7 @@ def test_tiles_of_qwen3(rows, tile, resident):
     """Low tiles of two blocks per multiprocessor, as wide as leave work for all, then those that were measured."""
     first, second = cute_quantised.products(problem(rows=rows))
     assert first.tile == tile and first.resident == resident
-    assert (first.overlap, second.overlap) == (("first", "second") if rows <= 4096 else ("", ""))
+    assert (first.signals, second.waits) == (("early", "rows") if rows <= 4096 else ("", ""))
 
 
 @pytest.mark.parametrize(("rows", "tile", "resident"), [(64, Tile(1, 2, 8), 2), (512, Tile(2, 2, 8), 1)])

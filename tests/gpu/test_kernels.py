@@ -133,6 +133,7 @@ def test_edge_cases(bench, name, edge):
     [
         *(("experts", name) for name in ("triton", "cute", "quack", "quack_heuristic", "torch_grouped_mm")),
         ("layer", "cute_gather"),
+        ("layer", "cute_dependent"),
     ],
 )
 def test_activations(bench, name, tokens, activation):
@@ -148,6 +149,7 @@ def test_activations(bench, name, tokens, activation):
         "triton_gather",
         "cute",
         "cute_gather",
+        "cute_dependent",
         "cute_grouped_mm",
         "cute_quack",
         "cute_quack_gather",
@@ -168,6 +170,36 @@ def test_activations(bench, name, tokens, activation):
 def test_layers(shape, name):
     """Stages that are ours, or fused."""
     run(cell_of("layer", *shape, vectors=True), name)
+
+
+@pytest.mark.parametrize("shared", [None, 704])
+@pytest.mark.parametrize("tokens", [1, 8, 64, 500])
+def test_kernels_that_start_early_read_what_is_complete(tokens, shared):
+    """Calls with other routings follow each other in a graph, which is replayed: each has the bits of kernels that start in turn."""
+    cell = cell_of("layer", tokens, 1024, 64, 8, None, 0.5, None, "bf16", vectors=True)
+    cell = cell.but(shared_intermediate=shared, shared_gate=None) if shared else cell
+    bench, definition = BENCHES["layer"], BENCHES["layer"].definition()
+    for name in ("cute_gather", "cute_dependent"):
+        if reason := refusal(cell, name):
+            pytest.skip(reason)
+    weights = definition.shared(cell, 1, "cuda")
+    answers: dict[str, list[torch.Tensor]] = {}
+    for name in ("cute_gather", "cute_dependent"):
+        sets = [definition.build(cell, seed, "cuda") | weights for seed in range(40)]
+        answers[name] = [definition.empty_outputs(cell, one)["combined"] for one in sets]
+        calls = [bench.bind(name, cell, one | {"combined": to}) for one, to in zip(sets, answers[name], strict=True)]
+        calls[0]()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+        for _ in range(25):
+            for one in answers[name]:
+                one.fill_(torch.nan)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert all(map(torch.equal, answers["cute_gather"], answers[name])), name
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

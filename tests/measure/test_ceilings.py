@@ -342,6 +342,28 @@ def test_mean_and_drift() -> None:
     assert calibration.drift(before, after, ["a", "b"]) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "flops", "names"),
+    [
+        (10**9, 0, ["copy"]),
+        (10**9, 1e12, ["copy"]),  # 10 ms, and 2.5 ms
+        (10**9, 2e12, ["copy"]),  # 5 ms: just half of it
+        (10**9, 2.01e12, ["copy", "peak"]),
+        (10**9, 7.99e12, ["copy", "peak"]),
+        (10**9, 8e12, ["peak"]),  # 20 ms
+        (1, 10**15, ["peak"]),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+def test_ceilings_that_bind(nbytes, flops, names, streams) -> None:
+    """Of 100 GB/s and 400 TFLOP/s; a stream is of what a stage itself does."""
+    units = {"copy": "copy_gb_per_s", "peak": "peak_tflops"}
+    ceilings = {"copy_gb_per_s": 100.0, "peak_tflops": 400.0, "launch_us": 5.0} | (
+        {"stream_gb_per_s": 90.0} if streams else {}
+    )
+    assert calibration.binding(ceilings, nbytes, flops) == [units[one] for one in names] + ["stream_gb_per_s"] * streams
+
+
 @pytest.mark.parametrize(("nbytes", "sets"), [(CACHE, 6), (CACHE // 2, 11), (300_000, 19), (10 * CACHE, 2)])
 def test_sets_until_the_cache_is_cold(nbytes, sets, launches, monkeypatch) -> None:
     """Five times the cache, rounded up, and one more; of the device that is current."""

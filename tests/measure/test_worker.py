@@ -709,14 +709,15 @@ def test_the_peak_is_that_of_the_rate_of_products(rate, peak, measured, simulate
     assert "sustained_tflops" not in rows["a"], "of nothing that ran in long turns"
 
 
-def test_a_product_that_a_bench_does_is_watched(simulated, monkeypatch):
+@pytest.mark.parametrize(("peak", "sampled"), [(4e-5, 2), (4.0, 1)])
+def test_a_product_that_a_bench_does_is_watched_where_it_binds(peak, sampled, simulated, monkeypatch):
     """And a bench with products is heavy; its ceiling is no stream."""
-    states = [CEILINGS | {"peak_tflops": 4.0 * factor} for factor in (1.0, 1.06, 1.07)]
+    states = [CEILINGS | {"peak_tflops": peak * factor} for factor in (1.0, 1.06, 1.07)]
     gpu, heavy, messages = simulated(*states), [], []
     monkeypatch.setattr(worker, "sample", lambda *_, **given: heavy.append(given))
     cell = cell_of("router", tokens=8, hidden=16, experts=4, top_k=2, dtype="fp32")
     worker.run(Job(cell, ("torch",), SETTINGS), "cuda", [], messages.append)
-    assert heavy == [{"heavy": True}] * 2 and messages.count(("at", None, "calibration")) == 3
+    assert heavy == [{"heavy": True}] * sampled and messages.count(("at", None, "calibration")) == 1 + sampled
     ((device, mix, read, write),) = gpu.asked
     assert (device, mix) == ("cuda", None) and read > 0 < write
 

@@ -56,12 +56,13 @@ def test_loss_per_second():
     """The rules that no other beats in both, at the end of the schedule; one that sees later tokens is none of them."""
     rows = runs("softk", (1.0, 1.0)), runs("switch_top1", (2.0, 2.0), speed=4000.0), runs("topk_hard", (1.5, 1.5)), runs("expert_choice", (0.1, 0.1), causal=False)  # fmt: skip
     assert said(answers.loss_per_second, *rows) == (
-        "e8: of 3 causal rules at the end of equal schedules, no other has less loss in less time than switch_top1 2.0000 in 0.5 s; softk 1.0000 in 2 s "
+        "e8: of 3 causal rules at the end of equal schedules, no other has less loss in less time than switch_top1 2.0000 in 0.500 s; softk 1.0000 in 2.00 s "
         "(bits per byte; seconds of the steps alone)."
     )
     wide = said(answers.loss_per_second, runs("softk", (1.0, 1.2)))
     assert (
-        "softk 1.1000 ± 1.2706 in 2 s (bits per byte ± half of the 95 % interval; seconds of the steps alone)" in wide
+        "softk 1.1000 ± 1.2706 in 2.00 s (bits per byte ± half of the 95 % interval; seconds of the steps alone)"
+        in wide
     )
     nothing = "Not measured: this run has no trained rule with a loss and a speed."
     assert answers.loss_per_second(None).text == said(answers.loss_per_second, rows[3]) == nothing
@@ -74,7 +75,7 @@ LAYER = one("layer", "auto", tokens=8, median_us=10.0)
 def test_backward():
     """Of the fastest step; apart only where the layer alone was measured on the card."""
     slower = STEP | {"implementation": "sonicmoe", "median_us": 40.0}
-    whole = "T8: ops takes 30 µs [29, 31] forward and backward"
+    whole = "T8: ops takes 30.00 µs [29.00, 31.00] forward and backward"
     assert answers.backward_apart(frame(STEP, slower, LAYER)).text == f"{whole}, of which the backward pass takes 20 µs, 2x the 10 µs of the layer alone."  # fmt: skip
     apart = f"{whole}; apart it is not measured, as this run has no layer alone of the same cell and card."
     assert answers.backward_apart(frame(STEP, LAYER | {"gpu_uuid": "GPU-2"})).text == apart
@@ -84,7 +85,10 @@ def test_backward():
     two = answers.backward_apart(frame(STEP | {"skew": 0.0}, STEP | {"cell": "uneven", "skew": 0.7})).text
     assert two.count("apart it is not measured") == 1 and two.endswith("of the same cell and card."), "once for all"
     some = answers.backward_apart(frame(STEP, STEP | {"cell": "b", "tokens": 16}, LAYER)).text
-    assert "2x the 10 µs of the layer alone; T16: ops takes 30 µs [29, 31] forward and backward; apart it is" in some
+    assert (
+        "2x the 10 µs of the layer alone; T16: ops takes 30.00 µs [29.00, 31.00] forward and backward; apart it is"
+        in some
+    )
     assert two.count("T8: ") == 1 and "; T8 skew0.7: ops takes" in two, (
         "cells that differ in skew alone do not look alike"
     )

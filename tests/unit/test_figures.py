@@ -10,14 +10,14 @@ from rows import frame, one, rows, some
 from drawn import draw
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.figures import FIGURES, crossover, grouping, pareto, stage_share, style
+from moe_routing_bench.figures import FIGURES, crossover, grouping, limits, pareto, stage_share, style, verdict_matrix
 
 FULL = rows()
 SOME = some(FULL)
 FEW = SOME["implementation"].isin(["cute", "triton", *(bench.baseline for bench in BENCHES.values())])
 FITTED: dict[str, dict] = {
     "decode": {"tokens": 64},
-    "pareto": {"drop_rate": [0.0, 0.25]},
+    "pareto": {"drop_rate": [0.0, 0.25, 0.5, 0.1]},
     "verdict_matrix": {"best_verdict": "faster", "best_speedup": 1.1},
     "formats": {"weights": ["bf16", "int4_g128"]},
     "format_limits": {"weights": ["bf16", "int4_g128"], "share_of_roofline": 0.5},
@@ -223,3 +223,64 @@ def test_a_front_joins_points_of_one_card_only():
 
     assert longest(pd.concat([base, tight])) == 2
     assert longest(pd.concat([base, tight.assign(gpu_uuid="GPU-2")])) == 1
+
+
+def printed(figure, which="x"):
+    """What the ticks of each panel say, as it is drawn."""
+    figure.draw_without_rendering()
+    return [
+        [tick.get_text() for tick in getattr(axes, f"get_{which}ticklabels")() if tick.get_text()]
+        for axes in figure.axes
+    ]
+
+
+def test_an_axis_of_tokens_names_those_that_were_measured_and_have_room():
+    """In print as on the page, where 5,000 stood between 4,096 and 16,384."""
+    timed = [one("routing", "cute", tokens=tokens, cell=f"{tokens}", median_us=tokens / 8, ci_low_us=tokens / 9, ci_high_us=tokens / 7, gpu_uuid="GPU-1") for tokens in (64, 4096, 4160, 16384)]  # fmt: skip
+    figure, said = draw("over_tokens", frame(*timed))
+    assert printed(figure)[0] == ["64", "4,160", "16,384"], "4,096 would lie on 4,160"
+    assert "bars: 95 % confidence intervals of the medians" in said
+
+
+def test_a_logarithmic_axis_is_in_plain_numbers_and_has_the_1_of_a_ratio():
+    """Of one that spans less than a decade, too; 600, not 6 x 10^2."""
+    timed = {"gpu_uuid": "GPU-1", "flops": 4_000_000_000, "compulsory_bytes": 4_000_000, "copy_gb_per_s": 4000.0, "peak_tflops": 800.0}  # fmt: skip
+    near = [one("experts", name, cell="a", tokens=64, median_us=6 * us, ci_low_us=6 * us, ci_high_us=6 * us, **timed) for name, us in (("cute", 0.95), ("quack", 1.6))]  # fmt: skip
+    assert {"1", "1.2", "1.4", "1.6"} <= set(printed(draw("limits", frame(*near))[0])[0])
+    high = [one("experts", name, cell="a", median_us=10.0, ci_low_us=9.0, ci_high_us=11.0, tflops=tflops, **timed) for name, tflops in (("cute", 130.0), ("quack", 600.0))]  # fmt: skip
+    assert "500" in printed(draw("roofline", frame(*high))[0], "y")[0]
+
+
+def test_rows_of_one_cell_that_have_lines_of_their_own_are_said_to():
+    """Ten lines of eight cells are no mistake of counting."""
+    timed = {"tokens": 64, "median_us": 2.0, "ci_low_us": 1.9, "ci_high_us": 2.1, "best_verdict": "faster", "best_speedup": 1.5, "gpu_uuid": "GPU-1", "compulsory_bytes": 4_000_000, "copy_gb_per_s": 4000.0}  # fmt: skip
+    own = frame(one("layer", "cute", cell="a", layout="compact", **timed), one("layer", "cute_deepgemm", cell="a", layout="block128", **timed))  # fmt: skip
+    alike = own.assign(layout="compact")
+    for chart in (limits.chart, verdict_matrix.chart):
+        assert chart(own).note == "rows of one cell that differ in layout have lines of their own"
+        assert chart(alike).note == ""
+
+
+def test_what_costs_the_same_at_a_skew_has_no_panel():
+    """All drops at 0, on an axis from -0.05 % to 0.05 %, told nothing."""
+    routed = {"tokens": 64, "experts": 8, "top_k": 2, "median_us": 2.0, "ci_low_us": 1.9, "ci_high_us": 2.1, "padding_waste": 0.0, "gpu_uuid": "GPU-1"}  # fmt: skip
+    each = [one("routing", "cute", cell=f"{skew} {factor}", skew=skew, capacity_factor=factor, drop_rate=rate, **routed) for skew, factor, rate in ((0.0, None, 0.0), (0.0, 1.0, 0.0), (0.7, None, 0.0), (0.7, 1.0, 0.2))]  # fmt: skip
+    said = draw("pareto", frame(*each))[1]
+    assert "skew 0.7 (n = 2)" in said and "skew 0 (n" not in said and "n = 2 rows of 2 cells" in said
+    assert "no data: drops and padding are the same at every skew" in draw("pareto", frame(*each[:2], each[2] | {"drop_rate": 0.1}))[1]  # fmt: skip
+
+
+def test_an_interval_in_print_is_told_from_its_median():
+    """278 µs [278, 278] said that nothing was uncertain."""
+    staged = one("routing", "cute", cell="a", tokens=64, median_us=277.83, ci_low_us=277.71, ci_high_us=278.01, stage_us=[("router", 1.0), ("pack", 2.0)])  # fmt: skip
+    assert "277.8 µs [277.7, 278.0]" in draw("stage_share", frame(staged))[1]
+
+
+def test_numbers_beside_the_scale_of_colours_have_room():
+    """Of a scale over many decades 0.75, 1 and 1.33 were printed on each other."""
+
+    def ticks(speedup):
+        row = one("gate", "cute", cell="a", tokens=64, experts=8, top_k=2, median_us=1.0, baseline="torch", speedup=speedup, speedup_ci_low=speedup, speedup_ci_high=speedup)  # fmt: skip
+        return printed(draw("speedup", frame(row))[0], "y")[1]
+
+    assert ticks(2.0) == ["0.5", "0.75", "1", "1.33", "2"] and ticks(20.0) == ["0.05", "0.1", "0.2", "0.5", "1", "2", "5", "10", "20"]  # fmt: skip

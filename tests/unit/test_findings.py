@@ -208,12 +208,12 @@ def test_noise() -> None:
 
     few = [twin("permute", 1.002), twin("gate", 1.01), twin("permute", 1.05)]
     assert findings.noise(frame(*few)) == (
-        "Noise: an implementation entered twice in a cell differs from itself, in the median, by "
-        "permute 2.54% (at most 4.9%, 2 twins), gate 1.00% (at most 1.0%, 1 twin)."
+        "Noise: an implementation that was entered twice in a cell differs from itself by a median of "
+        "2.54% for permute (at most 4.9%, 2 twins), 1.00% for gate (at most 1.0%, 1 twin)."
     )
     many = [*(twin("pack", 1.002) for _ in range(5)), twin("pack", 1.09)]
     assert findings.noise(frame(*many)) == (
-        "Noise: an implementation entered twice in a cell differs from itself, in the median, by pack 0.20% (at most 8.6%, 6 twins); "
+        "Noise: an implementation that was entered twice in a cell differs from itself by a median of 0.20% for pack (at most 8.6%, 6 twins); "
         "of 6, each held against the floor of the others, the verdict would tell 1 apart."
     )
     assert findings.noise(frame(one("pack"))) == (

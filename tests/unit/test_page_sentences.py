@@ -42,9 +42,12 @@ def compared(tmp_path, *rows: dict, marks=(), across: bool = False) -> None:
 def test_changes_say_what_differs_besides_the_code_where_something_does(tmp_path, said):
     compared(tmp_path, {}, marks=["driver: 1 before, 2 after", "torch_version: <3> before, 4 after"])
     text, _ = said()
-    assert "Differs besides the code: driver: 1 before, 2 after torch_version: <3> before, 4 after 1 faster." in text
+    assert (
+        "The runs differ in more than the code: driver: 1 before, 2 after torch_version: <3> before, 4 after Rows by verdict: 1 faster."
+        in text
+    )
     compared(tmp_path, {})
-    assert "Differs besides" not in said()[0] and 'id="marks"' not in (tmp_path / "page.html").read_text()
+    assert "differ in more" not in said()[0] and 'id="marks"' not in (tmp_path / "page.html").read_text()
 
 
 def test_changes_are_written_as_the_report_writes_them(tmp_path, said):
@@ -53,13 +56,13 @@ def test_changes_are_written_as_the_report_writes_them(tmp_path, said):
              {"before_us": 12061.4, "after_us": 11260.0, "ratio": 1.0815, "ratio_ci_low": 1.0808, "ratio_ci_high": 1.0822})  # fmt: skip
     text, _ = said()
     assert "cute faster 1.081x [1.081, 1.082] 12,061 µs 11,260 µs gate T64 untold undecided" in text
-    assert text.endswith("gone only before – 20 µs – gate T64") and "e+" not in text
+    assert text.endswith("gone only before – 20.00 µs – gate T64") and "e+" not in text
 
 
 def test_changes_between_kinds_of_devices_are_not_held_against_a_drift(tmp_path, said):
     drift, kinds = (
         "and the drift of the device's ceilings",
-        "what the ceilings of two kinds of device differ by is part of",
+        "The devices are of two kinds: the difference of their ceilings is part of what is compared.",
     )
     compared(tmp_path, {}, across=False)
     assert drift in said()[0] and kinds not in said()[0]
@@ -81,9 +84,9 @@ def test_each_change_has_its_times_in_the_order_of_the_heading(tmp_path, said):
     compared(tmp_path, {}, lost, short)
     text, (heading, *rows) = said()
     assert heading == ["implementation", "verdict", "before / after", "before", "after", "bench", "cell"]
-    assert ["cute", "faster", "2.00x [1.90, 2.10]", "20 µs", "10 µs", "gate", "T64"] in rows
-    assert ["cute", "no longer ok: crashed", "–", "20 µs", "–", "gate", "T1"] in rows
-    assert ["cute", "undecided", "1.50x", "20 µs", "13.33 µs", "gate", "T2"] in rows
+    assert ["cute", "faster", "2.00x [1.90, 2.10]", "20.00 µs", "10.00 µs", "gate", "T64"] in rows
+    assert ["cute", "no longer ok: crashed", "–", "20.00 µs", "–", "gate", "T1"] in rows
+    assert ["cute", "undecided", "1.50x", "20.00 µs", "13.33 µs", "gate", "T2"] in rows
     assert (
         "before ( old ) and after ( new )".replace("( ", "(").replace(" )", ")") in text
         and "above 1, new is faster" in text

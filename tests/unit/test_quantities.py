@@ -14,4 +14,6 @@ def test_a_time_has_four_digits_or_is_whole(time: float, said: str) -> None:
 
 
 def test_an_interval_stands_behind_its_time() -> None:
-    assert us(30.0, 29.04, 1031.2) == "30 µs [29.04, 1,031]"
+    assert us(30.0, 29.04, 1031.2) == "30.00 µs [29.04, 1,031]"
+    assert us(277.83, 277.71, 278.01) == "277.8 µs [277.7, 278.0]", "as exact at its end"
+    assert us(274.0, exact=True) == "274.0 µs", "in a column, under 397.1 µs"

@@ -17,6 +17,7 @@ from moe_routing_bench.config.expand import cell_of, expand
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.report import columns
 from moe_routing_bench.store import paths, records, rows, stale
 from moe_routing_bench.store.columns import about
 from moe_routing_bench.store.parquet import DIGEST, read_table, write_table
@@ -170,6 +171,10 @@ def test_every_column_is_described_and_nothing_else():
         assert one.meaning and not one.meaning.endswith("."), name
         for end, unit in units.items():
             assert not name.endswith(end) or one.unit == unit, name
+    said = "floating-point operations over the median time, in TFLOP/s; none: the bench only moves data"
+    meanings = {column.name: column.meaning for column in columns.COLUMNS}
+    assert meanings["shared_intermediate"].endswith("together, in elements; none: there are none (S)")
+    assert meanings["tflops"] == known["tflops"].text == said, "the unit is that of the column, not of what moves data"
 
 
 def test_stale_benches():

@@ -75,6 +75,8 @@ def test_the_machine_in_words():
     table = frame(*(one("pack", "cute", cell=str(i), driver=f"d{i}", copy_gb_per_s=ceiling, started_at=f"2026-11-2{i}T06:00:00", ended_at=f"2026-11-2{i}T07:30:00") for i, ceiling in enumerate((4000.0, 4100.0, 4400.0, None, None))))  # fmt: skip
     assert render_module._values(table, "driver") == "d0, d1, d2, d3 and 1 more"
     assert render_module._spread(table, "copy_gb_per_s") == "4,100 (median; 4,000 to 4,400)"
+    peaks = frame(*(one("pack", "cute", cell=str(peak), peak_tflops=peak) for peak in (763.0, 784.31, 791.04)))
+    assert render_module._spread(peaks, "peak_tflops") == "784.3 (median; 763.0 to 791.0)", "as many digits each"
     assert render_module._days(table) == "2026-11-20 06:00 to 2026-11-24 07:30 UTC"
     nothing = frame(one("pack", "cute"))
     assert [render_module._values(nothing, "driver"), render_module._spread(nothing, "copy_gb_per_s")] == ["–", "–"]
@@ -140,7 +142,9 @@ def test_figures_without_data_are_named_not_shown(panels, tmp_path):
     render(FEW, {"roofline": tmp_path / "a.svg"}, tmp_path / "index.html")
     page = (tmp_path / "index.html").read_text()
     assert ('id="figure-roofline"' in page) is ("data" in panels)
-    assert (f'<p id="undrawn">No rows for: {FIGURES["roofline"].title}.</p>' in page) is ("data" not in panels)
+    assert (f'<p id="undrawn">This run has no rows for {FIGURES["roofline"].title}.</p>' in page) is (
+        "data" not in panels
+    )
 
 
 def test_small_svg_keeps_scales():

@@ -142,6 +142,7 @@ SCRIPTS = {
     "fullest": f"const cells = {json.dumps(FULL)}; return [cells, cells.slice(2), cells.slice(3, 4)].map(some => cells.indexOf(fullest(some)))",
     "sentence": f"return {json.dumps(FIRST)}.map(cell => {{ parts([{{cell, gaps: []}}]); return byId('said').querySelector('strong').textContent; }})",
     "gaps": f"return {json.dumps(GAPS)}.map(([question, axes]) => gapsOf({{axes}}, question, {json.dumps(AXES)}).map(gap => [gap.name, gap.octaves]))",
+    "sizes": 'return [spell("tokens", 16384), spell("capacity_factor", 1.25), spell("capacity_factor", null)];',
     "order": f"""const cells = {json.dumps(NEAR)}, order = question => nearest(cells, question, {json.dumps(AXES)}).map(one => cells.indexOf(one.cell));
         return [order({{bench: "gate", tokens: 64}}), order({{bench: "gate", tokens: 64, dtype: "fp32"}}), order({{bench: "layer", tokens: 64}})];""",
     "notes": f"return {json.dumps(NOTED)}.map(cell => notes(cell))",
@@ -232,6 +233,11 @@ def test_what_has_no_other_cell_says_nothing_of_it(pure):
         "No other cell of this stage was measured.",
         "Next nearest: T=1, dtype bf16 (as asked)",
     ]
+
+
+def test_a_size_among_others_has_no_comma_of_its_own(pure):
+    """T=16,384, H=2048 was a list of three."""
+    assert pure["sizes"] == ["16384", "1.25", "none"]
 
 
 def test_what_skew_costs(pure):

@@ -104,6 +104,13 @@ def test_numbers_below_a_narrow_panel_do_not_run_into_each_other(ask):
     assert all(many >= 3 and apart >= 4 for many, apart in found), found
 
 
+def test_an_interval_that_ends_just_below_0_has_little_axis_below_it(ask):
+    """An end of -0.0012 bits had an axis from -0.05; where nothing is below 0, the axis ends at a tick."""
+    found = ask("""const looks = new Map([["a", {light: "#000", dark: "#fff", symbol: "circle"}]]), chart = {kind: "dots", x: {label: "bits", kind: "linear"}, y: {label: "", kind: "names"}, reference: 0, marks: {}};
+        return [-0.0012, 0.01].map(low => panelOf(chart, [{panel: "p", series: "a", x: 0.02, low, high: 0.03, y: "b"}, {panel: "p", series: "a", x: 0.2, low: 0.1, high: 0.32, y: "c"}], 700, looks).scale("x").domain);""")  # fmt: skip
+    assert -0.011 < found[0][0] < 0 and found[0][1] >= 0.32 and found[1] == [0, 0.35]
+
+
 def test_axes_of_a_panel(ask):
     """A panel has scales of its own where the chart gives it some; a logarithmic axis has a label at each tick, and room for all; steps go round what lies on a front."""
     found = ask("""const types = () => ["x", "y"].map(name => of("over_tokens").querySelector(".panels svg").scale(name).type), before = types(), chart = charts.over_tokens, panel = marksOf(chart)[0].panel;

@@ -21,10 +21,12 @@ def test_tables():
     """Numbers with units and shapes in words; a dash where a value is missing; nothing of what is not stored."""
     profiled, backward = evidence({"backward": BACKWARD, "ncu": NCU})
     assert profiled.lines == [
-        ["pack", "cute", "bulk copies", "T=16384 H=4096 E=64 k=8 bf16", "312.1 µs", "134.7 MB", "1,047 MB", "78.7 %", "83.2 %"],
-        ["gate", "<b>", "–", "T=16384 E=64 k=8 fp32", "2.59 µs", "0.5 MB", "0 MB", "–", "17.6 %"],
+        ["pack", "cute", "bulk copies", "T=16384 H=4096 E=64 k=8 bf16", "312.13 µs", "134.7 MB", "1,046.9 MB", "78.7 %", "83.2 %"],
+        ["gate", "<b>", "–", "T=16384 E=64 k=8 fp32", "2.59 µs", "0.5 MB", "0.0 MB", "–", "17.6 %"],
     ]  # fmt: skip
-    assert backward.lines == [["pack backward", "triton", "T=16384 H=4096 E=64 k=8 compact cf1.25", "275.4 µs", "104%"]]
+    assert backward.lines == [
+        ["pack backward", "triton", "T=16384 H=4096 E=64 k=8 compact cf1.25", "275.41 µs", "104%"]
+    ]
     assert profiled.about.endswith("NVIDIA H200, torch 2.11, n = 2.") and len(profiled.heads) == len(profiled.lines[0])
     assert evidence({}) == evidence({"ncu": NCU.iloc[:0]}) == []
 

@@ -93,6 +93,16 @@ def test_every_page_has_contrast_and_is_no_wider_than_a_phone_whatever_is_opened
     assert found == GOOD and shown > 15
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_a_heading_stands_over_its_numbers(written, name):
+    """At the right, where they are."""
+    left = asked(written(name), """const all = (selector, from = document) => [...from.querySelectorAll(selector)];
+        return all("table").filter(table => table.tHead?.rows.length === 1 && table.tBodies[0].rows.length).flatMap(table => all("th", table.tHead).filter((head, i) => {
+            const cells = [...table.tBodies[0].rows].filter(row => row.cells.length === table.tHead.rows[0].cells.length).map(row => row.cells[i]);
+            return cells.length && cells.every(cell => cell.classList.contains("n")) !== head.classList.contains("n"); }).map(head => `${table.id}: ${head.textContent}`));""")  # fmt: skip
+    assert not left
+
+
 @pytest.mark.parametrize(
     ("name", "columns"),
     [("changes", [("changes", "verdict"), ("changes", "before / after")]), ("site", [("claims", "here")]), ("versus", [("cells", "ratio"), ("both", "ratio")]), ("report of a GPU", [("published", "verdict"), ("bars", "verdict")])],
@@ -132,6 +142,10 @@ def test_a_verdict_on_an_earlier_claim_stands_beside_it(tmp_path):
         return ["claims", "open-claims"].map(id => document.getElementById(id)).filter(Boolean).map(table => { const cell = table.tBodies[0].rows[0].cells[1]; return [table.tHead.rows[0].cells[1].textContent, cell.textContent, cell.getBoundingClientRect().right <= table.closest(".scroll").getBoundingClientRect().right]; });"""
     found = asked(out, script, width=390)
     assert found and all(heading == "verdict" and said in ("refuted", "confirmed", "not comparable") and inside for heading, said, inside in found)  # fmt: skip
+    cut = """const cut = []; document.querySelectorAll("#claims td.wide").forEach(cell => { const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+        while (walk.nextNode()) for (const {0: word, index} of walk.currentNode.data.matchAll(/[A-Za-z0-9]+/g)) { const range = document.createRange(); range.setStart(walk.currentNode, index); range.setEnd(walk.currentNode, index + word.length); if (new Set([...range.getClientRects()].map(box => Math.round(box.top))).size > 1) cut.push(word); } });
+        return cut;"""
+    assert asked(out, cut, width=768) == [], "no word is cut in two"
     wide = asked(
         out,
         """return [...document.querySelectorAll("td.ours")].filter(one => one.checkVisibility()).map(one => one.offsetWidth);""",

@@ -37,13 +37,13 @@ QUESTIONS = {
     "Qwen3 layer at T=512": (['set("bench", "layer")', f'set("model", "{next(iter(MODELS))}")', 'set("tokens", "512")'], 'words("#answer")', ["Measured as asked: T=512", "120.0 [118.8, 121.2]"]),
     "DeepSeek-V3 layer": (['set("bench", "layer")', 'set("model", "deepseek-v3")'], 'words("#answer")', ["The nearest cell is T=8192, H=7168", "900 [891, 909]"]),
     "cost of skew for my shape": (['set("bench", "layer")', f'set("model", "{next(iter(MODELS))}")', 'set("tokens", "512")'], 'words("#over-skew")', ["skew 1.5: 1.50x [1.47, 1.53]"]),
-    "loss per training second": ([], 'further("per second of training").innerText', ["switch_top1 2.0000 in 0.5 s; softk 1.0000 in 2 s"]),
+    "loss per training second": ([], 'further("per second of training").innerText', ["switch_top1 2.0000 in 0.500 s; softk 1.0000 in 2.00 s"]),
     "what changed since another run": ([], 'further("changed since").querySelector("a").getAttribute("href")', ["compare-before.html"]),
     "the T where one overtakes another": (['set("bench", "gate")', f'set("model", "{next(iter(MODELS))}")'], 'words("#changes")', ["cute overtakes triton between T=64 and T=512."]),
     "how to reproduce a row": (['visit("#rows?filter=bench%3Dgate+tokens%3D64+implementation%3Dcute")', 'click("#rows .open")'], 'words("tr.detail")', ["moe-routing-bench measure gate --implementations cute", "2 samples"]),
     "bits lost at capacity factor 1.0": ([], 'further("capacity factor of 1").innerText', ["least softk 0.100 ± 0.000", "most switch_top1 0.400 ± 0.000"]),
     "gap to hardware per stage": (['visit("#figure-limits")'], 'chart("limits").innerText', ["floor that binds", "triton", "cute"]),
-    "backward cost": ([], 'further("backward pass").innerText', ["cute takes 300 µs [299, 301] forward and backward, of which the backward pass takes 180 µs, 1.5x the 120 µs of the layer alone."]),
+    "backward cost": ([], 'further("backward pass").innerText', ["cute takes 300.0 µs [299.0, 301.0] forward and backward, of which the backward pass takes 180 µs, 1.5x the 120 µs of the layer alone."]),
     "why a row is suspect": ([f'visit("#row-{SUSPECT}")'], f'document.querySelector("#row-{SUSPECT}").nextElementSibling.innerText', ["ceilings drifted 3 %"]),
 }  # fmt: skip
 

@@ -23,6 +23,7 @@ CANDIDATES = (
     "dequant",
     "cute",
     "cute_gather",
+    "cute_dependent",
     "triton_gather",
     "triton",
     "cute_grouped_mm",

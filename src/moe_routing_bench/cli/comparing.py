@@ -41,7 +41,9 @@ def compare(
     show(_printed(changed[changed["verdict"] != "same"].head(most), f"{before} -> {after}"))
     print(f"{len(found.rows)} rows: {counts(found.rows['verdict'].tolist())}")
     if html:
-        importlib.import_module("moe_routing_bench.report.changes").render(found, (before, after), html)
+        importlib.import_module("moe_routing_bench.report.changes").render(
+            found, (_lasting(before), _lasting(after)), html
+        )
         print(f"wrote {html}")
     if share is not None and len(worse := found.worse(share)):
         print(f"slower by more than {share:.1%}, or lost: {len(worse)} rows")
@@ -85,6 +87,15 @@ def _table(name: str) -> Any:
         if not source.is_file():
             raise bad("run", name, _RUN, f"there is no {source}")
     return records.frame(records.read_some(source, columns, name))
+
+
+def _lasting(name: str) -> str:
+    """The name of a run for a page: a commit by its hash, because HEAD or a branch is another one later."""
+    commit, colon, folder = name.partition(":")
+    if not colon:
+        return name
+    done = subprocess.run(["git", "rev-parse", "--short", commit], capture_output=True, check=True, text=True)
+    return f"{done.stdout.strip()}:{folder}"
 
 
 def _at(commit: str, folder: str) -> bytes:

@@ -139,6 +139,7 @@ def _ceiling(axes: Axes, part: pd.DataFrame) -> None:
     if _far_below(part):
         axes.set_yscale("log")
         axes.set_ylim(top=3 * max(ceiling, part["gb_per_s"].max()))
+        style.plain_log(axes.yaxis)
     else:
         axes.set_ylim(0, 1.15 * max(ceiling, part["gb_per_s"].max()))
     axes.annotate(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+TOKENS = "tokens"  # label of an axis whose ticks are the numbers that were measured
 KINDS = ("lines", "points", "dots", "bars", "matrix")
 _OPTIONAL = ("x_low", "x_high", "low", "high", "says", "bench", "cell", "implementation", "join")
 _REQUIRED = ("panel", "series", "x", "y")

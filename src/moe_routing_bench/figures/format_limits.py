@@ -4,11 +4,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moe_routing_bench.figures import format_rows, plain
-from moe_routing_bench.figures.chart import Chart, Scale, nothing
+from moe_routing_bench.figures.chart import TOKENS, Chart, Scale, nothing
 from moe_routing_bench.figures.formats import NONE
 
 TITLE = "Share of the ceiling that binds, by format of the weights"
-_SCALES = Scale("tokens", "log"), Scale("% of the ceiling")
+_SCALES = Scale(TOKENS, "log"), Scale("% of the ceiling")
 
 
 def draw(table: pd.DataFrame) -> Figure:

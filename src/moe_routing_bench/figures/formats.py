@@ -4,11 +4,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moe_routing_bench.figures import format_rows, plain
-from moe_routing_bench.figures.chart import Chart, Scale, nothing
+from moe_routing_bench.figures.chart import TOKENS, Chart, Scale, nothing
 
 TITLE = "Time by format of the weights"
 NONE = "no experts or layer with quantised weights has a time"
-_SCALES = Scale("tokens", "log"), Scale("median time (µs)", "log")
+_SCALES = Scale(TOKENS, "log"), Scale("median time (µs)", "log")
 
 
 def draw(table: pd.DataFrame) -> Figure:

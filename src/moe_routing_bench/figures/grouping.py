@@ -89,6 +89,14 @@ def _own(rows: pd.DataFrame, name: str) -> pd.Series:
     return rows[name].mask(rows[name] == rows[follows]) if follows else rows[name]
 
 
+def shown_of(shown: pd.DataFrame, rows: pd.DataFrame) -> str:
+    """How many of the cells of `rows` are `shown`, where not all are, and why those of one cell have several labels, where they do."""
+    kept, cells = (table.groupby("bench")["cell"].nunique().sum() for table in (shown, rows))
+    apart = words(pooled(shown, ["bench", "cell"]))
+    counted = f"{kept} of {cells} cells" if kept < cells else ""
+    return "; ".join(filter(None, (counted, f"rows of one cell that differ in {apart} have lines of their own" if apart else "")))  # fmt: skip
+
+
 def shape(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:
     """The values of some axes of each row as a text, such as ``T4096 H2048 E64 k8``; a missing value is left out."""
     return labels(rows.assign(model=None), but=set(AXES) - set(names))

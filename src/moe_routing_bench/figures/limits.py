@@ -35,10 +35,7 @@ def chart(table: pd.DataFrame) -> Chart:
         for i, one in shown.iterrows()
     ]  # fmt: skip
     tints = {name: style.color(name) for name in style.ordered(shown["implementation"])}
-    cells = rows.groupby("bench")["cell"].nunique().sum()
-    kept = shown.groupby("bench")["cell"].nunique().sum()
-    note = f"{kept} of {cells} cells" if kept < cells else ""
-    return Chart("dots", *_SCALES, marks(records), tints, shown, 1.0, note=note)
+    return Chart("dots", *_SCALES, marks(records), tints, shown, 1.0, note=grouping.shown_of(shown, rows))
 
 
 def floors(rows: pd.DataFrame) -> dict[str, pd.Series]:

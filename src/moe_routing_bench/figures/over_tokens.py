@@ -4,11 +4,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moe_routing_bench.figures import grouping, plain, style
-from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
+from moe_routing_bench.figures.chart import TOKENS, Chart, Scale, marks, nothing, row
 
 MOST_PANELS = 12
 TITLE = "Time against the number of tokens"
-_SCALES = Scale("tokens", "log"), Scale("median time (µs)", "log")
+_SCALES = Scale(TOKENS, "log"), Scale("median time (µs)", "log")
 
 
 def draw(table: pd.DataFrame) -> Figure:

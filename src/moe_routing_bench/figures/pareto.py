@@ -17,6 +17,7 @@ from moe_routing_bench.quantities import count
 
 # All that cells must agree in; an implementation of a composite has a layout of its own.
 SHAPE = ["bench", *table_of_axes.names(without=("skew", "capacity_factor", "layout"))]
+_SAME = "drops and padding are the same at every skew of the shape"
 COSTS = (("drop_rate", "dropped assignments (%)"), ("padding_waste", "rows beyond the kept assignments (%)"))
 
 
@@ -28,6 +29,11 @@ def draw(table: pd.DataFrame) -> Figure:
         figure, (axes,) = style.canvas(1, 1, 8, 4)
         style.empty(axes, _why(table, shown))
         return style.finish(figure, title, shown.iloc[:0])
+    shown = shown[shown["skew"].isin(_told(shown))]
+    if shown.empty:
+        figure, (axes,) = style.canvas(1, 1, 8, 4)
+        style.empty(axes, _SAME)
+        return style.finish(figure, title, shown)
     skews, bench, costs = sorted(shown["skew"].unique()), shown["bench"].iloc[0], _costs(shown)
     figure, panels = style.canvas(len(costs), len(skews), max(9, 3.2 * len(skews)), 0.4 + 3.1 * len(costs))
     lowest, highest = shown["ci_low_us"].min(), shown["ci_high_us"].max()
@@ -82,7 +88,7 @@ def chart(table: pd.DataFrame) -> Chart:
             own[panel] = (Scale(label), time)
             records += _marks(points.assign(x=points[column].astype(float) * 100), panel)
     if not records:
-        return nothing("points", Scale(COSTS[0][1]), time, shown, "drops and padding are the same at every skew of the shape")  # fmt: skip
+        return nothing("points", Scale(COSTS[0][1]), time, shown, _SAME)  # fmt: skip
     tints = {name: style.color(name) for name in style.ordered(pd.concat(drawn)["implementation"])}
     return Chart(
         "points",
@@ -128,6 +134,12 @@ def _why(table: pd.DataFrame, shown: pd.DataFrame) -> str:
 def _costs(shown: pd.DataFrame) -> Sequence[tuple[str, str]]:
     """Column and label of what varies with the settings of a shape; what is the same everywhere costs nothing."""
     return [cost for cost in COSTS if shown[cost[0]].nunique() > 1] if _settings(shown) > 1 else []
+
+
+def _told(shown: pd.DataFrame) -> list[float]:
+    """The skews at which capacity factors differ in a cost; at the others there is nothing to choose."""
+    counts = shown.groupby("skew")[[column for column, _ in COSTS]].nunique().max(axis=1)
+    return list(counts.index[counts > 1])
 
 
 def _name(shown: pd.DataFrame, shapes: int) -> str:

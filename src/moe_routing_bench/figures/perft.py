@@ -5,6 +5,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from moe_routing_bench.figures import colors, style
 from moe_routing_bench.figures import quality_style as quality
@@ -73,6 +74,7 @@ def _panel(axes: Axes, found: pd.DataFrame, rows: pd.DataFrame, column: str) -> 
         )  # fmt: skip
     axes.set_xscale("log")
     style.plain_log(axes.xaxis)
+    axes.xaxis.set_major_formatter(EngFormatter())
 
 
 def _describe(rows: pd.DataFrame) -> str:

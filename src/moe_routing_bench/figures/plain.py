@@ -1,6 +1,7 @@
 """A chart for paper: the same marks and colours as on the page, drawn by matplotlib."""
 
 import textwrap
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -8,12 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from moe_routing_bench.figures import style
-from moe_routing_bench.figures.chart import Chart, Scale
+from moe_routing_bench.figures.chart import TOKENS, Chart, Scale
 from moe_routing_bench.grid.run_spec import DENSE
 from moe_routing_bench.routers.zoo import ZOO
 
+_LABEL = 0.14  # share of an axis that the label of a number of tokens takes, with a gap
+_WITH_BARS = ("lines", "points", "dots")
 _ACROSS = {"lines": 3, "points": 2, "dots": 1, "bars": 1, "matrix": 1}
 # matplotlib's marks and what Observable Plot calls the like
 SHAPES = {"o": "circle", "v": "triangle2", "s": "square", "D": "diamond2", "P": "cross", "^": "triangle", "*": "star"}
@@ -36,7 +40,7 @@ def draw(chart: Chart, title: str, note: str = "", provenance: str = "") -> Figu
     figure, panels = style.canvas(down, across, width, sum(heights) + 1.4, height_ratios=heights)
     for axes, (name, group) in zip(panels, found, strict=False):
         _panel(axes, chart, group)
-        axes.set_title(textwrap.fill(name, 110 // across), fontsize=8, loc="left")
+        axes.set_title(textwrap.fill(name, 110 // across, break_on_hyphens=False), fontsize=8, loc="left")
     for spare in panels[len(found) :]:
         spare.set_axis_off()
     figure.legend(handles=_handles(chart), loc="outside right upper", fontsize=7, frameon=False)
@@ -47,7 +51,10 @@ def _finish(figure: Figure, title: str, chart: Chart, note: str, provenance: str
     """Title and footer."""
     if provenance:
         return style.captioned(figure, title, False, provenance, note)
-    return style.finish(figure, title, chart.shown, note)
+    bars = "bars: 95 % confidence intervals of the medians" * bool(
+        chart.kind in _WITH_BARS and chart.marks["low"].notna().any()
+    )
+    return style.finish(figure, title, chart.shown, "; ".join(filter(None, (note, bars))))
 
 
 def _height(chart: Chart, group: pd.DataFrame) -> float:
@@ -93,7 +100,7 @@ def _panel(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
         axes.set_yticks(range(len(names["y"])), names["y"], fontsize=7)
         axes.set_ylim(len(names["y"]) - 0.4, -0.6)
         axes.grid(False, axis="y")
-    _scale(axes, *chart.scales(str(group["panel"].iloc[0])))
+    _scale(axes, *chart.scales(str(group["panel"].iloc[0])), [] if chart.x.kind == "names" else list(group["x"]))
 
 
 def _series(axes: Axes, chart: Chart, name: str, mine: pd.DataFrame, names: list[str]) -> None:
@@ -123,10 +130,22 @@ def _matrix(axes: Axes, chart: Chart, group: pd.DataFrame, names: dict[str, list
     axes.grid(False)
 
 
-def _scale(axes: Axes, x: Scale, y: Scale) -> None:
+def _apart(counts: Sequence[float], low: float, high: float) -> list[float]:
+    """The numbers whose labels have room on a logarithmic axis between the logarithms of its ends, preferably the largest."""
+    kept: list[float] = []
+    for one in sorted(set(counts), reverse=True):
+        if not kept or np.log(kept[-1] / one) >= _LABEL * (high - low):
+            kept.append(one)
+    return kept[::-1]
+
+
+def _scale(axes: Axes, x: Scale, y: Scale, counts: Sequence[float]) -> None:
     for scale, axis, put, limits in ((x, axes.xaxis, axes.set_xscale, axes.get_xlim), (y, axes.yaxis, axes.set_yscale, axes.get_ylim)):  # fmt: skip
         if scale.kind != "names":
             axis.set_label_text(scale.label, fontsize=8)
         if scale.kind == "log" and np.isfinite(limits()).all():
             put("log")
             style.plain_log(axis)
+        if scale.label == TOKENS and scale.kind == "log":
+            axis.set_major_locator(FixedLocator(_apart(counts, *np.log(limits()))))
+            axis.set_minor_locator(NullLocator())

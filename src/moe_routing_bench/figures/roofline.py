@@ -85,6 +85,8 @@ def _roofs(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set(
         xscale="log", yscale="log", xlabel="arithmetic intensity (FLOP / compulsory byte)", ylabel="achieved TFLOP/s"
     )
+    style.plain_log(axes.xaxis)
+    style.plain_log(axes.yaxis)
     axes.set_title(title, fontsize=9)
     style.legend(axes, rows["implementation"], loc="lower right")
 

@@ -105,8 +105,9 @@ def _heatmap(grid: pd.DataFrame, unsure: pd.DataFrame, rows: pd.DataFrame, shape
         cbar_kws={"label": "baseline time / time (above 1 is faster)"},
     )
     scale = axes.collections[0].colorbar
+    near = (0.75, 1.33) * bool(span < 4)  # their labels would run into that of 1
     ticks = [
-        t for t in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.75, 1, 1.33, 2, 5, 10, 20, 50, 100) if 1 / span <= t <= span
+        t for t in sorted((0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, *near)) if 1 / span <= t <= span
     ]
     scale.set_ticks(ticks, labels=[f"{t:g}" for t in ticks])
     scale.minorticks_off()

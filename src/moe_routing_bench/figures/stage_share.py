@@ -148,8 +148,15 @@ def _bar(axes: Axes, y: int, row: pd.Series) -> None:
         if share > 0.05:
             paper = {"facecolor": style.STAGES[name.split("+")[0]], "lw": 0, "pad": 1} if "+" in name else None
             axes.text(
-                left + share / 2, y, f"{share:.0%}", ha="center", va="center", fontsize=7, color="white", bbox=paper
+                left + share / 2,
+                y,
+                f"{share:.0%}".replace("%", " %"),
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white",
+                bbox=paper,
             )
         left += share
-    interval = "" if pd.isna(row["ci_low_us"]) else f" [{row['ci_low_us']:,.0f}, {row['ci_high_us']:,.0f}]"
-    axes.text(1.01, y, f"{row['median_us']:,.0f} µs{interval}", va="center", fontsize=7)
+    interval = () if pd.isna(row["ci_low_us"]) else (row["ci_low_us"], row["ci_high_us"])
+    axes.text(1.01, y, us(row["median_us"], *interval), va="center", fontsize=7)

@@ -35,9 +35,7 @@ def chart(table: pd.DataFrame) -> Chart:
         {"panel": one["bench"], "series": one["best_verdict"], "x": one["implementation"], "y": one["label"], "says": plain.ratio(one["best_speedup"])} | row(one)
         for _, one in shown.sort_values(["turn", "place"], kind="stable").iterrows()
     ]  # fmt: skip
-    cells = rows.groupby("bench")["cell"].nunique().sum()
-    kept = shown.groupby("bench")["cell"].nunique().sum()
-    return Chart("matrix", *_SCALES, marks(records), COLORS, shown, note=f"{kept} of {cells} cells" * bool(kept < cells))  # fmt: skip
+    return Chart("matrix", *_SCALES, marks(records), COLORS, shown, note=grouping.shown_of(shown, rows))
 
 
 def _chosen(rows: pd.DataFrame) -> pd.DataFrame:

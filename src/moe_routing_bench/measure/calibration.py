@@ -1,7 +1,8 @@
 """The ceilings of this machine, in the process that measures: copy, read, write, stream, matrix product, launch.
 
 Measured before and after a cell, on the same buffers: on an H200 a copy of 0.5 GiB ran at 3.76 or 4.19 TB/s depending
-on where the two buffers lay. A drift between the two marks the cell suspect. Every share in a row is of these figures.
+on where the two buffers lay. A drift between the two of a ceiling that binds marks the cell suspect. Every share in a row is of these
+figures.
 """
 
 from collections.abc import Callable, Sequence
@@ -182,6 +183,20 @@ class GpuCeilings:
 def mean(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     """The ceilings that rows are held against: between those of before and of after the samples."""
     return {name: (value + after[name]) / 2 for name, value in before.items()}
+
+
+def binding(ceilings: dict[str, float], nbytes: int, flops: float) -> list[str]:
+    """Those that hold for a call of so many bytes and FLOPs: the bandwidth of a copy or the rate of a product, whichever takes it longer,
+    or both, where neither takes it twice as long as the other; and the stream, where there is one.
+
+    A rate that a call is nowhere near says nothing of its time, and that of a product moves by 2 % with the clock of a card at rest.
+    """
+    seconds = {
+        "copy_gb_per_s": nbytes / ceilings["copy_gb_per_s"] / 1e9,
+        "peak_tflops": flops / ceilings["peak_tflops"] / 1e12,
+    }
+    floors = [name for name, floor in seconds.items() if 2 * floor > max(seconds.values())]
+    return [*floors, *(name for name in ("stream_gb_per_s",) if name in ceilings)]
 
 
 def drift(before: dict[str, float], after: dict[str, float], names: Sequence[str]) -> float:

@@ -67,7 +67,7 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
         entered: list[Candidate] = []
         if guarded(name, "preparing", lambda admit=admit, entered=entered: entered.append(admit())):
             alive += entered
-    watched = ["copy_gb_per_s", *(["peak_tflops"] if cost.flops else []), *(["stream_gb_per_s"] if mix and gpu else [])]
+    watched = calibration.binding(before, cost.read_bytes + cost.write_bytes, cost.flops / cost.rate)
     for attempt in (1, 2):
         sample(job, alive, sets, gpu, guarded, heavy=cost.flops > 0)
         send(("at", None, "calibration"))

@@ -75,7 +75,7 @@ def loss_per_second(trained: pd.DataFrame | None) -> Answer:
     panel = marks.groupby("panel", sort=False)["series"].nunique().idxmax()
     ends = marks[(marks["panel"] == panel) & marks["says"].str.contains("end of the schedule")]
     front = style.front(ends.astype({"x": float, "y": float}), "x", "y")
-    said = [f"{one['series']} {one['y']:.4f}{_half(one)} in {one['x']:.3g} s" for _, one in front.iterrows()]
+    said = [f"{one['series']} {one['y']:.4f}{_half(one)} in {one['x']:#.3g} s" for _, one in front.iterrows()]
     around = " ± half of the 95 % interval" if any(map(_half, (one for _, one in front.iterrows()))) else ""
     return Answer(question, f"{panel.partition(':')[0]}: of {count(len(ends), 'causal rule')} at the end of equal schedules, no other has less loss in less time than {'; '.join(said)} (bits per byte{around}; seconds of the steps alone).", "figure-loss_seconds")  # fmt: skip
 

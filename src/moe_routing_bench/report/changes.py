@@ -30,7 +30,7 @@ def render(found: Comparison, names: tuple[str, str], out: Path) -> None:
 
 def _shown(row: dict) -> dict[str, str]:
     """The texts of a row; a missing number is a dash."""
-    known = {name: us(row[name]) if pd.notna(row[name]) else "–" for name in ("before_us", "after_us")}
+    known = {name: us(row[name], exact=True) if pd.notna(row[name]) else "–" for name in ("before_us", "after_us")}
     ratio = times(*(float(row[name]) for name in _RATIO)) if pd.notna(row["ratio"]) else "–"
     reason = row["reason"] if isinstance(row["reason"], str) else ""
     named = {name: str(row[name]) for name in ("bench", "implementation", "cell", "verdict")}

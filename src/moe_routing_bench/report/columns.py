@@ -36,8 +36,7 @@ class Column:
 
 def _meaning(axis: Axis) -> str:
     """What the table of axes says of it, and how a key spells it."""
-    unit = f", in {axis.unit}" if axis.unit else ""
-    return f"{axis.summary}{unit}" + (f" ({axis.prefix})" if axis.prefix else "")
+    return about()[axis.name].text + (f" ({axis.prefix})" if axis.prefix else "")
 
 
 _FIRST = ("model", "tokens", "trace")

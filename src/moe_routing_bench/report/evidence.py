@@ -7,7 +7,6 @@ import pandas as pd
 
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import style
-from moe_routing_bench.quantities import us
 from moe_routing_bench.report.seeds.tables import ABSENT
 
 _SIZES = ("tokens", "hidden", "experts", "top_k")
@@ -26,6 +25,7 @@ _TABLES = {
         (("us", "time", "us"), ("share_of_copy", "share of a copy", "share")),
     ),
 }  # fmt: skip
+_DECIMALS = {"us": 2, "MB": 1, "%": 1}  # those of the files, so that the numbers of a column stand under each other
 FILES = tuple(_TABLES)  # names of the files in a folder of results, without .csv
 
 
@@ -68,4 +68,4 @@ def _shape(one: pd.Series) -> str:
 def _number(value: float, unit: str) -> str:
     if pd.isna(value):
         return ABSENT
-    return us(value) if unit == "us" else f"{value:.0%}" if unit == "share" else f"{value:,.4g} {unit}"
+    return f"{value:.0%}" if unit == "share" else f"{value:,.{_DECIMALS[unit]}f} {unit.replace('us', 'µs')}"

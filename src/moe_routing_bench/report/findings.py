@@ -178,12 +178,12 @@ def noise(ok: pd.DataFrame) -> str:
     if known.empty:
         return "Noise: not measured, so this run has no verdicts: no implementation was entered twice (`twins`)."
     parts = [
-        f"{bench} {group['gap'].median():.2%} (at most {group['gap'].max():.1%}, {count(len(group), 'twin')})"
+        f"{group['gap'].median():.2%} for {bench} (at most {group['gap'].max():.1%}, {count(len(group), 'twin')})"
         for bench, group in known.groupby("bench", sort=False)
     ]
     wrong, judged = verdicts.false_verdicts(ok)
     told = f"; of {judged}, each held against the floor of the others, the verdict would tell {wrong} apart"
-    return f"Noise: an implementation entered twice in a cell differs from itself, in the median, by {', '.join(parts)}{told * bool(judged)}."
+    return f"Noise: an implementation that was entered twice in a cell differs from itself by a median of {', '.join(parts)}{told * bool(judged)}."
 
 
 def cautions(ok: pd.DataFrame) -> str:

@@ -28,7 +28,7 @@ from moe_routing_bench.report.bars import (
     uneven,
 )
 
-OURS = ("cute", "cute_gather", "triton", "triton_gather")
+OURS = ("cute", "cute_gather", "cute_dependent", "triton", "triton_gather")
 AROUND_QUACK = ("cute_quack", "cute_quack_gather")
 _BASELINE = "torch_grouped_mm"
 QWEN, _DEEPSEEK = {"model": "qwen3-30b-a3b"}, {"model": "deepseek-v3"}

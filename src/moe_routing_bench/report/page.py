@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import jinja2
+from markupsafe import Markup, escape
 
 from moe_routing_bench import files
 
@@ -21,7 +22,7 @@ def _templates() -> jinja2.Environment:
     found = jinja2.Environment(
         loader=jinja2.PackageLoader("moe_routing_bench.report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    found.filters |= {"headings": headings, "quantity": quantity, "percent": percent}
+    found.filters |= {"headings": headings, "quantity": quantity, "percent": percent, "breakable": breakable}
     return found
 
 
@@ -36,6 +37,11 @@ def quantity(value: float, unit: str, form: str = "%.4g") -> str:
 def percent(text: str) -> str:
     """A text in which a percent sign stands apart from its number, on the same line."""
     return re.sub(r"(?<=\d) ?%", "\u00a0%", text)
+
+
+def breakable(text: str) -> Markup:
+    """A text in which a long name may end a line behind an underscore, where a narrow column would cut it inside a word."""
+    return Markup(re.sub(r"\w{17,}", lambda name: name[0].replace("_", "_<wbr>"), escape(text)))
 
 
 def headings(markup: str) -> list[tuple[str, str]]:

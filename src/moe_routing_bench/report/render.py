@@ -195,7 +195,8 @@ def _values(frame: pd.DataFrame, column: str) -> str:
 def _spread(frame: pd.DataFrame, column: str) -> str:
     """Median and range of a measured column."""
     values = frame[column].dropna()
-    return f"{values.median():,.4g} (median; {values.min():,.4g} to {values.max():,.4g})" if len(values) else "–"
+    middle, least, most = (f"{one:,.0f}" if one >= 1000 else f"{one:#.4g}" for one in (values.median(), values.min(), values.max()))  # fmt: skip
+    return f"{middle} (median; {least} to {most})" if len(values) else "–"
 
 
 def _days(frame: pd.DataFrame) -> str:

@@ -23,7 +23,10 @@ class About:
     @property
     def text(self) -> str:
         """Both in one line."""
-        return self.meaning + (f", in {self.unit}" if self.unit not in ("", "share", "ratio", "count") else "")
+        if self.unit in ("", "share", "ratio", "count"):
+            return self.meaning
+        what, missing, why = self.meaning.partition("; none:")
+        return f"{what}, in {self.unit}{missing}{why}"
 
 
 @functools.cache

@@ -106,6 +106,12 @@ BENCH = Choosing(
         Implementation("triton_gather", requires=("cuda", "triton"), layout="compact", parts=_GATHER),
         Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
         Implementation("cute_gather", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GATHER),
+        Implementation(
+            "cute_dependent",
+            requires=("cuda", "cutlass"),
+            layout="compact",
+            parts={"router": "cute", _ALL: "layer.cute_dependent"},
+        ),
         Implementation("cute_quantised", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_QUANTISED),
         Implementation(
             "cute_fp8", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_FP8, declares=("rounded_inner",)

@@ -37,8 +37,12 @@ def combine_kernel(
     combined: cute.Tensor,
     tiling: cutlass.Constexpr,
     add: cutlass.Constexpr,
+    waits: cutlass.Constexpr,
 ):
-    """One group of `tiling.lanes` threads: one column tile of one token. `add`: the residual is part of the sum."""
+    """One group of `tiling.lanes` threads: one column tile of one token. `add`: the residual is part of the sum.
+
+    `waits`: it may start before the kernel ahead of it, which writes y, is over.
+    """
     token, column = cute_rows.position(tiling)
     top_k = cutlass.const_expr(inverse.shape[1])
     rows = cute.make_rmem_tensor((top_k,), Int32)
@@ -66,6 +70,8 @@ def combine_kernel(
         if token < inverse.shape[0]:
             cute_rows.load_row(residual, token, column, start, tiling)
         total.store(start.load().to(Float32))
+    if cutlass.const_expr(waits):  # all above was there before the kernel ahead started
+        cute.arch.griddepcontrol_wait()
     chunk = cutlass.const_expr(min(top_k, max(1, LOADS_IN_FLIGHT // tiling.vectors)))
     for first in cutlass.range_constexpr(0, top_k, chunk):
         terms = cute.make_rmem_tensor((*shape, min(chunk, top_k - first)), y.element_type)
@@ -99,21 +105,29 @@ def combine_host(
     combined: cute.Tensor,
     tiling: cutlass.Constexpr,
     add: cutlass.Constexpr,
+    waits: cutlass.Constexpr,
     stream: Any,
 ):
-    combine_kernel(y, inverse, weights, residual, combined, tiling, add).launch(
-        grid=(tiling.blocks(inverse.shape[0]), 1, 1), block=(tiling.threads, 1, 1), stream=stream
+    combine_kernel(y, inverse, weights, residual, combined, tiling, add, waits).launch(
+        grid=(tiling.blocks(inverse.shape[0]), 1, 1), block=(tiling.threads, 1, 1), stream=stream, use_pdl=waits
     )
 
 
 @cached
 def compile_for(
-    arch: str, dtype: str, top_k: int, tiling: RowTiling, add: bool, weights: str = "fp32", keep: bool = False
+    arch: str,
+    dtype: str,
+    top_k: int,
+    tiling: RowTiling,
+    add: bool,
+    weights: str = "fp32",
+    waits: bool = False,
+    keep: bool = False,
 ) -> Any:
     """Compile combine for one architecture and shape class (no GPU needed).
 
     The result is called with y (R, H), inverse (T, k) int32, weights (T, k), residual (T, H), combined (T, H);
-    the residual is read only with `add`.
+    the residual is read only with `add`. With `waits` it is launched dependent on the kernel ahead of it, which signals.
     """
     element = DTYPES[dtype]
     tokens, rows = cute.sym_int(), cute.sym_int()
@@ -125,6 +139,7 @@ def compile_for(
         fake_tensor(element, tokens, tiling.hidden),
         tiling,
         add,
+        waits,
     ]
     return compile_kernel(combine_host, arguments, arch, keep)
 
@@ -146,15 +161,15 @@ def choose_tiling(tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling
     return tiling
 
 
-def precompile(problem: Combine, arch: str) -> None:
+def precompile(problem: Combine, arch: str, waits: bool = False) -> None:
     """Put the kernel of a problem, without a residual, into the cache; needs no GPU."""
-    _compiled(problem, arch, False)
+    _compiled(problem, arch, False, waits)
 
 
 @per_problem
-def _compiled(problem: Combine, arch: str, add: bool) -> Any:
+def _compiled(problem: Combine, arch: str, add: bool, waits: bool) -> Any:
     tiling = choose_tiling(problem.tokens, problem.hidden, problem.dtype, problem.top_k)
-    return compile_for(arch, problem.dtype, problem.top_k, tiling, add, problem.weights)
+    return compile_for(arch, problem.dtype, problem.top_k, tiling, add, problem.weights, waits)
 
 
 def bind(
@@ -165,10 +180,12 @@ def bind(
     topk_weights: torch.Tensor,
     combined: torch.Tensor,
     residual: torch.Tensor | None = None,
+    waits: bool = False,
 ) -> Callable[[], None]:
     """Bind combine: y (R, H), inverse (T, k) int32, topk_weights (T, k) of `problem.weights` -> combined (T, H), of y's dtype.
 
-    A `residual` (T, H), such as a shared expert's output, is where each token's sum starts.
+    A `residual` (T, H), such as a shared expert's output, is where each token's sum starts. With `waits` it starts before the
+    kernel launched ahead of it is over (programmatic dependent launch, sm_90 on): that one writes y alone, and signals.
     """
-    kernel = _compiled(problem, current_arch(), residual is not None)
+    kernel = _compiled(problem, current_arch(), residual is not None, waits)
     return functools.partial(kernel, y, inverse, topk_weights, combined if residual is None else residual, combined)

@@ -117,32 +117,39 @@ def products(
     down: Tile | None = None,
     top_k: int = 0,
     overlap: bool | None = None,
+    waits: bool = False,
+    signals: bool = False,
 ) -> tuple[Product, Product]:
     """Both products of a problem, with tiles that are chosen where none is given, and so whether they overlap.
 
-    With `top_k` above 0 the first gathers its rows: row r is the token order[r] // top_k.
+    With `top_k` above 0 the first gathers its rows: row r is the token order[r] // top_k. Products that overlap may do so with
+    their neighbours too: the first with the kernel ahead of it, for which it `waits`, and the second with the kernel after it, to
+    which it `signals`.
     """
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     wide = inner * (2 if problem.gated else 1)
     overlap = problem.rows <= OVERLAP_ROWS if overlap is None else overlap
+    assert overlap or not (waits or signals), "products that do not overlap have no overlapping neighbours"
     long = hidden >= (LONG_ACTIVATED_SUMS if problem.gated else LONG_SUMS)
     up = up or choose_tile(problem.rows, experts, wide, top_k > 0, long, clusters=not overlap)
     down = down or choose_tile(problem.rows, experts, hidden, long=inner >= LONG_SUMS, clusters=not overlap)
-    first, second = ("first", "second") if overlap else ("", "")
+    first = {"waits": "offsets" if waits else "", "signals": "early" if overlap else ""}
+    second = {"waits": "rows" if overlap else "", "signals": "late" if signals else ""}
     return (
-        Product(inner, hidden, experts, problem.activation, up, top_k, first, problem.biased),
-        Product(hidden, inner, experts, "", down, overlap=second, biased=problem.biased),
+        Product(inner, hidden, experts, problem.activation, up, top_k, problem.biased, **first),
+        Product(hidden, inner, experts, "", down, biased=problem.biased, **second),
     )
 
 
-def precompile(problem: Experts, arch: str, top_k: int = 0) -> None:
+def precompile(problem: Experts, arch: str, top_k: int = 0, waits: bool = False, signals: bool = False) -> None:
     """Put the kernels of a problem into the cache; needs no GPU."""
-    _compiled(problem, arch, top_k)
+    _compiled(problem, arch, top_k, waits, signals)
 
 
 @per_problem
-def _compiled(problem: Experts, arch: str, top_k: int) -> list[tuple[Product, Any]]:
-    return [(product, compile_for(arch, problem.dtype, product)) for product in products(problem, top_k=top_k)]
+def _compiled(problem: Experts, arch: str, top_k: int, waits: bool, signals: bool) -> list[tuple[Product, Any]]:
+    chosen = products(problem, top_k=top_k, waits=waits, signals=signals)
+    return [(product, compile_for(arch, problem.dtype, product)) for product in chosen]
 
 
 def launch(
@@ -181,9 +188,11 @@ def launches(
     b13: Tensor | None,
     b2: Tensor | None,
     y: Tensor,
+    waits: bool = False,
+    signals: bool = False,
 ) -> Callable[[], None]:
-    """Both products -> y (R, H). Row r is x[r], or x[order[r] // top_k] with `top_k` above 0."""
-    (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch(), top_k)
+    """Both products -> y (R, H). Row r is x[r], or x[order[r] // top_k] with `top_k` above 0; the rest is as for `products`."""
+    (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch(), top_k, waits, signals)
     activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
     up = launch(first, up_kernel, x, order, offsets, w13, b13, activated)
     down = launch(second, down_kernel, activated, None, offsets, w2, b2, y)

@@ -34,7 +34,9 @@ class Fp8Product(Product):
     def __post_init__(self) -> None:
         """Check what the kernel takes for granted."""
         super().__post_init__()
-        assert not self.top_k and not self.overlap and not self.tile.pingpong and not self.tile.narrowest, self
+        assert (
+            not self.top_k and not (self.waits or self.signals) and not self.tile.pingpong and not self.tile.narrowest
+        ), self
         assert self.tile.slabs * self.tile.tokens + self.tile.tokens <= 384, (
             "sums of a tile and of a slab fill the registers"
         )

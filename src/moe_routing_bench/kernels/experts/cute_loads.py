@@ -92,7 +92,7 @@ def stream(
     tile, stride = begin_at(product)
     w_to, w_from = weights_of(w_atom, w, w_stages, product)
     index, phase, ahead = Int32(0), Int32(1), Int32(product.ahead)
-    if cutlass.const_expr(product.overlap == "second"):
+    if cutlass.const_expr(product.waits == "rows"):
         if tile < tiles:
             expert, _, _, part = locate(tile, starts, first_tiles, product)
             for k in cutlass.range(product.ahead, unroll=1):
@@ -113,6 +113,8 @@ def stream(
             cute.copy(x_atom, x_from[None, k], x_to[None, index], tma_bar_ptr=full + index)
             index, phase = advance(index, phase, product.stages)
         tile += stride
+    if cutlass.const_expr(product.signals == "late"):  # sooner, what starts would be in the way of loads
+        cute.arch.griddepcontrol_launch_dependents()
 
 
 @cute.jit

@@ -96,19 +96,19 @@ def products(problem: Experts, overlap: bool | None = None) -> tuple[QuantisedPr
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     overlap = problem.rows <= OVERLAP_ROWS if overlap is None else overlap
     found = []
-    for columns, depth, activation, order in (
-        (inner, hidden, problem.activation, "first"),
-        (hidden, inner, "", "second"),
+    for columns, depth, activation, meets in (
+        (inner, hidden, problem.activation, {"signals": "early"}),
+        (hidden, inner, "", {"waits": "rows"}),
     ):
         wide = 2 * inner if activation and problem.gated else columns
         tile, resident = choose_tile(problem.rows, experts, wide, codes.bits)
         found.append(
             QuantisedProduct(
                 *(columns, depth, experts, activation, tile),
-                overlap=order if overlap else "",
                 biased=problem.biased,
                 codes=codes,
                 resident=resident,
+                **(meets if overlap else {}),
             )
         )
     first, second = found

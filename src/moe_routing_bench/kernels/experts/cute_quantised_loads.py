@@ -56,7 +56,7 @@ def stream(
     """
     tile, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
     index, phase, ahead = Int32(0), Int32(1), Int32(product.ahead)
-    if cutlass.const_expr(product.overlap == "second"):
+    if cutlass.const_expr(product.waits == "rows"):
         if tile < tiles:
             expert, _, _, part = locate(tile, starts, first_tiles, product)
             for k in cutlass.range(product.ahead, unroll=1):

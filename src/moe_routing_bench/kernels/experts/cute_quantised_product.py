@@ -66,7 +66,7 @@ def quantised_kernel(
             cute.arch.mbarrier_init(empty + i, 4 * tile_shape.sharing)
         cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
-    if cutlass.const_expr(product.overlap == "first"):
+    if cutlass.const_expr(product.signals == "early"):
         cute.arch.griddepcontrol_launch_dependents()  # blocks of the second start where those of this one end
     tiles = first_tiles[product.experts] * product.parts
     tile, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
@@ -136,7 +136,7 @@ def quantised_host(
         min_blocks_per_mp=product.resident,
         preferred_smem_carveout=100,  # percent; asking the driver for it would need one
         stream=stream,
-        use_pdl=product.overlap == "second",
+        use_pdl=bool(product.waits),
     )
 
 

@@ -25,6 +25,11 @@ class QuantisedProduct(Product):
     codes: Codes = field(kw_only=True)
     resident: int = 1  # blocks per multiprocessor
 
+    def __post_init__(self) -> None:
+        """Check what the kernel takes for granted."""
+        super().__post_init__()
+        assert self.waits != "offsets" and self.signals != "late", "they overlap with each other alone"
+
     @property
     def steps(self) -> int:
         """Stages that a tile takes."""

@@ -25,11 +25,15 @@ rows that belong to them. A thread's sums of rows r and r + 8 of a 16-row slab a
 needs no exchange; boxes are clipped at I.
 
 Two products may overlap (programmatic dependent launch): blocks of the second start on multiprocessors that the first has left,
-count tiles and load weights, and wait for the end of the first before they load its rows.
+count tiles and load weights, and wait for the end of the first before they load its rows. With few rows the kernels around them may
+overlap with them as well: the first product sets up its barriers while rows are still being ordered, and combine starts once all
+loads of the second are under way, not sooner: it would be in their way.
 
 Invariants:
-- Whatever the first of two overlapping kernels did not write itself, `offsets` above all, is complete before it starts: it is
-  launched in the ordinary way. So the second may read it without waiting, as it writes what the first does not read.
+- Whatever overlapping kernels did not write themselves is complete before the first of them starts: it is launched in the ordinary
+  way. What one of them wrote, another may read without waiting for it if it starts only after a third has: the second product reads
+  `offsets` so, as the first lets it start after its own wait. Each ends after the one ahead of it, for whose end it waits in every
+  block, and writes what none ahead of it reads.
 - Rows beyond an expert's last are multiplied (they are another expert's or its own, or past the tensor and zero) and never
   stored; sums of different tokens do not mix.
 - A stage is filled again only after each warp that multiplies it, in all blocks of a cluster, has arrived at its `empty` barrier,
@@ -98,6 +102,8 @@ def product_kernel(
         cpasync.prefetch_descriptor(w_atom)
         if cutlass.const_expr(x_atom is not None):
             cpasync.prefetch_descriptor(x_atom)
+        if cutlass.const_expr(product.waits == "offsets"):
+            cute.arch.griddepcontrol_wait()
         count_tiles(offsets, starts, first_tiles, product)
     if thread == WARP:
         for i in cutlass.range_constexpr(stages):
@@ -109,8 +115,8 @@ def product_kernel(
         cute.arch.cluster_wait()
     else:
         cute.arch.sync_threads()
-    if cutlass.const_expr(product.overlap == "first"):
-        cute.arch.griddepcontrol_launch_dependents()  # blocks of the second start where those of this one end
+    if cutlass.const_expr(product.signals == "early"):
+        cute.arch.griddepcontrol_launch_dependents()  # blocks of the next kernel start where those of this one end
     tiles = first_tiles[product.experts] * product.parts
     tile, stride = begin_at(product)
 
@@ -198,7 +204,7 @@ def product_host(
         cluster=(tile.cluster, 1, 1) if tile.cluster > 1 else None,
         min_blocks_per_mp=1,
         stream=stream,
-        use_pdl=product.overlap == "second",
+        use_pdl=bool(product.waits),
     )
 
 

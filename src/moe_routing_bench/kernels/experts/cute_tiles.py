@@ -81,13 +81,18 @@ class Product:
     activation: str  # of `ACTIVATIONS`; empty for none
     tile: Tile
     top_k: int = 0  # row r is that of the token order[r] // top_k; 0: rows lie in order
-    overlap: str = ""  # `first` or `second` of two kernels, of which the second starts before the first is over
     biased: bool = False  # sums begin with biases (E, N)
+    # Of kernels that each start before the one ahead is over: what of that one's it waits for, `rows`, or `offsets` and all else; and
+    # when the next one may start, with the blocks (`early`), or once they have asked for all they load (`late`).
+    waits: str = ""
+    signals: str = ""
 
     def __post_init__(self) -> None:
         """Check what the kernel takes for granted."""
-        assert self.overlap in ("", "first", "second") and not (self.overlap == "second" and self.top_k), self
-        assert self.tile.cluster == 1 or not self.overlap, "blocks that overlap start one by one"
+        assert self.waits in ("", "rows", "offsets") and self.signals in ("", "early", "late"), self
+        assert not (self.top_k and self.waits == "rows"), "what orders rows is written with the offsets"
+        assert not (self.top_k and self.signals == "late"), "a whole warpgroup loads"
+        assert self.tile.cluster == 1 or not (self.waits or self.signals), "blocks that overlap start one by one"
 
     @property
     def gated(self) -> bool:
@@ -145,7 +150,7 @@ class Product:
     @property
     def ahead(self) -> int:
         """Stages whose weights a second kernel asks for before the first one is over: no more than a tile takes."""
-        return min(self.steps, self.stages) if self.overlap == "second" else 0
+        return min(self.steps, self.stages) if self.waits == "rows" else 0
 
     @property
     def arrivals(self) -> int:

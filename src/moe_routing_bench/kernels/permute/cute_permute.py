@@ -14,7 +14,7 @@ integers. Ids outside 0 .. E-1 (a token that the gate could not route) take no r
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -48,6 +48,7 @@ class Config:
     align: int  # else: rows of an expert are rounded up to a multiple
     few_chunks: bool = False  # a block has a thread per chunk and expert
     chunks_at_once: int = 1  # else: that a thread loads when it adds up those before its own
+    signals: bool = False  # the kernel launched after the last may start before that is over
 
 
 @cute.jit
@@ -125,23 +126,33 @@ def config_of(problem: Permute, arch: str) -> tuple[Config, int]:
 
 
 @per_problem
-def _compiled(problem: Permute, arch: str) -> tuple[Any, int]:
+def _compiled(problem: Permute, arch: str, signals: bool) -> tuple[Any, int]:
     """The kernels of a problem, and their number of blocks."""
     config, blocks = config_of(problem, arch)
-    return compile_for(arch, problem.experts, config, problem.ids), blocks
+    return compile_for(arch, problem.experts, replace(config, signals=signals), problem.ids), blocks
 
 
-def precompile(problem: Permute, arch: str) -> None:
+def precompile(problem: Permute, arch: str, signals: bool = False) -> None:
     """Put the kernels of a problem into the cache; needs no GPU."""
-    _compiled(problem, arch)
+    _compiled(problem, arch, signals)
 
 
 def bind(
-    problem: Permute, *, topk_ids: Tensor, counts: Tensor, offsets: Tensor, order: Tensor, inverse: Tensor
+    problem: Permute,
+    *,
+    topk_ids: Tensor,
+    counts: Tensor,
+    offsets: Tensor,
+    order: Tensor,
+    inverse: Tensor,
+    signals: bool = False,
 ) -> Callable[[], None]:
-    """Bind topk_ids (T, k) of `problem.ids` -> counts (E,), offsets (E + 1,), order (rows,), inverse (T, k), all int32."""
+    """Bind topk_ids (T, k) of `problem.ids` -> counts (E,), offsets (E + 1,), order (rows,), inverse (T, k), all int32.
+
+    With `signals` the kernel after it may start before it is over (programmatic dependent launch, sm_90 on).
+    """
     ids = topk_ids.view(-1)
-    kernel, blocks = _compiled(problem, current_arch())
+    kernel, blocks = _compiled(problem, current_arch(), signals)
     partial = counts.new_empty(blocks, problem.experts)
     limit = len(ids) if problem.limit is None else problem.limit
     return functools.partial(kernel, ids, partial, counts, offsets, order, inverse.view(-1), limit)

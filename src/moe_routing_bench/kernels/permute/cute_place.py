@@ -37,6 +37,8 @@ def place_kernel(
 ):
     """One block: the rows of its chunk's assignments."""
     experts, threads, items = cutlass.const_expr(partial.shape[1]), config.threads, config.items_per_thread
+    if cutlass.const_expr(config.signals):
+        cute.arch.griddepcontrol_launch_dependents()
     warps = cutlass.const_expr(threads // WARP)
     extents = ((experts, warps), threads * items, experts, experts, experts, experts + 1, experts, experts + 1)
     held = Counters(*[shared(extent) for extent in extents])

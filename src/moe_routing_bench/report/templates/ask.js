@@ -93,7 +93,7 @@ function question() {
 const sentence = text => text.startsWith("the ") ? `The ${text.slice(4)}` : text;  // but names of implementations are as they are
 const share = one => one === null ? dash : `${(100 * one).toPrecision(3)} %`;
 const axisOf = name => asks.axes.find(axis => axis.name === name);
-const spell = (name, one) => one === null ? "none" : brief(one, name === "trace");
+const spell = (name, one) => one === null ? "none" : Number.isInteger(one) ? String(one) : brief(one, name === "trace");
 function named(cell, without = []) {
   const said = asks.axes.filter(({name, default: usual, follows}) => name in cell.axes && !without.includes(name) && cell.axes[name] !== null
     && (axisOf(name).scale === "log" || cell.axes[name] !== (follows ? cell.axes[follows] : usual) || name === "dtype"));
