@@ -362,7 +362,7 @@ def choices() -> str:
 def runs() -> dict[str, pd.DataFrame]:
     """The rows of every stored run of the H200, by its name."""
     files = sorted(RESULTS.parent.glob("nvidia-h200*/measurements.parquet"))
-    return {path.parent.name.partition(".")[2] or "–": records.read(path).to_pandas() for path in files}
+    return {path.parent.name.partition(".")[2] or "–": records.frame(records.read(path)) for path in files}
 
 
 def bars(lines: Sequence[Line]) -> str:

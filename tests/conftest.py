@@ -46,9 +46,10 @@ def is_worker(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Of several workers none starts programs of its own to fork from."""
-    if config.getoption("numprocesses", None) and not is_worker(config):
+    """Several workers have one process to fork programs from, and are forks of it themselves."""
+    if (count := config.getoption("numprocesses", None)) and not is_worker(config):
         forks.share()
+        config.option.tx = [f"popen//python={forks.programs() / forks.PYTHON}"] * count
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

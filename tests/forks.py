@@ -1,13 +1,17 @@
 """Programs of this environment as forks of one process that has imported torch and Snakemake, for tests that start many of them.
 
 Starting each anew takes two seconds, most of them for imports. It is the warm server of measurements with other requests; its
-children import the package afresh, from where PYTHONPATH says.
+children import the package afresh, from where PYTHONPATH says. Workers of pytest are such forks, too, which else import for longer
+than they collect, and so are the warm servers that programs start, which else import for six seconds.
 """
 
+import atexit
 import contextlib
 import functools
+import importlib
 import os
 import runpy
+import select
 import shlex
 import signal
 import socket
@@ -15,17 +19,36 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
+from types import ModuleType
 
 MEASURE = Path(__file__).parents[1] / "src/moe_routing_bench/measure"
-MODULES = {"moe-routing-bench": "moe_routing_bench.cli", "snakemake": "snakemake"}
+PYTHON, SERVER = "forked-python", "warm-server"
+MODULES = {"moe-routing-bench": "moe_routing_bench.cli", "snakemake": "snakemake", PYTHON: PYTHON, SERVER: SERVER}
 CALL = """
-import sys
+import os, sys
 sys.path.insert(0, {measure!r})
 import client
 client.SERVER, client.SILENT_SECONDS = {server!r}, 600
-sys.exit(client.asked(client.connected({path!r}), ["--cli", {module!r}, *sys.argv[1:]]))
+sys.exit(client.asked(client.connected({path!r}), ["--cli", {module!r}, str(os.getpid()), *sys.argv[1:]]))
 """
+# The interpreter of forked programs, and of the rules of a forked Snakemake: of it a client asks for a server of its own source tree.
+INTERPRETER = """#!/bin/sh
+case "$1 $2 $3" in
+  "-P "*"/measure/server.py "*) shift; exec {server} "$@" ;;
+  "-I -S "*/measure/client.py) shift 2; exec {python} -I -S -c {client} "$@" ;;
+esac
+exec {python} "$@"
+"""
+CLIENT = """
+import sys
+sys.executable, sys.argv = {here!r}, sys.argv[1:]
+with open(sys.argv[0]) as file:
+    exec(compile(file.read(), sys.argv[0], "exec"), {{"__name__": "__main__", "__file__": sys.argv[0]}})
+"""
+SIGN_SECONDS = 60  # after which a worker says that it is alive
+COLLECTED = ("matplotlib.pyplot", "transformers", "cutlass.cute", "torch._dynamo.testing")  # what our tests import
 SOCKET = "forks.sock"
 SHARED = "MOE_ROUTING_BENCH_TEST_PROGRAMS"  # the variable that names the folder to workers of pytest
 
@@ -37,10 +60,15 @@ def programs() -> Path:
         return Path(shared)
     folder = Path(tempfile.mkdtemp(prefix="mrb-", dir="/tmp"))  # a socket's path must be short
     for name, module in MODULES.items():
-        call = CALL.format(measure=str(MEASURE), server=__file__, path=str(folder / SOCKET), module=module)
+        told = {"measure": str(MEASURE), "server": __file__, "path": str(folder / SOCKET)}
+        call = CALL.format(**told, module=module)
         command = shlex.join([sys.executable, "-I", "-S", "-c", call])
         (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-        (folder / name).chmod(0o755)
+    asked = CLIENT.format(here=str(folder / "python"))
+    words = {"server": folder / SERVER, "python": sys.executable, "client": asked}
+    (folder / "python").write_text(INTERPRETER.format(**{name: shlex.quote(str(word)) for name, word in words.items()}))
+    for program in folder.iterdir():
+        program.chmod(0o755)
     return folder
 
 
@@ -73,24 +101,62 @@ def stop() -> None:
         programs.cache_clear()
 
 
+def interpret(caller: str, words: list[str], connection: socket.socket) -> None:
+    """In the child: run what a Python of these words would, such as a worker of pytest, with the caller's stdin; it ends with the caller."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while not select.select([connection], [], [], SIGN_SECONDS)[0]:
+                connection.sendall(b".")
+        os._exit(1)
+
+    with open(f"/proc/{caller}/fd/0") as stdin:
+        os.dup2(stdin.fileno(), 0)
+    os.setsid()
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - execnet closes it
+    threading.Thread(target=watch, daemon=True).start()
+    words = words[words[0] == "-u" :]
+    try:
+        if words[0] == "-c":
+            sys.argv, sys.path[:0] = ["-c", *words[2:]], [""]
+            sys.modules["__main__"] = main = ModuleType("__main__")
+            exec(words[1], main.__dict__)
+        else:
+            sys.argv, sys.path[:0] = words, [os.path.dirname(os.path.abspath(words[0]))]
+            runpy.run_path(words[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()
+
+
 def main(path: str) -> None:
     """Serve requests at the socket `path`."""
     sys.path.insert(0, str(MEASURE))
     import server  # pyright: ignore[reportMissingImports]
 
     del sys.path[0]  # it has a module `statistics`
+    server.preload()  # which also decides what torch's modules read when they are imported
     import smart_open  # noqa: F401 - Snakemake imports it when it reads its first file
     from snakemake.cli import get_argument_parser
 
     get_argument_parser()  # imports Snakemake's plugins
+    for name in COLLECTED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     elsewhere = [folder for folder in sys.path if folder not in own]
 
-    def command(arguments: list[str], _: socket.socket) -> int:
+    def command(arguments: list[str], connection: socket.socket) -> int:
         """In the child: run a module as a program."""
         sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *elsewhere]
-        sys.argv = arguments
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        module, caller, *words = arguments
+        if module == PYTHON:
+            interpret(caller, words, connection)
+        elif module == SERVER:
+            sys.argv = words
+            runpy.run_path(words[0], run_name="__main__")
+        else:
+            sys.argv, sys.executable = [module, *words], str(Path(path).with_name("python"))
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
         return 0
 
     def reap(children: set[int], _: set[int]) -> None:

@@ -1,9 +1,7 @@
 """The kernel cache: filled without a GPU, loaded by a second process, safe with several at once, healed when damaged."""
 
 import itertools
-import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -74,9 +72,9 @@ def test_an_object_is_named_by_what_its_kernel_is_made_of(monkeypatch) -> None:
 @pytest.mark.slow
 def test_processes_share_one_object(tmp_path: Path) -> None:
     """Two at once compile once; a damaged object is compiled again, with a word about it; then one loads in under 0.5 s."""
-    environment = os.environ | {"MOE_ROUTING_BENCH_KERNELS": str(tmp_path)}
+    environment = forks.environment(PACKAGE.parent) | {"MOE_ROUTING_BENCH_KERNELS": str(tmp_path)}
     with subprocess.Popen(
-        [sys.executable, "-c", LOAD],
+        [forks.programs() / forks.PYTHON, "-c", LOAD],
         env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as program:  # fmt: skip
         counts, *_ = load(program, 2)

@@ -2,10 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import forks
+from moe_routing_bench.closure import PACKAGE
 
 pytest.importorskip("cutlass")
 CASES = Path(__file__).with_name("cute_cases.py")
@@ -17,8 +19,10 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """Facts of every case, from a subprocess: DSL mistakes abort, and kept files land in the working directory."""
-    folder, command = tmp_path_factory.mktemp("kept"), [sys.executable, CASES, *ARCHITECTURES]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    folder, command = tmp_path_factory.mktemp("kept"), [forks.programs() / forks.PYTHON, CASES, *ARCHITECTURES]
+    done = subprocess.run(
+        command, cwd=folder, env=forks.environment(PACKAGE.parent), capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 

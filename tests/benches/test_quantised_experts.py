@@ -13,6 +13,9 @@ from moe_routing_bench.formats.weights import WEIGHTS, named
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import supervisor
+from packs import no_ceilings
+
+__all__ = ["no_ceilings"]
 
 QUICK = Settings(check_seeds=2, warmup_ms=1, interval_us=200, min_blocks=10, max_blocks=10, max_seconds=1, wall_calls=1)
 SHAPE = {"tokens": 30, "hidden": 32, "intermediate": 48, "experts": 5, "top_k": 2}
@@ -141,6 +144,7 @@ def test_a_rounded_inner_operand_is_declared_and_widens_the_tolerance(bench):
     assert "rounded_inner" in BENCHES[bench]["scaled_grouped_mm"].declares
 
 
+@pytest.mark.usefixtures("no_ceilings")
 @pytest.mark.parametrize("weights", ["int4z_g32", "e5m2_block128", "mxfp4"])
 @pytest.mark.parametrize("bench", ["experts", "layer"])
 def test_measured_as_a_row(bench, weights):

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+import forks
 from moe_routing_bench.measure import client, server, supervisor
 
 
@@ -495,12 +496,10 @@ def test_what_is_imported_beforehand(gpu, monkeypatch) -> None:
 
 def test_a_worker_of_the_server_compiles_without_a_pool() -> None:
     """Its processes would outlive a kill, and its thread, which starts late, was held against an implementation that was at work."""
-    code = "from moe_routing_bench.measure import server; server.preload(); import torch._inductor.config as c; print(c.compile_threads)"
+    code = "import torch._inductor.config as c; print(c.compile_threads)"
+    words = [forks.programs() / forks.PYTHON, "-c", code]  # a child of a server, which has done what its `preload` does
     environ = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_COMPILE_THREADS"}
-    assert (
-        subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout
-        == "1\n"
-    )
+    assert subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout == "1\n"
 
 
 def answers(code: object) -> int:

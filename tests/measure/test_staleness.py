@@ -3,11 +3,11 @@
 import hashlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forks
 from moe_routing_bench import closure
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.closure import PACKAGE
@@ -53,7 +53,9 @@ def test_what_runs_is_what_makes_stale() -> None:
         here = [one.name for one in bench.implementations if not {"cuda", "compiler"} & set(one.requires)]
         names = tuple(one for one in here if not bench.supports(one, cell))
         specs.append(Job(cell, names, QUICK).spec)
-    done = subprocess.run([sys.executable, "-c", SCRIPT, *specs], capture_output=True, text=True, check=False)
+    python = forks.programs() / forks.PYTHON  # which has nothing of the package
+    environment = forks.environment(PACKAGE.parent)
+    done = subprocess.run([python, "-c", SCRIPT, *specs], env=environment, capture_output=True, text=True, check=False)
     loaded = dict(map(json.loads, done.stdout.splitlines()))
     assert loaded.keys() == BENCHES.keys(), done.stderr
     for name, files in loaded.items():

@@ -1,6 +1,21 @@
 """What all unit tests share."""
 
+import functools
+from collections.abc import Iterator
+
 import pytest
+import typer.main
+import typer.testing
+
+
+@pytest.fixture(autouse=True, scope="session")
+def commands() -> Iterator[None]:
+    """The tree of commands is built once and not for each call, which takes longer than most of them do."""
+    once = functools.cache(typer.main.get_command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", once)
+        patch.setattr(typer.testing, "_get_command", once)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

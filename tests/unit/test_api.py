@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 
 import pytest
 
@@ -100,7 +99,12 @@ print(row["status"], row["reason"], row["median_us"])
         "MOE_ROUTING_BENCH_WORKER": "cold",
     }
     done = subprocess.run(
-        [sys.executable, "-"], input=text, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+        [forks.programs() / forks.PYTHON, "-c", text],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     measured, _, unsupported, checked, broken = done.stdout.splitlines()

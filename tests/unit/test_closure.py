@@ -2,11 +2,11 @@
 
 import ast
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forks
 from moe_routing_bench.closure import PACKAGE, closure, fingerprint, statements
 
 FILES = {
@@ -74,13 +74,14 @@ def test_a_module_that_is_not_there_is_an_error(made: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["kernels.pack.torch_pack", "workload.skew", "files"])
 def test_it_holds_what_python_loads_of_this_package(name: str) -> None:
-    """In a fresh process: modules that nothing imports by a computed name."""
+    """In a process that has nothing of it: modules that nothing imports by a computed name."""
     script = (
         f"import sys, moe_routing_bench.{name}\n"
         "for one, module in sys.modules.items():\n"
         "    if one.split('.')[0] == 'moe_routing_bench': print(module.__file__)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    words, environment = [forks.programs() / forks.PYTHON, "-c", script], forks.environment(PACKAGE.parent)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     loaded = set(map(Path, done.stdout.split()))
     assert PACKAGE / "__init__.py" in loaded and loaded <= set(closure([f"moe_routing_bench.{name}"]))
 

@@ -18,9 +18,9 @@ from moe_routing_bench.store.records import SCHEMA
 
 
 def table(factor: float = 1.0, noise: float = 0.001, **change: object) -> pd.DataFrame:
-    """A run whose times are `factor` times those of the synthetic rows, with 20 blocks each."""
+    """A run whose times are `factor` times those of the synthetic rows of one skew, with 20 blocks each."""
     rng = np.random.default_rng(0 if factor == 1 else 1)
-    found = rows().query("status == 'ok' and bench in ('pack', 'layer')").reset_index(drop=True)
+    found = rows().query("status == 'ok' and bench in ('pack', 'layer') and skew == 0.7").reset_index(drop=True)
     medians = [list(factor * us * np.exp(rng.normal(0, noise, 20))) for us in found["median_us"]]
     found = found.assign(block_medians_us=medians, median_us=[float(np.median(one)) for one in medians])
     return found.assign(**change)[list(runs.COLUMNS)]
@@ -146,7 +146,7 @@ def test_rows_from_before_an_axis_was_there_are_found():
 
 
 def stored(path, frame: pd.DataFrame):
-    full = rows().query("status == 'ok' and bench in ('pack', 'layer')").reset_index(drop=True).assign(**frame.to_dict("series"))  # fmt: skip
+    full = rows().query("status == 'ok' and bench in ('pack', 'layer') and skew == 0.7").reset_index(drop=True).assign(**frame.to_dict("series"))  # fmt: skip
     pq.write_table(pa.Table.from_pandas(full, schema=SCHEMA, preserve_index=False), path)
     return str(path)
 

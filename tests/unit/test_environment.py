@@ -300,7 +300,8 @@ esac
 
 
 def test_an_interrupt_of_the_installation_says_that_it_can_go_on(tmp_path: Path) -> None:
-    run = installed_by("kill -INT $PPID; exit 1", tmp_path, 1)
+    """While the shell waits for pip, as people interrupt it: in the moment before it does, it would only see that pip has failed."""
+    run = installed_by("sleep 0.5; kill -INT $PPID; exit 1", tmp_path, 1)
     assert run.returncode == 130
     assert run.stderr.splitlines() == ["interrupted; the same command goes on from here"]
 

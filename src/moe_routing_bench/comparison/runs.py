@@ -101,7 +101,7 @@ def _with_newer_axes(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.copy()
     for axis in AXES.values():
         if rows[axis.name].isna().all() and (axis.follows or axis.default is not None):
-            reads = rows["bench"].map(lambda name, axis=axis: name in BENCHES and axis in axes.of(BENCHES[name].axes))
+            reads = rows["bench"].isin([bench.name for bench in BENCHES.values() if axis in axes.of(bench.axes)])
             rows[axis.name] = pd.Series(rows[axis.follows] if axis.follows else axis.default, rows.index).where(reads)
     return rows
 

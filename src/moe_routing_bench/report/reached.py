@@ -31,9 +31,18 @@ class _Run:
     rows: pd.DataFrame
 
     @functools.cached_property
+    def benches(self) -> dict[Hashable, pd.DataFrame]:
+        """The rows of each bench: once for all bars."""
+        return dict(iter(self.rows.groupby("bench")))
+
+    def of(self, bench: str) -> pd.DataFrame:
+        return self.benches.get(bench, self.rows.iloc[:0])
+
+    @functools.cached_property
     def records(self) -> dict[Hashable, Row]:
         """Each row by its index: once for all bars, because it is slow."""
-        return dict(zip(self.rows.index, self.rows.to_dict("records"), strict=True))
+        rows, names = self.rows.to_numpy(object).tolist(), list(self.rows)  # a third of the time that `to_dict` takes
+        return {i: dict(zip(names, row, strict=True)) for i, row in zip(self.rows.index, rows, strict=True)}
 
 
 def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool = False) -> list[Line]:
@@ -53,12 +62,11 @@ def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool 
 
 def _of_run(bar: Bar, run: _Run) -> Iterable[Line]:
     """The lines of one bar in one run, one for each card and version of the code."""
-    rows = run.rows
-    mine = bar.among(rows[rows["bench"] == bar.bench])
+    mine = bar.among(run.of(bar.bench))
     lost = mine[mine["status"] != "ok"]
     if len(lost) == len(mine):  # as in most runs, which have few benches
         return
-    rows = pd.concat([mine, *(Cells(rows[rows["bench"] == name]).of(one) for name, one in bar.others.items())])
+    rows = pd.concat([mine, *(Cells(run.of(name)).of(one) for name, one in bar.others.items())])
     ok = rows[rows["status"] == "ok"]
     groups = [(key, found) for key, one in _comparable(ok) if (found := _figures(bar, one, run.records))]
     for (card, code), found in groups:
