@@ -82,8 +82,8 @@ class Product:
     tile: Tile
     top_k: int = 0  # row r is that of the token order[r] // top_k; 0: rows lie in order
     biased: bool = False  # sums begin with biases (E, N)
-    # Of kernels that each start before the one ahead is over: what of that one's it waits for, `rows`, or `offsets` and all else; and
-    # when the next one may start, with the blocks (`early`), or once they have asked for all they load (`late`).
+    # Programmatic dependent launch: what it waits for that the kernel ahead of it writes, `rows`, or `offsets` and all else; and when
+    # the kernel after it may start: with the blocks of this one (`early`), or once these have asked for all they load (`late`).
     waits: str = ""
     signals: str = ""
 
