@@ -18,7 +18,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.choices import table as table_of_choices
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.quality.spec import run_rows
-from moe_routing_bench.quantities import count
+from moe_routing_bench.quantities import count, significant
 from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, versus, words
 from moe_routing_bench.report.bars import Line
 from moe_routing_bench.store import records
@@ -42,7 +42,7 @@ def digits(value: float) -> str:
     """Three significant digits, or all digits before the point; a dash for a missing value."""
     if pd.isna(value):
         return "–"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
+    return f"{value:.0f}" if abs(value) >= 1000 else significant(value, 3)
 
 
 def percent(value: float) -> str:

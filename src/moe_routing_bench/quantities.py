@@ -8,14 +8,14 @@ def us(time: float, *interval: float, exact: bool = False) -> str:
 
     It keeps the zeros at the end with an interval, whose ends are as `exact`, and in a column, where other numbers stand under it.
     """
-    said, *ends = (_digits(one, "#" if exact or interval else "") for one in (time, *interval))
+    said, *ends = (digits(one, exact or bool(interval)) for one in (time, *interval))
     return f"{said} µs" + (f" [{', '.join(ends)}]" if ends else "")
 
 
 def times(ratio: float, low: float, high: float) -> str:
     """A ratio with its interval, where that is known."""
     if math.isnan(low) or math.isnan(high):
-        return f"{ratio:#.3g}x".replace(".x", "x")
+        return f"{significant(ratio, 3)}x"
     one, least, most = told_apart(ratio, low, high)
     return f"{one}x [{least}, {most}]"
 
@@ -23,8 +23,8 @@ def times(ratio: float, low: float, high: float) -> str:
 def told_apart(value: float, low: float, high: float) -> list[str]:
     """A value and its interval in three digits, or in as many as it takes to tell the ends from each other, and from a 1 that is not between them, five at most."""
     apart = {low, high} if low <= 1 <= high else {low, high, 1.0}
-    digits = next((n for n in (3, 4) if len({f"{one:.{n}g}" for one in apart}) == len(apart)), 5)
-    return [f"{one:#.{digits}g}".removesuffix(".") for one in (value, low, high)]
+    most = next((n for n in (3, 4) if len({f"{one:.{n}g}" for one in apart}) == len(apart)), 5)
+    return [significant(one, most) for one in (value, low, high)]
 
 
 def count(n: int, noun: str) -> str:
@@ -32,6 +32,13 @@ def count(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
-def _digits(number: float, zeros: str = "") -> str:
-    """`zeros`: "#" for those at the end, too."""
-    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:{zeros}.4g}".removesuffix(".")
+def digits(number: float, exact: bool = False) -> str:
+    """Four digits, or all of a large whole part; `exact`: with the zeros at the end."""
+    if abs(number) >= 1000:
+        return f"{number:,.0f}"
+    return significant(number, 4) if exact else f"{number:.4g}"
+
+
+def significant(number: float, most: int) -> str:
+    """So many digits, the zeros at the end among them: 0.140."""
+    return f"{number:#.{most}g}".removesuffix(".")

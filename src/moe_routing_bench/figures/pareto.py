@@ -25,15 +25,12 @@ def draw(table: pd.DataFrame) -> Figure:
     """Time against drops and padding, each if it varies, of the shape with the most skews and capacity factors."""
     shown, shapes = _shape_shown(table)
     title = "Time against drops and padding"
-    if not _costs(shown):
+    told = shown[shown["skew"].isin(_told(shown))]
+    if not _costs(shown) or told.empty:
         figure, (axes,) = style.canvas(1, 1, 8, 4)
-        style.empty(axes, _why(table, shown))
+        style.empty(axes, _SAME if _costs(shown) else _why(table, shown))
         return style.finish(figure, title, shown.iloc[:0])
-    shown = shown[shown["skew"].isin(_told(shown))]
-    if shown.empty:
-        figure, (axes,) = style.canvas(1, 1, 8, 4)
-        style.empty(axes, _SAME)
-        return style.finish(figure, title, shown)
+    shown = told
     skews, bench, costs = sorted(shown["skew"].unique()), shown["bench"].iloc[0], _costs(shown)
     figure, panels = style.canvas(len(costs), len(skews), max(9, 3.2 * len(skews)), 0.4 + 3.1 * len(costs))
     lowest, highest = shown["ci_low_us"].min(), shown["ci_high_us"].max()

@@ -195,8 +195,8 @@ def binding(ceilings: dict[str, float], nbytes: int, flops: float) -> list[str]:
         "copy_gb_per_s": nbytes / ceilings["copy_gb_per_s"] / 1e9,
         "peak_tflops": flops / ceilings["peak_tflops"] / 1e12,
     }
-    floors = [name for name, floor in seconds.items() if 2 * floor > max(seconds.values())]
-    return [*floors, *(name for name in ("stream_gb_per_s",) if name in ceilings)]
+    found = [name for name, floor in seconds.items() if 2 * floor > max(seconds.values())]
+    return [*found, "stream_gb_per_s"] if "stream_gb_per_s" in ceilings else found
 
 
 def drift(before: dict[str, float], after: dict[str, float], names: Sequence[str]) -> float:

@@ -17,6 +17,7 @@ from moe_routing_bench.figures import FIGURES, NOTHING
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
+from moe_routing_bench.quantities import digits
 from moe_routing_bench.report import (
     accuracy,
     altered,
@@ -195,7 +196,7 @@ def _values(frame: pd.DataFrame, column: str) -> str:
 def _spread(frame: pd.DataFrame, column: str) -> str:
     """Median and range of a measured column."""
     values = frame[column].dropna()
-    middle, least, most = (f"{one:,.0f}" if one >= 1000 else f"{one:#.4g}" for one in (values.median(), values.min(), values.max()))  # fmt: skip
+    middle, least, most = (digits(one, exact=True) for one in (values.median(), values.min(), values.max()))
     return f"{middle} (median; {least} to {most})" if len(values) else "–"
 
 

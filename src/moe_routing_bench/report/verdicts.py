@@ -17,6 +17,7 @@ from scipy import special
 from moe_routing_bench.quality import statistics
 from moe_routing_bench.quality.comparison import compare, perft_summary
 from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quantities import significant
 from moe_routing_bench.report.predecessor import CLAIMS, Claim
 
 CONFIRMED, REFUTED, NOT_COMPARABLE = "confirmed", "refuted", "not comparable"
@@ -117,15 +118,10 @@ def _words(one: Statement, p: float, result: str) -> str:
     """A statement with mean, 95 % interval, seeds and corrected p."""
     scale, unit = (100, "%") if one.unit == "%" else (1, one.unit)
     half = statistics.half_width(one.values) * scale
-    shown = _digits(one.values.mean() * scale, 3) + (f" ± {_digits(half, 2)}" if len(one.values) > 1 else "")
+    shown = significant(one.values.mean() * scale, 3) + (f" ± {significant(half, 2)}" if len(one.values) > 1 else "")
     said = f"p = {p:.2g}" if p >= _LEAST_P else f"p < {_LEAST_P:g}"  # a power of ten breaks in two at its minus
     bound = f", bound {one.bound * scale:.3g}" if one.bound else ""
     return f"{one.text}: {shown} {unit}{bound} (n = {len(one.values)}, {said}): {result}"
-
-
-def _digits(value: float, most: int) -> str:
-    """So many digits, zeros at the end among them: 0.140 ± 0.014."""
-    return f"{value:#.{most}g}".rstrip(".")
 
 
 def _by_seed(rows: pd.DataFrame, column: str) -> pd.DataFrame:

@@ -5,6 +5,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from moe_routing_bench.quantities import digits
+
 ABSENT = "–"
 _SHORT = 32  # letters that stay on a line
 _NUMBER = re.compile(rf"{ABSENT}|-?\d[\d.,e+-]*( ?(x|%|µs))?")
@@ -45,7 +47,7 @@ def number(value: float | None, unit: str = "") -> str:
     """Four digits, or all of a large whole part, and the unit; a dash where there is no number."""
     if value is None or math.isnan(value):
         return ABSENT
-    return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}") + unit
+    return digits(value) + unit
 
 
 def ratio(of: float | None, over: float | None) -> float:
