@@ -111,6 +111,15 @@ def test_an_interval_that_ends_just_below_0_has_little_axis_below_it(ask):
     assert -0.011 < found[0][0] < 0 and found[0][1] >= 0.32 and found[1] == [0, 0.35]
 
 
+def test_ticks_of_an_axis_are_told_apart(ask):
+    """Losses that differ in the fifth digit had an axis on which every tick said 5.954; else four digits are enough."""
+    found = ask("""const looks = new Map([["a", {light: "#000", dark: "#fff", symbol: "circle"}]]), chart = {kind: "points", x: {label: "s", kind: "linear"}, y: {label: "bits", kind: "linear"}, marks: {}};
+        return [[5.95371, 5.95402], [1, 2]].map(ends => all("[aria-label='y-axis tick label'] text", panelOf(chart, ends.map((y, i) => ({panel: "p", series: "a", x: i, y})), 700, looks)).map(one => one.textContent));""")  # fmt: skip
+    fine, coarse = found
+    assert len(set(fine)) == len(fine) > 2 and all(one.startswith("5.95") for one in fine)
+    assert coarse == ["1", "1.2", "1.4", "1.6", "1.8", "2"]
+
+
 def test_axes_of_a_panel(ask):
     """A panel has scales of its own where the chart gives it some; a logarithmic axis has a label at each tick, and room for all; steps go round what lies on a front."""
     found = ask("""const types = () => ["x", "y"].map(name => of("over_tokens").querySelector(".panels svg").scale(name).type), before = types(), chart = charts.over_tokens, panel = marksOf(chart)[0].panel;

@@ -4,12 +4,17 @@ function marksOf(chart) {
   return Array.from({length: chart.count}, (_, i) => Object.fromEntries(Object.entries(chart.marks).map(([name, held]) => [name, at(held, i)])));
 }
 const tint = one => `light-dark(${one.light}, ${one.dark})`;
-const number = one => one === null || one === undefined ? dash : typeof one === "string" ? one : brief(Number(one.toPrecision(4)));
+const number = (one, most = 4) => one === null || one === undefined ? dash : typeof one === "string" ? one : text(Number(one.toPrecision(most)));
 // A number beside an axis, in few letters: labels of millions, and of millionths, would run into each other.
-function short(one) {
-  const size = Math.abs(one);
-  return size >= 1e6 ? `${number(one / 1e6)}M` : size >= 1e4 ? `${number(one / 1e3)}k` : size && size < 1e-3 ? Number(one.toPrecision(4)).toExponential() : number(one);
+function shortIn(most) {
+  return one => {
+    const size = Math.abs(one);
+    return size >= 1e6 ? `${number(one / 1e6, most)}M` : size >= 1e4 ? `${number(one / 1e3, most)}k` : size && size < 1e-3 ? Number(one.toPrecision(most)).toExponential() : number(one, most);
+  };
 }
+const short = shortIn(4);
+// Digits that tell the ticks of an axis between these ends apart, four at least.
+function fineness([low, high]) { return Math.min(9, Math.max(4, 2 + Math.ceil(Math.log10(Math.max(Math.abs(low), Math.abs(high)) / (high - low))))) || 4; }
 function between(low, high) { return low === null || low === undefined ? "" : ` [${number(low)}, ${number(high)}]`; }
 function wordsOf(chart, mark) {
   if (chart.kind === "bars") return `${mark.y}\n${mark.series}\n${mark.says ?? ""}`;
@@ -26,12 +31,13 @@ function panelOf(chart, marks, room, looks, view) {
   const wide = Math.max(room, heads.length && left + column * heads.length + asideOf(heads, column * heads.length));  // a panel that needs more scrolls
   const down = names ? (narrow ? 2 : 1) * line * names.length + 46 : tall, long = {x: wide - left - 18, y: down - 50};
   const ticks = name => chart[name].kind === "log" ? ticksOf(view?.[name] ?? endsOn(chart, marks, name), long[name], name === "x" ? text => 6.2 * text.length + 10 : () => 15) : undefined;
+  const said = name => chart[name].kind === "linear" ? shortIn(fineness(view?.[name] ?? endsOn(chart, marks, name))) : short;
   const scale = axis => ({inset: axis.kind === "names" || chart.kind === "bars" ? 0 : 6, type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5, domain: [...new Set(marks.map(mark => mark.x))]} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear" && (marks.some(mark => Math.min(mark[axis === chart.x ? "x" : "y"], ...(chart.kind === "dots" === (axis === chart.x) ? [mark.low ?? 0] : [mark.x_low ?? 0])) < 0) ? 40 : true), ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : {})});
   const counted = chart.x.kind === "log" && chart.x.label === "tokens", fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? `#row-${mark.row}` : null, title = mark => wordsOf(chart, mark);
   const options = {
     clip: Boolean(view), width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"},
-    height: down, x: {...scale(chart.x), ...(counted ? {base: 2} : {}), ticks: counted ? countsOn(marks, view?.x, long.x) : ticks("x") ?? Math.max(2, Math.min(Math.round(wide / 90), Math.round(long.x / 60))), tickFormat: counted ? text : chart.x.kind === "names" ? undefined : short},
-    y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: ticks("y") ?? 6, tickFormat: short})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
+    height: down, x: {...scale(chart.x), ...(counted ? {base: 2} : {}), ticks: counted ? countsOn(marks, view?.x, long.x) : ticks("x") ?? Math.max(2, Math.min(Math.round(wide / 90), Math.round(long.x / 60))), tickFormat: counted ? text : chart.x.kind === "names" ? undefined : said("x")},
+    y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: ticks("y") ?? 6, tickFormat: said("y")})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
   };
   if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * heads.length), marginTop: riseOf(heads), marginRight: besideOf(heads, Math.min(wide - left, 40 + 110 * heads.length)), x: {...options.x, type: "band", domain: heads, tickRotate: rotated(heads) ? -30 : 0, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
     height: down - 46 + riseOf(heads) + 10, marginBottom: 10, marks: [...namesOf(names, narrow), Plot.cell(marks, {x: "x", y: "y", fill, inset: 0.5, insetTop: under, title, href}),
