@@ -67,7 +67,6 @@ def sampled(
     monkeypatch,
     order: tuple[str, ...],
     limited: bool = True,
-    heavy: bool = True,
     settings: Settings = SECONDS,
     calls: int = 1,
 ) -> dict[str, Candidate]:
@@ -77,7 +76,8 @@ def sampled(
     monkeypatch.setattr(sampling, "verify", lambda *_, **__: None)
     monkeypatch.setattr(random.Random, "sample", lambda self, entries, n: list(entries))
     job = SimpleNamespace(settings=settings, hash="0")
-    sampling.sample(job, alive, None, card, lambda name, step, action: action() or True, heavy)
+    limited = sampling.power_limited(job, alive, card)
+    sampling.sample(job, alive, None, card, lambda name, step, action: action() or True, limited)
     return {one.name: one for one in alive}
 
 
@@ -102,14 +102,8 @@ def test_the_card_has_rested_when_its_ceilings_are_measured_again(monkeypatch, l
     card, rests = Card(monkeypatch, limited), []
     monkeypatch.setattr(sampling, "sleep", lambda seconds: rests.append(seconds) or card.rest(seconds))
     monkeypatch.setattr(sampling, "verify", lambda *_, **__: None)
-    sampling.sample(
-        SimpleNamespace(settings=SECONDS, hash="0"),
-        [candidate(card, "dense")],
-        None,
-        card,
-        lambda name, step, action: action() or True,
-        True,
-    )
+    job, alive = SimpleNamespace(settings=SECONDS, hash="0"), [candidate(card, "dense")]
+    sampling.sample(job, alive, None, card, lambda name, step, action: action() or True, limited)
     assert (card.heat < 0.1) == limited and len(rests) == limited
 
 
@@ -129,22 +123,35 @@ def test_no_energy_of_short_turns_nor_where_the_board_does_not_count(monkeypatch
         assert "energy_mj" not in outcome.row(one)
 
 
+@pytest.mark.parametrize("idle", [0.0, 0.25])
+def test_a_share_of_long_turns_is_idle(idle, monkeypatch):
+    """Before each sample, as while a spin hides a launch: a card that waits recovers from the limit. Nothing outside of blocks counts."""
+    run = Card.run
+
+    def waiting(card: Card, name: str) -> float:
+        us = run(card, name)
+        card.now += idle * us * 5 / 1e6
+        return us
+
+    monkeypatch.setattr(Card, "run", waiting)
+    for one in sampled(monkeypatch, ("light", "dense"), calls=5).values():
+        one.timer.name, one.timer.hidden, one.timer.samples = "cuda_graph", 1, 1
+        assert outcome.row(one)["busy_share"] == pytest.approx(1 / (1 + idle))
+
+
 def test_short_turns_would_favour_the_heavy_one(monkeypatch):
     """What long turns are for: in company each has the other's clock."""
     monkeypatch.setattr(sampling.statistics, "half_width", lambda _: 1.0)
-    found = sampled(
-        monkeypatch, ("dense", "light"), heavy=False, settings=Settings(min_blocks=200, max_blocks=200, max_seconds=100)
-    )
+    monkeypatch.setattr(sampling, "power_limited", lambda *_: False)
+    found = sampled(monkeypatch, ("dense", "light"), settings=Settings(min_blocks=200, max_blocks=200, max_seconds=100))
     for one in found.values():
         del one.blocks[:100]  # the card was cold
     found = medians(found)
     assert found["dense"] < 0.9 * STEADY_US["dense"] and found["light"] > 1.03 * STEADY_US["light"]
 
 
-@pytest.mark.parametrize(("limited", "heavy"), [(False, True), (True, False)])
-def test_where_no_limit_binds_turns_are_short(monkeypatch, limited, heavy):
-    """And where there is nothing to heat the card with: a bench without FLOPs is not even tried."""
-    found = sampled(monkeypatch, ("dense", "light"), limited, heavy)
+def test_where_no_limit_binds_turns_are_short(monkeypatch):
+    found = sampled(monkeypatch, ("dense", "light"), False)
     assert {one.fields["turns"] for one in found.values()} == {"short"}
 
 
@@ -191,6 +198,7 @@ def test_what_a_long_turn_holds(monkeypatch):
         monkeypatch.setattr(sampling, "_kept_busy", kept_busy)
         monkeypatch.setattr(sampling, "verify", lambda *given, checked=checked: checked.append(given))
         job, sets = SimpleNamespace(settings=SECONDS, hash="a hash"), object()
+        assert sampling.power_limited(job, alive, card)
         sampling.sample(job, alive, sets, card, lambda name, step, action: action() or True, True)
         monkeypatch.setattr(sampling, "_kept_busy", keep)
         assert turns[3:] == turns[2::-1] and sorted(turns[:3]) == ["dense", "dense2", "light"]

@@ -118,6 +118,19 @@ def test_a_spin_that_was_too_short_is_made_longer(device: Device) -> None:
     assert device.slept[1:] == pytest.approx([4004.0])
 
 
+def test_a_spin_is_shorter_again_once_the_host_is_quick(device: Device) -> None:
+    """It held the host up once. A device that spins for long rests, and a card under its power limit is quicker after a rest (H200)."""
+    timer = timers.GraphTimer([lambda: device.queue(2000.0)], 100)
+    device.launch = 8000.0
+    timer.sample()
+    device.launch = 300.0
+    device.slept.clear()
+    assert [timer.sample() for _ in range(6)] == pytest.approx([2000.0] * 6)
+    # down to four times what the launch and two events of 1 us each take, and no further
+    assert device.slept == pytest.approx([16004.0, 8002.0, 4001.0, 2000.5, 1000.25, 1000.25])
+    assert timer.hidden == timer.samples
+
+
 def test_a_spin_on_a_quick_clock_is_doubled(device: Device) -> None:
     """It is over sooner than asked: at eight times the clock only 80 us hide the 8 us that three calls and two events take."""
     host = [0.0]

@@ -228,6 +228,13 @@ def test_what_follows_from_a_row_of_a_gpu():
     assert not {"share_of_sustained", "over_dense"} & derived(GPU_ROW | {"flops": 1}).keys()
 
 
+@pytest.mark.parametrize(("turns", "busy", "said"), [("long", 0.894, True), ("long", 0.9, False), ("short", 0.1, False), ("long", None, False)])  # fmt: skip
+def test_long_turns_of_a_card_that_rests_between_samples_are_suspect(turns, busy, said):
+    """What the power limit allows is then not what is timed."""
+    found = derived(GPU_ROW | {"turns": turns} | ({} if busy is None else {"busy_share": busy}))
+    assert found.get("suspect_reason") == ("the GPU was busy for 89% of its long turns, and rested from the power limit" if said else None)  # fmt: skip
+
+
 def test_rates_are_exact():
     """To the last digits: no unit is off by one."""
     found = derived(GPU_ROW | {"flops": 3 * 10**7})
@@ -302,10 +309,11 @@ def test_a_cell_is_sampled_again_where_a_ceiling_has_moved(measured, monkeypatch
 def test_blocks_that_are_set_aside():
     """Those with a slowdown bit, unless all have one; the reason is in the row, and their samples are kept."""
     timer = types.SimpleNamespace(name="cuda_graph", hidden=3, samples=4)
-    one = Candidate("a", [], timer=timer, blocks=[[1.0, 2.0, 3.0], [50.0, 60.0, 70.0], [2.0, 3.0, 4.0]], clocks=[1, 2, 3], slow=[0, 8, 0])  # fmt: skip
+    one = Candidate("a", [], timer=timer, blocks=[[1.0, 2.0, 3.0], [50.0, 60.0, 70.0], [2.0, 3.0, 4.0]], busy=[(6.0, 8.0), (180.0, 184.0), (9.0, 20.0)], clocks=[1, 2, 3], slow=[0, 8, 0])  # fmt: skip
     row = outcome.row(one)
     assert (row["set_aside"], row["set_aside_samples_us"], row["set_aside_reason"]) == (3, [50.0, 60.0, 70.0], "a hardware slowdown bit")  # fmt: skip
     assert row["samples_us"] == [1.0, 2.0, 3.0, 2.0, 3.0, 4.0] and row["median_us"] == 2.5 and row["launch_hidden"] == 0.75  # fmt: skip
+    assert row["busy_share"] == pytest.approx(195 / 212)
     one.slow = [8, 8, 8]
     row = outcome.row(one)
     assert (row["set_aside"], row["set_aside_reason"], len(row["samples_us"])) == (0, None, 9)
@@ -580,7 +588,7 @@ class Simulated:
 
     def sustained(self, *given) -> dict[str, float]:
         self.sustained_for.append(given)
-        return {"sustained_tflops": 3.0, "dense_us": 50.0}
+        return dict(zip(("sustained_tflops", "dense_us"), next(self.lasting), strict=True))
 
     def state(self) -> dict[str, object]:
         return {"gpu_name": "a card", "other_gpu_processes": 0}
@@ -713,11 +721,11 @@ def test_the_peak_is_that_of_the_rate_of_products(rate, peak, measured, simulate
 def test_a_product_that_a_bench_does_is_watched_where_it_binds(peak, sampled, simulated, monkeypatch):
     """And a bench with products is heavy; its ceiling is no stream."""
     states = [CEILINGS | {"peak_tflops": peak * factor} for factor in (1.0, 1.06, 1.07)]
-    gpu, heavy, messages = simulated(*states), [], []
-    monkeypatch.setattr(worker, "sample", lambda *_, **given: heavy.append(given))
+    gpu, given, messages = simulated(*states), [], []
+    monkeypatch.setattr(worker, "sample", lambda *arguments: given.append(arguments[-1]))
     cell = cell_of("router", tokens=8, hidden=16, experts=4, top_k=2, dtype="fp32")
     worker.run(Job(cell, ("torch",), SETTINGS), "cuda", [], messages.append)
-    assert heavy == [{"heavy": True}] * sampled and messages.count(("at", None, "calibration")) == 1 + sampled
+    assert given == [False] * sampled and messages.count(("at", None, "calibration")) == 1 + sampled
     ((device, mix, read, write),) = gpu.asked
     assert (device, mix) == ("cuda", None) and read > 0 < write
 
@@ -735,14 +743,17 @@ def test_costs_are_those_of_the_first_draw(measured, monkeypatch):
     assert (rows["a"]["read_bytes"], rows["a"]["write_bytes"], rows["a"]["compulsory_bytes"]) == (1, 2, 3)
 
 
-@pytest.mark.parametrize("capped", [True, False])
-def test_long_turns_are_held_against_what_is_sustained(capped, measured, simulated, monkeypatch):
-    """The rate of products after a turn's time, where any turn was long."""
+@pytest.mark.parametrize(("capped", "heavy"), [(True, True), (False, True), (True, False)])
+def test_long_turns_are_held_against_what_is_sustained(capped, heavy, measured, simulated, monkeypatch):
+    """The rate of products after a turn's time, before the samples and after them; a bench without FLOPs is not even tried."""
     settings = Settings(**vars(SETTINGS) | {"turn_seconds": 0.25})
-    gpu = simulated(ON_A_GPU, ON_A_GPU)
+    gpu, given, limited = simulated(ON_A_GPU, ON_A_GPU | {"peak_tflops": 8.0 if capped else 4.0}), [], capped and heavy
+    gpu.capped, gpu.lasting = capped, iter([(3.0, 50.0), (3.06, 51.5)])
+    definition = supervisor.bench_of(Job(CELL, ("torch",), settings)).definition()
+    monkeypatch.setattr(definition, "cost", lambda *_: Cost(1, 2, ((10**6, 1, 1),) if heavy else ()))
 
-    def sample(job, alive, *_, heavy):
-        assert heavy is False, "packing has no FLOPs"
+    def sample(job, alive, *_):
+        given.append(_[-1])
         for one in alive:
             one.blocks, one.clocks, one.powers, one.slow = [[100.0]] * 5, [1] * 5, [1.0] * 5, [0] * 5
             one.fields["turns"] = "long" if capped and one.name == "b" else "short"
@@ -750,10 +761,10 @@ def test_long_turns_are_held_against_what_is_sustained(capped, measured, simulat
     monkeypatch.setattr(worker, "sample", sample)
     gpu.warm = iter([1.0] * 10)
     rows, _ = measured(Job(CELL, ("torch", "a", "b"), settings), "cuda", a=lambda _: 100.0, b=lambda _: 100.0)
-    assert gpu.sustained_for == [(0.25, (), torch.float32)] * capped
-    assert all(row["copy_gb_per_s"] == 100 and row["calibration_drift"] == 0 for row in rows.values())
-    assert {row.get("sustained_tflops") for row in rows.values()} == {3.0 if capped else None}
-    assert {row.get("dense_us") for row in rows.values()} == {50.0 if capped else None}
+    assert set(given) == {limited} and [one[0] for one in gpu.sustained_for] == [0.25, 0.25] * limited
+    names = ("sustained_tflops", "dense_us", "calibration_drift")
+    for row in rows.values():  # a drift of what lasts, not of the burst
+        assert [row.get(name) for name in names] == (pytest.approx([3.03, 50.75, 0.03]) if limited else [None, None, 0])
 
 
 def test_who_fails_at_last_has_no_row(measured, monkeypatch):

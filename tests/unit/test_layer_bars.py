@@ -44,6 +44,7 @@ def line(what: str, *rows: dict[str, object]) -> Line:
     return found
 
 
+UNEVEN = "layer, uneven loads: time over balanced, less 1"
 FASTEST, TORCH = "layer: speed over the fastest other", "layer: speed over torch sort and grouped_mm"
 
 
@@ -106,20 +107,31 @@ def said(**fields: object) -> dict[str, object]:
     found = completion.derived(
         Job(cell_of("gate", tokens=8, experts=8, top_k=2), ("torch",), Settings()), measured | fields
     )
-    return {name: found[name] for name in ("suspect", "suspect_reason")}
+    return {name: found[name] for name in ("suspect", "suspect_reason")} | {
+        "calibration_drift": fields["calibration_drift"]
+    }
 
 
-def test_a_drift_of_the_ceilings_is_held_against_shares_and_other_cells_but_not_against_rivals_in_turns() -> None:
+def test_a_drift_of_the_ceilings_widens_shares_and_ratios_to_other_cells_but_not_those_of_rivals_in_turns() -> None:
+    """By its size, once for each cell; what else makes a row suspect has none, and its cell decides nothing."""
     drifted, shared = said(calibration_drift=0.04), said(calibration_drift=0.04, other_gpu_processes=1)
     rows = cells(over_dense=1.0)
     rows[0] |= drifted
     rows[1] |= drifted
     assert (line(FASTEST, *rows).cells, line(FASTEST, *rows).left_out) == ("11 of 11", "–")
-    assert line("layer: time over its own two dense products, sustained", *rows).cells == "3 of 4"
+    found = line("layer: time over its own two dense products, sustained", *rows)
+    assert found.cells == "4 of 4"
+    assert [found.measured.count(one) for one in ("1.000x [0.960, 1.041]", "1.000x [0.990, 1.010]")] == [1, 3]
     rows[0] |= shared
     assert (line(FASTEST, *rows).cells, line(FASTEST, *rows).left_out) == ("10 of 11", "suspect cells: 1")
-    even, uneven = (row("cute", 100.0, model="qwen3-30b-a3b", tokens=16384, skew=skew) for skew in (0.0, 0.7))
-    assert line("layer, uneven loads: time over balanced, less 1", even, uneven | drifted).cells == "0 of 2"
+    cell = {"model": "qwen3-30b-a3b", "tokens": 16384}
+    even, uneven = row("cute", 100.0, spread=0.0, skew=0.0, **cell), row("cute", 104.0, spread=0.0, skew=0.7, **cell)
+    for other, measured in ((even, "4.0 % [0.0, 8.2]"), (even | drifted, "4.0 % [-1.6, 9.9]")):
+        found = line(UNEVEN, other, uneven | drifted)
+        assert (found.cells, found.left_out) == ("1 of 2", "–") and found.measured.startswith(
+            f"load CV 0.7: {measured}"
+        )
+    assert line(UNEVEN, even, uneven | shared).cells == "0 of 2"
 
 
 @pytest.mark.parametrize("change", [{"gpu_uuid": "GPU-2"}, {"code_fingerprint": "b" * 16}])

@@ -62,6 +62,14 @@ def multiple(row: _Row, column: str) -> Estimate:
     return Estimate(value, value * row["ci_low_us"] / row["median_us"], value * row["ci_high_us"] / row["median_us"])
 
 
+def widened(one: Estimate, shares: Sequence[float]) -> Estimate:
+    """The figure with what else may have changed it, each by such a share, in its interval: independent errors, of the logarithm."""
+    more = math.hypot(*(math.log1p(share) for share in shares))
+    below = math.hypot(math.log(one.value / one.low), more)
+    above = math.hypot(math.log(one.high / one.value), more)
+    return Estimate(one.value, one.value * math.exp(-below), one.value * math.exp(above))
+
+
 def gmean(parts: Sequence[Estimate]) -> Estimate:
     """The geometric mean of independent figures. ValueError for none."""
     logs = [math.log(one.value) for one in parts]

@@ -13,6 +13,7 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.workload.rows import row_layout
 
 _BANDWIDTHS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "stream_gb_per_s", "short_stream_gb_per_s")
+LEAST_BUSY = 0.9  # share of long turns in which the device does what is timed; while it waits the card recovers
 DERIVED_SLACK = 1.05  # a time this much below the roofline is still believed: ceilings vary as much between processes
 
 
@@ -75,6 +76,10 @@ def derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
     doubts = []
     if row.get("calibration_drift", 0) > 0.02:
         doubts.append(f"ceilings drifted {row['calibration_drift']:.1%} during the cell")
+    if row.get("turns") == "long" and row.get("busy_share", 1) < LEAST_BUSY:
+        doubts.append(
+            f"the GPU was busy for {row['busy_share']:.0%} of its long turns, and rested from the power limit"
+        )
     if others := row.get("other_gpu_processes"):
         doubts.append(f"other processes on the GPU: {others}")
     if doubts:

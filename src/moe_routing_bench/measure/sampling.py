@@ -47,18 +47,18 @@ def settle(one: Candidate, settings: Settings) -> int:
     return len(medians) * one.samples_per_block * one.timer.calls
 
 
-def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guarded, heavy: bool = False) -> None:
-    """Blocks of samples of all implementations, in short turns or, where the power limit sets their clock, in long ones.
+def power_limited(job: Job, alive: list[Candidate], gpu: Any) -> bool:
+    """Whether the power limit holds the clock down while one of them runs for `turn_seconds`."""
+    return any(_kept_busy(one, job.settings.turn_seconds, gpu.power_capped, True)[0] for one in alive)
 
-    `heavy` says that the bench has FLOPs. Where the power limit binds, an implementation that draws less power lets the card cool
-    for the next one, and times depend on the company: each is then timed in a state of its own. The card rests after that, so that
-    ceilings are those of a rested card after the samples as they were before.
+
+def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guarded, limited: bool = False) -> None:
+    """Blocks of samples of all implementations, in short turns or, where they are power `limited`, in long ones.
+
+    Where the power limit binds, an implementation that draws less power lets the card cool for the next one, and times depend on the company:
+    each is then timed in a state of its own. The card rests after that, so that ceilings are those of a rested card after the samples as
+    they were before.
     """
-    limited = (
-        heavy
-        and gpu is not None
-        and any(_kept_busy(one, job.settings.turn_seconds, gpu.power_capped, True)[0] for one in alive)
-    )
     stop = (_long_turns if limited else _rounds)(job, alive, sets, gpu, guarded)
     if limited:
         sleep(_REST_SECONDS)
@@ -162,9 +162,10 @@ def _kept_busy(
 def _block(entry: Candidate, gpu: Any, least: int, least_us: float = 0.0) -> None:
     """One more block of at least so many samples that take at least so long together, and the state of the GPU after it."""
     samples: list[float] = []
-    timer = entry.timer
+    timer, begin = entry.timer, perf_counter()
     while len(samples) < least or sum(samples) * timer.calls < least_us:
         samples.append(timer.sample())
+    entry.busy.append((sum(samples) * timer.calls, (perf_counter() - begin) * 1e6))
     entry.blocks.append(samples)
     entry.clocks.append(gpu.sm_clock_mhz() if gpu else None)
     entry.powers.append(gpu.power_w() if gpu else None)

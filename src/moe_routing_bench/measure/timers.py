@@ -15,6 +15,7 @@ import torch
 Call = Callable[[], object]
 _CYCLES_PER_US = 2000  # of a GPU's clock, at least
 _LEAST_SPIN_US, _MOST_SPIN_US = 20.0, 20_000.0
+_MOST_EXCESS = 4  # times as long a spin may take as the queueing that it hides: a device that spins rests
 _ATTEMPTS = 3  # at a sample whose launch is hidden
 _OUTSTANDING_US = 250.0  # more after the last event is work: to ask alone took up to 71 us (H200)
 _LEAST_SETS = 3
@@ -109,7 +110,7 @@ class EventTimer:
 
     def sample(self) -> float:
         """Mean time of all calls between the events."""
-        hidden = False
+        hidden, queueing = False, 0.0
         for _ in range(_ATTEMPTS if self._hides else 1):
             torch.cuda.synchronize()
             torch.cuda._sleep(int(self._spin_us * _CYCLES_PER_US))
@@ -125,6 +126,8 @@ class EventTimer:
             self._spin_us = min(max(2 * self._spin_us, 2 * queueing), _MOST_SPIN_US)
         if not hidden:  # a call waits for the device, and so for the end of any spin
             self._hides, self._spin_us = False, _LEAST_SPIN_US
+        elif self._spin_us > _MOST_EXCESS * max(queueing, _LEAST_SPIN_US):  # the host was held up once
+            self._spin_us /= 2
         self.samples, self.hidden = self.samples + 1, self.hidden + hidden
         return self._start.elapsed_time(self._end) * 1e3 / self.calls
 

@@ -22,7 +22,7 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import calibration, outcome, provenance, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
-from moe_routing_bench.measure.sampling import sample, settle, warm_up
+from moe_routing_bench.measure.sampling import power_limited, sample, settle, warm_up
 from moe_routing_bench.measure.verify import clocks, genuine, surroundings, undisturbed, unharmed, verify
 
 Send = Callable[[tuple], None]
@@ -67,11 +67,19 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
         entered: list[Candidate] = []
         if guarded(name, "preparing", lambda admit=admit, entered=entered: entered.append(admit())):
             alive += entered
+    limited = gpu is not None and cost.flops > 0 and power_limited(job, alive, gpu)
+
+    def sustained() -> dict[str, float]:
+        if not limited:
+            return {}
+        return ceilings.sustained(job.settings.turn_seconds, cost.products, FORMATS[cell.dtype].torch_dtype)
+
+    before = before | sustained()
     watched = calibration.binding(before, cost.read_bytes + cost.write_bytes, cost.flops / cost.rate)
     for attempt in (1, 2):
-        sample(job, alive, sets, gpu, guarded, heavy=cost.flops > 0)
+        sample(job, alive, sets, gpu, guarded, limited)
         send(("at", None, "calibration"))
-        after = ceilings.measure()
+        after = ceilings.measure() | sustained()
         drift = calibration.drift(before, after, watched)
         if device == "cpu" or drift <= REMEASURE_DRIFT or attempt == 2:  # a shared CPU drifts all the time
             break
@@ -87,8 +95,6 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
         | {"calibration_drift": drift, "check_nonce": sets.nonce}
         | outcome.routing(job, definition, sets)
     )
-    if gpu and any(one.fields.get("turns") == "long" for one in alive):
-        common |= ceilings.sustained(job.settings.turn_seconds, cost.products, FORMATS[cell.dtype].torch_dtype)
     if gpu:
         common |= {name: cost.rate * common[name] for name in _RATES if name in common}
     common |= {"read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes, "flops": cost.flops}

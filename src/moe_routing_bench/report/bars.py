@@ -51,26 +51,34 @@ class Cells:
 class Figure:
     """What the rows of one cell say: an estimate, the rows that it was made of, and their names in words.
 
-    Figures with a `group` are shown as the range of each group. `beside` is a second figure of the same unit, which decides nothing.
+    `timed` has the interval of the times alone. Figures with a `group` are shown as the range of each group. `beside` is a second figure of the
+    same unit, which decides nothing.
     """
 
-    estimate: Estimate
+    timed: Estimate
     rows: Sequence[Row]
     says: str = ""
     group: str = ""
     beside: float | None = None
 
     @property
-    def suspect(self) -> bool:
-        """Whether something speaks against one of the times.
+    def estimate(self) -> Estimate:
+        """The figure with its interval, which is wider by as much as the ceilings drifted in its cells where that makes rows suspect.
 
-        A drift of the ceilings does not where rows of one cell are compared, as in `verdicts`: they took turns, and no ceiling is in their ratio.
+        It is not where rows of one cell are compared, as in `verdicts`: they took turns, and no ceiling is in their ratio.
         """
-        compared = len(self.rows) > 1 and len({row["cell_hash"] for row in self.rows}) == 1
-        return any(
-            row["suspect"] is True and not (compared and _drifted_alone(str(row["suspect_reason"])))
-            for row in self.rows
-        )
+        drifts = {row["cell_hash"]: row["calibration_drift"] for row in self.rows if _drifted_alone(row)}
+        return self.timed if self._compared else ratios.widened(self.timed, list(drifts.values()))
+
+    @property
+    def suspect(self) -> bool:
+        """Whether something speaks against one of the times of which nobody knows the size, as one does of a drift."""
+        return any(row["suspect"] is True and not _drifted_alone(row) for row in self.rows)
+
+    @property
+    def _compared(self) -> bool:
+        """Whether it is the ratio of rows of one cell."""
+        return len(self.rows) > 1 and len({row["cell_hash"] for row in self.rows}) == 1
 
 
 def fastest(rows: Sequence[Row], names: Callable[[str], bool]) -> Row | None:
@@ -104,9 +112,9 @@ def uneven(ours: Collection[str], rows: Sequence[Row]) -> Figure | None:
     return None if own is None else Figure(ratios.speed(own, even), (even, own), own["implementation"])
 
 
-def _drifted_alone(reasons: str) -> bool:
-    """Whether nothing else makes a row suspect."""
-    return all(one.startswith(_DRIFT) for one in reasons.split("; "))
+def _drifted_alone(row: Row) -> bool:
+    """Whether a row is suspect, and for nothing but a drift of the ceilings."""
+    return row["suspect"] is True and all(one.startswith(_DRIFT) for one in str(row["suspect_reason"]).split("; "))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _GROUPS = (
     (
         "Time",
         "median_us ci_low_us ci_high_us min_us p5_us q1_us q3_us p95_us max_us mad_us wall_median_us warm_median_us tokens_per_s samples blocks "
-        "set_aside set_aside_reason timer launch_hidden turns calls_per_sample cold_sets cold warmup_calls settled",
+        "set_aside set_aside_reason timer launch_hidden busy_share turns calls_per_sample cold_sets cold warmup_calls settled",
     ),
     ("Stages", "stage_us stage_timer"),
     ("Energy", "energy_mj energy_mj_per_token"),

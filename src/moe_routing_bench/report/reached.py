@@ -1,8 +1,8 @@
 """Which bars stored rows reach, with intervals. Pure functions; no torch.
 
 Rows of several runs, cards or versions of the code are never pooled: each has a line of its own. A row that has no time takes no part,
-and a cell one of whose compared rows is suspect neither; both are counted, and what would be with the suspect cells is said, but
-decides nothing.
+and a cell neither where something speaks against a compared row whose size nobody knows (a drift of the ceilings widens the interval); both
+are counted, and what would be with the suspect cells is said, but decides nothing.
 """
 
 import functools

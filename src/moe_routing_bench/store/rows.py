@@ -27,7 +27,7 @@ MEASURED: dict[str, pa.DataType] = {
     # time, in microseconds; device time unless the name says wall
     "median_us": _F, "ci_low_us": _F, "ci_high_us": _F, "min_us": _F, "p5_us": _F, "q1_us": _F, "q3_us": _F, "p95_us": _F,
     "max_us": _F, "mad_us": _F, "samples": _I, "blocks": _I, "set_aside": _I, "set_aside_reason": _S, "samples_us": pa.list_(_F), "set_aside_samples_us": pa.list_(_F),
-    "block_medians_us": pa.list_(_F), "wall_median_us": _F, "warm_median_us": _F, "stage_us": _STAGES, "timer": _S, "launch_hidden": _F,
+    "block_medians_us": pa.list_(_F), "wall_median_us": _F, "warm_median_us": _F, "stage_us": _STAGES, "timer": _S, "launch_hidden": _F, "busy_share": _F,
     "stage_timer": pa.map_(_S, _S), "turns": _S,
     "calls_per_sample": _I, "cold_sets": _I, "cold": _B, "warmup_calls": _I, "settled": _B,
     "block_clocks_mhz": pa.list_(_I), "block_powers_w": pa.list_(_F), "energy_mj": _F, "energy_mj_per_token": _F,
@@ -60,6 +60,7 @@ MEASURED: dict[str, pa.DataType] = {
 LATER = (
     *("slurm_job_id", "configuration", "energy_mj", "energy_mj_per_token", "dense_us", "over_dense"),
     *("anomaly", "again", "again_us", "again_ci_low_us", "again_ci_high_us", "plugin", "plugin_fingerprint"),
+    "busy_share",
 )
 _AXIS_TYPES = {int: _I, float: _F, str: _S}
 
