@@ -163,12 +163,11 @@ def quantised(name, dtype, rows, columns):
 
 
 SIZES = [(136, 296, 1), (64, 128, 2)]
-# Every format in both types, gated and not, and each of these pairs at both sizes, but for neighbouring formats in turns.
+# Every format in both types, one of them gated, at a size that changes from one pair of formats to the next.
 FRAGMENTS = [
-    (name, dtype, gated, *SIZES[(place + (dtype == "fp16") + gated) % 2])
+    (name, dtype, (place + (dtype == "fp16")) % 2 == 1, *SIZES[place // 2 % 2])
     for place, name in enumerate(TAKEN)
     for dtype in ("bf16", "fp16")
-    for gated in (False, True)
 ]
 
 

@@ -2,6 +2,7 @@
 
 All tests that share the first run are in this file: workers that share the tests then make it once."""
 
+import contextlib
 import html
 import json
 import os
@@ -230,6 +231,15 @@ def test_a_file_of_another_spec_is_refused(project: Project) -> None:
     assert refused.returncode == 2 and "was measured for spec" in refused.stderr and refused.stderr.count("\n") == 1
 
 
+def measuring(group: int) -> bool:
+    """Whether the client of a measurement runs in a group of processes."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            if os.getpgid(int(path.parent.name)) == group and b"-S" in path.read_bytes().split(b"\0"):
+                return True
+    return False
+
+
 def test_an_interrupt_says_what_to_do_and_no_spec(project: Project) -> None:
     """Ctrl-C in a measurement: Snakemake prints the command that it has ended, without the JSON text that it had."""
     project.configure(
@@ -240,10 +250,10 @@ def test_an_interrupt_says_what_to_do_and_no_spec(project: Project) -> None:
         [sys.executable, "-m", "snakemake", "--cores", "1"], cwd=project.folder, env=environment, preexec_fn=interruptible,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     ) as run:  # fmt: skip
-        logs, deadline = project.folder / "results/cpu/logs/gate", time.monotonic() + 60
-        before = {path.name for path in logs.iterdir()}
-        while not {path.name for path in logs.iterdir()} - before and time.monotonic() < deadline:
-            time.sleep(0.05)
+        deadline = time.monotonic() + 60
+        while not measuring(run.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)  # until the client runs: its shell alone has made the log
+        time.sleep(0.3)
         os.killpg(run.pid, signal.SIGINT)
         out, _ = run.communicate(timeout=60)
     assert run.returncode == 1 and "Error in rule measure" in out
