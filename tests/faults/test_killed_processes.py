@@ -20,7 +20,7 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import client
 from moe_routing_bench.store import platforms, records
-from signals import interruptible
+from signals import commands, interruptible
 
 CELL = cell_of("permute", tokens=64, experts=8, top_k=2)
 QUICK = Job(CELL, ("torch",), Settings(max_seconds=0.05, min_blocks=3, max_blocks=3, warmup_ms=1, interval_us=200))
@@ -48,15 +48,12 @@ class Server:
     def processes(self) -> list[int]:
         """The server, its supervisor, and that one's worker: those of them that there are and have not ended."""
         found = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    command = (entry / "cmdline").read_bytes().decode()
-                    state, parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:2]
-                except (OSError, ValueError):
-                    continue
-                if "server.py" in command and str(self.folder) in command and state not in "ZX":
-                    found[int(entry.name)] = int(parent)
+        for pid, command in commands():
+            if "server.py" in command and str(self.folder) in command:
+                with contextlib.suppress(OSError, ValueError):
+                    state, parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:2]
+                    if state not in "ZX":
+                        found[pid] = int(parent)
         line = [pid for pid, parent in found.items() if parent not in found]
         while more := [pid for pid, parent in found.items() if parent == line[-1:][0]] if line else []:
             line += more

@@ -19,6 +19,7 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import client
 from moe_routing_bench.store import platforms, records
+from signals import commands
 
 ONE, OTHER = 12345, 12346
 PACKAGE = Path(client.HERE).parent
@@ -61,12 +62,7 @@ def shared() -> Iterator[Path]:
 
 def processes(folder: str) -> list[int]:
     """Those whose command line names the folder: the clients, and the servers with their children."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and folder in (entry / "cmdline").read_bytes().decode():
-                found.append(int(entry.name))
-    return found
+    return [pid for pid, command in commands() if folder in command]
 
 
 def has_open(user: int, path: Path) -> bool:

@@ -308,8 +308,8 @@ def test_a_cell_is_sampled_again_where_a_ceiling_has_moved(measured, monkeypatch
 
 def test_blocks_that_are_set_aside():
     """Those with a slowdown bit, unless all have one; the reason is in the row, and their samples are kept."""
-    timer = types.SimpleNamespace(name="cuda_graph", hidden=3, samples=4)
-    one = Candidate("a", [], timer=timer, blocks=[[1.0, 2.0, 3.0], [50.0, 60.0, 70.0], [2.0, 3.0, 4.0]], busy=[(6.0, 8.0), (180.0, 184.0), (9.0, 20.0)], clocks=[1, 2, 3], slow=[0, 8, 0])  # fmt: skip
+    timer = types.SimpleNamespace(name="cuda_graph", hidden=3, samples=4, calls=1)
+    one = Candidate("a", [], timer=timer, blocks=[[1.0, 2.0, 3.0], [50.0, 60.0, 70.0], [2.0, 3.0, 4.0]], spans=[8.0, 184.0, 20.0], clocks=[1, 2, 3], slow=[0, 8, 0])  # fmt: skip
     row = outcome.row(one)
     assert (row["set_aside"], row["set_aside_samples_us"], row["set_aside_reason"]) == (3, [50.0, 60.0, 70.0], "a hardware slowdown bit")  # fmt: skip
     assert row["samples_us"] == [1.0, 2.0, 3.0, 2.0, 3.0, 4.0] and row["median_us"] == 2.5 and row["launch_hidden"] == 0.75  # fmt: skip
@@ -752,15 +752,17 @@ def test_long_turns_are_held_against_what_is_sustained(capped, heavy, measured, 
     definition = supervisor.bench_of(Job(CELL, ("torch",), settings)).definition()
     monkeypatch.setattr(definition, "cost", lambda *_: Cost(1, 2, ((10**6, 1, 1),) if heavy else ()))
 
-    def sample(job, alive, *_):
-        given.append(_[-1])
+    def sample(job, alive, *others):
+        given.append(others[-1])
         for one in alive:
             one.blocks, one.clocks, one.powers, one.slow = [[100.0]] * 5, [1] * 5, [1.0] * 5, [0] * 5
             one.fields["turns"] = "long" if capped and one.name == "b" else "short"
 
     monkeypatch.setattr(worker, "sample", sample)
     gpu.warm = iter([1.0] * 10)
-    rows, _ = measured(Job(CELL, ("torch", "a", "b"), settings), "cuda", a=lambda _: 100.0, b=lambda _: 100.0)
+    rows, messages = measured(Job(CELL, ("torch", "a", "b"), settings), "cuda", a=lambda _: 100.0, b=lambda _: 100.0)
+    steps = [message[1:] for message in messages if message[0] == "at"]
+    assert steps.count((None, "calibration")) == 2 + 2 * limited, "no implementation is to blame for what happens there"
     assert set(given) == {limited} and [one[0] for one in gpu.sustained_for] == [0.25, 0.25] * limited
     names = ("sustained_tflops", "dense_us", "calibration_drift")
     for row in rows.values():  # a drift of what lasts, not of the burst

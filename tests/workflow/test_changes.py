@@ -27,7 +27,7 @@ from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.store import records
 from project import CELLS, GRID, ROOT, SHOWN, SMALL, Project, count, measured
-from signals import interruptible
+from signals import commands, interruptible
 
 pytestmark = pytest.mark.slow
 ALL = sum(CELLS.values())
@@ -233,9 +233,9 @@ def test_a_file_of_another_spec_is_refused(project: Project) -> None:
 
 def measuring(group: int) -> bool:
     """Whether the client of a measurement runs in a group of processes."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for pid, command in commands():
         with contextlib.suppress(OSError):  # it has ended
-            if os.getpgid(int(path.parent.name)) == group and b"-S" in path.read_bytes().split(b"\0"):
+            if "\0-S\0" in command and os.getpgid(pid) == group:
                 return True
     return False
 

@@ -197,12 +197,11 @@ def binding(ceilings: dict[str, float], nbytes: int, flops: float) -> list[str]:
 
     A rate that a call is nowhere near says nothing of its time, and that of a burst moves by 2 to 3 % with the clock of a card at rest.
     """
-    limited = "sustained_tflops" in ceilings
-    rate = "sustained_tflops" if limited else "peak_tflops"
+    rate = "sustained_tflops" if "sustained_tflops" in ceilings else "peak_tflops"
     seconds = {"copy_gb_per_s": nbytes / ceilings["copy_gb_per_s"] / 1e9, rate: flops / ceilings[rate] / 1e12}
     found = [name for name, floor in seconds.items() if 2 * floor > max(seconds.values())]
-    found += [name for name in ("dense_us",) if name in ceilings and rate in found]
-    return [*found, "stream_gb_per_s"] if "stream_gb_per_s" in ceilings else found
+    also = ("dense_us", "stream_gb_per_s") if rate in found else ("stream_gb_per_s",)
+    return found + [name for name in also if name in ceilings]
 
 
 def drift(before: dict[str, float], after: dict[str, float], names: Sequence[str]) -> float:

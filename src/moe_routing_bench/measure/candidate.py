@@ -32,9 +32,7 @@ class Candidate:
     clocks: list[int | None] = field(default_factory=list)
     powers: list[float | None] = field(default_factory=list)
     slow: list[int] = field(default_factory=list)
-    busy: list[tuple[float, float]] = field(
-        default_factory=list
-    )  # of each block the time of its samples, and from its begin to its end, µs
+    spans: list[float] = field(default_factory=list)  # of each block, from its begin to its end, µs
     energies: list[float] = field(
         default_factory=list
     )  # of a call, in each long turn, mJ; none where the board does not count
@@ -54,4 +52,4 @@ class Candidate:
     def forget(self) -> None:
         """Drop what was sampled, to sample again."""
         for one in self.entries:
-            one.blocks, one.clocks, one.powers, one.slow, one.energies, one.busy = [], [], [], [], [], []
+            one.blocks, one.clocks, one.powers, one.slow, one.energies, one.spans = [], [], [], [], [], []

@@ -25,7 +25,7 @@ def row(one: Candidate) -> dict[str, object]:
         checked["energy_mj"] = mean(one.energies)
     if one.timer.name != "wall":
         checked["launch_hidden"] = one.timer.hidden / one.timer.samples
-        checked["busy_share"] = sum(timed for timed, _ in one.busy) / sum(whole for _, whole in one.busy)
+        checked["busy_share"] = sum(map(sum, one.blocks)) * one.timer.calls / sum(one.spans)
     return (
         {"status": "ok", "set_aside": len(aside), "set_aside_samples_us": aside, "set_aside_reason": reason}
         | checked | one.fields | statistics.summarize(good)

@@ -165,7 +165,7 @@ def _block(entry: Candidate, gpu: Any, least: int, least_us: float = 0.0) -> Non
     timer, begin = entry.timer, perf_counter()
     while len(samples) < least or sum(samples) * timer.calls < least_us:
         samples.append(timer.sample())
-    entry.busy.append((sum(samples) * timer.calls, (perf_counter() - begin) * 1e6))
+    entry.spans.append((perf_counter() - begin) * 1e6)
     entry.blocks.append(samples)
     entry.clocks.append(gpu.sm_clock_mhz() if gpu else None)
     entry.powers.append(gpu.power_w() if gpu else None)

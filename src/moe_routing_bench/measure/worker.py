@@ -72,6 +72,7 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     def sustained() -> dict[str, float]:
         if not limited:
             return {}
+        send(("at", None, "calibration"))
         return ceilings.sustained(job.settings.turn_seconds, cost.products, FORMATS[cell.dtype].torch_dtype)
 
     before = before | sustained()
