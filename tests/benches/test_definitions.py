@@ -19,7 +19,7 @@ from moe_routing_bench.kernels.pack import Pack
 from moe_routing_bench.kernels.permute import Permute
 from moe_routing_bench.kernels.permute.layout import RowLayout
 from moe_routing_bench.kernels.router import Router
-from moe_routing_bench.workload.draw import draw_ids, draw_routing, generator, randn
+from moe_routing_bench.workload.draw import again, draw_ids, draw_routing, generator, randn
 from moe_routing_bench.workload.rows import row_layout, row_map
 
 AXES = {
@@ -114,6 +114,17 @@ def test_inputs_of_a_seed(bench: str) -> None:
         assert without.keys() == found[0].keys() - {"bias"}
 
 
+@pytest.mark.parametrize("bench", ["layer", "training"])
+def test_tokens_are_no_rows_of_weights(bench: str) -> None:
+    """A row of x that is one of w13 has a sum as large as sqrt(H) with it, and its gradients stand out of all others."""
+    cell = cell_of(bench, tokens=16, hidden=32, intermediate=24, experts=4, top_k=2, dtype="fp32")
+    definition = BENCHES[bench].definition()
+    for seed in (cell.seed, again(cell.seed, 5)):
+        x, w13 = definition.build(cell, seed, "cpu")["x"], definition.shared(cell, cell.seed, "cpu")["w13"]
+        sums = x @ w13.flatten(0, 1).T
+        assert sums.abs().max() < 5, "rows of weights have a length of 1, so that sums are N(0, 1)"
+
+
 def test_rows_are_quantised_as_they_are_drawn() -> None:
     """The same rows as those of the plain format, and scales."""
     plain, inputs = (definition("experts").build(cell_for("experts", packed=packed), 7, "cpu") for packed in ("bf16", "fp8_row"))  # fmt: skip
@@ -127,7 +138,7 @@ def test_weights_of_the_experts() -> None:
     cell = cell_of("experts", tokens=6, hidden=64, intermediate=16, experts=8, top_k=2, weights="fp16", dtype="bf16")
     with torch.device("meta"):
         found = definition("experts").shared(cell, 7, "cpu")
-    rng = generator(7, "cpu")
+    rng = generator(7 + 2**31, "cpu")  # a seed that no tokens have
     w13 = randn((8, 32, 64), "fp16", rng) / 8
     assert same(found, {"w13": w13, "w2": randn((8, 64, 16), "fp16", rng) / 4})
 

@@ -25,6 +25,7 @@ from moe_routing_bench.workload.draw import draw_ids, generator, randn
 from moe_routing_bench.workload.rows import row_layout, row_map
 
 _PRODUCTS, _BIASES = ("w13", "w2"), ("b13", "b2")  # of all experts, biases where there are any
+_OF_WEIGHTS = 1 << 31  # seeds of cells and nonces of `draw.again` are below it, and a CPU's generator takes 32 bits
 _WEIGHTS = (*_PRODUCTS, *_BIASES, *(part for name in _PRODUCTS for part in named(name).values()))
 
 
@@ -68,8 +69,8 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
 
 
 def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
-    """The experts' weights, drawn once per cell."""
-    rng, hidden, inner = generator(seed, device), cell.hidden, cell.intermediate
+    """The experts' weights, drawn once per cell, by a seed that no tokens have: theirs would make rows of x rows of w13."""
+    rng, hidden, inner = generator(seed | _OF_WEIGHTS, device), cell.hidden, cell.intermediate
     weights, wanted = plain_weights(cell), problem(cell)
     wide = 2 * inner if wanted.gated else inner
     drawn = {
