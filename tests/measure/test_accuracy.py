@@ -96,7 +96,7 @@ def test_wrong_and_crashing_kernels_are_rows(monkeypatch):
 
         def run():
             call()
-            tensors["y"][first] *= 1.5
+            tensors["y"][first] *= 2
 
         return run
 
@@ -111,9 +111,7 @@ def test_wrong_and_crashing_kernels_are_rows(monkeypatch):
     assert {name: row["status"] for name, row in rows.items()} == {
         "dequant": "incorrect", "dequant_uncached": "crashed", "dequant_loop": "ok"
     }  # fmt: skip
-    assert "relative L2 error" in rows["dequant"]["reason"] and rows["dequant"]["kernel_error"] > 0.03, (
-        "one expert of a few is off by half; the limit is 0.016"
-    )
+    assert "relative L2 error" in rows["dequant"]["reason"] and rows["dequant"]["kernel_error"] > 0.05
     assert rows["dequant_uncached"]["reason"] == "RuntimeError: no such kernel"
 
 
