@@ -25,7 +25,7 @@ def problem(cell: Cell) -> SharedExperts:
 
 
 def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
-    """The weights, drawn once per cell, by the seed after its own: that draws those of the routed experts."""
+    """The weights, drawn once per cell, by the seed after that of the first tokens: neither tokens nor routed experts have it."""
     rng, weights = generator(seed + 1, device), experts.plain_weights(cell)
     hidden, inner = cell.hidden, cell.shared_intermediate
     wide = 2 * inner if experts.problem(_alone(cell)).gated else inner
