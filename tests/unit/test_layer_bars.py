@@ -80,6 +80,21 @@ def test_what_is_not_measured_leaves_a_bar_open_or_silent() -> None:
     assert (absent.verdict, absent.cells, absent.measured) == ("not measured", "0 of 11", "–")
 
 
+def test_a_run_of_some_cells_is_silent_where_another_has_all() -> None:
+    """It is not where it misses the bar, or where cells that it has are in doubt: that is news."""
+
+    def found(*some: dict[str, object]) -> list[tuple[str, str]]:
+        tables = {"whole": frame(*cells(other=130.0)), "some": frame(*some)}
+        return [(one.where, one.verdict) for one in reached.lines([BY_NAME[FASTEST]], tables)]
+
+    whole = ("whole", "reached, and the stretch")
+    assert found(*cells(other=130.0)[:6]) == [whole]
+    assert found(*cells(other=90.0)[:6]) == [whole, ("some", "missed")]
+    assert found(*cells(other=130.0)[:3], *cells(other=130.0, suspect=True)[3:6]) == [whole, ("some", "open")]
+    both = reached.lines([BY_NAME[FASTEST]], {"some": frame(*cells()[:6]), "others": frame(*cells()[6:9])})
+    assert [(one.where, one.cells) for one in both] == [("some", "2 of 11"), ("others", "1 of 11")]
+
+
 def test_rows_without_a_time_and_suspect_cells_are_left_out_and_counted() -> None:
     """What they would make of it is said, but decides nothing."""
     rows = cells(other=112.0)
@@ -142,8 +157,8 @@ def test_cards_and_versions_of_the_code_are_not_pooled(change: dict[str, str]) -
     found = lines(FASTEST, *rows)
     assert [(each.cells, each.verdict) for each in found] == [("1 of 11", "open"), ("10 of 11", "open")]
     assert all(f"layers, {card}" in each.where for card, each in zip(("GPU-1", change.get("gpu_uuid", "GPU-1")), found, strict=True))  # fmt: skip
-    two = reached.lines([BY_NAME[FASTEST]], {"a": frame(*rows[:3]), "b": frame(*cells())})
-    assert [(each.where, each.cells) for each in two] == [("a", "1 of 11"), ("b", "11 of 11")]
+    two = reached.lines([BY_NAME[FASTEST]], {"a": frame(*rows[:3]), "b": frame(*cells()[3:])})
+    assert [(each.where, each.cells) for each in two] == [("a", "1 of 11"), ("b", "10 of 11")]
 
 
 def test_products_of_others_are_ours_only_where_it_is_said() -> None:

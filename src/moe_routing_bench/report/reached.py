@@ -21,6 +21,7 @@ REACHED, STRETCH, MISSED, OPEN, ABSENT = "reached", "reached, and the stretch", 
 APART = "not comparable"  # what a cell compares was measured, but not by one card and version of the code
 WITHIN_NOISE, NO_INTERVAL = ", within noise", ", no interval"  # the interval holds the bar; there is none
 _FEW = 6  # cells that are all shown
+_NONE = "–"
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,22 @@ class _Run:
 def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool = False) -> list[Line]:
     """A line per bar, and per run, card and code of which there are rows; `tables` are rows by the name of their run.
 
-    With `absent` also of bars without any. None on another platform.
+    With `absent` also of bars without any. None on another platform, nor of a run that has too few of a bar's cells where another decides.
     """
     runs = [_Run(name, rows[rows["platform"] == PLATFORM]) for name, rows in tables.items()]
     found = []
     for bar in bars:
         of_it = [line for run in runs for line in _of_run(bar, run)]
         if not of_it and absent:
-            of_it = [_line(bar, "–", f"0 of {len(bar.cells)}" if bar.cells else "0", "–", ABSENT, "")]
-        found += of_it
+            of_it = [_line(bar, _NONE, f"0 of {len(bar.cells)}" if bar.cells else "0", _NONE, ABSENT, "")]
+        found += _saying(of_it)
     return found
+
+
+def _saying(lines: list[Line]) -> list[Line]:
+    """The lines of a bar without those of runs that have too few of its cells to decide it, where another run decides."""
+    few = [one for one in lines if one.verdict == OPEN and one.left_out == _NONE]
+    return [one for one in lines if one not in few] if any(one.verdict not in (OPEN, APART) for one in lines) else lines
 
 
 def _of_run(bar: Bar, run: _Run) -> Iterable[Line]:
@@ -74,7 +81,7 @@ def _of_run(bar: Bar, run: _Run) -> Iterable[Line]:
         yield _judged(bar, found, _of_bar(bar, lost), f"{run.name}{apart}".removeprefix(", "))
     if not groups and (found := _figures(bar, ok, run.records)):
         said = f"{APART}: measured on different cards or by different code"
-        yield _line(bar, said, f"0 of {len(bar.cells or found)}", "–", APART, run.name)
+        yield _line(bar, said, f"0 of {len(bar.cells or found)}", _NONE, APART, run.name)
 
 
 def _comparable(rows: pd.DataFrame) -> Iterable[tuple[tuple[str, str], pd.DataFrame]]:
@@ -125,7 +132,7 @@ def _judged(bar: Bar, found: Mapping[str, Figure], lost: int, where: str) -> Lin
 
 def _line(bar: Bar, measured: str, cells: str, left_out: str, verdict: str, where: str) -> Line:
     return Line(
-        bar.what, bar.words(bar.level), bar.words(bar.stretch), measured, cells, left_out or "–", verdict, where
+        bar.what, bar.words(bar.level), bar.words(bar.stretch), measured, cells, left_out or _NONE, verdict, where
     )
 
 
