@@ -1,5 +1,6 @@
 """Every figure draws from any table of the schema, says when there is nothing to draw, and is reproducible."""
 
+import itertools
 from pathlib import Path
 
 import pandas as pd
@@ -160,6 +161,20 @@ def test_who_is_fastest_and_who_ties():
     )
     assert f"{crossover.MOST_CELLS} of {crossover.MOST_CELLS + 2} cells" in draw("crossover", many)[1]
     assert crossover.choose(many)["tokens"].max() == crossover.MOST_CELLS - 1
+
+
+@pytest.mark.parametrize("behind", [1.15, 5, 7.9, 8, 30, 120])
+def test_numbers_below_the_fastest_keep_apart(behind):
+    """However far behind the slowest is, and however wide the names of cells."""
+    cells = [{"cell": f"c{i}", "model": "qwen3-30b-a3b", "tokens": 1024 << i, "weights": "e4m3_block128"} for i in range(3)]  # fmt: skip
+    table = frame(*(one("layer", name, median_us=us, **cell) for cell in cells for name, us in (("cute", 10.0), ("triton", 10.0 * behind))))  # fmt: skip
+    figure, _ = draw("crossover", table)
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    low, high = axes.get_xlim()
+    ticks = [tick.label1.get_window_extent() for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    assert len(ticks) >= 2
+    assert all(left.x1 + 2 < right.x0 for left, right in itertools.pairwise(ticks))
 
 
 def test_composites_have_the_stages_of_their_tables(full):
