@@ -1,5 +1,5 @@
 """The tables of the documents whose figures are stored rows: each is made of a file below results/nvidia-h200/, or below that of
-another run (layers, decode, training or model) or of an H100.
+another run (layers, decode, training, model, quantised or quantised-decode) or of an H100.
 
 Times are medians of device time in µs. `floor` is `roofline_us`: the compulsory bytes at the copy bandwidth, or the FLOPs
 at the matrix rate, both measured in the same process.
@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/nvidia-h200"
 LAYERS, DECODE = "../nvidia-h200.layers/", "../nvidia-h200.decode/"  # from there
 TRAINING, MODEL = "../nvidia-h200.training/", "../nvidia-h200.model/"
+QUANTISED, QUANTISED_DECODE = "../nvidia-h200.quantised/", "../nvidia-h200.quantised-decode/"
 H100 = "../nvidia-h100-80gb-hbm3/"
 WAYS = ("torch", "triton", "cute")
 SYMBOLS = {"tokens": "T", "experts": "E", "hidden": "H", "intermediate": "I", "top_k": "k"}
@@ -324,6 +325,26 @@ def others(run: str, ways: Sequence[str]) -> str:
     return table(lines)
 
 
+FORMAT_WAYS = ("dequant_cute", "cute_quantised", "humming", "marlin", "mslk_int4")
+
+
+def quantised(run: str) -> str:
+    """One line per cell of `experts` with quantised weights: the time of each way, and of our kernel with weights of 16 bits in the same run;
+    of one that is wrong the line says so."""
+    rows = stored(run + "measurements.parquet").query("bench == 'experts'")
+    plain = rows[(rows["weights"] == rows["dtype"]) & (rows["implementation"] == "cute")].set_index(["model", "tokens"])
+    lines = []
+    for _, cell in rows[rows["weights"] != rows["dtype"]].groupby("cell", sort=False):
+        found, first = cell.set_index("implementation"), cell.iloc[0]
+        line = {"model": first["model"], "T": str(first["tokens"]), "weights": f"`{first['weights']}`"}
+        for way in FORMAT_WAYS:
+            wrong = way in found.index and found.at[way, "status"] == "incorrect"
+            line[f"`{way}`"] = "wrong" if wrong else digits(found["median_us"].get(way, np.nan))
+        line[f"`cute`, {first['dtype']}"] = digits(plain.at[(first["model"], first["tokens"]), "median_us"])
+        lines.append(line | {"`cute_quantised`, of copy": percent(found.at["cute_quantised", "share_of_copy"])})
+    return table(lines)
+
+
 def all_layers() -> str:
     """Every implementation of the layers that most were measured of, in the order of their times."""
     rows = stored(LAYERS + "measurements.parquet").query("bench == 'layer'")
@@ -440,6 +461,8 @@ _PERMUTE = "layout == 'compact' and top_k == 8 and experts == 128"
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "stored-cells": stored_cells, "stored-layers": partial(stored_cells, LAYERS + "measurements.parquet"), "stored-decode": partial(stored_cells, DECODE + "measurements.parquet"),
     "stored-training": partial(stored_cells, TRAINING + "measurements.parquet"), "stored-model": partial(stored_cells, MODEL + "measurements.parquet"),
+    "stored-quantised": partial(stored_cells, QUANTISED + "measurements.parquet"), "quantised": partial(quantised, QUANTISED),
+    "stored-quantised-decode": partial(stored_cells, QUANTISED_DECODE + "measurements.parquet"), "quantised-decode": partial(quantised, QUANTISED_DECODE),
     "layers": partial(layers, "prefill"), "all-layers": all_layers, "decode": partial(layers, "decode"), "choices": choices,
     "training": partial(others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")),
     "models": partial(others, MODEL, ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm", "ops")),

@@ -426,7 +426,9 @@ def test_choices_prints_the_regret_and_writes_the_table(call):
     assert code == 0 and Path("table.json").read_bytes() == table.FILE.read_bytes()
     for text in ("in the table, against the best of the candidates: mean 0.0%", "left out, against the best measured: mean", "bar: mean 3%, worst 15%", "suspect cells: "):  # fmt: skip
         assert text in out
-    code, out, _ = call("choices", "nvidia-h200.decode", "nvidia-h200.layers", "--peers", "--out", "some.json")
+    code, out, _ = call(
+        "choices", *("nvidia-h200." + run for run in ("decode", "layers", "quantised")), "--peers", "--out", "some.json"
+    )
     assert code == 0 and Path("some.json").read_bytes() == table.FILE.read_bytes(), "no other run has layers"
     code, _, said = call("choices", "nvidia-h200.training")
     assert code == 2 and "layers with a time" in said

@@ -29,6 +29,8 @@ MEASURED = {
     "nvidia-h200.decode": "decode",
     "nvidia-h200.layers": "layers",
     "nvidia-h200.model": "model",
+    "nvidia-h200.quantised": "quantised",
+    "nvidia-h200.quantised-decode": "quantised-decode",
     "nvidia-h200.training": "training",
 }  # configs of stored rows
 STORED = pytest.mark.parametrize(

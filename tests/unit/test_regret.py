@@ -114,9 +114,11 @@ def test_entries_are_in_the_order_of_cells() -> None:
     assert type(found[1].shape.capacity_factor) is float, "as JSON has it"
 
 
-def test_the_newest_measurement_of_a_cell_counts() -> None:
+def test_the_newest_measurement_of_a_cell_counts_and_one_of_few_implementations_replaces_none() -> None:
     older, newer = (replace(SMALL, measured=day, run=day, card="x") for day in ("2026-11-21", "2026-11-22"))
-    assert choices.newest([newer, older, LARGE]) == [LARGE, newer]
+    assert choices.fullest([newer, older, LARGE]) == [LARGE, newer]
+    fewer = replace(newer, measured="2026-11-23", times={"cute": SMALL.times["cute"]})
+    assert len(SMALL.times) > 1 and choices.fullest([fewer, newer, older]) == [newer]
 
 
 def test_an_unknown_card_is_refused() -> None:

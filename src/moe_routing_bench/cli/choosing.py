@@ -47,9 +47,9 @@ def stored() -> list[str]:
 
 
 def of_runs(runs: list[str]) -> list[table.Entry]:
-    """The entries of all layers that were measured in these runs, the newest of each cell. Raises `UserError` where there is none."""
+    """The entries of all layers that were measured in these runs, one of each cell. Raises `UserError` where there is none."""
     made = importlib.import_module("moe_routing_bench.comparison.choices")
-    found = made.newest(entry for run in runs for entry in made.entries(_rows(run), run))
+    found = made.fullest(entry for run in runs for entry in made.entries(_rows(run), run))
     made.check_cards(found)
     if not found:
         raise bad(

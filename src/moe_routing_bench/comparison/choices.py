@@ -26,12 +26,15 @@ def entries(rows: pd.DataFrame, run: str) -> list[Entry]:
     return [_entry(cell, run) for _, cell in ok.groupby(["cell", ok["gpu_name"].fillna("")], sort=True)]
 
 
-def newest(found: Iterable[Entry]) -> list[Entry]:
-    """One entry per cell and card, that which was measured last, in the order of cards and cells."""
-    latest: dict[tuple[str, str], Entry] = {}
-    for one in sorted(found, key=lambda one: one.measured):
-        latest[one.card, one.cell] = one
-    return [latest[key] for key in sorted(latest)]
+def fullest(found: Iterable[Entry]) -> list[Entry]:
+    """One entry per cell and card, in the order of cards and cells: of those with the most implementations, that which was measured last.
+
+    A run that asks for some of them alone, as one that compares formats, does not take the others from the table.
+    """
+    kept: dict[tuple[str, str], Entry] = {}
+    for one in sorted(found, key=lambda one: (len(one.times), one.measured)):
+        kept[one.card, one.cell] = one
+    return [kept[key] for key in sorted(kept)]
 
 
 def architecture(card: str | None) -> str:
