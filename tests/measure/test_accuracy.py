@@ -127,7 +127,8 @@ def test_errors_by_hand():
 @pytest.fixture
 def call(monkeypatch, capsys):
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["moe-routing-bench", "accuracy", *arguments])
+        named = arguments if arguments[0] in ("accuracy", "compile") else ("accuracy", *arguments)
+        monkeypatch.setattr(sys, "argv", ["moe-routing-bench", *named])
         with pytest.raises(SystemExit) as caught:
             cli.main()
         return caught.value.code or 0, *capsys.readouterr()
@@ -139,7 +140,8 @@ SMALL = ("--tokens", "8", "--hidden", "32", "--intermediate", "32", "--experts",
 
 
 def test_the_command_prints_the_matrix(call):
-    code, out, _ = call(*SMALL, "--weights", "plain,int4_g32", "--activations", "bf16,fp8_row", "--implementations", "torch_loop,dequant_loop")  # fmt: skip
+    code, out, said = call(*SMALL, "--weights", "plain,int4_g32", "--activations", "bf16,fp8_row", "--implementations", "torch_loop,dequant_loop")  # fmt: skip
+    assert "accuracy " in said and "100%" in said, "how far it is"
     lines = [line.split()[:3] for line in out.splitlines()[2:]]
     assert code == 0 and "of bound" in out and lines == [
         [weights, activations, drawn]
@@ -170,6 +172,27 @@ def test_the_matrix_is_kept_in_a_file(call, tmp_path):
     ]  # fmt: skip
     assert all((row["hidden"], row["seed"], row["platform"], row["gpu_name"]) == (32, 17, "cpu", None) for row in rows)
     assert rows[2]["torch_version"] == torch.__version__ and rows[2]["kernel_error"] > 0 and rows[2]["ended_at"]
+
+
+def test_kernels_of_the_matrix_are_compiled_ahead_where_the_config_asks_for_it(call, tmp_path, monkeypatch):
+    """Those of all that the command compares in without options, beside those of the grid's cells."""
+    pytest.importorskip("cutlass")
+    compiled, rows = [], []
+    monkeypatch.setattr(type(BENCH), "precompile", lambda _, name, cell, arch: compiled.append((name, cell, arch)))
+    monkeypatch.setattr(accuracy, "rows", lambda cell, *_: rows.append(cell) or [])
+    monkeypatch.setenv("MOE_ROUTING_BENCH_KERNELS", str(tmp_path))
+    grid = (
+        "grid:\n  - {benches: [pack], implementations: [cute], tokens: [64], hidden: [32], experts: [4], top_k: [2]}\n"
+    )
+    for text in ("", "accuracy: true\n"):
+        (tmp_path / "c.yaml").write_text(text + grid)
+        call("compile", "--config", str(tmp_path / "c.yaml"), "--arch", "sm_90a")
+    call("accuracy")
+    (first, again), matrix = compiled[:2], compiled[2:]
+    assert first == again and first[0] == "cute" and first[1].bench == "pack"
+    assert {cell for _, cell, _ in matrix} == set(rows) and len(set(rows)) == 2 * (1 + len(WEIGHTS))
+    assert {name for name, _, _ in matrix} == {one.name for one in BENCH.implementations}
+    assert {arch for *_, arch in compiled} == {"sm_90a"}
 
 
 def test_a_file_of_other_columns_is_refused(tmp_path):
@@ -205,4 +228,4 @@ def test_mistakes_are_one_line(call, arguments, said):
 def test_a_failure_is_in_the_exit_status(call, monkeypatch):
     monkeypatch.setattr(accuracy, "rows", lambda *_: [{"weights": "int8_row", "status": "incorrect"}])
     code, _, err = call(*SMALL, "--weights", "int8_row", "--activations", "bf16", "--drawn", "normal")
-    assert code == 1 and err == "1 of 1 rows are of implementations that failed\n"
+    assert code == 1 and err.endswith("\n1 of 1 rows are of implementations that failed\n")

@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.progress import track
 
 from moe_routing_bench.benches.plugins import bench_of
-from moe_routing_bench.cli.asked import asked
+from moe_routing_bench.cli.asked import asked, effective
 from moe_routing_bench.cli.options import ConfigJson, Configs
+from moe_routing_bench.cli.quantising import BENCH, default_cells
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.store import platforms
 from moe_routing_bench.store.shipped import to_install
@@ -19,8 +20,11 @@ def compile_(
     arch: Annotated[str, typer.Option(help="Such as sm_80, sm_90a, sm_100a [default: this machine's GPU]")] = "",
     config: Configs = None, config_json: ConfigJson = None,
 ) -> None:  # fmt: skip
-    """Compile the CuTe DSL kernels of a config's cells into the kernel cache; needs no GPU when --arch is given."""
+    """Compile the CuTe DSL kernels of a config's cells, and of its accuracy matrix, into the kernel cache; needs no GPU when --arch is given."""
     jobs, _ = asked(config, config_json, None, None)
+    pairs = [(bench_of(job), name, job.cell) for job in jobs for name in job.implementations]
+    if effective(config, config_json).get("accuracy"):
+        pairs += [(BENCH, one.name, cell) for cell in default_cells() for one in BENCH.implementations]
     if not arch and platforms.current() == platforms.CPU:
         raise bad("--arch", "none", "an architecture", "there is no GPU here to take it from: pass --arch sm_90a")
     if reason := platforms.missing(("cutlass",), platforms.current()):
@@ -31,7 +35,6 @@ def compile_(
         importlib.import_module(f"moe_routing_bench.kernels.cute.{name}") for name in ("compilation", "cache")
     )
     arch, known = arch or compilation.current_arch(), len(cache.objects())
-    for job in track(jobs, f"compiling for {arch}", console=Console(stderr=True)):
-        for name in job.implementations:
-            bench_of(job).precompile(name, job.cell, arch)
+    for bench, name, cell in track(pairs, f"compiling for {arch}", console=Console(stderr=True)):
+        bench.precompile(name, cell, arch)
     print(f"{len(cache.objects())} kernels in {cache.folder()}, {len(cache.objects()) - known} of them new")

@@ -1,12 +1,15 @@
 """The accuracy of quantised weights: formats against activations and kinds of weights, and the kernels that multiply with them."""
 
 import importlib
+import itertools
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from moe_routing_bench import files
@@ -25,6 +28,9 @@ from moe_routing_bench.store import platforms
 
 BENCH = BENCHES["experts"]
 PLAIN = "plain"
+_KNOWN = (PLAIN, *WEIGHTS)
+_BESIDE = "bf16,fp16"
+_SIZES = {"tokens": 64, "hidden": 512, "intermediate": 256, "experts": 4, "top_k": 2, "seed": 17}
 _COLUMNS = {  # of the table for people: heading, column, format
     "weights": ("weights", ""), "activations": ("activations", ""), "drawn": ("drawn", ""),
     "weights: SNR dB": ("weight_snr_db", ".1f"), "of bound": ("of_bound", ".2f"),
@@ -36,15 +42,15 @@ _COLUMNS = {  # of the table for people: heading, column, format
 
 def accuracy(
     weights: Annotated[str | None, typer.Option(help="Comma-separated formats [default: plain, which is that of the activations, and all that are quantised]")] = None,
-    activations: Annotated[str, typer.Option(help=f"Comma-separated formats: {', '.join(FORMATS)}; the fp8 ones are of rows beside bf16")] = "bf16,fp16",
+    activations: Annotated[str, typer.Option(help=f"Comma-separated formats: {', '.join(FORMATS)}; the fp8 ones are of rows beside bf16")] = _BESIDE,
     drawn: Annotated[str, typer.Option(help="Comma-separated kinds of weights: normal; outliers, one in 200 of which is 16 times as large")] = "normal,outliers",
     implementations: Annotated[str | None, typer.Option(help="Comma-separated names [default: all that take them here]")] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens")] = 64,
-    hidden: Annotated[int, typer.Option(help="Width of a token row")] = 512,
-    intermediate: Annotated[int, typer.Option(help="Inner width of an expert")] = 256,
-    experts: Annotated[int, typer.Option(help="Number of experts")] = 4,
-    top_k: Annotated[int, typer.Option(help="Experts per token")] = 2,
-    seed: Annotated[int, typer.Option(help="Seed of what is drawn")] = 17,
+    tokens: Annotated[int, typer.Option(help="Tokens")] = _SIZES["tokens"],
+    hidden: Annotated[int, typer.Option(help="Width of a token row")] = _SIZES["hidden"],
+    intermediate: Annotated[int, typer.Option(help="Inner width of an expert")] = _SIZES["intermediate"],
+    experts: Annotated[int, typer.Option(help="Number of experts")] = _SIZES["experts"],
+    top_k: Annotated[int, typer.Option(help="Experts per token")] = _SIZES["top_k"],
+    seed: Annotated[int, typer.Option(help="Seed of what is drawn")] = _SIZES["seed"],
     out: Annotated[Path | None, typer.Option(help="Also write all columns to this Parquet file")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns as one JSON list")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all columns as CSV")] = False,
@@ -61,12 +67,13 @@ def accuracy(
     matrix = importlib.import_module("moe_routing_bench.measure.accuracy")
     kinds = [pick("--drawn", one, matrix.DRAWS) for one in _split(drawn)]
     names = _names(implementations)
-    known = (PLAIN, *WEIGHTS)
-    formats = [pick("--weights", one, known) for one in _split(weights)] if weights else known
+    formats = [pick("--weights", one, _KNOWN) for one in _split(weights)] if weights else _KNOWN
     beside = [pick("--activations", one, FORMATS) for one in _split(activations)]
-    cells = [_cell(one, other, sizes) for one in formats for other in beside]
+    cases = list(itertools.product(_cells(formats, beside, sizes), kinds))
     device = "cpu" if platforms.gpu_name() is None else "cuda"
-    found = [row for cell in cells for kind in kinds for row in matrix.rows(cell, kind, names, device)]
+    # Other people's kernels may take minutes to compile.
+    counted = track(cases, "accuracy", console=Console(stderr=True))
+    found = [row for cell, kind in counted for row in matrix.rows(cell, kind, names, device)]
     common = sizes | {"platform": platforms.current()} | matrix.place(device)
     rows = [row | common for row in found]
     if as_json:
@@ -86,6 +93,15 @@ def accuracy(
     if wrong := [row for row in rows if row.get("status") not in (None, "ok")]:
         print(f"{len(wrong)} of {len(rows)} rows are of implementations that failed", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def default_cells() -> list[Cell]:
+    """The cells that `accuracy` compares in where no sizes and formats are given, as in a workflow."""
+    return _cells(_KNOWN, _split(_BESIDE), _SIZES)
+
+
+def _cells(formats: Iterable[str], beside: Iterable[str], sizes: dict[str, int]) -> list[Cell]:
+    return [_cell(one, other, sizes) for one, other in itertools.product(formats, beside)]
 
 
 def _split(text: str) -> list[str]:
