@@ -175,6 +175,20 @@ def test_what_the_page_is_given():
     assert all(one["dark"] == colors.dark(one["light"]) for one in one_["legend"])
 
 
+def test_decoding_is_logarithmic_where_the_slowest_is_far_behind():
+    """In that panel alone, which then has no line at 0: on paper and on the page."""
+    rows = [ran("gate", name, us, cell=cell, tokens=tokens) for cell, tokens, slow in (("a", 8, 20.0), ("b", 64, 20.1)) for name, us in (("cute", 2.0), ("torch", slow))]  # fmt: skip
+    found = decode.chart(frame(*rows))
+    near, far = found.marks["panel"].unique()
+    assert [found.scales(panel)[0].kind for panel in (near, far)] == ["linear", "log"]
+    assert (found.reference_in(near), found.reference_in(far)) == (0.0, None)
+    assert charts.data(found)["own"] == {far: {"x": {"label": "median time (µs)", "kind": "log"}, "y": {"label": "implementation", "kind": "names"}, "reference": None}}  # fmt: skip
+    linear, logarithmic = decode.draw(frame(*rows)).axes
+    assert [(axes.get_xscale(), axes.get_xlim()[0] <= 0, len(axes.lines)) for axes in (linear, logarithmic)] == [("linear", True, len(logarithmic.lines) + 1), ("log", False, len(logarithmic.lines))]  # fmt: skip
+    kept = Chart("points", Scale("x", "log"), Scale("y"), marks([]), {}, frame(), 0.0)
+    assert kept.reference_in("p") == 0.0, "the line lies across y"
+
+
 def test_a_chart_is_refused_that_nothing_draws():
     with pytest.raises(ValueError, match="pie"):
         Chart("pie", Scale("x"), Scale("y"), marks([]), {}, pd.DataFrame())

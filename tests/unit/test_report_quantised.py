@@ -25,9 +25,11 @@ def test_a_line_per_format_beside_unquantised_weights() -> None:
     plain, int8, int4 = quantised.lines(frame(*ROWS))
     assert (plain.form, plain.plain, plain.frontier) == ("bf16", "–", "–")
     assert (int4.implementation, int4.moved, int4.copy, int4.error) == ("cute_quantised", "126 MB", "66%", "25%")
-    assert (int4.speedup, int4.plain, int4.peer) == ("2.00x dequant", "2.667x", "1.33x marlin")
+    assert (int4.speedup, int4.plain, int4.peer) == ("2.00x dequant", "2.67x", "1.33x marlin")
     assert (int8.form, int8.peer) == ("int8_g128", "–")
     assert quantised.lines(frame(ROWS[0])) == []
+    layers = [row(name, us, bench="layer") for name, us in (("cute_quantised", 45.0), ("auto", 44.0), ("cute_marlin", 90.0))]  # fmt: skip
+    assert [(one.implementation, one.peer) for one in quantised.lines(frame(*layers))] == [("cute_quantised", "2.00x cute_marlin")]  # fmt: skip
 
 
 def test_the_frontier_is_of_what_is_faster_or_more_exact() -> None:

@@ -52,6 +52,12 @@ class Chart:
         """The scales of x and y in a panel."""
         return self.own.get(panel, (self.x, self.y))
 
+    def reference_in(self, panel: str) -> float | None:
+        """The reference of a panel, which lies across x for dots and bars; none where a logarithmic axis has no place for it."""
+        across = self.scales(panel)[0 if self.kind in ("dots", "bars") else 1]
+        nowhere = self.reference is not None and self.reference <= 0 and across.kind == "log"
+        return None if nowhere else self.reference
+
 
 def marks(records: list[dict[str, Any]]) -> pd.DataFrame:
     """Marks with all columns, missing where a record has none."""

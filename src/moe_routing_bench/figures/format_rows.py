@@ -14,12 +14,14 @@ _PARTS = ("tokens", "weights", "packed", "phase")  # of a cell, by which rows of
 
 
 def beside_quantised(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows with a time of every shape that was measured with quantised weights, plain ones included.
+    """The rows with a time of every shape that was measured with quantised weights, plain ones included. Those of `auto` are of one that has a
+    row itself, and are left out.
 
     With `shape`, bench and shape in words; `format`, that of the weights, and of the rows where it is another than the activations';
     `ours`, whether it needs no package of somebody else; and `card`.
     """
     rows = style.ok(table, *READING)
+    rows = rows[rows["implementation"] != AUTO]
     if rows.empty:
         return rows.assign(shape="", format="", ours=False, card="")
     shape = rows["bench"] + ": " + grouping.labels(rows, but=_PARTS)

@@ -92,9 +92,9 @@ def _panel(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
     else:
         for name, mine in group.groupby("series", sort=False):
             _series(axes, chart, str(name), mine, names["y"])
-    if chart.reference is not None:
+    if (reference := chart.reference_in(str(group["panel"].iloc[0]))) is not None:
         (axes.axvline if chart.kind in ("dots", "bars") else axes.axhline)(
-            chart.reference, color="0.3", lw=1, ls="--", zorder=0
+            reference, color="0.3", lw=1, ls="--", zorder=0
         )
     if chart.y.kind == "names":
         axes.set_yticks(range(len(names["y"])), names["y"], fontsize=7)

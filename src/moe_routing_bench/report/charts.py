@@ -70,7 +70,7 @@ def charts(tables: Mapping[str, pd.DataFrame | None], sources: Mapping[str, str]
 def data(chart: Chart, provenance: str = "") -> dict[str, Any]:
     """Scales, legend and marks; a column that no mark has a value in is left out. `row` is the id of the row that a mark is of.
 
-    `own` are the scales of panels that have others, `from` says on what machine and of how many rows (`provenance`).
+    `own` are the scales, and the reference, of panels that have others, `from` says on what machine and of how many rows (`provenance`).
     """
     marks = chart.marks
     columns: dict[str, Sequence[Any]] = {
@@ -88,7 +88,7 @@ def data(chart: Chart, provenance: str = "") -> dict[str, Any]:
     return {
         "kind": chart.kind,
         **_axes(chart.x, chart.y),
-        "own": {panel: _axes(*scales) for panel, scales in chart.own.items()},
+        "own": {panel: _axes(*scales) | {"reference": chart.reference_in(panel)} for panel, scales in chart.own.items()},
         "reference": chart.reference,
         "from": provenance,
         "note": chart.note,

@@ -9,7 +9,7 @@ import pandas as pd
 
 from moe_routing_bench.figures import format_rows
 from moe_routing_bench.quantities import us
-from moe_routing_bench.report.seeds.tables import ABSENT, number
+from moe_routing_bench.report.seeds.tables import ABSENT
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _line(
         ceiling=_percent(one["share_of_roofline"]),
         error=_percent(one["rel_l2_error"] / one["tolerance"]),
         speedup=f"{one['speedup']:.2f}x {one['baseline']}" if one["speedup"] > 0 else ABSENT,
-        plain=ABSENT if one["weights"] == one["dtype"] else number(plain / one["median_us"], "x"),
+        plain=ABSENT if one["weights"] == one["dtype"] else f"{plain / one['median_us']:.2f}x",
         peer=_against(peers, one["median_us"]),
         loses=ABSENT if loses is None else f"{loses:.1f} dB",
         frontier="yes" if one["format"] in best else "" if losses else ABSENT,
