@@ -98,6 +98,19 @@ def test_a_fused_part_is_hatched(full):
     assert len(hatched) == sum(part.count("+") for part in parts) > 0
 
 
+@pytest.mark.parametrize(
+    ("cells", "names", "says"),
+    [(5, 6, ""), (6, 6, "5 of 6 cells"), (5, 7, "the 6 fastest of each"), (6, 7, "5 of 6 cells, the 6 fastest of each"), (31, 1, "30 of 31 cells")],
+)  # fmt: skip
+def test_a_share_of_the_rows_is_said_in_print_and_on_the_page(cells, names, says):
+    """A cell is shown whole, as far as its fastest go; what is left out would be taken for unmeasured."""
+    every = [one.name for one in BENCHES["layer"].implementations][:names]
+    table = frame(*(one("layer", name, cell=f"c{i}", tokens=i + 1, model="m", median_us=10.0 + n, stage_us=[("experts", 5.0)]) for i in range(cells) for n, name in enumerate(every)))  # fmt: skip
+    figure, _ = draw("stage_share", table)
+    assert figure.axes[0].get_title(loc="left") == (f"layer ({says})" if says else "layer")
+    assert stage_share.chart(table).note == (f"layer: {says}" if says else "")
+
+
 def test_the_stage_of_shared_experts_has_a_colour_of_its_own():
     """Beside those of the stages that every layer has, which keep theirs."""
     assert list(style.STAGES)[-1] == "shared" and len(set(style.STAGES.values())) == len(style.STAGES)

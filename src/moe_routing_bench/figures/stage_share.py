@@ -32,12 +32,7 @@ def draw(table: pd.DataFrame) -> Figure:
     heights = [len(one) + 6 for one in shown.values()]
     figure, panels = style.canvas(len(found), 1, 11, 0.3 * sum(heights), height_ratios=heights)
     for axes, (bench, group) in zip(panels, found, strict=True):
-        left_out = len(group) - len(shown[bench])
-        _panel(
-            axes,
-            shown[bench],
-            bench + (f" (the {MOST_PER_CELL} fastest of a cell; {left_out} rows not shown)" if left_out else ""),
-        )
+        _panel(axes, shown[bench], bench + (f" ({some})" if (some := _some(group, shown[bench])) else ""))
     return style.finish(figure, TITLE, pd.concat(shown.values()))
 
 
@@ -46,12 +41,16 @@ def chart(table: pd.DataFrame) -> Chart:
     rows = _staged(table)
     if rows.empty:
         return nothing("bars", *_SCALES, rows, style.why(table, *grouping.COMPOSITES))
-    groups = [choose(rows[rows["bench"] == bench]) for bench in grouping.COMPOSITES if bench in set(rows["bench"])]
+    found = [rows[rows["bench"] == bench] for bench in grouping.COMPOSITES if bench in set(rows["bench"])]
+    groups = [choose(one) for one in found]
     shown = pd.concat(groups)
+    notes = {one["bench"].iloc[0]: some for one, own in zip(found, groups, strict=True) if (some := _some(one, own))}
     labels = pd.concat(grouping.labels(one, but=["layout"]) for one in groups)
     records = [part | {"panel": one["bench"], "y": f"{labels[i]} | {one['implementation']}"} | row(one) for i, one in shown.iterrows() for part in _parts(one)]  # fmt: skip
     there = ordered({part for value in shown["stage_us"] for part in style.stages(value)})
-    return Chart("bars", *_SCALES, marks(records), {_name(part): tint for part, tint in _tints(there).items()}, shown)  # fmt: skip
+    colors = {_name(part): tint for part, tint in _tints(there).items()}
+    note = "; ".join(f"{bench}: {some}" for bench, some in notes.items())
+    return Chart("bars", *_SCALES, marks(records), colors, shown, note=note)
 
 
 def _tints(parts: list[str]) -> dict[str, str]:
@@ -97,6 +96,14 @@ def choose(rows: pd.DataFrame) -> pd.DataFrame:
     shown = rows[rows["cell"].isin(keep)].sort_values("median_us", kind="stable").groupby("cell").head(MOST_PER_CELL)
     shown = shown.assign(_cell=shown["cell"].map(rank), _name=shown["implementation"].map(names.index))
     return shown.sort_values(["_cell", "_name"]).head(2 * MOST_BARS)
+
+
+def _some(rows: pd.DataFrame, shown: pd.DataFrame) -> str:
+    """Which of the rows of a composite are shown, in words; nothing where all are."""
+    cells, kept = rows["cell"].nunique(), shown["cell"].nunique()
+    whole = len(rows[rows["cell"].isin(shown["cell"])]) == len(shown)
+    said = [f"{kept} of {cells} cells"] * (kept < cells) + [f"the {MOST_PER_CELL} fastest of each"] * (not whole)
+    return ", ".join(said)
 
 
 def _panel(axes: Axes, shown: pd.DataFrame, title: str) -> None:
