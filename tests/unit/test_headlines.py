@@ -103,6 +103,33 @@ def test_near_the_limit():
         assert said(headlines.near_the_limit, *(row | values for row in rows)) == "", values
 
 
+def test_formats():
+    """The middle one of all pairs of a quantised format and unquantised weights of one shape, size and card; the fastest of ours in each."""
+
+    def of(name, us, weights="int4_g128", tokens=8, **values):
+        sizes = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "dtype": "bf16", "packed": "bf16"}
+        return ran(f"{weights}{tokens}", name, us, bench="experts", **sizes | {"weights": weights, "tokens": tokens} | values)  # fmt: skip
+
+    rows = [
+        of("cute", 100.0, "bf16"), of("triton", 120.0, "bf16"), of("cute_quantised", 40.0), of("marlin", 30.0), of("dequant", 900.0),
+        of("cute_quantised", 60.0, "int8_g128", converged=False), of("cute", 200.0, "bf16", 64), of("cute_quantised", 70.0, tokens=64),
+    ]  # fmt: skip
+    found = headlines.formats(frame(*rows))
+    assert found and found.text == (
+        "experts: with weights of int4_g128, cute_quantised takes 0.400x [0.392, 0.408] the time of cute with bf16 (the fastest of ours in each), "
+        "the median of 3 formats and sizes, at T=8 H=2048 I=768 E=128 k=8 weights-int4_g128."
+    )
+    assert found.link == f"row-{row_id(rows[2])}"
+    sizes = "H2048 I768 E128 k8"
+    assert drawn(found) == [(f"T64 {sizes} weights-int4_g128", "", 0.35), (f"T8 {sizes} weights-int4_g128", "chosen", 0.4), (f"T8 {sizes} weights-int8_g128", "", 0.6)]  # fmt: skip
+    alone = headlines.formats(frame(rows[0], rows[2]))
+    assert alone and "median" not in alone.text and not alone.picture
+    for change in ({"gpu_uuid": "GPU-2"}, {"suspect": True}, {"status": "incorrect"}, {"hidden": 1024}, {"implementation": "marlin"}, {"ci_low_us": None},
+                   {"median_us": 99.0, "ci_low_us": 98.0, "ci_high_us": 100.0}):  # fmt: skip
+        assert headlines.formats(frame(rows[0], rows[2] | change)) is None, change
+    assert headlines.formats(frame(*rows[:2])) is None and headlines.formats(frame(*rows[2:6])) is None
+
+
 def test_skew():
     """The widest range that one card measured, in cells equal otherwise; nothing where both intervals and the drift allow that nothing changed."""
     rows = [ran(f"{skew}{tokens}", "cute", us, skew=skew, tokens=tokens) for skew, tokens, us in ((0.0, 64, 10.0), (1.7, 64, 20.0), (0.0, 512, 100.0), (0.7, 512, 110.0), (1.7, 512, 150.0))]  # fmt: skip

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison.verdicts import FASTER, SAME, UNDECIDED
 from moe_routing_bench.config import axes
-from moe_routing_bench.figures import grouping
+from moe_routing_bench.figures import format_rows, grouping
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quality.statistics import half_width
@@ -40,7 +40,7 @@ def headlines(table: pd.DataFrame, trained: pd.DataFrame | None = None) -> list[
     """What the rules have to say of measurements and training runs, in the order of the report."""
     rows = sound(table)
     finals = None if trained is None else compare.finals(trained)
-    found = [fastest(rows, table), near_the_limit(rows), skew(rows)]
+    found = [fastest(rows, table), near_the_limit(rows), formats(table), skew(rows)]
     if finals is not None and len(finals):
         found += [quality(finals), left_over(finals)]
     return [one for one in found if one is not None][:MOST]
@@ -131,6 +131,32 @@ def _of_roofline(row: pd.Series) -> tuple[float, float, float]:
     """The share that a row reaches, with the interval of its time."""
     share = row["share_of_roofline"]
     return share, share * row["median_us"] / row["ci_high_us"], share * row["median_us"] / row["ci_low_us"]
+
+
+def formats(table: pd.DataFrame) -> Headline | None:
+    """How much of the time ours take with quantised weights, of all formats that one card measured beside unquantised ones the middle one.
+
+    No row is compared within its cell here, so one that did not converge takes part, with the interval that it has.
+    """
+    known = table[(table["suspect"].fillna(False) != True) & table["ci_low_us"].notna() & table["ci_high_us"].notna()]  # noqa: E712
+    ours = format_rows.fastest(format_rows.beside_quantised(known))
+    found = []
+    for _, group in ours.groupby(["shape", "tokens", "card"], sort=False):
+        plain = group[group["format"] == group["dtype"]]
+        others = group[group["weights"] != group["dtype"]] if len(plain) == 1 else group.iloc[:0]
+        found += [(one, plain.iloc[0]) for _, one in others.iterrows()]
+    if not found:
+        return None
+    found.sort(key=lambda pair: _over(*pair))
+    one, plain = found[(len(found) - 1) // 2]
+    ratio, least, most = _over(one, plain)
+    if most >= 1 / (1 + DRIFT) and least <= 1 + DRIFT:
+        return None
+    where = f", the median of {len(found)} formats and sizes" if len(found) > 1 else ""
+    text = f"{one['bench']}: with weights of {one['format']}, {one['implementation']} takes {times(ratio, least, most)} the time of {plain['implementation']} with {plain['dtype']} (the fastest of ours in each){where}, at {_shape(one)}."
+    labels = grouping.labels(pd.DataFrame([one for one, _ in found]))
+    dots = [Dot(label, *_over(*pair), chosen=pair[0] is one) for pair, label in zip(found, labels, strict=True)]
+    return Headline(text, f"row-{row_id(one.to_dict())}", picture(dots, "time over that with unquantised weights", "x", 1.0))  # fmt: skip
 
 
 def skew(rows: pd.DataFrame) -> Headline | None:
