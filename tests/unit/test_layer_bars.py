@@ -93,6 +93,9 @@ def test_a_run_of_some_cells_is_silent_where_another_has_all() -> None:
     assert found(*cells(other=130.0)[:3], *cells(other=130.0, suspect=True)[3:6]) == [whole, ("some", "open")]
     both = reached.lines([BY_NAME[FASTEST]], {"some": frame(*cells()[:6]), "others": frame(*cells()[6:9])})
     assert [(one.where, one.cells) for one in both] == [("some", "2 of 11"), ("others", "1 of 11")]
+    apart = [one | {"gpu_uuid": f"GPU-{one['implementation']}"} for one in cells()]
+    neither = reached.lines([BY_NAME[FASTEST]], {"apart": frame(*apart), "some": frame(*cells()[:6])})
+    assert [(one.where, one.verdict) for one in neither] == [("apart", "not comparable"), ("some", "open")]
 
 
 def test_rows_without_a_time_and_suspect_cells_are_left_out_and_counted() -> None:
