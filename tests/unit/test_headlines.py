@@ -113,8 +113,10 @@ def test_formats():
     rows = [
         of("cute", 100.0, "bf16"), of("triton", 120.0, "bf16"), of("cute_quantised", 40.0), of("marlin", 30.0), of("dequant", 900.0),
         of("cute_quantised", 60.0, "int8_g128", converged=False), of("cute", 200.0, "bf16", 64), of("cute_quantised", 70.0, tokens=64),
+        of("cute", 50.0, "bf16", packed="fp8_row"),
     ]  # fmt: skip
     found = headlines.formats(frame(*rows))
+    assert found in headlines.headlines(frame(*rows))
     assert found and found.text == (
         "experts: with weights of int4_g128, cute_quantised takes 0.400x [0.392, 0.408] the time of cute with bf16 (the fastest of ours in each), "
         "the median of 3 formats and sizes, at T=8 H=2048 I=768 E=128 k=8 weights-int4_g128."
