@@ -8,9 +8,11 @@ import torch
 
 from moe_routing_bench.config import load as config
 from moe_routing_bench.errors import UserError
+from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.adaptation_spec import Adaptation
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality import code
+from moe_routing_bench.quality.evaluation import altered
 from moe_routing_bench.quality.model import cost, language_model
 from moe_routing_bench.quality.spec import plan
 
@@ -185,6 +187,17 @@ def test_the_published_config_holds_what_it_promises() -> None:
     assert {one.rank for one in adaptations} >= {2, 32} and len({one.run.seed for one in adaptations}) == 5
     modes = [run for run in runs if run.label == "modes" and run.router == "softk"]
     assert len(modes) == 15 and len({run.train_mode for run in modes}) == 3
+
+
+def test_the_config_of_formats_holds_what_it_promises() -> None:
+    """Rules that learn and rules that do not, 5 seeds of each, experts whose sizes every format fills, and text that needs no network."""
+    pytest.importorskip("moe_routing_bench.routers.zoo")
+    effective = config.load(Path(__file__).parents[2] / "config/quality-formats.yaml")
+    runs = list(plan.expand(effective["quality"]).finals.values())
+    seeds = {router: {run.seed for run in runs if run.router == router} for router in {run.router for run in runs}}
+    assert len(seeds) == 6 and all(len(found) == 5 for found in seeds.values())
+    assert {tuple(run.corpora) for run in runs} == {("stdlib",)}
+    assert all(WEIGHTS[name].packs(size) for run in runs for name in altered.FORMATS for size in (run.dim, run.expert_hidden))  # fmt: skip
 
 
 def test_which_edits_make_runs_and_adaptations_stale() -> None:
