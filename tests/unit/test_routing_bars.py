@@ -7,7 +7,8 @@ from rows import frame, one
 
 from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.report import reached, routing_bars
-from moe_routing_bench.report.bars import PERCENT, PLATFORM, WITHIN, Bar, Figure, Level, Line
+from moe_routing_bench.report.bar_figures import Figure
+from moe_routing_bench.report.bars import PERCENT, PLATFORM, WITHIN, Bar, Level, Line
 
 LARGE = {"tokens": 16384, "hidden": 2048, "experts": 128, "top_k": 8}
 BLOCKS = (1.0, 1.001, 0.999, 1.0)

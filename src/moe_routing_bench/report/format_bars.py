@@ -10,18 +10,8 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import ratios
 from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.report import exactness, layer_bars, reached
-from moe_routing_bench.report.bars import (
-    PERCENT,
-    Bar,
-    Figure,
-    Level,
-    Line,
-    Row,
-    Values,
-    against,
-    fastest,
-    own_figure,
-)
+from moe_routing_bench.report.bar_figures import Figure, Row, against, fastest, own_figure
+from moe_routing_bench.report.bars import PERCENT, Bar, Level, Line, Values
 from moe_routing_bench.report.layer_bars import OURS, QWEN, labelled
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_bench.report.seeds.quantised import FORMATS

@@ -14,19 +14,8 @@ from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.choices import table as choices
 from moe_routing_bench.comparison import ratios, regret
 from moe_routing_bench.comparison.choices import entries
-from moe_routing_bench.report.bars import (
-    AT_MOST,
-    PERCENT,
-    PERCENT_MORE,
-    Bar,
-    Figure,
-    Level,
-    Row,
-    Values,
-    against,
-    own_figure,
-    uneven,
-)
+from moe_routing_bench.report.bar_figures import Figure, Row, against, own_figure, uneven
+from moe_routing_bench.report.bars import AT_MOST, PERCENT, PERCENT_MORE, Bar, Level, Values
 
 OURS = ("cute", "cute_gather", "cute_dependent", "triton", "triton_gather")
 AROUND_QUACK = ("cute_quack", "cute_quack_gather")

@@ -15,12 +15,13 @@ import pandas as pd
 
 from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.figures import grouping
-from moe_routing_bench.report.bars import PLATFORM, Bar, Cells, Figure, Level, Line, Row
+from moe_routing_bench.report.bar_figures import Figure, Row
+from moe_routing_bench.report.bars import PLATFORM, Bar, Cells, Level, Line
+from moe_routing_bench.report.reached_words import joined, measured
 
 REACHED, STRETCH, MISSED, OPEN, ABSENT = "reached", "reached, and the stretch", "missed", "open", "not measured"
 APART = "not comparable"  # what a cell compares was measured, but not by one card and version of the code
 WITHIN_NOISE, NO_INTERVAL = ", within noise", ", no interval"  # the interval holds the bar; there is none
-_FEW = 6  # cells that are all shown
 _NONE = "–"
 
 
@@ -117,11 +118,11 @@ def _judged(bar: Bar, found: Mapping[str, Figure], lost: int, where: str) -> Lin
     sure = {name: one for name, one in found.items() if not one.suspect}
     wanted = list(found if bar.cells is None else bar.cells)
     suspect = len(found) - len(sure)
-    parts = [_measured(bar, sure)] if sure else []
-    if suspect and _joined(bar, found) and not any(one.group for one in found.values()):
-        parts.append(f"with the suspect cells: {_measured(bar, found)}")
+    parts = [measured(bar, sure)] if sure else []
+    if suspect and joined(bar, found) and not any(one.group for one in found.values()):
+        parts.append(f"with the suspect cells: {measured(bar, found)}")
     elif suspect:
-        parts.append(f"suspect: {_measured(bar, {name: one for name, one in found.items() if name not in sure})}")
+        parts.append(f"suspect: {measured(bar, {name: one for name, one in found.items() if name not in sure})}")
     left = [
         f"{what}: {number}" for what, number in (("suspect cells", suspect), ("rows without a time", lost)) if number
     ]
@@ -134,57 +135,6 @@ def _line(bar: Bar, measured: str, cells: str, left_out: str, verdict: str, wher
     return Line(
         bar.what, bar.words(bar.level), bar.words(bar.stretch), measured, cells, left_out or _NONE, verdict, where
     )
-
-
-def _joined(bar: Bar, found: Mapping[str, Figure]) -> bool:
-    """Whether a mean is shown and the extremes, as where the bar has a mean or the cells are many, and not every cell."""
-    return bar.level.mean is not None or len(found) > _FEW
-
-
-def _measured(bar: Bar, found: Mapping[str, Figure]) -> str:
-    """The figures of some cells: all of them, or the range of each group, or the mean and the extremes."""
-    groups = {name: [one for one in found.values() if one.group == name] for name in sorted({one.group for one in found.values()} - {""})}  # fmt: skip
-    if not groups and not _joined(bar, found):
-        return "; ".join(_cell(bar, name, one) for name, one in found.items())
-    parts = [_range(bar, name, own) for name, own in groups.items()] or [_mean(bar, found)]
-    return "; ".join([*parts, *_missing(bar, found)])
-
-
-def _mean(bar: Bar, found: Mapping[str, Figure]) -> str:
-    """The mean of cells, of what cells where these are not named, and the extremes."""
-    rows = pd.DataFrame([row for one in found.values() for row in one.rows])
-    over = f" of {grouping.differing(rows, 'cells')}" if bar.cells is None and len(found) > 1 else ""
-    mean = bar.unit.measured(bar.mean([one.estimate for one in found.values()]))
-    ranked = sorted(found, key=lambda name: bar.side.off(found[name].estimate.value))
-    ends = [f"{which}: {_cell(bar, name, found[name])}" for which, name in (("worst", ranked[-1]), ("best", ranked[0]))]
-    return "; ".join([f"{mean} {bar.joined}{over}", *ends[: len(found)]])
-
-
-def _range(bar: Bar, group: str, found: Sequence[Figure]) -> str:
-    """The least and the most of a group's cells, and of what stands beside them where all cells have it."""
-    ordered = sorted((one.estimate for one in found), key=lambda one: one.value)
-    beside = sorted(one.beside for one in found if one.beside is not None)
-    said = " to ".join(dict.fromkeys(bar.unit.measured(one) for one in (ordered[0], ordered[-1])))
-    if len(beside) < len(found):
-        return f"{group}: {said}"
-    ends = " to ".join(dict.fromkeys(bar.unit.number(one) for one in (beside[0], beside[-1])))
-    return f"{group}: {said} ({bar.beside}: {ends}{bar.unit.name})"
-
-
-def _missing(bar: Bar, found: Mapping[str, Figure]) -> list[str]:
-    """How many cells miss a bound that is the same for each."""
-    bound = bar.level.each
-    if bound is None or isinstance(bound, tuple):
-        return []
-    missing = sum(bar.side.off(one.estimate.value) > bar.side.off(bound) for one in found.values())
-    return [f"{missing} of {len(found)} miss the bar of each"] if missing else []
-
-
-def _cell(bar: Bar, name: str, one: Figure) -> str:
-    """What one cell shows."""
-    beside = f"{bar.beside}: {bar.unit.number(one.beside)}{bar.unit.name}" if one.beside is not None else ""
-    said = ", ".join(part for part in (one.says, beside) if part)
-    return f"{name}: {bar.unit.measured(one.estimate)}{f' ({said})' if said else ''}"
 
 
 def _verdict(bar: Bar, wanted: Sequence[str], found: Mapping[str, Figure]) -> str:
