@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 
 from moe_routing_bench.report import verdicts as rule
+from moe_routing_bench.report.claim_statements import Statement
 from moe_routing_bench.report.predecessor import CLAIMS, Claim
-from moe_routing_bench.report.verdicts import CONFIRMED, NOT_COMPARABLE, REFUTED, Statement, verdicts
+from moe_routing_bench.report.verdicts import CONFIRMED, NOT_COMPARABLE, REFUTED, verdicts
 
 ORDER = Claim("a > b > c", "", "", "order", ("a", "b", "c"))
 DROPS = Claim("nothing is dropped", "", "", "drops", bound=0.01)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import moe_routing_bench
@@ -145,3 +146,11 @@ def test_what_snakemake_reads_loads_no_torch():
     script = f"import sys, {', '.join(modules)}\nfor name in ('torch', 'triton', 'cutlass'): assert name not in sys.modules, name"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_files_are_short() -> None:
+    """At most 300 lines, a kernel's 400, and nine in ten at most 180: what is longer has a second reason to change."""
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    long = {str(path): n for path, n in lines.items() if n > (400 if "kernels" in path.parts else 300)}
+    assert not long and len(lines) > 400
+    assert np.percentile(list(lines.values()), 90) <= 180

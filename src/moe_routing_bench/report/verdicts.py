@@ -16,25 +16,14 @@ from scipy import special
 
 from moe_routing_bench.quality import statistics
 from moe_routing_bench.quality.comparison import compare, perft_summary
-from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quantities import significant
+from moe_routing_bench.report.claim_statements import TESTS, Statement, by_seed, less
 from moe_routing_bench.report.predecessor import CLAIMS, Claim
 
 CONFIRMED, REFUTED, NOT_COMPARABLE = "confirmed", "refuted", "not comparable"
 HOLDS, FAILS, OPEN = "holds", "fails", "cannot be told"
-_FACTOR = 1.10  # of the claim on capacity
 _LEAST_P = 1e-4  # that is said as a number
 _NO_ROWS = {"quality": "no training runs", "perft": "no adaptations of trained runs"}
-
-
-@dataclass(frozen=True)
-class Statement:
-    """The mean of `values` (one per seed) is below `bound`."""
-
-    text: str
-    values: np.ndarray
-    bound: float = 0.0
-    unit: str = "bits/byte"
 
 
 @dataclass(frozen=True)
@@ -66,7 +55,7 @@ def verdicts(
 
 def judge(claim: Claim, label: str, rows: pd.DataFrame) -> Verdict:
     """The verdict on a claim from the final evaluations of one config."""
-    statements, missing = _TESTS[claim.test](claim, rows)
+    statements, missing = TESTS[claim.test](claim, rows)
     results = outcomes(statements, _ranked(rows, statements))
     judged = [(one, p, result) for one, (p, result) in zip(statements, results, strict=True)]
     judged.sort(key=lambda each: (FAILS, OPEN, HOLDS).index(each[2]))  # what decides comes first
@@ -95,11 +84,11 @@ def _ranked(rows: pd.DataFrame, statements: Sequence[Statement]) -> list[float]:
     """The p of all pairs of causal contestants whose losses no statement compares: the rest of the ranking's family."""
     if compare.METRIC not in rows:
         return []
-    wide = _by_seed(rows[rows["causal"].astype(bool)], compare.METRIC)
+    wide = by_seed(rows[rows["causal"].astype(bool)], compare.METRIC)
     said = {one.text for one in statements if one.unit == "bits/byte"}
     pairs = itertools.combinations(wide.columns, 2)
     unsaid = [pair for pair in pairs if not {f"{pair[0]} − {pair[1]}", f"{pair[1]} − {pair[0]}"} & said]
-    return [_p(_less(wide, *pair, "bits/byte")) for pair in unsaid]
+    return [_p(less(wide, *pair, "bits/byte")) for pair in unsaid]
 
 
 def _p(statement: Statement) -> float:
@@ -122,60 +111,3 @@ def _words(one: Statement, p: float, result: str) -> str:
     said = f"p = {p:.2g}" if p >= _LEAST_P else f"p < {_LEAST_P:g}"  # a power of ten breaks in two at its minus
     bound = f", bound {one.bound * scale:.3g}" if one.bound else ""
     return f"{one.text}: {shown} {unit}{bound} (n = {len(one.values)}, {said}): {result}"
-
-
-def _by_seed(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    return rows.pivot(index="seed", columns="contestant", values=column)
-
-
-def _less(wide: pd.DataFrame, lower: str, higher: str, unit: str, bound: float = 0.0) -> Statement:
-    """`lower` is below `higher` by seeds that both have."""
-    gap = wide[lower].to_numpy(float) - wide[higher].to_numpy(float)
-    return Statement(f"{lower} − {higher}", gap[~np.isnan(gap)], bound, unit)
-
-
-def _order(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]]:
-    """Each contestant has a lower loss than the next; those that see later tokens are not ranked."""
-    causal = rows.groupby("contestant")["causal"].all()
-    missing = [f"no rows of {name}" for name in claim.names if name not in causal]
-    missing += [f"{name} sees later tokens: no rank beside causal rules" for name in claim.names if name in causal and not causal[name]]  # fmt: skip
-    ranked = [name for name in claim.names if causal.get(name, False)]
-    wide = _by_seed(rows, compare.METRIC)
-    return [_less(wide, *pair, "bits/byte") for pair in itertools.pairwise(ranked)], missing
-
-
-def _drops(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]]:
-    """Every trained causal rule leaves less than the bound over the capacity, whatever factor it was trained with."""
-    if not (rows["validation_batches"] == run_rows.MIXED).all():
-        return [], [
-            "validated on batches of one domain each, of which a capacity leaves over more than of mixed ones; to be trained again"
-        ]
-    kept = rows[rows["causal"].astype(bool) & rows["learns"].astype(bool) & rows["drop_rate_by_factor"].notna()]
-    found = []
-    for name, runs in kept.groupby("contestant", sort=False):
-        shares = [dict(zip(*one, strict=True)) for one in runs[["capacity_factors", "drop_rate_by_factor"]].to_numpy()]
-        found.append(Statement(f"{name} at {_FACTOR:g}", np.array([one[_FACTOR] for one in shares]), claim.bound, "%"))
-    return found, [] if found else ["no trained causal rule that chooses experts"]
-
-
-def _networks(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]]:
-    """No network is worse than another of the same rule by the bound: two one-sided statements a pair."""
-    wide, found = _by_seed(rows, compare.METRIC), []
-    for _, runs in rows.groupby(["router", "capacity_factor", "drop_policy"], sort=False, dropna=False):
-        names = list(runs["contestant"].unique()) if runs["network"].nunique() > 1 else []
-        found += [_less(wide, one, other, "bits/byte", claim.bound) for one in names for other in names if one != other]
-    return found, [] if found else ["no rule was trained with two networks"]
-
-
-def _hash(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]]:
-    """The hash rule is better balanced than every causal rule that learns, and has a higher loss."""
-    (name,) = claim.names
-    learned = set(rows[rows["causal"].astype(bool) & rows["learns"].astype(bool)]["contestant"]) - {name}
-    if name not in set(rows["contestant"]) or not learned:
-        return [], [f"no rows of {name} beside a causal rule that learns"]
-    balance, loss = _by_seed(rows, "load_cv"), _by_seed(rows, compare.METRIC)
-    found = [_less(balance, name, one, "load CV") for one in sorted(learned)]
-    return found + [_less(loss, one, name, "bits/byte") for one in sorted(learned)], []
-
-
-_TESTS = {"order": _order, "drops": _drops, "networks": _networks, "hash": _hash}
