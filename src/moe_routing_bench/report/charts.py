@@ -88,7 +88,7 @@ def data(chart: Chart, provenance: str = "") -> dict[str, Any]:
     return {
         "kind": chart.kind,
         **_axes(chart.x, chart.y),
-        "own": {panel: _axes(*scales) | {"reference": chart.reference_in(panel)} for panel, scales in chart.own.items()},
+        "own": {panel: _axes(*scales) | _reference(chart, panel) for panel, scales in chart.own.items()},
         "reference": chart.reference,
         "from": provenance,
         "note": chart.note,
@@ -96,6 +96,12 @@ def data(chart: Chart, provenance: str = "") -> dict[str, Any]:
         "marks": {name: packed(values) for name, values in columns.items()},
         "count": len(marks),
     }  # fmt: skip
+
+
+def _reference(chart: Chart, panel: str) -> dict[str, float | None]:
+    """The reference of a panel where it is not that of the chart."""
+    own = chart.reference_in(panel)
+    return {} if own == chart.reference else {"reference": own}
 
 
 def _axes(x: Scale, y: Scale) -> dict[str, dict[str, str]]:
