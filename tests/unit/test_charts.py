@@ -150,6 +150,11 @@ def test_backward_apart():
     found = backward.chart(frame(step, layer))
     assert shown(found, "series", "low", "high") == [("forward", 0, 10), ("backward (the rest)", 10, 30)]
     assert found.marks["says"].iloc[1].startswith("backward 20 µs, 2x the forward")
+    ends = found.marks[["x_low", "x_high"]].astype(float)
+    assert ends.iloc[0].isna().all() and list(ends.iloc[1]) == [step["ci_low_us"], step["ci_high_us"]], "of the whole"
+    figure = backward.draw(frame(step, layer))
+    (interval,) = [tuple(one.get_segments()[0][:, 0]) for one in figure.axes[0].collections]
+    assert interval == pytest.approx((29, 31)) and any("lines at the ends of bars: 95 %" in one.get_text() for one in figure.texts)  # fmt: skip
     plain_layer = layer | {"dtype": "bf16", "packed": "bf16", "weights": "bf16"}
     assert len(backward.chart(frame(step | {"dtype": "bf16"}, plain_layer)).marks) == 2
     for change in ({"gpu_uuid": "GPU-2"}, {"packed": "fp8_row"}, {"shared_intermediate": 8}, {"tokens": 16}, {"implementation": "torch"}, {"status": "crashed"}, {"median_us": 31.0}):  # fmt: skip

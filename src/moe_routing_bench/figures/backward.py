@@ -67,11 +67,12 @@ def _text(value: object) -> str:
 
 def _bars(one: pd.Series) -> list[dict[str, object]]:
     place = {"panel": one["panel"], "x": one["median_us"], "y": one["implementation"]}
+    interval = {"x_low": one["ci_low_us"], "x_high": one["ci_high_us"]}
     whole = f"{us(one['median_us'], one['ci_low_us'], one['ci_high_us'])} in all"
     if pd.isna(one["forward"]) or one["forward"] >= one["median_us"]:
-        return [place | {"series": WHOLE, "low": 0.0, "high": one["median_us"], "says": f"{whole}; forward alone: not measured in this run"}]  # fmt: skip
+        return [place | interval | {"series": WHOLE, "low": 0.0, "high": one["median_us"], "says": f"{whole}; forward alone: not measured in this run"}]  # fmt: skip
     rest = one["median_us"] - one["forward"]
     return [
         place | {"series": FORWARD, "low": 0.0, "high": one["forward"], "says": f"forward {us(one['forward'])}"},
-        place | {"series": REST, "low": one["forward"], "high": one["median_us"], "says": f"backward {us(rest)}, {rest / one['forward']:.3g}x the forward; {whole}"},
+        place | interval | {"series": REST, "low": one["forward"], "high": one["median_us"], "says": f"backward {us(rest)}, {rest / one['forward']:.3g}x the forward; {whole}"},
     ]  # fmt: skip

@@ -22,7 +22,8 @@ class Scale:
 
 @dataclass(frozen=True)
 class Chart:
-    """Marks of one `kind`: lines and points have an interval of y (`low`, `high`), points one of x, too; dots have one of x; bars reach from low to high.
+    """Marks of one `kind`: lines and points have an interval of y (`low`, `high`), points one of x, too; dots have one of x; bars reach from low to high,
+    and have an interval (`x_low`, `x_high`) at their end.
 
     Columns of `marks`: panel, series, x, y and, where known, x_low, x_high, low, high, says (in words), bench, cell, implementation (the
     row) and join (which points of a series a line joins). `colors` are those of the series, in the order of the legend. `shown` are the

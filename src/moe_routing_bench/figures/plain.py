@@ -51,10 +51,10 @@ def _finish(figure: Figure, title: str, chart: Chart, note: str, provenance: str
     """Title and footer."""
     if provenance:
         return style.captioned(figure, title, False, provenance, note)
-    bars = "bars: 95 % confidence intervals of the medians" * bool(
-        chart.kind in _WITH_BARS and chart.marks["low"].notna().any()
-    )
-    return style.finish(figure, title, chart.shown, "; ".join(filter(None, (note, bars))))
+    column, what = ("x_low", "lines at the ends of bars") if chart.kind == "bars" else ("low", "bars")
+    known = chart.kind in ("bars", *_WITH_BARS) and chart.marks[column].notna().any()
+    said = f"{what}: 95 % confidence intervals of the medians" * bool(known)
+    return style.finish(figure, title, chart.shown, "; ".join(filter(None, (note, said))))
 
 
 def _height(chart: Chart, group: pd.DataFrame) -> float:
@@ -88,7 +88,10 @@ def _panel(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
         _matrix(axes, chart, group, names)
     elif chart.kind == "bars":
         for mark in group.itertuples():
-            axes.barh(names["y"].index(mark.y), mark.high - mark.low, left=mark.low, color=chart.colors[mark.series])
+            place = names["y"].index(mark.y)
+            axes.barh(place, mark.high - mark.low, left=mark.low, color=chart.colors[mark.series])
+            if pd.notna(mark.x_low):
+                axes.errorbar(mark.high, place, xerr=[[mark.high - mark.x_low], [mark.x_high - mark.high]], color="0.1", elinewidth=1, capsize=2)  # fmt: skip
     else:
         for name, mine in group.groupby("series", sort=False):
             _series(axes, chart, str(name), mine, names["y"])

@@ -45,7 +45,7 @@ function panelOf(chart, marks, room, looks, view) {
   const across = mark => chart.kind === "bars" ? (mark.low + mark.high) / 2 : mark.x;
   const tips = Plot.tip(marks, Plot.pointer({x: across, y: "y", title, fill: "var(--page)", stroke: "var(--muted)", maxRadius: 30, clip: false}));
   const reference = chart.reference === null ? [] : [(chart.kind === "dots" || chart.kind === "bars" ? Plot.ruleX : Plot.ruleY)([chart.reference], {stroke: "var(--muted)", strokeDasharray: "4 3"})];
-  if (chart.kind === "bars") return Plot.plot({...options, y: {...options.y, type: "band", padding: 0.15}, marks: [...namesOf(names, narrow), Plot.barX(marks, {x1: "low", x2: "high", y: "y", fill, href, insetTop: under}), tips]});
+  if (chart.kind === "bars") return Plot.plot({...options, y: {...options.y, type: "band", padding: 0.15}, marks: [...namesOf(names, narrow), Plot.barX(marks, {x1: "low", x2: "high", y: "y", fill, href, insetTop: under}), Plot.ruleY(marks.filter(mark => (mark.x_low ?? null) !== null), {x1: "x_low", x2: "x_high", y: "y", stroke: "var(--ink)", strokeWidth: 1.5, dy: under / 2, pointerEvents: "none"}), tips]});
   const known = (low, high) => marks.filter(mark => (mark[low] ?? null) !== null), sideways = chart.kind === "dots" ? ["low", "high"] : ["x_low", "x_high"];
   const bars = [Plot.link(known(...sideways), {x1: sideways[0], x2: sideways[1], y1: "y", y2: "y", stroke: fill}),
     ...(chart.kind === "dots" ? [] : [Plot.link(known("low", "high"), {x1: "x", x2: "x", y1: "low", y2: "high", stroke: fill})])];
