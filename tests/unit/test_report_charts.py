@@ -111,6 +111,19 @@ def test_an_interval_that_ends_just_below_0_has_little_axis_below_it(ask):
     assert -0.011 < found[0][0] < 0 and found[0][1] >= 0.32 and found[1] == [0, 0.35]
 
 
+def test_a_bar_with_an_interval_has_it_at_its_end(ask):
+    """Where the axis has room for it, in the middle of the bar, wide and narrow; a bar without one has none."""
+    found = ask("""const looks = new Map([["a", {light: "#000", dark: "#fff", symbol: "square"}]]), chart = {kind: "bars", x: {label: "time", kind: "linear"}, y: {label: "", kind: "names"}, reference: null, marks: {}};
+        const marks = [{panel: "p", series: "a", x: 10, low: 0, high: 10, x_low: 8, x_high: 13, y: "torch_grouped_mm"}, {panel: "p", series: "a", x: 5, low: 0, high: 5, y: "ops"}];
+        return [900, 240].map(room => { const svg = panelOf(chart, marks, room, looks); document.body.append(svg);
+            const lines = all("[aria-label=rule] line", svg), bars = all("[aria-label=bar] rect", svg).map(one => one.getBoundingClientRect()), {apply} = svg.scale("x"), [one] = lines;
+            return {lines: lines.length, from: +one.getAttribute("x1") - apply(8), to: +one.getAttribute("x2") - apply(13), most: svg.scale("x").domain[1],
+                off: one.getBoundingClientRect().y - bars[0].y - bars[0].height / 2, thick: bars[0].height}; });""")  # fmt: skip
+    for one in found:
+        assert one["lines"] == 1 and abs(one["from"]) < 1 and abs(one["to"]) < 1 and one["most"] >= 13, found
+        assert abs(one["off"]) <= 2 < one["thick"], found
+
+
 def test_ticks_of_an_axis_are_told_apart(ask):
     """Losses that differ in the fifth digit had an axis on which every tick said 5.954; else four digits are enough."""
     found = ask("""const looks = new Map([["a", {light: "#000", dark: "#fff", symbol: "circle"}]]), chart = {kind: "points", x: {label: "s", kind: "linear"}, y: {label: "bits", kind: "linear"}, marks: {}};
