@@ -119,9 +119,9 @@ def test_a_bar_with_an_interval_has_it_at_its_end(ask):
             const lines = all("[aria-label=rule] line", svg), bars = all("[aria-label=bar] rect", svg).map(one => one.getBoundingClientRect()), {apply} = svg.scale("x"), [one] = lines;
             return {lines: lines.length, from: +one.getAttribute("x1") - apply(8), to: +one.getAttribute("x2") - apply(13), most: svg.scale("x").domain[1],
                 off: one.getBoundingClientRect().y - bars[0].y - bars[0].height / 2, thick: bars[0].height}; });""")  # fmt: skip
-    for one in found:
-        assert one["lines"] == 1 and abs(one["from"]) < 1 and abs(one["to"]) < 1 and one["most"] >= 13, found
-        assert abs(one["off"]) <= 2 < one["thick"], found
+    for at in found:
+        assert at["lines"] == 1 and abs(at["from"]) < 1 and abs(at["to"]) < 1 and at["most"] >= 13, found
+        assert abs(at["off"]) <= 2 < at["thick"], found
 
 
 def test_ticks_of_an_axis_are_told_apart(ask):

@@ -92,9 +92,9 @@ def _points(axes: Axes, shown: pd.DataFrame, cells: list[str]) -> None:
     first = shown.drop_duplicates("cell").index
     axes.set_yticks(range(len(cells)), labels.loc[first], fontsize=7)
     axes.set(xscale="log", xlabel="time over that of the fastest (bars: 95 % CI of the median)")
-    ends = shown["ci_high_us"].fillna(shown["median_us"]) / shown["median_us"] * shown["behind"]
-    most = max(ends.max(), 1.2)
-    axes.set_xlim(0.97, 1.1 * most)
+    low, high = (shown[name].fillna(shown["median_us"]) / shown["median_us"] * shown["behind"] for name in ("ci_low_us", "ci_high_us"))  # fmt: skip
+    most = max(high.max(), 1.2)
+    axes.set_xlim(0.99 * min(low.min(), 0.98), 1.1 * most)
     near = _NEAR * bool(most < 8)  # their labels would run into each other
     axes.xaxis.set_major_locator(FixedLocator(sorted((*_TICKS, *near))))
     axes.xaxis.set_major_formatter("{x:g}")
