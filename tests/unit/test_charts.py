@@ -107,7 +107,7 @@ def test_verdicts():
     found = verdict_matrix.chart(frame(*rows))
     assert shown(found, "panel", "x", "y", "series", "says") == [("gate", "torch", "T8", "slower", "0.05x"), ("gate", "cute", "T8", "faster", "21.9x")]  # fmt: skip
     assert "no row has a verdict" in verdict_matrix.chart(frame(rows[2])).reason
-    assert [plain.ratio(one) for one in (9.994, 20.0, 20.84, 103.4)] == ["9.99x", "20.0x", "20.8x", "103x"]
+    assert [plain.ratio(one) for one in (9.994, 20.0, 20.84, 103.4, 999.4, 1365.1, 0.0149, 0.0028)] == ["9.99x", "20.0x", "20.8x", "103x", "999x", "1365x", "0.01x", "0.003x"]  # fmt: skip
 
 
 def test_speedups():

@@ -79,7 +79,9 @@ def shape(chart: Chart, name: str) -> str:
 
 def ratio(value: float) -> str:
     """A ratio in few letters, for a cell of a matrix."""
-    return (f"{value:#.3g}".removesuffix(".") if value >= 10 else f"{value:.2f}") + "x"
+    if value >= 10:
+        return (f"{value:.0f}" if value >= 999.5 else f"{value:#.3g}".removesuffix(".")) + "x"
+    return (f"{value:.2f}" if value >= 0.01 else f"{value:.1g}") + "x"
 
 
 def _panel(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
