@@ -42,9 +42,8 @@ def chart(table: pd.DataFrame) -> Chart:
     ties = {cell: " ≈ ".join(winners(group)) for cell, group in shown.groupby("cell")}
     records = []
     for i, one in shown.iterrows():
-        least = one["median_us"] / one["behind"]
         says = us(one["median_us"]) + (f"; fastest: {ties[one['cell']]}" if one["behind"] == 1 else "")
-        records.append({"panel": one["bench"], "series": one["implementation"], "x": one["behind"], "y": labels[i], "low": one["ci_low_us"] / least, "high": one["ci_high_us"] / least, "says": says} | row(one))  # fmt: skip
+        records.append({"panel": one["bench"], "series": one["implementation"], "x": one["behind"], "y": labels[i], "low": one["low"], "high": one["high"], "says": says} | row(one))  # fmt: skip
     tints = {name: style.color(name) for name in style.ordered(shown["implementation"])}
     return Chart("dots", *_SCALES, marks(records), tints, shown, 1.0)
 
@@ -60,10 +59,13 @@ def _why(table: pd.DataFrame) -> str:
 
 
 def choose(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of at most MOST_CELLS cells, those of models first, with `behind`: their times over that of the cell's fastest."""
+    """The rows of at most MOST_CELLS cells, those of models first, with `behind`, `low` and `high`: their times over that of the cell's
+    fastest, and the interval."""
     ordered = rows.sort_values([*_ORDER, "cell"], kind="stable")
     kept = ordered[ordered["cell"].isin(ordered["cell"].drop_duplicates().head(MOST_CELLS))]
-    return kept.assign(behind=kept["median_us"] / kept.groupby(["bench", "cell"])["median_us"].transform("min"))
+    least = kept.groupby(["bench", "cell"])["median_us"].transform("min")
+    ends = {name: kept[column] / least for name, column in (("low", "ci_low_us"), ("high", "ci_high_us"))}
+    return kept.assign(behind=kept["median_us"] / least, **ends)
 
 
 def winners(cell: pd.DataFrame) -> list[str]:
@@ -76,8 +78,7 @@ def winners(cell: pd.DataFrame) -> list[str]:
 def _points(axes: Axes, shown: pd.DataFrame, cells: list[str]) -> None:
     labels = grouping.labels(shown, but=["layout"])
     for name, group in style.groups(shown):
-        fastest = group["median_us"] / group["behind"]
-        ends = style.bars(group["behind"], group["ci_low_us"] / fastest, group["ci_high_us"] / fastest)
+        ends = style.bars(group["behind"], group["low"], group["high"])
         at = group["cell"].map(cells.index)
         axes.errorbar(
             group["behind"], at, xerr=ends, alpha=0.85, color=style.color(name), elinewidth=1, **style.marker(name)
@@ -92,9 +93,8 @@ def _points(axes: Axes, shown: pd.DataFrame, cells: list[str]) -> None:
     first = shown.drop_duplicates("cell").index
     axes.set_yticks(range(len(cells)), labels.loc[first], fontsize=7)
     axes.set(xscale="log", xlabel="time over that of the fastest (bars: 95 % CI of the median)")
-    low, high = (shown[name].fillna(shown["median_us"]) / shown["median_us"] * shown["behind"] for name in ("ci_low_us", "ci_high_us"))  # fmt: skip
-    most = max(high.max(), 1.2)
-    axes.set_xlim(0.99 * min(low.min(), 0.98), 1.1 * most)
+    most = max(shown[["behind", "high"]].max().max(), 1.2)
+    axes.set_xlim(0.99 * min(shown[["behind", "low"]].min().min(), 0.98), 1.1 * most)
     near = _NEAR * bool(most < 8)  # their labels would run into each other
     axes.xaxis.set_major_locator(FixedLocator(sorted((*_TICKS, *near))))
     axes.xaxis.set_major_formatter("{x:g}")

@@ -9,7 +9,7 @@ from moe_routing_bench.figures.chart import marks, row
 from moe_routing_bench.formats.weights import NAMES, WEIGHTS
 
 READING = grouping.reading("weights")  # benches
-OURS = {name: {one.name for one in BENCHES[name].implementations if not one.peer} - {AUTO} for name in READING}
+OURS = {name: {one.name for one in BENCHES[name].implementations if not one.peer} for name in READING}
 _PARTS = ("tokens", "weights", "packed", "phase")  # of a cell, by which rows of one shape differ
 
 

@@ -27,13 +27,12 @@ def draw(table: pd.DataFrame) -> Figure:
         figure, (axes,) = style.canvas(1, 1, 11, 3)
         style.empty(axes, style.why(table, *grouping.COMPOSITES))
         return style.finish(figure, TITLE, rows)
-    found = [(bench, rows[rows["bench"] == bench]) for bench in grouping.COMPOSITES if bench in set(rows["bench"])]
-    shown = {bench: choose(group) for bench, group in found}
-    heights = [len(one) + 6 for one in shown.values()]
+    found = _chosen(rows)
+    heights = [len(shown) + 6 for _, shown, _ in found]
     figure, panels = style.canvas(len(found), 1, 11, 0.3 * sum(heights), height_ratios=heights)
-    for axes, (bench, group) in zip(panels, found, strict=True):
-        _panel(axes, shown[bench], bench + (f" ({some})" if (some := _some(group, shown[bench])) else ""))
-    return style.finish(figure, TITLE, pd.concat(shown.values()))
+    for axes, (bench, shown, some) in zip(panels, found, strict=True):
+        _panel(axes, shown, f"{bench} ({some})" if some else bench)
+    return style.finish(figure, TITLE, pd.concat(shown for _, shown, _ in found))
 
 
 def chart(table: pd.DataFrame) -> Chart:
@@ -41,15 +40,13 @@ def chart(table: pd.DataFrame) -> Chart:
     rows = _staged(table)
     if rows.empty:
         return nothing("bars", *_SCALES, rows, style.why(table, *grouping.COMPOSITES))
-    found = [rows[rows["bench"] == bench] for bench in grouping.COMPOSITES if bench in set(rows["bench"])]
-    groups = [choose(one) for one in found]
-    shown = pd.concat(groups)
-    notes = {one["bench"].iloc[0]: some for one, own in zip(found, groups, strict=True) if (some := _some(one, own))}
-    labels = pd.concat(grouping.labels(one, but=["layout"]) for one in groups)
+    found = _chosen(rows)
+    shown = pd.concat(one for _, one, _ in found)
+    labels = pd.concat(grouping.labels(one, but=["layout"]) for _, one, _ in found)
     records = [part | {"panel": one["bench"], "y": f"{labels[i]} | {one['implementation']}"} | row(one) for i, one in shown.iterrows() for part in _parts(one)]  # fmt: skip
     there = ordered({part for value in shown["stage_us"] for part in style.stages(value)})
     colors = {_name(part): tint for part, tint in _tints(there).items()}
-    note = "; ".join(f"{bench}: {some}" for bench, some in notes.items())
+    note = "; ".join(f"{bench}: {some}" for bench, _, some in found if some)
     return Chart("bars", *_SCALES, marks(records), colors, shown, note=note)
 
 
@@ -96,6 +93,12 @@ def choose(rows: pd.DataFrame) -> pd.DataFrame:
     shown = rows[rows["cell"].isin(keep)].sort_values("median_us", kind="stable").groupby("cell").head(MOST_PER_CELL)
     shown = shown.assign(_cell=shown["cell"].map(rank), _name=shown["implementation"].map(names.index))
     return shown.sort_values(["_cell", "_name"]).head(2 * MOST_BARS)
+
+
+def _chosen(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame, str]]:
+    """Of each composite that has rows: its name, the rows to show, and in words which of all these are."""
+    of = {bench: rows[rows["bench"] == bench] for bench in grouping.COMPOSITES}
+    return [(bench, shown := choose(mine), _some(mine, shown)) for bench, mine in of.items() if len(mine)]
 
 
 def _some(rows: pd.DataFrame, shown: pd.DataFrame) -> str:

@@ -34,7 +34,7 @@ def formats(table: pd.DataFrame) -> Headline | None:
     found.sort(key=lambda pair: _over(*pair))
     one, plain = found[(len(found) - 1) // 2]
     ratio, least, most = _over(one, plain)
-    if most >= 1 / (1 + DRIFT) and least <= 1 + DRIFT:
+    if _unchanged(least, most):
         return None
     where = f", the median of {len(found)} formats and sizes" if len(found) > 1 else ""
     text = f"{one['bench']}: with weights of {one['format']}, {one['implementation']} takes {times(ratio, least, most)} the time of {plain['implementation']} with {plain['dtype']} (the fastest of ours in each){where}, at {shape(one)}."
@@ -55,7 +55,7 @@ def skew(rows: pd.DataFrame) -> Headline | None:
         return None
     low, high = min(found, key=lambda pair: (pair[0]["skew"] - pair[1]["skew"], -pair[0]["tokens"], pair[0]["median_us"]))  # fmt: skip
     cost, least, most = _over(high, low)
-    if most >= 1 / (1 + DRIFT) and least <= 1 + DRIFT:
+    if _unchanged(least, most):
         return None
     ratio = times(cost, least, most)
     text = f"{low['bench']}: at skew {high['skew']:g} {low['implementation']} takes {ratio} its time at skew {low['skew']:g}, in cells equal otherwise on one card, at {shape(low)}."
@@ -66,6 +66,11 @@ def skew(rows: pd.DataFrame) -> Headline | None:
 def _over(row: pd.Series, base: pd.Series) -> tuple[float, float, float]:
     """The ratio of two times, as wide as both intervals make it."""
     return row["median_us"] / base["median_us"], row["ci_low_us"] / base["ci_high_us"], row["ci_high_us"] / base["ci_low_us"]  # fmt: skip
+
+
+def _unchanged(least: float, most: float) -> bool:
+    """Whether an interval of a ratio, and what ceilings may differ by, allow that nothing changed."""
+    return most >= 1 / (1 + DRIFT) and least <= 1 + DRIFT
 
 
 def _between(rows: pd.DataFrame, low: pd.Series, high: pd.Series) -> Markup:

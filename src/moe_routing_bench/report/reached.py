@@ -64,8 +64,8 @@ def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool 
 
 def _saying(lines: list[Line]) -> list[Line]:
     """The lines of a bar without those of runs that have too few of its cells to decide it, where another run decides."""
-    few = [one for one in lines if one.verdict == OPEN and one.left_out == _NONE]
-    return [one for one in lines if one not in few] if any(one.verdict not in (OPEN, APART) for one in lines) else lines
+    decided = any(one.verdict not in (OPEN, APART) for one in lines)
+    return [one for one in lines if not (decided and one.verdict == OPEN and one.left_out == _NONE)]
 
 
 def _of_run(bar: Bar, run: _Run) -> Iterable[Line]:
