@@ -17,20 +17,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.kernels.combine import cute_combine
 from moe_routing_bench.kernels.cute.compilation import DTYPES
 from moe_routing_bench.kernels.experts import (
+    Experts,
     cute_fp8_product,
     cute_loads,
+    cute_quantised,
     cute_quantised_product,
     cute_swapped,
     cute_training_products,
     cute_weight_gradients,
 )
+from moe_routing_bench.kernels.experts.cute_dequantise import subtracts
 from moe_routing_bench.kernels.experts.cute_fp8_tiles import LOADERS, Fp8Product
 from moe_routing_bench.kernels.experts.cute_quantised_multiply import BATCHES
 from moe_routing_bench.kernels.experts.cute_quantised_tiles import K16, QuantisedProduct
-from moe_routing_bench.kernels.experts.cute_tiles import REGISTERS, Product, Tile
+from moe_routing_bench.kernels.experts.cute_tiles import REGISTERS, WARPGROUP, Product, Tile
 from moe_routing_bench.kernels.experts.cute_training_products import TrainingProduct
 from moe_routing_bench.kernels.experts.cute_weight_tiles import CHUNK, Reduction
 from moe_routing_bench.kernels.experts.quantised_layout import Codes
@@ -146,26 +150,22 @@ CHAINED_PRODUCTS = [  # that overlap with the kernel ahead of them and with the 
     ("bf16", Product(2048, 768, 128, "", Tile(1, 1, 8), waits="rows", signals="late")),
     ("bf16", Product(768, 2048, 128, "swiglu", Tile(1, 1, 8), top_k=8, waits="offsets", signals="early")),
 ]
-QUANTISED_PRODUCTS = [  # of every format, with tiles of few rows and of many in turns
-    QuantisedProduct(*sizes, tile, codes=Codes(kind, bits, zeros, group, dtype), **more)
-    for dtype in ("bf16", "fp16")
-    for (kind, bits, zeros, group), (sizes, tile, more) in zip(
-        [
-            *(
-                ("int", bits, zeros, group)
-                for bits in (8, 4, 2)
-                for zeros in (False, True)
-                for group in (32, 64, 128, -1)
-            ),
-            *((kind, 8, False, group) for kind in ("e4m3", "e5m2") for group in (128, -1)),
-        ],
+QUANTISED_PRODUCTS = [  # of every format, first and second, with few rows and many, in turns
+    cute_quantised.products(Experts(*sizes, dtype, dtype, name, activation=activation))[place]
+    for (dtype, name), (sizes, activation, place) in zip(
+        (
+            (dtype, name)
+            for dtype in ("bf16", "fp16")
+            for name, form in WEIGHTS.items()
+            if cute_quantised.takes(form, dtype)
+        ),
         itertools.cycle(
             [
-                ((768, 2048, 128, "swiglu"), Tile(1, 1, 8), {"resident": 2, "signals": "early"}),
-                ((2048, 768, 128, ""), Tile(1, 2, 192, narrowest=128, grain=32), {}),
-                ((776, 360, 5, "relu2"), Tile(2, 2, 96), {}),
-                ((2880, 2880, 128, "swiglu_oai"), Tile(1, 2, 128, narrowest=64, grain=32), {"biased": True}),
-                ((2048, 768, 128, ""), Tile(1, 2, 8), {"resident": 2, "waits": "rows"}),
+                ((8, 2048, 768, 128), "swiglu", 0),
+                ((8, 2048, 768, 128), "swiglu", 1),
+                ((2048, 360, 776, 128), "relu2", 0),
+                ((512, 2880, 2880, 128), "swiglu_oai", 1),
+                ((128 * 100, 2880, 2880, 128), "swiglu_oai", 0),
             ]
         ),
         strict=False,
@@ -420,18 +420,30 @@ def quantised_product(arch: str, wanted: QuantisedProduct) -> Facts:
     kernel = cute_quantised_product.compile_for(arch, wanted.codes.dtype, wanted, keep=True)
     sass = yield kernel.__cubin__
     tile, forms = wanted.tile, len(wanted.tile.widths)
+    offsets = (tile.slabs if wanted.codes.zeros else 1) if subtracts(wanted.codes) else 0
     patterns = {
         **{rf"HGMMA\.64x{width}x16\.F32\S* R\d+, R\d+, gdesc": K16 * tile.slabs for width in tile.widths},
         "HGMMA": K16 * tile.slabs * forms,
         r"WARPGROUP\.DEPBAR": (BATCHES + 1) * forms,  # more where the instructions wait for each other
+    }
+    if wanted.few:
+        patterns = {
+            "HGMMA": 0,
+            r"HMMA\.16816\.F32": K16 * (tile.slabs + offsets),
+            r"LDSM\.16\.M88\.4": K16 // 2,
+        }
+        if wanted.codes.kind == "int" and subtracts(wanted.codes):
+            patterns["HMUL2"] = 0  # no weight is scaled
+    patterns |= {
         "UTMALDG": 2,  # halves of a stage are as wide as a swizzled box
         r"BAR\.ARV": 1 + forms if tile.pingpong else 0,
         "UBLKCP": wanted.slabs_together * (2 if wanted.waits else 1),
         "PREEXIT": int(bool(wanted.signals)),
         "ACQBULK": int(bool(wanted.waits)),
     }
+    shared = 65536 // (wanted.resident * wanted.threads)
     return spills(sass, f"quantised-{wanted}", "quantised_product") | {
-        "most_registers": wanted.registers[1] if tile.warpgroups > 1 else 128,
+        "most_registers": wanted.registers[1] if wanted.loaders == WARPGROUP else shared // 8 * 8,
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
     }

@@ -130,8 +130,9 @@ def fragments(words, product, dtype):
                 for n in range(product.tile.slabs)
             ]
             parameters = [cute_quantised_multiply.parameters_of(one, product) for one in stage]
+            mask = cute_dequantise.masks(np.uint32(0), product.codes)
             for batch in range(BATCHES):
-                registers = cute_quantised_multiply.dequantise(stage, parameters, batch, product)
+                registers = cute_quantised_multiply.dequantise(stage, parameters, batch, mask, product)
                 assert registers.shape == (4, product.tile.slabs, BATCH)
                 strip.append(operand(registers, dtype))
         found.append(torch.cat(strip, dim=2))
@@ -206,7 +207,7 @@ def test_every_code_becomes_its_number(lanes, kind, bits, dtype):
     fold = {("e4m3", "bf16"): 120, ("e5m2", "bf16"): 112, ("e4m3", "fp16"): 8, ("e5m2", "fp16"): 8}.get(
         (kind, dtype), 0
     )
-    scale = cute_dequantise.constant(2.0**fold, dtype)
+    scale, mask = cute_dequantise.constant(2.0**fold, dtype), cute_dequantise.masks(np.uint32(0), codes)
     for zero in range(2**bits) if kind == "integers" else (0,):
         subtrahend = cute_dequantise.subtrahends(cute_dequantise.constant(float(zero - less), dtype), codes)
         for field in range(codes.fields):
@@ -215,7 +216,7 @@ def test_every_code_becomes_its_number(lanes, kind, bits, dtype):
                 mine = np.resize(lower[first : first + 128], 128)
                 noise = np.uint32(0xA5A5A5A5) & ~np.uint32((2**bits - 1) << bits * field) & np.uint32(0xFFFF)
                 word = mine << np.uint32(bits * field) | noise | mine[::-1] << np.uint32(16 + bits * field)
-                got = cute_dequantise.register(word, field, scale, subtrahend, codes)
+                got = cute_dequantise.register(word, field, scale, subtrahend, mask, codes)
                 for half, given in ((0, mine), (1, mine[::-1])):
                     value = torch.from_numpy((halves(got)[half] & 0xFFFF).astype(np.uint16).view(np.int16).copy())
                     if kind == "integers":

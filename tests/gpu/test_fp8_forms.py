@@ -12,7 +12,7 @@ from moe_routing_bench.kernels.experts import Experts, cute_fp8
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
-FORMS = [cute_fp8.Form(fused=True)]
+FORMS = [cute_fp8.Form(fused=False)]
 
 
 def drawn(problem: Experts) -> dict[str, torch.Tensor]:
@@ -43,7 +43,7 @@ def test_the_same_bits_in_every_form(rows, inner, activation, form):
     problem = Experts(rows, 352, inner, 7, "bf16", "fp8_block128", "e4m3_block128", activation=activation)
     given = drawn(problem)
     both = [torch.zeros(rows, problem.hidden, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
-    for y, one in zip(both, (cute_fp8.MEASURED, form), strict=True):
+    for y, one in zip(both, (cute_fp8.FASTEST, form), strict=True):
         cute_fp8.bind(problem, **given, y=y, form=one)()
     used = int(given["offsets"][-1])
     assert torch.equal(both[0][:used], both[1][:used]) and bool(both[0][:used].isfinite().all())

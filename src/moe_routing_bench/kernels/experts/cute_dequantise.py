@@ -71,6 +71,11 @@ def window(field: int, codes: Codes) -> tuple[int, int]:
     return (field - place) * codes.bits, place * codes.bits
 
 
+def places(codes: Codes) -> list[int]:
+    """Bits of a word's half at which codes begin once they are shifted."""
+    return sorted({window(field, codes)[1] for field in range(codes.fields)})
+
+
 def base_of(place: int, codes: Codes) -> int:
     """The number to which codes at a bit of the mantissa are added."""
     return 2 ** (_MANTISSA[codes.dtype] - place)
@@ -81,30 +86,53 @@ def halved(codes: Codes) -> bool:
     return codes.kind == "int" and codes.bits > _MANTISSA[codes.dtype]
 
 
+def subtracts(codes: Codes) -> bool:
+    """Whether what a word's codes become is more than their numbers."""
+    return codes.kind == "int" and (codes.zeros or not halved(codes))
+
+
 def subtrahends(zero: Any, codes: Codes) -> dict[int, Any]:
     """What is subtracted from codes, per bit where they begin; `zero` is a zero point in both halves, or None for that of all."""
     if codes.kind != "int" or halved(codes):
         return {0: zero}
-    places = sorted({window(field, codes)[1] for field in range(codes.fields)})
     if zero is None:
-        return {at: constant(base_of(at, codes) + 2 ** (codes.bits - 1), codes.dtype) for at in places}
-    return {at: arithmetic("add", zero, constant(base_of(at, codes), codes.dtype), codes.dtype) for at in places}
+        return {at: constant(base_of(at, codes) + 2 ** (codes.bits - 1), codes.dtype) for at in places(codes)}
+    return {at: arithmetic("add", zero, constant(base_of(at, codes), codes.dtype), codes.dtype) for at in places(codes)}
 
 
-def register(word: Any, field: int, scale: Any, subtrahend: dict[int, Any], codes: Codes) -> Any:
-    """Two dequantised numbers: the codes of a register in a word, less their `subtrahends`, times their scale."""
+def masks(zero: Any, codes: Codes) -> dict[int, Any]:
+    """What leaves a code of each half of a word, per bit where it begins; `zero` is a word of which only the device knows that it is 0.
+
+    An instruction takes one number as it stands, and the base that a code is added to is one: the mask is a register, which ptxas (13.0),
+    where it knows the mask, would rather make anew for each word than keep.
+    """
+    if codes.kind != "int" or halved(codes):
+        return {}
+    return {at: twice((2**codes.bits - 1) << at) | zero for at in places(codes)}
+
+
+def number(word: Any, field: int, mask: dict[int, Any], codes: Codes) -> Any:
+    """Two numbers of a word, by the `masks` of codes, before their `subtrahends` and their scale."""
     if codes.kind != "int":
-        return arithmetic("mul", _float8(word, field, codes), scale, codes.dtype)
+        return _float8(word, field, codes)
     if halved(codes):
-        number = _byte(word >> 8 if field else word, codes)
-        if codes.zeros:
-            number = arithmetic("sub", number, subtrahend[0], codes.dtype)
-    else:
-        shift, place = window(field, codes)
-        mask, base = (2**codes.bits - 1) << place, pattern_of(base_of(place, codes), codes.dtype)
-        number = (word >> shift if shift else word) & twice(mask) | twice(base)
-        number = arithmetic("sub", number, subtrahend[place], codes.dtype)
-    return arithmetic("mul", number, scale, codes.dtype)
+        return _byte(word >> 8 if field else word, codes)
+    shift, place = window(field, codes)
+    base = twice(pattern_of(base_of(place, codes), codes.dtype))
+    return (word >> shift if shift else word) & mask[place] | base
+
+
+def subtrahend_of(field: int, subtrahend: dict[int, Any], codes: Codes) -> Any:
+    """Which of the `subtrahends` is that of a register of a word."""
+    return subtrahend[0 if halved(codes) else window(field, codes)[1]]
+
+
+def register(word: Any, field: int, scale: Any, subtrahend: dict[int, Any], mask: dict[int, Any], codes: Codes) -> Any:
+    """Two dequantised numbers: the codes of a register in a word, by their `masks`, less their `subtrahends`, times their scale."""
+    found = number(word, field, mask, codes)
+    if subtracts(codes):
+        found = arithmetic("sub", found, subtrahend_of(field, subtrahend, codes), codes.dtype)
+    return arithmetic("mul", found, scale, codes.dtype)
 
 
 def _byte(word: Any, codes: Codes) -> Any:

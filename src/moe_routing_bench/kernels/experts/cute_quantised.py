@@ -13,7 +13,9 @@ Invariant: a row is written by the tiles of its own expert alone; rows of no exp
 """
 
 import functools
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,10 +34,10 @@ from moe_routing_bench.kernels.experts.cute_experts import (
     choose_low,
 )
 from moe_routing_bench.kernels.experts.cute_quantised_product import compile_for
-from moe_routing_bench.kernels.experts.cute_quantised_tiles import QuantisedProduct
+from moe_routing_bench.kernels.experts.cute_quantised_tiles import FEWEST_TOKENS, QuantisedProduct
 from moe_routing_bench.kernels.experts.cute_tiles import SLAB, Tile
 from moe_routing_bench.kernels.experts.dequant import Parts, parts
-from moe_routing_bench.kernels.experts.quantised_layout import Codes, repack
+from moe_routing_bench.kernels.experts.quantised_layout import DEPTH, Codes, repack
 from moe_routing_bench.kernels.experts.repacked import once
 
 _LEAST = 16
@@ -73,26 +75,44 @@ def unsupported(problem: Experts) -> str | None:
     return None
 
 
-def choose_tile(rows: int, experts: int, wide: int, bits: int, multiprocessors: int = 132) -> tuple[Tile, int]:
-    """The tile for `rows` rows and `wide` rows of weights per expert, and how many blocks share a multiprocessor.
+@dataclass(frozen=True)
+class Form:
+    """How a product runs."""
 
-    With few rows, two blocks share one: while one waits for its codes, the other dequantises. Codes of 2 bits come sooner than they are
-    dequantised: there as many rows of weights as possible share the rows of tokens. With many rows, measured tiles (notebook.md).
+    tile: Tile
+    resident: int = 1  # blocks that share a multiprocessor
+    splits: int = 1  # warpgroups that share a tile's depth
+
+
+def choose_form(rows: int, experts: int, wide: int, codes: Codes, first: bool, multiprocessors: int = 132) -> Form:
+    """The form of the first or second product for `rows` rows and `wide` rows of weights per expert, as measured (notebook.md).
+
+    With few rows, several blocks share a multiprocessor: while one waits for its codes, the others dequantise. With so few slabs of weights that
+    each has hardly any, a tile's whole depth would take one warpgroup longer than its codes take to come.
     """
     mean = max(1.0, rows / experts)
     if mean > FEW_ROWS:
-        return (_SHORT if mean <= _ONE_TILE else _SHARED if mean < MANY_ROWS else _TALL), 1
+        return Form(_SHORT if mean <= _ONE_TILE else _SHARED if mean < MANY_ROWS else _TALL)
     tokens, slabs = choose_low(mean), min(experts, rows) * wide // SLAB
-    if bits == 2 and slabs >= 16 * multiprocessors:
-        return Tile(2, 2, tokens), 1
-    return Tile(1, 2 if slabs >= 2 * multiprocessors else 1, tokens), 2
+    each = slabs / multiprocessors
+    if tokens > FEWEST_TOKENS:
+        if codes.bits == 2 and each >= 16:  # codes come sooner than they are dequantised
+            return Form(Tile(2, 2, tokens))
+        return Form(Tile(1, 2 if each >= 2 else 1, tokens), 2)
+    if codes.bits == 8 or codes.groups > 1:  # two slabs would fill the registers
+        if each > 4:
+            return Form(Tile(1, 2, tokens), 2)
+        return Form(Tile(1, 1, tokens), 3) if codes.groups > 2 else Form(Tile(1, 1, tokens), 2, 2)
+    if first:
+        return Form(Tile(2, 1, tokens), 2, 3 if each <= 4 else 2)
+    return Form(Tile(1, 1, tokens), 2, 2) if each <= 2 else Form(Tile(2, 1, tokens), 4)
 
 
 def products(problem: Experts, overlap: bool | None = None) -> tuple[QuantisedProduct, QuantisedProduct]:
-    """Both products of a problem, with the tiles of `choose_tile`; with few rows they overlap."""
-    form = problem.quantised_weights
-    assert form, f"{problem.weights} is not quantised"
-    codes = codes_of(form, problem.dtype)
+    """Both products of a problem, in the forms of `choose_form`; with few rows they overlap."""
+    weights = problem.quantised_weights
+    assert weights, f"{problem.weights} is not quantised"
+    codes = codes_of(weights, problem.dtype)
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     overlap = problem.rows <= OVERLAP_ROWS if overlap is None else overlap
     found = []
@@ -101,13 +121,14 @@ def products(problem: Experts, overlap: bool | None = None) -> tuple[QuantisedPr
         (hidden, inner, "", {"waits": "rows"}),
     ):
         wide = 2 * inner if activation and problem.gated else columns
-        tile, resident = choose_tile(problem.rows, experts, wide, codes.bits)
+        form = choose_form(problem.rows, experts, wide, codes, first=bool(activation))
         found.append(
             QuantisedProduct(
-                *(columns, depth, experts, activation, tile),
+                *(columns, depth, experts, activation, form.tile),
                 biased=problem.biased,
                 codes=codes,
-                resident=resident,
+                resident=form.resident,
+                splits=min(form.splits, math.ceil(depth / DEPTH)),
                 **(meets if overlap else {}),
             )
         )

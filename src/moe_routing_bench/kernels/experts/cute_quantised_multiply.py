@@ -18,7 +18,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import warpgroup
 
-from moe_routing_bench.kernels.experts.cute_dequantise import both, register, subtrahends
+from moe_routing_bench.kernels.experts.cute_dequantise import both, masks, register, subtrahends
 from moe_routing_bench.kernels.experts.cute_multiply import TURN, release
 from moe_routing_bench.kernels.experts.cute_quantised_tiles import K16, QuantisedProduct
 from moe_routing_bench.kernels.experts.cute_tiles import SLAB, WARPGROUP, advance
@@ -61,8 +61,10 @@ def factors(parameters: cute.Tensor, group: int, codes: Codes) -> list[tuple[Any
     return [(both(parameters[0, group], half), subtrahends(zeros[half], codes)) for half in range(2)]
 
 
-def dequantise(blocks: list, parameters: list, batch: int, product: QuantisedProduct) -> cute.Tensor:
-    """The left operand of a batch, (registers of a step, slabs, steps) of two numbers each."""
+def dequantise(
+    blocks: list, parameters: list, batch: int, mask: dict[int, Any], product: QuantisedProduct
+) -> cute.Tensor:
+    """The left operand of a batch, (registers of a step, slabs, steps) of two numbers each, by the `masks` of codes."""
     codes, slabs = product.codes, product.tile.slabs
     operand = cute.make_rmem_tensor((_REGISTERS, slabs, BATCH), Uint32)
     for slab in range(slabs):
@@ -74,7 +76,7 @@ def dequantise(blocks: list, parameters: list, batch: int, product: QuantisedPro
                 known[group] = factors(parameters[slab], group, codes)
             for n in range(_REGISTERS):
                 word, place = divmod(step * _REGISTERS + n, codes.fields)
-                operand[n, slab, step] = register(words[word], place, *known[group][n % 2], codes)
+                operand[n, slab, step] = register(words[word], place, *known[group][n % 2], mask, codes)
     return operand
 
 
@@ -90,11 +92,13 @@ def multiply(
     phase: Int32,
     share: Int32,
     consumer: Int32,
+    zero: Int32,
     product: cutlass.Constexpr,
 ):
     """By a warpgroup: add the product of its share of a tile's weights and of its first `tokens` tokens to sums, from stage `index` on.
 
     w_stages (words, slabs, stages) Uint32; sums have room for the tile's widest form: (2 tokens, 2 rows 8 apart, tokens / 8, slabs).
+    `zero` is that of `masks`.
     """
     tile, stages, dtype = cutlass.const_expr(product.tile), cutlass.const_expr(product.stages), x_stages.element_type
     k_major, registers = cute.nvgpu.OperandMajorMode.K, warpgroup.OperandSource.RMEM
@@ -112,13 +116,14 @@ def multiply(
     )
     if cutlass.const_expr(tile.pingpong):
         cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
+    mask = masks(Uint32(zero), product.codes)
     previous = index
     for k in cutlass.range(product.steps, unroll=1):
         cute.arch.mbarrier_wait(full + index, phase)
         blocks = [w_stages[None, share * tile.slabs + slab, index] for slab in range(tile.slabs)]
         parameters = [parameters_of(block, product) for block in blocks]
         for batch in cutlass.range_constexpr(BATCHES):
-            a = dequantise(blocks, parameters, batch, product)
+            a = dequantise(blocks, parameters, batch, mask, product)
             operand = cute.make_tensor(cute.recast_ptr(a.iterator, dtype=dtype), a_layout)
             warpgroup.fence()
             for n in cutlass.range_constexpr(BATCH):

@@ -4,9 +4,10 @@ out[r, c] = f(sum_k w[e, c, k] x[r, k]) for the rows r of each expert e, offsets
 
 Strategy: weights stand on the M side of the tensor cores' product, whose left operand may come from registers. A warp brings blocks
 of codes in the order of `quantised_layout` and token rows through a ring of stages (`cute_quantised_loads`); one or two warpgroups load
-their codes, 16 bytes per thread at a time, make numbers of them (`cute_dequantise`) and multiply (`cute_quantised_multiply`). Tiles, their
-order and the epilogue are those of `cute_swapped`, whose warpgroups share a tile or take tiles in turn. With few tiles, two blocks share a multiprocessor:
-each has half of the tile's latencies hidden behind the other's work.
+their codes, 16 bytes per thread at a time, make numbers of them (`cute_dequantise`) and multiply (`cute_quantised_multiply`, and of tiles of
+8 tokens `cute_quantised_few`). Tiles, their order and the epilogue are those of `cute_swapped`, whose warpgroups share a tile or take tiles in
+turn. With few rows, several blocks share a multiprocessor, each of which hides its latencies behind the others' work, and up to three warpgroups
+take the stages of a tile in turn.
 """
 
 from typing import Any
@@ -19,6 +20,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from moe_routing_bench.kernels.cute import WARP
 from moe_routing_bench.kernels.cute.cache import cached
 from moe_routing_bench.kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
+from moe_routing_bench.kernels.experts import cute_quantised_few as few
 from moe_routing_bench.kernels.experts.cute_epilogue import begin, store_chunk, transpose
 from moe_routing_bench.kernels.experts.cute_multiply import TURN, in_form
 from moe_routing_bench.kernels.experts.cute_quantised_loads import stream
@@ -39,7 +41,7 @@ def quantised_kernel(
     x_layout: cute.ComposedLayout,
     product: cutlass.Constexpr,
 ):
-    """A thread block: tiles blockIdx, blockIdx + gridDim, ... Warpgroup 0 loads, the others multiply and store."""
+    """A thread block: tiles blockIdx, blockIdx + gridDim, ... The last warp or warpgroup loads, the others multiply and store."""
     tile_shape, stages = cutlass.const_expr(product.tile), cutlass.const_expr(product.stages)
     thread = cute.arch.thread_idx()[0]
     warp_index = cute.arch.make_warp_uniform(thread // WARP)
@@ -52,6 +54,9 @@ def quantised_kernel(
     buffers = allocator.allocate_tensor(
         out.element_type, cute.make_layout((product.chunk * product.pitch, tile_shape.warpgroups)), byte_alignment=128
     )
+    partial = None
+    if cutlass.const_expr(product.splits > 1):
+        partial = allocator.allocate_tensor(Float32, cute.make_layout(product.partial), byte_alignment=128)
     full = allocator.allocate_tensor(Int64, cute.make_layout(stages), byte_alignment=8).iterator
     empty = allocator.allocate_tensor(Int64, cute.make_layout(stages), byte_alignment=8).iterator
     starts = allocator.allocate_tensor(Int32, cute.make_layout(product.experts + 1), byte_alignment=4)
@@ -71,21 +76,22 @@ def quantised_kernel(
     tiles = first_tiles[product.experts] * product.parts
     tile, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
 
-    if group == 0:
-        if cutlass.const_expr(tile_shape.warpgroups > 1):
+    moves = cutlass.const_expr(product.loaders == WARPGROUP)  # registers, to those that multiply
+    if group == product.warpgroups:
+        if cutlass.const_expr(moves):
             cute.arch.setmaxregister_decrease(product.registers[0])
-        if warp_index == 0:
+        if warp_index == 4 * product.warpgroups:
             stream(w, w_stages, x_atom, x, x_stages, full, empty, starts, first_tiles, tiles, product)
     else:
-        if cutlass.const_expr(tile_shape.warpgroups > 1):
+        if cutlass.const_expr(moves):
             cute.arch.setmaxregister_increase(product.registers[1])
-        consumer = group - 1
-        share = 0 if cutlass.const_expr(tile_shape.pingpong) else consumer  # of the tile's weights
+        consumer = group
+        share = consumer if cutlass.const_expr(tile_shape.sharing > 1) else 0  # of the tile's weights
         elements = cutlass.const_expr(SLAB * tile_shape.slabs * tile_shape.tokens // WARPGROUP)
         sums = cute.make_rmem_tensor((elements,), Float32)
         plain = cute.make_layout((2, 2, tile_shape.tokens // 8, tile_shape.slabs))
         finished = cute.make_tensor(sums.iterator, plain)  # the same registers
-        buffer = buffers[None, consumer]
+        buffer = buffers[None, consumer % tile_shape.warpgroups]
         index, phase = Int32(0), Int32(0)
         if cutlass.const_expr(tile_shape.pingpong):
             if consumer == 1:
@@ -99,16 +105,20 @@ def quantised_kernel(
             begin(finished, biases, expert, column, product)
             stage = (full, empty, index, phase)
             width = width_of(row, end, tile_shape)
-            shared = (w_stages, x_stages, sums, *stage, share, consumer, product)
-            in_form(multiply, width, tile_shape.widths, shared)
+            shared = (w_stages, x_stages, sums, *stage, share, consumer, first_tiles[0], product)
+            in_form(few.multiply if product.few else multiply, width, tile_shape.widths, shared)
             index, phase = skip(index, phase, product.steps * (2 if tile_shape.pingpong else 1), stages)
 
+            if cutlass.const_expr(product.splits > 1):
+                few.add_up(sums, partial, consumer, product)
+                end = cutlass.select_(consumer == 0, end, row)  # the first one stores
             for chunk in cutlass.range_constexpr(tile_shape.tokens // product.chunk):
                 first = row + chunk * product.chunk
                 if first < end:
-                    cute.arch.barrier(barrier_id=group, number_of_threads=WARPGROUP)  # all have read the chunk before
+                    # All have read the chunk before.
+                    cute.arch.barrier(barrier_id=1 + consumer, number_of_threads=WARPGROUP)
                     transpose(finished, buffer, chunk, product)
-                    cute.arch.barrier(barrier_id=group, number_of_threads=WARPGROUP)
+                    cute.arch.barrier(barrier_id=1 + consumer, number_of_threads=WARPGROUP)
                     store_chunk(buffer, out, first, end, column, product)
             tile += stride
 

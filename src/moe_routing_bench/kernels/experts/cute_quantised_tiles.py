@@ -3,19 +3,20 @@
 import math
 from dataclasses import dataclass, field
 
+from moe_routing_bench.kernels.cute import WARP
 from moe_routing_bench.kernels.experts.cute_tiles import (
     MOST_STAGES,
-    REGISTERS,
     RESERVED,
     SHARED_BYTES,
     SLAB,
+    WARPGROUP,
     Product,
 )
 from moe_routing_bench.kernels.experts.quantised_layout import DEPTH, Codes
 
 K16 = DEPTH // 16  # instructions of a stage, per slab
+FEWEST_TOKENS = 8  # of a tile
 SYSTEM_BYTES = 1 << 10  # of shared memory that each block costs beside its own
-FEWER_REGISTERS = (40, 96)  # as `REGISTERS`, where two blocks of 384 threads share them
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,14 @@ class QuantisedProduct(Product):
 
     codes: Codes = field(kw_only=True)
     resident: int = 1  # blocks per multiprocessor
+    splits: int = 1  # warpgroups that take the stages of a tile in turn, and add up their sums in the end
 
     def __post_init__(self) -> None:
         """Check what the kernel takes for granted."""
         super().__post_init__()
+        assert self.splits == 1 or (self.few and self.tile.warpgroups == 1), "warpgroups share its rows or its depth"
+        assert self.splits == 1 or self.resident > 1, "those who load have few registers"
+        assert 1 <= self.splits <= min(self.steps, max(1, self.stages)), "each has a stage"
         assert self.waits != "offsets" and self.signals != "late", "they overlap with each other alone"
 
     @property
@@ -56,13 +61,37 @@ class QuantisedProduct(Product):
         return self.stage_bytes
 
     @property
-    def registers(self) -> tuple[int, int]:
-        """Registers of a thread that loads, and of one that multiplies."""
-        return FEWER_REGISTERS if self.resident > 1 else REGISTERS
+    def warpgroups(self) -> int:
+        """Of a block, beside the one that loads."""
+        return self.tile.warpgroups * self.splits
+
+    @property
+    def loaders(self) -> int:
+        """Threads of a block that load: a warp, or, where registers move from them to those that multiply, a warpgroup."""
+        return WARP if self.resident > 1 else WARPGROUP
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: those that multiply, and those that load."""
+        return WARPGROUP * self.warpgroups + self.loaders
+
+    @property
+    def few(self) -> bool:
+        """Whether warps multiply by themselves (`cute_quantised_few`)."""
+        return self.tile.widths == (FEWEST_TOKENS,)
+
+    @property
+    def partial(self) -> tuple[int, int, int]:
+        """Float32 sums that all warpgroups of a split tile but the first hand over: threads, sums of each, warpgroups."""
+        return WARPGROUP, SLAB * self.tile.slabs * self.tile.tokens // WARPGROUP, self.splits - 1
 
     def stages_beside(self, chunk: int) -> int:
-        """Stages that fit beside buffers of `chunk` tokens, in each of the blocks that share a multiprocessor."""
+        """Stages that fit beside buffers of `chunk` tokens, in each of the blocks that share a multiprocessor.
+
+        Warpgroups that split a tile have stages of their own: who waits for a stage every other time it is filled cannot tell the two apart.
+        """
         buffers = chunk * self.pitch * 2 * self.tile.warpgroups
         tables = 2 * 4 * (self.experts + 1)
         room = (SHARED_BYTES + SYSTEM_BYTES) // self.resident - SYSTEM_BYTES - RESERVED
-        return min(MOST_STAGES, (room - buffers - tables) // self.stage_bytes)
+        fit = min(MOST_STAGES, (room - buffers - tables - 4 * math.prod(self.partial)) // self.stage_bytes)
+        return fit // self.splits * self.splits
