@@ -19,7 +19,7 @@ from moe_routing_bench.choices import table as table_of_choices
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quantities import count, significant
-from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, versus, words
+from moe_routing_bench.report import altered, format_bars, layer_bars, reached, routing_bars, versus, words
 from moe_routing_bench.report.bars import Line
 from moe_routing_bench.store import records
 
@@ -28,6 +28,7 @@ RESULTS = ROOT / "results/nvidia-h200"
 LAYERS, DECODE = "../nvidia-h200.layers/", "../nvidia-h200.decode/"  # from there
 TRAINING, MODEL = "../nvidia-h200.training/", "../nvidia-h200.model/"
 QUANTISED, QUANTISED_DECODE = "../nvidia-h200.quantised/", "../nvidia-h200.quantised-decode/"
+QUALITY_FORMATS = "../nvidia-h200.quality-formats"
 H100 = "../nvidia-h100-80gb-hbm3/"
 WAYS = ("torch", "triton", "cute")
 SYMBOLS = {"tokens": "T", "experts": "E", "hidden": "H", "intermediate": "I", "top_k": "k"}
@@ -456,6 +457,16 @@ def quality() -> str:
     return table(lines)
 
 
+def formats_in_models() -> str:
+    """What experts in each format add to the bits per byte of trained models, by rule."""
+    found = altered.costs(run_rows.read(RESULTS / QUALITY_FORMATS / "quality.parquet").to_pandas())[0]
+    lines = []
+    for rule, trained, added in found.lines:
+        by_format = dict(zip((f"`{name}`" for name in found.names), added, strict=True))
+        lines.append({"rule": f"`{rule}`", "as trained": trained} | by_format)
+    return table(lines)
+
+
 _GATE = "router == 'softmax_topk_renorm' and top_k == 8"
 _PERMUTE = "layout == 'compact' and top_k == 8 and experts == 128"
 BLOCKS: Mapping[str, Callable[[], str]] = {
@@ -468,7 +479,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "models": partial(others, MODEL, ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm", "ops")),
     "routing-bars": lambda: bars(reached.lines(routing_bars.BARS, runs(), absent=True)),
     "bars": lambda: bars(reached.lines(layer_bars.BARS, runs(), absent=True)), "format-bars": lambda: bars(format_bars.lines(runs(), absent=True)),
-    "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "ceilings": ceilings,
+    "formats-in-models": formats_in_models, "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "ceilings": ceilings,
     "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat,
     "platforms": platforms, "stored-h100": partial(stored_cells, H100 + "measurements.parquet"),
     "gate-times": partial(times, "gate", ("dtype", "tokens"), f"{_GATE} and experts == 128", (*WAYS, "quack")),
