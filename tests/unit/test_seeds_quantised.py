@@ -115,8 +115,8 @@ def test_what_is_wrong_counts_among_what_was_judged():
     found.loc[wrong, ["status", "median_us"]] = ["incorrect", None]
     _, _, exactness, *_ = section(found, "seed-003")["tables"]
     said = {(row[0], row[1]): row[2:] for row in exactness.rows}
-    assert said["int2_asym", "bf16"] == ["passed", "0.15", "24 of 32", "0.001", "0.005"]
-    assert said["int4", "bf16"][2] == "32 of 32"
+    assert said["int2_asym", "bf16"] == ["passed", "0.15", "17 of 25", "0.001", "0.005"]
+    assert said["int4", "bf16"][2] == "25 of 25"
 
 
 @pytest.mark.parametrize(
