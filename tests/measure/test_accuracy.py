@@ -162,6 +162,21 @@ def test_the_command_prints_all_columns(call):
     assert float(table[0]["of_bound"]) == pytest.approx(found[0]["of_bound"])
 
 
+def test_what_was_compared_is_kept_when_the_rest_is_stopped(call, tmp_path, monkeypatch):
+    path, compare, done = tmp_path / "accuracy.parquet", accuracy.rows, []
+
+    def stopped(cell, kind, *more):
+        if done:
+            raise KeyboardInterrupt
+        done.append(kind)
+        return compare(cell, kind, *more)
+
+    monkeypatch.setattr(accuracy, "rows", stopped)
+    code, *_ = call(*SMALL, "--weights", "int8_row", "--activations", "fp32", "--implementations", "dequant", "--out", str(path))  # fmt: skip
+    kept = stored.read(path, "cpu").to_pylist()
+    assert code not in (0, 1, 2) and [(row["implementation"], row["drawn"]) for row in kept] == [("dequant", "normal")]
+
+
 def test_the_matrix_is_kept_in_a_file(call, tmp_path):
     path = tmp_path / "accuracy.parquet"
     code, out, _ = call(*SMALL, "--weights", "plain,mxfp4", "--activations", "fp16", "--implementations", "dequant_loop", "--out", str(path))  # fmt: skip

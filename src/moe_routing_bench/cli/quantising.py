@@ -51,7 +51,7 @@ def accuracy(
     experts: Annotated[int, typer.Option(help="Number of experts")] = _SIZES["experts"],
     top_k: Annotated[int, typer.Option(help="Experts per token")] = _SIZES["top_k"],
     seed: Annotated[int, typer.Option(help="Seed of what is drawn")] = _SIZES["seed"],
-    out: Annotated[Path | None, typer.Option(help="Also write all columns to this Parquet file")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write all columns to this Parquet file, after each comparison")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns as one JSON list")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all columns as CSV")] = False,
 ) -> None:  # fmt: skip
@@ -72,10 +72,12 @@ def accuracy(
     cases = list(itertools.product(_cells(formats, beside, sizes), kinds))
     device = "cpu" if platforms.gpu_name() is None else "cuda"
     # Other people's kernels may take minutes to compile.
-    counted = track(cases, "accuracy", console=Console(stderr=True))
-    found = [row for cell, kind in counted for row in matrix.rows(cell, kind, names, device)]
     common = sizes | {"platform": platforms.current()} | matrix.place(device)
-    rows = [row | common for row in found]
+    rows = []
+    for cell, kind in track(cases, "accuracy", console=Console(stderr=True)):
+        rows += [row | common for row in matrix.rows(cell, kind, names, device)]
+        if out:  # what was compared is kept, whenever the rest is stopped
+            stored.write(out, rows)
     if as_json:
         measured.write_json(rows)
     elif as_csv:
@@ -88,7 +90,6 @@ def accuracy(
             )
         )
     if out:
-        stored.write(out, rows)
         print(f"wrote {out}", file=sys.stderr if as_json or as_csv else sys.stdout)
     if wrong := [row for row in rows if row.get("status") not in (None, "ok")]:
         print(f"{len(wrong)} of {len(rows)} rows are of implementations that failed", file=sys.stderr)
