@@ -6,13 +6,13 @@ One shape, one column per skew.
 from collections.abc import Sequence
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from moe_routing_bench.config import axes as table_of_axes
 from moe_routing_bench.figures import grouping, style
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
+from moe_routing_bench.figures.pareto_points import draw_points, factor_of
 from moe_routing_bench.quantities import count
 
 # All that cells must agree in; an implementation of a composite has a layout of its own.
@@ -41,7 +41,7 @@ def draw(table: pd.DataFrame) -> Figure:
             if points.empty:
                 style.empty(axes, "no row has this value")
                 continue
-            _points(axes, points.assign(x=points[column].astype(float) * 100))
+            draw_points(axes, points.assign(x=points[column].astype(float) * 100))
             axes.set(
                 xlabel=label,
                 ylabel=f"{bench} time (µs)" if j == 0 else "",
@@ -105,13 +105,9 @@ def _marks(points: pd.DataFrame, panel: str) -> list[dict[str, object]]:
     edges = [style.front(own, "x", "median_us") for _, own in points.groupby(cards)]
     on = set(pd.concat(edges).index) if edges else set()
     return [
-        {"panel": panel, "series": one["implementation"], "x": one["x"], "y": one["median_us"], "low": one["ci_low_us"], "high": one["ci_high_us"], "says": f"capacity factor {_factor(one['capacity_factor'])}", "join": cards[i] if i in on else None} | row(one)
+        {"panel": panel, "series": one["implementation"], "x": one["x"], "y": one["median_us"], "low": one["ci_low_us"], "high": one["ci_high_us"], "says": f"capacity factor {factor_of(one['capacity_factor'])}", "join": cards[i] if i in on else None} | row(one)
         for i, one in points.iterrows()
     ]  # fmt: skip
-
-
-def _factor(value: float) -> str:
-    return "none" if pd.isna(value) else f"{value:g}"
 
 
 def _shape_shown(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -154,31 +150,3 @@ def _count(points: pd.DataFrame) -> str:
     """The number of points, and of the cards that they were measured on where these are several."""
     cards = grouping.card(points).nunique()
     return f"{len(points)}" + (f", {cards} cards" if cards > 1 else "")
-
-
-def _points(axes: Axes, points: pd.DataFrame) -> None:
-    for name, group in style.groups(points):
-        ends = style.bars(group["median_us"], group["ci_low_us"], group["ci_high_us"])
-        axes.errorbar(
-            group["x"],
-            group["median_us"],
-            yerr=ends,
-            alpha=0.85,
-            color=style.color(name),
-            elinewidth=1,
-            **style.marker(name),
-        )
-    for _, own in points.groupby(grouping.card(points)):  # times of two cards are not compared
-        edge = style.front(own, "x", "median_us")
-        axes.step(edge["x"], edge["median_us"], where="post", color="0.2", lw=1, ls="--")
-    for i, (x, group) in enumerate(points.groupby("x")):
-        factors = ", ".join(_factor(one) for one in sorted(group["capacity_factor"].unique()))
-        axes.annotate(
-            factors,
-            (x, group["ci_high_us"].max()),
-            (-8, 4 + 8 * (i % 2)),
-            textcoords="offset points",
-            fontsize=6,
-            color="0.35",
-        )
-    axes.margins(x=0.15)
