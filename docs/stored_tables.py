@@ -28,7 +28,7 @@ RESULTS = ROOT / "results/nvidia-h200"
 LAYERS, DECODE = "../nvidia-h200.layers/", "../nvidia-h200.decode/"  # from there
 TRAINING, MODEL = "../nvidia-h200.training/", "../nvidia-h200.model/"
 QUANTISED, QUANTISED_DECODE = "../nvidia-h200.quantised/", "../nvidia-h200.quantised-decode/"
-QUALITY_FORMATS = "../nvidia-h200.quality-formats"
+QUALITY_FORMATS = "../nvidia-h200.quality-formats/"
 H100 = "../nvidia-h100-80gb-hbm3/"
 WAYS = ("torch", "triton", "cute")
 SYMBOLS = {"tokens": "T", "experts": "E", "hidden": "H", "intermediate": "I", "top_k": "k"}
@@ -459,7 +459,7 @@ def quality() -> str:
 
 def formats_in_models() -> str:
     """What experts in each format add to the bits per byte of trained models, by rule."""
-    found = altered.costs(run_rows.read(RESULTS / QUALITY_FORMATS / "quality.parquet").to_pandas())[0]
+    found = altered.costs(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())[0]
     lines = []
     for rule, trained, added in found.lines:
         by_format = dict(zip((f"`{name}`" for name in found.names), added, strict=True))

@@ -71,9 +71,9 @@ def accuracy(
     beside = [pick("--activations", one, FORMATS) for one in _split(activations)]
     cases = list(itertools.product(_cells(formats, beside, sizes), kinds))
     device = "cpu" if platforms.gpu_name() is None else "cuda"
-    # Other people's kernels may take minutes to compile.
     common = sizes | {"platform": platforms.current()} | matrix.place(device)
     rows = []
+    # Other people's kernels may take minutes to compile.
     for cell, kind in track(cases, "accuracy", console=Console(stderr=True)):
         rows += [row | common for row in matrix.rows(cell, kind, names, device)]
         if out:  # what was compared is kept, whenever the rest is stopped
