@@ -190,15 +190,14 @@ def test_the_matrix_is_kept_in_a_file(call, tmp_path):
 
 
 def test_kernels_of_the_matrix_are_compiled_ahead_where_the_config_asks_for_it(call, tmp_path, monkeypatch):
-    """Those of all that the command compares in without options, beside those of the grid's cells."""
+    """Those of all that the command compares in without options, beside those of the grid's cells; nothing of a CPU's smaller grid."""
     pytest.importorskip("cutlass")
     compiled, rows = [], []
     monkeypatch.setattr(type(BENCH), "precompile", lambda _, name, cell, arch: compiled.append((name, cell, arch)))
     monkeypatch.setattr(accuracy, "rows", lambda cell, *_: rows.append(cell) or [])
     monkeypatch.setenv("MOE_ROUTING_BENCH_KERNELS", str(tmp_path))
-    grid = (
-        "grid:\n  - {benches: [pack], implementations: [cute], tokens: [64], hidden: [32], experts: [4], top_k: [2]}\n"
-    )
+    one = "- {benches: [%s], implementations: [cute], tokens: [64], hidden: [32], experts: [4], top_k: [2]}\n"
+    grid = f"grid:\n  {one % 'pack'}cpu:\n  grid:\n    {one % 'combine'}"
     for text in ("", "accuracy: true\n"):
         (tmp_path / "c.yaml").write_text(text + grid)
         call("compile", "--config", str(tmp_path / "c.yaml"), "--arch", "sm_90a")
