@@ -12,12 +12,12 @@ _SCALES = Scale(TOKENS, "log"), Scale("% of the ceiling")
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """A panel per shape."""
+    """All panels."""
     return plain.draw(chart(table), TITLE)
 
 
 def chart(table: pd.DataFrame) -> Chart:
-    """A line per format; the ceiling is the copy bandwidth over what has to be moved, or the products' rate in that format."""
+    """Each format; the ceiling is the copy bandwidth over what has to be moved, or the products' rate in that format."""
     rows = format_rows.fastest(format_rows.beside_quantised(table))
     rows = rows[rows["share_of_roofline"].notna()]
     if rows.empty:
@@ -25,5 +25,4 @@ def chart(table: pd.DataFrame) -> Chart:
     percent = 100 * rows["share_of_roofline"].astype(float)
     ends = {"low": "ci_high_us", "high": "ci_low_us"}
     shares = pd.DataFrame({"y": percent} | {end: percent * rows["median_us"] / rows[us] for end, us in ends.items()})
-    marked = format_rows.lines(rows, shares)
-    return Chart("lines", *_SCALES, marked, format_rows.tints(rows), rows, 100.0)
+    return format_rows.chart(rows, shares, _SCALES[1], 100.0)

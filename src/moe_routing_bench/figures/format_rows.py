@@ -5,7 +5,7 @@ import pandas as pd
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import colors, grouping, style
-from moe_routing_bench.figures.chart import marks, row
+from moe_routing_bench.figures.chart import TOKENS, Chart, Scale, marks, row
 from moe_routing_bench.formats.weights import NAMES, WEIGHTS
 
 READING = grouping.reading("weights")  # benches
@@ -41,11 +41,27 @@ def fastest(rows: pd.DataFrame) -> pd.DataFrame:
     return ordered.drop_duplicates(["shape", "tokens", "format", "card"])
 
 
-def lines(rows: pd.DataFrame, values: pd.DataFrame) -> pd.DataFrame:
-    """Marks of a line per format through rows, in a panel per shape: `values` (y, low, high) over tokens."""
+def chart(rows: pd.DataFrame, values: pd.DataFrame, scale: Scale, reference: float | None = None) -> Chart:
+    """`values` (y, low, high) of rows, on `scale`: a line per format over tokens, in a panel per shape.
+
+    Where no shape has more than one number of tokens, there is a panel per bench with a line of dots per shape instead.
+    """
+    if rows.groupby("shape")["tokens"].nunique().max() > 1:
+        return Chart("lines", Scale(TOKENS, "log"), scale, _lines(rows, values), tints(rows), rows, reference)
+    places = rows["shape"].str.partition(": ")[2].str.cat("T" + rows["tokens"].astype(str), sep=" ")
+    dots = values.rename(columns={"y": "x"}).assign(panel=rows["bench"], y=places)
+    return Chart("dots", scale, Scale("", "names"), _marks(rows, dots), tints(rows), rows, reference)
+
+
+def _lines(rows: pd.DataFrame, values: pd.DataFrame) -> pd.DataFrame:
+    """Marks over tokens."""
+    return _marks(rows, values.assign(panel=rows["shape"], x=rows["tokens"], join=rows["card"]))
+
+
+def _marks(rows: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:
+    """Marks of rows at their places, a series per format."""
     return marks([
-        {"panel": one["shape"], "series": one["format"], "x": one["tokens"], "join": one["card"], "says": one["implementation"]}
-        | values.loc[i].to_dict() | row(one)
+        {"series": one["format"], "says": one["implementation"]} | places.loc[i].to_dict() | row(one)
         for i, one in rows.iterrows()
     ])  # fmt: skip
 

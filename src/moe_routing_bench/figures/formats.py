@@ -12,14 +12,14 @@ _SCALES = Scale(TOKENS, "log"), Scale("median time (µs)", "log")
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """A panel per shape."""
+    """All panels."""
     return plain.draw(chart(table), TITLE)
 
 
 def chart(table: pd.DataFrame) -> Chart:
-    """A line per format, unquantised weights among them, through the rows of one card."""
+    """Each format, unquantised weights among them; a line is through the rows of one card."""
     rows = format_rows.fastest(format_rows.beside_quantised(table))
     if rows.empty:
         return nothing("lines", *_SCALES, rows, NONE)
     times = rows[["median_us", "ci_low_us", "ci_high_us"]].set_axis(["y", "low", "high"], axis=1)
-    return Chart("lines", *_SCALES, format_rows.lines(rows, times), format_rows.tints(rows), rows)
+    return format_rows.chart(rows, times, _SCALES[1])
