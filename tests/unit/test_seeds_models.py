@@ -49,7 +49,7 @@ def models(found: pd.DataFrame) -> list[dict[str, str]]:
 
 
 def dispatch(found: pd.DataFrame) -> list[dict[str, str]]:
-    return lines(section(found, "seed-003")["tables"][-1])
+    return lines(section(found, "seed-003-layers")["tables"][-1])
 
 
 def test_every_model_format_and_implementation_has_a_line_with_both_phases():
@@ -96,7 +96,7 @@ def test_what_has_no_time_says_why_and_a_phase_in_doubt_is_named():
     assert "a sixteenth" in section(found, "seed-003-models")["tables"][0].note
 
 
-@pytest.mark.parametrize("config", ["003", "003-models"])
+@pytest.mark.parametrize("config", ["003-layers", "003-models"])
 def test_a_time_that_is_off_by_a_factor_of_a_thousand_is_caught_wherever_it_is(config: str):
     """Each quantised row of models and layers, one at a time; the honest rows around it are not doubted, and neither are they without it."""
     found = rows(config, "nvidia-h200")
@@ -114,7 +114,7 @@ def test_a_time_that_is_off_by_a_factor_of_a_thousand_is_caught_wherever_it_is(c
 
 def test_strategies_of_the_dispatcher_are_made_of_rows():
     """Where one implementation is fastest in prefill and another in decoding, as `always` this or that is slow in the other phase."""
-    found = rows("003", "nvidia-h200")
+    found = rows("003-layers", "nvidia-h200")
     chosen = found["weights"] == "int4_g128"
     found.loc[chosen & (found["implementation"] == "cute_dequant") & (found["phase"] == "prefill"), "median_us"] = (
         1000.0
@@ -157,7 +157,7 @@ def test_strategies_of_the_dispatcher_are_made_of_rows():
 
 
 def test_a_strategy_without_a_time_says_why():
-    found = rows("003", "cpu")
+    found = rows("003-layers", "cpu")
     found.loc[found["implementation"] == "auto", ["status", "reason", "median_us"]] = ["crashed", "out of memory", None]
     auto = [one for one in dispatch(found) if one["strategy"] == "unified_auto"]
     assert len(auto) == 3 and {one["model"] for one in auto} == {"H=128, I=88, E=60, k=4"}
@@ -167,8 +167,8 @@ def test_a_strategy_without_a_time_says_why():
 
 
 def test_a_run_without_layers_has_no_dispatcher():
-    found = rows("003", "cpu")
-    titles = [table.title for table in section(found, "seed-003")["tables"]]
+    found = rows("003-layers", "cpu")
+    titles = [table.title for table in section(found, "seed-003-layers")["tables"]]
     assert titles[-2:] == ["Layers of its two models", "A dispatcher between kernels"]
     decoding = found[found["phase"] == "decode"]
-    assert [table.title for table in section(decoding, "seed-003")["tables"]][-1] == "Layers of its two models"
+    assert [table.title for table in section(decoding, "seed-003-layers")["tables"]][-1] == "Layers of its two models"

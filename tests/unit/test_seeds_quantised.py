@@ -20,8 +20,13 @@ MODELS = presets.load(ROOT / "config/models.yaml")
 TIMES = {"torch_loop": 6000.0, "dequant_loop": 9000.0, "dequant": 4500.0, "dequant_uncached": 5000.0, "cute_quantised": 1500.0, "cute": 3000.0}  # fmt: skip
 
 
-def cells(platform: str) -> list:
-    return expand(on(load(ROOT / "config/seeds/003.yaml"), platform), MODELS)
+def cells(platform: str, *configs: str) -> list:
+    """The jobs of these configs, or of both that have its kernels and layers."""
+    return [
+        job
+        for config in configs or ("003", "003-layers")
+        for job in expand(on(load(ROOT / f"config/seeds/{config}.yaml"), platform), MODELS)
+    ]
 
 
 @functools.cache
@@ -36,6 +41,22 @@ def _rows(platform: str) -> pd.DataFrame:
 def rows(platform: str) -> pd.DataFrame:
     """A row for each implementation of each cell that has a time."""
     return _rows(platform).copy()
+
+
+def test_each_config_has_the_tables_of_what_it_measures():
+    shapes, layers = (
+        [job.cell.key for job in cells("nvidia-h200", config)] for config in ("003", "003-layers")
+    )
+    assert not set(shapes) & set(layers)
+    found = rows("nvidia-h200")
+    said = {
+        run: [table.title for table in section(found[found["cell"].isin(cells)], run)["tables"]]
+        for run, cells in (("seed-003", shapes), ("seed-003-layers", layers))
+    }
+    assert len(said["seed-003"]) == 3 and said["seed-003"][0].startswith("Seven shapes")
+    assert said["seed-003-layers"] == [
+        said["seed-003"][2], "Decoding by format of weights and activations", "Layers of its two models", "A dispatcher between kernels",
+    ]  # fmt: skip
 
 
 def columns(table, *wanted: int) -> list[tuple[str, ...]]:

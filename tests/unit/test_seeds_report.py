@@ -11,7 +11,7 @@ from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.seeds import published
-from moe_routing_bench.report.seeds.section import section
+from moe_routing_bench.report.seeds.section import SOURCES, section
 from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def lines(table) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_seed_is_a_config_of_its_own_run_with_fewer_or_smaller_cells_on_a_cpu(config):
-    assert load(config)["run"] == f"seed-{config.stem}" and config.stem.replace("-", "_") in published.sources()
+    assert load(config)["run"] == f"seed-{config.stem}" and SOURCES[config.stem] in published.sources()
     here, there = ({cell.key for cell in cells(config, name)} for name in ("cpu", "nvidia-h200"))
     assert here and here != there
 

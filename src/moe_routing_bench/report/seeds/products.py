@@ -24,7 +24,7 @@ _COLUMNS = (
 
 
 def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list[Table]:
-    """Times, their geometric means per format, exactness, decoding, layers of its two models, and a dispatcher."""
+    """Of what was measured: times, their geometric means per format, exactness, decoding, layers of its two models, and a dispatcher."""
     experts = rows.loc[rows["bench"] == "experts", list(_COLUMNS)]
     doubts = doubted()
     known = [
@@ -39,9 +39,9 @@ def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list
     by = {by for *_, by in measured} - {1}
     sizes = "".join(f" Hidden and intermediate sizes are divided by {one}." for one in sorted(by))
     left = f" {len(measured)} of their {len(known)} rows were measured." if len(measured) < len(known) else ""
+    shapes = [_times(measured, source, platform, f"{sizes}{left}"), _means(measured, source, platform)]
     return [
-        _times(measured, source, platform, f"{sizes}{left}"), _means(measured, source, platform), exactness(experts, source, platform),
-        *decode.tables(experts, platform),
+        *(shapes if measured else []), exactness(experts, source, platform), *decode.tables(experts, platform),
         *layers(rows[rows["bench"] == "layer"], source, platform), *dispatch.tables(rows, source, platform),
     ]  # fmt: skip
 

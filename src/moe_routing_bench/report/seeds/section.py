@@ -11,15 +11,15 @@ from moe_routing_bench.report.seeds.tables import Table
 
 _PREFIX = "seed-"
 _REMARKS = {"boundary": "inside their times: ", "sizes": "", "notes": ""}  # of a source, and what is said before it
-_REPLAYED = ("000", "001", "002", "003", "003-models", "004")
+SOURCES = {name: name for name in ("000", "001", "002", "003", "004")} | {"003-layers": "003", "003-models": "003_models"}  # by config
 
 
 def section(rows: pd.DataFrame, run: str, profiles: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
     """Number, source in words and tables for the run ``seed-<name>`` of a seed's config; None for any other run."""
     number = run.removeprefix(_PREFIX)
-    if not run.startswith(_PREFIX) or number not in _REPLAYED:
+    if not run.startswith(_PREFIX) or number not in SOURCES:
         return None
-    source = published.sources()[number.replace("-", "_")]
+    source = published.sources()[SOURCES[number]]
     return {
         "number": number.partition("-")[0],
         "about": f"{_sentence(source['what'])} Published on {source['hardware']}: {source['source']}, by {source['who']}.",
@@ -37,7 +37,7 @@ def _tables(
         return blocks.tables(rows, source, profiles, platform)
     if number == "003-models":
         return models.tables(rows, source, platform)
-    if number == "003":
+    if number in ("003", "003-layers"):
         return products.tables(rows, source, platform)
     if number in ("001", "002"):
         return predecessor.tables(number, rows, source, platform)
