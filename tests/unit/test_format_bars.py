@@ -3,6 +3,7 @@
 import pytest
 from rows import frame, one
 
+from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.report import format_bars
 from moe_routing_bench.report.bars import PLATFORM, Line
 
@@ -113,8 +114,11 @@ def test_exactness_counts_the_cases_of_seed_003() -> None:
     plain = [row("cute", 9.0, tokens=252, weights=dtype, dtype=dtype) for dtype in ("fp16", "bf16")]
     other = row("cute_quantised", 9.0, tokens=8, weights="int4_g32")
     found = lines(*rows, *plain, other)[what]
-    assert (found.verdict, found.cells) == ("reached", "18 of 18")
+    assert (found.verdict, found.cells) == ("open", "18 of 18"), "the bar is of all other formats, too"
     assert found.measured == "right: 18 of its 18 cases, 1 of 1 others; largest error 25% of its limit"
+    others = [other | {"weights": name} for name in WEIGHTS if name not in {one["weights"] for one in rows}]
+    assert lines(*rows, *plain, *others)[what].verdict == "reached"
+    assert lines(*rows, *plain, *others[1:])[what].verdict == "open"
     assert lines(*rows, *plain, other | {"status": "incorrect"})[what].verdict == "missed"
     assert lines(*rows, plain[0])[what].verdict == "open" and what not in lines(*plain), "nothing quantised"
 

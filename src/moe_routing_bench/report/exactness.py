@@ -40,7 +40,8 @@ def _line(run: str, judged: pd.DataFrame, cases: set[Case]) -> Line | None:
     mine, others = ([well for case, well in right.items() if (case in cases) == named] for named in (True, False))
     share = (judged["rel_l2_error"] / judged["tolerance"]).max()
     seen = f"right: {sum(mine)} of its {len(cases)} cases, {sum(others)} of {len(others)} others; largest error {share:.0%} of its limit"
-    verdict = MISSED if not all(right.values()) else REACHED if len(mine) == len(cases) else OPEN
+    whole = len(mine) == len(cases) and set(WEIGHTS) <= {weights for weights, _ in right}
+    verdict = MISSED if not all(right.values()) else REACHED if whole else OPEN
     return _said(cases, seen, len(mine), verdict, run)
 
 
