@@ -44,9 +44,7 @@ def rows(platform: str) -> pd.DataFrame:
 
 
 def test_each_config_has_the_tables_of_what_it_measures():
-    shapes, layers = (
-        [job.cell.key for job in cells("nvidia-h200", config)] for config in ("003", "003-layers")
-    )
+    shapes, layers = ([job.cell.key for job in cells("nvidia-h200", config)] for config in ("003", "003-layers"))
     assert not set(shapes) & set(layers)
     found = rows("nvidia-h200")
     said = {

@@ -11,7 +11,11 @@ from moe_routing_bench.report.seeds.tables import Table
 
 _PREFIX = "seed-"
 _REMARKS = {"boundary": "inside their times: ", "sizes": "", "notes": ""}  # of a source, and what is said before it
-SOURCES = {name: name for name in ("000", "001", "002", "003", "004")} | {"003-layers": "003", "003-models": "003_models"}  # by config
+# The published figures of each config.
+SOURCES = {name: name for name in ("000", "001", "002", "003", "004")} | {
+    "003-layers": "003",
+    "003-models": "003_models",
+}
 
 
 def section(rows: pd.DataFrame, run: str, profiles: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
