@@ -25,4 +25,4 @@ def chart(table: pd.DataFrame) -> Chart:
     percent = 100 * rows["share_of_roofline"].astype(float)
     ends = {"low": "ci_high_us", "high": "ci_low_us"}
     shares = pd.DataFrame({"y": percent} | {end: percent * rows["median_us"] / rows[us] for end, us in ends.items()})
-    return format_rows.chart(rows, shares, _SCALES[1], 100.0)
+    return format_rows.chart(rows, shares, *_SCALES, 100.0)

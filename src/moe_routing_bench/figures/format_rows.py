@@ -5,7 +5,7 @@ import pandas as pd
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import colors, grouping, style
-from moe_routing_bench.figures.chart import TOKENS, Chart, Scale, marks, row
+from moe_routing_bench.figures.chart import Chart, Scale, marks, row
 from moe_routing_bench.formats.weights import NAMES, WEIGHTS
 
 READING = grouping.reading("weights")  # benches
@@ -41,21 +41,19 @@ def fastest(rows: pd.DataFrame) -> pd.DataFrame:
     return ordered.drop_duplicates(["shape", "tokens", "format", "card"])
 
 
-def chart(rows: pd.DataFrame, values: pd.DataFrame, scale: Scale, reference: float | None = None) -> Chart:
+def chart(
+    rows: pd.DataFrame, values: pd.DataFrame, tokens: Scale, scale: Scale, reference: float | None = None
+) -> Chart:
     """`values` (y, low, high) of rows, on `scale`: a line per format over tokens, in a panel per shape.
 
     Where no shape has more than one number of tokens, there is a panel per bench with a line of dots per shape instead.
     """
     if rows.groupby("shape")["tokens"].nunique().max() > 1:
-        return Chart("lines", Scale(TOKENS, "log"), scale, _lines(rows, values), tints(rows), rows, reference)
+        lines = values.assign(panel=rows["shape"], x=rows["tokens"], join=rows["card"])
+        return Chart("lines", tokens, scale, _marks(rows, lines), tints(rows), rows, reference)
     places = rows["shape"].str.partition(": ")[2].str.cat("T" + rows["tokens"].astype(str), sep=" ")
     dots = values.rename(columns={"y": "x"}).assign(panel=rows["bench"], y=places)
     return Chart("dots", scale, Scale("", "names"), _marks(rows, dots), tints(rows), rows, reference)
-
-
-def _lines(rows: pd.DataFrame, values: pd.DataFrame) -> pd.DataFrame:
-    """Marks over tokens."""
-    return _marks(rows, values.assign(panel=rows["shape"], x=rows["tokens"], join=rows["card"]))
 
 
 def _marks(rows: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:

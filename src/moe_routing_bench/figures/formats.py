@@ -22,4 +22,4 @@ def chart(table: pd.DataFrame) -> Chart:
     if rows.empty:
         return nothing("lines", *_SCALES, rows, NONE)
     times = rows[["median_us", "ci_low_us", "ci_high_us"]].set_axis(["y", "low", "high"], axis=1)
-    return format_rows.chart(rows, times, _SCALES[1])
+    return format_rows.chart(rows, times, *_SCALES)

@@ -39,9 +39,11 @@ def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list
     by = {by for *_, by in measured} - {1}
     sizes = "".join(f" Hidden and intermediate sizes are divided by {one}." for one in sorted(by))
     left = f" {len(measured)} of their {len(known)} rows were measured." if len(measured) < len(known) else ""
-    shapes = [_times(measured, source, platform, f"{sizes}{left}"), _means(measured, source, platform)]
+    shapes = (
+        [_times(measured, source, platform, f"{sizes}{left}"), _means(measured, source, platform)] if measured else []
+    )
     return [
-        *(shapes if measured else []), exactness(experts, source, platform), *decode.tables(experts, platform),
+        *shapes, exactness(experts, source, platform), *decode.tables(experts, platform),
         *layers(rows[rows["bench"] == "layer"], source, platform), *dispatch.tables(rows, source, platform),
     ]  # fmt: skip
 
