@@ -1,5 +1,8 @@
 """Which bars of quantised kernels a few rows reach: on the bar, beside it, not measured, and what counts as what."""
 
+from collections.abc import Sequence
+
+import pandas as pd
 import pytest
 from rows import frame, one
 
@@ -26,8 +29,9 @@ def row(name: str, us: float, bench: str = "experts", **values: object) -> dict[
     return one(bench, name, cell=key, cell_hash=key, **times, **errors, **at)
 
 
-def lines(*rows: dict[str, object], absent: bool = False) -> dict[str, Line]:
-    return {line.what: line for line in format_bars.lines({"quantised": frame(*rows)}, absent)}
+def lines(*rows: dict[str, object], matrix: Sequence[dict[str, object]] = (), absent: bool = False) -> dict[str, Line]:
+    found = {"quantised": pd.DataFrame(matrix)} if matrix else {}
+    return {line.what: line for line in format_bars.lines({"quantised": frame(*rows)}, found, absent)}
 
 
 def replayed(dequant: float, strong: float = 1000.0) -> list[dict[str, object]]:
@@ -108,22 +112,61 @@ def test_fp8_on_both_sides_against_our_layer_of_16_bits() -> None:
     assert (found.verdict, found.bar) == ("reached", "≥ 1.5x in the geometric mean")
 
 
-def test_exactness_counts_the_cases_of_seed_003() -> None:
-    what = "experts: results beside those of dequantised weights"
-    rows = [each for each in replayed(300.0) if each["implementation"] == "cute_quantised"]
+EXACT = "experts: results beside those of dequantised weights"
+
+
+def compared(weights: str, name: str, status: str | None = "ok", **values: object) -> dict[str, object]:
+    """A row of the accuracy matrix."""
+    known = {"platform": PLATFORM, "activations": "bf16", "drawn": "normal", "of_bound": 0.5, "kernel_error": 1e-3, "tolerance": 4e-3}  # fmt: skip
+    return known | {"weights": weights, "implementation": name, "status": status} | values
+
+
+def seed_003() -> list[dict[str, object]]:
+    """Our rows of the 18 cases that the seed's accuracy table has."""
     plain = [row("cute", 9.0, tokens=252, weights=dtype, dtype=dtype) for dtype in ("fp16", "bf16")]
+    return plain + [each for each in replayed(300.0) if each["implementation"] == "cute_quantised"]
+
+
+def test_exactness_counts_the_cases_of_seed_003() -> None:
     other = row("cute_quantised", 9.0, tokens=8, weights="int4_g32")
-    found = lines(*rows, *plain, other)[what]
+    found = lines(*seed_003(), other)[EXACT]
     assert (found.verdict, found.cells) == ("open", "18 of 18"), "the bar is of all other formats, too"
     assert found.measured == "right: 18 of its 18 cases, 1 of 1 others; largest error 25% of its limit"
-    others = [other | {"weights": name} for name in WEIGHTS if name not in {one["weights"] for one in rows}]
-    assert lines(*rows, *plain, *others)[what].verdict == "reached"
-    assert lines(*rows, *plain, *others[1:])[what].verdict == "open"
-    assert lines(*rows, *plain, other | {"status": "incorrect"})[what].verdict == "missed"
-    assert lines(*rows, plain[0])[what].verdict == "open" and what not in lines(*plain), "nothing quantised"
+    others = [other | {"weights": name} for name in WEIGHTS if name not in {one["weights"] for one in seed_003()}]
+    assert lines(*seed_003(), *others)[EXACT].verdict == "reached"
 
 
-def test_what_is_not_measured_is_said_on_request() -> None:
-    assert lines(row("cute", 1.0, tokens=8, weights="bf16")) == {}
-    found = lines(row("cute", 1.0, tokens=8, weights="bf16"), absent=True)
-    assert {line.verdict for line in found.values()} == {"not measured"} and len(found) == 6
+def test_the_accuracy_matrix_judges_all_other_formats() -> None:
+    """Where one of our kernels takes a format it counts, and nobody else; elsewhere everybody does. Other platforms say nothing."""
+    assert WEIGHTS.keys() > {"mxfp4", "int4_g32"}
+    matrix = [compared(name, "dequant_loop" if name in ("mxfp4", "nvfp4") else "cute_quantised") for name in WEIGHTS]
+    others = len(WEIGHTS) - 8
+    reached = lines(*seed_003(), matrix=matrix)[EXACT]
+    assert reached.verdict == "reached" and reached.measured.startswith(f"right: 18 of its 18 cases, {others} of {others} others;")  # fmt: skip
+    assert lines(*seed_003(), matrix=[*matrix, compared("int4_g32", "marlin", "incorrect")])[EXACT].verdict == "reached"
+    elsewhere = [one | {"platform": "cpu"} if one["weights"] == "mxfp4" else one for one in matrix]
+    assert lines(*seed_003(), matrix=elsewhere)[EXACT].verdict == "open"
+    without = [one | {"status": None, "implementation": None} if one["weights"] == "mxfp4" else one for one in matrix]
+    assert lines(*seed_003(), matrix=without)[EXACT].verdict == "open", "a row of the format alone is no result"
+    assert lines(seed_003()[0], matrix=matrix)[EXACT].cells == "9 of 18", "the eight formats beside bf16, and one plain case"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        compared("int4_g32", "cute_quantised", "incorrect"),
+        compared("int4_g32", "cute_quantised", "crashed", kernel_error=None, tolerance=None),
+        compared("mxfp4", "marlin", "incorrect"),
+        compared("int4_g128", "cute_quantised", "incorrect"),
+        compared("int4_g32", "cute_quantised", of_bound=1.01),
+    ],
+)
+def test_one_wrong_result_of_the_accuracy_matrix_is_a_miss(wrong: dict[str, object]) -> None:
+    matrix = [compared(name, "dequant_loop" if name in ("mxfp4", "nvfp4") else "cute_quantised") for name in WEIGHTS]
+    assert lines(*seed_003(), matrix=[*matrix, wrong])[EXACT].verdict == "missed"
+
+
+def test_rows_beside_eight_bits_are_another_case() -> None:
+    """Rows of fp8 are cells of bf16 that are packed otherwise: no case of seed 003."""
+    fp8 = row("cute_fp8", 9.0, tokens=8, weights="e4m3_block128") | {"packed": "fp8_block128"}
+    assert lines(fp8)[EXACT].measured.startswith("right: 0 of its 18 cases, 1 of 1 others;")

@@ -57,7 +57,7 @@ def report(platform: Platform = None, run: Run = None) -> None:
             _models(platform),
             platform.partition(".")[2],
             [json.loads(path.read_text(encoding="utf-8")) for path in paths.profile_files(platform)],
-            _accuracy(platform),
+            accuracy_of(platform),
             _own_presets(platform),
             _stored(platform),
         )
@@ -72,7 +72,7 @@ def held_claims(platform: str, rows: Any) -> Any:
     return held(platform, claims.load(own_or_shipped(paths.CLAIMS)), [rows])
 
 
-def _accuracy(platform: str) -> Any:
+def accuracy_of(platform: str) -> Any:
     """The accuracy matrix of a platform as a DataFrame, if it is stored."""
     path = paths.accuracy(platform)
     return accuracy.read(path, platform.partition(".")[0]).to_pandas() if path.is_file() else None

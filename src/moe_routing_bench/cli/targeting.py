@@ -9,6 +9,7 @@ from rich.table import Table
 
 from moe_routing_bench.cli.choosing import stored
 from moe_routing_bench.cli.printing import counts, show
+from moe_routing_bench.cli.reporting import accuracy_of
 from moe_routing_bench.errors import bad
 from moe_routing_bench.store import paths, records
 
@@ -20,7 +21,8 @@ def targets(
     tables = rows_of(runs or stored())
     report = (importlib.import_module(f"moe_routing_bench.report.{name}") for name in ("routing_bars", "layer_bars", "reached", "format_bars"))  # fmt: skip
     routing, layers, reached, formats = report
-    lines = [*reached.lines((*routing.BARS, *layers.BARS), tables, True), *formats.lines(tables, True)]
+    matrices = {run: matrix for run in tables if (matrix := accuracy_of(run)) is not None}
+    lines = [*reached.lines((*routing.BARS, *layers.BARS), tables, True), *formats.lines(tables, matrices, True)]
     show(_bars(lines))
     print(f"{len(lines)} bars: {counts([line.verdict for line in lines])}")
 

@@ -1,10 +1,9 @@
 """What experts and layers with quantised weights set out to reach on one H200. Pure functions; no torch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-
-import pandas as pd
+from types import MappingProxyType
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import ratios
@@ -12,6 +11,7 @@ from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.report import exactness, layer_bars, reached
 from moe_routing_bench.report.bar_figures import Figure, Row, against, fastest, own_figure
 from moe_routing_bench.report.bars import PERCENT, Bar, Level, Line, Values
+from moe_routing_bench.report.exactness import Tables
 from moe_routing_bench.report.layer_bars import OURS, QWEN, labelled
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_bench.report.seeds.quantised import FORMATS
@@ -39,12 +39,15 @@ def replayed(most: float = math.inf) -> dict[str, Values]:
     }  # fmt: skip
 
 
-def lines(tables: Mapping[str, pd.DataFrame], absent: bool = False) -> list[Line]:
-    """`reached.lines` of all bars, and what is right; `tables` are rows by the name of their run."""
-    return [*reached.lines(bars(tables), tables, absent), *exactness.lines(tables, absent)]
+def lines(tables: Tables, matrices: Tables = MappingProxyType({}), absent: bool = False) -> list[Line]:
+    """`reached.lines` of all bars, and what is right.
+
+    `tables` are rows by the name of their run, `matrices` those of `store.accuracy` of the runs that have them.
+    """
+    return [*reached.lines(bars(tables), tables, absent), *exactness.lines(tables, matrices, absent)]
 
 
-def bars(tables: Mapping[str, pd.DataFrame]) -> list[Bar]:
+def bars(tables: Tables) -> list[Bar]:
     """All bars; those against peers are of the formats that are in the rows."""
     experts = [rows[rows["bench"] == "experts"] for rows in tables.values()]
     formats = dict.fromkeys(name for name in WEIGHTS if any((rows["weights"] == name).any() for rows in experts))

@@ -135,7 +135,11 @@ def _quality(
 def _quantised(frame: pd.DataFrame, matrix: pd.DataFrame | None) -> dict[str, object] | None:
     """What the section on formats of weights shows; None where none was measured."""
     lines = quantised.lines(frame, matrix)
-    return {"lines": lines, "bars": format_bars.lines({"": frame})} if lines else None
+    return (
+        {"lines": lines, "bars": format_bars.lines({"": frame}, {} if matrix is None else {"": matrix})}
+        if lines
+        else None
+    )
 
 
 def _accuracy(matrix: pd.DataFrame) -> dict[str, object]:
