@@ -93,10 +93,8 @@ class Project:
         return self.run("moe-routing-bench", *arguments, check=check, forked=True)
 
     def draw_only(self, *names: str) -> None:
-        """Leave these of all figures: each is a process, and `make report` and the wheel's first run draw every one."""
-        captions = self.folder / "src/moe_routing_bench/figures/captions.yaml"
-        every = yaml.safe_load(captions.read_text())
-        captions.write_text(yaml.safe_dump({name: every[name] for name in names}))
+        """`draw_only` of the copy's package."""
+        draw_only(self.folder / "src/moe_routing_bench", *names)
 
     def edit(self, name: str) -> None:
         """Append a line to a file."""
@@ -118,6 +116,13 @@ def _states(folder: Path) -> dict[str, tuple | None]:
                 state = entry.stat(follow_symlinks=False)
                 found[f"{prefix}{entry.name}"] = (state.st_size, state.st_mtime_ns, state.st_mode)
     return found
+
+
+def draw_only(package: Path, *names: str) -> None:
+    """Leave these of a package's figures: each is a process, and `make report` draws every one."""
+    captions = package / "figures/captions.yaml"
+    every = yaml.safe_load(captions.read_text())
+    captions.write_text(yaml.safe_dump({name: every[name] for name in names}))
 
 
 def reduced(config: Path, tokens: list[int]) -> None:

@@ -17,10 +17,11 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import asked
 from moe_routing_bench.closure import PACKAGE
 from moe_routing_bench.figures import FIGURES
-from project import ROOT, count
+from project import ROOT, count, draw_only, reduced
 
 pytestmark = pytest.mark.slow
 PLACE = "moe_routing_bench/project"
+SHOWN = ("crossover", "training_curves")  # of both tables
 
 
 def uv(*arguments: str | Path) -> None:
@@ -65,6 +66,11 @@ def run(installed: Path, folder: Path, *command: str, check: bool = True) -> sub
     return done
 
 
+def cells_of(config: Path) -> list[str]:
+    """The bench of each cell of a config."""
+    return [job.cell.bench for job in asked.jobs_of(asked.effective([config], None))]
+
+
 def snakemake(installed: Path, folder: Path, *arguments: str) -> dict[str, int]:
     """The jobs of a run."""
     return count(run(installed, folder, "python", "-m", "snakemake", "--cores", "2", *arguments))
@@ -84,27 +90,31 @@ def test_the_wheel_has_the_workflow_and_no_results(wheel: Path) -> None:
 def test_from_an_empty_folder_to_the_report(
     installed: Path, tmp_path: Path, own_server: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default config, as it is shipped; and what makes cells of an installed package stale, and the commit that their rows name."""
+    """All of the default config is planned, as it is shipped, and a cell of each of its benches measured, with a figure of either table: all
+    else `make report` does. And what makes cells of an installed package stale, and the commit that their rows name."""
     monkeypatch.setenv("MOE_ROUTING_BENCH_DEVICE", "cpu")
     run(installed, tmp_path, "moe-routing-bench", "init", "bench")
     folder = tmp_path / "bench"
-    benches = [job.cell.bench for job in asked.jobs_of(asked.effective([ROOT / "config/config.yaml"], None))]
+    shipped = cells_of(ROOT / "config/config.yaml")
+    planned = snakemake(installed, folder, "-n")
+    assert planned["measure"] == len(shipped) and planned["train"] == planned["time_training"] == 2
+    assert planned["figure"] == len(FIGURES) - 1
+
+    reduced(folder / "config/config.yaml", [128])
+    benches = cells_of(folder / "config/config.yaml")
+    assert set(benches) == set(shipped)
+    (kernel,) = installed.parent.rglob("kernels/gate/torch_gate.py")
+    draw_only(kernel.parents[2], *SHOWN)
     jobs = snakemake(installed, folder)
-    assert (
-        jobs["measure"] == len(benches)
-        and jobs["train"] == jobs["time_training"] == 2
-        and jobs["figure"] == len(FIGURES) - 1
-    )
+    assert jobs["measure"] == len(benches) and jobs["train"] == 2 and jobs["figure"] == len(SHOWN)
     assert (folder / "reports/cpu/index.html").stat().st_size > 100_000
     rows = pq.read_table(folder / "results/cpu/measurements.parquet").to_pylist()
-    assert {row["status"] for row in rows} == {"ok", "unsupported"} and len({row["cell_hash"] for row in rows}) == len(
-        benches
-    )
+    assert {row["status"] for row in rows} == {"ok", "unsupported"}
+    assert len({row["cell_hash"] for row in rows}) == len(benches)
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     assert {row["git_sha"] or "" for row in rows if row["status"] == "ok"} == {head}
 
     assert snakemake(installed, folder, "-n") == {}
-    (kernel,) = installed.parent.rglob("kernels/gate/torch_gate.py")
     kernel.write_text(f"{kernel.read_text()}\n# edited\n")
     reading = [one for one in benches if PACKAGE / "kernels/gate/torch_gate.py" in BENCHES[one].code_files()]
     assert snakemake(installed, folder, "-n")["measure"] == len(reading) < len(benches)
