@@ -10,7 +10,10 @@ from loopback import queue, slurm, submit, until
 from project import ROOT, Project, reduced
 
 __all__ = ["slurm"]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1300)]  # it waits for two queues, and beside other tests it has little of the cores
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1300),
+]  # it waits for two queues, and beside other tests it has little of the cores
 FIGURES = ("crossover", "training_curves")  # of both tables: each is a process in the job of the report
 
 
