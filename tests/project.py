@@ -24,6 +24,7 @@ GRID = [
 CELLS = {"pack": 2, "combine": 2, "gate": 1, "routing": 1}
 DRAWN = sum(figure.source == "measurements" for figure in FIGURES.values())  # the small grid trains nothing
 SHOWN = ("pareto", "speedup", "load_cv")  # the figures of runs whose jobs are counted: some that are drawn fast
+OF_BOTH = ("crossover", "training_curves")  # figures of both tables, of measurements and of training runs
 
 
 class Project:

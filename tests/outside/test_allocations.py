@@ -7,14 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from loopback import queue, slurm, submit, until
-from project import ROOT, Project, reduced
+from project import OF_BOTH, ROOT, Project, reduced
 
 __all__ = ["slurm"]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1300),
-]  # it waits for two queues, and beside other tests it has little of the cores
-FIGURES = ("crossover", "training_curves")  # of both tables: each is a process in the job of the report
+# It waits for two queues, and beside other tests it has little of the cores.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1300)]
 
 
 def test_a_grid_in_allocations_of_which_one_is_cancelled(
@@ -25,7 +22,7 @@ def test_a_grid_in_allocations_of_which_one_is_cancelled(
     project = Project.create(tmp_path / "project")
     shutil.copy(ROOT / "config/config.yaml", project.folder / "config/config.yaml")
     reduced(project.folder / "config/config.yaml", [128, 256])
-    project.draw_only(*FIGURES)
+    project.draw_only(*OF_BOTH)
     results, report = project.folder / "results/cpu", project.folder / "reports/cpu/index.html"
 
     def cells() -> dict[Path, int]:
@@ -41,7 +38,7 @@ def test_a_grid_in_allocations_of_which_one_is_cancelled(
     jobs = submit(project, 1)  # in another number of shares
     until(lambda: not queue(project), 600)
     assert report.exists(), "".join(path.read_text() for path in sorted(results.glob("logs/slurm/*.log")))
-    assert {path.stem for path in report.parent.glob("figures/*.svg")} == set(FIGURES)
+    assert {path.stem for path in report.parent.glob("figures/*.svg")} == set(OF_BOTH)
     assert {path: cells()[path] for path in kept} == kept
     rows = pq.read_table(results / "measurements.parquet", columns=["status", "slurm_job_id"])
     assert set(rows["status"].to_pylist()) == {"ok", "unsupported"}

@@ -17,11 +17,10 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import asked
 from moe_routing_bench.closure import PACKAGE
 from moe_routing_bench.figures import FIGURES
-from project import ROOT, count, draw_only, reduced
+from project import OF_BOTH, ROOT, count, draw_only, reduced
 
 pytestmark = pytest.mark.slow
 PLACE = "moe_routing_bench/project"
-SHOWN = ("crossover", "training_curves")  # of both tables
 
 
 def uv(*arguments: str | Path) -> None:
@@ -104,9 +103,13 @@ def test_from_an_empty_folder_to_the_report(
     benches = cells_of(folder / "config/config.yaml")
     assert set(benches) == set(shipped)
     (kernel,) = installed.parent.rglob("kernels/gate/torch_gate.py")
-    draw_only(kernel.parents[2], *SHOWN)
+    draw_only(kernel.parents[2], *OF_BOTH)
     jobs = snakemake(installed, folder)
-    assert jobs["measure"] == len(benches) and jobs["train"] == 2 and jobs["figure"] == len(SHOWN)
+    assert (
+        jobs["measure"] == len(benches)
+        and jobs["train"] == jobs["time_training"] == 2
+        and jobs["figure"] == len(OF_BOTH)
+    )
     assert (folder / "reports/cpu/index.html").stat().st_size > 100_000
     rows = pq.read_table(folder / "results/cpu/measurements.parquet").to_pylist()
     assert {row["status"] for row in rows} == {"ok", "unsupported"}

@@ -121,6 +121,13 @@ def compared(weights: str, name: str, status: str | None = "ok", **values: objec
     return known | {"weights": weights, "implementation": name, "status": status} | values
 
 
+def every_format() -> list[dict[str, object]]:
+    """A right result of each format beside bf16: ours, or of what dequantises where no kernel of ours takes it."""
+    return [
+        compared(name, "dequant_loop" if form.codec == "float4" else "cute_quantised") for name, form in WEIGHTS.items()
+    ]
+
+
 def seed_003() -> list[dict[str, object]]:
     """Our rows of the 18 cases that the seed's accuracy table has."""
     plain = [row("cute", 9.0, tokens=252, weights=dtype, dtype=dtype) for dtype in ("fp16", "bf16")]
@@ -134,12 +141,16 @@ def test_exactness_counts_the_cases_of_seed_003() -> None:
     assert found.measured == "right: 18 of its 18 cases, 1 of 1 others; largest error 25% of its limit"
     others = [other | {"weights": name} for name in WEIGHTS if name not in {one["weights"] for one in seed_003()}]
     assert lines(*seed_003(), *others)[EXACT].verdict == "reached"
+    assert lines(*seed_003(), *others[1:])[EXACT].verdict == "open"
+    assert lines(*seed_003(), other | {"status": "incorrect"})[EXACT].verdict == "missed"
+    first, second, *quantised = seed_003()
+    assert lines(*quantised, first)[EXACT].verdict == "open" and EXACT not in lines(first, second), "nothing quantised"
 
 
 def test_the_accuracy_matrix_judges_all_other_formats() -> None:
     """Where one of our kernels takes a format it counts, and nobody else; elsewhere everybody does. Other platforms say nothing."""
     assert WEIGHTS.keys() > {"mxfp4", "int4_g32"}
-    matrix = [compared(name, "dequant_loop" if name in ("mxfp4", "nvfp4") else "cute_quantised") for name in WEIGHTS]
+    matrix = every_format()
     others = len(WEIGHTS) - 8
     reached = lines(*seed_003(), matrix=matrix)[EXACT]
     assert reached.verdict == "reached" and reached.measured.startswith(f"right: 18 of its 18 cases, {others} of {others} others;")  # fmt: skip
@@ -162,11 +173,24 @@ def test_the_accuracy_matrix_judges_all_other_formats() -> None:
     ],
 )
 def test_one_wrong_result_of_the_accuracy_matrix_is_a_miss(wrong: dict[str, object]) -> None:
-    matrix = [compared(name, "dequant_loop" if name in ("mxfp4", "nvfp4") else "cute_quantised") for name in WEIGHTS]
+    matrix = every_format()
     assert lines(*seed_003(), matrix=[*matrix, wrong])[EXACT].verdict == "missed"
+
+
+def test_where_all_crashed_there_is_no_largest_error() -> None:
+    crashed = compared("int4_g32", "cute_quantised", "crashed", kernel_error=float("nan"), tolerance=float("nan"))
+    found = lines(row("cute", 1.0, tokens=8, weights="bf16") | {"status": "crashed"}, matrix=[crashed])[EXACT]
+    assert found.verdict == "missed"
+    assert found.measured == "right: 0 of its 18 cases, 0 of 1 others; largest error – of its limit"
 
 
 def test_rows_beside_eight_bits_are_another_case() -> None:
     """Rows of fp8 are cells of bf16 that are packed otherwise: no case of seed 003."""
     fp8 = row("cute_fp8", 9.0, tokens=8, weights="e4m3_block128") | {"packed": "fp8_block128"}
     assert lines(fp8)[EXACT].measured.startswith("right: 0 of its 18 cases, 1 of 1 others;")
+
+
+def test_what_is_not_measured_is_said_on_request() -> None:
+    assert lines(row("cute", 1.0, tokens=8, weights="bf16")) == {}
+    found = lines(row("cute", 1.0, tokens=8, weights="bf16"), absent=True)
+    assert {line.verdict for line in found.values()} == {"not measured"} and len(found) == 6

@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from moe_routing_bench.formats import QUANTISED
 from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.report.bars import PLATFORM, Line
 from moe_routing_bench.report.reached import ABSENT, MISSED, OPEN, REACHED
@@ -39,9 +38,8 @@ def _measured(rows: pd.DataFrame) -> pd.DataFrame:
     """Our measured rows of experts whose results were held against the reference: the formats, whether right, and the share of the limit."""
     own = rows[(rows["bench"] == "experts") & (rows["platform"] == PLATFORM)]
     own = own[own["implementation"].isin(_OURS) & own["status"].isin(("ok", "incorrect"))]
-    beside = own["packed"].where(own["packed"].isin(QUANTISED), own["dtype"])
     right, share = own["status"] == "ok", own["rel_l2_error"] / own["tolerance"]
-    return own.assign(activations=beside, right=right, share=share)[_COLUMNS]
+    return own.assign(activations=own["packed"], right=right, share=share)[_COLUMNS]
 
 
 def _compared(matrix: pd.DataFrame | None) -> Iterator[pd.DataFrame]:
@@ -59,7 +57,9 @@ def _compared(matrix: pd.DataFrame | None) -> Iterator[pd.DataFrame]:
 def _line(run: str, judged: pd.DataFrame, cases: set[Case]) -> Line:
     right = {(str(w), str(a)): bool(rows["right"].all()) for (w, a), rows in judged.groupby(_COLUMNS[:2])}  # type: ignore
     mine, others = ([well for case, well in right.items() if (case in cases) == named] for named in (True, False))
-    seen = f"right: {sum(mine)} of its {len(cases)} cases, {sum(others)} of {len(others)} others; largest error {judged['share'].max():.0%} of its limit"
+    share = judged["share"].max()  # none where all crashed
+    largest = f"{share:.0%}" if pd.notna(share) else "–"
+    seen = f"right: {sum(mine)} of its {len(cases)} cases, {sum(others)} of {len(others)} others; largest error {largest} of its limit"
     whole = len(mine) == len(cases) and set(WEIGHTS) <= {weights for weights, _ in right}
     verdict = MISSED if not all(right.values()) else REACHED if whole else OPEN
     return _said(cases, seen, len(mine), verdict, run)

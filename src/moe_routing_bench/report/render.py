@@ -134,12 +134,10 @@ def _quality(
 
 def _quantised(frame: pd.DataFrame, matrix: pd.DataFrame | None) -> dict[str, object] | None:
     """What the section on formats of weights shows; None where none was measured."""
-    lines = quantised.lines(frame, matrix)
-    return (
-        {"lines": lines, "bars": format_bars.lines({"": frame}, {} if matrix is None else {"": matrix})}
-        if lines
-        else None
-    )
+    if not (lines := quantised.lines(frame, matrix)):
+        return None
+    matrices = {} if matrix is None else {"": matrix}
+    return {"lines": lines, "bars": format_bars.lines({"": frame}, matrices)}
 
 
 def _accuracy(matrix: pd.DataFrame) -> dict[str, object]:
