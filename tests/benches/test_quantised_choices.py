@@ -71,6 +71,20 @@ def test_forms_of_qwen3(weights, rows, first, second):
     assert all(one.few == (one.tile.tokens == 8) for one in both)
 
 
+@pytest.mark.parametrize(
+    ("rows", "experts", "tokens"),
+    [
+        (610, 8, (112, 112)),  # seed 003 has this, uneven: 16 tiles of weights for each of 8 experts
+        (8 * 74, 8, (96, 96)),  # of so few on average hardly any has more
+        (8 * 84, 8, (112, 112)),
+        (9 * 80, 9, (96, 96)),  # 144 tiles are two waves, whatever they hold
+    ],
+)
+def test_in_one_wave_a_tile_has_room_for_uneven_loads(rows, experts, tokens):
+    both = cute_quantised.products(problem(rows=rows, hidden=4096, inner=2048, experts=experts))
+    assert tuple(one.tile.tokens for one in both) == tokens and all(one.tile.slabs == 2 for one in both)
+
+
 def test_a_short_depth_is_not_split_further_than_it_has_stages():
     """48 columns are one stage of the second product, and a split one would wait for a second that never comes."""
     first, second = cute_quantised.products(problem(rows=2, hidden=256, inner=48, experts=8))

@@ -204,7 +204,7 @@ def test_kernels_that_start_early_read_what_is_complete(tokens, shared):
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("weights", [name for name, form in WEIGHTS.items() if form.codec != "float4"])
-@pytest.mark.parametrize("tokens", [1, 300, 1000, 2500, 7000])  # all forms of the kernel
+@pytest.mark.parametrize("tokens", [1, 300, 1000, 1200, 2500, 7000])  # all forms of the kernel
 def test_quantised_weights(tokens, weights, dtype):
     """Every format that our kernel takes, at sizes that fill no block of it."""
     cell = cell_of("experts", tokens, 22 * 16, 60, 4, None, 1.0, "compact", dtype, vectors=True)

@@ -41,8 +41,10 @@ from moe_routing_bench.kernels.experts.quantised_layout import DEPTH, Codes, rep
 from moe_routing_bench.kernels.experts.repacked import once
 
 _LEAST = 16
-_ONE_TILE = 84  # rows per expert, up to which hardly any has more than 96
+_ONE_TILE = 84  # rows per expert, up to which few have more than 96
+_SPREAD = 2.5  # standard deviations of the rows of an expert, beyond which are one in 160
 _SHORT = Tile(2, 2, 96)
+_ROOMY = Tile(2, 2, 112)  # up to _ONE_TILE hardly any of few experts has more
 _SHARED = Tile(
     1, 2, 192, narrowest=128, grain=32
 )  # with more forms ptxas makes each instruction wait for the one before
@@ -88,11 +90,15 @@ def choose_form(rows: int, experts: int, wide: int, codes: Codes, first: bool, m
     """The form of the first or second product for `rows` rows and `wide` rows of weights per expert, as measured (notebook.md).
 
     With few rows, several blocks share a multiprocessor: while one waits for its codes, the others dequantise. With so few slabs of weights that
-    each has hardly any, a tile's whole depth would take one warpgroup longer than its codes take to come.
+    each has hardly any, a tile's whole depth would take one warpgroup longer than its codes take to come. Where one wave of blocks takes all
+    tiles, a second tile of a single expert would double the time: there a tile has room for the rows that loads drawn at random bring.
     """
     mean = max(1.0, rows / experts)
+    if mean > _ONE_TILE:
+        return Form(_SHARED if mean < MANY_ROWS else _TALL)
     if mean > FEW_ROWS:
-        return Form(_SHORT if mean <= _ONE_TILE else _SHARED if mean < MANY_ROWS else _TALL)
+        one_wave = experts * math.ceil(wide / (_SHORT.slabs * _SHORT.warpgroups * SLAB)) <= multiprocessors
+        return Form(_ROOMY if one_wave and mean + _SPREAD * math.sqrt(mean) > _SHORT.tokens else _SHORT)
     tokens, slabs = choose_low(mean), min(experts, rows) * wide // SLAB
     each = slabs / multiprocessors
     if tokens > FEWEST_TOKENS:

@@ -1,6 +1,6 @@
 """The main loop of `cute_quantised_product` for tiles of 8 tokens, where issuing instructions binds: each warp multiplies by itself.
 
-With so few tokens the tensor cores are nearly idle, and what a warpgroup's product needs beside itself, fences and descriptors, is a fifth of
+With so few tokens the tensor cores are nearly idle, and what a warpgroup's product needs beside itself, fences and descriptors, is a sixth of
 the instructions. A warp's product takes the same fragments, tokens in registers too. Integers are not dequantised: of a group of the inner dimension
 
     sum_k scale (code_k - zero) x_k = scale (sum_k (base + code_k) x_k - sum_k (base + zero) x_k),
@@ -23,13 +23,19 @@ from cutlass.cute.nvgpu import warp
 
 from moe_routing_bench.kernels.experts.cute_dequantise import masks, number, register, subtracts, subtrahend_of
 from moe_routing_bench.kernels.experts.cute_multiply import TURN, release
-from moe_routing_bench.kernels.experts.cute_quantised_multiply import BATCHES, factors, parameters_of, words_of
+from moe_routing_bench.kernels.experts.cute_quantised_multiply import (
+    BATCHES,
+    FRAGMENT,
+    factors,
+    offsets_of,
+    parameters_of,
+    words_of,
+)
 from moe_routing_bench.kernels.experts.cute_quantised_tiles import FEWEST_TOKENS, K16
 from moe_routing_bench.kernels.experts.cute_tiles import STEP, WARPGROUP, skip
 from moe_routing_bench.kernels.experts.quantised_layout import DEPTH, Codes
 
 _CHUNK = 8  # elements that a lane gives the address of: 16 bytes of a token
-_REGISTERS = 4  # of a step of 16
 _A, _B, _SUMS = ((2, 2, 2), 1), ((2, 2), 1), ((2, 2), 1, 1)  # fragments of a warp's product, and how many
 
 
@@ -62,14 +68,14 @@ def zeros() -> cute.Tensor:
 
 def places(step: int, codes: Codes) -> list[tuple[int, int, int]]:
     """Of a step's registers: the number, the word of a thread's words of a stage, and which of its fields."""
-    return [(n, *divmod(step * _REGISTERS + n, codes.fields)) for n in range(_REGISTERS)]
+    return [(n, *divmod(step * FRAGMENT + n, codes.fields)) for n in range(FRAGMENT)]
 
 
 def add(mma: cute.MmaAtom, sums: cute.Tensor, x: cute.Tensor, steps: range, operands: Iterator[list]) -> None:
     """Add to sums the products of the registers of `steps` of 16, from `operands`, and of tokens x, `tokens_of`."""
     for step, registers in zip(steps, operands, strict=True):
-        a = cute.make_rmem_tensor((_REGISTERS,), Uint32)
-        for n in range(_REGISTERS):
+        a = cute.make_rmem_tensor((FRAGMENT,), Uint32)
+        for n in range(FRAGMENT):
             a[n] = registers[n]
         left = cute.make_tensor(cute.recast_ptr(a.iterator, dtype=x.element_type), cute.make_layout(_A))
         right = cute.make_tensor(x.iterator + step * _CHUNK // 2, cute.make_layout(_B))
@@ -91,8 +97,9 @@ def add_block(
     scales = cute.make_tensor(cute.recast_ptr(parameters.iterator, dtype=x.element_type), layout)
     each = K16 // codes.groups  # steps of a group
     for group in range(codes.groups):
-        steps, known = range(group * each, (group + 1) * each), factors(parameters, group, codes)
+        steps = range(group * each, (group + 1) * each)
         if codes.kind != "int":
+            known = factors(parameters, group, codes)
             numbers = (
                 [register(words[at], field, *known[n % 2], mask, codes) for n, at, field in places(step, codes)]
                 for step in steps
@@ -103,9 +110,9 @@ def add_block(
         numbers = ([number(words[at], field, mask, codes) for _, at, field in places(step, codes)] for step in steps)
         add(mma, sums, x, steps, numbers)
         if subtracts(codes) and (codes.zeros or group not in offsets):
-            offsets[group] = zeros()
+            offsets[group], known = zeros(), offsets_of(parameters, group, codes)
             less = (
-                [subtrahend_of(field, known[n % 2][1], codes) for n, _, field in places(step, codes)] for step in steps
+                [subtrahend_of(field, known[n % 2], codes) for n, _, field in places(step, codes)] for step in steps
             )
             add(mma, offsets[group], x, steps, less)
         for n in range(cute.size(sums)):

@@ -27,7 +27,7 @@ from moe_routing_bench.kernels.experts.quantised_layout import DEPTH, Codes
 BATCHES = 2  # of a stage
 BATCH = K16 // BATCHES  # steps of 16
 _VECTOR = 4  # words that a thread loads at a time
-_REGISTERS = 4  # of a step of 16
+FRAGMENT = 4  # registers of a step of 16
 
 
 def words_of(block: cute.Tensor, batch: int, product: QuantisedProduct) -> cute.Tensor:
@@ -57,8 +57,14 @@ def parameters_of(block: cute.Tensor, product: QuantisedProduct) -> cute.Tensor:
 
 def factors(parameters: cute.Tensor, group: int, codes: Codes) -> list[tuple[Any, dict]]:
     """Of both rows of a thread: the scale of a group in both halves of a register, and what is subtracted from its codes."""
+    scales = [both(parameters[0, group], half) for half in range(2)]
+    return list(zip(scales, offsets_of(parameters, group, codes), strict=True))
+
+
+def offsets_of(parameters: cute.Tensor, group: int, codes: Codes) -> list[dict]:
+    """Of both rows of a thread: what is subtracted from the codes of a group."""
     zeros = [both(parameters[1, group], half) if codes.zeros else None for half in range(2)]
-    return [(both(parameters[0, group], half), subtrahends(zeros[half], codes)) for half in range(2)]
+    return [subtrahends(zeros[half], codes) for half in range(2)]
 
 
 def dequantise(
@@ -66,7 +72,7 @@ def dequantise(
 ) -> cute.Tensor:
     """The left operand of a batch, (registers of a step, slabs, steps) of two numbers each, by the `masks` of codes."""
     codes, slabs = product.codes, product.tile.slabs
-    operand = cute.make_rmem_tensor((_REGISTERS, slabs, BATCH), Uint32)
+    operand = cute.make_rmem_tensor((FRAGMENT, slabs, BATCH), Uint32)
     for slab in range(slabs):
         words = words_of(blocks[slab], batch, product)
         known = {}  # factors of the groups that the batch has
@@ -74,8 +80,8 @@ def dequantise(
             group = (batch * BATCH + step) * codes.groups // K16
             if group not in known:
                 known[group] = factors(parameters[slab], group, codes)
-            for n in range(_REGISTERS):
-                word, place = divmod(step * _REGISTERS + n, codes.fields)
+            for n in range(FRAGMENT):
+                word, place = divmod(step * FRAGMENT + n, codes.fields)
                 operand[n, slab, step] = register(words[word], place, *known[group][n % 2], mask, codes)
     return operand
 
@@ -112,7 +118,7 @@ def multiply(
     )
     results = cute.make_tensor(sums.iterator, layout)
     a_layout = cute.make_layout(
-        ((2, 2, 2), tile.slabs, BATCH), stride=((1, 2, 4), 2 * _REGISTERS, 2 * _REGISTERS * tile.slabs)
+        ((2, 2, 2), tile.slabs, BATCH), stride=((1, 2, 4), 2 * FRAGMENT, 2 * FRAGMENT * tile.slabs)
     )
     if cutlass.const_expr(tile.pingpong):
         cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
