@@ -13,11 +13,11 @@ from moe_routing_bench.report.bar_figures import Figure, Row, against, fastest, 
 from moe_routing_bench.report.bars import PERCENT, Bar, Level, Line, Values
 from moe_routing_bench.report.exactness import Tables
 from moe_routing_bench.report.layer_bars import OURS, QWEN, labelled
+from moe_routing_bench.report.seeds.kernels import DEQUANTISED
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_bench.report.seeds.quantised import FORMATS
 
 QUANTISED, FP8 = "cute_quantised", "cute_fp8"
-_FIRST = ("dequant", "dequant_cute")  # into a workspace of 16 bits that is kept, then products of 16 bits
 _FEW = 64  # rows per expert
 _PEERS = {one.name for one in BENCHES["experts"].implementations if one.peer}
 DECODE = {name: {**cell, "weights": "int4_g128"} for name, cell in layer_bars.DECODE.items()}
@@ -68,7 +68,7 @@ def _over_dequantised(rows: Sequence[Row]) -> Figure | None:
     """The time of dequantising first over that of our kernel; nothing unless the form that is hard to beat (`dequant_cute`) ran."""
     if not any(row["implementation"] == "dequant_cute" for row in rows):
         return None
-    return against((QUANTISED,), _FIRST.__contains__, rows)
+    return against((QUANTISED,), DEQUANTISED.__contains__, rows)
 
 
 def _peers(weights: str) -> Bar:
