@@ -97,7 +97,7 @@ def choose_form(rows: int, experts: int, wide: int, codes: Codes, first: bool, m
     if mean > _ONE_TILE:
         return Form(_SHARED if mean < MANY_ROWS else _TALL)
     if mean > FEW_ROWS:
-        one_wave = experts * math.ceil(wide / (_SHORT.slabs * _SHORT.warpgroups * SLAB)) <= multiprocessors
+        one_wave = experts * math.ceil(wide / _SHORT.rows) <= multiprocessors
         return Form(_ROOMY if one_wave and mean + _SPREAD * math.sqrt(mean) > _SHORT.tokens else _SHORT)
     tokens, slabs = choose_low(mean), min(experts, rows) * wide // SLAB
     each = slabs / multiprocessors
