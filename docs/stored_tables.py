@@ -21,7 +21,7 @@ from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quantities import count, significant
 from moe_routing_bench.report import altered, format_bars, layer_bars, reached, routing_bars, versus, words
 from moe_routing_bench.report.bars import Line
-from moe_routing_bench.store import records
+from moe_routing_bench.store import accuracy, records
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/nvidia-h200"
@@ -384,7 +384,17 @@ def choices() -> str:
 def runs() -> dict[str, pd.DataFrame]:
     """The rows of every stored run of the H200, by its name."""
     files = sorted(RESULTS.parent.glob("nvidia-h200*/measurements.parquet"))
-    return {path.parent.name.partition(".")[2] or "–": records.frame(records.read(path)) for path in files}
+    return {_run(path): records.frame(records.read(path)) for path in files}
+
+
+def matrices() -> dict[str, pd.DataFrame]:
+    """The accuracy matrix of every stored run of the H200 that has one, by the run's name."""
+    files = sorted(RESULTS.parent.glob("nvidia-h200*/accuracy.parquet"))
+    return {_run(path): accuracy.read(path, "nvidia-h200").to_pandas() for path in files}
+
+
+def _run(path: Path) -> str:
+    return path.parent.name.partition(".")[2] or "–"
 
 
 def bars(lines: Sequence[Line]) -> str:
@@ -478,7 +488,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "training": partial(others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")),
     "models": partial(others, MODEL, ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm", "ops")),
     "routing-bars": lambda: bars(reached.lines(routing_bars.BARS, runs(), absent=True)),
-    "bars": lambda: bars(reached.lines(layer_bars.BARS, runs(), absent=True)), "format-bars": lambda: bars(format_bars.lines(runs(), absent=True)),
+    "bars": lambda: bars(reached.lines(layer_bars.BARS, runs(), absent=True)), "format-bars": lambda: bars(format_bars.lines(runs(), matrices(), absent=True)),
     "formats-in-models": formats_in_models, "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "ceilings": ceilings,
     "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat,
     "platforms": platforms, "stored-h100": partial(stored_cells, H100 + "measurements.parquet"),

@@ -7,7 +7,7 @@ import pytest
 from rows import frame, one
 
 from moe_routing_bench.formats.weights import WEIGHTS
-from moe_routing_bench.report import format_bars
+from moe_routing_bench.report import exactness, format_bars
 from moe_routing_bench.report.bars import PLATFORM, Line
 
 QWEN = {"model": "qwen3-30b-a3b", "hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8}
@@ -160,6 +160,15 @@ def test_the_accuracy_matrix_judges_all_other_formats() -> None:
     without = [one | {"status": None, "implementation": None} if one["weights"] == "mxfp4" else one for one in matrix]
     assert lines(*seed_003(), matrix=without)[EXACT].verdict == "open", "a row of the format alone is no result"
     assert lines(seed_003()[0], matrix=matrix)[EXACT].cells == "9 of 18", "the eight formats beside bf16, and one plain case"  # fmt: skip
+
+
+def test_a_run_with_too_few_cases_is_not_open_where_another_decides() -> None:
+    few = frame(row("cute_quantised", 9.0, tokens=8, weights="int4_g32"))
+    tables, matrices = {"whole": frame(*seed_003()), "few": few}, {"whole": pd.DataFrame(every_format())}
+    assert [(line.where, line.verdict) for line in exactness.lines(tables, matrices)] == [("whole", "reached")]
+    assert [line.verdict for line in exactness.lines(tables)] == ["open", "open"]
+    wrong = few.assign(status="incorrect")
+    assert [line.verdict for line in exactness.lines(tables | {"few": wrong}, matrices)] == ["reached", "missed"]
 
 
 @pytest.mark.parametrize(

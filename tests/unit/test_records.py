@@ -33,6 +33,7 @@ MEASURED = {
     "nvidia-h200.quantised-decode": "quantised-decode",
     "nvidia-h200.quality-formats": "quality-formats",
     "nvidia-h200.seed-003": "seeds/003",
+    "nvidia-h200.seed-003-layers": "seeds/003-layers",
     "nvidia-h200.training": "training",
 }  # configs of stored rows
 STORED = pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pandas as pd
 
 from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.report.bars import PLATFORM, Line
-from moe_routing_bench.report.reached import ABSENT, MISSED, OPEN, REACHED
+from moe_routing_bench.report.reached import ABSENT, MISSED, OPEN, REACHED, without_too_few
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_bench.report.seeds.quantised import FORMATS
 
@@ -24,14 +24,14 @@ Tables = Mapping[str, pd.DataFrame]
 
 
 def lines(tables: Tables, matrices: Tables = MappingProxyType({}), absent: bool = False) -> list[Line]:
-    """A line per run in which results of quantised experts were judged.
+    """A line per run in which results of quantised experts were judged; none of runs with too few cases where another decides.
 
     `tables` are rows by the name of their run, `matrices` those of `store.accuracy`. With `absent` a line where there is no such run.
     """
     cases = {(FORMATS.get(one["format"], one["format"]), one["activations"]) for one in figures("003_accuracy").to_dict("records")}  # fmt: skip
     judged = {run: pd.concat([_measured(rows), *_compared(matrices.get(run))]) for run, rows in tables.items()}
     found = [_line(run, rows, cases) for run, rows in judged.items() if rows["weights"].isin(WEIGHTS).any()]
-    return found or ([_said(cases, "–", 0, ABSENT, "")] if absent else [])
+    return without_too_few(found) or ([_said(cases, "–", 0, ABSENT, "")] if absent else [])
 
 
 def _measured(rows: pd.DataFrame) -> pd.DataFrame:

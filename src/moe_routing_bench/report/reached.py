@@ -58,11 +58,11 @@ def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool 
         of_it = [line for run in runs for line in _of_run(bar, run)]
         if not of_it and absent:
             of_it = [_line(bar, _NONE, f"0 of {len(bar.cells)}" if bar.cells else "0", _NONE, ABSENT, "")]
-        found += _saying(of_it)
+        found += without_too_few(of_it)
     return found
 
 
-def _saying(lines: list[Line]) -> list[Line]:
+def without_too_few(lines: list[Line]) -> list[Line]:
     """The lines of a bar without those of runs that have too few of its cells to decide it, where another run decides."""
     decided = any(one.verdict not in (OPEN, APART) for one in lines)
     return [one for one in lines if not (decided and one.verdict == OPEN and one.left_out == _NONE)]
