@@ -101,9 +101,12 @@ def test_the_anomalies_of_document_003_are_caught_and_its_steady_rows_are_not() 
 
 
 def test_of_the_stored_rows_at_most_one_in_200_is_doubted() -> None:
+    """Beside their neighbours; a time that scatters in itself is no false alarm, and is of a loop that waits for the host."""
     rows = pd.concat([records.frame(records.read(path)) for path in STORED], ignore_index=True)
-    ok = (rows["status"] == "ok").sum()
-    assert ok > 600 and anomalies.found(rows).notna().sum() <= ok / 200
+    ok, words = (rows["status"] == "ok").sum(), anomalies.found(rows)
+    scatter = words.str.startswith("the middle half", na=False)
+    assert ok > 600 and (words.notna() & ~scatter).sum() <= ok / 200
+    assert scatter.sum() <= ok / 100 and set(rows.loc[scatter, "implementation"]) <= {"torch_loop", "dequant_loop"}
 
 
 def test_most_times_out_of_line_are_caught_in_a_real_grid() -> None:

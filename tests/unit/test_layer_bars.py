@@ -235,6 +235,10 @@ def test_regret_of_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.measured.startswith("5.0 % [") and "worst: T4096 H2048 I768 E128 k8: 10.0 % [" in found.measured
     assert (found.verdict, found.cells, found.bar) == ("missed", "2 of 2", "≤ 3 % in the mean, each ≤ 15 %")
     assert line(what, rows[0], rows[3]).verdict == "reached, and the stretch"
+    auto = row("auto", 80.0, tokens=64, **sizes, **known) | {"configuration": "cute_gather; tiles"}
+    assert "worst: T64 H2048 I768 E128 k8: 25.0 % [" in line(what, rows[0], auto).measured, (
+        "the table is empty: the first of both"
+    )
 
 
 def test_models_against_the_better_of_two_forms() -> None:

@@ -82,7 +82,7 @@ def test_a_table_of_other_code_is_refused() -> None:
 
 
 def test_entries_are_rows_that_are_ok() -> None:
-    """Rows of `auto`, of other benches and of layers with shared experts make none; what is doubted is marked."""
+    """Rows of other benches and of layers with shared experts make none, nor does one of `auto` that says no choice; what is doubted is marked."""
     at = VALUES | {"cell": "a"}
     doubted = {"suspect": True, "suspect_reason": "drift", "git_dirty": True, "best_verdict": "faster"}
     found = choices.entries(
@@ -100,6 +100,19 @@ def test_entries_are_rows_that_are_ok() -> None:
     assert entry.times == {"cute": 2.0, "triton": 1.0} and entry.shape == SHAPE
     assert entry.suspect == {"triton": "drift"} and entry.verdicts == {"triton": "faster"}
     assert (entry.commit, entry.card, entry.run, entry.versions) == ("ab+", "NVIDIA H200", "run", {"torch": "2"})
+
+
+def test_a_row_of_auto_is_one_of_what_it_chose() -> None:
+    """Where that was not measured by itself in the cell, on the card; and only of what can be chosen."""
+
+    def auto(cell: str, us: float, chosen: str, **others: object) -> dict[str, object]:
+        return one("layer", "auto", **VALUES | others, cell=cell, median_us=us, configuration=chosen)
+
+    cute = one("layer", "cute", **VALUES, cell="a", median_us=2.0)
+    rows = [cute, auto("a", 1.5, "cute"), auto("b", 1.0, "cute_dependent; its tiles"), auto("c", 1.0, "gone"), auto("a", 3.0, "cute", gpu_name="NVIDIA H100")]  # fmt: skip
+    for given in (rows, rows[::-1]):
+        found = {(entry.cell, entry.card): entry.times for entry in choices.entries(frame(*given), "run")}
+        assert found == {("a", "NVIDIA H200"): {"cute": 2.0}, ("b", "NVIDIA H200"): {"cute_dependent": 1.0}, ("a", "NVIDIA H100"): {"cute": 3.0}}  # fmt: skip
 
 
 def test_entries_are_in_the_order_of_cells() -> None:

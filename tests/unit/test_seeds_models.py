@@ -152,8 +152,17 @@ def test_strategies_of_the_dispatcher_are_made_of_rows():
     )
     assert (auto["prefill by"], auto["over manual_branch"]) == ("auto: cute", "1.791x")
     assert hinted["prefill by"] == hinted["decode by"] == "cute_quantised", (
-        "no cell of the table has quantised weights: the first candidate"
+        "as in the cells of the table that have quantised weights"
     )
+
+
+def test_what_auto_alone_ran_takes_part():
+    """Where nothing else ran, every strategy has the implementation that the row of `auto` names."""
+    found = rows("003-layers", "nvidia-h200")
+    found.loc[found["implementation"] == "auto", ["median_us", "configuration"]] = [100.0, "cute_dependent; tiles"]
+    told = [one for one in dispatch(found) if (one["model"], one["weights"]) == ("deepseek-v2-lite", "bf16")]
+    assert [one["prefill by"] for one in told] == [*["cute_dependent"] * 3, "auto: cute_dependent", "cute_dependent"]
+    assert {one["decode µs"] for one in told} == {"100"}
 
 
 def test_a_strategy_without_a_time_says_why():

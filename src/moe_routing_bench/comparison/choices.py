@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from moe_routing_bench.benches.layer.auto import AUTO
+from moe_routing_bench.choices import CANDIDATES
 from moe_routing_bench.choices.table import SIZES, Entry, Shape
 from moe_routing_bench.config.axes import SHARED
 from moe_routing_bench.errors import bad
@@ -17,10 +18,9 @@ _WHOLE = ("tokens", "experts", "top_k", "hidden", "intermediate")
 
 
 def entries(rows: pd.DataFrame, run: str) -> list[Entry]:
-    """An entry for every layer with a time among rows of a run. Rows of `auto` are left out: they are of one that was chosen; those of
-    other packages, which are not everywhere; and cells with shared experts, which take as long in all implementations and would hide
-    how those differ."""
-    ok = rows[(rows["bench"] == BENCH) & (rows["status"] == "ok") & (rows["implementation"] != AUTO)]
+    """An entry for every layer with a time among rows of a run. Left out are rows of other packages, which are not everywhere, and cells
+    with shared experts, which take as long in all implementations and would hide how those differ."""
+    ok = as_chosen(rows[(rows["bench"] == BENCH) & (rows["status"] == "ok")])
     ok = ok[ok["plugin"].isna()]
     ok = ok[ok[list(SHARED)].isna().all(axis=1)]
     return [_entry(cell, run) for _, cell in ok.groupby(["cell", ok["gpu_name"].fillna("")], sort=True)]
@@ -50,6 +50,14 @@ def check_cards(found: Iterable[Entry]) -> None:
     for one in found:
         if one.shape.architecture == one.card:
             raise bad("card", one.card, ", ".join(ARCHITECTURES), "add its architecture to comparison/choices.py")
+
+
+def as_chosen(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with those of `auto` as rows of what it chose, where that was not measured by itself beside them."""
+    auto = rows["implementation"] == AUTO
+    chosen = rows[auto].assign(implementation=rows["configuration"].astype("string").str.split(";").str[0])
+    found = pd.concat([rows[~auto], chosen[chosen["implementation"].isin(CANDIDATES)]])
+    return found.drop_duplicates(["cell", "gpu_name", "implementation"])  # the first is its own
 
 
 def _entry(cell: pd.DataFrame, run: str) -> Entry:

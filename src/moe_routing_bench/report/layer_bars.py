@@ -13,7 +13,7 @@ import pandas as pd
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.choices import table as choices
 from moe_routing_bench.comparison import ratios, regret
-from moe_routing_bench.comparison.choices import entries
+from moe_routing_bench.comparison.choices import as_chosen, entries
 from moe_routing_bench.report.bar_figures import Figure, Row, against, own_figure, uneven
 from moe_routing_bench.report.bars import AT_MOST, PERCENT, PERCENT_MORE, Bar, Level, Values
 
@@ -53,8 +53,9 @@ def _others(ours: Collection[str]) -> Callable[[str], bool]:
 def _regret(kind: int, rows: Sequence[Row]) -> Figure | None:
     """The time of what `auto` chooses over the least of all, by the shipped table; `kind` is that of `regret.KINDS`."""
     shipped = choices.load()
-    found = regret.lines(entries(pd.DataFrame(rows), ""), shipped)
-    by_name = {row["implementation"]: row for row in rows}
+    own = pd.DataFrame(rows)
+    found = regret.lines(entries(own, ""), shipped)
+    by_name = {str(row["implementation"]): row for row in as_chosen(own).to_dict("records")}
     if len(found) != 1:
         return None
     chosen, best = by_name[found[0].choices[kind].name], by_name[found[0].best]

@@ -21,7 +21,19 @@ from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number, 
 STEPS = 32  # tokens that their test of models generates
 PHASES = ("prefill", "decode")
 _COLUMNS = (
-    *("cell", "implementation", "phase", "model", "hidden", "intermediate", "experts", "top_k", "dtype", "weights"),
+    *(
+        "cell",
+        "gpu_name",
+        "implementation",
+        "phase",
+        "model",
+        "hidden",
+        "intermediate",
+        "experts",
+        "top_k",
+        "dtype",
+        "weights",
+    ),
     *("status", "reason", "median_us", "configuration", "anomaly"),
 )
 _Rows = Mapping[str, Mapping[str, Any]]  # of one cell, by implementation
@@ -72,7 +84,8 @@ def _layers(rows: pd.DataFrame) -> Iterator[tuple[list[str], dict[str, Phase]]]:
     ):
         found = {}
         for (phase, cell), one in layer.groupby(["phase", "cell"]):
-            found[phase] = Phase(one.set_index("implementation", drop=False).to_dict("index"), entries[cell])
+            named = pd.concat([choices.as_chosen(one), one[one["implementation"] == AUTO]])
+            found[phase] = Phase(named.set_index("implementation", drop=False).to_dict("index"), entries[cell])
         if found.keys() == set(PHASES):
             yield [said, dtype, weights], found
 
