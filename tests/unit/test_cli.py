@@ -427,7 +427,11 @@ def test_choices_prints_the_regret_and_writes_the_table(call):
     for text in ("in the table, against the best of the candidates: mean 0.0%", "left out, against the best measured: mean", "bar: mean 3%, worst 15%", "suspect cells: "):  # fmt: skip
         assert text in out
     code, out, _ = call(
-        "choices", *("nvidia-h200." + run for run in ("decode", "layers", "quantised", "seed-003-layers")), "--peers", "--out", "some.json"
+        "choices",
+        *("nvidia-h200." + run for run in ("decode", "layers", "quantised", "seed-003-layers")),
+        "--peers",
+        "--out",
+        "some.json",
     )
     assert code == 0 and Path("some.json").read_bytes() == table.FILE.read_bytes(), "no other run has layers"
     code, _, said = call("choices", "nvidia-h200.training")
