@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import os
+import re
 import signal
 import socket
 import sys
@@ -145,23 +146,35 @@ def test_who_was_at_work_is_blamed_for_a_crash(scripted) -> None:
     }  # fmt: skip
 
 
+def throw(error: BaseException):
+    raise error
+
+
 @pytest.mark.parametrize(
     ("end", "manner"),
     [
         (lambda: os._exit(4), "exited with status 4"),
-        (lambda: (_ for _ in ()).throw(RuntimeError("boom")), "exited with status 1"),
-        (lambda: (_ for _ in ()).throw(SystemExit(3)), "exited with status 3"),
-        (lambda: (_ for _ in ()).throw(SystemExit()), "exited with status 0"),
-        (lambda: (_ for _ in ()).throw(SystemExit("a text \udcff")), "exited with status 1"),
-        (lambda: (_ for _ in ()).throw(SystemExit(256 + 5)), "exited with status 5"),
-        (lambda: (_ for _ in ()).throw(RuntimeError("\udcff")), "exited with status 1"),
+        (
+            lambda: throw(RuntimeError("boom")),
+            r"exited with status 1: RuntimeError: boom \(.*test_supervisor\.py:\d+\)",
+        ),
+        (lambda: throw(SystemExit(3)), "exited with status 3"),
+        (lambda: throw(SystemExit()), "exited with status 0"),
+        (lambda: throw(SystemExit("a text \udcff")), "exited with status 1"),
+        (lambda: throw(SystemExit(256 + 5)), "exited with status 5"),
+        (
+            lambda: throw(RuntimeError("\udcff")),
+            r"exited with status 1: RuntimeError: \\udcff \(.*test_supervisor\.py:\d+\)",
+        ),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by signal SIGKILL"),
     ],
 )
 def test_without_a_word_all_are_blamed(end, manner, scripted) -> None:
     """Otherwise it would start again for ever."""
     found = outcomes(scripted, lambda names, send: end())
-    assert found == dict.fromkeys(NAMES, ("crashed", f"starting: worker {manner}", 0))
+    assert list(found) == list(NAMES)
+    for status, reason, restarts in found.values():
+        assert (status, restarts) == ("crashed", 0) and re.fullmatch(f"starting: worker {manner}", reason)
 
 
 def test_a_crash_between_implementations_is_nobody_s_fault(scripted) -> None:

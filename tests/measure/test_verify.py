@@ -134,6 +134,26 @@ def test_a_lone_rotation_finds_scars_in_right_answers(sets) -> None:
 
 
 @pytest.mark.parametrize("thorough", [False, True])
+def test_a_rotation_of_fewer_sets_than_draws_is_checked_as_far_as_it_goes(thorough, sets) -> None:
+    """As where calls take so long that the timer of a GPU leaves sets out."""
+
+    def change(i, call, tensors):
+        if wrong:
+            sets.outputs[i]["combined"][0, 0] += 100
+        return tensors
+
+    for wrong in (False, True):
+        one = candidate(sets, change)
+        one.timer = Timer(one.calls[:1])
+        if not wrong:
+            verify.verify(JOB, one, sets, thorough=thorough)
+            assert one.check.error is None and one.check.max_abs_error > 0
+        else:
+            with pytest.raises(Failure, match="combined"):
+                verify.verify(JOB, one, sets, thorough=thorough)
+
+
+@pytest.mark.parametrize("thorough", [False, True])
 def test_an_input_that_is_written_while_it_is_checked_is_seen(thorough, sets) -> None:
     """Where nothing was when it was warmed up; it is mended, and what is timed is loaded."""
     before = sets.base[1].inputs["x"]

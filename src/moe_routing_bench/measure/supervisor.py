@@ -93,7 +93,7 @@ def _attempt(
         receive.close()
         _child(job, device, pending, send, supervisor, audit)
     found: dict[str, dict[str, Any]] = {}
-    at, step, ends, tainted, heard = None, "starting", False, False, time.monotonic()
+    at, step, ends, tainted, heard, last_word = None, "starting", False, False, time.monotonic(), ""
     try:
         if interrupts:
             raise KeyboardInterrupt
@@ -122,6 +122,8 @@ def _attempt(
                 at = None
             elif message[0] == "tainted":
                 tainted = True
+            elif message[0] == "died":
+                last_word = f": {message[1]}"
             else:
                 found |= message[1]
                 ends = True
@@ -137,7 +139,7 @@ def _attempt(
         if not ends:
             fault = {"status": "timeout", "reason": f"{step}: no word for {job.settings.timeout:g} s"}
         else:
-            fault = {"status": "crashed", "reason": f"{step}: worker {_manner(status)}"}
+            fault = {"status": "crashed", "reason": f"{step}: worker {_manner(status)}{last_word}"}
         found |= {name: dict(fault) for name in blamed}
     return found
 
@@ -164,8 +166,11 @@ def _child(job: Job, device: str, pending: list[str], send: Connection, supervis
         code = 0
     except SystemExit as error:
         code = processes.status(error.code)
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        # Nobody listens any more, or the worker itself could not be imported.
+        with contextlib.suppress(OSError, NameError):
+            send.send(("died", worker.said(error)))
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):  # nobody reads it any more

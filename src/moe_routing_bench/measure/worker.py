@@ -2,7 +2,8 @@
 
 Reports to its supervisor through `send`: ``("at", name, step)`` before every step, ``("failed", name, status, reason)``
 when an implementation is out, ``("tainted", reason)`` when one has harmed the others and nobody knows which, and
-``("rows", {name: fields})`` at the end. It may die at any moment; the supervisor copes.
+``("rows", {name: fields})`` at the end. It may die at any moment; the supervisor copes. Where an error of Python ends it, ``("died", text)``
+says which.
 """
 
 import functools
@@ -124,10 +125,10 @@ def _guarded(
     except Failure as failure:
         send(("failed", name, failure.status, one_line(failure.reason)))
     except (MemoryError, torch.OutOfMemoryError) as error:
-        send(("failed", name, "out_of_memory", f"{step}: {_said(error)}"))
+        send(("failed", name, "out_of_memory", f"{step}: {said(error)}"))
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        text = _said(error)
+        text = said(error)
         memory = "not enough memory" in text or "can't allocate memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
         send(("failed", name, "out_of_memory" if memory else "crashed", f"{step}: {text}"))
         if "CUDA error" in text and not memory:
@@ -139,7 +140,8 @@ def _guarded(
     return False
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """An error and its place in one line."""
     return one_line(f"{type(error).__name__}: {error} ({_place(error)})", 300)
 
 
