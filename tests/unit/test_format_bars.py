@@ -34,6 +34,12 @@ def lines(*rows: dict[str, object], matrix: Sequence[dict[str, object]] = (), ab
     return {line.what: line for line in format_bars.lines({"quantised": frame(*rows)}, found, absent)}
 
 
+def exact(*rows: dict[str, object], matrix: Sequence[dict[str, object]] = ()) -> Line | None:
+    """The line of the accuracy bar alone, if there is one."""
+    found = {"quantised": pd.DataFrame(matrix)} if matrix else {}
+    return next(iter(exactness.lines({"quantised": frame(*rows)}, found)), None)
+
+
 def replayed(dequant: float, strong: float = 1000.0) -> list[dict[str, object]]:
     """Rows of every cell of seed 003: ours in 100 us, dequantising with torch, and in the form that is hard to beat."""
     names = (("cute_quantised", 100.0), ("dequant", dequant), ("dequant_cute", strong), ("dequant_loop", 1.0))
@@ -136,15 +142,15 @@ def seed_003() -> list[dict[str, object]]:
 
 def test_exactness_counts_the_cases_of_seed_003() -> None:
     other = row("cute_quantised", 9.0, tokens=8, weights="int4_g32")
-    found = lines(*seed_003(), other)[EXACT]
+    found = exact(*seed_003(), other)
     assert (found.verdict, found.cells) == ("open", "18 of 18"), "the bar is of all other formats, too"
     assert found.measured == "right: 18 of its 18 cases, 1 of 1 others; largest error 25% of its limit"
     others = [other | {"weights": name} for name in WEIGHTS if name not in {one["weights"] for one in seed_003()}]
-    assert lines(*seed_003(), *others)[EXACT].verdict == "reached"
-    assert lines(*seed_003(), *others[1:])[EXACT].verdict == "open"
-    assert lines(*seed_003(), other | {"status": "incorrect"})[EXACT].verdict == "missed"
+    assert exact(*seed_003(), *others).verdict == "reached"
+    assert exact(*seed_003(), *others[1:]).verdict == "open"
+    assert exact(*seed_003(), other | {"status": "incorrect"}).verdict == "missed"
     first, second, *quantised = seed_003()
-    assert lines(*quantised, first)[EXACT].verdict == "open" and EXACT not in lines(first, second), "nothing quantised"
+    assert exact(*quantised, first).verdict == "open" and exact(first, second) is None, "nothing quantised"
 
 
 def test_the_accuracy_matrix_judges_all_other_formats() -> None:
@@ -152,14 +158,17 @@ def test_the_accuracy_matrix_judges_all_other_formats() -> None:
     assert WEIGHTS.keys() > {"mxfp4", "int4_g32"}
     matrix = every_format()
     others = len(WEIGHTS) - 8
-    reached = lines(*seed_003(), matrix=matrix)[EXACT]
+    reached = exact(*seed_003(), matrix=matrix)
     assert reached.verdict == "reached" and reached.measured.startswith(f"right: 18 of its 18 cases, {others} of {others} others;")  # fmt: skip
-    assert lines(*seed_003(), matrix=[*matrix, compared("int4_g32", "marlin", "incorrect")])[EXACT].verdict == "reached"
+    assert exact(*seed_003(), matrix=[*matrix, compared("int4_g32", "marlin", "incorrect")]).verdict == "reached"
     elsewhere = [one | {"platform": "cpu"} if one["weights"] == "mxfp4" else one for one in matrix]
-    assert lines(*seed_003(), matrix=elsewhere)[EXACT].verdict == "open"
+    assert exact(*seed_003(), matrix=elsewhere).verdict == "open"
     without = [one | {"status": None, "implementation": None} if one["weights"] == "mxfp4" else one for one in matrix]
-    assert lines(*seed_003(), matrix=without)[EXACT].verdict == "open", "a row of the format alone is no result"
-    assert lines(seed_003()[0], matrix=matrix)[EXACT].cells == "9 of 18", "the eight formats beside bf16, and one plain case"  # fmt: skip
+    assert exact(*seed_003(), matrix=without).verdict == "open", "a row of the format alone is no result"
+    assert lines(seed_003()[0], matrix=matrix)[EXACT] == exact(seed_003()[0], matrix=matrix), (
+        "it is among the bars of formats"
+    )
+    assert exact(seed_003()[0], matrix=matrix).cells == "9 of 18", "the eight formats beside bf16, and one plain case"  # fmt: skip
 
 
 def test_a_run_with_too_few_cases_is_not_open_where_another_decides() -> None:
@@ -183,12 +192,12 @@ def test_a_run_with_too_few_cases_is_not_open_where_another_decides() -> None:
 )
 def test_one_wrong_result_of_the_accuracy_matrix_is_a_miss(wrong: dict[str, object]) -> None:
     matrix = every_format()
-    assert lines(*seed_003(), matrix=[*matrix, wrong])[EXACT].verdict == "missed"
+    assert exact(*seed_003(), matrix=[*matrix, wrong]).verdict == "missed"
 
 
 def test_where_all_crashed_there_is_no_largest_error() -> None:
     crashed = compared("int4_g32", "cute_quantised", "crashed", kernel_error=float("nan"), tolerance=float("nan"))
-    found = lines(row("cute", 1.0, tokens=8, weights="bf16") | {"status": "crashed"}, matrix=[crashed])[EXACT]
+    found = exact(row("cute", 1.0, tokens=8, weights="bf16") | {"status": "crashed"}, matrix=[crashed])
     assert found.verdict == "missed"
     assert found.measured == "right: 0 of its 18 cases, 0 of 1 others; largest error – of its limit"
 
@@ -196,7 +205,7 @@ def test_where_all_crashed_there_is_no_largest_error() -> None:
 def test_rows_beside_eight_bits_are_another_case() -> None:
     """Rows of fp8 are cells of bf16 that are packed otherwise: no case of seed 003."""
     fp8 = row("cute_fp8", 9.0, tokens=8, weights="e4m3_block128") | {"packed": "fp8_block128"}
-    assert lines(fp8)[EXACT].measured.startswith("right: 0 of its 18 cases, 1 of 1 others;")
+    assert exact(fp8).measured.startswith("right: 0 of its 18 cases, 1 of 1 others;")
 
 
 def test_what_is_not_measured_is_said_on_request() -> None:

@@ -55,6 +55,8 @@ def check_cards(found: Iterable[Entry]) -> None:
 def as_chosen(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with those of `auto` as rows of what it chose, where that was not measured by itself beside them."""
     auto = rows["implementation"] == AUTO
+    if not auto.any():
+        return rows
     chosen = rows[auto].assign(implementation=rows["configuration"].astype("string").str.split(";").str[0])
     found = pd.concat([rows[~auto], chosen[chosen["implementation"].isin(CANDIDATES)]])
     return found.drop_duplicates(["cell", "gpu_name", "implementation"])  # the first is its own

@@ -53,12 +53,14 @@ def _others(ours: Collection[str]) -> Callable[[str], bool]:
 def _regret(kind: int, rows: Sequence[Row]) -> Figure | None:
     """The time of what `auto` chooses over the least of all, by the shipped table; `kind` is that of `regret.KINDS`."""
     shipped = choices.load()
-    own = pd.DataFrame(rows)
+    own = as_chosen(pd.DataFrame(rows))
     found = regret.lines(entries(own, ""), shipped)
-    by_name = {str(row["implementation"]): row for row in as_chosen(own).to_dict("records")}
     if len(found) != 1:
         return None
-    chosen, best = by_name[found[0].choices[kind].name], by_name[found[0].best]
+    by_name = dict(zip(own["implementation"], own.index, strict=True))
+    chosen, best = (
+        rows[by_name[name]] | {"implementation": name} for name in (found[0].choices[kind].name, found[0].best)
+    )
     return Figure(
         ratios.speed(chosen, best), (chosen, best), f"{chosen['implementation']}, the best is {best['implementation']}"
     )
