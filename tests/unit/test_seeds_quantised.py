@@ -152,6 +152,14 @@ def test_the_guard_of_decoding_is_twice_the_time_at_full_precision(us, ratio, wi
     assert layers.rows[0][6:10:2] == ["cute", layers.rows[0][8]] and layers.rows[0][7] == "3,000"
 
 
+def test_full_precision_is_the_fastest_even_where_auto_alone_ran_it():
+    found = rows("nvidia-h200")
+    plain = found[(found["bench"] == "layer") & (found["implementation"] == "cute")]
+    auto = plain.assign(implementation="auto", configuration="cute_dependent; tiles", median_us=2400.0)
+    *_, layers, _ = section(pd.concat([found, auto], ignore_index=True), "seed-003")["tables"]
+    assert len(layers.rows) == 16 and {(row[6], row[7], row[10]) for row in layers.rows} == {("cute_dependent", "2,400", "1.6x")}  # fmt: skip
+
+
 def test_the_skew_of_each_cell_is_that_of_the_published_rows_per_expert():
     loads = {name: one for name, one in sources()["003"]["rows_per_expert"].items() if isinstance(one, list)}
     asked = {job.cell.tokens: job.cell.skew for job in cells("nvidia-h200") if job.cell.bench == "experts"}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.benches.layer.auto import AUTO
+from moe_routing_bench.comparison.choices import as_chosen
 from moe_routing_bench.report.seeds.models import guard, label, reduced
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number, ratio
@@ -52,7 +52,7 @@ def exactness(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> T
 
 def layers(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list[Table]:
     """The layers of its two models: quantised against full precision."""
-    ok = rows[(rows["status"] == "ok") & (rows["implementation"] != AUTO)]
+    ok = as_chosen(rows[rows["status"] == "ok"])
     whole, lines = ok[ok["weights"] == ok["dtype"]], []
     for _, own in ok.drop(whole.index).groupby([*_LAYER, "weights"]):
         best = own.loc[own["median_us"].idxmin()]
