@@ -29,15 +29,20 @@ def row(name: str, us: float, bench: str = "experts", **values: object) -> dict[
     return one(bench, name, cell=key, cell_hash=key, **times, **errors, **at)
 
 
+def tables(
+    rows: Sequence[dict[str, object]], matrix: Sequence[dict[str, object]]
+) -> tuple[exactness.Tables, exactness.Tables]:
+    """The rows of a run, and its accuracy matrix, if it has one."""
+    return {"quantised": frame(*rows)}, {"quantised": pd.DataFrame(matrix)} if matrix else {}
+
+
 def lines(*rows: dict[str, object], matrix: Sequence[dict[str, object]] = (), absent: bool = False) -> dict[str, Line]:
-    found = {"quantised": pd.DataFrame(matrix)} if matrix else {}
-    return {line.what: line for line in format_bars.lines({"quantised": frame(*rows)}, found, absent)}
+    return {line.what: line for line in format_bars.lines(*tables(rows, matrix), absent)}
 
 
 def exact(*rows: dict[str, object], matrix: Sequence[dict[str, object]] = ()) -> Line | None:
     """The line of the accuracy bar alone, if there is one."""
-    found = {"quantised": pd.DataFrame(matrix)} if matrix else {}
-    return next(iter(exactness.lines({"quantised": frame(*rows)}, found)), None)
+    return next(iter(exactness.lines(*tables(rows, matrix))), None)
 
 
 def replayed(dequant: float, strong: float = 1000.0) -> list[dict[str, object]]:
@@ -173,11 +178,11 @@ def test_the_accuracy_matrix_judges_all_other_formats() -> None:
 
 def test_a_run_with_too_few_cases_is_not_open_where_another_decides() -> None:
     few = frame(row("cute_quantised", 9.0, tokens=8, weights="int4_g32"))
-    tables, matrices = {"whole": frame(*seed_003()), "few": few}, {"whole": pd.DataFrame(every_format())}
-    assert [(line.where, line.verdict) for line in exactness.lines(tables, matrices)] == [("whole", "reached")]
-    assert [line.verdict for line in exactness.lines(tables)] == ["open", "open"]
+    runs, matrices = {"whole": frame(*seed_003()), "few": few}, {"whole": pd.DataFrame(every_format())}
+    assert [(line.where, line.verdict) for line in exactness.lines(runs, matrices)] == [("whole", "reached")]
+    assert [line.verdict for line in exactness.lines(runs)] == ["open", "open"]
     wrong = few.assign(status="incorrect")
-    assert [line.verdict for line in exactness.lines(tables | {"few": wrong}, matrices)] == ["reached", "missed"]
+    assert [line.verdict for line in exactness.lines(runs | {"few": wrong}, matrices)] == ["reached", "missed"]
 
 
 @pytest.mark.parametrize(

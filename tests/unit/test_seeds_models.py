@@ -163,6 +163,10 @@ def test_what_auto_alone_ran_takes_part():
     told = [one for one in dispatch(found) if (one["model"], one["weights"]) == ("deepseek-v2-lite", "bf16")]
     assert [one["prefill by"] for one in told] == [*["cute_dependent"] * 3, "auto: cute_dependent", "cute_dependent"]
     assert {one["decode µs"] for one in told} == {"100"}
+    found.loc[found["implementation"] == "auto", "configuration"] = "cute"
+    found.loc[found["implementation"] == "cute", ["status", "reason", "median_us"]] = ["crashed", "killed", None]
+    told = [one for one in dispatch(found) if (one["model"], one["weights"]) == ("deepseek-v2-lite", "bf16")]
+    assert {(one["prefill by"], one["decode µs"]) for one in told[:3]} == {("cute", "100")}, "its own row has no time"
 
 
 def test_a_strategy_without_a_time_says_why():

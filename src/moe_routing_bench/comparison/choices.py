@@ -52,13 +52,18 @@ def check_cards(found: Iterable[Entry]) -> None:
             raise bad("card", one.card, ", ".join(ARCHITECTURES), "add its architecture to comparison/choices.py")
 
 
+def chosen(configuration: str) -> str:
+    """The implementation that `auto` ran, with which the `configuration` of its row begins; that of the implementation follows."""
+    return configuration.partition(";")[0]
+
+
 def as_chosen(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with those of `auto` as rows of what it chose, where that was not measured by itself beside them."""
     auto = rows["implementation"] == AUTO
     if not auto.any():
         return rows
-    chosen = rows[auto].assign(implementation=rows["configuration"].astype("string").str.split(";").str[0])
-    found = pd.concat([rows[~auto], chosen[chosen["implementation"].isin(CANDIDATES)]])
+    ran = rows[auto].assign(implementation=rows["configuration"].map(chosen, na_action="ignore"))
+    found = pd.concat([rows[~auto], ran[ran["implementation"].isin(CANDIDATES)]])
     return found.drop_duplicates(["cell", "gpu_name", "implementation"])  # the first is its own
 
 

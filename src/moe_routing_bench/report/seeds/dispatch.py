@@ -21,20 +21,8 @@ from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number, 
 STEPS = 32  # tokens that their test of models generates
 PHASES = ("prefill", "decode")
 _COLUMNS = (
-    *(
-        "cell",
-        "gpu_name",
-        "implementation",
-        "phase",
-        "model",
-        "hidden",
-        "intermediate",
-        "experts",
-        "top_k",
-        "dtype",
-        "weights",
-    ),
-    *("status", "reason", "median_us", "configuration", "anomaly"),
+    *("cell", "gpu_name", "implementation", "phase", "status", "reason", "median_us", "configuration", "anomaly"),
+    *("model", "hidden", "intermediate", "experts", "top_k", "dtype", "weights"),
 )
 _Rows = Mapping[str, Mapping[str, Any]]  # of one cell, by implementation
 
@@ -84,7 +72,7 @@ def _layers(rows: pd.DataFrame) -> Iterator[tuple[list[str], dict[str, Phase]]]:
     ):
         found = {}
         for (phase, cell), one in layer.groupby(["phase", "cell"]):
-            named = pd.concat([choices.as_chosen(one), one[one["implementation"] == AUTO]])
+            named = pd.concat([choices.as_chosen(one[one["status"] == "ok"]), one[one["implementation"] == AUTO]])
             found[phase] = Phase(named.set_index("implementation", drop=False).to_dict("index"), entries[cell])
         if found.keys() == set(PHASES):
             yield [said, dtype, weights], found
@@ -122,8 +110,8 @@ def _name(row: Mapping[str, Any] | None) -> str:
         return ABSENT
     if row["status"] != "ok":
         return f"{row['implementation']}, {why([row])}"
-    chosen = row["configuration"]
-    return f"{AUTO}: {chosen.partition(';')[0]}" if row["implementation"] == AUTO and chosen else row["implementation"]
+    said = row["configuration"]
+    return f"{AUTO}: {choices.chosen(said)}" if row["implementation"] == AUTO and said else row["implementation"]
 
 
 def _total(phases: Mapping[str, Phase], strategy: Mapping[str, str]) -> float | None:
