@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from moe_routing_bench.comparison.ratios import Estimate
+from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import grouping
 from moe_routing_bench.report.bar_figures import Figure, Row
 from moe_routing_bench.report.bars import PLATFORM, Bar, Cells, Level, Line
@@ -23,6 +24,8 @@ REACHED, STRETCH, MISSED, OPEN, ABSENT = "reached", "reached, and the stretch", 
 APART = "not comparable"  # what a cell compares was measured, but not by one card and version of the code
 WITHIN_NOISE, NO_INTERVAL = ", within noise", ", no interval"  # the interval holds the bar; there is none
 _NONE = "–"
+# What rows are told apart by. What else they have, of some 170 columns, is looked up in records: most of the time would go into taking rows of all.
+_KEYS = [*AXES, "bench", "implementation", "status", "gpu_uuid", "host", "code_fingerprint", "compulsory_bytes"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,18 @@ class _Run:
 
     @functools.cached_property
     def benches(self) -> dict[Hashable, pd.DataFrame]:
-        """The rows of each bench: once for all bars."""
-        return dict(iter(self.rows.groupby("bench")))
+        """What the rows of each bench are told apart by: once for all bars."""
+        return dict(iter(self._keys.groupby("bench")))
+
+    @functools.cached_property
+    def _keys(self) -> pd.DataFrame:
+        keys = self.rows[_KEYS]
+        return keys.astype(
+            dict.fromkeys(keys.select_dtypes("str"), object)
+        )  # rows of texts in Arrow's memory are slow to take
 
     def of(self, bench: str) -> pd.DataFrame:
-        return self.benches.get(bench, self.rows.iloc[:0])
+        return self.benches.get(bench, self._keys.iloc[:0])
 
     @functools.cached_property
     def records(self) -> dict[Hashable, Row]:
