@@ -1,5 +1,7 @@
 """Which bars of layers and models a few rows reach: on the bar, beside it, suspect, absent, of another card or code."""
 
+from dataclasses import replace
+
 import pytest
 from rows import frame, one
 
@@ -74,11 +76,18 @@ def test_one_cell_below_its_bound_is_a_miss_whatever_the_mean() -> None:
 
 
 def test_what_is_not_measured_leaves_a_bar_open_or_silent() -> None:
-    found = line(FASTEST, *cells()[:6])
-    assert (found.verdict, found.cells) == ("open", "2 of 11")
+    """The mean of some cells decides nothing, on whatever side of its bound it lies."""
+    for other in (110.0, 100.0):
+        found = line(FASTEST, *cells(other=other)[:6])
+        assert (found.verdict, found.cells) == ("open", "2 of 11")
     assert lines(FASTEST, *cells(platform="cpu")) == [] == lines(FASTEST, row("cute", 1.0, **layer_bars.PREFILL["olmoe-1b-7b T=4096"]))  # fmt: skip
-    (absent,) = lines(FASTEST, *cells(platform="cpu"), absent=True)
-    assert (absent.verdict, absent.cells, absent.measured) == ("not measured", "0 of 11", "–")
+    elsewhere, bars = {"layers": frame(*cells(platform="cpu"))}, [BY_NAME[FASTEST], replace(BY_NAME[TORCH], cells=None)]
+    absent = reached.lines(bars, elsewhere, absent=True)
+    words = [(bar.words(bar.level), bar.words(bar.stretch), "–") for bar in bars]
+    assert reached.lines(bars, elsewhere) == [] and absent == [
+        Line(bar.what, *said, number, "–", "not measured")
+        for bar, said, number in zip(bars, words, ("0 of 11", "0"), strict=True)
+    ]
 
 
 def test_a_run_of_some_cells_is_silent_where_another_has_all() -> None:
@@ -96,7 +105,10 @@ def test_a_run_of_some_cells_is_silent_where_another_has_all() -> None:
     assert [(one.where, one.cells) for one in both] == [("some", "2 of 11"), ("others", "1 of 11")]
     apart = [one | {"gpu_uuid": f"GPU-{one['implementation']}"} for one in cells()]
     neither = reached.lines([BY_NAME[FASTEST]], {"apart": frame(*apart), "some": frame(*cells()[:6])})
-    assert [(one.where, one.verdict) for one in neither] == [("apart", "not comparable"), ("some", "open")]
+    assert [(one.where, one.verdict, one.left_out) for one in neither] == [
+        ("apart", "not comparable", "–"),
+        ("some", "open", "–"),
+    ]
 
 
 def test_rows_without_a_time_and_suspect_cells_are_left_out_and_counted() -> None:
@@ -161,8 +173,20 @@ def test_cards_and_versions_of_the_code_are_not_pooled(change: dict[str, str]) -
     found = lines(FASTEST, *rows)
     assert [(each.cells, each.verdict) for each in found] == [("1 of 11", "open"), ("10 of 11", "open")]
     assert all(f"layers, {card}" in each.where for card, each in zip(("GPU-1", change.get("gpu_uuid", "GPU-1")), found, strict=True))  # fmt: skip
+    own = reached.lines([BY_NAME[FASTEST]], {"": frame(*rows)})
+    assert [each.where for each in own] == [each.where.removeprefix("layers, ") for each in found], (
+        "of a report's own rows"
+    )
     two = reached.lines([BY_NAME[FASTEST]], {"a": frame(*rows[:3]), "b": frame(*cells()[3:])})
     assert [(each.where, each.cells) for each in two] == [("a", "1 of 11"), ("b", "10 of 11")]
+
+
+def test_rows_that_name_no_code_are_of_one_version() -> None:
+    rows = cells()
+    for each in rows[3:]:
+        each["code_fingerprint"] = None
+    found = lines(FASTEST, *rows)
+    assert [(each.cells, each.where) for each in found] == [("1 of 11", "layers, GPU-1, code aaaaaaaa"), ("10 of 11", "layers, GPU-1, code unknown")]  # fmt: skip
 
 
 def test_products_of_others_are_ours_only_where_it_is_said() -> None:

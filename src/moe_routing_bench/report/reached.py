@@ -98,7 +98,9 @@ def _of_run(bar: Bar, run: _Run) -> Iterable[Line]:
 def _comparable(rows: pd.DataFrame) -> Iterable[tuple[tuple[str, str], pd.DataFrame]]:
     """Rows of one card and of one version of each bench, and what both are called."""
     for card, own in rows.groupby(grouping.card(rows)):
-        versions = [one.groupby(one["code_fingerprint"].fillna("")) for _, one in own.groupby("bench", sort=False)]
+        versions = [
+            one.groupby(one["code_fingerprint"].fillna("unknown")) for _, one in own.groupby("bench", sort=False)
+        ]
         for found in itertools.product(*versions):
             yield (str(card), ", ".join(str(code)[:8] for code, _ in found)), pd.concat([one for _, one in found])
 
