@@ -124,6 +124,7 @@ def test_fp8_on_both_sides_against_our_layer_of_16_bits() -> None:
 
 
 EXACT = "experts: results beside those of dequantised weights"
+CASES = "18 of 18 cases of seed 003, and all other formats"
 
 
 def compared(weights: str, name: str, status: str | None = "ok", **values: object) -> dict[str, object]:
@@ -149,7 +150,8 @@ def test_exactness_counts_the_cases_of_seed_003() -> None:
     other = row("cute_quantised", 9.0, tokens=8, weights="int4_g32")
     found = exact(*seed_003(), other)
     assert (found.verdict, found.cells) == ("open", "18 of 18"), "the bar is of all other formats, too"
-    assert found.measured == "right: 18 of its 18 cases, 1 of 1 others; largest error 25% of its limit"
+    seen = "right: 18 of its 18 cases, 1 of 1 others; largest error 25% of its limit"
+    assert found == Line(EXACT, CASES, "–", seen, "18 of 18", "–", "open", "quantised")
     others = [other | {"weights": name} for name in WEIGHTS if name not in {one["weights"] for one in seed_003()}]
     assert exact(*seed_003(), *others).verdict == "reached"
     assert exact(*seed_003(), *others[1:]).verdict == "open"
@@ -166,6 +168,9 @@ def test_the_accuracy_matrix_judges_all_other_formats() -> None:
     reached = exact(*seed_003(), matrix=matrix)
     assert reached.verdict == "reached" and reached.measured.startswith(f"right: 18 of its 18 cases, {others} of {others} others;")  # fmt: skip
     assert exact(*seed_003(), matrix=[*matrix, compared("int4_g32", "marlin", "incorrect")]).verdict == "reached"
+    at_its_bound = compared("int4_g32", "cute_quantised", of_bound=1.0, kernel_error=3e-3)
+    largest = exact(*seed_003(), matrix=[*matrix, at_its_bound])
+    assert largest.verdict == "reached" and largest.measured.endswith("; largest error 75% of its limit")
     elsewhere = [one | {"platform": "cpu"} if one["weights"] == "mxfp4" else one for one in matrix]
     assert exact(*seed_003(), matrix=elsewhere).verdict == "open"
     without = [one | {"status": None, "implementation": None} if one["weights"] == "mxfp4" else one for one in matrix]
@@ -217,3 +222,4 @@ def test_what_is_not_measured_is_said_on_request() -> None:
     assert lines(row("cute", 1.0, tokens=8, weights="bf16")) == {}
     found = lines(row("cute", 1.0, tokens=8, weights="bf16"), absent=True)
     assert {line.verdict for line in found.values()} == {"not measured"} and len(found) == 6
+    assert found[EXACT] == Line(EXACT, CASES, "–", "–", "0 of 18", "–", "not measured", "")

@@ -242,7 +242,7 @@ def test_uneven_loads_are_held_against_even_ones_of_the_same_implementation() ->
     rows += [row(name, us, **at | {"skew": skew}) for skew, us in ((0.7, 107.0), (1.7, 118.0)) for name in ("cute",)]
     found = line(what, *rows, row("cute_gather", 100.0, **at | {"skew": 1.7}))
     assert found.verdict == "reached" and found.measured.startswith("load CV 0.7: 7.0 % [6.")
-    assert "load CV 1.7: 18.0 % [" in found.measured
+    assert "load CV 1.7: 18.0 % [" in found.measured and found.measured.count("] (cute)") == 2
     assert line(what, *rows[:3], rows[3] | {"median_us": 130.0, "block_medians_us": [130.0] * 4}).verdict == "missed"
     apart = line(what, *rows[:2], *(each | {"gpu_uuid": "GPU-2"} for each in rows[2:]))
     assert (apart.verdict, apart.cells) == ("not comparable", "0 of 2"), "no card has both"
@@ -257,12 +257,13 @@ def test_regret_of_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     rows += [row("sonicmoe", 100 / 1.1, tokens=4096, **sizes, **known), row("torch_grouped_mm", 300.0, tokens=64, **sizes, **known)]  # fmt: skip
     found = line(what, *rows)
     assert found.measured.startswith("5.0 % [") and "worst: T4096 H2048 I768 E128 k8: 10.0 % [" in found.measured
+    assert "] (cute, the best is sonicmoe); best: " in found.measured
     assert (found.verdict, found.cells, found.bar) == ("missed", "2 of 2", "≤ 3 % in the mean, each ≤ 15 %")
     assert line(what, rows[0], rows[3]).verdict == "reached, and the stretch"
     auto = row("auto", 80.0, tokens=64, **sizes, **known) | {"configuration": "cute_gather; tiles"}
-    assert "worst: T64 H2048 I768 E128 k8: 25.0 % [" in line(what, rows[0], auto).measured, (
-        "the table is empty: the first of both"
-    )
+    ran = line(what, rows[0], auto).measured
+    assert "worst: T64 H2048 I768 E128 k8: 25.0 % [" in ran, "the table is empty: the first of both"
+    assert "] (cute, the best is cute_gather); " in ran, "what auto ran counts as itself"
 
 
 def test_models_against_the_better_of_two_forms() -> None:

@@ -138,7 +138,7 @@ def test_an_unknown_card_is_refused() -> None:
     assert choices.architecture(None) == "cpu" and choices.architecture("NVIDIA H100 80GB HBM3") == "sm_90"
     assert choices.architecture("NVIDIA A100-SXM4-80GB") == "sm_80"
     choices.check_cards([SMALL])
-    with pytest.raises(UserError, match="card: got 'NVIDIA T4'; allowed: A100, .*; hint: add its architecture"):
+    with pytest.raises(UserError, match=r"card: got 'NVIDIA T4'; allowed: A100, .*; hint: add its architecture"):
         choices.check_cards(
             [replace(SMALL, card="NVIDIA T4", shape=replace(SHAPE, architecture=choices.architecture("NVIDIA T4")))]
         )
