@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import pandas as pd
 
@@ -37,18 +38,13 @@ class _Run:
 
     @functools.cached_property
     def benches(self) -> dict[Hashable, pd.DataFrame]:
-        """What the rows of each bench are told apart by: once for all bars."""
-        return dict(iter(self._keys.groupby("bench")))
-
-    @functools.cached_property
-    def _keys(self) -> pd.DataFrame:
+        """What the rows of each bench are told apart by, and of none: once for all bars."""
         keys = self.rows[_KEYS]
-        return keys.astype(
-            dict.fromkeys(keys.select_dtypes("str"), object)
-        )  # rows of texts in Arrow's memory are slow to take
+        keys = keys.astype(dict.fromkeys(keys.select_dtypes("str"), object))  # Arrow's are slow to take
+        return {"": keys.iloc[:0]} | dict(iter(keys.groupby("bench")))
 
     def of(self, bench: str) -> pd.DataFrame:
-        return self.benches.get(bench, self._keys.iloc[:0])
+        return self.benches.get(bench, self.benches[""])
 
     @functools.cached_property
     def records(self) -> dict[Hashable, Row]:
@@ -98,9 +94,8 @@ def _of_run(bar: Bar, run: _Run) -> Iterable[Line]:
 def _comparable(rows: pd.DataFrame) -> Iterable[tuple[tuple[str, str], pd.DataFrame]]:
     """Rows of one card and of one version of each bench, and what both are called."""
     for card, own in rows.groupby(grouping.card(rows)):
-        versions = [
-            one.groupby(one["code_fingerprint"].fillna("unknown")) for _, one in own.groupby("bench", sort=False)
-        ]
+        codes = own["code_fingerprint"].fillna("unknown")
+        versions = [one.groupby(codes) for _, one in own.groupby("bench", sort=False)]
         for found in itertools.product(*versions):
             yield (str(card), ", ".join(str(code)[:8] for code, _ in found)), pd.concat([one for _, one in found])
 
@@ -158,25 +153,21 @@ def _verdict(bar: Bar, wanted: Sequence[str], found: Mapping[str, Figure]) -> st
     mean = bar.mean(list(estimates.values())) if found else None
     known = not any(math.isnan(one.low) or math.isnan(one.high) for one in estimates.values())
 
-    def meets(level: Level, value: Callable[[Estimate], float]) -> bool:
+    def meets(level: Level, of: Callable[[Estimate], float]) -> bool:
         """Whether all bounds that can be judged are met by these values of the intervals."""
-        values = {name: value(one) for name, one in estimates.items()}
-        return _meets(bar, level, wanted, values, mean and value(mean))
+        return _meets(bar, level, wanted, {name: of(one) for name, one in estimates.items()}, mean and of(mean))
 
     whole = len(found) == len(wanted) and bool(found)
     level = bar.level if whole else Level(each=bar.level.each)
-    met = meets(level, _value)
+    value = attrgetter("value")
+    met = meets(level, value)
     sure = met == meets(level, bar.side.best) == meets(level, bar.side.worst)
     doubt = NO_INTERVAL if not known else "" if sure else WITHIN_NOISE
     if not met:
         return MISSED + doubt
     if not whole:
         return OPEN
-    return STRETCH if bar.stretch != Level() and meets(bar.stretch, _value) else REACHED + doubt
-
-
-def _value(one: Estimate) -> float:
-    return one.value
+    return STRETCH if bar.stretch != Level() and meets(bar.stretch, value) else REACHED + doubt
 
 
 def _meets(bar: Bar, level: Level, wanted: Sequence[str], values: Mapping[str, float], mean: float | None) -> bool:
