@@ -25,7 +25,7 @@ REACHED, STRETCH, MISSED, OPEN, ABSENT = "reached", "reached, and the stretch", 
 APART = "not comparable"  # what a cell compares was measured, but not by one card and version of the code
 WITHIN_NOISE, NO_INTERVAL = ", within noise", ", no interval"  # the interval holds the bar; there is none
 _NONE = "–"
-# What rows are told apart by. What else they have, of some 170 columns, is looked up in records: most of the time would go into taking rows of all.
+# What rows are told apart by, also by bars' `among`. What else they have, of some 170 columns, is looked up in records: to take rows of all takes most of the time.
 _KEYS = [*AXES, "bench", "implementation", "status", "gpu_uuid", "host", "code_fingerprint", "compulsory_bytes"]
 
 
@@ -37,14 +37,13 @@ class _Run:
     rows: pd.DataFrame
 
     @functools.cached_property
-    def benches(self) -> dict[Hashable, pd.DataFrame]:
-        """What the rows of each bench are told apart by, and of none: once for all bars."""
+    def keys(self) -> pd.DataFrame:
+        """What the rows are told apart by: once for all bars."""
         keys = self.rows[_KEYS]
-        keys = keys.astype(dict.fromkeys(keys.select_dtypes("str"), object))  # Arrow's are slow to take
-        return {"": keys.iloc[:0]} | dict(iter(keys.groupby("bench")))
+        return keys.astype(dict.fromkeys(keys.select_dtypes("str"), object))  # Arrow's are slow to take
 
     def of(self, bench: str) -> pd.DataFrame:
-        return self.benches.get(bench, self.benches[""])
+        return self.keys[self.keys["bench"] == bench]
 
     @functools.cached_property
     def records(self) -> dict[Hashable, Row]:
