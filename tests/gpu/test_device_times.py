@@ -55,3 +55,21 @@ def test_events_hide_launches_too() -> None:
     assert median([events.sample() for _ in range(20)]) == pytest.approx(
         median([graph.sample() for _ in range(20)]), rel=0.1
     )
+
+
+def test_random_numbers_can_be_drawn_after_a_call_that_is_not_captured() -> None:
+    """It waits for the host. The next cell of a worker, and ceilings after the samples, draw what they multiply."""
+    values = torch.ones(8, device="cuda")
+    torch.manual_seed(17)
+    want = torch.randn(8, device="cuda")
+    assert timers.device_timer([lambda: values.sum().item()] * 3, 100, "cuda").name == "events"
+    assert torch.cuda.initial_seed() == 17
+    torch.manual_seed(17)
+    assert torch.equal(torch.randn(8, device="cuda"), want)
+    graph = torch.cuda.CUDAGraph()
+    with timers.capture(graph):
+        drawn = torch.randn(8, device="cuda")
+    graph.replay()
+    first = drawn.clone()
+    graph.replay()
+    assert not torch.equal(drawn, first), "a graph draws anew each time"

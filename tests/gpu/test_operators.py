@@ -306,7 +306,7 @@ def test_operators_keep_the_rules_of_torch_library():
         (library.combine, (routed.packed, routed.inverse, y_weights, x)),
         (library.combine_backward, (x, routed.packed, routed.inverse, y_weights, len(routed.packed))),
         (library.experts, (*network, "relu2", None, None)),
-        (library.experts_training, (*network, "relu2", None, None)),
+        (library.experts_training, (*network, "relu2", None, None, backends.training(x.device))),
         (library.experts_backward, (torch.randn_like(routed.packed), *network, "relu2", None, None, None)),
     ):
         torch.library.opcheck(operator.default, arguments, test_utils=checks)

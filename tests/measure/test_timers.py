@@ -8,6 +8,24 @@ import pytest
 from moe_routing_bench.measure import timers
 
 
+class Generator:
+    """Of random numbers, as torch's: what it is while a graph captures it, it stays where the capture fails."""
+
+    def __init__(self, device: str) -> None:
+        assert device == "cuda"
+        self.state = {"seed": 67280421310721, "captured": False}
+
+    def manual_seed(self, seed: int) -> "Generator":
+        self.state["seed"] = seed
+        return self
+
+    def initial_seed(self) -> int:
+        return int(self.state["seed"])
+
+    def graphsafe_set_state(self, other: "Generator") -> None:
+        self.state = other.state
+
+
 class Device:
     """A host and a device that works through a queue; all times in microseconds."""
 
@@ -19,6 +37,7 @@ class Device:
         self.starts: list[float] = []  # what the next graphs take before their first call
         self.asking = 0.0  # what it takes the host to find that there is nothing to wait for
         self.speed = 1.0  # of its clock: a spin is a number of cycles
+        self.generator = Generator("cuda").manual_seed(17)
 
     def queue(self, time: float) -> None:
         """Work of the stream that is timed: captured, or done after what is queued already."""
@@ -66,12 +85,18 @@ class Device:
         @contextlib.contextmanager
         def graph(one: CUDAGraph, capture_error_mode: str):
             assert capture_error_mode == "thread_local", "others may allocate while this thread captures"
-            device.capturing = []
+            device.capturing, device.generator.state["captured"] = [], True
             yield
-            one.work, device.capturing = sum(device.capturing), None
+            one.work, device.capturing, device.generator.state["captured"] = sum(device.capturing), None, False
 
         return SimpleNamespace(
-            Event=Event, CUDAGraph=CUDAGraph, graph=graph, synchronize=self.synchronize, _sleep=self.sleep
+            Event=Event,
+            CUDAGraph=CUDAGraph,
+            graph=graph,
+            synchronize=self.synchronize,
+            _sleep=self.sleep,
+            default_generators=(None, self.generator),
+            current_device=lambda: 1,
         )
 
 
@@ -79,7 +104,9 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """A device whose graphs take 300 us to launch, in place of torch's."""
     one = Device(launch=300.0)
-    monkeypatch.setattr(timers, "torch", SimpleNamespace(cuda=one.cuda(), OutOfMemoryError=MemoryError))
+    monkeypatch.setattr(
+        timers, "torch", SimpleNamespace(cuda=one.cuda(), OutOfMemoryError=MemoryError, Generator=Generator)
+    )
     monkeypatch.setattr(timers, "perf_counter", lambda: one.host / 1e6)
     return one
 
@@ -241,7 +268,7 @@ def test_the_least_of_three_is_outstanding(device: Device, least: float, found: 
 
 
 def test_what_cannot_be_captured_is_timed_by_events(device: Device) -> None:
-    """And memory that runs out is no reason to."""
+    """Random numbers can be drawn afterwards. Memory that runs out is no reason to time by events."""
     timer = timers.device_timer([lambda: device.queue(30)], 100, "cuda")
     assert timer.name == "cuda_graph"
 
@@ -253,6 +280,7 @@ def test_what_cannot_be_captured_is_timed_by_events(device: Device) -> None:
 
     events = timers.device_timer([refuse], 100, "cuda")
     assert events.name == "events" and events.sample() == pytest.approx(30)
+    assert device.generator.state == {"seed": 17, "captured": False}
 
     def exhausted() -> None:
         raise MemoryError

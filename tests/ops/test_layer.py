@@ -5,12 +5,13 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
 from moe_routing_bench import ops
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.kernels.experts import ACTIVATIONS
-from moe_routing_bench.ops import reference
+from moe_routing_bench.ops import backends, reference
 
 torch.set_num_threads(1)
 HIDDEN, INTERMEDIATE, ROWS = 6, 4, 9
@@ -89,12 +90,12 @@ def test_operators_keep_the_rules_of_torch_library(activation: str) -> None:
     rows, w13, w2, b13, b2 = drawn(activation, torch.float32)
     given = (rows, OFFSETS, w13, w2, activation, b13, b2)
     opcheck(torch.ops.moe_routing_bench.experts.default, given)
-    opcheck(torch.ops.moe_routing_bench.experts_training.default, given)
+    opcheck(torch.ops.moe_routing_bench.experts_training.default, (*given, ""))
     inverse = torch.tensor([[0, 3], [1, 4], [-1, 6], [2, 5]], dtype=torch.int32)
     order = torch.full((len(rows),), -1, dtype=torch.int32)
     order[inverse[inverse >= 0].long()] = torch.arange(8, dtype=torch.int32)[inverse.view(-1) >= 0]
     x, weights = (torch.randn(4, width).requires_grad_() for width in (HIDDEN, 2))
-    layer = (x, order, inverse, OFFSETS, weights, w13, w2, activation, b13, b2, x)
+    layer = (x, order, inverse, OFFSETS, weights, w13, w2, activation, b13, b2, x, "")
     opcheck(torch.ops.moe_routing_bench.layer_training.default, layer)
     if b13 is None:
         plain = (one.detach() if isinstance(one, torch.Tensor) else one for one in layer[1:8])
@@ -103,6 +104,47 @@ def test_operators_keep_the_rules_of_torch_library(activation: str) -> None:
     given = [one if one is None else one.detach() for one in (rows, w13, w2, b13, b2)]
     arguments = (torch.randn_like(given[0]), given[0], OFFSETS, *given[1:3], activation, *given[3:], None)
     opcheck(torch.ops.moe_routing_bench.experts_backward.default, arguments)
+
+
+def test_shapes_are_those_of_the_backend_that_is_named() -> None:
+    """Not of what is installed: torch keeps compiled graphs on disk, and a process with other packages or another GPU may load them."""
+    pytest.importorskip("cutlass")
+    library = torch.ops.moe_routing_bench
+    with FakeTensorMode():
+        x, w13, w2 = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((4, 64), (3, 64, 64), (3, 64, 32)))
+        inverse, order, offsets = (torch.empty(size, dtype=torch.int32) for size in ((4, 2), (9,), (4,)))
+        given = (x, order, inverse, offsets, torch.empty(4, 2), w13, w2, "swiglu", None, None, x)
+        assert [one.shape for one in library.layer_training(*given, "")] == [(4, 64), (9, 64), (9, 64), (0,)]
+        assert [one.shape for one in library.layer_training(*given, "cute 9.0")] == [(4, 64), (9, 64), (0,), (9, 64)]
+        rows = (x, offsets, w13, w2, "swiglu", None, None)
+        assert [one.shape for one in library.experts_training(*rows, "")] == [(4, 64), (0,)]
+        assert [one.shape for one in library.experts_training(*rows, "cute 9.0")] == [(4, 64), (4, 64)]
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "named"),
+    [("cpu", None, ""), ("cuda", (9, 0), "cute 9.0"), ("cuda", (8, 6), "cute 8.6"), ("cuda", (7, 5), "")],
+)
+def test_graphs_name_the_backend_that_trains(
+    monkeypatch: pytest.MonkeyPatch, device: str, capability: tuple[int, int], named: str
+) -> None:
+    """Of a layer and of experts alone, compiled whole."""
+    monkeypatch.setattr(backends, "installed", lambda package: package == "cutlass")
+    monkeypatch.setattr(backends, "capability", lambda _: capability)
+    found = backends.training(torch.device(device))
+    assert found == named
+    monkeypatch.setattr(backends, "training", torch.compiler.assume_constant_result(lambda _: found))
+    told = []
+
+    def record(graph: torch.fx.GraphModule, _) -> object:
+        told.extend(node.args[-1] for node in graph.graph.nodes if "training" in str(node.target))
+        return graph.forward
+
+    rows, w13, w2, *_ = drawn("swiglu", torch.float32)
+    torch.compiler.reset()
+    torch.compile(ops.experts, fullgraph=True, backend=record)(rows, OFFSETS, w13, w2)
+    torch.compile(whole, fullgraph=True, backend=record)(rows, torch.randn(ROWS, 3), w13, w2)
+    assert told == [named, named]
 
 
 def whole(x: Tensor, logits: Tensor, w13: Tensor, w2: Tensor) -> Tensor:

@@ -5,9 +5,10 @@ cache together every call finds the cache cold. `returned` holds what the last t
 returned, of the sets that it runs.
 """
 
+import contextlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter  # by its own name: an implementation may replace the attribute of `time`
 
 import torch
@@ -173,7 +174,7 @@ class GraphTimer(EventTimer):
         self.returned = [None] * len(self._calls)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # a stage may have nothing to do
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with capture(graph):
                 for _ in range(rotations):
                     super().rotate()
         return graph, self.returned
@@ -201,6 +202,21 @@ class GraphTimer(EventTimer):
     def outstanding_us(self) -> float:
         """Nothing: a capture refuses work that its stream does not wait for."""
         return 0.0
+
+
+@contextlib.contextmanager
+def capture(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """`torch.cuda.graph` for one thread of several; where it fails, with RuntimeError, random numbers can be drawn as before.
+
+    After a failed capture, torch (2.11) holds the device's generator to be captured still, and refuses to draw from it.
+    """
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            yield
+    except RuntimeError:
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(torch.Generator("cuda").manual_seed(generator.initial_seed()))
+        raise
 
 
 def device_timer(calls: Sequence[Call], interval_us: float, device: str) -> HostTimer | EventTimer:

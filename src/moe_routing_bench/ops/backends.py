@@ -39,6 +39,14 @@ def available(backend: str, capability: tuple[int, int]) -> bool:
     return capability >= least and installed(needed)
 
 
+@torch.compiler.assume_constant_result
+def training(device: torch.device) -> str:
+    """The backend that trains experts on a device, and its compute capability, such as ``cute 9.0``; empty where plain torch does."""
+    if device.type != "cuda" or not available("cute", capability(device)):
+        return ""
+    return "cute {}.{}".format(*capability(device))
+
+
 @functools.cache
 def capability(device: torch.device) -> tuple[int, int]:
     """The compute capability of a CUDA device."""

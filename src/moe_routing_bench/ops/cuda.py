@@ -81,12 +81,12 @@ def _weights(offsets: Tensor, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: T
     return {name: ready(one) for name, one in given.items()}
 
 
-def keeps_sums(rows: Tensor, w2: Tensor, activation: str) -> bool:
+def keeps_sums(rows: Tensor, w2: Tensor, activation: str, backend: str) -> bool:
     """Whether experts of rows (R, H) and w2 (E, H, I) are trained by kernels of ours, which keep the sums of the first product.
 
-    Where not (no Hopper GPU, no CuTe DSL, other formats, activations and sizes), the backward pass computes them again.
+    Where not (no `backend`, or other formats, activations and sizes), the backward pass computes them again.
     """
-    if not backends.available("cute", backends.capability(rows.device)):
+    if not backend:
         return False
     from moe_routing_bench.kernels.experts import cute_training
 
@@ -94,10 +94,10 @@ def keeps_sums(rows: Tensor, w2: Tensor, activation: str) -> bool:
 
 
 def experts_training(
-    rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, backend: str
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`experts`, and what the backward pass wants of it: the sums (R, N) of the first product, or (0,) where it computes them again."""
-    if not keeps_sums(rows, w2, activation):
+    if not keeps_sums(rows, w2, activation, backend):
         return experts(rows, offsets, w13, w2, activation, b13, b2), rows.new_empty(0)
     if not rows.numel():
         return torch.empty_like(rows), rows.new_empty(len(rows), w13.shape[1])
@@ -108,11 +108,11 @@ def experts_training(
 
 
 def layer_training(
-    x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, residual: Tensor | None
+    x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, residual: Tensor | None, backend: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`pack`, `experts_training` and `combine` -> combined (T, H), packed (R, H), and y (R, H) or sums (R, N), the other being (0,)."""
     packed = pack(x, order, inverse)
-    y, sums = experts_training(packed, offsets, w13, w2, activation, b13, b2)
+    y, sums = experts_training(packed, offsets, w13, w2, activation, b13, b2, backend)
     combined = combine(y, inverse, weights, residual)
     return combined, packed, y if sums.dim() == 1 else y.new_empty(0), sums
 

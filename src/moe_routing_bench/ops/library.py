@@ -5,6 +5,8 @@
 backward of pack is a combine with unit weights; that of combine is a pack of weighted rows and k dot products per token; that
 of gate is plain torch; that of experts computes the sums of their first product again, unless ``experts_training`` kept them.
 ``layer_training`` is pack, experts and combine in one, whose backward weighs rows where the slope of the activation is computed.
+Both are told the `backend` (`backends.training`), because it decides what they keep: the shapes of an operator's outputs depend on its
+arguments alone, as torch keeps compiled graphs on disk, also for a process with other packages.
 """
 
 from collections.abc import Callable
@@ -53,14 +55,14 @@ def experts(
 
 @custom_op("moe_routing_bench::experts_training", mutates_args=(), device_types="cpu")
 def experts_training(
-    rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, backend: str
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     return reference.experts(rows, offsets, w13, w2, activation, b13, b2), rows.new_empty(0)
 
 
 @custom_op("moe_routing_bench::layer_training", mutates_args=(), device_types="cpu")
 def layer_training(
-    x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, residual: Tensor | None
+    x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, residual: Tensor | None, backend: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     packed = reference.pack(x, order, inverse)
     y = reference.experts(packed, offsets, w13, w2, activation, b13, b2)
@@ -151,15 +153,15 @@ def _(rows, offsets, w13, w2, activation, b13, b2):
 
 
 @experts_training.register_fake
-def _(rows, offsets, w13, w2, activation, b13, b2):
-    kept = rows.is_cuda and _keeps_sums(rows, w2, activation)
+def _(rows, offsets, w13, w2, activation, b13, b2, backend):
+    kept = _keeps_sums(rows, w2, activation, backend)
     return torch.empty_like(rows), rows.new_empty((rows.shape[0], w13.shape[1]) if kept else 0)
 
 
 @layer_training.register_fake
-def _(x, order, inverse, offsets, weights, w13, w2, activation, b13, b2, residual):
+def _(x, order, inverse, offsets, weights, w13, w2, activation, b13, b2, residual, backend):
     packed = x.new_empty(order.shape[0], x.shape[1])
-    kept = x.is_cuda and _keeps_sums(packed, w2, activation)
+    kept = _keeps_sums(packed, w2, activation, backend)
     sums = x.new_empty((order.shape[0], w13.shape[1]) if kept else 0)
     return torch.empty_like(x), packed, x.new_empty(0) if kept else torch.empty_like(packed), sums
 
@@ -180,10 +182,10 @@ def _(grad, rows, offsets, w13, w2, activation, b13, b2, sums):
     return torch.empty_like(rows), torch.empty_like(w13), torch.empty_like(w2), *biases
 
 
-def _keeps_sums(rows: Tensor, w2: Tensor, activation: str) -> bool:
+def _keeps_sums(rows: Tensor, w2: Tensor, activation: str, backend: str) -> bool:
     from moe_routing_bench.ops import cuda
 
-    return cuda.keeps_sums(rows, w2, activation)
+    return cuda.keeps_sums(rows, w2, activation, backend)
 
 
 def _save_for_gate(ctx, inputs, output) -> None:
@@ -231,14 +233,14 @@ def _save_for_experts(ctx, inputs, output) -> None:
 
 
 def _save_for_training(ctx, inputs, output) -> None:
-    rows, offsets, w13, w2, ctx.activation, b13, b2 = inputs
+    rows, offsets, w13, w2, ctx.activation, b13, b2, _ = inputs
     sums = output[1]
     ctx.mark_non_differentiable(sums)
     ctx.set_materialize_grads(False)  # zeros as large as the sums would be written for nothing
     ctx.save_for_backward(rows, offsets, w13, w2, b13, b2, sums if sums.dim() > 1 else None)
 
 
-def _experts_gradients(ctx, grad, of_sums=None):
+def _experts_gradients(ctx, grad):
     rows, offsets, w13, w2, b13, b2, sums = ctx.saved_tensors
     gradients = experts_backward(grad, rows, offsets, w13, w2, ctx.activation, b13, b2, sums)
     d_rows, d_w13, d_w2, d_b13, d_b2 = gradients
@@ -246,8 +248,12 @@ def _experts_gradients(ctx, grad, of_sums=None):
     return d_rows, None, d_w13, d_w2, None, *biases
 
 
+def _training_gradients(ctx, grad, of_sums):
+    return *_experts_gradients(ctx, grad), None
+
+
 def _save_for_layer(ctx, inputs, output) -> None:
-    _, order, inverse, offsets, weights, w13, w2, ctx.activation, b13, b2, _ = inputs
+    _, order, inverse, offsets, weights, w13, w2, ctx.activation, b13, b2, *_ = inputs
     _, packed, y, sums = output
     ctx.mark_non_differentiable(packed, y, sums)
     ctx.set_materialize_grads(False)
@@ -265,8 +271,8 @@ def _layer_gradients(ctx, grad, *_):
         found = experts_backward(d_y, packed, offsets, w13, w2, ctx.activation, b13, b2, None)
         d_packed, d_w13, d_w2 = found[:3]
         d_b13, d_b2 = (None, None) if b13 is None else found[3:]
-    d_x, d_residual = _sum_of_rows(d_packed, inverse), grad if ctx.needs_input_grad[-1] else None
-    return d_x, None, None, None, d_weights, d_w13, d_w2, None, d_b13, d_b2, d_residual
+    d_x, d_residual = _sum_of_rows(d_packed, inverse), grad if ctx.needs_input_grad[10] else None
+    return d_x, None, None, None, d_weights, d_w13, d_w2, None, d_b13, d_b2, d_residual, None
 
 
 gate.register_autograd(_gate_gradients, setup_context=_save_for_gate)
@@ -274,4 +280,4 @@ pack.register_autograd(_pack_gradients, setup_context=_save_for_pack)
 combine.register_autograd(_combine_gradients, setup_context=_save_for_combine)
 experts.register_autograd(_experts_gradients, setup_context=_save_for_experts)
 layer_training.register_autograd(_layer_gradients, setup_context=_save_for_layer)
-experts_training.register_autograd(_experts_gradients, setup_context=_save_for_training)
+experts_training.register_autograd(_training_gradients, setup_context=_save_for_training)
