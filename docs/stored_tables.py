@@ -1,5 +1,5 @@
 """The tables of the documents whose figures are stored rows: each is made of a file below results/nvidia-h200/, or below that of
-another run (layers, decode, training, model, quantised or quantised-decode) or of an H100.
+another run (layers, decode, training, model, quantised, quantised-decode or quantised-floats) or of an H100.
 
 Times are medians of device time in µs. `floor` is `roofline_us`: the compulsory bytes at the copy bandwidth, or the FLOPs
 at the matrix rate, both measured in the same process.
@@ -27,7 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/nvidia-h200"
 LAYERS, DECODE = "../nvidia-h200.layers/", "../nvidia-h200.decode/"  # from there
 TRAINING, MODEL = "../nvidia-h200.training/", "../nvidia-h200.model/"
-QUANTISED, QUANTISED_DECODE = "../nvidia-h200.quantised/", "../nvidia-h200.quantised-decode/"
+QUANTISED, QUANTISED_DECODE, QUANTISED_FLOATS = (
+    f"../nvidia-h200.quantised{part}/" for part in ("", "-decode", "-floats")
+)
 QUALITY_FORMATS = "../nvidia-h200.quality-formats/"
 H100 = "../nvidia-h100-80gb-hbm3/"
 WAYS = ("torch", "triton", "cute")
@@ -327,22 +329,37 @@ def others(run: str, ways: Sequence[str]) -> str:
 
 
 FORMAT_WAYS = ("dequant_cute", "cute_quantised", "humming", "marlin", "mslk_int4")
+FLOAT_WAYS = (
+    "dequant_cute",
+    "cute_quantised",
+    "cute_fp8",
+    "humming",
+    "marlin",
+    "deepgemm_fp8",
+    "mslk_fp8",
+    "scaled_grouped_mm",
+)
 
 
-def quantised(run: str) -> str:
+def quantised(run: str, ways: Sequence[str] = FORMAT_WAYS) -> str:
     """One line per cell of `experts` with quantised weights: the time of each way, and of our kernel with weights of 16 bits in the same run;
-    of one that is wrong the line says so."""
+    of one that is wrong the line says so. The last column is of the one way of `ways` that is ours and takes the cell."""
     rows = stored(run + "measurements.parquet").query("bench == 'experts'")
     plain = rows[(rows["weights"] == rows["dtype"]) & (rows["implementation"] == "cute")].set_index(["model", "tokens"])
     lines = []
     for _, cell in rows[rows["weights"] != rows["dtype"]].groupby("cell", sort=False):
         found, first = cell.set_index("implementation"), cell.iloc[0]
         line = {"model": first["model"], "T": str(first["tokens"]), "weights": f"`{first['weights']}`"}
-        for way in FORMAT_WAYS:
+        if rows["packed"].nunique() > 1:
+            line["rows"] = first["packed"] if first["layout"] == "compact" else f"{first['packed']}, in blocks"
+        for way in ways:
             wrong = way in found.index and found.at[way, "status"] == "incorrect"
             line[f"`{way}`"] = "wrong" if wrong else digits(found["median_us"].get(way, np.nan))
         line[f"`cute`, {first['dtype']}"] = digits(plain.at[(first["model"], first["tokens"]), "median_us"])
-        lines.append(line | {"`cute_quantised`, of copy": percent(found.at["cute_quantised", "share_of_copy"])})
+        ours = [way for way in ways if way in ("cute_quantised", "cute_fp8")]
+        of_copy = found["share_of_copy"].reindex(ours).dropna()
+        name = f"`{ours[0]}`, of copy" if len(ours) == 1 else "ours, of copy"
+        lines.append(line | {name: percent(of_copy.item()) if len(of_copy) else "–"})
     return table(lines)
 
 
@@ -484,6 +501,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "stored-training": partial(stored_cells, TRAINING + "measurements.parquet"), "stored-model": partial(stored_cells, MODEL + "measurements.parquet"),
     "stored-quantised": partial(stored_cells, QUANTISED + "measurements.parquet"), "quantised": partial(quantised, QUANTISED),
     "stored-quantised-decode": partial(stored_cells, QUANTISED_DECODE + "measurements.parquet"), "quantised-decode": partial(quantised, QUANTISED_DECODE),
+    "stored-quantised-floats": partial(stored_cells, QUANTISED_FLOATS + "measurements.parquet"), "quantised-floats": partial(quantised, QUANTISED_FLOATS, FLOAT_WAYS),
     "layers": partial(layers, "prefill"), "all-layers": all_layers, "decode": partial(layers, "decode"), "choices": choices,
     "training": partial(others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")),
     "models": partial(others, MODEL, ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm", "ops")),

@@ -104,6 +104,15 @@ def test_every_format_has_its_fastest_peer() -> None:
     assert peers.measured.startswith("1.100x [") and "worst: qwen3-30b-a3b T64 weights-int4_g128: 1.000x" in peers.measured  # fmt: skip
 
 
+def test_formats_that_no_kernel_of_ours_takes_have_no_bar() -> None:
+    """A format of ours has one before anything is measured beside it, an operand of both sides too."""
+    rows = [row("mslk_fp8", 100.0, tokens=8, **QWEN, weights="e4m3_row", packed="fp8_row")]
+    rows += [row("cute_fp8", 90.0, tokens=8, **QWEN, weights="e4m3_block128", packed="fp8_block128")]
+    rows += [row("cute_quantised", 90.0, "layer", tokens=8, **QWEN, weights="int2_g128")]
+    tables = {"run": frame(*rows)}
+    assert [one.what for one in format_bars.bars(tables) if "peer" in one.what] == ["experts, e4m3_block128: speed over the fastest peer"]  # fmt: skip
+
+
 @pytest.mark.parametrize(("us", "verdict"), [(110.0, "reached"), (120.0, "missed"), (99.0, "reached, and the stretch")])
 def test_a_prefill_is_held_against_our_layer_of_16_bits(us: float, verdict: str) -> None:
     """Of the same card, and of no package of somebody else."""

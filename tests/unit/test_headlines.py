@@ -118,7 +118,7 @@ def test_formats():
     found = ratio_headlines.formats(frame(*rows))
     assert found in headlines.headlines(frame(*rows))
     assert found and found.text == (
-        "experts: with weights of int4_g128, cute_quantised takes 0.400x [0.392, 0.408] the time of cute with bf16 (the fastest of ours in each), "
+        "experts: with weights of int4_g128, cute_quantised takes 0.400x [0.392, 0.408] the time of cute with bf16 (the fastest of ours or torch in each), "
         "the median of 3 formats and sizes, at T=8 H=2048 I=768 E=128 k=8 weights-int4_g128."
     )
     assert found.link == f"row-{row_id(rows[2])}"

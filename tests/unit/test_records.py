@@ -31,6 +31,7 @@ MEASURED = {
     "nvidia-h200.model": "model",
     "nvidia-h200.quantised": "quantised",
     "nvidia-h200.quantised-decode": "quantised-decode",
+    "nvidia-h200.quantised-floats": "quantised-floats",
     "nvidia-h200.quality-formats": "quality-formats",
     "nvidia-h200.seed-003": "seeds/003",
     "nvidia-h200.seed-003-layers": "seeds/003-layers",

@@ -37,7 +37,7 @@ def formats(table: pd.DataFrame) -> Headline | None:
     if _unchanged(least, most):
         return None
     where = f", the median of {len(found)} formats and sizes" if len(found) > 1 else ""
-    text = f"{one['bench']}: with weights of {one['format']}, {one['implementation']} takes {times(ratio, least, most)} the time of {plain['implementation']} with {plain['dtype']} (the fastest of ours in each){where}, at {shape(one)}."
+    text = f"{one['bench']}: with weights of {one['format']}, {one['implementation']} takes {times(ratio, least, most)} the time of {plain['implementation']} with {plain['dtype']} (the fastest of ours or torch in each){where}, at {shape(one)}."
     labels = grouping.labels(pd.DataFrame([one for one, _ in found]))
     dots = [Dot(label, *_over(*pair), chosen=pair[0] is one) for pair, label in zip(found, labels, strict=True)]
     return Headline(text, f"row-{row_id(one.to_dict())}", picture(dots, "time over that with unquantised weights", "x", 1.0))  # fmt: skip
