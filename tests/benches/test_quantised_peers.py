@@ -186,6 +186,7 @@ def test_humming_with(axes: dict) -> None:
         ("marlin", {"weights": "int4_g32", "intermediate": 96}, "one of 64"),
         ("humming", {"weights": "mxfp4"}, "not mxfp4 beside bf16"),
         ("humming", {"weights": "int4_g128", "hidden": 192}, "multiples of 128"),
+        ("humming", {"weights": "e5m2_row", "dtype": "fp16", "packed": "fp16"}, "overflow"),
         ("humming", {"weights": "int4_g128", "activation": "swiglu_oai"}, "biases"),
         ("mslk_int4", {"weights": "int4z_g128"}, "weights int4_g128, not bf16 and int4z_g128"),
         ("mslk_int4", {"weights": "int4_g128", "activation": "swiglu_oai"}, "biases"),
