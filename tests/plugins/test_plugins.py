@@ -106,7 +106,8 @@ def test_an_editable_install_is_found_by_a_process_that_is_older(write, tmp_path
         ("PACK = Plugin(bench='pack', name='a', module='made.kernel')", "made", "got 'no source of made.kernel'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_one_line(write, text, reference, said):
+def test_what_cannot_be_read_is_one_line(write, monkeypatch, text, reference, said):
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # as of a script; `python -m pytest` gives it one
     write(made=text)
     with pytest.raises(UserError) as error:
         plugins.read(reference)
