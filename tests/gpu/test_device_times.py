@@ -57,13 +57,13 @@ def test_events_hide_launches_too() -> None:
     )
 
 
-def test_random_numbers_can_be_drawn_after_a_call_that_is_not_captured() -> None:
+def test_after_a_call_that_is_not_captured_all_is_as_before() -> None:
     """It waits for the host. The next cell of a worker, and ceilings after the samples, draw what they multiply."""
-    values = torch.ones(8, device="cuda")
+    values, stream = torch.ones(8, device="cuda"), torch.cuda.current_stream()
     torch.manual_seed(17)
     want = torch.randn(8, device="cuda")
     assert timers.device_timer([lambda: values.sum().item()] * 3, 100, "cuda").name == "events"
-    assert torch.cuda.initial_seed() == 17
+    assert torch.cuda.initial_seed() == 17 and torch.cuda.current_stream() == stream
     torch.manual_seed(17)
     assert torch.equal(torch.randn(8, device="cuda"), want)
     graph = torch.cuda.CUDAGraph()

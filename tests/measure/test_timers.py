@@ -38,6 +38,7 @@ class Device:
         self.asking = 0.0  # what it takes the host to find that there is nothing to wait for
         self.speed = 1.0  # of its clock: a spin is a number of cycles
         self.generator = Generator("cuda").manual_seed(17)
+        self.stream = "of the caller"
 
     def queue(self, time: float) -> None:
         """Work of the stream that is timed: captured, or done after what is queued already."""
@@ -85,9 +86,11 @@ class Device:
         @contextlib.contextmanager
         def graph(one: CUDAGraph, capture_error_mode: str):
             assert capture_error_mode == "thread_local", "others may allocate while this thread captures"
+            before, device.stream = device.stream, "of captures"
             device.capturing, device.generator.state["captured"] = [], True
             yield
             one.work, device.capturing, device.generator.state["captured"] = sum(device.capturing), None, False
+            device.stream = before
 
         return SimpleNamespace(
             Event=Event,
@@ -97,6 +100,8 @@ class Device:
             _sleep=self.sleep,
             default_generators=(None, self.generator),
             current_device=lambda: 1,
+            current_stream=lambda: self.stream,
+            set_stream=lambda stream: setattr(self, "stream", stream),
         )
 
 
@@ -268,7 +273,7 @@ def test_the_least_of_three_is_outstanding(device: Device, least: float, found: 
 
 
 def test_what_cannot_be_captured_is_timed_by_events(device: Device) -> None:
-    """Random numbers can be drawn afterwards. Memory that runs out is no reason to time by events."""
+    """On the stream that was current before, and random numbers can be drawn afterwards. Memory that runs out is no reason to."""
     timer = timers.device_timer([lambda: device.queue(30)], 100, "cuda")
     assert timer.name == "cuda_graph"
 
@@ -280,7 +285,7 @@ def test_what_cannot_be_captured_is_timed_by_events(device: Device) -> None:
 
     events = timers.device_timer([refuse], 100, "cuda")
     assert events.name == "events" and events.sample() == pytest.approx(30)
-    assert device.generator.state == {"seed": 17, "captured": False}
+    assert device.generator.state == {"seed": 17, "captured": False} and device.stream == "of the caller"
 
     def exhausted() -> None:
         raise MemoryError

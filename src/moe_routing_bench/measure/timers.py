@@ -206,14 +206,17 @@ class GraphTimer(EventTimer):
 
 @contextlib.contextmanager
 def capture(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-    """`torch.cuda.graph` for one thread of several; where it fails, with RuntimeError, random numbers can be drawn as before.
+    """`torch.cuda.graph` for one thread of several; where it fails, with RuntimeError, stream and random numbers are as before.
 
-    After a failed capture, torch (2.11) holds the device's generator to be captured still, and refuses to draw from it.
+    After a failed capture torch (2.11) leaves its stream the current one, holds the device's generator to be captured still, and
+    refuses to draw from it.
     """
+    stream = torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             yield
     except RuntimeError:
+        torch.cuda.set_stream(stream)
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(torch.Generator("cuda").manual_seed(generator.initial_seed()))
         raise
