@@ -92,13 +92,18 @@ def test_a_sentence_names_all_that_its_cell_is_asked_for():
 
 
 def test_near_the_limit():
-    """The middle cell's share, its interval from that of the time; nothing on a CPU, or where a share is none."""
+    """The middle cell's share, its interval from that of the time; of the fastest alone; nothing on a CPU, or where a share is none."""
     rows = [row | {"share_of_roofline": share} for name, share in (("a", 0.5), ("b", 0.8), ("c", 0.9)) for row in pair(name, 1.5)]  # fmt: skip
     found = headlines.near_the_limit(sound(*rows))
     assert found and found.text == "routing: cute reaches 80.0% [79.2%, 80.8%] of the roofline in the median one of 3 converged cells, at T=64 E=8."  # fmt: skip
     assert found.link == f"row-{row_id(rows[2])}"
     assert [(kind, value) for _, kind, value in drawn(found)] == [("", 90.0), ("chosen", 80.0), ("", 50.0)]
     assert "in its one converged cell, at" in said(headlines.near_the_limit, *rows[:2])
+    others = [rows[0] | {"cell": cell, "implementation": "quack"} for cell in ("d", "e")]
+    loose = [row | {"converged": False} for row in rows]
+    assert said(headlines.near_the_limit, *loose, *others) == "", (
+        "the others are told faster in fewer cells, although in more converged ones"
+    )
     for values in ({"gpu_uuid": None}, {"share_of_roofline": 3.79}, {"share_of_roofline": None}, {"converged": False}, {"suspect": True}):  # fmt: skip
         assert said(headlines.near_the_limit, *(row | values for row in rows)) == "", values
 
