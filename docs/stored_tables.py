@@ -343,23 +343,22 @@ FLOAT_WAYS = (
 
 def quantised(run: str, ways: Sequence[str] = FORMAT_WAYS) -> str:
     """One line per cell of `experts` with quantised weights: the time of each way, and of our kernel with weights of 16 bits in the same run;
-    of one that is wrong the line says so. The last column is of the one way of `ways` that is ours and takes the cell."""
+    of one that is wrong the line says so. The last column is of the one of ours among `ways` that takes the cell."""
     rows = stored(run + "measurements.parquet").query("bench == 'experts'")
     plain = rows[(rows["weights"] == rows["dtype"]) & (rows["implementation"] == "cute")].set_index(["model", "tokens"])
-    lines = []
+    ours = [way for way in ways if way in (format_bars.QUANTISED, format_bars.FP8)]
+    share = f"`{ours[0]}`, of copy" if len(ours) == 1 else "ours, of copy"
+    several, lines = rows["packed"].nunique() > 1, []
     for _, cell in rows[rows["weights"] != rows["dtype"]].groupby("cell", sort=False):
         found, first = cell.set_index("implementation"), cell.iloc[0]
         line = {"model": first["model"], "T": str(first["tokens"]), "weights": f"`{first['weights']}`"}
-        if rows["packed"].nunique() > 1:
+        if several:
             line["rows"] = first["packed"] if first["layout"] == "compact" else f"{first['packed']}, in blocks"
         for way in ways:
             wrong = way in found.index and found.at[way, "status"] == "incorrect"
             line[f"`{way}`"] = "wrong" if wrong else digits(found["median_us"].get(way, np.nan))
         line[f"`cute`, {first['dtype']}"] = digits(plain.at[(first["model"], first["tokens"]), "median_us"])
-        ours = [way for way in ways if way in ("cute_quantised", "cute_fp8")]
-        of_copy = found["share_of_copy"].reindex(ours).dropna()
-        name = f"`{ours[0]}`, of copy" if len(ours) == 1 else "ours, of copy"
-        lines.append(line | {name: percent(of_copy.item()) if len(of_copy) else "–"})
+        lines.append(line | {share: percent(found["share_of_copy"].reindex(ours).max())})
     return table(lines)
 
 

@@ -109,8 +109,7 @@ def test_formats_that_no_kernel_of_ours_takes_have_no_bar() -> None:
     rows = [row("mslk_fp8", 100.0, tokens=8, **QWEN, weights="e4m3_row", packed="fp8_row")]
     rows += [row("cute_fp8", 90.0, tokens=8, **QWEN, weights="e4m3_block128", packed="fp8_block128")]
     rows += [row("cute_quantised", 90.0, "layer", tokens=8, **QWEN, weights="int2_g128")]
-    tables = {"run": frame(*rows)}
-    assert [one.what for one in format_bars.bars(tables) if "peer" in one.what] == ["experts, e4m3_block128: speed over the fastest peer"]  # fmt: skip
+    assert [one.what for one in format_bars.bars(tables(rows, ())[0]) if "peer" in one.what] == ["experts, e4m3_block128: speed over the fastest peer"]  # fmt: skip
 
 
 @pytest.mark.parametrize(("us", "verdict"), [(110.0, "reached"), (120.0, "missed"), (99.0, "reached, and the stretch")])

@@ -49,10 +49,12 @@ def lines(tables: Tables, matrices: Tables = MappingProxyType({}), absent: bool 
 
 def bars(tables: Tables) -> list[Bar]:
     """All bars; those against peers are of the formats that our kernels have rows of."""
-    own = [
-        rows[(rows["bench"] == "experts") & rows["implementation"].isin((QUANTISED, FP8))] for rows in tables.values()
-    ]
-    formats = [name for name in WEIGHTS if any((rows["weights"] == name).any() for rows in own)]
+    own = {
+        name
+        for rows in tables.values()
+        for name in rows.loc[(rows["bench"] == "experts") & rows["implementation"].isin((QUANTISED, FP8)), "weights"]
+    }
+    formats = [name for name in WEIGHTS if name in own]
     return [
         Bar(f"experts, seed 003, at most {_FEW} rows per expert: speed over dequantising first", "experts", _over_dequantised, Level(each=1.0), cells=replayed(_FEW)),
         Bar("experts, seed 003: speed over dequantising into a kept workspace and multiplying", "experts", _over_dequantised, Level(2.0), Level(4.0), replayed()),
