@@ -403,6 +403,13 @@ def runs() -> dict[str, pd.DataFrame]:
     return {_run(path): records.frame(records.read(path)) for path in files}
 
 
+def runs_of_layers() -> dict[str, pd.DataFrame]:
+    """Without runs of one or two layers, whose mean says little: their own reports have it."""
+    return {
+        name: rows for name, rows in runs().items() if rows[rows["bench"] == "layer"]["cell"].nunique() not in (1, 2)
+    }
+
+
 def matrices() -> dict[str, pd.DataFrame]:
     """The accuracy matrix of every stored run of the H200 that has one, by the run's name."""
     files = sorted(RESULTS.parent.glob("nvidia-h200*/accuracy.parquet"))
@@ -505,7 +512,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "training": partial(others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")),
     "models": partial(others, MODEL, ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm", "ops")),
     "routing-bars": lambda: bars(reached.lines(routing_bars.BARS, runs(), absent=True)),
-    "bars": lambda: bars(reached.lines(layer_bars.BARS, runs(), absent=True)), "format-bars": lambda: bars(format_bars.lines(runs(), matrices(), absent=True)),
+    "bars": lambda: bars(reached.lines(layer_bars.BARS, runs_of_layers(), absent=True)), "format-bars": lambda: bars(format_bars.lines(runs(), matrices(), absent=True)),
     "formats-in-models": formats_in_models, "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "ceilings": ceilings,
     "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat,
     "platforms": platforms, "stored-h100": partial(stored_cells, H100 + "measurements.parquet"),

@@ -428,7 +428,8 @@ def test_choices_prints_the_regret_and_writes_the_table(call):
         assert text in out
     code, out, _ = call(
         "choices",
-        *("nvidia-h200." + run for run in ("decode", "layers", "quantised", "seed-003-layers")),
+        *("nvidia-h200." + run for run in ("decode", "layers", "quantised")),
+        *(f"nvidia-h200.seed-{seed}" for seed in ("000", "001", "002", "003-layers", "004")),
         "--peers",
         "--out",
         "some.json",

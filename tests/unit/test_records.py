@@ -33,8 +33,12 @@ MEASURED = {
     "nvidia-h200.quantised-decode": "quantised-decode",
     "nvidia-h200.quantised-floats": "quantised-floats",
     "nvidia-h200.quality-formats": "quality-formats",
+    "nvidia-h200.seed-000": "seeds/000",
+    "nvidia-h200.seed-001": "seeds/001",
+    "nvidia-h200.seed-002": "seeds/002",
     "nvidia-h200.seed-003": "seeds/003",
     "nvidia-h200.seed-003-layers": "seeds/003-layers",
+    "nvidia-h200.seed-004": "seeds/004",
     "nvidia-h200.training": "training",
 }  # configs of stored rows
 STORED = pytest.mark.parametrize(

@@ -87,7 +87,10 @@ def _line(command: Command, rows: pd.DataFrame) -> list[str]:
     ok = rows[rows["status"] == "ok"]
     published = ", ".join(f"{name} {number(us, ' µs')}" for name, us in command.published.items())
     times = ", ".join(_range(name, own["median_us"]) for name, own in ok.groupby("implementation", sort=False))
-    return [command.theirs, published or ABSENT, command.ours, str(rows["cell"].nunique()), times or ABSENT, command.differs or ABSENT]  # fmt: skip
+    untimed = rows[~rows["implementation"].isin(ok["implementation"])].drop_duplicates("implementation")
+    without = [f"{one['implementation']} {one['status']}: {one['reason']}" for one in untimed.to_dict("records")]
+    said = "; ".join(([times] if times else []) + without)
+    return [command.theirs, published or ABSENT, command.ours, str(rows["cell"].nunique()), said or ABSENT, command.differs or ABSENT]  # fmt: skip
 
 
 def _range(name: object, times: pd.Series) -> str:
