@@ -148,6 +148,13 @@ def test_what_snakemake_reads_loads_no_torch():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_operators_load_no_compiler() -> None:
+    """It takes 20 times as long to import as they do, and who compiles a model has it."""
+    script = "import sys, torch, moe_routing_bench.ops\nfor name in ('torch._dynamo', 'triton', 'cutlass'): assert name not in sys.modules, name"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_files_are_short() -> None:
     """At most 300 lines, a kernel's 400, and nine in ten at most 180: what is longer has a second reason to change."""
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}

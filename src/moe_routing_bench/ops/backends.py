@@ -39,12 +39,15 @@ def available(backend: str, capability: tuple[int, int]) -> bool:
     return capability >= least and installed(needed)
 
 
-@torch.compiler.assume_constant_result
 def training(device: torch.device) -> str:
     """The backend that trains experts on a device, and its compute capability, such as ``cute 9.0``; empty where plain torch does."""
     if device.type != "cuda" or not available("cute", capability(device)):
         return ""
     return "cute {}.{}".format(*capability(device))
+
+
+# What torch.compiler.assume_constant_result does, which loads the compiler: 2 s for all who import operators and compile nothing.
+training._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @functools.cache
