@@ -99,7 +99,9 @@ def test_the_report_of_a_seed_has_a_time_for_each_command(seed, platform):
 def test_an_implementation_without_a_time_says_why():
     """One that ran in some cells of a command has the times of those."""
     known = [job for job in jobs("002", "nvidia-h200") if job.cell.bench == "routing"]
-    gate = next(job for job in jobs("002", "nvidia-h200") if job.cell.bench == "gate")
+    gate, pack = (
+        next(job for job in jobs("002", "nvidia-h200") if job.cell.bench == name) for name in ("gate", "pack")
+    )
     untimed = {"median_us": None, "reason": "k must be a multiple of 8"}
     rows = frame(
         *(
@@ -107,14 +109,18 @@ def test_an_implementation_without_a_time_says_why():
             | ({"status": "crashed", **untimed} if (i, name) == (0, "triton") else {"median_us": 200.0 + i})
             for i, job in enumerate(known) for name in job.implementations
         ),
+        *(one("routing", "quack", **dict(job.cell.values), cell=job.cell.key, status="unsupported", **untimed) for job in known),
         one("gate", "torch", **dict(gate.cell.values), cell=gate.cell.key, median_us=125.0),
         one("gate", "quack", **dict(gate.cell.values), cell=gate.cell.key, status="unsupported", **untimed),
+        one("pack", "triton", **dict(pack.cell.values), cell=pack.cell.key, status="crashed", **untimed),
     )  # fmt: skip
     gates, alone, *several = [line[4] for line in section(rows, "seed-002")["tables"][0].rows if line[4] != ABSENT]
     assert gates == "torch 125 µs; quack unsupported: k must be a multiple of 8"
-    assert alone == "torch 200 µs, cute 200 µs; triton crashed: k must be a multiple of 8"
-    assert any("triton" in times and "to 2" in times for times in several)
-    assert not any("crashed" in times for times in several if "to 2" in times)
+    none = "; quack unsupported: k must be a multiple of 8"
+    assert alone == f"torch 200 µs, cute 200 µs; triton crashed: k must be a multiple of 8{none}"
+    assert "triton crashed: k must be a multiple of 8" in several
+    sweeps = [times for times in several if "to 2" in times]
+    assert sweeps and all("triton 2" in times and "crashed" not in times and times.count(none) == 1 for times in sweeps)
 
 
 def test_commands_name_benches_and_implementations_that_are_there():
