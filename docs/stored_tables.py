@@ -397,7 +397,6 @@ def choices() -> str:
 
 
 @cache
-@cache
 def runs() -> dict[str, pd.DataFrame]:
     """The rows of every stored run of the H200, by its name."""
     files = sorted(RESULTS.parent.glob("nvidia-h200*/measurements.parquet"))

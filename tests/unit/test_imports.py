@@ -4,6 +4,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -139,20 +140,23 @@ def test_the_closure_of_imports_needs_the_standard_library_alone():
     assert {one.split(".")[0] for one in imported(PACKAGE / "closure.py")} <= sys.stdlib_module_names
 
 
+def check_loads_none(modules: Iterable[str], *unwanted: str) -> None:
+    """Import modules in a process of their own, and find that none of others was loaded."""
+    script = f"import sys, {', '.join(modules)}\nfor name in {unwanted}: assert name not in sys.modules, name"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_snakemake_reads_loads_no_torch():
     figures = sorted(f"figures.{path.stem}" for path in (PACKAGE / "figures").glob("*.py") if path.stem != "__init__")
     quality = tuple(f"quality.{name}" for name in ("spec.run_rows", "spec.plan", "comparison.compare"))
     modules = [f"moe_routing_bench.{name}" for name in (*WITHOUT_TORCH, *figures, *quality, "report.render")]
-    script = f"import sys, {', '.join(modules)}\nfor name in ('torch', 'triton', 'cutlass'): assert name not in sys.modules, name"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    check_loads_none(modules, "torch", "triton", "cutlass")
 
 
 def test_the_operators_load_no_compiler() -> None:
     """It takes 20 times as long to import as they do, and who compiles a model has it."""
-    script = "import sys, torch, moe_routing_bench.ops\nfor name in ('torch._dynamo', 'triton', 'cutlass'): assert name not in sys.modules, name"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    check_loads_none(["torch", "moe_routing_bench.ops"], "torch._dynamo", "triton", "cutlass")
 
 
 def test_files_are_short() -> None:

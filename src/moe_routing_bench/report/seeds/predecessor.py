@@ -89,7 +89,7 @@ def _line(command: Command, rows: pd.DataFrame) -> list[str]:
     times = ", ".join(_range(name, own["median_us"]) for name, own in ok.groupby("implementation", sort=False))
     untimed = rows[~rows["implementation"].isin(ok["implementation"])].drop_duplicates("implementation")
     without = [f"{one['implementation']} {one['status']}: {one['reason']}" for one in untimed.to_dict("records")]
-    said = "; ".join(([times] if times else []) + without)
+    said = "; ".join(filter(None, (times, *without)))
     return [command.theirs, published or ABSENT, command.ours, str(rows["cell"].nunique()), said or ABSENT, command.differs or ABSENT]  # fmt: skip
 
 
