@@ -53,7 +53,8 @@ def test_the_18_cases_of_ark(weights, dtype):
             assert 0 < row["kernel_error"] <= row["tolerance"] < 0.02 and row["kernel_cosine"] > 0.9999
             assert row["kernel_snr_db"] == pytest.approx(-20 * math.log10(row["kernel_error"]))
             if weights == "plain":
-                assert (row["output_error"], row["output_snr_db"], row["of_bound"]) == (0, None, None)
+                assert row["output_error"] == row["weight_error"] == 0
+                assert row["output_snr_db"] is row["weight_snr_db"] is row["of_bound"] is None
             else:
                 assert 0.2 < row["of_bound"] <= 1 + 1e-5 and 0 < row["weight_error"] < 1
 
@@ -63,6 +64,32 @@ def test_every_format_is_within_its_bound(weights):
     for drawn in accuracy.DRAWS:
         (row,) = matrix(weights, drawn, names=(), dtype="fp32").values()
         assert 0.2 < row["of_bound"] <= 1 + 1e-5 and row["weight_snr_db"] > 0 and "status" not in row
+
+
+def test_the_bound_of_an_element_is_of_the_span_of_its_group():
+    """From the least to the largest where there are zero points, else as far below zero as above."""
+    w = torch.cat([torch.linspace(-1, 2, 32), torch.linspace(-8, 4, 32)]).double()[None]
+    got = w.clone()
+    got[0, 3] += 0.01
+    for name, span in (("int4z_g32", 3), ("int4_g32", 4)):
+        form = WEIGHTS[name]
+        assert accuracy._of_bound(form, "fp32", got, w) == pytest.approx(0.01 / span / form.error_bound("fp32"))
+    got[0, 40] -= 0.2
+    assert accuracy._of_bound(form, "fp32", got, w) == pytest.approx(0.2 / 16 / form.error_bound("fp32")), "the worst"
+
+
+def test_every_row_counts_and_biases_are_those_of_before():
+    """Also that of the first token; outliers are the same ones in every run."""
+    for drawn in accuracy.DRAWS:
+        first, again = (matrix("int8_g32", drawn, tokens=1, top_k=1, activation="swiglu_oai") for _ in range(2))
+        assert first == again and {row["status"] for row in first.values()} == {"ok"}
+        assert all(0 < row["output_error"] < 0.1 for row in first.values())
+
+
+def test_a_row_names_the_card_and_the_time_of_day(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA X")
+    assert (accuracy.place("cuda")["gpu_name"], accuracy.place("cpu")["gpu_name"]) == ("NVIDIA X", None)
+    assert accuracy.place("cpu")["ended_at"].endswith("+00:00")
 
 
 def test_what_formats_lose():

@@ -5,6 +5,7 @@ import csv
 import json
 import os
 import shlex
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -27,8 +28,8 @@ def job() -> Job:
 
 
 def test_a_profile_has_every_product_of_one_call_and_a_trace_that_chrome_reads(job, tmp_path):
-    found = profiling.profile(job, NAMES, tmp_path)
-    assert json.loads((tmp_path / "profile.json").read_text()) == found
+    found = profiling.profile(job, NAMES, tmp_path := tmp_path / "new" / "folder")
+    assert (tmp_path / "profile.json").read_text() == json.dumps(found, indent=1) + "\n"
     assert (found["bench"], found["cell"], found["axes"]) == ("layer", job.cell.key, dict(job.cell.values))
     assert (found["platform"], found["torch"]) == (platforms.current(), profiling.torch.__version__)
     for name, parts in found["implementations"].items():
@@ -48,13 +49,36 @@ def test_one_that_raises_says_so_and_the_others_are_profiled(job, tmp_path, monk
 
     def broken(self, implementation, cell, tensors):
         if implementation == "torch_loop":
-            raise RuntimeError("no such\nkernel")
+            raise RuntimeError("no such\nkernel" + 1000 * "!")
         return bind(self, implementation, cell, tensors)
 
     monkeypatch.setattr(type(profiling.bench_of(job)), "bind", broken)
     found = profiling.profile(job, NAMES, tmp_path)["implementations"]
-    assert found["torch_loop"] == {"error": "RuntimeError: no such kernel"}
+    said = found["torch_loop"].pop("error")
+    assert said.startswith("RuntimeError: no such kernel!") and len(said) == 300 and not found["torch_loop"]
     assert found["torch_gather_loop"]["operators"] and not (tmp_path / "torch_loop.json").exists()
+
+
+def test_a_result_that_a_call_returns_is_the_one_that_is_compared(job, tmp_path, monkeypatch):
+    """Whatever is in the outputs that were bound."""
+    torch = profiling.torch
+    calls = {name: lambda value=value: {"combined": torch.full((8, 32), value)} for name, value in zip(NAMES, (1.0, 3.5), strict=True)}  # fmt: skip
+    monkeypatch.setattr(type(profiling.bench_of(job)), "bind", lambda self, name, *_: calls[name])
+    assert [one["max_diff"] for one in profiling.profile(job, NAMES, tmp_path)["differences"]] == [2.5]
+
+
+def test_operators_and_kernels_are_told_apart():
+    """Times on the device are counted once, as those of kernels."""
+    times = ("self_cpu_time_total", "cpu_time_total", "self_device_time_total", "device_time_total", "count")
+    columns = ("self_cpu_us", "cpu_total_us", "self_device_us", "device_total_us", "calls")
+    found, want = [], []
+    for first, (device, kind) in {1: ("CPU", "operator"), 10: ("CUDA", "kernel")}.items():
+        event = SimpleNamespace(key="a", device_type=SimpleNamespace(name=device))
+        for number, time in enumerate(times, first):
+            setattr(event, time, number)
+        found.append(profiling._operator(event))
+        want.append({"operator": "a", "kind": kind} | {column: n for n, column in enumerate(columns, first)})
+    assert found == want and profiling._totals(found) == {"self_cpu_us": 1 + 10, "self_device_us": 12}
 
 
 def test_results_are_compared_in_pairs():
@@ -66,13 +90,13 @@ def test_results_are_compared_in_pairs():
 
 @pytest.mark.parametrize(("platform", "device"), [("cpu", "cpu"), ("nvidia-h200", "cuda")])
 def test_inputs_are_where_the_platform_measures(job, platform, device, tmp_path, monkeypatch):
-    asked = []
+    asked, reserved = [], []
     monkeypatch.setattr(platforms, "current", lambda: platform)
-    monkeypatch.setattr(profiling.gpus, "reserved", lambda **_: contextlib.nullcontext())
+    monkeypatch.setattr(profiling.gpus, "reserved", lambda **how: reserved.append(how) or contextlib.nullcontext())
     monkeypatch.setattr(profiling, "_inputs", lambda job, device: asked.append(device) or {})
     profiling.profile(job, (), tmp_path)
     profiling.call(job, ())
-    assert asked == [device] * 2
+    assert asked == [device] * 2 and reserved == [{"alone": True, "family": job.cell.family}] * 2
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

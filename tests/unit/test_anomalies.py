@@ -1,5 +1,7 @@
 """Which times are doubted: planted ones, those of a published table that its authors could not explain, and no others."""
 
+import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -52,11 +54,45 @@ def test_one_time_out_of_line_is_doubted_and_its_neighbours_are_not(where: int, 
     assert (" µs or less:" if factor > 1 else " µs or more:") in said
 
 
+def alike(*times, **columns):
+    """A cell whose loads alone differ from row to row, with these times in µs."""
+    skews = [0.1 * number for number in range(len(times))]
+    rows = pd.concat([grid().head(1)] * len(times), ignore_index=True)
+    return rows.assign(skew=skews, median_us=np.array(times, float), q1_us=1.0, q3_us=1.0, **columns)
+
+
+def test_most_neighbours_have_to_speak_against_a_time_and_by_more_than_the_factor() -> None:
+    assert doubted(alike(3, 1, 1, 1, 1)) == doubted(alike(1, 3, 3, 3, 3)) == [], "the factor itself is allowed"
+    assert doubted(alike(10, 10, 10, 1, 1)) == [3, 4], "half of their neighbours speak against the others"
+    (slow,), (fast,) = (anomalies.found(alike(*times)).dropna() for times in ((20, 2, 2, 2, 2), (2, 20, 20, 20, 20)))
+    assert slow == "20 µs, where 4 of 4 neighbouring cells allow 2 µs or less: a factor of 10 (3 is allowed)"
+    assert fast == "2 µs, where 4 of 4 neighbouring cells allow 20 µs or more: a factor of 10 (3 is allowed)"
+
+
+def test_what_cells_do_not_need_widens_nothing() -> None:
+    """Nor does a count that is unknown, or one of zero beside others, which is silent too."""
+    rows = grid(flops=1e9)
+    rows.loc[4, ["flops", "median_us"]] = 0.0, rows.at[4, "median_us"] / 1000
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert doubted(rows) == [4]
+        for flops in (None, 0.0):
+            assert doubted(alike(5, 1, 1, 1, 1, flops=flops)) == [0]
+
+
+def test_a_capacity_is_another_way() -> None:
+    assert doubted(alike(20, 1, 1, 1, 1)) == [0]
+    assert doubted(alike(20, 1, 1, 1, 1, capacity_factor=[1.0, None, None, None, None])) == []
+
+
 def test_scatter_alone_is_a_doubt() -> None:
     rows = grid()
+    rows.loc[2, ["q1_us", "q3_us"]] = 2.0, 3.0  # as much as is allowed
     rows.loc[3, "q3_us"] = rows.loc[3, "q1_us"] * 1.6
     assert anomalies.found(rows)[3] == "the middle half of its samples spans a factor of 1.6 (1.5 is allowed)"
     assert doubted(rows) == [3]
+    rows.loc[3, "median_us"] *= 100
+    assert re.search(r"is allowed\); the middle half of its samples spans", anomalies.found(rows)[3]), "both are said"
 
 
 def test_rows_of_another_way_are_no_neighbours() -> None:
@@ -163,6 +199,7 @@ def second(**columns):
 
 def test_a_second_time_that_agrees_confirms_the_first() -> None:
     first, other, _ = anomalies.with_anomalies(stored(), second()).to_pylist()
+    assert anomalies.with_anomalies(stored(), second(median_us=11.0)).to_pylist()[0]["again"] == "confirmed"
     assert first["again"] == "confirmed" and first["suspect"] is False and first["suspect_reason"] is None
     assert (first["again_us"], first["again_ci_low_us"], first["again_ci_high_us"]) == (10.5, 10.0, 11.0)
     assert first["anomaly"].startswith("the middle half")

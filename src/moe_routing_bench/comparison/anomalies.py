@@ -66,7 +66,7 @@ def _keys(rows: pd.DataFrame) -> pd.DataFrame:
     way |= {f"{axis} quantised": rows[axis].isin(QUANTISED) for axis in PARTS["format"] if axis in rows}
     sets = {"fixed": rows[[one for one in _FIXED if one in rows]].assign(**way)}
     sets |= {part: rows[[one for one in columns if one in rows]] for part, columns in PARTS.items()}
-    return pd.DataFrame({name: _numbers(values) for name, values in sets.items()}, index=rows.index)
+    return pd.DataFrame({name: _numbers(values) for name, values in sets.items()})
 
 
 def _numbers(values: pd.DataFrame) -> pd.Series | int:

@@ -46,8 +46,7 @@ def rows(cell: Cell, drawn: str, names: Sequence[str], device: str) -> list[Row]
     }
     inputs = definition.build(cell, cell.seed, device) | {n: t for n, t in before.items() if n in ("b13", "b2")} | parts
     expected, used = definition.reference(cell, inputs), before["order"] >= 0
-    packed = "" if cell.packed == cell.dtype else cell.packed
-    common: Row = {"weights": cell.weights, "activations": packed or cell.dtype, "drawn": drawn}
+    common: Row = {"weights": cell.weights, "activations": cell.packed, "drawn": drawn}
     common |= _of_weights(cell, before, inputs)
     common |= _errors("output", expected["y"][used], definition.reference(plain, before)["y"][used])
     found = [name for name in names if not bench.supports(name, cell)]
@@ -78,9 +77,8 @@ def _of_weights(cell: Cell, before: Tensors, inputs: Tensors) -> Row:
     form, definition = WEIGHTS.get(cell.weights), find("experts").definition()
     if form is None:
         return {"weight_error": 0.0, "weight_snr_db": None, "of_bound": None}
-    wide = torch.float64 if cell.dtype == "fp32" else torch.float32
     pairs = [
-        (definition.dense(cell, inputs, name, expert, wide), before[name][expert].to(wide))
+        (definition.dense(cell, inputs, name, expert, torch.float64), before[name][expert].double())
         for name in ("w13", "w2")
         for expert in range(cell.experts)
     ]
