@@ -115,6 +115,12 @@ def test_values_of_e2m1_and_their_ties():
     assert torch.equal(back(parts, form, row)[0, 0], torch.cat([E2M1, want, -want]))
 
 
+def test_scales_of_mxfp4_end_at_the_least_of_their_format():
+    """2 ** -127, which weights of float32 can be smaller than."""
+    parts = quantise(torch.full((1, 1, 32), 1e-42), WEIGHTS["mxfp4"], "fp32")
+    assert parts["scales"].view(torch.uint8).item() == 0 and not parts["elements"].any()
+
+
 def test_scales_of_nvfp4_reach_the_end_of_their_format():
     w = drawn(8, 64)
     parts = quantise(w, WEIGHTS["nvfp4"], "bf16")
@@ -124,9 +130,9 @@ def test_scales_of_nvfp4_reach_the_end_of_their_format():
 
 @pytest.mark.parametrize("width", [8, 4, 2])
 def test_the_first_code_is_in_the_low_bits(width):
-    codes = (torch.arange(16).view(2, 8) % 2**width).to(torch.uint8)
-    packed, out = pack(codes, width), torch.empty(2, 8)
-    assert int(packed[0, 0]) == sum(int(codes[0, i]) << (width * i) for i in range(8 // width))
+    codes = (torch.arange(16).view(1, 2, 8) % 2**width).to(torch.uint8)
+    packed, out = pack(codes, width), torch.empty(1, 2, 8)
+    assert int(packed[0, 0, 0]) == sum(int(codes[0, 0, i]) << (width * i) for i in range(8 // width))
     unpack(packed, width, out)
     assert torch.equal(out, codes.float())
 
