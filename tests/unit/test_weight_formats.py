@@ -104,6 +104,13 @@ def test_weights_too_small_for_scales_of_fp16_are_off_by_half_of_its_least_numbe
     assert error <= 2.0**-14 / 2 * (1 if form.codec == "integers" else 2**-2)
 
 
+def test_weights_of_float64_are_quantised_in_it():
+    """What is just above the middle of two codes, and in the middle in float32, takes the upper one."""
+    for dtype, code in ((torch.float64, 129), (torch.float32, 128)):
+        w = torch.tensor([127.5, 0.5 + 1e-12], dtype=torch.float64).to(dtype)
+        assert quantise(w[None, None], WEIGHTS["int8_row"], "fp32")["elements"].flatten().tolist() == [255, code]
+
+
 def test_values_of_e2m1_and_their_ties():
     """Each number as itself, a tie to the even code, what is beyond 6 as 6."""
     x = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 7.9])
