@@ -28,8 +28,9 @@ def job() -> Job:
 
 
 def test_a_profile_has_every_product_of_one_call_and_a_trace_that_chrome_reads(job, tmp_path):
-    found = profiling.profile(job, NAMES, tmp_path := tmp_path / "new" / "folder")
-    assert (tmp_path / "profile.json").read_text() == json.dumps(found, indent=1) + "\n"
+    folder = tmp_path / "new" / "folder"
+    found = profiling.profile(job, NAMES, folder)
+    assert (folder / "profile.json").read_text() == json.dumps(found, indent=1) + "\n"
     assert (found["bench"], found["cell"], found["axes"]) == ("layer", job.cell.key, dict(job.cell.values))
     assert (found["platform"], found["torch"]) == (platforms.current(), profiling.torch.__version__)
     for name, parts in found["implementations"].items():
@@ -38,7 +39,7 @@ def test_a_profile_has_every_product_of_one_call_and_a_trace_that_chrome_reads(j
             "two products for each of four experts: one call, without those of the warm-up"
         )
         assert parts["self_cpu_us"] == pytest.approx(sum(one["self_cpu_us"] for one in parts["operators"]))
-        events = json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"]
+        events = json.loads((folder / f"{name}.json").read_text())["traceEvents"]
         assert sum(one.get("name") == "aten::mm" for one in events) == 8
     (difference,) = found["differences"]
     assert (difference["first"], difference["second"]) == NAMES and difference["max_diff"] < 1e-5
