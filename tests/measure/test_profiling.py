@@ -62,9 +62,12 @@ def test_one_that_raises_says_so_and_the_others_are_profiled(job, tmp_path, monk
 
 def test_a_result_that_a_call_returns_is_the_one_that_is_compared(job, tmp_path, monkeypatch):
     """Whatever is in the outputs that were bound."""
-    torch = profiling.torch
-    calls = {name: lambda value=value: {"combined": torch.full((8, 32), value)} for name, value in zip(NAMES, (1.0, 3.5), strict=True)}  # fmt: skip
-    monkeypatch.setattr(type(profiling.bench_of(job)), "bind", lambda self, name, *_: calls[name])
+    values = dict(zip(NAMES, (1.0, 3.5), strict=True))
+
+    def bind(self, name, *_):
+        return lambda: {"combined": profiling.torch.full((8, 32), values[name])}
+
+    monkeypatch.setattr(type(profiling.bench_of(job)), "bind", bind)
     assert [one["max_diff"] for one in profiling.profile(job, NAMES, tmp_path)["differences"]] == [2.5]
 
 
