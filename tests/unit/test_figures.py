@@ -73,6 +73,14 @@ def test_long_names_are_whole_in_pixels_too(tmp_path):
     assert axes.get_yticklabels()[0].get_window_extent().x0 >= 0
 
 
+def test_a_million_has_no_exponent_beside_numbers_that_have_none():
+    _, (axes,) = style.canvas(1, 1, 4, 4)
+    axes.loglog([1, 2], [6e3, 1.2e6])
+    style.plain_log(axes.yaxis)
+    labels = [axes.yaxis.get_major_formatter()(tick) for tick in (0.05, 20_000, 1_000_000, 12_000_000)]
+    assert labels == ["0.05", "20,000", "1,000,000", "12,000,000"]
+
+
 def test_captions():
     """Every figure has a title, a caption in whole sentences and a module; every module that draws is a figure."""
     for figure in FIGURES.values():

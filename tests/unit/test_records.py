@@ -38,6 +38,7 @@ MEASURED = {
     "nvidia-h200.seed-002": "seeds/002",
     "nvidia-h200.seed-003": "seeds/003",
     "nvidia-h200.seed-003-layers": "seeds/003-layers",
+    "nvidia-h200.seed-003-models": "seeds/003-models",
     "nvidia-h200.seed-004": "seeds/004",
     "nvidia-h200.training": "training",
 }  # configs of stored rows

@@ -167,7 +167,7 @@ def plain_log(axis: Axis) -> None:
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / max(low, 1e-300) < 300 else (1,)))
     if high / max(low, 1e-300) < 3:
         axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    axis.set_major_formatter("{x:,g}")
+    axis.set_major_formatter("{x:,.9g}")
     axis.set_minor_formatter(NullFormatter())
 
 
