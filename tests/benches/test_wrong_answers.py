@@ -98,6 +98,9 @@ def test_what_one_rounding_may_make_of_a_sum() -> None:
     before = torch.tensor([8.0, 8.0, 8.0, 0.0], dtype=torch.float64) * (3 * 2.0**-24 + 2.0**-10)
     last = torch.tensor([2.0, 4.0, form.least_normal, 0.0], dtype=torch.float64) * 2.0**-11
     assert torch.allclose(rounded(want, terms, "fp16", 3, 2.0**-10), (last + before) * (1 + 2.0**-10), rtol=1e-12)
+    assert torch.equal(rounded(want, terms, "fp16", 3), rounded(want, terms, "fp16", 3, 0.0)), (
+        "terms are exact unless said"
+    )
 
 
 def test_routing_is_a_sum_that_is_rounded_once() -> None:

@@ -3,9 +3,11 @@
 import importlib
 import re
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+import pandas as pd
 import pytest
 
 from moe_routing_bench.benches.registry import BENCHES
@@ -86,6 +88,23 @@ def test_a_block_is_filled_and_the_rest_kept(
     monkeypatch.setattr(generate, "PAGES", (page,))
     ((_, text),) = generate.written()
     assert text == f"before\n<!-- generated: ceilings -->\n{generate.BLOCKS['ceilings']()}<!-- end -->\nafter\n"
+
+
+def test_a_ratio_is_of_one_point_and_of_one_card(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full precision is held against each of the formats of the same sizes, and of several implementations the fastest counts."""
+    times = [(1, "bf16", "ops", 9.0), (1, "bf16", "slow", 30.0), (1, "int4", "codes", 3.0), (1, "int8", "codes", 6.0)]
+    times += [(2, "bf16", "ops", 8.0), (2, "int4", "codes", 16.0), (4, "bf16", "ops", 5.0)]
+    shown = pd.DataFrame(times, columns=["tokens", "weights", "implementation", "median_us"])
+    wrong = shown[:1].assign(status="incorrect", median_us=1.0)
+    shown = pd.concat([shown.assign(status="ok"), wrong], ignore_index=True)
+    shown = shown.assign(bench="model", dtype="bf16", gpu_uuid="one", skew=None)
+    monkeypatch.setattr(generate.seed_tables, "stored", lambda name: shown)
+    found = partial(generate.seed_tables.ratios, "seed", faster=("codes",))
+    assert found("tokens < 9", ("ops", "slow")) == [3.0, 1.5, 0.5] and found("tokens == 2", ("ops",)) == [0.5]
+    shown.loc[5, "gpu_uuid"] = "another"
+    assert found("tokens == 1", ("ops",)) == [3.0, 1.5]
+    with pytest.raises(AssertionError, match="across cards"):
+        found("tokens < 9", ("ops",))
 
 
 @pytest.mark.parametrize("text", ["<!-- generated: ceilings -->\nold\n", "<!-- generated: nothing -->\n<!-- end -->\n"])

@@ -1,0 +1,83 @@
+"""The tables of docs/seeds.md: what the stored runs of the seed documents are of, and what they say as ratios of times. Each ratio is of one card."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from scipy import stats
+from stored_tables import RESULTS, digits, stored, stored_cells, table
+
+from moe_routing_bench.config.axes import AXES
+
+LIBRARY = ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm")
+OURS = ("cute", "cute_gather")
+DEQUANTISED = ("dequant", "dequant_loop", "dequant_cute")
+QUANTISED = ("cute_quantised",)
+# seeds, which of their rows in words and as a query, and what takes how many times as long as what: of several, the fastest
+RATIOS: Sequence[tuple[tuple[str, ...], str, str, Sequence[str], Sequence[str]]] = (
+    (("000",), "float32", "dtype == 'fp32'", ("torch_gather_loop",), ("torch_loop",)),
+    (("000",), "float32", "dtype == 'fp32'", ("transformers_eager",), ("torch_loop",)),
+    (("000",), "bf16, E=256", "dtype == 'bf16' and experts == 256", ("torch_loop",), OURS),
+    (("000",), "bf16, E=256", "dtype == 'bf16' and experts == 256", ("triton_gather",), OURS),
+    (("000",), "bf16, E=8", "dtype == 'bf16' and experts == 8", ("torch_loop",), OURS),
+    (("000",), "bf16, E=8", "dtype == 'bf16' and experts == 8", ("triton_gather",), OURS),
+    (("001", "002"), "all", "bench == bench", ("torch", "torch_loop", "triton"), ("cute",)),
+    (("001", "002"), "gate", "bench == 'gate'", ("torch",), ("cute",)),
+    (("001", "002"), "routing", "bench == 'routing'", ("torch",), ("cute",)),
+    (("001", "002"), "routing", "bench == 'routing'", ("triton",), ("cute",)),
+    (("003-models",), "one token", "tokens == 1", LIBRARY, QUANTISED),
+    (("003-models",), "one token", "tokens == 1", ("ops",), QUANTISED),
+    (("003-models",), "one token", "tokens == 1", DEQUANTISED, LIBRARY),
+    (("003-models",), "128 tokens, bf16", "tokens == 128 and dtype == 'bf16'", LIBRARY, QUANTISED),
+    (("003-models",), "128 tokens, fp16", "tokens == 128 and dtype == 'fp16'", LIBRARY, QUANTISED),
+    (("003-models",), "128 tokens", "tokens == 128", ("ops",), QUANTISED),
+    (("004",), "bf16", "dtype == 'bf16'", ("torch_loop",), ("cute_gather",)),
+    (("004",), "bf16", "dtype == 'bf16'", ("triton_gather",), ("cute_gather",)),
+)
+
+
+def ratios(seed: str, where: str, slower: Sequence[str], faster: Sequence[str]) -> list[float]:
+    """The least time of `slower` over that of `faster`, for each point of the grid but for its weights, and each of these: full precision
+    is held against each of the formats. Rows of several cards are an `AssertionError`."""
+    rows = stored(f"../nvidia-h200.seed-{seed}/measurements.parquet").query(f"status == 'ok' and {where}")
+    rows = rows.assign(weights=rows["weights"].fillna(rows["dtype"]))
+    found = []
+    axes = [name for name in ("bench", *AXES) if name in rows and name != "weights"]
+    for _, point in rows.groupby(axes, dropna=False, sort=False):
+        plain = point["dtype"].iloc[0]
+        for weights in sorted(set(point["weights"]) - {plain}) or [plain]:
+            near = point[point["weights"].isin((plain, weights))]
+            times = [near[near["implementation"].isin(ways)] for ways in (slower, faster)]
+            if all(map(len, times)):
+                assert len(set(np.concatenate([one["gpu_uuid"] for one in times]))) == 1, "a ratio across cards"
+                over, under = (one["median_us"].min() for one in times)
+                found.append(over / under)
+    return found
+
+
+def seed_ratios() -> str:
+    """A line per comparison: how many there are, their geometric mean, the least and the most."""
+    lines = []
+    for seeds, which, where, slower, faster in RATIOS:
+        found = [ratio for seed in seeds for ratio in ratios(seed, where, slower, faster)]
+        time, unit = (", ".join(f"`{name}`" for name in ways) for ways in (slower, faster))
+        span = f"{digits(stats.gmean(found))} ({digits(min(found))} to {digits(max(found))})"
+        lines.append({
+            "seed": ", ".join(seeds), "rows": which, "time of": time, "over that of": unit, "comparisons": str(len(found)),
+            "geometric mean (least to most)": span if len(found) > 1 else digits(found[0]),
+        })  # fmt: skip
+    return table(lines)
+
+
+def seed_runs() -> str:
+    """A line per stored run: its report, and where its rows come from."""
+    folders = sorted(RESULTS.parent.glob("nvidia-h200.seed-*"))
+    return table([
+        {
+            "seed": f"[{folder.name.partition('seed-')[2]}](../reports/{folder.name}/index.html)",
+            "rows of": stored_cells(f"../{folder.name}/measurements.parquet").strip().removesuffix("."),
+        }
+        for folder in folders
+    ])  # fmt: skip
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {"seed-runs": seed_runs, "seed-ratios": seed_ratios}
