@@ -493,15 +493,15 @@ def test_a_block_has_enough_samples_and_time(least, least_us, samples):
     assert (one.clocks[1], one.powers[1], one.slow[1], one.blocks[1]) == (None, None, 0, [100.0])
 
 
-def rounds(clock, monkeypatch, check_seconds=0.0, **change):
-    """What `_rounds` says, the names in the order of their blocks, and those that were checked."""
+def rounds(clock, monkeypatch, check_seconds=0.0, times=lambda n: 1000.0, **change):
+    """What `_rounds` says, the names in the order of their blocks, and those that were checked; the n-th sample says times(n)."""
     order, checked = [], []
 
     def candidate(name):
         def sample():
-            clock.now += 1e-3
+            clock.now += 2**-10
             order.append(name)
-            return 1000.0
+            return times(len(order))
 
         return Candidate(name, [], timer=types.SimpleNamespace(sample=sample, calls=1))
 
@@ -530,6 +530,47 @@ def test_rounds(clock, monkeypatch):
     assert len({tuple(order[i : i + 3]) for i in range(0, 15, 3)}) > 1, "not always the same order"
 
 
+@pytest.mark.parametrize(("seconds", "done"), [(12 * 2**-10, 5), (12.5 * 2**-10, 5), (15 * 2**-10, 6), (0, 3)])
+def test_more_than_the_longest_time_ends_the_rounds_and_checks_take_none_of_it(clock, monkeypatch, seconds, done):
+    """Of rounds of 3 samples, at least three; whatever the clock says when it begins."""
+    clock.now = 1000.0
+    monkeypatch.setattr(sampling.secrets, "randbelow", lambda below: below - 3)
+    found = rounds(clock, monkeypatch, 64.0, lambda n: 1000.0 * n, max_blocks=50, max_seconds=seconds)
+    assert found[0] == "time cap" and len(found[1]) == 3 * done and len(found[2]) == 3
+
+
+def test_a_width_that_is_as_narrow_as_asked_is_enough(clock, monkeypatch):
+    """Of the medians of blocks, and not of their other samples."""
+    assert rounds(clock, monkeypatch, min_blocks=5, max_blocks=50, target_half_width=0.0)[0] == "converged"
+    middle = [10.0, 11.0, 12.0, 10.0, 11.0]
+    one = Candidate("a", [], blocks=[[1.0 + i, 90.0, value, 2.0, 80.0 + i] for i, value in enumerate(middle)])
+    assert sampling._width(one) == sampling.statistics.half_width(middle) > 0
+
+
+def test_turns_are_short_unless_the_power_limit_binds(clock):
+    def sample():
+        clock.now += 2**-10
+        return 1.0
+
+    one = Candidate("a", [], timer=types.SimpleNamespace(sample=sample, calls=1))
+    job = types.SimpleNamespace(settings=SETTINGS, hash="h")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sampling, "verify", lambda job, one, sets: None)
+        sampling.sample(job, [one], "sets", Gpu(), lambda name, step, action: action() or True)
+    assert one.fields["turns"] == "short" and one.fields["converged"] and "converged" in one.fields["stop_reason"]
+
+
+def test_a_span_is_what_a_block_took_on_the_clock(clock):
+    def sample():
+        clock.now += 2**-10
+        return 1.0
+
+    one = Candidate("a", [], timer=types.SimpleNamespace(sample=sample, calls=1))
+    sampling._block(one, None, 3)
+    sampling._block(one, None, 1)
+    assert one.spans == [3e6 / 1024, 1e6 / 1024]
+
+
 def test_checks_between_samples_are_at_rounds_that_nobody_can_foresee(clock, monkeypatch):
     """One of the least number of rounds, and a later one that may be the next, or is never reached."""
     asked: list[int] = []
@@ -539,7 +580,9 @@ def test_checks_between_samples_are_at_rounds_that_nobody_can_foresee(clock, mon
     assert len(rounds(clock, monkeypatch, 0.0, min_blocks=4, max_blocks=9)[2]) == 3
 
 
-@pytest.mark.parametrize(("took", "milliseconds", "calls"), [(1.0, 1.0, 3), (2**-10, 10.0, 11), (2**-10, 0.1, 3)])
+@pytest.mark.parametrize(
+    ("took", "milliseconds", "calls"), [(1.0, 1.0, 3), (2**-10, 10.0, 11), (2**-10, 0.1, 3), (0.25, 500e3, 2000)]
+)
 def test_warm_up_takes_at_least_so_long_and_three_calls(clock, took, milliseconds, calls):
     """The calls in their rotation."""
     made = []
