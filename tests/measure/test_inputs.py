@@ -236,6 +236,7 @@ def test_scars_are_a_few_whole_elements() -> None:
     inputs.scar(wide.view(torch.uint8), wide[0])
     scars = wide.isnan()
     assert scars.sum(1).tolist() == [16, 16] and scars[0].equal(scars[1]) and not wide[~scars].any()
+    inputs.scar(wide.view(torch.uint8)[:, :0], wide[0, :0])  # a tensor without elements has nothing to scar
     assert sets.damage() is None
 
 
