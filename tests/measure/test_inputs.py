@@ -211,6 +211,8 @@ def test_near_is_the_first_draw_but_for_a_few_tokens(monkeypatch) -> None:
     found = inputs._of_tokens(rows, {name: one + 1 for name, one in rows.items()}, 16)
     assert found.keys() == {"a", "b"} and found["b"].tolist() == [0] * 14 + [1] * 2
     assert found["a"].tolist() == [[0] * 3] * 14 + [[1] * 3] * 2 and not rows["a"].any()
+    sideways = inputs._of_tokens({"a": torch.zeros(3, 16).T}, {"a": torch.ones(16, 3)}, 16)["a"]
+    assert sideways.is_contiguous() and sideways.sum() == 6, "in the order in which they are loaded"
     rows |= {"d": torch.zeros(32, 3), "e": torch.zeros(32, 2), "f": torch.zeros(24)}
     found = inputs._of_tokens(rows, {name: one + 1 for name, one in rows.items()}, 16)
     assert found.keys() == {"d", "e"}, "rows of experts, and their scales"

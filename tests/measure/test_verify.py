@@ -11,7 +11,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import verify
-from moe_routing_bench.measure.candidate import Candidate, Failure
+from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.timers import HostTimer
 
@@ -97,6 +97,14 @@ def test_processes_that_are_left_running_are_swept_up(sets, monkeypatch) -> None
     with pytest.raises(Failure, match=r"^processes were left running$") as failure:
         verify._run(lambda: None, sets)
     assert failure.value.status == "incorrect" and swept == [({1}, 2.0)]
+
+
+def test_a_check_of_inputs_that_were_changed_says_which(sets) -> None:
+    """Before anything runs: whose fault it is, is asked elsewhere."""
+    name, tensor = next(iter(sets.inputs[0].items()))
+    tensor.view(-1)[0] += 1
+    with pytest.raises(Tainted, match=f"^inputs were changed: {name}$"):
+        verify.verify(JOB, candidate(sets), sets)
 
 
 def test_buffers_are_poisoned_once(sets) -> None:

@@ -176,7 +176,9 @@ def test_settling(medians, settled, blocks):
     assert sampling.settle(one, SETTINGS) == blocks * 3 * 7
     assert one.fields["settled"] is settled and next(samples, None) is None
     one = Candidate("a", [], timer=timer, samples_per_block=3)
-    assert sampling.settle(one, Settings(**vars(SETTINGS) | {"settle_blocks": 0})) == 0 and one.fields["settled"] is False
+    assert (
+        sampling.settle(one, Settings(**vars(SETTINGS) | {"settle_blocks": 0})) == 0 and one.fields["settled"] is False
+    )
 
 
 @pytest.mark.parametrize(
