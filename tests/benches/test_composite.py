@@ -297,6 +297,35 @@ def test_a_fused_part_has_the_buffers_that_a_later_part_reads(monkeypatch):
     assert bench.bind("peer", cell, given | {"packed": torch.empty(66, 40)}).buffers.keys() == routed | {"y"}
 
 
+def test_a_fused_part_makes_what_the_next_one_alone_reads_and_is_not_given(monkeypatch):
+    """The order of rows is read by pack alone, their counts by nobody; what one of its stages writes may be given."""
+    cell, bench = (
+        cell_of("layer", **SHAPE),
+        fused(
+            monkeypatch,
+            {"router+permute": "layer.peer", "experts": "torch_loop"},
+            bind=lambda problem, **operands: operands.keys,
+        ),
+    )
+    definition = bench.definition()
+    given = definition.build(cell, 3, "cpu") | definition.shared(cell, 3, "cpu")
+    given |= definition.empty_outputs(cell, given)
+    made = bench.bind("peer", cell, given).buffers.keys()
+    assert {"order", "inverse", "offsets", "topk_weights", "packed", "y"} <= made and "topk_ids" not in made
+    chosen = {"topk_ids": torch.zeros(33, 2, dtype=torch.int32), "topk_weights": torch.zeros(33, 2)}
+    assert bench.bind("peer", cell, given | chosen).buffers.keys() == made - chosen.keys()
+
+
+def test_a_stage_is_checked_under_its_own_names():
+    """Combine finds the packed rows of routing as what it combines."""
+    bench, cell = BENCHES["routing"], cell_of("routing", **{n: SHAPE[n] for n in ("tokens", "hidden", "experts", "top_k", "dtype")})  # fmt: skip
+    inputs = bench.definition().build(cell, 3, "cpu")
+    tensors = bench.bind("torch", cell, inputs | bench.definition().empty_outputs(cell, inputs))()
+    assert composite.check(bench, bench["torch"], cell, tensors).error is None
+    wrong = tensors | {"combined": tensors["combined"] + 1}
+    assert composite.check(bench, bench["torch"], cell, wrong).error.startswith("combine: combined: ")
+
+
 def test_operands_have_the_composite_s_names():
     """The rows that combine reads are the packed ones where there are no experts."""
     *_, combine = composite.parts(BENCHES["routing"], BENCHES["routing"]["torch"])

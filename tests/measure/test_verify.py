@@ -10,7 +10,7 @@ from moe_routing_bench.benches.checks import Check
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import verify
+from moe_routing_bench.measure import verify, worker
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.timers import HostTimer
@@ -105,6 +105,9 @@ def test_a_check_of_inputs_that_were_changed_says_which(sets) -> None:
     tensor.view(-1)[0] += 1
     with pytest.raises(Tainted, match=f"^inputs were changed: {name}$"):
         verify.verify(JOB, candidate(sets), sets)
+    with pytest.raises(Tainted, match=f"^inputs were changed: {name}$"):
+        tensor.view(-1)[0] += 1
+        worker._admitted(JOB, "torch", sets, "cpu", lambda message: None)
 
 
 def test_buffers_are_poisoned_once(sets) -> None:

@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import os
+import re
 import sys
 import time
 import types
@@ -483,6 +484,14 @@ class Gpu:
     """A GPU whose state is always the same."""
 
     sm_clock_mhz, power_w, slowdown_bits = (staticmethod(lambda value=value: value) for value in (1234, 567.0, 8))
+
+
+def test_an_error_and_its_place_are_one_line_of_at_most_300_characters():
+    """The place is what is kept of a longer one."""
+    with pytest.raises(ValueError) as error:
+        raise ValueError("long\n" * 200)
+    said = worker.said(error.value)
+    assert len(said) == 300 and "\n" not in said and re.search(r"test_worker\.py:\d+\)$", said)
 
 
 @pytest.mark.parametrize(
