@@ -17,6 +17,7 @@ import torch
 from moe_routing_bench.benches import composite
 from moe_routing_bench.benches.checks import Assignment, Cost
 from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.kernels.experts import quack_experts
@@ -488,8 +489,8 @@ class Gpu:
 
 def test_an_error_and_its_place_are_one_line_of_at_most_300_characters():
     """The place is what is kept of a longer one."""
-    with pytest.raises(ValueError) as error:
-        raise ValueError("long\n" * 200)
+    with pytest.raises(ZeroDivisionError) as error:
+        raise ZeroDivisionError("long\n" * 200)
     said = worker.said(error.value)
     assert len(said) == 300 and "\n" not in said and re.search(r"test_worker\.py:\d+\)$", said)
 
@@ -790,8 +791,13 @@ def test_costs_are_those_of_the_first_draw(measured, monkeypatch):
     """Of its inputs and its answers."""
     job, given = Job(CELL, ("torch", "a"), SETTINGS), []
     definition = supervisor.bench_of(job).definition()
-    monkeypatch.setattr(definition, "cost", lambda *arguments: given.append(arguments) or Cost(1, 2))
+    monkeypatch.setattr(
+        definition, "cost", lambda *arguments: given.append(arguments) or Cost(1, 2, ((3, 4, 5),), rate=2)
+    )
+    binds, binding = [], calibration.binding
+    monkeypatch.setattr(calibration, "binding", lambda *known: binds.append(known[1:]) or binding(*known))
     rows, _ = measured(job, a=lambda _: 100.0)
+    assert binds == [(3, 3 * 4 * 5)], "FLOPs at twice the rate are half as many"
     first = definition.build(CELL, CELL.seed, "cpu")
     ((cell, inputs, _, expected),) = given
     assert cell == CELL and all(inputs[name].equal(tensor) for name, tensor in first.items())
@@ -819,10 +825,24 @@ def test_long_turns_are_held_against_what_is_sustained(capped, heavy, measured, 
     rows, messages = measured(Job(CELL, ("torch", "a", "b"), settings), "cuda", a=lambda _: 100.0, b=lambda _: 100.0)
     steps = [message[1:] for message in messages if message[0] == "at"]
     assert steps.count((None, "calibration")) == 2 + 2 * limited, "no implementation is to blame for what happens there"
-    assert set(given) == {limited} and [one[0] for one in gpu.sustained_for] == [0.25, 0.25] * limited
+    kind = FORMATS[CELL.dtype].torch_dtype
+    assert set(given) == {limited} and gpu.sustained_for == [(0.25, ((10**6, 1, 1),), kind)] * 2 * limited
     names = ("sustained_tflops", "dense_us", "calibration_drift")
     for row in rows.values():  # a drift of what lasts, not of the burst
         assert [row.get(name) for name in names] == (pytest.approx([3.03, 50.75, 0.03]) if limited else [None, None, 0])
+
+
+def test_inputs_are_compared_after_a_step_where_an_audit_is_asked_for(clock, monkeypatch):
+    """All of them, whatever became of the step; without an audit they are not."""
+    looked: list[object] = []
+    monkeypatch.setattr(worker, "unharmed", looked.append)
+    monkeypatch.setattr(worker, "_entered", lambda job, name, *_: 1 / 0)
+    monkeypatch.setattr(worker, "sample", lambda *_: None)
+    worker.run(Job(CELL, ("torch",), SETTINGS), "cpu", ["torch"], lambda message: None)
+    assert not looked
+    worker.run(Job(CELL, ("torch",), SETTINGS), "cpu", ["torch"], lambda message: None, audit=True)
+    (sets,) = looked
+    assert isinstance(sets, Sets)
 
 
 def test_who_fails_at_last_has_no_row(measured, monkeypatch):
