@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
+import pandas as pd
 from scipy import stats
-from stored_tables import RESULTS, digits, stored, stored_cells, table
+from stored_tables import RESULTS, digits, ranged, stored, stored_cells, table
 
+from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.report import format_bars
+from moe_routing_bench.report.seeds import models
 
-LIBRARY = ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm")
-OURS = ("cute", "cute_gather")
-DEQUANTISED = ("dequant", "dequant_loop", "dequant_cute")
-QUANTISED = ("cute_quantised",)
+LIBRARY, DEQUANTISED = (
+    tuple(one.name for one in BENCHES["model"].implementations if one.name.startswith(begin))
+    for begin in (models.LIBRARY, "dequant")
+)
+OURS, QUANTISED = ("cute", "cute_gather"), (format_bars.QUANTISED,)
 # seeds, which of their rows in words and as a query, and what takes how many times as long as what: of several, the fastest
 RATIOS: Sequence[tuple[tuple[str, ...], str, str, Sequence[str], Sequence[str]]] = (
     (("000",), "float32", "dtype == 'fp32'", ("torch_gather_loop",), ("torch_loop",)),
@@ -20,7 +24,7 @@ RATIOS: Sequence[tuple[tuple[str, ...], str, str, Sequence[str], Sequence[str]]]
     (("000",), "bf16, E=256", "dtype == 'bf16' and experts == 256", ("triton_gather",), OURS),
     (("000",), "bf16, E=8", "dtype == 'bf16' and experts == 8", ("torch_loop",), OURS),
     (("000",), "bf16, E=8", "dtype == 'bf16' and experts == 8", ("triton_gather",), OURS),
-    (("001", "002"), "all", "bench == bench", ("torch", "torch_loop", "triton"), ("cute",)),
+    (("001", "002"), "all", "bench.notna()", ("torch", "torch_loop", "triton"), ("cute",)),
     (("001", "002"), "gate", "bench == 'gate'", ("torch",), ("cute",)),
     (("001", "002"), "routing", "bench == 'routing'", ("torch",), ("cute",)),
     (("001", "002"), "routing", "bench == 'routing'", ("triton",), ("cute",)),
@@ -46,11 +50,10 @@ def ratios(seed: str, where: str, slower: Sequence[str], faster: Sequence[str]) 
         plain = point["dtype"].iloc[0]
         for weights in sorted(set(point["weights"]) - {plain}) or [plain]:
             near = point[point["weights"].isin((plain, weights))]
-            times = [near[near["implementation"].isin(ways)] for ways in (slower, faster)]
-            if all(map(len, times)):
-                assert len(set(np.concatenate([one["gpu_uuid"] for one in times]))) == 1, "a ratio across cards"
-                over, under = (one["median_us"].min() for one in times)
-                found.append(over / under)
+            over, under = (near[near["implementation"].isin(ways)] for ways in (slower, faster))
+            if len(over) and len(under):
+                assert pd.concat([over, under])["gpu_uuid"].nunique() == 1, "a ratio across cards"
+                found.append(over["median_us"].min() / under["median_us"].min())
     return found
 
 
@@ -60,10 +63,9 @@ def seed_ratios() -> str:
     for seeds, which, where, slower, faster in RATIOS:
         found = [ratio for seed in seeds for ratio in ratios(seed, where, slower, faster)]
         time, unit = (", ".join(f"`{name}`" for name in ways) for ways in (slower, faster))
-        span = f"{digits(stats.gmean(found))} ({digits(min(found))} to {digits(max(found))})"
         lines.append({
             "seed": ", ".join(seeds), "rows": which, "time of": time, "over that of": unit, "comparisons": str(len(found)),
-            "geometric mean (least to most)": span if len(found) > 1 else digits(found[0]),
+            "geometric mean (least to most)": ranged(stats.gmean(found), pd.Series(found)) if len(found) > 1 else digits(found[0]),
         })  # fmt: skip
     return table(lines)
 

@@ -115,10 +115,11 @@ def _ratios(ratios: pd.Series, way: str) -> str:
     ratios = ratios.dropna()
     named = "" if way in WAYS else f"`{way}`, {len(ratios)} cells: "
     slower = f", cute slower in {count}" if (count := int((ratios < 1).sum())) else ""
-    return named + _ranged(stats.gmean(ratios), ratios, slower)
+    return named + ranged(stats.gmean(ratios), ratios, slower)
 
 
-def _ranged(middle: float, ratios: pd.Series, more: str = "") -> str:
+def ranged(middle: float, ratios: pd.Series, more: str = "") -> str:
+    """A number between the least and the most of what it stands for."""
     return f"{digits(middle)} ({digits(ratios.min())} to {digits(ratios.max())}{more})"
 
 
@@ -212,7 +213,7 @@ def platforms() -> str:
         lines.append({
             "bench": f"`{bench}`", "cells": str(len(cells)), "the same has the lowest time": str(int(same.sum())),
             "both runs tell it from the next": str(int((same & told).sum())), "both tell different ones": str(int((~same & told).sum())),
-            "cute, H100 over H200": _ranged(over["ratio"].median(), over["ratio"]), "its floor": _ranged(over["ceiling"].median(), over["ceiling"]),
+            "cute, H100 over H200": ranged(over["ratio"].median(), over["ratio"]), "its floor": ranged(over["ceiling"].median(), over["ceiling"]),
         })  # fmt: skip
     return table(lines)
 

@@ -15,6 +15,9 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.kernels.experts import ACTIVATIONS
 
 SHAPE = {"tokens": 33, "hidden": 40, "intermediate": 24, "experts": 6, "top_k": 2, "dtype": "fp32", "skew": 0.5}
+ROUTED = {
+    name: SHAPE[name] for name in ("tokens", "hidden", "experts", "top_k", "dtype")
+}  # what a layer is without its experts
 PLAIN = ("torch_loop", "torch_bmm", "torch_gather_loop")
 
 
@@ -274,7 +277,7 @@ def test_a_fused_part_that_says_nothing_is_supported(monkeypatch):
 
 def test_buffers_of_all_parts_are_known(monkeypatch):
     """They are poisoned when an implementation is checked; what is given is none of them. Parts run under their names."""
-    cell, definition = cell_of("routing", **{n: SHAPE[n] for n in ("tokens", "hidden", "experts", "top_k", "dtype")}), BENCHES["routing"].definition()  # fmt: skip
+    cell, definition = cell_of("routing", **ROUTED), BENCHES["routing"].definition()  # fmt: skip
     inputs = definition.build(cell, 3, "cpu")
     call = BENCHES["routing"].bind("torch", cell, inputs | definition.empty_outputs(cell, inputs))
     between = {"topk_ids", "topk_weights", "counts", "offsets", "order", "inverse", "packed"}
@@ -299,14 +302,8 @@ def test_a_fused_part_has_the_buffers_that_a_later_part_reads(monkeypatch):
 
 def test_a_fused_part_makes_what_the_next_one_alone_reads_and_is_not_given(monkeypatch):
     """The order of rows is read by pack alone, their counts by nobody; what one of its stages writes may be given."""
-    cell, bench = (
-        cell_of("layer", **SHAPE),
-        fused(
-            monkeypatch,
-            {"router+permute": "layer.peer", "experts": "torch_loop"},
-            bind=lambda problem, **operands: operands.keys,
-        ),
-    )
+    parts = {"router+permute": "layer.peer", "experts": "torch_loop"}
+    cell, bench = cell_of("layer", **SHAPE), fused(monkeypatch, parts, bind=lambda problem, **operands: operands.keys)
     definition = bench.definition()
     given = definition.build(cell, 3, "cpu") | definition.shared(cell, 3, "cpu")
     given |= definition.empty_outputs(cell, given)
@@ -318,7 +315,7 @@ def test_a_fused_part_makes_what_the_next_one_alone_reads_and_is_not_given(monke
 
 def test_a_stage_is_checked_under_its_own_names():
     """Combine finds the packed rows of routing as what it combines."""
-    bench, cell = BENCHES["routing"], cell_of("routing", **{n: SHAPE[n] for n in ("tokens", "hidden", "experts", "top_k", "dtype")})  # fmt: skip
+    bench, cell = BENCHES["routing"], cell_of("routing", **ROUTED)
     inputs = bench.definition().build(cell, 3, "cpu")
     tensors = bench.bind("torch", cell, inputs | bench.definition().empty_outputs(cell, inputs))()
     assert composite.check(bench, bench["torch"], cell, tensors).error is None

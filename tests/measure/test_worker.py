@@ -512,17 +512,22 @@ def test_a_block_has_enough_samples_and_time(least, least_us, samples):
     assert (one.clocks[1], one.powers[1], one.slow[1], one.blocks[1]) == (None, None, 0, [100.0])
 
 
+def ticking(clock, name="a", time_of=lambda: 1.0):
+    """A candidate whose samples take 2**-10 s of the clock each, whatever they say."""
+
+    def sample():
+        clock.now += 2**-10
+        return time_of()
+
+    return Candidate(name, [], timer=types.SimpleNamespace(sample=sample, calls=1))
+
+
 def rounds(clock, monkeypatch, check_seconds=0.0, times=lambda n: 1000.0, **change):
     """What `_rounds` says, the names in the order of their blocks, and those that were checked; the n-th sample says times(n)."""
     order, checked = [], []
 
     def candidate(name):
-        def sample():
-            clock.now += 2**-10
-            order.append(name)
-            return times(len(order))
-
-        return Candidate(name, [], timer=types.SimpleNamespace(sample=sample, calls=1))
+        return ticking(clock, name, lambda: order.append(name) or times(len(order)))
 
     def verify(job, one, sets):
         clock.now += check_seconds
@@ -566,25 +571,15 @@ def test_a_width_that_is_as_narrow_as_asked_is_enough(clock, monkeypatch):
     assert sampling._width(one) == sampling.statistics.half_width(middle) > 0
 
 
-def test_turns_are_short_unless_the_power_limit_binds(clock):
-    def sample():
-        clock.now += 2**-10
-        return 1.0
-
-    one = Candidate("a", [], timer=types.SimpleNamespace(sample=sample, calls=1))
-    job = types.SimpleNamespace(settings=SETTINGS, hash="h")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sampling, "verify", lambda job, one, sets: None)
-        sampling.sample(job, [one], "sets", Gpu(), lambda name, step, action: action() or True)
+def test_turns_are_short_unless_the_power_limit_binds(clock, monkeypatch):
+    monkeypatch.setattr(sampling, "verify", lambda job, one, sets: None)
+    one, job = ticking(clock), types.SimpleNamespace(settings=SETTINGS, hash="h")
+    sampling.sample(job, [one], "sets", Gpu(), lambda name, step, action: action() or True)
     assert one.fields["turns"] == "short" and one.fields["converged"] and "converged" in one.fields["stop_reason"]
 
 
 def test_a_span_is_what_a_block_took_on_the_clock(clock):
-    def sample():
-        clock.now += 2**-10
-        return 1.0
-
-    one = Candidate("a", [], timer=types.SimpleNamespace(sample=sample, calls=1))
+    one = ticking(clock)
     sampling._block(one, None, 3)
     sampling._block(one, None, 1)
     assert one.spans == [3e6 / 1024, 1e6 / 1024]
