@@ -78,7 +78,6 @@ def test_every_configuration(tokens, experts, top_k, dtype, router):
     order = logits.float().sort(dim=1, descending=True, stable=True).indices[:, :top_k]
     broken = torch.arange(tokens, device="cuda") % 5 == 4
     logits[broken, torch.arange(tokens, device="cuda")[broken] % experts] = torch.nan
-    finite = (logits.amax(1) < torch.inf) & (logits.amax(1) > -torch.inf)
     configs = cute_gate.packed_configs(dtype, experts, top_k, rule) + cute_gate.threshold_configs(experts, top_k, rule)
     for config in [cute_gate.Config(32), *configs]:
         outputs = definition.empty_outputs(cell, {"logits": logits})
@@ -90,4 +89,4 @@ def test_every_configuration(tokens, experts, top_k, dtype, router):
         chosen = logits[~broken].gather(1, ids[~broken].long())
         assert torch.equal(chosen, logits[~broken].gather(1, order[~broken])), f"{config}: choices do not fall"
         expected = wanted["topk_weights"].float()
-        torch.testing.assert_close(weights[finite], expected[finite], rtol=1e-5, atol=1e-30, msg=str(config))
+        torch.testing.assert_close(weights[~broken], expected[~broken], rtol=1e-5, atol=1e-30, msg=str(config))

@@ -5,6 +5,7 @@ A program of its own because TRITON_INTERPRET must precede the import of triton 
 
 import itertools
 
+import gate_limits
 import torch
 from torch import Tensor
 
@@ -92,12 +93,21 @@ def check_gate(rule: str, logits: Tensor, top_k: int) -> None:
     logits[-1, 3] = torch.nan
     bias = 0.1 * torch.randn(logits.shape[1], device=logits.device) if ROUTERS[rule].bias else None
     for selection in (bias, None):
-        ids, weights = cuda.gate(logits, selection, top_k, rule)
+        ids, weights = cuda.gate(logits, selection, top_k, rule, None)
         wide = None if selection is None else selection.double()
-        want_ids, want = reference.gate(logits.double(), wide, top_k, rule)
+        want_ids, want = reference.gate(logits.double(), wide, top_k, rule, None)
         assert torch.equal(ids, want_ids), f"{rule}: ids"
         torch.testing.assert_close(weights.double(), want, rtol=1e-5, atol=2e-6, equal_nan=True)
         assert (ids[-1] == -1).all() and weights[-1].isnan().all(), f"{rule}: NaN"
+    check_gate_limits(rule, logits.shape[1], top_k, logits.dtype, logits.device.type)
+
+
+def check_gate_limits(rule: str, experts: int, top_k: int, dtype: torch.dtype, device: str) -> None:
+    """The kernels of gate where scores and sums vanish or are infinite."""
+    logits = gate_limits.rows(experts, dtype, device)
+    biases = gate_limits.biases(experts, dtype, device).values() if ROUTERS[rule].bias else ()
+    for bias in (None, *biases):
+        gate_limits.check_choice(logits, *cuda.gate(logits, bias, top_k, rule, None), rule, bias)
 
 
 def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: str) -> None:

@@ -18,7 +18,8 @@ def drawn(rule: str, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     torch.manual_seed(17)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     bias = 0.3 * torch.randn(EXPERTS, dtype=wide) if ROUTERS[rule].bias else None
-    return torch.randn(TOKENS, EXPERTS).to(dtype), bias
+    logits = torch.rand(TOKENS, EXPERTS).argsort(1) / 4 - 2 + torch.rand(TOKENS, 1)  # of a token, none tie in 16 bits
+    return logits.to(dtype), bias
 
 
 @pytest.mark.parametrize("dtype", ops.arguments.DTYPES, ids=str)
@@ -98,9 +99,9 @@ def test_it_keeps_the_rules_of_torch_library(rule: str) -> None:
     fails: test_route covers its last check, tracing with dynamic shapes."""
     logits, bias = drawn(rule, torch.float32)
     operator = torch.ops.moe_routing_bench.gate.default
-    opcheck(operator, (logits, bias, TOP_K, rule))
+    opcheck(operator, (logits, bias, TOP_K, rule, 1.0))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    opcheck(operator, (logits.requires_grad_(), bias, TOP_K, rule), test_utils=checks)
+    opcheck(operator, (logits.requires_grad_(), bias, TOP_K, rule, 1.0), test_utils=checks)
 
 
 def test_bad_input_is_explained() -> None:

@@ -20,7 +20,7 @@ from moe_routing_bench.grid.cell import Value
 from moe_routing_bench.kernels.experts import ACTIVATIONS
 from moe_routing_bench.kernels.permute.layout import LAYOUTS
 from moe_routing_bench.kernels.shared_experts import GATES
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.routers import ROUTERS, SCALED
 from moe_routing_bench.workload import skew
 
 _LISTED = "`moe-routing-bench list` prints"
@@ -107,7 +107,7 @@ _TABLE = (
     Axis("skew", float, "coefficient of variation of the expected expert loads", "workload", prefix="skew", default=0.0, least=0),
     Axis("sampler", str, "how assignments are drawn", "workload", default="exact", choices=skew.SAMPLERS),
     Axis("trace", str, "Parquet file of recorded routing, for the sampler trace", "workload", scope="scalar", optional=True),
-    Axis("router", str, "routing rule", "way", default="softmax_topk_renorm", choices=tuple(ROUTERS), open=True, also=r"[\w.]+:\w+", preset=True),
+    Axis("router", str, "routing rule", "way", default="softmax_topk_renorm", choices=tuple(ROUTERS), open=True, also=rf"[\w.]+:\w+|{SCALED}", preset=True),
     Axis("activation", str, "what an expert computes between its products; of a model, its own", "way", default="swiglu", choices=ACTIVATIONS, preset=True, silent=True),
     Axis("dtype", str, "format of the activations", "format", default="bf16", choices=formats.PLAIN),
     Axis("packed", str, "format of the rows after pack", "format", prefix="packed-", follows="dtype", choices=tuple(formats.FORMATS)),

@@ -193,8 +193,10 @@ def check(bench: str, values: Mapping[str, Any]) -> None:
         raise bad(
             "shared_gate", values["shared_gate"], "none without shared_intermediate", "there is nothing to multiply"
         )
-    if values.get("router") and experts:
-        ROUTERS[values["router"]].check(experts, top_k or 1)
+    if (router := values.get("router")) and router not in ROUTERS:
+        raise bad("router", router, f"{', '.join(ROUTERS)}, with another scale as in sigmoid_renorm_x2.827")
+    if router and experts:
+        ROUTERS[router].check(experts, top_k or 1)
     if not (tokens and experts and top_k):
         return
     if (rows := row_layout(Cell(bench, "", tuple(values.items()))).rows) > MOST_ROWS:

@@ -11,6 +11,7 @@ from moe_routing_bench.config.load import read_mapping
 from moe_routing_bench.errors import bad
 from moe_routing_bench.fields import Choice
 from moe_routing_bench.kernels.shared_experts import GATES
+from moe_routing_bench.routers import scaled
 
 
 class Recorded(schema.Strict):
@@ -20,7 +21,7 @@ class Recorded(schema.Strict):
     shared_experts: Whole = 0
     shared_intermediate: Count | None = None  # of all shared experts together
     shared_gate: Annotated[str, Choice(GATES)] | None = None
-    routed_scale: Amount = 1.0
+    routed_scale: Amount | None = None  # on the weights of the experts; None: that of the router's rule
     note: str = ""
     source: str = ""
     unsupported: str = ""  # why it cannot be measured
@@ -55,4 +56,5 @@ def _load(path: str | Path) -> dict[str, Any]:
 
 def values(preset: Any, shared: bool = False) -> Mapping[str, Any]:
     """The axes that a preset sets, with their values; `shared`: also those of its shared experts."""
-    return {name: getattr(preset, name) for name in (PRESET + SHARED if shared else PRESET)}
+    found = {name: getattr(preset, name) for name in (PRESET + SHARED if shared else PRESET)}
+    return found | {"router": scaled(preset.router, preset.routed_scale)}

@@ -68,16 +68,27 @@ class Routed(NamedTuple):
 
 
 def gate(
-    logits: Tensor, top_k: int, rule: str = "softmax_topk_renorm", bias: Tensor | None = None
+    logits: Tensor,
+    top_k: int,
+    rule: str = "softmax_topk_renorm",
+    bias: Tensor | None = None,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose `top_k` experts per token: logits (T, E) -> topk_ids (T, k) int32, topk_weights (T, k) float32.
 
     `rule` is a name of `routers.ROUTERS`; `bias` (E,) float32 is the selection bias of rules that take one: it changes the
-    choice, not the weights. For float64 logits, weights and bias are float64. A token with a NaN among its scores gets ids
-    -1, which are of no expert, and NaN weights. Weights are differentiable in logits. Raises `UserError`.
+    choice, not the weights. `scale` multiplies the weights, as `routed_scaling_factor` of a model's config does; None is the
+    rule's own factor. For float64 logits, weights and bias are float64. Weights are differentiable in logits, but with
+    `top_k` 1 a rule that renormalises has the weight `scale` whatever the logits, so the router gets no gradient.
+
+    The result is the same on all devices, up to rounding: ids are in the order of falling scores, and among equal scores
+    the lowest id comes first. A token with a NaN among its scores (plus bias) gets ids -1, which are of no expert, and NaN
+    weights. Logits may be infinite, and weights are then the limit: experts at +inf share a softmax equally, experts at
+    -inf get 0 and, where all are at -inf, equal shares. A sum that renormalises is ``sum + 1e-20``, so weights whose scores
+    all vanish are 0. Raises `UserError`.
     """
-    arguments.check_gate(logits, top_k, rule, bias)
-    return library.gate(logits, bias, top_k, rule)
+    arguments.check_gate(logits, top_k, rule, bias, scale)
+    return library.gate(logits, bias, top_k, rule, scale)
 
 
 def permute(
@@ -152,12 +163,13 @@ def route(
     bias: Tensor | None = None,
     capacity: int | None = None,
     layout: str = "compact",
+    scale: float | None = None,
 ) -> Routed:
     """gate, permute and pack: token rows x (T, H) and router logits (T, E) -> the packed rows, and what `combine` needs.
 
     Raises `UserError` for arguments that one of the three does not take.
     """
-    topk_ids, topk_weights = gate(logits, top_k, rule, bias)
+    topk_ids, topk_weights = gate(logits, top_k, rule, bias, scale)
     counts, offsets, order, inverse = permute(topk_ids, logits.shape[1], capacity, layout)
     return Routed(pack(x, order, inverse), topk_ids, topk_weights, counts, offsets, order, inverse)
 
@@ -211,12 +223,15 @@ def layer(
     b2: Tensor | None = None,
     residual: Tensor | None = None,
     phase: str | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """A whole MoE layer: x (T, H), router logits (T, E), and what `fused_experts` takes -> combined (T, H), plus residual (T, H).
 
+    `rule`, `bias` and `scale` are as of `gate`.
+
     Raises `UserError` for arguments that `gate` or `fused_experts` does not take, and for logits of another number of experts.
     """
-    topk_ids, topk_weights = gate(logits, top_k, rule, bias)
+    topk_ids, topk_weights = gate(logits, top_k, rule, bias, scale)
     if logits.shape[1] != len(w2):
         raise bad("logits", tuple(logits.shape), f"(T, {len(w2)}): w2 has {len(w2)} experts")
     return fused_experts(x, topk_ids, topk_weights, w13, w2, capacity, activation, b13, b2, residual, phase)

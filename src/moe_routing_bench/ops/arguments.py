@@ -1,5 +1,7 @@
 """What the operators take: every check raises `UserError` in one line. Values are not read, which would wait for the GPU."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -7,22 +9,31 @@ from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.kernels.experts import ACTIVATIONS, Experts
 from moe_routing_bench.kernels.permute.layout import LAYOUTS, MOST_ROWS, RowLayout
 from moe_routing_bench.ops.reference import wide
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.routers import POSITIVE, ROUTERS
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def check_gate(logits: Tensor, top_k: int, rule: str, bias: Tensor | None) -> None:
-    """A known rule, logits (T, E) and bias (E,) that it takes, and a choice that it can make."""
+def check_gate(logits: Tensor, top_k: int, rule: str, bias: Tensor | None, scale: float | None = None) -> None:
+    """A known rule, logits (T, E) and bias (E,) that it takes, a choice that it can make, and a scale of weights or None."""
     if rule not in ROUTERS:
         pick("rule", rule, ROUTERS)
+    if ROUTERS[rule].foreign:
+        raise bad("rule", rule, ", ".join(ROUTERS), "route with your own function, then call fused_experts")
     _check_data(logits, "logits")
     experts = logits.shape[1]
     if not 1 <= top_k <= experts:
         raise bad("top_k", top_k, f"1 to {experts}, the number of experts")
     ROUTERS[rule].check(experts, top_k)
-    if bias is None:
-        return
+    if bias is not None:
+        _check_bias(bias, rule, logits)
+    if scale is not None and (isinstance(scale, bool | str) or not 0 < scale < math.inf):
+        raise bad("scale", scale, POSITIVE)
+
+
+def _check_bias(bias: Tensor, rule: str, logits: Tensor) -> None:
+    """A rule with a selection bias, and (E,) of the dtype in which scores of `logits` are summed."""
+    experts = logits.shape[1]
     if not ROUTERS[rule].bias:
         raise bad("bias", _shape_and_dtype(bias), f"None: {rule} has no selection bias")
     if bias.shape != (experts,) or bias.dtype != wide(logits.dtype):

@@ -21,17 +21,17 @@ from moe_routing_bench.kernels.pack import Pack
 from moe_routing_bench.kernels.permute.layout import RowLayout
 from moe_routing_bench.ops import backends, feeding, reference
 from moe_routing_bench.ops.backends import ready
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.routers import ROUTERS, scaled
 
 _FORMATS = {FORMATS[name].torch_dtype: name for name in PLAIN}
 
 
-def gate(logits: Tensor, bias: Tensor | None, top_k: int, rule: str) -> tuple[Tensor, Tensor]:
+def gate(logits: Tensor, bias: Tensor | None, top_k: int, rule: str, scale: float | None) -> tuple[Tensor, Tensor]:
     """logits (T, E), bias (E,) or None -> ids (T, k) int32, weights (T, k); -1 and NaN for a token with a NaN."""
     tokens, experts = logits.shape
-    problem = Gate(tokens, experts, top_k, _FORMATS.get(logits.dtype, ""), rule)
+    problem = Gate(tokens, experts, top_k, _FORMATS.get(logits.dtype, ""), scaled(rule, scale))
     if (bind := _bind(problem, logits)) is None:
-        return reference.gate(logits, bias, top_k, rule)
+        return reference.gate(logits, bias, top_k, rule, scale)
     if ROUTERS[rule].bias:
         bias = logits.new_zeros(experts, dtype=torch.float32) if bias is None else ready(bias)
     ids = logits.new_empty(tokens, top_k, dtype=torch.int32)

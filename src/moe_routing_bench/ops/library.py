@@ -20,8 +20,8 @@ from moe_routing_bench.ops import reference
 
 
 @custom_op("moe_routing_bench::gate", mutates_args=(), device_types="cpu")
-def gate(logits: Tensor, bias: Tensor | None, top_k: int, rule: str) -> tuple[Tensor, Tensor]:
-    return reference.gate(logits, bias, top_k, rule)
+def gate(logits: Tensor, bias: Tensor | None, top_k: int, rule: str, scale: float | None) -> tuple[Tensor, Tensor]:
+    return reference.gate(logits, bias, top_k, rule, scale)
 
 
 @custom_op("moe_routing_bench::permute", mutates_args=(), device_types="cpu")
@@ -119,7 +119,7 @@ feed.register_kernel("cuda", _on_cuda("feed"))
 
 
 @gate.register_fake
-def _(logits, bias, top_k, rule):
+def _(logits, bias, top_k, rule, scale):
     shape = logits.shape[0], top_k
     return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape, dtype=reference.wide(logits.dtype))
 
@@ -189,13 +189,13 @@ def _keeps_sums(rows: Tensor, w2: Tensor, activation: str, backend: str) -> bool
 
 
 def _save_for_gate(ctx, inputs, output) -> None:
-    ctx.rule = inputs[3]
+    ctx.rule, ctx.scale = inputs[3:]
     ctx.save_for_backward(inputs[0], output[0])
 
 
 def _gate_gradients(ctx, _, grad):
     logits, ids = ctx.saved_tensors
-    return reference.gate_backward(grad, logits, ids, ctx.rule), None, None, None
+    return reference.gate_backward(grad, logits, ids, ctx.rule, ctx.scale), None, None, None, None
 
 
 def _save_for_pack(ctx, inputs, output) -> None:

@@ -16,7 +16,7 @@ from moe_routing_bench.kernels.experts.common import activate
 from moe_routing_bench.kernels.gate.rules import FusedRule, rule_of
 from moe_routing_bench.kernels.permute import torch_permute
 from moe_routing_bench.kernels.permute.layout import RowLayout
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.routers import choice, sqrtsoftplus_topk
 
 Indices = tuple[Tensor, Tensor, Tensor, Tensor]  # counts, offsets, order, inverse
 
@@ -26,62 +26,76 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def gate(logits: Tensor, bias: Tensor | None, top_k: int, rule: str) -> tuple[Tensor, Tensor]:
+def gate(logits: Tensor, bias: Tensor | None, top_k: int, rule: str, scale: float | None) -> tuple[Tensor, Tensor]:
     """logits (T, E), bias (E,) or None -> ids (T, k) int32, weights (T, k) of `wide`; -1 and NaN for a token with a NaN."""
-    router = ROUTERS[rule]
-    ids = router.load()(logits, top_k, bias)[0]
-    scores = router.score(logits)
-    broken = (scores if bias is None else scores + bias).isnan().any(1, keepdim=True)
-    return ids.masked_fill(broken, -1), weigh(logits, ids, rule).masked_fill(broken, torch.nan)
+    known = rule_of(rule)
+    scores = _score(logits.to(wide(logits.dtype)), known.select)
+    if bias is not None:
+        scores = scores + bias
+    ids = choice.choose(scores, top_k, known.groups, known.keep_groups, known.group_best, ordered=True).int()
+    broken = scores.isnan().any(1, keepdim=True)
+    return ids.masked_fill(broken, -1), weigh(logits, ids, rule, scale).masked_fill(broken, torch.nan)
 
 
-def weigh(logits: Tensor, ids: Tensor, rule: str) -> Tensor:
-    """The weights (T, k), of `wide`, that a rule gives the experts ids (T, k) of logits (T, E)."""
-    known, logits = rule_of(rule), logits.to(wide(logits.dtype))
-    chosen = logits.gather(1, ids.clamp_min(0).long())
-    if known.weigh == "softmax_chosen":
-        weights = chosen.softmax(1)
-    elif known.weigh == "softmax_all":
-        weights = (chosen - logits.logsumexp(1, keepdim=True)).exp()
-    else:
-        weights = _score(chosen, known.weigh)
-    if known.renormalize:
-        weights = weights / weights.sum(1, keepdim=True)
-    return weights * known.scale
+def weigh(logits: Tensor, ids: Tensor, rule: str, scale: float | None) -> Tensor:
+    """The weights (T, k), of `wide`, that a rule gives the experts ids (T, k) of logits (T, E), times `scale` (None: the rule's)."""
+    return _unscaled(logits.to(wide(logits.dtype)), ids.clamp_min(0).long(), rule_of(rule)) * _scale(rule, scale)
 
 
-def gate_backward(grad: Tensor, logits: Tensor, ids: Tensor, rule: str) -> Tensor:
+def _scale(rule: str, scale: float | None) -> float:
+    """The factor on the weights: None is the rule's own."""
+    return rule_of(rule).scale if scale is None else scale
+
+
+def gate_backward(grad: Tensor, logits: Tensor, ids: Tensor, rule: str, scale: float | None) -> Tensor:
     """grad (T, k) of the weights -> that of logits (T, E), of logits' dtype; NaN for a token whose ids are -1.
 
-    Written out, for automatic differentiation of `weigh` takes the host several times as long. Itself differentiable.
+    Written out, for automatic differentiation of `weigh` takes the host several times as long. Itself differentiable. A weight w
+    of score s has the slope w s'/s, of which neither factor is 0/0 where a score vanishes; renormalising takes away the mean of
+    the gradients by weight.
     """
     known, wide_logits, at = rule_of(rule), logits.to(wide(logits.dtype)), ids.clamp_min(0).long()
-    grad = grad * known.scale
+    grad = grad * _scale(rule, scale)
     if known.weigh == "softmax_all":
-        shares = wide_logits.softmax(1)
+        shares = choice.softmax(wide_logits)
         flow = shares.gather(1, at) * grad
         found = (shares * -flow.sum(1, keepdim=True)).scatter_add(1, at, flow)
     else:
-        found = torch.zeros_like(wide_logits).scatter(1, at, _chosen_gradient(grad, wide_logits.gather(1, at), known))
+        weights = _unscaled(wide_logits, at, known)
+        if known.renormalize or known.weigh == "softmax_chosen":
+            grad = grad - (weights * grad).sum(1, keepdim=True)
+        slope = weights * grad * _relative_slope(wide_logits.gather(1, at), known.weigh)
+        found = torch.zeros_like(wide_logits).scatter(1, at, slope)
     return found.masked_fill(ids[:, :1] < 0, torch.nan).to(logits.dtype)
 
 
-def _score(logits: Tensor, kind: str) -> Tensor:
-    """The score of every logit, for rules whose weights are scores."""
-    return logits.sigmoid() if kind == "sigmoid" else torch.nn.functional.softplus(logits).sqrt()
-
-
-def _chosen_gradient(grad: Tensor, chosen: Tensor, rule: FusedRule) -> Tensor:
-    """grad (T, k) of unscaled weights -> that of the chosen logits (T, k), for rules that look at no others."""
+def _unscaled(logits: Tensor, at: Tensor, rule: FusedRule) -> Tensor:
+    """The weights (T, k) of the experts `at` (T, k) int64 of logits (T, E), before the rule's scale."""
+    if rule.weigh == "softmax_all":
+        return choice.softmax(logits).gather(1, at)
+    chosen = logits.gather(1, at)
     if rule.weigh == "softmax_chosen":
-        weights = chosen.softmax(1)
-        return weights * (grad - (weights * grad).sum(1, keepdim=True))
-    score, sigmoid = _score(chosen, rule.weigh), chosen.sigmoid()
-    slope = sigmoid * (1 - sigmoid) if rule.weigh == "sigmoid" else sigmoid / (2 * score)
-    if rule.renormalize:
-        total = score.sum(1, keepdim=True)
-        grad = (grad - (score * grad).sum(1, keepdim=True) / total) / total
-    return grad * slope
+        return choice.softmax(chosen)
+    scores = _score(chosen, rule.weigh)
+    return choice.renormalised(scores) if rule.renormalize else scores
+
+
+def _score(logits: Tensor, kind: str) -> Tensor:
+    """The score of every logit."""
+    if kind == "sqrtsoftplus":
+        return sqrtsoftplus_topk.score(logits)
+    return logits.sigmoid() if kind == "sigmoid" else logits
+
+
+def _relative_slope(logits: Tensor, kind: str) -> Tensor | float:
+    """s'/s of the score s of every logit, from 0 to 1; that of an exponential is 1."""
+    if kind == "sigmoid":
+        return torch.sigmoid(-logits)
+    if kind == "sqrtsoftplus":
+        tail = logits < sqrtsoftplus_topk.TAIL
+        rest = logits.masked_fill(tail, 0)
+        return torch.where(tail, 0.5, rest.sigmoid() / (2 * torch.nn.functional.softplus(rest)))
+    return 1.0
 
 
 def permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: str) -> Indices:

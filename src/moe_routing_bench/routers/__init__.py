@@ -3,11 +3,14 @@
 Contract: ``route(logits, top_k, bias=None, **options) -> (topk_ids (T, k) int32, topk_weights (T, k) float32)`` for
 logits (T, E) in float32, float64 or bfloat16. A selection bias changes which experts are chosen, never their weights.
 A file whose rule chooses by something other than the logits (plus the bias) says by what: ``score(logits) -> (T, E)``.
-Rules are plain torch; run in float64 they are also the reference of the `gate` bench.
+Rules are plain torch; run in float64 they are also the reference of the `gate` bench. A name may carry another factor on
+the weights than its rule has: ``sigmoid_renorm_x2.827`` is `sigmoid_renorm` with the scale 2.827 of Kimi-K2.
 """
 
 import functools
 import importlib
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType, ModuleType
@@ -40,6 +43,11 @@ class GateRule:
     def score(self, logits: Any) -> Any:
         """What experts are chosen by before a selection bias: (T, E) from logits (T, E)."""
         return getattr(self._module(), "score", lambda logits: logits)(logits)
+
+    @property
+    def scale(self) -> float:
+        """The factor on the weights."""
+        return self.options.get("scale", 1.0)
 
     @property
     def foreign(self) -> bool:
@@ -79,24 +87,59 @@ _TABLE = (
         "deepseek_v3", "sigmoid_topk", "sigmoid + selection bias, the 4 best of 8 groups by their two best, renormalised, x2.5",
         {"groups": 8, "keep_groups": 4, "scale": 2.5}, bias=True,
     ),
-    GateRule("sigmoid_renorm", "sigmoid_topk", "sigmoid + selection bias, renormalised (Kimi-K2, GLM, MiniMax)", bias=True),
-    GateRule("sqrtsoftplus_renorm", "sqrtsoftplus_topk", "sqrt(softplus) + selection bias, renormalised (DeepSeek-V4)", {"scale": 1.5}, bias=True),
+    GateRule("sigmoid_renorm", "sigmoid_topk", "sigmoid + selection bias, renormalised (MiniMax; Kimi-K2 and GLM with a scale)", bias=True),
+    GateRule("sqrtsoftplus_renorm", "sqrtsoftplus_topk", "sqrt(softplus) + selection bias, renormalised, x1.5 (DeepSeek-V4)", {"scale": 1.5}, bias=True),
     GateRule("llama4", "topk_sigmoid", "top-k of logits, sigmoid of each (Llama 4)"),
 )  # fmt: skip
 
 
+# The name of a rule of the table with another scale; `repr` of the number is its one spelling.
+POSITIVE = "a positive finite number, or None for the rule's own"
+SCALED = r"(\w+?)_x(\d[\d.]*(?:e[+-]?\d+)?)"
+
+
+def scaled(name: str, scale: float | None) -> str:
+    """The name of rule `name` whose weights are multiplied by `scale` in place of the rule's factor; None keeps the rule's.
+
+    Raises `UserError` for a scale that is not positive and finite, and for a rule of another package.
+    """
+    if scale is None:
+        return name
+    if isinstance(scale, bool) or not (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0):
+        raise bad("scale", scale, POSITIVE)
+    if ROUTERS[name].foreign:
+        raise bad("scale", scale, f"None: {name} is a rule of another package, which scales weights itself")
+    base = found[1] if (found := re.fullmatch(SCALED, name)) else name
+    return base if ROUTERS[base].scale == scale else f"{base}_x{float(scale)!r}".removesuffix(".0")
+
+
 class _Rules(dict[str, GateRule]):
-    """The table by name. A reference stands for the rule that another package declares, and is not among the names."""
+    """The table by name. References and names with a scale stand for rules that are not among the names."""
 
     def __contains__(self, name: object) -> bool:
-        """Whether it is a name of the table, or a reference."""
-        return super().__contains__(name) or ":" in str(name)
+        """Whether it is a name of the table, with a scale or without, or a reference."""
+        if super().__contains__(name) or ":" in str(name):
+            return True
+        found = re.fullmatch(SCALED, str(name))
+        return bool(found and super().__contains__(found[1]) and str(name) == _spelled(found))
 
     def __missing__(self, name: str) -> GateRule:
-        """Read a reference. Raises KeyError for any other text, and `UserError` where there is no such rule."""
-        if ":" not in name:
+        """Read a reference or a name with a scale. KeyError for any other text, `UserError` where a reference names no rule."""
+        if name not in self:
             raise KeyError(name)
-        return _declared(name)
+        if ":" in name:
+            return _declared(name)
+        base, _, scale = name.rpartition("_x")
+        return replace(self[base], name=name, options={**self[base].options, "scale": float(scale)})
+
+
+def _spelled(found: re.Match[str]) -> str:
+    """The one name of a rule with a scale; empty where the scale is that of the rule, or no positive finite number."""
+    try:
+        scale = float(found[2])
+    except ValueError:
+        return ""
+    return scaled(found[1], scale) if math.isfinite(scale) and scale > 0 else ""
 
 
 @functools.cache

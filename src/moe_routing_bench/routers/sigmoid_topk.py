@@ -7,6 +7,8 @@ scores); the bias is the auxiliary-loss-free balancing of 2408.15664.
 import torch
 from torch import Tensor
 
+from moe_routing_bench.routers.choice import choose, renormalised
+
 
 def route(
     logits: Tensor, top_k: int, bias: Tensor | None = None, *, groups: int = 1, keep_groups: int = 1, scale: float = 1.0
@@ -24,12 +26,5 @@ def select(
     scores: Tensor, top_k: int, bias: Tensor | None, *, groups: int = 1, keep_groups: int = 1, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Choose by ``scores + bias`` and weigh by `scores`, as all rules with positive scores and a selection bias do."""
-    biased = scores if bias is None else scores + bias
-    if groups > 1:
-        by_group = biased.unflatten(-1, (groups, -1))
-        kept = by_group.topk(2, dim=-1).values.sum(-1).topk(keep_groups, dim=-1).indices
-        mask = torch.zeros_like(by_group[..., 0], dtype=torch.bool).scatter_(-1, kept, True)
-        biased = by_group.masked_fill(~mask.unsqueeze(-1), -torch.inf).flatten(-2)
-    ids = biased.topk(top_k, dim=-1).indices
-    chosen = scores.gather(-1, ids)
-    return ids.int(), (chosen / chosen.sum(-1, keepdim=True) * scale).float()
+    ids = choose(scores if bias is None else scores + bias, top_k, groups, keep_groups, group_best=2)
+    return ids.int(), (renormalised(scores.gather(-1, ids)) * scale).float()

@@ -3,12 +3,15 @@
 import torch
 from torch import Tensor
 
+from moe_routing_bench.routers.choice import choose
 
-def route(logits: Tensor, top_k: int, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Ids (T, k) int32 and weights (T, k) float32 in (0, 1), which need not sum to 1.
+
+def route(logits: Tensor, top_k: int, bias: Tensor | None = None, *, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Ids (T, k) int32 and weights (T, k) float32 in (0, scale), which need not sum to `scale`.
 
     The rule has no selection bias.
     """
     assert bias is None, "topk_sigmoid has no selection bias"
-    top, ids = (logits if logits.dtype == torch.float64 else logits.float()).topk(top_k, dim=-1)
-    return ids.int(), top.sigmoid().float()
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    ids = choose(wide, top_k)
+    return ids.int(), (wide.gather(-1, ids).sigmoid() * scale).float()

@@ -20,16 +20,20 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
 
 from moe_routing_bench.kernels.cute import VECTOR_BYTES, WARP, power_of_2
 from moe_routing_bench.kernels.gate.cute_primitives import (
+    below,
     bitcast,
     bits_of,
+    fmin,
     key_of,
     max_of_token,
+    of_experts,
     row_stride,
     score,
     sort,
     value_of,
     warp_tensor,
 )
+from moe_routing_bench.routers.choice import GUARD, MOST_SCORE
 
 
 @dataclass(frozen=True)
@@ -192,8 +196,9 @@ def keys_of_thread(
     if cutlass.const_expr(rule.weigh == "softmax_all"):
         highest = bitcast(bits_of(max_of_token(keys[0], shape.threads_per_token)), Float32)
         for v in cutlass.range_constexpr(slots):
-            total += cute.math.exp(values[v] - highest)
+            total += cute.math.exp(below(values[v], highest))
         total = cute.arch.warp_reduction_sum(total, threads_in_group=shape.threads_per_token)
+        total = of_experts(total, highest, shape.experts)
     return keys, total, has_nan
 
 
@@ -276,7 +281,7 @@ def complete(
         total = totals[index]
         if choice > 0:
             previous = Uint64(winners[choice - 1, index])
-    has_nan = total < 0.0  # of infinite scores the sum is NaN, too, but their ids are known
+    has_nan = total < 0.0
     key, owner = Uint32(winner >> 32), Int32(Uint32(winner & Uint64(0xFFFFFFFF)))
     # Equal keys of one thread are neighbours among the winners: the n-th of them is the n-th slot with this key.
     repeats = ~Uint32(cute.arch.vote_ballot_sync(winner == previous)) & (lower_lanes | (lower_lanes + 1))
@@ -294,16 +299,20 @@ def complete(
 
     weight = bitcast(bits_of(key), Float32)
     if cutlass.const_expr(rule.weigh.startswith("softmax")):
-        weight = cute.math.exp(weight - highest)
+        weight = cute.math.exp(below(weight, highest))
     elif cutlass.const_expr(rule.biased):  # the bias chooses, it does not weigh
         weight = Float32(0.0)
         if valid:
             weight = score(rule.weigh, logits[token, expert].to(Float32))
     elif cutlass.const_expr(rule.select == "logit"):
         weight = score(rule.weigh, weight)
+    if cutlass.const_expr(rule.renormalize):
+        weight = fmin(weight, Float32(MOST_SCORE))
     if cutlass.const_expr(rule.renormalize or rule.weigh == "softmax_chosen"):
         total = Float32(cutlass.select_(valid, weight, Float32(0.0)))
         total = cute.arch.warp_reduction_sum(total, threads_in_group=choice_threads)
+    if cutlass.const_expr(rule.renormalize):
+        total = total + GUARD
     if cutlass.const_expr(rule.renormalize or rule.weigh.startswith("softmax")):
         weight = weight / total
     weight = weight * rule.scale

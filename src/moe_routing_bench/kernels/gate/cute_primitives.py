@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from moe_routing_bench.kernels.cute import WARP, power_of_2
+from moe_routing_bench.routers.sqrtsoftplus_topk import TAIL
 
 THREADS = 128  # of a block
 SIGN = 0x80000000
@@ -21,9 +22,23 @@ def score(kind: str, logit: Float32) -> Float32:
     if kind == "sigmoid":
         return cute.arch.rcp_approx(1.0 + cute.math.exp(-logit))  # 1 ulp, without the branches of a division
     if kind == "sqrtsoftplus":
-        softplus = cutlass.select_(logit > 20.0, logit, cute.math.log1p(cute.math.exp(logit)))
-        return cute.math.sqrt(Float32(softplus))
+        root = cute.math.exp(0.5 * logit)  # of e^x: the score where that vanishes
+        softplus = Float32(cutlass.select_(logit > 20.0, logit, cute.math.log1p(root * root)))
+        return Float32(cutlass.select_(logit < TAIL, root, cute.math.sqrt(softplus)))
     return logit
+
+
+def below(logit: Float32, largest: Float32) -> Float32:
+    """What a logit is above the largest one, which is never positive: 0 for the largest, also where both are infinite.
+
+    There the difference is NaN, and a minimum takes the other operand.
+    """
+    return fmin(logit - largest, Float32(0.0))
+
+
+def of_experts(total: Float32, largest: Float32, experts: int) -> Float32:
+    """The sum of a token's shares, of which slots without an expert, at -inf, add 0, but 1 where all experts are at -inf, too."""
+    return select(largest > -math.inf, total, Float32(experts))
 
 
 def bitcast(value: Any, dtype: Any) -> Any:

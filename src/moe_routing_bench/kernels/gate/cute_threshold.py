@@ -27,7 +27,16 @@ from moe_routing_bench.kernels.gate.cute_candidates import (
     gather_vectors,
     rank_candidates,
 )
-from moe_routing_bench.kernels.gate.cute_primitives import bitcast, bits_of, fmax, score, select, warp_tensor
+from moe_routing_bench.kernels.gate.cute_primitives import (
+    below,
+    bitcast,
+    bits_of,
+    fmax,
+    of_experts,
+    score,
+    select,
+    warp_tensor,
+)
 from moe_routing_bench.kernels.gate.cute_staging import VECTOR
 from moe_routing_bench.kernels.gate.rules import FusedRule
 
@@ -43,20 +52,21 @@ def threshold_warp(
     together: cutlass.Constexpr,
 ):
     """A warp of a block of THREADS: `tokens` tokens from `first_token` on, `together` of them side by side."""
-    vectors = cutlass.const_expr(-(-logits.shape[1] // (WARP * VECTOR)))  # of a lane
+    experts = cutlass.const_expr(logits.shape[1])
+    vectors = cutlass.const_expr(-(-experts // (WARP * VECTOR)))  # of a lane
     # Of the warp: the vectors that reach the threshold and their numbers; the scores that do and their experts.
     gathered = (warp_tensor(Float32, (VECTOR, WARP)), warp_tensor(Int32, (WARP,)))
     candidates = (warp_tensor(Float32, (WARP,)), warp_tensor(Int32, (WARP,)))
     raw = cute.make_rmem_tensor((VECTOR, vectors, together), logits.element_type)
     load_scores(logits, first_token, raw)
     if cutlass.const_expr(tokens == together):
-        choose_for_tokens(as_floats(raw), ids, weights, first_token, rule, gathered, candidates)
+        choose_for_tokens(as_floats(raw), ids, weights, first_token, rule, experts, gathered, candidates)
     else:
         for i in cutlass.range(0, tokens, together, unroll=1):
             scores = as_floats(raw)
             if i + together < tokens:
                 load_scores(logits, first_token + i + together, raw)
-            choose_for_tokens(scores, ids, weights, first_token + i, rule, gathered, candidates)
+            choose_for_tokens(scores, ids, weights, first_token + i, rule, experts, gathered, candidates)
 
 
 @cute.jit
@@ -104,6 +114,7 @@ def choose_for_tokens(
     weights: cute.Tensor,
     first_token: Int32,
     rule: cutlass.Constexpr,
+    experts: cutlass.Constexpr,
     gathered: tuple[cute.Tensor, cute.Tensor],
     candidates: tuple[cute.Tensor, cute.Tensor],
 ):
@@ -129,7 +140,7 @@ def choose_for_tokens(
                 if top > INFINITY:
                     value, expert = Float32(math.nan), Int32(-1)
 
-    weight = weigh(scores, value, chosen, bitcast(bits_of(top), Float32), highest, rule, room)
+    weight = weigh(scores, value, chosen, bitcast(bits_of(top), Float32), highest, rule, room, experts)
     token = first_token + room.token
     if chosen & (token < ids.shape[0]):
         ids[token, place] = expert
@@ -158,17 +169,18 @@ def weigh(
     highest: list[Uint32],
     rule: FusedRule,
     room: Room,
+    experts: int,
 ) -> Float32:
     """The weight of a lane's choice with the score `value`; `highest` are the keys of the tokens' largest scores."""
     softmax = rule.weigh.startswith("softmax")
-    weight = exp(value - largest) if softmax else score(rule.weigh, value)
+    weight = exp(below(value, largest)) if softmax else score(rule.weigh, value)
     if rule.weigh == "softmax_all":
         totals = []
         for i, key in enumerate(highest):
             most, total, own = bitcast(bits_of(key), Float32), Float32(0.0), scores[None, None, i]
             for v in range(cute.size(own)):
-                total = total + exp(own[v] - most)
-            totals.append(cute.arch.warp_reduction_sum(total))
+                total = total + exp(below(own[v], most))
+            totals.append(of_experts(cute.arch.warp_reduction_sum(total), most, experts))
         return weight * cute.arch.rcp_approx(room.own(totals)) * rule.scale
     if rule.renormalize or softmax:
         total = cute.arch.warp_reduction_sum(select(chosen, weight, Float32(0.0)), threads_in_group=room.slots)

@@ -31,6 +31,8 @@ def unsupported(problem: Gate) -> str | None:
         return "SGLang has no fused kernel for groups that are judged by their best expert"
     if module not in ("softmax_topk", "topk_sigmoid", "sigmoid_topk"):
         return f"SGLang's library has no kernel for {problem.router}"
+    if "groups" not in options and ROUTERS[problem.router].scale != 1:
+        return "the adapter of SGLang's gates without groups passes no scale of the weights"
     if "groups" in options:
         experts, size = problem.experts, problem.experts // options["groups"]
         if experts & (experts - 1) or size > _GROUP:

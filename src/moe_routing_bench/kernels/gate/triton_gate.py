@@ -18,11 +18,13 @@ from torch import Tensor
 
 from moe_routing_bench.kernels.gate import Gate
 from moe_routing_bench.kernels.gate.rules import rule_of, unsupported
+from moe_routing_bench.routers import choice, sqrtsoftplus_topk
 
 __all__ = ["bind", "unsupported"]
 
 ELEMENTS = 1024  # scores per program
 ENOUGH_PROGRAMS = 132 * 8
+TAIL, GUARD, MOST_SCORE = (tl.constexpr(value) for value in (sqrtsoftplus_topk.TAIL, choice.GUARD, choice.MOST_SCORE))
 
 
 @triton.jit
@@ -35,7 +37,8 @@ def score(logit, KIND: tl.constexpr):
         u = tl.exp(-tl.abs(logit))
         w = 1.0 + u
         small = tl.where(w == 1.0, u, tl.log(w) * (u / tl.where(w == 1.0, 1.0, w - 1.0)))
-        return tl.sqrt(tl.maximum(logit, 0.0) + small)
+        root = tl.sqrt(tl.maximum(logit, 0.0) + small)
+        return tl.where(logit < TAIL, tl.exp(0.5 * logit), root)
     return logit
 
 
@@ -98,6 +101,12 @@ def expert_of(winners):
 
 
 @triton.jit
+def share(logit, largest):
+    """e to the power of what a logit is below the largest: 1 for the largest, which may be infinite."""
+    return tl.where(logit == largest, 1.0, tl.exp(logit - largest))
+
+
+@triton.jit
 def weigh(
     winners,
     own,
@@ -117,18 +126,20 @@ def weigh(
     weight = (high ^ flip).to(tl.float32, bitcast=True)
     if WEIGH == "softmax_chosen":
         weight = tl.where(place < K, weight, -float("inf"))
-        weight = tl.exp(weight - tl.max(weight, 1)[:, None])
+        weight = tl.where(place < K, share(weight, tl.max(weight, 1)[:, None]), 0.0)
+        weight = weight / tl.sum(weight, 1)[:, None]
     elif WEIGH == "softmax_all":
-        largest = tl.max(tl.where(real[None, :], logit, -float("inf")), 1)
-        mass = tl.sum(tl.where(real[None, :], tl.exp(logit - largest[:, None]), 0.0), 1)
-        weight = tl.exp(weight - largest[:, None]) / mass[:, None]
+        largest = tl.max(tl.where(real[None, :], logit, -float("inf")), 1)[:, None]
+        mass = tl.sum(tl.where(real[None, :], share(logit, largest), 0.0), 1)
+        weight = share(weight, largest) / mass[:, None]
     else:
         if BIASED:  # the bias chooses, it does not weigh
             weight = score(own, WEIGH)
         elif SELECT == "logit":
             weight = score(weight, WEIGH)
     if RENORMALIZE:
-        weight = weight / tl.sum(tl.where(place < K, weight, 0.0), 1)[:, None]
+        weight = tl.minimum(weight, MOST_SCORE)
+        weight = weight / (tl.sum(tl.where(place < K, weight, 0.0), 1)[:, None] + GUARD)
     return weight * scale
 
 
@@ -207,7 +218,7 @@ def bind(
         block,
         rule.select,
         rule.weigh,
-        rule.renormalize or rule.weigh == "softmax_chosen",
+        rule.renormalize,
         rule.biased,
         rule.groups,
         rule.keep_groups,

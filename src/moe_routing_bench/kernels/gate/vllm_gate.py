@@ -33,6 +33,8 @@ def unsupported(problem: Gate) -> str | None:
     module, options = ROUTERS[problem.router].module, ROUTERS[problem.router].options
     if module == "softmax_topk" and "groups" in options:
         return "vLLM has no fused kernel for groups that are judged by their best expert"
+    if module == "softmax_topk" and ROUTERS[problem.router].scale != 1:
+        return "vLLM's topk_softmax takes no scale of the weights"
     if module == "sqrtsoftplus_topk" and problem.experts not in _SOFTPLUS_EXPERTS:
         return f"vLLM's topk_softplus_sqrt has no kernel for {problem.experts} experts"
     if "groups" in options and problem.top_k > _GROUPED_TOP_K:

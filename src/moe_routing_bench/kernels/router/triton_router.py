@@ -163,7 +163,7 @@ def bind(
         tile,
         rule.select,
         rule.weigh,
-        rule.renormalize or rule.weigh == "softmax_chosen",
+        rule.renormalize,
         rule.biased,
         rule.groups,
         rule.keep_groups,
