@@ -303,7 +303,7 @@ def complete(
     elif cutlass.const_expr(rule.biased):  # the bias chooses, it does not weigh
         weight = Float32(0.0)
         if valid:
-            weight = score(rule.weigh, logits[token, expert].to(Float32))
+            weight = score(rule.weigh, logits[Int64(token), expert].to(Float32))
     elif cutlass.const_expr(rule.select == "logit"):
         weight = score(rule.weigh, weight)
     if cutlass.const_expr(rule.renormalize):
@@ -317,5 +317,5 @@ def complete(
         weight = weight / total
     weight = weight * rule.scale
     if valid:
-        ids[token, choice] = Int32(cutlass.select_(has_nan, Int32(-1), expert))
-        weights[token, choice] = Float32(cutlass.select_(has_nan, Float32(math.nan), weight))
+        ids[Int64(token), choice] = Int32(cutlass.select_(has_nan, Int32(-1), expert))
+        weights[Int64(token), choice] = Float32(cutlass.select_(has_nan, Float32(math.nan), weight))

@@ -266,5 +266,5 @@ def write_choices(
         for v in cutlass.range_constexpr(choices):
             if member * choices + v < top_k:
                 place = rank(scores[v], chosen[v], exact, every)
-                ids[token, place] = chosen[v]
-                weights[token, place] = shares[v]
+                ids[Int64(token), place] = chosen[v]
+                weights[Int64(token), place] = shares[v]

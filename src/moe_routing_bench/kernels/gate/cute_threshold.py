@@ -143,8 +143,8 @@ def choose_for_tokens(
     weight = weigh(scores, value, chosen, bitcast(bits_of(top), Float32), highest, rule, room, experts)
     token = first_token + room.token
     if chosen & (token < ids.shape[0]):
-        ids[token, place] = expert
-        weights[token, place] = weight
+        ids[Int64(token), place] = expert
+        weights[Int64(token), place] = weight
 
 
 def best_of_vectors(scores: cute.Tensor) -> list[Float32]:
