@@ -1,6 +1,7 @@
 """Which configurations kernels in CuTe DSL get where measurements on an H200 told them apart (docs/notebook.md)."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("cutlass")
 import torch
 
+from moe_routing_bench.config import presets
 from moe_routing_bench.kernels.combine import cute_combine
 from moe_routing_bench.kernels.cute.rows import RowTiling
 from moe_routing_bench.kernels.experts import Experts, cute_experts, cute_fp8, cute_quantised
@@ -18,6 +20,11 @@ from moe_routing_bench.kernels.gate import cute_gate
 from moe_routing_bench.kernels.gate.rules import rule_of
 from moe_routing_bench.kernels.pack import cute_pack
 
+PRESETS = {
+    name: preset
+    for name, preset in presets.load(Path(__file__).parents[2] / "config/models.yaml").items()
+    if not preset.unsupported
+}
 PINGPONG = Tile(2, 2, 176, pingpong=True, narrowest=88)
 PAIRED = replace(PINGPONG, cluster=2)
 
@@ -144,17 +151,18 @@ def test_the_columns_of_a_product_without_a_gate_are_half():
 
 @pytest.mark.parametrize(
     ("rows", "experts", "wide", "packed", "gathered"),
-    [  # that were the fastest, or near it, with equal and with drawn loads (docs/notebook.md); forms down to half their tokens
-        (8, 128, 1536, Tile(1, 1, 8), None),  # Qwen3-30B-A3B, T=1
+    [  # that were the fastest, or near it, with equal and with drawn loads (docs/notebook.md)
+        (8, 128, 1536, Tile(1, 2, 8), None),  # Qwen3-30B-A3B, T=1
         (64, 128, 1536, Tile(1, 2, 8), None),  # T=8
         (512, 128, 1536, Tile(1, 2, 8), None),  # T=64
         (4096, 128, 2048, Tile(1, 2, 48), None),  # T=512
+        (8192, 128, 1536, Tile(2, 2, 112, narrowest=40), None),  # T=1024
+        (19200, 128, 1536, Tile(2, 2, 176, narrowest=88), None),  # T=2400: most experts have one tile
+        (24064, 128, 1536, Tile(2, 2, 112, narrowest=40), None),  # T=3008: they have two
         (32768, 128, 1536, PINGPONG, Tile(2, 2, 144, narrowest=72)),  # T=4096
-        (131072, 128, 1536, PINGPONG, Tile(2, 2, 176, narrowest=88)),  # T=16384
-        (8192, 8, 28672, PINGPONG, Tile(2, 2, 176, narrowest=88)),  # Mixtral-8x7B, T=4096
-        (8, 256, 4096, Tile(1, 1, 8), None),  # DeepSeek-V3, T=1
-        (512, 256, 4096, Tile(1, 2, 8), None),
-        (32768, 256, 7168, Tile(2, 2, 160, narrowest=80), None),  # T=4096
+        (8, 256, 4096, Tile(1, 2, 8), None),  # DeepSeek-V3, T=1
+        (2, 8, 4096, Tile(1, 1, 8), None),  # Mixtral-8x7B, down: all experts have few rows of weights
+        (32768, 256, 7168, Tile(2, 2, 176, narrowest=88), None),  # T=4096
     ],
 )
 def test_tiles_of_products_with_tokens_on_the_short_side(
@@ -175,7 +183,7 @@ def test_tiles_of_products_with_tokens_on_the_short_side(
         ((65536, 7168, 2048, 256), pair(160), pair(160), pair(160)),  # DeepSeek-V3, T=8192
         ((65536, 2880, 2880, 128), pair(160), pair(160), pair(160)),  # gpt-oss-120b, T=16384
         ((163840, 2048, 512, 512), PINGPONG, pair(160), PINGPONG),  # Qwen3-Next, T=16384
-        ((16384, 2880, 2880, 128), *[Tile(2, 2, 160, narrowest=80)] * 3),  # gpt-oss-120b, T=4096: few rows
+        ((16384, 2880, 2880, 128), *[Tile(2, 2, 176, narrowest=88)] * 3),  # gpt-oss-120b, T=4096: few rows
         ((2048, 4096, 14336, 8), *[Tile(2, 2, 144, narrowest=72)] * 3),  # Mixtral-8x7B, T=1024: the products overlap
     ],
 )
@@ -211,7 +219,32 @@ def test_products_overlap_with_their_neighbours_where_these_do() -> None:
     up, down = cute_experts.products(few, top_k=8, waits=True, signals=True)
     assert (up.waits, up.signals, down.waits, down.signals) == ("offsets", "early", "rows", "late")
     with pytest.raises(AssertionError, match="no overlapping neighbours"):
-        cute_experts.products(replace(few, rows=4097), waits=True)
+        cute_experts.products(replace(few, rows=41 * 128), waits=True)
+
+
+@pytest.mark.parametrize("model", PRESETS)
+@pytest.mark.parametrize("top_k", [0, 1], ids=["packed", "gathered"])
+def test_a_model_needs_few_kernels(model: str, top_k: int) -> None:
+    """At most eight of each GEMM for 1 to 16384 tokens, so that all can be compiled before a model runs."""
+    preset = PRESETS[model]
+    kernels: list[set[Product]] = [set(), set()]
+    for tokens in (*range(1, 2048), *range(2048, 16385, 23), 16384):
+        rows, sizes = tokens * preset.top_k, (preset.hidden, preset.intermediate, preset.experts)
+        problem = Experts(rows, *sizes, "bf16", "bf16", "bf16", activation=preset.activation)
+        for known, product in zip(kernels, cute_experts.products(problem, top_k=top_k * preset.top_k), strict=True):
+            known.add(product)
+    assert max(map(len, kernels)) <= 8, [sorted(map(str, known)) for known in kernels]
+
+
+@pytest.mark.parametrize("experts", [2, 8, 64, 100, 128, 512])
+def test_rows_that_take_a_tile_overlap_alike(experts: int) -> None:
+    """Whether products overlap is compiled into the kernel: a tile with both would be two kernels. Few rows always overlap."""
+    answers: dict[Tile, set[bool]] = {}
+    for rows in range(1, 260 * experts, max(1, experts // 8)):
+        up, _ = cute_experts.products(Experts(rows, 2048, 768, experts, "bf16", "bf16", "bf16"))
+        answers.setdefault(up.tile, set()).add(up.signals == "early")
+        assert up.signals == "early" or rows > cute_experts.OVERLAP_ROWS
+    assert all(len(found) == 1 for found in answers.values()), answers
 
 
 @pytest.mark.parametrize("mean", [0.1, 1, 3, 10, 33, 70, 100, 300, 1000, 5000])

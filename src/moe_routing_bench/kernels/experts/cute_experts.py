@@ -1,10 +1,11 @@
 """Experts in CuTe DSL for Hopper: two grouped products with tokens on the N side of the tensor cores (`cute_swapped`).
 
 Strategy: the first product applies the activation to its float32 sums and writes `activated` (R, I), rounded once; the second
-reads it. The mean of rows per expert chooses the tile. With few rows it is low and as narrow as fits, a multiple of 8 tokens.
-With more, it has forms down to half its tokens, so that hardly any lane idles however rows are spread. With many, two thread blocks
-load weights for both, or, where rows lie in order and sums are short, two warpgroups take tiles in turn; with few, the second
-product starts before the first is over.
+reads it. The mean of rows per expert chooses the tile. With few rows it is low and narrow, and the second product starts before the
+first is over. With more, it has forms of fewer tokens, so that hardly any lane idles however rows are spread. With many, two thread
+blocks load weights for both, or, where rows lie in order and sums are short, two warpgroups take tiles in turn.
+
+Each product of a model has at most eight kernels for 1 to 16384 tokens, because each takes seconds to compile (`ops.prepare`).
 
 FLOPs: 6 R H I for R rows. Floor: weights of every expert that has a row, once, and 4 R (H + I) bytes of 16-bit rows, `activated`
 written and read, and results, at the bandwidth of a copy; or the FLOPs at the rate of a large product, whichever takes longer.
@@ -25,13 +26,16 @@ from moe_routing_bench.kernels.cute.compilation import current_arch
 from moe_routing_bench.kernels.experts import Experts
 from moe_routing_bench.kernels.experts.common import mixed_formats, other_rows, unaligned
 from moe_routing_bench.kernels.experts.cute_swapped import compile_for
-from moe_routing_bench.kernels.experts.cute_tiles import VECTOR, Product, Tile
+from moe_routing_bench.kernels.experts.cute_tiles import SLAB, VECTOR, Product, Tile
 
 _LEAST = 2 * VECTOR
 MOST_EXPERTS = 1024  # that a warp counts, 32 a lane
-FEW_ROWS = 56  # per expert, up to which weights' bytes set the time and tiles are low
-FEW_SIZES = (8, 16, 24, 32, 48, 64)  # tokens of a low tile
-SHARED_SIZES = (80, 96, 112, 128, 144, 160, 176)  # of a tile with forms, in chunks that are not tiny
+FEW_ROWS = 40  # per expert, up to which weights' bytes set the time and tiles are low
+LOW_SIZES = {7: 8, 26: 24, FEW_ROWS: 48}  # most rows per expert, and tokens of a low tile
+SHARED_SIZES = {112: 40, 144: 72, 176: 88}  # tokens of a tile with forms, and of its narrowest one
+# Standard deviations, sqrt(mean) with uniform routing, by which an expert's rows may exceed the mean and still have room in a tile;
+# fewer in the widest one, because a second tile costs more than it saves while few experts need it.
+SPREAD, LEAST_SPREAD = 1.5, 0.3
 MANY_ROWS = 192  # per expert, from which two warpgroups take tiles in turn, or two thread blocks load weights for both
 # Numbers per sum, from which two warpgroups gain less by taking turns than two blocks do by loading weights for both; an activation is
 # more to do between tiles.
@@ -40,32 +44,32 @@ CLUSTER = 2  # thread blocks
 MORE_ROWS = 1024  # per expert, from which blocks load weights for both where warpgroups take turns, too
 PINGPONG_SIZE = 176
 PAIR_SIZE = 160  # of a cluster's tiles, unless rows are more and lie in order: two hold the 320 rows that a mean of 256 rarely exceeds
-PER_TILE = 32  # what a tile costs beside its tokens, in tokens: loads of weights from shared memory, the epilogue
-NEAR = 1.01  # of the least cost: what is as good, so that the smaller tile is taken
-OVERLAP_ROWS = 4096  # up to so many rows in all, the second product starts before the first is over
+OVERLAP_ROWS = 4096  # in all, from which on the second product gains little by starting before the first is over
 
 
-def choose_low(mean: float, sizes: tuple[int, ...] = FEW_SIZES) -> int:
-    """Tokens of a tile of one form: the least expected cost where rows per expert are spread like a Poisson variable's."""
-    return min(sizes, key=lambda tokens: _tiles(mean, tokens) * (tokens + PER_TILE))
+def choose_low(mean: float) -> int:
+    """Tokens of a low tile, which has one form, for up to FEW_ROWS rows per expert."""
+    return next(tokens for most, tokens in LOW_SIZES.items() if mean <= most)
 
 
-def choose_shared(mean: float, sizes: tuple[int, ...] = SHARED_SIZES) -> int:
-    """Tokens of a tile with forms down to half of them: the smallest of near the least cost, for the same spread."""
-    costs = {}
-    for tokens in sizes:
-        tiles = _tiles(mean, tokens)
-        costs[tokens] = max(mean, tiles * tokens / 2) + tiles * PER_TILE
-    return next(tokens for tokens, cost in costs.items() if cost <= NEAR * min(costs.values()))
+def choose_shared(mean: float) -> Tile:
+    """A tile with forms: the smallest with room for the rows of an expert, or for an equal share where these are several tiles."""
+    widest, spread = max(SHARED_SIZES), math.sqrt(mean)
+    one = mean + LEAST_SPREAD * spread <= widest
+    tiles = 1 if one else math.ceil((mean + SPREAD * spread) / widest)
+    share = (mean + SPREAD * spread) / tiles
+    tokens = next((tokens for tokens in SHARED_SIZES if share <= tokens), widest)
+    return Tile(2, 2, tokens, narrowest=SHARED_SIZES[tokens])
 
 
-def _tiles(mean: float, tokens: int) -> float:
-    """Expected tiles of an expert that has a row: one, and one more for each multiple of `tokens` that its rows exceed."""
-    spread = math.sqrt(2 * mean)
-    return sum(
-        0.5 * math.erfc((full * tokens + 0.5 - mean) / spread) if full else 1.0
-        for full in range(math.ceil((mean + 4 * spread) / tokens) + 1)
-    )
+def overlaps(rows: int, experts: int) -> bool:
+    """Whether the second product starts before the first is over: with low tiles, and with shared ones where few rows take these.
+
+    All rows that take the same tile have the same answer, which the kernel is compiled for.
+    """
+    if rows <= FEW_ROWS * experts:
+        return True
+    return FEW_ROWS * experts <= OVERLAP_ROWS and (rows < MANY_ROWS * experts or rows <= OVERLAP_ROWS)
 
 
 def choose_tile(
@@ -90,10 +94,12 @@ def choose_tile(
         tokens = PAIR_SIZE if gathers or mean < MORE_ROWS else PINGPONG_SIZE
         return Tile(2, 2, tokens, narrowest=tokens // 2, cluster=CLUSTER)
     if mean > FEW_ROWS:
-        tokens = choose_shared(mean)
-        return Tile(2, 2, tokens, narrowest=tokens // 2)
-    active = min(experts, rows)
-    return Tile(1, 2 if active * wide >= 4 * 128 * multiprocessors else 1, choose_low(mean))
+        return choose_shared(mean)
+    tokens = choose_low(mean)
+    few = (
+        experts * wide < 4 * 2 * SLAB * multiprocessors
+    )  # so that with two warpgroups some multiprocessors would have no tile
+    return Tile(1, 1 if few and tokens == min(LOW_SIZES.values()) else 2, tokens)
 
 
 def unsupported(problem: Experts) -> str | None:
@@ -128,7 +134,7 @@ def products(
     """
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     wide = inner * (2 if problem.gated else 1)
-    overlap = problem.rows <= OVERLAP_ROWS if overlap is None else overlap
+    overlap = overlaps(problem.rows, experts) if overlap is None else overlap
     assert overlap or not (waits or signals), "products that do not overlap have no overlapping neighbours"
     long = hidden >= (LONG_ACTIVATED_SUMS if problem.gated else LONG_SUMS)
     up = up or choose_tile(problem.rows, experts, wide, top_k > 0, long, clusters=not overlap)

@@ -26,9 +26,10 @@ from moe_routing_bench.kernels.cute.cache import per_problem
 from moe_routing_bench.kernels.cute.compilation import current_arch
 from moe_routing_bench.kernels.experts import Experts
 from moe_routing_bench.kernels.experts.common import between
-from moe_routing_bench.kernels.experts.cute_experts import FEW_ROWS, MOST_EXPERTS, choose_low
+from moe_routing_bench.kernels.experts.cute_experts import MOST_EXPERTS
 from moe_routing_bench.kernels.experts.cute_fp8_product import compile_for
 from moe_routing_bench.kernels.experts.cute_fp8_tiles import Fp8Product, stands
+from moe_routing_bench.kernels.experts.cute_low import FEW_ROWS, choose_low
 from moe_routing_bench.kernels.experts.cute_tiles import Tile
 from moe_routing_bench.kernels.pack import cute_pack_fp8
 

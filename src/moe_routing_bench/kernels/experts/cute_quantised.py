@@ -26,13 +26,8 @@ from moe_routing_bench.kernels.cute.cache import per_problem
 from moe_routing_bench.kernels.cute.compilation import current_arch
 from moe_routing_bench.kernels.experts import Experts
 from moe_routing_bench.kernels.experts.common import not_quantised, other_activations, unaligned
-from moe_routing_bench.kernels.experts.cute_experts import (
-    FEW_ROWS,
-    MANY_ROWS,
-    MOST_EXPERTS,
-    OVERLAP_ROWS,
-    choose_low,
-)
+from moe_routing_bench.kernels.experts.cute_experts import MANY_ROWS, MOST_EXPERTS, OVERLAP_ROWS
+from moe_routing_bench.kernels.experts.cute_low import FEW_ROWS, choose_low
 from moe_routing_bench.kernels.experts.cute_quantised_product import compile_for
 from moe_routing_bench.kernels.experts.cute_quantised_tiles import FEWEST_TOKENS, QuantisedProduct
 from moe_routing_bench.kernels.experts.cute_tiles import SLAB, Tile

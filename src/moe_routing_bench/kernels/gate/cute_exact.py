@@ -25,8 +25,9 @@ from moe_routing_bench.kernels.gate.cute_primitives import (
     bits_of,
     fmin,
     key_of,
+    mass,
     max_of_token,
-    of_experts,
+    row_index,
     row_stride,
     score,
     sort,
@@ -87,8 +88,9 @@ def exact_warp(
     rule: cutlass.Constexpr,
     threads_per_token: cutlass.Constexpr,
     tokens_per_thread: cutlass.Constexpr,
+    wide: cutlass.Constexpr = False,
 ):
-    """A warp of a block of THREADS: its tokens from `first_token` on, then all their choices."""
+    """A warp of a block of THREADS: its tokens from `first_token` on, then all their choices. `wide`: offsets need 64 bits."""
     shape = cutlass.const_expr(
         WarpShape(logits.shape[1], ids.shape[1], rule.groups, threads_per_token, tokens_per_thread)
     )
@@ -126,7 +128,7 @@ def exact_warp(
 
     choice_threads = cutlass.const_expr(power_of_2(shape.top_k))  # threads that complete a token: one per choice
     for done in cutlass.range_constexpr(0, shape.tokens, WARP // choice_threads):
-        complete(logits, ids, weights, winners, totals, by_slot, first_token, done, choice_threads, rule, shape)
+        complete(logits, ids, weights, winners, totals, by_slot, first_token, done, choice_threads, rule, shape, wide)
 
 
 @cute.jit
@@ -196,9 +198,9 @@ def keys_of_thread(
     if cutlass.const_expr(rule.weigh == "softmax_all"):
         highest = bitcast(bits_of(max_of_token(keys[0], shape.threads_per_token)), Float32)
         for v in cutlass.range_constexpr(slots):
-            total += cute.math.exp(below(values[v], highest))
+            total += cute.math.exp(values[v] - highest)
         total = cute.arch.warp_reduction_sum(total, threads_in_group=shape.threads_per_token)
-        total = of_experts(total, highest, shape.experts)
+        total = mass(total, values, highest, shape.experts, shape.threads_per_token)
     return keys, total, has_nan
 
 
@@ -267,6 +269,7 @@ def complete(
     choice_threads: cutlass.Constexpr,
     rule: cutlass.Constexpr,
     shape: cutlass.Constexpr,
+    wide: cutlass.Constexpr,
 ):
     """Write ids and weights of the warp's tokens from the `done`-th on: one choice per thread, `choice_threads` threads per token."""
     threads, group_threads = cutlass.const_expr(shape.threads_per_token), cutlass.const_expr(shape.group_threads)
@@ -303,7 +306,7 @@ def complete(
     elif cutlass.const_expr(rule.biased):  # the bias chooses, it does not weigh
         weight = Float32(0.0)
         if valid:
-            weight = score(rule.weigh, logits[Int64(token), expert].to(Float32))
+            weight = score(rule.weigh, logits[row_index(token, wide), expert].to(Float32))
     elif cutlass.const_expr(rule.select == "logit"):
         weight = score(rule.weigh, weight)
     if cutlass.const_expr(rule.renormalize):
@@ -317,5 +320,5 @@ def complete(
         weight = weight / total
     weight = weight * rule.scale
     if valid:
-        ids[Int64(token), choice] = Int32(cutlass.select_(has_nan, Int32(-1), expert))
-        weights[Int64(token), choice] = Float32(cutlass.select_(has_nan, Float32(math.nan), weight))
+        ids[row_index(token, wide), choice] = Int32(cutlass.select_(has_nan, Int32(-1), expert))
+        weights[row_index(token, wide), choice] = Float32(cutlass.select_(has_nan, Float32(math.nan), weight))

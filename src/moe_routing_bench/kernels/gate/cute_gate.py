@@ -12,7 +12,7 @@ Invariant: of equal scores the lowest id wins. A token with a NaN among its scor
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -71,6 +71,7 @@ class Config:
     together: int = 1  # of the threshold form: tokens of a warp side by side
     packed: bool = False  # the packed form, with expert ids in the low bits of the scores
     staged: bool = False  # of the packed form: scores come through shared memory
+    wide: bool = False  # offsets into scores or results need 64 bits
 
 
 @cute.kernel
@@ -87,11 +88,11 @@ def gate_kernel(
     threads, tokens = config.threads_per_token, config.tokens_per_thread
     first_token = warp * (WARP // threads * tokens)
     if cutlass.const_expr(config.threshold):
-        threshold_warp(logits, ids, weights, first_token, rule, tokens, config.together)
+        threshold_warp(logits, ids, weights, first_token, rule, tokens, config.together, config.wide)
     elif cutlass.const_expr(config.packed):
-        packed_warp(logits, bias, ids, weights, first_token, rule, threads, config.staged)
+        packed_warp(logits, bias, ids, weights, first_token, rule, threads, config.staged, config.wide)
     else:
-        exact_warp(logits, bias, ids, weights, first_token, rule, threads, tokens)
+        exact_warp(logits, bias, ids, weights, first_token, rule, threads, tokens, config.wide)
 
 
 @cute.jit
@@ -223,7 +224,9 @@ def _exact_is_faster(widest: Config, tokens: int, experts: int, top_k: int) -> b
 @per_problem
 def _compiled(problem: Gate, arch: str) -> Any:
     rule, shape = rule_of(problem.router), (problem.experts, problem.top_k)
-    return compile_for(arch, problem.dtype, *shape, rule, choose(problem.dtype, problem.tokens, *shape, rule))
+    config = choose(problem.dtype, problem.tokens, *shape, rule)
+    wide = problem.tokens * problem.experts >= 2**31  # neither results nor scores of fewer do
+    return compile_for(arch, problem.dtype, *shape, rule, replace(config, wide=wide))
 
 
 def precompile(problem: Gate, arch: str) -> None:

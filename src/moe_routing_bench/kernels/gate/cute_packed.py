@@ -24,6 +24,7 @@ from moe_routing_bench.kernels.gate.cute_primitives import (
     fmax,
     largest,
     largest_of_token,
+    row_index,
     score,
     select,
     tagged,
@@ -191,6 +192,7 @@ def packed_warp(
     rule: cutlass.Constexpr,
     threads: cutlass.Constexpr,
     staged: cutlass.Constexpr,
+    wide: cutlass.Constexpr,
 ):
     """A warp of a block of THREADS: its tokens from `first_token` on, with `threads` threads per token.
 
@@ -221,12 +223,12 @@ def packed_warp(
         cute.arch.vote_ballot_sync(((above_bound ^ Boolean(True)) | (non_finite != non_finite)) & (token <= final))
     )
     valid = (uncertain & same_token) == 0 and token <= final
-    write_choices(ids, weights, row, keys, chosen, scores, shares, token, member, valid, unsorted & same_token)
+    write_choices(ids, weights, row, keys, chosen, scores, shares, token, member, valid, unsorted & same_token, wide)
     if uncertain != 0:
         cute.arch.sync_warp()
         for n in range(WARP // threads):
             if ((uncertain >> Uint32(n * threads)) & Uint32((1 << threads) - 1)) != 0:
-                exact_warp(logits, bias, ids, weights, first_token + n, rule, WARP, 1)
+                exact_warp(logits, bias, ids, weights, first_token + n, rule, WARP, 1, wide)
                 cute.arch.sync_warp()
 
 
@@ -243,6 +245,7 @@ def write_choices(
     member: Int32,
     valid: Boolean,
     unsorted: Uint32,
+    wide: cutlass.Constexpr,
 ):
     """Write a thread's ids `chosen` and weights `shares` of a `valid` token, at the ranks of their scores.
 
@@ -266,5 +269,5 @@ def write_choices(
         for v in cutlass.range_constexpr(choices):
             if member * choices + v < top_k:
                 place = rank(scores[v], chosen[v], exact, every)
-                ids[Int64(token), place] = chosen[v]
-                weights[Int64(token), place] = shares[v]
+                ids[row_index(token, wide), place] = chosen[v]
+                weights[row_index(token, wide), place] = shares[v]

@@ -6,7 +6,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 
 from moe_routing_bench.kernels.cute import WARP, power_of_2
 from moe_routing_bench.routers.sqrtsoftplus_topk import TAIL
@@ -36,9 +36,23 @@ def below(logit: Float32, largest: Float32) -> Float32:
     return fmin(logit - largest, Float32(0.0))
 
 
-def of_experts(total: Float32, largest: Float32, experts: int) -> Float32:
-    """The sum of a token's shares, of which slots without an expert, at -inf, add 0, but 1 where all experts are at -inf, too."""
-    return select(largest > -math.inf, total, Float32(experts))
+@cute.jit
+def mass(
+    total: Float32, scores: cute.Tensor, largest: Float32, experts: cutlass.Constexpr, threads: cutlass.Constexpr
+) -> Float32:
+    """The sum of a softmax over all experts, `total` where it is a number.
+
+    It is NaN where a token's largest logit is infinite. Then each expert at that logit counts 1 and the others 0; `scores` are
+    those of one of its `threads` threads, with -inf in slots without an expert, which may not count.
+    """
+    if cute.arch.vote_ballot_sync(total != total) != 0:
+        at_largest = Float32(0.0)
+        for v in cutlass.range_constexpr(cute.size(scores)):
+            at_largest += select(scores[v] == largest, Float32(1.0), Float32(0.0))
+        at_largest = cute.arch.warp_reduction_sum(at_largest, threads_in_group=threads)
+        at_largest = select(largest > -math.inf, at_largest, Float32(experts))
+        total = select(total != total, at_largest, total)
+    return total
 
 
 def bitcast(value: Any, dtype: Any) -> Any:
@@ -51,6 +65,11 @@ def bitcast(value: Any, dtype: Any) -> Any:
 def select(condition: Any, yes: Float32, no: Float32) -> Float32:
     """One of two scores."""
     return Float32(cutlass.select_(condition, yes, no))
+
+
+def row_index(token: Int32, wide: bool) -> Any:
+    """A token's index into a tensor, in 64 bits where offsets need them: in the packed form these take a third more registers."""
+    return Int64(token) if wide else token
 
 
 # Keys of the exact form: unsigned integers in the order of the scores; 0 is the empty key, below every score.

@@ -32,7 +32,8 @@ from moe_routing_bench.kernels.gate.cute_primitives import (
     bitcast,
     bits_of,
     fmax,
-    of_experts,
+    mass,
+    row_index,
     score,
     select,
     warp_tensor,
@@ -50,6 +51,7 @@ def threshold_warp(
     rule: cutlass.Constexpr,
     tokens: cutlass.Constexpr,
     together: cutlass.Constexpr,
+    wide: cutlass.Constexpr,
 ):
     """A warp of a block of THREADS: `tokens` tokens from `first_token` on, `together` of them side by side."""
     experts = cutlass.const_expr(logits.shape[1])
@@ -60,13 +62,13 @@ def threshold_warp(
     raw = cute.make_rmem_tensor((VECTOR, vectors, together), logits.element_type)
     load_scores(logits, first_token, raw)
     if cutlass.const_expr(tokens == together):
-        choose_for_tokens(as_floats(raw), ids, weights, first_token, rule, experts, gathered, candidates)
+        choose_for_tokens(as_floats(raw), ids, weights, first_token, rule, experts, gathered, candidates, wide)
     else:
         for i in cutlass.range(0, tokens, together, unroll=1):
             scores = as_floats(raw)
             if i + together < tokens:
                 load_scores(logits, first_token + i + together, raw)
-            choose_for_tokens(scores, ids, weights, first_token + i, rule, experts, gathered, candidates)
+            choose_for_tokens(scores, ids, weights, first_token + i, rule, experts, gathered, candidates, wide)
 
 
 @cute.jit
@@ -117,6 +119,7 @@ def choose_for_tokens(
     experts: cutlass.Constexpr,
     gathered: tuple[cute.Tensor, cute.Tensor],
     candidates: tuple[cute.Tensor, cute.Tensor],
+    wide: cutlass.Constexpr,
 ):
     """Write the choices of tokens with the scores (VECTOR, vectors, tokens) of each lane; none past the last token."""
     top_k, together = cutlass.const_expr(ids.shape[1]), cutlass.const_expr(cute.size(scores, mode=[2]))
@@ -143,8 +146,8 @@ def choose_for_tokens(
     weight = weigh(scores, value, chosen, bitcast(bits_of(top), Float32), highest, rule, room, experts)
     token = first_token + room.token
     if chosen & (token < ids.shape[0]):
-        ids[Int64(token), place] = expert
-        weights[Int64(token), place] = weight
+        ids[row_index(token, wide), place] = expert
+        weights[row_index(token, wide), place] = weight
 
 
 def best_of_vectors(scores: cute.Tensor) -> list[Float32]:
@@ -179,8 +182,8 @@ def weigh(
         for i, key in enumerate(highest):
             most, total, own = bitcast(bits_of(key), Float32), Float32(0.0), scores[None, None, i]
             for v in range(cute.size(own)):
-                total = total + exp(below(own[v], most))
-            totals.append(of_experts(cute.arch.warp_reduction_sum(total), most, experts))
+                total = total + exp(own[v] - most)
+            totals.append(mass(cute.arch.warp_reduction_sum(total), own, most, experts, WARP))
         return weight * cute.arch.rcp_approx(room.own(totals)) * rule.scale
     if rule.renormalize or softmax:
         total = cute.arch.warp_reduction_sum(select(chosen, weight, Float32(0.0)), threads_in_group=room.slots)

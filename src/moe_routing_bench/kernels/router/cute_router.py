@@ -106,7 +106,7 @@ def store_logits(
                     for i in cutlass.range_constexpr(2):
                         expert = first_expert + n * COLUMNS + lane % QUAD * 2 + i
                         if expert < logits.shape[1]:
-                            logits[Int64(token), expert] = sums[upper * 2 + i, m, n]
+                            logits[token, expert] = sums[upper * 2 + i, m, n]
 
 
 @cute.jit

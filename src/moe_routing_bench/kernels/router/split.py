@@ -10,6 +10,8 @@ def unsupported(problem: Router) -> str | None:
     """Why a fused kernel cannot run a problem, or None."""
     if problem.dtype == "fp32":
         return "the fused router takes bf16 and fp16: tensor cores round float32"
+    if problem.tokens * problem.experts >= 2**31:
+        return "the fused router addresses its scores with 32 bits: fewer than 2^31 of them"
     return rules.unsupported(problem.gate)
 
 
