@@ -1,7 +1,7 @@
 """Write the generated blocks of the documents: `python docs/generate.py`.
 
 A block stands between the lines `<!-- generated: NAME -->` and `<!-- end -->` of a Markdown page. It holds what `BLOCKS`
-makes of the sources, the configs or the stored rows (`docs/stored_tables.py`, `docs/seed_tables.py`). `tests/recipes/test_docs.py` fails where a page
+makes of the sources, the configs or the stored rows (`docs/stored_tables.py`, `docs/layer_tables.py`, `docs/seed_tables.py`). `tests/recipes/test_docs.py` fails where a page
 differs from what this program would write.
 """
 
@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import layer_tables
 import seed_tables
 import stored_tables
 from stored_tables import ROOT, table
@@ -113,6 +114,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "axes": axes,
     "columns": columns,
     **stored_tables.BLOCKS,
+    **layer_tables.BLOCKS,
     **seed_tables.BLOCKS,
 }
 

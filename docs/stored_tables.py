@@ -13,10 +13,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from moe_routing_bench.benches.layer.auto import AUTO
-from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.choices import table as table_of_choices
-from moe_routing_bench.comparison import regret
+from moe_routing_bench.comparison import origins, regret
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quantities import count, significant
 from moe_routing_bench.report import altered, format_bars, layer_bars, reached, routing_bars, versus, words
@@ -49,6 +47,31 @@ def digits(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else significant(value, 3)
 
 
+SUSPECT, WIDE = "†", "°"
+_MARKS = {
+    SUSPECT: "suspect: the row says why (`suspect_reason`)",
+    WIDE: "reached a limit before its interval was as narrow as asked",
+}
+
+
+def doubts(row: pd.Series) -> str:
+    """The marks of a row's time."""
+    return SUSPECT * bool(row["suspect"] == True) + WIDE * bool(row["converged"] == False)  # noqa: E712
+
+
+def time(rows: pd.DataFrame, way: str, unit: str = "") -> str:
+    """The time of an implementation among rows that it indexes, with its marks; a dash where there is none."""
+    if way not in rows.index or pd.isna(rows.at[way, "median_us"]):
+        return "–"
+    return digits(rows.at[way, "median_us"]) + unit + doubts(rows.loc[way])
+
+
+def explained(text: str) -> str:
+    """A table, and below it what the marks in it mean."""
+    said = [f"{mark} {meaning}" for mark, meaning in _MARKS.items() if mark in text]
+    return f"{text}\n{'; '.join(said)}.\n" if said else text
+
+
 def percent(value: float) -> str:
     """A share in whole per cent; a dash for a missing value."""
     return "–" if pd.isna(value) else f"{100 * value:.0f} %"
@@ -77,14 +100,13 @@ def plain(bench: str, where: str) -> pd.DataFrame:
 
 def times(bench: str, axes: Sequence[str], where: str, ways: Sequence[str] = WAYS) -> str:
     """A line per value of `axes`, a column per implementation, and the floor."""
-    rows = plain(bench, where)
-    medians = rows.pivot(index=list(axes), columns="implementation", values="median_us")
-    medians["floor"] = rows.groupby(list(axes))["roofline_us"].first()
-    lines = medians.reset_index().to_dict("records")
-    return table([
-        {SYMBOLS.get(axis, axis): _whole(line[axis]) for axis in axes} | {way: digits(line[way]) for way in (*ways, "floor")}
-        for line in lines
-    ])  # fmt: skip
+    lines = []
+    for _, cell in plain(bench, where).groupby(list(axes)):
+        found, first = cell.set_index("implementation"), cell.iloc[0]
+        assert found.index.is_unique, f"{bench}: more than one cell of {where}"
+        line = {SYMBOLS.get(axis, axis): _whole(first[axis]) for axis in axes}
+        lines.append(line | {way: time(found, way) for way in ways} | {"floor": digits(first["roofline_us"])})
+    return explained(table(lines))
 
 
 def _whole(value: object) -> str:
@@ -251,82 +273,17 @@ def stages() -> str:
     for bench, shape, where in STAGES:
         rows = plain(bench, f"tokens == 16384 and experts == 128 and {where}").set_index("implementation")
         assert rows.index.is_unique, f"{bench}, {shape}: more than one cell"
-        cute, ways = rows.loc["cute"], rows["median_us"]
+        cute, rivals = rows.loc["cute"], rows.loc[~rows.index.isin(origins.ours(bench)), "median_us"]
+        fastest = rivals.idxmin()
         lines.append({
             "stage": "all four in a row" if bench == "routing" else bench, "shape": shape,
-            **{way: f"{digits(ways[way])} µs" for way in WAYS},
-            **{name: f"{digits(ways[way])} µs" if way in ways else "–" for way, name in PEERS.items()},
-            "cute, share of the copy bandwidth": percent(cute["share_of_copy"]), "cute, against the best other": f"{digits(cute['best_speedup'])}x",
+            **{way: time(rows, way, " µs") for way in WAYS},
+            **{name: time(rows, way, " µs") for way, name in PEERS.items()},
+            "cute, share of the copy bandwidth": percent(cute["share_of_copy"]),
+            "cute, against the fastest rival": f"{digits(rivals[fastest] / cute['median_us'])}x ({PEERS.get(fastest, f'`{fastest}`')})",
         })  # fmt: skip
     absent = {name for name in PEERS.values() if all(line[name] == "–" for line in lines)}
-    return table([{name: value for name, value in line.items() if name not in absent} for line in lines])
-
-
-OURS = ("cute", "triton")  # how our implementations begin
-LAYER_WAYS = (
-    "torch_grouped_mm",
-    "cute",
-    "cute_gather",
-    "cute_dependent",
-    "cute_quack_gather",
-    "triton_gather",
-    "sonicmoe",
-)
-
-
-def shape(row: pd.Series) -> str:
-    """What a row was measured on: the model or the sizes, shared experts, and loads that are not balanced."""
-    sizes = ", ".join(f"{SYMBOLS[axis]}={row[axis]}" for axis in ("hidden", "intermediate", "experts", "top_k"))
-    uneven = f", loads that vary by {row['skew']:g}" if row["skew"] else ""
-    shared = "" if pd.isna(row.get("shared_intermediate")) else ", with shared experts"
-    return (sizes if pd.isna(row["model"]) else row["model"]) + shared + uneven
-
-
-def layers(phase: str) -> str:
-    """One line per layer that was measured in a phase, with the fastest of ours against the fastest of others; of several layers with even
-    loads, the geometric means over them."""
-    rows = stored((DECODE if phase == "decode" else LAYERS) + "measurements.parquet")
-    lines, ahead, over_baseline = [], [], []
-    # auto is one of the others
-    ok = (rows["bench"] == "layer") & (rows["status"] == "ok") & (rows["implementation"] != AUTO)
-    measured = rows[ok & (rows["phase"] == phase)]
-    ways = [way for way in LAYER_WAYS if way in set(measured["implementation"])]
-    for _, cell in measured.groupby("cell", sort=False):
-        found, first = cell.set_index("implementation"), cell.iloc[0]
-        medians = found["median_us"]
-        own = medians.index.str.startswith(OURS)
-        ours, others = medians[own].idxmin(), medians[~own]
-        if not first["skew"]:
-            ahead.append(others.min() / medians[ours])
-            over_baseline.append(medians[BENCHES["layer"].baseline] / medians[ours])
-        line = {"layer": shape(first), "T": str(first["tokens"])}
-        line |= {f"`{way}`": digits(medians.get(way, np.nan)) for way in ways}
-        line["fastest of ours, against the fastest other"] = f"`{ours}`, {digits(others.min() / medians[ours])}x (`{others.idxmin()}`)"  # fmt: skip
-        if phase == "decode":
-            line["of copy"] = percent(found.at[ours, "share_of_copy"])
-        else:
-            line |= {"over dense products": digits(found.at[ours, "over_dense"]), "mJ per token": digits(found.at[ours, "energy_mj_per_token"])}  # fmt: skip
-        lines.append(line)
-    shown = table(sorted(lines, key=lambda line: (line["layer"], int(line["T"]))))
-    if len(ahead) < 2:
-        return shown
-    return (
-        f"{shown}\nThe fastest of ours, geometric mean over {len(ahead)} layers: {digits(stats.gmean(ahead))}x the fastest other (least "
-        f"{digits(min(ahead))}x), {digits(stats.gmean(over_baseline))}x `{BENCHES['layer'].baseline}`.\n"
-    )
-
-
-def others(run: str, ways: Sequence[str]) -> str:
-    """One line per cell of a run: the time of each way, of which `ops` is ours, and how many times as long the fastest other takes."""
-    rows = stored(run + "measurements.parquet").query("status == 'ok'")
-    lines = []
-    for _, cell in rows.groupby("cell", sort=False):
-        medians, first = cell.set_index("implementation")["median_us"], cell.iloc[0]
-        line = {"model": first["model"], "phase": first["phase"], "T": str(first["tokens"])}
-        line |= {f"`{way}`": digits(medians.get(way, np.nan)) for way in ways}
-        best = medians.drop("ops").min()
-        lines.append(line | {"`ops`, against the best other": f"{digits(best / medians['ops'])}x"})
-    return table(lines)
+    return explained(table([{name: value for name, value in line.items() if name not in absent} for line in lines]))
 
 
 FORMAT_WAYS = ("dequant_cute", "cute_quantised", "humming", "marlin", "mslk_int4")
@@ -357,27 +314,11 @@ def quantised(run: str, ways: Sequence[str] = FORMAT_WAYS) -> str:
             line["rows"] = first["packed"] if first["layout"] == "compact" else f"{first['packed']}, in blocks"
         for way in ways:
             wrong = way in found.index and found.at[way, "status"] == "incorrect"
-            line[f"`{way}`"] = "wrong" if wrong else digits(found["median_us"].get(way, np.nan))
-        line[f"`cute`, {first['dtype']}"] = digits(plain.at[(first["model"], first["tokens"]), "median_us"])
+            line[f"`{way}`"] = "wrong" if wrong else time(found, way)
+        near = plain.loc[[(first["model"], first["tokens"])]].set_index("implementation")
+        line[f"`cute`, {first['dtype']}"] = time(near, "cute")
         lines.append(line | {share: percent(found["share_of_copy"].reindex(ours).max())})
-    return table(lines)
-
-
-def all_layers() -> str:
-    """Every implementation of the layers that most were measured of, in the order of their times."""
-    rows = stored(LAYERS + "measurements.parquet").query("bench == 'layer'")
-    several = [cell for _, cell in rows.groupby("cell") if len(cell) > len(LAYER_WAYS)]
-    lines = []
-    for cell in sorted(several, key=lambda cell: cell["tokens"].iloc[0]):
-        best = cell["median_us"].min()
-        for _, row in cell.sort_values("median_us").iterrows():
-            line = {"layer": row["model"], "T": str(row["tokens"]), "implementation": f"`{row['implementation']}`"}
-            line |= {"version": "–" if pd.isna(row["implementation_version"]) else row["implementation_version"], "µs": digits(row["median_us"]), "over the fastest": digits(row["median_us"] / best)}  # fmt: skip
-            lines.append(
-                line
-                | {"over dense products": digits(row["over_dense"]), "mJ per token": digits(row["energy_mj_per_token"])}
-            )
-    return table(lines)
+    return explained(table(lines))
 
 
 def choices() -> str:
@@ -504,14 +445,12 @@ def formats_in_models() -> str:
 _GATE = "router == 'softmax_topk_renorm' and top_k == 8"
 _PERMUTE = "layout == 'compact' and top_k == 8 and experts == 128"
 BLOCKS: Mapping[str, Callable[[], str]] = {
-    "stored-cells": stored_cells, "stored-layers": partial(stored_cells, LAYERS + "measurements.parquet"), "stored-decode": partial(stored_cells, DECODE + "measurements.parquet"),
+    "stored-cells": stored_cells,
     "stored-training": partial(stored_cells, TRAINING + "measurements.parquet"), "stored-model": partial(stored_cells, MODEL + "measurements.parquet"),
     "stored-quantised": partial(stored_cells, QUANTISED + "measurements.parquet"), "quantised": partial(quantised, QUANTISED),
     "stored-quantised-decode": partial(stored_cells, QUANTISED_DECODE + "measurements.parquet"), "quantised-decode": partial(quantised, QUANTISED_DECODE),
     "stored-quantised-floats": partial(stored_cells, QUANTISED_FLOATS + "measurements.parquet"), "quantised-floats": partial(quantised, QUANTISED_FLOATS, FLOAT_WAYS),
-    "layers": partial(layers, "prefill"), "all-layers": all_layers, "decode": partial(layers, "decode"), "choices": choices,
-    "training": partial(others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")),
-    "models": partial(others, MODEL, ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm", "ops")),
+    "choices": choices,
     "routing-bars": lambda: bars(reached.lines(routing_bars.BARS, runs(), absent=True)),
     "bars": lambda: bars(reached.lines(layer_bars.BARS, runs_of_layers(), absent=True)), "format-bars": lambda: bars(format_bars.lines(runs(), matrices(), absent=True)),
     "formats-in-models": formats_in_models, "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "ceilings": ceilings,

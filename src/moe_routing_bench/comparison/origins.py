@@ -1,0 +1,44 @@
+"""Which implementations of a bench are this project's kernels throughout, and which call somebody else's. Pure functions; no torch.
+
+A name says nothing of it: `cute_quack` is our routing around QuACK's products, and counts as a rival that is named.
+"""
+
+from collections.abc import Collection
+
+from moe_routing_bench.benches.bench import Bench, Implementation, find
+from moe_routing_bench.benches.layer.auto import AUTO
+from moe_routing_bench.benches.registry import BENCHES
+
+_KERNELS = {"triton", "cutlass"}  # what our kernels are written in
+_CALLING = ("ops", AUTO)  # they run our kernels where these can run
+_AROUND_TORCH = ("matmul_cute",)  # our gate behind a product of torch
+TORCH = "torch"
+
+
+def ours(bench: str) -> frozenset[str]:
+    """The implementations of a bench whose kernels are all of this project, and what chooses among them."""
+    known = BENCHES[bench]
+    return frozenset(one.name for one in known.implementations if one.name in _CALLING or _own(one, known))
+
+
+def _own(one: Implementation, bench: Bench) -> bool:
+    """Whether no other package does a part of it, torch included."""
+    if one.peer or one.name in _AROUND_TORCH or not _KERNELS & set(one.requires):
+        return False
+    covered = {stage for part in one.parts for stage in part.split("+")}
+    if bench.stages and covered != {stage.name for stage in bench.stages}:
+        return False  # torch does the rest
+    stages = {stage.name: find(stage.bench) for stage in bench.stages}
+    return all(_own(stages[part][name], stages[part]) for part, name in one.parts.items() if "+" not in part)
+
+
+def maker(bench: str, name: str) -> str:
+    """The package whose kernels an implementation has that is not ours: a distribution, or torch."""
+    known = {one.name: one for one in BENCHES[bench].implementations}
+    peer = known[name].peer if name in known else None
+    return peer.distribution if peer else TORCH
+
+
+def besides_torch(bench: str, names: Collection[str]) -> set[str]:
+    """Those of `names` that are not ours and have kernels of another package than torch."""
+    return {name for name in set(names) - ours(bench) if maker(bench, name) != TORCH}

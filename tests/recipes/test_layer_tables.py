@@ -1,0 +1,131 @@
+"""The tables of whole layers: what counts as ours, which rivals a mean is over, and which times are marked."""
+
+import importlib
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+from rows import frame, one
+
+DOCS = Path(__file__).parents[2] / "docs"
+SIZES = {"tokens": 4096, "hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "skew": 0.0}
+FORMATS = dict.fromkeys(("dtype", "packed", "weights"), "bf16") | {"activation": "swiglu"}
+SEEN = {"gpu_name": "NVIDIA H200", "started_at": "2026-11-28T00:00:00", "git_sha": "a" * 40, "git_dirty": False}
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(DOCS)
+    return importlib.import_module("layer_tables")
+
+
+def cell(
+    key: str, phase: str = "prefill", doubts: dict[str, object] | None = None, **us: float
+) -> list[dict[str, object]]:
+    """The rows of one layer by their times."""
+    known = {**SIZES, **FORMATS, **SEEN, "cell": key, "phase": phase, "over_dense": 1.0, "share_of_copy": 0.5}
+    return [one("layer", name, median_us=time, **(known | (doubts or {}))) for name, time in us.items()]
+
+
+def shown(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch, *cells: list[dict[str, object]], phase: str = "prefill"
+) -> str:
+    rows = frame(*(row for found in cells for row in found))
+    monkeypatch.setattr(tables.stored_tables, "stored", lambda name: rows)
+    return tables.layers(phase)
+
+
+def test_products_of_another_package_are_a_rival_whatever_they_are_called(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cute_quack_gather` is faster than ours here: it is neither ours nor left out."""
+    times = {
+        "cute": 110.0,
+        "cute_gather": 100.0,
+        "cute_quack_gather": 90.0,
+        "sonicmoe": 200.0,
+        "torch_grouped_mm": 400.0,
+    }
+    (line,) = [line for line in shown(tables, monkeypatch, cell("a", **times)).splitlines() if "4096" in line]
+    assert "0.900x (`cute_quack_gather`)" in line
+
+
+def test_ours_is_what_auto_runs_and_not_the_best_of_all_variants(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {"cute": 100.0, "cute_gather": 80.0, "torch_grouped_mm": 400.0}
+    monkeypatch.setattr(tables.regret, "choose", lambda shape, able, entries: "cute")
+    assert "| `cute` | 4.00x (`torch_grouped_mm`)" in shown(tables, monkeypatch, cell("a", **times))
+
+
+def test_a_mean_names_its_rivals_and_tells_cells_with_torch_alone_apart(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rival = {"cute": 100.0, "torch_grouped_mm": 400.0, "cute_quack": 100.0, "sonicmoe": 121.0}
+    alone = {"cute": 100.0, "torch_grouped_mm": 400.0, "cute_grouped_mm": 800.0}
+    found = shown(tables, monkeypatch, cell("a", **rival), cell("b", **rival), cell("c", **alone)).splitlines()[-1]
+    assert "over 3 layers with even loads: 1.59x the fastest rival (least 1.00x); over the 2 with another rival than torch 1.00x; 4.00x `torch_grouped_mm`" in found  # fmt: skip
+    assert "`cute_quack` in 2" in found and "`sonicmoe` in 2" in found and "vLLM and SGLang" in found
+
+
+@pytest.mark.parametrize(
+    ("rival", "phase", "led"),
+    [("sonicmoe", "decode", False), ("sonicmoe", "prefill", True), ("flag_gems", "decode", True), ("torch_loop", "decode", False)],
+)  # fmt: skip
+def test_at_decoding_no_lead_is_stated_over_libraries_made_for_training(
+    rival: str, phase: str, led: bool, tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {"cute": 100.0, "torch_grouped_mm": 400.0, rival: 200.0}
+    found = shown(tables, monkeypatch, *(cell(key, phase, **times) for key in "ab"), phase=phase).splitlines()[-1]
+    assert ("2.00x" in found) is led and ("x `torch_grouped_mm`" in found) is led
+
+
+def test_a_kernel_of_a_server_that_is_among_the_rows_is_not_said_to_be_absent(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = frame(one("layer", "vllm_triton"), one("layer", "cute"))
+    assert tables._absent(rows) == ["The kernels of SGLang for experts are not among them yet."]
+    ported = frame(one("layer", "flag_gems"), one("layer", "cute"))
+    assert "`flag_gems` is a port of vLLM's" in tables._absent(ported)[0]
+    assert tables._absent(frame(one("layer", "vllm_triton"), one("layer", "sglang_triton"))) == []
+
+
+@pytest.mark.parametrize(
+    ("doubts", "mark", "meaning"),
+    [({"suspect": True}, "100†", "† suspect"), ({"converged": False}, "100°", "° reached"), ({}, "100 ", None)],
+    ids=["suspect", "unconverged", "sound"],
+)
+def test_times_in_doubt_are_marked_and_the_marks_explained(
+    doubts: dict[str, object], mark: str, meaning: str | None, tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = shown(tables, monkeypatch, cell("a", doubts=doubts, cute=100.0, torch_grouped_mm=400.0))
+    assert f"| {mark}" in found and (meaning in found if meaning else "†" not in found and "°" not in found)
+
+
+def test_a_mean_says_how_many_of_its_layers_have_suspect_rows(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = partial(cell, cute=100.0, torch_grouped_mm=400.0)
+    found = shown(tables, monkeypatch, make("a", doubts={"suspect": True}), make("b"), make("c"))
+    assert "1 of the 3 have suspect rows" in found
+
+
+def test_every_table_of_times_of_the_readme_marks_what_its_rows_doubt(tables: ModuleType) -> None:
+    """The published pages: as many marks as there are doubted rows among those that each table shows."""
+    readme = (DOCS.parent / "README.md").read_text()
+    for phase, name in (("prefill", "layers"), ("decode", "decode")):
+        rows = tables.measured(phase)
+        there = rows[rows["implementation"].isin(tables.WAYS)]
+        block = readme.partition(f"<!-- generated: {name} -->")[2].partition("<!-- end -->")[0]
+        lines = "".join(line for line in block.splitlines() if line.startswith("|"))
+        assert lines.count("†") == int((there["suspect"] == True).sum())  # noqa: E712
+        assert lines.count("°") == int((there["converged"] == False).sum())  # noqa: E712
+
+
+def test_the_stored_layers_have_the_means_that_were_recomputed_by_hand(tables: ModuleType) -> None:
+    """From results/nvidia-h200.layers: products of QuACK as a rival, and the cells in which torch runs alone told apart."""
+    rows: pd.DataFrame = tables.measured("prefill")
+    (said,) = tables.together(rows[rows["skew"] == 0])
+    assert "over 11 layers with even loads: 1.19x the fastest rival (least 0.973x); over the 9 with another rival than torch 1.08x" in said  # fmt: skip
