@@ -15,6 +15,8 @@ from scipy import stats
 
 from moe_routing_bench.choices import table as table_of_choices
 from moe_routing_bench.comparison import origins, regret
+from moe_routing_bench.figures import capacity_bits
+from moe_routing_bench.quality.comparison import batches, compare
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quantities import count, significant
 from moe_routing_bench.report import altered, format_bars, layer_bars, reached, routing_bars, versus, words
@@ -432,6 +434,30 @@ def quality() -> str:
     return table(lines)
 
 
+def told_apart() -> str:
+    """How many pairs of the causal rules of each config the seeds tell apart, by the tests of the report's ranking."""
+    finals = compare.finals(run_rows.read(RESULTS / "quality.parquet").to_pandas())
+    said = []
+    for label in ("e32", "e8"):
+        mine = finals[(finals["label"] == label) & finals["causal"].astype(bool)]
+        found = compare.pairs(mine.pivot(index="seed", columns="contestant", values=compare.METRIC))
+        told = sum(p < compare.ALPHA for *_, p in found)
+        said.append(f"{told} of {len(found)} pairs with E={mine['experts'].max()}")
+    return f"With {mine['seed'].nunique()} seeds the causal rules, the dense model among them, are told apart in {' and '.join(said)} (paired t-tests, Holm's correction, 5 %).\n"
+
+
+def withdrawn() -> str:
+    """What a capacity seemed to cost in the runs that validated by domain, beside the same rule and factor in runs with mixed batches."""
+    by_domain = capacity_bits.limited(run_rows.read(RESULTS / "quality.parquet").to_pandas()).query("label == 'e8'")
+    mixed = capacity_bits.lost(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())
+    first, second = (rows.query("contestant == 'softk' and capacity_factor == 1.25 and way == @capacity_bits.TRAINED") for rows in (by_domain, mixed))  # fmt: skip
+    assert not len(batches.mixed(by_domain)) and len(first) and len(second)
+    return (
+        f"Everything on capacity and drops from these runs is {batches.WITHDRAWN}: a factor of 1.25 seemed to cost `softk` {significant(first['lost'].mean(), 3)} bits "
+        f"per byte, and costs it {significant(second['lost'].mean(), 2)} in the runs of `config/quality-formats.yaml`, whose validation batches are mixed.\n"
+    )
+
+
 def formats_in_models() -> str:
     """What experts in each format add to the bits per byte of trained models, by rule."""
     found = altered.costs(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())[0]
@@ -453,7 +479,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "choices": choices,
     "routing-bars": lambda: bars(reached.lines(routing_bars.BARS, runs(), absent=True)),
     "bars": lambda: bars(reached.lines(layer_bars.BARS, runs_of_layers(), absent=True)), "format-bars": lambda: bars(format_bars.lines(runs(), matrices(), absent=True)),
-    "formats-in-models": formats_in_models, "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "ceilings": ceilings,
+    "formats-in-models": formats_in_models, "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "quality-told": told_apart, "quality-withdrawn": withdrawn, "ceilings": ceilings,
     "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat,
     "platforms": platforms, "stored-h100": partial(stored_cells, H100 + "measurements.parquet"),
     "gate-times": partial(times, "gate", ("dtype", "tokens"), f"{_GATE} and experts == 128", (*WAYS, "quack")),

@@ -8,6 +8,7 @@ import math
 import re
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from moe_routing_bench.cli import reporting as cli
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.figures import (
     FIGURES,
+    capacity_bits,
     gate_balance,
     networks,
     paired,
@@ -33,6 +35,7 @@ from moe_routing_bench.figures import (
     training_curves,
     training_load_cv,
 )
+from moe_routing_bench.quality.comparison import batches
 from moe_routing_bench.quality.spec import adaptation_rows, plan, run_rows
 from moe_routing_bench.quality.training import train
 from moe_routing_bench.report import quality, verdicts
@@ -265,6 +268,20 @@ def test_drops_of_the_page_stand_beside_those_of_chance(trained: pd.DataFrame) -
     apart = quality_drops.chart(trained.assign(drop_rate_by_factor=shares)).marks
     assert apart["low"].min() == 0 < apart["y"].max(), "a share is not below 0, however wide its interval"
     assert "none of" in quality_drops.chart(trained[trained["router"] == "dense"]).reason
+
+
+@pytest.mark.parametrize("figure", [quality_drops, capacity_bits], ids=["drops", "bits"])
+def test_nothing_on_capacity_is_shown_of_runs_that_validated_by_domain(
+    figure: ModuleType, trained: pd.DataFrame
+) -> None:
+    """Nor of such runs among others."""
+    old = trained.assign(validation_batches="by_domain")
+    assert figure.chart(old).marks.empty and figure.chart(old).reason == batches.WITHDRAWN
+    assert len(figure.chart(trained).marks)
+    both = pd.concat([trained, old.assign(run=old["run"] + "-old", bits_per_byte=9.0)], ignore_index=True)
+    assert set(figure.chart(both).shown["validation_batches"]) == {"mixed"}
+    (shown,) = {value for contest in quality.contests(old) for row in contest.rows for value in row["values"][1:2]}
+    assert shown == "–", "the share that is dropped"
 
 
 def test_pairs_of_the_page_are_joined_by_seed(trained: pd.DataFrame) -> None:

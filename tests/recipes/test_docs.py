@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from moe_routing_bench.benches.registry import BENCHES
@@ -105,6 +106,28 @@ def test_a_ratio_is_of_one_point_and_of_one_card(generate: ModuleType, monkeypat
     assert found("tokens == 1", ("ops",)) == [3.0, 1.5]
     with pytest.raises(AssertionError, match="across cards"):
         found("tokens < 9", ("ops",))
+
+
+def test_what_seeds_tell_apart_is_counted_from_the_rows(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three causal rules with five seeds: the third is apart from the other two, which scatter around each other."""
+    bits = {
+        "a": (1.0, 1.1, 1.2, 1.3, 1.4),
+        "b": (1.1, 1.0, 1.3, 1.2, 1.4),
+        "c": (2.0, 2.1, 2.2, 2.3, 2.4),
+        "later": (9, 9, 9, 9, 9),
+    }
+    known = {
+        "purpose": "final",
+        "network": "linear",
+        "step": 1,
+        "capacity_factor": 1.0,
+        "drop_policy": "position",
+        "train_mode": "joint",
+    }
+    rows = [known | {"run": f"{label}{name}{seed}", "label": label, "router": name, "seed": seed, "experts": int(label[1:]), "bits_per_byte": value, "causal": name != "later"} for label in ("e8", "e32") for name, values in bits.items() for seed, value in enumerate(values)]  # fmt: skip
+    monkeypatch.setattr(generate.stored_tables.run_rows, "read", lambda path: pa.Table.from_pylist(rows))
+    assert "5 seeds" in (said := generate.BLOCKS["quality-told"]())
+    assert "2 of 3 pairs with E=32 and 2 of 3 pairs with E=8" in said
 
 
 @pytest.mark.parametrize("text", ["<!-- generated: ceilings -->\nold\n", "<!-- generated: nothing -->\n<!-- end -->\n"])

@@ -40,9 +40,15 @@ def test_bits_lost_at_a_factor():
     )
     asked = said(answers.lost_bits, a, b, c, runs("softk", (1.0, 1.0), "other", 1.5))
     assert asked == "Trained with it: e8, bits per byte lost by 3 rules: least softk 0.100 ± 0.000, middle switch_top1 0.200 ± 0.000, most topk_hard 0.300 ± 0.000."  # fmt: skip
-    assert said(answers.lost_bits, runs("softk", (1.0,), factor=1.25, validation_batches="by_domain")) == (
-        "Not measured: no rule was evaluated with it. Measured: 1.25 (e8, bits per byte lost by 1 rule: softk 0.100, on validation batches of one domain each)."
+    other = runs("softk", (1.0,), factor=1.25)
+    assert said(answers.lost_bits, other) == (
+        "Not measured: no rule was evaluated with it. Measured: 1.25 (e8, bits per byte lost by 1 rule: softk 0.100)."
     )
+    by_domain = runs("topk_hard", (1.0,), validation_batches="by_domain")
+    assert said(answers.lost_bits, by_domain).startswith(
+        "Withdrawn, because these runs validated on batches of one domain"
+    )
+    assert "topk_hard" not in said(answers.lost_bits, other, by_domain), "such runs take no part in others"
     later = runs("softk", (1.0, 2.0), factor=1.25, bits_by_capacity=[("1", 2.5), ("1.25", 9.0)])
     assert (
         said(answers.lost_bits, later) == "Set after training: e8, bits per byte lost by 1 rule: softk 1.000 ± 6.353."

@@ -11,6 +11,7 @@ from scipy import stats
 from moe_routing_bench.figures import quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
+from moe_routing_bench.quality.comparison import batches
 from moe_routing_bench.routers.zoo import ZOO
 
 TITLE = "Drops of trained routers against capacity"
@@ -32,11 +33,11 @@ def floor(factor: float, tokens: int, top_k: int, experts: int) -> float:
 
 def draw(table: pd.DataFrame) -> Figure:
     """One panel per config: what each rule leaves over the capacity at every factor, and what it was trained with."""
-    rows = quality_rows.finals(table, "drop_rate_by_factor")
+    rows, why = _rows(table)
     contests = quality_rows.contests(rows)
     figure, axes, found = quality.panels(contests, 1, 8, 4.6)
     if not contests:
-        style.empty(axes[0], quality_rows.why(table, _MISSING))
+        style.empty(axes[0], why)
         return quality.finish(figure, TITLE, rows)
     for title, group, (panel,) in found:
         _panel(panel, group, title)
@@ -80,10 +81,10 @@ def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
 
 def chart(table: pd.DataFrame) -> Chart:
     """The same lines for the page; the panel's name says what the rules were trained with. No share is below 0, nor drawn so."""
-    rows = quality_rows.finals(table, "drop_rate_by_factor")
+    rows, why = _rows(table)
     contests = quality_rows.contests(rows)
     if not contests:
-        return nothing("lines", *_SCALES, rows, quality_rows.why(table, _MISSING))
+        return nothing("lines", *_SCALES, rows, why)
     found, tints = [], {}
     for title, group in contests:
         panel = f"{title}, trained at {_trained(group) or 'no capacity'}"
@@ -97,6 +98,12 @@ def chart(table: pd.DataFrame) -> Chart:
             tints[name] = "#000000"
             found += [{"panel": panel, "series": name, "x": at, "y": 100 * floor(at, tokens, top_k, experts), "says": "expected"} for at in factors]  # fmt: skip
     return Chart("lines", *_SCALES, marks(found), tints, pd.concat(group for _, group in contests))
+
+
+def _rows(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The final runs that say what goes over a capacity, and why nothing is drawn where there are none."""
+    rows = quality_rows.finals(table, "drop_rate_by_factor")
+    return batches.mixed(rows), batches.why(rows, quality_rows.why(table, _MISSING))
 
 
 def _shares(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from moe_routing_bench.figures import backward, capacity_bits, grouping, loss_seconds, style
-from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality.comparison import batches
 from moe_routing_bench.quality.statistics import half_width
 from moe_routing_bench.quantities import count, us
 
@@ -34,6 +34,8 @@ def lost_bits(trained: pd.DataFrame | None, factor: float = FACTOR) -> Answer:
     """The bits per byte that a capacity factor costs trained causal rules; of other factors where this one was not trained with."""
     question = f"What does a capacity factor of {factor:g} cost in quality?"
     rows = pd.DataFrame() if trained is None else capacity_bits.lost(trained)
+    if rows.empty and trained is not None and len(capacity_bits.limited(trained)):
+        return Answer(question, f"{_sentence(batches.WITHDRAWN)}.")
     if rows.empty:
         return Answer(question, "Not measured: this run has no trained rule that was evaluated with a capacity limit.")
     asked = rows[rows["capacity_factor"] == factor]
@@ -57,8 +59,7 @@ def _each(rows: pd.DataFrame) -> str:
     said = [_lost(str(ranked.index[i]), *ranked.iloc[i]) for i in places]
     what = ("least", "middle", "most") if len(said) == 3 else ("least", "most") if len(said) == 2 else ("",)
     parts = [f"{word} {text}".strip() for word, text in zip(what, said, strict=True)]
-    batches = ", on validation batches of one domain each" * bool((mine["validation_batches"] != run_rows.MIXED).any())
-    return f"{mine['label'].iloc[0]}, bits per byte lost by {count(len(ranked), 'rule')}: {', '.join(parts)}{batches}"
+    return f"{mine['label'].iloc[0]}, bits per byte lost by {count(len(ranked), 'rule')}: {', '.join(parts)}"
 
 
 def _lost(name: str, mean: float, half: float) -> str:

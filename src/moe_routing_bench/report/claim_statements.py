@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from moe_routing_bench.quality.comparison import compare
-from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality.comparison import batches, compare
 from moe_routing_bench.report.predecessor import Claim
 
 _FACTOR = 1.10  # of the claim on capacity
@@ -46,10 +45,8 @@ def _order(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]
 
 def _drops(claim: Claim, rows: pd.DataFrame) -> tuple[list[Statement], list[str]]:
     """Every trained causal rule leaves less than the bound over the capacity, whatever factor it was trained with."""
-    if not (rows["validation_batches"] == run_rows.MIXED).all():
-        return [], [
-            "validated on batches of one domain each, of which a capacity leaves over more than of mixed ones; to be trained again"
-        ]
+    if len(batches.mixed(rows)) < len(rows):
+        return [], [f"{batches.WITHDRAWN}; to be trained again"]
     kept = rows[rows["causal"].astype(bool) & rows["learns"].astype(bool) & rows["drop_rate_by_factor"].notna()]
     found = []
     for name, runs in kept.groupby("contestant", sort=False):

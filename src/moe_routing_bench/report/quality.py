@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.figures import quality_rows
-from moe_routing_bench.quality.comparison import compare, perft_summary, specialisation
+from moe_routing_bench.quality.comparison import batches, compare, perft_summary, specialisation
 from moe_routing_bench.routers.zoo import ZOO
 
 # column, heading, format of the mean, meaning
@@ -41,7 +41,8 @@ def contests(table: pd.DataFrame) -> list[Contest]:
     if finals.empty:
         return []
     finals = compare.with_speeds(finals).assign(
-        expert_domain_bits=finals["load_by_domain"].map(specialisation.mean_bits, na_action="ignore")
+        expert_domain_bits=finals["load_by_domain"].map(specialisation.mean_bits, na_action="ignore"),
+        drop_rate=finals["drop_rate"].where(batches.known(finals)),
     )
     # An entry's runs see the same bytes and have the same sizes; its networks differ in their hash.
     ranks = compare.summary(table.assign(config_hash=table["label"]))
