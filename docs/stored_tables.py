@@ -49,16 +49,18 @@ def digits(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else significant(value, 3)
 
 
-SUSPECT, WIDE = "†", "°"
+SUSPECT, WIDE, WARM = "†", "°", "‡"
 _MARKS = {
     SUSPECT: "suspect: the row says why (`suspect_reason`)",
     WIDE: "reached a limit before its interval was as narrow as asked",
+    WARM: "the L2 cache may be warm: what calls read before inputs come round again is less than four times as large",
 }
 
 
 def doubts(row: pd.Series) -> str:
     """The marks of a row's time."""
-    return SUSPECT * bool(row["suspect"] == True) + WIDE * bool(row["converged"] == False)  # noqa: E712
+    marks = {SUSPECT: row["suspect"] == True, WIDE: row["converged"] == False, WARM: row["cold"] == False}  # noqa: E712
+    return "".join(mark for mark, there in marks.items() if there)
 
 
 def time(rows: pd.DataFrame, way: str, unit: str = "") -> str:

@@ -92,6 +92,18 @@ def test_columns_that_were_added_are_null_in_older_files(tmp_path):
     assert [records.read(path)[name].to_pylist() for name in rows.LATER] == [[None]] * len(rows.LATER)
 
 
+def test_what_is_withdrawn_is_blank_wherever_rows_are_read(tmp_path):
+    """Peak memory was sampled after a call was bound; the file keeps what it has."""
+    path = tmp_path / "rows.parquet"
+    rows.write(path, [ROW | {"peak_memory_bytes": 0}, ROW | {"peak_memory_bytes": 1_740_000_000}], "")
+    assert read_table(path)["peak_memory_bytes"].to_pylist() == [0, 1_740_000_000]
+    assert records.read(path)["peak_memory_bytes"].to_pylist() == [None, None]
+    some = records.read_some(path, ["implementation", "peak_memory_bytes"])
+    assert some["peak_memory_bytes"].to_pylist() == [None, None] and some["implementation"].null_count == 0
+    assert records.SCHEMA.field("peak_memory_bytes").type == records.read(path).schema.field("peak_memory_bytes").type
+    assert all("withdrawn" in about()[name].text for name in records.WITHDRAWN)
+
+
 def test_columns_in_another_order_are_read_in_the_schema_s(tmp_path):
     path = tmp_path / "rows.parquet"
     rows.write(path, [ROW], "")

@@ -83,7 +83,7 @@ def test_the_first_page_has_claims_models_and_method(project):
 def test_what_the_first_page_says_of_a_report(tmp_path):
     """Its findings, or that it has none; other runs where it was held against some; claims of another GPU; how many claims no report is about."""
     one, other = (claims.load(paths.CLAIMS)[0].model_copy(update={"id": name}) for name in ("one", "other"))
-    plain = {"machine": "NVIDIA H200", "days": "2026-11-21", "commit": "abc", "benches": "gate", "rows": "1 of 1 row ok, 1 cell", "findings": [], "comparisons": [], "tables": []}  # fmt: skip
+    plain = {"machine": "NVIDIA H200", "days": "2026-11-21", "commit": "abc", "benches": "gate", "rows": "1 of 1 row ok, 1 cell", "findings": [], "unfound": "no implementation was entered twice.", "comparisons": [], "tables": []}  # fmt: skip
     found = report_site.Listed(
         folder="a", **plain | {"findings": [Headline("cute is fast.", "rows")], "comparisons": ["compare-old.html"]}
     )
@@ -91,7 +91,7 @@ def test_what_the_first_page_says_of_a_report(tmp_path):
     held = {"a": [Held(one, "reproduced", 2.0, 1, "the claim is of H100, the rows are of H200"), Held(other, "no rows")]}  # fmt: skip
     report_site.write(reports, tmp_path / "pages", held=held)
     first, second = re.findall(r'<section aria-labelledby="[ab]">.*?</section>', text := (tmp_path / "pages/index.html").read_text(), re.DOTALL)  # fmt: skip
-    none, against = "No finding: of these rows", "Against other runs:"
+    none, against = "No finding: no implementation was entered twice.", "Against other runs:"
     assert "In the pictures" not in text
     drawn = dataclasses.replace(found, findings=[Headline("cute is fast.", "rows", "<svg></svg>")])
     report_site.write([(drawn, tmp_path / "a", []), reports[1]], tmp_path / "drawn")

@@ -131,8 +131,16 @@ def provenance(rows: pd.DataFrame) -> str:
     column = devices.column(rows)
     cells = len(rows[["bench", "cell"]].drop_duplicates())
     counts = f"n = {count(len(rows), 'row')} of {count(cells, 'cell')}, {rows['samples'].sum():,.0f} samples"
-    clock = "device time, cold L2" if column == devices.GPU else "wall time"
+    clock = f"device time, {caches(rows)}" if column == devices.GPU else "wall time"
     return f"{distinct(rows[column])} | torch {distinct(rows['torch_version'])} | {days(rows['started_at'])} | {counts} | medians, {clock}"
+
+
+def caches(rows: pd.DataFrame) -> str:
+    """In how many rows of a GPU the L2 cache was cold: small inputs may stay in it, however many sets there are."""
+    warm = int((rows["cold"] != True).sum())  # noqa: E712
+    if not 0 < warm < len(rows):
+        return "L2 may be warm" if warm else "cold L2"
+    return f"cold L2 but for {warm} of {len(rows)} rows ({warm / len(rows):.0%}), where it may be warm"
 
 
 def days(times: pd.Series) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.comparison.verdicts import FASTER, SAME, UNDECIDED
+from moe_routing_bench.comparison.verdicts import FASTER, LEAST_TWINS, SAME, UNDECIDED
 from moe_routing_bench.figures import grouping
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quantities import count, times, told_apart
@@ -29,6 +29,19 @@ def headlines(table: pd.DataFrame, trained: pd.DataFrame | None = None) -> list[
     if finals is not None and len(finals):
         found += [quality(finals), left_over(finals)]
     return [one for one in found if one is not None][:MOST]
+
+
+def unfound(table: pd.DataFrame) -> str:
+    """Why no rule says anything of the rows, in a sentence that is true of them: without twins nothing is judged, however far times are apart."""
+    ok = table[(table["status"] == "ok") & table["median_us"].notna()]
+    judged, twins = int(ok["best_verdict"].notna().sum()), int(ok["twin_speedup"].notna().sum())
+    if not judged:
+        entered = "no implementation was entered twice" if not twins else f"{count(twins, 'implementation')} {'was' if twins == 1 else 'were'} entered twice, and {LEAST_TWINS} are needed"  # fmt: skip
+        return f"{entered}, so that differences are not judged; the rows have their intervals."
+    faster = int((sound(table)["best_verdict"] == FASTER).sum())
+    if not faster:
+        return f"of {count(judged, 'row')} with a verdict, none that is sound (converged or told apart, and not suspect) is faster than the best other implementation."
+    return f"no rule has something to say of these rows, {faster} of which {'is' if faster == 1 else 'are'} faster than the best other implementation."
 
 
 def sound(table: pd.DataFrame) -> pd.DataFrame:

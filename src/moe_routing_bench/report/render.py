@@ -23,6 +23,7 @@ from moe_routing_bench.report import (
     altered,
     format_bars,
     layer_bars,
+    method,
     page,
     predecessor,
     quality,
@@ -38,7 +39,7 @@ from moe_routing_bench.report.choices import choices
 from moe_routing_bench.report.columns import COLUMNS, KEYS
 from moe_routing_bench.report.evidence import evidence
 from moe_routing_bench.report.findings import findings
-from moe_routing_bench.report.headlines import headlines
+from moe_routing_bench.report.headlines import headlines, unfound
 from moe_routing_bench.report.packing import compressed, plain
 from moe_routing_bench.report.questions import questions
 from moe_routing_bench.report.rows import page_data, row_id
@@ -87,6 +88,7 @@ def render(
         stale=_together(stale),
         comparisons=sorted(path.name for path in out.parent.glob("compare-*.html")),
         headlines=headlines(frame, trained),
+        unfound=unfound(frame),
         findings=findings(frame),
         answers=answers(frame, trained),
         benches=set(frame["bench"]),
@@ -114,6 +116,7 @@ def render(
         bad=_not_ok(frame),
         machine=[(n, _values(frame, n)) for n in _MACHINE] + [(n, _spread(frame, n)) for n in _CEILINGS],
         days=_days(frame),
+        method=method.of_rows(frame),
     )
 
 

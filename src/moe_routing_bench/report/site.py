@@ -16,8 +16,8 @@ from moe_routing_bench.config.axes import PRESET
 from moe_routing_bench.config.claims import Claim
 from moe_routing_bench.figures import style
 from moe_routing_bench.quantities import count
-from moe_routing_bench.report import page
-from moe_routing_bench.report.headlines import Headline, headlines
+from moe_routing_bench.report import method, page
+from moe_routing_bench.report.headlines import Headline, headlines, unfound
 
 KEPT = ("index.html", "compare-*.html", "figures/*.svg", "figures/*.png")  # of a report's folder
 
@@ -33,6 +33,7 @@ class Listed:
     benches: str
     rows: str
     findings: list[Headline]
+    unfound: str  # why there are none
     comparisons: list[str]
     tables: list[str]
 
@@ -49,6 +50,7 @@ def listed(folder: Path, table: pd.DataFrame, trained: pd.DataFrame | None, tabl
         rows=f"{len(ok)} of {len(table)} rows ok, {count(len(ok[['bench', 'cell']].drop_duplicates()), 'cell')}"
         + ("" if trained is None else f"; {count(trained['run'].nunique(), 'training run')}"),
         findings=headlines(table, trained),
+        unfound=unfound(table),
         comparisons=sorted(path.name for path in folder.glob("compare-*.html")),
         tables=[path.name for path in tables],
     )
@@ -86,6 +88,7 @@ def write(
         unheld=len({one.claim.id for found in held.values() for one in found}) - len(told),
         models=models,
         sizes=PRESET,
+        method=method.ANY,
     )
 
 

@@ -30,11 +30,13 @@ _KINDS = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 AXIS_COLUMNS: dict[str, pa.DataType] = {axis.name: _KINDS[axis.kind] for axis in AXES.values()}
 COLUMNS: dict[str, pa.DataType] = IDENTITY | AXIS_COLUMNS | MEASURED
 SCHEMA = pa.schema(list(COLUMNS.items()))
+WITHDRAWN = ("peak_memory_bytes",)  # what rows hold and is not true of them: null wherever rows are read
 _CLOCKS_DIFFER = timedelta(hours=1)  # between machines, at most
 
 
 def read(path: Path) -> pa.Table:
-    """Read rows of this schema version, with a null column for every axis that no row of the file has, and for what was added since.
+    """Read rows of this schema version, with a null column for every axis that no row of the file has, for what was added since, and for what is
+    `WITHDRAWN`.
 
     Raises `UserError` for a missing, unreadable or older file.
     """
@@ -60,6 +62,8 @@ def read(path: Path) -> pa.Table:
         )
     if not len(table):
         raise bad("measurements", f"no rows in {path}", "at least one", again)
+    for name in WITHDRAWN:
+        table = table.set_column(table.column_names.index(name), name, pa.nulls(len(table), COLUMNS[name]))
     return table.select(list(COLUMNS))
 
 
@@ -91,6 +95,7 @@ def read_some(source: Path | BinaryIO, columns: Sequence[str], name: str = "") -
     if absent := [one for one in ("bench", "implementation", "status", "median_us") if one not in table.column_names]:
         raise bad(f"columns of {name}", f"no {absent[0]}", "rows of this benchmark")
     known = set(table.column_names)
+    known -= set(WITHDRAWN)
     found = [table[one] if one in known else pa.nulls(len(table), COLUMNS[one]) for one in columns]
     return pa.table(found, names=list(columns))
 
