@@ -166,11 +166,65 @@ def test_what_is_checked_can_be_measured():
 
 
 def test_our_own_figures_are_those_of_the_stored_rows():
-    """What README and docs publish is what results/nvidia-h200 holds: each of our claims is reproduced by them."""
+    """What README and docs publish is what results/nvidia-h200 holds; none of it counts as reproduced."""
     table = records.frame(records.read(ROOT / paths.measurements("nvidia-h200")))
     ours = [one for one in published.load(ROOT / paths.CLAIMS) if one.who == "this project"]
     assert len(ours) >= 6
-    assert {one.claim.id: one.verdict for one in claims.held(ours, table)} == {one.id: "reproduced" for one in ours}
+    assert {one.claim.id: one.verdict for one in claims.held(ours, table)} == {one.id: "held" for one in ours}
+
+
+def test_our_own_figures_are_held_or_not_and_never_reproduced():
+    """In the tables of a page and of the command, too: theirs and ours stand apart."""
+    own, theirs = claim(who=published.OWN), claim()
+    assert [verdict(one).verdict for one in (own, theirs)] == [claims.HELD, claims.REPRODUCED]
+    missed = [verdict(claim(who=who, figure=1)).verdict for who in (published.OWN, "somebody")]
+    assert missed == [claims.NOT_HELD, claims.NOT]
+    absent = claim({"axes": {"tokens": 7}}, who=published.OWN)
+    assert verdict(absent).verdict == claims.ABSENT
+
+
+def test_the_report_has_our_own_figures_in_a_section_of_their_own(tmp_path):
+    """Also where nobody else has published any; those without rows are left out."""
+    table = rows().query("bench == 'pack'")
+    own = [verdict(claim(who=published.OWN)), verdict(claim({"axes": {"tokens": 7}}, who=published.OWN, id="absent"))]
+    for found, ids in ((own, {"own-figures"}), ([*own, verdict(claim())], {"own-figures", "published"}), ([verdict(claim())], {"published"})):  # fmt: skip
+        render(table, {}, tmp_path / "index.html", claims=found)
+        page = (tmp_path / "index.html").read_text()
+        shown = set(re.findall(r'<table id="(own-figures|published|unheld)"', page))
+        assert shown == ids
+        counts = [len(re.findall("<tr><td>", page.partition(f'<table id="{name}">')[2].partition("</table>")[0])) for name in ids]  # fmt: skip
+        assert counts == [1] * len(ids)
+
+
+def lacking(*names: str) -> dict[str, object]:
+    return {key: value for key, value in BASE.items() if key != "check"} | {
+        "not_runnable": "It is far.",
+        "lacks": list(names),
+    }
+
+
+@pytest.mark.parametrize("name", ["SonicMoE", "DeepGEMM", "Liger Kernel", "vLLM", "QuACK", "tokenspeed-deepgemm", "moe_ops", "Humming"])  # fmt: skip
+def test_a_package_with_implementations_is_not_said_to_lack_them(name, tmp_path):
+    """However it is spelt; the line names it."""
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump({"claims": [lacking("TileOPs", name)]}))
+    with pytest.raises(UserError, match=f"lacks: got '{name}'"):
+        published.load(path)
+
+
+def test_what_is_lacking_is_part_of_the_reason(tmp_path):
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump({"claims": [lacking("TileOPs", "Tutel")]}))
+    (one,) = published.load(path)
+    assert verdict(one).why == "It is far. Without an implementation here: TileOPs, Tutel."
+
+
+def test_no_reason_of_the_published_file_denies_a_package_in_words_of_its_own():
+    """That a package has no implementation is said by `lacks` alone, which is held against the table of implementations."""
+    for one in published.load(ROOT / paths.CLAIMS):
+        denied = re.search(r"\b(not|nor|neither|no)\b[^;.,]*\bimplementation", one.not_runnable)
+        assert not denied or "no implementation of experts has that kernel" in one.not_runnable, one.id
+    assert sum(bool(one.lacks) for one in published.load(ROOT / paths.CLAIMS)) >= 8
 
 
 @pytest.mark.parametrize(

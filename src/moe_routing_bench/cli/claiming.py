@@ -27,7 +27,7 @@ def claims(
     only: Annotated[str | None, typer.Option(help="Comma-separated ids [default: all]")] = None,
     file: Annotated[Path | None, typer.Option(help=f"File of claims [default: {paths.CLAIMS}]")] = None,
 ) -> None:  # fmt: skip
-    """Hold published figures against our rows: reproduced, not reproduced, or why it cannot be told."""
+    """Hold figures that others published against our rows: reproduced, not reproduced, or why it cannot be told; and our own: held or not."""
     platform = platform_of(platform, run)
     known = {claim.id: claim for claim in published.load(file or own_or_shipped(paths.CLAIMS))}
     chosen = [known[pick("--only", name.strip(), known)] for name in (only.split(",") if only else known)]
@@ -39,8 +39,11 @@ def claims(
     if not rows and not any(paths.claim_files(platform)):
         raise bad("rows", f"none of {platform}", "measured cells", "run `snakemake` first, or add --measure")
     found = held(platform, chosen, rows)
-    show(_table(found))
-    print(f"{len(found)} claims: {counts([one.verdict for one in found])}")
+    others, own = ([one for one in found if one.claim.own is ours] for ours in (False, True))
+    for said, some in (("claims", others), ("figures of our own", own)):
+        if some:
+            show(_table(some))
+            print(f"{len(some)} {said}: {counts([one.verdict for one in some])}")
 
 
 def held(platform: str, chosen: Iterable[published.Claim], collected: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Whether rows reproduce published figures. Pure functions; no torch."""
+"""Whether rows reproduce figures that others published, and hold our own. Pure functions; no torch."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.claims import UNITS, Check, Claim
 
 REPRODUCED, NOT, ABSENT, NOT_RUNNABLE = "reproduced", "not reproduced", "no rows", "not runnable"
-VERDICTS = (NOT, REPRODUCED, ABSENT, NOT_RUNNABLE)  # in the order of a page
+HELD, NOT_HELD = "held", "not held"  # of our own figures
+VERDICTS = (NOT, REPRODUCED, NOT_HELD, HELD, ABSENT, NOT_RUNNABLE)  # in the order of a page
 _OF_THE_ROUTING = ("drop_rate", "token_drop_rate", "load_cv", "load_max_over_mean", "load_gini", "gate_entropy")
 _JOIN = {"gmean": stats.gmean, "min": np.min, "max": np.max, "median": np.median}
 _GPU = re.compile(r"\b[A-Z]{1,2}\d{2,3}S?\b")  # H100, GB200, L40S; not HBM3
@@ -39,7 +40,7 @@ def held(claims: Sequence[Claim], rows: pd.DataFrame, cpu: bool = False) -> list
 def _held(claim: Claim, rows: pd.DataFrame, cpu: bool) -> Held:
     check = claim.check
     if check is None:
-        return Held(claim, NOT_RUNNABLE, why=claim.not_runnable)
+        return Held(claim, NOT_RUNNABLE, why=claim.reason)
     if cpu and check.column not in _OF_THE_ROUTING:
         return Held(claim, ABSENT, why="a time on a CPU says nothing of it")
     ok = rows[rows["status"] == "ok"]
@@ -56,7 +57,8 @@ def _held(claim: Claim, rows: pd.DataFrame, cpu: bool) -> Held:
     if values.empty or (len(values) > 1 and check.over is None):
         return Held(claim, ABSENT, cells=len(values), why=f"{len(values)} cells match, and one is meant")
     ours = float(_JOIN[check.over or "median"](values))
-    return Held(claim, REPRODUCED if reproduced(claim, ours) else NOT, ours, len(values), _elsewhere(claim, mine))
+    near, far = (HELD, NOT_HELD) if claim.own else (REPRODUCED, NOT)
+    return Held(claim, near if reproduced(claim, ours) else far, ours, len(values), _elsewhere(claim, mine))
 
 
 def _elsewhere(claim: Claim, rows: pd.DataFrame) -> str:

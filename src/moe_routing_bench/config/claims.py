@@ -1,5 +1,7 @@
 """Published figures, as config/claims.yaml has them: who says what, on which hardware, and which rows of ours would show it."""
 
+import functools
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +14,7 @@ from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.fields import Choice
 
 UNITS = {"us": 1.0, "ms": 1e-3, "GB/s": 1.0, "TFLOP/s": 1.0, "x": 1.0, "%": 100.0}  # of what a row holds
+OWN = "this project"  # who says our own figures
 OVER = ("gmean", "min", "max", "median")
 
 
@@ -30,7 +33,8 @@ class Check(schema.Strict):
 
 
 class Claim(schema.Strict):
-    """A published figure. One that no row of ours can show says why (`not_runnable`) in place of its `check`.
+    """A published figure. One that no row of ours can show says why (`not_runnable`) in place of its `check`; `lacks` names packages that no
+    implementation has.
 
     `within` is the relative difference that still counts as reproduced; with `at_least`, so does what is better.
     """
@@ -48,6 +52,30 @@ class Claim(schema.Strict):
     within: Amount
     at_least: bool = False
     not_runnable: str = ""
+    lacks: list[str] = []  # noqa: RUF012
+
+    @property
+    def reason(self) -> str:
+        """Why no row of ours can show it, with the packages that it lacks."""
+        return self.not_runnable + (f" Without an implementation here: {', '.join(self.lacks)}." if self.lacks else "")
+
+    @property
+    def own(self) -> bool:
+        """Whether it is a figure of our own: rows of ours that show it hold it, and reproduce nothing."""
+        return self.who == OWN
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()
+
+
+@functools.cache
+def _packages() -> frozenset[str]:
+    """The modules and distributions that implementations come from, and how their names begin or are said."""
+    peers = [one.peer for bench in BENCHES.values() for one in bench.implementations if one.peer]
+    names = [name for peer in peers for name in (peer.module, peer.distribution, peer.distribution.partition("-")[0])]
+    said = [one.name for bench in BENCHES.values() for one in bench.implementations if one.peer]
+    return frozenset(map(_plain, (*names, *said)))
 
 
 class Claims(schema.Strict):
@@ -59,8 +87,8 @@ class Claims(schema.Strict):
 def load(path: str | Path) -> list[Claim]:
     """The claims of a file, in its order.
 
-    Raises `UserError` for one that has neither a check nor a reason, or both, for an id that is there twice, and for a bench,
-    implementation or axis that does not exist.
+    Raises `UserError` for one that has neither a check nor a reason, or both, for an id that is there twice, for a bench, implementation or
+    axis that does not exist, and for a package that is said to be lacking and is not.
     """
     found = schema.validated(Claims, read_mapping(Path(path)), "claims").claims
     seen: set[str] = set()
@@ -71,6 +99,13 @@ def load(path: str | Path) -> list[Claim]:
         seen.add(claim.id)
         if (claim.check is None) == (not claim.not_runnable):
             raise bad(where, "check and not_runnable" if claim.check else "neither", "one of check and not_runnable")
+        if known := [name for name in claim.lacks if _plain(name) in _packages()]:
+            raise bad(
+                f"{where}: lacks",
+                known[0],
+                "packages that no implementation has",
+                "this one is a peer: say what else is missing",
+            )
         if claim.check:
             names = [one.name for one in BENCHES[claim.check.bench].implementations]
             for name in (claim.check.implementation, claim.check.against or claim.check.implementation):

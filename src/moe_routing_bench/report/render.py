@@ -96,8 +96,9 @@ def render(
         streams=any("stream" in line.what for line in bars),
         seed=section(frame, run, profiles),
         choices=choices(frame[frame["gpu_name"].notna()]),
-        claims=[_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict)) if one.cells],
-        unheld=[_claim(one) for one in claims if not one.cells],
+        claims=_judged([one for one in claims if not one.claim.own]),
+        unheld=[_claim(one) for one in claims if not one.cells and not one.claim.own],
+        own=_judged([one for one in claims if one.claim.own]),
         figures=[(entry, uri) for entry, uri in drawn if entry.source == "measurements"],
         undrawn=[entry.title for entry, uri in every if uri is None],
         quality=None
@@ -151,6 +152,11 @@ def _accuracy(matrix: pd.DataFrame) -> dict[str, object]:
 def _together(reasons: Mapping[str, str]) -> list[tuple[str, str]]:
     """The benches of each reason, and the reason."""
     return [(", ".join(b for b in reasons if reasons[b] == text), text) for text in dict.fromkeys(reasons.values())]
+
+
+def _judged(claims: Sequence[Held]) -> list[dict[str, object]]:
+    """What the table of claims shows of those that rows could be held against."""
+    return [_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict)) if one.cells]
 
 
 def _claim(one: Held) -> dict[str, object]:

@@ -85,7 +85,7 @@ def write(
         reports=[one for one, *_ in reports],
         pairs=[(pair, between(pair)) for pair in pairs],
         claims=(told := claimed(held)),
-        unheld=len({one.claim.id for found in held.values() for one in found}) - len(told),
+        unheld=len({one.claim.id for found in held.values() for one in found if not one.claim.own}) - len(told),
         models=models,
         sizes=PRESET,
         method=method.ANY,
@@ -93,7 +93,7 @@ def write(
 
 
 def claimed(held: Mapping[str, Sequence[Held]]) -> list[tuple[Claim, list[tuple[str, Held]]]]:
-    """Each claim of which some report has rows, with the folders of these reports and what they show; in the order of the claims."""
-    every = {one.claim.id: one.claim for found in held.values() for one in found}
+    """Each claim of others of which some report has rows, with the folders of these reports and what they show; in the order of the claims."""
+    every = {one.claim.id: one.claim for found in held.values() for one in found if not one.claim.own}
     shown = {name: [(folder, one) for folder, found in held.items() for one in found if one.claim.id == name and not math.isnan(one.ours)] for name in every}  # fmt: skip
     return [(every[name], found) for name, found in shown.items() if found]
