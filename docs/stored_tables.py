@@ -32,6 +32,7 @@ QUANTISED, QUANTISED_DECODE, QUANTISED_FLOATS = (
 )
 QUALITY_FORMATS = "../nvidia-h200.quality-formats/"
 H100 = "../nvidia-h100-80gb-hbm3/"
+PUBLISHED = "repeat_published.csv"  # the published rows of routing and layers beside those of the run before
 WAYS = ("torch", "triton", "cute")
 SYMBOLS = {"tokens": "T", "experts": "E", "hidden": "H", "intermediate": "I", "top_k": "k"}
 
@@ -244,9 +245,14 @@ def platforms() -> str:
     return table(lines)
 
 
-def repeat() -> str:
+def gaps(name: str) -> pd.DataFrame:
+    """Rows of two runs with `gap`, the share by which the second median differs from the first."""
+    return stored(name).assign(gap=lambda rows: (rows["second_us"] / rows["first_us"] - 1).abs())
+
+
+def repeat(name: str = "repeat.csv") -> str:
     """How far the medians of the same kernels are apart on another card of the same kind, a line per operation."""
-    rows = stored("repeat.csv").assign(gap=lambda rows: (rows["second_us"] / rows["first_us"] - 1).abs())
+    rows = gaps(name)
     lines = []
     for bench, found in (*rows.groupby("bench"), ("all", rows)):
         gap = found["gap"]
@@ -255,8 +261,22 @@ def repeat() -> str:
             "rows": str(len(found)),
             "cells": str(found["cell"].nunique()),
         }
-        lines.append(named | {head: f"{100 * value:.2f} %" for head, value in (("median", gap.median()), ("95th percentile", gap.quantile(0.95)), ("maximum", gap.max()))})  # fmt: skip
+        lines.append(named | {head: f"{100 * value:.2f} %" for head, value in (("within 0.5 %", (gap <= 0.005).mean()), ("within 2 %", (gap <= 0.02).mean()), ("median", gap.median()), ("95th percentile", gap.quantile(0.95)), ("maximum", gap.max()))})  # fmt: skip
     return table(lines)
+
+
+def repeatability() -> str:
+    """How many medians of the published rows are near those of the run before, in a sentence."""
+    rows = gaps(PUBLISHED)
+    grid = rows[rows["bench"] != "layer"]["gap"]
+    return (
+        f"The published rows were not measured twice by the same code. Beside the run before, by the code of {_day(rows['first_started_at'])} on another card, "
+        f"{percent((grid <= 0.005).mean())} of {count(len(grid), 'median')} are within 0.5 % and {percent((grid <= 0.02).mean())} within 2 % ([method](docs/method.md#verdicts)).\n"
+    )
+
+
+def _day(times: pd.Series) -> str:
+    return str(times.min())[:10]
 
 
 _ROWS = "hidden == 4096 and format == 'bf16' and layout == 'compact'"
@@ -482,7 +502,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "routing-bars": lambda: bars(reached.lines(routing_bars.BARS, runs(), absent=True)),
     "bars": lambda: bars(reached.lines(layer_bars.BARS, runs_of_layers(), absent=True)), "format-bars": lambda: bars(format_bars.lines(runs(), matrices(), absent=True)),
     "formats-in-models": formats_in_models, "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "quality-told": told_apart, "quality-withdrawn": withdrawn, "ceilings": ceilings,
-    "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat,
+    "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat, "repeat-published": partial(repeat, PUBLISHED), "repeatability": repeatability,
     "platforms": platforms, "stored-h100": partial(stored_cells, H100 + "measurements.parquet"),
     "gate-times": partial(times, "gate", ("dtype", "tokens"), f"{_GATE} and experts == 128", (*WAYS, "quack")),
     "gate-experts": partial(times, "gate", ("dtype", "experts"), f"{_GATE} and tokens == 16384", (*WAYS, "quack")),
