@@ -142,9 +142,9 @@ def test_figures_without_data_are_named_not_shown(panels, tmp_path):
     render(FEW, {"roofline": tmp_path / "a.svg"}, tmp_path / "index.html")
     page = (tmp_path / "index.html").read_text()
     assert ('id="figure-roofline"' in page) is ("data" in panels)
-    assert (f'<p id="undrawn">This run has no rows for {FIGURES["roofline"].title}.</p>' in page) is (
-        "data" not in panels
-    )
+    assert (
+        f'<p id="undrawn">This figure has nothing to show of this run: {FIGURES["roofline"].title}.</p>' in page
+    ) is ("data" not in panels)
 
 
 def test_small_svg_keeps_scales():

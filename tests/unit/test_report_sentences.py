@@ -66,7 +66,7 @@ def test_how_far_stages_are_from_the_hardware(page):
 
 
 def test_figures_without_rows_are_named_where_there_are_any(page):
-    assert 'id="undrawn">This run has no rows for Distance to the limit.' in page(
+    assert 'id="undrawn">This figure has nothing to show of this run: Distance to the limit.' in page(
         GATE | {"gpu_uuid": None}, figures=["limits"]
     )
     assert 'id="undrawn"' not in page(GATE | FLOOR) and 'id="undrawn"' not in page(GATE | FLOOR, figures=["limits"])
