@@ -19,8 +19,10 @@ def ran(**values: object) -> dict[str, object]:
     [
         ((True, True), "cold L2"),
         ((False, False), "L2 may be warm"),
-        ((True, True, True, False), "cold L2 but for 1 of 4 rows (25%), where it may be warm"),
-        ((True, None), "cold L2 but for 1 of 2 rows (50%), where it may be warm"),
+        ((True, True, True, False), "cold L2 but for 25% of rows"),
+        ((True, None), "cold L2 but for 50% of rows"),
+        ((True,) * 299 + (False,), "cold L2 but for 1% of rows"),
+        ((False,) * 299 + (True,), "cold L2 but for 99% of rows"),
     ],
 )
 def test_a_caption_calls_the_cache_cold_only_where_all_rows_found_it_so(

@@ -136,11 +136,11 @@ def provenance(rows: pd.DataFrame) -> str:
 
 
 def caches(rows: pd.DataFrame) -> str:
-    """In how many rows of a GPU the L2 cache was cold: small inputs may stay in it, however many sets there are."""
-    warm = int((rows["cold"] != True).sum())  # noqa: E712
-    if not 0 < warm < len(rows):
+    """Of which share of the rows of a GPU the L2 cache may have been warm: small inputs may stay in it, however many sets there are."""
+    warm = float((rows["cold"] != True).mean())  # noqa: E712
+    if warm in (0.0, 1.0):
         return "L2 may be warm" if warm else "cold L2"
-    return f"cold L2 but for {warm} of {len(rows)} rows ({warm / len(rows):.0%}), where it may be warm"
+    return f"cold L2 but for {min(0.99, max(0.01, warm)):.0%} of rows"
 
 
 def days(times: pd.Series) -> str:
