@@ -272,6 +272,13 @@ def test_command(tmp_path, monkeypatch):
     done = call(app, ["claims", "--platform", "cpu", "--measure"], catch_exceptions=False)
     assert "over: not measured: claim over: got 'the max of several cells'" in done.output
     assert "3 claims: 2 no rows, 1 reproduced" in done.output
+    (tmp_path / paths.CLAIMS).write_text(yaml.safe_dump({"claims": [BASE, drops | {"who": published.OWN}, over]}))
+    done = call(app, ["claims", "--platform", "cpu"], catch_exceptions=False)
+    assert "2 claims: 2 no rows" in done.output and "1 figures of our own: 1 held" in done.output
+    theirs, own = done.output.split("2 claims:")
+    assert "drops" in own and "drops" not in theirs
+    done = call(app, ["claims", "--platform", "cpu", "--only", "drops"], catch_exceptions=False)
+    assert "claims:" not in done.output
     with pytest.raises(UserError, match="did you mean 'drops'"):
         call(app, ["claims", "--platform", "cpu", "--only", "drop"], catch_exceptions=False)
     with pytest.raises(UserError, match="platform: got 'cpu'; allowed: nvidia-h200; hint: ask for that GPU"):
