@@ -77,7 +77,9 @@ def test_batches_of_one_domain_are_a_caution(page):
     trained = run_rows.read(STORED / "nvidia-h200/quality.parquet", run_rows.SCHEMA).to_pandas()
     trained = trained[trained["router"].isin(["dense", "switch_top1", "softk"])]  # fewer are ranked sooner
     texts = {batches: page(GATE, trained=rows.assign(validation_batches=batches)) for batches, rows in ((BY_DOMAIN, trained), (MIXED, trained[trained["seed"] == trained["seed"].min()]))}  # fmt: skip
-    said = {batches: "These runs validated on batches of one domain each" in text for batches, text in texts.items()}
+    said = {
+        batches: "because these runs validated on batches of one domain each" in text for batches, text in texts.items()
+    }
     assert said == {BY_DOMAIN: True, MIXED: False}
     assert "trained with each router, several seeds each, on" in texts[BY_DOMAIN]
     assert "trained with each router, one seed each, on" in texts[MIXED]

@@ -23,7 +23,7 @@ def chart(table: pd.DataFrame) -> Chart:
     """Validation loss with a capacity factor less that without a limit, in bits per byte: the factor of training, and others that were set after it."""
     rows = lost(table)
     if rows.empty:
-        return nothing("dots", *_SCALES, rows, batches.why(limited(table), quality_rows.why(table, "a loss with a capacity limit")))  # fmt: skip
+        return nothing("dots", *_SCALES, limited(table), batches.why(limited(table), quality_rows.why(table, "a loss with a capacity limit")))  # fmt: skip
     records, routers = [], []
     for (_, factor, way), group in rows.groupby(["label", "capacity_factor", "way"], sort=False):
         means = [(*quality_rows.interval(one["lost"]), name, one) for name, one in quality_rows.ordered(group)]

@@ -34,7 +34,7 @@ def floor(factor: float, tokens: int, top_k: int, experts: int) -> float:
 def draw(table: pd.DataFrame) -> Figure:
     """One panel per config: what each rule leaves over the capacity at every factor, and what it was trained with."""
     rows, why = _rows(table)
-    contests = quality_rows.contests(rows)
+    contests = [] if why else quality_rows.contests(rows)
     figure, axes, found = quality.panels(contests, 1, 8, 4.6)
     if not contests:
         style.empty(axes[0], why)
@@ -82,7 +82,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, title: str) -> None:
 def chart(table: pd.DataFrame) -> Chart:
     """The same lines for the page; the panel's name says what the rules were trained with. No share is below 0, nor drawn so."""
     rows, why = _rows(table)
-    contests = quality_rows.contests(rows)
+    contests = [] if why else quality_rows.contests(rows)
     if not contests:
         return nothing("lines", *_SCALES, rows, why)
     found, tints = [], {}
@@ -101,9 +101,12 @@ def chart(table: pd.DataFrame) -> Chart:
 
 
 def _rows(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The final runs that say what goes over a capacity, and why nothing is drawn where there are none."""
+    """The final runs that say what goes over a capacity; where none may be shown those that are withdrawn, and why nothing is drawn."""
     rows = quality_rows.finals(table, "drop_rate_by_factor")
-    return batches.mixed(rows), batches.why(rows, quality_rows.why(table, _MISSING))
+    shown = batches.mixed(rows)
+    return (rows if shown.empty else shown), (
+        "" if len(shown) else batches.why(rows, quality_rows.why(table, _MISSING))
+    )
 
 
 def _shares(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -43,6 +43,7 @@ COLORS = colors.assigned(
     [*_FIRST, *(name for name in NAMES if name not in _FIRST)],
     [[one.name for one in bench.implementations] for bench in BENCHES.values()],
 )
+_LETTERS = 90  # in a line of what an empty panel says: the narrowest figure that is one panel has room for them
 _SHAPES = "ovsDP^*"  # a second mark of identity: overlapping points, and no colour vision
 _COMPOSITES = sorted((bench for bench in BENCHES.values() if bench.stages), key=lambda bench: -len(bench.stages))
 _STAGES = [*dict.fromkeys(stage.name for bench in _COMPOSITES for stage in bench.stages), SHARED.name]
@@ -106,7 +107,15 @@ def canvas(rows: int, columns: int, width: float, height: float, **grid: Any) ->
 def empty(axes: Axes, reason: str) -> None:
     """Say in the panel that there is nothing to draw, and why; the text has the id `NOTHING`, for whoever reads the drawing."""
     axes.set_axis_off()
-    axes.text(0.5, 0.5, f"no data: {reason}", ha="center", va="center", transform=axes.transAxes, gid=NOTHING)
+    axes.text(
+        0.5,
+        0.5,
+        textwrap.fill(f"no data: {reason}", _LETTERS),
+        ha="center",
+        va="center",
+        transform=axes.transAxes,
+        gid=NOTHING,
+    )
 
 
 def finish(figure: Figure, title: str, rows: pd.DataFrame, note: str = "") -> Figure:
