@@ -43,7 +43,7 @@ COLORS = colors.assigned(
     [*_FIRST, *(name for name in NAMES if name not in _FIRST)],
     [[one.name for one in bench.implementations] for bench in BENCHES.values()],
 )
-_LETTERS = 90  # in a line of what an empty panel says: the narrowest figure that is one panel has room for them
+_LETTERS = 105  # in a line of what an empty panel says: the narrowest figure that is one panel has room for them
 _SHAPES = "ovsDP^*"  # a second mark of identity: overlapping points, and no colour vision
 _COMPOSITES = sorted((bench for bench in BENCHES.values() if bench.stages), key=lambda bench: -len(bench.stages))
 _STAGES = [*dict.fromkeys(stage.name for bench in _COMPOSITES for stage in bench.stages), SHARED.name]
