@@ -83,7 +83,7 @@ def axes() -> str:
     lines = []
     for axis in (one for one in AXES.values() if one.scope != "config"):
         readers = [name for name, bench in BENCHES.items() if axis.universal or axis.name in bench.axes]
-        choices = f": {', '.join(f'`{name}`' for name in axis.choices)}" if axis.choices else ""
+        choices = f": {', '.join(f'`{name}`' for name in axis.listed)}" if axis.choices else ""
         lines.append({
             "axis": f"`{axis.name}`", "meaning and values": f"{axis.summary}{choices}", "default": _default(axis),
             "benches": "all" if readers == list(BENCHES) else ", ".join(readers),

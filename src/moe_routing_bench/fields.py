@@ -28,11 +28,18 @@ _WORDS = {int: ("an integer", "integers"), float: ("a number", "numbers"), str: 
 @dataclass(frozen=True)
 class Choice:
     """A name of a table. `where` says where an `open` table is listed: one that grows, so the schema file does not repeat it. `also` is a
-    pattern of names that are in no table, such as references; who looks such a name up finds whether it is one."""
+    pattern of names that are in no table, such as references; who looks such a name up finds whether it is one. `spelt` is how sentences
+    write a name that only the pattern matches."""
 
     names: tuple[str, ...]
     where: str = ""
     also: str = ""
+    spelt: str = ""
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The names, and how others are spelt."""
+        return (*self.names, self.spelt) if self.spelt else self.names
 
     def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
         """Text that is one of the names; the names are in the context of the error."""
@@ -40,14 +47,17 @@ class Choice:
 
         def known(value: str) -> str:
             if value not in self.names and not (self.also and re.fullmatch(self.also, value)):
-                raise PydanticCustomError("choice", "not one of the names", {"names": self.names})
+                raise PydanticCustomError("choice", "not one of the names", {"names": self.listed})
             return value
 
         return core_schema.no_info_after_validator_function(known, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, Any]:
-        """An enumeration, unless the table is open."""
-        return handler(schema) | ({} if self.where else {"enum": list(self.names)})
+        """An enumeration, and the pattern of other names; nothing where the table is open."""
+        if self.where:
+            return handler(schema)
+        names = {"enum": list(self.names)}
+        return handler(schema) | ({"anyOf": [names, {"pattern": f"^(?:{self.also})$"}]} if self.also else names)
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,7 @@ def title(kind: Any) -> str:
 def _one_of(choice: Choice, many: bool) -> str:
     if choice.where:
         return f"{'names' if many else 'a name'} that {choice.where}"
-    *first, last = choice.names
+    *first, last = choice.listed
     return f"{', '.join(first)} or {last}" if first else last
 
 

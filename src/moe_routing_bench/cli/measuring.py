@@ -50,7 +50,7 @@ def _option(axis: Axis) -> inspect.Parameter:
 
 def _help(axis: Axis) -> str:
     unit = f" ({axis.unit})" if axis.unit else ""
-    choices = f": {' | '.join(axis.choices)}" if axis.choices else ""
+    choices = f": {' | '.join(axis.listed)}" if axis.choices else ""
     default = axis.default if axis.typical is None else axis.typical
     if default is None:
         default = f"as {axis.follows}" if axis.follows else NONE if axis.kind is not str else ""

@@ -17,7 +17,7 @@ from moe_routing_bench import formats
 from moe_routing_bench.fields import NONE, Choice, Distinct, OrNone
 from moe_routing_bench.formats import weights
 from moe_routing_bench.grid.cell import Value
-from moe_routing_bench.kernels.experts import ACTIVATIONS
+from moe_routing_bench.kernels.experts import ACTIVATIONS, LIMITED, LIMITS
 from moe_routing_bench.kernels.permute.layout import LAYOUTS
 from moe_routing_bench.kernels.shared_experts import GATES
 from moe_routing_bench.routers import ROUTERS, SCALED
@@ -34,7 +34,7 @@ class Axis:
     one ``scalar``, or the whole ``config`` holds one. `default` is the value where an entry says nothing; None: it must be said, by
     the entry or a model, unless `optional`. `follows` names the axis whose value is the default; then a key shows the value only where
     it differs. `typical` is the value of a cell that is measured by hand without saying it. `choices` are the names that are
-    allowed; an `open` table of names grows, so the schema file does not repeat it, and `also` is a pattern of others. `least`, `most` and `above` bound numbers.
+    allowed; an `open` table of names grows, so the schema file does not repeat it, and `also` is a pattern of others, which sentences spell `spelt`. `least`, `most` and `above` bound numbers.
     `optional`: None is a value of its own, spelt ``none`` in a config. `part`: "shape" (of the model and batch), "workload" (decides
     the expert loads), "format" or "way". `universal`: every bench reads it. `preset`: a model sets it. `silent`: a key shows it
     only where it is not the default. `shared`: it is of shared experts, which a model sets where an entry asks for them; a cell holds
@@ -54,6 +54,7 @@ class Axis:
     choices: tuple[str, ...] = ()
     open: bool = False
     also: str = ""
+    spelt: str = ""
     least: float | None = None
     most: float | None = None
     above: float | None = None
@@ -71,11 +72,16 @@ class Axis:
     @property
     def type(self) -> Any:
         """The type of one value in a config, as an annotation."""
-        marks = [Choice(self.choices, _LISTED if self.open else "", self.also)] if self.choices else []
+        marks = [Choice(self.choices, _LISTED if self.open else "", self.also, self.spelt)] if self.choices else []
         bounds = ((Ge, self.least), (Gt, self.above), (Le, self.most))
         marks += [mark(value) for mark, value in bounds if value is not None]
         one: Any = Annotated[self.kind, *marks] if marks else self.kind
         return one | OrNone if self.optional and self.kind is not str else one
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The names that are allowed, and how others are spelt."""
+        return (*self.choices, self.spelt) if self.spelt else self.choices
 
     @property
     def entry_type(self) -> Any:
@@ -108,7 +114,7 @@ _TABLE = (
     Axis("sampler", str, "how assignments are drawn", "workload", default="exact", choices=skew.SAMPLERS),
     Axis("trace", str, "Parquet file of recorded routing, for the sampler trace", "workload", scope="scalar", optional=True),
     Axis("router", str, "routing rule", "way", default="softmax_topk_renorm", choices=tuple(ROUTERS), open=True, also=rf"[\w.]+:\w+|{SCALED}", preset=True),
-    Axis("activation", str, "what an expert computes between its products; of a model, its own", "way", default="swiglu", choices=ACTIVATIONS, preset=True, silent=True),
+    Axis("activation", str, "what an expert computes between its products; of a model, its own", "way", default="swiglu", choices=ACTIVATIONS, also=LIMITS, spelt=LIMITED, preset=True, silent=True),
     Axis("dtype", str, "format of the activations", "format", default="bf16", choices=formats.PLAIN),
     Axis("packed", str, "format of the rows after pack", "format", prefix="packed-", follows="dtype", choices=tuple(formats.FORMATS)),
     Axis("weights", str, "format of the experts' weights", "format", prefix="weights-", follows="dtype", choices=weights.NAMES, open=True),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.errors import bad, pick
-from moe_routing_bench.kernels.experts import ACTIVATIONS, Experts
+from moe_routing_bench.kernels.experts import activation_of
 from moe_routing_bench.kernels.permute.layout import LAYOUTS, MOST_ROWS, RowLayout
 from moe_routing_bench.ops.reference import wide
 from moe_routing_bench.routers import POSITIVE, ROUTERS
@@ -73,24 +73,22 @@ def check_experts(
     rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
 ) -> None:
     """rows (R, H), offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I), and biases where the activation has them."""
-    if activation not in ACTIVATIONS:
-        pick("activation", activation, ACTIVATIONS)
+    known = activation_of(activation)
     _check_data(rows, "rows")
     hidden = rows.shape[1]
     if w2.dim() != 3 or w2.shape[1] != hidden or w2.dtype != rows.dtype:
         raise bad("w2", _shape_and_dtype(w2), f"(E, {hidden}, I) of {rows.dtype}")
     experts, _, intermediate = w2.shape
-    problem = Experts(len(rows), hidden, intermediate, experts, "", "", "", activation=activation)
-    wide_rows = intermediate * (2 if problem.gated else 1)
+    wide_rows = intermediate * (2 if known.gated else 1)
     if w13.shape != (experts, wide_rows, hidden) or w13.dtype != rows.dtype:
         raise bad("w13", _shape_and_dtype(w13), f"({experts}, {wide_rows}, {hidden}) of {rows.dtype}")
     if offsets.shape != (experts + 1,) or offsets.dtype != torch.int32:
         raise bad("offsets", _shape_and_dtype(offsets), f"({experts + 1},) of torch.int32")
     for name, bias, columns in (("b13", b13, wide_rows), ("b2", b2, hidden)):
-        if (bias is not None) != problem.biased:
-            raise bad(
-                name, "none" if bias is None else "a bias", "biases with activation swiglu_oai, and with no other"
-            )
+        if (bias is not None) != known.biased:
+            hint = "swiglu_oai_unbiased has none" if known.biased else ""
+            got = "none" if bias is None else "a bias"
+            raise bad(name, got, "biases with activation swiglu_oai, and with no other", hint)
         if bias is not None and (bias.shape != (experts, columns) or bias.dtype != rows.dtype):
             raise bad(name, _shape_and_dtype(bias), f"({experts}, {columns}) of {rows.dtype}")
     for name, one in (("offsets", offsets), ("w13", w13), ("w2", w2), ("b13", b13), ("b2", b2)):

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from moe_routing_bench.kernels.experts import OAI_ALPHA, OAI_LIMIT
+from moe_routing_bench.kernels.experts import Activation, activation_of
 from moe_routing_bench.kernels.experts.common import activate
 from moe_routing_bench.kernels.gate.rules import FusedRule, rule_of
 from moe_routing_bench.kernels.permute import torch_permute
@@ -190,22 +190,31 @@ def experts_backward(
 
 
 def activation_gradient(activation: str, sums: Tensor, grad: Tensor) -> Tensor:
-    """grad (..., I) of what `activate` makes of sums (..., N) -> that of the sums."""
-    if activation == "relu2":
+    """grad (..., I) of what `activate` makes of sums (..., N) -> that of the sums.
+
+    As torch's clamp has it, a sum gets no gradient beyond the limit, or where it is NaN, and a whole one at the limit.
+    """
+    known = activation_of(activation)
+    if known.value == "relu2":
         return 2 * torch.relu(sums) * grad
     gate, up = sums.chunk(2, dim=-1)
-    if activation == "swiglu_oai":
-        inside, near = gate <= OAI_LIMIT, up.abs() <= OAI_LIMIT
-        gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
-        share = torch.sigmoid(OAI_ALPHA * gate)
-        slope = share * (1 + OAI_ALPHA * gate * (1 - share))
-        return torch.cat([grad * (up + 1) * slope * inside, grad * gate * share * near], dim=-1)
-    if activation == "swiglu":
-        of_gate, value = torch.ops.aten.silu_backward(grad * up, gate), torch.nn.functional.silu(gate)
-    else:
+    if known.limit is None:
+        return torch.cat(_gated_gradient(known, gate, up, grad), dim=-1)
+    limit = known.limit
+    found = _gated_gradient(known, gate.clamp(max=limit), up.clamp(-limit, limit) + known.shift, grad)
+    inside = gate <= limit, up.abs() <= limit
+    return torch.cat([torch.where(kept, one, 0) for kept, one in zip(inside, found, strict=True)], dim=-1)
+
+
+def _gated_gradient(known: Activation, gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """grad (..., I) of value(gate) up -> those of gate and up."""
+    if known.value == "gelu":
         of_gate = torch.ops.aten.gelu_backward(grad * up, gate, approximate="tanh")
-        value = torch.nn.functional.gelu(gate, approximate="tanh")
-    return torch.cat([of_gate, grad * value], dim=-1)
+        return of_gate, grad * torch.nn.functional.gelu(gate, approximate="tanh")
+    if known.alpha == 1:
+        return torch.ops.aten.silu_backward(grad * up, gate), grad * torch.nn.functional.silu(gate)
+    share = torch.sigmoid(known.alpha * gate)
+    return grad * up * share * (1 + known.alpha * gate * (1 - share)), grad * gate * share
 
 
 def _spans(offsets: Tensor) -> Iterator[tuple[int, slice]]:

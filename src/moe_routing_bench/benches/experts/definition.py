@@ -3,7 +3,8 @@
 Inputs: packed (R, H) in the cell's packed format, with scales where that has them, N(0, 1) before it is quantised, padding rows zero;
 offsets (E + 1,) int32, the first row of every expert; w13 (E, N, H) and w2 (E, H, I) in the cell's weight format, N(0, 1) over the
 square root of the fan-in and shared by all input sets, as are the biases b13 (E, N) and b2 (E, H) of activations that
-have them, N(0, 16), so that a tenth of the gates is clamped. Weights of a quantised format are drawn in that of the activations, which
+have them, N(0, 16), so that a tenth of gates and ups is clamped. Where an activation clamps and has no biases, w13 is larger by
+`spread`, for the same share. Weights of a quantised format are drawn in that of the activations, which
 biases keep, and are then its parts (`formats.weights`): elements, called w13 and w2, w13_scales, w2_scales and so on. The
 reference multiplies with what these stand for, so it has no error of the format in it. Output: y (R, H) of the activations' format, the expert of each row as
 `kernels.experts` defines it. Padding rows of y are not looked at: nothing reads them.
@@ -20,12 +21,14 @@ from moe_routing_bench.benches.checks import Assignment, Check, Cost, close, nby
 from moe_routing_bench.formats import FORMATS, Format, dequantise, quantisation, quantise
 from moe_routing_bench.formats.weights import WEIGHTS, WeightFormat, named
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.kernels.experts import Experts
+from moe_routing_bench.kernels.experts import Experts, activation_of
 from moe_routing_bench.workload.draw import draw_ids, generator, randn
 from moe_routing_bench.workload.rows import row_layout, row_map
 
 _PRODUCTS, _BIASES = ("w13", "w2"), ("b13", "b2")  # of all experts, biases where there are any
 _OF_WEIGHTS = 1 << 31  # seeds of cells and nonces of `draw.again` are below it, and a CPU's generator takes 32 bits
+_LIMIT_OVER_SPREAD = 1.7  # beyond which, in size, a tenth of N(0, 1) is; that of swiglu_oai and its biases
+_WIDEST = 64.0
 _WEIGHTS = (*_PRODUCTS, *_BIASES, *(part for name in _PRODUCTS for part in named(name).values()))
 
 
@@ -74,7 +77,7 @@ def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     weights, wanted = plain_weights(cell), problem(cell)
     wide = 2 * inner if wanted.gated else inner
     drawn = {
-        "w13": randn((cell.experts, wide, hidden), weights, rng).mul_(hidden**-0.5),
+        "w13": randn((cell.experts, wide, hidden), weights, rng).mul_(spread(cell) * hidden**-0.5),
         "w2": randn((cell.experts, hidden, inner), weights, rng).mul_(inner**-0.5),
     }
     if wanted.quantised_weights:
@@ -85,6 +88,15 @@ def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
             "b2": randn((cell.experts, hidden), weights, rng).mul_(4),
         }
     return drawn
+
+
+def spread(cell: Cell) -> float:
+    """The standard deviation of the first product's sums, such that an activation with a limit and without biases clamps some.
+
+    It ends where products of clamped values would overflow float16: a limit above 64 clamps fewer, or none.
+    """
+    known = activation_of(cell.activation)
+    return 1.0 if known.limit is None or known.biased else min(known.limit, _WIDEST) / _LIMIT_OVER_SPREAD
 
 
 def quantised(cell: Cell, name: str, w: Tensor) -> dict[str, Tensor]:
@@ -117,14 +129,15 @@ def apply(cell: Cell, x: Tensor, inputs: dict[str, Tensor], expert: int) -> Tens
     own = {name: inputs[name][expert].to(x.dtype) for name in _BIASES if name in inputs}
     w13, w2 = (dense(cell, inputs, name, expert, x.dtype) for name in _PRODUCTS)
     sums = x @ w13.T + own.get("b13", 0.0)
-    gate, up = sums[:, : cell.intermediate], sums[:, cell.intermediate :]
-    if cell.activation == "swiglu_oai":
-        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
-        inner = gate / (1 + (-1.702 * gate).exp()) * (up + 1)
-    elif cell.activation == "relu2":
+    known, gate, up = activation_of(cell.activation), sums[:, : cell.intermediate], sums[:, cell.intermediate :]
+    if known.limit is not None:
+        gate, up = gate.clamp(max=known.limit), up.clamp(-known.limit, known.limit)
+    if known.value == "relu2":
         inner = gate.clamp(min=0) ** 2
+    elif known.value == "gelu":
+        inner = F.gelu(gate, approximate="tanh") * up
     else:
-        inner = (F.silu(gate) if cell.activation == "swiglu" else F.gelu(gate, approximate="tanh")) * up
+        inner = gate / (1 + (-known.alpha * gate).exp()) * (up + known.shift)
     return inner @ w2.T + own.get("b2", 0.0)
 
 
@@ -142,9 +155,10 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"y": y}
 
 
-# relu2: sums, twice as they are squared, the square, the down product. swiglu_oai: gate, up and their biases, what the sigmoid is
-# given and gives, both products, up + 1, the down product and its bias.
-_ROUNDINGS = {"swiglu": 5, "geglu": 5, "relu2": 4, "swiglu_oai": 11}
+# relu2: sums, twice as they are squared, the square, the down product. Others: gate and up, activation, product, the down product. Those
+# of swiglu_oai besides: what the sigmoid is given and gives, and up + 1; the biases of gate, up and the down product.
+_ROUNDINGS = {"sigmoid": 5, "gelu": 5, "relu2": 4}
+_OAI_ROUNDINGS = 3
 
 
 def roundings(cell: Cell) -> int:
@@ -152,7 +166,8 @@ def roundings(cell: Cell) -> int:
     float32 also those of the sums. Quantised weights may be rounded to it before each of both products."""
     dequantised = 2 if isinstance(weight_format(cell), WeightFormat) else 0
     sums = 2 * (cell.hidden + cell.intermediate) if cell.dtype == "fp32" else 0
-    return _ROUNDINGS[cell.activation] + dequantised + sums
+    known = activation_of(cell.activation)
+    return _ROUNDINGS[known.value] + _OAI_ROUNDINGS * (bool(known.shift) + known.biased) + dequantised + sums
 
 
 def check(

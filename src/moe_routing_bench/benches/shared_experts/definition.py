@@ -30,7 +30,7 @@ def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     hidden, inner = cell.hidden, cell.shared_intermediate
     wide = 2 * inner if experts.problem(_alone(cell)).gated else inner
     drawn = {
-        "shared_w13": randn((wide, hidden), weights, rng).mul_(hidden**-0.5),
+        "shared_w13": randn((wide, hidden), weights, rng).mul_(experts.spread(cell) * hidden**-0.5),
         "shared_w2": randn((hidden, inner), weights, rng).mul_(inner**-0.5),
     }
     if "shared_gate" in cell:

@@ -17,7 +17,7 @@ from moe_routing_bench.benches.checks import Check, Cost, both, close, nbytes, t
 from moe_routing_bench.benches.experts import definition as experts
 from moe_routing_bench.benches.routing import definition as routing
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.kernels.experts import OAI_ALPHA, OAI_LIMIT
+from moe_routing_bench.kernels.experts import activation_of
 from moe_routing_bench.kernels.layer import Layer
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload.draw import generator, randn
@@ -84,27 +84,25 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def activated(activation: str, sums: Tensor) -> tuple[Tensor, Tensor]:
     """What an expert makes of the sums of its first product (n, N): inner (n, I), and the slope of inner by each sum (n, N)."""
-    if activation == "relu2":
+    known = activation_of(activation)
+    if known.value == "relu2":
         positive = sums.clamp(min=0)
         return positive**2, 2 * positive
     gate, up = sums.chunk(2, dim=1)
-    near = torch.ones_like(up)
-    if activation == "geglu":
+    inside = near = torch.ones_like(up)
+    if known.limit is not None:
+        inside, near = (gate <= known.limit).to(up.dtype), (up.abs() <= known.limit).to(up.dtype)
+        gate, up = gate.clamp(max=known.limit), up.clamp(-known.limit, known.limit)
+    if known.value == "gelu":
         outer = math.sqrt(2 / math.pi)
         bent = torch.tanh(outer * (gate + 0.044715 * gate**3))
         value = 0.5 * gate * (1 + bent)
         slope = 0.5 * (1 + bent) + 0.5 * gate * (1 - bent**2) * outer * (1 + 3 * 0.044715 * gate**2)
     else:
-        clamped = activation == "swiglu_oai"
-        steep = OAI_ALPHA if clamped else 1.0
-        inside = gate <= OAI_LIMIT if clamped else torch.ones_like(gate)
-        gate = gate.clamp(max=OAI_LIMIT) if clamped else gate
-        share = 1 / (1 + torch.exp(-steep * gate))
-        value, slope = gate * share, share * (1 + steep * gate * (1 - share)) * inside
-        if clamped:
-            near = (up.abs() <= OAI_LIMIT).to(up.dtype)
-            up = up.clamp(-OAI_LIMIT, OAI_LIMIT) + 1
-    return value * up, torch.cat([slope * up, value * near], 1)
+        share = 1 / (1 + torch.exp(-known.alpha * gate))
+        value, slope = gate * share, share * (1 + known.alpha * gate * (1 - share))
+    up = up + known.shift
+    return value * up, torch.cat([slope * up * inside, value * near], 1)
 
 
 def logit_gradient(

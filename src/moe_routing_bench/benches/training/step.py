@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench import ops
+from moe_routing_bench.kernels.experts import activation_of
 from moe_routing_bench.kernels.layer import Layer
 from moe_routing_bench.kernels.training import (
     liger_experts,
@@ -36,8 +37,10 @@ T = TypeVar("T")
 
 def unsupported(problem: Layer, *, way: str, **options: Any) -> str | None:
     """Why this problem cannot run, or None."""
-    if problem.activation == "swiglu_oai":
-        return "gradients of swiglu_oai jump where it clamps, so that roundings look like faults; its biases have none here"
+    known = activation_of(problem.activation)
+    if known.limit is not None:
+        biases = "; its biases have none here" if known.biased else ""
+        return f"gradients of {problem.activation} jump where it clamps, so that roundings look like faults{biases}"
     module = (_PLAIN | _LIBRARIES).get(way)
     return module.unsupported(problem, **options) if module else None
 

@@ -5,22 +5,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moe_routing_bench.formats import FORMATS, dequantise
-from moe_routing_bench.kernels.experts import OAI_ALPHA, OAI_LIMIT, Experts
+from moe_routing_bench.kernels.experts import Experts, activation_of
 from moe_routing_bench.kernels.layer import Layer
 from moe_routing_bench.kernels.pack import Pack
 
 
 def activate(activation: str, sums: Tensor, out: Tensor | None = None) -> Tensor:
     """Sums of the first product, (..., 2 I) gate beside up, or (..., I) of `relu2` -> (..., I), `out` if given. In the dtype of the sums."""
-    if activation == "relu2":
+    known = activation_of(activation)
+    if known.value == "relu2":
         return torch.square(F.relu(sums), out=out)
     gate, up = sums.chunk(2, dim=-1)
-    if activation == "swiglu":
-        return torch.mul(F.silu(gate), up, out=out)
-    if activation == "geglu":
-        return torch.mul(F.gelu(gate, approximate="tanh"), up, out=out)
-    gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
-    return torch.mul(gate * torch.sigmoid(OAI_ALPHA * gate), up + 1, out=out)
+    if known.limit is not None:
+        gate, up = gate.clamp(max=known.limit), up.clamp(-known.limit, known.limit)
+    if known.value == "gelu":
+        value = F.gelu(gate, approximate="tanh")
+    else:
+        value = F.silu(gate) if known.alpha == 1 else gate * torch.sigmoid(known.alpha * gate)
+    return torch.mul(value, up + known.shift if known.shift else up, out=out)
 
 
 def feed_forward(

@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import warp
 
-from moe_routing_bench.kernels.experts import OAI_ALPHA, OAI_LIMIT
+from moe_routing_bench.kernels.experts import activation_of
 from moe_routing_bench.kernels.experts.cute_tiles import VECTOR, WARPGROUP, Product
 
 LOG2_E = math.log2(math.e)
@@ -21,19 +21,26 @@ LOG2_E = math.log2(math.e)
 
 def activate(gate: Any, up: Any, activation: str) -> Any:
     """An activation of float32 sums; `relu2` and none look at the gate alone."""
-    if activation == "relu2":
-        positive = cutlass.max(gate, Float32(0.0))
-        return positive * positive
     if activation == "":
         return gate
-    slope = gate
-    if activation == "swiglu_oai":
-        gate = cutlass.min(gate, Float32(OAI_LIMIT))
-        up = cutlass.max(cutlass.min(up, Float32(OAI_LIMIT)), Float32(-OAI_LIMIT)) + 1.0
-        slope = OAI_ALPHA * gate
-    if activation == "geglu":  # gelu made of tanh: x (1 + tanh(z)) / 2 = x sigmoid(2 z)
+    known = activation_of(activation)
+    if known.value == "relu2":
+        positive = cutlass.max(gate, Float32(0.0))
+        return positive * positive
+    if known.limit is not None:
+        gate, up = clamp(gate, up, known.limit)
+    if known.shift:
+        up = up + known.shift
+    slope = gate if known.alpha == 1 else known.alpha * gate
+    if known.value == "gelu":  # made of tanh: x (1 + tanh(z)) / 2 = x sigmoid(2 z)
         slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     return gate * cute.arch.rcp_approx(1.0 + cute.math.exp2(slope * -LOG2_E, fastmath=True)) * up
+
+
+def clamp(gate: Any, up: Any, limit: float) -> tuple[Any, Any]:
+    """The smaller of gate and limit, and up no larger in size than that."""
+    gate = cutlass.min(gate, Float32(limit))
+    return gate, cutlass.max(cutlass.min(up, Float32(limit)), Float32(-limit))
 
 
 def bias_of(column: Any, slab: int, half: int, product: Product) -> tuple[Any, Any]:

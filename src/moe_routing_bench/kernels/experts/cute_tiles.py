@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from moe_routing_bench.kernels.cute import WARP
+from moe_routing_bench.kernels.experts import activation_of
 
 STEP = 64  # elements of the inner dimension per stage: 128 bytes, the width of the swizzle
 SLAB = 64  # rows of weights that a warpgroup's instruction takes
@@ -78,7 +79,7 @@ class Product:
     columns: int
     inner: int
     experts: int
-    activation: str  # of `ACTIVATIONS`; empty for none
+    activation: str  # a name that `activation_of` knows; empty for none
     tile: Tile
     top_k: int = 0  # row r is that of the token order[r] // top_k; 0: rows lie in order
     biased: bool = False  # sums begin with biases (E, N)
@@ -97,7 +98,7 @@ class Product:
     @property
     def gated(self) -> bool:
         """Whether the rows of weights are gates and ups."""
-        return self.activation not in ("", "relu2")
+        return bool(self.activation) and activation_of(self.activation).gated
 
     @property
     def steps(self) -> int:

@@ -37,14 +37,15 @@ from moe_routing_bench.kernels.experts.cute_tiles import Product, Tile
 from moe_routing_bench.kernels.experts.cute_training_products import TrainingProduct
 from moe_routing_bench.kernels.experts.cute_weight_tiles import Reduction, reduction
 
-ACTIVATIONS = ("swiglu", "geglu")
 MOST_TOKENS = 128  # of a tile that goes to its buffer as a whole
 
 
 def unsupported(problem: Experts) -> str | None:
     """Why this problem cannot run, or None."""
-    if problem.activation not in ACTIVATIONS:
-        return f"has the slope of {' and '.join(ACTIVATIONS)}, not of {problem.activation}"
+    if not problem.gated:
+        return f"has slopes of gated activations, not of {problem.activation}"
+    if problem.biased:
+        return f"has no gradients of biases, which {problem.activation} has"
     return cute_experts.unsupported(problem)
 
 

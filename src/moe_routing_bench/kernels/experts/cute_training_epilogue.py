@@ -17,7 +17,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import warp
 
-from moe_routing_bench.kernels.experts.cute_epilogue import LOG2_E, activate
+from moe_routing_bench.kernels.experts import activation_of
+from moe_routing_bench.kernels.experts.cute_epilogue import LOG2_E, activate, clamp
 from moe_routing_bench.kernels.experts.cute_tiles import VECTOR, WARPGROUP, Product
 
 TOGETHER = 4  # vectors whose gates and ups a thread loads at a time: 64 bytes of each
@@ -67,17 +68,28 @@ def activated(sums: cute.Tensor, activation: str) -> Pairs:
 
 
 def derive(gate: Any, up: Any, grad: Any, activation: str) -> tuple[Any, Any, Any]:
-    """float32 gate, up and gradient of the activated -> gradients of both, and the activated: value(gate) up, of swiglu or geglu.
+    """float32 gate, up and gradient of the activated -> gradients of both, and the activated: value(gate') (up' + shift), if gated.
 
-    Both values are gate sigmoid(z(gate)), and their slopes sigmoid(z) + gate sigmoid(z) (1 - sigmoid(z)) z'.
+    Values are gate' sigmoid(z(gate')), and their slopes sigmoid(z) + gate' sigmoid(z) (1 - sigmoid(z)) z'. What is beyond a limit, or
+    NaN, gets no gradient.
     """
-    z, slope = gate, Float32(1.0)
-    if activation == "geglu":  # gelu made of tanh, as in `cute_epilogue`
+    known, sums = activation_of(activation), (gate, up)
+    if known.limit is not None:
+        gate, up = clamp(gate, up, known.limit)
+    if known.shift:
+        up = up + known.shift
+    z, slope = gate if known.alpha == 1 else known.alpha * gate, Float32(known.alpha)
+    if known.value == "gelu":  # gelu made of tanh, as in `cute_epilogue`
         z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
         slope = 1.5957691216057308 * (1.0 + 0.134145 * gate * gate)
     share = cute.arch.rcp_approx(1.0 + cute.math.exp2(z * -LOG2_E, fastmath=True))
     value = gate * share
-    return grad * up * (share + value * (1.0 - share) * slope), grad * value, value * up
+    of_gate, of_up = grad * up * (share + value * (1.0 - share) * slope), grad * value
+    if known.limit is not None:
+        limit, none = Float32(known.limit), Float32(0.0)
+        of_gate = cutlass.select_(sums[0] <= limit, of_gate, none)
+        of_up = cutlass.select_((sums[1] <= limit) & (sums[1] >= -limit), of_up, none)
+    return of_gate, of_up, value * up
 
 
 def vector_at(tensor: cute.Tensor, row: Any, column: Any, pitch: int) -> cute.Tensor:

@@ -23,11 +23,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moe_routing_bench.kernels.experts import OAI_ALPHA, OAI_LIMIT, Experts
+from moe_routing_bench.kernels.experts import Activation, Experts, activation_of
 from moe_routing_bench.kernels.experts.common import mixed_formats
 
 GROUP = 8  # rows of tiles: 1024 rows of an expert for one reading of its weights
 MOST_STAGES = 4
+_NONE = Activation("", gated=False)  # of the second product, whose sums are stored as they are
 LEAST_SHARED = 99 << 10  # bytes of shared memory that a program may have on any GPU since compute capability 8.0
 
 
@@ -74,19 +75,22 @@ def load_step(pointers, k, inside, K: tl.constexpr, STEP: tl.constexpr, WHOLE: t
 
 
 @triton.jit
-def activate(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
-    """An activation of float32 sums; `relu2` looks at the gate alone."""
-    if ACTIVATION == "swiglu":
-        return gate * tl.sigmoid(gate) * up
-    elif ACTIVATION == "geglu":  # gelu made of tanh: x (1 + tanh(z)) / 2 = x sigmoid(2 z)
-        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
-    elif ACTIVATION == "relu2":
-        positive = tl.maximum(gate, 0.0)
-        return positive * positive
-    else:
+def activate(gate, up, VALUE: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, SHIFT: tl.constexpr):
+    """An activation of float32 sums, as `Activation` describes it; `relu2` looks at the gate alone."""
+    if LIMIT is not None:
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
-        return gate * tl.sigmoid(ALPHA * gate) * (up + 1)
+    if SHIFT != 0:
+        up = up + SHIFT
+    if VALUE == "relu2":
+        positive = tl.maximum(gate, 0.0)
+        return positive * positive
+    elif VALUE == "gelu":  # made of tanh: x (1 + tanh(z)) / 2 = x sigmoid(2 z)
+        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
+    elif ALPHA == 1:
+        return gate * tl.sigmoid(gate) * up
+    else:
+        return gate * tl.sigmoid(ALPHA * gate) * up
 
 
 @triton.jit
@@ -102,9 +106,10 @@ def grouped_kernel(
     K: tl.constexpr,
     GATED: tl.constexpr,
     BIASED: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    VALUE: tl.constexpr,
     LIMIT: tl.constexpr,
     ALPHA: tl.constexpr,
+    SHIFT: tl.constexpr,
     TOP_K: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -114,8 +119,8 @@ def grouped_kernel(
 ):
     """One program: a tile of out (R, N) = x (R, K) w^T for the expert of its rows, w (E, N, K).
 
-    GATED: w is (E, 2 N, K), the gate above the up projection. BIASED: the bias of w's rows is added. ACTIVATION: what is made of
-    the sums, or nothing for an empty name. TOP_K above 0: row r of x is the token order[r] // TOP_K of x (T, K).
+    GATED: w is (E, 2 N, K), the gate above the up projection. BIASED: the bias of w's rows is added. VALUE, LIMIT, ALPHA and
+    SHIFT: the activation of the sums (`Activation`), or none where VALUE is empty. TOP_K above 0: row r of x is the token order[r] // TOP_K of x (T, K).
     """
     parts: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
     expert, first, end, part = locate(offsets_ptr, tl.program_id(0), experts, SPAN, ROWS, parts, GROUP)
@@ -144,8 +149,8 @@ def grouped_kernel(
             sums += tl.load(bias_at, mask=column < N, other=0.0).to(tl.float32)[None, :]
             if GATED:
                 up += tl.load(bias_at + N, mask=column < N, other=0.0).to(tl.float32)[None, :]
-        if ACTIVATION != "":
-            sums = activate(sums, up, ACTIVATION, LIMIT, ALPHA)
+        if VALUE != "":
+            sums = activate(sums, up, VALUE, LIMIT, ALPHA, SHIFT)
         written = (row < end)[:, None] & (column < N)[None, :]
         out_at = out_ptr + row.to(tl.int64)[:, None] * N + column[None, :]
         tl.store(out_at, sums.to(out_ptr.dtype.element_ty), mask=written)
@@ -196,8 +201,9 @@ def launcher(
 ) -> Callable[[], None]:
     """Both launches -> y (R, H). Row r is x[r], or x[order[r] // top_k] with `top_k` above 0."""
     activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
-    up = _launch(x, order, top_k, offsets, weights[0], biases[0], activated, problem.activation, problem.gated)
-    down = _launch(activated, order, 0, offsets, weights[1], biases[1], y, "", gated=False)
+    known = activation_of(problem.activation)
+    up = _launch(x, order, top_k, offsets, weights[0], biases[0], activated, known)
+    down = _launch(activated, order, 0, offsets, weights[1], biases[1], y, _NONE)
 
     def run() -> None:
         up()
@@ -214,17 +220,17 @@ def _launch(
     w: Tensor,
     bias: Tensor | None,
     out: Tensor,
-    activation: str,
-    gated: bool,
+    activation: Activation,
 ) -> Callable[[], None]:
     """One product, compiled and loaded: neither may happen while a CUDA graph is captured."""
     (rows, n), experts = out.shape, len(w)
-    tiling = choose(rows / experts, gated, _shared_bytes(out.device))
+    tiling = choose(rows / experts, activation.gated, _shared_bytes(out.device))
     tiles = rows // tiling.rows + min(experts, rows)  # the most: the rows of each expert may leave one that is not full
     grid = (tiles * triton.cdiv(n, tiling.columns),)
     arguments = (
-        *(x, order, offsets, w, w if bias is None else bias, out, experts, n, x.shape[1], gated, bias is not None),
-        *(activation, OAI_LIMIT, OAI_ALPHA, top_k, triton.next_power_of_2(experts)),
+        *(x, order, offsets, w, w if bias is None else bias, out, experts, n, x.shape[1]),
+        *(activation.gated, bias is not None, activation.value, activation.limit, activation.alpha, activation.shift),
+        *(top_k, triton.next_power_of_2(experts)),
         *(tiling.rows, tiling.columns, tiling.step, GROUP),
     )
     options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
