@@ -7,12 +7,12 @@ from types import ModuleType
 import pytest
 import torch
 
+from activations import EVERY
 from moe_routing_bench.benches import composite
 from moe_routing_bench.benches.bench import Bench, Implementation, Stage
 from moe_routing_bench.benches.experts import WEIGHTS
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.kernels.experts import ACTIVATIONS
 
 SHAPE = {"tokens": 33, "hidden": 40, "intermediate": 24, "experts": 6, "top_k": 2, "dtype": "fp32", "skew": 0.5}
 ROUTED = {
@@ -33,7 +33,7 @@ def checked(bench: Bench, name: str, cell, calls: int = 1):
     return definition.check(cell, inputs, outputs, definition.reference(cell, inputs)), call
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", EVERY)
 @pytest.mark.parametrize("name", ["torch_loop", "torch_bmm", "torch_gather_loop"])
 def test_a_layer_has_the_activation_that_is_asked_for(name, activation):
     cell = cell_of("layer", **SHAPE, activation=activation, capacity_factor=1.25)

@@ -9,9 +9,17 @@ import pytest
 pytest.importorskip("cutlass")
 import torch
 
-from moe_routing_bench.kernels.experts import ACTIVATIONS, cute_epilogue, cute_loads, cute_tiles
+from activations import EVERY, GATED
+from moe_routing_bench.kernels.experts import (
+    activation_of,
+    cute_epilogue,
+    cute_loads,
+    cute_tiles,
+    cute_training_epilogue,
+)
 from moe_routing_bench.kernels.experts.common import activate
 from moe_routing_bench.kernels.experts.cute_tiles import GROUP, Product, Tile
+from moe_routing_bench.ops.reference import activation_gradient
 
 LANES = np.arange(32)
 
@@ -266,14 +274,46 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, c
         assert turn < 400_000, "hangs"
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", EVERY)
 def test_activations_are_those_of_torch(numbers, activation):
-    gate, up = (torch.linspace(-9, 9, 301) for _ in range(2))
-    up = up.flip(0) * 0.7
-    wanted = activate(activation, torch.cat([gate, up]) if activation != "relu2" else gate)
-    got = cute_epilogue.activate(gate.numpy(), up.numpy(), activation)
-    assert np.allclose(got, wanted.numpy(), rtol=2e-6, atol=1e-6)
+    """Between -12 and 12, and at every pair of a limit, its neighbours, infinities and NaN."""
+    gate, up = pairs(activation)
+    wanted = activate(activation, torch.cat([gate, up], -1) if activation_of(activation).gated else gate)
+    with np.errstate(all="ignore"):
+        got = cute_epilogue.activate(gate.numpy(), up.numpy(), activation)
+    assert np.allclose(got, wanted.numpy(), rtol=2e-6, atol=1e-5, equal_nan=True)
     assert cute_epilogue.activate(gate, None, "") is gate
+
+
+@pytest.mark.parametrize("activation", GATED)
+def test_slopes_are_those_of_torch(numbers, activation, monkeypatch):
+    """The gradients of gate and up, none beyond a limit, and what was activated again."""
+    for name in ("cute", "cutlass", "Float32"):
+        monkeypatch.setattr(cute_training_epilogue, name, getattr(cute_epilogue, name))
+    gate, up = pairs(activation)
+    grad = torch.linspace(0.5, 2, len(gate))[:, None]
+    sums = torch.cat([gate, up], -1)
+    with np.errstate(all="ignore"):
+        *got, value = cute_training_epilogue.derive(gate.numpy(), up.numpy(), grad.numpy(), activation)
+    plain = (sums.abs() < 1e3).all(1)  # else 0 times infinity may be met sooner
+    wanted = activation_gradient(activation, sums, grad)[plain]
+    assert np.allclose(np.concatenate(got, 1)[plain], wanted.numpy(), rtol=1e-5, atol=1e-5)
+    assert np.allclose(value, activate(activation, sums).numpy(), rtol=2e-6, atol=1e-5, equal_nan=True)
+    limit = activation_of(activation).limit
+    if limit is not None:
+        assert not got[0][(gate > limit).numpy()].any() and not got[1][(up.abs() > limit).numpy()].any()
+
+
+def pairs(activation):
+    """Gates and ups (n, 1) in float32: a line of them, and every pair of special values."""
+    limit = np.float32(activation_of(activation).limit or 7.0)
+    near = [np.nextafter(at, to) for at in (limit, -limit) for to in (np.float32(-np.inf), np.float32(np.inf))]
+    special = torch.tensor([limit, -limit, *near, 0.0, 1.5, np.inf, np.nan])
+    line = torch.stack([torch.linspace(-12, 12, 301), torch.linspace(12, -12, 301) * 0.9], 1)
+    both = torch.cat([line, torch.cartesian_prod(special, special)])
+    if activation == "geglu":  # torch's value is 0 from -6 down, which times infinity is NaN
+        both = both[~both[:, 1].isinf()]
+    return both[:, :1], both[:, 1:]
 
 
 @pytest.mark.parametrize("activation", ["swiglu_oai", ""])

@@ -50,8 +50,10 @@ def test_tiles_of_weight_gradients() -> None:
     [
         ("swiglu", 768, None),
         ("geglu", 768, None),
-        ("relu2", 768, "has the slope of swiglu and geglu, not of relu2"),
-        ("swiglu_oai", 768, "has the slope of swiglu and geglu, not of swiglu_oai"),
+        ("swiglu_limit10", 768, None),
+        ("swiglu_oai_unbiased", 768, None),
+        ("relu2", 768, "has slopes of gated activations, not of relu2"),
+        ("swiglu_oai", 768, "has no gradients of biases, which swiglu_oai has"),
         ("swiglu", 20, "the kernel needs hidden and intermediate that are multiples of 8 (16 bytes)"),
     ],
 )

@@ -8,11 +8,11 @@ from types import ModuleType
 import pytest
 import torch
 
+from activations import EVERY
 from moe_routing_bench.benches.bench import Implementation
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.benches.shared_experts import definition as shared_experts
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.kernels.experts import ACTIVATIONS
 
 LAYER = BENCHES["layer"]
 SHAPE = {"tokens": 33, "hidden": 40, "intermediate": 24, "experts": 6, "top_k": 2, "dtype": "fp32", "skew": 0.5}
@@ -52,14 +52,16 @@ def one_token(activation, row, up, down, score):
         bent = lambda g: math.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))  # noqa: E731
         inner = [0.5 * g * (1 + bent(g)) * u for g, u in zip(sums[:half], sums[half:], strict=True)]
     else:
-        pairs = [(min(g, 7), max(-7, min(u, 7))) for g, u in zip(sums[:half], sums[half:], strict=True)]
-        inner = [g / (1 + math.exp(-1.702 * g)) * (u + 1) for g, u in pairs]
+        limit, alpha, shift = (10, 1, 0) if activation == "swiglu_limit10" else (7, 1.702, 1)
+        pairs = [(min(g, limit), max(-limit, min(u, limit))) for g, u in zip(sums[:half], sums[half:], strict=True)]
+        assert any(abs(u) == limit for _, u in pairs) or activation == "swiglu_oai"  # whose biases they have not
+        inner = [g / (1 + math.exp(-alpha * g)) * (u + shift) for g, u in pairs]
     factor = 1 if score is None else 1 / (1 + math.exp(-dot(row, score)))
     return [factor * dot(inner, one) for one in down]
 
 
 @pytest.mark.parametrize("gate", [{}, GATED], ids=["plain", "gated"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", EVERY)
 def test_the_reference_adds_them_to_every_token(activation, gate):
     """Also to tokens of which no assignment was kept."""
     axes = {"activation": activation, "capacity_factor": 0.3}

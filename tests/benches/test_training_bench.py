@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from activations import EVERY
 from moe_routing_bench.benches.checks import Cost, tolerance
 from moe_routing_bench.benches.experts import definition as experts
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.benches.training import definition, step
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.kernels.experts import ACTIVATIONS
+from moe_routing_bench.kernels.experts import activation_of
 from moe_routing_bench.kernels.layer import Layer
 from moe_routing_bench.kernels.permute.layout import RowLayout
 from moe_routing_bench.kernels.training import torch_loop
@@ -100,7 +101,7 @@ def differentiated(cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     "axes",
     [
-        *({"activation": name} for name in ACTIVATIONS),
+        *({"activation": name} for name in EVERY),
         *({"router": name, "experts": 16, "top_k": 3, "tokens": 9} for name in ROUTERS),
         {"capacity_factor": 0.5, "skew": 1.0},
         {"top_k": 1, "router": "sigmoid_renorm"},
@@ -113,8 +114,9 @@ def test_the_reference_is_what_differentiation_finds(axes: dict) -> None:
     for name, want in differentiated(cell, inputs).items():
         scale = float(expected["logit_sums"].norm() if name == "d_logits" else want.norm())
         assert float((expected[name] - want).norm()) < 1e-6 * scale, name  # a rule's weights are float32
-    clamped = inputs["x"].double() @ inputs["w13"][0].double().T
-    assert cell.activation != "swiglu_oai" or (clamped + inputs["b13"][0] > 7).any()
+    sums = inputs["x"].double() @ inputs["w13"][0].double().T + (inputs["b13"][0] if "b13" in inputs else 0)
+    limit = activation_of(cell.activation).limit
+    assert limit is None or ((sums > limit).any(0).any() and (sums[:, SHAPE["intermediate"] :] < -limit).any())
 
 
 def test_products_are_those_of_either_direction() -> None:
@@ -269,6 +271,7 @@ def test_every_way_is_right(name: str, axes: dict) -> None:
         assert not any(one.requires_grad for one in found.values())
 
 
+LIMITED = "gradients of swiglu_limit10 jump where it clamps, so that roundings look like faults"
 OAI = "gradients of swiglu_oai jump where it clamps, so that roundings look like faults; its biases have none here"
 
 
@@ -276,6 +279,7 @@ OAI = "gradients of swiglu_oai jump where it clamps, so that roundings look like
     ("name", "axes", "why"),
     [
         *((one.name, {"activation": "swiglu_oai"}, OAI) for one in BENCH.implementations),
+        *((one.name, {"activation": "swiglu_limit10"}, LIMITED) for one in BENCH.implementations),
         ("torch_loop", {"dtype": "fp32", "intermediate": 7, "capacity_factor": 1.0}, None),
         ("torch_grouped_mm", {"dtype": "fp32"}, "torch.nn.functional.grouped_mm takes bf16 rows, not fp32"),
         ("ops", {"dtype": "fp32", "intermediate": 7, "capacity_factor": 1.0}, None),

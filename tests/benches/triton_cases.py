@@ -7,6 +7,8 @@ poisoned beforehand.
 from types import MappingProxyType
 
 import torch
+import triton
+import triton.language as tl
 from triton.runtime import interpreter
 
 from moe_routing_bench import formats
@@ -16,7 +18,8 @@ from moe_routing_bench.formats.quantisation import dequantise, quantise
 from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.kernels.combine import Combine, triton_combine
-from moe_routing_bench.kernels.experts import ACTIVATIONS, triton_dequantise, triton_experts
+from moe_routing_bench.kernels.experts import ACTIVATIONS, activation_of, triton_dequantise, triton_experts
+from moe_routing_bench.kernels.experts.common import activate
 from moe_routing_bench.kernels.pack import Pack, triton_pack, triton_pack_fp8
 from moe_routing_bench.kernels.permute import triton_permute
 from moe_routing_bench.kernels.router import split, triton_router
@@ -144,6 +147,29 @@ def check_by_definition(cell: Cell, calls: int = 1) -> None:
     assert not found.error and not found.mismatches, f"{cell}: {found}"
 
 
+@triton.jit
+def activation_kernel(gate_ptr, up_ptr, out_ptr, COUNT: tl.constexpr, VALUE: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, SHIFT: tl.constexpr):  # fmt: skip
+    """`triton_experts.activate` of COUNT pairs."""
+    at = tl.arange(0, COUNT)
+    gate, up = tl.load(gate_ptr + at), tl.load(up_ptr + at)
+    tl.store(out_ptr + at, triton_experts.activate(gate, up, VALUE, LIMIT, ALPHA, SHIFT))
+
+
+def check_activation(name: str) -> None:
+    """At every pair of a limit, its neighbours, infinity and NaN; AssertionError where torch has another value."""
+    known = activation_of(name)
+    limit = torch.tensor(known.limit or 7.0)
+    beyond = torch.nextafter(limit, torch.tensor(torch.inf))
+    special = torch.tensor([limit, -limit, beyond, -beyond, 0.0, 1.5, torch.inf, torch.nan])
+    gate, up = torch.cartesian_prod(special, special).T.contiguous()
+    if known.value == "gelu":  # torch's value is 0 from -6 down, which times infinity is NaN
+        up = up.clamp(max=100)
+    want = activate(name, torch.cat([gate[:, None], up[:, None]], 1) if known.gated else gate[:, None])[:, 0]
+    got = torch.empty_like(gate)
+    activation_kernel[(1,)](gate, up, got, len(gate), known.value, known.limit, known.alpha, known.shift)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
 def check_weights(name: str, rows: int, columns: int) -> None:
     """Dequantise two experts' weights; AssertionError where a bit differs from what torch makes of them. In fp16, like the routers."""
     form = WEIGHTS[name]
@@ -206,7 +232,10 @@ if __name__ == "__main__":
         shape = {"tokens": tokens, "experts": experts, "top_k": top_k, "layout": layout}
         check_by_definition(cell_of("permute", capacity_factor=factor, **shape).but(skew=skew))
         print("ok permute", case, flush=True)
-    for activation in ACTIVATIONS[1:]:
+    for activation in (*ACTIVATIONS, "swiglu_limit10"):
+        check_activation(activation)
+        print("ok activation", activation, flush=True)
+    for activation in (*ACTIVATIONS[1:], "swiglu_limit10"):
         shape = {"tokens": 9, "hidden": 40, "intermediate": 24, "experts": 5, "top_k": 2}
         check_by_definition(cell_of("experts", dtype="fp16", activation=activation, **shape))
         print("ok experts", activation, flush=True)

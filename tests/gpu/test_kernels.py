@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from activations import EVERY
 from moe_routing_bench import formats
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import expand
@@ -22,7 +23,6 @@ from moe_routing_bench.errors import UserError
 from moe_routing_bench.formats import QUANTISED
 from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.kernels.experts import ACTIVATIONS
 from moe_routing_bench.measure.timers import capture
 from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.store.platforms import missing
@@ -128,7 +128,7 @@ def test_edge_cases(bench, name, edge):
     run(cell_of(bench, *EDGES[edge], vectors=(bench, name) in WHOLE_VECTORS), name)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", EVERY)
 @pytest.mark.parametrize("tokens", [5, 300, 7000])  # 0.3, 20 and 467 rows per expert: all forms of our kernel
 @pytest.mark.parametrize(
     ("bench", "name"),
@@ -213,7 +213,7 @@ def test_quantised_weights(tokens, weights, dtype):
     run(cell.but(weights=weights), "cute_quantised")
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", EVERY)
 @pytest.mark.parametrize("weights", ["int4_g128", "e4m3_block128"])
 @pytest.mark.parametrize("tokens", [5, 777])
 def test_layers_with_quantised_weights(tokens, weights, activation):
@@ -221,7 +221,7 @@ def test_layers_with_quantised_weights(tokens, weights, activation):
     run(cell.but(weights=weights), "cute_quantised")
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", EVERY)
 @pytest.mark.parametrize("intermediate", [208, 320])  # gates that have scales of their own per warpgroup, or not
 @pytest.mark.parametrize("tokens", [1, 300, 7000, 8000])  # all forms of the kernel
 @pytest.mark.parametrize("bench", ["experts", "layer"])
@@ -258,7 +258,7 @@ def test_training_steps(name, shape):
     run(cell_of("training", *shape, vectors=True), name, twice=name == "ops")
 
 
-@pytest.mark.parametrize("activation", [one for one in ACTIVATIONS if one != "swiglu_oai"])
+@pytest.mark.parametrize("activation", [one for one in EVERY if one != "swiglu_oai"])
 @pytest.mark.parametrize("name", [one.name for one in BENCHES["training"].implementations])
 def test_training_steps_with_other_activations(name, activation):
     run(

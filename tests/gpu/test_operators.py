@@ -14,8 +14,8 @@ from torch import Tensor
 sys.path.append(str(Path(__file__).parents[1] / "ops"))
 from ops_cases import CASES, DTYPES, check, check_feed, check_gate, check_permute, data, routing
 
+from activations import EVERY
 from moe_routing_bench import ops
-from moe_routing_bench.kernels.experts import ACTIVATIONS
 from moe_routing_bench.kernels.permute.layout import LAYOUTS
 from moe_routing_bench.ops import backends, feeding
 from moe_routing_bench.routers import ROUTERS
@@ -101,7 +101,7 @@ def test_gradients_of_gate(rule, dtype, backend):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", EVERY)
 @pytest.mark.parametrize("size", NETWORKS)
 def test_experts(size, activation, dtype, backend):
     """Output and gradients against float64; some experts have no rows, and the last row is of none."""

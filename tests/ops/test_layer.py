@@ -8,9 +8,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
+from activations import EVERY
 from moe_routing_bench import ops
 from moe_routing_bench.errors import UserError
-from moe_routing_bench.kernels.experts import ACTIVATIONS
+from moe_routing_bench.kernels.experts import activation_of
+from moe_routing_bench.kernels.experts.common import activate
 from moe_routing_bench.ops import backends, reference
 
 torch.set_num_threads(1)
@@ -50,14 +52,16 @@ def by_hand(
             elif activation == "geglu":
                 inner = 0.5 * gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))) * up
             else:
-                gate, up = torch.where(gate > 7, 7, gate), torch.where(up > 7, 7, torch.where(up < -7, -7, up))
-                inner = gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
+                limit, alpha, shift = (10, 1, 0) if activation == "swiglu_limit10" else (7, 1.702, 1)
+                gate = torch.where(gate > limit, limit, gate)
+                up = torch.where(up > limit, limit, torch.where(up < -limit, -limit, up))
+                inner = gate / (1 + torch.exp(-alpha * gate)) * (up + shift)
             found.append(w2[e] @ inner if b2 is None else w2[e] @ inner + b2[e])
     return torch.stack(found)
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0], ids=["small", "clamped"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", EVERY)
 def test_output_and_gradients_are_those_of_the_formulas(activation: str, scale: float) -> None:
     inputs = drawn(activation, torch.float64, scale)
     given = [one for one in inputs if one is not None]
@@ -70,14 +74,37 @@ def test_output_and_gradients_are_those_of_the_formulas(activation: str, scale: 
         torch.testing.assert_close(one, other)
     d_rows, d_w13, d_w2 = gradients[0][:3]
     assert not d_rows[OFFSETS[-1] :].any() and not d_w13[1].any() and not d_w2[1].any()
-    if activation == "swiglu_oai" and scale > 1:
-        sums = torch.cat([given[0][:3] @ given[1][0].T + given[3][0], given[0][3:7] @ given[1][2].T + given[3][2]])
-        assert (sums > 7).any() and (sums[:, INTERMEDIATE:] < -7).any()
+    limit = activation_of(activation).limit
+    if limit is not None and scale > 1:
+        sums = torch.cat([given[0][:3] @ given[1][0].T, given[0][3:7] @ given[1][2].T])
+        assert (sums[:, :INTERMEDIATE] > limit).any() and (sums[:, INTERMEDIATE:] < -limit).any()
+
+
+@pytest.mark.parametrize("activation", EVERY)
+def test_slopes_at_the_limit_and_of_what_is_no_number(activation: str) -> None:
+    """Those of torch's automatic differentiation of the formula, at each pair of special values; values as the formula's."""
+    limit = activation_of(activation).limit or 7.0
+    sides = [side for at in (-limit, limit) for side in (at, torch.nextafter(*torch.tensor([at, 2 * at]).double()).item(), 0.999 * at)]  # fmt: skip
+    special = torch.tensor([*sides, 0.0, -0.0, 1.5, 1e30, -1e30, torch.inf, torch.nan], dtype=torch.float64)
+    sums = torch.cartesian_prod(special, special) if activation_of(activation).gated else special[:, None]
+    sums = sums.clone().requires_grad_()
+    value = activate(activation, sums)
+    (want,) = torch.autograd.grad(value, sums, torch.full_like(value, 0.5))
+    got = reference.activation_gradient(activation, sums.detach(), torch.full_like(value, 0.5))
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-300, equal_nan=True)
+    known = activation_of(activation)
+    assert bool(value.isnan()[sums.isnan().any(1)].all()), "no NaN is lost"
+    if known.limit is not None:
+        assert (
+            not got.detach()[:, 0][sums[:, 0] > limit].any() and not got.detach()[:, 1][sums[:, 1].abs() > limit].any()
+        )
+        finite = ~sums.isnan().any(1) & (sums[:, 0] > -1e3)
+        assert bool(value[finite].abs().le((limit + known.shift) * limit).all()), "infinity is clamped"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_low_precision_is_one_rounding(dtype: torch.dtype) -> None:
-    for activation in ACTIVATIONS:
+    for activation in EVERY:
         inputs = drawn(activation, dtype)
         got = run(activation, *inputs)
         want = run(activation, *(one if one is None else one.double() for one in inputs))
@@ -85,7 +112,7 @@ def test_low_precision_is_one_rounding(dtype: torch.dtype) -> None:
         torch.testing.assert_close(got.double(), want, rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai", "swiglu_limit10"])
 def test_operators_keep_the_rules_of_torch_library(activation: str) -> None:
     rows, w13, w2, b13, b2 = drawn(activation, torch.float32)
     given = (rows, OFFSETS, w13, w2, activation, b13, b2)
@@ -228,7 +255,14 @@ def test_bad_input_is_explained() -> None:
         ((rows, OFFSETS[:3], w13, w2), r"offsets: got .* allowed: '?\(4,\) of torch.int32"),
         ((rows, OFFSETS.long(), w13, w2), "offsets: got"),
         ((rows, OFFSETS, w13, w2, "swiglu", b13), "b13: got 'a bias'"),
-        ((rows, OFFSETS, w13, w2, "swiglu_oai", b13), "b2: got 'none'"),
+        ((rows, OFFSETS, w13, w2, "swiglu_oai", b13), "b2: got 'none'.*hint: swiglu_oai_unbiased has none"),
+        ((rows, OFFSETS, w13, w2, "swiglu_oai_unbiased", b13, b2), "b13: got 'a bias'"),
+        ((rows, OFFSETS, w13, w2, "swiglu_limit10", b13, b2), "b13: got 'a bias'"),
+        (
+            (rows, OFFSETS, w13, w2, "swiglu_limit10.0"),
+            "activation: got 'swiglu_limit10.0'; allowed: swiglu, .*swiglu_limit<number>",
+        ),
+        ((rows, OFFSETS, w13, w2, None), "activation: got None"),
         ((rows, OFFSETS, w13, w2, "swiglu_oai", b13, b2[:, :2]), "b2: got"),
         ((rows, OFFSETS.to("meta"), w13, w2), "device of offsets"),
     ):

@@ -76,14 +76,15 @@ def load_step(pointers, k, inside, K: tl.constexpr, STEP: tl.constexpr, WHOLE: t
 
 @triton.jit
 def activate(gate, up, VALUE: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, SHIFT: tl.constexpr):
-    """An activation of float32 sums, as `Activation` describes it; `relu2` looks at the gate alone."""
+    """An activation of float32 sums, as `Activation` describes it; `relu2` looks at the gate alone. What is NaN stays so."""
+    keep: tl.constexpr = tl.PropagateNan.ALL
     if LIMIT is not None:
-        gate = tl.minimum(gate, LIMIT)
-        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        gate = tl.minimum(gate, LIMIT, keep)
+        up = tl.minimum(tl.maximum(up, -LIMIT, keep), LIMIT, keep)
     if SHIFT != 0:
         up = up + SHIFT
     if VALUE == "relu2":
-        positive = tl.maximum(gate, 0.0)
+        positive = tl.maximum(gate, 0.0, keep)
         return positive * positive
     elif VALUE == "gelu":  # made of tanh: x (1 + tanh(z)) / 2 = x sigmoid(2 z)
         return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
