@@ -21,8 +21,11 @@ other's inverse. Their values are not checked, because that would wait for the G
 Logits and data may be bfloat16, float16, float32 or float64. On CUDA the kernels of this package run, in CuTe DSL where they
 can and it is installed, else in Triton; float64 and the CPU take plain torch. gate is differentiable in the logits for every
 rule of `routers.ROUTERS`, pack in x, experts in rows, weights and biases, combine in y, weights and residual; gate and pack
-also twice. Gradients of experts are grouped products: of kernels in CuTe DSL on Hopper, in bfloat16 and float16, with `swiglu` or
-`geglu`; else of torch in bfloat16; and in other formats, or with biases, a loop that waits for the GPU.
+also twice. Gradients of experts are grouped products: of kernels in CuTe DSL on Hopper, in bfloat16 and float16, with a gate and
+without biases; else of torch in bfloat16; and in other formats, or with biases, a loop that waits for the GPU.
+
+Under ``torch.autocast`` operators compute in the dtypes of their arguments, as without it: nothing is cast, and arguments of two
+dtypes are refused in one line. Cast them, as `ops.transformers` does for the experts of a model.
 
 All are `torch.library` operators (``torch.ops.moe_routing_bench``), so `torch.compile` takes them without a graph break, and
 after a first call with the same sizes a CUDA graph may capture them, but for that loop. Every result is the same bits in
@@ -37,7 +40,7 @@ from torch import Tensor
 from moe_routing_bench.choices import check_phase
 from moe_routing_bench.errors import bad
 from moe_routing_bench.kernels.permute.layout import RowLayout, capacity_of
-from moe_routing_bench.ops import arguments, backends, library
+from moe_routing_bench.ops import arguments, autocast, backends, library
 from moe_routing_bench.ops.reference import wide
 
 __all__ = [
@@ -53,6 +56,9 @@ __all__ = [
     "permute",
     "route",
 ]
+
+
+_RULES = autocast.leave_out(library, "moe_routing_bench")
 
 
 class Routed(NamedTuple):
@@ -126,7 +132,8 @@ def experts(
     """Feed rows (R, H), grouped by expert, through the network of their expert -> y (R, H).
 
     offsets (E + 1,) int32 says which rows are whose; w13 (E, 2 I, H) holds gates above ups, or (E, I, H) of `relu2`; w2 is
-    (E, H, I). Activations: ``swiglu``, ``geglu``, ``relu2``, and ``swiglu_oai``, which has biases b13 (E, 2 I) and b2 (E, H).
+    (E, H, I). Activations: ``swiglu``, ``geglu``, ``relu2``, ``swiglu_limit10`` (or another number:
+    clamped), ``swiglu_oai``, which has biases b13 (E, 2 I) and b2 (E, H), and ``swiglu_oai_unbiased`` (`kernels.experts`).
     Rows from offsets[E] on are of no expert: what y and the gradient hold there is undefined, and `combine` never reads it.
     Differentiable in all but offsets. Raises `UserError`.
     """
