@@ -23,38 +23,116 @@ MODELS = {
     },
     "GptOss": {"num_local_experts": 6},
 }  # fmt: skip
+CAST = ("Qwen3Moe", "Mixtral", "Olmoe", "GptOss")
+TOKENS = torch.randint(1, 64, (3, 11), generator=torch.Generator().manual_seed(17))
+pytestmark = pytest.mark.filterwarnings("ignore:.*keeps its weights in another layout")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_the_eager_loop(name, monkeypatch):
-    """In float32, and the gradient of the embedding with them; our operators run once for every layer that has experts, the
-    operator of experts wherever these are SwiGLU without biases."""
+def model_of(name, deviation=0.2):
+    """A tiny model in float32, drawn anew."""
     library = pytest.importorskip("transformers")
     torch.manual_seed(17)
     config = getattr(library, f"{name}Config")(**SMALL | MODELS[name])
     model = getattr(library, f"{name}ForCausalLM")._from_config(config, experts_implementation="eager").float().eval()
-    calls, operators = [], {"permute": ours.ops.permute, "fused_experts": ours.ops.fused_experts}
-    for one in operators:
-        monkeypatch.setattr(ours.ops, one, lambda *given, one=one: calls.append(one) or operators[one](*given))
     with torch.no_grad():
         for parameter in model.parameters():  # the library leaves some at zero
-            parameter.normal_(0, 0.2)
-    tokens = torch.randint(1, 64, (3, 11))
+            parameter.normal_(0, deviation)
+    return model
+
+
+def each_way(model, function):
+    """What a function of the model gives with the library's loop, and with our operators."""
     found = []
     for implementation in ("eager", ours.register()):
         model.set_experts_implementation(implementation)
         model.zero_grad()
-        assert not calls
-        logits = model(tokens).logits
+        found.append(function(model))
+    return found
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The operators that are called."""
+    names, operators = [], {"permute": ours.ops.permute, "fused_experts": ours.ops.fused_experts}
+    for name in operators:
+        monkeypatch.setattr(ours.ops, name, lambda *given, name=name: names.append(name) or operators[name](*given))
+    return names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_gradients_are_those_of_the_eager_loop(name, calls):
+    """In float32, the gradients of all parameters; our operators run once for every layer that has experts."""
+    model = model_of(name)
+
+    def step(model):
+        logits = model(TOKENS).logits
         logits.square().mean().backward()
-        found.append((logits.detach(), model.get_input_embeddings().weight.grad.clone()))
-    (logits, gradient), (our_logits, our_gradient) = found
+        return logits.detach(), {n: one.grad.clone() for n, one in model.named_parameters() if one.grad is not None}
+
+    (logits, gradients), (our_logits, our_gradients) = each_way(model, step)
     layers = 1 if name == "DeepseekV2" else 2
     assert logits.std() > 0.01
-    assert (calls.count("permute"), calls.count("fused_experts")) == (layers, 0 if name == "GptOss" else layers)
+    assert (calls.count("permute"), calls.count("fused_experts")) == (layers, layers)
     torch.testing.assert_close(our_logits, logits, rtol=1e-4, atol=1e-4 * float(logits.std()))
-    torch.testing.assert_close(our_gradient, gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max()))
+    assert gradients.keys() == our_gradients.keys()
+    for key, gradient in gradients.items():
+        atol = 1e-4 * float(gradient.abs().max())
+        torch.testing.assert_close(
+            our_gradients[key], gradient, rtol=1e-3, atol=atol, msg=lambda text, key=key: f"{key}: {text}"
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", ["experts", "all_but_biases", "inference"])
+@pytest.mark.parametrize("name", ["GptOss", "Mixtral"])
+def test_frozen_experts(name, frozen, calls):
+    """As adapters leave them: the embedding learns through experts that do not. Their biases may learn alone. In inference nothing does."""
+    model = model_of(name)
+    for key, parameter in model.named_parameters():
+        parameter.requires_grad_(".experts." not in key or (frozen == "all_but_biases" and key.endswith("bias")))
+
+    def step(model):
+        if frozen == "inference":
+            with torch.inference_mode():
+                return [model(TOKENS).logits.clone()]
+        logits = model(TOKENS).logits
+        learned = [one for one in model.parameters() if one.requires_grad]
+        return [logits.detach(), *torch.autograd.grad(logits.square().mean(), learned, allow_unused=True)]
+
+    found, our = each_way(model, step)
+    assert calls.count("fused_experts") == 2
+    for got, want in zip(our, found, strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            torch.testing.assert_close(got, want, rtol=1e-3, atol=2e-4 * float(want.abs().max()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CAST)
+def test_under_autocast_models_run_as_they_do_with_the_eager_loop(name, cast, weights, grad):
+    """Its dtypes, and its numbers within roundings; gradients reach the parameters, in their dtype."""
+    model = model_of(name, 0.1).to(weights)
+
+    def step(model):
+        with torch.autocast("cpu", dtype=cast), torch.set_grad_enabled(grad):
+            logits = model(TOKENS).logits
+        gradients = (
+            torch.autograd.grad(logits.float().square().sum(), list(model.parameters()), allow_unused=True)
+            if grad
+            else ()
+        )
+        return [logits.detach(), *gradients]
+
+    found, our = each_way(model, step)
+    for got, want in zip(our, found, strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            assert got.dtype == want.dtype and got.isfinite().all()
+            assert float((got.double() - want.double()).norm()) < 0.05 * float(want.double().norm()) + 1e-12
 
 
 def test_without_the_library(monkeypatch):
