@@ -16,9 +16,9 @@ pytest.importorskip("transformers")
 SIZES = {
     "num_experts": 5, "num_local_experts": 5, "n_routed_experts": 5, "hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 24,
     "hidden_act": "silu", "mlp_hidden_act": "relu2", "swiglu_limit": 0.75, "swiglu_alpha": 1.702, "moe_latent_size": None, "num_experts_per_tok": 2,
-    "moe_num_experts": 5,
+    "moe_num_experts": 5, "moe_hidden_size": 16, "post_norm_eps": 1e-6,
 }  # fmt: skip
-OTHERS = "its activation is none of ours"
+OTHERS, NORMED = "its activation is none of ours", "has post_expert_norm.weight besides its weights"
 # class, what its config has besides, activation, or why there is none
 CLASSES = {
     "qwen3": ("qwen3_moe.Qwen3MoeExperts", {}, "swiglu"),
@@ -34,6 +34,9 @@ CLASSES = {
     "gpt_oss_other_limit": ("gpt_oss.GptOssExperts", {"swiglu_limit": 50.0}, OTHERS),
     "privacy_filter": ("openai_privacy_filter.OpenAIPrivacyFilterExperts", {"swiglu_limit": 7.0}, "swiglu_oai"),
     "aria": ("aria.AriaExperts", {}, "swiglu"),
+    "nemotron_h": ("nemotron_h.NemotronHExperts", {}, "relu2"),
+    "nemotron_h_silu": ("nemotron_h.NemotronHExperts", {"mlp_hidden_act": "silu"}, OTHERS),
+    "muse_spark": ("muse_spark.MuseSparkExperts", {}, NORMED),
 }
 
 
@@ -83,8 +86,8 @@ def test_modules_are_recognised_and_right(name):
     """Output and all gradients as the library's loop has them, recognised or not."""
     module, wanted, given = module_of(name), CLASSES[name][2], inputs()
     found = expert_modules.activation(module)
-    assert found == (("", wanted) if wanted == OTHERS else (wanted, ""))
-    assert (ours.unsupported(module) is None) == (wanted != OTHERS)
+    reason = wanted if wanted in (OTHERS, NORMED) else ""
+    assert found == ("" if reason else wanted, reason) and ours.unsupported(module) == (reason or None)
     close(run(module, ours.register(), given), run(module, "eager", given))
 
 
