@@ -122,6 +122,7 @@ def test_attributes_alone_decide_nothing(limit, recognised):
     [
         (lambda module: setattr(module, "limit", 6.0), OTHERS),
         (lambda module: setattr(module, "alpha", 1.0), OTHERS),
+        (lambda module: setattr(module, "act_fn", torch.nn.ReLU()), OTHERS),
         (lambda module: setattr(module, "_apply_gate", lambda sums: sums.chunk(2, -1)[0]), OTHERS),
         (lambda module: setattr(module, "is_concatenated", True), OTHERS),
         (lambda module: module.register_parameter("scale", torch.nn.Parameter(torch.ones(1))), "has scale besides its weights"),
@@ -130,10 +131,13 @@ def test_attributes_alone_decide_nothing(limit, recognised):
         (lambda module: setattr(module, "_apply_gate", lambda sums: 1 / 0), "its activation cannot be tried: ZeroDivisionError"),
         (lambda module: setattr(module, "_apply_gate", lambda sums: sums.float()), OTHERS),
     ],
-    ids=["limit", "alpha", "function", "layout", "parameter", "buffer", "norm", "error", "shape"],
+    ids=["limit", "alpha", "act_fn", "function", "layout", "parameter", "buffer", "norm", "error", "shape"],
 )  # fmt: skip
 def test_a_module_that_is_changed_is_tried_again(change, reason):
     module = module_of("gpt_oss")
+    module.act_fn = torch.nn.SiLU()
+    plain = type(module)._apply_gate
+    module._apply_gate = lambda sums: plain(module, sums) * (module.act_fn(torch.ones(1)) > 0.9).logical_not()
     assert expert_modules.activation(module) == ("swiglu_oai", "")
     change(module)
     assert expert_modules.activation(module) == ("", reason) and ours.unsupported(module) == reason
@@ -149,6 +153,15 @@ def test_an_activation_without_the_biases_that_a_module_has():
 
 def replaced(module):
     module.gate_up_proj = torch.nn.Parameter(module.gate_up_proj.detach() + 1)
+
+
+def shared(module):
+    """Another parameter in the same memory, written as often."""
+    old = module.down_proj
+    new = module.down_proj = torch.nn.Parameter(old.data)
+    while new._version < old._version:
+        new.add_(1)
+    assert new._version == old._version > 0
 
 
 @pytest.mark.filterwarnings("ignore:.*keeps its weights in another layout")
@@ -168,8 +181,9 @@ def replaced(module):
         lambda module: module.half().float(),
         lambda module: torch.optim.SGD(module.parameters(), 0.1).step(),
         replaced,
+        shared,
     ],
-    ids=["add", "row", "bias", "view", "load", "assign", "data", "data_again", "swap", "double", "half", "optimiser", "parameter"],
+    ids=["add", "row", "bias", "view", "load", "assign", "data", "data_again", "swap", "double", "half", "optimiser", "parameter", "shared"],
 )  # fmt: skip
 def test_a_copy_is_never_older_than_its_weights(change):
     module = module_of("gpt_oss")
@@ -185,6 +199,23 @@ def test_a_copy_is_never_older_than_its_weights(change):
         want = module(x, ids, weights)
         found = ours.experts(module, x, ids, weights)
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+@pytest.mark.filterwarnings("ignore:.*keeps its weights in another layout")
+def test_a_copy_has_the_dtype_that_is_asked_for():
+    """In inference without autocast, with it, and without again; autocast leaves float64 alone, as it does products of torch."""
+    module, given = module_of("gpt_oss"), inputs()
+    ours.register()
+    with torch.no_grad():
+        want = ours.experts(module, *given)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            narrow = ours.experts(module, *given)
+        assert not torch.equal(narrow, want) and float((narrow - want).norm()) < 0.03 * float(want.norm())
+        assert torch.equal(ours.experts(module, *given), want)
+        module, given = module.double(), inputs(torch.float64)
+        want = ours.experts(module, *given)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(ours.experts(module, *given), want)
 
 
 @pytest.mark.filterwarnings("ignore:.*keeps its weights in another layout")
