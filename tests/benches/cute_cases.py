@@ -141,11 +141,11 @@ PRODUCTS = [
     ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True, narrowest=96))),
     ("bf16", Product(2880, 2880, 128, "swiglu_oai", Tile(2, 2, 144), top_k=4, biased=True)),
     ("bf16", Product(2880, 2880, 128, "swiglu_oai", Tile(1, 2, 48), biased=True)),
-    ("bf16", Product(3072, 7168, 384, "swiglu_limit10", Tile(2, 2, 144))),
-    ("fp16", Product(184, 352, 60, "swiglu_limit7.5", Tile(1, 1, 8), top_k=3)),
     ("fp16", Product(2880, 2880, 128, "", Tile(2, 2, 176, pingpong=True), biased=True)),
     ("bf16", Product(184, 1032, 5, "swiglu", Tile(2, 2, 176, narrowest=168, cluster=2), top_k=8)),
     ("fp16", Product(2048, 768, 128, "", Tile(2, 2, 176, pingpong=True, narrowest=168, cluster=2))),
+    ("fp16", Product(184, 352, 60, "swiglu_limit7.5", Tile(1, 1, 8), top_k=3)),
+    ("bf16", Product(3072, 7168, 384, "swiglu_limit10", Tile(2, 2, 144))),
 ]
 # dtype, product
 CHAINED_PRODUCTS = [  # that overlap with the kernel ahead of them and with the one after them
@@ -187,10 +187,10 @@ FP8_PRODUCTS = [
     Fp8Product(272, 384, 128, "", Tile(2, 2, 128), upright=True),
     Fp8Product(768, 1024, 128, "swiglu", Tile(2, 2, 128), upright=True, quantises=True),
     Fp8Product(320, 1024, 128, "geglu", Tile(2, 2, 128), upright=True, quantises=True),
-    Fp8Product(2048, 2048, 256, "swiglu_limit10", Tile(2, 2, 128), upright=True, quantises=True),
     Fp8Product(2688, 928, 128, "relu2", Tile(2, 2, 128), upright=True, quantises=True),
     Fp8Product(2048, 384, 128, "", Tile(2, 2, 64), upright=True),
     Fp8Product(768, 1024, 128, "swiglu", Tile(2, 2, 64), upright=True, quantises=True),
+    Fp8Product(2048, 2048, 256, "swiglu_limit10", Tile(2, 2, 128), upright=True, quantises=True),
 ]
 TRAINING_PRODUCTS = [
     ("bf16", TrainingProduct(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, narrowest=168))),
@@ -198,7 +198,6 @@ TRAINING_PRODUCTS = [
     ("fp16", TrainingProduct(264, 72, 5, "", Tile(2, 2, 112), backward=True, derivative="geglu")),
     ("bf16", TrainingProduct(2048, 1536, 128, "", Tile(2, 2, 176, pingpong=True), backward=True)),
     ("fp16", TrainingProduct(264, 72, 5, "geglu", Tile(1, 1, 8))),
-    ("bf16", TrainingProduct(2048, 4096, 256, "swiglu_limit10", Tile(2, 2, 176, pingpong=True, narrowest=168))),
     (
         "bf16",
         TrainingProduct(
@@ -212,8 +211,9 @@ TRAINING_PRODUCTS = [
             weighted=True,
         ),
     ),
-    ("fp16", TrainingProduct(264, 72, 5, "", Tile(2, 2, 112), backward=True, derivative="swiglu_oai_unbiased")),
     ("bf16", TrainingProduct(264, 72, 5, "", Tile(1, 2, 24), backward=True, derivative="swiglu", weighted=True)),
+    ("bf16", TrainingProduct(2048, 4096, 256, "swiglu_limit10", Tile(2, 2, 176, pingpong=True, narrowest=168))),
+    ("fp16", TrainingProduct(264, 72, 5, "", Tile(2, 2, 112), backward=True, derivative="swiglu_oai_unbiased")),
 ]
 # dtype, product
 REDUCTIONS = [

@@ -48,10 +48,8 @@ def kept(module: Any, name: str, dtype: torch.dtype, transposed: bool, interleav
     known = of_module.get(name)
     if known is None or known.of is not weight or (known.stamp, known.way) != (stamp, way):
         known = of_module.pop(name, None) and None  # the memory of an old copy is free before there is a new one
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-        ):  # what is made in inference mode takes part in no graph later
+        # What is made in inference mode takes part in no graph later.
+        with torch.inference_mode(False), torch.no_grad():
             copy = arranged(weight.to(dtype), transposed, interleaved)
         if weight.is_cuda and torch.cuda.is_current_stream_capturing():
             return copy  # of the graph alone: it holds nothing before a replay
