@@ -81,17 +81,18 @@ def activate(gate, up, VALUE: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.const
     if LIMIT is not None:
         gate = tl.minimum(gate, LIMIT, keep)
         up = tl.minimum(tl.maximum(up, -LIMIT, keep), LIMIT, keep)
-    if SHIFT != 0:
-        up = up + SHIFT
     if VALUE == "relu2":
         positive = tl.maximum(gate, 0.0, keep)
         return positive * positive
-    elif VALUE == "gelu":  # made of tanh: x (1 + tanh(z)) / 2 = x sigmoid(2 z)
-        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
+    if VALUE == "gelu":  # made of tanh: x (1 + tanh(z)) / 2 = x sigmoid(2 z)
+        value = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
     elif ALPHA == 1:
-        return gate * tl.sigmoid(gate) * up
+        value = gate * tl.sigmoid(gate)
     else:
-        return gate * tl.sigmoid(ALPHA * gate) * up
+        value = gate * tl.sigmoid(ALPHA * gate)
+    if SHIFT != 0:
+        up = up + SHIFT
+    return value * up
 
 
 @triton.jit
