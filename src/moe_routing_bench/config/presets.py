@@ -10,6 +10,7 @@ from moe_routing_bench.config.axes import AXES, PRESET, SHARED
 from moe_routing_bench.config.load import read_mapping
 from moe_routing_bench.errors import bad
 from moe_routing_bench.fields import Choice
+from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.kernels.shared_experts import GATES
 from moe_routing_bench.routers import scaled
 
@@ -22,6 +23,9 @@ class Recorded(schema.Strict):
     shared_intermediate: Count | None = None  # of all shared experts together
     shared_gate: Annotated[str, Choice(GATES)] | None = None
     routed_scale: Amount | None = None  # on the weights of the experts; None: that of the router's rule
+    weights: Annotated[str, Choice(tuple(WEIGHTS), "`moe-routing-bench list` prints")] | None = (
+        None  # of the checkpoint
+    )
     note: str = ""
     source: str = ""
     unsupported: str = ""  # why it cannot be measured

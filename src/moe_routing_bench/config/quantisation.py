@@ -1,0 +1,138 @@
+"""From the quantization_config of a config.json to the format of the experts' weights, as `formats.weights` names it."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from moe_routing_bench.config.model_fields import Fields
+from moe_routing_bench.errors import shown
+from moe_routing_bench.formats.weights import WEIGHTS
+
+_NAMES = ("quantization_config", "compression_config")
+_KEPT = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
+_Said = Mapping[str, Any]
+
+
+def weights(outer: _Said, read: Fields) -> str | None:
+    """The format of the experts' weights, None where they are as the activations. What does not fit is noted."""
+    for fields in (read.fields, outer):
+        for name in _NAMES:
+            said = fields.get(name)
+            if isinstance(said, Mapping) and said:
+                read.seen(name)
+                return _format(
+                    {**said, "expert_dtype": said.get("expert_dtype") or read.given("expert_dtype")[1]}, name, read
+                )
+            if said:
+                read.note(f"{name} {shown(said)} is no mapping: which format the weights have is not known")
+    return None
+
+
+def _format(said: _Said, name: str, read: Fields) -> str | None:
+    method = said.get("quant_method")
+    reader = _METHODS.get(method) if isinstance(method, str) else None
+    found = reader(said) if reader else f"quant_method {shown(method)}"
+    if kept := _kept(said):
+        read.note(f"{name} leaves {shown(kept)} as they are, which names experts: no weights are set")
+        return None
+    if found in WEIGHTS:
+        read.note(f"weights {found}, of {name}: {shown(method)}")
+        if said.get("desc_act") is True:
+            read.note("desc_act: groups are of reordered columns, here of neighbours")
+        return found
+    read.note(f"no weights are set, as no format here is that of {name}: {found}")
+    return None
+
+
+def _kept(said: _Said) -> list[str]:
+    """Modules that stay as they are and hold routed experts, in all layers."""
+    lists = [value for key in _KEPT if isinstance(value := said.get(key), list)]
+    listed = [module for value in lists for module in value]
+    texts = [
+        module for module in listed if isinstance(module, str) and "expert" in module and "shared_expert" not in module
+    ]
+    return [text for text in texts if not re.search(r"\.\d+\.", text)]
+
+
+def _integers(bits: Any, group: Any, symmetric: Any) -> str:
+    """Integers by bits, neighbours per scale (-1: a row) and whether the range is symmetric, or what they are where there are none."""
+    if type(bits) is int and type(group) is int and type(symmetric) is bool:
+        name = f"int{bits}{'' if symmetric else 'z'}_{'row' if group == -1 else f'g{group}'}"
+        return name if name in WEIGHTS else f"integers of {bits} bits, groups of {group}"
+    return f"bits {shown(bits)}, group_size {shown(group)}, symmetric {shown(symmetric)}"
+
+
+def _gptq(said: _Said) -> str:
+    if said.get("dynamic"):
+        return "gptq with bits that differ from module to module"
+    return _integers(said.get("bits"), said.get("group_size"), said.get("sym", True))
+
+
+def _awq(said: _Said) -> str:
+    points = said.get("zero_point", True)
+    bits, group = said.get("bits", said.get("w_bit")), said.get("group_size", said.get("q_group_size"))
+    return _integers(bits, group, not points if type(points) is bool else points)
+
+
+def _fp8(said: _Said) -> str:
+    """FP8 of 128 x 128 blocks; the experts of DeepSeek-V4 may be FP4 with powers of two for scales."""
+    if (dtype := said.get("expert_dtype")) not in (None, "fp8"):
+        return "mxfp4" if dtype == "fp4" and said.get("scale_fmt") == "ue8m0" else f"experts of {shown(dtype)}"
+    if said.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        return f"fp8 of fmt {shown(said.get('fmt'))}"
+    block = said.get("weight_block_size")
+    return "e4m3_block128" if block == [128, 128] else f"fp8 with weight_block_size {shown(block)}"
+
+
+def _modelopt(said: _Said) -> str:
+    algorithm = said.get("quant_algo")
+    return {"NVFP4": "nvfp4", "FP8_PB_WO": "e4m3_block128"}.get(str(algorithm), f"modelopt {shown(algorithm)}")
+
+
+def _compressed(said: _Said) -> str:
+    """Of the groups of modules that it names, one format; several cannot be told apart."""
+    groups = said.get("config_groups")
+    groups = [*groups.values()] if isinstance(groups, Mapping) else []
+    found = [each.get("weights") if isinstance(each, Mapping) else None for each in groups]
+    names = {
+        _scheme({"format": said.get("format"), **each}) if isinstance(each, Mapping) else shown(each) for each in found
+    }
+    return names.pop() if len(names) == 1 else f"compressed-tensors with {len(names)} kinds of weights"
+
+
+def _scheme(said: _Said) -> str:
+    """One scheme of compressed-tensors."""
+    kind, bits, strategy = said.get("type"), said.get("num_bits"), said.get("strategy")
+    group, symmetric = said.get("group_size"), said.get("symmetric", True)
+    text = f"{shown(kind)} of {shown(bits)} bits, strategy {shown(strategy)}, group_size {shown(group)}"
+    if kind == "int" and strategy in ("group", "channel"):
+        return _integers(bits, group if strategy == "group" else -1, symmetric)
+    if kind == "float" and bits == 8:
+        block = strategy == "block" and said.get("block_structure") in ([128, 128], "128x128")
+        found = (
+            "e4m3_block128"
+            if block
+            else "e4m3_row"
+            if strategy == "channel"
+            else f"e4m3_g{group}"
+            if strategy == "group"
+            else ""
+        )
+        return found if found in WEIGHTS else text
+    if kind == "float" and bits == 4:
+        if [strategy, group] == ["group", 32] and said.get("format") == "mxfp4-pack-quantized":
+            return "mxfp4"
+        return "nvfp4" if [strategy, group] == ["tensor_group", 16] else text
+    return text
+
+
+_METHODS: Mapping[str, Callable[[_Said], str]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "fp8": _fp8,
+    "fbgemm_fp8": lambda said: "e4m3_row",
+    "mxfp4": lambda said: "mxfp4",
+    "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
+    "compressed-tensors": _compressed,
+}

@@ -1,0 +1,147 @@
+"""The routing rules of published architectures: which router here computes what the fields of a config.json ask for, or why none does."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Fields(Protocol):
+    """What a rule reads: the values of fields, and where it notes what it took or cannot express."""
+
+    def value(self, name: str, otherwise: Any = ...) -> Any:
+        """The value of a field, or the class's default, which is then noted; `otherwise` where the class has no such field."""
+        ...
+
+    def flag(self, name: str, otherwise: Any = ...) -> bool:
+        """The value of a field that is true or false."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Note what the preset leaves out or takes for granted."""
+
+    def refuse(self, reason: str) -> None:
+        """Note why the model cannot be measured."""
+
+
+Rule = Callable[[Fields], str | None]
+
+
+def always(router: str) -> Rule:
+    """A rule that no field chooses."""
+
+    def chosen(read: Fields) -> str:
+        read.note(f"router {router}: no field says it, the architecture always routes so")
+        return router
+
+    return chosen
+
+
+def refused(reason: str) -> Rule:
+    """A rule that no router here has."""
+    return lambda read: read.refuse(reason)
+
+
+def softmax(read: Fields) -> str:
+    """Softmax over all experts, and whether the chosen weights are renormalised."""
+    return "softmax_topk_renorm" if read.flag("norm_topk_prob") else "softmax_topk"
+
+
+_ROUTERS = {"sigmoid": "sigmoid_renorm", "sqrtsoftplus": "sqrtsoftplus_renorm"}  # of a score
+
+
+def scored(*functions: str, groups: bool = False, renormalised: bool = False) -> Rule:
+    """A score for each expert on its own, a selection bias, and renormalised weights.
+
+    `functions` are the scores that the architecture can have, the first one where it has no field for it. `groups`: it may keep the best
+    groups of experts; `renormalised`: it always renormalises.
+    """
+
+    def chosen(read: Fields) -> str | None:
+        function = read.value("scoring_func", functions[0])
+        if function not in functions:
+            return read.refuse(
+                f"its scoring_func is {function!r}, this architecture's rule has {' or '.join(functions)}"
+            )
+        found = _ROUTERS[function]
+        if not renormalised and not read.flag("norm_topk_prob"):
+            return read.refuse(f"it does not renormalise the weights, which {found} does")
+        return grouped(read, function, found) if groups else found
+
+    return chosen
+
+
+def grouped(read: Fields, function: str, router: str) -> str | None:
+    """The rule where the best of several groups of experts are kept; `router` where all are."""
+    groups, kept = (1 if count is None else count for count in (read.value("n_group"), read.value("topk_group")))
+    if groups == kept:
+        return router
+    if (groups, kept, function) == (8, 4, "sigmoid"):
+        return "deepseek_v3"
+    return read.refuse(f"its router keeps {kept} of {groups} groups, the rule deepseek_v3 4 of 8 by sigmoid")
+
+
+def deepseek_v2(read: Fields) -> str | None:
+    """Plain top-k, the best 3 of 8 groups, or, in later checkpoints, the rule of DeepSeek-V3."""
+    method, function = read.value("topk_method"), read.value("scoring_func", "softmax")
+    if method == "noaux_tc":
+        return scored("sigmoid", groups=True)(read)
+    if function != "softmax":
+        return read.refuse(f"its topk_method {method!r} has scoring_func {function!r}, the rule of this method softmax")
+    renormalised = read.flag("norm_topk_prob", False)
+    if method == "greedy":
+        return "softmax_topk_renorm" if renormalised else "softmax_topk"
+    if method != "group_limited_greedy":
+        return read.refuse(f"its topk_method {method!r} is not among the routers")
+    groups = read.value("n_group"), read.value("topk_group"), renormalised
+    if groups == (8, 3, False):
+        return "deepseek_v2"
+    return read.refuse(
+        f"its router keeps {groups[1]} of {groups[0]} groups, the rule deepseek_v2 3 of 8, not renormalised"
+    )
+
+
+def softmax_groups(read: Fields) -> str | None:
+    """Softmax, groups of experts by the sum of their two best."""
+    groups, kept = read.value("n_group"), read.value("topk_group")
+    if groups == kept:
+        return "softmax_topk_renorm" if read.flag("norm_topk_prob", True) else "softmax_topk"
+    return read.refuse(
+        f"its router keeps {kept} of {groups} groups by the two best softmax scores, which no router here does"
+    )
+
+
+def dbrx(read: Fields) -> str | None:
+    """Softmax over all experts; the field is the order of the norm that the chosen weights are divided by."""
+    order = read.value("moe_normalize_expert_weights")
+    if order in (1, None):
+        return "softmax_topk_renorm" if order else "softmax_topk"
+    return read.refuse(f"it divides the weights by their norm of order {order!r}, not by their sum")
+
+
+def longcat(read: Fields) -> None:
+    """Softmax with a selection bias, over experts and identities."""
+    zero = read.value("zero_expert_num")
+    others = f"{zero} zero (identity) experts share its softmax" if zero else "its softmax has a selection bias"
+    read.refuse(f"{others}, which no router here has")
+
+
+def cohere2(read: Fields) -> str | None:
+    """Top-k of the logits, then softmax or sigmoid of those."""
+    function = read.value("expert_selection_fn")
+    if read.value("num_shared_experts") and read.value("shared_expert_combination_strategy") != "sum":
+        read.refuse("it averages routed and shared experts, the layer bench adds them")
+    if function == "softmax":
+        return "softmax_topk_renorm"
+    if function == "sigmoid":
+        return "sigmoid_renorm" if read.flag("norm_topk_prob") else "llama4"
+    return read.refuse(f"its expert_selection_fn {function!r} is not among the routers")
+
+
+def laguna(read: Fields) -> str | None:
+    """Sigmoid with a selection bias, of logits that may be capped."""
+    if read.value("moe_router_logit_softcapping"):
+        return read.refuse(
+            f"its router caps logits at {read.value('moe_router_logit_softcapping')!r}, which no router here does"
+        )
+    if read.flag("moe_apply_router_weight_on_input"):
+        read.refuse("it multiplies the experts' input by their weights, the layer bench their output")
+    return always("sigmoid_renorm")(read)
