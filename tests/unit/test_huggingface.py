@@ -97,11 +97,6 @@ def test_the_config_of_a_published_model_gives_its_preset(name, config):
     assert found == {key: value for key, value in MODELS[name].items() if key not in NOT_OF_A_CONFIG}
 
 
-def test_every_architecture_has_a_published_model():
-    assert set(huggingface.ARCHITECTURES) - {"deepseek_v32"} == {_kind(one) for one in CONFIGS.values()}
-    assert huggingface.ARCHITECTURES["deepseek_v32"] == huggingface.ARCHITECTURES["deepseek_v3"]
-
-
 def test_the_command_prints_what_models_yaml_takes(config, monkeypatch, capsys, tmp_path):
     """With what was assumed as comments; it is named by the folder of its file, or as it is told."""
     path = config({**CONFIGS["llama4-maverick"]["text_config"], "hidden_act": "silu"}, "Llama-4 Maverick")
@@ -146,15 +141,24 @@ def test_a_field_that_is_null_is_not_one_that_is_absent(config):
         }.items()
     )
     assert (null["router"], absent["router"]) == ("softmax_topk", "softmax_topk_renorm")
-    assert [one.split()[0] for one in assumed] == ["moe_normalize_expert_weights"]
+    assert [one.split()[0] for one in assumed] == ["ffn_config.moe_normalize_expert_weights"]
 
 
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [
-        ("mixtral-8x7b", {"hidden_act": "gelu"}, "its activation, gelu"),
+        ("mixtral-8x7b", {"hidden_act": "gelu"}, "its activation, 'gelu'"),
+        ("nemotron-3-nano-30b", {"mlp_hidden_act": "silu"}, "'silu' without a gate"),
+        ("deepseek-v2-lite", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid'"),
+        ("deepseek-v2", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid'"),
+        ("deepseek-v2", {"topk_method": "mystery"}, "topk_method 'mystery'"),
+        ("qwen3-30b-a3b", {"swiglu_limit": 10.0}, "swiglu_limit is 10.0"),
+        ("deepseek-v4-flash", {"swiglu_limit": 0}, "swiglu_limit is None"),
+        ("deepseek-v4-flash", {"hidden_act": "gelu_pytorch_tanh"}, "with activation geglu"),
+        ("deepseek-v4-flash", {"scoring_func": "softmax"}, "its scoring_func is 'softmax'"),
+        ("gpt-oss-20b", {"swiglu_limit": 8.0}, "swiglu_limit is 8.0"),
         ("deepseek-v3", {"n_group": 16}, "keeps 4 of 16 groups"),
-        ("deepseek-v3", {"scoring_func": "softmax"}, "its scoring_func is softmax"),
+        ("deepseek-v3", {"scoring_func": "softmax"}, "its scoring_func is 'softmax'"),
         ("kimi-k2", {"norm_topk_prob": False}, "does not renormalise"),
         ("deepseek-v2", {"topk_group": 4}, "keeps 4 of 8 groups"),
         (
@@ -174,12 +178,14 @@ def test_what_no_rule_or_kernel_does_is_unsupported(name, change, reason, config
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"model_type": "qwen3_mo"}, "did you mean 'qwen3_moe'?"),
-        ({"model_type": "llama", "hidden_size": 4096}, "model_type"),
+        ({"model_type": "qwen3_mo"}, "write it by hand"),
+        ({"model_type": ["qwen3_moe"]}, "the name of an architecture"),
+        ({"hidden_size": 4096}, "the name of an architecture"),
+        ({"model_type": "llama", "hidden_size": 4096}, "no num_experts"),
         ({**CONFIGS["qwen3-30b-a3b"], "moe_intermediate_size": None}, "no moe_intermediate_size"),
         ({**CONFIGS["mixtral-8x7b"], "hidden_size": -1}, "hidden"),
         ({**CONFIGS["dbrx"], "d_model": None}, "no d_model"),
-        ({**CONFIGS["dbrx"], "ffn_config": 3}, "no ffn_config.ffn_hidden_size"),
+        ({**CONFIGS["dbrx"], "ffn_config": 3}, "no ffn_config.moe_num_experts"),
         ([], "a JSON object"),
     ],
 )

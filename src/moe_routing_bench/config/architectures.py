@@ -84,7 +84,7 @@ _DBRX = {
     "hidden_act": "ffn_config.ffn_act_fn.name",
 }
 _LONGCAT = _named(None, "moe_topk", num_hidden_layers="num_layers", moe_intermediate_size="expert_ffn_hidden_size")
-_GATED = {"shared_width": "shared_expert_intermediate_size", "shared_gate": "sigmoid"}
+_GATED: dict[str, Any] = {"shared_width": "shared_expert_intermediate_size", "shared_gate": "sigmoid"}
 _GEMMA4 = Architecture(
     _RENORM, act="hidden_activation", names=_named("num_experts", "top_k_experts"),
     defaults={"hidden_activation": "gelu_pytorch_tanh"},

@@ -132,7 +132,8 @@ def _shapes(entry: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[dic
         shared = entry.get("shared_experts", False)
         if shared and not preset.shared_intermediate:
             raise bad("grid shared_experts", shared, f"false for {name}", "the model has none")
-        yield {"model": [name]} | {axis: [value] for axis, value in presets.values(preset, shared).items()}
+        stored = {"weights": [preset.weights]} if preset.weights and "weights" not in entry else {}
+        yield {"model": [name]} | stored | {axis: [value] for axis, value in presets.values(preset, shared).items()}
 
 
 def _products(bench: Bench, values: Mapping[str, list[Any]]) -> Iterator[Cell]:

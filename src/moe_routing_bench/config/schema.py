@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
+from moe_routing_bench.config import weight_names
 from moe_routing_bench.errors import UserError, bad, near, shown
 from moe_routing_bench.fields import words
 from moe_routing_bench.formats import FORMATS
@@ -76,7 +77,12 @@ def _explained(model: type[BaseModel], mistake: Mapping[str, Any], where: str) -
     place, node = _node(model, loc, where)
     if kind == "choice":
         names = mistake["ctx"]["names"]
-        return bad(place, value, ", ".join(names), _torch_name(value, names) or near(value, names))
+        return bad(
+            place,
+            value,
+            ", ".join(names),
+            _torch_name(value, names) or weight_names.hint(value, names) or near(value, names),
+        )
     hint = f"{shown(mistake['ctx']['element'])} is there twice" if kind == "twice" else ""
     if kind == "list_type" and not isinstance(value, dict | list | None) and len(str(value)) <= 100:
         hint = f"write [{value}]"
