@@ -135,7 +135,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         rules.scored("sqrtsoftplus", "sigmoid"), shared="n_shared_experts", scale=_SCALE, limit="swiglu_limit",
         defaults={"norm_topk_prob": True, "scoring_func": "sqrtsoftplus", "swiglu_limit": 10.0, **_SILU},
     ),
-    "kimi_k2": _v3(defaults={}),
+    "kimi_k2": replace(_v3(), defaults={}),
     "kimi_linear": _v3(names=_KIMI),
     "bailing_hybrid": _v3(names=_KIMI),
     "axk1": _v3(notes=("the layer's output is normalised again, which the preset leaves out",)),
@@ -152,9 +152,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "hy_v4": _v3(limit="swiglu_limit"),
     "mimo_v2_flash": _v3(defaults={"n_group": 1, "topk_group": 1}, shared=None),
     "solar_open": _v3(),
-    "nemotron_h": _v3(
-        act="mlp_hidden_act", gated=False, shared=None, shared_width="moe_shared_expert_intermediate_size",
-        latent="moe_latent_size", defaults={"mlp_hidden_act": "relu2", "moe_latent_size": None},
+    "nemotron_h": replace(
+        _v3(), act="mlp_hidden_act", gated=False, shared=None, shared_width="moe_shared_expert_intermediate_size",
+        latent="moe_latent_size", defaults={"norm_topk_prob": True, "mlp_hidden_act": "relu2", "moe_latent_size": None},
     ),
     "hy_v3": Architecture(
         _SIGMOID_ALWAYS, shared="n_shared_experts", scale="router_scaling_factor", defaults=_SILU,

@@ -23,11 +23,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 MOST = 2**20  # of any number of a model
 # Fields of an MoE layer, but not those of training alone, of attention or of how it is computed.
-_NOTABLE = re.compile(
-    r"expert|moe|router|route_|swiglu|hash|topk|top_k|latent|shared|per_expert|n_group|norm_topk|scoring"
-)
+_NOTABLE = re.compile(r"expert|moe|rout|swiglu|hash|topk|top_k|latent|shared|per_expert|n_group|norm_topk|scoring")
 _OTHER = re.compile(
-    r"aux|loss|jitter|output_router|dropout|initializer|noise|router_dtype|^ep_size|kv_shared|rope|nextn|^mtp|^index|mamba|^n_groups$|overlap|expert_bias|fp32"
+    r"aux|loss|jitter|output_router|dropout|initializer|noise|router_dtype|^ep_size|kv_shared|rope|nextn|^mtp|^index|mamba|^n_groups$|overlap|^use_expert_bias$|fp32"
 )
 
 
@@ -61,6 +59,9 @@ class Fields:
     def given(self, name: str) -> tuple[bool, Any]:
         """Whether the file has a field, by any of its names, and its value. Raises `UserError` where two of them differ."""
         found = {path: value for path in self.names(name) for there, value in [library.at(self.fields, path)] if there}
+        special = self.architecture.names.get(name)
+        if special in found:  # others may be something else there: LongCat has two attentions per layer
+            found = {special: found[special]}
         self._read |= {path.partition(".")[0] for path in found}
         said = {path: value for path, value in found.items() if value is not None}
         if len({repr(value) for value in said.values()}) > 1:
@@ -157,7 +158,7 @@ class Fields:
         left = [name for name in self.fields if _NOTABLE.search(name) and not _OTHER.search(name)]
         trivial: tuple[Any, ...] = (None, 0, False, [], {}, "")
         return [
-            f"{name} {shown(self.fields[name])}"
+            f"{shown(name)[1:-1]} {shown(self.fields[name])}"
             for name in left
             if name not in self._read and self.fields[name] not in trivial
         ]
