@@ -181,7 +181,7 @@ def test_what_no_rule_or_kernel_does_is_unsupported(name, change, reason, config
         ({"model_type": "qwen3_mo"}, "write it by hand"),
         ({"model_type": ["qwen3_moe"]}, "the name of an architecture"),
         ({"hidden_size": 4096}, "the name of an architecture"),
-        ({"model_type": "llama", "hidden_size": 4096}, "no num_experts"),
+        ({"model_type": "llama", "hidden_size": 4096}, "model_type"),
         ({**CONFIGS["qwen3-30b-a3b"], "moe_intermediate_size": None}, "no moe_intermediate_size"),
         ({**CONFIGS["mixtral-8x7b"], "hidden_size": -1}, "hidden"),
         ({**CONFIGS["dbrx"], "d_model": None}, "no d_model"),

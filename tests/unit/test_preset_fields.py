@@ -1,6 +1,7 @@
 """Fields of a config.json that are missing, wrong or beyond what a preset says: nothing is dropped in silence, and nothing is guessed."""
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -75,6 +76,10 @@ def test_a_number_of_shared_experts_that_is_none_is_refused_in_one_line(value, t
         ("deepseek-v4-flash", {"swiglu_limit": "10"}, "swiglu_limit"),
         ("deepseek-v4-flash", {"swiglu_limit": 1e-9}, "swiglu"),
         ("deepseek-v3", {"num_experts_per_tok": 0}, "num_experts_per_tok"),
+        ("deepseek-v3", {"n_routed_experts": 250}, "8 groups"),
+        ("deepseek-v3", {"n_group": "8"}, "n_group"),
+        ("kimi-k2", {"n_group": True}, "n_group"),
+        ("deepseek-v2", {"topk_group": 3.0}, "topk_group"),
     ],
 )
 def test_what_makes_no_layer_is_refused_in_one_line(name, changes, words, tmp_path):
@@ -100,6 +105,16 @@ def test_the_default_of_a_class_makes_no_mixture(name, tmp_path):
     fields = CONFIGS[name].get("text_config", CONFIGS[name])
     left = {key: value for key, value in fields.items() if "experts" not in key or "tok" in key or "shared" in key}
     assert "a mixture" in refused(tmp_path, left | {"ffn_config": {}})
+
+
+def test_a_class_without_experts_is_dense_whatever_a_file_adds(tmp_path):
+    pytest.importorskip("transformers", reason="needs the transformers library")
+    assert "whose class has no experts" in refused(tmp_path, QWEN, model_type="llama")
+
+
+def test_a_method_of_choice_that_the_rule_has_not_is_unsupported(tmp_path):
+    found, _ = preset(tmp_path, CONFIGS["deepseek-v3"], topk_method="greedy")
+    assert found["router"] is None and "greedy" in found["unsupported"]
 
 
 def test_a_mixture_that_a_config_switches_off_is_dense(tmp_path):
@@ -282,6 +297,14 @@ def test_a_cell_has_the_weights_of_its_model_unless_an_entry_names_others(tmp_pa
 def test_a_name_of_weights_that_others_use_has_a_hint(name, format):
     with pytest.raises(UserError, match=f"hint: .*{format}"):
         load(config_of("experts", {"weights": name}))
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3", "mixtral-8x7b"])
+def test_a_complete_config_is_read_without_the_library(name, tmp_path):
+    """Importing it takes seconds."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
+    script = "import pathlib, sys; from moe_routing_bench.config import huggingface; huggingface.preset(pathlib.Path(sys.argv[1])); sys.exit('transformers' in sys.modules)"
+    assert not subprocess.run([sys.executable, "-c", script, str(tmp_path / "config.json")], check=False).returncode
 
 
 def test_a_part_of_a_part_is_found(tmp_path):

@@ -7,9 +7,10 @@ from typing import Any
 
 from moe_routing_bench.config import library, model_layers, presets, quantisation, routing_rules, schema
 from moe_routing_bench.config.architectures import ARCHITECTURES, Architecture
-from moe_routing_bench.config.model_fields import Fields
+from moe_routing_bench.config.model_fields import ALIASES, Fields
 from moe_routing_bench.errors import UserError, bad, one_line, shown
 from moe_routing_bench.kernels.experts import ACTIVATIONS, activation_of, limited_name
+from moe_routing_bench.routers import ROUTERS
 
 _PARTS = (
     "text_config",
@@ -38,6 +39,8 @@ def preset(path: Path) -> tuple[dict[str, Any], list[str]]:
         "routed_scale": (read.number(read.architecture.scale) or 1.0) if read.architecture.scale else 1.0,
         "activation": _activation(read),
     }
+    if found["router"]:
+        ROUTERS[found["router"]].check(sizes["experts"], sizes["top_k"])
     _check_latent(read, sizes["hidden"])
     if weights := quantisation.weights(outer, read):
         found["weights"] = weights
@@ -67,8 +70,10 @@ def _fields(outer: Mapping[str, Any], where: str) -> Fields:
     found = (
         library.class_of
     )  # called only for a field that is missing, or where the table does not know the architecture
-    if name is None and library.class_of(kind, part) is None:
+    if name is None and (own := library.class_of(kind, part)) is None:
         raise _unknown(kind, where)
+    if name is None and not {*dir(own), *own.attribute_map} & {*ALIASES["num_experts"]}:
+        raise _dense(f"model_type {kind}, whose class has no experts", where)
     read = Fields(
         fields, name or kind, lambda: found(kind, part), ARCHITECTURES[name] if name else _untold(fields), where
     )
@@ -108,7 +113,11 @@ def _check_experts(read: Fields) -> None:
     number = value[0] if isinstance(value, list) and value else value
     if not there or value is None or switched or (type(number) is int and number in (0, 1)):
         got = f"{switched[0]} false" if switched else f"{name} {shown(value)}" if there else f"no {name}"
-        raise bad(f"config {read.where}", got, "a mixture of at least 2 experts", "a dense model has no preset")
+        raise _dense(got, read.where)
+
+
+def _dense(got: str, where: str) -> UserError:
+    return bad(f"config {where}", got, "a mixture of at least 2 experts", "a dense model has no preset")
 
 
 def _sizes(read: Fields) -> dict[str, int]:

@@ -11,6 +11,14 @@ class Fields(Protocol):
         """The value of a field, or the class's default, which is then noted; `otherwise` where the class has no such field."""
         ...
 
+    def given(self, name: str) -> tuple[bool, Any]:
+        """Whether the file has a field, and its value."""
+        ...
+
+    def count(self, name: str, least: int = 1) -> int:
+        """A number of things, 0 for null."""
+        ...
+
     def flag(self, name: str, otherwise: Any = ...) -> bool:
         """The value of a field that is true or false."""
         ...
@@ -48,18 +56,21 @@ def softmax(read: Fields) -> str:
 _ROUTERS = {"sigmoid": "sigmoid_renorm", "sqrtsoftplus": "sqrtsoftplus_renorm"}  # of a score
 
 
-def scored(*functions: str, groups: bool = False, renormalised: bool = False) -> Rule:
+def scored(first: str, *others: str, groups: bool = False, renormalised: bool = False) -> Rule:
     """A score for each expert on its own, a selection bias, and renormalised weights.
 
-    `functions` are the scores that the architecture can have, the first one where it has no field for it. `groups`: it may keep the best
+    `first` and `others` are the scores that the architecture can have; where it has one alone, a file need not say it. `groups`: it may keep the best
     groups of experts; `renormalised`: it always renormalises.
     """
 
     def chosen(read: Fields) -> str | None:
-        function = read.value("scoring_func", functions[0])
-        if function not in functions:
+        function = read.value("scoring_func") if others else read.given("scoring_func")[1] or first
+        method = read.given("topk_method")[1]
+        if method not in (None, "noaux_tc"):
+            return read.refuse(f"its topk_method is {method!r}, that of this architecture's rule noaux_tc")
+        if function not in (first, *others):
             return read.refuse(
-                f"its scoring_func is {function!r}, this architecture's rule has {' or '.join(functions)}"
+                f"its scoring_func is {function!r}, this architecture's rule has {' or '.join((first, *others))}"
             )
         found = _ROUTERS[function]
         if not renormalised and not read.flag("norm_topk_prob"):
@@ -71,7 +82,7 @@ def scored(*functions: str, groups: bool = False, renormalised: bool = False) ->
 
 def grouped(read: Fields, function: str, router: str) -> str | None:
     """The rule where the best of several groups of experts are kept; `router` where all are."""
-    groups, kept = (1 if count is None else count for count in (read.value("n_group"), read.value("topk_group")))
+    groups, kept = (read.count(name, 0) or 1 for name in ("n_group", "topk_group"))
     if groups == kept:
         return router
     if (groups, kept, function) == (8, 4, "sigmoid"):
@@ -81,7 +92,7 @@ def grouped(read: Fields, function: str, router: str) -> str | None:
 
 def deepseek_v2(read: Fields) -> str | None:
     """Plain top-k, the best 3 of 8 groups, or, in later checkpoints, the rule of DeepSeek-V3."""
-    method, function = read.value("topk_method"), read.value("scoring_func", "softmax")
+    method, function = read.value("topk_method"), read.given("scoring_func")[1] or "softmax"
     if method == "noaux_tc":
         return scored("sigmoid", groups=True)(read)
     if function != "softmax":
@@ -91,7 +102,7 @@ def deepseek_v2(read: Fields) -> str | None:
         return "softmax_topk_renorm" if renormalised else "softmax_topk"
     if method != "group_limited_greedy":
         return read.refuse(f"its topk_method {method!r} is not among the routers")
-    groups = read.value("n_group"), read.value("topk_group"), renormalised
+    groups = read.count("n_group", 0), read.count("topk_group", 0), renormalised
     if groups == (8, 3, False):
         return "deepseek_v2"
     return read.refuse(
@@ -101,7 +112,7 @@ def deepseek_v2(read: Fields) -> str | None:
 
 def softmax_groups(read: Fields) -> str | None:
     """Softmax, groups of experts by the sum of their two best."""
-    groups, kept = read.value("n_group"), read.value("topk_group")
+    groups, kept = (read.count(name, 0) or 1 for name in ("n_group", "topk_group"))
     if groups == kept:
         return "softmax_topk_renorm" if read.flag("norm_topk_prob", True) else "softmax_topk"
     return read.refuse(
