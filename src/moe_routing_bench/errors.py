@@ -16,8 +16,11 @@ class UserError(ValueError):
 
 
 def one_line(text: object, most: int = MOST_LETTERS) -> str:
-    """A text as one line that any file can hold, with only both ends of what is longer."""
-    line = " ".join(str(text).split()).encode(errors="backslashreplace").decode()
+    """A text as one line that any file can hold and no terminal obeys, with only both ends of what is longer.
+
+    Control characters, also those that change the direction of letters, are escaped: names may come from any file.
+    """
+    line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(str(text).split()))
     return line if len(line) <= most else f"{line[: most // 2 - 3]} … {line[-(most // 2) :]}"
 
 

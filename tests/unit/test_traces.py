@@ -1,15 +1,12 @@
 """Recorded routing of other programs: the ids that went in, out of every kind of file, and everything else refused in one line."""
 
-import base64
 import io
-import json
 import pickle
 import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -19,81 +16,48 @@ from moe_routing_bench.cli import main as cli
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.measure.statistics import load_statistics
 from moe_routing_bench.traces import checks, reading
+from moe_routing_bench.traces.asked import Asked
 from moe_routing_bench.traces.summary import CAPACITY_FACTORS, summary
 from moe_routing_bench.traces.writing import write
 from moe_routing_bench.workload import trace
+from trace_files import completion, lines, npy, npz, parquet, saved, sglang
 
 IDS = np.array([[3, 0], [1, 2], [0, 3], [2, 1], [5, 3]], np.int32)
+TOKENS = ("--first", "tokens")
 LAYERS = np.stack([IDS[::-1], IDS, IDS[:, ::-1]])  # (layers, tokens, k)
-
-
-def npy(array):
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def saved(value):
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
-def npz(**arrays):
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    return buffer.getvalue()
-
-
-def parquet(column, kind=None, name="expert_ids"):
-    buffer = io.BytesIO()
-    pq.write_table(pa.table({name: pa.array(column, kind)}), buffer)
-    return buffer.getvalue()
-
-
-def lines(ids, *first):
-    return "\n".join([*first, *(",".join(map(str, row)) for row in np.asarray(ids).tolist()), ""]).encode()
-
-
-def completion(*arrays):
-    choices = [{"text": "", "routed_experts": base64.b64encode(npy(one)).decode()} for one in arrays]
-    return json.dumps({"object": "text_completion", "choices": choices}).encode()
-
-
-def sglang(*passes, logical=None):
-    """A dump as SGLang's, of ids (layers, tokens, k) per forward pass: each in an array of 8 places filled with -1."""
-    records = []
-    for number, ids in enumerate(passes):
-        ids = torch.nn.functional.pad(torch.tensor(ids), (0, 8 - ids.shape[2]), value=-1)
-        record = {"forward_pass_id": number, "rank": 0, "gatherer_key": "primary", "topk_ids_of_layer": ids}
-        records.append(record | {"positions": [0], "extend_seq_lens": None, "forward_mode": 1, "misc_objects": []})
-    logical = torch.arange(8).repeat(len(passes[0]), 1) if logical is None else logical
-    return saved({"records": records, "last_physical_to_logical_map": logical})
 
 
 PADDED = np.concatenate([LAYERS, np.full((3, 2, 2), -1, np.int32)], axis=1)
 DENSE = np.concatenate([np.full((1, 5, 2), -1, np.int32), LAYERS])
 
 GOOD = {  # suffix, bytes, options: each holds IDS
-    "npy": (".npy", npy(IDS), {}),
-    "npy of uint8": (".npy", npy(IDS.astype(np.uint8)), {}),
-    "npy of whole floats": (".npy", npy(IDS.astype(np.float16)), {}),
-    "npy in the order of Fortran": (".npy", npy(np.asfortranarray(IDS)), {}),
+    "npy": (".npy", npy(IDS), {"first": "tokens"}),
+    "npy of uint8": (".npy", npy(IDS.astype(np.uint8)), {"first": "tokens"}),
+    "npy of whole floats": (".npy", npy(IDS.astype(np.float16)), {"first": "tokens"}),
+    "npy in the order of Fortran": (".npy", npy(np.asfortranarray(IDS)), {"first": "tokens"}),
     "npy, layers first": (".npy", npy(LAYERS), {"layer": 1, "first": "layers"}),
     "npy, tokens first": (".npy", npy(LAYERS.swapaxes(0, 1)), {"layer": 1, "first": "tokens"}),
-    "npz of one array": (".npz", npz(anything=IDS), {}),
-    "npz by name": (".npz", npz(weights=IDS / 2, ids=IDS), {"key": "ids"}),
-    "csv": (".csv", lines(IDS), {}),
-    "csv with names": (".CSV", lines(IDS, "first,second"), {}),
-    "csv of numpy.savetxt": (".csv", lines(IDS.astype(float)), {}),
+    "npz of one array": (".npz", npz(anything=IDS), {"first": "tokens"}),
+    "npz by name": (".npz", npz(weights=IDS / 2, ids=IDS), {"key": "ids", "first": "tokens"}),
+    "csv": (".csv", lines(IDS), {"first": "tokens"}),
+    "csv with names": (".CSV", lines(IDS, "expert_0,expert_1"), {"first": "tokens"}),
+    "csv of numpy.savetxt": (".csv", lines(IDS.astype(float)), {"first": "tokens"}),
     "parquet": (".parquet", parquet(IDS.tolist()), {}),
-    "parquet of fixed lists": (".parquet", parquet(IDS.tolist(), pa.list_(pa.int16(), 2), "ids"), {"key": "ids"}),
-    "tensor": (".pt", saved(torch.tensor(IDS)), {}),
-    "tensor of bfloat16": (".pth", saved(torch.tensor(IDS).bfloat16()), {}),
-    "tensor by name": (".pt", saved({"logits": torch.ones(2), "ids": torch.tensor(IDS)}), {"key": "ids"}),
-    "tensor by number": (".pt", saved({3: torch.tensor(IDS)}), {"key": "3"}),
+    "parquet of fixed lists": (
+        ".parquet",
+        parquet(IDS.tolist(), pa.list_(pa.int16(), 2), "ids"),
+        {"key": "ids", "first": "tokens"},
+    ),
+    "tensor": (".pt", saved(torch.tensor(IDS)), {"first": "tokens"}),
+    "tensor of bfloat16": (".pth", saved(torch.tensor(IDS).bfloat16()), {"first": "tokens"}),
+    "tensor by name": (
+        ".pt",
+        saved({"logits": torch.ones(2), "ids": torch.tensor(IDS)}),
+        {"key": "ids", "first": "tokens"},
+    ),
+    "tensor by number": (".pt", saved({3: torch.tensor(IDS)}), {"key": "3", "first": "tokens"}),
     "tensor of layers": (".pt", saved(torch.tensor(LAYERS)), {"layer": 1, "first": "layers"}),
-    "Megatron": (".pt", saved([torch.tensor(one) for one in LAYERS]), {"layer": 1}),
+    "Megatron": (".pt", saved([torch.tensor(one) for one in LAYERS]), {"layer": 1, "first": "layers"}),
     "SGLang": (".pt", sglang(LAYERS[:, :2], LAYERS[:, 2:]), {"layer": 1}),
     "SGLang with padding": (".pt", sglang(PADDED), {"layer": 1}),
     "SGLang with a dense layer": (".pt", sglang(DENSE), {"layer": 2}),
@@ -107,7 +71,9 @@ def test_ids_of_every_kind(name, tmp_path):
     suffix, content, options = GOOD[name]
     path = tmp_path / f"ids{suffix}"
     path.write_bytes(content)
-    write(tmp_path / "out.parquet", reading.read(path, **options), 6)
+    record = reading.read(path, Asked(**options))
+    assert record.evidence
+    write(tmp_path / "out.parquet", record.ids, record.experts or 6)
     assert trace.read(tmp_path / "out.parquet", 5, 6, 2).tolist() == IDS.tolist()
 
 
@@ -139,16 +105,16 @@ BAD = {  # suffix, bytes, options, and words of the message
     "k of 0": (".npy", npy(IDS[:, :0]), [], "none, of the shape (5, 0)"),
     "one dimension": (".npy", npy(IDS[0]), [], "got '(2,) in ids.npy'", "(tokens, k)"),
     "a layer of one": (".npy", npy(IDS), ["--layer", "1"], "--layer: got 1", "none"),
-    "layers of unknown order": (".npy", npy(LAYERS), ["--layer", "1"], "--first: got", "layers or tokens"),
+    "layers of unknown order": (".npy", npy(LAYERS), ["--layer", "1"], "--first: got", "layers for (layers, tokens, k)", "(3, 5, 2)"),
     "layers without a layer": (".npy", npy(LAYERS), ["--first", "layers"], "--layer: got None", "0 to 2"),
     "a layer that is not there": (".npy", npy(LAYERS), ["--first", "layers", "--layer", "3"], "--layer: got 3", "0 to 2"),
     "a layer below 0": (".npy", npy(LAYERS), ["--first", "layers", "--layer", "-1"], "--layer: got -1"),
-    "another order": (".npy", npy(LAYERS), ["--first", "experts"], "--first: got 'experts'", "layers, tokens"),
-    "below 0": (".npy", npy(IDS - 1), [], "got '-1 to 4 in ids.npy'", "0 to 65535"),
+    "another order": (".npy", npy(LAYERS), ["--first", "experts"], "--first: got 'experts'", "tokens, layers"),
+    "below 0": (".npy", npy(IDS - 1), [], "got '-1 to 4 in ids.npy'", "0 to 65535", "-1 in 2 of 5 rows marks padding"),
     "at the number of experts": (".npy", npy(IDS), ["--experts", "5"], "got '0 to 5 in ids.npy'", "0 to 4"),
     "beyond 64 bits": (".npy", npy(IDS.astype(np.uint64) + np.uint64(2**63)), [], "0 to 65535"),
     "no experts": (".npy", npy(IDS), ["--experts", "0"], "--experts: got 0", "1 to 65536"),
-    "an expert twice": (".npy", npy(np.array([[0, 1], [2, 2]])), [], "[2, 2] of token 1", "distinct"),
+    "an expert twice": (".npy", npy(np.array([[0, 1], [2, 2]])), ["--first", "tokens"], "[2, 2] of token 1", "distinct"),
     "fractions": (".npy", npy(IDS / 2), [], "1.5 of token 0", "whole numbers"),
     "nan": (".npy", npy(np.where(IDS == 2, np.nan, IDS)), [], "nan of token 1", "whole numbers"),
     "a mask": (".npy", npy(IDS > 1), [], "got 'bool in ids.npy'", "topk"),
@@ -157,21 +123,21 @@ BAD = {  # suffix, bytes, options, and words of the message
     "several arrays": (".npz", npz(a=IDS, b=IDS), [], "--key: got 'none'", "a, b"),
     "a misspelt array": (".npz", npz(weights=IDS, ids=IDS), ["--key", "idz"], "--key: got 'idz'", "did you mean 'ids'?"),
     "a key of a npy": (".npy", npy(IDS), ["--key", "ids"], "--key: got 'ids'", "a .npy has no names"),
-    "ragged csv": (".csv", b"1,2\n3\n", [], "Expected 2 columns, got 1"),
-    "csv with a gap": (".csv", b"1,2\n3,\n", [], "int64 with 1 empty in column 2"),
-    "csv with a word": (".csv", b"1,2\n3,x\n", [], "string with 0 empty in column 2"),
+    "ragged csv": (".csv", b"7,2\n3\n", [], "Expected 2 columns, got 1"),
+    "csv with a gap": (".csv", b"7,2\n3,\n", [], "int64 with 1 empty in column '2'"),
+    "csv with a word": (".csv", b"7,2\n3,x\n", [], "string with 0 empty in column '2'"),
     "csv with semicolons": (".csv", b"1;2\n3;4\n", [], "with commas"),
     "csv of another encoding": (".csv", b"\xe9,2\n1,2\n", [], "got 'ids.csv'", "utf-8"),
     "ragged parquet": (".parquet", parquet([[1, 2], [3]]), [], "rows of other lengths"),
     "parquet with a gap": (".parquet", parquet([[1, 2], None]), [], "without a value"),
-    "parquet of numbers": (".parquet", parquet([1, 2]), [], "got 'int64 in ids.parquet'", "lists of integers"),
-    "parquet of another column": (".parquet", parquet([[1]], name="ids"), [], "--key: got 'expert_ids'", "allowed: ids"),
+    "parquet of numbers": (".parquet", parquet([1, 2]), [], "--top-k: got 'none, with 2 rows"),
+    "parquet of another column": (".parquet", parquet([[1]], name="ids"), ["--key", "idz"], "--key: got 'idz'", "allowed: ids"),
     "no tensor": (".pt", saved("text"), [], "str in ids.pt", "a tensor"),
     "a sparse tensor": (".pt", saved(torch.tensor(IDS).to_sparse()), [], "torch.sparse_coo"),
     "a key of a tensor": (".pt", saved(torch.tensor(IDS)), ["--key", "ids"], "--key: got 'ids'"),
     "Megatron without a recording": (".pt", saved([None]), ["--layer", "0"], "NoneType in ids.pt"),
     "Megatron without a layer": (".pt", saved([]), ["--layer", "0"], "no layer in ids.pt"),
-    "SGLang in another mode": (".pt", STAT, [], "--key: got 'none'", "logical_count"),
+    "SGLang in another mode": (".pt", STAT, [], "counts per expert", "per_token"),
     "SGLang without a pass": (".pt", saved({"records": [], "last_physical_to_logical_map": torch.ones(1)}), [], "per_token"),
     "SGLang, a dense layer": (".pt", sglang(DENSE), ["--layer", "0"], "layer 0 in ids.pt has no ids"),
     "SGLang with moved experts": (".pt", sglang(LAYERS, logical=torch.arange(8).flip(0).repeat(3, 1)), ["--layer", "1"], "without EPLB"),
@@ -210,22 +176,22 @@ def test_bad_files(name, call, recwarn):
 
 
 def test_other_bad_input(call, monkeypatch):
-    Path("a.csv").write_bytes(lines(IDS))
+    Path("a.csv").write_bytes(lines(IDS, "expert_0,expert_1"))
     Path("b.csv").write_bytes(lines(IDS[:, :1]))
     Path("folder.parquet").mkdir()
     for arguments, words in (
         (["absent.npy"], "no such file"),
         (["x" * 10**4 + ".npy"], "no such file"),
         (["folder.parquet"], "no such file"),
-        (["a.csv", "b.csv"], "got '1 and 2 in different inputs'"),
+        (["a.csv", "b.csv", *TOKENS], "got '1 and 2 in different inputs'"),
         (["a.csv", "--out", "out.npy"], "ends with .parquet"),
-        (["a.csv", "--out", "folder.parquet"], "output: got 'folder.parquet'"),
-        (["a.csv", "--out", "a.csv/out.parquet"], "output: got 'a.csv/out.parquet'"),
+        (["a.csv", *TOKENS, "--out", "folder.parquet"], "output: got 'folder.parquet'"),
+        (["a.csv", *TOKENS, "--out", "a.csv/out.parquet"], "output: got 'a.csv/out.parquet'"),
     ):
         status, out, error = call(*arguments)
         assert (status, out) == (2, "") and words in error
     monkeypatch.setattr(checks, "MOST_IDS", 19)
-    assert "got '20 in all inputs'; allowed: at most 19" in call("a.csv", "a.csv")[2]
+    assert "got '20 in all inputs'; allowed: at most 19" in call("a.csv", "a.csv", *TOKENS)[2]
     monkeypatch.setattr(reading, "MOST_BYTES", 100)
     Path("zeros.npz").write_bytes(npz(ids=np.zeros((1000, 2))))
     assert "at most 100" in call("zeros.npz")[2]
@@ -234,9 +200,9 @@ def test_other_bad_input(call, monkeypatch):
 def test_the_command(call):
     Path("a.csv").write_bytes(lines(IDS))
     Path("b.npy").write_bytes(npy(IDS[:3]))
-    status, out, error = call("a.csv", "b.npy", "--experts", "8", "--out", "new/out.parquet")
+    status, out, error = call("a.csv", "b.npy", *TOKENS, "--experts", "8", "--out", "new/out.parquet")
     assert (status, error) == (0, "")
-    said = dict(line.strip().rsplit("  ", 1) for line in out.splitlines()[1:-1])
+    said = dict(line.strip().rsplit("  ", 1) for line in out.splitlines()[1:-3])
     said = {name.strip(): value.strip() for name, value in said.items()}
     found = load_statistics(np.bincount(np.concatenate([IDS, IDS[:3]]).ravel(), minlength=8).tolist())
     assert (said["tokens"], said["k"], said["experts"], said["experts seen"], said["dead experts"]) == (
@@ -265,7 +231,8 @@ def test_any_routing_is_kept_and_summarised(tmp_path, rows, kind):
     content = {"npy": npy, "csv": lines, "pt": lambda ids: saved(torch.tensor(ids)), "parquet": parquet}[kind]
     path = tmp_path / f"ids.{kind}"
     path.write_bytes(content(rows))
-    ids = checks.checked(reading.read(path), 9, path)
+    options = {"first": None if kind == "parquet" else "tokens", "header": False if kind == "csv" else None}
+    ids = reading.read(path, Asked(**options, experts=9)).ids
     assert ids.dtype == np.int32 and ids.tolist() == [list(row) for row in rows]
     found, loads = summary(ids, 9), np.bincount(ids.ravel(), minlength=9)
     limits = [min(len(ids), int(np.ceil(factor * ids.size / 9 - 1e-9))) for factor in CAPACITY_FACTORS]
@@ -281,7 +248,7 @@ def test_damaged_bytes_are_read_or_refused(tmp_path, name, at, junk):
     path, at = tmp_path / f"ids{suffix}", at % len(content)
     path.write_bytes(content[:at] + junk + content[at + len(junk) :])
     try:
-        ids = checks.checked(reading.read(path, **options), 6, path)
+        ids = reading.read(path, Asked(**options | {"experts": 6})).ids
     except UserError:
         return
     assert ids.dtype == np.int32 and ids.ndim == 2 and ids.min() >= 0 and ids.max() < 6

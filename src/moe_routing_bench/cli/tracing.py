@@ -9,46 +9,61 @@ from rich.table import Table
 
 from moe_routing_bench import files
 from moe_routing_bench.cli.printing import show
-from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.errors import bad, one_line, pick
+
+_SHOWN = 4  # inputs whose evidence is printed
 
 
 def trace(
     inputs: Annotated[list[Path], typer.Argument(metavar="INPUT", help="Files with expert ids (.npy, .npz, .csv, .pt, .pth, .json of vLLM, .parquet), in the order of their tokens")],
     out: Annotated[Path | None, typer.Option(help="Write the trace there, a Parquet file [default: only the summary]")] = None,
-    layer: Annotated[int | None, typer.Option(help="Layer to take where a file has several, from 0", show_default=False)] = None,
-    first: Annotated[str | None, typer.Option(help="What the first dimension of three counts: layers | tokens", show_default=False)] = None,
-    experts: Annotated[int | None, typer.Option(help="Number of experts [default: the highest id + 1]", show_default=False)] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer to take where a file has several: its number in a column or name, otherwise counted from 0", show_default=False)] = None,
+    first: Annotated[str | None, typer.Option(help="What the first dimension counts: tokens | layers | k; or that a list holds passes", show_default=False)] = None,
+    experts: Annotated[int | None, typer.Option(help="Number of experts [default: the file's, or the highest id + 1]", show_default=False)] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Ids per token where a file does not say: of router logits (tokens, experts) the highest are chosen, of equal ones the lowest id", show_default=False)] = None,
     key: Annotated[str | None, typer.Option(help="Name of the array in a .npz or .pt, or of the column in a .parquet [default: the only one; expert_ids]", show_default=False)] = None,
+    columns: Annotated[str | None, typer.Option(help="Columns of a table with ids: NAME,NAME; others as layer=NAME, token=NAME, slot=NAME, other=NAME. Columns without names are 1, 2, ...", show_default=False)] = None,
+    header: Annotated[bool | None, typer.Option("--header/--no-header", help="Whether the first line of a .csv names columns [default: where it holds no numbers]", show_default=False)] = None,
 ) -> None:  # fmt: skip
     """Convert recorded expert ids to a trace that `measure --trace` and grid entries replay, and print its loads and drops."""
-    checks, reading, summaries, written = (
-        importlib.import_module(f"moe_routing_bench.traces.{name}") for name in ("checks", "reading", "summary", "writing")
+    asking, checks, reading, summaries, written = (
+        importlib.import_module(f"moe_routing_bench.traces.{name}") for name in ("asked", "checks", "reading", "summary", "writing")
     )  # fmt: skip
     if first is not None:
-        pick("--first", first, checks.FIRST)
+        pick("--first", first, asking.FIRST)
     if out and out.suffix != ".parquet":
         raise bad("--out", str(out), "a name that ends with .parquet")
-    ids = checks.joined([checks.checked(reading.read(one, key, layer, first), experts, one) for one in inputs])
-    found = summaries.summary(ids, experts or int(ids.max()) + 1)
+    asked = asking.Asked(key, layer, first, experts, top_k, columns, header)
+    records = [reading.read(path, asked) for path in inputs]
+    ids = checks.joined([record.ids for record in records])
+    known = checks.agreed({record.experts for record in records})
+    checks.check_range(ids, known, "all inputs")
+    summary = summaries.summary(ids, known or int(ids.max()) + 1)
     if out:
         files.check_writable(out)
-        written.write(out, ids, experts)
-    show(_printed(found, summaries.CAPACITY_FACTORS, experts is not None))
+        written.write(out, ids, known)
+    show(_printed(summary, summaries.CAPACITY_FACTORS, known is not None))
+    for path, record in list(zip(inputs, records, strict=True))[:_SHOWN]:
+        print(one_line(f"{path}: {record.evidence}"))
     if out:
-        print(f"wrote {out}: measure it with --trace {out} --experts {found.experts} --top-k {found.top_k}")
+        print(f"wrote {out}: measure it with --trace {out} --experts {summary.experts} --top-k {summary.top_k}")
 
 
-def _printed(found: Any, factors: tuple[float, ...], known: bool) -> Table:
+def _printed(summary: Any, factors: tuple[float, ...], known: bool) -> Table:
     table = Table("trace", "", box=None)
+    guess = f"{summary.experts} (the highest id + 1: --experts says how many there are)"
     lines = {
-        "tokens": found.tokens,
-        "k": found.top_k,
-        "experts": found.experts if known else f"{found.experts} (the highest id + 1: --experts says how many there are)",
-        "experts seen": found.seen,
-        "dead experts": found.dead,
-        "load coefficient of variation": f"{found.load_cv:.3f}",
-        "busiest expert over mean": f"{found.load_max_over_mean:.3f}",
-    } | {f"dropped at capacity factor {one:g}": f"{drop:.2%}" for one, drop in zip(factors, found.drops, strict=True)}  # fmt: skip
+        "tokens": summary.tokens,
+        "k": summary.top_k,
+        "experts": summary.experts if known else guess,
+        "experts seen": summary.seen,
+        "dead experts": summary.dead,
+        "load coefficient of variation": f"{summary.load_cv:.3f}",
+        "busiest expert over mean": f"{summary.load_max_over_mean:.3f}",
+    } | {
+        f"dropped at capacity factor {factor:g}": f"{drop:.2%}"
+        for factor, drop in zip(factors, summary.drops, strict=True)
+    }
     for name, value in lines.items():
         table.add_row(name, str(value))
     return table

@@ -1,48 +1,17 @@
 """What expert ids have to be before they are written as a trace."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moe_routing_bench.errors import bad
+from moe_routing_bench.traces.evidence import repeats
 
-FIRST = ("layers", "tokens")  # what the first dimension of an array of several layers counts
 MOST_EXPERTS = 2**16
 MOST_IDS = 2**24  # the digest of a trace's rows is made of Python integers: about 1.5 µs and 90 bytes per id
-
-
-def one_layer(array: Any, layer: int | None, first: str | None, path: Path) -> Any:
-    """One layer, ids (T, k), of an array or tensor (T, k), (L, T, k) or (T, L, k); `first` says which of the last two.
-
-    `layer` counts from 0. Raises `UserError` where layer or order are missing, out of range, or asked of a single layer.
-    """
-    shape = tuple(array.shape)
-    if len(shape) == 2:
-        if layer is not None:
-            raise bad("--layer", layer, f"none: the ids in {path} have the shape {shape}, of one layer")
-        return array
-    if len(shape) != 3:
-        raise bad("shape of the ids", f"{shape} in {path}", "(tokens, k), (layers, tokens, k) or (tokens, layers, k)")
-    if first is None:
-        raise bad("--first", f"none, with ids of the shape {shape} in {path}", " or ".join(FIRST), _HINT_FIRST)
-    axis = 0 if first == "layers" else 1
-    number = checked_layer(layer, shape[axis], path)
-    return array[number] if axis == 0 else array[:, number]
-
-
-_HINT_FIRST = "what the first dimension counts: (layers, tokens, k) or (tokens, layers, k)"
-
-
-def checked_layer(layer: int | None, layers: int, path: Path) -> int:
-    """The number of a layer in a file with several. Raises `UserError`."""
-    if not layers:
-        raise bad("ids", f"no layer in {path}", "at least one")
-    if layer is None or not 0 <= layer < layers:
-        raise bad("--layer", layer, f"0 to {layers - 1}, of {path}")
-    return layer
+MOST_VALUES = 2**28  # of a layer, or of what is turned into floats as a whole: logits have a value per expert
 
 
 def checked(ids: NDArray[Any], experts: int | None, where: object) -> NDArray[np.int32]:
@@ -50,54 +19,106 @@ def checked(ids: NDArray[Any], experts: int | None, where: object) -> NDArray[np
 
     `experts` is the number of experts, None: not known. `where` names the array's origin in messages. Raises `UserError`.
     """
-    if experts is not None and not 1 <= experts <= MOST_EXPERTS:
-        raise bad("--experts", experts, f"1 to {MOST_EXPERTS}")
+    numbers = whole(ids, where)
+    check_range(numbers, experts, where)
+    check_distinct(numbers, where)
+    return np.ascontiguousarray(numbers, np.int32)
+
+
+def whole(ids: NDArray[Any], where: object) -> NDArray[Any]:
+    """An array (A, B) of at least one number as integers. Raises `UserError` for other shapes, too many, and fractions."""
     if ids.ndim != 2:
         raise bad("shape of the ids", f"{ids.shape} in {where}", "(tokens, k)")
     if not ids.size:
         raise bad("ids", f"none, of the shape {ids.shape}, in {where}", "at least one token, and one id per token")
-    _check_most(ids.size, where)
-    _check_whole(ids, where)
-    low, high = ids.min(), ids.max()
-    most = MOST_EXPERTS if experts is None else experts
-    if low < 0 or high >= most:
-        raise bad("ids", f"{low:.15g} to {high:.15g} in {where}", f"0 to {most - 1}", "" if experts else _HINT_EXPERTS)
-    found = np.ascontiguousarray(ids, np.int32)
-    ordered = np.sort(found, axis=1)
-    if (twice := (ordered[:, 1:] == ordered[:, :-1]).any(1)).any():
-        token = int(twice.argmax())
-        raise bad("ids", f"{found[token].tolist()} of token {token} in {where}", "distinct experts for each token")
-    return found
-
-
-_HINT_EXPERTS = f"no more than {MOST_EXPERTS} experts can be measured"
-
-
-def joined(parts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
-    """The ids (T, k) of several files after one another. Raises `UserError` where they differ in k or are too many."""
-    sizes = sorted({one.shape[1] for one in parts})
-    if len(sizes) > 1:
-        raise bad(
-            "k", f"{' and '.join(map(str, sizes))} in different inputs", "the same number of ids per token in all"
-        )
-    _check_most(sum(one.size for one in parts), "all inputs")
-    return np.concatenate(parts)
-
-
-def _check_most(count: int, where: object) -> None:
-    if count > MOST_IDS:
-        raise bad("ids", f"{count} in {where}", f"at most {MOST_IDS} in one trace", "record fewer tokens")
-
-
-def _check_whole(ids: NDArray[Any], where: object) -> None:
-    """Raise `UserError` for values that are not whole numbers."""
+    check_most(ids.size, where)
     if ids.dtype.kind == "b":
         hint = "a mask (tokens, experts) says which experts, not in which order: `ids = scores.topk(k).indices` does"
         raise bad("ids", f"{ids.dtype} in {where}", "whole numbers", hint)
     if ids.dtype.kind not in "iuf":
         raise bad("ids", f"{ids.dtype} in {where}", "whole numbers")
-    if ids.dtype.kind == "f":
-        strange = ~np.isfinite(ids) | (ids != np.rint(ids))
-        if strange.any():
-            token, place = np.argwhere(strange)[0]
-            raise bad("ids", f"{ids[token, place]} of token {token} in {where}", "whole numbers")
+    if ids.dtype.kind != "f":
+        return ids
+    wide = ids.astype(np.float64)
+    strange = ~np.isfinite(wide) | (wide != np.rint(wide))
+    if strange.any():
+        token, place = np.argwhere(strange)[0]
+        raise bad("ids", f"{wide[token, place]} of token {token} in {where}", "whole numbers", _HINT_FRACTIONS)
+    check_exact(float(np.abs(wide).max()), 2 / float(np.finfo(ids.dtype).eps), ids.dtype, where)
+    if (np.abs(wide) >= 2**53).any():
+        raise bad("ids", f"{wide.min():.15g} to {wide.max():.15g} in {where}", f"0 to {MOST_EXPERTS - 1}")
+    return wide.astype(np.int64)
+
+
+_HINT_FRACTIONS = "weights are no ids; router logits (tokens, experts) are read with --top-k"
+
+
+def check_exact(highest: float, limit: float, dtype: object, where: object) -> None:
+    """Raise `UserError` for floating-point ids so high that the format would have rounded their neighbours."""
+    if highest >= limit:
+        allowed = f"ids below {limit:.0f}: {dtype} rounds higher ones"
+        raise bad("ids", f"{dtype} up to {highest:.15g} in {where}", allowed, "save the ids as integers")
+
+
+def check_range(ids: NDArray[Any], experts: int | None, where: object) -> None:
+    """Raise `UserError` for ids outside the experts, with what such values usually are."""
+    if experts is not None and not 1 <= experts <= MOST_EXPERTS:
+        raise bad("--experts", experts, f"1 to {MOST_EXPERTS}")
+    low, high = int(ids.min()), int(ids.max())
+    most = MOST_EXPERTS if experts is None else experts
+    if low < 0:
+        rows = f"-1 in {int((ids < 0).any(1).sum())} of {len(ids)} rows"
+        hint = f"{rows} marks padding: leave such tokens out, `ids = ids[(ids >= 0).all(1)]`" if low == -1 else ""
+        raise bad("ids", f"{low} to {high} in {where}", f"0 to {most - 1}", hint)
+    if high >= most:
+        raise bad("ids", f"{low} to {high} in {where}", f"0 to {most - 1}", _hint_high(ids, low, high, experts))
+
+
+def _hint_high(ids: NDArray[Any], low: int, high: int, experts: int | None) -> str:
+    """What ids at or above the number of experts probably are."""
+    if experts is None:
+        return f"no more than {MOST_EXPERTS} experts can be measured; counts per expert are no ids"
+    if low >= 1 and high == experts:
+        return "ids that count from 1: subtract 1"
+    beyond = (ids >= experts).sum(1)
+    if ids.shape[1] > beyond.max() == beyond.min():
+        return f"every token has an id from {experts} up: a fused shared expert is not routed, leave it out"
+    if experts in ids.shape:
+        return "a dimension as long as the experts: counts per expert, which do not say the experts of a token"
+    return ""
+
+
+def check_distinct(ids: NDArray[Any], where: object, hint: str = "") -> None:
+    """Raise `UserError` where a token has an expert twice, with the number of such tokens."""
+    if (twice := repeats(ids)).any():
+        token = int(twice.argmax())
+        got = f"{ids[token].tolist()} of token {token} in {where}, and {int(twice.sum())} of {len(ids)} tokens like it"
+        raise bad("ids", got, "distinct experts for each token", hint)
+
+
+def joined(parts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+    """The ids (T, k) of several files after one another. Raises `UserError` where they differ in k or are too many."""
+    sizes = sorted({part.shape[1] for part in parts})
+    if len(sizes) > 1:
+        raise bad(
+            "k", f"{' and '.join(map(str, sizes))} in different inputs", "the same number of ids per token in all"
+        )
+    check_most(sum(part.size for part in parts), "all inputs")
+    return np.concatenate(parts)
+
+
+def agreed(experts: set[int | None]) -> int | None:
+    """The number of experts of several files; None where no file says. Raises `UserError` where they differ."""
+    known = sorted(number for number in experts if number is not None)
+    if len(known) > 1:
+        raise bad("experts", f"{' and '.join(map(str, known))} in different inputs", "the same number in all")
+    return known[0] if known else None
+
+
+def check_most(count: int, where: object, most: int | None = None) -> None:
+    """Raise `UserError` for more ids than a trace can have, or more values than `most`."""
+    most = MOST_IDS if most is None else most
+    if count > most:
+        raise bad(
+            "ids", f"{count} in {where}", f"at most {most} in one trace", "record fewer tokens, or save a single layer"
+        )

@@ -1,101 +1,109 @@
-"""Where vLLM, SGLang and Megatron-LM have the expert ids in what they return or write.
+"""Where vLLM and SGLang have the expert ids in what they return or write.
 
 vLLM 0.33.0, ``entrypoints/openai/completion/protocol.py``: a completion's ``choices[i].routed_experts`` is the base64 text of a
-.npy file (tokens - 1, layers, k). SGLang 0.5.23, ``srt/eplb/expert_distribution.py``, mode ``per_token``: ``torch.save`` of
-``records``, one per forward pass, with ``topk_ids_of_layer`` (layers, tokens, 8). Megatron Core 0.16.1,
-``core/transformer/moe/router_replay.py``: ``RouterReplay.get_recorded_data()`` is a list of ids (T, k), one per layer.
+.npy file (tokens - 1, layers, k). SGLang 0.5.23, ``srt/eplb/expert_distribution.py``: ``torch.save`` of ``records``, one per
+forward pass, with ``topk_ids_of_layer`` (layers, tokens, 8), in the mode ``per_token``, and of ``logical_count`` in the mode
+``stat``. A fused shared expert has the ids from the number of routed experts up.
 """
 
 import base64
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moe_routing_bench.errors import bad, pick
-from moe_routing_bench.traces.checks import checked_layer
+from moe_routing_bench.errors import bad
+from moe_routing_bench.traces import series
+from moe_routing_bench.traces.asked import Asked, Values
+from moe_routing_bench.traces.layout import checked_layer
 
 _SGLANG_IDS = "topk_ids_of_layer"
 _NO_EXPERT = -1  # where SGLang has a padding token, or more places than the model's k
 
 
-def name_of(names: Sequence[str], key: str | None, path: Path) -> str:
-    """The name of the array to read: `key`, or the only one. Raises `UserError`."""
-    if key is None and len(names) != 1:
-        raise bad("--key", "none", ", ".join(names) or "nothing: there is no array", f"the array of {path} to read")
-    return pick("--key", names[0] if key is None else key, names)
-
-
-def tensor(value: Any, path: Path) -> Any:
-    """A dense torch tensor of real numbers. Raises `UserError` for anything else."""
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        hint = "save the ids of all layers as one tensor, or as a list of tensors"
-        raise bad("ids", f"{type(value).__name__} in {path}", "a tensor", hint)
-    if value.layout is not torch.strided or value.is_complex() or value.is_quantized:
-        raise bad("ids", f"{value.layout} of {value.dtype} in {path}", "a dense tensor of whole numbers")
-    return value.detach()
-
-
-def array(value: Any) -> NDArray[Any]:
-    """A tensor as an array: floating point as float64, for numpy has no bfloat16."""
-    return (value.double() if value.is_floating_point() else value).numpy()
-
-
-def of_layers(tensors: Sequence[Any], layer: int | None, first: str | None, path: Path) -> Any:
-    """Of a list with the ids of each layer, as Megatron's, those of one."""
-    _check_first(first, "layers", path)
-    return tensors[checked_layer(layer, len(tensors), path)]
-
-
-def is_sglang(found: Any) -> bool:
+def is_sglang(content: Any) -> bool:
     """Whether a file is one of SGLang's recorder of expert distributions, whatever its mode."""
-    return isinstance(found, Mapping) and "last_physical_to_logical_map" in found and "records" in found
+    return isinstance(content, Mapping) and (
+        ("last_physical_to_logical_map" in content and "records" in content) or "logical_count" in content
+    )
 
 
-def sglang(found: Mapping[str, Any], layer: int | None, first: str | None, path: Path) -> NDArray[Any]:
-    """Ids (T, k) of one layer in all forward passes of a dump of the mode `per_token`, without padding.
+def sglang(content: Mapping[str, Any], asked: Asked, where: object) -> Values:
+    """Ids (T, k) of one layer in all forward passes of a dump of the mode `per_token`, without padding and shared experts.
 
     The ids are those of physical experts. Raises `UserError` where these are not the model's own: with redundant experts, or
-    after experts were moved.
+    after experts were moved; and for dumps of other modes, which hold counts.
     """
-    _check_first(first, "layers", path)
-    records = found["records"]
-    if not records or not all(isinstance(one, Mapping) and _SGLANG_IDS in one for one in records):
+    _check_first(asked.first, "layers", where)
+    records = content.get("records", ())
+    if not records or not all(isinstance(record, Mapping) and _SGLANG_IDS in record for record in records):
         hint = "start the server with --expert-distribution-recorder-mode per_token, and record a request"
-        raise bad("records", f"{len(records)} in {path}, without {_SGLANG_IDS}", f"records with {_SGLANG_IDS}", hint)
-    passes = [array(tensor(one[_SGLANG_IDS], path)) for one in records]
-    number = checked_layer(layer, len(passes[0]), path)
-    _check_identity(array(tensor(found["last_physical_to_logical_map"], path)), number, path)
-    ids = np.concatenate([one[number] for one in passes])
+        what = "counts per expert" if "logical_count" in content else f"{len(records)} records"
+        raise bad("records", f"{what} in {where}, without {_SGLANG_IDS}", f"records with {_SGLANG_IDS}", hint)
+    passes = [_tensor(record[_SGLANG_IDS], where) for record in records]
+    if any(part.ndim != 3 or part.shape[::2] != passes[0].shape[::2] for part in passes):
+        raise bad(
+            "records", f"{_SGLANG_IDS} of different shapes in {where}", "(layers, tokens, places) in every record"
+        )
+    number = checked_layer(asked.layer, len(passes[0]), where)
+    experts = _experts(_tensor(content["last_physical_to_logical_map"], where), number, where)
+    ids = np.concatenate([part[number] for part in passes])
     used = ids != _NO_EXPERT
     if not used.any():
-        raise bad("--layer", layer, f"a layer with experts: layer {number} in {path} has no ids")
-    return ids[used.any(1)][:, used.any(0)]
+        raise bad("--layer", asked.layer, f"a layer with experts: layer {number} in {where} has no ids")
+    ids, note = _routed(ids[used.any(1)][:, used.any(0)], experts)
+    proof = f"{_SGLANG_IDS} of {len(passes)} passes, layer {number}{note}"
+    return Values(ids, asked.without("layer", "first"), proof, experts, from_zero=True)
 
 
-def _check_identity(logical: NDArray[Any], layer: int, path: Path) -> None:
-    if layer < len(logical) and (logical[layer] != np.arange(logical.shape[1])).any():
+def _tensor(value: Any, where: object) -> NDArray[Any]:
+    if not series.is_array(value):
+        raise bad("ids", f"{type(value).__name__} in {where}", "a tensor")
+    return series.array(value, where)
+
+
+def _experts(logical: NDArray[Any], layer: int, where: object) -> int:
+    """The number of routed experts. Raises `UserError` where the layer's physical experts are not these, in order."""
+    if logical.ndim != 2 or layer >= len(logical) or (logical[layer] != np.arange(logical.shape[1])).any():
         allowed = "physical experts that are the model's experts, in order"
-        raise bad("physical experts", f"moved or redundant ones in {path}", allowed, "record without EPLB")
+        raise bad("physical experts", f"moved or redundant ones in {where}", allowed, "record without EPLB")
+    return logical.shape[1]
 
 
-def vllm(text: bytes, first: str | None, path: Path) -> list[bytes]:
-    """The .npy files, each an array (tokens, layers, k), in the choices of a completion response. Raises `UserError`."""
-    _check_first(first, "tokens", path)
-    response = json.loads(text)
+def _routed(ids: NDArray[Any], experts: int) -> tuple[NDArray[Any], str]:
+    """Ids without those of fused shared experts, where every token has as many of these; otherwise all ids."""
+    shared = ids >= experts
+    count = int(shared[0].sum())
+    if not 0 < count < ids.shape[1] or (shared.sum(1) != count).any():
+        return ids, ""
+    note = f", without {count} fused shared of every token: the file has {experts} experts, and these ids start there"
+    return ids[~shared].reshape(len(ids), -1), note
+
+
+def vllm(path: Path, asked: Asked) -> Values:
+    """Ids (T, k) of one layer in the choices of a completion response, one choice after another. Raises `UserError`."""
+    _check_first(asked.first, "tokens", path)
+    response = json.loads(path.read_bytes())
     choices = response.get("choices") if isinstance(response, dict) else None
-    texts = [one["routed_experts"] for one in choices or [] if isinstance(one.get("routed_experts"), str)]
+    texts = [choice["routed_experts"] for choice in choices or [] if isinstance(choice.get("routed_experts"), str)]
     if not texts or len(texts) < len(choices or []):
         hint = "start the server with --enable-return-routed-experts"
         raise bad("input", str(path), "a completion of vLLM with choices[i].routed_experts", hint)
-    return [base64.b64decode(one, validate=True) for one in texts]
+    arrays = [np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False) for text in texts]
+    if any(part.ndim != 3 or part.shape[1:] != arrays[0].shape[1:] for part in arrays):
+        shapes = " and ".join(sorted({str(part.shape) for part in arrays})[:3])
+        raise bad(
+            "routed_experts", f"{shapes} in {path}", "(tokens, layers, k), with equal layers and k in all choices"
+        )
+    number = checked_layer(asked.layer, arrays[0].shape[1], path)
+    ids = np.concatenate([part[:, number] for part in arrays])
+    return Values(ids, asked.without("layer", "first"), f"routed_experts of vLLM, layer {number}", from_zero=True)
 
 
-def _check_first(first: str | None, known: str, path: Path) -> None:
+def _check_first(first: str | None, known: str, where: object) -> None:
     if first not in (None, known):
-        raise bad("--first", first, f"{known}: such is the layout of {path}")
+        raise bad("--first", first, f"{known}: such is the layout of {where}")

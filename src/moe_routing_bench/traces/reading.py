@@ -1,128 +1,146 @@
 """Expert ids of one layer from the files of other programs, by the file's suffix. Nothing in a file is executed: pickles are refused."""
 
-import io
 import os
+import re
+import stat
 import warnings
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
-from numpy.typing import NDArray
+import pyarrow.parquet as pq
 
 from moe_routing_bench.errors import UserError, bad, pick
 from moe_routing_bench.store.parquet import read_table
-from moe_routing_bench.traces import dumps
-from moe_routing_bench.traces.checks import one_layer
-from moe_routing_bench.traces.writing import COLUMN
+from moe_routing_bench.traces import csv_files, dumps, layout, series, tables
+from moe_routing_bench.traces.asked import Asked, Recorded, Values
 
-MOST_BYTES = 2**31  # of what is read as a whole: a .npy is mapped, and only the layer is read
+MOST_BYTES = 2**31  # of what is read as a whole, packed or not: a .npy is mapped, and only the layer is read
 
 
-def read(path: Path, key: str | None = None, layer: int | None = None, first: str | None = None) -> NDArray[Any]:
-    """Unchecked ids (T, k) of one layer. `key` names an array of the file, `layer` and `first` are those of `one_layer`.
+def read(path: Path, asked: Asked | None = None) -> Recorded:
+    """Checked ids (T, k) of one layer, with the evidence that they are such.
 
-    Raises `UserError` for files that are missing, too large, damaged, of another kind, or that hold objects.
+    Raises `UserError` for files that are missing, too large, damaged, of another kind, that hold objects, or whose values
+    are no routing or leave open what they mean.
     """
+    asked = asked or Asked()
     suffix = pick("suffix of the input", path.suffix.lower(), _READERS, f"the input is {path}")
-    reader, named = _READERS[suffix]
-    if key is not None and not named:
-        raise bad("--key", key, f"none: a {suffix} has no names")
-    if not os.path.isfile(path):  # false as well for a name that is too long
-        raise bad("input", str(path), ", ".join(_READERS), "no such file")
-    if suffix != ".npy":
-        _check_size(path.stat().st_size, path)
+    reader, options = _READERS[suffix]
+    for name, what in _OPTIONS.items():
+        if getattr(asked, name) is not None and name not in options:
+            raise bad(f"--{name}", getattr(asked, name), f"none: a {suffix} has no {what}")
+    if asked.top_k is not None and asked.top_k < 1:
+        raise bad("--top-k", asked.top_k, "1 or more")
+    _check_file(path, suffix)
     try:
-        found = reader(path, key, layer, first)
+        values = reader(path, asked)
     except UserError:
         raise
     except Exception as error:  # whatever damaged bytes make numpy, zip, JSON or pickle raise
-        raise bad("input", str(path), f"a whole {suffix} file without pickled objects", str(error)[:120]) from error
-    return found
+        raise bad("input", str(path), f"a whole {suffix} file without pickled objects", _why(error)) from error
+    return layout.settled(values, path)
 
 
-def _check_size(size: int, path: Path) -> None:
+def _why(error: Exception) -> str:
+    """The text of an error; for objects that torch refuses their class, in place of advice to run them."""
+    refused = re.search(r"GLOBAL (\w[\w.]*)", str(error))
+    if "Weights only load failed" in str(error):
+        return f"it holds {refused[1]}, which may run code: save tensors" if refused else "it is no file of torch.save"
+    return str(error)[:120]
+
+
+def _check_file(path: Path, suffix: str) -> None:
+    """Raise `UserError`, before anything is read, for what is no regular file or too large."""
+    try:
+        state = os.stat(path)
+    except (OSError, ValueError):  # among them a name that is too long, or holds a null
+        raise bad("input", str(path), ", ".join(_READERS), "no such file") from None
+    if not stat.S_ISREG(state.st_mode):
+        raise bad("input", str(path), "a regular file", "no such file: it is a folder, a pipe or a device")
+    if suffix != ".npy":
+        check_size(state.st_size, path)
+
+
+def check_size(size: int, path: Path) -> None:
+    """Raise `UserError` for more bytes than are read as a whole."""
     if size > MOST_BYTES:
         raise bad("input", f"{size} bytes in {path}", f"at most {MOST_BYTES}", "a .npy may be larger")
 
 
-def _numpy(path: Path, key: str | None, layer: int | None, first: str | None) -> NDArray[Any]:
-    found = np.load(path, mmap_mode="r", allow_pickle=False)
-    if isinstance(found, np.lib.npyio.NpzFile):
-        with found as archive:
-            name = dumps.name_of(archive.files, key, path)
-            members = {member.removesuffix(".npy"): member for member in archive.zip.namelist()}  # type: ignore
-            _check_size(archive.zip.getinfo(members[name]).file_size, path)  # type: ignore
-            return np.asarray(one_layer(archive[name], layer, first, path))
-    return one_layer(found, layer, first, path)
+def _numpy(path: Path, asked: Asked) -> Values:
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not isinstance(array, np.ndarray):  # an archive of arrays under this name
+        raise bad("input", str(path), "a single array", "an archive of arrays ends with .npz")
+    return Values(array, asked)
 
 
-def _csv(path: Path, key: str | None, layer: int | None, first: str | None) -> NDArray[Any]:
-    """One token per line, k ids each, after at most one line of names."""
-    with path.open(encoding="utf-8") as file:
-        names = not any(_is_number(one) for one in file.readline().split(","))
-    table = pyarrow.csv.read_csv(path, pyarrow.csv.ReadOptions(autogenerate_column_names=not names))
-    for number, column in enumerate(table.columns, 1):
-        if column.null_count or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-            allowed = "k whole numbers per line, with commas between them"
-            raise bad("ids", f"{column.type} with {column.null_count} empty in column {number} of {path}", allowed)
-    columns = [column.to_numpy() for column in table.columns]
-    return np.asarray(one_layer(np.stack(columns, axis=1), layer, first, path))
+def _archive(path: Path, asked: Asked) -> Values:
+    _check_members(path)
+    with np.load(path, allow_pickle=False) as archive:
+        name = series.name_of(archive.files, asked.key, path)
+        return Values(archive[name], asked.without("key"))
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _csv(path: Path, asked: Asked) -> Values:
+    table, named = csv_files.table_of(path, asked.header)
+    asked = asked.without("header")
+    if named or asked.columns:
+        return tables.values_of(table, asked, path)
+    return Values(tables.stacked(table, table.column_names, path), asked)
 
 
-def _parquet(path: Path, key: str | None, layer: int | None, first: str | None) -> NDArray[Any]:
-    table = read_table(path)
-    rows = table[pick("--key", key or COLUMN, table.column_names, f"the columns of {path}")].combine_chunks()
-    kind = rows.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-        raise bad("column", f"{kind} in {path}", "lists of integers")
-    lengths, ids = set(rows.value_lengths().to_pylist()), rows.flatten()
-    if len(lengths) > 1 or rows.null_count or ids.null_count:
-        raise bad("ids", f"rows of other lengths or without a value in {path}", "k whole numbers in every row")
-    shape = len(rows), next(iter(lengths), 0)
-    return one_layer(ids.to_numpy(zero_copy_only=False).reshape(shape), layer, first, path)
+def _parquet(path: Path, asked: Asked) -> Values:
+    with pq.ParquetFile(path) as file:
+        groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+        check_size(sum(group.total_byte_size for group in groups), path)
+    return tables.values_of(read_table(path), asked, path)
 
 
-def _torch(path: Path, key: str | None, layer: int | None, first: str | None) -> NDArray[Any]:
+def _torch(path: Path, asked: Asked) -> Values:
     import torch
 
-    with warnings.catch_warnings(action="ignore"):  # of what is refused anyway
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    if dumps.is_sglang(found) and key is None:
-        return dumps.sglang(found, layer, first, path)
-    if isinstance(found, Mapping):
-        by_name = {str(name): value for name, value in found.items()}
-        found = by_name[dumps.name_of(list(by_name), key, path)]
-    elif key is not None:
-        raise bad("--key", key, f"none: {path} has no names")
-    if isinstance(found, (list, tuple)):
-        found = dumps.of_layers(found, layer, first, path)
-        layer = None
-    return dumps.array(one_layer(dumps.tensor(found, path), layer, first, path))
+    if zipfile.is_zipfile(path):
+        _check_members(path)
+    with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals(_ARRAYS):
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    if dumps.is_sglang(content) and asked.key is None:
+        return dumps.sglang(content, asked, path)
+    return series.values_of(content, asked, path)
 
 
-def _json(path: Path, key: str | None, layer: int | None, first: str | None) -> NDArray[Any]:
-    arrays = [np.load(io.BytesIO(one), allow_pickle=False) for one in dumps.vllm(path.read_bytes(), first, path)]
-    return np.concatenate([one_layer(one, layer, "tokens", path) for one in arrays])
+_KINDS = (
+    "Bool",
+    *(f"{sign}Int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)),
+    "Float16",
+    "Float32",
+    "Float64",
+)
+_RECONSTRUCT = np.zeros(0).__reduce__()[0]
+_ARRAYS: list[Any] = [  # what a pickled array of numbers is made of: nothing of it runs code of the file
+    _RECONSTRUCT,
+    (_RECONSTRUCT, "numpy.core.multiarray._reconstruct"),  # as numpy 1 names it
+    np.ndarray,
+    np.dtype,
+    *(getattr(np.dtypes, f"{kind}DType") for kind in _KINDS),
+]
 
 
-_Reader = Callable[[Path, str | None, int | None, str | None], NDArray[Any]]
-_READERS: dict[str, tuple[_Reader, bool]] = {  # and whether the arrays in such a file have names
-    ".npy": (_numpy, False),
-    ".npz": (_numpy, True),
-    ".csv": (_csv, False),
-    ".parquet": (_parquet, True),
-    ".pt": (_torch, True),
-    ".pth": (_torch, True),
-    ".json": (_json, False),
+def _check_members(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        check_size(sum(member.file_size for member in archive.infolist()), path)
+
+
+_Reader = Callable[[Path, Asked], Values]
+_READERS: dict[str, tuple[_Reader, tuple[str, ...]]] = {  # and which options speak of such a file
+    ".npy": (_numpy, ("layer", "first")),
+    ".npz": (_archive, ("key", "layer", "first")),
+    ".csv": (_csv, ("columns", "header", "layer", "first")),
+    ".parquet": (_parquet, ("key", "columns", "layer", "first")),
+    ".pt": (_torch, ("key", "layer", "first")),
+    ".pth": (_torch, ("key", "layer", "first")),
+    ".json": (dumps.vllm, ("layer", "first")),
 }
+_OPTIONS = {"key": "names", "columns": "columns", "header": "line of names"}

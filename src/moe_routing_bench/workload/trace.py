@@ -10,22 +10,26 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMAT = "a Parquet file with a column 'expert_ids' of lists of integers"
+_HINT = "`moe-routing-bench trace` makes a trace of other files"
 
 
 def read(path: Path, tokens: int, experts: int, top_k: int) -> "NDArray[np.int32]":
     """Expert ids (tokens, k) int32 of the first `tokens` rows of a trace.
 
-    Raises `UserError` when it is unreadable, too short, of another k, or holds ids out of range or twice in a row.
+    Raises `UserError` when it is unreadable, too short, of another k, has other columns, or holds ids out of range or twice in a row.
     """
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     if not path.is_file():
-        raise bad("trace", str(path), FORMAT, "no such file")
+        raise bad("trace", str(path), FORMAT, "no such file, or no regular one")
     try:
-        if "expert_ids" not in pq.read_schema(path).names:
-            raise bad("trace", f"no such column in {path}", FORMAT)
+        names = pq.read_schema(path).names
+        if "expert_ids" not in names:
+            raise bad("trace", f"no such column in {path}", FORMAT, _HINT)
+        if len(names) > 1:  # of layers, for example, whose rows are not more tokens
+            raise bad("trace", f"columns {', '.join(map(repr, names))} in {path}", f"{FORMAT} and no other", _HINT)
         column = pq.read_table(path, columns=["expert_ids"])["expert_ids"].combine_chunks()
     except (OSError, pa.ArrowException) as error:
         raise bad("trace", str(path), FORMAT, str(error)[:120]) from error
