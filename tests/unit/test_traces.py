@@ -1,6 +1,7 @@
 """Recorded routing of other programs: the ids that went in, out of every kind of file, and everything else refused in one line."""
 
 import io
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -95,6 +96,7 @@ BAD = {  # suffix, bytes, options, and words of the message
     "another suffix": (".pkl", b"", [], "suffix of the input: got '.pkl'", ".npy"),
     "a pickle in a npy": (".npy", objects(), [], "got 'ids.npy'", "Python objects"),
     "a pickle in a pt": (".pt", saved(Object()), [], "got 'ids.pt'", "without pickled objects"),
+    "objects in an array in a pt": (".pt", saved({"ids": np.array([Object()], object)}), [], "got 'ids.pt'", "it holds"),
     "a pickle of another program": (".pt", pickle.dumps({"ids": 1}), [], "got 'ids.pt'"),
     "garbage": (".npy", b"junk" * 9, [], "got 'ids.npy'"),
     "a npy cut short": (".npy", npy(IDS)[:-4], [], "got 'ids.npy'", "a whole .npy file"),
@@ -197,6 +199,68 @@ def test_other_bad_input(call, monkeypatch):
     assert "at most 100" in call("zeros.npz")[2]
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".csv", ".pt", ".parquet", ".json"])
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "link to a folder", "link to nothing"])
+def test_only_regular_files_are_opened(suffix, kind, call):
+    """A pipe without a writer would wait for ever, and a device has no end."""
+    path = Path(f"ids{suffix}")
+    Path("folder").mkdir()
+    {
+        "fifo": lambda: os.mkfifo(path),
+        "device": lambda: path.symlink_to("/dev/zero"),
+        "folder": path.mkdir,
+        "link to a folder": lambda: path.symlink_to("folder"),
+        "link to nothing": lambda: path.symlink_to("absent"),
+    }[kind]()
+    status, out, error = call(str(path))
+    assert (status, out) == (2, "") and error.count("\n") == 1 and "no such file" in error
+
+
+SIZED = {".npz": npz(ids=np.zeros((1000, 2))), ".csv": b"1,2\n" * 99, ".parquet": parquet([[1, 2]] * 9999), ".json": b" " * 999, ".pt": saved(torch.zeros(999))}  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", SIZED)
+def test_sizes_are_checked_before_anything_is_read(suffix, call, monkeypatch):
+    """Also those of what a file unpacks to: the packed bytes of each are fewer than the limit, where it packs."""
+    packed = suffix in (".npz", ".parquet")
+    Path(f"ids{suffix}").write_bytes(SIZED[suffix])
+    monkeypatch.setattr(reading, "MOST_BYTES", len(SIZED[suffix]) - (not packed))
+    for module, name in ((np, "load"), (torch, "load"), (reading, "read_table"), (reading.csv_files, "table_of")):
+        monkeypatch.setattr(module, name, None)
+    status, out, error = call(f"ids{suffix}")
+    assert (status, out) == (2, "") and f"at most {reading.MOST_BYTES}" in error
+
+
+def test_a_tensor_that_repeats_few_bytes_is_not_copied(call):
+    Path("ids.pt").write_bytes(saved(torch.zeros(1).expand(2**20, 2**20)))
+    assert f"at most {checks.MOST_VALUES}" in call("ids.pt")[2]
+    Path("ids.pt").write_bytes(saved([torch.zeros(1, dtype=torch.int64).expand(2**20, 2**20)] * 2))
+    assert f"at most {checks.MOST_VALUES}" in call("ids.pt", "--first", "passes")[2]
+
+
+EVIL = "\x1b]0;title\x07\x1b[2J\u202e\x9b1m"
+TEXTS = {  # suffix, bytes, options, exit status
+    "names of a csv": (".csv", lines(IDS, f"{EVIL},b"), [], 2),
+    "a column that is read": (".csv", lines(IDS, f"{EVIL},b"), ["--columns", f"{EVIL},b"], 0),
+    "names in an archive": (".npz", npz(**{EVIL: IDS, "b": IDS}), [], 2),
+    "names of tensors": (".pt", saved({EVIL: torch.tensor(IDS), "b": torch.tensor(IDS)}), [], 2),
+    "an array of counts": (".pt", saved({f"load {EVIL}": torch.tensor(IDS)}), [], 2),
+    "names of a table": (".parquet", parquet(IDS.tolist(), name=EVIL), ["--key", "ids"], 2),
+    "a column of counts": (".parquet", parquet(IDS.tolist(), name=f"load {EVIL}"), [], 2),
+    "a cell": (".csv", f"7,{EVIL}\n1,2\n".encode(), ["--no-header", *TOKENS], 2),
+    "an object": (".pt", saved(Object()), [], 2),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_of_a_file_never_reaches_the_terminal_raw(name, call):
+    suffix, content, options, expected = TEXTS[name]
+    Path(f"ids{suffix}").write_bytes(content)
+    status, out, error = call(f"ids{suffix}", *options)
+    assert status == expected and ("\\x1b" in out + error or name in ("an object", "a cell"))
+    assert all(line.isprintable() for line in (out + error).splitlines()), "a control character"
+
+
 def test_the_command(call):
     Path("a.csv").write_bytes(lines(IDS))
     Path("b.npy").write_bytes(npy(IDS[:3]))
@@ -216,6 +280,7 @@ def test_the_command(call):
     assert float(said["busiest expert over mean"]) == pytest.approx(found["load_max_over_mean"], abs=1e-3)
     assert "wrote new/out.parquet" in out and "--experts 8 --top-k 2" in out
     assert trace.read(Path("new/out.parquet"), 8, 8, 2).tolist() == [*IDS.tolist(), *IDS[:3].tolist()]
+    assert "a.csv: (tokens, k), as --first tokens says\nb.npy: (tokens, k), as --first" in out
     status, out, _ = call("new/out.parquet")
     assert status == 0 and "6 (the highest id + 1" in out and "wrote" not in out
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.errors import UserError
 from moe_routing_bench.workload import draw as workload
 from moe_routing_bench.workload import skew
 
@@ -107,6 +108,14 @@ def test_logits_and_tokens_are_standard_normal():
     assert tokens.dtype == torch.bfloat16
     for drawn in (values, tokens.float()):
         assert abs(drawn.mean()) < 0.02 and drawn.std() == pytest.approx(1, abs=0.02)
+
+
+def test_a_trace_of_several_layers_is_not_replayed_as_one(tmp_path):
+    path = tmp_path / "trace.parquet"
+    pq.write_table(pa.table({"layer": [0, 0, 1, 1], "expert_ids": [[3, 0], [1, 2], [0, 3], [2, 1]]}), path)
+    assert draw(cell(2, 4, 2, None, "trace", trace=str(path))).tolist() == [[3, 0], [1, 2]]
+    with pytest.raises(UserError, match="'layer'"):
+        draw(cell(3, 4, 2, None, "trace", trace=str(path)))
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.uint8()])

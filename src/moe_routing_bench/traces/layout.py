@@ -114,9 +114,7 @@ _HINT_FIRST = (
     "the values do not prove that they are ids, nor which dimension counts tokens; counts per expert look the same"
 )
 _HINT_LAYER = "--first layers for (layers, tokens) with k = 1"
-_HINT_REPEATS = (
-    "counts or a mask per expert are no ids; --first layers for (layers, tokens) with k = 1, --first k for (k, tokens)"
-)
+_HINT_REPEATS = "counts or a mask per expert are no ids; --first k for (k, tokens), layers for (layers, tokens) with k = 1; --columns leaves columns of a table out"
 
 
 def _layer_of_two(ids: NDArray[Any], asked: Asked, where: object) -> tuple[NDArray[Any], str]:
@@ -150,9 +148,9 @@ def _check_numbering(ids: NDArray[Any], experts: int | None, where: object) -> N
             raise bad("k", f"{top_k} for {experts} experts in {where}", "fewer ids per token than experts", hint)
         return
     doubts = {
+        "every token has all ids: ranks, a mask or one-hot rows are no ids": top_k > high,
         "no id is 0: ids that count from 1 look the same": low > 0,
         f"{high} is in every token, as a fused shared expert is": top_k > 1 and bool((ids == high).any(1).all()),
-        "every token has all ids: ranks, a mask or one-hot rows are no ids": top_k > high,
     }
     for hint, doubtful in doubts.items():
         if doubtful:

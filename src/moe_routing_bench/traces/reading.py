@@ -46,9 +46,11 @@ def read(path: Path, asked: Asked | None = None) -> Recorded:
 
 def _why(error: Exception) -> str:
     """The text of an error; for objects that torch refuses their class, in place of advice to run them."""
-    refused = re.search(r"GLOBAL (\w[\w.]*)", str(error))
+    refused = re.search(r"(?:GLOBAL |<class ')([\w.]+)", str(error))
     if "Weights only load failed" in str(error):
-        return f"it holds {refused[1]}, which may run code: save tensors" if refused else "it is no file of torch.save"
+        return (
+            f"it holds {refused[1]}: save tensors, or arrays of numbers" if refused else "it is no file of torch.save"
+        )
     return str(error)[:120]
 
 

@@ -40,7 +40,7 @@ def values_of(table: pa.Table, asked: Asked, where: object) -> Values:
         grouped = by_token(ids, token, slot, asked.top_k, where)
         return Values(grouped, rest, f"{grouped.shape[1]} rows per value of {_quoted(roles['token'])}", note=note)
     if slot is not None or asked.top_k is None or len(ids) % asked.top_k:
-        got = f"{asked.top_k or 'none'}, with {len(ids)} rows of an id each in {note or where}"
+        got = f"{asked.top_k or 'none'}, with {len(ids)} rows of an id each in {where}{note and f', {note}'}"
         raise bad("--top-k", got, "a divisor of the rows: so many rows after one another are one token", _HINT_TOKENS)
     return Values(ids.reshape(-1, asked.top_k), rest, f"{asked.top_k} rows are a token, as --top-k says", note=note)
 

@@ -16,7 +16,8 @@ _HINT = "`moe-routing-bench trace` makes a trace of other files"
 def read(path: Path, tokens: int, experts: int, top_k: int) -> "NDArray[np.int32]":
     """Expert ids (tokens, k) int32 of the first `tokens` rows of a trace.
 
-    Raises `UserError` when it is unreadable, too short, of another k, has other columns, or holds ids out of range or twice in a row.
+    Raises `UserError` when it is unreadable, too short, of another k, has other columns that vary, or holds ids out of range
+    or twice in a row.
     """
     import numpy as np
     import pyarrow as pa
@@ -25,23 +26,23 @@ def read(path: Path, tokens: int, experts: int, top_k: int) -> "NDArray[np.int32
     if not path.is_file():
         raise bad("trace", str(path), FORMAT, "no such file, or no regular one")
     try:
-        names = pq.read_schema(path).names
-        if "expert_ids" not in names:
+        if "expert_ids" not in pq.read_schema(path).names:
             raise bad("trace", f"no such column in {path}", FORMAT, _HINT)
-        if len(names) > 1:  # of layers, for example, whose rows are not more tokens
-            raise bad("trace", f"columns {', '.join(map(repr, names))} in {path}", f"{FORMAT} and no other", _HINT)
-        column = pq.read_table(path, columns=["expert_ids"])["expert_ids"].combine_chunks()
+        table = pq.read_table(path).slice(0, tokens)
+        column = table["expert_ids"].combine_chunks()
+        others = [name for name in table.column_names if name != "expert_ids" and len(table[name].unique()) > 1]
     except (OSError, pa.ArrowException) as error:
         raise bad("trace", str(path), FORMAT, str(error)[:120]) from error
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)) or not pa.types.is_integer(
         column.type.value_type
     ):
         raise bad("trace", f"{column.type} in {path}", FORMAT)
+    if others:  # such as layers: their rows are not more tokens
+        raise bad("trace", f"different values of {', '.join(map(repr, others))} in {path}", f"{FORMAT} alone", _HINT)
     if len(column) < tokens:
         raise bad("trace", f"{len(column)} rows in {path}", f"at least tokens={tokens} rows")
-    rows = column.slice(0, tokens)
-    ids = rows.flatten()
-    if rows.null_count or ids.null_count or set(rows.value_lengths().to_pylist()) != {top_k}:
+    ids = column.flatten()
+    if column.null_count or ids.null_count or set(column.value_lengths().to_pylist()) != {top_k}:
         raise bad("trace", f"rows of other lengths in {path}", f"top_k={top_k} ids in every row")
     found = ids.to_numpy().reshape(tokens, top_k)
     if found.min() < 0 or found.max() >= experts:
