@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moe_routing_bench.errors import bad
-from moe_routing_bench.traces import series
 from moe_routing_bench.traces.asked import Asked, Values
 from moe_routing_bench.traces.layout import checked_layer
+from moe_routing_bench.traces.tensors import array, is_array
 
 _SGLANG_IDS = "topk_ids_of_layer"
 _NO_EXPERT = -1  # where SGLang has a padding token, or more places than the model's k
@@ -61,9 +61,9 @@ def sglang(content: Mapping[str, Any], asked: Asked, where: object) -> Values:
 
 
 def _tensor(value: Any, where: object) -> NDArray[Any]:
-    if not series.is_array(value):
+    if not is_array(value):
         raise bad("ids", f"{type(value).__name__} in {where}", "a tensor")
-    return series.array(value, where)
+    return array(value, where)
 
 
 def _experts(logical: NDArray[Any], layer: int, where: object) -> int:

@@ -1,32 +1,17 @@
-"""Arrays in lists and mappings, as torch saves them: one per layer, or one per forward pass."""
+"""The arrays of lists and mappings, as torch saves them, brought to those of one layer."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.traces import names
 from moe_routing_bench.traces.asked import Asked, Values
-from moe_routing_bench.traces.checks import MOST_VALUES, check_exact, check_most
-
-_WORDS = {
-    "layers": {"layer", "layers", "block", "blocks"},
-    "passes": {"step", "steps", "pass", "passes", "forward", "iteration"},
-}
-
-
-@dataclass(frozen=True)
-class _Series:
-    """Arrays by number, and what they count: layers, passes, or an empty text where nothing says."""
-
-    parts: dict[int, Any]
-    what: str
+from moe_routing_bench.traces.checks import MOST_VALUES, check_most
+from moe_routing_bench.traces.parts import Series, meaning, numbered, shapes_shown
+from moe_routing_bench.traces.tensors import array, is_array
 
 
 def values_of(content: Any, asked: Asked, where: object) -> Values:
@@ -38,7 +23,7 @@ def values_of(content: Any, asked: Asked, where: object) -> Values:
             name = name_of([str(key) for key in content], asked.key, where)
             content, asked = next(value for key, value in content.items() if str(key) == name), asked.without("key")
             continue
-        what, proof = ("passes", "") if note and not series.what else _meaning(series, asked, where)
+        what, proof = ("passes", "") if note and not series.what else meaning(series, asked, where)
         if what == "passes":
             return _passes(series, asked, where, note, proof)
         content, chosen = _layer(series, asked, where)
@@ -54,10 +39,10 @@ def values_of(content: Any, asked: Asked, where: object) -> Values:
 _STATED = "(tokens, k) of each layer, as --first layers says"
 
 
-def _series(content: Any, asked: Asked, where: object) -> _Series | None:
+def _series(content: Any, asked: Asked, where: object) -> Series | None:
     """The parts of a list or mapping; None: a mapping whose names do not number its values, or of which --key takes one."""
     if isinstance(content, Mapping):
-        series = _numbered(content) if asked.key is None else None
+        series = numbered(content) if asked.key is None else None
         if series:
             _check_name(str(next(iter(content))), where)
         return series
@@ -66,7 +51,7 @@ def _series(content: Any, asked: Asked, where: object) -> _Series | None:
         raise bad("ids", f"{type(content).__name__} in {where}", "a tensor", hint)
     if asked.key is not None:
         raise bad("--key", asked.key, f"none: {where} has no names")
-    return _Series(dict(enumerate(content)), "")
+    return Series(dict(enumerate(content)), "")
 
 
 def name_of(choices: Sequence[str], key: str | None, where: object) -> str:
@@ -85,96 +70,7 @@ def _check_name(name: str, where: object) -> None:
         raise bad("array", f"{name!r} in {where}", "expert ids of each token", names.HINT_COUNTS)
 
 
-def array(value: Any, where: object) -> NDArray[Any]:
-    """A tensor or an array of numbers as an array: floating point as float64, for numpy has no bfloat16."""
-    import torch
-
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind != "f":
-            return value
-        value = torch.from_numpy(value)
-
-    if value.layout is not torch.strided or value.is_complex() or value.is_quantized:
-        raise bad("ids", f"{value.layout} of {value.dtype} in {where}", "a dense tensor of whole numbers")
-    value = value.detach()
-    if not value.is_floating_point():
-        return value.numpy()
-    check_most(value.numel(), where, MOST_VALUES)  # a tensor may repeat few bytes, which are now copied
-    wide = value.double().numpy()
-    if wide.size and np.isfinite(wide).all() and (wide == np.rint(wide)).all():
-        check_exact(float(np.abs(wide).max()), 2 / torch.finfo(value.dtype).eps, value.dtype, where)
-    return wide
-
-
-def is_array(value: Any) -> bool:
-    """Whether a value is a tensor or an array."""
-    import torch
-
-    return isinstance(value, (torch.Tensor, np.ndarray))
-
-
-def _numbered(content: Mapping[Any, Any]) -> _Series | None:
-    """The values of a mapping whose names differ in a number alone."""
-    texts = [str(key) for key in content]
-    patterns = {re.sub(r"\d+", "#", text) for text in texts}
-    parts = [[int(digits) for digits in re.findall(r"\d{1,9}", text)] for text in texts]
-    if len(patterns) != 1 or not parts or not parts[0] or len(texts) < 2:
-        return None
-    varying = [place for place, group in enumerate(zip(*parts, strict=True)) if len({*group}) > 1]
-    if len(varying) != 1:
-        return None
-    known = names.words(texts[0])
-    what = [kind for kind, marks in _WORDS.items() if known & marks]
-    values = {numbers[varying[0]]: value for numbers, value in zip(parts, content.values(), strict=True)}
-    return _Series(values, what[0] if what else "") if len(values) == len(texts) else None
-
-
-def _meaning(series: _Series, asked: Asked, where: object) -> tuple[str, str]:
-    """Whether a series counts layers or passes, and what proves it. Raises `UserError` where it is open."""
-    if not series.parts:
-        raise bad("ids", f"no layer in {where}", "at least one")
-    shapes = [tuple(part.shape) if is_array(part) else None for part in series.parts.values()]
-    if series.what == "layers":
-        return "layers", ""
-    ragged = len({*shapes}) > 1
-    if asked.first == "passes":
-        return "passes", "(tokens, k) of each pass, as --first passes says"
-    if ragged and _are_passes(shapes):
-        if asked.layer is not None or asked.first == "layers":
-            option = "--layer" if asked.layer is not None else "--first"
-            allowed = f"none: {where} has passes of one layer, of the shapes {_shapes(shapes)}"
-            raise bad(option, asked.first if asked.layer is None else asked.layer, allowed)
-        return "passes", f"{_shapes(shapes)} differ in tokens alone"
-    if series.what == "passes":
-        return "passes", ""
-    if not ragged and (len(shapes) == 1 or asked.layer is not None or asked.first == "layers"):
-        return "layers", ""
-    got = f"{asked.first or 'none'}, with {len(shapes)} arrays of the shapes {_shapes(shapes)} in {where}"
-    equal = "" if ragged else "layers, with --layer, for an array per layer; "
-    raise bad("--first", got, f"{equal}passes for an array (tokens, k) per forward pass")
-
-
-def _shapes(shapes: Sequence[tuple[int, ...] | None]) -> str:
-    runs = [
-        f"{shape}" + f" x {count}" * (count > 1)
-        for shape, count in ((key, len([*group])) for key, group in groupby(shapes))
-    ]
-    return ", ".join(runs[:4]) + ", …" * (len(runs) > 4)
-
-
-def _are_passes(shapes: Sequence[tuple[int, ...] | None]) -> bool:
-    """Whether shapes can only be those of one layer's passes: of the same k, and neither passes times layers nor the reverse.
-
-    A hook on L layers leaves each number of tokens L times in a row; layer after layer, the whole sequence repeats.
-    """
-    if any(shape is None or len(shape) != 2 for shape in shapes) or len({shape[1] for shape in shapes if shape}) > 1:
-        return False
-    runs = math.gcd(*(len([*group]) for _, group in groupby(shapes)))
-    periods = (count for count in range(1, len(shapes) // 2 + 1) if len(shapes) % count == 0)
-    return runs == 1 and all([*shapes] != [*shapes[:count]] * (len(shapes) // count) for count in periods)
-
-
-def _layer(series: _Series, asked: Asked, where: object) -> tuple[Any, str]:
+def _layer(series: Series, asked: Asked, where: object) -> tuple[Any, str]:
     numbers = sorted(series.parts)
     number = numbers[0] if asked.layer is None and len(numbers) == 1 else asked.layer
     if number not in series.parts:
@@ -187,7 +83,7 @@ def _layer(series: _Series, asked: Asked, where: object) -> tuple[Any, str]:
     return series.parts[number], f"layer {number} of {len(numbers)}"
 
 
-def _passes(series: _Series, asked: Asked, where: object, note: list[str], proof: str) -> Values:
+def _passes(series: Series, asked: Asked, where: object, note: list[str], proof: str) -> Values:
     """The arrays (T, k) of all passes after one another. Raises `UserError` for other shapes, and different k."""
     numbers = sorted(series.parts)
     if asked.layer is not None and all(map(is_array, series.parts.values())):
@@ -195,7 +91,7 @@ def _passes(series: _Series, asked: Asked, where: object, note: list[str], proof
     arrays = [values_of(series.parts[number], asked.without("first"), where).array for number in numbers]
     shapes = [part.shape for part in arrays]
     if any(len(shape) != 2 for shape in shapes) or len({shape[1:] for shape in shapes}) > 1:
-        raise bad("shapes of the ids", f"{_shapes(shapes)} in {where}", "(tokens, k) with the same k in each pass")
+        raise bad("shapes of the ids", f"{shapes_shown(shapes)} in {where}", "(tokens, k) with the same k in each pass")
     check_most(sum(map(math.prod, shapes)), where, MOST_VALUES)
     rest = asked.without("first", "layer")
     return Values(np.concatenate(arrays), rest, proof, note="; ".join([*note, f"{len(arrays)} passes"]))
