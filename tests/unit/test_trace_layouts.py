@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moe_routing_bench.errors import UserError
-from moe_routing_bench.traces import evidence, reading
+from moe_routing_bench.traces import evidence, names, reading
 from moe_routing_bench.traces.asked import Asked
 from moe_routing_bench.traces.writing import write
 from project import ROOT
@@ -264,6 +264,31 @@ def test_layers_of_a_table_are_those_of_its_rows():
     for layer in range(4):
         expected = [row["expert_ids"] for row in rows_of if row["layer"] == layer]
         assert reading.read(FIELD / "p_layers_long.parquet", Asked(layer=layer)).ids.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        *((name, "layer") for name in ("layer", "layer_id", "Layer", "layerIdx", "moe_layer_3")),
+        *((name, "token") for name in ("token", "token_id", "tok", "position", "row", "token index")),
+        *((name, "slot") for name in ("slot", "k", "choice_id")),
+        *((name, "expert") for name in ("expert", "expert_ids", "experts_0", "topk_ids_3", "topkIdx", "ids", "selected experts", "indices")),
+        *((name, "weights") for name in ("weight", "topk_weights", "router_logits", "expert_score_0", "probs")),
+        *((name, "counts") for name in ("count", "expert_load", "num_tokens", "tokens_per_expert", "layer_count", "load_0", "expert_map")),
+        *((name, "index") for name in ("", "Unnamed: 0", "__index_level_0__")),
+        *((name, "numbered") for name in ("0", "17")),
+        *((name, "") for name in ("a", "id", "index", "e0", "num_experts", "expert_name", "next_token", "layer_token", "physical_expert", "step")),
+    ],
+)  # fmt: skip
+def test_what_a_name_says(name, role):
+    assert names.role(name) == role
+
+
+def test_an_index_that_does_not_number_rows_is_asked_about(tmp_path):
+    path = tmp_path / "ids.csv"
+    path.write_bytes(lines(np.column_stack([IDS[:, 0], IDS]), ",0,1,2,3,4,5,6,7"))
+    with pytest.raises(UserError, match="--columns"):
+        reading.read(path)
 
 
 def test_expected_repeats_are_those_of_independent_columns():

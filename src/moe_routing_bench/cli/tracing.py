@@ -45,6 +45,8 @@ def trace(
     show(_printed(summary, summaries.CAPACITY_FACTORS, known is not None))
     for path, record in list(zip(inputs, records, strict=True))[:_SHOWN]:
         print(one_line(f"{path}: {record.evidence}"))
+    if len(inputs) > _SHOWN:
+        print(f"and {len(inputs) - _SHOWN} more inputs, each read by its own evidence")
     if out:
         print(f"wrote {out}: measure it with --trace {out} --experts {summary.experts} --top-k {summary.top_k}")
 

@@ -70,7 +70,7 @@ def meaning(series: Series, asked: Asked, where: object) -> tuple[str, str]:
 def shapes_shown(shapes: Sequence[tuple[int, ...] | None]) -> str:
     """Shapes as messages show them, equal neighbours counted."""
     runs = [
-        f"{shape}" + f" x {count}" * (count > 1)
+        f"{shape or 'a list'}" + f" x {count}" * (count > 1)
         for shape, count in ((key, len([*group])) for key, group in groupby(shapes))
     ]
     return ", ".join(runs[:4]) + ", …" * (len(runs) > 4)
