@@ -41,6 +41,9 @@ LONG = {"token": TOKEN.repeat(8), "expert": IDS.ravel()}
 HOOKS = [torch.tensor(part) for part in np.split(IDS, [300, 370])]
 
 
+LATIN = (np.random.default_rng(3).permutation(64)[:, None] + np.array([0, 5, 9, 20, 33, 41, 50, 61])) % 64
+
+
 def csv(**columns):
     return lines(np.stack([*columns.values()], axis=1), ",".join(columns))
 
@@ -78,6 +81,7 @@ READ = {  # suffix, bytes, options, ids, and a word of the evidence
     "csv with columns by number": (".csv", rows(TOKEN[:6], PAIRS), {"columns": "2,3"}, PAIRS, "ids in '2' and 1 more"),
     "csv with a byte-order mark": (".csv", b"\xef\xbb\xbf" + lines(IDS), {}, IDS, "repeats"),
     "csv after an empty line": (".csv", b"\n" + lines(IDS), {}, IDS, "repeats"),
+    "csv with names after empty lines": (".csv", b"\n\n" + csv(**WIDE), {}, IDS, "repeats"),
     "csv in quotes": (".csv", b"\n".join(b",".join(b'"%d"' % one for one in row) for row in IDS.tolist()), {}, IDS, "repeats"),
     "long csv": (".csv", csv(**LONG), {}, IDS, "8 rows per value of 'token'"),
     "long csv without names": (".csv", rows(LONG["token"], LONG["expert"]), {"columns": "token=1,expert=2"}, IDS, "8 rows"),
@@ -97,6 +101,7 @@ READ = {  # suffix, bytes, options, ids, and a word of the evidence
     "layers by name": (".pt", saved({f"layers.{n}.ids": torch.tensor(layer) for n, layer in zip((3, 10, 7), LAYERS, strict=True)}), {"layer": 10}, LAYERS[1], "layer 10 of 3"),
     "layers by number": (".pt", saved({n: torch.tensor(layer) for n, layer in zip((3, 10, 7), LAYERS, strict=True)}), {"layer": 7}, LAYERS[2], "layer 7 of 3"),
     "passes of each layer": (".pt", saved({n: [torch.tensor(part) for part in np.split(layer, [100, 250])] for n, layer in enumerate(LAYERS)}), {"layer": 1}, LAYERS[1], "3 passes"),
+    "equal passes of each layer": (".pt", saved({n: [torch.tensor(part) for part in np.split(layer, 4)] for n, layer in enumerate(LAYERS)}), {"layer": 1}, LAYERS[1], "4 passes"),
     "layers of each pass": (".pt", saved([{n: torch.tensor(part) for n, part in enumerate(parts)} for parts in np.split(LAYERS, [100, 250], axis=1)]), {"first": "passes", "layer": 1}, LAYERS[1], "3 passes"),
     "arrays in a pickle of torch": (".pt", saved({"ids": IDS}), {}, IDS, "repeats"),
     "SGLang with a fused shared expert": (".pt", sglang(np.stack([SHARED[:, -8:]] * 2), logical=torch.arange(64).repeat(2, 1)), {"layer": 1}, SHARED[:, 1:-1], "1 fused shared of every token"),
@@ -124,6 +129,7 @@ ASKED = {  # suffix, bytes, options, and words of the line
     "layers, k = 1": (".npy", npy(drawn(9, 4, 99).T), {}, FIRST, "layers: ids (layers, tokens)"),
     "layers with few tokens": (".npy", npy(drawn(9, 4, 99)), {"first": "layers", "layer": 0, "experts": 99}, EXPERTS),
     "a square of known k": (".npy", npy(PAIRS[:2]), {"top_k": 2}, FIRST),
+    "no repeat in rows and columns": (".npy", npy(LATIN), {}, FIRST),
     "counts of few layers": (".npy", npy(FEW_COUNTS), {}, FIRST, "counts per expert look the same"),
     "counts of few layers in floats": (".npy", npy(FEW_COUNTS.astype(np.float32)), {}, FIRST),
     "counts of layers": (".npy", npy(COUNTS), {}, "distinct experts", "counts or a mask per expert"),
@@ -177,6 +183,7 @@ ASKED = {  # suffix, bytes, options, and words of the line
     "csv with two kinds of names": (".csv", csv(expert_0=IDS[:, 0], topk_1=IDS[:, 1]), {}, COLUMNS),
     "csv with one token twice": (".csv", csv(token=TOKEN // 2, **WIDE), {}, "a row per token", "several layers"),
     "csv with two tokens": (".csv", csv(token=TOKEN, position=TOKEN, **WIDE), {}, "'token' and 'position'", "--columns"),
+    "long csv with a name that says nothing": (".csv", csv(token=LONG["token"], e0=LONG["expert"]), {}, COLUMNS),
     "csv with equal names": (".csv", lines(PAIRS, "expert,expert"), {}, "different names"),
     "csv with a misspelt column": (".csv", csv(a=PAIRS[:, 0], b=PAIRS[:, 1]), {"columns": "a,d"}, "--columns: got 'd'"),
     "csv with a misspelt role": (".csv", csv(a=PAIRS[:, 0], b=PAIRS[:, 1]), {"columns": "tokens=a,b"}, "--columns: got 'tokens'", "did you mean 'token'?"),
@@ -207,6 +214,7 @@ ASKED = {  # suffix, bytes, options, and words of the line
     "a column that is not there": (".parquet", parquet(PAIRS.tolist()), {"columns": "ids"}, "--columns: got 'ids'"),
     "columns of an array": (".npy", npy(IDS), {"columns": "1"}, "--columns: got '1'", "a .npy has no columns"),
     "SGLang with a few shared": (".pt", sglang(np.stack([np.where(TOKEN[:, None] % 2, SHARED[:, -8:], IDS)]), logical=torch.arange(64)[None]), {}, "0 to 64", "0 to 63"),
+    "SGLang with shared ones at first": (".pt", sglang(np.stack([np.where(TOKEN[:, None] < 9, SHARED[:, -8:], IDS)]), logical=torch.arange(64)[None]), {}, "0 to 64", "0 to 63"),
     "SGLang of other experts": (".pt", sglang(LAYERS, logical=torch.arange(64).repeat(3, 1)), {"layer": 1, "experts": 65}, EXPERTS, "64, as"),
     "vLLM of different shapes": (".json", completion(LAYERS.swapaxes(0, 1), LAYERS[:2].swapaxes(0, 1)), {"layer": 1}, "equal layers and k"),
 }  # fmt: skip
@@ -341,6 +349,10 @@ def test_equal_logits_go_to_the_lowest_ids_and_are_counted(tmp_path):
     record = reading.read(path, Asked(top_k=2))
     assert record.ids.tolist() == [[1, 0], [1, 3], [0, 1]] and "2 tokens have equal logits" in record.evidence
     assert record.experts == 4
+    many = np.round(np.random.default_rng(4).random((30, 64)), 1)
+    path.write_bytes(npy(many))
+    expected = [sorted(range(64), key=lambda expert: (-row[expert], expert))[:9] for row in many]
+    assert reading.read(path, Asked(top_k=9)).ids.tolist() == expected
 
 
 SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

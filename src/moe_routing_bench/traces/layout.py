@@ -150,7 +150,7 @@ def _check_numbering(ids: NDArray[Any], experts: int | None, where: object) -> N
     doubts = {
         "every token has all ids: ranks, a mask or one-hot rows are no ids": top_k > high,
         "no id is 0: ids that count from 1 look the same": low > 0,
-        f"{high} is in every token, as a fused shared expert is": top_k > 1 and bool((ids == high).any(1).all()),
+        f"{high} is in every token, as a fused shared expert is": bool((ids == high).any(1).all()),
     }
     for hint, doubtful in doubts.items():
         if doubtful:
