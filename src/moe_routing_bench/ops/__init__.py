@@ -41,6 +41,7 @@ from moe_routing_bench.choices import check_phase
 from moe_routing_bench.errors import bad
 from moe_routing_bench.kernels.permute.layout import RowLayout, capacity_of
 from moe_routing_bench.ops import arguments, autocast, backends, library
+from moe_routing_bench.ops.preparation import prepare
 from moe_routing_bench.ops.reference import wide
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "layer",
     "pack",
     "permute",
+    "prepare",
     "route",
 ]
 

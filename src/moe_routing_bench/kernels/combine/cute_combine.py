@@ -161,9 +161,9 @@ def choose_tiling(tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling
     return tiling
 
 
-def precompile(problem: Combine, arch: str, waits: bool = False) -> None:
-    """Put the kernel of a problem, without a residual, into the cache; needs no GPU."""
-    _compiled(problem, arch, False, waits)
+def precompile(problem: Combine, arch: str, waits: bool = False, add: bool = False) -> None:
+    """Put the kernel of a problem, which may `add` a residual, into the cache; needs no GPU."""
+    _compiled(problem, arch, add, waits)
 
 
 @per_problem

@@ -6,27 +6,73 @@ from its package and from this one, the versions of the compiler and its calling
 concurrent jobs share one cache. Filling it needs no GPU.
 """
 
+import contextlib
 import functools
 import hashlib
+import importlib
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import cutlass.cute as cute
+import torch
 from filelock import FileLock
 from platformdirs import user_cache_path
 
 from moe_routing_bench import declarations, files
 from moe_routing_bench.closure import PACKAGE, closure, fingerprint
+from moe_routing_bench.errors import bad
 
 FOLDER = "MOE_ROUTING_BENCH_KERNELS"  # environment variable that names another folder
+MOST_PROBLEMS = 4096  # whose kernel is remembered
 
-# Remembers the kernel of a problem, so that binding it again chooses no configuration and looks nothing up.
-per_problem = functools.lru_cache(maxsize=4096)
+
+@dataclass(frozen=True)
+class Asked:
+    """A kernel that was asked for: the function that compiles it, by the name of its module and its own, and its arguments."""
+
+    module: str
+    name: str
+    arguments: tuple[Any, ...]
+
+    @property
+    def path(self) -> Path:
+        """Where its object lies, if it was compiled."""
+        return folder() / f"{_key(self.module, self.arguments)}.o"
+
+    def kernel(self) -> Any:
+        """The kernel, compiled where that was not done yet."""
+        return getattr(importlib.import_module(self.module), self.name)(*self.arguments)
+
+
+_noted: dict[Asked, None] | None = None
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[dict[Asked, None]]:
+    """While open, kernels that are asked for are noted in what is yielded, and neither compiled nor remembered."""
+    global _noted
+    assert _noted is None, "already noting"
+    _noted = noted = {}
+    try:
+        yield noted
+    finally:
+        _noted = None
+
+
+def per_problem(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember the kernel of a problem, so that binding it again chooses no configuration and looks nothing up."""
+    remembered = functools.lru_cache(MOST_PROBLEMS)(function)
+
+    def of_problem(*arguments: Any, **options: Any) -> Any:
+        return (remembered if _noted is None else function)(*arguments, **options)
+
+    return functools.wraps(function)(of_problem)
 
 
 def folder() -> Path:
@@ -47,10 +93,11 @@ def cached(build: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.cache
-    def kernel(*arguments: Any, keep: bool = False) -> Any:
-        if keep:
-            return build(*arguments, keep=True)
-        path = folder() / f"{_key(build.__module__, arguments)}.o"
+    def loaded(*arguments: Any) -> Any:
+        path = Asked(build.__module__, build.__name__, arguments).path
+        if not path.exists() and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            hint = "call once before the capture, or compile all kernels of a model with ops.prepare"
+            raise bad("CUDA graph capture", "a kernel that is not compiled yet", "compiled kernels", hint)
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             found = _load(path)
@@ -59,6 +106,14 @@ def cached(build: Callable[..., Any]) -> Callable[..., Any]:
                     build(*arguments).export_to_c(str(temporary), function_name="kernel")
                 found = _load(path)
         return found
+
+    def kernel(*arguments: Any, keep: bool = False) -> Any:
+        if keep:
+            return build(*arguments, keep=True)
+        if _noted is not None:
+            _noted[Asked(build.__module__, build.__name__, arguments)] = None
+            return None
+        return loaded(*arguments)
 
     return functools.wraps(build)(kernel)
 
