@@ -128,7 +128,7 @@ def layer_backward(
         return torch.empty_like(packed), torch.zeros_like(weights), torch.zeros_like(w13), torch.zeros_like(w2)
     from moe_routing_bench.kernels.experts import cute_training
 
-    scales = weights.reshape(-1).index_select(0, order.clamp_min(0))
+    scales = weights.reshape(-1).index_select(0, order.clamp_min(0)).masked_fill_(order < 0, 0)  # a weight may be NaN
     given = (pack(grad, order, inverse), packed, ready(offsets), ready(w13), ready(w2), sums, scales)
     d_packed, d_w13, d_w2, d_scales = cute_training.backward(_experts(packed, w2, activation), *given)
     assert d_scales is not None, "rows have weights"

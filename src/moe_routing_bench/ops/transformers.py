@@ -42,9 +42,12 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
     _, offsets, order, inverse = ops.permute(top_k_index, module.num_experts)
     rows = ops.pack(hidden_states, order, inverse)
     expert = top_k_index.flatten()[order.clamp_min(0)].clamp(0, module.num_experts - 1) if module.has_bias else None
-    inner = _product(module, "gate_up_proj" if module.has_gate else "up_proj", rows, offsets, expert)
+    # Products leave undefined numbers in rows of no expert, and so do their gradients. What a model computes between them may have
+    # parameters, as biases are: masks keep these rows out of its inputs and out of the gradients that reach it.
+    nowhere = (order < 0).unsqueeze(1)
+    inner = _product(module, "gate_up_proj" if module.has_gate else "up_proj", rows, offsets, expert, nowhere)
     inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
-    y = _product(module, "down_proj", inner, offsets, expert)
+    y = _product(module, "down_proj", inner.masked_fill(nowhere, 0), offsets, expert, nowhere)
     return ops.combine(module.post_expert_norm(y) if normed else y, inverse, weights)
 
 
@@ -58,8 +61,9 @@ def _is_swiglu(module: Any) -> bool:
     return plain and default and isinstance(module.act_fn, (torch.nn.SiLU, SiLUActivation))
 
 
-def _product(module: Any, name: str, rows: Tensor, offsets: Tensor, expert: Tensor | None) -> Tensor:
-    """rows (R, K) times the weights of each row's expert (R,), and its bias where `expert` is given."""
+def _product(module: Any, name: str, rows: Tensor, offsets: Tensor, expert: Tensor | None, nowhere: Tensor) -> Tensor:
+    """rows (R, K) times the weights of each row's expert (R,), and its bias where `expert` is given; zero `nowhere` (R, 1)."""
     weight = getattr(module, name)
     out = F.grouped_mm(rows, weight if module.is_transposed else weight.transpose(1, 2), offs=offsets[1:])
-    return out if expert is None else out + getattr(module, f"{name}_bias")[expert]
+    out = out if expert is None else out + getattr(module, f"{name}_bias")[expert]
+    return out.masked_fill(nowhere, 0)
