@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1] / "ops"))
-from ops_cases import CASES, DTYPES, check, check_feed, check_gate, check_permute, data, routing
+import operator_cases
+from ops_cases import CASES, DTYPES, check, check_feed, check_gate, check_permute, routing
 
 from moe_routing_bench import ops
 from moe_routing_bench.kernels.experts import ACTIVATIONS
@@ -288,25 +289,12 @@ def test_the_example_trains_in_bfloat16():
         assert float((got - want).float().norm() / want.float().norm()) < 0.02
 
 
-def test_operators_keep_the_rules_of_torch_library():
-    """Fake kernels give the shapes, dtypes and strides that CUDA gives."""
-    routed = ops.route(torch.randn(5, 8, device="cuda"), torch.randn(5, 16, device="cuda"), 2)
-    x, _, y_weights = data(len(routed.order), 8, routed.inverse, torch.float32)
-    network = (
-        routed.packed,
-        routed.offsets,
-        torch.randn(16, 24, 8, device="cuda"),
-        torch.randn(16, 8, 24, device="cuda"),
-    )
-    library, checks = torch.ops.moe_routing_bench, ("test_schema", "test_faketensor")
-    for operator, arguments in (
-        (library.gate, (torch.randn(5, 16, device="cuda"), None, 2, "llama4")),
-        (library.permute, (routed.topk_ids, 16, 3, "padded")),
-        (library.pack, (x, routed.order, routed.inverse)),
-        (library.combine, (routed.packed, routed.inverse, y_weights, x)),
-        (library.combine_backward, (x, routed.packed, routed.inverse, y_weights, len(routed.packed))),
-        (library.experts, (*network, "relu2", None, None)),
-        (library.experts_training, (*network, "relu2", None, None, backends.training(x.device))),
-        (library.experts_backward, (torch.randn_like(routed.packed), *network, "relu2", None, None, None)),
-    ):
-        torch.library.opcheck(operator.default, arguments, test_utils=checks)
+@pytest.mark.parametrize("dtype", operator_cases.DTYPES, ids=str)
+@pytest.mark.parametrize("layout", operator_cases.LAYOUTS)
+def test_operators_keep_the_rules_of_torch_library(layout, dtype, backend):
+    """For every layout of inputs: outputs are contiguous and their storage is new, as fakes have it."""
+    named = ("", backends.training(torch.device("cuda")))
+    for name, given in operator_cases.cases(layout, dtype, "cuda", tuple(dict.fromkeys(named))):
+        operator_cases.check_outputs(name, given)
+        operator = getattr(torch.ops.moe_routing_bench, name.partition("-")[0])
+        torch.library.opcheck(operator.default, given, test_utils=("test_schema", "test_faketensor"))

@@ -9,7 +9,7 @@ from moe_routing_bench.choices import table
 from moe_routing_bench.choices.table import Entry, Shape
 from moe_routing_bench.errors import UserError
 from moe_routing_bench.kernels.layer import Layer
-from moe_routing_bench.ops import backends, feeding, library
+from moe_routing_bench.ops import backends, feeding, library_experts
 
 torch.set_num_threads(1)
 HOPPER = (9, 0)
@@ -95,8 +95,8 @@ def test_with_and_without_gradients_is_the_same(monkeypatch) -> None:
     """Bit for bit in plain torch, compiled whole too; `feed` runs where only the router's scores need a gradient."""
     tensors = drawn()
     want = layer(*(one.clone().requires_grad_() for one in tensors)).detach()
-    calls, real = [], library.feed
-    monkeypatch.setattr(library, "feed", lambda *given: calls.append(1) or real(*given))
+    calls, real = [], library_experts.feed
+    monkeypatch.setattr(library_experts, "feed", lambda *given: calls.append(1) or real(*given))
     for phase in (None, "prefill", "decode"):
         assert torch.equal(layer(*tensors, phase=phase), want)
     with torch.no_grad():

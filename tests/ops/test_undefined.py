@@ -139,10 +139,11 @@ def test_gradients_by_grouped_products(activation: str, poison: float, monkeypat
     torch.manual_seed(17)
     _, _, w13, w2 = (one.detach() for one in drawn(activation, torch.bfloat16))
     rows, grad = (torch.randn(12, HIDDEN).bfloat16() for _ in range(2))
-    want = reference.experts_backward(grad, rows, offsets, w13, w2, activation, None, None)
+    rest = (offsets, w13, w2, activation, None, None, None, (True, True, True, False, False))
+    want = reference.experts_backward(grad, rows, *rest)
     for one in (rows, grad):
         spoil(one, offsets, poison)
-    got = cuda.experts_backward(grad, rows, offsets, w13, w2, activation, None, None, None)
+    got = cuda.experts_backward(grad, rows, *rest)
     for one, right in zip([got[0][:9], *got[1:3]], [want[0][:9], *want[1:3]], strict=True):
         assert float((one - right).float().norm() / right.float().norm()) < 0.01
 
@@ -157,7 +158,7 @@ def test_rows_of_padding_have_no_weight(layout: str, monkeypatch: pytest.MonkeyP
     weights[0] = torch.nan
     seen = []
 
-    def backward(problem: Experts, grad: Tensor, rows: Tensor, *rest):
+    def backward(problem: Experts, grad: Tensor, rows: Tensor, *rest, wanted: tuple[bool, ...]):
         seen.append(rest[-1])
         return torch.zeros_like(rows), torch.zeros_like(w13), torch.zeros_like(w2), torch.zeros(len(rows))
 
@@ -165,7 +166,7 @@ def test_rows_of_padding_have_no_weight(layout: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cuda, "pack", reference.pack)
     packed = ops.pack(x, order, inverse)
     sums = torch.zeros(len(order), 2 * INTERMEDIATE)
-    cuda.layer_backward(x, packed, order, inverse, offsets, weights, w13, w2, "swiglu", sums)
+    cuda.layer_backward(x, packed, order, inverse, offsets, weights, w13, w2, "swiglu", sums, [True] * 4)
     (scales,) = seen
     assert not scales[order < 0].any() and scales[order >= 0].isfinite().all() and (order < 0).any()
 

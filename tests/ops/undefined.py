@@ -58,14 +58,15 @@ PRODUCT = F.grouped_mm
 def undefined_products(monkeypatch: pytest.MonkeyPatch, poison: float) -> None:
     """`torch.nn.functional.grouped_mm` and the operators of experts leave a number in rows of no expert, as kernels may."""
     monkeypatch.setattr(F, "grouped_mm", lambda rows, weights, offs: GroupedProduct.apply(rows, weights, offs, poison))
-    whole = SimpleNamespace(experts=reference.experts, experts_backward=reference.experts_backward)
+    whole = SimpleNamespace(forward=reference.experts_training, backward=reference.experts_backward)
 
-    def experts(rows: Tensor, offsets: Tensor, *rest) -> Tensor:
-        return spoil(whole.experts(rows, offsets, *rest), offsets, poison)
+    def experts_training(rows: Tensor, offsets: Tensor, *rest, **options) -> tuple[Tensor, Tensor | None]:
+        y, sums = whole.forward(rows, offsets, *rest, **options)
+        return spoil(y, offsets, poison), None if sums is None else spoil(sums, offsets, poison)
 
-    def experts_backward(grad: Tensor, rows: Tensor, offsets: Tensor, *rest) -> tuple[Tensor, ...]:
-        d_rows, *others = whole.experts_backward(grad, rows, offsets, *rest)
-        return (spoil(d_rows, offsets, poison), *others)
+    def experts_backward(grad: Tensor, rows: Tensor, offsets: Tensor, *rest) -> list[Tensor | None]:
+        d_rows, *others = whole.backward(grad, rows, offsets, *rest)
+        return [None if d_rows is None else spoil(d_rows, offsets, poison), *others]
 
-    monkeypatch.setattr(reference, "experts", experts)
+    monkeypatch.setattr(reference, "experts_training", experts_training)
     monkeypatch.setattr(reference, "experts_backward", experts_backward)

@@ -37,7 +37,7 @@ from torch import Tensor
 from moe_routing_bench.choices import check_phase
 from moe_routing_bench.errors import bad
 from moe_routing_bench.kernels.permute.layout import RowLayout, capacity_of
-from moe_routing_bench.ops import arguments, backends, library
+from moe_routing_bench.ops import arguments, backends, library, library_experts
 from moe_routing_bench.ops.reference import wide
 
 __all__ = [
@@ -122,8 +122,8 @@ def experts(
     arguments.check_experts(rows, offsets, w13, w2, activation, b13, b2)
     if _learns(rows, w13, w2, b13, b2):
         backend = backends.training(rows.device)
-        return library.experts_training(rows, offsets, w13, w2, activation, b13, b2, backend)[0]
-    return library.experts(rows, offsets, w13, w2, activation, b13, b2)
+        return library_experts.experts_training(rows, offsets, w13, w2, activation, b13, b2, backend)[0]
+    return library_experts.experts(rows, offsets, w13, w2, activation, b13, b2)
 
 
 def _learns(*tensors: Tensor | None) -> bool:
@@ -192,8 +192,10 @@ def fused_experts(
     if _learns(x, w13, w2, b13, b2):
         arguments.check_combine(x, inverse, topk_weights, residual)
         weights = (topk_weights.to(wide(x.dtype)), w13, w2, activation, b13, b2)
-        return library.layer_training(x, order, inverse, offsets, *weights, residual, backends.training(x.device))[0]
-    y = library.feed(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase)
+        return library_experts.layer_training(
+            x, order, inverse, offsets, *weights, residual, backends.training(x.device)
+        )[0]
+    y = library_experts.feed(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase)
     return combine(y, inverse, topk_weights, residual)
 
 

@@ -3,7 +3,7 @@
 Kernels need data in float32 or less; what they do not take (float64, no elements) runs in plain torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -70,7 +70,7 @@ def experts(
     problem = _experts(rows, w2, activation)
     if (bind := _bind(problem, rows)) is None:
         return reference.experts(rows, offsets, w13, w2, activation, b13, b2)
-    y = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    y = rows.new_empty(rows.shape)
     bind(problem, packed=ready(rows), **_weights(offsets, w13, w2, b13, b2), y=y)()
     return y
 
@@ -81,13 +81,11 @@ def _weights(offsets: Tensor, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: T
     return {name: ready(one) for name, one in given.items()}
 
 
-def keeps_sums(rows: Tensor, w2: Tensor, activation: str, backend: str) -> bool:
-    """Whether experts of rows (R, H) and w2 (E, H, I) are trained by kernels of ours, which keep the sums of the first product.
+def keeps_sums(rows: Tensor, w2: Tensor, activation: str) -> bool:
+    """Whether kernels of ours train experts of rows (R, H) and w2 (E, H, I): they keep the sums of the first product.
 
-    Where not (no `backend`, or other formats, activations and sizes), the backward pass computes them again.
+    For other formats, activations and sizes, the backward pass computes them again.
     """
-    if not backend:
-        return False
     from moe_routing_bench.kernels.experts import cute_training
 
     return cute_training.unsupported(_experts(rows, w2, activation)) is None
@@ -97,10 +95,10 @@ def experts_training(
     rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, backend: str
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`experts`, and what the backward pass wants of it: the sums (R, N) of the first product, or (0,) where it computes them again."""
-    if not keeps_sums(rows, w2, activation, backend):
+    if not (backend and keeps_sums(rows, w2, activation)):
         return experts(rows, offsets, w13, w2, activation, b13, b2), rows.new_empty(0)
     if not rows.numel():
-        return torch.empty_like(rows), rows.new_empty(len(rows), w13.shape[1])
+        return rows.new_empty(rows.shape), rows.new_empty(len(rows), w13.shape[1])
     from moe_routing_bench.kernels.experts import cute_training
 
     problem = _experts(rows, w2, activation)
@@ -118,20 +116,27 @@ def layer_training(
 
 
 def layer_backward(
-    grad: Tensor, packed: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor, packed: Tensor | None, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """grad (T, H) of combined, and the sums that `layer_training` kept -> the gradients of packed, weights (T, k), w13 and w2.
 
-    The gradient of a weight is that of its row's activated sums, times these: y is not needed.
+    Those that are not `wanted` are None; packed may be None where that of w13 is not. The gradient of a weight is that of its row's
+    activated sums, times these: y is not needed.
     """
-    if not packed.numel():
-        return torch.empty_like(packed), torch.zeros_like(weights), torch.zeros_like(w13), torch.zeros_like(w2)
+    if not grad.numel() or not len(order):
+        return reference.layer_backward(
+            grad, packed, order, inverse, offsets, weights, w13, w2, activation, sums, wanted
+        )
     from moe_routing_bench.kernels.experts import cute_training
 
+    of_packed, of_weights, of_w13, of_w2 = wanted
     scales = weights.reshape(-1).index_select(0, order.clamp_min(0)).masked_fill_(order < 0, 0)  # a weight may be NaN
-    given = (pack(grad, order, inverse), packed, ready(offsets), ready(w13), ready(w2), sums, scales)
-    d_packed, d_w13, d_w2, d_scales = cute_training.backward(_experts(packed, w2, activation), *given)
-    assert d_scales is not None, "rows have weights"
+    d_y = pack(grad, order, inverse)
+    given = (d_y, None if packed is None else ready(packed), ready(offsets), ready(w13), ready(w2), sums, scales)
+    of_all = (of_packed, of_w13, of_w2, of_weights)
+    d_packed, d_w13, d_w2, d_scales = cute_training.backward(_experts(d_y, w2, activation), *given, wanted=of_all)
+    if d_scales is None:
+        return d_packed, None, d_w13, d_w2
     of_kept = d_scales.index_select(0, inverse.clamp_min(0).reshape(-1)).view(inverse.shape)
     return d_packed, torch.where(inverse < 0, 0, of_kept), d_w13, d_w2
 
@@ -154,33 +159,45 @@ def feed(
 
 
 def experts_backward(
-    grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, sums: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """grad (R, H) of y -> those of rows (undefined in rows of no expert), w13, w2, b13 and b2; (0,) for a bias that is not there.
+    grad: Tensor, rows: Tensor | None, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, sums: Tensor | None, wanted: Sequence[bool]
+) -> Sequence[Tensor | None]:  # fmt: skip
+    """grad (R, H) of y -> those of rows (undefined in rows of no expert), w13, w2, b13 and b2 that are `wanted`, None for each other one.
 
     Kernels of ours where `experts_training` kept the sums; else grouped products of torch where they can; with biases, and in
     formats that those do not take, a loop that waits for the GPU.
     """
-    problem = _experts(rows, w2, activation)
-    if sums is not None and rows.numel():
+    problem = _experts(grad, w2, activation)
+    if sums is not None and grad.numel():
         from moe_routing_bench.kernels.experts import cute_training
 
-        given = (ready(grad), ready(rows), ready(offsets), ready(w13), ready(w2), sums)
-        return *cute_training.backward(problem, *given)[:3], w13.new_empty(0), w13.new_empty(0)
-    if problem.biased or not rows.numel() or torch_grouped_mm.unsupported(problem):
-        return reference.experts_backward(grad, rows, offsets, w13, w2, activation, b13, b2)
-    grad, rows, w13, w2, ends = ready(grad), ready(rows), ready(w13), ready(w2), offsets[1:]
+        given = (ready(grad), None if rows is None else ready(rows), ready(offsets), ready(w13), ready(w2), sums)
+        return *cute_training.backward(problem, *given, wanted=(*wanted[:3], False))[:3], None, None
+    if rows is None or problem.biased or not grad.numel() or torch_grouped_mm.unsupported(problem):
+        return reference.experts_backward(grad, rows, offsets, w13, w2, activation, b13, b2, sums, wanted)
+    return _grouped_backward(ready(grad), ready(rows), offsets[1:], ready(w13), ready(w2), activation, wanted)
+
+
+def _grouped_backward(
+    grad: Tensor, rows: Tensor, ends: Tensor, w13: Tensor, w2: Tensor, activation: str, wanted: Sequence[bool]
+) -> Sequence[Tensor | None]:
+    """`experts_backward` without biases, in grouped products of torch."""
+    of_rows, of_w13, of_w2, *_ = wanted
+    d_rows = d_w13 = d_w2 = None
     sums = grouped_mm(rows, w13.transpose(1, 2), offs=ends).float()
-    inner = activate(activation, sums).to(rows.dtype)
-    d_sums = reference.activation_gradient(activation, sums, grouped_mm(grad, w2, offs=ends).float()).to(rows.dtype)
-    d_w13, d_w2 = grouped_mm(d_sums.T, rows, offs=ends), grouped_mm(grad.T, inner, offs=ends)
-    return grouped_mm(d_sums, w13, offs=ends), d_w13, d_w2, w13.new_empty(0), w13.new_empty(0)
+    if of_w2:
+        d_w2 = grouped_mm(grad.T, activate(activation, sums).to(rows.dtype), offs=ends)
+    if of_rows or of_w13:
+        d_inner = grouped_mm(grad, w2, offs=ends).float()
+        d_sums = reference.activation_gradient(activation, sums, d_inner).to(rows.dtype)
+        d_rows = grouped_mm(d_sums, w13, offs=ends) if of_rows else None
+        d_w13 = grouped_mm(d_sums.T, rows, offs=ends) if of_w13 else None
+    return d_rows, d_w13, d_w2, None, None
 
 
 def _experts(rows: Tensor, w2: Tensor, activation: str) -> Experts:
     """The problem of rows (R, H) and w2 (E, H, I); weights have the format of the rows."""
     (experts, hidden, intermediate), dtype = w2.shape, _FORMATS.get(rows.dtype, "")
-    return Experts(len(rows), hidden, intermediate, experts, dtype, dtype, dtype, activation=activation)
+    return Experts(rows.shape[0], hidden, intermediate, experts, dtype, dtype, dtype, activation=activation)
 
 
 def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
