@@ -186,7 +186,7 @@ def fused_experts(
     Raises `UserError` for arguments that `permute`, `experts` or `combine` does not take, and for an unknown phase.
     """
     check_phase(phase)
-    _, offsets, order, inverse = permute(topk_ids, len(w2), capacity)
+    _, offsets, order, inverse = permute(topk_ids, w2.shape[0], capacity)
     arguments.check_pack(x, order, inverse)
     arguments.check_experts(x, offsets, w13, w2, activation, b13, b2)
     if _learns(x, w13, w2, b13, b2):
@@ -219,6 +219,6 @@ def layer(
     Raises `UserError` for arguments that `gate` or `fused_experts` does not take, and for logits of another number of experts.
     """
     topk_ids, topk_weights = gate(logits, top_k, rule, bias)
-    if logits.shape[1] != len(w2):
-        raise bad("logits", tuple(logits.shape), f"(T, {len(w2)}): w2 has {len(w2)} experts")
+    if logits.shape[1] != w2.shape[0]:
+        raise bad("logits", tuple(logits.shape), f"(T, {w2.shape[0]}): w2 has {w2.shape[0]} experts")
     return fused_experts(x, topk_ids, topk_weights, w13, w2, capacity, activation, b13, b2, residual, phase)

@@ -39,7 +39,9 @@ def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: 
         raise bad("experts", experts, "at least 1")
     if capacity is None and layout == "padded":
         raise bad("capacity", None, "a number of rows for layout padded", "capacity_of gives that of a capacity factor")
-    if capacity is not None and capacity < 1:
+    if (
+        capacity is not None and capacity < 1 and topk_ids.shape[0]
+    ):  # no tokens have a capacity of 0, whatever its factor
         raise bad("capacity", capacity, "at least 1, or None for no limit")
     rows = RowLayout(topk_ids.shape[0], topk_ids.shape[1], experts, capacity, layout).rows
     if rows > MOST_ROWS:
@@ -52,8 +54,8 @@ def check_pack(x: Tensor, order: Tensor, inverse: Tensor) -> None:
     _check_index(inverse, "inverse")
     if order.dim() != 1 or order.dtype != torch.int32:
         raise bad("order", _shape_and_dtype(order), "(R,) of torch.int32")
-    if len(x) != len(inverse):
-        raise bad("x", _shape_and_dtype(x), f"{len(inverse)} rows, as inverse has")
+    if x.shape[0] != inverse.shape[0]:
+        raise bad("x", _shape_and_dtype(x), f"{inverse.shape[0]} rows, as inverse has")
     for name, one in (("order", order), ("inverse", inverse)):
         _check_device(one, name, x)
 
@@ -69,7 +71,7 @@ def check_experts(
     if w2.dim() != 3 or w2.shape[1] != hidden or w2.dtype != rows.dtype:
         raise bad("w2", _shape_and_dtype(w2), f"(E, {hidden}, I) of {rows.dtype}")
     experts, _, intermediate = w2.shape
-    problem = Experts(len(rows), hidden, intermediate, experts, "", "", "", activation=activation)
+    problem = Experts(0, hidden, intermediate, experts, "", "", "", activation=activation)
     wide_rows = intermediate * (2 if problem.gated else 1)
     if w13.shape != (experts, wide_rows, hidden) or w13.dtype != rows.dtype:
         raise bad("w13", _shape_and_dtype(w13), f"({experts}, {wide_rows}, {hidden}) of {rows.dtype}")
@@ -94,8 +96,9 @@ def check_combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor 
     allowed = list(dict.fromkeys([wide(y.dtype), y.dtype]))
     if weights.shape != inverse.shape or weights.dtype not in allowed:
         raise bad("weights", _shape_and_dtype(weights), f"{tuple(inverse.shape)} of {' or '.join(map(str, allowed))}")
-    if residual is not None and (residual.shape != (len(inverse), y.shape[1]) or residual.dtype != y.dtype):
-        raise bad("residual", _shape_and_dtype(residual), f"{(len(inverse), y.shape[1])} of {y.dtype}")
+    shape = (inverse.shape[0], y.shape[1])
+    if residual is not None and (residual.shape != shape or residual.dtype != y.dtype):
+        raise bad("residual", _shape_and_dtype(residual), f"{shape} of {y.dtype}")
     for name, one in (("inverse", inverse), ("weights", weights), ("residual", residual)):
         if one is not None:
             _check_device(one, name, y)
