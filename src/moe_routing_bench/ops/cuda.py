@@ -183,6 +183,8 @@ def _grouped_backward(
     """`experts_backward` without biases, in grouped products of torch."""
     of_rows, of_w13, of_w2, *_ = wanted
     d_rows = d_w13 = d_w2 = None
+    if not any(wanted):
+        return d_rows, d_w13, d_w2, None, None
     sums = grouped_mm(rows, w13.transpose(1, 2), offs=ends).float()
     if of_w2:
         d_w2 = grouped_mm(grad.T, activate(activation, sums).to(rows.dtype), offs=ends)
