@@ -1,9 +1,10 @@
 """What the operators take: every check raises `UserError` in one line. Values are not read, which would wait for the GPU."""
 
 import torch
+import torch.autograd.forward_ad
 from torch import Tensor
 
-from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.errors import UserError, bad, pick
 from moe_routing_bench.kernels.experts import ACTIVATIONS, Experts
 from moe_routing_bench.kernels.permute.layout import LAYOUTS, MOST_ROWS, RowLayout
 from moe_routing_bench.ops.reference import wide
@@ -17,6 +18,7 @@ def check_gate(logits: Tensor, top_k: int, rule: str, bias: Tensor | None) -> No
     if rule not in ROUTERS:
         pick("rule", rule, ROUTERS)
     _check_data(logits, "logits")
+    check_transforms("gate", logits)
     experts = logits.shape[1]
     if not 1 <= top_k <= experts:
         raise bad("top_k", top_k, f"1 to {experts}, the number of experts")
@@ -51,6 +53,7 @@ def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: 
 def check_pack(x: Tensor, order: Tensor, inverse: Tensor) -> None:
     """x (T, H), order (R,) and inverse (T, k) int32."""
     _check_data(x, "x")
+    check_transforms("pack", x)
     _check_index(inverse, "inverse")
     if order.dim() != 1 or order.dtype != torch.int32:
         raise bad("order", _shape_and_dtype(order), "(R,) of torch.int32")
@@ -67,6 +70,7 @@ def check_experts(
     if activation not in ACTIVATIONS:
         pick("activation", activation, ACTIVATIONS)
     _check_data(rows, "rows")
+    check_transforms("experts", rows, w13, w2, b13, b2)
     hidden = rows.shape[1]
     if w2.dim() != 3 or w2.shape[1] != hidden or w2.dtype != rows.dtype:
         raise bad("w2", _shape_and_dtype(w2), f"(E, {hidden}, I) of {rows.dtype}")
@@ -92,6 +96,7 @@ def check_experts(
 def check_combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None) -> None:
     """y (R, H), inverse (T, k) int32, weights (T, k), residual (T, H) or None."""
     _check_data(y, "y")
+    check_transforms("combine", y, weights, residual)
     _check_index(inverse, "inverse")
     allowed = list(dict.fromkeys([wide(y.dtype), y.dtype]))
     if weights.shape != inverse.shape or weights.dtype not in allowed:
@@ -102,6 +107,45 @@ def check_combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor 
     for name, one in (("inverse", inverse), ("weights", weights), ("residual", residual)):
         if one is not None:
             _check_device(one, name, y)
+
+
+def check_transforms(operator: str, *tensors: Tensor | None) -> None:
+    """No derivative that an operator does not offer: torch would take forward mode for zero, without a word.
+
+    Offered are backward passes of torch.autograd, and `torch.vmap`, which calls an operator for each element.
+    """
+    forward = torch.autograd.forward_ad._current_level >= 0
+    if torch.compiler.is_compiling():  # tensors cannot be looked at
+        if forward:
+            raise _not_offered(operator, "forward mode in compiled code")
+        return
+    functorch = torch._C._functorch
+    if not forward and functorch.peek_interpreter_stack() is None:
+        return
+    for tensor in tensors:
+        while tensor is not None:
+            if not functorch.is_batchedtensor(tensor) and _has_tangent(tensor):
+                raise _not_offered(operator, "forward mode (jvp)")
+            if functorch.is_gradtrackingtensor(tensor):
+                raise _not_offered(operator, "a derivative of torch.func")
+            tensor = functorch.get_unwrapped(tensor) if functorch.is_functorch_wrapped_tensor(tensor) else None
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    forward_ad = torch.autograd.forward_ad
+    if forward_ad._current_level < 0:
+        return False
+    # Compiled for itself, where the caller could not be, it would see none.
+    return torch.compiler.is_compiling() or forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def _not_offered(operator: str, transform: str) -> UserError:
+    return bad(f"derivative of {operator}", transform, "backward passes of torch.autograd")
+
+
+def refuse_second(operator: str) -> UserError:
+    """The error of a backward pass through a gradient that has none."""
+    return bad(f"derivative of {operator}", "the second", "the first; the second of gate and pack alone")
 
 
 def _check_data(data: Tensor, name: str) -> None:

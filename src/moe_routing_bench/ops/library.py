@@ -17,6 +17,7 @@ from torch.library import custom_op
 
 from moe_routing_bench.kernels.permute.layout import RowLayout
 from moe_routing_bench.ops import reference
+from moe_routing_bench.ops.arguments import check_transforms, refuse_second
 
 
 def contiguous(results: Any, like: Tensor) -> Any:
@@ -116,6 +117,7 @@ def _save_for_pack(ctx, inputs, output) -> None:
 
 
 def _pack_gradients(ctx, grad):
+    check_transforms("pack", grad)
     (inverse,) = ctx.saved_tensors
     return sum_of_rows(grad, inverse), None, None
 
@@ -132,6 +134,7 @@ def _save_for_combine(ctx, inputs, output) -> None:
 
 
 def _combine_gradients(ctx, grad):
+    check_transforms("combine", grad)
     of_y, _, of_weights, of_residual = ctx.needs_input_grad
     y, inverse, weights = ctx.saved_tensors
     d_y = d_weights = None
@@ -140,6 +143,16 @@ def _combine_gradients(ctx, grad):
     return d_y if of_y else None, None, d_weights if of_weights else None, grad if of_residual else None
 
 
+def first_only(operator: str) -> Callable:
+    """The derivative of a backward operator: an error, as its outputs would else pass for constants."""
+
+    def refuse(ctx, *grads):
+        raise refuse_second(operator)
+
+    return refuse
+
+
 gate.register_autograd(_gate_gradients, setup_context=_save_for_gate)
 pack.register_autograd(_pack_gradients, setup_context=_save_for_pack)
 combine.register_autograd(_combine_gradients, setup_context=_save_for_combine)
+combine_backward.register_autograd(first_only("combine"))

@@ -1,6 +1,6 @@
 """The operators that run experts, as `torch.library` knows them: what runs on which device, shapes without data, and derivatives.
 
-``torch.ops.moe_routing_bench.experts`` and ``feed``, pack and experts in one; ``experts_training`` and ``layer_training``, which keep
+``torch.ops.moe_routing_bench.experts`` and ``feed``, pack and experts in one, whose backward passes compute all again; ``experts_training`` and ``layer_training``, which keep
 what a backward pass reads, and the backward operators of these. The backward of experts computes the sums of their first product
 again, unless ``experts_training`` kept them. ``layer_training`` is pack, experts and combine in one, whose backward weighs rows where
 the slope of the activation is computed.
@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.library import custom_op
 
 from moe_routing_bench.ops import reference
-from moe_routing_bench.ops.library import combine_backward, contiguous, on_cuda, sum_of_rows
+from moe_routing_bench.ops.arguments import check_transforms
+from moe_routing_bench.ops.library import combine_backward, contiguous, first_only, on_cuda, pack, sum_of_rows
 
 
 @custom_op("moe_routing_bench::experts", mutates_args=(), device_types="cpu")
@@ -137,8 +138,8 @@ def _save_for_experts(ctx, inputs, output) -> None:
 def _save_for_training(ctx, inputs, output) -> None:
     rows, offsets, w13, w2, ctx.activation, b13, b2, _ = inputs
     sums = _kept(output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # zeros as large as the sums would be written for nothing
+    # The sums stay differentiable, as only so a second derivative is refused; but zeros as large would be written for nothing.
+    ctx.set_materialize_grads(False)
     rows = rows if sums is None or ctx.needs_input_grad[2] else None
     ctx.save_for_backward(rows, offsets, w13, w2, b13, b2, sums)
 
@@ -149,12 +150,31 @@ def _kept(sums: Tensor) -> Tensor | None:
 
 
 def _experts_gradients(ctx, grad):
+    check_transforms("experts", grad)
+    if grad is None:
+        return (None,) * 7
     rows, offsets, w13, w2, b13, b2, sums = ctx.saved_tensors
     of_rows, _, of_w13, of_w2, _, of_b13, of_b2 = ctx.needs_input_grad[:7]
     wanted = [of_rows, of_w13, of_w2, of_b13, of_b2]
     gradients = experts_backward(grad, rows, offsets, w13, w2, ctx.activation, b13, b2, sums, wanted)
     d_rows, d_w13, d_w2, d_b13, d_b2 = _or_none(gradients, wanted)
     return d_rows, None, d_w13, d_w2, None, d_b13, d_b2
+
+
+def _save_for_feed(ctx, inputs, output) -> None:
+    x, order, inverse, offsets, w13, w2, ctx.activation, b13, b2, *_ = inputs
+    ctx.save_for_backward(x, order, inverse, offsets, w13, w2, b13, b2)
+
+
+def _feed_gradients(ctx, grad):
+    check_transforms("feed", grad)
+    x, order, inverse, offsets, w13, w2, b13, b2 = ctx.saved_tensors
+    wanted = [ctx.needs_input_grad[i] for i in (0, 4, 5, 7, 8)]
+    rows = pack(x, order, inverse)
+    gradients = experts_backward(grad, rows, offsets, w13, w2, ctx.activation, b13, b2, None, wanted)
+    d_rows, d_w13, d_w2, d_b13, d_b2 = _or_none(gradients, wanted)
+    d_x = None if d_rows is None else sum_of_rows(d_rows, inverse)
+    return d_x, None, None, None, d_w13, d_w2, None, d_b13, d_b2, None, None
 
 
 def _or_none(gradients: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
@@ -169,7 +189,6 @@ def _training_gradients(ctx, grad, of_sums):
 def _save_for_layer(ctx, inputs, output) -> None:
     _, order, inverse, offsets, weights, w13, w2, ctx.activation, b13, b2, *_ = inputs
     _, packed, y, sums = output
-    ctx.mark_non_differentiable(packed, y, sums)
     ctx.set_materialize_grads(False)
     sums = _kept(sums)
     y = y if sums is None and ctx.needs_input_grad[4] else None
@@ -178,6 +197,9 @@ def _save_for_layer(ctx, inputs, output) -> None:
 
 
 def _layer_gradients(ctx, grad, *_):
+    check_transforms("layer", grad)
+    if grad is None:
+        return (None,) * 12
     order, inverse, offsets, weights, w13, w2, b13, b2, packed, y, sums = ctx.saved_tensors
     of_x, of_weights, of_w13, of_w2, of_b13, of_b2, of_residual = (
         ctx.needs_input_grad[i] for i in (0, 4, 5, 6, 8, 9, 10)
@@ -199,5 +221,8 @@ def _layer_gradients(ctx, grad, *_):
 
 
 experts.register_autograd(_experts_gradients, setup_context=_save_for_experts)
+feed.register_autograd(_feed_gradients, setup_context=_save_for_feed)
 experts_training.register_autograd(_training_gradients, setup_context=_save_for_training)
 layer_training.register_autograd(_layer_gradients, setup_context=_save_for_layer)
+experts_backward.register_autograd(first_only("experts"))
+layer_backward.register_autograd(first_only("layer"))
