@@ -140,19 +140,20 @@ def test_the_reference_computes_no_other(wanted) -> None:
             assert (shape in shapes.made) == of_it, shape
 
 
-@pytest.mark.parametrize("wanted", subsets(3), ids=written)
+@pytest.mark.parametrize("wanted", subsets(5), ids=written)
 def test_grouped_products_are_those_that_are_needed(wanted, monkeypatch) -> None:
-    """What runs on CUDA without kernels of ours."""
-    tensors = drawn(dtype=torch.bfloat16)
+    """What runs on CUDA without kernels of ours: one for each gradient, one for the sums, and one through w2."""
+    tensors = drawn(biased=True, dtype=torch.bfloat16)
     grad, rows = torch.randn(2, ROWS, HIDDEN).bfloat16()
-    network = (OFFSETS, tensors["w13"], tensors["w2"], "swiglu", None, None, None)
+    network = [tensors[name] for name in ("w13", "w2", "b13", "b2")]
     products, real = [], cuda.grouped_mm
+    monkeypatch.setattr(backends, "capability", lambda device: (9, 0))
     monkeypatch.setattr(cuda, "grouped_mm", lambda *given, **options: products.append(1) or real(*given, **options))
-    found = cuda.experts_backward(grad, rows, *network, (*wanted, False, False))
-    of_rows, of_w13, of_w2 = wanted
-    through = of_rows or of_w13
-    assert [one is not None for one in found] == [*wanted, False, False]
-    assert len(products) == any(wanted) + through + of_rows + of_w13 + of_w2
+    found = cuda.experts_backward(grad, rows, OFFSETS, *network[:2], "swiglu_oai", *network[2:], None, wanted)
+    of_rows, of_w13, of_w2, of_b13, _ = wanted
+    through = of_rows or of_w13 or of_b13
+    assert [one is not None for one in found] == list(wanted)
+    assert len(products) == sum(wanted) + through + (through or of_w2)
 
 
 @pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "plain"])

@@ -4,24 +4,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from undefined import POISONS, spoil, undefined_products, uninitialised
+from undefined import IDS, POISONS, spoil, undefined_products, uninitialised
 
 from moe_routing_bench import ops
 from moe_routing_bench.kernels.experts import Experts
 from moe_routing_bench.kernels.permute.layout import LAYOUTS
-from moe_routing_bench.ops import cuda, reference
+from moe_routing_bench.ops import backends, cuda, reference
 from moe_routing_bench.ops import transformers as plugin
 
 torch.set_num_threads(1)
 TOKENS, EXPERTS, HIDDEN, INTERMEDIATE = 6, 4, 8, 8
-# Ids as models with expert parallelism have them: of experts elsewhere all from E on, or -1.
-IDS = {
-    "all_here": [[0, 1], [2, 1], [3, 0], [1, 3], [2, 0], [1, 2]],
-    "some_elsewhere": [[0, 1], [4, 4], [-1, 2], [3, 4], [2, -1], [-1, -1]],
-    "first_elsewhere": [[4, 9], [2, 1], [3, 0], [1, 3], [2, 0], [1, 2]],
-    "none_here": [[4, 5], [-1, 4], [4, 4], [-1, -1], [2**31 - 1, 4], [7, 4]],
-}
 ACTIVATIONS = ("swiglu", "swiglu_oai")
+ALL_ACTIVATIONS = ("swiglu", "geglu", "relu2", "swiglu_oai")
 
 
 @pytest.fixture(params=POISONS.values(), ids=POISONS)
@@ -131,21 +125,26 @@ def test_router_and_all(poison: float) -> None:
     assert torch.equal(output[0], x[0]) and torch.equal(d_x[0], grad[0])
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "geglu", "relu2"])
-def test_gradients_by_grouped_products(activation: str, poison: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs on CUDA without kernels of ours: rows of no expert hold anything, of the inputs and of every product."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=["grouped_products", "blocks"])
+@pytest.mark.parametrize("activation", ALL_ACTIVATIONS)
+def test_gradients_on_cuda(activation: str, dtype: torch.dtype, poison: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without kernels of ours; rows of no expert hold anything, of the inputs and of every product."""
+    monkeypatch.setattr(backends, "capability", lambda device: (9, 0))
     monkeypatch.setattr(cuda, "grouped_mm", F.grouped_mm)
     offsets = torch.tensor([0, 3, 3, 5, 9], dtype=torch.int32)
     torch.manual_seed(17)
-    _, _, w13, w2 = (one.detach() for one in drawn(activation, torch.bfloat16))
-    rows, grad = (torch.randn(12, HIDDEN).bfloat16() for _ in range(2))
-    rest = (offsets, w13, w2, activation, None, None, None, (True, True, True, False, False))
+    _, _, w13, w2, *biases = (one.detach() for one in drawn(activation, dtype))
+    w13[1], w2[1] = torch.inf, torch.inf  # of an expert without rows
+    rows, grad = (torch.randn(12, HIDDEN).to(dtype) for _ in range(2))
+    b13, b2 = biases or (None, None)
+    rest = (offsets, w13, w2, activation, b13, b2, None, (True, True, True, bool(biases), bool(biases)))
     want = reference.experts_backward(grad, rows, *rest)
     for one in (rows, grad):
         spoil(one, offsets, poison)
     got = cuda.experts_backward(grad, rows, *rest)
-    for one, right in zip([got[0][:9], *got[1:3]], [want[0][:9], *want[1:3]], strict=True):
-        assert float((one - right).float().norm() / right.float().norm()) < 0.01
+    for one, right in zip([got[0][:9], *got[1:]], [want[0][:9], *want[1:]], strict=True):
+        if right is not None:
+            assert float((one - right).double().norm() / right.double().norm()) < 0.01
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -164,6 +163,7 @@ def test_rows_of_padding_have_no_weight(layout: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(cute_training, "backward", backward)
     monkeypatch.setattr(cuda, "pack", reference.pack)
+    monkeypatch.setattr(cuda, "keeps_sums", lambda *_: True)
     packed = ops.pack(x, order, inverse)
     sums = torch.zeros(len(order), 2 * INTERMEDIATE)
     cuda.layer_backward(x, packed, order, inverse, offsets, weights, w13, w2, "swiglu", sums, [True] * 4)

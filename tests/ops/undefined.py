@@ -13,6 +13,14 @@ from moe_routing_bench.ops import reference
 
 POISONS = {"nan": float("nan"), "number": 3.0}  # a comparison hides NaN: clamp has no gradient there
 
+# Ids as models with expert parallelism have them: of experts elsewhere all from E on, or -1.
+IDS = {
+    "all_here": [[0, 1], [2, 1], [3, 0], [1, 3], [2, 0], [1, 2]],
+    "some_elsewhere": [[0, 1], [4, 4], [-1, 2], [3, 4], [2, -1], [-1, -1]],
+    "first_elsewhere": [[4, 9], [2, 1], [3, 0], [1, 3], [2, 0], [1, 2]],
+    "none_here": [[4, 5], [-1, 4], [4, 4], [-1, -1], [2**31 - 1, 4], [7, 4]],
+}
+
 
 @contextlib.contextmanager
 def uninitialised() -> Iterator[None]:

@@ -19,14 +19,19 @@ whatever the routing; ``offsets[-1]`` rows are in use. `order` and `inverse` tha
 other's inverse. Their values are not checked, because that would wait for the GPU.
 
 Logits and data may be bfloat16, float16, float32 or float64. On CUDA the kernels of this package run, in CuTe DSL where they
-can and it is installed, else in Triton; float64 and the CPU take plain torch. gate is differentiable in the logits for every
-rule of `routers.ROUTERS`, pack in x, experts in rows, weights and biases, combine in y, weights and residual; gate and pack
-also twice. Gradients of experts are grouped products: of kernels in CuTe DSL on Hopper, in bfloat16 and float16, with `swiglu` or
-`geglu`; else of torch in bfloat16; and in other formats, or with biases, a loop that waits for the GPU.
+can and it is installed, else in Triton; float64 and the CPU take plain torch, and so do experts in float32, whose products are
+batched over blocks of rows: up to three times the multiplications, but without waiting for the GPU.
 
-All are `torch.library` operators (``torch.ops.moe_routing_bench``), so `torch.compile` takes them without a graph break, and
-after a first call with the same sizes a CUDA graph may capture them, but for that loop. Every result is the same bits in
-each run.
+gate is differentiable in the logits for every rule of `routers.ROUTERS`, pack in x, experts in rows, weights and biases, combine
+in y, weights and residual; gate and pack also twice. Other second derivatives, forward mode (`jvp`) and derivatives of `torch.func` are
+refused; `torch.vmap` calls an operator for each element. What needs no gradient costs nothing in a backward pass. Gradients of experts are
+grouped products: of kernels in CuTe DSL on Hopper, in bfloat16 and float16, with `swiglu` or `geglu`; else of torch in bfloat16, on Hopper
+and Blackwell; else the products over blocks of rows.
+
+All are `torch.library` operators (``torch.ops.moe_routing_bench``), so `torch.compile` takes them without a graph break, as one graph for
+any number of tokens, and after a first call with the same sizes a CUDA graph may capture them: none waits for the GPU. Results are
+contiguous, and the same bits in each run. Kernels take contiguous tensors at multiples of 16 bytes: any other layout, such as
+transposed weights, is copied on every call, of which the first warns.
 """
 
 from typing import NamedTuple
@@ -77,6 +82,7 @@ def gate(
     -1, which are of no expert, and NaN weights. Weights are differentiable in logits. Raises `UserError`.
     """
     arguments.check_gate(logits, top_k, rule, bias)
+    backends.warn_of_copies("gate", logits=logits)
     return library.gate(logits, bias, top_k, rule)
 
 
@@ -100,6 +106,7 @@ def pack(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     Differentiable in x: a token's gradient is the sum over its kept rows. Raises `UserError`.
     """
     arguments.check_pack(x, order, inverse)
+    backends.warn_of_copies("pack", x=x)
     return library.pack(x, order, inverse)
 
 
@@ -117,9 +124,11 @@ def experts(
     offsets (E + 1,) int32 says which rows are whose; w13 (E, 2 I, H) holds gates above ups, or (E, I, H) of `relu2`; w2 is
     (E, H, I). Activations: ``swiglu``, ``geglu``, ``relu2``, and ``swiglu_oai``, which has biases b13 (E, 2 I) and b2 (E, H).
     Rows from offsets[E] on are of no expert: what y and the gradient hold there is undefined, and `combine` never reads it.
-    Differentiable in all but offsets. Raises `UserError`.
+    Differentiable in all but offsets; frozen weights have no part in the backward pass. On CUDA weights that are not contiguous are
+    copied on every call. Raises `UserError`.
     """
     arguments.check_experts(rows, offsets, w13, w2, activation, b13, b2)
+    backends.warn_of_copies("experts", rows=rows, w13=w13, w2=w2, b13=b13, b2=b2)
     if _learns(rows, w13, w2, b13, b2):
         backend = backends.training(rows.device)
         return library_experts.experts_training(rows, offsets, w13, w2, activation, b13, b2, backend)[0]
@@ -139,6 +148,7 @@ def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None
     weight, and get no gradient. Differentiable in y, weights and residual. Raises `UserError`.
     """
     arguments.check_combine(y, inverse, weights, residual)
+    backends.warn_of_copies("combine", y=y, residual=residual)
     if _learns(y, weights, residual):  # whose gradient is rounded to the dtype of weights once
         weights = weights.to(wide(y.dtype))
     return library.combine(y, inverse, weights, residual)
@@ -189,6 +199,7 @@ def fused_experts(
     _, offsets, order, inverse = permute(topk_ids, w2.shape[0], capacity)
     arguments.check_pack(x, order, inverse)
     arguments.check_experts(x, offsets, w13, w2, activation, b13, b2)
+    backends.warn_of_copies("fused_experts", x=x, w13=w13, w2=w2, b13=b13, b2=b2, residual=residual)
     if _learns(x, w13, w2, b13, b2):
         arguments.check_combine(x, inverse, topk_weights, residual)
         weights = (topk_weights.to(wide(x.dtype)), w13, w2, activation, b13, b2)

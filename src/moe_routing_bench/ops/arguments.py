@@ -119,7 +119,7 @@ def check_transforms(operator: str, *tensors: Tensor | None) -> None:
         if forward:
             raise _not_offered(operator, "forward mode in compiled code")
         return
-    functorch = torch._C._functorch
+    functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     if not forward and functorch.peek_interpreter_stack() is None:
         return
     for tensor in tensors:

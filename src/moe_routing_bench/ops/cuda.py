@@ -1,6 +1,7 @@
 """Every operation on CUDA: allocation, and the launch of the kernel that `backends` chooses; else `reference`.
 
-Kernels need data in float32 or less; what they do not take (float64, no elements) runs in plain torch.
+Kernels need data in float32 or less; what they do not take (float64, no elements) runs in plain torch: experts in `blocks`, where
+offsets are not read on the host, all else in `reference`. Nothing here waits for the GPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,15 +15,17 @@ from torch.nn.functional import grouped_mm
 from moe_routing_bench.formats import FORMATS, PLAIN
 from moe_routing_bench.kernels.combine import Combine
 from moe_routing_bench.kernels.experts import Experts, torch_grouped_mm
-from moe_routing_bench.kernels.experts.common import activate
+from moe_routing_bench.kernels.experts.common import activate, experts_of_rows
 from moe_routing_bench.kernels.gate import Gate
 from moe_routing_bench.kernels.layer import Layer
 from moe_routing_bench.kernels.pack import Pack
 from moe_routing_bench.kernels.permute.layout import RowLayout
-from moe_routing_bench.ops import backends, feeding, reference
+from moe_routing_bench.ops import backends, blocks, feeding, reference
 from moe_routing_bench.ops.backends import ready
 from moe_routing_bench.routers import ROUTERS
 
+# Major compute capabilities for which torch has a grouped product of 16-bit numbers; for others it loops and reads offsets on the host.
+_GROUPED = (9, 10)
 _FORMATS = {FORMATS[name].torch_dtype: name for name in PLAIN}
 
 
@@ -69,7 +72,7 @@ def experts(
     """rows (R, H), offsets (E + 1,), w13 (E, N, H), w2 (E, H, I), biases -> y (R, H); undefined in rows of no expert."""
     problem = _experts(rows, w2, activation)
     if (bind := _bind(problem, rows)) is None:
-        return reference.experts(rows, offsets, w13, w2, activation, b13, b2)
+        return blocks.experts(rows, offsets, w13, w2, activation, b13, b2)
     y = rows.new_empty(rows.shape)
     bind(problem, packed=ready(rows), **_weights(offsets, w13, w2, b13, b2), y=y)()
     return y
@@ -117,19 +120,22 @@ def layer_training(
 
 def layer_backward(
     grad: Tensor, packed: Tensor | None, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor, wanted: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> Sequence[Tensor | None]:  # fmt: skip
     """grad (T, H) of combined, and the sums that `layer_training` kept -> the gradients of packed, weights (T, k), w13 and w2.
 
     Those that are not `wanted` are None; packed may be None where that of w13 is not. The gradient of a weight is that of its row's
     activated sums, times these: y is not needed.
     """
+    of_packed, of_weights, of_w13, of_w2 = wanted
     if not grad.numel() or not len(order):
+        likes = (grad.new_empty(len(order), grad.shape[1]), weights, w13, w2)
+        return tuple(torch.zeros_like(like) if of_it else None for like, of_it in zip(likes, wanted, strict=True))
+    if not keeps_sums(grad, w2, activation):  # `layer_training` keeps none then: a call of its own, which waits
         return reference.layer_backward(
             grad, packed, order, inverse, offsets, weights, w13, w2, activation, sums, wanted
         )
     from moe_routing_bench.kernels.experts import cute_training
 
-    of_packed, of_weights, of_w13, of_w2 = wanted
     scales = weights.reshape(-1).index_select(0, order.clamp_min(0)).masked_fill_(order < 0, 0)  # a weight may be NaN
     d_y = pack(grad, order, inverse)
     given = (d_y, None if packed is None else ready(packed), ready(offsets), ready(w13), ready(w2), sums, scales)
@@ -163,8 +169,8 @@ def experts_backward(
 ) -> Sequence[Tensor | None]:  # fmt: skip
     """grad (R, H) of y -> those of rows (undefined in rows of no expert), w13, w2, b13 and b2 that are `wanted`, None for each other one.
 
-    Kernels of ours where `experts_training` kept the sums; else grouped products of torch where they can; with biases, and in
-    formats that those do not take, a loop that waits for the GPU.
+    Kernels of ours where `experts_training` kept the sums; else grouped products of torch where they can; else `blocks`. Nothing
+    waits for the GPU.
     """
     problem = _experts(grad, w2, activation)
     if sums is not None and grad.numel():
@@ -172,28 +178,35 @@ def experts_backward(
 
         given = (ready(grad), None if rows is None else ready(rows), ready(offsets), ready(w13), ready(w2), sums)
         return *cute_training.backward(problem, *given, wanted=(*wanted[:3], False))[:3], None, None
-    if rows is None or problem.biased or not grad.numel() or torch_grouped_mm.unsupported(problem):
-        return reference.experts_backward(grad, rows, offsets, w13, w2, activation, b13, b2, sums, wanted)
-    return _grouped_backward(ready(grad), ready(rows), offsets[1:], ready(w13), ready(w2), activation, wanted)
+    rows = grad if rows is None else rows  # of which there are none
+    in_groups = backends.capability(grad.device)[0] in _GROUPED and torch_grouped_mm.unsupported(problem) is None
+    if not (in_groups and grad.numel() and any(wanted)):
+        return blocks.experts_backward(grad, rows, offsets, w13, w2, activation, b13, b2, wanted)
+    return _grouped_backward(ready(grad), ready(rows), ready(offsets), ready(w13), ready(w2), activation, b13, wanted)
 
 
 def _grouped_backward(
-    grad: Tensor, rows: Tensor, ends: Tensor, w13: Tensor, w2: Tensor, activation: str, wanted: Sequence[bool]
-) -> Sequence[Tensor | None]:
-    """`experts_backward` without biases, in grouped products of torch."""
-    of_rows, of_w13, of_w2, *_ = wanted
-    d_rows = d_w13 = d_w2 = None
-    if not any(wanted):
-        return d_rows, d_w13, d_w2, None, None
-    sums = grouped_mm(rows, w13.transpose(1, 2), offs=ends).float()
-    if of_w2:
-        d_w2 = grouped_mm(grad.T, activate(activation, sums).to(rows.dtype), offs=ends)
-    if of_rows or of_w13:
+    grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, wanted: Sequence[bool]
+) -> Sequence[Tensor | None]:  # fmt: skip
+    """`experts_backward` in grouped products of torch. Gradients of biases are products with a column of ones, of which torch takes 8."""
+    of_rows, of_w13, of_w2, of_b13, of_b2 = wanted
+    d_rows = d_w13 = d_w2 = d_b13 = d_b2 = None
+    ends, ones = offsets[1:], grad.new_ones(len(grad), 8)
+    if of_b2:
+        d_b2 = grouped_mm(grad.T, ones, offs=ends)[..., 0]
+    if of_w2 or of_rows or of_w13 or of_b13:
+        sums = grouped_mm(rows, w13.transpose(1, 2), offs=ends).float()
+        if b13 is not None:
+            sums += b13.index_select(0, experts_of_rows(offsets, len(rows)))
+        if of_w2:
+            d_w2 = grouped_mm(grad.T, activate(activation, sums).to(rows.dtype), offs=ends)
+    if of_rows or of_w13 or of_b13:
         d_inner = grouped_mm(grad, w2, offs=ends).float()
         d_sums = reference.activation_gradient(activation, sums, d_inner).to(rows.dtype)
         d_rows = grouped_mm(d_sums, w13, offs=ends) if of_rows else None
         d_w13 = grouped_mm(d_sums.T, rows, offs=ends) if of_w13 else None
-    return d_rows, d_w13, d_w2, None, None
+        d_b13 = grouped_mm(d_sums.T, ones, offs=ends)[..., 0] if of_b13 else None
+    return d_rows, d_w13, d_w2, d_b13, d_b2
 
 
 def _experts(rows: Tensor, w2: Tensor, activation: str) -> Experts:
