@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+import torch._inductor.config
+import torch._inductor.cpu_vec_isa
 from operator_cases import DTYPES, LAYOUTS, cases, check_outputs, laid
 from torch import Tensor
 from torch.library import opcheck
+
+from moe_routing_bench import ops
+from moe_routing_bench.store import platforms
 
 torch.set_num_threads(1)
 LIBRARY = torch.ops.moe_routing_bench
@@ -50,3 +55,42 @@ def test_the_layouts_are_what_they_are_called() -> None:
     strides = {layout: laid(tensor, layout).stride() for layout in LAYOUTS}
     assert strides == {"contiguous": (16, 1), "transposed": (1, 5), "expanded": (0, 1), "sliced": (19, 1), "empty": (16, 1)}  # fmt: skip
     assert laid(tensor, "sliced").data_ptr() % 16
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sliced"])
+def test_graphs_that_torch_kept_run(layout: str) -> None:
+    """Of before a backward operator was told what is wanted: without that argument, all is."""
+    checked = set()
+    for name, given in cases(layout, torch.float32):
+        operator = name.partition("-")[0]
+        if operator in ("experts_backward", "layer_backward") and all(given[-1][:3]):
+            outputs = getattr(LIBRARY, operator)(*given[:-1])
+            for got, want in zip(outputs, getattr(LIBRARY, operator)(*given), strict=True):
+                assert torch.equal(got, want), name
+            opcheck(getattr(LIBRARY, operator).default, given[:-1], test_utils="test_faketensor")
+            checked.add(operator)
+    assert len(checked) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platforms.missing(("compiler",), "cpu") is not None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("layout", ["transposed", "expanded", "sliced"])
+def test_training_is_compiled_for_every_layout(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By inductor, whose code asserts the strides that fakes have; of a layer, and of experts alone."""
+    monkeypatch.setattr(torch._inductor.cpu_vec_isa, "valid_vec_isa_list", list)
+    offsets = torch.tensor([0, 1, 2, 3, 5], dtype=torch.int32)
+
+    def whole(x: Tensor, logits: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+        return ops.layer(x, logits, w13, w2, 2, residual=x) + ops.experts(x, offsets, w13, w2)
+
+    torch.manual_seed(17)
+    shapes = ((5, 16), (5, 4), (4, 48, 16), (4, 16, 24))
+    given = [laid(torch.randn(shape), layout).requires_grad_() for shape in shapes]
+    torch.compiler.reset()
+    results = []
+    with torch._inductor.config.patch(fx_graph_cache=False):  # which may hold graphs of an earlier version
+        for function in (torch.compile(whole, fullgraph=True), whole):
+            output = function(*given)
+            results.append([output, *torch.autograd.grad(output.square().sum(), given)])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -119,14 +119,14 @@ def layer_training(
 
 
 def layer_backward(
-    grad: Tensor, packed: Tensor | None, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor, wanted: Sequence[bool]
+    grad: Tensor, packed: Tensor | None, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor, wanted: Sequence[bool] | None = None
 ) -> Sequence[Tensor | None]:  # fmt: skip
     """grad (T, H) of combined, and the sums that `layer_training` kept -> the gradients of packed, weights (T, k), w13 and w2.
 
     Those that are not `wanted` are None; packed may be None where that of w13 is not. The gradient of a weight is that of its row's
     activated sums, times these: y is not needed.
     """
-    of_packed, of_weights, of_w13, of_w2 = wanted
+    of_packed, of_weights, of_w13, of_w2 = wanted = wanted or [True] * 4
     if not grad.numel() or not len(order):
         likes = (grad.new_empty(len(order), grad.shape[1]), weights, w13, w2)
         return tuple(torch.zeros_like(like) if of_it else None for like, of_it in zip(likes, wanted, strict=True))
@@ -165,14 +165,14 @@ def feed(
 
 
 def experts_backward(
-    grad: Tensor, rows: Tensor | None, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, sums: Tensor | None, wanted: Sequence[bool]
+    grad: Tensor, rows: Tensor | None, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, sums: Tensor | None, wanted: Sequence[bool] | None = None
 ) -> Sequence[Tensor | None]:  # fmt: skip
     """grad (R, H) of y -> those of rows (undefined in rows of no expert), w13, w2, b13 and b2 that are `wanted`, None for each other one.
 
     Kernels of ours where `experts_training` kept the sums; else grouped products of torch where they can; else `blocks`. Nothing
     waits for the GPU.
     """
-    problem = _experts(grad, w2, activation)
+    problem, wanted = _experts(grad, w2, activation), wanted or [True] * 5
     if sums is not None and grad.numel():
         from moe_routing_bench.kernels.experts import cute_training
 

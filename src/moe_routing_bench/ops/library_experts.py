@@ -37,10 +37,11 @@ def experts_training(
 
 @custom_op("moe_routing_bench::experts_backward", mutates_args=(), device_types="cpu")
 def experts_backward(
-    grad: Tensor, rows: Tensor | None, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, sums: Tensor | None, wanted: Sequence[bool]
+    grad: Tensor, rows: Tensor | None, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, sums: Tensor | None, wanted: Sequence[bool] | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of rows, w13, w2, b13 and b2 that are `wanted`; rows are None where sums are given and w13 needs no gradient."""
-    return contiguous(reference.experts_backward(grad, rows, offsets, w13, w2, activation, b13, b2, sums, wanted), grad)
+    given = (rows, offsets, w13, w2, activation, b13, b2, sums, _asked(wanted, 5))
+    return contiguous(reference.experts_backward(grad, *given), grad)
 
 
 @custom_op("moe_routing_bench::layer_training", mutates_args=(), device_types="cpu")
@@ -55,10 +56,10 @@ def layer_training(
 
 @custom_op("moe_routing_bench::layer_backward", mutates_args=(), device_types="cpu")
 def layer_backward(
-    grad: Tensor, packed: Tensor | None, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor, wanted: Sequence[bool]
+    grad: Tensor, packed: Tensor | None, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor, wanted: Sequence[bool] | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of packed rows, weights, w13 and w2 that are `wanted`; `packed` is None where w13 needs no gradient."""
-    given = (packed, order, inverse, offsets, weights, w13, w2, activation, sums, wanted)
+    given = (packed, order, inverse, offsets, weights, w13, w2, activation, sums, _asked(wanted, 4))
     return contiguous(reference.layer_backward(grad, *given), grad)
 
 
@@ -90,8 +91,8 @@ def _(rows, offsets, w13, w2, activation, b13, b2, backend):
 
 
 @experts_backward.register_fake
-def _(grad, rows, offsets, w13, w2, activation, b13, b2, sums, wanted):
-    return _wanted_like(grad, (grad, w13, w2, b13, b2), wanted)
+def _(grad, rows, offsets, w13, w2, activation, b13, b2, sums, wanted=None):
+    return _wanted_like(grad, (grad, w13, w2, b13, b2), _asked(wanted, 5))
 
 
 @layer_training.register_fake
@@ -103,14 +104,19 @@ def _(x, order, inverse, offsets, weights, w13, w2, activation, b13, b2, residua
 
 
 @layer_backward.register_fake
-def _(grad, packed, order, inverse, offsets, weights, w13, w2, activation, sums, wanted):
-    d_packed = grad.new_empty(order.shape[0] if wanted[0] else 0, grad.shape[1])
-    return _wanted_like(grad, (d_packed, weights, w13, w2), wanted)
+def _(grad, packed, order, inverse, offsets, weights, w13, w2, activation, sums, wanted=None):
+    d_packed = grad.new_empty(order.shape[0], grad.shape[1])
+    return _wanted_like(grad, (d_packed, weights, w13, w2), _asked(wanted, 4))
 
 
 @feed.register_fake
 def _(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase):
     return x.new_empty(order.shape[0], x.shape[1])
+
+
+def _asked(wanted: Sequence[bool] | None, count: int) -> Sequence[bool]:
+    """Which of `count` gradients are wanted: all for None, as compiled graphs have it that torch kept before there was a choice."""
+    return [True] * count if wanted is None else wanted
 
 
 def _wanted_like(grad: Tensor, tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> tuple[Tensor, ...]:
