@@ -57,14 +57,14 @@ def test_they_are_the_reference(name, activation, dtype, copies, monkeypatch) ->
     wanted = (True, True, True, b13 is not None, b2 is not None)
     got = blocks.experts_backward(grad, rows, *network, wanted)
     want = reference.experts_backward(grad, rows, *network, None, wanted)
-    for one, right in zip(got, want, strict=True):
-        assert (one is None) == (right is None)
-        if one is not None:
-            assert one.dtype == dtype
-            compare(one, right)
+    for entry, right in zip(got, want, strict=True):
+        assert (entry is None) == (right is None)
+        if entry is not None:
+            assert entry.dtype == dtype
+            compare(entry, right)
 
 
-@pytest.mark.parametrize("wanted", itertools.product([True, False], repeat=5), ids=lambda one: "".join(str(int(of_it)) for of_it in one))  # fmt: skip
+@pytest.mark.parametrize("wanted", itertools.product([True, False], repeat=5), ids=lambda entry: "".join(str(int(of_it)) for of_it in entry))  # fmt: skip
 def test_they_add_up_what_is_wanted(wanted) -> None:
     (rows, grad), offsets, (w13, w2, b13, b2) = drawn("ragged", "swiglu_oai", torch.float64)
     network = (offsets, w13, w2, "swiglu_oai", b13, b2)
@@ -78,14 +78,14 @@ def test_every_row_has_a_lane(name: str) -> None:
     counts, spare = ROUTINGS[name]
     offsets = torch.tensor(list(itertools.accumulate(counts, initial=0)), dtype=torch.int32)
     used = int(offsets[-1])
-    found = blocks.blocks_of(offsets, used + spare)
-    lanes = found.row.flatten()[~found.empty.flatten()]
+    outcome = blocks.blocks_of(offsets, used + spare)
+    lanes = outcome.row.flatten()[~outcome.empty.flatten()]
     assert lanes.tolist() == list(range(used))
-    assert torch.equal(found.row.flatten()[found.lane[:used]], lanes) and found.nowhere[:, 0].tolist() == [False] * used + [True] * spare  # fmt: skip
-    height = found.row.shape[1]
+    assert torch.equal(outcome.row.flatten()[outcome.lane[:used]], lanes) and outcome.nowhere[:, 0].tolist() == [False] * used + [True] * spare  # fmt: skip
+    height = outcome.row.shape[1]
     assert blocks.LEAST <= height <= blocks.MOST and height & (height - 1) == 0
-    for block, expert in enumerate(found.expert.tolist()):
-        rows = found.row[block][~found.empty[block, :, 0]]
+    for block, expert in enumerate(outcome.expert.tolist()):
+        rows = outcome.row[block][~outcome.empty[block, :, 0]]
         assert ((rows >= offsets[expert]) & (rows < offsets[expert + 1])).all()
 
 
@@ -104,7 +104,7 @@ def test_nothing_on_cuda_reads_tensors_on_the_host(layout: str, dtype: torch.dty
         if operation == "layer_backward" and layout != "empty":  # which needs kernels
             continue
         with FakeTensorMode() as mode:
-            fakes = [mode.from_tensor(one) if isinstance(one, Tensor) else one for one in given]
+            fakes = [mode.from_tensor(entry) if isinstance(entry, Tensor) else entry for entry in given]
             getattr(cuda, operation)(*fakes)
         ran.add(operation)
     assert ran >= {"gate", "permute", "pack", "combine", "combine_backward", "experts", "feed", "experts_training", "layer_training", "experts_backward"}  # fmt: skip
@@ -116,7 +116,7 @@ def test_the_reference_reads_offsets_on_the_host() -> None:
     """So that the test above can fail."""
     (rows, _), offsets, (w13, w2, *_) = drawn("ragged", "swiglu", torch.float32)
     with FakeTensorMode() as mode:
-        fakes = [mode.from_tensor(one) for one in (rows, offsets, w13, w2)]
+        fakes = [mode.from_tensor(entry) for entry in (rows, offsets, w13, w2)]
         with pytest.raises(DataDependentOutputException):
             reference.experts(*fakes, "swiglu", None, None)
 
@@ -129,6 +129,6 @@ def test_grouped_products_are_taken_where_torch_has_them(monkeypatch) -> None:
     rows, network = torch.zeros(4, 16).bfloat16(), [torch.zeros(2, 16, 16).bfloat16(), torch.zeros(2, 16, 8).bfloat16()]
     offsets = torch.tensor([0, 2, 4], dtype=torch.int32)
     for capability in ((8, 0), (9, 0), (10, 0), (12, 0)):
-        monkeypatch.setattr(backends, "capability", lambda device, found=capability: found)
+        monkeypatch.setattr(backends, "capability", lambda device, outcome=capability: outcome)
         cuda.experts_backward(rows, rows, offsets, *network, "swiglu", None, None, None, [True] * 5)
     assert calls == ["blocks", "groups", "groups", "blocks"]

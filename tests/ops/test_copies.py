@@ -35,7 +35,7 @@ CALLS = {
     ("combine", "residual"): lambda t: ops.combine(t["y"], t["inverse"], t["weights"], t["x"]),
     ("fused_experts", "w13"): lambda t: ops.fused_experts(t["x"], t["ids"], t["weights"], t["w13"], t["w2"]),
 }
-FORMS = {"transposed": lambda one: one.mT.contiguous().mT, "unaligned": lambda one: one.new_zeros(one.numel() + 1)[1:].view(one.shape)}  # fmt: skip
+FORMS = {"transposed": lambda entry: entry.mT.contiguous().mT, "unaligned": lambda entry: entry.new_zeros(entry.numel() + 1)[1:].view(entry.shape)}  # fmt: skip
 OF = {"rows": "y", "residual": "x"}
 
 
@@ -43,7 +43,7 @@ def spoken(call, given: dict[str, Tensor]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call(given)
-    return [str(one.message) for one in caught]
+    return [str(entry.message) for entry in caught]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -55,7 +55,7 @@ def test_a_copy_is_told_once(operator: str, name: str, form: str) -> None:
     (message,) = spoken(call, given)
     assert message.startswith(f"ops.{operator} copies {name} {tuple(given[tensor].shape)}") and "\n" not in message
     assert spoken(call, given) == []
-    other = next(one for one in FORMS if one != form)
+    other = next(entry for entry in FORMS if entry != form)
     given[tensor] = FORMS[other](tensors()[tensor])
     assert len(spoken(call, given)) == 1, "another layout is another copy"
 

@@ -163,12 +163,12 @@ def test_a_tangent_of_a_cotangent_is_refused(case: str) -> None:
 def test_vmap_is_right(case: str) -> None:
     """With gradients: an operator is called for each element."""
     name, function = ALL[case]
-    found = []
-    for transform in (torch.vmap(function), lambda several: torch.stack([function(one) for one in several])):
+    outcome = []
+    for transform in (torch.vmap(function), lambda several: torch.stack([function(entry) for entry in several])):
         several = torch.stack([TENSORS[name], 2 * TENSORS[name]]).requires_grad_()
         output = transform(several)
-        found.append([output, *torch.autograd.grad(output.square().sum(), several)])
-    for got, right in zip(*found, strict=True):
+        outcome.append([output, *torch.autograd.grad(output.square().sum(), several)])
+    for got, right in zip(*outcome, strict=True):
         torch.testing.assert_close(got, right)
 
 

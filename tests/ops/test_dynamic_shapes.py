@@ -51,8 +51,8 @@ def experts(x: Tensor, logits: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
 
 def routed(x: Tensor, logits: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
     """Without experts; their weights take part so that they have a gradient."""
-    found = ops.route(x, logits, TOP_K, capacity=capacity(x))
-    return ops.combine(found.packed, found.inverse, found.topk_weights) + w13.sum() * w2.sum()
+    outcome = ops.route(x, logits, TOP_K, capacity=capacity(x))
+    return ops.combine(outcome.packed, outcome.inverse, outcome.topk_weights) + w13.sum() * w2.sum()
 
 
 FUNCTIONS = {"layer": layer, "fused_experts": fused_experts, "experts": experts, "route": routed}
@@ -80,8 +80,8 @@ def count(function: Callable[..., Tensor], training: bool, marked: bool, dtype: 
         for tokened in inputs[:2] if marked else []:
             torch._dynamo.mark_dynamic(tokened, 0)
         got = results(compiled, inputs, training)
-        for one, right in zip(got, results(function, drawn(tokens, training, dtype), training), strict=True):
-            torch.testing.assert_close(one, right)
+        for entry, right in zip(got, results(function, drawn(tokens, training, dtype), training), strict=True):
+            torch.testing.assert_close(entry, right)
     return graphs.frame_count
 
 

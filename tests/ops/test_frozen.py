@@ -67,11 +67,13 @@ def experts(x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, b13: Tensor | N
 
 
 def gradients(function: Callable[..., Tensor], tensors: dict[str, Tensor], wanted: tuple[bool, ...]) -> list[Tensor | None]:  # fmt: skip
-    given = [one.detach().clone().requires_grad_(of_it) for one, of_it in zip(tensors.values(), wanted, strict=True)]
+    given = [
+        entry.detach().clone().requires_grad_(of_it) for entry, of_it in zip(tensors.values(), wanted, strict=True)
+    ]
     output = function(*given)
     torch.manual_seed(18)
     output.backward(torch.randn(output.shape).to(output.dtype))
-    return [one.grad for one in given]
+    return [entry.grad for entry in given]
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[bool]]:
 
 
 @pytest.mark.parametrize("backend", ["", "cute 9.0"], ids=["recomputed", "kept"])
-@pytest.mark.parametrize("wanted", [one for one in subsets(4) if any(one)], ids=written)
+@pytest.mark.parametrize("wanted", [entry for entry in subsets(4) if any(entry)], ids=written)
 @pytest.mark.parametrize("function", [layer, experts])
 def test_every_subset_of_gradients(function, wanted, backend, monkeypatch, asked) -> None:
     """The same numbers as all of them have, and the backward operator is asked for no other."""
@@ -108,7 +110,7 @@ def test_every_subset_of_gradients(function, wanted, backend, monkeypatch, asked
         assert asked == [[of_x, of_weights, of_w13, of_w2] if backend else [of_x, of_w13, of_w2, False, False]]
 
 
-@pytest.mark.parametrize("wanted", [one for one in subsets(6) if any(one)], ids=written)
+@pytest.mark.parametrize("wanted", [entry for entry in subsets(6) if any(entry)], ids=written)
 def test_biases_too(wanted, asked) -> None:
     tensors = drawn(biased=True)
     want = gradients(layer, tensors, (True,) * 6)
@@ -132,8 +134,8 @@ def test_the_reference_computes_no_other(wanted) -> None:
     through = of_rows or of_w13 or of_b13
     for sums in (None, torch.randn(SUMS)):
         with Shapes() as shapes:
-            found = reference.experts_backward(grad, rows, *given, sums, wanted)
-        assert [one is not None for one in found] == list(wanted)
+            outcome = reference.experts_backward(grad, rows, *given, sums, wanted)
+        assert [entry is not None for entry in outcome] == list(wanted)
         products = (sums is None and (through or of_w2)) + through + of_rows + of_w13 + of_w2
         assert shapes.products == 2 * products
         for shape, of_it in ((W13, of_w13), (W2, of_w2), (W13[:2], of_b13), (W2[:2], of_b2), ((ROWS, HIDDEN), of_rows)):
@@ -149,10 +151,10 @@ def test_grouped_products_are_those_that_are_needed(wanted, monkeypatch) -> None
     products, real = [], cuda.grouped_mm
     monkeypatch.setattr(backends, "capability", lambda device: (9, 0))
     monkeypatch.setattr(cuda, "grouped_mm", lambda *given, **options: products.append(1) or real(*given, **options))
-    found = cuda.experts_backward(grad, rows, OFFSETS, *network[:2], "swiglu_oai", *network[2:], None, wanted)
+    outcome = cuda.experts_backward(grad, rows, OFFSETS, *network[:2], "swiglu_oai", *network[2:], None, wanted)
     of_rows, of_w13, of_w2, of_b13, _ = wanted
     through = of_rows or of_w13 or of_b13
-    assert [one is not None for one in found] == list(wanted)
+    assert [entry is not None for entry in outcome] == list(wanted)
     assert len(products) == sum(wanted) + through + (through or of_w2)
 
 
@@ -172,8 +174,8 @@ def test_kernels_are_those_that_are_needed(wanted, weighted, monkeypatch) -> Non
     rows, scales = torch.randn(ROWS, HIDDEN).bfloat16() if of_w13 else None, torch.rand(ROWS) if weighted else None
     with Shapes() as shapes:
         given = (grad, rows, OFFSETS, tensors["w13"], tensors["w2"], sums, scales)
-        found = cute_training.backward(problem, *given, wanted=wanted)
-    assert [one is not None for one in found] == [of_rows, of_w13, of_w2, of_scales and weighted]
+        outcome = cute_training.backward(problem, *given, wanted=wanted)
+    assert [entry is not None for entry in outcome] == [of_rows, of_w13, of_w2, of_scales and weighted]
     needed = {"d_sums": any(wanted), "d_w2": of_w2, "d_rows": of_rows, "d_w13": of_w13}
     assert [name for name, _ in launched] == [name for name, of_it in needed.items() if of_it]
     for shape, of_it in ((W13, of_w13), (W2, of_w2), ((ROWS, HIDDEN), of_rows), (SUMS, any(wanted))):
@@ -189,13 +191,13 @@ def test_rows_are_kept_for_w13_alone(wanted, kept, monkeypatch) -> None:
     pytest.importorskip("cutlass")
     monkeypatch.setattr(backends, "training", lambda device: "cute 9.0")
     flags, tensors = [of_it == "1" for of_it in wanted], drawn(dtype=torch.bfloat16)
-    given = [one.requires_grad_(of_it) for one, of_it in zip(tensors.values(), flags, strict=True)]
+    given = [entry.requires_grad_(of_it) for entry, of_it in zip(tensors.values(), flags, strict=True)]
     for function in (layer, experts):
         saved: set = set()
         with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.add(tuple(t.shape)) or t, lambda t: t):  # fmt: skip
             function(*given)
-        found = {"rows" if shape == (ROWS, HIDDEN) else shape for shape in saved} & {SUMS, "rows"}
-        assert found == kept, function
+        outcome = {"rows" if shape == (ROWS, HIDDEN) else shape for shape in saved} & {SUMS, "rows"}
+        assert outcome == kept, function
 
 
 @pytest.mark.parametrize("learns", ["y", "weights", "residual"])
@@ -209,4 +211,4 @@ def test_combine_computes_what_is_asked(learns: str, monkeypatch) -> None:
     ops.combine(given["y"], inverse, given["weights"], given["residual"]).sum().backward()
     asked = [(y is not None, rows is not None) for _, y, _, _, rows in calls]
     assert asked == {"y": [(False, True)], "weights": [(True, False)], "residual": []}[learns]
-    assert [name for name, one in given.items() if one.grad is not None] == [learns]
+    assert [name for name, entry in given.items() if entry.grad is not None] == [learns]

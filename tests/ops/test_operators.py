@@ -46,7 +46,7 @@ def test_they_are_traced_with_dynamic_shapes(layout: str) -> None:
         if traced[operator] > 3:
             continue
         learns = not operator.endswith("_backward") and operator not in ("feed", "permute")
-        leaves = [one.detach().requires_grad_(learns and one.is_floating_point()) if isinstance(one, Tensor) else one for one in given]  # fmt: skip
+        leaves = [entry.detach().requires_grad_(learns and entry.is_floating_point()) if isinstance(entry, Tensor) else entry for entry in given]  # fmt: skip
         opcheck(getattr(LIBRARY, operator).default, tuple(leaves), test_utils="test_aot_dispatch_dynamic")
 
 

@@ -53,7 +53,7 @@ def by_hand(ids: Tensor, capacity: int | None, activation: str, *given: Tensor) 
     w13, w2, b13, b2 = network + [torch.zeros(EXPERTS, 1).to(x)] * (4 - len(network))
     taken, rows = [0] * EXPERTS, []
     for token in range(TOKENS):
-        total = 0 * (x[token] + weights[token].sum() + sum(one.sum() for one in network))
+        total = 0 * (x[token] + weights[token].sum() + sum(entry.sum() for entry in network))
         for choice, expert in enumerate(ids[token].tolist()):
             if not 0 <= expert < EXPERTS:
                 continue
@@ -73,9 +73,9 @@ def results(function, given: list[Tensor], *options) -> list[Tensor]:
 
 
 def compare(got: list[Tensor], want: list[Tensor], **tolerance: float) -> None:
-    for one, right in zip(got, want, strict=True):
+    for entry, right in zip(got, want, strict=True):
         assert right.isfinite().all()
-        torch.testing.assert_close(one, right, **tolerance)
+        torch.testing.assert_close(entry, right, **tolerance)
 
 
 @pytest.mark.parametrize("capacity", [None, 1], ids=["all", "dropped"])
@@ -133,19 +133,19 @@ def test_gradients_on_cuda(activation: str, dtype: torch.dtype, poison: float, m
     monkeypatch.setattr(cuda, "grouped_mm", F.grouped_mm)
     offsets = torch.tensor([0, 3, 3, 9, 9], dtype=torch.int32)
     torch.manual_seed(17)
-    _, _, w13, w2, *biases = (one.detach() for one in drawn(activation, dtype))
+    _, _, w13, w2, *biases = (entry.detach() for entry in drawn(activation, dtype))
     for weights in (w13, w2):  # of experts without rows, the last of which has the blocks that are too many
         weights[[1, 3]] = torch.inf
     rows, grad = (torch.randn(12, HIDDEN).to(dtype) for _ in range(2))
     b13, b2 = biases or (None, None)
     rest = (offsets, w13, w2, activation, b13, b2, None, (True, True, True, bool(biases), bool(biases)))
     want = reference.experts_backward(grad, rows, *rest)
-    for one in (rows, grad):
-        spoil(one, offsets, poison)
+    for entry in (rows, grad):
+        spoil(entry, offsets, poison)
     got = cuda.experts_backward(grad, rows, *rest)
-    for one, right in zip([got[0][:9], *got[1:]], [want[0][:9], *want[1:]], strict=True):
+    for entry, right in zip([got[0][:9], *got[1:]], [want[0][:9], *want[1:]], strict=True):
         if right is not None:
-            assert float((one - right).double().norm() / right.double().norm()) < 0.01
+            assert float((entry - right).double().norm() / right.double().norm()) < 0.01
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -154,7 +154,7 @@ def test_rows_of_padding_have_no_weight(layout: str, monkeypatch: pytest.MonkeyP
     cute_training = pytest.importorskip("moe_routing_bench.kernels.experts.cute_training")
     ids = torch.tensor(IDS["some_elsewhere"])[[1, 0, 2, 3, 4, 5]]  # the first token has no row
     _, offsets, order, inverse = ops.permute(ids, EXPERTS, 3, layout)
-    x, weights, w13, w2 = (one.detach() for one in drawn("swiglu", torch.float32))
+    x, weights, w13, w2 = (entry.detach() for entry in drawn("swiglu", torch.float32))
     weights[0] = torch.nan
     seen = []
 
@@ -221,7 +221,7 @@ def test_experts_of_transformers(form: dict, name: str, poison: float) -> None:
     def loop(*_: Tensor) -> Tensor:
         rows = []
         for token, chosen in enumerate(ids.tolist()):
-            row = 0 * (x[token] + weights[token].sum() + sum(one.sum() for one in module.parameters()))
+            row = 0 * (x[token] + weights[token].sum() + sum(entry.sum() for entry in module.parameters()))
             for choice, expert in enumerate(chosen):
                 if 0 <= expert < EXPERTS:
                     row = row + weights[token, choice] * module.expert(x[token], expert)
@@ -240,5 +240,5 @@ def test_the_poison_reaches_what_reads_it(poison: float) -> None:
     y = ops.experts(rows, offsets, w13, w2)
     (gradient,) = torch.autograd.grad(y[:3].sum(), rows)
     plain = F.grouped_mm(torch.ones(5, 8).bfloat16(), torch.ones(4, 8, 8).bfloat16(), offs=offsets[1:])
-    for found in (y, gradient, plain):
-        torch.testing.assert_close(found[3:], torch.full_like(found[3:], poison), equal_nan=True)
+    for outcome in (y, gradient, plain):
+        torch.testing.assert_close(outcome[3:], torch.full_like(outcome[3:], poison), equal_nan=True)

@@ -226,8 +226,8 @@ def layer_backward(
     if of_packed or of_w13 or of_w2:
         d_y, _ = combine_backward(grad, None, inverse, weights, order.shape[0])
         of_experts = (of_packed, of_w13, of_w2, False, False)
-        found = experts_backward(d_y, packed, offsets, w13, w2, activation, None, None, sums, of_experts)
-        d_packed, d_w13, d_w2, *_ = found
+        gradients = experts_backward(d_y, packed, offsets, w13, w2, activation, None, None, sums, of_experts)
+        d_packed, d_w13, d_w2, *_ = gradients
     return d_packed, d_weights, d_w13, d_w2
 
 
