@@ -64,7 +64,7 @@ def test_they_are_the_reference(name, activation, dtype, copies, monkeypatch) ->
             compare(entry, right)
 
 
-@pytest.mark.parametrize("wanted", itertools.product([True, False], repeat=5), ids=lambda entry: "".join(str(int(of_it)) for of_it in entry))  # fmt: skip
+@pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=5)), ids=lambda entry: "".join(str(int(of_it)) for of_it in entry))  # fmt: skip
 def test_they_add_up_what_is_wanted(wanted) -> None:
     (rows, grad), offsets, (w13, w2, b13, b2) = drawn("ragged", "swiglu_oai", torch.float64)
     network = (offsets, w13, w2, "swiglu_oai", b13, b2)
@@ -87,6 +87,17 @@ def test_every_row_has_a_lane(name: str) -> None:
     for block, expert in enumerate(outcome.expert.tolist()):
         rows = outcome.row[block][~outcome.empty[block, :, 0]]
         assert ((rows >= offsets[expert]) & (rows < offsets[expert + 1])).all()
+
+
+@pytest.mark.parametrize(("dtype", "blocks_at_once"), [(torch.bfloat16, 3), (torch.float32, 3), (torch.float64, 1)])
+def test_copies_of_weights_are_bounded(dtype: torch.dtype, blocks_at_once: int, monkeypatch) -> None:
+    """In the dtype of the sums, which is wider than 16 bits; a block too large for the bound goes alone."""
+    w13, w2 = torch.empty(5, 8, 6, dtype=dtype), torch.empty(5, 6, 4, dtype=dtype)
+    outcome = blocks.blocks_of(torch.arange(6, dtype=torch.int32), 5)
+    for copies, step in ((4 * (48 + 24) * 3 + 4, blocks_at_once), (1, 1)):
+        monkeypatch.setattr(blocks, "COPIES", copies)
+        parts = [len(outcome.expert[part]) for part in outcome.parts(w13, w2)]
+        assert sum(parts) == len(outcome.expert) and max(parts) == step
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)

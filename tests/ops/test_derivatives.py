@@ -172,6 +172,29 @@ def test_vmap_is_right(case: str) -> None:
         torch.testing.assert_close(got, right)
 
 
+FEED = torch.ops.moe_routing_bench.feed
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "relu2", "swiglu_oai"])
+def test_feed_has_first_derivatives(activation: str) -> None:
+    """Though `ops` calls it where nothing needs any: within vmap that cannot be seen."""
+    wide = INTERMEDIATE * (1 if activation == "relu2" else 2)
+    biases = [torch.randn(EXPERTS, size).double().requires_grad_() for size in (wide, HIDDEN)]
+    biases = biases if activation == "swiglu_oai" else []
+    given = [TENSORS["x"].clone(), TENSORS["w13"][:, :wide].contiguous(), TENSORS["w2"].clone()]
+
+    def feed(x: Tensor, w13: Tensor, w2: Tensor, b13: Tensor | None = None, b2: Tensor | None = None) -> Tensor:
+        return FEED(x, ORDER, INVERSE, OFFSETS, w13, w2, activation, b13, b2, None, None)[: OFFSETS[-1]]
+
+    assert torch.autograd.gradcheck(feed, [*(tensor.requires_grad_() for tensor in given), *biases])
+    output = feed(*given, *biases)
+    (gradient,) = torch.autograd.grad(output.square().sum(), given[1], create_graph=True, retain_graph=True)
+    with refused(match="derivative of experts: got 'the second'"):
+        gradient.sum().backward()
+    with forward_ad.dual_level(), refused(match="derivative of feed: .*forward mode"):
+        torch.autograd.grad(output, given[0], forward_ad.make_dual(torch.ones_like(output), torch.ones_like(output)))
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["fullgraph", "in_parts"])
 @pytest.mark.parametrize("case", ["pack", "combine_y", "layer_x", "gate"])
 def test_nor_are_they_zero_when_compiled(case: str, whole: bool) -> None:

@@ -200,6 +200,27 @@ def test_rows_are_kept_for_w13_alone(wanted, kept, monkeypatch) -> None:
         assert outcome == kept, function
 
 
+@pytest.mark.parametrize(("wanted", "kept"), [("1000", 1), ("1100", 2), ("0011", 1), ("1111", 2)])
+def test_expert_rows_are_kept_for_the_weights_of_tokens_alone(wanted: str, kept: int) -> None:
+    """Where sums are computed again: packed rows always, y where it is read."""
+    given = [tensor.requires_grad_(of_it == "1") for tensor, of_it in zip(drawn().values(), wanted, strict=True)]
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(tuple(t.shape)) or t, lambda t: t):
+        layer(*given)
+    assert saved.count((ROWS, HIDDEN)) == kept
+
+
+@pytest.mark.parametrize("function", [layer, experts])
+def test_no_zeros_stand_for_gradients_of_what_is_kept(function, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cutlass")
+    monkeypatch.setattr(backends, "training", lambda device: "cute 9.0")
+    output = function(*(tensor.requires_grad_() for tensor in drawn(dtype=torch.bfloat16).values()))
+    grad = torch.ones_like(output)
+    with Shapes() as shapes:
+        output.backward(grad)
+    assert shapes.made and SUMS not in shapes.made
+
+
 @pytest.mark.parametrize("learns", ["y", "weights", "residual"])
 def test_combine_computes_what_is_asked(learns: str, monkeypatch) -> None:
     """The residual's gradient is what comes in, for which nothing runs."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 from moe_routing_bench import ops
+from moe_routing_bench.ops.library import contiguous
 from moe_routing_bench.store import platforms
 
 torch.set_num_threads(1)
@@ -48,6 +49,15 @@ def test_they_are_traced_with_dynamic_shapes(layout: str) -> None:
         learns = not operator.endswith("_backward") and operator not in ("feed", "permute")
         leaves = [entry.detach().requires_grad_(learns and entry.is_floating_point()) if isinstance(entry, Tensor) else entry for entry in given]  # fmt: skip
         opcheck(getattr(LIBRARY, operator).default, tuple(leaves), test_utils="test_aot_dispatch_dynamic")
+
+
+def test_results_in_any_strides_become_contiguous() -> None:
+    """The rule that fakes rely on, whatever an implementation returns; what is not asked for is (0,) of the first input's dtype."""
+    transposed, like = torch.randn(3, 2).T, torch.randn(1, dtype=torch.float64)
+    alone, (first, none) = contiguous(transposed, like), contiguous((transposed, None), like)
+    for tensor in (alone, first):
+        assert tensor.is_contiguous() and torch.equal(tensor, transposed)
+    assert none.shape == (0,) and none.dtype == torch.float64
 
 
 def test_the_layouts_are_what_they_are_called() -> None:
