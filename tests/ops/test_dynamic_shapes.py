@@ -55,7 +55,13 @@ def routed(x: Tensor, logits: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
     return ops.combine(outcome.packed, outcome.inverse, outcome.topk_weights) + w13.sum() * w2.sum()
 
 
-FUNCTIONS = {"layer": layer, "fused_experts": fused_experts, "experts": experts, "route": routed}
+def dropping(x: Tensor, logits: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+    """With a capacity that bounds the rows of many tokens, and not those of few: which does so is no property of a graph."""
+    rows = ops.capacity_of(0.9, x.shape[0], TOP_K, EXPERTS)
+    return ops.layer(x, logits, w13, w2, TOP_K, capacity=rows)
+
+
+FUNCTIONS = {"layer": layer, "dropping": dropping, "fused_experts": fused_experts, "experts": experts, "route": routed}
 FUNCTIONS |= {f"stages_{layout}": in_stages(layout) for layout in ("padded", "block64")}
 
 
@@ -170,3 +176,12 @@ def test_no_tokens_have_a_capacity_of_nothing(layout: str) -> None:
     assert not counts.any() and not offsets.any() and order.shape == (0,) and inverse.shape == (0, TOP_K)
     with pytest.raises(UserError, match="capacity: got 0"):
         ops.permute(torch.zeros(1, TOP_K, dtype=torch.int32), EXPERTS, 0, layout)
+
+
+def test_a_capacity_may_bound_the_rows_or_not() -> None:
+    """So that `dropping` asks for both."""
+    bounds = []
+    for tokens in SIZES:
+        rows = ops.RowLayout(tokens, TOP_K, EXPERTS, ops.capacity_of(0.9, tokens, TOP_K, EXPERTS)).rows
+        bounds.append(rows < tokens * TOP_K)
+    assert set(bounds) == {True, False}
