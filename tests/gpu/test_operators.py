@@ -4,15 +4,19 @@ import functools
 import importlib.util
 import itertools
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1] / "ops"))
-from ops_cases import CASES, DTYPES, check, check_feed, check_gate, check_permute, data, routing
+import operator_cases
+import undefined
+from ops_cases import CASES, DTYPES, check, check_feed, check_gate, check_permute, routing
 
 from activations import EVERY
 from moe_routing_bench import ops
@@ -215,8 +219,6 @@ def test_feed(name, activation, capacity):
 @pytest.mark.parametrize("tokens", [1, 300])
 def test_a_layer_in_inference_never_waits(tokens, phase, backend):
     """Its choice included: no call of CUDA that waits, the same bits from a CUDA graph and compiled whole."""
-    if backend == "torch":
-        pytest.skip("plain torch reads loads on the host")
     torch.manual_seed(17)
     shapes = ((tokens, 256), (tokens, 16), (16, 256, 256), (16, 256, 128))
     x, logits, w13, w2 = (torch.randn(shape, device="cuda").div(8).bfloat16() for shape in shapes)
@@ -263,12 +265,150 @@ def test_a_layer_in_training(hidden, activation, capacity, backend):
     for found in (want, compiled):
         for got, right in zip(found, exact, strict=True):
             assert float((got.double() - right).norm() / right.norm()) < 0.01
-    if backend != "torch":  # a loop that reads offsets on the host cannot be captured
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = run(feed, inputs, grad)
-        graph.replay()
-        assert all(map(torch.equal, captured, want)), "a CUDA graph differs"
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run(feed, inputs, grad)
+    graph.replay()
+    assert all(map(torch.equal, captured, want)), "a CUDA graph differs"
+
+
+@pytest.mark.parametrize("dtype", operator_cases.DTYPES, ids=str)
+@pytest.mark.parametrize("activation", EVERY)
+def test_nothing_waits_for_the_gpu(activation, dtype, backend):
+    """Inference and training in every format, with biases where the activation has them: no call that waits, and a capture."""
+    torch.manual_seed(17)
+    wide = 128 * (1 if activation == "relu2" else 2)
+    shapes = [(300, 64), (300, 16), (16, wide, 64), (16, 64, 128)]
+    shapes += [(16, wide), (16, 64)] if activation == "swiglu_oai" else []
+    inputs = [torch.randn(shape, device="cuda").div(shape[-1] ** 0.5).to(dtype).requires_grad_() for shape in shapes]
+    grad = torch.randn(300, 64, device="cuda").to(dtype)
+
+    def feed(x: Tensor, logits: Tensor, w13: Tensor, w2: Tensor, *biases: Tensor) -> Tensor:
+        b13, b2 = biases or (None, None)
+        return ops.layer(x, logits, w13, w2, 4, capacity=60, activation=activation, b13=b13, b2=b2)
+
+    want = run(feed, inputs, grad)
+    with torch.no_grad():
+        alone = feed(*inputs)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = run(feed, inputs, grad)
+        with torch.no_grad():
+            again.append(feed(*inputs))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(map(torch.equal, again, [*want, alone]))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run(feed, inputs, grad)
+        with torch.no_grad():
+            captured.append(feed(*inputs))
+    graph.replay()
+    assert all(map(torch.equal, captured, [*want, alone]))
+    exact = run(feed, [one.detach().cpu().double().requires_grad_() for one in inputs], grad.cpu().double())
+    if dtype != torch.bfloat16:  # whose logits tie
+        for got, right in zip(want, exact, strict=True):
+            assert float((got.cpu().double() - right).norm() / right.norm()) < 0.01
+
+
+@pytest.mark.parametrize("ids", undefined.IDS.values(), ids=undefined.IDS)
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_rows_of_no_expert_are_never_read(dtype, activation, ids, backend):
+    """Buffers hold NaN where nothing is written; ids are of experts elsewhere, and expert 1 drops."""
+    torch.manual_seed(17)
+    chosen = torch.tensor(ids, device="cuda")
+    shapes = [(len(ids), 64), (len(ids), 2), (4, 256, 64), (4, 64, 128)]
+    shapes += [(4, 256), (4, 64)] if activation == "swiglu_oai" else []
+    inputs = [torch.randn(shape, device="cuda").div(shape[-1] ** 0.5).to(dtype) for shape in shapes]
+    inputs[1] = inputs[1].float()
+    inputs, grad = [one.requires_grad_() for one in inputs], torch.randn(len(ids), 64, device="cuda").to(dtype)
+
+    def whole(x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, *biases: Tensor) -> Tensor:
+        return ops.fused_experts(x, chosen.to(x.device), weights, w13, w2, 2, activation, *biases)
+
+    def stages(x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, *biases: Tensor) -> Tensor:
+        _, offsets, order, inverse = ops.permute(chosen.to(x.device), 4, 2)
+        y = ops.experts(ops.pack(x, order, inverse), offsets, w13, w2, activation, *biases)
+        return ops.combine(y, inverse, weights)
+
+    exact = run(whole, [one.detach().cpu().double().requires_grad_() for one in inputs], grad.cpu().double())
+    with undefined.uninitialised():
+        for function in (whole, stages):
+            for got, right in zip(run(function, inputs, grad), exact, strict=True):
+                assert got.isfinite().all() and float((got.cpu().double() - right).norm()) <= 0.01 * float(right.norm())
+        with torch.no_grad():
+            assert whole(*inputs).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("frozen", [(0,), (2, 3), (1, 2, 3), (0, 2), (0, 1, 3)], ids=str)
+def test_frozen_tensors_have_no_part_in_a_backward_pass(frozen, dtype, backend):
+    """Gradients of the others are the same bits; and those of frozen weights are not allocated."""
+    torch.manual_seed(17)
+    shapes = [(64, 256), (64, 16), (16, 2048, 256), (16, 256, 1024)]
+    given = [torch.randn(shape, device="cuda").div(shape[-1] ** 0.5).to(dtype) for shape in shapes]
+
+    def step(learns: list[bool]) -> tuple[list[Tensor | None], int]:
+        inputs = [one.clone().requires_grad_(of_it) for one, of_it in zip(given, learns, strict=True)]
+        output = ops.layer(*inputs, 4)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        output.backward(torch.ones_like(output))
+        return [one.grad for one in inputs], torch.cuda.max_memory_allocated() - before
+
+    whole, _ = step([True] * 4)
+    some, most = step([i not in frozen for i in range(4)])
+    for i, (one, right) in enumerate(zip(some, whole, strict=True)):
+        assert (one is None) == (i in frozen)
+        assert one is None or torch.equal(one, right)
+    if dtype == torch.bfloat16 and backend == "cute" and {2, 3} <= set(frozen):
+        assert most < given[3].nbytes
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_one_graph_serves_any_number_of_tokens(training, backend):
+    """With a capacity; the backend that trains keeps what it keeps for any number of rows."""
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    torch.compiler.reset()
+
+    def feed(x: Tensor, logits: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+        return ops.layer(x, logits, w13, w2, 4, capacity=ops.capacity_of(1.25, x.shape[0], 4, 16))
+
+    compiled = torch.compile(feed, fullgraph=True, backend=graphs)
+    torch.manual_seed(17)
+    network = [torch.randn(shape, device="cuda").div(16).bfloat16() for shape in ((16, 256, 256), (16, 256, 128))]
+    for tokens in (3, 17, 64, 100, 300):
+        inputs = [torch.randn(tokens, width, device="cuda").bfloat16() for width in (256, 16)]
+        for one in inputs:
+            torch._dynamo.mark_dynamic(one, 0)
+        given = [one.detach().clone().requires_grad_(training) for one in (*inputs, *network)]
+        for one in given[:2]:
+            torch._dynamo.mark_dynamic(one, 0)
+        got, want = compiled(*given), feed(*given)
+        assert torch.equal(got, want)
+        if training:
+            grad = torch.randn_like(got)
+            for one, right in zip(
+                torch.autograd.grad(got, given, grad), torch.autograd.grad(want, given, grad), strict=True
+            ):
+                assert torch.equal(one, right)
+    assert graphs.frame_count == 1
+
+
+def test_a_copy_is_told_of_but_in_a_capture(monkeypatch):
+    monkeypatch.setattr(backends, "_WARNED", set())
+    torch.manual_seed(17)
+    rows, w13, w2 = (torch.randn(shape, device="cuda").bfloat16() for shape in ((64, 64), (4, 64, 256), (4, 64, 128)))
+    offsets = torch.tensor([0, 16, 32, 48, 64], dtype=torch.int32, device="cuda")
+    ops.experts(rows, offsets, w13.mT.contiguous(), w2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            ops.experts(rows, offsets, w13.mT, w2)
+    with pytest.warns(UserWarning, match="ops.experts copies w13"):
+        ops.experts(rows, offsets, w13.mT, w2)
 
 
 def test_the_example_trains_in_bfloat16():
@@ -288,25 +428,12 @@ def test_the_example_trains_in_bfloat16():
         assert float((got - want).float().norm() / want.float().norm()) < 0.02
 
 
-def test_operators_keep_the_rules_of_torch_library():
-    """Fake kernels give the shapes, dtypes and strides that CUDA gives."""
-    routed = ops.route(torch.randn(5, 8, device="cuda"), torch.randn(5, 16, device="cuda"), 2)
-    x, _, y_weights = data(len(routed.order), 8, routed.inverse, torch.float32)
-    network = (
-        routed.packed,
-        routed.offsets,
-        torch.randn(16, 24, 8, device="cuda"),
-        torch.randn(16, 8, 24, device="cuda"),
-    )
-    library, checks = torch.ops.moe_routing_bench, ("test_schema", "test_faketensor")
-    for operator, arguments in (
-        (library.gate, (torch.randn(5, 16, device="cuda"), None, 2, "llama4")),
-        (library.permute, (routed.topk_ids, 16, 3, "padded")),
-        (library.pack, (x, routed.order, routed.inverse)),
-        (library.combine, (routed.packed, routed.inverse, y_weights, x)),
-        (library.combine_backward, (x, routed.packed, routed.inverse, y_weights, len(routed.packed))),
-        (library.experts, (*network, "relu2", None, None)),
-        (library.experts_training, (*network, "relu2", None, None, backends.training(x.device))),
-        (library.experts_backward, (torch.randn_like(routed.packed), *network, "relu2", None, None, None)),
-    ):
-        torch.library.opcheck(operator.default, arguments, test_utils=checks)
+@pytest.mark.parametrize("dtype", operator_cases.DTYPES, ids=str)
+@pytest.mark.parametrize("layout", operator_cases.LAYOUTS)
+def test_operators_keep_the_rules_of_torch_library(layout, dtype, backend):
+    """For every layout of inputs: outputs are contiguous and their storage is new, as fakes have it."""
+    named = ("", backends.training(torch.device("cuda")))
+    for name, given in operator_cases.cases(layout, dtype, "cuda", tuple(dict.fromkeys(named))):
+        operator_cases.check_outputs(name, given)
+        operator = getattr(torch.ops.moe_routing_bench, name.partition("-")[0])
+        torch.library.opcheck(operator.default, given, test_utils=("test_schema", "test_faketensor"))

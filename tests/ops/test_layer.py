@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.library import opcheck
 
 from activations import EVERY
 from moe_routing_bench import ops
@@ -110,27 +109,6 @@ def test_low_precision_is_one_rounding(dtype: torch.dtype) -> None:
         want = run(activation, *(one if one is None else one.double() for one in inputs))
         assert got.dtype == dtype
         torch.testing.assert_close(got.double(), want, rtol=torch.finfo(dtype).eps, atol=1e-5)
-
-
-@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai", "swiglu_limit10"])
-def test_operators_keep_the_rules_of_torch_library(activation: str) -> None:
-    rows, w13, w2, b13, b2 = drawn(activation, torch.float32)
-    given = (rows, OFFSETS, w13, w2, activation, b13, b2)
-    opcheck(torch.ops.moe_routing_bench.experts.default, given)
-    opcheck(torch.ops.moe_routing_bench.experts_training.default, (*given, ""))
-    inverse = torch.tensor([[0, 3], [1, 4], [-1, 6], [2, 5]], dtype=torch.int32)
-    order = torch.full((len(rows),), -1, dtype=torch.int32)
-    order[inverse[inverse >= 0].long()] = torch.arange(8, dtype=torch.int32)[inverse.view(-1) >= 0]
-    x, weights = (torch.randn(4, width).requires_grad_() for width in (HIDDEN, 2))
-    layer = (x, order, inverse, OFFSETS, weights, w13, w2, activation, b13, b2, x, "")
-    opcheck(torch.ops.moe_routing_bench.layer_training.default, layer)
-    if b13 is None:
-        plain = (one.detach() if isinstance(one, torch.Tensor) else one for one in layer[1:8])
-        arguments = (x.detach(), rows.detach(), *plain, rows.new_empty(0).detach())
-        opcheck(torch.ops.moe_routing_bench.layer_backward.default, arguments)
-    given = [one if one is None else one.detach() for one in (rows, w13, w2, b13, b2)]
-    arguments = (torch.randn_like(given[0]), given[0], OFFSETS, *given[1:3], activation, *given[3:], None)
-    opcheck(torch.ops.moe_routing_bench.experts_backward.default, arguments)
 
 
 def test_shapes_are_those_of_the_backend_that_is_named() -> None:

@@ -19,17 +19,22 @@ whatever the routing; ``offsets[-1]`` rows are in use. `order` and `inverse` tha
 other's inverse. Their values are not checked, because that would wait for the GPU.
 
 Logits and data may be bfloat16, float16, float32 or float64. On CUDA the kernels of this package run, in CuTe DSL where they
-can and it is installed, else in Triton; float64 and the CPU take plain torch. gate is differentiable in the logits for every
-rule of `routers.ROUTERS`, pack in x, experts in rows, weights and biases, combine in y, weights and residual; gate and pack
-also twice. Gradients of experts are grouped products: of kernels in CuTe DSL on Hopper, in bfloat16 and float16, with a gate and
-without biases; else of torch in bfloat16; and in other formats, or with biases, a loop that waits for the GPU.
+can and it is installed, else in Triton; float64 and the CPU take plain torch, and so do experts in float32, whose products are
+batched over blocks of rows: up to three times the multiplications, but without waiting for the GPU.
 
 Under ``torch.autocast`` operators compute in the dtypes of their arguments, as without it: nothing is cast, and arguments of two
 dtypes are refused in one line. Cast them, as `ops.transformers` does for the experts of a model.
 
-All are `torch.library` operators (``torch.ops.moe_routing_bench``), so `torch.compile` takes them without a graph break, and
-after a first call with the same sizes a CUDA graph may capture them, but for that loop. Every result is the same bits in
-each run.
+gate is differentiable in the logits for every rule of `routers.ROUTERS`, pack in x, experts in rows, weights and biases, combine
+in y, weights and residual; gate and pack also twice. Other second derivatives, forward mode (`jvp`) and derivatives of `torch.func` are
+refused; `torch.vmap` calls an operator for each element. What needs no gradient costs nothing in a backward pass. Gradients of experts are
+grouped products: of kernels in CuTe DSL on Hopper, in bfloat16 and float16, with `swiglu` or `geglu`; else of torch in bfloat16, on Hopper
+and Blackwell; else the products over blocks of rows.
+
+All are `torch.library` operators (``torch.ops.moe_routing_bench``), so `torch.compile` takes them without a graph break, as one graph for
+any number of tokens, and after a first call with the same sizes a CUDA graph may capture them: none waits for the GPU. Results are
+contiguous, and the same bits in each run. Kernels take contiguous tensors at multiples of 16 bytes: any other layout, such as
+transposed weights, is copied on every call, of which the first warns.
 """
 
 from typing import NamedTuple
@@ -40,7 +45,7 @@ from torch import Tensor
 from moe_routing_bench.choices import check_phase
 from moe_routing_bench.errors import bad
 from moe_routing_bench.kernels.permute.layout import RowLayout, capacity_of
-from moe_routing_bench.ops import arguments, autocast, backends, library
+from moe_routing_bench.ops import arguments, autocast, backends, library, library_experts
 from moe_routing_bench.ops.preparation import prepare
 from moe_routing_bench.ops.reference import wide
 
@@ -60,7 +65,7 @@ __all__ = [
 ]
 
 
-_RULES = autocast.leave_out(library, "moe_routing_bench")
+_RULES = autocast.leave_out("moe_routing_bench", library, library_experts)
 
 
 class Routed(NamedTuple):
@@ -96,6 +101,7 @@ def gate(
     all vanish are 0. Raises `UserError`.
     """
     arguments.check_gate(logits, top_k, rule, bias, scale)
+    backends.warn_of_copies("gate", logits=logits)
     return library.gate(logits, bias, top_k, rule, scale)
 
 
@@ -119,6 +125,7 @@ def pack(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     Differentiable in x: a token's gradient is the sum over its kept rows. Raises `UserError`.
     """
     arguments.check_pack(x, order, inverse)
+    backends.warn_of_copies("pack", x=x)
     return library.pack(x, order, inverse)
 
 
@@ -137,13 +144,15 @@ def experts(
     (E, H, I). Activations: ``swiglu``, ``geglu``, ``relu2``, ``swiglu_limit10`` (or another number:
     clamped), ``swiglu_oai``, which has biases b13 (E, 2 I) and b2 (E, H), and ``swiglu_oai_unbiased`` (`kernels.experts`).
     Rows from offsets[E] on are of no expert: what y and the gradient hold there is undefined, and `combine` never reads it.
-    Differentiable in all but offsets. Raises `UserError`.
+    Differentiable in all but offsets; frozen weights have no part in the backward pass. On CUDA weights that are not contiguous are
+    copied on every call. Raises `UserError`.
     """
     arguments.check_experts(rows, offsets, w13, w2, activation, b13, b2)
+    backends.warn_of_copies("experts", rows=rows, w13=w13, w2=w2, b13=b13, b2=b2)
     if _learns(rows, w13, w2, b13, b2):
         backend = backends.training(rows.device)
-        return library.experts_training(rows, offsets, w13, w2, activation, b13, b2, backend)[0]
-    return library.experts(rows, offsets, w13, w2, activation, b13, b2)
+        return library_experts.experts_training(rows, offsets, w13, w2, activation, b13, b2, backend)[0]
+    return library_experts.experts(rows, offsets, w13, w2, activation, b13, b2)
 
 
 def _learns(*tensors: Tensor | None) -> bool:
@@ -159,6 +168,7 @@ def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None
     weight, and get no gradient. Differentiable in y, weights and residual. Raises `UserError`.
     """
     arguments.check_combine(y, inverse, weights, residual)
+    backends.warn_of_copies("combine", y=y, residual=residual)
     if _learns(y, weights, residual):  # whose gradient is rounded to the dtype of weights once
         weights = weights.to(wide(y.dtype))
     return library.combine(y, inverse, weights, residual)
@@ -207,14 +217,17 @@ def fused_experts(
     Raises `UserError` for arguments that `permute`, `experts` or `combine` does not take, and for an unknown phase.
     """
     check_phase(phase)
-    _, offsets, order, inverse = permute(topk_ids, len(w2), capacity)
+    _, offsets, order, inverse = permute(topk_ids, w2.shape[0], capacity)
     arguments.check_pack(x, order, inverse)
     arguments.check_experts(x, offsets, w13, w2, activation, b13, b2)
+    backends.warn_of_copies("fused_experts", x=x, w13=w13, w2=w2, b13=b13, b2=b2, residual=residual)
     if _learns(x, w13, w2, b13, b2):
         arguments.check_combine(x, inverse, topk_weights, residual)
         weights = (topk_weights.to(wide(x.dtype)), w13, w2, activation, b13, b2)
-        return library.layer_training(x, order, inverse, offsets, *weights, residual, backends.training(x.device))[0]
-    y = library.feed(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase)
+        return library_experts.layer_training(
+            x, order, inverse, offsets, *weights, residual, backends.training(x.device)
+        )[0]
+    y = library_experts.feed(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase)
     return combine(y, inverse, topk_weights, residual)
 
 
@@ -241,6 +254,6 @@ def layer(
     Raises `UserError` for arguments that `gate` or `fused_experts` does not take, and for logits of another number of experts.
     """
     topk_ids, topk_weights = gate(logits, top_k, rule, bias, scale)
-    if logits.shape[1] != len(w2):
-        raise bad("logits", tuple(logits.shape), f"(T, {len(w2)}): w2 has {len(w2)} experts")
+    if logits.shape[1] != w2.shape[0]:
+        raise bad("logits", tuple(logits.shape), f"(T, {w2.shape[0]}): w2 has {w2.shape[0]} experts")
     return fused_experts(x, topk_ids, topk_weights, w13, w2, capacity, activation, b13, b2, residual, phase)

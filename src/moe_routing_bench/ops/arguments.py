@@ -3,9 +3,10 @@
 import math
 
 import torch
+import torch.autograd.forward_ad
 from torch import Tensor
 
-from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.errors import UserError, bad, pick
 from moe_routing_bench.kernels.experts import activation_of
 from moe_routing_bench.kernels.permute.layout import LAYOUTS, MOST_ROWS, RowLayout
 from moe_routing_bench.ops.reference import wide
@@ -21,6 +22,7 @@ def check_gate(logits: Tensor, top_k: int, rule: str, bias: Tensor | None, scale
     if ROUTERS[rule].foreign:
         raise bad("rule", rule, ", ".join(ROUTERS), "route with your own function, then call fused_experts")
     _check_data(logits, "logits")
+    check_transforms("gate", logits)
     experts = logits.shape[1]
     if not 1 <= top_k <= experts:
         raise bad("top_k", top_k, f"1 to {experts}, the number of experts")
@@ -50,7 +52,9 @@ def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: 
         raise bad("experts", experts, "at least 1")
     if capacity is None and layout == "padded":
         raise bad("capacity", None, "a number of rows for layout padded", "capacity_of gives that of a capacity factor")
-    if capacity is not None and capacity < 1:
+    if (
+        capacity is not None and capacity < 1 and topk_ids.shape[0]
+    ):  # no tokens have a capacity of 0, whatever its factor
         raise bad("capacity", capacity, "at least 1, or None for no limit")
     rows = RowLayout(topk_ids.shape[0], topk_ids.shape[1], experts, capacity, layout).rows
     if rows > MOST_ROWS:
@@ -60,11 +64,12 @@ def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: 
 def check_pack(x: Tensor, order: Tensor, inverse: Tensor) -> None:
     """x (T, H), order (R,) and inverse (T, k) int32."""
     _check_data(x, "x")
+    check_transforms("pack", x)
     _check_index(inverse, "inverse")
     if order.dim() != 1 or order.dtype != torch.int32:
         raise bad("order", _shape_and_dtype(order), "(R,) of torch.int32")
-    if len(x) != len(inverse):
-        raise bad("x", _shape_and_dtype(x), f"{len(inverse)} rows, as inverse has")
+    if x.shape[0] != inverse.shape[0]:
+        raise bad("x", _shape_and_dtype(x), f"{inverse.shape[0]} rows, as inverse has")
     for name, one in (("order", order), ("inverse", inverse)):
         _check_device(one, name, x)
 
@@ -75,6 +80,7 @@ def check_experts(
     """rows (R, H), offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I), and biases where the activation has them."""
     known = activation_of(activation)
     _check_data(rows, "rows")
+    check_transforms("experts", rows, w13, w2, b13, b2)
     hidden = rows.shape[1]
     if w2.dim() != 3 or w2.shape[1] != hidden or w2.dtype != rows.dtype:
         raise bad("w2", _shape_and_dtype(w2), f"(E, {hidden}, I) of {rows.dtype}")
@@ -99,15 +105,56 @@ def check_experts(
 def check_combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None) -> None:
     """y (R, H), inverse (T, k) int32, weights (T, k), residual (T, H) or None."""
     _check_data(y, "y")
+    check_transforms("combine", y, weights, residual)
     _check_index(inverse, "inverse")
     allowed = list(dict.fromkeys([wide(y.dtype), y.dtype]))
     if weights.shape != inverse.shape or weights.dtype not in allowed:
         raise bad("weights", _shape_and_dtype(weights), f"{tuple(inverse.shape)} of {' or '.join(map(str, allowed))}")
-    if residual is not None and (residual.shape != (len(inverse), y.shape[1]) or residual.dtype != y.dtype):
-        raise bad("residual", _shape_and_dtype(residual), f"{(len(inverse), y.shape[1])} of {y.dtype}")
+    shape = (inverse.shape[0], y.shape[1])
+    if residual is not None and (residual.shape != shape or residual.dtype != y.dtype):
+        raise bad("residual", _shape_and_dtype(residual), f"{shape} of {y.dtype}")
     for name, one in (("inverse", inverse), ("weights", weights), ("residual", residual)):
         if one is not None:
             _check_device(one, name, y)
+
+
+def check_transforms(operator: str, *tensors: Tensor | None) -> None:
+    """No derivative that an operator does not offer: torch would take forward mode for zero, without a word.
+
+    Offered are backward passes of torch.autograd, and `torch.vmap`, which calls an operator for each element.
+    """
+    forward = torch.autograd.forward_ad._current_level >= 0
+    if torch.compiler.is_compiling():  # tensors cannot be looked at
+        if forward:
+            raise _not_offered(operator, "forward mode in compiled code")
+        return
+    functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    if not forward and functorch.peek_interpreter_stack() is None:
+        return
+    for tensor in tensors:
+        while tensor is not None:
+            if not functorch.is_batchedtensor(tensor) and _has_tangent(tensor):
+                raise _not_offered(operator, "forward mode (jvp)")
+            if functorch.is_gradtrackingtensor(tensor):
+                raise _not_offered(operator, "a derivative of torch.func")
+            tensor = functorch.get_unwrapped(tensor) if functorch.is_functorch_wrapped_tensor(tensor) else None
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    forward_ad = torch.autograd.forward_ad
+    if forward_ad._current_level < 0:
+        return False
+    # Compiled for itself, where the caller could not be, it would see none.
+    return torch.compiler.is_compiling() or forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def _not_offered(operator: str, transform: str) -> UserError:
+    return bad(f"derivative of {operator}", transform, "backward passes of torch.autograd")
+
+
+def refuse_second(operator: str) -> UserError:
+    """The error of a backward pass through a gradient that has none."""
+    return bad(f"derivative of {operator}", "the second", "the first; the second of gate and pack alone")
 
 
 def _check_data(data: Tensor, name: str) -> None:

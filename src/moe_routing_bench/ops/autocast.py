@@ -13,12 +13,15 @@ from torch import Tensor
 _KEYS = ("AutocastCPU", "AutocastCUDA")
 
 
-def leave_out(module: ModuleType, namespace: str) -> torch.library.Library:
-    """Make the custom operators of a module run, on CPU and CUDA, as if autocast were off. The result must live as long as they do."""
+def leave_out(namespace: str, *modules: ModuleType) -> torch.library.Library:
+    """Make the custom operators of modules run, on CPU and CUDA, as if autocast were off. The result must live as long as they do."""
     rules = torch.library.Library(namespace, "FRAGMENT")
     first, second = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in _KEYS)
-    for name, one in vars(module).items():
-        if (operator := getattr(one, "_opoverload", None)) is not None:
+    named = {
+        name: value for module in modules for name, value in vars(module).items()
+    }  # one may import another's operators
+    for name, value in named.items():
+        if (operator := getattr(value, "_opoverload", None)) is not None:
             for key in _KEYS:
                 rules.impl(name, _rule(operator, first | second), key, with_keyset=True)
     return rules

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import importlib.util
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 # Preferred first. A backend: its package, and the least compute capability that its compiler has.
 BACKENDS = {"cute": ("cutlass", (8, 0)), "triton": ("triton", (7, 0))}
+ALIGNED = 16  # bytes, at multiples of which kernels take tensors
+_WARNED: set[tuple] = set()  # operators, arguments and layouts
 MOST_PROBLEMS = 4096  # that are remembered: a choice costs an import, or the reasons of several kernels
 
 
@@ -62,7 +65,33 @@ def installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
+def warn_of_copies(operator: str, **tensors: Tensor | None) -> None:
+    """Warn of tensors in a layout that `ready` copies on every call of an operator: once per operator, argument and layout.
+
+    Not in compiled code and not in a capture, where a warning would be an effect, nor on the CPU, which takes any strides.
+    """
+    if torch.compiler.is_compiling():
+        return
+    for name, tensor in tensors.items():
+        if tensor is None or tensor.device.type == "cpu" or (tensor.is_contiguous() and _aligned(tensor)):
+            continue
+        order = tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+        layout = (operator, name, order, _aligned(tensor))
+        if layout in _WARNED or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
+            continue
+        _WARNED.add(layout)
+        warnings.warn(
+            f"ops.{operator} copies {name} {tuple(tensor.shape)} of strides {tensor.stride()} on every call, as kernels take contiguous "
+            f"tensors at multiples of {ALIGNED} bytes; hint: keep a contiguous copy",
+            stacklevel=3,
+        )
+
+
+def _aligned(tensor: Tensor) -> bool:
+    return tensor.storage_offset() * tensor.element_size() % ALIGNED == 0
+
+
 def ready(tensor: Tensor) -> Tensor:
     """The tensor as kernels want it: contiguous, and 16-byte aligned, which a view into the middle of another may not be."""
     tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+    return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()

@@ -1,9 +1,10 @@
 """Every operation on CUDA: allocation, and the launch of the kernel that `backends` chooses; else `reference`.
 
-Kernels need data in float32 or less; what they do not take (float64, no elements) runs in plain torch.
+Kernels need data in float32 or less; what they do not take (float64, no elements) runs in plain torch: experts in `blocks`, where
+offsets are not read on the host, all else in `reference`. Nothing here waits for the GPU.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +15,17 @@ from torch.nn.functional import grouped_mm
 from moe_routing_bench.formats import FORMATS, PLAIN
 from moe_routing_bench.kernels.combine import Combine
 from moe_routing_bench.kernels.experts import Experts, torch_grouped_mm
-from moe_routing_bench.kernels.experts.common import activate
+from moe_routing_bench.kernels.experts.common import activate, experts_of_rows
 from moe_routing_bench.kernels.gate import Gate
 from moe_routing_bench.kernels.layer import Layer
 from moe_routing_bench.kernels.pack import Pack
 from moe_routing_bench.kernels.permute.layout import RowLayout
-from moe_routing_bench.ops import backends, feeding, reference
+from moe_routing_bench.ops import backends, blocks, feeding, reference
 from moe_routing_bench.ops.backends import ready
 from moe_routing_bench.routers import ROUTERS, scaled
 
+# Major compute capabilities for which torch has a grouped product of 16-bit numbers; for others it loops and reads offsets on the host.
+_GROUPED = (9, 10)
 _FORMATS = {FORMATS[name].torch_dtype: name for name in PLAIN}
 
 
@@ -69,8 +72,8 @@ def experts(
     """rows (R, H), offsets (E + 1,), w13 (E, N, H), w2 (E, H, I), biases -> y (R, H); undefined in rows of no expert."""
     problem = _experts(rows, w2, activation)
     if (bind := _bind(problem, rows)) is None:
-        return reference.experts(rows, offsets, w13, w2, activation, b13, b2)
-    y = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        return blocks.experts(rows, offsets, w13, w2, activation, b13, b2)
+    y = rows.new_empty(rows.shape)
     bind(problem, packed=ready(rows), **_weights(offsets, w13, w2, b13, b2), y=y)()
     return y
 
@@ -81,13 +84,11 @@ def _weights(offsets: Tensor, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: T
     return {name: ready(one) for name, one in given.items()}
 
 
-def keeps_sums(rows: Tensor, w2: Tensor, activation: str, backend: str) -> bool:
-    """Whether experts of rows (R, H) and w2 (E, H, I) are trained by kernels of ours, which keep the sums of the first product.
+def keeps_sums(rows: Tensor, w2: Tensor, activation: str) -> bool:
+    """Whether kernels of ours train experts of rows (R, H) and w2 (E, H, I): they keep the sums of the first product.
 
-    Where not (no `backend`, or other formats, activations and sizes), the backward pass computes them again.
+    For other formats, activations and sizes, the backward pass computes them again.
     """
-    if not backend:
-        return False
     from moe_routing_bench.kernels.experts import cute_training
 
     return cute_training.unsupported(_experts(rows, w2, activation)) is None
@@ -97,10 +98,10 @@ def experts_training(
     rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, backend: str
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`experts`, and what the backward pass wants of it: the sums (R, N) of the first product, or (0,) where it computes them again."""
-    if not keeps_sums(rows, w2, activation, backend):
+    if not (backend and keeps_sums(rows, w2, activation)):
         return experts(rows, offsets, w13, w2, activation, b13, b2), rows.new_empty(0)
     if not rows.numel():
-        return torch.empty_like(rows), rows.new_empty(len(rows), w13.shape[1])
+        return rows.new_empty(rows.shape), rows.new_empty(len(rows), w13.shape[1])
     from moe_routing_bench.kernels.experts import cute_training
 
     problem = _experts(rows, w2, activation)
@@ -118,20 +119,30 @@ def layer_training(
 
 
 def layer_backward(
-    grad: Tensor, packed: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor, packed: Tensor | None, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor, wanted: Sequence[bool] | None = None
+) -> Sequence[Tensor | None]:  # fmt: skip
     """grad (T, H) of combined, and the sums that `layer_training` kept -> the gradients of packed, weights (T, k), w13 and w2.
 
-    The gradient of a weight is that of its row's activated sums, times these: y is not needed.
+    Those that are not `wanted` are None; packed may be None where that of w13 is not. The gradient of a weight is that of its row's
+    activated sums, times these: y is not needed.
     """
-    if not packed.numel():
-        return torch.empty_like(packed), torch.zeros_like(weights), torch.zeros_like(w13), torch.zeros_like(w2)
+    of_packed, of_weights, of_w13, of_w2 = wanted = wanted or [True] * 4
+    if not grad.numel() or not len(order):
+        likes = (grad.new_empty(len(order), grad.shape[1]), weights, w13, w2)
+        return tuple(torch.zeros_like(like) if of_it else None for like, of_it in zip(likes, wanted, strict=True))
+    if not keeps_sums(grad, w2, activation):  # `layer_training` keeps none then: a call of its own, which waits
+        return reference.layer_backward(
+            grad, packed, order, inverse, offsets, weights, w13, w2, activation, sums, wanted
+        )
     from moe_routing_bench.kernels.experts import cute_training
 
-    scales = weights.reshape(-1).index_select(0, order.clamp_min(0))
-    given = (pack(grad, order, inverse), packed, ready(offsets), ready(w13), ready(w2), sums, scales)
-    d_packed, d_w13, d_w2, d_scales = cute_training.backward(_experts(packed, w2, activation), *given)
-    assert d_scales is not None, "rows have weights"
+    scales = weights.reshape(-1).index_select(0, order.clamp_min(0)).masked_fill_(order < 0, 0)  # a weight may be NaN
+    d_y = pack(grad, order, inverse)
+    given = (d_y, None if packed is None else ready(packed), ready(offsets), ready(w13), ready(w2), sums, scales)
+    of_all = (of_packed, of_w13, of_w2, of_weights)
+    d_packed, d_w13, d_w2, d_scales = cute_training.backward(_experts(d_y, w2, activation), *given, wanted=of_all)
+    if d_scales is None:
+        return d_packed, None, d_w13, d_w2
     of_kept = d_scales.index_select(0, inverse.clamp_min(0).reshape(-1)).view(inverse.shape)
     return d_packed, torch.where(inverse < 0, 0, of_kept), d_w13, d_w2
 
@@ -154,33 +165,54 @@ def feed(
 
 
 def experts_backward(
-    grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, sums: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """grad (R, H) of y -> those of rows (undefined in rows of no expert), w13, w2, b13 and b2; (0,) for a bias that is not there.
+    grad: Tensor, rows: Tensor | None, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, sums: Tensor | None, wanted: Sequence[bool] | None = None
+) -> Sequence[Tensor | None]:  # fmt: skip
+    """grad (R, H) of y -> those of rows (undefined in rows of no expert), w13, w2, b13 and b2 that are `wanted`, None for each other one.
 
-    Kernels of ours where `experts_training` kept the sums; else grouped products of torch where they can; with biases, and in
-    formats that those do not take, a loop that waits for the GPU.
+    Kernels of ours where `experts_training` kept the sums; else grouped products of torch where they can; else `blocks`. Nothing
+    waits for the GPU.
     """
-    problem = _experts(rows, w2, activation)
-    if sums is not None and rows.numel():
+    problem, wanted = _experts(grad, w2, activation), wanted or [True] * 5
+    if sums is not None and grad.numel():
         from moe_routing_bench.kernels.experts import cute_training
 
-        given = (ready(grad), ready(rows), ready(offsets), ready(w13), ready(w2), sums)
-        return *cute_training.backward(problem, *given)[:3], w13.new_empty(0), w13.new_empty(0)
-    if problem.biased or not rows.numel() or torch_grouped_mm.unsupported(problem):
-        return reference.experts_backward(grad, rows, offsets, w13, w2, activation, b13, b2)
-    grad, rows, w13, w2, ends = ready(grad), ready(rows), ready(w13), ready(w2), offsets[1:]
-    sums = grouped_mm(rows, w13.transpose(1, 2), offs=ends).float()
-    inner = activate(activation, sums).to(rows.dtype)
-    d_sums = reference.activation_gradient(activation, sums, grouped_mm(grad, w2, offs=ends).float()).to(rows.dtype)
-    d_w13, d_w2 = grouped_mm(d_sums.T, rows, offs=ends), grouped_mm(grad.T, inner, offs=ends)
-    return grouped_mm(d_sums, w13, offs=ends), d_w13, d_w2, w13.new_empty(0), w13.new_empty(0)
+        given = (ready(grad), None if rows is None else ready(rows), ready(offsets), ready(w13), ready(w2), sums)
+        return *cute_training.backward(problem, *given, wanted=(*wanted[:3], False))[:3], None, None
+    rows = grad if rows is None else rows  # of which there are none
+    in_groups = backends.capability(grad.device)[0] in _GROUPED and torch_grouped_mm.unsupported(problem) is None
+    if not (in_groups and grad.numel() and any(wanted)):
+        return blocks.experts_backward(grad, rows, offsets, w13, w2, activation, b13, b2, wanted)
+    return _grouped_backward(ready(grad), ready(rows), ready(offsets), ready(w13), ready(w2), activation, b13, wanted)
+
+
+def _grouped_backward(
+    grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, wanted: Sequence[bool]
+) -> Sequence[Tensor | None]:  # fmt: skip
+    """`experts_backward` in grouped products of torch. Gradients of biases are products with a column of ones, of which torch takes 8."""
+    of_rows, of_w13, of_w2, of_b13, of_b2 = wanted
+    d_rows = d_w13 = d_w2 = d_b13 = d_b2 = None
+    ends, ones = offsets[1:], grad.new_ones(len(grad), 8)
+    if of_b2:
+        d_b2 = grouped_mm(grad.T, ones, offs=ends)[..., 0]
+    if of_w2 or of_rows or of_w13 or of_b13:
+        sums = grouped_mm(rows, w13.transpose(1, 2), offs=ends).float()
+        if b13 is not None:
+            sums += b13.index_select(0, experts_of_rows(offsets, len(rows)))
+        if of_w2:
+            d_w2 = grouped_mm(grad.T, activate(activation, sums).to(rows.dtype), offs=ends)
+    if of_rows or of_w13 or of_b13:
+        d_inner = grouped_mm(grad, w2, offs=ends).float()
+        d_sums = reference.activation_gradient(activation, sums, d_inner).to(rows.dtype)
+        d_rows = grouped_mm(d_sums, w13, offs=ends) if of_rows else None
+        d_w13 = grouped_mm(d_sums.T, rows, offs=ends) if of_w13 else None
+        d_b13 = grouped_mm(d_sums.T, ones, offs=ends)[..., 0] if of_b13 else None
+    return d_rows, d_w13, d_w2, d_b13, d_b2
 
 
 def _experts(rows: Tensor, w2: Tensor, activation: str) -> Experts:
     """The problem of rows (R, H) and w2 (E, H, I); weights have the format of the rows."""
     (experts, hidden, intermediate), dtype = w2.shape, _FORMATS.get(rows.dtype, "")
-    return Experts(len(rows), hidden, intermediate, experts, dtype, dtype, dtype, activation=activation)
+    return Experts(rows.shape[0], hidden, intermediate, experts, dtype, dtype, dtype, activation=activation)
 
 
 def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:

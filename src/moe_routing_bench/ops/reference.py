@@ -5,7 +5,7 @@ on the host, nothing waits for the GPU, so that float64 data can be captured in 
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -163,30 +163,86 @@ def experts(
     rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
 ) -> Tensor:
     """rows (R, H), offsets (E + 1,), w13 (E, N, H), w2 (E, H, I), biases -> y (R, H); zero in rows of no expert."""
-    y = torch.zeros_like(rows)
-    for e, mine in _spans(offsets):
-        x, up, down = (one.to(wide(rows.dtype)) for one in (rows[mine], w13[e], w2[e]))
-        sums = x @ up.T if b13 is None else x @ up.T + b13[e]
-        inner = activate(activation, sums)
-        y[mine] = (inner @ down.T if b2 is None else inner @ down.T + b2[e]).to(y.dtype)
-    return y
+    return experts_training(rows, offsets, w13, w2, activation, b13, b2, keep=False)[0]
+
+
+def experts_training(
+    rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, keep: bool
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """`experts`, and where they are to be kept, the sums (R, N) of the first product."""
+    y = rows.new_zeros(rows.shape)
+    kept = rows.new_zeros(rows.shape[0], w13.shape[1]) if keep else None
+    for e, span in _spans(offsets):
+        sums = _sums(rows[span], w13[e], None if b13 is None else b13[e])
+        if kept is not None:
+            kept[span] = sums.to(kept.dtype)
+        out = activate(activation, sums) @ w2[e].to(sums.dtype).T
+        y[span] = (out if b2 is None else out + b2[e]).to(y.dtype)
+    return y, kept
+
+
+def _sums(rows: Tensor, w13: Tensor, b13: Tensor | None) -> Tensor:
+    """The first product of an expert: rows (n, H), w13 (N, H), b13 (N,) or None -> (n, N), of `wide`."""
+    sums = rows.to(wide(rows.dtype)) @ w13.to(wide(rows.dtype)).T
+    return sums if b13 is None else sums + b13
 
 
 def experts_backward(
-    grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """grad (R, H) of y -> those of rows (zero in rows of no expert), w13, w2, b13 and b2; (0,) for a bias that is not there."""
-    d_rows, d_w13, d_w2 = torch.zeros_like(rows), torch.zeros_like(w13), torch.zeros_like(w2)
-    d_b13, d_b2 = (w13.new_zeros(0) if bias is None else torch.zeros_like(bias) for bias in (b13, b2))
-    for e, mine in _spans(offsets):
-        x, up, down, d_y = (one.to(wide(rows.dtype)) for one in (rows[mine], w13[e], w2[e], grad[mine]))
-        sums = x @ up.T if b13 is None else x @ up.T + b13[e]
-        d_sums = activation_gradient(activation, sums, d_y @ down)
-        d_rows[mine] = (d_sums @ up).to(d_rows.dtype)
-        d_w13[e], d_w2[e] = d_sums.T @ x, d_y.T @ activate(activation, sums)
-        if b13 is not None:
-            d_b13[e], d_b2[e] = d_sums.sum(0), d_y.sum(0)
-    return d_rows, d_w13, d_w2, d_b13, d_b2
+    grad: Tensor, rows: Tensor | None, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, sums: Tensor | None, wanted: Sequence[bool]
+) -> list[Tensor | None]:  # fmt: skip
+    """grad (R, H) of y -> those of rows (zero in rows of no expert), w13, w2, b13 and b2 that are `wanted`, None for each other one.
+
+    Sums (R, N) of the first product that were kept are not computed again; rows are then read for the gradient of w13 alone.
+    """
+    likes = (grad, w13, w2, b13, b2)
+    gradients = [
+        like.new_zeros(like.shape) if of_it and like is not None else None
+        for like, of_it in zip(likes, wanted, strict=True)
+    ]
+    d_rows, d_w13, d_w2, d_b13, d_b2 = gradients
+    for e, span in _spans(offsets):
+        d_y = grad[span].to(wide(grad.dtype))
+        if d_b2 is not None:
+            d_b2[e] = d_y.sum(0)
+        if not any(wanted[:4]):
+            continue
+        if sums is None:
+            assert rows is not None, "sums are computed of rows"
+            first = _sums(rows[span], w13[e], None if b13 is None else b13[e])
+        else:
+            first = sums[span].to(d_y.dtype)
+        if d_w2 is not None:
+            d_w2[e] = d_y.T @ activate(activation, first)
+        if d_rows is None and d_w13 is None and d_b13 is None:
+            continue
+        d_sums = activation_gradient(activation, first, d_y @ w2[e].to(d_y.dtype))
+        if d_rows is not None:
+            d_rows[span] = (d_sums @ w13[e].to(d_y.dtype)).to(d_rows.dtype)
+        if d_w13 is not None:
+            assert rows is not None, "w13 has a gradient by rows"
+            d_w13[e] = d_sums.T @ rows[span].to(d_y.dtype)
+        if d_b13 is not None:
+            d_b13[e] = d_sums.sum(0)
+    return gradients
+
+
+def layer_backward(
+    grad: Tensor, packed: Tensor | None, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """grad (T, H) of combined, and the sums (R, N) that were kept -> those of packed, weights (T, k), w13 and w2 that are `wanted`."""
+    of_packed, of_weights, of_w13, of_w2 = wanted
+    d_packed = d_weights = d_w13 = d_w2 = None
+    if of_weights:
+        y = grad.new_zeros(order.shape[0], grad.shape[1], dtype=wide(grad.dtype))
+        for e, span in _spans(offsets):
+            y[span] = activate(activation, sums[span].to(y.dtype)) @ w2[e].to(y.dtype).T
+        d_weights = combine_backward(grad, y, inverse, weights, None)[1]
+    if of_packed or of_w13 or of_w2:
+        d_y, _ = combine_backward(grad, None, inverse, weights, order.shape[0])
+        of_experts = (of_packed, of_w13, of_w2, False, False)
+        gradients = experts_backward(d_y, packed, offsets, w13, w2, activation, None, None, sums, of_experts)
+        d_packed, d_w13, d_w2, *_ = gradients
+    return d_packed, d_weights, d_w13, d_w2
 
 
 def activation_gradient(activation: str, sums: Tensor, grad: Tensor) -> Tensor:

@@ -125,25 +125,24 @@ def _in_turn(module: Any, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor)
     """`experts` by torch's products, with the module's own activation between them."""
     _, offsets, order, inverse = ops.permute(top_k_index, module.num_experts)
     rows = ops.pack(x, order, inverse)
-    expert = None
-    if module.has_bias:  # rows of no expert get a bias of none: what they hold is undefined, and so is their gradient
-        expert = top_k_index.flatten()[order.clamp_min(0)].long()
-        used = torch.arange(len(order), device=order.device) < offsets[-1]
-        expert = torch.where(used & (order >= 0), expert, module.num_experts)
+    expert = (
+        top_k_index.flatten()[order.clamp_min(0)].clamp(0, module.num_experts - 1).long() if module.has_bias else None
+    )
+    # Products leave undefined numbers in rows of no expert, and so do their gradients. What a model computes between them may have
+    # parameters, as biases are: masks keep these rows out of its inputs and out of the gradients that reach it.
+    nowhere = (order < 0).unsqueeze(1)
     up, down = _names(module)
-    inner = _product(module, up, rows, offsets, expert)
+    inner = _product(module, up, rows, offsets, expert, nowhere)
     inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
-    y = _product(module, down, inner.to(x.dtype), offsets, expert)
+    y = _product(module, down, inner.to(x.dtype).masked_fill(nowhere, 0), offsets, expert, nowhere)
     if getattr(module, "has_post_expert_norm", False):
         y = module.post_expert_norm(y)
     return ops.combine(y, inverse, _scores(top_k_weights, y.dtype))
 
 
-def _product(module: Any, name: str, rows: Tensor, offsets: Tensor, expert: Tensor | None) -> Tensor:
-    """rows (R, K) times the weights of each row's expert (R,), and its bias where `expert` is given."""
+def _product(module: Any, name: str, rows: Tensor, offsets: Tensor, expert: Tensor | None, nowhere: Tensor) -> Tensor:
+    """rows (R, K) times the weights of each row's expert (R,), and its bias where `expert` is given; zero `nowhere` (R, 1)."""
     weight = getattr(module, name).to(rows.dtype)
     out = F.grouped_mm(rows, weight if module.is_transposed else weight.transpose(1, 2), offs=offsets[1:])
-    if expert is None:
-        return out
-    bias = getattr(module, f"{name}_bias")
-    return out + F.pad(bias, (0, 0, 0, 1))[expert]
+    out = out if expert is None else out + getattr(module, f"{name}_bias")[expert]
+    return out.masked_fill(nowhere, 0)

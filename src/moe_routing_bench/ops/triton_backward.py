@@ -31,7 +31,7 @@ def combine_backward(
     """
     (tokens, top_k), hidden = inverse.shape, grad.shape[1]
     d_y = grad.new_empty(0) if rows is None else grad.new_empty(rows, hidden)
-    d_weights = weights.new_empty(0) if y is None else torch.empty_like(inverse, dtype=weights.dtype)
+    d_weights = weights.new_empty(0 if y is None else inverse.shape)
     if not grad.numel():
         return d_y.zero_(), d_weights.zero_()
     grad, inverse, weights = grad.contiguous(), inverse.contiguous(), weights.contiguous()

@@ -20,7 +20,7 @@ Invariant: rows of no expert are read, but never written, and add nothing to any
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -119,23 +119,37 @@ def forward(problem: Experts, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Te
 def backward(
     problem: Experts,
     grad: Tensor,
-    rows: Tensor,
+    rows: Tensor | None,
     offsets: Tensor,
     w13: Tensor,
     w2: Tensor,
     sums: Tensor,
     scales: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    wanted: Sequence[bool] = (True, True, True, True),
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """grad (R, H) of y, sums (R, 2 I) of the forward pass, and what that read -> the gradients of rows, w13, w2 and scales.
 
-    With scales (R,) float32, `grad` is that of each row of y times its scale.
+    With scales (R,) float32, `grad` is that of each row of y times its scale. Gradients that are not `wanted` are None, and so is that
+    of scales where there are none: no product that only they need is launched, and nothing is allocated for them. Rows are read for
+    the gradient of w13 alone.
     """
-    run = launches(problem, rows.device, weighted=scales is not None)
-    d_sums, activated = torch.empty_like(sums), rows.new_empty(len(rows), problem.intermediate)
-    d_rows, d_w13, d_w2 = torch.empty_like(rows), torch.empty_like(w13), torch.empty_like(w2)
-    dots = None if scales is None else scales.new_empty(len(rows), parts(problem, weighted=True)["d_sums"].dots)
+    of_rows, of_w13, of_w2, of_scales = wanted
+    d_rows = d_w13 = d_w2 = dots = None
+    if not any(wanted):
+        return d_rows, d_w13, d_w2, dots
+    run = launches(problem, grad.device, weighted=scales is not None)
+    d_sums, activated = torch.empty_like(sums), grad.new_empty(len(grad), problem.intermediate)
+    if scales is not None:  # which the first product writes, whether they are wanted or not
+        dots = scales.new_empty(len(grad), parts(problem, weighted=True)["d_sums"].dots)
     run["d_sums"](grad, offsets, w2, sums, scales, d_sums, activated, dots)
-    run["d_w2"](grad, activated, offsets, d_w2)
-    run["d_rows"](d_sums, offsets, w13, None, None, d_rows, None, None)
-    run["d_w13"](d_sums, rows, offsets, d_w13)
-    return d_rows, d_w13, d_w2, None if dots is None else dots.sum(1)
+    if of_w2:
+        d_w2 = w2.new_empty(w2.shape)
+        run["d_w2"](grad, activated, offsets, d_w2)
+    if of_rows:
+        d_rows = grad.new_empty(grad.shape)
+        run["d_rows"](d_sums, offsets, w13, None, None, d_rows, None, None)
+    if of_w13:
+        assert rows is not None, "w13 has a gradient by rows"
+        d_w13 = w13.new_empty(w13.shape)
+        run["d_w13"](d_sums, rows, offsets, d_w13)
+    return d_rows, d_w13, d_w2, dots.sum(1) if dots is not None and of_scales else None

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+from moe_routing_bench.errors import bad
 from moe_routing_bench.kernels.permute import Permute
 
 LAYOUTS = ("compact", "padded", "block64", "block128")
@@ -11,9 +12,35 @@ MOST_ROWS = 2**31 - 1  # rows are counted in int32
 
 
 def capacity_of(factor: float, tokens: int, top_k: int, experts: int) -> int:
-    """Most rows of an expert for a capacity factor: ceil(factor * tokens * top_k / experts), at most one row per token."""
-    exact = Fraction(str(factor))  # 1.1 is 11/10: as a float it would round 11 rows up to 12
-    return min(tokens, math.ceil(exact * tokens * top_k / experts))
+    """Most rows of an expert for a capacity factor: ceil(factor * tokens * top_k / experts), at most one row per token.
+
+    `tokens` may be a symbolic integer of torch, so that compiled code takes any number. Raises `UserError` for a factor that is no
+    number above 0.
+    """
+    if not 0 < factor < math.inf:
+        raise bad("capacity factor", factor, "a number above 0")
+    numerator, denominator = decimal_ratio(*factor.as_integer_ratio())
+    return least(tokens, -(-numerator * tokens * top_k // (denominator * experts)))
+
+
+def decimal_ratio(numerator: int, denominator: int) -> tuple[int, int]:
+    """The ratio of a float as its decimals have it: 1.1 is 11/10. Its own is a little more, and would round 11 rows up to 12.
+
+    Compiled code calls this once, for a constant: a graph has its factor, from whose own ratio dynamo can tell that.
+    """
+    return Fraction(str(numerator / denominator)).as_integer_ratio()
+
+
+decimal_ratio._dynamo_marked_constant = True  # torch.compiler.assume_constant_result, without torch  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def least(size: int, other: int) -> int:
+    """The smaller of two sizes, which may be symbolic: `min` would compare these, and so bind a compiled graph to the outcome."""
+    if isinstance(size, int) and isinstance(other, int):
+        return min(size, other)
+    import torch
+
+    return torch.sym_min(size, other)  # pyright: ignore[reportReturnType]
 
 
 @dataclass(frozen=True)
@@ -58,10 +85,10 @@ class RowLayout:
         if self.padded:
             assert self.capacity is not None, "padded rows are the capacity"
             return self.experts * self.capacity
-        kept = assignments if self.capacity is None else min(assignments, self.experts * self.capacity)
+        kept = assignments if self.capacity is None else least(assignments, self.experts * self.capacity)
         if self.align == 1:
             return kept
-        busy = min(self.experts, kept)
+        busy = least(self.experts, kept)
         return ((kept - busy) // self.align + busy) * self.align
 
     @property
