@@ -46,7 +46,7 @@ ROWS = {
     "many_inf": (INF, 0.0, 1.0, -INF, 0.5),
     "few_finite": (1.0, -INF, -INF, -INF, -INF, -INF, -INF),
     "far_apart": (3e4, -3e4, 0.0, 1.0),
-    "around_the_tail": (-19.5, -20.0, -20.5, -21.0, -19.75),
+    "around_the_tail": (-39.5, -40.0, -40.5, -41.0, -39.75),
 }  # fmt: skip
 
 
@@ -115,8 +115,7 @@ def _allowed(rule: FusedRule, scores: list[float]) -> tuple[list[int], bool]:
     best = [sum(sorted(scores[g * size : (g + 1) * size])[-rule.group_best :]) for g in range(rule.groups)]
     last = sorted(best, reverse=True)[rule.keep_groups - 1]
     groups = [g for g in range(rule.groups) if best[g] > last or near(best[g], last)]
-    exact = [g for g in groups if best[g] >= last]
-    if len(groups) == len(exact):  # of equal groups the lowest
+    if all(best[g] == last for g in groups if near(best[g], last)):  # of equal groups the lowest
         groups = sorted(groups, key=lambda g: (-best[g], g))[: rule.keep_groups]
     return [g * size + i for g in sorted(groups) for i in range(size)], len(groups) == rule.keep_groups
 
@@ -182,7 +181,7 @@ def _relative(x: float, kind: str) -> float:
         return 1.0
     if kind == "sigmoid":
         return score(-x, "sigmoid")
-    if x < -30:
+    if x < -700:
         return 0.5
     return 0.0 if x == INF else score(x, "sigmoid") / (2 * score(x, kind) ** 2)
 

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from moe_routing_bench.routers.sigmoid_topk import select
 
-# From here down sqrt(softplus(x)) is exp(x / 2) to 1e-9, which float32 holds where e^x vanishes and the slope of the root is infinite.
-TAIL = -20.0
+# From here down sqrt(softplus(x)) is exp(x / 2) to 1e-17, which float32 holds where e^x vanishes and the slope of the root is infinite.
+TAIL = -40.0
 
 
 def route(logits: Tensor, top_k: int, bias: Tensor | None = None, *, scale: float = 1.0) -> tuple[Tensor, Tensor]:
