@@ -11,9 +11,17 @@ from rich.table import Table
 from moe_routing_bench.quantities import count
 
 
+class _Console(Console):
+    """A console that raises BrokenPipeError, where rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Go on with the error that rich is handling."""
+        raise
+
+
 def show(*tables: Table) -> None:
     """Print tables, unwrapped where the output is no terminal so that a line stays a line."""
-    console = Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False)
+    console = _Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False)
     for table in tables:
         console.print(table)
 

@@ -103,7 +103,9 @@ class Round:
         folder.mkdir(parents=True, exist_ok=True)
         rows = folder / self._out.name
         shutil.copyfile(self._out, rows)
-        command = client.command("--cli", "profile", str(rows), "--out", str(folder), "--only", ",".join(names))
+        command = client.command(
+            "--cli", "profile", str(rows), "--out", str(folder), "--force", "--only", ",".join(names)
+        )
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         return (done.stdout + done.stderr).rstrip()
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from moe_routing_bench import files
+from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.errors import bad, pick
 
@@ -19,6 +19,7 @@ def trace(
     first: Annotated[str | None, typer.Option(help="What the first dimension of three counts: layers | tokens", show_default=False)] = None,
     experts: Annotated[int | None, typer.Option(help="Number of experts [default: the highest id + 1]", show_default=False)] = None,
     key: Annotated[str | None, typer.Option(help="Name of the array in a .npz or .pt, or of the column in a .parquet [default: the only one; expert_ids]", show_default=False)] = None,
+    force: outputs.Force = False,
 ) -> None:  # fmt: skip
     """Convert recorded expert ids to a trace that `measure --trace` and grid entries replay, and print its loads and drops."""
     checks, reading, summaries, written = (
@@ -28,10 +29,11 @@ def trace(
         pick("--first", first, checks.FIRST)
     if out and out.suffix != ".parquet":
         raise bad("--out", str(out), "a name that ends with .parquet")
+    if out:
+        outputs.check_file("--out", out, force)
     ids = checks.joined([checks.checked(reading.read(one, key, layer, first), experts, one) for one in inputs])
     found = summaries.summary(ids, experts or int(ids.max()) + 1)
     if out:
-        files.check_writable(out)
         written.write(out, ids, experts)
     show(_printed(found, summaries.CAPACITY_FACTORS, experts is not None))
     if out:

@@ -12,8 +12,9 @@ import typer
 
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.asked import references
-from moe_routing_bench.cli.measuring import asked_jobs, warn_of_ignored, with_axes
+from moe_routing_bench.cli.axis_options import asked_jobs, warn_of_ignored, with_axes
 from moe_routing_bench.cli.options import Models, Plugins, among
 from moe_routing_bench.cli.progress import FINE
 from moe_routing_bench.cli.rivals import Rivals
@@ -45,6 +46,7 @@ def watch(
         Path | None,
         typer.Option(help="Also profile every version that is right: operators, a Chrome trace and ncu's command line"),
     ] = None,
+    force: outputs.Force = False,
     **values: Any,
 ) -> None:
     """Measure an implementation and the fastest of its rivals, and again whenever one of its files changes, until Ctrl-C.
@@ -60,6 +62,8 @@ def watch(
         raise bad("watch", f"{len(jobs)} cells", "one cell")
     (job,) = jobs
     mine = [pick("--implementations", name.strip(), job.implementations) for name in mine]
+    if profile:
+        outputs.check_folder("--profile", profile, force)
     warn_of_ignored(bench, values)
     watched = _Watch(job, mine, profile)
     try:
