@@ -96,7 +96,7 @@ def _lasting(name: str) -> str:
     commit, colon, folder = name.partition(":")
     if not colon:
         return name
-    done = subprocess.run(["git", "rev-parse", "--short", commit], capture_output=True, check=True, text=True)
+    done = subprocess.run(["git", "rev-parse", "--short", commit], capture_output=True, check=True, encoding="utf-8")
     return f"{done.stdout.strip()}:{folder}"
 
 
