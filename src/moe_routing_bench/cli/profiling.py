@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from moe_routing_bench.cli import outputs
-from moe_routing_bench.cli.printing import show
+from moe_routing_bench.cli.printing import plain, show
 from moe_routing_bench.errors import bad, pick, writing
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import platforms, records
@@ -68,7 +68,7 @@ def profile(
 
 def _ncu(program: str, name: str, cell: Path, out: Path) -> str:
     """The command line that profiles the kernels of one call of an implementation."""
-    calls = ["moe-routing-bench", "profile", str(cell), "--calls-only", "--only", name]
+    calls = ["moe-routing-bench", "profile", plain(cell), "--calls-only", "--only", name]
     options = [
         "--set",
         "full",
@@ -79,7 +79,7 @@ def _ncu(program: str, name: str, cell: Path, out: Path) -> str:
         "none",
         "--force-overwrite",
         "--export",
-        str(out / name),
+        plain(out / name),
     ]
     return shlex.join([program, *options, *calls])
 

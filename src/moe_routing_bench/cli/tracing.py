@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from moe_routing_bench.cli import outputs
-from moe_routing_bench.cli.printing import show
+from moe_routing_bench.cli.printing import quoted, show
 from moe_routing_bench.errors import bad, pick
 
 
@@ -37,7 +37,7 @@ def trace(
         written.write(out, ids, experts)
     show(_printed(found, summaries.CAPACITY_FACTORS, experts is not None))
     if out:
-        print(f"wrote {out}: measure it with --trace {out} --experts {found.experts} --top-k {found.top_k}")
+        print(f"wrote {out}: measure it with --trace {quoted(out)} --experts {found.experts} --top-k {found.top_k}")
 
 
 def _printed(found: Any, factors: tuple[float, ...], known: bool) -> Table:
