@@ -81,6 +81,18 @@ def test_only_streams_of_text_are_changed(monkeypatch, encoding):
     assert stream.buffer.getvalue() == {"ascii": b"??\n", "latin-1": b"\xb5?\n"}[encoding]
 
 
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_pipe_in_the_place_of_a_file_is_no_error(monkeypatch, tmp_path, name):
+    """As in a child of the warm server, whose own output goes to a log."""
+    receive, send = os.pipe()
+    with (tmp_path / "log").open("w", encoding="ascii", buffering=1) as stream:
+        os.dup2(send, stream.fileno())
+        monkeypatch.setattr(sys, name, stream)
+        streams.never_raise()
+        print("µ", file=getattr(sys, name), flush=True)
+        assert os.read(receive, 9) == b"?\n" and getattr(sys, name).line_buffering
+
+
 @pytest.mark.parametrize("locale", LOCALES)
 def test_an_implementation_may_print_what_it_likes(tmp_path, monkeypatch, locale):
     """What it prints goes to the log of a worker; it is no error of the implementation, nor of what prints its row."""

@@ -11,15 +11,17 @@ import typer
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import measured, outputs, profiling, progress, waiting
+from moe_routing_bench.cli.announcing import announce
 from moe_routing_bench.cli.asked import references
 from moe_routing_bench.cli.axis_options import asked_jobs, warn_of_ignored, with_axes
 from moe_routing_bench.cli.delivery import Delivery, Part, Rows, delivering, undisturbed
-from moe_routing_bench.cli.options import Models, Plugins, among
+from moe_routing_bench.cli.options import Models, Plugins, Timeout, among
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.errors import bad, pick, writing
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quantities import count
+from moe_routing_bench.store import platforms
 
 
 @with_axes
@@ -32,6 +34,7 @@ def measure(
     max_seconds: Annotated[float, typer.Option(help="Sampling time")] = Settings.max_seconds,
     min_blocks: Annotated[int, typer.Option(help="Least blocks of samples")] = Settings.min_blocks,
     cpu_threads: Annotated[int, typer.Option(help="Threads of torch on a CPU")] = Settings.cpu_threads,
+    timeout: Timeout = Settings.timeout,
     mode: Annotated[
         str, typer.Option(help="What measures: cold (a process of its own) | warm (a server that has imported torch)")
     ] = "cold",
@@ -55,7 +58,7 @@ def measure(
     pick("--mode", mode, ("warm", "cold"))
     if as_json and as_csv:
         raise bad("--csv", "together with --json", "one of them")
-    settings = {"max_seconds": max_seconds, "min_blocks": min_blocks, "cpu_threads": cpu_threads}
+    settings = {"max_seconds": max_seconds, "min_blocks": min_blocks, "cpu_threads": cpu_threads, "timeout": timeout}
     names = None if implementations is None else implementations.split(",")
     jobs = asked_jobs(bench, names, settings, references(plugin), own, values)
     for option, path in (("--out", out), ("--profile", profile)):
@@ -67,6 +70,7 @@ def measure(
         outputs.check_folder("--profile", profile, force)
     warn_of_ignored(bench, values)
     print(f"torch computes with {count(cpu_threads, 'CPU thread')}", file=sys.stderr)
+    announce(jobs, platforms.current())
     tables = not (as_json or as_csv)
     delivery = Delivery(
         _tables if tables else _document(measured.write_json if as_json else measured.write_csv), len(jobs)

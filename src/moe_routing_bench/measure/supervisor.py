@@ -25,7 +25,7 @@ from moe_routing_bench.measure import completion, gpus, processes
 from moe_routing_bench.store import platforms
 
 _GRACE_SECONDS = 2.0  # for a worker to end by itself
-_LONGER = "--timeout of `measure`, or `timeout` below `measure:` in a config, waits longer"
+_LONGER = "`measure --timeout`, or `timeout` below `measure:` in a config, waits longer"
 
 
 def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = None) -> list[dict[str, Any]]:
