@@ -336,6 +336,52 @@ def test_an_out_that_cannot_be_written_costs_no_column(one_cell, monkeypatch, tm
     assert kept_in(tmp_path) == [8] and "wrote" not in out + said and not (tmp_path / "cell.parquet").exists()
 
 
+@pytest.mark.fault("signal")
+def test_a_second_signal_while_the_last_rows_are_printed_does_nothing() -> None:
+    """Where the reader is slow, and the user has no patience: the status is that of the first."""
+    dump = json.dump
+
+    def slow(*arguments, **options) -> None:
+        time.sleep(1.1)
+        os.kill(os.getpid(), signal.SIGINT)
+        dump(*arguments, **options)
+
+    def ended() -> None:
+        measured.json.dump = slow
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    code, out, error = Started("--json", last=ended).ended()
+    assert code == 143 and tokens_in(out, "json") == [8, 16] and "of 2 of 3 cells\n" in error
+
+
+@pytest.mark.fault("full disk")
+def test_the_process_ends_in_order_on_a_full_disk(tmp_path) -> None:
+    """Python itself writes what is left in stdout when it ends: by then there must be nothing."""
+    script = "import sys; from moe_routing_bench.measure import supervisor; from moe_routing_bench.cli.main import main; supervisor.measure = lambda *_: [{'implementation': 'torch', 'status': 'ok'}]; main()"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script, *MEASURE, "--json"], cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": ""}, stdout=full,
+            stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2 and "Exception ignored" not in done.stderr and len(list(tmp_path.glob("moe-*"))) == 1
+
+
+@pytest.mark.fault("signal")
+def test_a_signal_while_an_out_is_written_waits(tmp_path) -> None:
+    """The file is written, and the table printed."""
+    path, write = tmp_path / "cell.parquet", rows.write_table
+
+    def interrupted(*arguments) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        write(*arguments)
+
+    def while_writing() -> None:
+        rows.write_table = interrupted
+
+    code, out, _ = Started("--tokens", "24", "--out", str(path), last=while_writing, cells=MEASURE[:-2]).ended()
+    assert code == 143 and records.read(path)["tokens"].to_pylist() == tokens_in(out, "table") == [24]
+
+
 @pytest.mark.fault("closed output")
 def test_an_out_is_written_though_nobody_reads_the_table(tmp_path) -> None:
     receive, send = os.pipe()

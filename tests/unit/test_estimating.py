@@ -142,6 +142,30 @@ def test_the_advice_is_a_limit_that_is_allowed(capsys, monkeypatch) -> None:
     assert job_of(settings={"timeout": float(advice)}).settings.timeout == float(advice)
 
 
+@pytest.mark.parametrize("bench", BENCHES)
+def test_every_bench_has_an_estimate(capsys, monkeypatch, bench) -> None:
+    """Whatever axes it reads."""
+    monkeypatch.setattr(machine, "available", lambda _: math.inf)
+    values = {"shared_intermediate": 64} if bench == "shared_experts" else {}
+    for job in by_hand.jobs(bench, None, {"tokens": 64} | values, {}, [], {}):
+        for platform in ("cpu", "nvidia-h200"):
+            announcing.announce([job], platform)
+            found = estimating.estimate(job, platform)
+            assert 0 < found.seconds < 10_000 and found.least < found.memory < 100e9
+    assert capsys.readouterr().err.count("smaller --tokens") >= 2
+
+
+def test_the_largest_of_several_cells_is_refused(monkeypatch) -> None:
+    """Also where another may take more memory in all, for what an implementation copies."""
+    jobs = by_hand.jobs("layer", ["transformers_batched_mm"], {"tokens": [4096], "experts": [8]}, {}, [], {})
+    jobs += by_hand.jobs("layer", ["transformers_batched_mm"], {"tokens": [1], "experts": [512]}, {}, [], {})
+    few, many = (estimating.estimate(job, platforms.CPU) for job in jobs)
+    assert few.memory > many.memory and few.least < many.least
+    monkeypatch.setattr(machine, "available", lambda _: (few.least + many.least) / 2)
+    with pytest.raises(UserError, match=r"memory for T1-.*E512"):
+        announcing.announce(jobs, platforms.CPU)
+
+
 def test_several_cells_are_one_estimate(capsys, monkeypatch) -> None:
     monkeypatch.setattr(machine, "available", lambda _: math.inf)
     jobs = by_hand.jobs("layer", ["torch_loop"], {"tokens": [64, 1024]}, {}, [], {})

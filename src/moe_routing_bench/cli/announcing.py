@@ -25,12 +25,13 @@ def announce(jobs: Sequence[Job], platform: str) -> None:
     sizes = ", ".join(option_of(name) for name in names if name in cell)
     less = f"fewer --implementations or smaller {sizes}"
     key, most = max(found.items(), key=lambda one: one[1].memory)
+    whole, certain = max(found.items(), key=lambda one: one[1].least)
     longest = max(found.values(), key=lambda one: one.step)
     total = sum(one.seconds for one in found.values())
     print(f"estimate, within a factor of {WITHIN}: {duration(total)} for {count(len(jobs), 'cell')}, {_gb(most.memory)} of memory", end="", file=sys.stderr)  # fmt: skip
     print(f" ({_basis(longest)}); {less} take less", file=sys.stderr)
-    if most.least > free:
-        raise bad(f"memory for {key}", _gb(free), f"at least {_gb(most.least)}, for weights and inputs", f"smaller {sizes}")  # fmt: skip
+    if certain.least > free:
+        raise bad(f"memory for {whole}", _gb(free), f"at least {_gb(certain.least)}, for weights and inputs", f"smaller {sizes}")  # fmt: skip
     if most.memory > free:
         print(
             f"warning: {key} may take {_gb(most.memory)} of memory, and {_gb(free)} are free: {less}", file=sys.stderr
@@ -48,7 +49,7 @@ def _basis(one: Estimate) -> str:
     """The sizes and the rates that an estimate is of."""
     size, rates = one.sizes, one.rates
     work = f"{count(one.implementations, 'implementation')}, {size.flops / 1e9:.3g} GFLOP a call, {_gb(size.weights)} of weights"
-    return f"{work}; assumed: {rates.flops / 1e9:.3g} GFLOP/s, {rates.bytes / 1e9:.3g} GB/s"
+    return f"{work}; assumed: {rates.flops / 1e9:.3g} GFLOP/s, {rates.bytes / 1e9:.3g} GB/s, no kernel to compile"
 
 
 def _longer(step: float) -> int:

@@ -21,9 +21,8 @@ from moe_routing_bench.quantities import count
 Rows = list[dict[str, Any]]
 Part = tuple[Cell, Rows]  # the rows of one cell
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_REPEATED_SECONDS = (
-    1.0  # in which further signals are part of the first: `timeout`, schedulers and impatient users send several
-)
+# In which further signals are part of the first: `timeout`, schedulers and impatient users send several.
+_REPEATED_SECONDS = 1.0
 
 
 class Delivery:

@@ -40,11 +40,12 @@ class Rates:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a cell: operations of a call, bytes of the weights that all input sets share, of the weights of one expert, and of the
-    inputs and outputs of one set."""
+    """Of a cell: operations of a call, bytes of the weights that all input sets share, of those that a call reads, of the weights of
+    one expert, and of the inputs and outputs of one set."""
 
     flops: float
     weights: float
+    read: float
     expert: float
     moved: float
 
@@ -73,12 +74,14 @@ def sizes(cell: Cell) -> Sizes:
     routed, always = tokens * top_k * products * hidden * inner, tokens * products * hidden * shared
     scores = tokens * hidden * experts if cell.bench in ("router", "model") else 0
     expert = products * hidden * inner * bits / 8
-    weights = layers * (experts * expert + products * hidden * shared * element)
+    weights, read = (
+        layers * (n * expert + products * hidden * shared * element) for n in (experts, min(experts, tokens * top_k))
+    )
     packed = 0 if cell.bench == "router" else tokens * top_k
     moved = element * (2 * hidden * (tokens + packed) + tokens * experts) + 16 * tokens * top_k
     trained = cell.bench == "training"  # forward, and backward by rows and by weights, whose gradients are outputs
     flops = 2 * layers * (routed + always + scores) * (3 if trained else 1)
-    return Sizes(flops, weights, expert, moved + (weights if trained else 0))
+    return Sizes(flops, weights, read, expert, moved + (weights if trained else 0))
 
 
 def estimate(job: Job, platform: str) -> Estimate:
@@ -91,7 +94,7 @@ def estimate(job: Job, platform: str) -> Estimate:
     able = [one for one in known if not platforms.missing(one.requires, platform, one.peer)]
     twice = [one for one in able if one.name in job.twins]
     copied = {one.name: _copied(one.name, cell, size) for one in able}
-    call = size.flops / rates.flops + (min(size.weights, size.expert * _active(cell)) + size.moved) / rates.bytes
+    call = size.flops / rates.flops + (size.read + size.moved) / rates.bytes
     calls = {one.name: call + 2 * copied[one.name] / rates.bytes for one in able}
     checks = size.weights * rates.checked
     elements = size.weights / size.expert * cell.hidden * cell.intermediate * 3 if size.expert else 0
@@ -108,11 +111,6 @@ def estimate(job: Job, platform: str) -> Estimate:
     least = size.weights + _SETS * size.moved
     memory = least + _DRAWS * 3 * size.moved + max(copied.values(), default=0) + (_PROCESS if cpu else 0)
     return Estimate(seconds, max(longest, drawing), memory, least, size, rates, len(able))
-
-
-def _active(cell: Cell) -> int:
-    """How many experts have a row, at most."""
-    return min(cell.experts, cell.tokens * cell.top_k)
 
 
 def _copied(name: str, cell: Cell, size: Sizes) -> float:
