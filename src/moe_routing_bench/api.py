@@ -82,7 +82,12 @@ def jobs(
 def _measured(job: Job, out: Path) -> list[dict[str, Any]]:
     """The rows of a job, by way of a file. Raises `UserError` where it made none."""
     done = subprocess.run(
-        client.command(str(out), job.spec), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        client.command(str(out), job.spec),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
     )
     if done.returncode or not out.is_file():
         raise UserError(

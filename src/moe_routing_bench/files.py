@@ -24,9 +24,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def keep(path: Path, text: str) -> None:
     """Make the file hold the text; one that does already is not touched."""
-    if not path.is_file() or path.read_text() != text:
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
 
 
 def check_writable(path: Path) -> None:

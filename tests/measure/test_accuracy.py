@@ -199,9 +199,11 @@ def test_what_was_compared_is_kept_when_the_rest_is_stopped(call, tmp_path, monk
         return compare(cell, kind, *more)
 
     monkeypatch.setattr(accuracy, "rows", stopped)
-    code, *_ = call(*SMALL, "--weights", "int8_row", "--activations", "fp32", "--implementations", "dequant", "--out", str(path))  # fmt: skip
+    asked = (*SMALL, "--weights", "int8_row", "--activations", "fp32", "--implementations", "dequant")
+    code, printed, error = call(*asked, "--out", str(path), "--json")
+    assert [row["drawn"] for row in json.loads(printed)] == ["normal"] and "of 1 of 2 cells\n" in error
     kept = stored.read(path, "cpu").to_pylist()
-    assert code not in (0, 1, 2) and [(row["implementation"], row["drawn"]) for row in kept] == [("dequant", "normal")]
+    assert code == 130 and [(row["implementation"], row["drawn"]) for row in kept] == [("dequant", "normal")]
 
 
 def test_the_matrix_is_kept_in_a_file(call, tmp_path):

@@ -148,7 +148,7 @@ def test_another_profiler_is_told_to_look_at_one_call_of_each(tmp_path, monkeypa
         .exit_code
         == 0
     )
-    asked = ["profile", str(stored), *options(out=tmp_path / "found")]
+    asked = ["profile", str(stored), "--force", *options(out=tmp_path / "found")]
     printed = CliRunner().invoke(app, asked).stdout
     assert "--nvtx" not in printed
     assert "torch: one call" in printed and "difference" not in printed, "there is no pair to compare"

@@ -111,7 +111,7 @@ def test_versions() -> None:
 def test_the_processor_s_own_name(text, name, monkeypatch) -> None:
     """Of the first one; else what Python knows."""
 
-    def read(path: Path) -> str:
+    def read(path: Path, **_: str) -> str:
         assert str(path) == "/proc/cpuinfo"
         if text is None:
             raise FileNotFoundError

@@ -256,7 +256,7 @@ def test_a_worker_that_is_silent_is_killed(at, blamed, scripted, tmp_path) -> No
 
     found = outcomes(scripted, script, timeout=0.3)
     assert {name for name, (status, *_) in found.items() if status == "timeout"} == blamed
-    assert all(found[name][1] == "warming up: no word for 0.3 s" for name in blamed)
+    assert all(found[name][1].startswith("warming up: no word for 0.3 s; `measure --timeout`") for name in blamed)
     os.close(gone)
     assert os.read(alive, 1) == b"", "nobody is left who holds the other end"
     os.close(alive)

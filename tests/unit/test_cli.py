@@ -223,7 +223,8 @@ def test_measure_computes_with_as_many_threads_as_the_workflow(option, threads):
     assert done.stderr.startswith(f"torch computes with {count(threads, 'CPU thread')}\n")
 
 
-def test_an_interrupt_ends_a_measurement_without_a_traceback_or_a_process():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_measurement_without_a_traceback_or_a_process(number):
     """As Ctrl-C does, while the worker runs; the exit status is the shell's own for it."""
     options = ["gate", "--implementations", "torch", "--tokens", "64", "--max-seconds", "60", "--min-blocks", "5000"]
     command = [sys.executable, "-m", "moe_routing_bench.cli", "measure", *options]
@@ -234,28 +235,29 @@ def test_an_interrupt_ends_a_measurement_without_a_traceback_or_a_process():
     deadline = time.monotonic() + 60
     while not (workers := children.read_text().split()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, error = process.communicate(timeout=30)
-    assert process.returncode == 130 and "Traceback" not in error + out, error
+    assert process.returncode == 128 + number and "Traceback" not in error + out, error
     while any(map(runs, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert workers and not any(map(runs, workers))
 
 
-def test_an_interrupt_at_the_fork_of_a_worker_is_not_swallowed():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_at_the_fork_of_a_worker_is_not_swallowed(number):
     """Which is what Python does with one that comes in what it runs around a fork."""
-    script = """
+    script = f"""
 import os, signal, sys
 from moe_routing_bench.cli.main import main
 parent = os.getpid()
-os.register_at_fork(after_in_parent=lambda: os.getpid() == parent and os.kill(parent, signal.SIGINT))
+os.register_at_fork(after_in_parent=lambda: os.getpid() == parent and os.kill(parent, {number:d}))
 sys.argv = ["moe-routing-bench", "measure", "gate", "--implementations", "torch", "--max-seconds", "60", "--min-blocks", "5000"]
 main()
 """
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, preexec_fn=interruptible
     )
-    assert done.returncode == 130 and "Exception ignored" not in done.stderr
+    assert done.returncode == 128 + number and "Exception ignored" not in done.stderr
 
 
 def runs(pid):

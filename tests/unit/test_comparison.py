@@ -163,7 +163,7 @@ def test_command(tmp_path, monkeypatch):
     page = (tmp_path / "page.html").read_text()
     assert page.count("<tr>") == 1 + len(slow) and "no longer ok: crashed" in page and "drift of the device" in page
     other = stored(tmp_path / "c.parquet", table(1.2, gpu_name="NVIDIA H100"))
-    assert call(app, ["compare", before, other, "--across", "--html", "page.html"]).exit_code == 0
+    assert call(app, ["compare", before, other, "--across", "--html", "page.html", "--force"]).exit_code == 0
     assert "devices are of two kinds" in (page := (tmp_path / "page.html").read_text()) and "drift" not in page
     done = call(app, ["compare", before, after, "--fail-if-slower", "3%"])
     assert done.exit_code == 1 and f"or lost: {len(slow)} rows" in done.output
@@ -179,7 +179,7 @@ def test_command(tmp_path, monkeypatch):
     assert done.exit_code == 0 and f"{len(slow)} rows: {len(slow)} slower" in done.output
     assert done.output.count(" slower") == 3
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()  # fmt: skip
-    assert call(app, ["compare", "HEAD:cpu", "cpu", "--html", "page.html"]).exit_code == 0
+    assert call(app, ["compare", "HEAD:cpu", "cpu", "--html", "page.html", "--force"]).exit_code == 0
     page = (tmp_path / "page.html").read_text()
     assert f"cpu against {commit}:cpu" in page and "HEAD" not in page, "HEAD is another commit tomorrow"
 

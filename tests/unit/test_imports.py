@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "quantities": "",
     "formats": "",
     "closure": "",
+    "streams": "",
     "fields": "errors",
     "files": "errors",
     "declarations": "errors closure",
@@ -32,14 +33,14 @@ MAY_IMPORT = {
     "benches": "errors declarations formats closure routers grid kernels choices ops workload",
     "config": "errors declarations bounds fields formats routers grid kernels workload benches",
     "store": "errors files closure grid benches config",
-    "measure": "errors files formats closure grid workload benches store",
+    "measure": "errors files streams formats closure grid workload benches store",
     "traces": "errors kernels workload store measure",
     "quality": "errors files formats closure routers grid config store measure",
     "comparison": "errors quantities formats choices benches config measure",
     "api": "errors declarations grid config store measure",
     "figures": "errors quantities formats routers grid benches config store quality comparison",
     "report": "errors quantities files formats routers grid choices benches config store quality comparison figures",
-    "cli": "errors quantities declarations fields files formats closure routers grid kernels choices benches config store measure traces quality comparison figures report",
+    "cli": "errors streams quantities declarations fields files formats closure routers grid kernels choices benches config store measure traces quality comparison figures report",
 }
 MAY_IMPORT_TORCH = {"formats", "routers", "kernels", "ops", "workload", "benches", "measure", "traces", "quality"}
 WITHOUT_TORCH = (

@@ -150,7 +150,7 @@ def test_candidates_need_nobody_elses_package() -> None:
 
 
 def test_what_ships_is_made_of_the_stored_rows(monkeypatch) -> None:
-    """The same bytes; after new rows: moe-routing-bench choices --out src/moe_routing_bench/choices/choices.json"""
+    """The same bytes; after new rows: moe-routing-bench choices --force --out src/moe_routing_bench/choices/choices.json"""
     monkeypatch.chdir(ROOT)
     entries = choosing.of_runs(choosing.stored())
     assert table.text(entries) == table.FILE.read_text(encoding="utf-8")

@@ -123,3 +123,20 @@ def test_without_a_report_it_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="moe-routing-bench report"):
         site(tmp_path / "pages")
+
+
+@pytest.mark.parametrize("name", ["index.html", "cpu", "nvidia-h200.layers"])
+def test_a_page_of_somebody_else_is_not_overwritten(project, name):
+    """A folder of the user's, such as the root of a web server; an earlier site is overwritten, and --force overwrites all."""
+    pages = project / "pages"
+    pages.mkdir()
+    (pages / name).write_text("mine") if name.endswith(".html") else (pages / name).mkdir()
+    before = [(path.name, path.is_file() and path.read_text()) for path in pages.iterdir()]
+    with pytest.raises(UserError, match=f"{name} would be overwritten; --force"):
+        site(pages)
+    assert [(path.name, path.is_file() and path.read_text()) for path in pages.iterdir()] == before
+    site(pages, force=True)
+    made = (pages / "index.html").read_text()
+    (pages / "index.html").write_text(made + "<!-- earlier -->")
+    site(pages)
+    assert (pages / "index.html").read_text() == made

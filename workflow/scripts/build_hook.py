@@ -27,18 +27,18 @@ class BuildHook(BuildHookInterface):
         if commit := self._commit():
             self._folder = tempfile.TemporaryDirectory()  # until the build has ended
             file = Path(self._folder.name, "COMMIT")
-            file.write_text(commit)
+            file.write_text(commit, encoding="utf-8")
             build_data["force_include"][str(file)] = f"{FOLDER}/COMMIT" if wheel else "COMMIT"
 
     def _commit(self) -> str:
         """``<sha>`` or ``<sha>-dirty`` of the checkout, or what an sdist says; nothing where the sources are neither."""
         recorded = Path(self.root, "COMMIT")
         if not Path(self.root, ".git").exists():
-            return recorded.read_text() if recorded.is_file() else ""
+            return recorded.read_text(encoding="utf-8") if recorded.is_file() else ""
         sha = self._git("rev-parse", "HEAD")
         return f"{sha}-dirty" if self._git("status", "--porcelain", "--", "src") else sha
 
     def _git(self, *words: str) -> str:
         return subprocess.run(
-            ["git", *words], cwd=self.root, stdout=subprocess.PIPE, text=True, check=True
+            ["git", *words], cwd=self.root, stdout=subprocess.PIPE, encoding="utf-8", check=True
         ).stdout.strip()

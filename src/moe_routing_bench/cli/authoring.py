@@ -12,6 +12,7 @@ from moe_routing_bench import files
 from moe_routing_bench.benches.bench import Bench
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli.options import among
+from moe_routing_bench.cli.printing import quoted
 from moe_routing_bench.errors import bad, pick, writing
 
 KERNELS = tuple(name for name in BENCHES if name not in ("routing", "layer", "training", "model"))
@@ -79,7 +80,7 @@ def kernel(
     files.check_writable(path)
     with writing(path):
         path.write_text(_text(BENCHES[bench], name), encoding="utf-8")
-    there = "" if path.parent == Path() else f"cd {path.parent} && "
+    there = "" if path.parent == Path() else f"cd {quoted(path.parent)} && "
     print(f"wrote {path}; next: {there}moe-routing-bench watch {bench} --plugin {name} --implementations {name}")
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from moe_routing_bench import files
 from moe_routing_bench.choices import table
+from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.errors import bad, writing
 from moe_routing_bench.quantities import us
@@ -19,10 +19,11 @@ def choices(
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Folders of results/ such as nvidia-h200.layers [default: all but those of a CPU]")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="Judge a choice that may also be a package of somebody else")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the table there; what ships is src/moe_routing_bench/choices/choices.json")] = None,
+    force: outputs.Force = False,
 ) -> None:  # fmt: skip
     """Make the table that `auto` chooses from of the layers in stored rows, and print the regret of its choices."""
     if out:
-        files.check_writable(out)
+        outputs.check_file("--out", out, force)
     found = of_runs(runs or stored())
     regret = importlib.import_module("moe_routing_bench.comparison.regret")
     lines = regret.lines(found, found, peers)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from moe_routing_bench import files
+from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.printing import counts, show
 from moe_routing_bench.errors import bad
 from moe_routing_bench.store import paths, records
@@ -28,11 +28,12 @@ def compare(
     across: Annotated[bool, typer.Option("--across", help="Compare runs of different devices all the same")] = False,
     most: Annotated[int, typer.Option(metavar="<int>", help="Most rows to print; the page has all", min=0)] = 20,
     html: Annotated[Path | None, typer.Option(help="Also write a page with all rows; the report links compare-*.html beside it")] = None,
+    force: outputs.Force = False,
 ) -> None:  # fmt: skip
     """Compare two runs row by row: faster, slower, the same or undecided, beyond noise and the drift of the device."""
     share = None if fail_if_slower is None else _share(fail_if_slower)
     if html:
-        files.check_writable(html)
+        outputs.check_file("--html", html, force)
     runs = importlib.import_module("moe_routing_bench.comparison.runs")
     found = runs.compare(_table(before), _table(after), across)
     for mark in found.marks:
@@ -54,11 +55,12 @@ def history(
     runs: Annotated[list[str], typer.Argument(metavar="RUN", help=f"Runs of one platform, oldest first, the last of which is judged. Each is {_RUN}")],
     html: Annotated[Path, typer.Option(help="The page to write; the report links compare-*.html beside it")],
     across: Annotated[bool, typer.Option("--across", help="Take runs of different devices all the same")] = False,
+    force: outputs.Force = False,
 ) -> None:  # fmt: skip
     """Show the rows of a run over earlier runs: their times then, and how much faster they are now, beyond noise and drift."""
     if len(runs) < 2 or len(set(runs)) < len(runs):
         raise bad("runs", ", ".join(runs), "two or more, each once")
-    files.check_writable(html)
+    outputs.check_file("--html", html, force)
     *earlier, last = runs
     found = importlib.import_module("moe_routing_bench.comparison.history").history(
         {name: _table(name) for name in earlier}, _table(last), across
@@ -94,7 +96,7 @@ def _lasting(name: str) -> str:
     commit, colon, folder = name.partition(":")
     if not colon:
         return name
-    done = subprocess.run(["git", "rev-parse", "--short", commit], capture_output=True, check=True, text=True)
+    done = subprocess.run(["git", "rev-parse", "--short", commit], capture_output=True, check=True, encoding="utf-8")
     return f"{done.stdout.strip()}:{folder}"
 
 

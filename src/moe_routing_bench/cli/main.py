@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from moe_routing_bench import streams
 from moe_routing_bench.cli import (
     authoring,
     choosing,
@@ -106,6 +107,7 @@ def _common(
 
 def main() -> None:
     """Entry point: run a command; report a `UserError` on stderr without a traceback."""
+    streams.never_raise()
     name_commit()
     try:
         app()

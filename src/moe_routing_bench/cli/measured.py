@@ -53,8 +53,10 @@ def write_json(rows: Rows) -> None:
 
 
 def write_csv(rows: Rows) -> None:
-    """All rows with all their columns as CSV on stdout, lists as JSON texts; a column that a row lacks is empty."""
+    """All rows with all their columns as CSV on stdout, lists as JSON texts; a column that a row lacks is empty. Nothing for no rows."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
+    if not columns:
+        return
     writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
     writer.writeheader()
     for row in rows:

@@ -26,6 +26,9 @@ Plugins = Annotated[
     ),
 ]
 Models = Annotated[Path | None, typer.Option("--models", help="File of model presets beside those of the project")]
+Timeout = Annotated[
+    float, typer.Option(help="Seconds without a word from the worker after which an implementation is given up")
+]
 ConfigJson = Annotated[str | None, typer.Option(help="A whole config as one JSON text, instead of files")]
 
 

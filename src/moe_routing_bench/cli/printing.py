@@ -1,8 +1,10 @@
 """What commands print: tables, counts and durations."""
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,11 +13,29 @@ from rich.table import Table
 from moe_routing_bench.quantities import count
 
 
+class _Console(Console):
+    """A console that raises BrokenPipeError, where rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Go on with the error that rich is handling."""
+        raise
+
+
 def show(*tables: Table) -> None:
     """Print tables, unwrapped where the output is no terminal so that a line stays a line."""
-    console = Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False)
+    console = _Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False)
     for table in tables:
         console.print(table)
+
+
+def plain(path: Path) -> str:
+    """A path as an argument of a command, which is no option even where it begins with a dash."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
+
+
+def quoted(path: Path) -> str:
+    """A path as a word of a command line for a shell."""
+    return shlex.quote(plain(path))
 
 
 def counts(names: list[str]) -> str:

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from moe_routing_bench import files
-from moe_routing_bench.cli.printing import show
+from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli.printing import plain, show
 from moe_routing_bench.errors import bad, pick, writing
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import platforms, records
@@ -35,6 +35,7 @@ def profile(
     calls_only: Annotated[
         bool, typer.Option("--calls-only", help="No profile: calls in NVTX ranges, for a profiler around this command")
     ] = False,
+    force: outputs.Force = False,
 ) -> None:
     """Profile one call of each implementation that is ok in a measured cell, operator by operator, with torch.profiler.
 
@@ -50,7 +51,7 @@ def profile(
             "cell", str(cell), "a file that `measure --out` or the workflow wrote", "it does not say what was measured"
         )
     if out:
-        files.check_writable(out / TABLE)
+        outputs.check_folder("--out", out, force)
     platforms.verify(table["platform"][0].as_py())
     job, rows = Job.from_spec(spec), table.select(["implementation", "status"]).to_pylist()
     if only is not None:
@@ -67,7 +68,7 @@ def profile(
 
 def _ncu(program: str, name: str, cell: Path, out: Path) -> str:
     """The command line that profiles the kernels of one call of an implementation."""
-    calls = ["moe-routing-bench", "profile", str(cell), "--calls-only", "--only", name]
+    calls = ["moe-routing-bench", "profile", plain(cell), "--calls-only", "--only", name]
     options = [
         "--set",
         "full",
@@ -78,7 +79,7 @@ def _ncu(program: str, name: str, cell: Path, out: Path) -> str:
         "none",
         "--force-overwrite",
         "--export",
-        str(out / name),
+        plain(out / name),
     ]
     return shlex.join([program, *options, *calls])
 

@@ -3,7 +3,7 @@
 import importlib
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from moe_routing_bench import files
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import measured
+from moe_routing_bench.cli import measured, outputs
+from moe_routing_bench.cli.delivery import Delivery, Part, Rows, delivering
 from moe_routing_bench.cli.options import option_of
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config import by_hand
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.errors import bad, pick
+from moe_routing_bench.errors import bad, pick, writing
 from moe_routing_bench.formats import FORMATS, QUANTISED
 from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.cell import Cell
@@ -54,6 +54,7 @@ def accuracy(
     out: Annotated[Path | None, typer.Option(help="Also write all columns to this Parquet file, after each comparison")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns as one JSON list")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all columns as CSV")] = False,
+    force: outputs.Force = False,
 ) -> None:  # fmt: skip
     """Compare results of experts with quantised weights: kernels with what the codes stand for, and that with the weights before.
 
@@ -62,7 +63,7 @@ def accuracy(
     if as_json and as_csv:
         raise bad("--csv", "together with --json", "one of them")
     if out:
-        files.check_writable(out)
+        outputs.check_file("--out", out, force)
     sizes = {"tokens": tokens, "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k, "seed": seed}  # fmt: skip
     matrix = importlib.import_module("moe_routing_bench.measure.accuracy")
     kinds = [pick("--drawn", one, matrix.DRAWS) for one in _split(drawn)]
@@ -72,23 +73,25 @@ def accuracy(
     cases = list(itertools.product(_cells(formats, beside, sizes), kinds))
     device = "cpu" if platforms.gpu_name() is None else "cuda"
     common = sizes | {"platform": platforms.current()} | matrix.place(device)
-    rows = []
-    # Other people's kernels may take minutes to compile.
-    for cell, kind in track(cases, "accuracy", console=Console(stderr=True)):
-        rows += [row | common for row in matrix.rows(cell, kind, names, device)]
-        if out:  # what was compared is kept, whenever the rest is stopped
-            stored.write(out, rows)
-    if as_json:
-        measured.write_json(rows)
-    elif as_csv:
-        measured.write_csv(rows)
-    else:
-        show(
-            _table(
-                rows,
-                f"experts, {', '.join(f'{name}={value}' for name, value in sizes.items())}, on {platforms.current()}",
-            )
-        )
+    title = f"experts, {', '.join(f'{name}={value}' for name, value in sizes.items())}, on {platforms.current()}"
+    write = (
+        measured.write_json if as_json else measured.write_csv if as_csv else lambda found: show(_table(found, title))
+    )
+
+    def document(parts: Sequence[Part]) -> None:
+        write([row for _, found in parts for row in found])
+
+    rows: Rows = []
+    delivery = Delivery(document, len(cases))
+    with delivering(delivery):
+        # Other people's kernels may take minutes to compile.
+        for cell, kind in track(cases, "accuracy", console=Console(stderr=True)):
+            found = [row | common for row in matrix.rows(cell, kind, names, device)]
+            delivery.add(cell, found)
+            rows += found
+            if out:  # what was compared is kept, whenever the rest is stopped
+                with writing(out):
+                    stored.write(out, rows)
     if out:
         print(f"wrote {out}", file=sys.stderr if as_json or as_csv else sys.stdout)
     if wrong := [row for row in rows if row.get("status") not in (None, "ok")]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moe_routing_bench import files
+from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.asked import asked_or_last, jobs_of
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.grid.job import Job
@@ -17,6 +17,7 @@ from moe_routing_bench.store.parquet import write_table
 def measure_again(
     config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None,
     out: Annotated[Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/again.parquet]")] = None,
+    force: outputs.Force = False,
 ) -> None:  # fmt: skip
     """Measure the cells once more that have a time in doubt: beside those of neighbouring cells, or by its own scatter.
 
@@ -25,8 +26,7 @@ def measure_again(
     """
     effective, platform, _ = asked_or_last(config, config_json, platform, run)
     anomalies = importlib.import_module("moe_routing_bench.comparison.anomalies")  # pandas takes a second
-    out = out or paths.again(platform)
-    files.check_writable(out)
+    out = outputs.chosen(out, paths.again(platform), force)
     jobs = paths.cell_files(platform, jobs_of(effective))
     first = records.collect(jobs, platform).to_pandas()
     chosen = set(anomalies.repeated(first))

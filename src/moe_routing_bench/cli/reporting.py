@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -41,7 +42,10 @@ def report(platform: Platform = None, run: Run = None) -> None:
     absent = [str(path) for path in drawn.values() if not path.is_file()]
     if absent:
         raise bad(
-            "figures", f"{len(absent)} missing", "all drawn", f"run `moe-routing-bench figure --platform {platform}`"
+            "figures",
+            f"{len(absent)} missing",
+            "all drawn",
+            f"run `moe-routing-bench figure --platform {shlex.quote(platform)}`",
         )
     out = paths.report(platform)
     with writing(out):

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moe_routing_bench import files
-from moe_routing_bench.cli import progress
+from moe_routing_bench.cli import outputs, progress
 from moe_routing_bench.cli.asked import asked_or_last, jobs_of, last
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.cli.printing import counts, duration, places
@@ -20,6 +19,7 @@ from moe_routing_bench.store.parquet import read_table, write_table
 def collect(
     config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None,
     out: Annotated[Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/measurements.parquet]")] = None,
+    force: outputs.Force = False,
 ) -> None:  # fmt: skip
     """Join the rows of all cells of a config into one file, after checking that each was measured for this config.
 
@@ -27,8 +27,7 @@ def collect(
     """
     effective, platform, _ = asked_or_last(config, config_json, platform, run)
     jobs = jobs_of(effective)
-    out = out or paths.measurements(platform)
-    files.check_writable(out)
+    out = outputs.chosen(out, paths.measurements(platform), force)
     # pandas and scipy take a second
     baselines, verdicts, anomalies = (
         importlib.import_module(f"moe_routing_bench.comparison.{one}") for one in ("baselines", "verdicts", "anomalies")

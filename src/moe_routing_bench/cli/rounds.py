@@ -74,7 +74,7 @@ class Round:
         self._out, self._log, self._began = folder / "rows.parquet", folder / "log", time.monotonic()
         self._bench = job.cell.bench
         self._out.unlink(missing_ok=True)
-        with self._log.open("w") as log:
+        with self._log.open("w", encoding="utf-8") as log:
             command = client.command(str(self._out), job.spec)
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -103,8 +103,12 @@ class Round:
         folder.mkdir(parents=True, exist_ok=True)
         rows = folder / self._out.name
         shutil.copyfile(self._out, rows)
-        command = client.command("--cli", "profile", str(rows), "--out", str(folder), "--only", ",".join(names))
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        command = client.command(
+            "--cli", "profile", str(rows), "--out", str(folder), "--force", "--only", ",".join(names)
+        )
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
         return (done.stdout + done.stderr).rstrip()
 
     def output(self) -> str:

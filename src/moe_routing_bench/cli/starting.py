@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from moe_routing_bench.cli.printing import quoted
 from moe_routing_bench.errors import bad, writing
 from moe_routing_bench.store.shipped import shipped
 
@@ -23,4 +24,4 @@ def init(folder: Annotated[Path, typer.Argument(help="Folder to make; it may be 
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             source = shipped(name)
             (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
-    print(f"wrote {folder}; next: cd {folder} && snakemake --cores 1 --resources gpu=1")
+    print(f"wrote {folder}; next: cd {quoted(folder)} && snakemake --cores 1 --resources gpu=1")

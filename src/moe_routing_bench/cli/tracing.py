@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from moe_routing_bench import files
-from moe_routing_bench.cli.printing import show
+from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli.printing import quoted, show
 from moe_routing_bench.errors import bad, one_line, pick
 
 _SHOWN = 4  # inputs whose evidence is printed
@@ -24,6 +24,7 @@ def trace(
     key: Annotated[str | None, typer.Option(help="Name of the array in a .npz or .pt, or of the column in a .parquet [default: the only one; expert_ids]", show_default=False)] = None,
     columns: Annotated[str | None, typer.Option(help="Columns of a table with ids: NAME,NAME; others as layer=NAME, token=NAME, slot=NAME, other=NAME. Columns without names are 1, 2, ...", show_default=False)] = None,
     header: Annotated[bool | None, typer.Option("--header/--no-header", help="Whether the first line of a .csv names columns [default: where it holds no numbers]", show_default=False)] = None,
+    force: outputs.Force = False,
 ) -> None:  # fmt: skip
     """Convert recorded expert ids to a trace that `measure --trace` and grid entries replay, and print its loads and drops."""
     asking, checks, reading, summaries, written = (
@@ -33,6 +34,8 @@ def trace(
         pick("--first", first, asking.FIRST)
     if out and out.suffix != ".parquet":
         raise bad("--out", str(out), "a name that ends with .parquet")
+    if out:
+        outputs.check_file("--out", out, force)
     asked = asking.Asked(key, layer, first, experts, top_k, columns, header)
     records = [reading.read(path, asked) for path in inputs]
     ids = checks.joined([record.ids for record in records])
@@ -40,7 +43,6 @@ def trace(
     checks.check_range(ids, known, "all inputs")
     summary = summaries.summary(ids, known or int(ids.max()) + 1)
     if out:
-        files.check_writable(out)
         written.write(out, ids, known)
     show(_printed(summary, summaries.CAPACITY_FACTORS, known is not None))
     for path, record in list(zip(inputs, records, strict=True))[:_SHOWN]:
@@ -48,7 +50,7 @@ def trace(
     if len(inputs) > _SHOWN:
         print(f"and {len(inputs) - _SHOWN} more inputs, each read by its own evidence")
     if out:
-        print(f"wrote {out}: measure it with --trace {out} --experts {summary.experts} --top-k {summary.top_k}")
+        print(f"wrote {out}: measure it with --trace {quoted(out)} --experts {summary.experts} --top-k {summary.top_k}")
 
 
 def _printed(summary: Any, factors: tuple[float, ...], known: bool) -> Table:

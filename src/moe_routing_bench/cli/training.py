@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moe_routing_bench import files
+from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.asked_runs import by_hand, fields_of, from_spec, schedule, with_lr
 from moe_routing_bench.grid.adaptation_spec import VARIANTS, Adaptation
 from moe_routing_bench.grid.run_spec import DENSE, Run
@@ -54,12 +54,12 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/runs/NAME.parquet]")
     ] = None,
+    force: outputs.Force = False,
     platform: Required = None,
 ) -> None:
     """Train a tiny language model with a router; a killed run goes on from its checkpoint."""
     run = from_spec(Run, spec) if spec is not None else by_hand(router, network, seed, steps, option or [])
-    out = out or paths.run_file(platforms.current(), run.name)
-    files.check_writable(out)
+    out = outputs.chosen(out, paths.run_file(platforms.current(), run.name), force)
     known = run.spec
     run, chosen = with_lr(run, pilots)
     with gpus.reserved(alone=False):
@@ -73,6 +73,7 @@ def time_training(
     out: Annotated[
         Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/timing/NAME.parquet]")
     ] = None,
+    force: outputs.Force = False,
     threads: Threads = Settings.cpu_threads,
     platform: Required = None,
 ) -> None:
@@ -80,8 +81,7 @@ def time_training(
     table = run_rows.read(run_file)
     run = dataclasses.replace(Run.from_spec(run_rows.spec_of(table)), lr=table["lr"][-1].as_py())
     run_rows.weights_of(run_file)  # before a GPU is waited for
-    out = out or paths.timing_file(platforms.current(), run.name)
-    files.check_writable(out)
+    out = outputs.chosen(out, paths.timing_file(platforms.current(), run.name), force)
     with gpus.reserved(alone=True):
         _torch(threads)
         row = _module("timing").measure(run, run_file, out, _device())
@@ -103,6 +103,7 @@ def adapt(
     out: Annotated[
         Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/perft/NAME.parquet]")
     ] = None,
+    force: outputs.Force = False,
     platform: Required = None,
 ) -> None:
     """Adapt a trained run to another text with adapters beside its frozen experts (PERFT)."""
@@ -113,8 +114,7 @@ def adapt(
         adaptation = Adaptation(run, frozen.name, variant, rank, adapters, top_k)
     else:
         adaptation = from_spec(Adaptation, spec)
-    out = out or paths.perft_file(platforms.current(), adaptation.name)
-    files.check_writable(out)
+    out = outputs.chosen(out, paths.perft_file(platforms.current(), adaptation.name), force)
     known = adaptation.spec
     run, chosen = with_lr(adaptation.run, pilots, adaptation_rows.SCHEMA)
     adaptation = dataclasses.replace(adaptation, run=run)

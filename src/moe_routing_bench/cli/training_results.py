@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moe_routing_bench import files
+from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.asked import effective, platform_of
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform
 from moe_routing_bench.cli.printing import places
@@ -23,13 +23,13 @@ def collect(
     out: Annotated[
         Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/quality.parquet]")
     ] = None,
+    force: outputs.Force = False,
 ) -> None:
     """Join the rows of all training runs of a config, with the times of those timed alone, and rank the routers."""
     planned, platform = planned_by(config, config_json, platform)
     if not planned.finals:
         raise bad("config.quality", "no runs", "at least one entry")
-    out = out or paths.quality(platform)
-    files.check_writable(out)
+    out = outputs.chosen(out, paths.quality(platform), force)
     table = run_rows.collect(planned.files(platform), planned.timing_files(platform))
     write_table(out, records.of_platform(table, platform, "training runs"))
     print(f"wrote {out}: {len(table)} evaluations of {len(planned.finals)} runs")
@@ -44,13 +44,13 @@ def collect_perft(
     out: Annotated[
         Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/perft.parquet]")
     ] = None,
+    force: outputs.Force = False,
 ) -> None:
     """Join the rows of all adaptations of a config, and print losses and parameters by variant and rank."""
     planned, platform = planned_by(config, config_json, platform)
     if not planned.adaptations:
         raise bad("config.perft", "no adaptations", "at least one entry")
-    out = out or paths.perft(platform)
-    files.check_writable(out)
+    out = outputs.chosen(out, paths.perft(platform), force)
     table = run_rows.collect(planned.adaptation_files(platform), {}, adaptation_rows.SCHEMA)
     write_table(out, records.of_platform(table, platform, "adaptations"))
     print(f"wrote {out}: {len(table)} evaluations of {len(planned.adaptations)} adaptations")

@@ -12,9 +12,10 @@ import typer
 
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.asked import references
-from moe_routing_bench.cli.measuring import asked_jobs, warn_of_ignored, with_axes
-from moe_routing_bench.cli.options import Models, Plugins, among
+from moe_routing_bench.cli.axis_options import asked_jobs, warn_of_ignored, with_axes
+from moe_routing_bench.cli.options import Models, Plugins, Timeout, among
 from moe_routing_bench.cli.progress import FINE
 from moe_routing_bench.cli.rivals import Rivals
 from moe_routing_bench.cli.rounds import Round, Sources, Warmth
@@ -39,12 +40,14 @@ def watch(
     max_seconds: Annotated[float, typer.Option(help="Sampling time of a round")] = 0.3,
     min_blocks: Annotated[int, typer.Option(help="Least blocks of samples")] = 10,
     cpu_threads: Annotated[int, typer.Option(help="Threads of torch on a CPU")] = Settings.cpu_threads,
+    timeout: Timeout = Settings.timeout,
     plugin: Plugins = None,
     own: Models = None,
     profile: Annotated[
         Path | None,
         typer.Option(help="Also profile every version that is right: operators, a Chrome trace and ncu's command line"),
     ] = None,
+    force: outputs.Force = False,
     **values: Any,
 ) -> None:
     """Measure an implementation and the fastest of its rivals, and again whenever one of its files changes, until Ctrl-C.
@@ -53,13 +56,17 @@ def watch(
     through the bench's baseline. A round is short, so that small differences stay undecided: `measure` takes longer.
     """
     mine, known = implementations.split(","), references(plugin)
-    settings = {"max_seconds": max_seconds, "min_blocks": min_blocks, "warmup_ms": 20, "cpu_threads": cpu_threads}
+    settings = {
+        "max_seconds": max_seconds, "min_blocks": min_blocks, "warmup_ms": 20, "cpu_threads": cpu_threads, "timeout": timeout,
+    }  # fmt: skip
     names = None if against is None else [*mine, *against.split(",")]
     jobs = asked_jobs(bench, names, settings, known, own, values)
     if len(jobs) > 1:
         raise bad("watch", f"{len(jobs)} cells", "one cell")
     (job,) = jobs
     mine = [pick("--implementations", name.strip(), job.implementations) for name in mine]
+    if profile:
+        outputs.check_folder("--profile", profile, force)
     warn_of_ignored(bench, values)
     watched = _Watch(job, mine, profile)
     try:

@@ -61,4 +61,4 @@ def _load(path: str | Path) -> dict[str, Any]:
 def values(preset: Any, shared: bool = False) -> Mapping[str, Any]:
     """The axes that a preset sets, with their values; `shared`: also those of its shared experts."""
     found = {name: getattr(preset, name) for name in (PRESET + SHARED if shared else PRESET)}
-    return found | {"router": scaled(preset.router, preset.routed_scale)}
+    return found | {"router": preset.router and scaled(preset.router, preset.routed_scale)}

@@ -40,7 +40,7 @@ def inherited() -> list:
     threads is as large as the CPUs that were allowed when it was loaded."""
     texts = {}
     for name in ("status", "limits", "cgroup"):
-        with open(f"/proc/self/{name}") as file:
+        with open(f"/proc/self/{name}", encoding="utf-8", errors="replace") as file:
             texts[name] = file.read().splitlines()
     status = [line for line in texts["status"] if line.startswith(_STATUS)]
     namespaces = [os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES]

@@ -42,7 +42,7 @@ def offspring() -> set[int]:
     """The children of this process, ended ones included."""
     found: set[int] = set()
     for path in glob.glob("/proc/self/task/*/children"):
-        with contextlib.suppress(FileNotFoundError), open(path) as file:  # the thread has ended
+        with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:  # the thread has ended
             found.update(map(int, file.read().split()))
     return found
 

@@ -44,7 +44,7 @@ def profile(job: Job, names: Sequence[str], folder: Path) -> dict[str, Any]:
                 found[name] = {"error": one_line(f"{type(error).__name__}: {error}", 300)}
     said = {"bench": job.cell.bench, "cell": job.cell.key, "axes": dict(job.cell.values), "platform": platform}
     said |= {"torch": torch.__version__, "implementations": found, "differences": list(_differences(results))}
-    (folder / "profile.json").write_text(json.dumps(said, indent=1) + "\n")
+    (folder / "profile.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     return said
 
 

@@ -33,7 +33,12 @@ def git_state(files: tuple[Path, ...]) -> dict[str, object]:
 
     def git(*words: str) -> str:
         done = subprocess.run(
-            ["git", "-C", str(PACKAGE), *words], capture_output=True, text=True, timeout=10, check=False
+            ["git", "-C", str(PACKAGE), *words],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=10,
+            check=False,
         )
         return done.stdout.strip() if done.returncode == 0 else ""
 
@@ -50,7 +55,7 @@ def git_state(files: tuple[Path, ...]) -> dict[str, object]:
 def cpu_model() -> str:
     """The processor's own name."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or "unknown"

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench import files
+from moe_routing_bench import files, streams
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.errors import UserError, one_line, writing
 from moe_routing_bench.grid.job import Job
@@ -25,6 +25,7 @@ from moe_routing_bench.measure import completion, gpus, processes
 from moe_routing_bench.store import platforms
 
 _GRACE_SECONDS = 2.0  # for a worker to end by itself
+_LONGER = "`measure --timeout`, or `timeout` below `measure:` in a config, waits longer"
 
 
 def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = None) -> list[dict[str, Any]]:
@@ -137,7 +138,7 @@ def _attempt(
     if left and (not ends or not found or at is not None):
         blamed = [at] if at in left else left if not found else []
         if not ends:
-            fault = {"status": "timeout", "reason": f"{step}: no word for {job.settings.timeout:g} s"}
+            fault = {"status": "timeout", "reason": f"{step}: no word for {job.settings.timeout:g} s; {_LONGER}"}
         else:
             fault = {"status": "crashed", "reason": f"{step}: worker {_manner(status)}{last_word}"}
         found |= {name: dict(fault) for name in blamed}
@@ -206,6 +207,7 @@ def _manner(status: int) -> str:
 
 def main(arguments: list[str], mode: str = "cold", watch: Any = None) -> int:
     """``OUT SPEC [PLATFORM]``: measure the spec's job and write its file, on this platform alone. Returns the exit status."""
+    streams.never_raise()
     out, spec, *asked = arguments
     try:
         for platform in asked:

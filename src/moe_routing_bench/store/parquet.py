@@ -22,7 +22,8 @@ def write_table(path: Path, table: pa.Table) -> None:
     """Write a table under a temporary name in the same folder, then rename it. Its metadata hold the digest of its rows."""
     table = table.replace_schema_metadata((table.schema.metadata or {}) | {DIGEST: digest(table).encode()})
     with files.replacing(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+        # absolute: pyarrow takes a folder that is called ~ for the home of the user
+        pq.write_table(table, temporary.absolute(), compression="zstd", write_page_checksum=True)
 
 
 def read_table(source: Path | BinaryIO) -> pa.Table:

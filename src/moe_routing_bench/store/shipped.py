@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import re
+import shlex
 from pathlib import Path
 
 from moe_routing_bench.closure import PACKAGE
@@ -36,4 +37,6 @@ def to_install(advice: str) -> str:
     found = next(iter(importlib.metadata.distributions(name=_NAME)), None)
     noted = found and found.read_text("direct_url.json")
     place = f" @ {json.loads(noted)['url']}" if noted else ""
-    return re.sub(r"pip install -e '\.(\[\w+\])'", lambda extra: f"pip install '{_NAME}{extra[1]}{place}'", advice)
+    return re.sub(
+        r"pip install -e '\.(\[\w+\])'", lambda extra: f"pip install {shlex.quote(_NAME + extra[1] + place)}", advice
+    )

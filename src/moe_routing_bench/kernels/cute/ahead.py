@@ -75,7 +75,7 @@ def _feed(waiting: "queue.SimpleQueue[Asked]", failures: list[str]) -> None:
 
 def main() -> None:
     """Compile what comes through standard input, and write a line for each."""
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the compiler may print
     while True:
         try:

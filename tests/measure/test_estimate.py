@@ -1,0 +1,82 @@
+"""The estimate of `measure` against what cells take here, and its sizes against the cost model of the benches."""
+
+import os
+import resource
+import time
+
+import pytest
+import torch
+
+from moe_routing_bench.benches.plugins import bench_of
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.cli import estimating
+from moe_routing_bench.config import by_hand
+from moe_routing_bench.measure import supervisor
+from moe_routing_bench.measure.inputs import Sets
+from moe_routing_bench.store import platforms
+
+SMALL = {"tokens": 32, "hidden": 64, "intermediate": 32, "experts": 4, "top_k": 2}
+COSTS = {
+    "router": {}, "experts": {}, "experts relu2": {"activation": "relu2"}, "experts int4": {"weights": "int4_g32"}, "experts fp32": {"dtype": "fp32"},
+    "layer": {}, "layer shared": {"shared_intermediate": 48}, "training": {}, "gate": {}, "pack": {},
+}  # fmt: skip
+CELLS = {
+    "weights": ("experts", ["torch_loop"], {"experts": 24, "tokens": 64, "hidden": 512, "intermediate": 512}),
+    "operations": ("layer", ["torch_loop"], {"tokens": 1024, "hidden": 512, "intermediate": 1024}),
+    "float32": ("layer", ["torch_loop", "torch_gather_loop"], {"tokens": 256, "hidden": 512, "intermediate": 512, "dtype": "fp32"}),
+    "rows": ("pack", ["torch"], {"tokens": 4096, "hidden": 1024}),
+    "next to nothing": ("gate", ["torch"], {"tokens": 64}),
+}  # fmt: skip
+
+
+def job_of(bench, names, values, **settings):
+    (job,) = by_hand.jobs(bench, names, values, settings, [], {})
+    return job
+
+
+@pytest.mark.parametrize("case", COSTS)
+def test_sizes_are_those_of_the_cost_model(case) -> None:
+    """Operations to the last one; the weights that all sets share to a hundredth, as scales are left out."""
+    bench = case.partition(" ")[0]
+    values = {name: value for name, value in (SMALL | COSTS[case]).items() if name in BENCHES[bench].axes}
+    job = job_of(bench, None, values)
+    sets = Sets(job, bench_of(job).definition(), "cpu")
+    found = estimating.sizes(job.cell)
+    assert found.flops == sets.cost.flops
+    shared = sum(tensor.nbytes for tensor, _ in sets._shared.values())
+    assert found.weights == pytest.approx(shared, rel=0.15 if "int4" in case else 0.01)
+    moved = sum(tensor.nbytes for tensor in [*sets.inputs[0].values(), *sets.outputs[0].values()]) - shared
+    assert moved / 4 < found.moved < 4 * moved + 4096
+
+
+@pytest.mark.parametrize("case", CELLS)
+def test_a_cell_takes_what_was_estimated(case) -> None:
+    """Within the factor that is said; here without the start of a process."""
+    bench, names, values = CELLS[case]
+    job = job_of(bench, names, values, max_seconds=0.2, min_blocks=3)
+    began = time.monotonic()
+    rows = supervisor.measure(job)
+    taken = time.monotonic() - began
+    assert [row["status"] for row in rows] == ["ok"] * len(names)
+    found = estimating.estimate(job, platforms.CPU)
+    expected = found.seconds - found.rates.start + 2  # calibration, and the fork
+    assert 1 / estimating.WITHIN < expected / taken < estimating.WITHIN, (expected, taken)
+
+
+def test_a_cell_takes_the_memory_that_was_estimated() -> None:
+    """Its weights at least, and no more than was said."""
+    job = job_of("experts", ["torch_loop"], {"experts": 32, "tokens": 64, "hidden": 512, "intermediate": 1024})
+    torch.set_num_threads(1)
+    receive, send = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            sets = Sets(job, bench_of(job).definition(), "cpu")
+            taken = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * bool(sets)
+            os.write(send, str(taken).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    taken = int(os.read(receive, 99))
+    found = estimating.estimate(job, platforms.CPU)
+    assert 0.8 * found.least < taken < found.memory, (found.least, taken, found.memory)
