@@ -253,3 +253,19 @@ def test_no_rows_at_all() -> None:
     none = torch.zeros(4, dtype=torch.int32)
     assert ops.experts(rows[:0], none, w13, w2).shape == (0, HIDDEN)
     assert not reference.experts(rows, none, w13, w2, "swiglu", None, None).any()
+
+
+@pytest.mark.parametrize("size", [1.0, 300.0], ids=["a row", "an activated number"])
+def test_what_float16_cannot_hold_is_infinite(size: float) -> None:
+    """On every device, as kernels write both in float16: a weight of 1/8 that follows cannot make it finite again."""
+    x = torch.full((1, 8), size, dtype=torch.float16)
+    w13, w2 = torch.full((2, 16, 8), 10.0, dtype=torch.float16), torch.full((2, 8, 8), 10.0, dtype=torch.float16)
+    _, offsets, order, inverse = ops.permute(torch.zeros(1, 1, dtype=torch.int32), 2)
+    y = ops.experts(ops.pack(x, order, inverse), offsets, w13, w2)
+    exact = 80 * (80 * size) ** 2  # of rows; activated numbers are an eightieth
+    assert exact > 65504 and (size == 1 or exact / 80 > 65504)
+    assert (y == torch.inf).all()
+    assert (ops.combine(y, inverse, torch.full((1, 1), 1 / 8)) == torch.inf).all()
+    w2[:, :, ::2] = -10.0  # the exact row is 0; that of an infinite number is none
+    y = ops.experts(ops.pack(x, order, inverse), offsets, w13, w2)
+    assert (y.isnan() if size > 1 else y == 0).all()

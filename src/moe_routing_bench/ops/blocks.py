@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moe_routing_bench.kernels.experts.common import activate, experts_of_rows
-from moe_routing_bench.ops.reference import activation_gradient, wide
+from moe_routing_bench.kernels.experts.common import experts_of_rows
+from moe_routing_bench.ops.reference import activated, activation_gradient, wide
 
 LEAST, MOST = 8, 128  # rows of a block
 COPIES = 256 << 20  # bytes of weights that are copied at a time
@@ -79,7 +79,7 @@ def experts(
     y = x.new_empty(x.shape)
     for part in blocks.parts(w13, w2):
         chosen = blocks.expert[part]
-        inner = activate(activation, _product(x[part], w13, b13, chosen))
+        inner = activated(activation, _product(x[part], w13, b13, chosen), rows.dtype)
         y[part] = _product(inner, w2, b2, chosen)
     return blocks.joined(y)
 
@@ -119,7 +119,7 @@ def _add_up(
             continue
         sums = _product(x[part], w13, b13, chosen)
         if d_w2 is not None:  # an infinite weight makes NaN of a lane without a row
-            inner = activate(activation, sums).masked_fill_(empty, 0)
+            inner = activated(activation, sums, grad.dtype).masked_fill_(empty, 0)
             _add(d_w2, chosen, torch.bmm(d_y.mT, inner))
         if not through:
             continue

@@ -18,6 +18,7 @@ from moe_routing_bench.kernels.permute import torch_permute
 from moe_routing_bench.kernels.permute.layout import RowLayout
 from moe_routing_bench.routers import choice, sqrtsoftplus_topk
 
+_MOST_HALF = 65520.0  # from here on float16 rounds to infinity
 Indices = tuple[Tensor, Tensor, Tensor, Tensor]  # counts, offsets, order, inverse
 
 
@@ -176,9 +177,15 @@ def experts_training(
         sums = _sums(rows[span], w13[e], None if b13 is None else b13[e])
         if kept is not None:
             kept[span] = sums.to(kept.dtype)
-        out = activate(activation, sums) @ w2[e].to(sums.dtype).T
+        out = activated(activation, sums, rows.dtype) @ w2[e].to(sums.dtype).T
         y[span] = (out if b2 is None else out + b2[e]).to(y.dtype)
     return y, kept
+
+
+def activated(activation: str, sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `activate` makes of sums (..., N), infinite where a row of `dtype` cannot hold it, as kernels write it: float16 ends at 65504."""
+    inner = activate(activation, sums)
+    return torch.where(inner.abs() < _MOST_HALF, inner, inner * torch.inf) if dtype == torch.float16 else inner
 
 
 def _sums(rows: Tensor, w13: Tensor, b13: Tensor | None) -> Tensor:
@@ -212,7 +219,7 @@ def experts_backward(
         else:
             first = sums[span].to(d_y.dtype)
         if d_w2 is not None:
-            d_w2[e] = d_y.T @ activate(activation, first)
+            d_w2[e] = d_y.T @ activated(activation, first, grad.dtype)
         if d_rows is None and d_w13 is None and d_b13 is None:
             continue
         d_sums = activation_gradient(activation, first, d_y @ w2[e].to(d_y.dtype))
@@ -235,7 +242,7 @@ def layer_backward(
     if of_weights:
         y = grad.new_zeros(order.shape[0], grad.shape[1], dtype=wide(grad.dtype))
         for e, span in _spans(offsets):
-            y[span] = activate(activation, sums[span].to(y.dtype)) @ w2[e].to(y.dtype).T
+            y[span] = activated(activation, sums[span].to(y.dtype), sums.dtype) @ w2[e].to(y.dtype).T
         d_weights = combine_backward(grad, y, inverse, weights, None)[1]
     if of_packed or of_w13 or of_w2:
         d_y, _ = combine_backward(grad, None, inverse, weights, order.shape[0])
