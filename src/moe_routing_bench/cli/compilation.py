@@ -1,7 +1,9 @@
 """Kernels that are compiled ahead of a measurement."""
 
 import importlib
-from typing import Annotated
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -9,7 +11,8 @@ from rich.progress import track
 
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.cli.asked import effective, jobs_of
-from moe_routing_bench.cli.options import ConfigJson, Configs
+from moe_routing_bench.cli.asked import models as own
+from moe_routing_bench.cli.options import ConfigJson, Configs, Models
 from moe_routing_bench.cli.quantising import BENCH, default_cells
 from moe_routing_bench.config.load import on
 from moe_routing_bench.errors import bad, pick
@@ -22,8 +25,15 @@ _GPU = "gpu"  # any platform but the CPU's: where kernels run, a config's part f
 def compile_(
     arch: Annotated[str, typer.Option(help="Such as sm_80, sm_90a, sm_100a [default: this machine's GPU]")] = "",
     config: Configs = None, config_json: ConfigJson = None,
+    model: Annotated[list[str] | None, typer.Option(help="A model preset: all that `ops.layer` may choose for it, in place of a config's cells", show_default=False)] = None,
+    models: Models = None,
+    tokens: Annotated[int, typer.Option(help="With --model: for 1 to so many tokens")] = 16384,
+    training: Annotated[bool, typer.Option("--training", help="With --model: also the backward pass")] = False,
 ) -> None:  # fmt: skip
-    """Compile the CuTe DSL kernels of a config's cells, and of its accuracy matrix, into the kernel cache; needs no GPU when --arch is given."""
+    """Compile the CuTe DSL kernels of a config's cells, and of its accuracy matrix, or of a model, into the kernel cache; needs no GPU when --arch is given."""
+    if model:
+        _prepare(model, own(models), arch, tokens, training)
+        return
     settings = on(effective(config, config_json), _GPU)
     pairs = [(bench_of(job), name, job.cell) for job in jobs_of(settings) for name in job.implementations]
     if settings.get("accuracy"):
@@ -41,3 +51,23 @@ def compile_(
     for bench, name, cell in track(pairs, f"compiling for {arch}", console=Console(stderr=True)):
         bench.precompile(name, cell, arch)
     print(f"{len(cache.objects())} kernels in {cache.folder()}, {len(cache.objects()) - known} of them new")
+
+
+def _prepare(names: list[str], presets: Mapping[str, Any], arch: str, tokens: int, training: bool) -> None:
+    """Compile what the operators may choose for models, one after the other, each side by side."""
+    for name in names:
+        if reason := presets[pick("--model", name, presets)].unsupported:
+            raise bad("--model", name, "a preset that can be measured", reason)
+    ops = importlib.import_module("moe_routing_bench.ops")
+    for name in names:
+        preset, start = presets[name], time.monotonic()
+        sizes = {one: getattr(preset, one) for one in ("hidden", "intermediate", "experts", "top_k", "activation")}
+        count = ops.prepare(
+            **sizes,
+            rule=preset.router,
+            scale=preset.routed_scale,
+            most_tokens=tokens,
+            training=training,
+            arch=arch or None,
+        )
+        print(f"{name}: {count} kernels compiled in {time.monotonic() - start:.1f} s, the others were in the cache")

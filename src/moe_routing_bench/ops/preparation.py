@@ -1,6 +1,7 @@
 """Compiles all kernels in CuTe DSL that the operators may choose for a model, before it runs: `prepare`."""
 
 import importlib
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,12 @@ import torch
 from moe_routing_bench.errors import bad
 from moe_routing_bench.formats import FORMATS, PLAIN
 from moe_routing_bench.kernels.combine import Combine
+from moe_routing_bench.kernels.experts import activation_of
 from moe_routing_bench.kernels.gate import Gate
 from moe_routing_bench.kernels.layer import Layer
 from moe_routing_bench.kernels.pack import Pack
 from moe_routing_bench.kernels.permute.layout import RowLayout, capacity_of
-from moe_routing_bench.ops import backends, feeding
+from moe_routing_bench.ops import arguments, backends, feeding
 from moe_routing_bench.routers import scaled
 
 MOST_TOKENS = 16384
@@ -69,18 +71,29 @@ def prepare(
     )
     compiled_for = arch or compilation.current_arch()
     names = {name: _name(value, name) for name, value in (("dtype", dtype), ("logits", logits), ("weights", weights))}
+    rule = _checked(rule, scale, activation, experts, top_k, most_tokens)
     formats = (names["dtype"],) * 3
     with cache.noting() as asked:
         for tokens in _numbers(most_tokens):
             capacity = None if capacity_factor is None else capacity_of(capacity_factor, tokens, top_k, experts)
             layout = RowLayout(tokens, top_k, experts, capacity)
-            problem = Layer(layout, hidden, intermediate, *formats, router=scaled(rule, scale), activation=activation)
+            problem = Layer(layout, hidden, intermediate, *formats, router=rule, activation=activation)
             _ask(problem, compiled_for, names, str(ids).removeprefix("torch."), training)
     count = ahead.compile_all(asked, workers)
     if here and compiled_for == compilation.current_arch():
         for one in asked:
             one.kernel()
     return count
+
+
+def _checked(rule: str, scale: float | None, activation: str, experts: int, top_k: int, most_tokens: int) -> str:
+    """The rule's name with its scale. Raises `UserError` for what the operators would not take."""
+    if most_tokens < 1:
+        raise bad("most_tokens", most_tokens, "at least 1")
+    activation_of(activation)
+    logits = torch.empty(1, experts, device="meta")
+    arguments.check_gate(logits, top_k, rule, None, scale)
+    return scaled(rule, scale)
 
 
 def _name(dtype: torch.dtype, what: str) -> str:
@@ -92,8 +105,6 @@ def _name(dtype: torch.dtype, what: str) -> str:
 
 def _numbers(most: int) -> Iterator[int]:
     """Numbers of tokens that between them make every choice: each up to _EACH, then some, and the last."""
-    if most < 1:
-        raise bad("most_tokens", most, "at least 1")
     tokens = 1
     while tokens < most:
         yield tokens
@@ -130,6 +141,7 @@ def _precompile(problem: Any, arch: str, capability: tuple[int, int], **options:
 
 
 def _capability(arch: str) -> tuple[int, int]:
-    """The compute capability of an architecture: (9, 0) of sm_90a."""
-    digits = "".join(filter(str.isdigit, arch))
-    return int(digits[:-1] or 0), int(digits[-1:] or 0)
+    """The compute capability of an architecture: (9, 0) of sm_90a. Raises `UserError` for what is none."""
+    if not (found := re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)):
+        raise bad("arch", arch, "an architecture such as sm_80, sm_90a or sm_100a")
+    return int(found[1]), int(found[2])

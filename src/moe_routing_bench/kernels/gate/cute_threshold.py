@@ -141,9 +141,10 @@ def choose_for_tokens(
             if room.token == i:
                 value, expert, place, chosen = other_value, other_expert, room.slot, Boolean(room.slot < top_k)
                 if top > INFINITY:
-                    value, expert = Float32(math.nan), Int32(-1)
+                    expert = Int32(-1)
 
     weight = weigh(scores, value, chosen, bitcast(bits_of(top), Float32), highest, rule, room, experts)
+    weight = select(expert < 0, Float32(math.nan), weight)  # of a token with a NaN, whose shares are numbers
     token = first_token + room.token
     if chosen & (token < ids.shape[0]):
         ids[row_index(token, wide), place] = expert
