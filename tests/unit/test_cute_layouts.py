@@ -128,9 +128,9 @@ def test_every_tiling_that_the_kernels_choose_is_a_layout(dtype: str) -> None:
 
 
 def preset_rows() -> list[int]:
-    """The hidden size of every model preset."""
+    """The hidden size of every model preset whose rows are at least as many vectors as a block has lanes."""
     presets = yaml.safe_load((DOCUMENT.parents[1] / "config/models.yaml").read_text())
-    return sorted({preset["hidden"] for preset in presets.values()})
+    return sorted({preset["hidden"] for preset in presets.values() if preset["hidden"] >= 1024})
 
 
 @pytest.mark.parametrize("vectors", [1, 2, 4])

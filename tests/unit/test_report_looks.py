@@ -42,7 +42,7 @@ def report(out: Path, gpu: bool) -> None:
 
 
 def first(out: Path) -> None:
-    listed = site.Listed("a", "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [Headline("cute is fast.", "rows", PICTURE)], ["compare-a.html"], ["measurements.parquet"])  # fmt: skip
+    listed = site.Listed("a", "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [Headline("cute is fast.", "rows", PICTURE)], "", ["compare-a.html"], ["measurements.parquet"])  # fmt: skip
     site.write([(listed, out.parent / "a", [])], out.parent, held={"nvidia-h200": held()}, models=presets.load(ROOT / "config/models.yaml"))  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def test_names_in_a_small_picture_leave_room_for_its_scale(tmp_path, width):
     for names in NAMED:
         dots = [Dot(name, 2.0 + i, 1.0 + i, 3.0 + i, chosen=not i) for i, name in enumerate(NAMED[names])]
         known = Headline(f"{names} is fast.", "rows", picture(dots, "times as fast as the best other", "x", 1.0))
-        listed.append((site.Listed(names, "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [known], [], []), tmp_path / names, []))  # fmt: skip
+        listed.append((site.Listed(names, "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [known], "", [], []), tmp_path / names, []))  # fmt: skip
     site.write(listed, tmp_path, held={}, models={})
     script = """return [...document.querySelectorAll(".picture-small")].map(svg => { const box = svg.getBoundingClientRect(), every = kind => [...svg.querySelectorAll(kind)].map(one => one.getBoundingClientRect());
         const texts = every("text"), marks = every("circle"), over = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3, scale = [...every("circle"), ...every("g line")];

@@ -79,18 +79,21 @@ def choose_tile(
     gathers: bool = False,
     long: bool = False,
     clusters: bool = False,
+    overlap: bool = False,
     multiprocessors: int = 132,
 ) -> Tile:
     """The tile for `rows` rows and `wide` rows of weights per expert; `long` where sums are, `clusters` where blocks may form them.
+
+    Products that `overlap` take the tiles of fewer rows: those of many are for products that do not.
 
     Tiles in turn have half as many rows of weights, so that token rows are brought twice as often: too often where a
     warpgroup gathers them, and where sums are so long that storing a tile takes little of its time.
     """
     mean = max(1.0, rows / experts)
-    if mean >= MANY_ROWS and not (gathers or long):
+    if mean >= MANY_ROWS and not (overlap or gathers or long):
         cluster = CLUSTER if clusters and mean >= MORE_ROWS else 1
         return Tile(2, 2, PINGPONG_SIZE, pingpong=True, narrowest=PINGPONG_SIZE // 2, cluster=cluster)
-    if mean >= MANY_ROWS and clusters:
+    if mean >= MANY_ROWS and clusters and not overlap:
         tokens = PAIR_SIZE if gathers or mean < MORE_ROWS else PINGPONG_SIZE
         return Tile(2, 2, tokens, narrowest=tokens // 2, cluster=CLUSTER)
     if mean > FEW_ROWS:
@@ -137,8 +140,8 @@ def products(
     overlap = overlaps(problem.rows, experts) if overlap is None else overlap
     assert overlap or not (waits or signals), "products that do not overlap have no overlapping neighbours"
     long = hidden >= (LONG_ACTIVATED_SUMS if problem.gated else LONG_SUMS)
-    up = up or choose_tile(problem.rows, experts, wide, top_k > 0, long, clusters=not overlap)
-    down = down or choose_tile(problem.rows, experts, hidden, long=inner >= LONG_SUMS, clusters=not overlap)
+    up = up or choose_tile(problem.rows, experts, wide, top_k > 0, long, clusters=True, overlap=overlap)
+    down = down or choose_tile(problem.rows, experts, hidden, long=inner >= LONG_SUMS, clusters=True, overlap=overlap)
     first = {"waits": "offsets" if waits else "", "signals": "early" if overlap else ""}
     second = {"waits": "rows" if overlap else "", "signals": "late" if signals else ""}
     return (
