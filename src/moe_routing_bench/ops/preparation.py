@@ -81,6 +81,9 @@ def prepare(
             _ask(problem, compiled_for, names, str(ids).removeprefix("torch."), training)
     count = ahead.compile_all(asked, workers)
     if here and compiled_for == compilation.current_arch():
+        importlib.import_module(
+            "torch._dynamo"
+        )  # which torch imports in the first call of any custom operator: seconds
         for one in asked:
             one.kernel()
     return count
