@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 GUARD = 1e-20
+LEAST_SCORE = 1e-30  # of a distribution over all experts
 MOST_SCORE = 2.0**100  # far above the score of every finite logit, and 32 of them have a finite sum in float32
 
 
@@ -55,3 +56,9 @@ def renormalised(scores: Tensor) -> Tensor:
     """Scores (..., k), none below 0, over their guarded sum."""
     scores = scores.clamp_max(MOST_SCORE)
     return scores / (scores.sum(-1, keepdim=True) + GUARD)
+
+
+def distribution(scores: Tensor) -> Tensor:
+    """Scores (T, E), none below 0, over their sum: rows sum to 1, with equal shares where all scores vanish."""
+    scores = scores.clamp(LEAST_SCORE, MOST_SCORE)
+    return scores / scores.sum(-1, keepdim=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moe_routing_bench import routers
 from moe_routing_bench.errors import pick
-from moe_routing_bench.routers import losses, sigmoid_topk, sqrtsoftplus_topk
+from moe_routing_bench.routers import choice, losses, sigmoid_topk, sqrtsoftplus_topk
 from moe_routing_bench.routers.learned import Learned, Routing
 
 SCORES = {"sigmoid": sigmoid_topk.score, "sqrtsoftplus": sqrtsoftplus_topk.score}
@@ -44,7 +44,7 @@ class Router(Learned):
             weights = values.gather(1, ids.long()) * self.limits["scale"]
         if self.training:
             self.load.add_(losses.counts(ids, self.experts))
-        scores = values / values.sum(1, keepdim=True)
+        scores = choice.distribution(values)
         return Routing(ids, weights, self.terms(logits, scores, ids, len(x)), scores)
 
     @torch.no_grad()

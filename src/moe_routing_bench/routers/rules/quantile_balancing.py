@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.errors import bad
-from moe_routing_bench.routers import losses
+from moe_routing_bench.routers import choice, losses
 from moe_routing_bench.routers.learned import Learned, Routing
 from moe_routing_bench.routers.sigmoid_topk import select
 
@@ -37,7 +37,7 @@ class Router(Learned):
         if self.training:
             self.pending.add_(balancing_bias(values.detach(), self.bias, self.top_k))
             self.forwards.add_(1)
-        scores = values / values.sum(1, keepdim=True)
+        scores = choice.distribution(values)
         return Routing(ids, weights, self.terms(logits, scores, ids, len(x)), scores)
 
     @torch.no_grad()
