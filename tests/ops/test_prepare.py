@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,6 +118,13 @@ def test_noting_compiles_and_remembers_nothing(folder: Path) -> None:
     with cache.noting() as again:
         cute_combine.precompile(COMBINE, "sm_90a")
     assert again == noted
+
+
+def test_other_threads_run_on_while_one_notes() -> None:
+    with cache.noting() as noted, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(cute_combine.choose_tiling, 64, 128, "bf16", 2).result()
+        kernel = pool.submit(cute_combine.compile_for, "sm_90a", "bf16", 2, asked, False).result()
+    assert kernel is not None and not noted
 
 
 def test_a_kernel_that_fails_is_one_line_and_the_others_are_there(folder: Path) -> None:

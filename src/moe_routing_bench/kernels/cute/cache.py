@@ -7,6 +7,7 @@ concurrent jobs share one cache. Filling it needs no GPU.
 """
 
 import contextlib
+import contextvars
 import functools
 import hashlib
 import importlib
@@ -50,19 +51,17 @@ class Asked:
         return getattr(importlib.import_module(self.module), self.name)(*self.arguments)
 
 
-_noted: dict[Asked, None] | None = None
+_notes: contextvars.ContextVar[dict[Asked, None] | None] = contextvars.ContextVar("notes", default=None)
 
 
 @contextlib.contextmanager
 def noting() -> Iterator[dict[Asked, None]]:
-    """While open, kernels that are asked for are noted in what is yielded, and neither compiled nor remembered."""
-    global _noted
-    assert _noted is None, "already noting"
-    _noted = noted = {}
+    """While open, kernels that this thread asks for are noted in what is yielded, and neither compiled nor remembered."""
+    token = _notes.set(noted := {})
     try:
         yield noted
     finally:
-        _noted = None
+        _notes.reset(token)
 
 
 def per_problem(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +69,7 @@ def per_problem(function: Callable[..., Any]) -> Callable[..., Any]:
     remembered = functools.lru_cache(MOST_PROBLEMS)(function)
 
     def of_problem(*arguments: Any, **options: Any) -> Any:
-        return (remembered if _noted is None else function)(*arguments, **options)
+        return (remembered if _notes.get() is None else function)(*arguments, **options)
 
     return functools.wraps(function)(of_problem)
 
@@ -110,8 +109,8 @@ def cached(build: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*arguments: Any, keep: bool = False) -> Any:
         if keep:
             return build(*arguments, keep=True)
-        if _noted is not None:
-            _noted[Asked(build.__module__, build.__name__, arguments)] = None
+        if (noted := _notes.get()) is not None:
+            noted[Asked(build.__module__, build.__name__, arguments)] = None
             return None
         return loaded(*arguments)
 
