@@ -28,8 +28,10 @@ dtypes are refused in one line. Cast them, as `ops.transformers` does for the ex
 gate is differentiable in the logits for every rule of `routers.ROUTERS`, pack in x, experts in rows, weights and biases, combine
 in y, weights and residual; gate and pack also twice. Other second derivatives, forward mode (`jvp`) and derivatives of `torch.func` are
 refused; `torch.vmap` calls an operator for each element. What needs no gradient costs nothing in a backward pass. Gradients of experts are
-grouped products: of kernels in CuTe DSL on Hopper, in bfloat16 and float16, with `swiglu` or `geglu`; else of torch in bfloat16, on Hopper
-and Blackwell; else the products over blocks of rows.
+grouped products: of kernels in CuTe DSL on Hopper, in bfloat16 and float16, with a gate and without biases; else of torch in bfloat16, on
+Hopper and Blackwell; else the products over blocks of rows.
+
+A first call compiles its kernels, for seconds; `prepare` compiles all that a model needs beforehand, and a capture never compiles.
 
 All are `torch.library` operators (``torch.ops.moe_routing_bench``), so `torch.compile` takes them without a graph break, as one graph for
 any number of tokens, and after a first call with the same sizes a CUDA graph may capture them: none waits for the GPU. Results are
