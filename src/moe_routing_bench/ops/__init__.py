@@ -102,7 +102,7 @@ def gate(
     """
     arguments.check_gate(logits, top_k, rule, bias, scale)
     backends.warn_of_copies("gate", logits=logits)
-    return library.gate(logits, bias, top_k, rule, scale)
+    return library.gate(logits, bias, top_k, rule, float(scale) if isinstance(scale, int) else scale)
 
 
 def permute(
