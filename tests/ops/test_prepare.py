@@ -244,6 +244,15 @@ def test_a_folder_that_is_only_read_serves_what_it_holds(folder: Path) -> None:
     assert f"kernel cache: got '{none}'" in line and cache.FOLDER in line
 
 
+@pytest.mark.slow
+def test_two_processes_share_a_cache_that_both_fill(folder: Path) -> None:
+    given = SMALL | {"most_tokens": 1, "workers": 1}
+    code = f"from moe_routing_bench import ops; ops.prepare(**{given})"
+    both = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert ops.prepare(**given) == 0 and cache.objects() and not list(folder.glob(".*.tmp"))
+
+
 def children(pid: int) -> set[int]:
     return {int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()}
 

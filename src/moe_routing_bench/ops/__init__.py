@@ -251,7 +251,8 @@ def layer(
 ) -> Tensor:
     """A whole MoE layer: x (T, H), router logits (T, E), and what `fused_experts` takes -> combined (T, H), plus residual (T, H).
 
-    `rule`, `bias` and `scale` are as of `gate`.
+    `rule`, `bias` and `scale` are as of `gate`. A token with a NaN among its scores is of no expert: its row is that of the residual, or 0,
+    and the gradient of its logits NaN.
 
     Raises `UserError` for arguments that `gate` or `fused_experts` does not take, and for logits of another number of experts.
     """
