@@ -2,7 +2,10 @@
 
 import contextlib
 import difflib
+import math
+import numbers
 import reprlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -51,6 +54,18 @@ def near(got: object, names: Sequence[str]) -> str:
     """The hint that names the closest spelling; nothing where none is close."""
     found = difflib.get_close_matches(str(got)[:100], names, n=1)
     return f"did you mean {found[0]!r}?" if found else ""
+
+
+def positive(value: object) -> bool:
+    """Whether a value is a finite number above 0: Python's or numpy's, and no truth value."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and 0 < value <= sys.float_info.max
+    return isinstance(value, (float, numbers.Real)) and 0 < float(value) < math.inf
+
+
+def whole(value: object) -> bool:
+    """Whether a value is a whole number: Python's or numpy's, and no truth value."""
+    return isinstance(value, (int, numbers.Integral)) and not isinstance(value, bool)
 
 
 @contextlib.contextmanager

@@ -70,6 +70,12 @@ def run(module, implementation, given, scale=1.0):
     return [output.detach(), *torch.autograd.grad(output.square().sum() * scale, wanted)]
 
 
+@pytest.fixture(autouse=True)
+def options(monkeypatch):
+    """What one test registers is not another's."""
+    monkeypatch.setitem(ours._options, "copies", None)
+
+
 def copies():
     """How many copies there are."""
     return sum(map(len, weight_layouts._copies.values()))
@@ -88,16 +94,17 @@ def test_modules_are_recognised_and_right(name):
     found = expert_modules.activation(module)
     reason = wanted if wanted in (OTHERS, NORMED) else ""
     assert found == ("" if reason else wanted, reason) and ours.unsupported(module) == (reason or None)
-    close(run(module, ours.register(), given), run(module, "eager", given))
+    close(run(module, ours.register(copies=True), given), run(module, "eager", given))
 
 
 @pytest.mark.filterwarnings("ignore:.*keeps its weights in another layout")
+@pytest.mark.parametrize("copies", [None, False, True], ids=lambda kept: f"copies-{kept}")
 @pytest.mark.parametrize("name", CLASSES)
-def test_in_inference_modules_are_right(name):
+def test_in_inference_modules_are_right(name, copies):
     module, given = module_of(name), inputs()
     with torch.no_grad():
         want = module(*given)
-        module.config._experts_implementation = ours.register()
+        module.config._experts_implementation = ours.register(copies=copies)
         for _ in range(2):
             torch.testing.assert_close(module(*given), want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
 
@@ -190,7 +197,7 @@ def test_a_copy_is_never_older_than_its_weights(change):
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter)
     x, ids, weights = inputs()
-    ours.register()
+    ours.register(copies=True)
     with torch.no_grad():
         ours.experts(module, x, ids, weights)
         change(module)
@@ -205,7 +212,7 @@ def test_a_copy_is_never_older_than_its_weights(change):
 def test_a_copy_has_the_dtype_that_is_asked_for():
     """In inference without autocast, with it, and without again; autocast leaves float64 alone, as it does products of torch."""
     module, given = module_of("gpt_oss"), inputs()
-    ours.register()
+    ours.register(copies=True)
     with torch.no_grad():
         want = ours.experts(module, *given)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -221,7 +228,7 @@ def test_a_copy_has_the_dtype_that_is_asked_for():
 @pytest.mark.filterwarnings("ignore:.*keeps its weights in another layout")
 def test_what_torch_does_not_count_is_forgotten_by_hand():
     module, given = module_of("gpt_oss"), inputs()
-    ours.register()
+    ours.register(copies=True)
     with torch.no_grad():
         ours.experts(module, *given)
         module.down_proj.data.mul_(3)
@@ -230,12 +237,54 @@ def test_what_torch_does_not_count_is_forgotten_by_hand():
         torch.testing.assert_close(ours.experts(module, *given), want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
 
 
+# Writes that torch does not count: through .data, as merged adapters are written, and by others that share the memory.
+UNCOUNTED = {
+    "scaled": lambda module: module.down_proj.data.mul_(3),
+    "merged": lambda module: setattr(module.gate_up_proj, "data", module.gate_up_proj.data.add_(0.5)),
+    "sent": lambda module: module.gate_up_proj.data.copy_(torch.ones(()) / 8),
+    "shared": lambda module: torch.from_dlpack(module.down_proj.detach()).mul_(3),
+    "numpy": lambda module: module.down_proj.detach().numpy().__imul__(3),
+    "bias": lambda module: module.gate_up_proj_bias.data.mul_(3),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*keeps its weights in another layout")
+@pytest.mark.parametrize("asked", [{}, {"copies": False}], ids=["default", "without"])
+@pytest.mark.parametrize("frozen", [False, True], ids=["no_grad", "frozen"])
+@pytest.mark.parametrize("write", UNCOUNTED.values(), ids=UNCOUNTED)
+def test_no_write_is_missed_unless_copies_are_asked_for(write, frozen, asked):
+    """What a user gets who asks for nothing is right after any write."""
+    module, given, before = module_of("gpt_oss").requires_grad_(not frozen), inputs(), copies()
+    ours.register(**asked)
+    with torch.set_grad_enabled(frozen):
+        first = ours.experts(module, *given)
+        write(module)
+        module.config._experts_implementation = "eager"
+        want, found = module(*given).detach(), ours.experts(module, *given).detach()
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+    assert not torch.allclose(first, want, rtol=1e-2) and copies() == before
+
+
+def test_what_copies_would_bring_and_cost_is_told_once():
+    ours.register()
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for module in [module_of("gpt_oss", intermediate_size=44) for _ in range(2)] * 2:
+            ours.experts(module, *inputs())
+        ours.register(copies=False)
+        ours.experts(module_of("gpt_oss", intermediate_size=36), *inputs())
+        ours.experts(module_of("qwen3"), *inputs())
+    (message,) = [str(entry.message) for entry in caught if "layout" in str(entry.message)]
+    for part in ("GptOssExperts", "torch's products", "register(copies=True)", "forget(model)", ".data"):
+        assert part in message
+
+
 @pytest.mark.filterwarnings("ignore:.*keeps its weights in another layout")
 def test_copies_live_as_long_as_weights_that_are_frozen():
     """One for each of two weights; dropped with the module, and where the weights are trained; none of a module that is copied."""
     gc.collect()
     before, module, given = copies(), module_of("gpt_oss"), inputs()
-    ours.register()
+    ours.register(copies=True)
     with torch.inference_mode():
         ours.experts(module, *given)
         ours.experts(module, *given)
@@ -255,7 +304,7 @@ def test_copies_live_as_long_as_weights_that_are_frozen():
 @pytest.mark.filterwarnings("ignore:.*keeps its weights in another layout")
 def test_a_copy_made_in_inference_mode_takes_part_in_a_graph():
     module, given = module_of("gpt_oss").requires_grad_(False), inputs()
-    ours.register()
+    ours.register(copies=True)
     with torch.inference_mode():
         ours.experts(module, *given)
     close(run(module, ours.NAME, given), run(module, "eager", given))
@@ -273,11 +322,11 @@ def test_without_copies_torch_multiplies():
         close(run(module, ours.NAME, given), run(module, "eager", given))
         assert copies() == before
     finally:
-        ours.register()
+        ours.register(copies=True)
 
 
 def test_a_copy_is_announced_once():
-    ours.register()
+    ours.register(copies=True)
     with torch.no_grad(), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("default")
         modules = [module_of("gpt_oss", intermediate_size=52) for _ in range(2)]
@@ -322,7 +371,7 @@ def by_hand(module, x, ids, weights, keep):
 def test_compiled_whole_modules_are_right(name, limits):
     """In training weights are rearranged in the graph; another limit is another graph."""
     module, given = module_of(name), inputs()
-    module.config._experts_implementation = ours.register()
+    module.config._experts_implementation = ours.register(copies=True)
     torch.compiler.reset()
     compiled = torch.compile(lambda *given: ours.experts(module, *given), fullgraph=True, backend="aot_eager")
     for limit in limits:
@@ -348,7 +397,7 @@ def test_mixed_dtypes(name, cast, tokens, weights, scores):
     module = module_of(name).to(weights)
     x, ids, scales = inputs()
     given = x.detach().to(tokens).requires_grad_(), ids, scales.detach().to(scores).requires_grad_()
-    ours.register()
+    ours.register(copies=True)
     with torch.autocast("cpu", dtype=cast or torch.bfloat16, enabled=cast is not None):
         output = ours.experts(module, *given)
     wanted = [given[0], given[2], *module.parameters()]

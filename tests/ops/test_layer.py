@@ -269,3 +269,18 @@ def test_what_float16_cannot_hold_is_infinite(size: float) -> None:
     w2[:, :, ::2] = -10.0  # the exact row is 0; that of an infinite number is none
     y = ops.experts(ops.pack(x, order, inverse), offsets, w13, w2)
     assert (y.isnan() if size > 1 else y == 0).all()
+
+
+@pytest.mark.parametrize("residual", [False, True], ids=["alone", "residual"])
+def test_a_token_with_a_nan_among_its_logits_has_its_residual_alone(residual: bool) -> None:
+    torch.manual_seed(17)
+    x, logits, w13, w2 = (torch.randn(shape) for shape in ((5, 4), (5, 3), (3, 4, 4), (3, 4, 2)))
+    given = torch.randn(5, 4) if residual else None
+    want = ops.layer(x, logits, w13, w2, 2, residual=given)
+    logits[3, 1] = torch.nan
+    logits.requires_grad_()
+    got = ops.layer(x, logits, w13, w2, 2, residual=given)
+    (gradient,) = torch.autograd.grad(got.sum(), logits)
+    others = torch.arange(5) != 3
+    assert torch.equal(got[others], want[others]) and gradient[others].isfinite().all()
+    assert torch.equal(got[3], torch.zeros(4) if given is None else given[3]) and gradient[3].isnan().all()

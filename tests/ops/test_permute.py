@@ -101,7 +101,7 @@ def test_bad_input_is_explained() -> None:
             r"topk_ids: got '\(5, 2\) of torch.int16'; allowed: '?\(T, k\) of torch.int32 or torch.int64",
         ),
         (lambda: ops.permute(ids[0], 4), "topk_ids: got"),
-        (lambda: ops.permute(ids, 0), "experts: got 0; allowed: at least 1"),
+        (lambda: ops.permute(ids, 0), "experts: got 0; allowed: a whole number, at least 1"),
         (lambda: ops.permute(ids, 4, 0), "capacity: got 0"),
         (lambda: ops.permute(ids, 4, layout="padded"), "capacity: got None; .* hint: capacity_of"),
         (lambda: ops.permute(ids, 4, layout="block32"), "layout: got 'block32'; allowed: compact"),

@@ -1,8 +1,13 @@
 """`ops.prepare`: it compiles all that a model's operators may choose, once, side by side; and a capture never compiles."""
 
+import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -158,6 +163,23 @@ def test_a_capture_never_compiles(folder: Path, monkeypatch: pytest.MonkeyPatch)
     ("given", "what"),
     [
         ({"arch": None}, "arch: got "),
+        ({"arch": ""}, "arch: got ''"),
+        ({"arch": 90}, "arch: got 90"),
+        ({"arch": "sm_75"}, "arch: got 'sm_75'"),
+        ({"arch": "sm_90"}, "arch: got 'sm_90'"),
+        ({"arch": "sm_999a"}, "arch: got 'sm_999a'"),
+        ({"workers": 0}, "workers: got 0"),
+        ({"workers": -1}, "workers: got -1"),
+        ({"workers": 1.5}, "workers: got 1.5"),
+        ({"hidden": 0}, "hidden: got 0"),
+        ({"hidden": 64.0}, "hidden: got 64.0"),
+        ({"intermediate": -8}, "intermediate: got -8"),
+        ({"experts": 0}, "experts: got 0"),
+        ({"ids": torch.int8}, "topk_ids: got "),
+        ({"weights": torch.float16}, "weights: got "),
+        ({"most_tokens": 2**31}, "rows: got 4294967296"),
+        ({"most_tokens": 2.5}, "most_tokens: got 2.5"),
+        ({"scale": [2]}, "scale: got "),
         ({"most_tokens": 0}, "most_tokens: got 0"),
         ({"dtype": torch.int8}, "dtype: got "),
         ({"rule": "softmax"}, "rule: got "),
@@ -171,6 +193,102 @@ def test_bad_input_is_one_line(given: dict, what: str) -> None:
     with pytest.raises(UserError, match=f"^{re.escape(what)}") as caught:
         ops.prepare(**SMALL | given)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    "other",
+    [{"arch": "sm_80"}, {"arch": "sm_100a"}, {"arch": "sm_120a"}, {"intermediate": 30}, {"dtype": torch.float32}],
+)
+def test_where_experts_have_no_kernels_those_around_them_are_compiled(other: dict, training: bool, asked: dict) -> None:
+    ops.prepare(**SMALL | other, training=training)
+    modules = {one.module.rpartition(".")[2] for one in asked["kernels"]}
+    assert {"cute_gate", "cute_permute", "cute_combine"} <= modules
+    assert modules <= {"cute_gate", "cute_permute", "cute_pack", "cute_combine"}
+    assert all(other.get("arch", "sm_90a") in one.arguments for one in asked["kernels"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
+def test_kernels_around_experts_compile_for_other_architectures(arch: str, folder: Path) -> None:
+    assert ops.prepare(**SMALL | {"arch": arch}, training=True) == len(cache.objects()) > 3
+
+
+def test_another_thread_runs_kernels_while_one_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a server does that prepares another model."""
+    loaded, got = object(), []
+    monkeypatch.setattr(cache, "_load", lambda path, tell=False: loaded)
+    shape = ("sm_90a", "bf16", 3, cute_combine.choose_tiling(64, 256, "bf16", 3), False)
+    with cache.noting() as noted:
+        thread = threading.Thread(target=lambda: got.append(cute_combine.compile_for(*shape)))
+        thread.start()
+        thread.join()
+        assert cute_combine.compile_for(*shape) is None and len(noted) == 1
+    assert got == [loaded]
+
+
+COMPILE = """
+from moe_routing_bench.kernels.combine import cute_combine
+print(cute_combine.compile_for("sm_90a", "bf16", 2, cute_combine.choose_tiling(64, 256, "bf16", 2), False))
+"""
+
+
+def other_process(folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, cache.FOLDER: str(folder)}
+    return subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_only_read_serves_what_it_holds(folder: Path) -> None:
+    """Nothing is written beside an object, no lock either, as of a cache that comes with an image of a container."""
+    filled, given, none = folder / "filled", folder / "given", folder / "file"
+    assert other_process(filled).returncode == 0
+    given.mkdir()
+    (held,) = (shutil.copy(path, given) for path in filled.glob("*.o"))
+    assert other_process(given).returncode == 0 and list(given.iterdir()) == [Path(held)]
+    none.write_text("no folder", encoding="utf-8")
+    failed = other_process(none)
+    (line,) = [one for one in failed.stderr.splitlines() if "UserError" in one]
+    assert f"kernel cache: got '{none}'" in line and cache.FOLDER in line
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_cache_that_both_fill(folder: Path) -> None:
+    given = SMALL | {"most_tokens": 1, "workers": 1}
+    code = f"from moe_routing_bench import ops; ops.prepare(**{given})"
+    both = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert ops.prepare(**given) == 0 and cache.objects() and not list(folder.glob(".*.tmp"))
+
+
+def children(pid: int) -> set[int]:
+    return {int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are looked up in /proc")
+def test_an_interrupt_ends_the_processes(folder: Path) -> None:
+    code = f"from moe_routing_bench import ops; ops.prepare(**{SMALL | {'workers': 2}}, training=True)"
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as process:
+        while len(found := children(process.pid)) < 2:
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(1)
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) and process.stderr and "KeyboardInterrupt" in process.stderr.read()
+        assert time.monotonic() - start < 3, "no kernel that waits is compiled"
+    assert not any(Path(f"/proc/{child}").exists() for child in found)
+    assert not list(folder.glob(".*.tmp"))
+
+
+def test_a_kernel_that_fails_is_named(folder: Path) -> None:
+    with cache.noting() as noted:
+        cute_combine.precompile(COMBINE, "sm_90a")
+    (good,) = noted
+    with pytest.raises(UserError, match=r"^compiling ahead: got .cute_combine: \w+: ") as caught:
+        ahead.compile_all([replace(good, arguments=("sm_1", *good.arguments[1:]))])
+    assert "\\x1b" not in str(caught.value)
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def model_of(name, deviation=0.2):
 def each_way(model, function):
     """What a function of the model gives with the library's loop, and with our operators."""
     found = []
-    for implementation in ("eager", ours.register()):
+    for implementation in ("eager", ours.register(copies=True)):
         model.set_experts_implementation(implementation)
         model.zero_grad()
         found.append(function(model))

@@ -186,6 +186,10 @@ def test_what_no_rule_or_kernel_does_is_unsupported(name, change, reason, config
         ({**CONFIGS["mixtral-8x7b"], "hidden_size": -1}, "hidden"),
         ({**CONFIGS["dbrx"], "d_model": None}, "no d_model"),
         ({**CONFIGS["dbrx"], "ffn_config": 3}, "no ffn_config.moe_num_experts"),
+        *[
+            ({**CONFIGS["kimi-k2"], "routed_scaling_factor": scale}, "routed_scaling_factor")
+            for scale in (0, 0.0, -1, True, "2.5", [2.5], 10**400)
+        ],
         ([], "a JSON object"),
     ],
 )

@@ -36,7 +36,7 @@ def preset(path: Path) -> tuple[dict[str, Any], list[str]]:
     found: dict[str, Any] = sizes | _shared(read, sizes["intermediate"])
     found |= {
         "router": read.architecture.router(read),
-        "routed_scale": (read.number(read.architecture.scale) or 1.0) if read.architecture.scale else 1.0,
+        "routed_scale": _scale(read),
         "activation": _activation(read),
     }
     if found["router"]:
@@ -54,6 +54,15 @@ def preset(path: Path) -> tuple[dict[str, Any], list[str]]:
         found["unsupported"] = "; ".join(read.unsupported)
     schema.validated(presets.Preset, found, f"the preset of {path}")
     return found, read.notes
+
+
+def _scale(read: Fields) -> float:
+    """The factor on the weights of the experts, 1 where there is none. Raises `UserError` for 0, with which a layer has no experts."""
+    name = read.architecture.scale
+    scale = read.number(name) if name else None
+    if scale is None and name and read.value(name) is not None:
+        raise read.bad(read.names(name)[0], read.value(name), "a number above 0")
+    return 1.0 if scale is None else scale
 
 
 def _fields(outer: Mapping[str, Any], where: str) -> Fields:

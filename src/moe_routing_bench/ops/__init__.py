@@ -104,7 +104,7 @@ def gate(
     """
     arguments.check_gate(logits, top_k, rule, bias, scale)
     backends.warn_of_copies("gate", logits=logits)
-    return library.gate(logits, bias, top_k, rule, scale)
+    return library.gate(logits, bias, top_k, rule, float(scale) if isinstance(scale, int) else scale)
 
 
 def permute(
@@ -253,7 +253,8 @@ def layer(
 ) -> Tensor:
     """A whole MoE layer: x (T, H), router logits (T, E), and what `fused_experts` takes -> combined (T, H), plus residual (T, H).
 
-    `rule`, `bias` and `scale` are as of `gate`.
+    `rule`, `bias` and `scale` are as of `gate`. A token with a NaN among its scores is of no expert: its row is that of the residual, or 0,
+    and the gradient of its logits NaN.
 
     Raises `UserError` for arguments that `gate` or `fused_experts` does not take, and for logits of another number of experts.
     """

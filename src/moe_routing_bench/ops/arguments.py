@@ -1,12 +1,10 @@
 """What the operators take: every check raises `UserError` in one line. Values are not read, which would wait for the GPU."""
 
-import math
-
 import torch
 import torch.autograd.forward_ad
 from torch import Tensor
 
-from moe_routing_bench.errors import UserError, bad, pick
+from moe_routing_bench.errors import UserError, bad, pick, positive, whole
 from moe_routing_bench.kernels.experts import activation_of
 from moe_routing_bench.kernels.permute.layout import LAYOUTS, MOST_ROWS, RowLayout
 from moe_routing_bench.ops.reference import wide
@@ -17,19 +15,19 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 def check_gate(logits: Tensor, top_k: int, rule: str, bias: Tensor | None, scale: float | None = None) -> None:
     """A known rule, logits (T, E) and bias (E,) that it takes, a choice that it can make, and a scale of weights or None."""
-    if rule not in ROUTERS:
+    if not isinstance(rule, str) or rule not in ROUTERS:
         pick("rule", rule, ROUTERS)
     if ROUTERS[rule].foreign:
         raise bad("rule", rule, ", ".join(ROUTERS), "route with your own function, then call fused_experts")
     _check_data(logits, "logits")
     check_transforms("gate", logits)
     experts = logits.shape[1]
-    if not 1 <= top_k <= experts:
+    if not _whole(top_k) or not 1 <= top_k <= experts:
         raise bad("top_k", top_k, f"1 to {experts}, the number of experts")
     ROUTERS[rule].check(experts, top_k)
     if bias is not None:
         _check_bias(bias, rule, logits)
-    if scale is not None and (isinstance(scale, bool | str) or not 0 < scale < math.inf):
+    if scale is not None and not isinstance(scale, torch.SymFloat) and not positive(scale):
         raise bad("scale", scale, POSITIVE)
 
 
@@ -48,14 +46,13 @@ def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: 
     if layout not in LAYOUTS:
         pick("layout", layout, LAYOUTS)
     _check_index(topk_ids, "topk_ids", torch.int32, torch.int64)
-    if experts < 1:
-        raise bad("experts", experts, "at least 1")
+    if not _whole(experts) or experts < 1:
+        raise bad("experts", experts, "a whole number, at least 1")
     if capacity is None and layout == "padded":
         raise bad("capacity", None, "a number of rows for layout padded", "capacity_of gives that of a capacity factor")
-    if (
-        capacity is not None and capacity < 1 and topk_ids.shape[0]
-    ):  # no tokens have a capacity of 0, whatever its factor
-        raise bad("capacity", capacity, "at least 1, or None for no limit")
+    # No tokens have a capacity of 0, whatever its factor.
+    if capacity is not None and (not _whole(capacity) or (capacity < 1 and topk_ids.shape[0])):
+        raise bad("capacity", capacity, "a whole number, at least 1, or None for no limit")
     rows = RowLayout(topk_ids.shape[0], topk_ids.shape[1], experts, capacity, layout).rows
     if rows > MOST_ROWS:
         raise bad("rows", rows, f"at most {MOST_ROWS}: rows are counted in int32")
@@ -155,6 +152,10 @@ def _not_offered(operator: str, transform: str) -> UserError:
 def refuse_second(operator: str) -> UserError:
     """The error of a backward pass through a gradient that has none."""
     return bad(f"derivative of {operator}", "the second", "the first; the second of gate and pack alone")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, torch.SymInt) or whole(value)
 
 
 def _check_data(data: Tensor, name: str) -> None:

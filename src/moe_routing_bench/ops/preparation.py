@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from moe_routing_bench.errors import bad
+from moe_routing_bench.errors import bad, whole
 from moe_routing_bench.formats import FORMATS, PLAIN
 from moe_routing_bench.kernels.combine import Combine
 from moe_routing_bench.kernels.experts import activation_of
@@ -20,6 +20,7 @@ from moe_routing_bench.ops import arguments, backends, feeding
 from moe_routing_bench.routers import scaled
 
 MOST_TOKENS = 16384
+_EXPERTS = "sm_90a"  # of the kernels of experts
 _EACH = 1024  # up to so many tokens each number is asked for
 _FINE = 128  # from there on in steps of this part: choices change less often
 
@@ -52,6 +53,8 @@ def prepare(
     `dtype` is that of tokens and experts, `logits` that of the router's logits, `ids` and `weights` those of a router of one's
     own, and `capacity_factor` that of `ops.capacity_of`. `arch` is an architecture such as ``sm_90a`` (None: that of the current
     GPU, into whose process the kernels are loaded, too), `workers` the number of processes (None: one for each core).
+    Experts have kernels in CuTe DSL for sm_90a, in 16 bits, of sizes that are multiples of 8. For any others the kernels around them are
+    compiled alone, and where Triton runs the experts, it compiles in first calls.
 
     Returns how many kernels were compiled: 0 where all were in the cache. Raises `UserError` for sizes that the kernels do not
     take, without CuTe DSL, and without a GPU or an architecture.
@@ -69,9 +72,17 @@ def prepare(
     cache, ahead, compilation = (
         importlib.import_module(f"moe_routing_bench.kernels.cute.{name}") for name in ("cache", "ahead", "compilation")
     )
-    compiled_for = arch or compilation.current_arch()
+    compiled_for = compilation.current_arch() if arch is None else arch
+    _capability(compiled_for)
     names = {name: _name(value, name) for name, value in (("dtype", dtype), ("logits", logits), ("weights", weights))}
-    rule = _checked(rule, scale, activation, experts, top_k, most_tokens)
+    sizes = {
+        "hidden": hidden,
+        "intermediate": intermediate,
+        "experts": experts,
+        "top_k": top_k,
+        "most_tokens": most_tokens,
+    }
+    rule = _checked(rule, scale, activation, dtype, ids, weights, **sizes)
     formats = (names["dtype"],) * 3
     with cache.noting() as asked:
         for tokens in _numbers(most_tokens):
@@ -89,13 +100,27 @@ def prepare(
     return count
 
 
-def _checked(rule: str, scale: float | None, activation: str, experts: int, top_k: int, most_tokens: int) -> str:
-    """The rule's name with its scale. Raises `UserError` for what the operators would not take."""
-    if most_tokens < 1:
-        raise bad("most_tokens", most_tokens, "at least 1")
-    activation_of(activation)
-    logits = torch.empty(1, experts, device="meta")
-    arguments.check_gate(logits, top_k, rule, None, scale)
+def _checked(
+    rule: str, scale: float | None, activation: str, dtype: torch.dtype, ids: torch.dtype, weights: torch.dtype, **sizes: int
+) -> str:  # fmt: skip
+    """The rule's name with its scale. Raises `UserError` for what the operators would not take: these are asked, with tensors without data."""
+    for name, size in sizes.items():
+        if not whole(size) or size < 1:
+            raise bad(name, size, "a whole number, at least 1")
+    hidden, intermediate, experts, top_k, tokens = sizes.values()
+    known = activation_of(activation)
+    wide_rows = intermediate * (2 if known.gated else 1)
+
+    def of(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    biases = (of(experts, wide_rows), of(experts, hidden)) if known.biased else (None, None)
+    arguments.check_gate(of(1, experts, dtype=torch.float32), top_k, rule, None, scale)
+    arguments.check_permute(of(tokens, top_k, dtype=ids), experts, None, "compact")
+    offsets, index = of(experts + 1, dtype=torch.int32), of(1, top_k, dtype=torch.int32)
+    network = of(experts, wide_rows, hidden), of(experts, hidden, intermediate)
+    arguments.check_experts(of(1, hidden), offsets, *network, activation, *biases)
+    arguments.check_combine(of(1, hidden), index, of(1, top_k, dtype=weights), None)
     return scaled(rule, scale)
 
 
@@ -124,12 +149,12 @@ def _ask(problem: Layer, arch: str, names: dict[str, str], ids: str, training: b
     combine = Combine(tokens, problem.hidden, top_k, dtype, dropping=True, weights=names["weights"])
     for add in (False, True):
         _precompile(combine, arch, capability, add=add)
-    way = feeding.way(problem, capability)
+    way = feeding.way(problem, capability) if arch == _EXPERTS else None
     if training or way is None or not way.gathers:
         _precompile(Pack(tokens, problem.hidden, top_k, layout.rows, dtype, dtype, padding=True), arch, capability)
     if way is not None and hasattr(way.module, "precompile"):
         way.module.precompile(problem if way.gathers else problem.experts, arch)
-    if training:
+    if training and arch == _EXPERTS:
         from moe_routing_bench.kernels.experts import cute_training
 
         if cute_training.unsupported(problem.experts) is None:
@@ -144,7 +169,10 @@ def _precompile(problem: Any, arch: str, capability: tuple[int, int], **options:
 
 
 def _capability(arch: str) -> tuple[int, int]:
-    """The compute capability of an architecture: (9, 0) of sm_90a. Raises `UserError` for what is none."""
-    if not (found := re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)):
-        raise bad("arch", arch, "an architecture such as sm_80, sm_90a or sm_100a")
-    return int(found[1]), int(found[2])
+    """The compute capability of an architecture: (9, 0) of sm_90a. Raises `UserError` for what no GPU with these kernels is called."""
+    found = re.fullmatch(r"sm_([1-9]\d?)(\d)(a?)", arch) if isinstance(arch, str) else None
+    capability = (int(found[1]), int(found[2])) if found else (0, 0)
+    known = importlib.import_module("cutlass.base_dsl.enums").Arch.__members__
+    if not found or arch not in known or (found[3] == "a") != (capability >= (9, 0)):
+        raise bad("arch", arch, "what a GPU is called, such as sm_80, sm_90a or sm_100a")
+    return capability

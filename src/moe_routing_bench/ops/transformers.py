@@ -1,8 +1,10 @@
 """Our operators around the experts of the transformers library: `register`, then
 ``model.set_experts_implementation("moe_routing_bench")``.
 
-Experts whose activation is one of ours (`expert_modules`) run as `ops.fused_experts`; where their weights lie otherwise, as those of
-gpt-oss do, in copies that are kept while the weights are frozen, or are part of the graph while they are trained (`weight_layouts`). Of
+Experts whose activation is one of ours (`expert_modules`) run as `ops.fused_experts`. Where their weights lie otherwise, as those of
+gpt-oss do, they are rearranged in the graph while they are trained; while they are frozen only with ``register(copies=True)``, which keeps
+them a second time (`weight_layouts`): torch does not count writes through ``.data``, such as those of a merged adapter or of weights that
+another process sends, after which a copy would be wrong in silence until `forget` drops it. For
 all others (`unsupported` says why) token rows are grouped by `ops.permute` and `ops.pack` and summed by `ops.combine`, the two products
 are `torch.nn.functional.grouped_mm`, and what a model computes between these stays its own.
 
@@ -26,13 +28,16 @@ from moe_routing_bench.ops.weight_layouts import forget
 __all__ = ["NAME", "experts", "forget", "register", "unsupported"]
 
 NAME = "moe_routing_bench"
-_options = {"copies": True}
+_NOT_KEPT = "its weights lie otherwise, and no copies are kept"
+_options: dict[str, bool | None] = {"copies": None}
 
 
-def register(copies: bool = True) -> str:
+def register(copies: bool | None = None) -> str:
     """Make the library know `experts` as an experts implementation; returns its name. Raises `UserError` without the library.
 
-    `copies`: frozen weights in another layout than our kernels take are kept a second time. Without, those experts run torch's products.
+    `copies`: whether frozen weights in another layout than our kernels take are kept a second time. Call `forget` after every write to them
+    that torch does not count. Without, those experts run torch's products, which read the weights themselves; None is without, and says
+    so once.
     """
     try:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # pyright: ignore[reportMissingImports]
@@ -50,7 +55,10 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
     """
     x = hidden_states.to(compute_dtype(hidden_states, module.down_proj))
     name, reason = expert_modules.activation(module)
-    if reason or _in_place(module):
+    reason = reason or _in_place(module)
+    if reason == _NOT_KEPT and _options["copies"] is None:
+        weight_layouts.warn_without(module, [getattr(module, one) for one in _names(module)])
+    if reason:
         return _in_turn(module, x, top_k_index, top_k_weights).to(hidden_states.dtype)
     w13, w2, b13, b2 = _weights(module, x.dtype)
     scores = _scores(top_k_weights, x.dtype)
@@ -69,7 +77,7 @@ def _in_place(module: Any) -> str:
     if torch.compiler.is_compiling():
         return "its weights lie otherwise, and a compiled graph would rearrange them in every call"
     if not _options["copies"]:
-        return "its weights lie otherwise, and no copies are kept"
+        return _NOT_KEPT
     if not all(_keeps(getattr(module, one)) for one in _names(module)):
         return "its weights lie otherwise, and are no plain parameters, whose copies could be kept"
     return ""
@@ -113,7 +121,7 @@ def _weights(module: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | 
 
 def _keeps(weight: Any) -> bool:
     """Whether a copy of a frozen weight is kept, also where others of its module are trained."""
-    return _options["copies"] and not torch.compiler.is_compiling() and weight_layouts.keeps(weight)
+    return bool(_options["copies"]) and not torch.compiler.is_compiling() and weight_layouts.keeps(weight)
 
 
 def _scores(top_k_weights: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,7 +3,7 @@
 Models in the form of gpt-oss keep (E, H, 2 I) with gates and ups in turns, where kernels take (E, 2 I, H), gates above ups. A copy lives
 as long as its module. It is used only for the same parameter, with the same memory, dtype, shape and count of writes (`Tensor._version`),
 so assignment, in-place updates, ``to``, ``half`` and ``load_state_dict`` are seen. Writes that torch does not count, through ``.data`` or
-by others that share the memory, are not: `forget` drops the copies, and `register(copies=False)` keeps none.
+by others that share the memory, are not: `forget` drops the copies, and none are kept unless `register(copies=True)` asks for them.
 """
 
 import warnings
@@ -71,9 +71,24 @@ def forget(model: torch.nn.Module) -> None:
 
 def warn(module: Any, weights: list[Tensor]) -> None:
     """Say once for each class and size that copies are kept, and how large they are."""
-    size = sum(one.numel() * one.element_size() for one in weights) / 2**20
-    text = f"{type(module).__name__} keeps its weights in another layout than our kernels take: {size:,.1f} MiB more per layer hold copies"
-    warnings.warn(f"{text}; register(copies=False) runs torch's products instead", stacklevel=4)
+    text = f"{_of_layout(module)}: {_mebibytes(weights):,.1f} MiB more per layer hold copies"
+    hint = "call ops.transformers.forget(model) after writes that torch does not count, such as those to .data"
+    warnings.warn(f"{text}; {hint}; register(copies=False) runs torch's products instead", stacklevel=4)
+
+
+def warn_without(module: Any, weights: list[Tensor]) -> None:
+    """Say once for each class and size that torch's products run, and what our kernels would cost."""
+    more = f"copies of them, {_mebibytes(weights):,.1f} MiB more per layer, which are wrong after writes to .data until forget(model) is called"
+    text = f"{_of_layout(module)}, so torch's products run; register(copies=True) keeps {more}"
+    warnings.warn(f"{text}; register(copies=False) is silent", stacklevel=3)
+
+
+def _of_layout(module: Any) -> str:
+    return f"{type(module).__name__} keeps its weights in another layout than our kernels take"
+
+
+def _mebibytes(weights: list[Tensor]) -> float:
+    return sum(one.numel() * one.element_size() for one in weights) / 2**20
 
 
 def _stamp(weight: Tensor) -> tuple:

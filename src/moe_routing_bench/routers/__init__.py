@@ -9,7 +9,6 @@ the weights than its rule has: ``sigmoid_renorm_x2.827`` is `sigmoid_renorm` wit
 
 import functools
 import importlib
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from moe_routing_bench import declarations
-from moe_routing_bench.errors import bad
+from moe_routing_bench.errors import bad, positive
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def scaled(name: str, scale: float | None) -> str:
     """
     if scale is None:
         return name
-    if isinstance(scale, bool) or not (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0):
+    if not positive(scale):
         raise bad("scale", scale, POSITIVE)
     if ROUTERS[name].foreign:
         raise bad("scale", scale, f"None: {name} is a rule of another package, which scales weights itself")
@@ -139,7 +138,7 @@ def _spelled(found: re.Match[str]) -> str:
         scale = float(found[2])
     except ValueError:
         return ""
-    return scaled(found[1], scale) if math.isfinite(scale) and scale > 0 else ""
+    return scaled(found[1], scale) if positive(scale) else ""
 
 
 @functools.cache

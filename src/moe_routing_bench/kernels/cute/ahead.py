@@ -8,32 +8,45 @@ import contextlib
 import os
 import pickle
 import queue
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterable
 
-from moe_routing_bench.errors import bad, one_line
+from moe_routing_bench.errors import bad, one_line, whole
 from moe_routing_bench.kernels.cute.cache import Asked
 
 
 def compile_all(asked: Iterable[Asked], workers: int | None = None) -> int:
     """Compile those that are not in the cache, with `workers` processes (None: one for each core); returns how many these were.
 
-    Raises `UserError` where a process fails, with its last line. What others compiled stays in the cache.
+    Raises `UserError` where a process fails, with its last line. What others compiled stays in the cache. When it is interrupted, so are
+    the processes, and none is left.
     """
+    if workers is not None and (not whole(workers) or workers < 1):
+        raise bad("workers", workers, "a whole number, at least 1, or None for one on each core")
     missing = sorted((one for one in asked if not one.path.exists()), key=_forms, reverse=True)
     waiting: queue.SimpleQueue[Asked] = queue.SimpleQueue()
     for one in missing:
         waiting.put(one)
     failures: list[str] = []
+    running: list[subprocess.Popen[bytes]] = []
     count = min(len(missing), workers or len(os.sched_getaffinity(0)))
-    threads = [threading.Thread(target=_feed, args=(waiting, failures)) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    threads = [threading.Thread(target=_feed, args=(waiting, failures, running)) for _ in range(count)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                waiting.get_nowait()
+        for process in running:
+            process.kill()
+        raise
     if failures:
         raise bad(
             "compiling ahead", failures[0], "kernels that compile", f"{len(failures)} of {count} processes failed"
@@ -48,7 +61,7 @@ def _forms(asked: Asked) -> int:
     )
 
 
-def _feed(waiting: "queue.SimpleQueue[Asked]", failures: list[str]) -> None:
+def _feed(waiting: "queue.SimpleQueue[Asked]", failures: list[str], running: "list[subprocess.Popen[bytes]]") -> None:
     """Hand kernels to a process of its own, one after the other, until none waits or one fails."""
     command = [sys.executable, "-m", __name__]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -59,6 +72,7 @@ def _feed(waiting: "queue.SimpleQueue[Asked]", failures: list[str]) -> None:
         ) as process,
     ):
         assert process.stdin and process.stdout, "both are pipes"
+        running.append(process)
         with contextlib.suppress(queue.Empty, BrokenPipeError):
             while True:
                 pickle.dump(waiting.get_nowait(), process.stdin)
@@ -82,7 +96,11 @@ def main() -> None:
             asked: Asked = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        asked.kernel()
+        try:
+            asked.kernel()
+        except Exception as error:  # whatever the compiler raises, of many lines and in colours
+            text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+            sys.exit(f"{asked.module.rpartition('.')[2]}: {type(error).__name__}: {one_line(text, 150)}")
         print("done", file=answers, flush=True)
 
 

@@ -51,17 +51,20 @@ class Asked:
         return getattr(importlib.import_module(self.module), self.name)(*self.arguments)
 
 
-_notes: contextvars.ContextVar[dict[Asked, None] | None] = contextvars.ContextVar("notes", default=None)
+# Of a thread, or of what runs in a context: others go on to run kernels while one prepares a model.
+_noted = contextvars.ContextVar[dict[Asked, None] | None]("noted", default=None)
 
 
 @contextlib.contextmanager
 def noting() -> Iterator[dict[Asked, None]]:
-    """While open, kernels that this thread asks for are noted in what is yielded, and neither compiled nor remembered."""
-    token = _notes.set(noted := {})
+    """While open, kernels that are asked for are noted in what is yielded, and neither compiled nor remembered."""
+    assert _noted.get() is None, "already noting"
+    noted: dict[Asked, None] = {}
+    token = _noted.set(noted)
     try:
         yield noted
     finally:
-        _notes.reset(token)
+        _noted.reset(token)
 
 
 def per_problem(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,7 +72,7 @@ def per_problem(function: Callable[..., Any]) -> Callable[..., Any]:
     remembered = functools.lru_cache(MOST_PROBLEMS)(function)
 
     def of_problem(*arguments: Any, **options: Any) -> Any:
-        return (remembered if _notes.get() is None else function)(*arguments, **options)
+        return (remembered if _noted.get() is None else function)(*arguments, **options)
 
     return functools.wraps(function)(of_problem)
 
@@ -94,12 +97,13 @@ def cached(build: Callable[..., Any]) -> Callable[..., Any]:
     @functools.cache
     def loaded(*arguments: Any) -> Any:
         path = Asked(build.__module__, build.__name__, arguments).path
-        if not path.exists() and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if (found := _load(path)) is not None:  # without a lock, which a folder that is only read does not take
+            return found
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             hint = "call once before the capture, or compile all kernels of a model with ops.prepare"
             raise bad("CUDA graph capture", "a kernel that is not compiled yet", "compiled kernels", hint)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
-            found = _load(path)
+        with _locked(path):
+            found = _load(path, tell=True)
             if found is None:
                 with files.replacing(path) as temporary:
                     build(*arguments).export_to_c(str(temporary), function_name="kernel")
@@ -109,7 +113,7 @@ def cached(build: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*arguments: Any, keep: bool = False) -> Any:
         if keep:
             return build(*arguments, keep=True)
-        if (noted := _notes.get()) is not None:
+        if (noted := _noted.get()) is not None:
             noted[Asked(build.__module__, build.__name__, arguments)] = None
             return None
         return loaded(*arguments)
@@ -125,13 +129,34 @@ def _key(module: str, arguments: tuple[Any, ...]) -> str:
     return f"{module.rpartition('.')[2]}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
-def _load(path: Path) -> Any:
-    """The kernel of an object file; None where there is none, or a damaged one, which is removed."""
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The one process that may write an object. Raises `UserError` where the folder cannot be written."""
+    lock = FileLock(f"{path}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise bad(
+            "kernel cache",
+            str(path.parent),
+            "a folder that can be written, or that holds every kernel",
+            f"{reason}; {FOLDER} names another folder",
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _load(path: Path, tell: bool = False) -> Any:
+    """The kernel of an object file; None where there is none, or a damaged one, which is told of."""
     if not path.exists():
         return None
     try:
         return cute.runtime.load_module(str(path), enable_tvm_ffi=True).kernel
     except Exception as error:
-        print(f"kernel cache: {path} cannot be loaded and is compiled again ({error})", file=sys.stderr)
-        path.unlink(missing_ok=True)
+        if tell:
+            print(f"kernel cache: {path} cannot be loaded and is compiled again ({error})", file=sys.stderr)
         return None

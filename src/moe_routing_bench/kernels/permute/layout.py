@@ -1,10 +1,9 @@
 """How many rows the experts have: capacity, row layouts, and the length of a buffer that holds them whatever the routing."""
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from moe_routing_bench.errors import bad
+from moe_routing_bench.errors import bad, positive
 from moe_routing_bench.kernels.permute import Permute
 
 LAYOUTS = ("compact", "padded", "block64", "block128")
@@ -17,7 +16,7 @@ def capacity_of(factor: float, tokens: int, top_k: int, experts: int) -> int:
     `tokens` may be a symbolic integer of torch, so that compiled code takes any number. Raises `UserError` for a factor that is no
     number above 0.
     """
-    if not 0 < factor < math.inf:
+    if not positive(factor):
         raise bad("capacity factor", factor, "a number above 0")
     numerator, denominator = decimal_ratio(*factor.as_integer_ratio())
     return least(tokens, -(-numerator * tokens * top_k // (denominator * experts)))
