@@ -35,8 +35,8 @@ def preset(path: Path) -> tuple[dict[str, Any], list[str]]:
     sizes = _sizes(read)
     found: dict[str, Any] = sizes | _shared(read, sizes["intermediate"])
     found |= {
-        "router": read.architecture.router(read),
-        "routed_scale": (read.number(read.architecture.scale) or 1.0) if read.architecture.scale else 1.0,
+        "router": _router(read),
+        "routed_scale": _scale(read),
         "activation": _activation(read),
     }
     if found["router"]:
@@ -138,6 +138,25 @@ def _sizes(read: Fields) -> dict[str, int]:
         name = read.names("num_experts_per_tok")[0]
         raise read.bad(name, found["top_k"], f"1 to {found['experts']}, the number of experts")
     return found
+
+
+def _router(read: Fields) -> str | None:
+    """The architecture's rule, unless a field asks for another."""
+    router = read.architecture.router(read)
+    return routing_rules.uncontradicted(read, router) if router else None
+
+
+def _scale(read: Fields) -> float:
+    """The factor on the weights. Raises `UserError` for 0, with which no expert would count."""
+    name = read.architecture.scale
+    if name is None:
+        return 1.0
+    if scale := read.number(name):
+        return scale
+    if (value := read.given(name)[1]) is not None:
+        raise read.bad(read.label(name), value, "a positive number")
+    read.note(f"routed_scale 1.0: {read.label(name)} is null")
+    return 1.0
 
 
 def _shared(read: Fields, intermediate: int) -> dict[str, Any]:
