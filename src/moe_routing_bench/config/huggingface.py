@@ -1,11 +1,10 @@
 """A model preset from the config.json of a model of the Hugging Face hub, with what it does not say and was assumed."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench.config import library, model_layers, presets, quantisation, routing_rules, schema
+from moe_routing_bench.config import config_files, library, model_layers, presets, quantisation, routing_rules, schema
 from moe_routing_bench.config.architectures import ARCHITECTURES, Architecture
 from moe_routing_bench.config.model_fields import ALIASES, Fields
 from moe_routing_bench.errors import UserError, bad, one_line, shown
@@ -24,12 +23,13 @@ _HAND = "write it by hand: hidden, intermediate, experts, top_k, router, activat
 
 
 def preset(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The preset of a config.json, as config/models.yaml has them, and what was assumed or left out.
+    """The preset of a config.json, or of a folder with one, as config/models.yaml has them, and what was assumed or left out.
 
     A model that the benches cannot measure has `unsupported`, with the reason. Raises `UserError` for a file that is no config, or
     of an architecture that neither the table nor the installed library knows, or of a dense model, or without a size.
     """
-    outer = _read(path)
+    path = config_files.located(path)
+    outer = config_files.read(path)
     read = _fields(outer, str(path))
     _check_experts(read)
     sizes = _sizes(read)
@@ -44,7 +44,7 @@ def preset(path: Path) -> tuple[dict[str, Any], list[str]]:
     _check_latent(read, sizes["hidden"])
     if weights := quantisation.weights(outer, read):
         found["weights"] = weights
-    found["source"] = one_line(f"{path.name} of {shown(path.resolve().parent.name)[1:-1]}, model_type {read.kind}")
+    found["source"] = one_line(f"{path.name} of {shown(config_files.model_name(path))[1:-1]}, model_type {read.kind}")
     for note in read.architecture.notes:
         read.note(note)
     model_layers.noted(read, sizes["layers"])
@@ -222,25 +222,3 @@ def _check_latent(read: Fields, hidden: int) -> None:
         latent = read.value(name) if name == read.architecture.latent else read.given(name)[1]
         if latent not in (None, 0, hidden):
             read.refuse(f"latent MoE {shown(latent)}: the layer bench has experts at full width")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The fields of a file. Raises `UserError` for one that is no JSON object, or says two things of one field."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise bad("config", str(path), "a config.json of the Hugging Face hub", reason) from error
-    if not isinstance(found, dict):
-        raise bad(f"config {path}", type(found).__name__, "a JSON object")
-    return found
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a file. Raises ValueError for a name that is there twice with different values."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found and repr(found[name]) != repr(value):
-            raise ValueError(f"{shown(name)} is there twice")
-        found[name] = value
-    return found
