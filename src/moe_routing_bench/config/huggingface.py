@@ -42,12 +42,12 @@ def preset(path: Path) -> tuple[dict[str, Any], list[str]]:
     if found["router"]:
         ROUTERS[found["router"]].check(sizes["experts"], sizes["top_k"])
     _check_latent(read, sizes["hidden"])
-    if weights := quantisation.weights(outer, read):
+    layers = model_layers.noted(read, sizes["layers"])
+    if weights := quantisation.weights(outer, read, layers):
         found["weights"] = weights
     found["source"] = one_line(f"{path.name} of {shown(config_files.model_name(path))[1:-1]}, model_type {read.kind}")
     for note in read.architecture.notes:
         read.note(note)
-    model_layers.noted(read, sizes["layers"])
     if unread := read.unread():
         read.note(f"the preset leaves out {', '.join(unread)}")
     if read.unsupported:
