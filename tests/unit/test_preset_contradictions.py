@@ -122,3 +122,49 @@ def test_a_message_has_the_name_of_the_file_for_a_field(name, field, tmp_path):
 def test_a_name_that_is_null_does_not_hide_another(tmp_path):
     found, _ = preset(tmp_path, KIMI_LINEAR | {"num_experts_per_token": None, "num_experts_per_tok": 6})
     assert found["top_k"] == 6
+
+
+HUNYUAN = {
+    "model_type": "hunyuan_v1_moe", "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 3072, "moe_intermediate_size": [3072] * 32,
+    "moe_topk": [8] * 32, "num_experts": 64, "num_shared_expert": [1] * 32, "num_hidden_layers": 32, "moe_layer_num_skipped": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, (3072, 1, 3072)),
+        ({"moe_intermediate_size": None, "num_shared_expert": None}, (3072, 1, 3072)),
+        ({"moe_intermediate_size": [2048] * 32}, (2048, 1, 2048)),
+        ({"moe_intermediate_size": 1536, "num_shared_expert": 2}, (1536, 2, 3072)),
+        ({"num_shared_expert": [2] * 32}, (3072, 2, 6144)),
+        ({"num_shared_expert": 0}, (3072, 0, None)),
+    ],
+    ids=lambda each: str(each)[:60],
+)
+def test_lists_of_every_layer_are_sizes(changes, expected, tmp_path):
+    """As the files of Hunyuan-A13B have them."""
+    found, _ = preset(tmp_path, HUNYUAN | changes)
+    assert (found["intermediate"], found["shared_experts"], found["shared_intermediate"]) == expected
+
+
+def test_lists_that_differ_from_layer_to_layer_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"num_shared_expert of config .*one number for all layers"):
+        preset(tmp_path, HUNYUAN | {"num_shared_expert": [1] * 31 + [2]})
+
+
+def test_layers_that_skip_the_experts_are_counted(tmp_path):
+    _, notes = preset(tmp_path, HUNYUAN | {"moe_layer_num_skipped": 4})
+    assert any("28 of 32 have experts, by moe_layer_num_skipped 4" in note for note in notes)
+
+
+@pytest.mark.parametrize(("count", "noted"), [(1, False), (None, False), (2, True), (0, True)])
+def test_a_number_of_shared_experts_that_their_width_hides_is_named(count, noted, tmp_path):
+    found, notes = preset(tmp_path, CONFIGS["nemotron-3-nano-30b"] | {"n_shared_experts": count})
+    assert (found["shared_experts"], found["shared_intermediate"]) == (1, 3712)
+    assert any(f"n_shared_experts is {count}" in note for note in notes) == noted
+
+
+def test_an_empty_part_is_no_language_model(tmp_path):
+    fields = CONFIGS["qwen3-30b-a3b"]
+    assert preset(tmp_path, fields | {"text_config": {}}) == preset(tmp_path, fields)

@@ -59,7 +59,7 @@ def preset(path: Path) -> tuple[dict[str, Any], list[str]]:
 def _fields(outer: Mapping[str, Any], where: str) -> Fields:
     """The fields of the language model, and what is known of its architecture."""
     fields, kind, part, notes = outer, outer.get("model_type"), None, []
-    while inner := [name for name in _PARTS if isinstance(fields.get(name), dict)]:
+    while inner := [name for name in _PARTS if isinstance(fields.get(name), dict) and fields[name]]:
         part, fields = inner[0], fields[inner[0]]
         notes.append(f"the fields of {part}: the language model of several parts")
         if fields.get("model_type") is not None:
@@ -162,12 +162,17 @@ def _scale(read: Fields) -> float:
 def _shared(read: Fields, intermediate: int) -> dict[str, Any]:
     """How many shared experts there are, and their inner width together, None for none; and their gate where there is one."""
     known = read.architecture
-    if count := known.always_shared:
+    stated = known.shared is not None and read.given(known.shared)[1] is not None
+    if (count := known.always_shared) and not stated:
         read.note(f"shared_experts {count}, as wide as an expert: the architecture always has it")
         return {"shared_experts": count, "shared_intermediate": count * intermediate}
     count = read.count(known.shared, 0) if known.shared else 1 if known.shared_width else 0
-    if known.shared_width:
-        read.given("n_shared_experts")  # which says nothing where a width of all together does
+    if known.shared_width and not known.shared:
+        stated = read.given("n_shared_experts")[1]  # which says nothing where a width of all together does
+        if stated not in (None, 1):
+            read.note(
+                f"shared_experts 1, of the width {known.shared_width}: n_shared_experts is {shown(stated)}, which the library does not read"
+            )
     width = count * (read.count(known.shared_width, 0) if known.shared_width and count else intermediate)
     found = {"shared_experts": count if width else 0, "shared_intermediate": width or None}
     return found | ({"shared_gate": known.shared_gate} if width and known.shared_gate else {})

@@ -124,6 +124,7 @@ def _periodic(read: Fields) -> _Layers | None:
 
 _RULES: Mapping[str, Callable[[Any], _Layers | None]] = {
     "first_k_dense_replace": _number(0, lambda layer, first: layer >= first),
+    "moe_layer_num_skipped": _number(0, lambda layer, first: layer >= first),
     "num_dense_layers": _number(0, lambda layer, first: layer >= first),
     "moe_layer_start_index": _number(0, lambda layer, first: layer >= first),
     "moe_layer_end_index": _number(-1, lambda layer, last: last == -1 or layer <= last),
