@@ -109,3 +109,33 @@ def test_no_advice_to_run_what_a_file_holds(suffix, tmp_path):
     path.write_bytes(content.getvalue())
     message = refused(path)
     assert "allow_pickle=" not in message and "save arrays of numbers" in message
+
+
+LAYERS = np.stack([np.argsort(RANDOM.random((64, 16)), axis=1)[:, :4] for _ in range(6)])  # (layers, tokens, k)
+
+
+@pytest.mark.parametrize("sizes", [(20, 44), (16, 16, 16, 16), (64,)], ids=str)
+@pytest.mark.parametrize("first", ["tokens", "layers"])
+@pytest.mark.parametrize("names", [False, True])
+def test_passes_that_have_all_layers_each_are_read_one_after_another(sizes, first, names, tmp_path):
+    """As the `routed_experts` of several requests of vLLM are saved; equal ones were taken for layers."""
+    parts = np.split(LAYERS, np.cumsum(sizes)[:-1], axis=1)
+    parts = [torch.from_numpy(part.transpose(1, 0, 2).copy() if first == "tokens" else part.copy()) for part in parts]
+    content = {f"step_{number}": part for number, part in enumerate(parts)} if names and len(parts) > 1 else parts
+    torch.save(content, tmp_path / "x.pt")
+    recorded = read(tmp_path / "x.pt", first=first, layer=2, experts=16)
+    assert (recorded.ids == LAYERS[2]).all() and f"{len(parts)} passes" in recorded.evidence
+    for layer in (None, 6, -1):
+        assert "--layer" in refused(tmp_path / "x.pt", first=first, layer=layer, experts=16)
+
+
+@pytest.mark.parametrize("first", ["tokens", "layers"])
+def test_passes_with_other_layers_are_refused(first, tmp_path):
+    torch.save([torch.from_numpy(LAYERS[:4, :, :3].copy()), torch.from_numpy(LAYERS)], tmp_path / "x.pt")
+    assert "parts that differ in tokens alone" in refused(tmp_path / "x.pt", first=first, layer=2)
+
+
+def test_arrays_that_are_named_by_layers_are_not_passes(tmp_path):
+    """The layer that is asked for is that of the name."""
+    torch.save({f"layers.{number}.ids": torch.from_numpy(LAYERS) for number in (0, 2)}, tmp_path / "x.pt")
+    assert "passes" not in refused(tmp_path / "x.pt", first="layers", layer=2, experts=16)
