@@ -22,7 +22,12 @@ COHERE2 = {
     "model_type": "cohere2_moe", "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8,
     "num_hidden_layers": 32, "num_shared_experts": 0, "expert_selection_fn": "softmax", "norm_topk_prob": False,
 }  # fmt: skip
-MORE = {"trinity-mini": AFMOE, "kimi-linear-48b-a3b": KIMI_LINEAR, "cohere2": COHERE2}
+MORE = {
+    "llama4-scout-text": CONFIGS["llama4-scout"]["text_config"],
+    "trinity-mini": AFMOE,
+    "kimi-linear-48b-a3b": KIMI_LINEAR,
+    "cohere2": COHERE2,
+}
 FLAT = {name: fields for name, fields in CONFIGS.items() if "text_config" not in fields} | MORE
 
 
@@ -42,6 +47,8 @@ def preset(tmp_path, fields):
         ("qwen3-30b-a3b", {"scoring_func": "sigmoid"}),
         ("qwen3-30b-a3b", {"score_function": "sigmoid"}),
         ("qwen3-30b-a3b", {"scoring_func": "s" * 10_000}),
+        ("qwen3-30b-a3b", {"moe_router_activation": "sigmoid"}),
+        ("deepseek-v3", {"route_norm": False}),
         ("jamba-v0.1", {"norm_topk_prob": True}),
         ("mixtral-8x7b", {"norm_topk_prob": False}),
         ("mixtral-8x7b", {"norm_expert_weight": False}),
@@ -61,8 +68,7 @@ def preset(tmp_path, fields):
 )
 def test_a_field_that_asks_for_another_rule_makes_a_model_unsupported(name, changes, tmp_path):
     """Since the architecture's rule does not read it, the file does not prove which of the two is right."""
-    fields = FLAT | {"llama4-scout-text": CONFIGS["llama4-scout"]["text_config"]}
-    found, _ = preset(tmp_path, fields[name] | changes)
+    found, _ = preset(tmp_path, FLAT[name] | changes)
     field, value = next(iter(changes.items()))
     assert found["router"] is None and f"its {field} is {value!r}"[:40] in found["unsupported"]
     assert len(found["unsupported"]) < 500
@@ -78,6 +84,9 @@ def test_a_field_that_asks_for_another_rule_makes_a_model_unsupported(name, chan
         ("qwen3-30b-a3b", {"num_expert_group": 4, "topk_group": 4}, "softmax_topk_renorm"),
         ("deepseek-v2-lite", {"n_group": 8, "topk_group": 3}, "softmax_topk"),  # a method that has no groups
         ("deepseek-v3", {"score_func": "sigmoid"}, "deepseek_v3"),
+        ("deepseek-v3", {"route_norm": True, "norm_expert_weight": True}, "deepseek_v3"),
+        ("llama4-scout-text", {"score_func": "sigmoid"}, "llama4"),
+        ("mixtral-8x7b", {"n_group": 0, "topk_group": None}, "softmax_topk_renorm"),
         ("trinity-mini", {}, "sigmoid_renorm"),
         ("kimi-linear-48b-a3b", {}, "sigmoid_renorm"),
         ("cohere2", {}, "softmax_topk_renorm"),  # a softmax of the chosen logits sums to 1 either way
