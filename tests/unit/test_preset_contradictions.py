@@ -177,3 +177,62 @@ def test_a_number_of_shared_experts_that_their_width_hides_is_named(count, noted
 def test_an_empty_part_is_no_language_model(tmp_path):
     fields = CONFIGS["qwen3-30b-a3b"]
     assert preset(tmp_path, fields | {"text_config": {}}) == preset(tmp_path, fields)
+
+
+LING = {
+    "hidden_act": "silu", "hidden_size": 2048, "moe_intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 20,
+    "num_shared_experts": 1, "norm_topk_prob": True, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True, "first_k_dense_replace": 1,
+}  # fmt: skip
+LING_LITE = {
+    "hidden_act": "silu", "hidden_size": 2048, "moe_intermediate_size": 1408, "num_experts": 64, "num_experts_per_tok": 6, "num_hidden_layers": 28,
+    "num_shared_experts": 2, "norm_topk_prob": True,
+}  # fmt: skip
+DEEPSEEK_MOE = {
+    "hidden_act": "silu", "hidden_size": 2048, "moe_intermediate_size": 1408, "n_routed_experts": 64, "num_experts_per_tok": 6, "num_hidden_layers": 28,
+    "n_shared_experts": 2, "norm_topk_prob": False, "scoring_func": "softmax", "first_k_dense_replace": 1, "moe_layer_freq": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "expected"),
+    [
+        ("bailing_moe_v2", LING, ("deepseek_v3", 2.5, 1, 512)),
+        ("bailing_moe", LING, ("deepseek_v3", 2.5, 1, 512)),
+        ("bailing_moe", LING_LITE, ("softmax_topk_renorm", 1.0, 2, 2816)),
+        ("bailing_moe", LING_LITE | {"norm_topk_prob": False}, ("softmax_topk", 1.0, 2, 2816)),
+        (
+            "bailing_moe",
+            LING | {"score_function": "softmax"},
+            (None, 2.5, 1, 512),
+        ),  # which would have groups of a softmax
+        ("bailing_moe", LING | {"score_function": "tanh"}, (None, 2.5, 1, 512)),
+        ("bailing_moe_v2", LING | {"score_function": "softmax"}, (None, 2.5, 1, 512)),
+        ("deepseek", DEEPSEEK_MOE, ("softmax_topk", 1.0, 2, 2816)),
+        ("deepseek", DEEPSEEK_MOE | {"norm_topk_prob": True}, ("softmax_topk_renorm", 1.0, 2, 2816)),
+        ("deepseek", DEEPSEEK_MOE | {"scoring_func": "sigmoid"}, (None, 1.0, 2, 2816)),
+    ],
+)
+def test_architectures_of_which_the_library_has_no_class(kind, fields, expected, tmp_path):
+    found, _ = preset(tmp_path, fields | {"model_type": kind})
+    assert (
+        tuple(found[name] for name in ("router", "routed_scale", "shared_experts", "shared_intermediate")) == expected
+    )
+    assert ("unsupported" in found) == (expected[0] is None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "missing"),
+    [
+        ("bailing_moe", LING_LITE, "norm_topk_prob"),
+        ("bailing_moe", LING_LITE, "num_shared_experts"),
+        ("bailing_moe_v2", LING, "routed_scaling_factor"),
+        ("bailing_moe_v2", LING, "topk_group"),
+        ("deepseek", DEEPSEEK_MOE, "n_shared_experts"),
+        ("deepseek", DEEPSEEK_MOE, "norm_topk_prob"),
+    ],
+)
+def test_a_field_without_a_class_is_asked_for(kind, fields, missing, tmp_path):
+    left = {name: value for name, value in fields.items() if name != missing} | {"model_type": kind}
+    with pytest.raises(UserError, match=r"^config .*: got 'no "):
+        preset(tmp_path, left)

@@ -140,6 +140,14 @@ def deepseek_v2(read: Fields) -> str | None:
     )
 
 
+def bailing(read: Fields) -> str | None:
+    """Softmax, or, in later checkpoints, the rule of DeepSeek-V3."""
+    function = read.given("score_function")[1] or "softmax"
+    if function == "sigmoid":
+        return scored("sigmoid", groups=True)(read)
+    return softmax(read) if function == "softmax" else read.refuse(f"its score_function {shown(function)} is not known")
+
+
 def softmax_groups(read: Fields) -> str | None:
     """Softmax, groups of experts by the sum of their two best."""
     groups, kept = (read.count(name, 0) or 1 for name in ("n_group", "topk_group"))
