@@ -236,3 +236,11 @@ def test_a_field_without_a_class_is_asked_for(kind, fields, missing, tmp_path):
     left = {name: value for name, value in fields.items() if name != missing} | {"model_type": kind}
     with pytest.raises(UserError, match=r"^config .*: got 'no "):
         preset(tmp_path, left)
+
+
+@pytest.mark.parametrize("value", [2**70, 1e300, float("inf"), float("nan")])
+def test_no_class_is_made_of_a_number_without_end(value, tmp_path):
+    """Classes make a list of all layers: one that was made for another field that is missing took forever."""
+    fields = {name: each for name, each in CONFIGS["gpt-oss-20b"].items() if name != "intermediate_size"}
+    with pytest.raises(UserError, match="^num_hidden_layers of config "):
+        preset(tmp_path, fields | {"num_hidden_layers": value})

@@ -117,6 +117,9 @@ class Fields:
                 path.partition(".")[0] for name in (*ALIASES, self.architecture.width) for path in self.names(name)
             }
             given = {name: self.fields[name] for name in sorted(wanted) if self.fields.get(name) is not None}
+            for name, value in given.items():  # classes make a list of all layers
+                if isinstance(value, int | float) and not value <= MOST:
+                    raise self.bad(name, value, f"at most {MOST}")
             self._instance = library.instance(found, given, self.where)
         return self._instance
 
