@@ -242,5 +242,5 @@ def test_a_field_without_a_class_is_asked_for(kind, fields, missing, tmp_path):
 def test_no_class_is_made_of_a_number_without_end(value, tmp_path):
     """Classes make a list of all layers: one that was made for another field that is missing took forever."""
     fields = {name: each for name, each in CONFIGS["gpt-oss-20b"].items() if name != "intermediate_size"}
-    with pytest.raises(UserError, match="^num_hidden_layers of config "):
+    with pytest.raises(UserError, match=r"^num_hidden_layers of config "):
         preset(tmp_path, fields | {"num_hidden_layers": value})
