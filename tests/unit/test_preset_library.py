@@ -28,6 +28,12 @@ COMPLETED = {
     "hunyuan_v1_moe": {"num_experts": 64, "moe_topk": 8},
 }
 # What no modeling file has as a tensor (E, N, H): experts of single rows, one module per expert, or a class of their own.
+OF_REPOSITORIES = {
+    "kimi_k2",
+    "deepseek",
+    "bailing_moe",
+    "bailing_moe_v2",
+}  # architectures of which the library has no class
 UNLIKE = ("doge", "jetmoe", "nllb-moe", "switch_transformers", "dbrx")
 # Defaults that no class has: those of the modeling file, or of the code that a checkpoint brings.
 OF_CODE = {("deepseek_ocr2", "norm_topk_prob")}
@@ -127,7 +133,7 @@ def test_the_table_has_the_defaults_of_the_classes(kind):
     if kind == "inkling":
         known = MAPPING["inkling_text"]
     if known is None:
-        assert kind == "kimi_k2" and not ARCHITECTURES[kind].defaults
+        assert kind in OF_REPOSITORIES
         return
     made = known()
     architecture = ARCHITECTURES[kind]
@@ -165,6 +171,34 @@ def test_a_preset_of_a_class_is_what_the_class_gives(name, tmp_path):
     recorded = {key: value for key, value in MODELS[name].items() if key not in ("note", "source")}
     assert {key: value for key, value in found.items() if key != "source"} == recorded
     assert "assumed: " in MODELS[name]["note"]
+
+
+CHECKPOINTS = {  # models without a class of their own sizes, and where their checkpoints differ from the class
+    "qwen3.5-122b-a10b": ("qwen3_5_moe_text", {"hidden_size": 3072, "moe_intermediate_size": 1024, "shared_expert_intermediate_size": 1024, "num_hidden_layers": 48}),
+    "qwen3.5-397b-a17b": (
+        "qwen3_5_moe_text",
+        {
+            "hidden_size": 4096, "moe_intermediate_size": 1024, "shared_expert_intermediate_size": 1024, "num_hidden_layers": 60,
+            "num_experts": 512, "num_experts_per_tok": 10,
+        },
+    ),
+    "minimax-m3": ("minimax_m3_vl", {}),
+    "step-3.7-flash": ("step3p5", {"moe_router_scaling_factor": 3.0}),
+}  # fmt: skip
+UNREAD = {"kimi-k3", "nemotron-3-ultra-550b"}  # unsupported, of no class or without a number of layers
+
+
+def test_every_preset_is_held_to_a_config_or_a_class():
+    assert {*MODELS} - {*CONFIGS} - {*OF_CLASSES} - {*CHECKPOINTS} == UNREAD
+    assert all(MODELS[name]["unsupported"] for name in UNREAD)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_preset_is_what_its_class_gives_with_the_fields_of_its_checkpoint(name, tmp_path):
+    kind, fields = CHECKPOINTS[name]
+    found, _ = huggingface.preset(written(tmp_path / "config.json", MAPPING[kind](**fields)))
+    recorded = {key: value for key, value in MODELS[name].items() if key not in ("note", "source")}
+    assert {key: value for key, value in found.items() if key != "source"} == recorded
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "kimi-k2"])

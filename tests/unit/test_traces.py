@@ -94,7 +94,7 @@ def objects():
 STAT = saved({"rank": 0, "logical_count": torch.ones(2, 3, 6), "average_utilization_rate_over_window": None})
 BAD = {  # suffix, bytes, options, and words of the message
     "another suffix": (".pkl", b"", [], "suffix of the input: got '.pkl'", ".npy"),
-    "a pickle in a npy": (".npy", objects(), [], "got 'ids.npy'", "Python objects"),
+    "a pickle in a npy": (".npy", objects(), [], "got 'ids.npy'", "pickled objects, which could run code"),
     "a pickle in a pt": (".pt", saved(Object()), [], "got 'ids.pt'", "without pickled objects"),
     "objects in an array in a pt": (".pt", saved({"ids": np.array([Object()], object)}), [], "got 'ids.pt'", "it holds"),
     "a pickle of another program": (".pt", pickle.dumps({"ids": 1}), [], "got 'ids.pt'"),
@@ -129,7 +129,7 @@ BAD = {  # suffix, bytes, options, and words of the message
     "csv with a gap": (".csv", b"7,2\n3,\n", [], "int64 with 1 empty in column '2'"),
     "csv with a word": (".csv", b"7,2\n3,x\n", [], "string with 0 empty in column '2'"),
     "csv with semicolons": (".csv", b"1;2\n3;4\n", [], "with commas"),
-    "csv of another encoding": (".csv", b"\xe9,2\n1,2\n", [], "got 'ids.csv'", "utf-8"),
+    "csv of another encoding": (".csv", b"\xe9,2\n1,2\n", [], "got 'ids.csv'", "UTF-8"),
     "ragged parquet": (".parquet", parquet([[1, 2], [3]]), [], "rows of other lengths"),
     "parquet with a gap": (".parquet", parquet([[1, 2], None]), [], "without a value"),
     "parquet of numbers": (".parquet", parquet([1, 2]), [], "--top-k: got 'none, with 2 rows"),

@@ -17,7 +17,7 @@ class Architecture:
 
     `width` is the field of an expert's inner width. `shared` is the field with the number of shared experts, `shared_width` that with
     their inner width: of all together, or of each where there is a number as well; without it each is as wide as an expert.
-    `always_shared` is a number that no field has, `shared_gate` what no field says. `scale` is the field of the factor on the
+    `always_shared` is the number where no field has it, `shared_gate` what no field says. `scale` is the field of the factor on the
     weights, `latent` that of the width at which experts work where it is not the model's, `limit` that of a clamped SwiGLU.
     `activation` is one that no field says, `act` the field of the function, `gated` whether experts have a gate.
     `names` are of fields that other architectures call otherwise, ``a.b`` of field b within field a. `defaults` are those of the
@@ -126,6 +126,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         notes=("the score multiplies an expert's input, the layer bench its output",),
     ),
     "phimoe": Architecture(rules.refused("its router, SparseMixer, is not among the routers"), _WIDE, defaults=_SILU),
+    "deepseek": Architecture(rules.softmax, shared="n_shared_experts"),
     "deepseek_v2": _V2,
     "deepseek_ocr2": _V2,
     "unlimited_ocr": replace(_V2, defaults={}),
@@ -138,6 +139,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "kimi_k2": replace(_v3(), defaults={}),
     "kimi_linear": _v3(names=_KIMI),
     "bailing_hybrid": _v3(names=_KIMI),
+    "bailing_moe_v2": replace(_v3(names=_KIMI), defaults={}),
+    "bailing_moe": Architecture(rules.bailing, shared="n_shared_experts", scale=_SCALE, names=_KIMI, defaults={_SCALE: 1.0}),
     "axk1": _v3(notes=("the layer's output is normalised again, which the preset leaves out",)),
     "axk2": _v3(),
     "beam": _v3(shared=None),
@@ -195,7 +198,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "granitemoe_swa": _GRANITE,
     "granitemoeshared": _GRANITE,
     "granitemoehybrid": _GRANITE,
-    "hunyuan_v1_moe": Architecture(_RENORM, _WIDE, always_shared=1, names=_named("num_experts", "moe_topk"), defaults=_SILU),
+    "hunyuan_v1_moe": Architecture(
+        _RENORM, _WIDE, always_shared=1, shared="num_shared_expert", defaults=_SILU,
+        names=_named("num_experts", "moe_topk", intermediate_size="moe_intermediate_size"),
+    ),
     "aria": Architecture(
         _RENORM, _WIDE, shared="n_shared_experts", activation="swiglu",
         names=_named("moe_num_experts", "moe_topk", n_shared_experts="moe_num_shared_experts"),

@@ -1,11 +1,10 @@
 """A model preset from the config.json of a model of the Hugging Face hub, with what it does not say and was assumed."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench.config import library, model_layers, presets, quantisation, routing_rules, schema
+from moe_routing_bench.config import config_files, library, model_layers, presets, quantisation, routing_rules, schema
 from moe_routing_bench.config.architectures import ARCHITECTURES, Architecture
 from moe_routing_bench.config.model_fields import ALIASES, Fields
 from moe_routing_bench.errors import UserError, bad, one_line, shown
@@ -24,30 +23,31 @@ _HAND = "write it by hand: hidden, intermediate, experts, top_k, router, activat
 
 
 def preset(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The preset of a config.json, as config/models.yaml has them, and what was assumed or left out.
+    """The preset of a config.json, or of a folder with one, as config/models.yaml has them, and what was assumed or left out.
 
     A model that the benches cannot measure has `unsupported`, with the reason. Raises `UserError` for a file that is no config, or
     of an architecture that neither the table nor the installed library knows, or of a dense model, or without a size.
     """
-    outer = _read(path)
+    path = config_files.located(path)
+    outer = config_files.read(path)
     read = _fields(outer, str(path))
     _check_experts(read)
     sizes = _sizes(read)
     found: dict[str, Any] = sizes | _shared(read, sizes["intermediate"])
     found |= {
-        "router": read.architecture.router(read),
+        "router": _router(read),
         "routed_scale": _scale(read),
         "activation": _activation(read),
     }
     if found["router"]:
         ROUTERS[found["router"]].check(sizes["experts"], sizes["top_k"])
     _check_latent(read, sizes["hidden"])
-    if weights := quantisation.weights(outer, read):
+    layers = model_layers.noted(read, sizes["layers"])
+    if weights := quantisation.weights(outer, read, layers):
         found["weights"] = weights
-    found["source"] = one_line(f"{path.name} of {shown(path.resolve().parent.name)[1:-1]}, model_type {read.kind}")
+    found["source"] = one_line(f"{path.name} of {shown(config_files.model_name(path))[1:-1]}, model_type {read.kind}")
     for note in read.architecture.notes:
         read.note(note)
-    model_layers.noted(read, sizes["layers"])
     if unread := read.unread():
         read.note(f"the preset leaves out {', '.join(unread)}")
     if read.unsupported:
@@ -68,7 +68,7 @@ def _scale(read: Fields) -> float:
 def _fields(outer: Mapping[str, Any], where: str) -> Fields:
     """The fields of the language model, and what is known of its architecture."""
     fields, kind, part, notes = outer, outer.get("model_type"), None, []
-    while inner := [name for name in _PARTS if isinstance(fields.get(name), dict)]:
+    while inner := [name for name in _PARTS if isinstance(fields.get(name), dict) and fields[name]]:
         part, fields = inner[0], fields[inner[0]]
         notes.append(f"the fields of {part}: the language model of several parts")
         if fields.get("model_type") is not None:
@@ -149,15 +149,39 @@ def _sizes(read: Fields) -> dict[str, int]:
     return found
 
 
+def _router(read: Fields) -> str | None:
+    """The architecture's rule, unless a field asks for another."""
+    router = read.architecture.router(read)
+    return routing_rules.uncontradicted(read, router) if router else None
+
+
+def _scale(read: Fields) -> float:
+    """The factor on the weights. Raises `UserError` for 0, with which no expert would count."""
+    name = read.architecture.scale
+    if name is None:
+        return 1.0
+    if scale := read.number(name):
+        return scale
+    if (value := read.given(name)[1]) is not None:
+        raise read.bad(read.label(name), value, "a positive number")
+    read.note(f"routed_scale 1.0: {read.label(name)} is null")
+    return 1.0
+
+
 def _shared(read: Fields, intermediate: int) -> dict[str, Any]:
     """How many shared experts there are, and their inner width together, None for none; and their gate where there is one."""
     known = read.architecture
-    if count := known.always_shared:
+    stated = known.shared is not None and read.given(known.shared)[1] is not None
+    if (count := known.always_shared) and not stated:
         read.note(f"shared_experts {count}, as wide as an expert: the architecture always has it")
         return {"shared_experts": count, "shared_intermediate": count * intermediate}
     count = read.count(known.shared, 0) if known.shared else 1 if known.shared_width else 0
-    if known.shared_width:
-        read.given("n_shared_experts")  # which says nothing where a width of all together does
+    if known.shared_width and not known.shared:
+        stated = read.given("n_shared_experts")[1]  # which says nothing where a width of all together does
+        if stated not in (None, 1):
+            read.note(
+                f"shared_experts 1, of the width {known.shared_width}: n_shared_experts is {shown(stated)}, which the library does not read"
+            )
     width = count * (read.count(known.shared_width, 0) if known.shared_width and count else intermediate)
     found = {"shared_experts": count if width else 0, "shared_intermediate": width or None}
     return found | ({"shared_gate": known.shared_gate} if width and known.shared_gate else {})
@@ -212,25 +236,3 @@ def _check_latent(read: Fields, hidden: int) -> None:
         latent = read.value(name) if name == read.architecture.latent else read.given(name)[1]
         if latent not in (None, 0, hidden):
             read.refuse(f"latent MoE {shown(latent)}: the layer bench has experts at full width")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The fields of a file. Raises `UserError` for one that is no JSON object, or says two things of one field."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise bad("config", str(path), "a config.json of the Hugging Face hub", reason) from error
-    if not isinstance(found, dict):
-        raise bad(f"config {path}", type(found).__name__, "a JSON object")
-    return found
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a file. Raises ValueError for a name that is there twice with different values."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found and repr(found[name]) != repr(value):
-            raise ValueError(f"{shown(name)} is there twice")
-        found[name] = value
-    return found

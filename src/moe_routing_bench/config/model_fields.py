@@ -60,13 +60,30 @@ class Fields:
         """Whether the file has a field, by any of its names, and its value. Raises `UserError` where two of them differ."""
         found = {path: value for path in self.names(name) for there, value in [library.at(self.fields, path)] if there}
         special = self.architecture.names.get(name)
-        if special in found:  # others may be something else there: LongCat has two attentions per layer
+        # The other names may be something else there: LongCat has two attentions per layer.
+        if special and found.get(special) is not None:
             found = {special: found[special]}
         self._read |= {path.partition(".")[0] for path in found}
         said = {path: value for path, value in found.items() if value is not None}
         if len({repr(value) for value in said.values()}) > 1:
             raise self.bad(" and ".join(said), list(said.values()), "the same value in both")
         return bool(found), next(iter(said.values()), None)
+
+    def label(self, name: str) -> str:
+        """The name that the file has for a field, or the first of those that it could have."""
+        present = [
+            (value is None, path)
+            for path in self.names(name)
+            for there, value in [library.at(self.fields, path)]
+            if there
+        ]
+        return min(present, key=lambda each: each[0])[1] if present else self.names(name)[0]
+
+    def left(self, name: str) -> Any:
+        """The value of a field under this very name that nothing has read so far, now taken as read; None without one."""
+        value = None if name in self._read else self.fields.get(name)
+        self.seen(name)
+        return value
 
     def value(self, name: str, otherwise: Any = ...) -> Any:
         """The value of a field, or the class's default, which is then noted; `otherwise` where the class has no such field.
@@ -100,6 +117,9 @@ class Fields:
                 path.partition(".")[0] for name in (*ALIASES, self.architecture.width) for path in self.names(name)
             }
             given = {name: self.fields[name] for name in sorted(wanted) if self.fields.get(name) is not None}
+            for name, value in given.items():  # classes make a list of all layers
+                if isinstance(value, int | float) and not value <= MOST:
+                    raise self.bad(name, value, f"at most {MOST}")
             self._instance = library.instance(found, given, self.where)
         return self._instance
 
@@ -116,7 +136,7 @@ class Fields:
     def count(self, name: str, least: int = 1, otherwise: Any = ...) -> int:
         """A number of things, or a list of the same number for each layer. Raises `UserError` for anything else."""
         value = self.value(name, otherwise)
-        label = self.names(name)[0]
+        label = self.label(name)
         if isinstance(value, list) and value and all(each == value[0] for each in value):
             value = value[0]
             self.note(f"{label} is {shown(value)}: the file has a list with one number for all layers")
@@ -139,14 +159,14 @@ class Fields:
             or not (math.isfinite(value) if type(value) is float else value <= MOST)
             or value < 0
         ):
-            raise self.bad(self.names(name)[0], value, "a positive number")
+            raise self.bad(self.label(name), value, "a positive number")
         return float(value) or None
 
     def flag(self, name: str, otherwise: Any = ...) -> bool:
         """The value of a field that is true or false. Raises `UserError` for anything else."""
         value = self.value(name, otherwise)
         if type(value) is not bool:
-            raise self.bad(self.names(name)[0], value, "true or false")
+            raise self.bad(self.label(name), value, "true or false")
         return value
 
     def seen(self, *names: str) -> None:

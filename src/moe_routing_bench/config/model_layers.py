@@ -9,8 +9,11 @@ from moe_routing_bench.errors import bad, shown
 _Layers = Callable[[int], bool]  # whether a layer, by its number, has experts
 
 
-def noted(read: Fields, layers: int) -> None:
-    """Note which layers have no experts, or choose them otherwise. Raises `UserError` where no layer has experts."""
+def noted(read: Fields, layers: int) -> int:
+    """Note which layers have no experts, or choose them otherwise; return how many may have some.
+
+    Raises `UserError` where no layer has experts.
+    """
     rules: dict[str, _Layers | None] = {}
     for name, rule in _RULES.items():
         there, value = read.given(name)
@@ -37,6 +40,7 @@ def noted(read: Fields, layers: int) -> None:
     elif said:
         read.note(f"layers counts those without experts as well: {', '.join(said)}")
     _note_hashes(read)
+    return count
 
 
 def listed(read: Fields) -> int | None:
@@ -120,6 +124,7 @@ def _periodic(read: Fields) -> _Layers | None:
 
 _RULES: Mapping[str, Callable[[Any], _Layers | None]] = {
     "first_k_dense_replace": _number(0, lambda layer, first: layer >= first),
+    "moe_layer_num_skipped": _number(0, lambda layer, first: layer >= first),
     "num_dense_layers": _number(0, lambda layer, first: layer >= first),
     "moe_layer_start_index": _number(0, lambda layer, first: layer >= first),
     "moe_layer_end_index": _number(-1, lambda layer, last: last == -1 or layer <= last),

@@ -1,9 +1,9 @@
 """From the quantization_config of a config.json to the format of the experts' weights, as `formats.weights` names it."""
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from moe_routing_bench.config import expert_modules
 from moe_routing_bench.config.model_fields import Fields
 from moe_routing_bench.errors import shown
 from moe_routing_bench.formats.weights import WEIGHTS
@@ -13,27 +13,25 @@ _KEPT = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"
 _Said = Mapping[str, Any]
 
 
-def weights(outer: _Said, read: Fields) -> str | None:
-    """The format of the experts' weights, None where they are as the activations. What does not fit is noted."""
-    for fields in (read.fields, outer):
+def weights(outer: _Said, read: Fields, layers: int) -> str | None:
+    """The format of the weights of experts, which so many layers have; None: that of the activations. What does not fit is noted."""
+    for fields in (read.fields, outer) if outer is not read.fields else (outer,):
         for name in _NAMES:
             said = fields.get(name)
             if isinstance(said, Mapping) and said:
                 read.seen(name)
-                return _format(
-                    {**said, "expert_dtype": said.get("expert_dtype") or read.given("expert_dtype")[1]}, name, read
-                )
+                dtype = said.get("expert_dtype") or read.given("expert_dtype")[1]
+                return _format({**said, "expert_dtype": dtype}, name, layers, read)
             if said:
                 read.note(f"{name} {shown(said)} is no mapping: which format the weights have is not known")
     return None
 
 
-def _format(said: _Said, name: str, read: Fields) -> str | None:
+def _format(said: _Said, name: str, layers: int, read: Fields) -> str | None:
     method = said.get("quant_method")
     reader = _METHODS.get(method) if isinstance(method, str) else None
     found = reader(said) if reader else f"quant_method {shown(method)}"
-    if kept := _kept(said):
-        read.note(f"{name} leaves {shown(kept)} as they are, which names experts: no weights are set")
+    if _kept(said, name, layers, read):
         return None
     if found in WEIGHTS:
         read.note(f"weights {found}, of {name}: {shown(method)}")
@@ -44,14 +42,16 @@ def _format(said: _Said, name: str, read: Fields) -> str | None:
     return None
 
 
-def _kept(said: _Said) -> list[str]:
-    """Modules that stay as they are and hold routed experts, in all layers."""
-    lists = [value for key in _KEPT if isinstance(value := said.get(key), list)]
-    listed = [module for value in lists for module in value]
-    texts = [
-        module for module in listed if isinstance(module, str) and "expert" in module and "shared_expert" not in module
-    ]
-    return [text for text in texts if not re.search(r"\.\d+\.", text)]
+def _kept(said: _Said, name: str, layers: int, read: Fields) -> bool:
+    """Whether all routed experts stay as they are, which is noted, as is where some do."""
+    kept = [text for key in _KEPT for text in expert_modules.named(said.get(key))]
+    numbers = expert_modules.layers(kept)
+    if kept and (numbers is None or len(numbers) >= layers):
+        read.note(f"{name} leaves {shown(kept)} as they are, which names experts: no weights are set")
+        return True
+    if numbers:
+        read.note(f"{name} leaves experts of {len(numbers)} layers as they are: {shown(sorted(numbers))}")
+    return False
 
 
 def _integers(bits: Any, group: Any, symmetric: Any) -> str:
@@ -90,14 +90,23 @@ def _modelopt(said: _Said) -> str:
 
 
 def _compressed(said: _Said) -> str:
-    """Of the groups of modules that it names, one format; several cannot be told apart."""
+    """Of the groups of modules that it names, the format of those with experts; several cannot be told apart."""
     groups = said.get("config_groups")
-    groups = [*groups.values()] if isinstance(groups, Mapping) else []
-    found = [each.get("weights") if isinstance(each, Mapping) else None for each in groups]
+    groups = [each for each in (groups.values() if isinstance(groups, Mapping) else ()) if isinstance(each, Mapping)]
+    found = [each.get("weights") for each in groups if _targets_experts(each)]
     names = {
         _scheme({"format": said.get("format"), **each}) if isinstance(each, Mapping) else shown(each) for each in found
     }
-    return names.pop() if len(names) == 1 else f"compressed-tensors with {len(names)} kinds of weights"
+    return names.pop() if len(names) == 1 else f"compressed-tensors with {len(names)} kinds of weights of experts"
+
+
+def _targets_experts(group: _Said) -> bool:
+    """Whether a group of modules has the experts: it names them, or a class of modules, or says nothing."""
+    targets = group.get("targets")
+    classes = (
+        [text for text in targets if isinstance(text, str) and text[:1].isupper()] if isinstance(targets, list) else []
+    )
+    return targets is None or bool(classes) or bool(expert_modules.named(targets))
 
 
 def _scheme(said: _Said) -> str:

@@ -40,6 +40,7 @@ def sglang(content: Mapping[str, Any], asked: Asked, where: object) -> Values:
     """
     _check_first(asked.first, "layers", where)
     records = content.get("records", ())
+    records = records if isinstance(records, list | tuple) else ()
     if not records or not all(isinstance(record, Mapping) and _SGLANG_IDS in record for record in records):
         hint = "start the server with --expert-distribution-recorder-mode per_token, and record a request"
         what = "counts per expert" if "logical_count" in content else f"{len(records)} records"
@@ -89,8 +90,10 @@ def vllm(path: Path, asked: Asked) -> Values:
     _check_first(asked.first, "tokens", path)
     response = json.loads(path.read_bytes())
     choices = response.get("choices") if isinstance(response, dict) else None
-    texts = [choice["routed_experts"] for choice in choices or [] if isinstance(choice.get("routed_experts"), str)]
-    if not texts or len(texts) < len(choices or []):
+    choices = choices if isinstance(choices, list) else []
+    each = [choice.get("routed_experts") if isinstance(choice, dict) else None for choice in choices]
+    texts = [text for text in each if isinstance(text, str)]
+    if not texts or len(texts) < len(choices):
         hint = "start the server with --enable-return-routed-experts"
         raise bad("input", str(path), "a completion of vLLM with choices[i].routed_experts", hint)
     arrays = [np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False) for text in texts]

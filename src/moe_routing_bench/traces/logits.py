@@ -30,6 +30,7 @@ def chosen(logits: NDArray[Any], top_k: int, experts: int | None, where: object)
     check_most(tokens * top_k, where)
     parts = list(_parts(logits))
     _check(parts, where)
+    _check_choice(parts, top_k, where)
     ids = [np.argsort(-part, axis=1, kind="stable")[:, :top_k].astype(np.int32) for part in parts]
     ties = sum(_ties(part, top_k) for part in parts)
     rule = f"the {top_k} highest of {columns} logits of each token, of equal ones the lowest id"
@@ -52,7 +53,20 @@ def _check(parts: list[NDArray[Any]], where: object) -> None:
         )
 
 
+def _check_choice(parts: list[NDArray[Any]], top_k: int, where: object) -> None:
+    """Raise `UserError` where fewer than k experts can be chosen: the others are masked out, or are not in a table of weights."""
+    last = np.concatenate(
+        [-np.partition(-part, (top_k - 1, top_k), axis=1)[:, top_k - 1 : top_k + 1] for part in parts]
+    )
+    if masked := int(np.isneginf(last[:, 0]).sum()):
+        got = f"{top_k}, with fewer logits above -inf in {masked} of {len(last)} tokens of {where}"
+        raise bad("--top-k", got, "at most the experts that can be chosen for every token")
+    if (empty := int((last == 0).all(1).sum())) > len(last) / 2:
+        got = f"{top_k}, with a 0 for the last expert that is chosen and the first that is not in {empty} of {len(last)} tokens of {where}"
+        raise bad("--top-k", got, "the number of weights per token", "a 0 is that of an expert that was not chosen")
+
+
 def _ties(logits: NDArray[Any], top_k: int) -> int:
-    """The number of tokens with a logit left out that equals the last logit chosen. Raises no error for -inf."""
+    """The number of tokens with a logit left out that equals the last logit chosen."""
     ordered = -np.sort(-logits, axis=1)
     return int((ordered[:, top_k - 1] == ordered[:, top_k]).sum())

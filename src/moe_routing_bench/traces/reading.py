@@ -45,12 +45,16 @@ def read(path: Path, asked: Asked | None = None) -> Recorded:
 
 
 def _why(error: Exception) -> str:
-    """The text of an error; for objects that torch refuses their class, in place of advice to run them."""
+    """The text of an error; for objects that torch or numpy refuse what they are, in place of advice to run them."""
     refused = re.search(r"(?:GLOBAL |<class ')([\w.]+)", str(error))
     if "Weights only load failed" in str(error):
         return (
             f"it holds {refused[1]}: save tensors, or arrays of numbers" if refused else "it is no file of torch.save"
         )
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8: save it as UTF-8"
+    if re.search(r"allow_pickle|pickled|Python objects", str(error)):
+        return "it holds pickled objects, which could run code: save arrays of numbers"
     return str(error)[:120]
 
 

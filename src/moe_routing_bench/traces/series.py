@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.traces import names
@@ -23,6 +24,8 @@ def values_of(content: Any, asked: Asked, where: object) -> Values:
             name = name_of([str(key) for key in content], asked.key, where)
             content, asked = next(value for key, value in content.items() if str(key) == name), asked.without("key")
             continue
+        if (whole := _three_each(series, asked, where)) is not None:
+            return Values(whole, asked, note="; ".join([*note, f"{len(series.parts)} passes"]))
         what, proof = ("passes", "") if note and not series.what else meaning(series, asked, where)
         if what == "passes":
             return _passes(series, asked, where, note, proof)
@@ -37,6 +40,27 @@ def values_of(content: Any, asked: Asked, where: object) -> Values:
 
 
 _STATED = "(tokens, k) of each layer, as --first layers says"
+
+
+def _three_each(series: Series, asked: Asked, where: object) -> NDArray[Any] | None:
+    """Passes that each have all layers, after one another, where --first says what their first dimension counts; None: no such parts."""
+    parts = [series.parts[number] for number in sorted(series.parts)]
+    if (
+        series.what == "layers"
+        or asked.first not in _TOKENS
+        or not parts
+        or not all(is_array(part) and part.ndim == 3 for part in parts)
+    ):
+        return None
+    axis = _TOKENS[asked.first]
+    shapes = [tuple(part.shape) for part in parts]
+    if len({shape[:axis] + shape[axis + 1 :] for shape in shapes}) > 1:
+        raise bad("shapes of the ids", f"{shapes_shown(shapes)} in {where}", "parts that differ in tokens alone")
+    check_most(sum(map(math.prod, shapes)), where, MOST_VALUES)
+    return np.concatenate([array(part, where) for part in parts], axis)
+
+
+_TOKENS = {"tokens": 0, "layers": 1}  # which dimension counts tokens in (tokens, layers, k) and (layers, tokens, k)
 
 
 def _series(content: Any, asked: Asked, where: object) -> Series | None:

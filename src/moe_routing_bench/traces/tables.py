@@ -27,10 +27,10 @@ def values_of(table: pa.Table, asked: Asked, where: object) -> Values:
     note = "; ".join(filter(None, (note, _left_out(columns, roles))))
     rest = asked.without("layer", "columns", "key")
     experts = roles["expert"]
-    token = _numbers(table, roles["token"][0], where) if roles["token"] else None
+    token = _indices(table, roles["token"][0], where) if roles["token"] else None
     if len(experts) > 1 or _is_list(table[experts[0]]):
         return _wide(table, roles, token, asked, rest, note, where)
-    slot = _numbers(table, roles["slot"][0], where) if roles["slot"] else None
+    slot = _indices(table, roles["slot"][0], where) if roles["slot"] else None
     ids = _numbers(table, experts[0], where)
     if token is not None:
         grouped = by_token(ids, token, slot, asked.top_k, where)
@@ -50,7 +50,7 @@ def _one_layer(table: pa.Table, roles: Roles, asked: Asked, where: object) -> tu
         _check_no_layer(asked, where)
         return table, ""
     name = roles["layer"][0]
-    column = _numbers(table, name, where)
+    column = _indices(table, name, where)
     layers = sorted({*column.tolist()})
     layer = layers[0] if asked.layer is None and len(layers) == 1 else asked.layer
     if layer not in layers:
@@ -102,6 +102,17 @@ def _numbers(table: pa.Table, name: str, where: object) -> NDArray[Any]:
         allowed = "whole numbers, with commas between columns"
         raise bad("ids", f"{column.type} with {column.null_count} empty in column {name!r} of {where}", allowed)
     return column.to_numpy()
+
+
+def _indices(table: pa.Table, name: str, where: object) -> NDArray[Any]:
+    """A column of whole numbers of layers, tokens or slots. Raises `UserError` for fractions."""
+    column = _numbers(table, name, where)
+    strange = column[~np.isfinite(column) | (column != np.rint(column))]
+    if len(strange):
+        raise bad(
+            f"column {name!r}", f"{strange[0]:g} in {where}", "whole numbers", f"--columns other={name} leaves it out"
+        )
+    return column
 
 
 def _is_list(column: pa.ChunkedArray) -> bool:
