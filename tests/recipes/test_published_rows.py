@@ -26,5 +26,7 @@ def test_a_notebook_reads_the_published_rows_with_three_libraries(monkeypatch: p
     pd.testing.assert_frame_equal(by_pandas, by_sql, check_dtype=False)
     assert len(by_pandas) > 20 and len(sound) < len(ok)
     gate = found["gate"]
-    assert len(gate) > 5 and not gate.duplicated(["experts", "implementation"]).any(), "a mean over rules would be none of these"
+    assert len(gate) > 5 and not gate.duplicated(["experts", "implementation"]).any(), (
+        "a mean over rules would be none of these"
+    )
     assert found["times"].notna().sum().sum() == len(gate)

@@ -34,7 +34,7 @@ from moe_routing_bench.cli.command import Command, Commands
 from moe_routing_bench.cli.commit import name_commit
 from moe_routing_bench.errors import UserError
 
-_HELP = """Measure the steps of Mixture-of-Experts layers (gate, router, permute, pack, experts, combine), whole layers and models, side by side:
+_HELP = """Measure the steps of Mixture-of-Experts layers (gate, router, permute, pack, experts, combine), whole layers and models:
 our kernels, those of other packages and yours; and train small models, to see what a routing rule does to their quality.
 
 A first command is `moe-routing-bench measure gate`. A whole grid, to a report, is the work of `snakemake --cores 1 --resources gpu=1`, in a
