@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from moe_routing_bench.formats import FORMATS
 
@@ -67,3 +68,11 @@ def test_layers_without_gpt_oss_beside_sonicmoe() -> None:
     drifts = suspect["suspect_reason"].str.extract(r"drifted ([\d.]+)%")[0].astype(float)
     assert suspect["cell"].nunique() == 3 and f"drifted by {drifts.min()} to {drifts.max()} %" in said
     assert f"busy for {100 * rows['busy_share'].min():.0f} to {100 * rows['busy_share'].max():.1f} %" in said
+
+
+@pytest.mark.parametrize("name", ["docs/columns.md", "src/moe_routing_bench/figures/captions.yaml", "src/moe_routing_bench/report/templates/compare.js"])  # fmt: skip
+def test_ratios_are_not_said_to_be_of_rounds_where_rows_have_none(name: str) -> None:
+    """Rows in long turns, whose blocks make pairs by their number, have ratios to others, too."""
+    rows = stored(f"{H200}.layers")
+    assert (rows["turns"] == "long").all() and rows["best_speedup"].notna().any()
+    assert "within rounds" not in text_of(name)
