@@ -40,7 +40,7 @@ A first command is `moe-routing-bench measure gate`. A whole grid, to a report, 
 checkout or in a folder that `init` makes.
 """
 _EXIT = """Exit status: 0 done; 1 an implementation or a check has failed; 2 a mistake in options, a config or a file, which one line on
-stderr explains; 130 interrupted."""
+stderr explains, or nothing takes what it prints; 130 interrupted; 143 terminated."""
 _COMMANDS = {
     "To begin with": {
         "list": inspection.list_,
