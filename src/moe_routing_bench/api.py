@@ -30,7 +30,7 @@ def measure(
     settings: Mapping[str, Any] | None = None,
     **axes: Any,
 ) -> list[dict[str, Any]]:
-    """Measure implementations of a bench side by side and return their rows, in the order of cells and table.
+    """Measure implementations of a bench together and return their rows, in the order of cells and table.
 
     A row has the columns of ``docs/columns.md``, of which those that do not apply are None: `status` says whether there is a time, `reason`
     why not. Without names, all implementations take part. Of an axis one value is given, or a list of several. `settings` are those

@@ -139,6 +139,11 @@ def test_measure_prints_shares_loads_and_what_speaks_against_a_time(call, monkey
     monkeypatch.setattr(supervisor, "measure", lambda *_: [row])
     _, out, _ = call("measure", "pack")
     assert "42 %" in out and "suspect: ceilings drifted; interval still wide" in out
+    for timer, warm in (("cuda_graph", True), ("events", True), ("wall", False)):
+        monkeypatch.setattr(supervisor, "measure", lambda *_, timer=timer: [row | {"cold": False, "timer": timer}])
+        assert ("interval still wide; L2 may be warm" in call("measure", "pack")[1]) == warm, timer
+    monkeypatch.setattr(supervisor, "measure", lambda *_: [row | {"cold": True, "timer": "cuda_graph"}])
+    assert "L2 may be warm" not in call("measure", "pack")[1]
     assert "loads: CV 0.50, busiest expert 1.75x the mean, 1 without a token; 3.2 % of the assignments dropped" in out
     monkeypatch.setattr(
         supervisor, "measure", lambda *_: [row | {"converged": True, "suspect": False, "load_cv": None}]

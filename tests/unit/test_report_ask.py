@@ -32,7 +32,7 @@ TABLE = frame(
     ran("gate", "g64", "cute", 2.5, "slower", "triton", 0.8, tokens=64, **GATE),
     ran("gate", "g512", "cute", 2.4, "faster", "triton", 1.15, tokens=512, **GATE),
     ran("gate", "g512", "triton", 2.76, "slower", "cute", 0.87, tokens=512, **GATE, suspect=True, suspect_reason="ceilings drifted 3 %"),
-    ran("gate", "g512", "torch", 26.0, "slower", "cute", 0.1, tokens=512, **GATE, converged=False),
+    ran("gate", "g512", "torch", 26.0, "slower", "cute", 0.1, tokens=512, **GATE, converged=False, cold=False),
     one("gate", "quack", cell="g512", tokens=512, **GATE, status="unsupported", reason="k is <img src=x> no multiple of 4"),
     ran("layer", "l0", "cute_gather", 120.0, None, "cute", 1.01, tokens=4096, **LAYER),
     ran("layer", "l0", "cute", 121.2, None, "cute_gather", 0.99, tokens=4096, **LAYER),
@@ -217,11 +217,11 @@ def test_notes_below_an_answer(pure):
     """The limit where a row has one, what the marks and the missing verdicts mean, what has no time, and why rows of other code are shown; each only where there is such a thing."""
     first = "A ratio above 1: the row is the faster one."
     assert pure["notes"] == [
-        [first, "", "", "", "", "", ""],
-        [f"{first} The limit is the larger of the roofline and of what an empty node of a CUDA graph takes.", " Suspect: drift.", "", "", "", " Without a time: b crashed: a fault.", " Rows of other code than this report's: another kernel since."],
-        [first, "", " Not converged: a limit was reached before the interval was as narrow as asked.", " No verdict: too few implementations of the run were entered twice to know its noise.",
+        [first, "", "", "", "", "", "", ""],
+        [f"{first} The limit is the larger of the roofline and of what an empty node of a CUDA graph takes.", " Suspect: drift.", "", "", "", "", " Without a time: b crashed: a fault.", " Rows of other code than this report's: another kernel since."],
+        [first, "", " Not converged: a limit was reached before the interval was as narrow as asked.", "", " No verdict: too few implementations of the run were entered twice to know its noise.",
          " Not stored: rows hold their ratio to the best other and to the baseline; ⇄ in two rows of the table compares these.", "", ""],
-        [first, "", "", "", "", "", ""],
+        [first, "", "", "", "", "", "", ""],
     ]  # fmt: skip
 
 
@@ -258,12 +258,25 @@ def test_an_address_is_a_question(ask):
     for text in (
         "cute\t2.400 [2.376, 2.424]\t–\t41.7 % (node)\tfaster: 1.15x [1.14, 1.16] over triton\tfaster: 1.15x [1.14, 1.16] over triton",
         "triton\t2.760 [2.732, 2.788]\tsuspect\t36.2 % (node)\tslower: 0.870x [0.861, 0.879] over cute\tnot stored",
-        "\tnot converged\t", "Suspect: ceilings drifted 3 %.", "Without a time: quack unsupported: k is <img src=x> no multiple of 4.", "cute overtakes triton between T=64 and T=512.",
+        "\tnot converged, L2 may be warm\t", "Suspect: ceilings drifted 3 %.", "L2 may be warm: what calls read", "Without a time: quack unsupported: k is <img src=x> no multiple of 4.", "cute overtakes triton between T=64 and T=512.",
         "of other code than this report's: another kernel since",
     ):  # fmt: skip
         assert text in found["shown"], text
     assert found["bottom"] <= 900, "the findings are on the first screen, too"
     assert found["links"][0] == f"#row-{IDS[2]}" and "#ask?bench=gate&tokens=64&experts=128&top_k=8&phase=prefill&dtype=bf16" in found["links"]  # fmt: skip
+
+
+def test_caches_that_may_be_warm_are_marked_on_a_gpu_alone(tmp_path):
+    """A CPU's caches are never emptied, which the page says once; rows of a GPU that had a cold cache have no mark."""
+    rows = [ran("gate", f"g{n}", "cute", 2.0, tokens=n, **GATE | {"timer": timer}, cold=cold) for n, timer, cold in ((64, "cuda_graph", False), (512, "events", False), (4096, "wall", False), (8192, "cuda_graph", True))]  # fmt: skip
+    render(frame(*rows), {}, tmp_path / "index.html", models=MODELS, run="mine")
+    for tokens, marked in ((64, True), (512, True), (4096, False), (8192, False)):
+        shown = asked(
+            tmp_path / "index.html",
+            """return document.querySelector("#shown tbody td:nth-child(3)").innerText""",
+            part=f"ask?bench=gate&tokens={tokens}",
+        )
+        assert shown == ("L2 may be warm" if marked else "–"), tokens
 
 
 @pytest.mark.parametrize("width", [1440, 1400, 1200])

@@ -61,7 +61,7 @@ def test_two_rows_side_by_side(ask):
         document.querySelector("#compared button").click(); return [...found, document.querySelector("#compared").hidden];"""
     first, pair, third, other, without, hidden = ask(script)
     assert first[0].startswith("Chosen: gate: cute, a.") and first[2] == 1
-    assert pair == ["cute is faster (stored verdict): 2.00x [1.96, 2.04] over triton, paired within rounds.", f"#compare-{IDS[0]}-{IDS[1]}", 2]  # fmt: skip
+    assert pair == ["cute is faster (stored verdict): 2.00x [1.96, 2.04] over triton, paired block by block.", f"#compare-{IDS[0]}-{IDS[1]}", 2]  # fmt: skip
     assert third[0] == "The time of torch over that of triton: 0.500x [0.490, 0.510], as wide as both intervals make it. No verdict: none was stored of this pair." and third[2] == 2  # fmt: skip
     assert "No verdict: they are of different cells." in other[0] and "nothing can be compared" in without[0] and hidden
 

@@ -78,7 +78,7 @@ def test_the_first_page_has_claims_models_and_method(project):
     assert "published" not in contents
     assert contents[-2:] == ["presets", "method"] and all(f'id="{name}"' in text for name in contents)
     assert all(f'<th scope="row">{name}</th>' in text for name in models())
-    assert "measured side by side in one supervised process" in text
+    assert "measured together in one supervised process" in text
 
 
 def test_what_the_first_page_says_of_a_report(tmp_path):

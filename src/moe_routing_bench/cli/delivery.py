@@ -14,6 +14,7 @@ from typing import Any
 
 import typer
 
+from moe_routing_bench import streams
 from moe_routing_bench.errors import bad, one_line
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.quantities import count
@@ -57,7 +58,7 @@ class Delivery:
                 reason = str(error)
                 if isinstance(error, OSError):
                     reason = error.strerror or reason
-                    _to_nowhere()
+                    streams.to_nowhere()
                 self.keep(f"stdout: {one_line(reason)}", [row for _, rows in parts for row in rows])
                 if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
                     raise bad("output", "stdout", "one that can be written", reason) from error
@@ -158,12 +159,6 @@ def _heeded() -> list[signal.Signals]:
     if threading.current_thread() is not threading.main_thread():
         return []
     return [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-
-
-def _to_nowhere() -> None:
-    """Let stdout end without an error: what it holds cannot be written."""
-    with contextlib.suppress(OSError, ValueError):  # a stream of a test has no descriptor
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _temporary(text: str) -> str:

@@ -1,6 +1,5 @@
 """The command line. Each command prints what it did; a user's mistake is one line on stderr and exit status 2."""
 
-import os
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -32,16 +31,16 @@ from moe_routing_bench.cli import (
 )
 from moe_routing_bench.cli.command import Command, Commands
 from moe_routing_bench.cli.commit import name_commit
-from moe_routing_bench.errors import UserError
+from moe_routing_bench.errors import UserError, bad
 
-_HELP = """Measure the steps of Mixture-of-Experts layers (gate, router, permute, pack, experts, combine), whole layers and models, side by side:
+_HELP = """Measure the steps of Mixture-of-Experts layers (gate, router, permute, pack, experts, combine), whole layers and models:
 our kernels, those of other packages and yours; and train small models, to see what a routing rule does to their quality.
 
 A first command is `moe-routing-bench measure gate`. A whole grid, to a report, is the work of `snakemake --cores 1 --resources gpu=1`, in a
 checkout or in a folder that `init` makes.
 """
 _EXIT = """Exit status: 0 done; 1 an implementation or a check has failed; 2 a mistake in options, a config or a file, which one line on
-stderr explains; 130 interrupted."""
+stderr explains, or nothing takes what it prints; 130 interrupted; 143 terminated."""
 _COMMANDS = {
     "To begin with": {
         "list": inspection.list_,
@@ -107,15 +106,26 @@ def _common(
 
 def main() -> None:
     """Entry point: run a command; report a `UserError` on stderr without a traceback."""
+    streams.guard()
     streams.never_raise()
     name_commit()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except streams.Unwritable as error:
+        streams.to_nowhere()
+        print(
+            f"error: {bad('output', 'stdout', 'one that can be written', error.strerror or str(error))}",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     except BrokenPipeError:  # `moe-routing-bench list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.to_nowhere()
         sys.exit(1)
 
 

@@ -33,7 +33,9 @@ def _remarks(row: Mapping[str, Any]) -> str:
     if row["status"] != "ok":
         return row.get("reason") or ""
     suspect = [f"suspect: {row['suspect_reason']}"] if row.get("suspect") else []
-    return "; ".join([*suspect, *(["interval still wide"] if row.get("converged") is False else [])])
+    warm = row.get("cold") is False and row.get("timer") != "wall"  # a CPU's caches are never emptied
+    wide = ["interval still wide"] if row.get("converged") is False else []
+    return "; ".join([*suspect, *wide, *(["L2 may be warm"] if warm else [])])
 
 
 def _loads(rows: Rows) -> str | None:

@@ -50,7 +50,7 @@ def measure(
     force: outputs.Force = False,
     **values: Any,
 ) -> None:
-    """Measure the implementations of an operation side by side for one set of sizes (a cell), or for several: --tokens 64,128.
+    """Measure the implementations of an operation together for one set of sizes (a cell), or for several: --tokens 64,128.
 
     Exit status: 0 where every row is ok or unsupported, 1 where an implementation crashed, hung, was wrong or ran out of memory, 2 for a
     mistake in the options; 130 after Ctrl-C and 143 after SIGTERM, which print the rows of the cells that are finished.

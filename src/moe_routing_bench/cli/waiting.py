@@ -40,4 +40,5 @@ def waited(expected: float | None) -> Iterator[None]:
 
 def _write(text: str) -> None:
     """Past the lock of `sys.stderr`, which a worker that is forked meanwhile would find taken."""
-    os.write(_STDERR, text.encode())
+    with contextlib.suppress(OSError):  # nothing takes it
+        os.write(_STDERR, text.encode())

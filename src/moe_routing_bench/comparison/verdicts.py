@@ -84,7 +84,7 @@ def verdict(ratio: float, low: float, high: float, p: float, floor: float) -> st
 def of_pairs(rows: pd.DataFrame, column: str, floor: pd.Series) -> pd.Series:
     """The verdict on each ratio in `column`, with its interval and p in columns named after it; None where there is no ratio.
 
-    A drift of the ceilings does not count: the two times of a pair were taken in the same round.
+    A drift of the ceilings does not count: the two times of a pair were taken in the same round, or in turns that mirror each other.
     """
     p = adjusted(rows[f"{column}_p"])
     numbers = [rows[column], rows[f"{column}_ci_low"], rows[f"{column}_ci_high"], p, floor]

@@ -20,7 +20,7 @@ _OURS = {
 }
 _TERMS = {
     "T, H, I, E, k": "tokens of a call, width of a token's row, inner width of an expert, number of experts, experts per token",
-    "cell": "one set of sizes, formats and loads; its implementations are measured side by side",
+    "cell": "one set of sizes, formats and loads; its implementations are measured together",
     "faster, slower, same": "verdicts on two implementations of a cell: beyond noise, or within it; undecided where the samples do not tell",
     "roofline": "the least time that the bytes which a call must move, at the bandwidth of a copy, or its FLOPs, at the rate of a large matrix product, would take on this device",
     "skew": "how unequal the loads of the experts are: their standard deviation over their mean; 0 is balanced",

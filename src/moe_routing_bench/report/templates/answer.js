@@ -76,7 +76,8 @@ function winner(cell) {
   }[verdict] ?? `${name} has the lowest median; whether it is faster than ${other} has no stored verdict`;
   return {names: [name, other], told: false, said};
 }
-const doubts = row => [row.suspect ? "suspect" : "", row.converged === false ? "not converged" : ""].filter(Boolean);
+const warm = row => row.cold === false && row.timer !== "wall";
+const doubts = row => [row.suspect ? "suspect" : "", row.converged === false ? "not converged" : "", warm(row) ? "L2 may be warm" : ""].filter(Boolean);
 const reasons = rows => [...new Set(rows.filter(row => row.suspect).map(row => row.suspect_reason ?? "no reason recorded"))];
 
 // What one implementation takes in the cells of one card that differ from this one in `axis` alone: [{held, cell, row, ratio, low, high}], the

@@ -1,7 +1,7 @@
 // The form above the findings: what is asked stands in the address, and answer.js answers from the rows of the table.
 const asks = page.questions, form = byId("question"), controls = new Map();
 const card = row => value(row, "gpu_uuid") ?? `host ${value(row, "host")}`;
-const fieldsRead = ["bench", "cell", "implementation", "status", "reason", "median_us", "ci_low_us", "ci_high_us", "suspect", "suspect_reason", "converged", "timer", "graph_node_us",
+const fieldsRead = ["bench", "cell", "implementation", "status", "reason", "median_us", "ci_low_us", "ci_high_us", "suspect", "suspect_reason", "converged", "cold", "timer", "graph_node_us",
   "roofline_us", "baseline", "verdict", "speedup", "speedup_ci_low", "speedup_ci_high", "best_other", "best_verdict", "best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"];
 const cells = cellsOf(page.ids.map((_, place) => {
   const row = Object.fromEntries(fieldsRead.map(name => [name, value(place, name)]));
@@ -179,6 +179,7 @@ function notes(cell) {
   const why = reasons(cell.rows), old = asks.stale[cell.bench], order = ranked(cell), pairs = order.flatMap(({best, next}) => [best, next]);
   return [`A ratio above 1: the row is the faster one.${timed(cell).some(limitOf) ? " The limit is the larger of the roofline and of what an empty node of a CUDA graph takes." : ""}`,
     why.length ? ` Suspect: ${why.join("; ")}.` : "", order.some(({row}) => row.converged === false) ? " Not converged: a limit was reached before the interval was as narrow as asked." : "",
+    order.some(({row}) => warm(row)) ? " L2 may be warm: what calls read before inputs come round again is less than four times as large." : "",
     pairs.some(pair => pair && !pair.verdict) ? " No verdict: too few implementations of the run were entered twice to know its noise." : "",
     order.length > 2 && pairs.includes(null) ? " Not stored: rows hold their ratio to the best other and to the baseline; ⇄ in two rows of the table compares these." : "",
     failed.length ? ` Without a time: ${failed.join("; ")}.` : "", old ? ` Rows of other code than this report's: ${old}.` : ""];
