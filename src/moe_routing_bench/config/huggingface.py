@@ -56,15 +56,6 @@ def preset(path: Path) -> tuple[dict[str, Any], list[str]]:
     return found, read.notes
 
 
-def _scale(read: Fields) -> float:
-    """The factor on the weights of the experts, 1 where there is none. Raises `UserError` for 0, with which a layer has no experts."""
-    name = read.architecture.scale
-    scale = read.number(name) if name else None
-    if scale is None and name and read.value(name) is not None:
-        raise read.bad(read.names(name)[0], read.value(name), "a number above 0")
-    return 1.0 if scale is None else scale
-
-
 def _fields(outer: Mapping[str, Any], where: str) -> Fields:
     """The fields of the language model, and what is known of its architecture."""
     fields, kind, part, notes = outer, outer.get("model_type"), None, []
