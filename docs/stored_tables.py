@@ -32,7 +32,7 @@ QUANTISED, QUANTISED_DECODE, QUANTISED_FLOATS = (
 )
 QUALITY_FORMATS = "../nvidia-h200.quality-formats/"
 H100 = "../nvidia-h100-80gb-hbm3/"
-PUBLISHED = "repeat_published.csv"  # the published rows of routing and layers beside those of the run before
+PUBLISHED = "repeat_published.csv"  # the published rows of routing and layers, and those of the run before
 WAYS = ("torch", "triton", "cute")
 SYMBOLS = {"tokens": "T", "experts": "E", "hidden": "H", "intermediate": "I", "top_k": "k"}
 
@@ -469,7 +469,7 @@ def told_apart() -> str:
 
 
 def withdrawn() -> str:
-    """What a capacity seemed to cost in the runs that validated by domain, beside the same rule and factor in runs with mixed batches."""
+    """What a capacity seemed to cost in the runs that validated by domain, and what the same rule and factor cost in runs with mixed batches."""
     by_domain = capacity_bits.limited(run_rows.read(RESULTS / "quality.parquet").to_pandas()).query("label == 'e8'")
     mixed = capacity_bits.lost(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())
     first, second = (rows.query("contestant == 'softk' and capacity_factor == 1.25 and way == @capacity_bits.TRAINED") for rows in (by_domain, mixed))  # fmt: skip

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moe_routing_bench.formats import FORMATS, PLAIN
+
 # Preferred first. A backend: its package, and the least compute capability that its compiler has.
 BACKENDS = {"cute": ("cutlass", (8, 0)), "triton": ("triton", (7, 0))}
+FORMAT_NAMES = {FORMATS[name].torch_dtype: name for name in PLAIN}  # of the dtypes that problems are described with
 ALIGNED = 16  # bytes, at multiples of which kernels take tensors
 _WARNED: set[tuple] = set()  # operators, arguments and layouts
 MOST_PROBLEMS = 4096  # that are remembered: a choice costs an import, or the reasons of several kernels

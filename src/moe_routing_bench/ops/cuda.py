@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm
 
-from moe_routing_bench.formats import FORMATS, PLAIN
 from moe_routing_bench.kernels.combine import Combine
 from moe_routing_bench.kernels.experts import Experts, torch_grouped_mm
 from moe_routing_bench.kernels.experts.common import activate, experts_of_rows
@@ -21,18 +20,17 @@ from moe_routing_bench.kernels.layer import Layer
 from moe_routing_bench.kernels.pack import Pack
 from moe_routing_bench.kernels.permute.layout import RowLayout
 from moe_routing_bench.ops import backends, blocks, feeding, reference
-from moe_routing_bench.ops.backends import ready
+from moe_routing_bench.ops.backends import FORMAT_NAMES, ready
 from moe_routing_bench.routers import ROUTERS, scaled
 
 # Major compute capabilities for which torch has a grouped product of 16-bit numbers; for others it loops and reads offsets on the host.
 _GROUPED = (9, 10)
-_FORMATS = {FORMATS[name].torch_dtype: name for name in PLAIN}
 
 
 def gate(logits: Tensor, bias: Tensor | None, top_k: int, rule: str, scale: float | None) -> tuple[Tensor, Tensor]:
     """logits (T, E), bias (E,) or None -> ids (T, k) int32, weights (T, k); -1 and NaN for a token with a NaN."""
     tokens, experts = logits.shape
-    problem = Gate(tokens, experts, top_k, _FORMATS.get(logits.dtype, ""), scaled(rule, scale))
+    problem = Gate(tokens, experts, top_k, FORMAT_NAMES.get(logits.dtype, ""), scaled(rule, scale))
     if (bind := _bind(problem, logits)) is None:
         return reference.gate(logits, bias, top_k, rule, scale)
     if ROUTERS[rule].bias:
@@ -57,7 +55,7 @@ def permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: str) -
 
 def pack(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     """x (T, H), order (R,), inverse (T, k) -> packed (R, H); rows of padding are zero."""
-    dtype = _FORMATS.get(x.dtype, "")
+    dtype = FORMAT_NAMES.get(x.dtype, "")
     problem = Pack(x.shape[0], x.shape[1], inverse.shape[1], len(order), dtype, dtype, padding=True)
     if not len(order) or (bind := _bind(problem, x)) is None:
         return reference.pack(x, order, inverse)
@@ -151,7 +149,7 @@ def feed(
     x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, capacity: int | None, phase: str | None
 ) -> Tensor:  # fmt: skip
     """`pack` and `experts`: x (T, H), order (R,), inverse (T, k) -> y (R, H), in the way that is chosen for these sizes."""
-    (tokens, top_k), (count, hidden, intermediate), dtype = inverse.shape, w2.shape, _FORMATS.get(x.dtype, "")
+    (tokens, top_k), (count, hidden, intermediate), dtype = inverse.shape, w2.shape, FORMAT_NAMES.get(x.dtype, "")
     layout = RowLayout(tokens, top_k, count, capacity)
     problem = Layer(layout, hidden, intermediate, dtype, dtype, dtype, router="", activation=activation)
     way = feeding.way(problem, backends.capability(x.device), phase) if x.numel() and dtype else None
@@ -211,14 +209,14 @@ def _grouped_backward(
 
 def _experts(rows: Tensor, w2: Tensor, activation: str) -> Experts:
     """The problem of rows (R, H) and w2 (E, H, I); weights have the format of the rows."""
-    (experts, hidden, intermediate), dtype = w2.shape, _FORMATS.get(rows.dtype, "")
+    (experts, hidden, intermediate), dtype = w2.shape, FORMAT_NAMES.get(rows.dtype, "")
     return Experts(rows.shape[0], hidden, intermediate, experts, dtype, dtype, dtype, activation=activation)
 
 
 def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
     """y (R, H), inverse (T, k), weights (T, k), residual (T, H) or None -> combined (T, H), y's dtype."""
     tokens, top_k = inverse.shape
-    formats = _FORMATS.get(y.dtype, ""), _FORMATS.get(weights.dtype, "")
+    formats = FORMAT_NAMES.get(y.dtype, ""), FORMAT_NAMES.get(weights.dtype, "")
     problem = Combine(tokens, y.shape[1], top_k, formats[0], dropping=True, weights=formats[1])
     if not tokens or (bind := _bind(problem, y)) is None:
         return reference.combine(y, inverse, weights, residual)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from moe_routing_bench.errors import bad, whole
-from moe_routing_bench.formats import FORMATS, PLAIN
 from moe_routing_bench.kernels.combine import Combine
 from moe_routing_bench.kernels.experts import activation_of
 from moe_routing_bench.kernels.gate import Gate
@@ -23,8 +22,6 @@ MOST_TOKENS = 16384
 _EXPERTS = "sm_90a"  # of the kernels of experts
 _EACH = 1024  # up to so many tokens each number is asked for
 _FINE = 128  # from there on in steps of this part: choices change less often
-
-_NAMES = {FORMATS[name].torch_dtype: name for name in PLAIN}
 
 
 def prepare(
@@ -92,9 +89,8 @@ def prepare(
             _ask(problem, compiled_for, names, str(ids).removeprefix("torch."), training)
     count = ahead.compile_all(asked, workers)
     if here and compiled_for == compilation.current_arch():
-        importlib.import_module(
-            "torch._dynamo"
-        )  # which torch imports in the first call of any custom operator: seconds
+        # The first call of any custom operator imports it, for seconds.
+        importlib.import_module("torch._dynamo")
         for one in asked:
             one.kernel()
     return count
@@ -126,9 +122,9 @@ def _checked(
 
 def _name(dtype: torch.dtype, what: str) -> str:
     """The format of a dtype. Raises `UserError` for one that has no kernels."""
-    if dtype not in _NAMES:
-        raise bad(what, dtype, ", ".join(map(str, _NAMES)))
-    return _NAMES[dtype]
+    if dtype not in backends.FORMAT_NAMES:
+        raise bad(what, dtype, ", ".join(map(str, backends.FORMAT_NAMES)))
+    return backends.FORMAT_NAMES[dtype]
 
 
 def _numbers(most: int) -> Iterator[int]:

@@ -92,8 +92,8 @@ _TABLE = (
 )  # fmt: skip
 
 
-# The name of a rule of the table with another scale; `repr` of the number is its one spelling.
 POSITIVE = "a positive finite number, or None for the rule's own"
+# The name of a rule of the table with another scale; `repr` of the number is its one spelling.
 SCALED = r"(\w+?)_x(\d[\d.]*(?:e[+-]?\d+)?)"
 
 

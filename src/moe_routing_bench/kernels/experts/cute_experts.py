@@ -99,9 +99,8 @@ def choose_tile(
     if mean > FEW_ROWS:
         return choose_shared(mean)
     tokens = choose_low(mean)
-    few = (
-        experts * wide < 4 * 2 * SLAB * multiprocessors
-    )  # so that with two warpgroups some multiprocessors would have no tile
+    # So few that with two warpgroups some multiprocessors would have no tile.
+    few = experts * wide < 4 * 2 * SLAB * multiprocessors
     return Tile(1, 1 if few and tokens == min(LOW_SIZES.values()) else 2, tokens)
 
 
