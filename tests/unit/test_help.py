@@ -63,6 +63,8 @@ def test_a_shell_completes_commands_and_names(line, found, monkeypatch, capsys):
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
     monkeypatch.setenv("_MOE_ROUTING_BENCH_COMPLETE", "complete_bash")
     monkeypatch.setattr(sys, "argv", ["moe-routing-bench"])
+    # The name of the program has `python -m pytest` in it otherwise.
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
     with pytest.raises(SystemExit):
         cli.main()
     assert capsys.readouterr().out.split() == [found]
