@@ -7,8 +7,9 @@ from pathlib import Path
 
 
 def interruptible() -> None:
-    """Before a program starts: what a shell starts in the background ignores SIGINT, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Before a program starts: a shell's background jobs ignore SIGINT, those of nohup SIGHUP, and so would their children."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def commands() -> Iterator[tuple[int, str]]:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench import ops
+from moe_routing_bench.kernels.permute.layout import MOST_ROWS
 from moe_routing_bench.ops import backends, feeding
 from moe_routing_bench.routers import ROUTERS
 
@@ -78,7 +79,7 @@ def test_pack_and_combine(name: str) -> None:
     assert torch.equal(out[:, 0], x[:, 0]) and torch.equal(out[:, -1], x[:, -1])
 
 
-@pytest.mark.parametrize("tokens", [MOST // 16, MOST // 8 - 8], ids=["half", "most"])
+@pytest.mark.parametrize("tokens", [MOST // 16, MOST_ROWS // 8], ids=["half", "most"])
 def test_permute(tokens: int) -> None:
     ids = ((torch.arange(tokens, device="cuda").unsqueeze(1) * 8 + torch.arange(8, device="cuda")) % 64).int()
     _, offsets, order, inverse = ops.permute(ids, 64)
@@ -86,6 +87,22 @@ def test_permute(tokens: int) -> None:
     for first in (0, tokens * 8 - 1_000_000):
         assigned = torch.arange(first, first + 1_000_000, device="cuda")
         assert torch.equal(order[inverse.view(-1)[first : first + 1_000_000].long()].long(), assigned)
+
+
+def test_most_tokens() -> None:
+    """As many tokens, rows and assignments as operators take: one step of a loop more exceeds int32."""
+    ids, weights = ops.gate(torch.ones(MOST_ROWS, 1, device="cuda", dtype=torch.bfloat16), 1)
+    assert int(ids[-1]) == 0 and not ids.any() and float(weights[-1]) == 1
+    del weights
+    _, offsets, order, inverse = ops.permute(ids, 1)
+    del ids
+    assert int(offsets[-1]) == MOST_ROWS == int(order[-1]) + 1 == int(inverse[-1]) + 1
+    x = torch.empty(MOST_ROWS, 1, device="cuda", dtype=torch.bfloat16).uniform_()
+    packed = ops.pack(x, order, inverse)
+    assert torch.equal(packed, x)
+    del order, x
+    out = ops.combine(packed, inverse, torch.ones(MOST_ROWS, 1, device="cuda", dtype=torch.bfloat16))
+    assert torch.equal(out, packed)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])

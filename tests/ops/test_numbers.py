@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moe_routing_bench import ops
 from moe_routing_bench.errors import UserError
+from moe_routing_bench.kernels.permute.layout import MOST_ROWS
 from moe_routing_bench.routers import scaled
 
 torch.set_num_threads(1)
@@ -48,6 +49,34 @@ def test_what_is_no_number_or_name_is_one_line(name: str, call: Callable, value:
 def test_a_name_has_only_scales_that_operators_take(value: object) -> None:
     with pytest.raises(UserError, match=r"^scale: got "):
         scaled("sigmoid_renorm", value)  # pyright: ignore[reportArgumentType]
+
+
+def of(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """One number in the place of all."""
+    return torch.zeros(1, dtype=dtype).expand(shape)
+
+
+INT = torch.int32
+TOO_MANY: dict[str, Callable] = {
+    "gate": lambda n: ops.gate(of(n, 1), 1),
+    "permute": lambda n: ops.permute(of(n, 1, dtype=INT), 1),
+    "permute with a capacity": lambda n: ops.permute(of(n // 4 + 1, 4, dtype=INT), 1, 1),
+    "pack": lambda n: ops.pack(of(n, 1), of(1, dtype=INT), of(n, 1, dtype=INT)),
+    "pack rows": lambda n: ops.pack(of(1, 1), of(n, dtype=INT), of(1, 1, dtype=INT)),
+    "experts": lambda n: ops.experts(of(n, 1), of(2, dtype=INT), of(1, 2, 1), of(1, 1, 1)),
+    "combine": lambda n: ops.combine(of(n, 1), of(1, 1, dtype=INT), of(1, 1)),
+    "combine assignments": lambda n: ops.combine(of(1, 1), of(n // 4 + 1, 4, dtype=INT), of(n // 4 + 1, 4)),
+    "fused_experts": lambda n: ops.fused_experts(of(n, 1), of(n, 1, dtype=INT), of(n, 1), of(1, 2, 1), of(1, 1, 1)),
+    "layer": lambda n: ops.layer(of(n, 1), of(n, 1), of(1, 2, 1), of(1, 1, 1), 1),
+}
+
+
+@pytest.mark.parametrize("call", TOO_MANY.values(), ids=TOO_MANY)
+@pytest.mark.parametrize("count", [MOST_ROWS + 1, 2**31 - 1, 2**31, 2**33])
+def test_more_than_kernels_count_is_one_line(count: int, call: Callable) -> None:
+    """Where a position and a step of a loop exceed int32, kernels never ended and wrote elsewhere."""
+    with pytest.raises(UserError, match=rf"got \d+; allowed: at most {MOST_ROWS}"):
+        call(count)
 
 
 @pytest.mark.parametrize("call", WHOLE.values(), ids=WHOLE)

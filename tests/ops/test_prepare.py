@@ -24,6 +24,7 @@ from moe_routing_bench.kernels.combine import Combine, cute_combine
 from moe_routing_bench.kernels.cute import ahead, cache
 from moe_routing_bench.kernels.cute.cache import Asked
 from moe_routing_bench.ops import preparation
+from signals import interruptible
 
 PRESETS = presets.load(Path(__file__).parents[2] / "config/models.yaml")
 SMALL = {"hidden": 64, "intermediate": 32, "experts": 4, "top_k": 2, "arch": "sm_90a", "most_tokens": 2}
@@ -177,7 +178,7 @@ def test_a_capture_never_compiles(folder: Path, monkeypatch: pytest.MonkeyPatch)
         ({"experts": 0}, "experts: got 0"),
         ({"ids": torch.int8}, "topk_ids: got "),
         ({"weights": torch.float16}, "weights: got "),
-        ({"most_tokens": 2**31}, "rows: got 4294967296"),
+        ({"most_tokens": 2**31}, "assignments: got 4294967296"),
         ({"most_tokens": 2.5}, "most_tokens: got 2.5"),
         ({"scale": [2]}, "scale: got "),
         ({"most_tokens": 0}, "most_tokens: got 0"),
@@ -269,7 +270,8 @@ def children(pid: int) -> set[int]:
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are looked up in /proc")
 def test_an_interrupt_ends_the_processes(folder: Path) -> None:
     code = f"from moe_routing_bench import ops; ops.prepare(**{SMALL | {'workers': 2}}, training=True)"
-    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible) as process:
         while len(found := children(process.pid)) < 2:
             assert process.poll() is None
             time.sleep(0.05)

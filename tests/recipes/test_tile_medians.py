@@ -135,6 +135,31 @@ def test_the_tiles_that_were_kept_are_beside_those_before(kept: pd.Series) -> No
     assert " to ".join(spread(shared)) in said("three tiles")
 
 
+def test_operators_with_limits_are_beside_those_without() -> None:
+    """Gates and whole layers of `limits.csv`: each number that the notebook has of them."""
+    table = pd.read_csv(ROOT / "results/nvidia-h200.layers/limits.csv")
+    sentences = re.sub(r"\s+", " ", SECTION)
+    gates, layers = (table[table.operator == name] for name in ("gate", "layer"))
+    many = gates[gates.tokens == 16384]
+
+    def mean(some: pd.DataFrame) -> str:
+        return f"{np.exp(np.log(some.ratio).mean()):.3f}"
+
+    assert (
+        f"{len(gates)} gates take {mean(gates)} of their time in the geometric mean, {' to '.join(spread(gates.ratio))}"
+        in sentences
+    )
+    assert f"{len(many)} gates take {mean(many)}, at most {many.ratio.max():.3f}" in sentences
+    softmax = many[(many.experts == 64) & (many.model_or_rule == "softmax_topk")].ratio
+    assert "({:.3f} and {:.3f})".format(*sorted(softmax)) in sentences
+    assert f"{len(layers)} whole layers" in sentences
+    assert f"take {mean(layers)} of their time in the geometric mean, {' to '.join(spread(layers.ratio))}" in sentences
+    slow = layers[layers.ratio > 1.02]
+    assert (layers.ratio > 1.01).sum() == 6 and [*zip(slow.model_or_rule, slow.tokens, strict=True)] == [
+        ("qwen3", 2016)
+    ]
+
+
 @pytest.mark.parametrize(("name", "printed"), [("qwen3-30b-a3b", "{} kernels in 18.2 s, {} more"), ("mixtral-8x7b", "Mixtral: {} in 17.8 s, {} more")])  # fmt: skip
 def test_so_many_kernels_are_prepared(name: str, printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test counts what would be compiled: times were measured by hand, on a machine of 16 cores."""

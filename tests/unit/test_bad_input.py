@@ -92,7 +92,7 @@ CONFIGS = {
     "top_k 0": (entry(top_k=[0]), "config.grid[0].top_k[0]: got 0", "from 1 to"),
     "intermediate 0": (entry(benches=["layer"], intermediate=[0]), "config.grid[0].intermediate[0]: got 0"),
     "top_k above experts": (entry(top_k=[9]), "top_k: got 9", "1 to experts=8"),
-    "rows above int32": (entry(tokens=[2**30]), "grid: got '2147483648 rows'", "at most 2147483647"),
+    "rows above int32": (entry(tokens=[2**30]), "grid: got '2147483648 rows'", "at most 2130706432"),
     "capacity factor 0": (entry(capacity_factor=[0]), "capacity_factor[0]: got 0", "a number above 0"),
     "capacity factor below 0": (entry(capacity_factor=[-1.25]), "capacity_factor[0]: got -1.25"),
     "capacity factor nan": (entry(capacity_factor=[math.nan]), "capacity_factor[0]: got nan"),

@@ -201,7 +201,7 @@ def check(bench: str, values: Mapping[str, Any]) -> None:
     if not (tokens and experts and top_k):
         return
     if (rows := row_layout(Cell(bench, "", tuple(values.items()))).rows) > MOST_ROWS:
-        raise bad("grid", f"{rows} rows", f"at most {MOST_ROWS}: rows are counted in int32", "use fewer tokens")
+        raise bad("grid", f"{rows} rows", f"at most {MOST_ROWS}: kernels count in int32", "use fewer tokens")
     if values.get("sampler") == "trace":
         if not values.get("trace"):
             raise bad("sampler", "trace", "together with trace: FILE", "add the path of a Parquet file")

@@ -53,9 +53,7 @@ def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: 
     # No tokens have a capacity of 0, whatever its factor.
     if capacity is not None and (not _whole(capacity) or (capacity < 1 and topk_ids.shape[0])):
         raise bad("capacity", capacity, "a whole number, at least 1, or None for no limit")
-    rows = RowLayout(topk_ids.shape[0], topk_ids.shape[1], experts, capacity, layout).rows
-    if rows > MOST_ROWS:
-        raise bad("rows", rows, f"at most {MOST_ROWS}: rows are counted in int32")
+    _check_count("rows", RowLayout(topk_ids.shape[0], topk_ids.shape[1], experts, capacity, layout).rows)
 
 
 def check_pack(x: Tensor, order: Tensor, inverse: Tensor) -> None:
@@ -65,6 +63,7 @@ def check_pack(x: Tensor, order: Tensor, inverse: Tensor) -> None:
     _check_index(inverse, "inverse")
     if order.dim() != 1 or order.dtype != torch.int32:
         raise bad("order", _shape_and_dtype(order), "(R,) of torch.int32")
+    _check_count("rows", order.shape[0])
     if x.shape[0] != inverse.shape[0]:
         raise bad("x", _shape_and_dtype(x), f"{inverse.shape[0]} rows, as inverse has")
     for name, one in (("order", order), ("inverse", inverse)):
@@ -161,12 +160,19 @@ def _whole(value: object) -> bool:
 def _check_data(data: Tensor, name: str) -> None:
     if data.dim() != 2 or data.dtype not in DTYPES:
         raise bad(name, _shape_and_dtype(data), f"two dimensions of {', '.join(map(str, DTYPES))}")
+    _check_count(f"rows of {name}", data.shape[0])
 
 
 def _check_index(index: Tensor, name: str, *dtypes: torch.dtype) -> None:
     allowed = dtypes or (torch.int32,)
     if index.dim() != 2 or index.dtype not in allowed or not index.shape[1]:
         raise bad(name, _shape_and_dtype(index), f"(T, k) of {' or '.join(map(str, allowed))}")
+    _check_count("assignments", index.shape[0] * index.shape[1])
+
+
+def _check_count(what: str, count: int) -> None:
+    if count > MOST_ROWS:
+        raise bad(what, count, f"at most {MOST_ROWS}: kernels count in int32")
 
 
 def _check_device(tensor: Tensor, name: str, data: Tensor) -> None:

@@ -7,7 +7,8 @@ from moe_routing_bench.errors import bad, positive
 from moe_routing_bench.kernels.permute import Permute
 
 LAYOUTS = ("compact", "padded", "block64", "block128")
-MOST_ROWS = 2**31 - 1  # rows are counted in int32
+# Of rows, tokens and assignments: kernels count them in int32, and a loop's last step leads up to 2^24 beyond the last of them.
+MOST_ROWS = 2**31 - 2**24
 
 
 def capacity_of(factor: float, tokens: int, top_k: int, experts: int) -> int:
