@@ -18,7 +18,7 @@ endif
 # Where compiled modules may not be kept, each of hundreds of short processes compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-EXPORT := --frozen --no-hashes --no-emit-project --no-annotate --no-header --quiet
+EXPORT := --frozen --no-hashes --no-emit-workspace --no-annotate --no-header --quiet
 
 .DEFAULT_GOAL := help
 .PHONY: help install asked report test outside faults mutants figures vendor lint lock clean
@@ -31,7 +31,7 @@ INSTALL := bash workflow/scripts/install.sh $(if $(SYSTEM_TORCH),--system-torch)
 install: .venv/.installed ## create .venv with the pinned dependencies (PYTHON=python3.12 picks the Python)
 
 # All of it, which is what the report needs and more.
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml src/moe_routing_kernels/pyproject.toml constraints.txt
 	@$(INSTALL)
 	@touch .venv/.report $@
 
@@ -42,7 +42,7 @@ asked:
 	done
 
 # Without the tests, the linters and, where there is no GPU, compilers for GPUs: half the size.
-.venv/.report: pyproject.toml constraints.txt
+.venv/.report: pyproject.toml src/moe_routing_kernels/pyproject.toml constraints.txt
 	@$(INSTALL) --report
 	@touch $@
 

@@ -25,7 +25,7 @@ from moe_routing_bench.store.columns import about
 from moe_routing_bench.store.records import COLUMNS
 
 SOURCES = ROOT / "src"
-PACKAGE = SOURCES / "moe_routing_bench"
+KERNELS, BENCH = SOURCES / "moe_routing_kernels", SOURCES / "moe_routing_bench"
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "config/README.md")
 MARK = "<!-- generated: "
 BLOCK = re.compile(rf"({MARK}(.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -42,15 +42,15 @@ def summary(module: Path) -> str:
 
 
 def packages() -> str:
-    """A line per package directly below the package's root."""
-    found = sorted(PACKAGE.glob("*/__init__.py"))
+    """A line per package directly below that of the benchmark."""
+    found = sorted(BENCH.glob("*/__init__.py"))
     return table([{"package": f"`{one.parent.name}/`", "what it holds": summary(one)} for one in found])
 
 
 def files() -> str:
     """A section per package with a line per module."""
     sections = []
-    for package in sorted({module.parent for module in PACKAGE.rglob("*.py")}):
+    for package in sorted({module.parent for root in (KERNELS, BENCH) for module in root.rglob("*.py")}):
         modules = [module for module in sorted(package.glob("*.py")) if module.name != "__init__.py"]
         lines = [
             {"file": f"[`{one.name}`](../{one.relative_to(ROOT)})", "what it holds": summary(one)} for one in modules

@@ -26,11 +26,11 @@ from stored_tables import (
 
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.choices import table as table_of_choices
 from moe_routing_bench.comparison import choices as layer_choices
 from moe_routing_bench.comparison import origins, regret
 from moe_routing_bench.figures import grouping
 from moe_routing_bench.quantities import count
+from moe_routing_kernels.choices import table as table_of_choices
 
 BENCH = "layer"
 BASELINE = BENCHES[BENCH].baseline

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from moe_routing_bench.choices import table as table_of_choices
 from moe_routing_bench.comparison import origins, regret
 from moe_routing_bench.figures import capacity_bits
 from moe_routing_bench.quality.comparison import batches, compare
@@ -22,6 +21,7 @@ from moe_routing_bench.quantities import count, significant
 from moe_routing_bench.report import altered, format_bars, layer_bars, reached, routing_bars, versus, words
 from moe_routing_bench.report.bars import Line
 from moe_routing_bench.store import accuracy, records
+from moe_routing_kernels.choices import table as table_of_choices
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/nvidia-h200"

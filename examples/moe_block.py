@@ -2,7 +2,7 @@
 
 import torch
 
-from moe_routing_bench import ops
+from moe_routing_kernels import ops
 
 
 class MoEBlock(torch.nn.Module):

@@ -5,8 +5,8 @@ The rule chooses experts in plain torch, the library does the rest.
 
 import torch
 
-from moe_routing_bench import ops
-from moe_routing_bench.routers import GateRule
+from moe_routing_kernels import ops
+from moe_routing_kernels.routers import GateRule
 
 SHARP = GateRule("sharp", "", "top-k of logits, softmax of twice the k logits")
 

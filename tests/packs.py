@@ -17,7 +17,7 @@ def add_packs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Give `pack`, beside torch, an implementation of `module` for each name, which is the value of the option `option`."""
 
     def add(module: ModuleType, option: str, names: tuple[str, ...]) -> None:
-        monkeypatch.setitem(sys.modules, f"moe_routing_bench.kernels.pack.{module.__name__}", module)
+        monkeypatch.setitem(sys.modules, f"moe_routing_kernels.pack.{module.__name__}", module)
         extra = tuple(Implementation(name, module.__name__, options={option: name}) for name in names)
         known = BENCHES["pack"].code_files()
         monkeypatch.setattr(Bench, "code_files", lambda bench: known)

@@ -10,10 +10,10 @@ import cutlass
 import cutlass.cute as cute
 import numpy as np
 
-from moe_routing_bench.kernels.cute import layouts as cute_layouts
-from moe_routing_bench.kernels.cute.rows import RowTiling
-from moe_routing_bench.kernels.permute.layout import RowLayout, capacity_of
 from moe_routing_bench.workload.rows import row_map
+from moe_routing_kernels.cute import layouts as cute_layouts
+from moe_routing_kernels.cute.rows import RowTiling
+from moe_routing_kernels.permute.layout import RowLayout, capacity_of
 
 COLOURS = ("#a6cee3", "#fdbf6f", "#b2df8a", "#cab2d6")
 EMPTY, EDGE = "#ffffff", "#555555"

@@ -1,7 +1,7 @@
 """The benchmark as a library: what `moe-routing-bench measure` does, for scripts, notebooks, and tests of a kernel.
 
 Arguments are named as the axes of a config's grid (``config/README.md``); one that is not given has the value that
-``moe-routing-bench measure --help`` says. Bad input raises `moe_routing_bench.errors.UserError`, whose text is one line.
+``moe-routing-bench measure --help`` says. Bad input raises `moe_routing_kernels.errors.UserError`, whose text is one line.
 """
 
 import importlib
@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench import declarations
 from moe_routing_bench.config import by_hand, presets
-from moe_routing_bench.errors import UserError, bad
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import client
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.shipped import own_or_shipped
+from moe_routing_kernels import declarations
+from moe_routing_kernels.errors import UserError, bad
 
 
 def measure(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from moe_routing_bench.errors import bad, pick
+from moe_routing_kernels.errors import bad, pick
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter

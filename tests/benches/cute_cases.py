@@ -17,10 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench.formats.weights import WEIGHTS
-from moe_routing_bench.kernels.combine import cute_combine
-from moe_routing_bench.kernels.cute.compilation import DTYPES
-from moe_routing_bench.kernels.experts import (
+from moe_routing_kernels.combine import cute_combine
+from moe_routing_kernels.cute.compilation import DTYPES
+from moe_routing_kernels.experts import (
     Experts,
     cute_fp8_product,
     cute_loads,
@@ -30,19 +29,20 @@ from moe_routing_bench.kernels.experts import (
     cute_training_products,
     cute_weight_gradients,
 )
-from moe_routing_bench.kernels.experts.cute_dequantise import subtracts
-from moe_routing_bench.kernels.experts.cute_fp8_tiles import LOADERS, Fp8Product
-from moe_routing_bench.kernels.experts.cute_quantised_multiply import BATCHES
-from moe_routing_bench.kernels.experts.cute_quantised_tiles import K16, QuantisedProduct
-from moe_routing_bench.kernels.experts.cute_tiles import REGISTERS, WARPGROUP, Product, Tile
-from moe_routing_bench.kernels.experts.cute_training_products import TrainingProduct
-from moe_routing_bench.kernels.experts.cute_weight_tiles import CHUNK, Reduction
-from moe_routing_bench.kernels.experts.quantised_layout import Codes
-from moe_routing_bench.kernels.gate import cute_gate
-from moe_routing_bench.kernels.gate.rules import rule_of
-from moe_routing_bench.kernels.pack import cute_pack, cute_pack_bulk, cute_pack_fp8
-from moe_routing_bench.kernels.permute import Permute, cute_permute
-from moe_routing_bench.kernels.router import cute_product, cute_router
+from moe_routing_kernels.experts.cute_dequantise import subtracts
+from moe_routing_kernels.experts.cute_fp8_tiles import LOADERS, Fp8Product
+from moe_routing_kernels.experts.cute_quantised_multiply import BATCHES
+from moe_routing_kernels.experts.cute_quantised_tiles import K16, QuantisedProduct
+from moe_routing_kernels.experts.cute_tiles import REGISTERS, WARPGROUP, Product, Tile
+from moe_routing_kernels.experts.cute_training_products import TrainingProduct
+from moe_routing_kernels.experts.cute_weight_tiles import CHUNK, Reduction
+from moe_routing_kernels.experts.quantised_layout import Codes
+from moe_routing_kernels.formats.weights import WEIGHTS
+from moe_routing_kernels.gate import cute_gate
+from moe_routing_kernels.gate.rules import rule_of
+from moe_routing_kernels.pack import cute_pack, cute_pack_bulk, cute_pack_fp8
+from moe_routing_kernels.permute import Permute, cute_permute
+from moe_routing_kernels.router import cute_product, cute_router
 
 INSTRUCTION = 16  # bytes
 # operation, dtype, hidden, top_k, padding rows checked per group

@@ -8,10 +8,10 @@ import torch
 
 from moe_routing_bench.benches.layer import auto
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.choices import table
-from moe_routing_bench.choices.table import Entry, Shape
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.errors import UserError
+from moe_routing_kernels.choices import table
+from moe_routing_kernels.choices.table import Entry, Shape
+from moe_routing_kernels.errors import UserError
 
 BENCH = BENCHES["layer"]
 SIZES = {"tokens": 33, "experts": 6, "top_k": 2, "hidden": 40, "intermediate": 24}

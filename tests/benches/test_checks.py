@@ -6,8 +6,8 @@ import torch
 from moe_routing_bench.benches.checks import Check, Cost, both, close, exact, nbytes, tolerance
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload.draw import again
+from moe_routing_kernels.routers import ROUTERS
 
 
 @pytest.mark.parametrize("router", ROUTERS)

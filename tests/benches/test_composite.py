@@ -175,7 +175,7 @@ def test_a_fused_part_that_is_bound_again_is_given_what_it_was_given_at_first(mo
 
     module = ModuleType("peer")
     module.bind = bind
-    monkeypatch.setitem(sys.modules, "moe_routing_bench.kernels.routing.peer", module)
+    monkeypatch.setitem(sys.modules, "moe_routing_kernels.routing.peer", module)
     routing = BENCHES["routing"]
     bench = replace(routing, implementations=(*routing.implementations, Implementation("peer", layout="compact", parts={"permute+pack": "routing.peer"})))  # fmt: skip
     cell, definition = cell_of("routing", **SHAPE), routing.definition()
@@ -204,7 +204,7 @@ def test_one_part_may_cover_every_stage(monkeypatch):
     """It is given what the layer is given, no buffer in between is allocated, and the stage share has one entry."""
     module = ModuleType("peer")
     module.bind, module.unsupported = whole_layer, lambda problem: None
-    monkeypatch.setitem(sys.modules, "moe_routing_bench.kernels.layer.peer", module)
+    monkeypatch.setitem(sys.modules, "moe_routing_kernels.layer.peer", module)
     name = "router+permute+pack+experts+combine"
     bench = replace(
         BENCHES["layer"],
@@ -241,7 +241,7 @@ def fused(monkeypatch, parts: dict[str, str], **functions) -> Bench:
     """`layer` with an implementation `peer` of these parts, whose fused module has these functions."""
     module = ModuleType("peer")
     vars(module).update(functions)
-    monkeypatch.setitem(sys.modules, "moe_routing_bench.kernels.layer.peer", module)
+    monkeypatch.setitem(sys.modules, "moe_routing_kernels.layer.peer", module)
     return replace(BENCHES["layer"], implementations=(*BENCHES["layer"].implementations, Implementation("peer", layout="block64", parts=parts)))  # fmt: skip
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 import forks
-from moe_routing_bench.closure import PACKAGE
+from moe_routing_kernels.closure import PACKAGE
 
 pytest.importorskip("cutlass")
 
 
 def test_an_object_is_named_by_what_its_kernel_is_made_of(monkeypatch) -> None:
     """Other arguments, or an edit of any file that the kernel's module imports, make it another object."""
-    from moe_routing_bench.kernels.cute import cache
+    from moe_routing_kernels.cute import cache
 
-    pack, combine = (f"moe_routing_bench.kernels.{name}" for name in ("pack.cute_pack", "combine.cute_combine"))
+    pack, combine = (f"moe_routing_kernels.{name}" for name in ("pack.cute_pack", "combine.cute_combine"))
     names = {cache._key(pack, (1,)), cache._key(pack, (2,)), cache._key(combine, (1,))}
     assert len(names) == 3 and cache._key(pack, (1,)) in names
     hashed = cache.fingerprint
@@ -44,7 +44,7 @@ def test_compile_command_fills_the_cache(tmp_path: Path) -> None:
         "  - {benches: [router], implementations: [torch, matmul_cute], tokens: [512], hidden: [1024], experts: [16], top_k: [2]}\n"
     )
     command = ["moe-routing-bench", "compile", "--config", tmp_path / "c.yaml", "--arch"]
-    environment = forks.environment(PACKAGE.parent) | {"MOE_ROUTING_BENCH_KERNELS": str(tmp_path / "kernels")}
+    environment = forks.environment(PACKAGE.parent) | {"MOE_ROUTING_KERNELS_CACHE": str(tmp_path / "kernels")}
 
     def run(arch: str) -> subprocess.CompletedProcess:
         return subprocess.run([*command, arch], env=environment, capture_output=True, text=True, timeout=120)

@@ -11,14 +11,14 @@ pytest.importorskip("cutlass")
 import torch
 
 from moe_routing_bench.config import presets
-from moe_routing_bench.kernels.combine import cute_combine
-from moe_routing_bench.kernels.cute.rows import RowTiling
-from moe_routing_bench.kernels.experts import Experts, cute_experts, cute_fp8, cute_quantised
-from moe_routing_bench.kernels.experts.cute_tiles import Product, Tile
-from moe_routing_bench.kernels.experts.quack_experts import Tiles, tiles_of
-from moe_routing_bench.kernels.gate import cute_gate
-from moe_routing_bench.kernels.gate.rules import rule_of
-from moe_routing_bench.kernels.pack import cute_pack
+from moe_routing_bench.peers.experts.quack_experts import Tiles, tiles_of
+from moe_routing_kernels.combine import cute_combine
+from moe_routing_kernels.cute.rows import RowTiling
+from moe_routing_kernels.experts import Experts, cute_experts, cute_fp8, cute_quantised
+from moe_routing_kernels.experts.cute_tiles import Product, Tile
+from moe_routing_kernels.gate import cute_gate
+from moe_routing_kernels.gate.rules import rule_of
+from moe_routing_kernels.pack import cute_pack
 
 PRESETS = {
     name: preset

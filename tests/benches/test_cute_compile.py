@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import forks
-from moe_routing_bench.closure import PACKAGE
+from moe_routing_kernels.closure import PACKAGE
 
 pytest.importorskip("cutlass")
 CASES = Path(__file__).with_name("cute_cases.py")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cutlass")
-from moe_routing_bench.kernels.experts import Experts, cute_epilogue, cute_fp8, cute_fp8_multiply, cute_fp8_upright
-from moe_routing_bench.kernels.experts.cute_fp8_tiles import Fp8Product
-from moe_routing_bench.kernels.experts.cute_tiles import Tile
+from moe_routing_kernels.experts import Experts, cute_epilogue, cute_fp8, cute_fp8_multiply, cute_fp8_upright
+from moe_routing_kernels.experts.cute_fp8_tiles import Fp8Product
+from moe_routing_kernels.experts.cute_tiles import Tile
 
 THREADS = np.arange(128)
 

@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("cutlass")
 import torch
 
-from moe_routing_bench.formats import FORMATS, LEAST_AMAX
-from moe_routing_bench.kernels.experts import cute_fp8_quantise, cute_fp8_tiles
-from moe_routing_bench.kernels.experts.cute_fp8_tiles import Fp8Product
-from moe_routing_bench.kernels.experts.cute_tiles import RESERVED, SHARED_BYTES, Tile
+from moe_routing_kernels.experts import cute_fp8_quantise, cute_fp8_tiles
+from moe_routing_kernels.experts.cute_fp8_tiles import Fp8Product
+from moe_routing_kernels.experts.cute_tiles import RESERVED, SHARED_BYTES, Tile
+from moe_routing_kernels.formats import FORMATS, LEAST_AMAX
 
 THREADS = np.arange(128)
 WARP, LANE = THREADS // 32, THREADS % 32

@@ -3,8 +3,8 @@
 import pytest
 
 pytest.importorskip("cutlass")
-from moe_routing_bench.kernels.permute import Permute, cute_permute
-from moe_routing_bench.kernels.permute.cute_chunks import groups_of
+from moe_routing_kernels.permute import Permute, cute_permute
+from moe_routing_kernels.permute.cute_chunks import groups_of
 
 SHARED_MEMORY = 227 << 10  # bytes that a block can have on sm_90; sm_80 has 163 KB
 COUNTS = [1, 31, 1024, 1025, 8192, 8193, 65536, 65537, 131072, 360440, 655360, 1081344, 1081345, 2400000, 20000000]

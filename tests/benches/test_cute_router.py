@@ -6,8 +6,8 @@ pytest.importorskip("cutlass")
 import cutlass
 import cutlass.cute as cute
 
-from moe_routing_bench.kernels.gate.rules import rule_of
-from moe_routing_bench.kernels.router import cute_product, cute_router
+from moe_routing_kernels.gate.rules import rule_of
+from moe_routing_kernels.router import cute_product, cute_router
 
 
 def instruction() -> dict[str, dict[tuple[int, int], tuple[int, int]]]:

@@ -10,16 +10,10 @@ pytest.importorskip("cutlass")
 import torch
 
 from activations import EVERY, GATED
-from moe_routing_bench.kernels.experts import (
-    activation_of,
-    cute_epilogue,
-    cute_loads,
-    cute_tiles,
-    cute_training_epilogue,
-)
-from moe_routing_bench.kernels.experts.common import activate
-from moe_routing_bench.kernels.experts.cute_tiles import GROUP, Product, Tile
-from moe_routing_bench.ops.reference import activation_gradient
+from moe_routing_kernels.experts import activation_of, cute_epilogue, cute_loads, cute_tiles, cute_training_epilogue
+from moe_routing_kernels.experts.common import activate
+from moe_routing_kernels.experts.cute_tiles import GROUP, Product, Tile
+from moe_routing_kernels.ops.reference import activation_gradient
 
 LANES = np.arange(32)
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 pytest.importorskip("cutlass")
-from moe_routing_bench.kernels.experts import Experts, cute_training
-from moe_routing_bench.kernels.experts.cute_weight_tiles import reduction
+from moe_routing_kernels.experts import Experts, cute_training
+from moe_routing_kernels.experts.cute_weight_tiles import reduction
 
 SIZES = ((768, 2048), (14336, 4096), (24, 72), (264, 7168))  # intermediate, hidden
 

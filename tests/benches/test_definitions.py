@@ -10,17 +10,17 @@ from torch import Tensor
 from moe_routing_bench.benches.checks import Assignment, Check, Cost, tolerance
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.formats import FORMATS
-from moe_routing_bench.kernels.combine import Combine
-from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.kernels.gate import Gate
-from moe_routing_bench.kernels.layer import Layer
-from moe_routing_bench.kernels.pack import Pack
-from moe_routing_bench.kernels.permute import Permute
-from moe_routing_bench.kernels.permute.layout import RowLayout
-from moe_routing_bench.kernels.router import Router
 from moe_routing_bench.workload.draw import again, draw_ids, draw_routing, generator, randn
 from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_kernels.combine import Combine
+from moe_routing_kernels.experts import Experts
+from moe_routing_kernels.formats import FORMATS
+from moe_routing_kernels.gate import Gate
+from moe_routing_kernels.layer import Layer
+from moe_routing_kernels.pack import Pack
+from moe_routing_kernels.permute import Permute
+from moe_routing_kernels.permute.layout import RowLayout
+from moe_routing_kernels.router import Router
 
 AXES = {
     "tokens": 6, "hidden": 4, "intermediate": 3, "experts": 5, "top_k": 2, "dtype": "bf16", "router": "sigmoid_renorm", "skew": 0.5,

@@ -5,7 +5,7 @@ import torch
 
 from moe_routing_bench.benches.gate import definition
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_kernels.routers import ROUTERS
 
 INVERSE = {"deepseek_v3": torch.logit, "sqrtsoftplus_renorm": lambda score: torch.log(torch.expm1(score**2))}
 SCORES = torch.tensor([0.875, 0.75, 0.5] + 13 * [0.125])

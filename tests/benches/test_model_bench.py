@@ -15,11 +15,11 @@ from moe_routing_bench.benches.model.architectures import ARCHITECTURES, CONTEXT
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.store import paths, records
+from moe_routing_kernels.errors import UserError
 
 BENCH = BENCHES["model"]
 FORMS = [one.name for one in BENCH.implementations if "experts" not in one.options]  # of plain weights
@@ -327,7 +327,7 @@ def test_the_kernels_of_the_operators_are_compiled(form: str, compiled: list[str
     pytest.importorskip("cutlass")
     seen = []
     for operation in ("gate", "permute", "pack", "experts", "combine"):
-        module = importlib.import_module(f"moe_routing_bench.kernels.{operation}.cute_{operation}")
+        module = importlib.import_module(f"moe_routing_kernels.{operation}.cute_{operation}")
         monkeypatch.setattr(module, "precompile", lambda part, arch, operation=operation: seen.append((operation, arch)))  # fmt: skip
     BENCH.precompile(form, tiny_models.cell("qwen3-30b-a3b"), "sm_90a")
     assert seen == [(operation, "sm_90a") for operation in compiled]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from moe_routing_bench import formats
 from moe_routing_bench.benches.pack import definition
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.kernels.pack import Pack
+from moe_routing_kernels import formats
+from moe_routing_kernels.pack import Pack
 
 SHAPE = {"tokens": 37, "hidden": 300, "experts": 8, "top_k": 3, "skew": 0.5, "sampler": "exact"}
 CELLS = {
@@ -133,7 +133,7 @@ def packing(hidden: int, group: int | None, tokens: int = 1) -> Pack:
 @pytest.mark.parametrize("tokens", [1, 16384])
 def test_lanes_that_reduce_together_hold_one_scale(hidden, tokens, monkeypatch):
     """Of every tiling that the CuTe kernel chooses: each element once, and by thread and vector the group it is in."""
-    cute_pack_fp8 = pytest.importorskip("moe_routing_bench.kernels.pack.cute_pack_fp8")
+    cute_pack_fp8 = pytest.importorskip("moe_routing_kernels.pack.cute_pack_fp8")
     sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 100, 128, 192, 256, 512, 768, 1000, 1024, 2048]
     added = {f"fp8_block{n}": replace(formats.FORMATS["fp8_block128"], name=f"fp8_block{n}", group=n) for n in sizes}
     monkeypatch.setattr(formats, "FORMATS", MappingProxyType({**formats.FORMATS, **added}))
@@ -164,7 +164,7 @@ def test_lanes_that_reduce_together_hold_one_scale(hidden, tokens, monkeypatch):
 
 
 def test_rows_and_groups_that_no_block_holds_are_refused(monkeypatch):
-    cute_pack_fp8 = pytest.importorskip("moe_routing_bench.kernels.pack.cute_pack_fp8")
+    cute_pack_fp8 = pytest.importorskip("moe_routing_kernels.pack.cute_pack_fp8")
     added = {
         f"fp8_block{n}": replace(formats.FORMATS["fp8_block128"], name=f"fp8_block{n}", group=n) for n in (4, 48, 2048)
     }

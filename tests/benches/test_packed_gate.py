@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cutlass")
-from moe_routing_bench.kernels.cute import power_of_2
-from moe_routing_bench.kernels.gate import cute_packed, cute_primitives
-from moe_routing_bench.kernels.gate.rules import rule_of
+from moe_routing_kernels.cute import power_of_2
+from moe_routing_kernels.gate import cute_packed, cute_primitives
+from moe_routing_kernels.gate.rules import rule_of
 
 SHAPES = [
     (4, 2, 1), (8, 2, 1), (8, 8, 1), (8, 8, 2), (12, 8, 1), (16, 1, 1), (16, 4, 2), (32, 8, 4), (40, 3, 2), (60, 4, 1),

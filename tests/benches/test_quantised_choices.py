@@ -8,12 +8,12 @@ pytest.importorskip("cutlass")
 import numpy as np
 import torch
 
-from moe_routing_bench.formats.quantisation import quantise
-from moe_routing_bench.formats.weights import WEIGHTS
-from moe_routing_bench.kernels.experts import Experts, cute_quantised, cute_tiles
-from moe_routing_bench.kernels.experts.cute_quantised import Form
-from moe_routing_bench.kernels.experts.cute_quantised_tiles import SYSTEM_BYTES
-from moe_routing_bench.kernels.experts.cute_tiles import SHARED_BYTES, Tile
+from moe_routing_kernels.experts import Experts, cute_quantised, cute_tiles
+from moe_routing_kernels.experts.cute_quantised import Form
+from moe_routing_kernels.experts.cute_quantised_tiles import SYSTEM_BYTES
+from moe_routing_kernels.experts.cute_tiles import SHARED_BYTES, Tile
+from moe_routing_kernels.formats.quantisation import quantise
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 SIZES = [(2048, 768, 128), (7168, 2048, 256), (2880, 2880, 128), (4096, 14336, 8), (352, 184, 60)]
 

@@ -7,12 +7,12 @@ import torch
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.formats.quantisation import dequantise
-from moe_routing_bench.formats.weights import WEIGHTS, named
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import supervisor
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.formats.quantisation import dequantise
+from moe_routing_kernels.formats.weights import WEIGHTS, named
 from packs import no_ceilings
 
 __all__ = ["no_ceilings"]

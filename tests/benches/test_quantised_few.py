@@ -15,14 +15,14 @@ pytest.importorskip("cutlass")
 import torch
 from test_quantised_layout import FRAGMENTS, THREADS, Held, Memory, aligned, halves, lanes, quantised, rows_of  # noqa: F401 (a fixture)
 
-from moe_routing_bench.formats import FORMATS
-from moe_routing_bench.formats.quantisation import dequantise
-from moe_routing_bench.formats.weights import WEIGHTS
-from moe_routing_bench.kernels.experts import cute_quantised_few as few
-from moe_routing_bench.kernels.experts.cute_quantised import codes_of
-from moe_routing_bench.kernels.experts.cute_quantised_tiles import QuantisedProduct
-from moe_routing_bench.kernels.experts.cute_tiles import Tile
-from moe_routing_bench.kernels.experts.quantised_layout import repack
+from moe_routing_kernels.experts import cute_quantised_few as few
+from moe_routing_kernels.experts.cute_quantised import codes_of
+from moe_routing_kernels.experts.cute_quantised_tiles import QuantisedProduct
+from moe_routing_kernels.experts.cute_tiles import Tile
+from moe_routing_kernels.experts.quantised_layout import repack
+from moe_routing_kernels.formats import FORMATS
+from moe_routing_kernels.formats.quantisation import dequantise
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 pytestmark = pytest.mark.usefixtures("lanes")
 WARP, LANE = THREADS // 32, THREADS % 32

@@ -14,15 +14,15 @@ import pytest
 pytest.importorskip("cutlass")
 import torch
 
-from moe_routing_bench.formats import FORMATS
-from moe_routing_bench.formats.quantisation import dequantise, quantise
-from moe_routing_bench.formats.weights import WEIGHTS
-from moe_routing_bench.kernels.experts import cute_dequantise, cute_quantised_multiply
-from moe_routing_bench.kernels.experts.cute_quantised import codes_of, takes
-from moe_routing_bench.kernels.experts.cute_quantised_multiply import BATCH, BATCHES
-from moe_routing_bench.kernels.experts.cute_quantised_tiles import QuantisedProduct
-from moe_routing_bench.kernels.experts.cute_tiles import Tile
-from moe_routing_bench.kernels.experts.quantised_layout import repack, slabs_of
+from moe_routing_kernels.experts import cute_dequantise, cute_quantised_multiply
+from moe_routing_kernels.experts.cute_quantised import codes_of, takes
+from moe_routing_kernels.experts.cute_quantised_multiply import BATCH, BATCHES
+from moe_routing_kernels.experts.cute_quantised_tiles import QuantisedProduct
+from moe_routing_kernels.experts.cute_tiles import Tile
+from moe_routing_kernels.experts.quantised_layout import repack, slabs_of
+from moe_routing_kernels.formats import FORMATS
+from moe_routing_kernels.formats.quantisation import dequantise, quantise
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 THREADS = np.arange(128)
 TAKEN = [name for name, form in WEIGHTS.items() if takes(form, "bf16")]

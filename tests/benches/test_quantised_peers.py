@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_library_peers import checked, loaded  # noqa: F401 (a fixture)
 
-from moe_routing_bench.kernels.pack import torch_pack_fp8, triton_pack_fp8
+from moe_routing_kernels.pack import torch_pack_fp8, triton_pack_fp8
 
 SIZES = {"tokens": 19, "hidden": 256, "intermediate": 128, "experts": 4, "top_k": 2}
 MARLIN = (

@@ -7,8 +7,8 @@ from moe_routing_bench.benches.bench import Bench
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.benches.router import definition
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload.skew import coefficient_of_variation
+from moe_routing_kernels.routers import ROUTERS
 
 SHAPE = {"sampler": "exact", "dtype": "bf16"}
 
@@ -89,7 +89,7 @@ def test_what_has_nothing_to_compile_ahead_says_so(name, monkeypatch):
     seen = []
     for module in ("gate.cute_gate", "router.cute_router"):
         monkeypatch.setattr(
-            f"moe_routing_bench.kernels.{module}.precompile", lambda *given, module=module: seen.append(module)
+            f"moe_routing_kernels.{module}.precompile", lambda *given, module=module: seen.append(module)
         )
     monkeypatch.setattr(Bench, "supports", lambda *_: None)
     cell = cell_of("router", tokens=8, hidden=64, experts=16, top_k=2, dtype="bf16")

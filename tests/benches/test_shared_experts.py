@@ -99,7 +99,7 @@ def test_a_layer_in_one_piece_is_given_their_result(monkeypatch):
     """They have run before it: what is missing from this one's answer is what the routed experts make."""
     module = ModuleType("peer")
     module.bind = residual_alone
-    monkeypatch.setitem(sys.modules, "moe_routing_bench.kernels.layer.peer", module)
+    monkeypatch.setitem(sys.modules, "moe_routing_kernels.layer.peer", module)
     peer = Implementation("peer", layout="compact", parts={"permute+pack+experts+combine": "layer.peer"})
     bench = replace(LAYER, implementations=(*LAYER.implementations, peer))
     cell = cell_of("layer", **SHARED)

@@ -15,11 +15,11 @@ from moe_routing_bench.benches.experts import definition as experts
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.benches.training import definition, step
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.kernels.experts import activation_of
-from moe_routing_bench.kernels.layer import Layer
-from moe_routing_bench.kernels.permute.layout import RowLayout
-from moe_routing_bench.kernels.training import torch_loop
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_kernels.experts import activation_of
+from moe_routing_kernels.layer import Layer
+from moe_routing_kernels.permute.layout import RowLayout
+from moe_routing_kernels.routers import ROUTERS
+from moe_routing_kernels.training import torch_loop
 
 BENCH = BENCHES["training"]
 torch.set_num_threads(1)
@@ -365,7 +365,7 @@ def test_the_kernels_of_the_operators_are_compiled(
     seen = []
     for operation in ("gate", "permute", "pack", "experts", "training", "combine"):
         folder = "experts" if operation == "training" else operation
-        module = importlib.import_module(f"moe_routing_bench.kernels.{folder}.cute_{operation}")
+        module = importlib.import_module(f"moe_routing_kernels.{folder}.cute_{operation}")
         monkeypatch.setattr(module, "precompile", lambda part, arch, operation=operation: seen.append((operation, arch)))  # fmt: skip
     BENCH.precompile(name, cell_of("training", **SHAPE | {"dtype": "bf16", "tokens": 64, "experts": 8}), "sm_90a")
     assert seen == [(operation, "sm_90a") for operation in compiled]

@@ -7,9 +7,9 @@ from torch import Tensor
 from moe_routing_bench.benches.checks import rounded
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.formats import FORMATS
-from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload.draw import again
+from moe_routing_kernels.formats import FORMATS
+from moe_routing_kernels.routers import ROUTERS
 
 Tensors = dict[str, Tensor]
 

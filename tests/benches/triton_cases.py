@@ -11,18 +11,18 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from moe_routing_bench import formats
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.formats.quantisation import dequantise, quantise
-from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.kernels.combine import Combine, triton_combine
-from moe_routing_bench.kernels.experts import ACTIVATIONS, activation_of, triton_dequantise, triton_experts
-from moe_routing_bench.kernels.experts.common import activate
-from moe_routing_bench.kernels.pack import Pack, triton_pack, triton_pack_fp8
-from moe_routing_bench.kernels.permute import triton_permute
-from moe_routing_bench.kernels.router import split, triton_router
+from moe_routing_kernels import formats
+from moe_routing_kernels.combine import Combine, triton_combine
+from moe_routing_kernels.experts import ACTIVATIONS, activation_of, triton_dequantise, triton_experts
+from moe_routing_kernels.experts.common import activate
+from moe_routing_kernels.formats.quantisation import dequantise, quantise
+from moe_routing_kernels.formats.weights import WEIGHTS
+from moe_routing_kernels.pack import Pack, triton_pack, triton_pack_fp8
+from moe_routing_kernels.permute import triton_permute
+from moe_routing_kernels.router import split, triton_router
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # name: tokens, hidden, top_k, dtype, share of assignments dropped, padding rows

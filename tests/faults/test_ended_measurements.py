@@ -19,9 +19,9 @@ import pytest
 
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.cli import measured
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.store import records, rows
+from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 TOKENS = (8, 16, 24)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moe_routing_bench.errors import bad, one_line, pick
+from moe_routing_kernels.errors import bad, one_line, pick
 
 HUGE = 10**7
 VALUES = {

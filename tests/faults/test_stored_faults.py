@@ -12,12 +12,12 @@ import pytest
 
 from moe_routing_bench.cli import reporting
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.store import paths, records, rows
 from moe_routing_bench.store.parquet import write_table
+from moe_routing_kernels.errors import UserError
 
 JOB = Job(cell_of("gate", tokens=64, experts=8, top_k=2, router="softmax_topk", dtype="fp32"), ("torch",), Settings())
 THEN = "2026-11-21T06:55:00.000+00:00"

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from moe_routing_bench import closure
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quality.training import loop, timing, train
 from moe_routing_bench.store import paths
+from moe_routing_kernels.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def counted(patch: pytest.MonkeyPatch, last: int = 99) -> list[int]:
 
 
 def edited_code(path: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(closure, "fingerprint", lambda files: "f" * 64)
+    patch.setattr(train, "fingerprint", lambda files: "f" * 64)
 
 
 def without_code(path: Path, patch: pytest.MonkeyPatch) -> None:

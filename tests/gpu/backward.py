@@ -14,7 +14,7 @@ from ops_cases import data, routing
 from torch import Tensor
 
 from moe_routing_bench.measure import provenance
-from moe_routing_bench.ops import backends, cuda
+from moe_routing_kernels.ops import backends, cuda
 
 COLD_BYTES = 5 * 60e6  # rotate over at least five times the L2 of an H200
 # tokens, hidden, experts, top_k, layout, capacity factor

@@ -5,11 +5,11 @@ import torch
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.formats import FORMATS
-from moe_routing_bench.formats.quantisation import dequantise, quantise
-from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.measure import accuracy
 from moe_routing_bench.store.platforms import missing
+from moe_routing_kernels.formats import FORMATS
+from moe_routing_kernels.formats.quantisation import dequantise, quantise
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 SAID = ("implementation", "status", "reason", "kernel_error", "tolerance")
 pytestmark = pytest.mark.gpu
@@ -40,7 +40,7 @@ def test_parts_stand_for_the_same_numbers_as_on_a_cpu(form, dtype):
 @pytest.mark.parametrize("form", WEIGHTS.values(), ids=list(WEIGHTS))
 @pytest.mark.parametrize(("rows", "columns"), [(130, 300), (8, 128), (3, 20), (512, 2048)])
 def test_triton_writes_the_same_bits(rows, columns, form, dtype):
-    triton_dequantise = pytest.importorskip("moe_routing_bench.kernels.experts.triton_dequantise", exc_type=ImportError)
+    triton_dequantise = pytest.importorskip("moe_routing_kernels.experts.triton_dequantise", exc_type=ImportError)
     if form.codec not in triton_dequantise.CODECS:
         pytest.skip("not a format of the kernel")
     parts = quantise(torch.randn(2, rows, columns, device="cuda") * columns**-0.5, form, dtype)

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 pytest.importorskip("cutlass")
-from moe_routing_bench.formats import FORMATS, quantise
-from moe_routing_bench.formats import quantisation as of_weights
-from moe_routing_bench.formats.weights import WEIGHTS
-from moe_routing_bench.kernels.experts import Experts, cute_fp8
+from moe_routing_kernels.experts import Experts, cute_fp8
+from moe_routing_kernels.formats import FORMATS, quantise
+from moe_routing_kernels.formats import quantisation as of_weights
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():

@@ -16,16 +16,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from activations import EVERY
-from moe_routing_bench import formats
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import expand
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.formats import QUANTISED
-from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.measure.timers import capture
-from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.store.platforms import missing
+from moe_routing_kernels import formats
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.formats import QUANTISED
+from moe_routing_kernels.formats.weights import WEIGHTS
+from moe_routing_kernels.routers import ROUTERS
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():  # as a whole: hundreds of tests need not be collected
@@ -324,8 +324,8 @@ def test_a_training_step_in_a_cuda_graph(name):
 def test_pack_by_bulk_copies(shape, monkeypatch):
     """Also rows that are too few to be worth it."""
     pytest.importorskip("cutlass")
-    from moe_routing_bench.kernels.cute.compilation import current_arch
-    from moe_routing_bench.kernels.pack import cute_pack
+    from moe_routing_kernels.cute.compilation import current_arch
+    from moe_routing_kernels.pack import cute_pack
 
     arch = current_arch()
     if torch.cuda.get_device_capability()[0] not in (9, 10):

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_routing_bench import ops
-from moe_routing_bench.kernels.permute.layout import MOST_ROWS
-from moe_routing_bench.ops import backends, feeding
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_kernels import ops
+from moe_routing_kernels.ops import backends, feeding
+from moe_routing_kernels.permute.layout import MOST_ROWS
+from moe_routing_kernels.routers import ROUTERS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 if not torch.cuda.is_available():

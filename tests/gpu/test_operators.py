@@ -19,10 +19,10 @@ import undefined
 from ops_cases import CASES, DTYPES, check, check_feed, check_gate, check_permute, routing
 
 from activations import EVERY
-from moe_routing_bench import ops
-from moe_routing_bench.kernels.permute.layout import LAYOUTS
-from moe_routing_bench.ops import backends, feeding
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_kernels import ops
+from moe_routing_kernels.ops import backends, feeding
+from moe_routing_kernels.permute.layout import LAYOUTS
+from moe_routing_kernels.routers import ROUTERS
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():  # as a whole: hundreds of tests need not be collected
@@ -435,5 +435,5 @@ def test_operators_keep_the_rules_of_torch_library(layout, dtype, backend):
     named = ("", backends.training(torch.device("cuda")))
     for name, given in operator_cases.cases(layout, dtype, "cuda", tuple(dict.fromkeys(named))):
         operator_cases.check_outputs(name, given)
-        operator = getattr(torch.ops.moe_routing_bench, name.partition("-")[0])
+        operator = getattr(torch.ops.moe_routing_kernels, name.partition("-")[0])
         torch.library.opcheck(operator.default, given, test_utils=("test_schema", "test_faketensor"))

@@ -9,11 +9,11 @@ from torch import Tensor
 pytest.importorskip("cutlass")
 
 from moe_routing_bench.benches.checks import close, tolerance
-from moe_routing_bench.kernels.cute.compilation import current_arch
-from moe_routing_bench.kernels.experts.common import activate
-from moe_routing_bench.kernels.experts.cute_experts import launch
-from moe_routing_bench.kernels.experts.cute_swapped import compile_for
-from moe_routing_bench.kernels.experts.cute_tiles import Product, Tile
+from moe_routing_kernels.cute.compilation import current_arch
+from moe_routing_kernels.experts.common import activate
+from moe_routing_kernels.experts.cute_experts import launch
+from moe_routing_kernels.experts.cute_swapped import compile_for
+from moe_routing_kernels.experts.cute_tiles import Product, Tile
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 SPARE = 70  # rows of no expert, which nothing may write

@@ -8,11 +8,11 @@ from torch import Tensor
 
 pytest.importorskip("cutlass")
 
-from moe_routing_bench.formats import FORMATS
-from moe_routing_bench.kernels.cute.compilation import current_arch
-from moe_routing_bench.kernels.experts import Experts, cute_training
-from moe_routing_bench.kernels.experts.common import activate
-from moe_routing_bench.ops.reference import activation_gradient
+from moe_routing_kernels.cute.compilation import current_arch
+from moe_routing_kernels.experts import Experts, cute_training
+from moe_routing_kernels.experts.common import activate
+from moe_routing_kernels.formats import FORMATS
+from moe_routing_kernels.ops.reference import activation_gradient
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 # hidden, intermediate, rows of each expert, rows of no expert, format, activation

@@ -14,12 +14,12 @@ import torch
 from moe_routing_bench.benches.experts import BENCH
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.formats.weights import WEIGHTS
-from moe_routing_bench.kernels.experts import dequant_loop
 from moe_routing_bench.measure import accuracy
 from moe_routing_bench.store import accuracy as stored
 from moe_routing_bench.store.parquet import write_table
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.experts import dequant_loop
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 SHAPE = {"tokens": 24, "hidden": 128, "intermediate": 64, "experts": 3, "top_k": 2}
 IN_TORCH = ("torch_loop", "dequant", "dequant_loop")
@@ -224,7 +224,7 @@ def test_kernels_of_the_matrix_are_compiled_ahead_where_the_config_asks_for_it(c
     compiled, rows = [], []
     monkeypatch.setattr(type(BENCH), "precompile", lambda _, name, cell, arch: compiled.append((name, cell, arch)))
     monkeypatch.setattr(accuracy, "rows", lambda cell, *_: rows.append(cell) or [])
-    monkeypatch.setenv("MOE_ROUTING_BENCH_KERNELS", str(tmp_path))
+    monkeypatch.setenv("MOE_ROUTING_KERNELS_CACHE", str(tmp_path))
     one = "- {benches: [%s], implementations: [cute], tokens: [64], hidden: [32], experts: [4], top_k: [2]}\n"
     grid = f"grid:\n  {one % 'pack'}cpu:\n  grid:\n    {one % 'combine'}"
     for text in ("", "accuracy: true\n"):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.measure import gpus
+from moe_routing_kernels.errors import UserError
 
 HOLD = """
 import os, pathlib, sys

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 import forks
-from moe_routing_bench import closure
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.closure import PACKAGE
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.ops.backends import BACKENDS
+from moe_routing_bench.packages import PACKAGES, fingerprint
+from moe_routing_kernels.ops.backends import BACKENDS
 
 SHAPE = {"tokens": 16, "hidden": 16, "intermediate": 16, "experts": 8, "top_k": 2, "capacity_factor": 1.25}
 QUICK = Settings(check_seeds=1, warmup_ms=1, interval_us=20, samples_per_block=1, min_blocks=3, max_blocks=3)
-FILES = sorted(PACKAGE.rglob("*.py"))
+BENCH, KERNELS = PACKAGES
+FILES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 # For each job in a process of its own: measures it, and prints the files of the package that its worker has loaded. Ceilings, which
 # take longer than all else, are not measured.
 SCRIPT = """
@@ -39,7 +39,7 @@ for spec in sys.argv[1:]:
     assert set(messages[-1][1]) == set(job.implementations), messages
     from moe_routing_bench.measure import supervisor
     from moe_routing_bench.store import rows
-    loaded = [m.__file__ for n, m in sys.modules.items() if n.startswith("moe_routing_bench")]
+    loaded = [m.__file__ for n, m in sys.modules.items() if n.startswith("moe_routing")]
     print(json.dumps([job.cell.bench, loaded]), flush=True)
     os._exit(0)
 """
@@ -53,8 +53,8 @@ def test_what_runs_is_what_makes_stale() -> None:
         here = [one.name for one in bench.implementations if not {"cuda", "compiler"} & set(one.requires)]
         names = tuple(one for one in here if not bench.supports(one, cell))
         specs.append(Job(cell, names, QUICK).spec)
-    python = forks.programs() / forks.PYTHON  # which has nothing of the package
-    environment = forks.environment(PACKAGE.parent)
+    python = forks.programs() / forks.PYTHON  # which has nothing of the packages
+    environment = forks.environment(BENCH.parent)
     done = subprocess.run([python, "-c", SCRIPT, *specs], env=environment, capture_output=True, text=True, check=False)
     loaded = dict(map(json.loads, done.stdout.splitlines()))
     assert loaded.keys() == BENCHES.keys(), done.stderr
@@ -71,13 +71,13 @@ def test_an_edit_makes_stale_exactly_the_benches_whose_closure_has_the_file(monk
     monkeypatch.setattr(Path, "read_bytes", lambda path: now[path])
     for name, bench in BENCHES.items():
         files = bench.code_files()
-        before = closure.fingerprint(files)
+        before = fingerprint(files)
         for path in files:
             now[path] = edited[path]
-            assert closure.fingerprint(files) != before, (name, path)
+            assert fingerprint(files) != before, (name, path)
             now[path] = content[path]
         now.update({path: edited[path] for path in FILES if path not in files})
-        assert closure.fingerprint(files) == before, name
+        assert fingerprint(files) == before, name
         now.update(content)
 
 
@@ -85,7 +85,7 @@ def test_lists_make_nothing_stale() -> None:
     """What only registers, plans, reads, draws or trains is no part of any measurement."""
     free = ("benches/registry.py", "config/", "store/records.py", "store/paths.py", "figures/", "report/", "quality/", "cli/")  # fmt: skip
     for bench in BENCHES.values():
-        names = [path.relative_to(PACKAGE).as_posix() for path in bench.code_files()]
+        names = [path.relative_to(BENCH.parent).as_posix().partition("/")[2] for path in bench.code_files()]
         assert not [name for name in names if name.startswith(free)], bench.name
         assert any(name.startswith("ops/") for name in names) == (bench.name in ("training", "model")), (
             "which measure them"
@@ -98,7 +98,7 @@ def test_what_operators_choose_by_name_makes_stale() -> None:
         files = set(BENCHES[bench].code_files())
         for operation in ("gate", "permute", "pack", "experts", "combine"):
             for backend in BACKENDS:
-                assert PACKAGE / f"kernels/{operation}/{backend}_{operation}.py" in files
+                assert KERNELS / f"{operation}/{backend}_{operation}.py" in files
 
 
 def test_a_composite_depends_on_its_stages_and_no_stage_on_a_composite() -> None:
@@ -106,5 +106,5 @@ def test_a_composite_depends_on_its_stages_and_no_stage_on_a_composite() -> None
     for bench in BENCHES.values():
         for stage in bench.stages:
             assert files[stage.bench] < files[bench.name]
-    assert PACKAGE / "benches/composite.py" not in files["pack"]
-    assert files["gate"].isdisjoint((PACKAGE / "kernels/pack").glob("*.py"))
+    assert BENCH / "benches/composite.py" not in files["pack"]
+    assert files["gate"].isdisjoint((KERNELS / "pack").glob("*.py"))

@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import pytest
 
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import completion, gpus, processes, provenance, supervisor, worker
 from moe_routing_bench.store import platforms
+from moe_routing_kernels.errors import UserError
 
 CELL = cell_of("pack", tokens=8, hidden=8, experts=4, top_k=2, dtype="fp32")
 NAMES = ("torch", "torch_compile", "triton")

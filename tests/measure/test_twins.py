@@ -7,11 +7,11 @@ import pytest
 pytest.importorskip("torch")
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config.expand import cell_of, expand
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.kernels.pack import torch_pack
 from moe_routing_bench.measure import supervisor
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.pack import torch_pack
 
 CELL = cell_of("pack", tokens=256, hidden=128, experts=4, top_k=2, dtype="fp32")
 QUICK = Settings(check_seeds=2, warmup_ms=1, interval_us=200, min_blocks=10, max_blocks=10, max_seconds=1, wall_calls=1)

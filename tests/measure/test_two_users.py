@@ -25,11 +25,11 @@ ONE, OTHER = 12345, 12346
 PACKAGE = Path(client.HERE).parent
 QUICK = Settings(max_seconds=0.05, min_blocks=3, max_blocks=3, warmup_ms=1, interval_us=200)
 JOB = Job(cell_of("permute", tokens=64, experts=8, top_k=2), ("torch",), QUICK)
-# What is added to modules of the package: a GPU, and an implementation that says whose it is and waits for the file `gate`.
+# What is added to modules of the packages: a GPU, and an implementation that says whose it is and waits for the file `gate`.
 ADDED = {
-    "store/platforms.py": "def uuid_of(gpu):\n    return 'card'\n",
-    "measure/gpus.py": "FOLDER = Path({folder!r})\n\n\ndef visible():\n    return ['0']\n",
-    "kernels/permute/torch_permute.py": "import os\nimport time\nfrom pathlib import Path\n\nPath({folder!r}, f'at-work-{{os.getuid()}}').touch()\n"
+    "moe_routing_bench/store/platforms.py": "def uuid_of(gpu):\n    return 'card'\n",
+    "moe_routing_bench/measure/gpus.py": "FOLDER = Path({folder!r})\n\n\ndef visible():\n    return ['0']\n",
+    "moe_routing_kernels/permute/torch_permute.py": "import os\nimport time\nfrom pathlib import Path\n\nPath({folder!r}, f'at-work-{{os.getuid()}}').touch()\n"
     "while not Path({folder!r}, 'gate').exists():\n    time.sleep(0.02)\n",
 }
 
@@ -50,9 +50,9 @@ def shared() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="mrb-", dir="/tmp", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o1777)
-        shutil.copytree(PACKAGE, folder / "src" / PACKAGE.name)  # compiled: neither user may write there
+        shutil.copytree(PACKAGE.parent, folder / "src")  # compiled: neither user may write there
         for module, text in ADDED.items():
-            with (folder / "src" / PACKAGE.name / module).open("a") as file:
+            with (folder / "src" / module).open("a") as file:
                 file.write("\n\n" + text.format(folder=name))
         yield folder
         for process in processes(name):

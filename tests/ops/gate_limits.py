@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from moe_routing_bench import ops
-from moe_routing_bench.kernels.gate.rules import FusedRule, rule_of
-from moe_routing_bench.ops.reference import wide
+from moe_routing_kernels import ops
+from moe_routing_kernels.gate.rules import FusedRule, rule_of
+from moe_routing_kernels.ops.reference import wide
 
 INF = math.inf
 SPECIAL = (

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_routing_bench.ops import reference
+from moe_routing_kernels.ops import reference
 
 LAYOUTS = ("contiguous", "transposed", "expanded", "sliced", "empty")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -29,7 +29,7 @@ def laid(tensor: Tensor, layout: str) -> Tensor:
 
 def check_outputs(name: str, given: tuple) -> None:
     """Outputs of a call are contiguous, share no memory, and do not depend on the layout of the inputs."""
-    operator = getattr(torch.ops.moe_routing_bench, name.partition("-")[0])
+    operator = getattr(torch.ops.moe_routing_kernels, name.partition("-")[0])
     outputs = _tensors(operator(*given))
     written = [output.untyped_storage().data_ptr() for output in outputs if output.numel()]
     read = [tensor.untyped_storage().data_ptr() for tensor in _tensors(given) if tensor.numel()]

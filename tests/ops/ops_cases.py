@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.kernels.permute.layout import LAYOUTS
-from moe_routing_bench.ops import backends, cuda, feeding, reference
-from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload.draw import draw_ids, generator
 from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_kernels.ops import backends, cuda, feeding, reference
+from moe_routing_kernels.permute.layout import LAYOUTS
+from moe_routing_kernels.routers import ROUTERS
 
 # name: tokens, hidden, experts, top_k, layout, capacity factor
 CASES = {

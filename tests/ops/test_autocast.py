@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from activations import EVERY
-from moe_routing_bench import ops
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.kernels.experts import activation_of
+from moe_routing_kernels import ops
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.experts import activation_of
 
 AUTOCAST = (torch.bfloat16, torch.float16)
 PLAIN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from moe_routing_bench.kernels.combine import Combine
-from moe_routing_bench.kernels.gate import Gate
-from moe_routing_bench.kernels.pack import Pack
-from moe_routing_bench.kernels.permute import Permute
-from moe_routing_bench.ops import backends
+from moe_routing_kernels.combine import Combine
+from moe_routing_kernels.gate import Gate
+from moe_routing_kernels.ops import backends
+from moe_routing_kernels.pack import Pack
+from moe_routing_kernels.permute import Permute
 
 PROBLEMS = {
     "gate": Gate(64, 128, 8, "bf16", "deepseek_v3"),

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_routing_bench import ops
-from moe_routing_bench.ops import backends
+from moe_routing_kernels import ops
+from moe_routing_kernels.ops import backends
 
 torch.set_num_threads(1)
 TOKENS, EXPERTS, HIDDEN, INTERMEDIATE = 6, 4, 16, 8

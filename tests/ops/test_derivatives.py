@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from moe_routing_bench import ops
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.ops import backends
+from moe_routing_kernels import ops
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.ops import backends
 
 torch.set_num_threads(1)
 TOKENS, EXPERTS, HIDDEN, INTERMEDIATE = 4, 3, 6, 4
@@ -172,7 +172,7 @@ def test_vmap_is_right(case: str) -> None:
         torch.testing.assert_close(got, right)
 
 
-FEED = torch.ops.moe_routing_bench.feed
+FEED = torch.ops.moe_routing_kernels.feed
 
 
 @pytest.mark.parametrize("activation", ["swiglu", "relu2", "swiglu_oai"])

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from activations import EVERY
-from moe_routing_bench import ops
-from moe_routing_bench.kernels.experts import activation_of
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_kernels import ops
+from moe_routing_kernels.experts import activation_of
+from moe_routing_kernels.routers import ROUTERS
 
 torch.set_num_threads(1)
 CASES = int(os.environ.get("OPERATOR_CASES", "2000"))

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moe_routing_bench import ops
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.ops import backends
+from moe_routing_kernels import ops
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.ops import backends
 
 torch.set_num_threads(1)
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 4, 2, 16, 24

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from moe_routing_bench.ops import expert_modules, weight_layouts
-from moe_routing_bench.ops import transformers as ours
+from moe_routing_kernels.ops import expert_modules, weight_layouts
+from moe_routing_kernels.ops import transformers as ours
 
 pytest.importorskip("transformers")
 SIZES = {

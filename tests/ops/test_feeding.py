@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from moe_routing_bench import ops
-from moe_routing_bench.choices import table
-from moe_routing_bench.choices.table import Entry, Shape
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.kernels.layer import Layer
-from moe_routing_bench.ops import backends, feeding, library_experts
+from moe_routing_kernels import ops
+from moe_routing_kernels.choices import table
+from moe_routing_kernels.choices.table import Entry, Shape
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.layer import Layer
+from moe_routing_kernels.ops import backends, feeding, library_experts
 
 torch.set_num_threads(1)
 HOPPER = (9, 0)
@@ -121,7 +121,7 @@ def test_the_operator_keeps_the_rules_of_torch_library() -> None:
     x, logits, w13, w2 = drawn()
     ids, _ = ops.gate(logits, 2)
     _, offsets, order, inverse = ops.permute(ids, 4, 3)
-    opcheck(torch.ops.moe_routing_bench.feed.default, (x, order, inverse, offsets, w13, w2, "swiglu", None, None, 3, "decode"))  # fmt: skip
+    opcheck(torch.ops.moe_routing_kernels.feed.default, (x, order, inverse, offsets, w13, w2, "swiglu", None, None, 3, "decode"))  # fmt: skip
 
 
 def test_bad_input_is_explained() -> None:

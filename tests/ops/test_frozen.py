@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moe_routing_bench import ops
-from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.ops import backends, cuda, library, library_experts, reference
+from moe_routing_kernels import ops
+from moe_routing_kernels.experts import Experts
+from moe_routing_kernels.ops import backends, cuda, library, library_experts, reference
 
 torch.set_num_threads(1)
 # All different, so that a shape tells what a tensor is.
@@ -162,7 +162,7 @@ def test_grouped_products_are_those_that_are_needed(wanted, monkeypatch) -> None
 @pytest.mark.parametrize("wanted", subsets(4), ids=written)
 def test_kernels_are_those_that_are_needed(wanted, weighted, monkeypatch) -> None:
     """No other is launched, and its result is not allocated; rows are not read but for w13."""
-    cute_training = pytest.importorskip("moe_routing_bench.kernels.experts.cute_training")
+    cute_training = pytest.importorskip("moe_routing_kernels.experts.cute_training")
     launched = []
     names = ("d_sums", "d_rows", "d_w13", "d_w2")
     kernels = {name: lambda *given, name=name: launched.append((name, given)) for name in names}

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torch.library import opcheck
 
-from moe_routing_bench import ops
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_kernels import ops
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.routers import ROUTERS
 
 torch.set_num_threads(1)
 TOKENS, EXPERTS, TOP_K = 6, 16, 3
@@ -98,7 +98,7 @@ def test_it_keeps_the_rules_of_torch_library(rule: str) -> None:
     """All checks without a gradient. With one, torch 2.13 adds the float weights to the integer sum of the ids in place, and
     fails: test_route covers its last check, tracing with dynamic shapes."""
     logits, bias = drawn(rule, torch.float32)
-    operator = torch.ops.moe_routing_bench.gate.default
+    operator = torch.ops.moe_routing_kernels.gate.default
     opcheck(operator, (logits, bias, TOP_K, rule, 1.0))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     opcheck(operator, (logits.requires_grad_(), bias, TOP_K, rule, 1.0), test_utils=checks)

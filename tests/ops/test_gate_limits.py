@@ -8,9 +8,9 @@ from gate_limits import SPECIAL, biases, check, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_routing_bench import ops
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.routers import ROUTERS, scaled
+from moe_routing_kernels import ops
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.routers import ROUTERS, scaled
 
 torch.set_num_threads(1)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

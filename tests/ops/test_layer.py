@@ -8,11 +8,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from activations import EVERY
-from moe_routing_bench import ops
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.kernels.experts import activation_of
-from moe_routing_bench.kernels.experts.common import activate
-from moe_routing_bench.ops import backends, reference
+from moe_routing_kernels import ops
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.experts import activation_of
+from moe_routing_kernels.experts.common import activate
+from moe_routing_kernels.ops import backends, reference
 
 torch.set_num_threads(1)
 HIDDEN, INTERMEDIATE, ROWS = 6, 4, 9
@@ -114,7 +114,7 @@ def test_low_precision_is_one_rounding(dtype: torch.dtype) -> None:
 def test_shapes_are_those_of_the_backend_that_is_named() -> None:
     """Not of what is installed: torch keeps compiled graphs on disk, and a process with other packages or another GPU may load them."""
     pytest.importorskip("cutlass")
-    library = torch.ops.moe_routing_bench
+    library = torch.ops.moe_routing_kernels
     with FakeTensorMode():
         x, w13, w2 = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((4, 64), (3, 64, 64), (3, 64, 32)))
         inverse, order, offsets = (torch.empty(size, dtype=torch.int32) for size in ((4, 2), (9,), (4,)))

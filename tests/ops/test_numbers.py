@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_routing_bench import ops
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.kernels.permute.layout import MOST_ROWS
-from moe_routing_bench.routers import scaled
+from moe_routing_kernels import ops
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.permute.layout import MOST_ROWS
+from moe_routing_kernels.routers import scaled
 
 torch.set_num_threads(1)
 LOGITS = torch.randn(3, 4, generator=torch.Generator().manual_seed(17))

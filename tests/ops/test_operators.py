@@ -8,12 +8,12 @@ from operator_cases import DTYPES, LAYOUTS, cases, check_outputs, laid
 from torch import Tensor
 from torch.library import opcheck
 
-from moe_routing_bench import ops
-from moe_routing_bench.ops.library import contiguous
 from moe_routing_bench.store import platforms
+from moe_routing_kernels import ops
+from moe_routing_kernels.ops.library import contiguous
 
 torch.set_num_threads(1)
-LIBRARY = torch.ops.moe_routing_bench
+LIBRARY = torch.ops.moe_routing_kernels
 BACKENDS = ("", "cute 9.0")
 
 

@@ -6,12 +6,12 @@ from ops_cases import close, data, routing
 from torch import Tensor
 from torch.library import opcheck
 
-from moe_routing_bench import ops
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.ops import reference
+from moe_routing_kernels import ops
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.ops import reference
 
 torch.set_num_threads(1)
-LIBRARY = torch.ops.moe_routing_bench
+LIBRARY = torch.ops.moe_routing_kernels
 # name: tokens, experts, top_k, layout, capacity factor
 ROUTINGS = {
     "compact": (5, 4, 2),

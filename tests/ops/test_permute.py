@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from moe_routing_bench import ops
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.kernels.permute.layout import LAYOUTS
 from moe_routing_bench.workload.draw import draw_ids, generator
 from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_kernels import ops
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.permute.layout import LAYOUTS
 
 torch.set_num_threads(1)
 # tokens, experts, top_k, capacity factor
@@ -80,8 +80,8 @@ def test_the_row_limit_is_what_the_worst_routing_needs(layout: str, tokens: int)
 def test_it_keeps_the_rules_of_torch_library() -> None:
     ids = torch.tensor([[0, 2], [1, 2], [2, 0]], dtype=torch.int32)
     for capacity, layout in ((None, "compact"), (2, "compact"), (2, "padded"), (None, "block64"), (1, "block128")):
-        opcheck(torch.ops.moe_routing_bench.permute.default, (ids, 3, capacity, layout))
-    opcheck(torch.ops.moe_routing_bench.permute.default, (ids.long(), 3, 2, "compact"))
+        opcheck(torch.ops.moe_routing_kernels.permute.default, (ids, 3, capacity, layout))
+    opcheck(torch.ops.moe_routing_kernels.permute.default, (ids.long(), 3, 2, "compact"))
 
 
 def test_no_tokens() -> None:

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 pytest.importorskip("cutlass")
-from moe_routing_bench import ops
 from moe_routing_bench.config import presets
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.kernels.combine import Combine, cute_combine
-from moe_routing_bench.kernels.cute import ahead, cache
-from moe_routing_bench.kernels.cute.cache import Asked
-from moe_routing_bench.ops import preparation
+from moe_routing_kernels import ops
+from moe_routing_kernels.combine import Combine, cute_combine
+from moe_routing_kernels.cute import ahead, cache
+from moe_routing_kernels.cute.cache import Asked
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.ops import preparation
 from signals import interruptible
 
 PRESETS = presets.load(Path(__file__).parents[2] / "config/models.yaml")
@@ -229,7 +229,7 @@ def test_another_thread_runs_kernels_while_one_notes(monkeypatch: pytest.MonkeyP
 
 
 COMPILE = """
-from moe_routing_bench.kernels.combine import cute_combine
+from moe_routing_kernels.combine import cute_combine
 print(cute_combine.compile_for("sm_90a", "bf16", 2, cute_combine.choose_tiling(64, 256, "bf16", 2), False))
 """
 
@@ -256,7 +256,7 @@ def test_a_folder_that_is_only_read_serves_what_it_holds(folder: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_share_a_cache_that_both_fill(folder: Path) -> None:
     given = SMALL | {"most_tokens": 1, "workers": 1}
-    code = f"from moe_routing_bench import ops; ops.prepare(**{given})"
+    code = f"from moe_routing_kernels import ops; ops.prepare(**{given})"
     both = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
     assert ops.prepare(**given) == 0 and cache.objects() and not list(folder.glob(".*.tmp"))
@@ -269,7 +269,7 @@ def children(pid: int) -> set[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are looked up in /proc")
 def test_an_interrupt_ends_the_processes(folder: Path) -> None:
-    code = f"from moe_routing_bench import ops; ops.prepare(**{SMALL | {'workers': 2}}, training=True)"
+    code = f"from moe_routing_kernels import ops; ops.prepare(**{SMALL | {'workers': 2}}, training=True)"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible) as process:
         while len(found := children(process.pid)) < 2:

@@ -10,11 +10,11 @@ import torch._inductor.config
 import torch._inductor.cpu_vec_isa
 from torch import Tensor
 
-from moe_routing_bench import ops
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.kernels.permute.layout import LAYOUTS
-from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.store import platforms
+from moe_routing_kernels import ops
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.permute.layout import LAYOUTS
+from moe_routing_kernels.routers import ROUTERS
 
 torch.set_num_threads(1)
 EXAMPLE = Path(__file__).parents[2] / "examples/moe_block.py"

@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.ops import transformers as ours
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.ops import transformers as ours
 
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,

@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from undefined import IDS, POISONS, spoil, undefined_products, uninitialised
 
-from moe_routing_bench import ops
-from moe_routing_bench.kernels.experts import Experts
-from moe_routing_bench.kernels.permute.layout import LAYOUTS
-from moe_routing_bench.ops import backends, cuda, reference
-from moe_routing_bench.ops import transformers as plugin
+from moe_routing_kernels import ops
+from moe_routing_kernels.experts import Experts
+from moe_routing_kernels.ops import backends, cuda, reference
+from moe_routing_kernels.ops import transformers as plugin
+from moe_routing_kernels.permute.layout import LAYOUTS
 
 torch.set_num_threads(1)
 TOKENS, EXPERTS, HIDDEN, INTERMEDIATE = 6, 4, 8, 8
@@ -151,7 +151,7 @@ def test_gradients_on_cuda(activation: str, dtype: torch.dtype, poison: float, m
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_padding_have_no_weight(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel multiplies the gradient of a row by its weight: that of padding is 0, whatever the first token's weights are."""
-    cute_training = pytest.importorskip("moe_routing_bench.kernels.experts.cute_training")
+    cute_training = pytest.importorskip("moe_routing_kernels.experts.cute_training")
     ids = torch.tensor(IDS["some_elsewhere"])[[1, 0, 2, 3, 4, 5]]  # the first token has no row
     _, offsets, order, inverse = ops.permute(ids, EXPERTS, 3, layout)
     x, weights, w13, w2 = (entry.detach() for entry in drawn("swiglu", torch.float32))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moe_routing_bench.ops import reference
+from moe_routing_kernels.ops import reference
 
 POISONS = {"nan": float("nan"), "number": 3.0}  # a comparison hides NaN: clamp has no gradient there
 

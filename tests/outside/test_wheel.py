@@ -15,8 +15,8 @@ import pytest
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import asked
-from moe_routing_bench.closure import PACKAGE
 from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.packages import KERNELS, PACKAGE
 from project import OF_BOTH, ROOT, count, draw_only, reduced
 
 pytestmark = pytest.mark.slow
@@ -35,24 +35,24 @@ def uv(*arguments: str | Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this tree, built by way of an sdist."""
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The wheels of this tree, of the benchmark and of the kernels, built by way of sdists."""
     folder = tmp_path_factory.mktemp("dist")
-    uv("build", "--quiet", "--python", sys.executable, "--out-dir", folder, ROOT)
-    (found,) = folder.glob("*.whl")
-    return found
+    for project in (ROOT, KERNELS):
+        uv("build", "--quiet", "--python", sys.executable, "--out-dir", folder, project)
+    return sorted(folder.glob("*.whl"))
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that has this wheel, and what it depends on from the environment that runs the tests."""
+def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that has these wheels, and what it depends on from the environment that runs the tests."""
     environment = tmp_path_factory.mktemp("venv")
     venv.create(environment, symlinks=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment)}))
     (site / "dependencies.pth").write_text(
         sysconfig.get_path("purelib")
     )  # without the .pth files there: no editable package
-    uv("pip", "install", "--quiet", "--no-deps", "--no-index", "--python", environment / "bin/python", wheel)
+    uv("pip", "install", "--quiet", "--no-deps", "--no-index", "--python", environment / "bin/python", *wheels)
     return environment / "bin"
 
 
@@ -75,7 +75,8 @@ def snakemake(installed: Path, folder: Path, *arguments: str) -> dict[str, int]:
     return count(run(installed, folder, "python", "-m", "snakemake", "--cores", "2", *arguments))
 
 
-def test_the_wheel_has_the_workflow_and_no_results(wheel: Path) -> None:
+def test_the_wheel_has_the_workflow_and_no_results(wheels: list[Path]) -> None:
+    wheel, kernels = wheels
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
         f"{PLACE}/{name}" for name in ("workflow/Snakefile", "workflow/rules/common.smk", "config/h200.yaml")
@@ -83,6 +84,10 @@ def test_the_wheel_has_the_workflow_and_no_results(wheel: Path) -> None:
     folders = {name.removeprefix(f"{PLACE}/").split("/")[0] for name in names if name.startswith(PLACE)}
     assert folders <= {"config", "profiles", "workflow", "environment.yml", "COMMIT"}
     assert not [name for name in names if not name.startswith("moe_routing_bench")]
+    alone = set(zipfile.ZipFile(kernels).namelist())
+    sources = {path.relative_to(KERNELS.parent).as_posix() for path in KERNELS.rglob("*.py")}
+    assert sources | {"moe_routing_kernels/py.typed", "moe_routing_kernels/choices/choices.json"} <= alone
+    assert not [name for name in alone if not name.startswith("moe_routing_kernels")]
 
 
 @pytest.mark.timeout(600)  # a minute on two cores that have nothing else to do
@@ -102,8 +107,8 @@ def test_from_an_empty_folder_to_the_report(
     reduced(folder / "config/config.yaml", [128])
     benches = cells_of(folder / "config/config.yaml")
     assert set(benches) == set(shipped)
-    (kernel,) = installed.parent.rglob("kernels/gate/torch_gate.py")
-    draw_only(kernel.parents[2], *OF_BOTH)
+    (kernel,) = installed.parent.rglob("moe_routing_kernels/gate/torch_gate.py")
+    draw_only(kernel.parents[2] / PACKAGE.name, *OF_BOTH)
     jobs = snakemake(installed, folder)
     assert (
         jobs["measure"] == len(benches)
@@ -119,7 +124,7 @@ def test_from_an_empty_folder_to_the_report(
 
     assert snakemake(installed, folder, "-n") == {}
     kernel.write_text(f"{kernel.read_text()}\n# edited\n")
-    reading = [one for one in benches if PACKAGE / "kernels/gate/torch_gate.py" in BENCHES[one].code_files()]
+    reading = [one for one in benches if KERNELS / "gate/torch_gate.py" in BENCHES[one].code_files()]
     assert snakemake(installed, folder, "-n")["measure"] == len(reading) < len(benches)
 
 

@@ -64,7 +64,7 @@ def test_a_kernel_in_cute_dsl(tmp_path: Path) -> None:
     shutil.copytree(page.parent / "own_cute", tmp_path / "own_cute")
     without, gpu, _ = blocks(page, "sh")
     compiled, printed = without.splitlines()
-    own = {"MOE_ROUTING_BENCH_DEVICE": "cpu", "MOE_ROUTING_BENCH_KERNELS": str(tmp_path / "kernels")}
+    own = {"MOE_ROUTING_BENCH_DEVICE": "cpu", "MOE_ROUTING_KERNELS_CACHE": str(tmp_path / "kernels")}
     environment = forks.environment(ROOT / "src") | own
 
     def said(command: str) -> str:

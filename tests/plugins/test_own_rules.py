@@ -6,19 +6,19 @@ import sys
 import pytest
 
 from example_package import bench
-from moe_routing_bench import routers
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.kernels.gate import Gate
-from moe_routing_bench.kernels.gate.rules import unsupported
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_kernels import routers
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.gate import Gate
+from moe_routing_kernels.gate.rules import unsupported
+from moe_routing_kernels.routers import ROUTERS
 
 RULE = """
 import torch
-from moe_routing_bench.routers import GateRule
+from moe_routing_kernels.routers import GateRule
 
 UNIFORM = GateRule("uniform", "", "top-k of logits, equal weights", options={"total": 2.0})
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from example_package import EXAMPLE, install
-from moe_routing_bench import declarations
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import Peer
 from moe_routing_bench.config.expand import cell_of, expand
 from moe_routing_bench.config.load import load
 from moe_routing_bench.config.plugins import benches_of
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_kernels import declarations
+from moe_routing_kernels.errors import UserError
 
 PACK = 'PACK = Plugin(bench="pack", name="own_pack", options={"tile": 4})\n'
 KERNEL = '"""A kernel."""\nimport torch\nraise RuntimeError("was run")\n'
@@ -189,7 +189,7 @@ def test_the_fingerprint_is_that_of_the_package(write, tmp_path):
 
 def test_what_it_imports_of_this_package_counts_too(write):
     """Wherever both lie; relative imports are within the other package."""
-    text = "from . import other\nfrom moe_routing_bench.errors import bad\n"
+    text = "from . import other\nfrom moe_routing_kernels.errors import bad\n"
     write(
         made_user____init__='A = Plugin(bench="pack", name="a", module=".kernel")\n',
         made_user__kernel=text,
@@ -197,13 +197,16 @@ def test_what_it_imports_of_this_package_counts_too(write):
     )
     lines = plugins.read("made_user")[0].code().splitlines()
     names = [line.split()[-1] for line in lines]
-    assert {"made_user/kernel.py", "made_user/other.py", "moe_routing_bench/errors.py"} <= set(names)
-    assert not any("kernels" in name for name in names) and len(set(names)) == len(names)
+    assert {"made_user/kernel.py", "made_user/other.py", "moe_routing_kernels/errors.py"} <= set(names)
+    ours = {name for name in names if name.startswith("moe_routing")}
+    assert ours == {"moe_routing_kernels/__init__.py", "moe_routing_kernels/errors.py"} and len(set(names)) == len(
+        names
+    )
 
 
 def test_a_compiled_kernel_is_named_by_the_code_of_its_package(write, tmp_path):
     """In the cache of CuTe DSL objects."""
-    cache = pytest.importorskip("moe_routing_bench.kernels.cute.cache", exc_type=ImportError)
+    cache = pytest.importorskip("moe_routing_kernels.cute.cache", exc_type=ImportError)
     write(made_cute____init__="", made_cute__kernel="from made_cute import tiles\n", made_cute__tiles="")
     before = cache._key("made_cute.kernel", (1,))
     assert before == cache._key("made_cute.kernel", (1,)) != cache._key("made_cute.kernel", (2,))
@@ -222,7 +225,7 @@ def test_sources_that_cannot_be_parsed_have_no_fingerprint(write):
 def test_an_installed_package_is_known_by_its_entry_points(tmp_path):
     """And its version, in a process that never imports torch."""
     script = (
-        "import sys\nfrom moe_routing_bench import declarations\nfrom moe_routing_bench.benches import plugins\nfrom moe_routing_bench.config.plugins import benches_of\n"
+        "import sys\nfrom moe_routing_kernels import declarations\nfrom moe_routing_bench.benches import plugins\nfrom moe_routing_bench.config.plugins import benches_of\n"
         "found = declarations.installed()\n(one,) = plugins.read('own_kernel:COMBINE')\n"
         "print(found, one.version(), benches_of(found)['layer'].implementations[-1].name)\n"
         "assert 'torch' not in sys.modules and 'own_kernel' not in sys.modules"

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor
 
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.figures import perft, style
 from moe_routing_bench.grid.adaptation_spec import VARIANTS, Adaptation
 from moe_routing_bench.grid.run_spec import Run
@@ -22,6 +21,7 @@ from moe_routing_bench.quality.spec import adaptation_rows, run_rows
 from moe_routing_bench.quality.training import adapt, loop, train
 from moe_routing_bench.report import quality
 from moe_routing_bench.store import paths
+from moe_routing_kernels.errors import UserError
 
 Base = tuple[Run, Path]
 DIM, EXPERTS, K, LAYERS = 16, 4, 2, 2

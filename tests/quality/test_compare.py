@@ -9,14 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.run_spec import DENSE, Run
 from moe_routing_bench.quality import statistics
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec import run_rows
-from moe_routing_bench.routers import ROUTERS
-from moe_routing_bench.routers.zoo import ZOO
 from moe_routing_bench.store.parquet import write_table
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.routers import ROUTERS
+from moe_routing_kernels.routers.zoo import ZOO
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.quality.corpora import batches, texts
+from moe_routing_kernels.errors import UserError
 
 
 def put(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, content: bytes) -> None:

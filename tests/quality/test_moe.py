@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from moe_routing_bench.quality.model import moe_layer, placement
 from moe_routing_bench.quality.model.stage_clock import STAGES, StageClock
-from moe_routing_bench.routers import learned
+from moe_routing_kernels.routers import learned
 
 EXPERTS, DIM, HIDDEN = 4, 8, 16
 

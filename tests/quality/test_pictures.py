@@ -19,7 +19,6 @@ from scipy import stats
 from browser import opened
 from drawn import draw
 from moe_routing_bench.cli import reporting as cli
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.figures import (
     FIGURES,
     capacity_bits,
@@ -40,9 +39,10 @@ from moe_routing_bench.quality.spec import adaptation_rows, plan, run_rows
 from moe_routing_bench.quality.training import train
 from moe_routing_bench.report import quality, verdicts
 from moe_routing_bench.report.render import render
-from moe_routing_bench.routers.zoo import ZOO
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import write_table
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.routers.zoo import ZOO
 
 NAMES = [name for name, figure in FIGURES.items() if figure.source == "quality"]
 OF_SOME = ("networks", "train_modes")  # drawn of the entries that vary these

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from moe_routing_bench.config import load as config
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.adaptation_spec import Adaptation
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality import code
 from moe_routing_bench.quality.evaluation import altered
 from moe_routing_bench.quality.model import cost, language_model
 from moe_routing_bench.quality.spec import plan
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 PERFT = {
     "label": "p",
@@ -170,7 +170,7 @@ def test_labels_tell_entries_apart() -> None:
 
 def test_the_published_config_holds_what_it_promises() -> None:
     """At least 12 rules at E=8 and 6 at E=32 with 5 seeds, 20 million parameters, 50 MB a run at E=32."""
-    pytest.importorskip("moe_routing_bench.routers.zoo")
+    pytest.importorskip("moe_routing_kernels.routers.zoo")
     effective = config.load(Path(__file__).parents[2] / "config/quality.yaml")
     runs = plan.expand(effective["quality"]).finals.values()
     for label, rules, least in (("e8", 12, 0), ("e32", 6, 50_000_000)):
@@ -191,7 +191,7 @@ def test_the_published_config_holds_what_it_promises() -> None:
 
 def test_the_config_of_formats_holds_what_it_promises() -> None:
     """Rules that learn and rules that do not, 5 seeds of each, experts whose sizes every format fills, and text that needs no network."""
-    pytest.importorskip("moe_routing_bench.routers.zoo")
+    pytest.importorskip("moe_routing_kernels.routers.zoo")
     effective = config.load(Path(__file__).parents[2] / "config/quality-formats.yaml")
     runs = list(plan.expand(effective["quality"]).finals.values())
     seeds = {router: {run.seed for run in runs if run.router == router} for router in {run.router for run in runs}}

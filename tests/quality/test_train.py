@@ -12,17 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.run_spec import DENSE, Run
 from moe_routing_bench.quality.corpora import batches, texts
 from moe_routing_bench.quality.evaluation import altered, evaluate
 from moe_routing_bench.quality.model import cost, language_model
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quality.training import loop, schedule, timing, train
-from moe_routing_bench.routers.zoo import ZOO
 from moe_routing_bench.store import paths
 from moe_routing_bench.workload import trace
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.formats.weights import WEIGHTS
+from moe_routing_kernels.routers.zoo import ZOO
 
 TIMES = {*run_rows.TIMING, "run_step_ms", "eval_seconds", "ended_at"}
 
@@ -112,7 +112,7 @@ def test_routers_see_equal_bytes_and_start_equal(run: Run, monkeypatch: pytest.M
     assert all(torch.equal(softk[name], qwen3[name]) for name in softk if "routers" not in name)
 
 
-@pytest.mark.parametrize("router", importlib.import_module("moe_routing_bench.routers.learned").ZOO)
+@pytest.mark.parametrize("router", importlib.import_module("moe_routing_kernels.routers.learned").ZOO)
 def test_every_rule_trains(run: Run, router: str) -> None:
     """One step: finite losses and statistics, and other weights than before."""
     training = loop.Training(dataclasses.replace(run, router=router, experts=8), "cpu")

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.closure import PACKAGE
 from moe_routing_bench.config import expand, sections
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.packages import PACKAGES
 from moe_routing_bench.store import rows
 from moe_routing_bench.workload.rows import row_layout
+from moe_routing_kernels.formats import FORMATS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "config/README.md"]
@@ -56,8 +56,8 @@ def test_links_and_paths_exist(document: Path) -> None:
     new = {path for path in re.findall(r"File: `(.+?)`", text) if not (ROOT / path).exists()}  # a recipe writes them
     for path in set(re.findall(r"`(\.?[\w.-]+(?:/[\w.-]+)*(?:/|/[\w-]+\.\w+|\.(?:py|md|ya?ml|toml|txt|lock)))`", text)):
         if path not in new and not path.startswith(MADE) and document.name != "CHANGELOG.md":
-            places = (ROOT, document.parent, PACKAGE, ROOT / "workflow/rules")
-            bare = "/" not in path and any(PACKAGE.rglob(path))
+            places = (ROOT, ROOT / "src", document.parent, *PACKAGES, ROOT / "workflow/rules")
+            bare = "/" not in path and any(one for package in PACKAGES for one in package.rglob(path))
             assert bare or any((place / path).exists() for place in places), path
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moe_routing_bench.formats import FORMATS
+from moe_routing_kernels.formats import FORMATS
 
 ROOT = Path(__file__).parents[2]
 H200 = "nvidia-h200"

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moe_routing_bench import ops
 from moe_routing_bench.config import presets
+from moe_routing_kernels import ops
 
 ROOT = Path(__file__).parents[2]
 PRESETS = presets.load(ROOT / "config/models.yaml")
@@ -164,7 +164,7 @@ def test_operators_with_limits_are_beside_those_without() -> None:
 def test_so_many_kernels_are_prepared(name: str, printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test counts what would be compiled: times were measured by hand, on a machine of 16 cores."""
     pytest.importorskip("cutlass")
-    from moe_routing_bench.kernels.cute import ahead
+    from moe_routing_kernels.cute import ahead
 
     monkeypatch.setattr(ahead, "compile_all", lambda kernels, _workers: len(kernels))
     sizes = {field: getattr(PRESETS[name], field) for field in ("hidden", "intermediate", "experts", "top_k")}

@@ -9,7 +9,7 @@ import copy
 import torch
 from torch import nn
 
-from moe_routing_bench.routers.learned import ZOO, Learned, SoftRouting, build
+from moe_routing_kernels.routers.learned import ZOO, Learned, SoftRouting, build
 
 BATCH, SEQUENCE, DIM, EXPERTS, VOCABULARY = 3, 16, 12, 8, 32
 OPTIONS = {

@@ -4,7 +4,7 @@ import pytest
 import torch
 from router_properties import data, make
 
-from moe_routing_bench.routers.learned import ZOO, Learned, SoftRouting
+from moe_routing_kernels.routers.learned import ZOO, Learned, SoftRouting
 
 LEVELS = {
     "all low": (-95.0, -95.0),

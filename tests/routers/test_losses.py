@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moe_routing_bench.routers import losses
+from moe_routing_kernels.routers import losses
 
 T, E, K = 40, 6, 2
 

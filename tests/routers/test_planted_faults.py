@@ -5,9 +5,9 @@ import router_properties as properties
 import torch
 from router_properties import make
 
-from moe_routing_bench.routers import losses
-from moe_routing_bench.routers.learned import Routing
-from moe_routing_bench.routers.rules import biased_topk, expert_choice, softmax_topk
+from moe_routing_kernels.routers import losses
+from moe_routing_kernels.routers.learned import Routing
+from moe_routing_kernels.routers.rules import biased_topk, expert_choice, softmax_topk
 
 
 class DetachedLoss(softmax_topk.Router):

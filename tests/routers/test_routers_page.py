@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from moe_routing_bench.routers import zoo
+from moe_routing_kernels.routers import zoo
 
 PAGE = (Path(__file__).parents[2] / "docs/routers.md").read_text()
 
@@ -20,7 +20,7 @@ def test_names_are_distinct_and_cells_stay_cells():
 
 
 def test_the_table_is_read_without_torch():
-    script = "import sys; from moe_routing_bench.routers.zoo import table; table(); assert 'torch' not in sys.modules"
+    script = "import sys; from moe_routing_kernels.routers.zoo import table; table(); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

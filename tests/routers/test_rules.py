@@ -9,11 +9,11 @@ import torch
 from router_properties import BATCH, DIM, EXPERTS, SEQUENCE, VOCABULARY, data, make, run
 from scipy.optimize import linear_sum_assignment
 
-from moe_routing_bench.routers import losses, networks
-from moe_routing_bench.routers.learned import build
-from moe_routing_bench.routers.rules.base import balanced_assignment
-from moe_routing_bench.routers.rules.quantile_balancing import balancing_bias
-from moe_routing_bench.routers.rules.sinkhorn import log_plan
+from moe_routing_kernels.routers import losses, networks
+from moe_routing_kernels.routers.learned import build
+from moe_routing_kernels.routers.rules.base import balanced_assignment
+from moe_routing_kernels.routers.rules.quantile_balancing import balancing_bias
+from moe_routing_kernels.routers.rules.sinkhorn import log_plan
 
 TOKENS = BATCH * SEQUENCE
 

@@ -5,10 +5,10 @@ import router_properties as properties
 import torch
 from router_properties import DIM, EXPERTS, OPTIONS, make
 
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.routers import ROUTERS
-from moe_routing_bench.routers.learned import COMMON_LOSSES, ZOO, build
-from moe_routing_bench.routers.zoo import NETWORKS
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.routers import ROUTERS
+from moe_routing_kernels.routers.learned import COMMON_LOSSES, ZOO, build
+from moe_routing_kernels.routers.zoo import NETWORKS
 
 every_rule = pytest.mark.parametrize("name", ZOO)
 both_modes = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import forks
-from moe_routing_bench.closure import PACKAGE
+from moe_routing_kernels.closure import PACKAGE
 
 pytest.importorskip("cutlass")
 
@@ -15,7 +15,7 @@ pytest.importorskip("cutlass")
 LOAD = """
 import os, sys, time
 import cutlass.cute as cute
-from moe_routing_bench.kernels.combine import cute_combine
+from moe_routing_kernels.combine import cute_combine
 compiled = []
 original = cute.compile
 cute.compile = lambda *a, **k: compiled.append(a) or original(*a, **k)
@@ -47,7 +47,7 @@ def load(program: subprocess.Popen, count: int) -> tuple[list[int], list[float],
 @pytest.mark.slow
 def test_processes_share_one_object(tmp_path: Path) -> None:
     """Two at once compile once; a damaged object is compiled again, with a word about it; then one loads in under 0.5 s."""
-    environment = forks.environment(PACKAGE.parent) | {"MOE_ROUTING_BENCH_KERNELS": str(tmp_path)}
+    environment = forks.environment(PACKAGE.parent) | {"MOE_ROUTING_KERNELS_CACHE": str(tmp_path)}
     with subprocess.Popen(
         [forks.programs() / forks.PYTHON, "-c", LOAD],
         env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -8,7 +8,7 @@ import pytest
 import forks
 from moe_routing_bench import api
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.errors import UserError
+from moe_routing_kernels.errors import UserError
 from project import ROOT
 
 SMALL = {"tokens": 64, "hidden": 64, "intermediate": 32, "experts": 4}

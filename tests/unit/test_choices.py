@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from moe_routing_bench.choices import CANDIDATES, candidates, choose, distance, fastest, table
-from moe_routing_bench.choices.table import Entry, Shape
-from moe_routing_bench.errors import UserError
+from moe_routing_kernels.choices import CANDIDATES, candidates, choose, distance, fastest, table
+from moe_routing_kernels.choices.table import Entry, Shape
+from moe_routing_kernels.errors import UserError
 
 SHAPE = Shape(4096, 128, 8, 2048, 768, "swiglu", "bf16", "bf16", "bf16", None, "sm_90")
 ABLE = ("cute", "cute_gather", "triton_gather", "triton")

@@ -13,9 +13,9 @@ from moe_routing_bench.cli import claiming
 from moe_routing_bench.cli.main import app
 from moe_routing_bench.comparison import claims
 from moe_routing_bench.config import claims as published
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths, records
+from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 BASE = {

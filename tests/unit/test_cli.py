@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 import forks
-from moe_routing_bench import closure
+from moe_routing_bench import packages
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.choices import table
 from moe_routing_bench.cli import asked, printing, progress
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import load as config
@@ -26,6 +25,7 @@ from moe_routing_bench.quality import code as quality_code
 from moe_routing_bench.quality.spec import plan, run_rows
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import paths, platforms, records, rows
+from moe_routing_kernels.choices import table
 from signals import interruptible
 
 ROOT = Path(__file__).parents[2]
@@ -378,7 +378,7 @@ def test_status_counts_training_runs(call):
     wanted = CONFIG | {"quality": [entry]}
     text = ["--platform", "cpu", "--config-json", json.dumps(wanted)]
     first, _ = plan.expand(config.load(wanted)["quality"]).finals.values()
-    today = closure.fingerprint(quality_code.training_files())[:16]
+    today = packages.fingerprint(quality_code.training_files())[:16]
     row = {"schema_version": run_rows.SCHEMA_VERSION, "run": first.name, "router": "softk"}
     run_rows.write(paths.timing_file("cpu", first.name), [row], first.spec)
     assert "0 of 1 timings done, 1 remain\n" in call("status", *text)[1], "there is nothing that it is of"

@@ -1,4 +1,4 @@
-"""Which files modules depend on, in a small package made for it and in this one, and the hash of files."""
+"""Which files modules depend on, in a small package made for it and in ours, and the hash of files."""
 
 import ast
 import subprocess
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import forks
-from moe_routing_bench.closure import PACKAGE, closure, fingerprint, statements
+from moe_routing_bench import packages
+from moe_routing_kernels.closure import PACKAGE, closure, fingerprint, statements
 
 FILES = {
     "__init__.py": "",
@@ -72,34 +73,49 @@ def test_a_module_that_is_not_there_is_an_error(made: Path, name: str) -> None:
         closure(["made.alone", name], made)
 
 
-@pytest.mark.parametrize("name", ["kernels.pack.torch_pack", "workload.skew", "files"])
-def test_it_holds_what_python_loads_of_this_package(name: str) -> None:
-    """In a process that has nothing of it: modules that nothing imports by a computed name."""
+@pytest.mark.parametrize(
+    "name",
+    ["moe_routing_kernels.pack.torch_pack", "moe_routing_bench.workload.skew", "moe_routing_bench.workload.rows"],
+)
+def test_it_holds_what_python_loads_of_our_packages(name: str) -> None:
+    """In a process that has nothing of them: modules that nothing imports by a computed name."""
     script = (
-        f"import sys, moe_routing_bench.{name}\n"
+        f"import sys, {name}\n"
         "for one, module in sys.modules.items():\n"
-        "    if one.split('.')[0] == 'moe_routing_bench': print(module.__file__)"
+        "    if one.split('.')[0].startswith('moe_routing'): print(module.__file__)"
     )
     words, environment = [forks.programs() / forks.PYTHON, "-c", script], forks.environment(PACKAGE.parent)
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     loaded = set(map(Path, done.stdout.split()))
-    assert PACKAGE / "__init__.py" in loaded and loaded <= set(closure([f"moe_routing_bench.{name}"]))
+    assert PACKAGE / "__init__.py" in loaded and loaded <= set(packages.closure([name]))
 
 
 def test_a_kernel_depends_on_no_other_operation() -> None:
-    names = {path.relative_to(PACKAGE).as_posix() for path in closure(["moe_routing_bench.kernels.pack.cute_pack"])}
+    names = {path.relative_to(PACKAGE).as_posix() for path in closure(["moe_routing_kernels.pack.cute_pack"])}
     assert {
-        "kernels/pack/cute_pack.py",
-        "kernels/pack/cute_pack_bulk.py",
-        "kernels/pack/fp8.py",
+        "pack/cute_pack.py",
+        "pack/cute_pack_bulk.py",
+        "pack/fp8.py",
         "formats/__init__.py",
     } <= names
-    assert {"kernels/__init__.py", "kernels/cute/cache.py", "kernels/pack/__init__.py"} <= names
-    rooms = {name.split("/")[1] for name in names if name.startswith("kernels/")}
-    assert rooms == {"__init__.py", "pack", "cute"}
+    assert {"__init__.py", "cute/cache.py", "pack/__init__.py"} <= names
     assert {name.split("/")[0] for name in names} <= {
-        *("__init__.py", "kernels", "errors.py", "formats", "files.py", "closure.py", "declarations.py")
+        *("__init__.py", "pack", "cute", "errors.py", "formats", "files.py", "closure.py", "declarations.py")
     }
+
+
+def test_files_of_two_packages(made: Path, tmp_path: Path) -> None:
+    """A package that imports another has the files of both, and names that tell equal paths apart."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "__init__.py").write_text("from made import constants\n")
+    files = closure(["other"], other, made)
+    assert files == sorted([other / "__init__.py", made / "__init__.py", made / "constants.py"])
+    assert closure(["other"], other) == [other / "__init__.py"]
+    before = fingerprint(files, other, made)
+    (other / "__init__.py").write_text((made / "__init__.py").read_text())
+    (made / "__init__.py").write_text("from made import constants\n")
+    assert fingerprint(files, other, made) != before
 
 
 def test_fingerprint_is_of_names_and_content(made: Path, tmp_path: Path) -> None:
@@ -127,8 +143,8 @@ def parsed(node: ast.AST) -> list[str]:
 
 
 def test_imports_that_are_cut_out_are_those_that_parsing_finds() -> None:
-    """For every file of the package and of the tests, where strings hold whole programs."""
-    files = [*PACKAGE.rglob("*.py"), *Path(__file__).parents[1].rglob("*.py")]
+    """For every file of the packages and of the tests, where strings hold whole programs."""
+    files = [*PACKAGE.parent.rglob("*.py"), *Path(__file__).parents[1].rglob("*.py")]
     assert len(files) > 250
     for path in files:
         source = path.read_text()

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from moe_routing_bench.cli.main import app
 from moe_routing_bench.comparison import runs
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.store.records import SCHEMA
+from moe_routing_kernels.errors import UserError
 
 
 def table(factor: float = 1.0, noise: float = 0.001, **change: object) -> pd.DataFrame:

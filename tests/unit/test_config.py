@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from moe_routing_bench import formats
 from moe_routing_bench.cli.asked import jobs_of
 from moe_routing_bench.cli.asked import models as models_of
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config import presets, sections, share
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import expand
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.adaptation_spec import Adaptation
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.store import paths, sources
+from moe_routing_kernels import formats
+from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 ENTRY = {"benches": ["gate"], "tokens": [64], "experts": [8], "top_k": [2]}

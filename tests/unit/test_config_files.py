@@ -9,7 +9,7 @@ from test_huggingface import CONFIGS
 
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import config_files, huggingface
-from moe_routing_bench.errors import UserError
+from moe_routing_kernels.errors import UserError
 
 TEXT = json.dumps(CONFIGS["qwen3-30b-a3b"])
 

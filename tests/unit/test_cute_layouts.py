@@ -13,11 +13,11 @@ pytest.importorskip("cutlass")
 import cutlass
 import cutlass.cute as cute
 
-from moe_routing_bench.kernels.cute import layouts as layouts
-from moe_routing_bench.kernels.cute.compilation import DTYPES
-from moe_routing_bench.kernels.cute.rows import RowTiling, position, row_tiling
-from moe_routing_bench.kernels.permute.layout import RowLayout, capacity_of
 from moe_routing_bench.workload.rows import row_map
+from moe_routing_kernels.cute import layouts as layouts
+from moe_routing_kernels.cute.compilation import DTYPES
+from moe_routing_kernels.cute.rows import RowTiling, position, row_tiling
+from moe_routing_kernels.permute.layout import RowLayout, capacity_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs/layouts.md"
 TILINGS = {

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moe_routing_bench.formats import FORMATS
-from moe_routing_bench.formats import quantise as quantise_rows
-from moe_routing_bench.formats.quantisation import dequantise, quantise
-from moe_routing_bench.formats.weights import WEIGHTS, named
-from moe_routing_bench.kernels.experts import Experts, dequant, dequant_loop, scaled_grouped_mm
+from moe_routing_kernels.experts import Experts, dequant, dequant_loop, scaled_grouped_mm
+from moe_routing_kernels.formats import FORMATS
+from moe_routing_kernels.formats import quantise as quantise_rows
+from moe_routing_kernels.formats.quantisation import dequantise, quantise
+from moe_routing_kernels.formats.weights import WEIGHTS, named
 
 LOADS = {"odd": [3, 1, 7, 2], "empty_experts": [0, 5, 0, 0, 4, 0], "one_hot_expert": [0, 0, 31, 0], "one_row": [0, 1]}
 SIZES = {"whole_groups": (128, 64), "shorter_groups": (72, 40), "odd": (36, 20)}  # hidden, intermediate
@@ -156,7 +156,7 @@ def test_rows_are_quantised_as_the_table_says():
     ],
 )
 def test_what_cannot_run_is_said(module, changes, why):
-    module = module or pytest.importorskip("moe_routing_bench.kernels.experts.dequant_cute", exc_type=ImportError)
+    module = module or pytest.importorskip("moe_routing_kernels.experts.dequant_cute", exc_type=ImportError)
     sizes = {"rows": 8, "hidden": 16, "intermediate": 16, "experts": 2}
     names = {"dtype": "bf16", "packed": "bf16", "weights": "int4_row"}
     assert why in module.unsupported(Experts(**(sizes | names | changes)))

@@ -19,7 +19,7 @@ from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.store import records
 from project import SMALL
 
-PACKAGE = Path(moe_routing_bench.__file__).parent
+PACKAGE = Path(moe_routing_bench.__file__).parents[1]
 ROOT = Path(__file__).parents[2]
 ENCODINGS = ("ascii", "latin-1", "utf-8")
 BARE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # what Python takes a plain C locale for, ASCII
@@ -107,7 +107,7 @@ def test_an_implementation_may_print_what_it_likes(tmp_path, monkeypatch, locale
     """What it prints goes to the log of a worker; it is no error of the implementation, nor of what prints its row."""
     (tmp_path / "loud.py").write_text(
         "from moe_routing_bench.benches.plugins import Plugin\n"
-        "from moe_routing_bench.kernels.pack import torch_pack\n\n"
+        "from moe_routing_kernels.pack import torch_pack\n\n"
         'LOUD = Plugin(bench="pack", name="loud")\n\n\n'
         "def bind(problem, **operands):\n"
         '    print("größe-日本", flush=True)\n'

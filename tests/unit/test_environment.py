@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-EXPORT = "--frozen --no-hashes --no-emit-project --no-annotate --no-header --quiet"
+KERNELS = tomllib.loads((ROOT / "src/moe_routing_kernels/pyproject.toml").read_text())["project"]
+EXPORT = "--frozen --no-hashes --no-emit-workspace --no-annotate --no-header --quiet"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
@@ -39,7 +40,8 @@ def constraints() -> dict[str, list[Requirement]]:
 
 def declared() -> list[Requirement]:
     extras = EXTRAS.values()
-    return [Requirement(line) for group in (PROJECT["dependencies"], *extras) for line in group]
+    found = [Requirement(line) for group in (PROJECT["dependencies"], *extras) for line in group]
+    return [one for one in found if one.name != KERNELS["name"]]
 
 
 def minor_versions(specifiers: SpecifierSet) -> set[int]:
@@ -75,7 +77,8 @@ def test_conda_environment_needs_no_other_file() -> None:
     known = {str(pin) for found in constraints().values() for pin in found}
     assert {str(pin) for pin in pins} <= known
     needed = [Requirement(line) for line in (*PROJECT["dependencies"], *EXTRAS["gpu"], *EXTRAS["peers"])]
-    assert {canonicalize_name(one.name) for one in needed} <= {canonicalize_name(pin.name) for pin in pins}
+    names = {canonicalize_name(one.name) for one in needed} - {KERNELS["name"]}  # whose sources are found by PYTHONPATH
+    assert names <= {canonicalize_name(pin.name) for pin in pins}
 
 
 def test_container_defers_to_the_project() -> None:
@@ -91,7 +94,9 @@ def test_container_defers_to_the_project() -> None:
     needed = {"pyproject.toml", "constraints.txt", "src", hook, PROJECT["readme"], *PROJECT["license-files"]}
     assert needed == {here for here, _ in copied}
     (extras,) = re.findall(
-        r"pip install .*--constraint constraints\.txt --editable '\.\[([\w,]+)\]'$", sections["post"], re.M
+        r"pip install .*--constraint constraints\.txt --editable src/moe_routing_kernels --editable '\.\[([\w,]+)\]'$",
+        sections["post"],
+        re.M,
     )
     assert set(extras.split(",")) <= EXTRAS.keys()
     assert "export PYTHONPATH=$PWD/src" in sections["environment"] and 'exec snakemake "$@"' in sections["runscript"]
@@ -140,6 +145,15 @@ def test_every_dependency_is_pinned_once_on_every_python(minor: int) -> None:
 
 def applies(marker: Marker | None, machine: dict[str, str]) -> bool:
     return marker is None or marker.evaluate(machine)
+
+
+def test_the_kernels_have_the_version_of_the_benchmark_and_fewer_needs() -> None:
+    """Whatever an engine pins, they install with it: no upper bound but that of a major version that is not there yet."""
+    assert KERNELS["version"] == PROJECT["version"]
+    assert f"{KERNELS['name']}=={KERNELS['version']}" in PROJECT["dependencies"]
+    needed = [Requirement(line) for line in KERNELS["dependencies"]]
+    assert {one.name for one in needed} == {"filelock", "numpy", "platformdirs", "torch"}
+    assert not [one for one in needed if any(bound.operator in ("<", "==", "~=") for bound in one.specifier)]
 
 
 def test_lock_is_up_to_date() -> None:

@@ -12,12 +12,12 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import announcing, estimating, machine
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import axes, by_hand
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.store import platforms, records
+from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 STORED = sorted((ROOT / "results").glob("nvidia-h200*/measurements.parquet"))

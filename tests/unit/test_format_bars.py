@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.report import exactness, format_bars
 from moe_routing_bench.report.bars import PLATFORM, Line
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 QWEN = {"model": "qwen3-30b-a3b", "hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8}
 FEW, TABLE, DECODE = (

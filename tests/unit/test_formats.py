@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moe_routing_bench.formats import FORMATS, LEAST_AMAX, PLAIN, QUANTISED, dequantise, empty_rows, name_of, quantise
+from moe_routing_kernels.formats import FORMATS, LEAST_AMAX, PLAIN, QUANTISED, dequantise, empty_rows, name_of, quantise
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=list(FORMATS))

@@ -10,9 +10,9 @@ from moe_routing_bench.config import expand as expansion
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.config.presets import Preset
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_kernels.errors import UserError
 
 ENTRY = {"benches": ["pack"], "tokens": [64, 128], "hidden": [16], "experts": [8], "top_k": [1, 2]}
 TINY = {"hidden": 16, "intermediate": 24, "experts": 8, "top_k": 2, "router": "softmax_topk"}

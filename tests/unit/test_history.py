@@ -13,8 +13,8 @@ from browser import asked
 from moe_routing_bench.cli.main import app
 from moe_routing_bench.comparison import runs
 from moe_routing_bench.comparison.history import history
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.store.records import SCHEMA
+from moe_routing_kernels.errors import UserError
 
 
 def table(factor=1.0, seed=0):

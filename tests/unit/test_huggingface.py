@@ -9,7 +9,7 @@ import yaml
 
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import huggingface, presets
-from moe_routing_bench.errors import UserError
+from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 MODELS = yaml.safe_load((ROOT / "config/models.yaml").read_text())

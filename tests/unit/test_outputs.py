@@ -9,10 +9,10 @@ import typer.main
 
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.cli import outputs
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.store import paths
+from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 JSON = ["--platform", "cpu", "--config-json", '{"grid": [{"benches": ["gate"], "implementations": ["torch"], "tokens": [64], "experts": [8], "top_k": [2]}], "quality": [{"label": "a", "router": ["softk"], "steps": 4, "seed": [0], "lr": 0.01, "warmup": 1, "corpora": {"stdlib": 50000}}], "perft": [{"label": "b", "base": "a", "variant": ["R"], "rank": [1], "steps": 4, "lr": 0.01, "warmup": 1, "corpora": {"stdlib": 50000}}]}']  # fmt: skip

@@ -9,8 +9,8 @@ from moe_routing_bench.cli import estimating
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import config_of, expand
 from moe_routing_bench.config.load import load
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.routers import ROUTERS
 
 MODELS = presets.load(Path(__file__).parents[2] / "config/models.yaml")
 MEASURED = [name for name, each in MODELS.items() if not each.unsupported]

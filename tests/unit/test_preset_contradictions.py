@@ -6,7 +6,7 @@ import pytest
 from test_huggingface import CONFIGS
 
 from moe_routing_bench.config import huggingface
-from moe_routing_bench.errors import UserError
+from moe_routing_kernels.errors import UserError
 
 AFMOE = {
     "model_type": "afmoe", "hidden_act": "silu", "hidden_size": 2048, "moe_intermediate_size": 1024, "num_experts": 128, "num_experts_per_tok": 8,

@@ -11,7 +11,7 @@ from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import huggingface, presets, schema
 from moe_routing_bench.config.expand import config_of, expand
 from moe_routing_bench.config.load import load
-from moe_routing_bench.errors import UserError
+from moe_routing_kernels.errors import UserError
 
 QWEN = CONFIGS["qwen3-30b-a3b"]
 LAYERS = {"num_hidden_layers": 12}

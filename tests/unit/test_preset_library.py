@@ -12,7 +12,7 @@ from test_huggingface import CONFIGS, MODELS
 from moe_routing_bench.config import huggingface, library
 from moe_routing_bench.config.architectures import ARCHITECTURES
 from moe_routing_bench.config.model_fields import ALIASES
-from moe_routing_bench.errors import UserError
+from moe_routing_kernels.errors import UserError
 
 transformers = pytest.importorskip("transformers", reason="needs the transformers library")
 MAPPING = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING

@@ -9,18 +9,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from moe_routing_bench import closure
+from moe_routing_bench import packages
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import cell_of, expand
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.report import columns
 from moe_routing_bench.store import paths, records, rows, stale
 from moe_routing_bench.store.columns import about
 from moe_routing_bench.store.parquet import DIGEST, read_table, write_table
+from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 MEASURED = {
@@ -48,7 +48,10 @@ STORED = pytest.mark.parametrize(
 FINGERPRINTS = """
 import sys
 from moe_routing_bench.benches.bench import find
-from moe_routing_bench.closure import fingerprint
+try:
+    from moe_routing_bench.packages import fingerprint
+except ImportError:  # before the kernels were a package of their own
+    from moe_routing_bench.closure import fingerprint
 for name in sys.argv[1:]:
     print(name, fingerprint(find(name).code_files())[:16])
 """
@@ -168,7 +171,7 @@ def cell_files(folder, *codes: str):
 
 def test_rows_of_one_bench_are_of_one_code(tmp_path):
     """Those of today's code stay, or without any the most frequent; the rest is named, to be measured again."""
-    today = closure.fingerprint(find("gate").code_files())[:16]
+    today = packages.fingerprint(find("gate").code_files())[:16]
     assert records.collect(cell_files(tmp_path, "old", "old"), "cpu").num_rows == 2
     for codes, again in ((("a", today, "a"), (0, 2)), (("a", "b", "a"), (1,)), (("a", today), (0,))):
         with pytest.raises(UserError, match=f"gate was measured by {len(set(codes))} versions of the code") as error:
@@ -202,7 +205,7 @@ def test_every_column_is_described_and_nothing_else():
 
 def test_stale_benches():
     """Rows of several codes are stale even where today's is among them."""
-    today = {name: closure.fingerprint(find(name).code_files())[:16] for name in ("gate", "pack")}
+    today = {name: packages.fingerprint(find(name).code_files())[:16] for name in ("gate", "pack")}
     assert stale.stale(today.items()) == []
     assert stale.stale([*today.items(), ("gate", "old")]) == ["gate"]
     assert stale.stale([("gate", None), ("gone", "x")]) == ["gate", "gone"]

@@ -7,11 +7,11 @@ import pytest
 from rows import frame, one
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.choices import CANDIDATES, table
-from moe_routing_bench.choices.table import Entry, Shape
 from moe_routing_bench.cli import choosing
 from moe_routing_bench.comparison import choices, regret
-from moe_routing_bench.errors import UserError
+from moe_routing_kernels.choices import CANDIDATES, table
+from moe_routing_kernels.choices.table import Entry, Shape
+from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 SHAPE = Shape(1024, 8, 2, 512, 256, "swiglu", "bf16", "bf16", "bf16", None, "sm_90")
@@ -150,7 +150,7 @@ def test_candidates_need_nobody_elses_package() -> None:
 
 
 def test_what_ships_is_made_of_the_stored_rows(monkeypatch) -> None:
-    """The same bytes; after new rows: moe-routing-bench choices --force --out src/moe_routing_bench/choices/choices.json"""
+    """The same bytes; after new rows: moe-routing-bench choices --force --out src/moe_routing_kernels/choices/choices.json"""
     monkeypatch.chdir(ROOT)
     entries = choosing.of_runs(choosing.stored())
     assert table.text(entries) == table.FILE.read_text(encoding="utf-8")

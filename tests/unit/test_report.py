@@ -10,7 +10,6 @@ import pytest
 from rows import BAD, frame, one, rows, some
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.choices import CANDIDATES
 from moe_routing_bench.comparison.choices import entries
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import FIGURES, grouping, style
@@ -22,6 +21,7 @@ from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.page import percent, quantity
 from moe_routing_bench.report.render import render, small
 from moe_routing_bench.store import records
+from moe_routing_kernels.choices import CANDIDATES
 
 FEW = rows().query("bench == 'gate'")
 

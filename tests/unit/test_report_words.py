@@ -10,7 +10,7 @@ from moe_routing_bench.figures.chart import Chart, Scale, marks
 from moe_routing_bench.grid.run_spec import DENSE
 from moe_routing_bench.report import page, words
 from moe_routing_bench.report.render import render
-from moe_routing_bench.routers.zoo import ZOO
+from moe_routing_kernels.routers.zoo import ZOO
 
 GPU = {"gpu_name": "NVIDIA H200", "git_sha": "abcdef123", "started_at": "2026-11-21T06:55:00+00:00"}
 

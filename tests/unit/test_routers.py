@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from moe_routing_bench.errors import UserError
-from moe_routing_bench.routers import ROUTERS, GateRule, sigmoid_topk, sqrtsoftplus_topk
-from moe_routing_bench.routers import softmax_topk as softmax_rule
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.routers import ROUTERS, GateRule, sigmoid_topk, sqrtsoftplus_topk
+from moe_routing_kernels.routers import softmax_topk as softmax_rule
 
 SHAPES = [(13, 3), (24, 5), (60, 4), (256, 8), (1, 1), (7, 7)]  # (experts, top_k), few of them powers of two
 

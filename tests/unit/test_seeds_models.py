@@ -11,9 +11,9 @@ from moe_routing_bench.comparison import anomalies
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
-from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.report.seeds.tables import ABSENT
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 ROOT = Path(__file__).parents[2]
 MODELS = presets.load(ROOT / "config/models.yaml")

@@ -16,8 +16,8 @@ from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report.seeds.predecessor import KINDS, Command, commands, rest
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.report.seeds.tables import ABSENT
-from moe_routing_bench.routers import zoo
 from moe_routing_bench.store.records import COLUMNS
+from moe_routing_kernels.routers import zoo
 from packs import no_ceilings
 
 __all__ = ["no_ceilings"]

@@ -15,7 +15,6 @@ from moe_routing_bench.cli.asked import models
 from moe_routing_bench.cli.publishing import site
 from moe_routing_bench.comparison.claims import Held
 from moe_routing_bench.config import claims
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.report import site as report_site
 from moe_routing_bench.report.headlines import Headline
 from moe_routing_bench.report.page import quantity
@@ -23,6 +22,7 @@ from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.store.records import SCHEMA
+from moe_routing_kernels.errors import UserError
 
 
 @pytest.fixture(scope="module")

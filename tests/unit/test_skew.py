@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.workload import skew
+from moe_routing_kernels.errors import UserError
 
 SHAPES = st.integers(1, 300).flatmap(lambda experts: st.tuples(st.just(experts), st.integers(1, experts)))
 

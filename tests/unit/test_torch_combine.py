@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from moe_routing_bench.kernels.combine import Combine, torch_combine
+from moe_routing_kernels.combine import Combine, torch_combine
 
 
 @pytest.mark.parametrize("dropping", [False, True])

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moe_routing_bench.formats import FORMATS, dequantise, quantise
-from moe_routing_bench.kernels.experts import Experts, torch_bmm, torch_grouped_mm, torch_loop
+from moe_routing_kernels.experts import Experts, torch_bmm, torch_grouped_mm, torch_loop
+from moe_routing_kernels.formats import FORMATS, dequantise, quantise
 
 LOADS = {
     "odd": [3, 1, 7, 2],

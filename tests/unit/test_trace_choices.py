@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.traces import reading
 from moe_routing_bench.traces.asked import Asked
+from moe_routing_kernels.errors import UserError
 
 RANDOM = np.random.default_rng(0)
 LOGITS = RANDOM.standard_normal((64, 16))

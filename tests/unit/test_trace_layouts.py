@@ -9,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.traces import evidence, names, reading
 from moe_routing_bench.traces.asked import Asked
 from moe_routing_bench.traces.writing import write
+from moe_routing_kernels.errors import UserError
 from project import ROOT
 from trace_files import completion, lines, npy, npz, parquet, saved, sglang, table
 

@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moe_routing_bench.cli import main as cli
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.measure.statistics import load_statistics
 from moe_routing_bench.traces import checks, reading
 from moe_routing_bench.traces.asked import Asked
 from moe_routing_bench.traces.summary import CAPACITY_FACTORS, summary
 from moe_routing_bench.traces.writing import write
 from moe_routing_bench.workload import trace
+from moe_routing_kernels.errors import UserError
 from trace_files import completion, lines, npy, npz, parquet, saved, sglang
 
 IDS = np.array([[3, 0], [1, 2], [0, 3], [2, 1], [5, 3]], np.int32)

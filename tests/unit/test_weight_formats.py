@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_routing_bench.formats import FORMATS, ROW
-from moe_routing_bench.formats.packing import pack, unpack
-from moe_routing_bench.formats.quantisation import dequantise, quantise
-from moe_routing_bench.formats.weights import NAMES, WEIGHTS, WeightFormat, bits
+from moe_routing_kernels.formats import FORMATS, ROW
+from moe_routing_kernels.formats.packing import pack, unpack
+from moe_routing_kernels.formats.quantisation import dequantise, quantise
+from moe_routing_kernels.formats.weights import NAMES, WEIGHTS, WeightFormat, bits
 
 SIZES = [(130, 300), (8, 128), (3, 20), (1, 4)]  # N, K: shorter last groups and blocks, whole ones, less than one
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])

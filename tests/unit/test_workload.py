@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.workload import draw as workload
 from moe_routing_bench.workload import skew
+from moe_routing_kernels.errors import UserError
 
 SHAPES = st.integers(1, 20).flatmap(lambda experts: st.tuples(st.just(experts), st.integers(1, experts)))
 

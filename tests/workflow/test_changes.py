@@ -101,7 +101,7 @@ def test_a_new_axis_value_and_an_edited_kernel_measure_only_their_cells(project:
     it. Then what is made of all rows."""
     before = cells(project)
     project.configure([GRID[0] | {"tokens": [64, 128, 256]}, GRID[1]])
-    project.edit("src/moe_routing_bench/kernels/gate/torch_gate.py")
+    project.edit("src/moe_routing_kernels/gate/torch_gate.py")
     run = project.snakemake("--until", "collect")
     assert measured(run) == {"pack": 1, "combine": 1, "gate": 1, "routing": 1}
     assert count(run) == {"measure": 4, **COLLECT} and f"\nRows: {ALL + 2} ok\n" in run.stdout + run.stderr
@@ -213,7 +213,7 @@ def test_a_lost_snakemake_folder_loses_no_change(project: Project) -> None:
     shutil.rmtree(project.folder / ".snakemake")
     before = cells(project)
     assert "wrote" in project.bench("collect").stdout
-    project.edit("src/moe_routing_bench/kernels/gate/torch_gate.py")
+    project.edit("src/moe_routing_kernels/gate/torch_gate.py")
     assert measured(project.snakemake("--dry-run")) == {"gate": 1, "routing": 1}
     project.configure(GRID, SMALL | {"wall_calls": 2})
     shutil.rmtree(project.folder / ".snakemake", ignore_errors=True)

@@ -15,14 +15,14 @@ from moe_routing_bench.cli import progress
 from moe_routing_bench.cli.asked import jobs_of, last
 from moe_routing_bench.cli.commit import name_commit
 from moe_routing_bench.quantities import count
-from moe_routing_bench.closure import PACKAGE
+from moe_routing_bench.packages import KERNELS, PACKAGE
 from moe_routing_bench.config import load as bench_config
 from moe_routing_bench.config import share
-from moe_routing_bench.errors import UserError, writing
+from moe_routing_kernels.errors import UserError, writing
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quality.spec import plan
-from moe_routing_bench import files
+from moe_routing_kernels import files
 from moe_routing_bench.quality import code
 from moe_routing_bench.store import paths, platforms, sources
 from moe_routing_bench.store.shipped import installed, own_or_shipped, shipped

@@ -12,7 +12,7 @@ rule html:
         claims=str(own_or_shipped(paths.CLAIMS)),
         published=sources.named(path.resolve() for path in shipped(paths.PUBLISHED).iterdir()),
         captions=sources.source("figures/captions.yaml"),
-        choices=sources.source("choices/choices.json"),
+        choices=sources.source("choices/choices.json", of=KERNELS),
     output:
         "reports/{platform}/index.html",
     log:

@@ -115,7 +115,7 @@ else
     not_fetched "$cpu_torch from $cpu_index"
 fi
 [ -n "$print" ] || echo "installing ${report:+what the report needs }into .venv, in a minute or two"
-pip install --no-compile --constraint $constraints --editable "$project" "${torch[@]}" ||
+pip install --no-compile --constraint $constraints --editable src/moe_routing_kernels --editable "$project" "${torch[@]}" ||
   not_fetched "the packages of $constraints"
 [ -z "$print" ] || exit 0
 # What nobody runs here, 210 MB: torch's wheel for CPUs has the programs of its own tests in it, other wheels have their tests, and

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from moe_routing_bench.kernels.combine import Combine
+from moe_routing_kernels.combine import Combine
 
 
 def unsupported(problem: Combine) -> str | None:

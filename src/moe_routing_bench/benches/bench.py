@@ -11,11 +11,12 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from moe_routing_bench import closure
+from moe_routing_bench import packages
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_kernels.routers import ROUTERS
 
 _PACKAGE = "moe_routing_bench"
+_KERNELS = "moe_routing_kernels"
 _HARNESS = f"{_PACKAGE}.measure.supervisor"
 _COMPOSITE = f"{_PACKAGE}.benches.composite"
 
@@ -33,13 +34,13 @@ class Peer:
 class Implementation:
     """One way to do an operation.
 
-    `module` is a module of ``kernels/<bench>/`` that offers ``bind`` (the contract is in `moe_routing_bench.kernels`), or, as
+    `module` is a module of ``moe_routing_kernels.<bench>`` that offers ``bind`` (the contract is in `moe_routing_kernels`), or, as
     ``.definition``, one of the bench's own folder: a baseline of a few lines may stand there. `options` are keyword arguments of its
     functions. `requires` names what must be there: ``cuda`` (an NVIDIA GPU), ``triton``, ``cutlass`` or
-    ``compiler`` (what torch.compile needs); `peer` is a package of somebody else.
+    ``compiler`` (what torch.compile needs); `peer` is another package, whose adapters are in ``moe_routing_bench.peers.<bench>``.
 
     Of a composite bench, `parts` names the implementation of each stage (``torch`` where it names none); a key such as
-    ``"pack+experts"`` names a fused module, ``<operation>.<module>`` below ``kernels/``, that does several stages at once. `layout` is the
+    ``"pack+experts"`` names a fused module, ``<operation>.<module>`` of the same room, that does several stages at once. `layout` is the
     row layout that a composite uses inside. `declares` are keywords of the bench's ``check``: in what an implementation is less exact
     than others, by design.
     """
@@ -56,14 +57,19 @@ class Implementation:
     def place(self, bench: str) -> str:
         """The absolute name of its module, as one of this bench."""
         own = self.module.startswith(".")
-        return f"{_PACKAGE}.benches.{bench}{self.module}" if own else f"{_PACKAGE}.kernels.{bench}.{self.module}"
+        return f"{_PACKAGE}.benches.{bench}{self.module}" if own else f"{self._room}.{bench}.{self.module}"
 
     def fused(self, part: str) -> str:
         """The absolute name of the module that does a part of several stages."""
-        return f"{_PACKAGE}.kernels.{self.parts[part]}"
+        return f"{self._room}.{self.parts[part]}"
+
+    @property
+    def _room(self) -> str:
+        """The package of its kernels, or of adapters to those of another package."""
+        return f"{_PACKAGE}.peers" if self.peer else _KERNELS
 
     def modules(self, bench: str) -> Iterator[str]:
-        """Its modules of this package: where the closure of what it imports starts."""
+        """Its modules of our packages: where the closure of what it imports starts."""
         if self.module:
             yield self.place(bench)
         yield from (self.fused(part) for part in self.parts if "+" in part)
@@ -170,17 +176,17 @@ class Bench:
         for one in self.implementations:
             yield from one.modules(self.name)
         if "router" in self.axes:
-            yield from sorted({f"{_PACKAGE}.routers.{router.module}" for router in ROUTERS.values()})
+            yield from sorted({f"{_KERNELS}.routers.{router.module}" for router in ROUTERS.values()})
         for stage in self.stages:
             yield from find(stage.bench).modules()
 
     def code_files(self) -> list[Path]:
         """Every source file whose edit makes measurements of this bench stale."""
-        return closure.closure((_HARNESS, *self.modules()))
+        return packages.closure((_HARNESS, *self.modules()))
 
     def code_fingerprint(self) -> str:
         """The first 16 hex digits of their fingerprint: the column of this name in rows that are measured now."""
-        return closure.fingerprint(self.code_files())[:16]
+        return packages.fingerprint(self.code_files())[:16]
 
 
 def find(name: str, others: Mapping[str, tuple[Implementation, ...]] = MappingProxyType({})) -> Bench:

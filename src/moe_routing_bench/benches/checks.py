@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe_routing_bench.formats import FORMATS
+from moe_routing_kernels.formats import FORMATS
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moe_routing_bench import declarations
 from moe_routing_bench.benches.bench import Bench, Implementation, Peer, find
 from moe_routing_bench.grid.job import Job
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.packages import PACKAGES
+from moe_routing_kernels import declarations
+from moe_routing_kernels.routers import ROUTERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +47,11 @@ class Plugin(Implementation):
 
     def files(self) -> list[Path]:
         """The files of its code. Raises `UserError` for sources that cannot be parsed."""
-        return declarations.files(self.reference, self.own_modules())
+        return declarations.files(self.reference, self.own_modules(), *PACKAGES)
 
     def code(self) -> str:
         """The hashes of its code, and the version of its package."""
-        return declarations.code(self.reference, self.own_modules())
+        return declarations.code(self.reference, self.own_modules(), *PACKAGES)
 
 
 @functools.cache

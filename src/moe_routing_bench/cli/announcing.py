@@ -8,9 +8,9 @@ from moe_routing_bench.cli import estimating, machine
 from moe_routing_bench.cli.estimating import WITHIN, Estimate
 from moe_routing_bench.cli.options import option_of
 from moe_routing_bench.cli.printing import duration
-from moe_routing_bench.errors import bad
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.quantities import count
+from moe_routing_kernels.errors import bad
 
 LONGEST = 24 * 3600  # seconds that a config may ask for
 

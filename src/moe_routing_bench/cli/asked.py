@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench import declarations
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
-from moe_routing_bench.errors import bad
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import paths, platforms
 from moe_routing_bench.store.shipped import own_or_shipped
+from moe_routing_kernels import declarations
+from moe_routing_kernels.errors import bad
 
 LAST = "config.json"  # in a folder of results
 

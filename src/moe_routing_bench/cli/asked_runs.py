@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
-from moe_routing_bench.errors import UserError, bad, pick
 from moe_routing_bench.grid.adaptation_spec import Adaptation
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality.spec import run_rows
+from moe_routing_kernels.errors import UserError, bad, pick
 
 
 def with_lr(run: Run, pilots: list[Path] | None, schema: Any = run_rows.SCHEMA) -> tuple[Run, dict[str, Any]]:

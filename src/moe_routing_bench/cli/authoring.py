@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from moe_routing_bench import files
 from moe_routing_bench.benches.bench import Bench
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli.options import among
 from moe_routing_bench.cli.printing import quoted
-from moe_routing_bench.errors import bad, pick, writing
+from moe_routing_kernels import files
+from moe_routing_kernels.errors import bad, pick, writing
 
 KERNELS = tuple(name for name in BENCHES if name not in ("routing", "layer", "training", "model"))
 _OPTIONAL = " | None = None"
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from moe_routing_bench.benches.plugins import Plugin
-from moe_routing_bench.kernels.{bench} import {problem}, {baseline}
+from moe_routing_kernels.{bench} import {problem}, {baseline}
 
 # Read, not run: made of literals. A kernel that needs a GPU has requires=("cuda",), with "triton" or "cutlass" if it needs that.
 OWN = Plugin(bench="{bench}", name="{name}")
@@ -87,7 +87,7 @@ def kernel(
 def _text(bench: Bench, name: str) -> str:
     """The module for a bench, from what its baseline binds and what our own modules say of operation, problem and rows."""
     folder, rows = (
-        importlib.import_module(f"moe_routing_bench.{one}") for one in (f"kernels.{bench.name}", "workload.rows")
+        importlib.import_module(one) for one in (f"moe_routing_kernels.{bench.name}", "moe_routing_bench.workload.rows")
     )
     module = bench.load(bench.baseline)
     signature = inspect.signature(module.bind).parameters

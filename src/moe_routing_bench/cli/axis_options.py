@@ -13,9 +13,9 @@ from moe_routing_bench.cli.asked import models
 from moe_routing_bench.cli.options import among, option_of
 from moe_routing_bench.config import axes, by_hand
 from moe_routing_bench.config.axes import AXES, Axis
-from moe_routing_bench.errors import bad
 from moe_routing_bench.fields import NONE, words
 from moe_routing_bench.grid.job import Job
+from moe_routing_kernels.errors import bad
 
 
 def with_axes(command: Callable) -> Callable:

@@ -7,18 +7,18 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from moe_routing_bench.choices import table
 from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.printing import show
-from moe_routing_bench.errors import bad, writing
 from moe_routing_bench.quantities import us
 from moe_routing_bench.store import paths, platforms, records
+from moe_routing_kernels.choices import table
+from moe_routing_kernels.errors import bad, writing
 
 
 def choices(
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Folders of results/ such as nvidia-h200.layers [default: all but those of a CPU]")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="Judge a choice that may also be a package of somebody else")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the table there; what ships is src/moe_routing_bench/choices/choices.json")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the table there; what ships is src/moe_routing_kernels/choices/choices.json")] = None,
     force: outputs.Force = False,
 ) -> None:  # fmt: skip
     """Make the table that `auto` chooses from of the layers in stored rows, and print the regret of its choices."""

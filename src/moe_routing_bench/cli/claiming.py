@@ -14,10 +14,10 @@ from moe_routing_bench.cli.printing import counts, show
 from moe_routing_bench.config import claims as published
 from moe_routing_bench.config.expand import config_of, expand
 from moe_routing_bench.config.load import load
-from moe_routing_bench.errors import UserError, bad, pick
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import paths, platforms, records
 from moe_routing_bench.store.shipped import own_or_shipped
+from moe_routing_kernels.errors import UserError, bad, pick
 
 
 def claims(

@@ -5,7 +5,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from moe_routing_bench.errors import bad
+from moe_routing_kernels.errors import bad
 
 
 class Command(TyperCommand):

@@ -2,8 +2,8 @@
 
 import os
 
-from moe_routing_bench.closure import PACKAGE
 from moe_routing_bench.measure import provenance
+from moe_routing_bench.packages import PACKAGE
 from moe_routing_bench.store.shipped import installed, shipped
 
 

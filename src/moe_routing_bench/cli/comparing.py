@@ -12,8 +12,8 @@ from rich.table import Table
 
 from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.printing import counts, show
-from moe_routing_bench.errors import bad
 from moe_routing_bench.store import paths, records
+from moe_routing_kernels.errors import bad
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%?")
 _RUN = "a Parquet file, a folder of results/ such as nvidia-h200, or COMMIT:FOLDER"

@@ -15,9 +15,9 @@ from moe_routing_bench.cli.asked import models as own
 from moe_routing_bench.cli.options import ConfigJson, Configs, Models
 from moe_routing_bench.cli.quantising import BENCH, default_cells
 from moe_routing_bench.config.load import on
-from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.store import platforms
 from moe_routing_bench.store.shipped import to_install
+from moe_routing_kernels.errors import bad, pick
 
 _GPU = "gpu"  # any platform but the CPU's: where kernels run, a config's part for CPUs is not what counts
 
@@ -45,7 +45,7 @@ def compile_(
     if arch:
         pick("--arch", arch, importlib.import_module("cutlass.base_dsl.enums").Arch.__members__)
     compilation, cache = (
-        importlib.import_module(f"moe_routing_bench.kernels.cute.{name}") for name in ("compilation", "cache")
+        importlib.import_module(f"moe_routing_kernels.cute.{name}") for name in ("compilation", "cache")
     )
     arch, known = arch or compilation.current_arch(), len(cache.objects())
     for bench, name, cell in track(pairs, f"compiling for {arch}", console=Console(stderr=True)):
@@ -58,7 +58,7 @@ def _prepare(names: list[str], presets: Mapping[str, Any], arch: str, tokens: in
     for name in names:
         if reason := presets[pick("--model", name, presets)].unsupported:
             raise bad("--model", name, "a preset that can be measured", reason)
-    ops = importlib.import_module("moe_routing_bench.ops")
+    ops = importlib.import_module("moe_routing_kernels.ops")
     for name in names:
         preset, start = presets[name], time.monotonic()
         sizes = {one: getattr(preset, one) for one in ("hidden", "intermediate", "experts", "top_k", "activation")}

@@ -15,9 +15,9 @@ from typing import Any
 import typer
 
 from moe_routing_bench import streams
-from moe_routing_bench.errors import bad, one_line
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.quantities import count
+from moe_routing_kernels.errors import bad, one_line
 
 Rows = list[dict[str, Any]]
 Part = tuple[Cell, Rows]  # the rows of one cell

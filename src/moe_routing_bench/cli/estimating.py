@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from moe_routing_bench.benches.model.architectures import ARCHITECTURES
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.cli import machine
-from moe_routing_bench.formats import FORMATS
-from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import platforms
+from moe_routing_kernels.formats import FORMATS
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 WITHIN = 4
 _CALLS, _CALLS_OF_A_STEP = 70, 30  # of an implementation: in all, and in its longest step, "checking"

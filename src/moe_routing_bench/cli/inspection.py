@@ -19,11 +19,11 @@ from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config import axes, presets
 from moe_routing_bench.config.load import load
 from moe_routing_bench.config.plugins import benches_of
-from moe_routing_bench.errors import UserError, one_line
-from moe_routing_bench.formats.weights import WEIGHTS
-from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.store import paths, platforms
 from moe_routing_bench.store.shipped import to_install
+from moe_routing_kernels.errors import UserError, one_line
+from moe_routing_kernels.formats.weights import WEIGHTS
+from moe_routing_kernels.routers import ROUTERS
 
 
 def list_(platform: Platform = None, plugin: Plugins = None, own: Models = None) -> None:

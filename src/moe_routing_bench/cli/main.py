@@ -31,7 +31,7 @@ from moe_routing_bench.cli import (
 )
 from moe_routing_bench.cli.command import Command, Commands
 from moe_routing_bench.cli.commit import name_commit
-from moe_routing_bench.errors import UserError, bad
+from moe_routing_kernels.errors import UserError, bad
 
 _HELP = """Measure the steps of Mixture-of-Experts layers (gate, router, permute, pack, experts, combine), whole layers and models:
 our kernels, those of other packages and yours; and train small models, to see what a routing rule does to their quality.

@@ -17,11 +17,11 @@ from moe_routing_bench.cli.axis_options import asked_jobs, warn_of_ignored, with
 from moe_routing_bench.cli.delivery import Delivery, Part, Rows, delivering, undisturbed
 from moe_routing_bench.cli.options import Models, Plugins, Timeout, among
 from moe_routing_bench.cli.printing import show
-from moe_routing_bench.errors import bad, pick, writing
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import platforms
+from moe_routing_kernels.errors import bad, pick, writing
 
 
 @with_axes

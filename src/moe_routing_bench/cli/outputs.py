@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from moe_routing_bench import files
-from moe_routing_bench.errors import bad
+from moe_routing_kernels import files
+from moe_routing_kernels.errors import bad
 
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an output that is there already")]
 _HINT = "it is there already; --force overwrites it"

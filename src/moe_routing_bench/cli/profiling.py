@@ -14,9 +14,9 @@ from rich.table import Table
 
 from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.printing import plain, show
-from moe_routing_bench.errors import bad, pick, writing
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import platforms, records
+from moe_routing_kernels.errors import bad, pick, writing
 
 SHOWN = 10  # operators of each implementation that are printed; the files have all
 TABLE = "operators.csv"

@@ -8,16 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from moe_routing_bench import closure
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli.printing import counts
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
+from moe_routing_bench.packages import fingerprint
 from moe_routing_bench.quality import code
 from moe_routing_bench.quality.spec import adaptation_rows, run_rows
 from moe_routing_bench.quality.spec.plan import Plan
 from moe_routing_bench.store import paths, records
+from moe_routing_kernels.errors import UserError
 
 FINE = ("ok", "unsupported")  # statuses of rows that nobody has to look at
 _CODE = ("code_fingerprint", "plugin_fingerprint")
@@ -75,7 +75,7 @@ def of_training(planned: Plan, platform: str) -> list[Progress]:
     """The training runs with their pilots, their timings, and the adaptations with their pilots; only kinds that are asked for."""
     runs = {paths.run_file(platform, name): run.spec for name, run in planned.runs.items()}
     adapted = {paths.perft_file(platform, name): one.spec for name, one in planned.all_adaptations.items()}
-    of_runs, of_adaptations = (closure.fingerprint(one())[:16] for one in (code.training_files, code.adaptation_files))
+    of_runs, of_adaptations = (fingerprint(one())[:16] for one in (code.training_files, code.adaptation_files))
     found = [
         _trained("training runs done", runs, run_rows.SCHEMA, of_runs),
         _timed(planned.timing_files(platform), platform, of_runs),

@@ -10,8 +10,8 @@ import typer
 from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.asked import models
 from moe_routing_bench.cli.reporting import held_claims, rows_of
-from moe_routing_bench.errors import bad, writing
 from moe_routing_bench.store import paths
+from moe_routing_kernels.errors import bad, writing
 
 _REPORTS = Path("reports")
 _TITLE = "<title>moe-routing-bench: reports</title>"  # of the first page

@@ -12,11 +12,11 @@ from moe_routing_bench.cli.asked import last, models, platform_of
 from moe_routing_bench.cli.claiming import held
 from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.config import presets
-from moe_routing_bench.errors import bad, pick, writing
 from moe_routing_bench.quality.spec import adaptation_rows, run_rows
 from moe_routing_bench.store import accuracy, paths, platforms, records
 from moe_routing_bench.store.shipped import own_or_shipped
 from moe_routing_bench.store.stale import reasons
+from moe_routing_kernels.errors import bad, pick, writing
 
 
 def figure(

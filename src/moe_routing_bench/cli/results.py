@@ -10,10 +10,10 @@ from moe_routing_bench.cli import outputs, progress
 from moe_routing_bench.cli.asked import asked_or_last, jobs_of, last
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.cli.printing import counts, duration, places
-from moe_routing_bench.errors import bad
 from moe_routing_bench.quality.spec import plan
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import read_table, write_table
+from moe_routing_kernels.errors import bad
 
 
 def collect(

@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench import closure
+from moe_routing_bench import packages
 from moe_routing_bench.benches.bench import Bench
 from moe_routing_bench.benches.plugins import Plugin
-from moe_routing_bench.errors import UserError
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import client, server
 from moe_routing_bench.store import records
+from moe_routing_kernels import closure
+from moe_routing_kernels.errors import UserError
 
 
 class Sources:
@@ -59,7 +60,7 @@ def _files(bench: Bench, name: str) -> set[Path]:
     one = bench[name]
     stages = [stage for stage in bench.stages if stage.name in one.parts]
     found = {path for stage in stages for path in _files(bench.operation(stage), one.parts[stage.name])}
-    return found | set(one.files() if isinstance(one, Plugin) else closure.closure(one.modules(bench.name)))
+    return found | set(one.files() if isinstance(one, Plugin) else packages.closure(one.modules(bench.name)))
 
 
 def _state(path: Path) -> tuple[float, bytes]:

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from moe_routing_bench.cli.printing import quoted
-from moe_routing_bench.errors import bad, writing
 from moe_routing_bench.store.shipped import shipped
+from moe_routing_kernels.errors import bad, writing
 
 _COPIED = ("config", "profiles", "workflow/profiles", "workflow/scripts/slurm.sh")
 

@@ -10,8 +10,8 @@ from rich.table import Table
 from moe_routing_bench.cli.choosing import stored
 from moe_routing_bench.cli.printing import counts, show
 from moe_routing_bench.cli.reporting import accuracy_of
-from moe_routing_bench.errors import bad
 from moe_routing_bench.store import paths, records
+from moe_routing_kernels.errors import bad
 
 
 def targets(

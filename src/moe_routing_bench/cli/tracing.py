@@ -9,7 +9,7 @@ from rich.table import Table
 
 from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.printing import quoted, show
-from moe_routing_bench.errors import bad, one_line, pick
+from moe_routing_kernels.errors import bad, one_line, pick
 
 _SHOWN = 4  # inputs whose evidence is printed
 

@@ -10,10 +10,10 @@ from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.asked import effective, platform_of
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform
 from moe_routing_bench.cli.printing import places
-from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.quality.spec import adaptation_rows, plan, run_rows
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import write_table
+from moe_routing_kernels.errors import bad, pick
 
 
 def collect(

@@ -19,13 +19,13 @@ from moe_routing_bench.cli.options import Models, Plugins, Timeout, among
 from moe_routing_bench.cli.progress import FINE
 from moe_routing_bench.cli.rivals import Rivals
 from moe_routing_bench.cli.rounds import Round, Sources, Warmth
-from moe_routing_bench.errors import UserError, bad, one_line, pick
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.packages import PACKAGE, PACKAGES
 from moe_routing_bench.quantities import count
+from moe_routing_kernels.errors import UserError, bad, one_line, pick
 
 POLL_SECONDS = 0.1
-_PACKAGE = Path(__file__).parents[1]
 _Row = dict[str, Any]
 
 
@@ -177,9 +177,9 @@ class _Watch:
 
 def _names(files: Sequence[Path]) -> str:
     """The names of files; of a kernel of another package its own, and how many it imports from this one."""
-    own = [path for path in files if _PACKAGE not in path.parents] or files
+    own = [path for path in files if not set(PACKAGES) & set(path.parents)] or files
     names = ", ".join(path.name for path in own if path.name != "__init__.py")
-    return f"{names} and {count(len(files) - len(own), 'file')} of {_PACKAGE.name}" if len(own) < len(files) else names
+    return f"{names} and {count(len(files) - len(own), 'file')} of {PACKAGE.name}" if len(own) < len(files) else names
 
 
 def _said(what: str, text: str) -> None:

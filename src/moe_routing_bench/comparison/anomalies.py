@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from moe_routing_bench.comparison.verdicts import replaced
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.formats import QUANTISED
 from moe_routing_bench.quantities import us
+from moe_routing_kernels.formats import QUANTISED
 
 FACTOR = 3.0  # rows of one H200 stay within 2.1 of what their neighbours allow
 LEAST_NEIGHBOURS, NEAREST = 3, 5  # of whom those are asked that allow least

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from moe_routing_bench.comparison.ratios import between
 from moe_routing_bench.comparison.verdicts import replaced
-from moe_routing_bench.formats.weights import WEIGHTS
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 INSTEAD = ("dequant", "dequant_loop")  # the first of these that is ok: the latter takes quantised rows, too
 _TOLD = ("speedup", "speedup_ci_low", "speedup_ci_high", "speedup_p", "baseline")

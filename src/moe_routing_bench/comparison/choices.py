@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import pandas as pd
 
 from moe_routing_bench.benches.layer.auto import AUTO
-from moe_routing_bench.choices import CANDIDATES
-from moe_routing_bench.choices.table import SIZES, Entry, Shape
 from moe_routing_bench.config.axes import SHARED
-from moe_routing_bench.errors import bad
+from moe_routing_kernels.choices import CANDIDATES
+from moe_routing_kernels.choices.table import SIZES, Entry, Shape
+from moe_routing_kernels.errors import bad
 
 BENCH = "layer"
 # What a card is, by a word of its name: rows name the card, a choice is made for its architecture.

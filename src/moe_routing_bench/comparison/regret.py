@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.choices import candidates, choose, distance
-from moe_routing_bench.choices.table import Entry, check_names
 from moe_routing_bench.comparison.choices import BENCH
+from moe_routing_kernels.choices import candidates, choose, distance
+from moe_routing_kernels.choices.table import Entry, check_names
 
 MEAN_BAR, WORST_BAR = 0.03, 0.15  # fixed before anything was measured
 KINDS = ("in the table", "left out")

@@ -13,15 +13,15 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le
 
-from moe_routing_bench import formats
 from moe_routing_bench.fields import NONE, Choice, Distinct, OrNone
-from moe_routing_bench.formats import weights
 from moe_routing_bench.grid.cell import Value
-from moe_routing_bench.kernels.experts import ACTIVATIONS, LIMITED, LIMITS
-from moe_routing_bench.kernels.permute.layout import LAYOUTS
-from moe_routing_bench.kernels.shared_experts import GATES
-from moe_routing_bench.routers import ROUTERS, SCALED
 from moe_routing_bench.workload import skew
+from moe_routing_kernels import formats
+from moe_routing_kernels.experts import ACTIVATIONS, LIMITED, LIMITS
+from moe_routing_kernels.formats import weights
+from moe_routing_kernels.permute.layout import LAYOUTS
+from moe_routing_kernels.routers import ROUTERS, SCALED
+from moe_routing_kernels.shared_experts import GATES
 
 _LISTED = "`moe-routing-bench list` prints"
 

@@ -10,9 +10,9 @@ from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import config_of, expand
 from moe_routing_bench.config.load import load
 from moe_routing_bench.config.plugins import benches_of
-from moe_routing_bench.errors import UserError, pick
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_kernels.errors import UserError, pick
 
 _KEY = re.compile(
     rf"^(?:config\.(?:grid\[0\]\.|measure\.)?(\w+)(?:\[\d+\])?|(?:grid )?({'|'.join(AXES)}|implementations))(?=:)"

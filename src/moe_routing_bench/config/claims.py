@@ -10,8 +10,8 @@ from moe_routing_bench.bounds import Amount
 from moe_routing_bench.config import schema
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.load import read_mapping
-from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.fields import Choice
+from moe_routing_kernels.errors import bad, pick
 
 UNITS = {"us": 1.0, "ms": 1e-3, "GB/s": 1.0, "TFLOP/s": 1.0, "x": 1.0, "%": 100.0}  # of what a row holds
 OWN = "this project"  # who says our own figures

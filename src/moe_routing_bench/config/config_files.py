@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench.errors import bad, shown
+from moe_routing_kernels.errors import bad, shown
 
 _NAME = "config.json"
 _MOST_BYTES = 2**26  # the largest of the hub have few MiB

@@ -13,16 +13,16 @@ from moe_routing_bench.config import axes, presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.load import load
 from moe_routing_bench.config.plugins import benches_of
-from moe_routing_bench.errors import UserError, bad, pick
-from moe_routing_bench.formats import FORMATS, QUANTISED
-from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.grid.cell import Cell, Value
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.kernels.permute.layout import MOST_ROWS
-from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload import skew, trace
 from moe_routing_bench.workload.rows import row_layout
+from moe_routing_kernels.errors import UserError, bad, pick
+from moe_routing_kernels.formats import FORMATS, QUANTISED
+from moe_routing_kernels.formats.weights import WEIGHTS
+from moe_routing_kernels.permute.layout import MOST_ROWS
+from moe_routing_kernels.routers import ROUTERS
 
 MOST_CELLS = 50_000  # of a config: they are expanded in a few seconds, and measured in days
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moe_routing_bench.errors import bad
+from moe_routing_kernels.errors import bad
 
 
 def installed() -> bool:

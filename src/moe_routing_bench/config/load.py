@@ -8,7 +8,7 @@ import yaml
 
 from moe_routing_bench.config import schema, strict_yaml
 from moe_routing_bench.config.sections import DEFAULTS, Config
-from moe_routing_bench.errors import bad
+from moe_routing_kernels.errors import bad
 
 
 def load(source: Mapping[str, Any] | str | Path | Sequence[str | Path]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from moe_routing_bench.config import library
 from moe_routing_bench.config.architectures import Architecture
-from moe_routing_bench.errors import UserError, bad, shown
+from moe_routing_kernels.errors import UserError, bad, shown
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "d_model"),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from moe_routing_bench.config.model_fields import Fields
-from moe_routing_bench.errors import bad, shown
+from moe_routing_kernels.errors import bad, shown
 
 _Layers = Callable[[int], bool]  # whether a layer, by its number, has experts
 

@@ -7,8 +7,8 @@ from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import Bench, find
 from moe_routing_bench.benches.plugins import Plugin
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.errors import bad, pick
-from moe_routing_bench.kernels.permute.layout import LAYOUTS
+from moe_routing_kernels.errors import bad, pick
+from moe_routing_kernels.permute.layout import LAYOUTS
 
 _NEEDS = ("cuda", "triton", "cutlass", "compiler")
 

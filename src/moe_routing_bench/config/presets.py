@@ -8,11 +8,11 @@ from moe_routing_bench.bounds import Amount, Count, Whole
 from moe_routing_bench.config import schema
 from moe_routing_bench.config.axes import AXES, PRESET, SHARED
 from moe_routing_bench.config.load import read_mapping
-from moe_routing_bench.errors import bad
 from moe_routing_bench.fields import Choice
-from moe_routing_bench.formats.weights import WEIGHTS
-from moe_routing_bench.kernels.shared_experts import GATES
-from moe_routing_bench.routers import scaled
+from moe_routing_kernels.errors import bad
+from moe_routing_kernels.formats.weights import WEIGHTS
+from moe_routing_kernels.routers import scaled
+from moe_routing_kernels.shared_experts import GATES
 
 
 class Recorded(schema.Strict):

@@ -5,8 +5,8 @@ from typing import Any
 
 from moe_routing_bench.config import expert_modules
 from moe_routing_bench.config.model_fields import Fields
-from moe_routing_bench.errors import shown
-from moe_routing_bench.formats.weights import WEIGHTS
+from moe_routing_kernels.errors import shown
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 _NAMES = ("quantization_config", "compression_config")
 _KEPT = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")

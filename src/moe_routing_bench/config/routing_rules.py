@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from moe_routing_bench.errors import shown
+from moe_routing_kernels.errors import shown
 
 
 class Fields(Protocol):

@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
 from moe_routing_bench.config import weight_names
-from moe_routing_bench.errors import UserError, bad, near, shown
 from moe_routing_bench.fields import words
-from moe_routing_bench.formats import FORMATS
+from moe_routing_kernels.errors import UserError, bad, near, shown
+from moe_routing_kernels.formats import FORMATS
 
 _M = TypeVar("_M", bound=BaseModel)
 _UNKNOWN = ("extra_forbidden", "invalid_key")  # pydantic's names of the mistake that a key is not known

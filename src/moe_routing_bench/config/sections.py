@@ -12,14 +12,14 @@ import yaml
 from annotated_types import Le, MinLen
 from pydantic import Field
 
-from moe_routing_bench import declarations
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.schema import field, json_schema, model
 from moe_routing_bench.config.training import AdaptationEntry, TrainingEntry
-from moe_routing_bench.errors import writing
 from moe_routing_bench.fields import Choice, Distinct, title
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_kernels import declarations
+from moe_routing_kernels.errors import writing
 
 NAME = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 SCHEMA = Path("workflow/schemas/config.schema.yaml")

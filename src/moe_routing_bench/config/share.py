@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from moe_routing_bench.errors import bad
+from moe_routing_kernels.errors import bad
 
 
 def of(share: str | None, jobs: Iterable[str]) -> set[str]:

@@ -6,7 +6,7 @@ from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import colors, grouping, style
 from moe_routing_bench.figures.chart import Chart, Scale, marks, row
-from moe_routing_bench.formats.weights import NAMES, WEIGHTS
+from moe_routing_kernels.formats.weights import NAMES, WEIGHTS
 
 READING = grouping.reading("weights")  # benches
 OURS = {name: {one.name for one in BENCHES[name].implementations if not one.peer} for name in READING}

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from moe_routing_bench.figures import paired, quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures.chart import Chart, Scale, nothing
-from moe_routing_bench.routers.zoo import NETWORKS
+from moe_routing_kernels.routers.zoo import NETWORKS
 
 Y = "bits_per_byte"
 TITLE = "Router networks"

@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from moe_routing_bench.figures import style
 from moe_routing_bench.figures.chart import TOKENS, Chart, Scale
 from moe_routing_bench.grid.run_spec import DENSE
-from moe_routing_bench.routers.zoo import ZOO
+from moe_routing_kernels.routers.zoo import ZOO
 
 _LABEL = 0.14  # share of an axis that the label of a number of tokens takes, with a gap
 _WITH_BARS = ("lines", "points", "dots")

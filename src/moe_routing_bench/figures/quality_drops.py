@@ -12,7 +12,7 @@ from moe_routing_bench.figures import quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
 from moe_routing_bench.quality.comparison import batches
-from moe_routing_bench.routers.zoo import ZOO
+from moe_routing_kernels.routers.zoo import ZOO
 
 TITLE = "Drops of trained routers against capacity"
 _MISSING = "drops by capacity factor"

@@ -7,7 +7,7 @@ from moe_routing_bench.grid.run_spec import DENSE
 from moe_routing_bench.quality import statistics
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quantities import count
-from moe_routing_bench.routers.zoo import ZOO
+from moe_routing_kernels.routers.zoo import ZOO
 
 NOT_CAUSAL = "†"
 

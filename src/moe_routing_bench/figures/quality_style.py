@@ -13,8 +13,8 @@ from moe_routing_bench.figures import colors, style
 from moe_routing_bench.figures.chart import Chart, Scale, marks
 from moe_routing_bench.figures.quality_rows import NOT_CAUSAL, interval, ordered, over_tokens
 from moe_routing_bench.grid.run_spec import DENSE
-from moe_routing_bench.routers.zoo import ZOO
 from moe_routing_bench.store.platforms import CPU
+from moe_routing_kernels.routers.zoo import ZOO
 
 _COLORS = colors.assigned(ZOO, [tuple(ZOO)])
 _SHAPES = "ovsDP^*"

@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import Annotated, Any
 
 from moe_routing_bench.bounds import Amount, Count
-from moe_routing_bench.errors import bad
 from moe_routing_bench.fields import Choice, check_fields
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.grid.spec import canonical, spec_hash
+from moe_routing_kernels.errors import bad
 
 VARIANTS = ("R", "E", "D", "S")  # own router, the frozen one, all on, a single one: see `model.adapters`
 

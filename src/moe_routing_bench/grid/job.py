@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from moe_routing_bench.errors import bad
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.grid.spec import canonical, spec_hash
+from moe_routing_kernels.errors import bad
 
 
 @dataclass(frozen=True)

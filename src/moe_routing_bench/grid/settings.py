@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated
 
 from moe_routing_bench.bounds import Amount, Count
-from moe_routing_bench.errors import bad
+from moe_routing_kernels.errors import bad
 
 
 @dataclass(frozen=True)

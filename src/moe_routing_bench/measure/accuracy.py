@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.benches.bench import find
-from moe_routing_bench.errors import one_line
-from moe_routing_bench.formats import groups
-from moe_routing_bench.formats.weights import WEIGHTS, WeightFormat
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.measure import provenance
 from moe_routing_bench.workload.draw import generator
+from moe_routing_kernels.errors import one_line
+from moe_routing_kernels.formats import groups
+from moe_routing_kernels.formats.weights import WEIGHTS, WeightFormat
 
 OUTLIERS, SIZE = 1 / 200, 16.0  # share of the weights that are so many times as large
 DRAWS: Mapping[str, str] = MappingProxyType({

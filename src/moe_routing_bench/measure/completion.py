@@ -8,9 +8,9 @@ from typing import Any
 
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.benches.plugins import Plugin, bench_of, fingerprint
-from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.workload.rows import row_layout
+from moe_routing_kernels.formats import FORMATS
 
 _BANDWIDTHS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "stream_gb_per_s", "short_stream_gb_per_s")
 LEAST_BUSY = 0.9  # share of long turns in which the device does what is timed; while it waits the card recovers

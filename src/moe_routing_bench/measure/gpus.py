@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from moe_routing_bench.errors import bad
 from moe_routing_bench.store import platforms
+from moe_routing_kernels.errors import bad
 
 MOST_SHARERS = 64  # of one GPU
 POLL_SECONDS = 0.05

@@ -4,10 +4,10 @@ import torch
 
 from moe_routing_bench.benches.checks import Check
 from moe_routing_bench.benches.plugins import bench_of
-from moe_routing_bench.errors import bad
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import inputs, verify
 from moe_routing_bench.store import platforms
+from moe_routing_kernels.errors import bad
 
 
 def check(job: Job) -> Check:

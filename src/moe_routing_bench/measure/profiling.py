@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity
 
 from moe_routing_bench.benches.plugins import bench_of
-from moe_routing_bench.errors import one_line
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import gpus
 from moe_routing_bench.store import platforms
+from moe_routing_kernels.errors import one_line
 
 WARMUP_CALLS = 3
 RESULT = "combined"  # of a layer: what is compared between implementations

@@ -17,12 +17,13 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench import files, streams
+from moe_routing_bench import streams
 from moe_routing_bench.benches.plugins import bench_of
-from moe_routing_bench.errors import UserError, one_line, writing
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import completion, gpus, processes
 from moe_routing_bench.store import platforms
+from moe_routing_kernels import files
+from moe_routing_kernels.errors import UserError, one_line, writing
 
 _GRACE_SECONDS = 2.0  # for a worker to end by itself
 _LONGER = "`measure --timeout`, or `timeout` below `measure:` in a config, waits longer"

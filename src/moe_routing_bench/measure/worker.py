@@ -17,19 +17,19 @@ from typing import Any
 import torch
 
 from moe_routing_bench.benches.plugins import bench_of
-from moe_routing_bench.errors import one_line
-from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import calibration, outcome, provenance, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.sampling import power_limited, sample, settle, warm_up
 from moe_routing_bench.measure.verify import clocks, genuine, surroundings, undisturbed, unharmed, verify
+from moe_routing_bench.packages import PACKAGES
+from moe_routing_kernels.errors import one_line
+from moe_routing_kernels.formats import FORMATS
 
 Send = Callable[[tuple], None]
 _RATES = ("peak_tflops", "sustained_tflops")  # of products of 16-bit numbers, which is what is measured
 REMEASURE_DRIFT = 0.05  # of a ceiling, over which a GPU cell is sampled once more
-_PACKAGE = Path(__file__).parents[1]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _CHOICES = 4000  # letters of what a tuner chose, 240 for every product of QuACK's
 BLOCK_US = 20_000.0  # a block of a long call has fewer samples, so that there are enough blocks for an interval
@@ -148,10 +148,15 @@ def said(error: BaseException) -> str:
 def _place(error: BaseException) -> str:
     """File and line where the project's code, or code of no library, was last: an error inside torch is the fault of its caller."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if _PACKAGE in Path(one.filename).parents or not one.filename.startswith(_LIBRARIES)]
+    ours = set(PACKAGES)
+    own = [
+        one
+        for one in frames
+        if not ours.isdisjoint(Path(one.filename).parents) or not one.filename.startswith(_LIBRARIES)
+    ]
     last = (own or frames)[-1]
     path = Path(last.filename)
-    shown = path.relative_to(_PACKAGE) if _PACKAGE in path.parents else path
+    shown = next((path.relative_to(one.parent) for one in PACKAGES if one in path.parents), path)
     return f"{shown}:{last.lineno}"
 
 

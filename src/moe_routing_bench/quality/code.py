@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from moe_routing_bench.closure import closure
-from moe_routing_bench.routers.zoo import ZOO
+from moe_routing_bench.packages import closure
+from moe_routing_kernels.routers.zoo import ZOO
 
 _TRAINING = ("training.train", "training.timing")  # a timing is made again after the run that it is of
 
@@ -20,5 +20,5 @@ def adaptation_files() -> list[Path]:
 
 def _files(*modules: str) -> list[Path]:
     """The files of modules of `quality`, of what they import, and of the rules, which are loaded by name."""
-    rules = [f"moe_routing_bench.routers.rules.{rule.module}" for rule in ZOO.values()]
+    rules = [f"moe_routing_kernels.routers.rules.{rule.module}" for rule in ZOO.values()]
     return closure([*(f"moe_routing_bench.quality.{module}" for module in modules), *rules])

@@ -4,11 +4,11 @@ from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.choices import table
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.comparison.choices import AUTO, BENCH, entries
 from moe_routing_bench.figures import grouping
 from moe_routing_bench.quantities import count, us
+from moe_routing_kernels.choices import table
 
 
 def choices(rows: pd.DataFrame) -> dict[str, Any] | None:

@@ -10,11 +10,11 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.report.bars import PLATFORM, Line
 from moe_routing_bench.report.reached import ABSENT, MISSED, OPEN, REACHED, without_too_few
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_bench.report.seeds.quantised import FORMATS
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 _OURS = ("cute", "cute_quantised", "cute_fp8")
 _WHAT = "experts: results beside those of dequantised weights"

@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import ratios
-from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.report import exactness, layer_bars, reached
 from moe_routing_bench.report.bar_figures import Figure, Row, against, fastest, own_figure
 from moe_routing_bench.report.bars import PERCENT, Bar, Level, Line, Values
@@ -16,6 +15,7 @@ from moe_routing_bench.report.layer_bars import OURS, QWEN, labelled
 from moe_routing_bench.report.seeds.kernels import DEQUANTISED
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_bench.report.seeds.quantised import FORMATS
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 QUANTISED, FP8 = "cute_quantised", "cute_fp8"
 _FEW = 64  # rows per expert

@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from moe_routing_bench import files
+from moe_routing_kernels import files
 
 
 def write(template: str, out: Path, **values: object) -> None:

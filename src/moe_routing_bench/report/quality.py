@@ -7,7 +7,7 @@ import pandas as pd
 
 from moe_routing_bench.figures import quality_rows
 from moe_routing_bench.quality.comparison import batches, compare, perft_summary, specialisation
-from moe_routing_bench.routers.zoo import ZOO
+from moe_routing_kernels.routers.zoo import ZOO
 
 # column, heading, format of the mean, meaning
 COLUMNS = (

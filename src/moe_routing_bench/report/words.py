@@ -15,7 +15,7 @@ _OURS = {
     "torch_compile": "the same, compiled by torch.compile",
     "triton": "this project's Triton kernels",
     "cute": "this project's kernels in the CuTe DSL of CUTLASS",
-    "ops": "this project's layer for models, moe_routing_bench.ops, which calls its kernels",
+    "ops": "this project's layer for models, moe_routing_kernels.ops, which calls its kernels",
     "auto": "what this package chooses by its table of measured cells",
 }
 _TERMS = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from moe_routing_bench.errors import bad
 from moe_routing_bench.store.parquet import read_table, write_table
+from moe_routing_kernels.errors import bad
 
 _TEXTS = ("weights", "activations", "drawn", "implementation", "status", "reason")
 _ERRORS = tuple(f"{what}_{kind}" for what in ("output", "kernel") for kind in ("error", "snr_db", "cosine"))

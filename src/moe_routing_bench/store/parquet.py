@@ -8,7 +8,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from moe_routing_bench import files
+from moe_routing_kernels import files
 
 DIGEST = b"moe_routing_bench.rows_sha256"
 

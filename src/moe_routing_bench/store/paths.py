@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moe_routing_bench.errors import bad
+from moe_routing_kernels.errors import bad
 
 if TYPE_CHECKING:
     from moe_routing_bench.grid.job import Job

@@ -8,7 +8,7 @@ import shutil
 import sys
 from typing import Any
 
-from moe_routing_bench.errors import bad
+from moe_routing_kernels.errors import bad
 
 CPU = "cpu"
 

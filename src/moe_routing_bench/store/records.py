@@ -15,13 +15,13 @@ import pyarrow as pa
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.errors import UserError, bad
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.spec import spec_hash
 from moe_routing_bench.store.columns import described
 from moe_routing_bench.store.parquet import read_table
 from moe_routing_bench.store.rows import IDENTITY, LATER, MEASURED, SCHEMA_VERSION, SPEC, STATUSES
 from moe_routing_bench.store.versions import outvoted
+from moe_routing_kernels.errors import UserError, bad
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from moe_routing_bench.closure import PACKAGE
+from moe_routing_bench.packages import PACKAGE
 
 _IN_WHEEL = PACKAGE / "project"  # where pyproject.toml has a wheel put them
 _NAME = "moe-routing-bench"

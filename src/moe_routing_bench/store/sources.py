@@ -5,18 +5,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from moe_routing_bench.benches.bench import find
-from moe_routing_bench.closure import PACKAGE, closure, file_hashes
+from moe_routing_bench.packages import PACKAGE, closure
+from moe_routing_kernels.closure import file_hashes
 
 
 def named(files: Iterable[Path]) -> list[str]:
-    """Files of this package as Snakemake should name them, sorted: relative where they lie below the working directory."""
+    """Files of our packages as Snakemake should name them, sorted: relative where they lie below the working directory."""
     here = Path.cwd().resolve()
     return sorted(os.path.relpath(path, here) if path.is_relative_to(here) else str(path) for path in files)
 
 
-def source(relative: str) -> str:
-    """One file of this package, by its path below it."""
-    return named([PACKAGE.resolve() / relative])[0]
+def source(relative: str, of: Path = PACKAGE) -> str:
+    """One file of a package, by its path below it."""
+    return named([of.resolve() / relative])[0]
 
 
 def sources(*folders: str, suffixes: tuple[str, ...] = (".py",)) -> list[str]:

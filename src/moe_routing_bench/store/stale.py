@@ -6,8 +6,8 @@ from pathlib import Path
 import yaml
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.store import paths
+from moe_routing_kernels.errors import bad, pick
 
 
 def stale(rows: Iterable[tuple[str, str | None]]) -> list[str]:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moe_routing_bench.errors import bad
 from moe_routing_bench.traces.evidence import repeats
+from moe_routing_kernels.errors import bad
 
 MOST_EXPERTS = 2**16
 MOST_IDS = 2**24  # the digest of a trace's rows is made of Python integers: about 1.5 µs and 90 bytes per id

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.csv
 from pyarrow.csv import ReadOptions
 
-from moe_routing_bench.errors import bad
+from moe_routing_kernels.errors import bad
 
 
 def table_of(path: Path, header: bool | None) -> tuple[pa.Table, bool]:

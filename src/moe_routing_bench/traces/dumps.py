@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moe_routing_bench.errors import bad
 from moe_routing_bench.traces.asked import Asked, Values
 from moe_routing_bench.traces.layout import checked_layer
 from moe_routing_bench.traces.tensors import array, is_array
+from moe_routing_kernels.errors import bad
 
 _SGLANG_IDS = "topk_ids_of_layer"
 _NO_EXPERT = -1  # where SGLang has a padding token, or more places than the model's k

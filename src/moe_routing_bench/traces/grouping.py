@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moe_routing_bench.errors import bad
+from moe_routing_kernels.errors import bad
 
 
 def by_token(

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.traces import evidence, logits
 from moe_routing_bench.traces.asked import FIRST, Asked, Recorded, Values
 from moe_routing_bench.traces.checks import check_distinct, check_range, checked, whole
+from moe_routing_kernels.errors import bad, pick
 
 
 def settled(values: Values, where: object) -> Recorded:

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moe_routing_bench.errors import bad
 from moe_routing_bench.traces.checks import MOST_EXPERTS, MOST_VALUES, check_most
+from moe_routing_kernels.errors import bad
 
 _AT_ONCE = 2**22
 

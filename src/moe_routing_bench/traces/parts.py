@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from moe_routing_bench.errors import bad
 from moe_routing_bench.traces import names
 from moe_routing_bench.traces.asked import Asked
 from moe_routing_bench.traces.tensors import is_array
+from moe_routing_kernels.errors import bad
 
 _WORDS = {
     "layers": {"layer", "layers", "block", "blocks"},

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from moe_routing_bench.errors import UserError, bad, pick
 from moe_routing_bench.store.parquet import read_table
 from moe_routing_bench.traces import csv_files, dumps, layout, series, tables
 from moe_routing_bench.traces.asked import Asked, Recorded, Values
+from moe_routing_kernels.errors import UserError, bad, pick
 
 MOST_BYTES = 2**31  # of what is read as a whole, packed or not: a .npy is mapped, and only the layer is read
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pyarrow as pa
 
-from moe_routing_bench.errors import bad, one_line, pick
 from moe_routing_bench.traces import names
 from moe_routing_bench.traces.asked import Asked
+from moe_routing_kernels.errors import bad, one_line, pick
 
 Roles = dict[str, list[str]]  # role -> columns, in the order of their ids
 

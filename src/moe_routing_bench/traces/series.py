@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moe_routing_bench.errors import bad, pick
 from moe_routing_bench.traces import names
 from moe_routing_bench.traces.asked import Asked, Values
 from moe_routing_bench.traces.checks import MOST_VALUES, check_most
 from moe_routing_bench.traces.parts import Series, meaning, numbered, shapes_shown
 from moe_routing_bench.traces.tensors import array, is_array
+from moe_routing_kernels.errors import bad, pick
 
 
 def values_of(content: Any, asked: Asked, where: object) -> Values:

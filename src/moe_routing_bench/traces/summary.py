@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moe_routing_bench.kernels.permute.layout import RowLayout, capacity_of
 from moe_routing_bench.measure.statistics import load_statistics
 from moe_routing_bench.workload.rows import row_map
+from moe_routing_kernels.permute.layout import RowLayout, capacity_of
 
 CAPACITY_FACTORS = (1.0, 1.25, 1.5)
 

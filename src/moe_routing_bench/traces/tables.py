@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from moe_routing_bench.errors import bad
 from moe_routing_bench.traces.asked import Asked, Values
 from moe_routing_bench.traces.grouping import by_token
 from moe_routing_bench.traces.roles import Roles, quoted, roles_of
 from moe_routing_bench.traces.writing import COLUMN
+from moe_routing_kernels.errors import bad
 
 
 def values_of(table: pa.Table, asked: Asked, where: object) -> Values:

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moe_routing_bench.errors import bad
 from moe_routing_bench.traces.checks import MOST_VALUES, check_exact, check_most
+from moe_routing_kernels.errors import bad
 
 
 def array(value: Any, where: object) -> NDArray[Any]:

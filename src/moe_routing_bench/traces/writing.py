@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from moe_routing_bench.errors import writing
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.traces.checks import checked
+from moe_routing_kernels.errors import writing
 
 COLUMN = "expert_ids"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload import trace
 from moe_routing_bench.workload.skew import inclusion_probabilities, zipf_exponent
+from moe_routing_kernels.formats import FORMATS
 
 _NONCE_BITS = 32
 

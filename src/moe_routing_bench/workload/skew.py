@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
 
-from moe_routing_bench.errors import bad
+from moe_routing_kernels.errors import bad
 
 SAMPLERS = ("exact", "plackett_luce", "trace")
 _STEPS = 60  # bisection steps: the interval of s shrinks below 1e-15

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moe_routing_bench.errors import bad
+from moe_routing_kernels.errors import bad
 
 if TYPE_CHECKING:
     import numpy as np

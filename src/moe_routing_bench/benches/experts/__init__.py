@@ -2,7 +2,7 @@
 
 from moe_routing_bench.benches.bench import Bench, Implementation, Peer
 from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, HUMMING, MSLK, TRITON_KERNELS, VLLM
-from moe_routing_bench.formats.weights import named
+from moe_routing_kernels.formats.weights import named
 
 # Of all experts: what products multiply with, of quantised formats with the parts beside their elements, and biases.
 WEIGHTS = ("w13", "w2", "b13", "b2", *named("w13").values(), *named("w2").values())

@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moe_routing_bench.benches.checks import Assignment, Check, Cost, close, nbytes, tolerance
-from moe_routing_bench.formats import FORMATS, Format, dequantise, quantisation, quantise
-from moe_routing_bench.formats.weights import WEIGHTS, WeightFormat, named
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.kernels.experts import Experts, activation_of
 from moe_routing_bench.workload.draw import draw_ids, generator, randn
 from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_kernels.experts import Experts, activation_of
+from moe_routing_kernels.formats import FORMATS, Format, dequantise, quantisation, quantise
+from moe_routing_kernels.formats.weights import WEIGHTS, WeightFormat, named
 
 _PRODUCTS, _BIASES = ("w13", "w2"), ("b13", "b2")  # of all experts, biases where there are any
 _OF_WEIGHTS = 1 << 31  # seeds of cells and nonces of `draw.again` are below it, and a CPU's generator takes 32 bits

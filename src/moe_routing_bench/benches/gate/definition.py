@@ -11,9 +11,9 @@ from torch import Tensor
 
 from moe_routing_bench.benches.checks import Assignment, Check, Cost, both, close, nbytes, tolerance
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.kernels.gate import Gate
-from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload.draw import draw_bias, generator, randn
+from moe_routing_kernels.gate import Gate
+from moe_routing_kernels.routers import ROUTERS
 
 
 def problem(cell: Cell) -> Gate:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from moe_routing_bench.benches.layer.sharing import Sharing
-from moe_routing_bench.choices import CANDIDATES, candidates, choose, table
 from moe_routing_bench.grid.cell import Cell
+from moe_routing_kernels.choices import CANDIDATES, candidates, choose, table
 
 AUTO = "auto"
 

@@ -44,7 +44,7 @@ BENCH = Models(
                 ("grouped_mm", "rounded_terms"),
             )
         ),
-        Implementation("ops", ".step", options={"form": "moe_routing_bench"}, peer=_PEER),
+        Implementation("ops", ".step", options={"form": "moe_routing_kernels"}, peer=_PEER),
         *(
             Implementation(
                 name,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moe_routing_bench.errors import bad
-from moe_routing_bench.formats.weights import WEIGHTS
+from moe_routing_kernels.errors import bad
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 CONTEXT = 128  # tokens of each sequence before the one that a decoding step is given
 

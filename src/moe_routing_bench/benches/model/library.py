@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from moe_routing_bench.benches.model.architectures import CONTEXT, Model
-from moe_routing_bench.formats import FORMATS
+from moe_routing_kernels.formats import FORMATS
 
 _ALIGN = 128  # elements: where every parameter begins; kernels ask for 16 bytes
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_routing_bench import ops
 from moe_routing_bench.benches.bench import find
-from moe_routing_bench.formats import FORMATS
-from moe_routing_bench.kernels.experts import Experts
+from moe_routing_kernels import ops
+from moe_routing_kernels.experts import Experts
+from moe_routing_kernels.formats import FORMATS
 
 NAME = "moe_routing_bench_quantised"
 _BENCH = find("experts")

@@ -1,4 +1,4 @@
-"""One forward pass of a model whose experts are computed in one of the library's forms, by `moe_routing_bench.ops`, or, where they are
+"""One forward pass of a model whose experts are computed in one of the library's forms, by `moe_routing_kernels.ops`, or, where they are
 quantised, by an implementation of the bench `experts`.
 
 What every layer's experts were given and answered is returned with the result, for the check. These tensors exist anyway: to keep them costs
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from moe_routing_bench.benches.model import library, quantised
 from moe_routing_bench.benches.model.architectures import Model
-from moe_routing_bench.kernels.experts.common import unaligned
-from moe_routing_bench.kernels.layer import Layer
-from moe_routing_bench.kernels.permute.layout import RowLayout
-from moe_routing_bench.ops import transformers as ours
+from moe_routing_kernels.experts.common import unaligned
+from moe_routing_kernels.layer import Layer
+from moe_routing_kernels.ops import transformers as ours
+from moe_routing_kernels.permute.layout import RowLayout
 
 HANDED = ("x", "topk_ids", "topk_weights", "y")  # the experts' arguments and answer
 
@@ -75,7 +75,7 @@ def layer(problem: Model) -> Layer:
 
 def precompile(problem: Model, arch: str, *, form: str, experts: str = "") -> None:
     """Put the kernels in CuTe DSL that the operators choose, and those of `experts`, into the cache; needs no GPU."""
-    from moe_routing_bench.ops import compilation
+    from moe_routing_kernels.ops import compilation
 
     if form in (ours.NAME, quantised.NAME):
         compilation.layer(layer(problem), arch, ids="int64", weights=problem.dtype)

@@ -8,13 +8,13 @@ In a quantised format packed has scales: see `quantised`.
 import torch
 from torch import Tensor
 
-from moe_routing_bench import formats
 from moe_routing_bench.benches.checks import Assignment, Check, Cost, exact, nbytes
 from moe_routing_bench.benches.pack import quantised
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.kernels.pack import Pack
 from moe_routing_bench.workload.draw import draw_ids, generator, randn
 from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_kernels import formats
+from moe_routing_kernels.pack import Pack
 
 
 def problem(cell: Cell) -> Pack:

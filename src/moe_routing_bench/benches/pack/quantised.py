@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.benches.checks import Check
-from moe_routing_bench.formats import dequantise, quantise
-from moe_routing_bench.kernels.pack import Pack
+from moe_routing_kernels.formats import dequantise, quantise
+from moe_routing_kernels.pack import Pack
 
 _SCALE_ERROR = 2.0**-23
 _HALF = 0.5 + 2.0**-16  # of a step; x / scale itself is rounded to float32, and up to 16 steps long

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from moe_routing_bench.benches.checks import Check, Cost, both, close, nbytes, tolerance
 from moe_routing_bench.benches.gate import definition as gate
-from moe_routing_bench.formats import FORMATS
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.kernels.router import Router
-from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload.draw import draw_routing, generator, randn, selection_bias
+from moe_routing_kernels.formats import FORMATS
+from moe_routing_kernels.router import Router
+from moe_routing_kernels.routers import ROUTERS
 
 assignment, empty_outputs = gate.assignment, gate.empty_outputs
 

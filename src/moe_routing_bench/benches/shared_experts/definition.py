@@ -10,8 +10,8 @@ from torch import Tensor
 from moe_routing_bench.benches.checks import Check, Cost, close, nbytes, tolerance
 from moe_routing_bench.benches.experts import definition as experts
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.kernels.shared_experts import SharedExperts
 from moe_routing_bench.workload.draw import generator, randn
+from moe_routing_kernels.shared_experts import SharedExperts
 
 _WEIGHTS = ("shared_w13", "shared_w2", "shared_gate")
 _GATE_ROUNDINGS = 3  # of the product, of the score, and of what is multiplied by it

@@ -17,11 +17,11 @@ from moe_routing_bench.benches.checks import Check, Cost, both, close, nbytes, t
 from moe_routing_bench.benches.experts import definition as experts
 from moe_routing_bench.benches.routing import definition as routing
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.kernels.experts import activation_of
-from moe_routing_bench.kernels.layer import Layer
-from moe_routing_bench.routers import ROUTERS
 from moe_routing_bench.workload.draw import generator, randn
 from moe_routing_bench.workload.rows import row_layout
+from moe_routing_kernels.experts import activation_of
+from moe_routing_kernels.layer import Layer
+from moe_routing_kernels.routers import ROUTERS
 
 _GATE = 16  # roundings of float32, as in `gate`
 _SCORE_TILE = 128  # elements of I that an implementation with `rounded_scores` sums at a time

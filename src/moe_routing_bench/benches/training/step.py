@@ -1,7 +1,7 @@
 """One step of a layer: forward under autograd, then the gradients of tokens, logits and weights in one call.
 
 A way is a module of ``kernels.training``, a layer for ids and weights that are given: in plain torch behind the rule in plain torch,
-of a library behind our gate. `ops` is `moe_routing_bench.ops.layer`.
+of a library behind our gate. `ops` is `moe_routing_kernels.ops.layer`.
 """
 
 from collections.abc import Callable
@@ -11,18 +11,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from moe_routing_bench import ops
-from moe_routing_bench.kernels.experts import activation_of
-from moe_routing_bench.kernels.layer import Layer
-from moe_routing_bench.kernels.training import (
-    liger_experts,
-    moe_ops_experts,
-    sonicmoe_experts,
-    torch_grouped_mm,
-    torch_loop,
-    transformers_experts,
-)
-from moe_routing_bench.routers import ROUTERS
+from moe_routing_bench.peers.training import liger_experts, moe_ops_experts, sonicmoe_experts, transformers_experts
+from moe_routing_kernels import ops
+from moe_routing_kernels.experts import activation_of
+from moe_routing_kernels.layer import Layer
+from moe_routing_kernels.routers import ROUTERS
+from moe_routing_kernels.training import torch_grouped_mm, torch_loop
 
 _PLAIN = {"torch_loop": torch_loop, "torch_grouped_mm": torch_grouped_mm}
 _LIBRARIES = {
@@ -106,7 +100,7 @@ def _saying(call: Callable[..., T], tuned: Callable[..., Any]) -> Callable[..., 
 
 def precompile(problem: Layer, arch: str, *, way: str, **options: Any) -> None:
     """Put the kernels in CuTe DSL that the operators choose into the cache; needs no GPU."""
-    from moe_routing_bench.ops import compilation
+    from moe_routing_kernels.ops import compilation
 
     if way == "ops":
         compilation.layer(problem, arch, training=True)

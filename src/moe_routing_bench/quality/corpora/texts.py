@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 from platformdirs import user_cache_path
 
-from moe_routing_bench import files
-from moe_routing_bench.errors import bad
 from moe_routing_bench.grid import run_spec
+from moe_routing_kernels import files
+from moe_routing_kernels.errors import bad
 
 FOLDER = "MOE_ROUTING_BENCH_CORPORA"  # environment variable that names another folder for downloaded archives
 _PYPI = "https://files.pythonhosted.org/packages"

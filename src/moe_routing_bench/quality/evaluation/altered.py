@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from moe_routing_bench.formats.quantisation import dequantise, quantise
-from moe_routing_bench.formats.weights import WEIGHTS, WeightFormat
 from moe_routing_bench.quality.corpora.batches import Windows
 from moe_routing_bench.quality.evaluation.evaluate import bits, loss_of, with_capacity
 from moe_routing_bench.quality.model.language_model import TinyLM
+from moe_routing_kernels.formats.quantisation import dequantise, quantise
+from moe_routing_kernels.formats.weights import WEIGHTS, WeightFormat
 
 # those of the seed document 003, and two of 4-bit floats
 FORMATS = (

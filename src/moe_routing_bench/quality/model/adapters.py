@@ -12,11 +12,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from moe_routing_bench.errors import bad
 from moe_routing_bench.grid.adaptation_spec import Adaptation
 from moe_routing_bench.quality.model.language_model import TinyLM, own_draws
 from moe_routing_bench.quality.model.moe_layer import MoE
-from moe_routing_bench.routers import learned
+from moe_routing_kernels.errors import bad
+from moe_routing_kernels.routers import learned
 
 ROUTER = (
     "topk_prenorm"  # of PERFT-R: top-k of a softmax without renormalising, as in OLMoE, for which PERFT was proposed

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from moe_routing_bench.grid.run_spec import DENSE, Run
 from moe_routing_bench.quality.model.moe_layer import Experts, MoE, compute_dtype
 from moe_routing_bench.quality.model.stage_clock import NO_CLOCK, Clock
-from moe_routing_bench.routers import learned
+from moe_routing_kernels.routers import learned
 
 VOCABULARY = 256
 

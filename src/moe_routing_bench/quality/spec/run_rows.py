@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from moe_routing_bench.errors import UserError, bad
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import read_table, write_table
 from moe_routing_bench.store.versions import outvoted
+from moe_routing_kernels.errors import UserError, bad
 
 SCHEMA_VERSION = 6
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()

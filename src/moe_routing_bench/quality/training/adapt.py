@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from moe_routing_bench.errors import bad
 from moe_routing_bench.grid.adaptation_spec import Adaptation
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality import code
@@ -19,7 +18,8 @@ from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quality.spec.adaptation_rows import COLUMNS, SCHEMA
 from moe_routing_bench.quality.training import train
 from moe_routing_bench.quality.training.loop import Training, go_on, now, saved
-from moe_routing_bench.routers.zoo import ZOO
+from moe_routing_kernels.errors import bad
+from moe_routing_kernels.routers.zoo import ZOO
 
 _PART = ".adapters."  # is in the names of what learns, and in no other
 

@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moe_routing_bench import files
-from moe_routing_bench.errors import UserError, bad
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality.corpora import batches, texts
 from moe_routing_bench.quality.evaluation import evaluate
@@ -22,6 +20,8 @@ from moe_routing_bench.quality.evaluation.loads import drop_rate
 from moe_routing_bench.quality.model import language_model
 from moe_routing_bench.quality.model.language_model import TinyLM
 from moe_routing_bench.quality.training import schedule
+from moe_routing_kernels import files
+from moe_routing_kernels.errors import UserError, bad
 
 BETAS = (0.9, 0.95)
 

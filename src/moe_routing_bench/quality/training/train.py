@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from moe_routing_bench import closure
 from moe_routing_bench.grid.run_spec import DENSE, Run
 from moe_routing_bench.measure import provenance
+from moe_routing_bench.packages import fingerprint
 from moe_routing_bench.quality import code
 from moe_routing_bench.quality.corpora.texts import Corpus
 from moe_routing_bench.quality.evaluation import altered, evaluate
@@ -20,9 +20,9 @@ from moe_routing_bench.quality.evaluation.loads import BYTE_CLASSES
 from moe_routing_bench.quality.model import cost
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quality.training.loop import Training, go_on, save
-from moe_routing_bench.routers.zoo import ZOO
 from moe_routing_bench.store import paths, platforms
 from moe_routing_bench.store.parquet import write_table
+from moe_routing_kernels.routers.zoo import ZOO
 
 _FROM_RUN = (
     "purpose", "label", "router", "network", "seed", "experts", "top_k", "capacity_factor", "drop_policy", "train_mode",
@@ -115,7 +115,7 @@ def origin(device: str, files: list[Path]) -> dict[str, Any]:
         "cuda_version": versions["cuda_version"],
         "python_version": python_platform.python_version(),
         "cpu_threads": torch.get_num_threads(),
-        "code_fingerprint": closure.fingerprint(files)[:16],
+        "code_fingerprint": fingerprint(files)[:16],
         **provenance.git_state(tuple(files)),
         "host": versions["host"],
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),

@@ -11,12 +11,12 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.benches.layer.auto import AUTO
-from moe_routing_bench.choices import candidates, choose, table
-from moe_routing_bench.choices.table import Entry
 from moe_routing_bench.comparison import choices
 from moe_routing_bench.report.seeds.models import label, reduced, why
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number, ratio
+from moe_routing_kernels.choices import candidates, choose, table
+from moe_routing_kernels.choices.table import Entry
 
 STEPS = 32  # tokens that their test of models generates
 PHASES = ("prefill", "decode")

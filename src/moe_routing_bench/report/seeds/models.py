@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.formats.weights import WEIGHTS
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number, ratio
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 LIBRARY = "transformers_"  # how names of the library's own forms begin: full precision, as theirs is
 _OURS = (

@@ -1,0 +1,1 @@
+"""combine of vLLM and SGLang."""

@@ -1,0 +1,1 @@
+"""The experts' products of other packages."""

@@ -1,0 +1,1 @@
+"""The gates of QuACK, SGLang and vLLM."""

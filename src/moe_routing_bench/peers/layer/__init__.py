@@ -1,0 +1,1 @@
+"""Whole layers of other packages, behind our router where they have none."""

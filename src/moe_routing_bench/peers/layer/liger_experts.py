@@ -1,0 +1,38 @@
+"""permute, pack, experts and combine by Liger's fused MoE function (liger-kernel 0.8.5), in Triton.
+
+It reads the number of tiles on the host, so it cannot be captured. Its tuner takes one to two minutes per shape: each kernel is
+pinned to its one default configuration instead (`LIGER_FUSED_MOE_AUTOTUNE=0`), so this is Liger untuned.
+"""
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.peers.layer import common as peers
+from moe_routing_kernels.layer import Layer
+
+
+def unsupported(problem: Layer) -> str | None:
+    """Why it cannot run, or None."""
+    return peers.unsupported(problem, "Liger", ("swiglu",))
+
+
+def bind(
+    problem: Layer, *, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor,
+    residual: Tensor | None = None,
+) -> Callable[[], dict[str, Tensor]]:  # fmt: skip
+    """Bind x (T, H), topk_ids (T, k) int32, topk_weights (T, k) float32, w13 (E, 2 I, H), w2 (E, H, I); returns combined (T, H).
+
+    The library allocates its result, so a bound `combined` is not written. A `residual` (T, H) is added by torch.
+    """
+    os.environ.setdefault("LIGER_FUSED_MOE_AUTOTUNE", "0")  # read when the module below is imported
+    from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
+
+    def run() -> dict[str, Tensor]:
+        with torch.no_grad():
+            total = LigerFusedMoEFunction.apply(x, w13, w2, topk_ids, topk_weights)
+            return {"combined": total if residual is None else total.add_(residual)}
+
+    return run

@@ -1,0 +1,1 @@
+"""Copies of rows of vLLM and SGLang."""

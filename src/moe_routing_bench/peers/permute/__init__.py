@@ -1,0 +1,1 @@
+"""The permutations of vLLM and SGLang."""

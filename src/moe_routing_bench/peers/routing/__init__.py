@@ -1,0 +1,1 @@
+"""vLLM's permutation with its copy of rows."""

@@ -1,0 +1,1 @@
+"""Layers of other packages that autograd differentiates."""

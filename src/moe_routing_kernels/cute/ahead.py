@@ -1,0 +1,108 @@
+"""Compiles kernels ahead, in processes side by side; as a program, one of these processes.
+
+A kernel takes seconds of one core, most of them in the compiler, which holds Python's lock. Processes are programs, not forks or
+spawned copies: a fork of a process that uses CUDA is broken, and a spawned one would run the user's script again.
+"""
+
+import contextlib
+import os
+import pickle
+import queue
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable
+
+from moe_routing_kernels.cute.cache import Asked
+from moe_routing_kernels.errors import bad, one_line, whole
+
+
+def compile_all(asked: Iterable[Asked], workers: int | None = None) -> int:
+    """Compile those that are not in the cache, with `workers` processes (None: one for each core); returns how many these were.
+
+    Raises `UserError` where a process fails, with its last line. What others compiled stays in the cache. When it is interrupted, so are
+    the processes, and none is left.
+    """
+    if workers is not None and (not whole(workers) or workers < 1):
+        raise bad("workers", workers, "a whole number, at least 1, or None for one on each core")
+    missing = sorted((one for one in asked if not one.path.exists()), key=_forms, reverse=True)
+    waiting: queue.SimpleQueue[Asked] = queue.SimpleQueue()
+    for one in missing:
+        waiting.put(one)
+    failures: list[str] = []
+    running: list[subprocess.Popen[bytes]] = []
+    count = min(len(missing), workers or len(os.sched_getaffinity(0)))
+    threads = [threading.Thread(target=_feed, args=(waiting, failures, running)) for _ in range(count)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                waiting.get_nowait()
+        for process in running:
+            process.kill()
+        raise
+    if failures:
+        raise bad(
+            "compiling ahead", failures[0], "kernels that compile", f"{len(failures)} of {count} processes failed"
+        )
+    return len(missing)
+
+
+def _forms(asked: Asked) -> int:
+    """How often a kernel has its main loop, which says how long it compiles: the longest go first."""
+    return max(
+        (len(one.tile.widths) for one in asked.arguments if hasattr(getattr(one, "tile", None), "widths")), default=0
+    )
+
+
+def _feed(waiting: "queue.SimpleQueue[Asked]", failures: list[str], running: "list[subprocess.Popen[bytes]]") -> None:
+    """Hand kernels to a process of its own, one after the other, until none waits or one fails."""
+    command = [sys.executable, "-m", __name__]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
+        ) as process,
+    ):
+        assert process.stdin and process.stdout, "both are pipes"
+        running.append(process)
+        with contextlib.suppress(queue.Empty, BrokenPipeError):
+            while True:
+                pickle.dump(waiting.get_nowait(), process.stdin)
+                process.stdin.flush()
+                if not process.stdout.readline():
+                    break
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        if process.wait():
+            errors.seek(0)
+            lines = errors.read().decode(errors="replace").strip().splitlines()
+            failures.append(one_line(lines[-1] if lines else f"exit status {process.returncode}", 200))
+
+
+def main() -> None:
+    """Compile what comes through standard input, and write a line for each."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # the compiler may print
+    while True:
+        try:
+            asked: Asked = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            asked.kernel()
+        except Exception as error:  # whatever the compiler raises, of many lines and in colours
+            text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+            sys.exit(f"{asked.module.rpartition('.')[2]}: {type(error).__name__}: {one_line(text, 150)}")
+        print("done", file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

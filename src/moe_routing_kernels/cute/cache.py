@@ -1,0 +1,162 @@
+"""Compiled CuTe DSL kernels on disk: a second process loads an object file in 0.1 s and compiles nothing.
+
+An object is named by everything it depends on: the sources of the kernel's module and of all that this module imports
+from its package and from this one, the versions of the compiler and its calling convention, the host's machine type, and the arguments
+(architecture, dtype, shape class). It is written under a temporary name and renamed, one process at a time, so
+concurrent jobs share one cache. Filling it needs no GPU.
+"""
+
+import contextlib
+import contextvars
+import functools
+import hashlib
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import cutlass.cute as cute
+import torch
+from filelock import FileLock
+from platformdirs import user_cache_path
+
+from moe_routing_kernels import declarations, files
+from moe_routing_kernels.closure import PACKAGE, closure, fingerprint
+from moe_routing_kernels.errors import bad
+
+FOLDER = "MOE_ROUTING_KERNELS_CACHE"  # environment variable that names another folder
+MOST_PROBLEMS = 4096  # whose kernel is remembered
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A kernel that was asked for: the function that compiles it, by the name of its module and its own, and its arguments."""
+
+    module: str
+    name: str
+    arguments: tuple[Any, ...]
+
+    @property
+    def path(self) -> Path:
+        """Where its object lies, if it was compiled."""
+        return folder() / f"{_key(self.module, self.arguments)}.o"
+
+    def kernel(self) -> Any:
+        """The kernel, compiled where that was not done yet."""
+        return getattr(importlib.import_module(self.module), self.name)(*self.arguments)
+
+
+# Of a thread, or of what runs in a context: others go on to run kernels while one prepares a model.
+_noted = contextvars.ContextVar[dict[Asked, None] | None]("noted", default=None)
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[dict[Asked, None]]:
+    """While open, kernels that are asked for are noted in what is yielded, and neither compiled nor remembered."""
+    assert _noted.get() is None, "already noting"
+    noted: dict[Asked, None] = {}
+    token = _noted.set(noted)
+    try:
+        yield noted
+    finally:
+        _noted.reset(token)
+
+
+def per_problem(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember the kernel of a problem, so that binding it again chooses no configuration and looks nothing up."""
+    remembered = functools.lru_cache(MOST_PROBLEMS)(function)
+
+    def of_problem(*arguments: Any, **options: Any) -> Any:
+        return (remembered if _noted.get() is None else function)(*arguments, **options)
+
+    return functools.wraps(function)(of_problem)
+
+
+def folder() -> Path:
+    """Where the objects lie."""
+    return Path(os.environ.get(FOLDER) or user_cache_path("moe-routing-kernels"))
+
+
+def objects() -> list[Path]:
+    """The object files that are there."""
+    return sorted(folder().glob("*.o"))
+
+
+def cached(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep what `build(arch, *shape, keep=False)` compiles, in this process and on disk.
+
+    With `keep` it always compiles, because only a fresh kernel carries its PTX and cubin. The arguments must have a
+    `repr` that tells them apart.
+    """
+
+    @functools.cache
+    def loaded(*arguments: Any) -> Any:
+        path = Asked(build.__module__, build.__name__, arguments).path
+        if (found := _load(path)) is not None:  # without a lock, which a folder that is only read does not take
+            return found
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            hint = "call once before the capture, or compile all kernels of a model with ops.prepare"
+            raise bad("CUDA graph capture", "a kernel that is not compiled yet", "compiled kernels", hint)
+        with _locked(path):
+            found = _load(path, tell=True)
+            if found is None:
+                with files.replacing(path) as temporary:
+                    build(*arguments).export_to_c(str(temporary), function_name="kernel")
+                found = _load(path)
+        return found
+
+    def kernel(*arguments: Any, keep: bool = False) -> Any:
+        if keep:
+            return build(*arguments, keep=True)
+        if (noted := _noted.get()) is not None:
+            noted[Asked(build.__module__, build.__name__, arguments)] = None
+            return None
+        return loaded(*arguments)
+
+    return functools.wraps(build)(kernel)
+
+
+def _key(module: str, arguments: tuple[Any, ...]) -> str:
+    """Names an object: the kernel's module, and a hash of all that it depends on."""
+    known = [version(name) for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")] + [platform.machine(), repr(arguments)]
+    ours = module.partition(".")[0] == PACKAGE.name
+    text = "\n".join([fingerprint(closure([module])) if ours else declarations.code(module, [module]), *known])
+    return f"{module.rpartition('.')[2]}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The one process that may write an object. Raises `UserError` where the folder cannot be written."""
+    lock = FileLock(f"{path}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise bad(
+            "kernel cache",
+            str(path.parent),
+            "a folder that can be written, or that holds every kernel",
+            f"{reason}; {FOLDER} names another folder",
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _load(path: Path, tell: bool = False) -> Any:
+    """The kernel of an object file; None where there is none, or a damaged one, which is told of."""
+    if not path.exists():
+        return None
+    try:
+        return cute.runtime.load_module(str(path), enable_tvm_ffi=True).kernel
+    except Exception as error:
+        if tell:
+            print(f"kernel cache: {path} cannot be loaded and is compiled again ({error})", file=sys.stderr)
+        return None

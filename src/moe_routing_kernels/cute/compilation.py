@@ -1,0 +1,46 @@
+"""Compiling CuTe DSL kernels for an architecture that need not be here.
+
+Compilation uses fake tensors, so it needs no GPU; extents may be symbolic, so that one compiled kernel serves every
+number of tokens.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import torch
+
+from moe_routing_kernels.cute import VECTOR_BYTES
+
+DTYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
+
+
+def fake_tensor(dtype: Any, rows: Any, columns: int | None = None) -> Any:
+    """A contiguous tensor for compilation: (rows,) or (rows, columns) of `dtype`, its base aligned to 16 bytes."""
+    shape = (rows,) if columns is None else (rows, columns)
+    order = tuple(reversed(range(len(shape))))
+    return cute.runtime.make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=VECTOR_BYTES)
+
+
+def current_arch() -> str:
+    """The DSL's name of the current CUDA device's architecture, such as sm_80 or sm_90a."""
+    return _arch_of(torch.cuda.current_device())
+
+
+@functools.cache
+def _arch_of(device: int) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def compile_kernel(host: Callable, arguments: Sequence[Any], arch: str, keep: bool = False) -> Any:
+    """Compile a `@cute.jit` host function for `arch`; the last parameter of `host` is the stream.
+
+    The result takes torch tensors and launches on torch's current stream. `keep` also stores PTX and cubin on it
+    (`__ptx__`, `__cubin__`), for tests.
+    """
+    stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
+    options = f"--gpu-arch {arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
+    return cute.compile(host, *arguments, stream, options=options)

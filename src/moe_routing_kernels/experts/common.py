@@ -1,0 +1,89 @@
+"""What experts share: the activation, rows as numbers, and which formats torch can multiply."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moe_routing_kernels.experts import Experts, activation_of
+from moe_routing_kernels.formats import FORMATS, dequantise
+from moe_routing_kernels.layer import Layer
+from moe_routing_kernels.pack import Pack
+
+
+def activate(activation: str, sums: Tensor, out: Tensor | None = None) -> Tensor:
+    """Sums of the first product, (..., 2 I) gate beside up, or (..., I) of `relu2` -> (..., I), `out` if given. In the dtype of the sums."""
+    known = activation_of(activation)
+    if known.value == "relu2":
+        return torch.square(F.relu(sums), out=out)
+    gate, up = sums.chunk(2, dim=-1)
+    if known.limit is not None:
+        gate, up = gate.clamp(max=known.limit), up.clamp(-known.limit, known.limit)
+    if known.value == "gelu":
+        value = F.gelu(gate, approximate="tanh")
+    else:
+        value = F.silu(gate) if known.alpha == 1 else gate * torch.sigmoid(known.alpha * gate)
+    return torch.mul(value, up + known.shift if known.shift else up, out=out)
+
+
+def feed_forward(
+    activation: str, rows: Tensor, expert: int, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: Tensor | None, out: Tensor
+) -> None:  # fmt: skip
+    """One of the experts, whose weights and biases are given: rows (n, H) -> out (n, H)."""
+    up, down = w13[expert].T, w2[expert].T
+    inner = activate(activation, rows @ up if b13 is None else torch.addmm(b13[expert], rows, up))
+    torch.mm(inner, down, out=out) if b2 is None else torch.addmm(b2[expert], inner, down, out=out)
+
+
+def experts_of_rows(offsets: Tensor, rows: int) -> Tensor:
+    """The expert of each of `rows` rows that `offsets` (E + 1,) gives to experts: (rows,); nothing is read on the host.
+
+    Rows of no expert get the last one.
+    """
+    numbers = torch.arange(rows, dtype=offsets.dtype, device=offsets.device)
+    return torch.searchsorted(offsets[1:], numbers, right=True).clamp_max(len(offsets) - 2)
+
+
+def plain_rows(problem: Experts, packed: Tensor, scales: Tensor | None) -> Tensor:
+    """Packed rows (R, H) in the dtype of the activations: quantised ones times their scales (R,) or (R, groups)."""
+    if not problem.packed_format.quantised:
+        return packed
+    assert scales is not None, f"{problem.packed} has scales"
+    return dequantise(packed, scales, problem.packed_format).to(FORMATS[problem.dtype].torch_dtype)
+
+
+def between(problem: Experts) -> Pack:
+    """Quantising what the first product made, as rows are: a pack of each row to its own place."""
+    return Pack(problem.rows, problem.intermediate, 1, problem.rows, problem.dtype, problem.packed, padding=False)
+
+
+def unaligned(problem: Experts | Layer, library: str = "torch.nn.functional.grouped_mm") -> str | None:
+    """Why the grouped product of torch, or of another library, cannot take 16-bit rows of these sizes, or None."""
+    if problem.hidden % 8 or problem.intermediate % 8:
+        return f"{library} needs hidden and intermediate that are multiples of 8 (16 bytes)"
+    return None
+
+
+def other_rows(problem: Experts) -> str | None:
+    """Why rows of this format cannot be the operands of a product of 16-bit numbers, or None."""
+    return None if problem.packed in ("bf16", "fp16") else f"takes bf16 and fp16 rows, not {problem.packed}"
+
+
+def mixed_formats(problem: Experts) -> str | None:
+    """Why torch cannot multiply rows and weights of these formats, or None."""
+    if FORMATS[problem.dtype].quantised or problem.weights != problem.dtype:
+        return f"activations and weights need one plain format, not {problem.dtype} and {problem.weights}"
+    if not problem.packed_format.quantised and problem.packed != problem.dtype:
+        return f"rows need the format of the activations or a quantised one, not {problem.packed} with {problem.dtype}"
+    return None
+
+
+def not_quantised(problem: Experts) -> str | None:
+    """Why there is nothing to dequantise, or None."""
+    return None if problem.quantised_weights else f"takes quantised weights, not {problem.weights}"
+
+
+def other_activations(problem: Experts) -> str | None:
+    """Why rows that are to be multiplied as they are cannot be, or None."""
+    if problem.packed != problem.dtype:
+        return f"rows need the format of the activations, {problem.dtype}, not {problem.packed}"
+    return None

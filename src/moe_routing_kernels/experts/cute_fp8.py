@@ -1,0 +1,168 @@
+"""Experts of e4m3 rows and e4m3 weights with scales of 128 numbers, in CuTe DSL for Hopper: the tensor cores multiply 8-bit floats.
+
+Strategy: the first product activates its float32 sums and quantises them as rows were, with a scale per 128 of them (`cute_fp8_quantise`), or
+writes them in bf16, of which `cute_pack_fp8` makes the same bits; the second product reads those. That rounding is one which products of 16 bits do not have, and is declared
+(`rounded_inner`). Weights lie as the format has them.
+
+FLOPs: 6 R H I for R rows, at twice the rate of 16 bits. Floor: those, or weights of every expert that has a row and 2 R H + 6 R I bytes of rows,
+at the bandwidth of a copy. The sums of each 128 products are scaled by threads: with few rows by two instructions per sum, with many by one, which
+is a quarter of the cycles in which the tensor cores multiply, beside them.
+
+`Form` has what was slower, by 4 to 6 % at T=16384 (notebook.md): tests hold the forms against each other.
+
+Invariant: a row is written by the tiles of its own expert alone; rows of no expert are read, but never written by the products.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe_routing_kernels.cute.cache import per_problem
+from moe_routing_kernels.cute.compilation import current_arch
+from moe_routing_kernels.experts import Experts
+from moe_routing_kernels.experts.common import between
+from moe_routing_kernels.experts.cute_experts import MOST_EXPERTS
+from moe_routing_kernels.experts.cute_fp8_product import compile_for
+from moe_routing_kernels.experts.cute_fp8_tiles import Fp8Product, stands
+from moe_routing_kernels.experts.cute_low import FEW_ROWS, choose_low
+from moe_routing_kernels.experts.cute_tiles import Tile
+from moe_routing_kernels.formats import empty_rows
+from moe_routing_kernels.pack import cute_pack_fp8
+
+_FORMATS = ("bf16", "fp8_block128", "e4m3_block128")  # of activations, packed rows and weights
+_LEAST = 32
+_WIDE_SIZES = (64, 80, 96, 112, 128)  # tokens of a wide tile
+_UPRIGHT = Tile(2, 2, 64), Tile(2, 2, 128)
+_TALL_ROWS = 512  # per expert, from which the second, which reads weights half as often, is faster (notebook.md)
+_ROUNDS = 4  # tiles per multiprocessor, from which larger ones do not leave some of them idle
+
+
+@dataclass(frozen=True)
+class Form:
+    """How upright products run: by default in the way that was the fastest."""
+
+    fused: bool = True  # the first product quantises what it makes, and nothing runs between both
+
+
+FASTEST = Form()
+
+
+def unsupported(problem: Experts) -> str | None:
+    """Why this problem cannot run, or None."""
+    given = (problem.dtype, problem.packed, problem.weights)
+    if given != _FORMATS:
+        return f"takes activations, rows and weights of {', '.join(_FORMATS)}, not {', '.join(given)}"
+    if problem.hidden % 16 or problem.intermediate % 16:
+        return "the kernel needs hidden and intermediate that are multiples of 16 (16 bytes)"
+    if min(problem.hidden, problem.intermediate) < _LEAST or not 2 <= problem.experts <= MOST_EXPERTS:
+        return f"needs 2 to {MOST_EXPERTS} experts, and hidden and intermediate of {_LEAST}, at least"
+    if torch.cuda.is_available() and current_arch() != "sm_90a":
+        return f"is written for sm_90a, not {current_arch()}"
+    return None
+
+
+def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) -> Tile:
+    """The tile with tokens on the N side for `rows` rows and `wide` rows of weights per expert: lower with few, that all multiprocessors have some."""
+    mean = max(1.0, rows / experts)
+    if mean > FEW_ROWS:
+        return Tile(2, 2, choose_low(mean, _WIDE_SIZES))
+    enough = min(experts, rows) * wide >= _ROUNDS * 256 * multiprocessors
+    return Tile(2 if enough else 1, 2, choose_low(mean))
+
+
+def products(problem: Experts, form: Form = FASTEST) -> tuple[Fp8Product, Fp8Product]:
+    """Both products of a problem: with many rows tokens stand on the M side, where they can, in the given form."""
+    hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
+    found = []
+    for columns, depth, activation in ((inner, hidden, problem.activation), (hidden, inner, "")):
+        gated = problem.gated and bool(activation)
+        tile = _UPRIGHT[problem.rows >= _TALL_ROWS * experts]
+        upright = problem.rows > FEW_ROWS * experts and stands(columns, gated, problem.biased, tile)
+        if not upright:
+            tile = choose_tile(problem.rows, experts, columns * (2 if gated else 1))
+        product = Fp8Product(columns, depth // 2, experts, activation, tile, biased=problem.biased, upright=upright)
+        if upright:
+            product = replace(product, quantises=form.fused and bool(activation))
+        found.append(product)
+    first, second = found
+    return first, second
+
+
+def precompile(problem: Experts, arch: str, form: Form = FASTEST) -> None:
+    """Put the kernels of a problem into the cache; needs no GPU."""
+    _compiled(problem, arch, form)
+    cute_pack_fp8.precompile(between(problem), arch, checked_rows=0)
+
+
+@per_problem
+def _compiled(problem: Experts, arch: str, form: Form) -> list[tuple[Fp8Product, Any]]:
+    return [(product, compile_for(arch, problem.dtype, product)) for product in products(problem, form)]
+
+
+def launch(
+    product: Fp8Product,
+    kernel: Any,
+    x: Tensor,
+    scales: Tensor,
+    offsets: Tensor,
+    w: Tensor,
+    w_scales: Tensor,
+    biases: Tensor | None,
+    out: Tensor,
+    out_scales: Tensor | None = None,
+) -> Callable[[], object]:
+    """The launch of one product: e4m3 x (R, K) and w (E, N, K), their scales, offsets (E + 1,) int32, biases (E, N) -> out (R, columns).
+
+    Of a product that quantises, out is e4m3 with out_scales (R, columns / 128).
+    """
+    if product.quantises:
+        out = out.view(torch.uint8)
+    multiprocessors = torch.cuda.get_device_properties(out.device).multi_processor_count
+    blocks = max(1, min(multiprocessors, product.most_tiles(len(out))))
+    numbers = x.view(torch.uint8), scales, offsets, w.view(torch.uint8), w_scales
+    return functools.partial(kernel, *numbers, biases, out, out_scales, blocks)
+
+
+def bind(
+    problem: Experts,
+    *,
+    packed: Tensor,
+    scales: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    w13_scales: Tensor,
+    w2_scales: Tensor,
+    y: Tensor,
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
+    form: Form = FASTEST,
+) -> Callable[[], None]:
+    """Bind packed (R, H) e4m3 with scales (R, H / 128) float32, offsets (E + 1,) int32, w13 (E, N, H) and w2 (E, H, I) e4m3 with scales
+    of 128 x 128, biases b13 (E, N) and b2 (E, H) of activations that have them, all contiguous -> y (R, H) bf16."""
+    (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch(), form)
+    inner = empty_rows(problem.packed_format, len(y), problem.intermediate, y.device)
+    rows = (packed, scales, offsets, w13, w13_scales, b13)
+    down = launch(second, down_kernel, *inner.values(), offsets, w2, w2_scales, b2, y)
+    if first.quantises:
+        return in_turn([launch(first, up_kernel, *rows, *inner.values()), down])
+    activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
+    itself = torch.arange(len(y), dtype=torch.int32, device=y.device)
+    quantise = cute_pack_fp8.bind(
+        between(problem), x=activated, order=itself, inverse=itself[:, None], **inner, checked_rows=0
+    )
+    return in_turn([launch(first, up_kernel, *rows, activated), quantise, down])
+
+
+def in_turn(steps: list[Callable[[], object]]) -> Callable[[], None]:
+    """All steps, one after the other."""
+
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run

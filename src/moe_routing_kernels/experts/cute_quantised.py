@@ -1,0 +1,189 @@
+"""Experts with quantised weights in CuTe DSL for Hopper: the two grouped products of `cute_experts`, weights dequantised in registers.
+
+Weights are brought into the order of `quantised_layout` when they are bound, once for all calls with the same weights: deployments do it
+when they load a model. Integers of 8, 4 and 2 bits, with zero points or without, and floats of 8 bits, beside bf16 and fp16.
+
+FLOPs: 6 R H I for R rows. Floor: weights of every expert that has a row, with their scales, once, and 4 R (H + I) bytes of 16-bit
+rows, at the bandwidth of a copy; or the FLOPs at the rate of a large 16-bit product; or the instructions that dequantise. A
+multiprocessor issues 128 lanes' per cycle, of logic 64: 10 to 16 per 8 codes (`cute_dequantise`) make 60 to 100 codes per cycle. A
+copy on an H200 brings about 38 codes of 4 bits in that time, and 76 of 2 bits, so 2 bits come near that floor before they come near
+the one of bytes. With 128 tokens per tile dequantising takes a quarter of the cycles in which the tensor cores multiply, beside them.
+
+Invariant: a row is written by the tiles of its own expert alone; rows of no expert are read, but never written.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe_routing_kernels.cute.cache import per_problem
+from moe_routing_kernels.cute.compilation import current_arch
+from moe_routing_kernels.experts import Experts
+from moe_routing_kernels.experts.common import not_quantised, other_activations, unaligned
+from moe_routing_kernels.experts.cute_experts import MANY_ROWS, MOST_EXPERTS, OVERLAP_ROWS
+from moe_routing_kernels.experts.cute_low import FEW_ROWS, choose_low
+from moe_routing_kernels.experts.cute_quantised_product import compile_for
+from moe_routing_kernels.experts.cute_quantised_tiles import FEWEST_TOKENS, QuantisedProduct
+from moe_routing_kernels.experts.cute_tiles import SLAB, Tile
+from moe_routing_kernels.experts.dequant import Parts, parts
+from moe_routing_kernels.experts.quantised_layout import DEPTH, Codes, repack
+from moe_routing_kernels.experts.repacked import once
+from moe_routing_kernels.formats.weights import WeightFormat
+
+_LEAST = 16
+_ONE_TILE = 84  # rows per expert, up to which few have more than 96
+_SPREAD = 2.5  # standard deviations of the rows of an expert, beyond which are one in 160
+_SHORT = Tile(2, 2, 96)
+_ROOMY = Tile(2, 2, 112)  # up to _ONE_TILE hardly any of few experts has more
+_SHARED = Tile(
+    1, 2, 192, narrowest=128, grain=32
+)  # with more forms ptxas makes each instruction wait for the one before
+_TALL = Tile(2, 2, 128)
+
+
+def takes(form: WeightFormat, dtype: str) -> bool:
+    """Whether the kernel multiplies weights of a format and activations of `dtype`."""
+    return form.codec in ("integers", "float8") and dtype in ("bf16", "fp16")
+
+
+def codes_of(form: WeightFormat, dtype: str) -> Codes:
+    """How codes of a format that the kernel takes stand beside activations of `dtype`."""
+    assert takes(form, dtype), f"{form.name} beside {dtype}"
+    kind = "int" if form.codec == "integers" else form.name.partition("_")[0]
+    return Codes(kind, form.bits, form.zero_points, form.group, dtype)
+
+
+def unsupported(problem: Experts) -> str | None:
+    """Why this problem cannot run, or None."""
+    form = problem.quantised_weights
+    if form and not takes(form, problem.dtype):
+        return f"takes integers and 8-bit floats beside bf16 and fp16, not {problem.weights} beside {problem.dtype}"
+    if reason := not_quantised(problem) or other_activations(problem) or unaligned(problem, "the kernel"):
+        return reason
+    if min(problem.hidden, problem.intermediate) < _LEAST or not 2 <= problem.experts <= MOST_EXPERTS:
+        return f"needs 2 to {MOST_EXPERTS} experts, and hidden and intermediate of {_LEAST}, at least"
+    if torch.cuda.is_available() and current_arch() != "sm_90a":
+        return f"is written for sm_90a, not {current_arch()}"
+    return None
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a product runs."""
+
+    tile: Tile
+    resident: int = 1  # blocks that share a multiprocessor
+    splits: int = 1  # warpgroups that share a tile's depth
+
+
+def choose_form(rows: int, experts: int, wide: int, codes: Codes, first: bool, multiprocessors: int = 132) -> Form:
+    """The form of the first or second product for `rows` rows and `wide` rows of weights per expert, as measured (notebook.md).
+
+    With few rows, several blocks share a multiprocessor: while one waits for its codes, the others dequantise. With so few slabs of weights that
+    each has hardly any, a tile's whole depth would take one warpgroup longer than its codes take to come. Where one wave of blocks takes all
+    tiles, a second tile of a single expert would double the time: there a tile has room for the rows that loads drawn at random bring.
+    """
+    mean = max(1.0, rows / experts)
+    if mean > _ONE_TILE:
+        return Form(_SHARED if mean < MANY_ROWS else _TALL)
+    if mean > FEW_ROWS:
+        one_wave = experts * math.ceil(wide / _SHORT.rows) <= multiprocessors
+        return Form(_ROOMY if one_wave and mean + _SPREAD * math.sqrt(mean) > _SHORT.tokens else _SHORT)
+    tokens, slabs = choose_low(mean), min(experts, rows) * wide // SLAB
+    each = slabs / multiprocessors
+    if tokens > FEWEST_TOKENS:
+        if codes.bits == 2 and each >= 16:  # codes come sooner than they are dequantised
+            return Form(Tile(2, 2, tokens))
+        return Form(Tile(1, 2 if each >= 2 else 1, tokens), 2)
+    if codes.bits == 8 or codes.groups > 1:  # two slabs would fill the registers
+        if each > 4:
+            return Form(Tile(1, 2, tokens), 2)
+        return Form(Tile(1, 1, tokens), 3) if codes.groups > 2 else Form(Tile(1, 1, tokens), 2, 2)
+    if first:
+        return Form(Tile(2, 1, tokens), 2, 3 if each <= 4 else 2)
+    return Form(Tile(1, 1, tokens), 2, 2) if each <= 2 else Form(Tile(2, 1, tokens), 4)
+
+
+def products(problem: Experts, overlap: bool | None = None) -> tuple[QuantisedProduct, QuantisedProduct]:
+    """Both products of a problem, in the forms of `choose_form`; with few rows they overlap."""
+    weights = problem.quantised_weights
+    assert weights, f"{problem.weights} is not quantised"
+    codes = codes_of(weights, problem.dtype)
+    hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
+    overlap = problem.rows <= OVERLAP_ROWS if overlap is None else overlap
+    found = []
+    for columns, depth, activation, meets in (
+        (inner, hidden, problem.activation, {"signals": "early"}),
+        (hidden, inner, "", {"waits": "rows"}),
+    ):
+        wide = 2 * inner if activation and problem.gated else columns
+        form = choose_form(problem.rows, experts, wide, codes, first=bool(activation))
+        found.append(
+            QuantisedProduct(
+                *(columns, depth, experts, activation, form.tile),
+                biased=problem.biased,
+                codes=codes,
+                resident=form.resident,
+                splits=min(form.splits, math.ceil(depth / DEPTH)),
+                **(meets if overlap else {}),
+            )
+        )
+    first, second = found
+    return first, second
+
+
+def precompile(problem: Experts, arch: str) -> None:
+    """Put the kernels of a problem into the cache; needs no GPU."""
+    _compiled(problem, arch)
+
+
+@per_problem
+def _compiled(problem: Experts, arch: str) -> list[tuple[QuantisedProduct, Any]]:
+    return [(product, compile_for(arch, problem.dtype, product)) for product in products(problem)]
+
+
+def repacked(product: QuantisedProduct, weights: Parts) -> Tensor:
+    """`repack` for a product, once for the same weights."""
+    parts = (weights["elements"], weights["scales"], weights.get("zeros"))
+    return once(weights, (product.codes, product.gated), lambda: repack(*parts, product.codes, product.gated))
+
+
+def launch(
+    product: QuantisedProduct, kernel: Any, x: Tensor, offsets: Tensor, w: Tensor, biases: Tensor | None, out: Tensor
+) -> Callable[[], object]:
+    """The launch of one product: x (R, inner), offsets (E + 1,) int32, repacked w, biases (E, N) -> out (R, columns)."""
+    multiprocessors = torch.cuda.get_device_properties(out.device).multi_processor_count
+    blocks = max(1, min(multiprocessors * product.resident, product.most_tiles(len(out))))
+    return functools.partial(kernel, x, offsets, w, biases, out, blocks)
+
+
+def bind(
+    problem: Experts,
+    *,
+    packed: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    y: Tensor,
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
+    **beside: Tensor,
+) -> Callable[[], None]:
+    """Bind packed (R, H), offsets (E + 1,) int32, the elements w13 and w2, the parts `beside` them by name (`formats.weights`), and
+    biases b13 (E, N) and b2 (E, H) of activations that have them, all contiguous -> y (R, H). Raises what `repack` does."""
+    (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch())
+    activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
+    up_parts, down_parts = parts(w13, w2, beside)
+    up = launch(first, up_kernel, packed, offsets, repacked(first, up_parts), b13, activated)
+    down = launch(second, down_kernel, activated, offsets, repacked(second, down_parts), b2, y)
+
+    def run() -> None:
+        up()
+        down()
+
+    return run

@@ -1,0 +1,38 @@
+"""Files that appear whole or not at all, whatever happens while they are written."""
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from moe_routing_kernels.errors import writing
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to; what it holds then takes the place of `path`, or is removed after an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def keep(path: Path, text: str) -> None:
+    """Make the file hold the text; one that does already is not touched."""
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def check_writable(path: Path) -> None:
+    """Raise `UserError`, before any work is done for it, for an output that could not be written."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():  # replacing a link to a folder would succeed
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        tempfile.TemporaryFile(dir=path.parent).close()

@@ -1,0 +1,48 @@
+"""Groups of neighbours that share a scale: their ranges, and their elements as views."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moe_routing_kernels.formats.weights import WeightFormat
+
+
+def ranges(w: Tensor, form: WeightFormat) -> tuple[Tensor, Tensor]:
+    """Least and largest element of each group of w (N, K), 0 included: two tensors of `form.scale_shape`."""
+    size = form.group_of(w.shape[1])
+    tiles = F.pad(w, (0, -w.shape[1] % size, 0, -w.shape[0] % form.rows)).unflatten(1, (-1, size))
+    tiles = tiles.unflatten(0, (-1, form.rows))
+    return tiles.amin((1, 3)).clamp_max(0), tiles.amax((1, 3)).clamp_min(0)
+
+
+def of_rows(scales: Tensor, form: WeightFormat, rows: int) -> Tensor:
+    """Scales (..., blocks, groups) of blocks of rows as those of each row: (..., rows, groups)."""
+    if form.rows == 1:
+        return scales
+    return scales[..., torch.arange(rows, device=scales.device) // form.rows, :]
+
+
+def views(x: Tensor, form: WeightFormat) -> Iterator[tuple[Tensor, slice]]:
+    """Views (..., groups, size) of x (..., K) whose groups have one size, and which groups they are: all but a shorter last one, it."""
+    columns = x.shape[-1]
+    size = form.group_of(columns)
+    whole = columns // size
+    if whole:
+        yield x[..., : whole * size].unflatten(-1, (whole, size)), slice(whole)
+    if columns > whole * size:
+        yield x[..., whole * size :].unsqueeze(-2), slice(whole, None)
+
+
+def divided(x: Tensor, by: float) -> Tensor:
+    """x / by, rounded once on every device: CUDA multiplies by the reciprocal of a number that is not on it."""
+    return x / x.new_tensor(by)
+
+
+def rounded(scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scales in their dtype, at least its smallest normal number: below it, rounding would move them by more than its roundoff.
+
+    A group without a number other than 0 gets that one, too.
+    """
+    return scales.clamp_min(torch.finfo(dtype).smallest_normal).to(dtype)

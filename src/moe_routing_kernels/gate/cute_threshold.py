@@ -1,0 +1,192 @@
+"""The threshold form of the CuTe gate: logits of any format that choose by themselves, many experts, k up to 16.
+
+A warp works on a token, or on a few side by side. Scores go straight from global memory to registers, and those of the next
+tokens are under way meanwhile. The k-th largest of the lanes' largest scores is a threshold that at least k scores reach, and
+seldom many more: the candidates (`cute_candidates`), one per lane. Each lane counts the candidates that come before its own.
+So nothing is sorted, and the code is short. Tokens side by side share the lanes from the candidates on.
+
+Invariant: of equal scores the lowest id wins, because scores are compared in full. A token with more candidates than lanes,
+because many scores are equal, or with an infinity or a NaN in sight, takes k rounds over all scores instead. A token with a
+NaN among its scores gets ids -1 and NaN weights.
+"""
+
+import functools
+import math
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
+
+from moe_routing_kernels.cute import WARP
+from moe_routing_kernels.gate.cute_candidates import (
+    INFINITY,
+    Room,
+    choose_in_rounds,
+    find_threshold,
+    gather_candidates,
+    gather_vectors,
+    rank_candidates,
+)
+from moe_routing_kernels.gate.cute_primitives import (
+    below,
+    bitcast,
+    bits_of,
+    fmax,
+    mass,
+    row_index,
+    score,
+    select,
+    warp_tensor,
+)
+from moe_routing_kernels.gate.cute_staging import VECTOR
+from moe_routing_kernels.gate.rules import FusedRule
+
+
+@cute.jit
+def threshold_warp(
+    logits: cute.Tensor,
+    ids: cute.Tensor,
+    weights: cute.Tensor,
+    first_token: Int32,
+    rule: cutlass.Constexpr,
+    tokens: cutlass.Constexpr,
+    together: cutlass.Constexpr,
+    wide: cutlass.Constexpr,
+):
+    """A warp of a block of THREADS: `tokens` tokens from `first_token` on, `together` of them side by side."""
+    experts = cutlass.const_expr(logits.shape[1])
+    vectors = cutlass.const_expr(-(-experts // (WARP * VECTOR)))  # of a lane
+    # Of the warp: the vectors that reach the threshold and their numbers; the scores that do and their experts.
+    gathered = (warp_tensor(Float32, (VECTOR, WARP)), warp_tensor(Int32, (WARP,)))
+    candidates = (warp_tensor(Float32, (WARP,)), warp_tensor(Int32, (WARP,)))
+    raw = cute.make_rmem_tensor((VECTOR, vectors, together), logits.element_type)
+    load_scores(logits, first_token, raw)
+    if cutlass.const_expr(tokens == together):
+        choose_for_tokens(as_floats(raw), ids, weights, first_token, rule, experts, gathered, candidates, wide)
+    else:
+        for i in cutlass.range(0, tokens, together, unroll=1):
+            scores = as_floats(raw)
+            if i + together < tokens:
+                load_scores(logits, first_token + i + together, raw)
+            choose_for_tokens(scores, ids, weights, first_token + i, rule, experts, gathered, candidates, wide)
+
+
+@cute.jit
+def load_scores(logits: cute.Tensor, first_token: Int32, raw: cute.Tensor):
+    """Load tokens' scores -> raw (VECTOR, vectors, tokens): vector n of a lane is vector n * WARP + lane of the token.
+
+    Where there is no expert, the score is -inf. A token past the last one has the scores of the last.
+    """
+    groups = cutlass.const_expr(logits.shape[1] // VECTOR)
+    lane = cute.arch.lane_idx()
+    atom = cute.make_copy_atom(
+        cute.nvgpu.CopyG2ROp(),
+        logits.element_type,
+        num_bits_per_copy=VECTOR * logits.element_type.width,
+        l1c_evict_priority=cute.nvgpu.CacheEvictionPriority.NO_ALLOCATE,
+    )
+    layout = cute.make_layout((VECTOR,))
+    for i in cutlass.range_constexpr(cute.size(raw, mode=[2])):
+        row = Int64(cutlass.min(first_token + i, logits.shape[0] - 1)) * logits.shape[1]
+        start = logits.iterator + cute.assume(row + Int64(lane * VECTOR), divby=VECTOR)
+        for n in cutlass.range_constexpr(cute.size(raw, mode=[1])):
+            source = cute.make_tensor(start + n * WARP * VECTOR, layout)
+            if cutlass.const_expr((n + 1) * WARP <= groups):
+                cute.copy(atom, source, raw[None, n, i])
+            else:
+                for v in cutlass.range_constexpr(VECTOR):
+                    raw[v, n, i] = logits.element_type(-math.inf)
+                if n * WARP + lane < groups:
+                    cute.copy(atom, source, raw[None, n, i])
+
+
+@cute.jit
+def as_floats(raw: cute.Tensor) -> cute.Tensor:
+    """The scores in float32."""
+    scores = cute.make_rmem_tensor(raw.shape, Float32)
+    for i in cutlass.range_constexpr(cute.size(raw)):
+        scores[i] = raw[i].to(Float32)
+    return scores
+
+
+@cute.jit
+def choose_for_tokens(
+    scores: cute.Tensor,
+    ids: cute.Tensor,
+    weights: cute.Tensor,
+    first_token: Int32,
+    rule: cutlass.Constexpr,
+    experts: cutlass.Constexpr,
+    gathered: tuple[cute.Tensor, cute.Tensor],
+    candidates: tuple[cute.Tensor, cute.Tensor],
+    wide: cutlass.Constexpr,
+):
+    """Write the choices of tokens with the scores (VECTOR, vectors, tokens) of each lane; none past the last token."""
+    top_k, together = cutlass.const_expr(ids.shape[1]), cutlass.const_expr(cute.size(scores, mode=[2]))
+    room = Room(together)
+    best = [best_of_vectors(scores[None, None, i]) for i in range(together)]
+    highest, threshold = find_threshold(
+        [functools.reduce(lambda a, b: fmax(a, b, nan=True), one) for one in best], top_k
+    )
+    counts = gather_vectors(scores, best, threshold, gathered, room)
+    found = gather_candidates(room.own(threshold), room.own(counts), gathered, candidates, room)
+    value, expert, place = rank_candidates(found, top_k, candidates, room)
+    chosen = Boolean((room.slot < found) & (place < top_k))
+    top, count = room.own(highest), room.own(counts)
+    hard = (top >= INFINITY) | (count > room.slots) | (found > room.slots) | (found < top_k)
+    lanes = Uint32(cute.arch.vote_ballot_sync(hard))
+    for i in cutlass.range_constexpr(together):
+        if (lanes >> Uint32(i * room.slots)) & 1 != 0:
+            other_value, other_expert = choose_in_rounds(scores[None, None, i], top_k, room)
+            if room.token == i:
+                value, expert, place, chosen = other_value, other_expert, room.slot, Boolean(room.slot < top_k)
+                if top > INFINITY:
+                    expert = Int32(-1)
+
+    weight = weigh(scores, value, chosen, bitcast(bits_of(top), Float32), highest, rule, room, experts)
+    weight = select(expert < 0, Float32(math.nan), weight)  # of a token with a NaN, whose shares are numbers
+    token = first_token + room.token
+    if chosen & (token < ids.shape[0]):
+        ids[row_index(token, wide), place] = expert
+        weights[row_index(token, wide), place] = weight
+
+
+def best_of_vectors(scores: cute.Tensor) -> list[Float32]:
+    """The largest score of each of a lane's vectors (VECTOR, vectors); NaN where one of its scores is."""
+    found = []
+    for n in range(cute.size(scores, mode=[1])):
+        a, b, c, d = (scores[v, n] for v in range(VECTOR))
+        found.append(fmax(fmax(a, b, nan=True), fmax(c, d, nan=True), nan=True))
+    return found
+
+
+def exp(value: Float32) -> Float32:
+    """e to the power of a value."""
+    return cute.math.exp2(value * math.log2(math.e), fastmath=True)
+
+
+def weigh(
+    scores: cute.Tensor,
+    value: Float32,
+    chosen: Boolean,
+    largest: Float32,
+    highest: list[Uint32],
+    rule: FusedRule,
+    room: Room,
+    experts: int,
+) -> Float32:
+    """The weight of a lane's choice with the score `value`; `highest` are the keys of the tokens' largest scores."""
+    softmax = rule.weigh.startswith("softmax")
+    weight = exp(below(value, largest)) if softmax else score(rule.weigh, value)
+    if rule.weigh == "softmax_all":
+        totals = []
+        for i, key in enumerate(highest):
+            most, total, own = bitcast(bits_of(key), Float32), Float32(0.0), scores[None, None, i]
+            for v in range(cute.size(own)):
+                total = total + exp(own[v] - most)
+            totals.append(mass(cute.arch.warp_reduction_sum(total), own, most, experts, WARP))
+        return weight * cute.arch.rcp_approx(room.own(totals)) * rule.scale
+    if rule.renormalize or softmax:
+        total = cute.arch.warp_reduction_sum(select(chosen, weight, Float32(0.0)), threads_in_group=room.slots)
+        return weight * cute.arch.rcp_approx(total) * rule.scale
+    return weight * rule.scale

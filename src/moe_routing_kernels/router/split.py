@@ -1,0 +1,26 @@
+"""What the fused routers share: which problems they run, and into how many parts they cut H."""
+
+from moe_routing_kernels.gate import rules
+from moe_routing_kernels.router import Router
+
+SMS = 132
+
+
+def unsupported(problem: Router) -> str | None:
+    """Why a fused kernel cannot run a problem, or None."""
+    if problem.dtype == "fp32":
+        return "the fused router takes bf16 and fp16: tensor cores round float32"
+    if problem.tokens * problem.experts >= 2**31:
+        return "the fused router addresses its scores with 32 bits: fewer than 2^31 of them"
+    return rules.unsupported(problem.gate)
+
+
+def parts(tokens: int, hidden: int, tile: int) -> int:
+    """Parts that H is cut into, for tiles of `tile` tokens: 1 where the tiles alone fill half of the GPU.
+
+    A part reads its share of the weight and the last one reads all partial sums. With n tokens in a tile and a weight of
+    2 bytes per element, both take equally long for sqrt(2 H / (4 n)) parts.
+    """
+    tiles = -(-tokens // tile)
+    most = 2 * SMS // tiles if 2 * tiles <= SMS else 1
+    return max(1, min(round((hidden / 2 / min(tile, tokens)) ** 0.5), most))

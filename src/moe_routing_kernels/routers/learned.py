@@ -1,0 +1,123 @@
+"""What the routers of the zoo share: what they return, what they are, and how one is made from its table line."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moe_routing_kernels.errors import bad, pick
+from moe_routing_kernels.routers import losses, networks
+from moe_routing_kernels.routers.zoo import ZOO, TrainableRule
+
+__all__ = ["ZOO", "Learned", "Routing", "SoftRouting", "build"]
+
+COMMON_LOSSES = ("switch", "global_batch", "sequence", "z", "entropy")
+
+
+@dataclass
+class Routing:
+    """What a rule decided for T = B * S tokens (flattened batch-major)."""
+
+    ids: Tensor  # (T, K) int32, -1 in an empty slot; K = top_k, or more where the number of experts per token varies
+    weights: Tensor  # (T, K) float32, differentiable; 0 where ids is -1
+    losses: dict[str, Tensor]  # scalars with their coefficient applied, differentiable; empty in evaluation
+    scores: Tensor  # (T, E) float32, a distribution over the true experts: rows sum to 1
+
+
+@dataclass
+class SoftRouting:
+    """What soft MoE decided: mixtures in place of ids. Slot s belongs to expert s // (slots / E)."""
+
+    dispatch: Tensor  # (B, S, slots) float32, sums to 1 over S
+    combine: Tensor  # (B, S, slots) float32, sums to 1 over slots
+    losses: dict[str, Tensor]
+    scores: Tensor  # (T, E) float32, rows sum to 1
+
+
+class Learned(nn.Module):
+    """The router of a trainable rule, with its parameters and its state.
+
+    Shapes never depend on data and nothing waits for the host, so that a training step can be captured. What is learnt
+    without a gradient is in buffers: in training mode `forward` gathers statistics, which `after_step` uses.
+    """
+
+    # the kinds of the zero-computation experts, whose ids are E, E+1, ...: "zero", "copy" or "const"
+    extra: tuple[str, ...] = ()
+    seated_by = "position"  # "choice": a capacity seats the first choices of all tokens before any second one
+    passes = 1  # how often the layer is applied, each time with a router of its own
+    known_losses: tuple[str, ...] = COMMON_LOSSES
+    takes_network = True
+
+    def __init__(
+        self, rule: TrainableRule, dim: int, experts: int, top_k: int, network: str, coefficients: Mapping[str, float]
+    ):
+        """Set up what all routers have; the network has one output per true or zero-computation expert."""
+        super().__init__()
+        self.rule, self.experts, self.top_k = rule, experts, top_k
+        self.coefficients = dict(coefficients)
+        outputs = experts + len(self.extra)
+        self.network = networks.build(network, dim, outputs) if self.takes_network else None
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits (T, E + extra) float32 of x (B, S, D)."""
+        assert self.network is not None, f"{self.rule.name} has no router network"
+        return networks.in_float32(self.network, x)
+
+    def fixed(self, ids: Tensor) -> Routing:
+        """The routing of a choice of top_k experts that no logits decided: even weights and scores, no losses."""
+        scores = losses.chosen(ids, self.experts) / self.top_k
+        return Routing(ids, torch.full_like(ids, 1 / self.top_k, dtype=torch.float32), {}, scores)
+
+    def terms(
+        self, logits: Tensor, scores: Tensor, ids: Tensor, batch: int, **own: Callable[[], Tensor]
+    ) -> dict[str, Tensor]:
+        """The losses asked for, times their coefficients: common ones and those that a rule brings.
+
+        Empty in evaluation.
+        """
+        if not self.training:
+            return {}
+        common = {
+            "switch": lambda: losses.switch(scores, ids),
+            "global_batch": lambda: losses.global_batch(scores, ids),
+            "sequence": lambda: losses.sequence(scores, ids, batch),
+            "z": lambda: losses.z(logits),
+            "entropy": lambda: losses.entropy(scores),
+        }
+        return {name: weight * (common | own)[name]() for name, weight in self.coefficients.items() if weight}
+
+    def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing | SoftRouting:
+        """Route x (B, S, D) of any float dtype with token_ids (B, S) int64 and positions (S,) int64."""
+        raise NotImplementedError
+
+    def after_step(self) -> None:
+        """Update what is learnt without a gradient; call it after each step of the optimiser."""
+
+
+def by_column(taken: Tensor) -> Tensor:
+    """Ids (T, E) int32 from taken (T, E) bool: expert e in column e, or -1."""
+    experts = torch.arange(taken.shape[1], device=taken.device, dtype=torch.int32)
+    return torch.where(taken, experts, -1)
+
+
+def build(rule: str, dim: int, experts: int, top_k: int, network: str = "linear", **options: Any) -> Learned:
+    """A router of the zoo for x (..., `dim`).
+
+    `options` are those of the rule's table line, and `losses`, a mapping from losses to coefficients in place of the
+    table's. Raises `UserError` for an unknown rule, network, option or loss, and for shapes that the rule cannot route.
+    """
+    line = ZOO[pick("router", rule, ZOO)]
+    cls: type[Learned] = line.load()
+    if not cls.takes_network and network != "linear":
+        raise bad(f"router network for {rule}", network, "linear", "the rule has no network")
+    if line.top_k not in (None, top_k) or not line.least_top_k <= top_k <= experts:
+        allowed = line.top_k or f"{line.least_top_k} to {experts}"
+        raise bad(f"top_k for router {rule}", top_k, allowed)
+    coefficients = options.pop("losses", line.losses)
+    for name in coefficients:
+        pick(f"loss for router {rule}", name, cls.known_losses)
+    for name in options:
+        pick(f"option for router {rule}", name, (*line.options, "losses"))
+    return cls(line, dim, experts, top_k, network, coefficients, **{**line.options, **options})

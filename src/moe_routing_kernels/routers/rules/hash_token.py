@@ -1,0 +1,51 @@
+"""Hash layers: a fixed table from token id to experts, random or balanced (2106.04426 section 3)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moe_routing_kernels.errors import bad
+from moe_routing_kernels.routers.learned import Learned, Routing
+
+
+class Router(Learned):
+    """Its state is `table` (vocabulary, top_k) int32, which never changes. It has no parameters."""
+
+    takes_network = False
+    known_losses = ()
+    table: Tensor
+
+    def __init__(
+        self, *args, vocabulary: int | None = None, seed: int = 0, frequencies: Sequence[float] | None = None
+    ) -> None:
+        """Draw a table for `vocabulary` token ids from `seed`, or balance one for the `frequencies` of token ids."""
+        super().__init__(*args)
+        if vocabulary is not None:
+            table = random_table(vocabulary, self.experts, self.top_k, seed)
+        elif frequencies is not None:
+            table = balanced_table(frequencies, self.experts, self.top_k)
+        else:
+            allowed = "one number for each token id, from the training text"
+            raise bad(f"frequencies for router {self.rule.name}", None, allowed)
+        self.register_buffer("table", torch.from_numpy(table))
+
+    def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
+        """Look each token up in the table."""
+        ids = self.table[token_ids.flatten()]
+        return self.fixed(ids)
+
+
+def random_table(vocabulary: int, experts: int, top_k: int, seed: int) -> np.ndarray:
+    """`top_k` distinct experts for each token id, (vocabulary, top_k) int32."""
+    return np.random.default_rng(seed).random((vocabulary, experts)).argsort(1)[:, :top_k].astype(np.int32)
+
+
+def balanced_table(frequencies: Sequence[float], experts: int, top_k: int) -> np.ndarray:
+    """Greedy: each token id, by falling frequency, goes to the `top_k` experts with the least load so far."""
+    table, load = np.zeros((len(frequencies), top_k), np.int32), np.zeros(experts)
+    for token in np.argsort(-np.asarray(frequencies, float), kind="stable"):
+        table[token] = np.argsort(load, kind="stable")[:top_k]
+        load[table[token]] += frequencies[token]
+    return table
