@@ -14,9 +14,8 @@ from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.config import presets
 from moe_routing_bench.errors import bad, pick, writing
 from moe_routing_bench.quality.spec import adaptation_rows, run_rows
-from moe_routing_bench.store import accuracy, paths, platforms, records
+from moe_routing_bench.store import accuracy, manifest, paths, platforms, records
 from moe_routing_bench.store.shipped import own_or_shipped
-from moe_routing_bench.store.stale import reasons
 
 
 def figure(
@@ -56,7 +55,7 @@ def report(platform: Platform = None, run: Run = None) -> None:
             out,
             tables.get("quality"),
             tables.get("perft"),
-            reasons(platform),
+            _versions(platform, tables),
             held_claims(platform, tables["measurements"]),
             _models(platform),
             platform.partition(".")[2],
@@ -66,6 +65,11 @@ def report(platform: Platform = None, run: Run = None) -> None:
             _stored(platform),
         )
     print(f"wrote {out}")
+
+
+def _versions(platform: str, tables: Mapping[str, Any]) -> dict[str, str]:
+    """The package version of every commit that rows name."""
+    return manifest.versions(platform, {sha for table in tables.values() for sha in table["git_sha"].dropna()})
 
 
 def held_claims(platform: str, rows: Any) -> Any:
