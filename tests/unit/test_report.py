@@ -83,12 +83,6 @@ def test_the_machine_in_words():
     assert render_module._days(nothing.assign(started_at=None, ended_at=None)) == "–"
 
 
-def test_published_pages_are_light():
-    """5 MB at most."""
-    for path in Path(__file__).parents[2].glob("reports/*/index.html"):
-        assert path.stat().st_size < 5e6, path
-
-
 def test_every_axis_is_a_column():
     """Rows that differ in an axis look different in the table."""
     assert set(AXES) < {column.name for column in COLUMNS}

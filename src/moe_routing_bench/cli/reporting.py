@@ -67,6 +67,14 @@ def report(platform: Platform = None, run: Run = None) -> None:
     print(f"wrote {out}")
 
 
+def build(platform: str) -> None:
+    """Draw all figures of a platform, then write its report."""
+    tables = {source: rows_of(source, platform) for source in paths.reported(platform)}
+    for one in _reported(platform).values():
+        _draw(one, tables[one.source], platform)
+    report(platform)
+
+
 def _versions(platform: str, tables: Mapping[str, Any]) -> dict[str, str]:
     """The package version of every commit that rows name."""
     return manifest.versions(platform, {sha for table in tables.values() for sha in table["git_sha"].dropna()})
