@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 EXPORT := --frozen --no-hashes --no-emit-workspace --no-annotate --no-header --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install asked report test outside faults mutants figures vendor lint lock clean
+.PHONY: help install asked report test outside faults mutants figures site pictures vendor lint lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -72,6 +72,17 @@ mutants: .venv/.installed ## how many small changes of the code no test would no
 figures: .venv/.report ## draw figures and report again from published measurements (PLATFORM=nvidia-h200)
 	.venv/bin/moe-routing-bench figure --platform $(PLATFORM)
 	.venv/bin/moe-routing-bench report --platform $(PLATFORM)
+
+site: .venv/.report ## build the reports of all published runs from their rows, and the site in site/ (4 to 8 minutes)
+	.venv/bin/moe-routing-bench site --rebuild
+
+PICTURES := nvidia-h200.layers/crossover nvidia-h200/bandwidth nvidia-h200/quality_pareto
+
+pictures: .venv/.report ## draw the pictures of README.md again
+	@for one in $(PICTURES); do \
+	  .venv/bin/moe-routing-bench figure --platform $${one%/*} --name $${one#*/} && \
+	  cp reports/$${one%/*}/figures/$${one#*/}.png docs/img/ || exit; \
+	done
 
 vendor: ## bundle the charting library of the report again, with its licences (needs npm)
 	cd src/moe_routing_bench/report/vendor && npm ci --ignore-scripts && npm rebuild esbuild && npm run build && rm -rf node_modules

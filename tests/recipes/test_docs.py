@@ -23,7 +23,7 @@ from moe_routing_kernels.formats import FORMATS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "config/README.md"]
-MADE = ("results/cpu/", "reports/cpu/")  # by a run, on each machine
+MADE = ("results/cpu/", "reports/", "site/")  # on each machine
 CONTRACT = ("build", "empty_outputs", "reference", "check", "assignment", "cost")
 
 

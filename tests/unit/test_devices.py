@@ -32,6 +32,6 @@ def test_whoever_names_the_machine_names_what_timed_it(values, device, clock, tm
     """Under figures, above a report, on the first page of the site, and beside a seed's figures."""
     table = frame(one("layer", "torch_loop", tokens=8, median_us=1.0, started_at="2026-11-24", git_sha="a" * 40, samples=1, **values))  # fmt: skip
     assert style.provenance(table).startswith(f"{device} |") and clock in style.provenance(table)
-    assert f"measured on {device}, " in words.scope(table)
+    assert f", on {device}" in words.measured(table)
     assert listed(tmp_path, table, None, []).machine == device
     assert any(f"({device}" in group.title for one in section(table, "seed-000")["tables"] for group in one.groups)

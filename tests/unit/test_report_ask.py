@@ -46,7 +46,7 @@ IDS = [row_id(record) for record in TABLE.to_dict("records")]
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     out = tmp_path_factory.mktemp("page") / "index.html"
-    render(TABLE, {}, out, models=MODELS, stale={"gate": "another kernel since"}, run="mine")
+    render(TABLE, {}, out, models=MODELS, run="mine")
     return out
 
 
@@ -214,14 +214,14 @@ def test_the_floor_that_binds(pure):
 
 
 def test_notes_below_an_answer(pure):
-    """The limit where a row has one, what the marks and the missing verdicts mean, what has no time, and why rows of other code are shown; each only where there is such a thing."""
+    """The limit where a row has one, what the marks and the missing verdicts mean, and what has no time; each only where there is such a thing."""
     first = "A ratio above 1: the row is the faster one."
     assert pure["notes"] == [
-        [first, "", "", "", "", "", "", ""],
-        [f"{first} The limit is the larger of the roofline and of what an empty node of a CUDA graph takes.", " Suspect: drift.", "", "", "", "", " Without a time: b crashed: a fault.", " Rows of other code than this report's: another kernel since."],
+        [first, "", "", "", "", "", ""],
+        [f"{first} The limit is the larger of the roofline and of what an empty node of a CUDA graph takes.", " Suspect: drift.", "", "", "", "", " Without a time: b crashed: a fault."],
         [first, "", " Not converged: a limit was reached before the interval was as narrow as asked.", "", " No verdict: too few implementations of the run were entered twice to know its noise.",
-         " Not stored: rows hold their ratio to the best other and to the baseline; ⇄ in two rows of the table compares these.", "", ""],
-        [first, "", "", "", "", "", "", ""],
+         " Not stored: rows hold their ratio to the best other and to the baseline; ⇄ in two rows of the table compares these.", ""],
+        [first, "", "", "", "", "", ""],
     ]  # fmt: skip
 
 
@@ -259,7 +259,6 @@ def test_an_address_is_a_question(ask):
         "cute\t2.400 [2.376, 2.424]\t–\t41.7 % (node)\tfaster: 1.15x [1.14, 1.16] over triton\tfaster: 1.15x [1.14, 1.16] over triton",
         "triton\t2.760 [2.732, 2.788]\tsuspect\t36.2 % (node)\tslower: 0.870x [0.861, 0.879] over cute\tnot stored",
         "\tnot converged, L2 may be warm\t", "Suspect: ceilings drifted 3 %.", "L2 may be warm: what calls read", "Without a time: quack unsupported: k is <img src=x> no multiple of 4.", "cute overtakes triton between T=64 and T=512.",
-        "of other code than this report's: another kernel since",
     ):  # fmt: skip
         assert text in found["shown"], text
     assert found["bottom"] <= 900, "the findings are on the first screen, too"
@@ -361,7 +360,7 @@ def test_what_an_address_asks_in_vain_is_said(ask):
 
 
 def test_a_model_is_a_label_of_sizes_but_where_it_is_run_whole():
-    reads = questions(TABLE, MODELS, {})["reads"]
+    reads = questions(TABLE, MODELS)["reads"]
     assert "model" in reads["model"] and not any("model" in read for name, read in reads.items() if name != "model")
 
 

@@ -38,7 +38,7 @@ def report(out: Path, gpu: bool) -> None:
     table = table.assign(
         platform="nvidia-h200" if gpu else "cpu", cell_hash=table["cell"], block_medians_us=blocks, set_aside=0
     )
-    render(table, {}, out, claims=held(), run="seed-000", stale={"gate": "older"})
+    render(table, {}, out, claims=held(), run="seed-000")
 
 
 def first(out: Path) -> None:

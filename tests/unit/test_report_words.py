@@ -18,11 +18,15 @@ GPU = {"gpu_name": "NVIDIA H200", "git_sha": "abcdef123", "started_at": "2026-11
 def test_how_much_was_measured():
     """Rows, those with a time, cells, device, day and commit; one of each is singular; what is not known is said."""
     rows = [one("gate", "cute", cell="a", **GPU), one("gate", "torch", cell="a", **GPU), one("gate", "cute", cell="b", status="crashed", **GPU)]  # fmt: skip
-    assert words.scope(frame(*rows)) == "3 rows, 2 of them with a time, of 2 cells, measured on NVIDIA H200, 2026-11-21, by the code of commit abcdef1."  # fmt: skip
+    assert words.scope(frame(*rows)) == "3 rows, 2 of them with a time, of 2 cells."
+    assert words.measured(frame(*rows)) == "Measured by commit abcdef1 (2026-11-21), on NVIDIA H200 (GPU-1)."
+    assert "by version 0.1.0, commit abcdef1" in words.measured(frame(*rows), {"abcdef123": "0.1.0"})
     changed = frame(*rows, one("gate", "torch", cell="c", **GPU | {"git_dirty": True}))
-    assert words.scope(changed).endswith("by the code of commit abcdef1, abcdef1 with changes.")
+    said = words.measured(changed)
+    assert "(GPU-1): 3 rows; by commit abcdef1 with changes (2026-11-21), on NVIDIA H200 (GPU-1): 1 row." in said
     alone = frame(one("gate", "torch", gpu_name=None, cpu_model="C", git_sha=None, started_at=None))
-    assert words.scope(alone) == "1 row, 1 of them with a time, of 1 cell, measured on C, date unknown, by the code of commit unknown."  # fmt: skip
+    assert words.scope(alone) == "1 row, 1 of them with a time, of 1 cell."
+    assert words.measured(alone) == "Measured by commit unknown (date unknown), on C."
 
 
 def test_how_many_rows_are_suspect():

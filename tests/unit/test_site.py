@@ -24,6 +24,8 @@ from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.store.records import SCHEMA
 from moe_routing_kernels.errors import UserError
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
@@ -123,6 +125,42 @@ def test_without_a_report_it_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="moe-routing-bench report"):
         site(tmp_path / "pages")
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory):
+    """A folder with a published run without a report, and the site that is built of it."""
+    folder = tmp_path_factory.mktemp("published")
+    shutil.copytree(ROOT / "results/nvidia-h200.seed-004", folder / "results/nvidia-h200.seed-004")
+    with contextlib.chdir(folder):
+        site(Path("site"))
+    return folder
+
+
+def test_a_missing_report_of_a_published_run_is_built(published, monkeypatch):
+    """It is light, names version, commit and card, and is kept: only --rebuild builds it again."""
+    page = published / "reports/nvidia-h200.seed-004/index.html"
+    text = page.read_text()
+    assert len(text) < 5e6 and "Measured by version 0.1.0, commit 5837119 (2026-11-27), on NVIDIA H200" in text
+    assert (published / "site/nvidia-h200.seed-004/index.html").is_file() and list(page.parent.glob("figures/*.png"))
+    monkeypatch.chdir(published)
+    page.write_text("kept")
+    site(Path("site"))
+    assert page.read_text() == "kept"
+    page.write_text("")
+    site(Path("site"))
+    assert page.read_text() == text, "an empty file is no report"
+    page.write_text("kept")
+    site(Path("site"), rebuild=True)
+    assert page.read_text() == text
+
+
+def test_a_contradicting_manifest_stops_the_site(published, tmp_path, monkeypatch):
+    monkeypatch.chdir(shutil.copytree(published, tmp_path / "project"))
+    path = paths.manifest("nvidia-h200.seed-004")
+    path.write_text(path.read_text().replace("rows: 9", "rows: 8"))
+    with pytest.raises(UserError, match=r"measurements\.rows of .*manifest\.yaml: got 8; allowed: 9"):
+        site(Path("site"))
 
 
 @pytest.mark.parametrize("name", ["index.html", "cpu", "nvidia-h200.layers"])

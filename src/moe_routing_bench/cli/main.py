@@ -14,6 +14,7 @@ from moe_routing_bench.cli import (
     comparing,
     compilation,
     inspection,
+    manifests,
     measuring,
     presetting,
     profiling,
@@ -61,6 +62,8 @@ _COMMANDS = {
     "Results that are there": {
         "report": reporting.report,
         "figure": reporting.figure,
+        "manifest": manifests.manifest,
+        "published": manifests.published,
         "site": publishing.site,
         "compare": comparing.compare,
         "history": comparing.history,

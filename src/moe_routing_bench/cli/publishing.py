@@ -1,16 +1,16 @@
 """All reports as a folder of static pages."""
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli import manifests, outputs
 from moe_routing_bench.cli.asked import models
-from moe_routing_bench.cli.reporting import held_claims, rows_of
-from moe_routing_bench.store import paths
+from moe_routing_bench.cli.reporting import build, held_claims, rows_of
+from moe_routing_bench.store import manifest, paths
 from moe_routing_kernels.errors import bad, writing
 
 _REPORTS = Path("reports")
@@ -19,10 +19,15 @@ _TITLE = "<title>moe-routing-bench: reports</title>"  # of the first page
 
 def site(
     out: Annotated[Path, typer.Option("--out", help="Folder to write; files of an earlier site are overwritten")] = Path("site"),
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Build the reports of published runs again, also those that are there")] = False,
     force: outputs.Force = False,
 ) -> None:  # fmt: skip
-    """Gather the reports of all platforms and runs, with figures, rows and comparisons of GPUs, in one folder with a first page, to be served or opened as files."""
-    found = [folder for folder in sorted(_REPORTS.glob("*")) if paths.report(folder.name).is_file()]
+    """Build the missing reports of published runs, and gather the reports of all platforms and runs, with figures, rows and comparisons of GPUs, in one folder with a first page, to be served or opened as files."""
+    published = manifests.runs()
+    for name in published:
+        manifest.read(name)
+    built = [folder.name for folder in _REPORTS.glob("*") if not _missing(folder.name)]
+    found = [_REPORTS / name for name in sorted({*built, *published})]
     if not found:
         raise bad("reports", f"none in {_REPORTS}/", "at least one report", "run `moe-routing-bench report`")
     module = importlib.import_module("moe_routing_bench.report.site")
@@ -30,6 +35,7 @@ def site(
     tables = {folder.name: rows_of("measurements", folder.name) for folder in found}
     pairs = versus.pairs(tables)
     _check(out, ["index.html", *(module.between(pair) for pair in pairs), *tables], force)
+    _build([name for name in published if rebuild or _missing(name)])
     with writing(out):
         for pair in pairs:
             versus.write(pair, tuple(tables[name] for name in pair), out / module.between(pair))
@@ -37,6 +43,22 @@ def site(
         reports = [_report(module, folder, tables[folder.name]) for folder in found]
         module.write(reports, out, pairs, held, models())
     print(f"wrote {out / 'index.html'}, which leads to {len(found)} reports and {len(pairs)} comparisons of platforms")
+
+
+def _missing(name: str) -> bool:
+    """Whether a run has no report, or only the empty file that a build that was interrupted leaves."""
+    path = paths.report(name)
+    return not path.is_file() or not path.stat().st_size
+
+
+def _build(names: Sequence[str]) -> None:
+    """Build the reports of published runs. All files exist before the first report is written, so that reports link each other."""
+    for path in map(paths.report, names):
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    for name in names:
+        build(name)
 
 
 def _check(folder: Path, names: Iterable[str], force: bool) -> None:

@@ -13,9 +13,8 @@ from moe_routing_bench.cli.claiming import held
 from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.config import presets
 from moe_routing_bench.quality.spec import adaptation_rows, run_rows
-from moe_routing_bench.store import accuracy, paths, platforms, records
+from moe_routing_bench.store import accuracy, manifest, paths, platforms, records
 from moe_routing_bench.store.shipped import own_or_shipped
-from moe_routing_bench.store.stale import reasons
 from moe_routing_kernels.errors import bad, pick, writing
 
 
@@ -56,7 +55,7 @@ def report(platform: Platform = None, run: Run = None) -> None:
             out,
             tables.get("quality"),
             tables.get("perft"),
-            reasons(platform),
+            _versions(platform, tables),
             held_claims(platform, tables["measurements"]),
             _models(platform),
             platform.partition(".")[2],
@@ -66,6 +65,19 @@ def report(platform: Platform = None, run: Run = None) -> None:
             _stored(platform),
         )
     print(f"wrote {out}")
+
+
+def build(platform: str) -> None:
+    """Draw all figures of a platform, then write its report."""
+    tables = {source: rows_of(source, platform) for source in paths.reported(platform)}
+    for one in _reported(platform).values():
+        _draw(one, tables[one.source], platform)
+    report(platform)
+
+
+def _versions(platform: str, tables: Mapping[str, Any]) -> dict[str, str]:
+    """The package version of every commit that rows name."""
+    return manifest.versions(platform, {sha for table in tables.values() for sha in table["git_sha"].dropna()})
 
 
 def held_claims(platform: str, rows: Any) -> Any:

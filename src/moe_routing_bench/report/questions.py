@@ -15,11 +15,11 @@ _LEFT_OUT = ("seed", "shared_gate")
 _WHOLE = ("model",)  # benches of whole models, whose sizes do not say all; elsewhere a model is a label of its sizes
 
 
-def questions(frame: pd.DataFrame, models: Mapping[str, Mapping[str, Any]], stale: Mapping[str, str]) -> dict[str, Any]:
+def questions(frame: pd.DataFrame, models: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What the page's script on questions reads, fit for JSON.
 
-    `axes` in the order of the form, `reads` the axes of each bench, `measured` the benches with rows, of each of the `models`
-    what its preset sets, and why benches are shown whose rows are of other code (`stale`).
+    `axes` in the order of the form, `reads` the axes of each bench, `measured` the benches with rows, and of each of the
+    `models` what its preset sets.
     """
     order = ["model", *_FIRST, *(name for name in AXES if name not in ("model", *_FIRST, *_LEFT_OUT))]
     return {
@@ -30,7 +30,6 @@ def questions(frame: pd.DataFrame, models: Mapping[str, Mapping[str, Any]], stal
         },
         "measured": [name for name in BENCHES if name in set(frame["bench"])],
         "models": {name: {key: sizes[key] for key in PRESET} for name, sizes in models.items()},
-        "stale": dict(stale),
     }
 
 

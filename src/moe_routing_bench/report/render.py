@@ -55,7 +55,7 @@ _CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", 
 
 def render(
     table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Path, trained: pd.DataFrame | None = None,
-    adapted: pd.DataFrame | None = None, stale: Mapping[str, str] = MappingProxyType({}),
+    adapted: pd.DataFrame | None = None, versions: Mapping[str, str] = MappingProxyType({}),
     claims: Sequence[Held] = (), models: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), run: str = "",
     profiles: Sequence[Mapping[str, Any]] = (), matrix: pd.DataFrame | None = None, presets: Mapping[str, str] = MappingProxyType({}),
     stored: Mapping[str, pd.DataFrame] = MappingProxyType({}),
@@ -63,7 +63,7 @@ def render(
     """Write the report of `table` (rows of the schema) with the SVG file of each figure to `out`.
 
     With the rows of training runs (`trained`) it has a section on quality, which has those of adaptations (`adapted`), too;
-    figures of both are shown only there. `stale` says of benches whose rows are of other code than today's why they are shown, `claims`
+    figures of both are shown only there. `versions` are the package versions of commits, `claims`
     what became of published figures. `models` are the sizes that a reader can ask about, `run` the name of the run, if it has one, and
     `profiles` what its cells' calls consist of, `matrix` the rows of `store.accuracy`, if there are any, `presets` the files of
     models that are not the project's, by name, and `stored` the tables of `evidence` that there are.
@@ -74,18 +74,19 @@ def render(
     every = [(entry, "" if name in plotted else uri) for name, path in figures.items() for entry, uri in [_figure(name, path)]]  # fmt: skip
     drawn = [(entry, uri) for entry, uri in every if uri is not None]
     proof = evidence(stored)
+    runs = {"Training runs measured": trained, "Adaptations measured": adapted}
+    trainings = [words.measured(rows, versions, said) for said, rows in runs.items() if rows is not None]
     bars = reached.lines((*routing_bars.BARS, *layer_bars.BARS), {"": frame})
     page.write(
         "report.html.j2",
         out,
         title=_values(frame, "platform") + (f", run {run}" if run else ""),
         folder=out.parent.name,
-        scope=words.scope(frame),
+        scope=" ".join([words.scope(frame), words.measured(frame, versions), *trainings]),
         siblings=words.siblings(out),
         suspects=words.suspects(frame),
         meanings=words.meanings(frame, trained is not None),
         cpu=devices.column(frame) == devices.CPU,
-        stale=_together(stale),
         comparisons=sorted(path.name for path in out.parent.glob("compare-*.html")),
         headlines=headlines(frame, trained),
         unfound=unfound(frame),
@@ -113,7 +114,7 @@ def render(
         library=library(),
         columns=COLUMNS,
         keys=KEYS,
-        data=compressed(page_data(frame, presets) | {"charts": plotted, "questions": questions(frame, models, stale)}),
+        data=compressed(page_data(frame, presets) | {"charts": plotted, "questions": questions(frame, models)}),
         bad=_not_ok(frame),
         machine=[(n, _values(frame, n)) for n in _MACHINE] + [(n, _spread(frame, n)) for n in _CEILINGS],
         days=_days(frame),
@@ -147,11 +148,6 @@ def _quantised(frame: pd.DataFrame, matrix: pd.DataFrame | None) -> dict[str, ob
 def _accuracy(matrix: pd.DataFrame) -> dict[str, object]:
     """What the section on quantised weights shows."""
     return {"sizes": accuracy.sizes(matrix), "drawn": list(accuracy.DRAWN.values()), "lines": accuracy.lines(matrix)}
-
-
-def _together(reasons: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The benches of each reason, and the reason."""
-    return [(", ".join(b for b in reasons if reasons[b] == text), text) for text in dict.fromkeys(reasons.values())]
 
 
 def _judged(claims: Sequence[Held]) -> list[dict[str, object]]:

@@ -1,14 +1,17 @@
 """What a page says of itself: how much was measured on what, what its names mean, and which other runs lie beside it."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 
 from moe_routing_bench.benches.bench import Bench, Implementation
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.comparison import devices
 from moe_routing_bench.figures import grouping, style
 from moe_routing_bench.quantities import count
+from moe_routing_bench.store import manifest
 
 _OURS = {
     "torch": "PyTorch, one operator after the other",
@@ -33,9 +36,27 @@ _TRAINED = {
 
 
 def scope(frame: pd.DataFrame) -> str:
-    """How many rows there are of how many cells, on what, when and by which code."""
+    """How many rows there are, and of how many cells."""
     timed, cells = int((frame["status"] == "ok").sum()), len(frame[["bench", "cell"]].drop_duplicates())
-    return f"{count(len(frame), 'row')}, {timed} of them with a time, of {count(cells, 'cell')}, measured on {style.distinct(frame[devices.column(frame)])}, {style.days(frame['started_at'])}, by the code of commit {commits(frame)}."
+    return f"{count(len(frame), 'row')}, {timed} of them with a time, of {count(cells, 'cell')}."
+
+
+def measured(frame: pd.DataFrame, versions: Mapping[str, str] = MappingProxyType({}), said: str = "Measured") -> str:
+    """Which version and commit measured the rows, when and on which cards; `versions` are those of commits."""
+    kept = frame[[name for name in manifest.COLUMNS if name in frame]]
+    entries = manifest.groups(kept.astype(object).where(kept.notna(), None).to_dict("records"))
+    return (
+        f"{said} by {'; by '.join(_measured(one, versions, len(entries) > 1) for one in entries)}." if entries else ""
+    )
+
+
+def _measured(one: Mapping[str, Any], versions: Mapping[str, str], several: bool) -> str:
+    """One commit of a run in words."""
+    version = f"version {versions[one['commit']]}, " if one["commit"] in versions else ""
+    commit = (one["commit"] or "unknown")[:7] + " with changes" * (one["dirty"] is True)
+    days = " to ".join(dict.fromkeys(one[name][:10] for name in ("first", "last") if one[name])) or "date unknown"
+    cards = ", ".join(map(manifest.short, one["cards"])) or "unknown"
+    return f"{version}commit {commit} ({days}), on {cards}" + (f": {count(one['rows'], 'row')}" if several else "")
 
 
 def commits(frame: pd.DataFrame) -> str:

@@ -67,6 +67,11 @@ def measurements(platform: str) -> Path:
     return results(platform) / "measurements.parquet"
 
 
+def manifest(platform: str) -> Path:
+    """What measured the rows of a published run."""
+    return results(platform) / "manifest.yaml"
+
+
 def again(platform: str) -> Path:
     """What doubted rows took when they were measured once more."""
     return results(platform) / "again.parquet"

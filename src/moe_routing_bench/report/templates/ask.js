@@ -176,13 +176,13 @@ function small(...content) {
 }
 function notes(cell) {
   const failed = cell.rows.filter(row => row.status !== "ok").map(row => `${row.implementation} ${row.status}: ${row.reason ?? "no reason recorded"}`);
-  const why = reasons(cell.rows), old = asks.stale[cell.bench], order = ranked(cell), pairs = order.flatMap(({best, next}) => [best, next]);
+  const why = reasons(cell.rows), order = ranked(cell), pairs = order.flatMap(({best, next}) => [best, next]);
   return [`A ratio above 1: the row is the faster one.${timed(cell).some(limitOf) ? " The limit is the larger of the roofline and of what an empty node of a CUDA graph takes." : ""}`,
     why.length ? ` Suspect: ${why.join("; ")}.` : "", order.some(({row}) => row.converged === false) ? " Not converged: a limit was reached before the interval was as narrow as asked." : "",
     order.some(({row}) => warm(row)) ? " L2 may be warm: what calls read before inputs come round again is less than four times as large." : "",
     pairs.some(pair => pair && !pair.verdict) ? " No verdict: too few implementations of the run were entered twice to know its noise." : "",
     order.length > 2 && pairs.includes(null) ? " Not stored: rows hold their ratio to the best other and to the baseline; ⇄ in two rows of the table compares these." : "",
-    failed.length ? ` Without a time: ${failed.join("; ")}.` : "", old ? ` Rows of other code than this report's: ${old}.` : ""];
+    failed.length ? ` Without a time: ${failed.join("; ")}.` : ""];
 }
 function overTokens(cell) {
   const {steps, changes} = along(cells, cell), made = [element("h3", "Over T"), element("p", changes.join(" "), {id: "changes"})];
