@@ -44,6 +44,8 @@ from moe_routing_bench.routers.zoo import ZOO
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import write_table
 
+pytestmark = pytest.mark.slow
+
 NAMES = [name for name, figure in FIGURES.items() if figure.source == "quality"]
 OF_SOME = ("networks", "train_modes")  # drawn of the entries that vary these
 DRAWN = set(NAMES)  # by the page

@@ -14,6 +14,8 @@ import pytest
 from moe_routing_bench import ops
 from moe_routing_bench.config import presets
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PRESETS = presets.load(ROOT / "config/models.yaml")
 MODELS = {

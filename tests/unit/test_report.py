@@ -23,6 +23,8 @@ from moe_routing_bench.report.page import percent, quantity
 from moe_routing_bench.report.render import render, small
 from moe_routing_bench.store import records
 
+pytestmark = pytest.mark.slow
+
 FEW = rows().query("bench == 'gate'")
 
 

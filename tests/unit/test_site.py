@@ -24,6 +24,8 @@ from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.store.records import SCHEMA
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
