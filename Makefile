@@ -21,10 +21,10 @@ unexport PYTHONDONTWRITEBYTECODE
 EXPORT := --frozen --no-hashes --no-emit-workspace --no-annotate --no-header --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install asked report test outside faults mutants figures site pictures vendor lint lock clean
+.PHONY: help install asked report test slow test-all outside faults mutants figures site pictures vendor lint lock clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
 
 INSTALL := bash workflow/scripts/install.sh $(if $(SYSTEM_TORCH),--system-torch) $(PYTHON)
 
@@ -52,10 +52,15 @@ report: asked .venv/.report ## measure what changed, draw and report (CONFIG=con
 # Two workers for each core: a third of the time they wait for processes and deadlines.
 WORKERS := --numprocesses $$((2 * $$(env -u OMP_NUM_THREADS nproc))) --maxprocesses 16 --dist loadfile
 
-# One thread each: workers that share the cores would spin where they wait for each other's.
-test: .venv/.installed ## run the tests (those that need a GPU are skipped where there is none)
-	.venv/bin/pytest -q --ignore tests/timing --ignore tests/outside --ignore tests/faults/test_workflow_faults.py $(WORKERS) --no-loadscope-reorder
+test: .venv/.installed ## run the tests of behaviour (those that need a GPU are skipped where there is none)
+	.venv/bin/pytest -q -m 'not slow' $(WORKERS) --no-loadscope-reorder
+
+# Times are measured last, with nothing else at work. `make faults` has the faults of long workflow runs.
+slow: .venv/.installed ## run the tests that `make test` leaves out: compilers, browsers, documents, stored rows, long workflow runs, times
+	.venv/bin/pytest -q -m slow --ignore tests/timing --ignore tests/outside --ignore tests/faults/test_workflow_faults.py $(WORKERS) --no-loadscope-reorder
 	.venv/bin/pytest -q tests/timing
+
+test-all: test slow outside ## run the tests of both lanes and those outside, each once
 
 outside: .venv/.installed ## test a wheel in an empty folder, the workflow as a module, conda's environment, the container's definition, a grid through SLURM
 	.venv/bin/pytest -q tests/outside $(WORKERS)

@@ -134,6 +134,8 @@ def main(path: str) -> None:
     import server  # pyright: ignore[reportMissingImports]
 
     del sys.path[0]  # it has a module `statistics`
+    # Where the compiler of CuTe DSL keeps files that it is asked to keep, in all forks: it reads this when it is imported. `stop` removes them.
+    os.environ.setdefault("CUTE_DSL_DUMP_DIR", str(Path(path).parent))
     server.preload()  # which also decides what torch's modules read when they are imported
     import smart_open  # noqa: F401 - Snakemake imports it when it reads its first file
     from snakemake.cli import get_argument_parser

@@ -12,6 +12,14 @@ def interruptible() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def runs(pid: int | str) -> bool:
+    """Whether a process is there and has not ended: one that is not yet reaped by its parent has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def commands() -> Iterator[tuple[int, str]]:
     """Every process with its command line, whose words end with a NUL each; none that ends meanwhile."""
     for entry in Path("/proc").iterdir():

@@ -15,6 +15,8 @@ from moe_routing_bench.measure import supervisor
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.store import platforms
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"tokens": 32, "hidden": 64, "intermediate": 32, "experts": 4, "top_k": 2}
 COSTS = {
     "router": {}, "experts": {}, "experts relu2": {"activation": "relu2"}, "experts int4": {"weights": "int4_g32"}, "experts fp32": {"dtype": "fp32"},

@@ -15,6 +15,8 @@ from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.packages import PACKAGES, fingerprint
 from moe_routing_kernels.ops.backends import BACKENDS
 
+pytestmark = pytest.mark.slow
+
 SHAPE = {"tokens": 16, "hidden": 16, "intermediate": 16, "experts": 8, "top_k": 2, "capacity_factor": 1.25}
 QUICK = Settings(check_seeds=1, warmup_ms=1, interval_us=20, samples_per_block=1, min_blocks=3, max_blocks=3)
 BENCH, KERNELS = PACKAGES

@@ -17,7 +17,7 @@ from moe_routing_kernels.ops import backends
 
 torch.set_num_threads(1)
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 4, 2, 16, 24
-SIZES = (*range(2, 17), 33, 64, 100, 257, 1000)
+SIZES = (2, 3, 4, 5, 7, 8, 13, 16, 33, 64, 257, 1000)
 FACTOR = 1.25
 
 
@@ -63,6 +63,9 @@ def dropping(x: Tensor, logits: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
 
 FUNCTIONS = {"layer": layer, "dropping": dropping, "fused_experts": fused_experts, "experts": experts, "route": routed}
 FUNCTIONS |= {f"stages_{layout}": in_stages(layout) for layout in ("padded", "block64")}
+# Compiling takes all the time: `make test` has the whole layer, with and without a bound of its capacity.
+FAST = ("layer", "dropping")
+EVERY = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FUNCTIONS]
 
 
 def drawn(tokens: int, training: bool, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -91,12 +94,17 @@ def count(function: Callable[..., Tensor], training: bool, marked: bool, dtype: 
     return graphs.frame_count
 
 
-@pytest.mark.parametrize("marked", [True, False], ids=["marked", "automatic"])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", EVERY)
+def test_one_graph_serves_any_number_of_tokens(name: str, training: bool) -> None:
+    """At once, as the dimension is marked."""
+    assert count(FUNCTIONS[name], training, True, torch.float32) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_one_graph_serves_any_number_of_tokens(name: str, training: bool, marked: bool) -> None:
-    """At once where the dimension is marked; else the second number of tokens makes it dynamic."""
-    assert count(FUNCTIONS[name], training, marked, torch.float32) <= (1 if marked else 2)
+def test_the_second_number_of_tokens_makes_a_graph_dynamic(name: str) -> None:
+    assert count(FUNCTIONS[name], True, False, torch.float32, SIZES[:6]) <= 2
 
 
 @pytest.mark.parametrize("name", ["layer", "experts"])
@@ -114,8 +122,8 @@ def test_so_where_kernels_keep_sums(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert count(FUNCTIONS[name], True, True, torch.bfloat16, SIZES[:6]) == 1 and asked
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", EVERY)
 def test_no_token_and_one_are_right(name: str, training: bool) -> None:
     """torch compiles both apart from all others."""
     assert count(FUNCTIONS[name], training, False, torch.float32, (5, 0, 1, 7, 0, 1, 8)) <= 4

@@ -24,10 +24,11 @@ from moe_routing_kernels.cute import ahead, cache
 from moe_routing_kernels.cute.cache import Asked
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.ops import preparation
-from signals import interruptible
+from signals import interruptible, runs
 
 PRESETS = presets.load(Path(__file__).parents[2] / "config/models.yaml")
 SMALL = {"hidden": 64, "intermediate": 32, "experts": 4, "top_k": 2, "arch": "sm_90a", "most_tokens": 2}
+ONE_TOKEN = SMALL | {"most_tokens": 1}
 COMBINE = Combine(64, 128, 2, "bf16", dropping=True)
 
 
@@ -61,16 +62,44 @@ def gemms(kernels: set[Asked]) -> list[Asked]:
     return [one for one in kernels if any(hasattr(argument, "tile") for argument in one.arguments)]
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with all kernels of SMALL and one token, which two processes have filled at the same time. Not to be changed."""
+    folder = tmp_path_factory.mktemp("filled")
+    code = f"from moe_routing_kernels import ops; ops.prepare(**{ONE_TOKEN | {'workers': 1}})"
+    environment = {**os.environ, cache.FOLDER: str(folder)}
+    both = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    return folder
+
+
+@pytest.fixture
+def copied(filled: Path, folder: Path) -> Path:
+    """The cache of this test, with what `filled` holds."""
+    shutil.copytree(filled, folder, dirs_exist_ok=True)
+    return folder
+
+
 @pytest.mark.slow
-def test_all_is_compiled_once_and_lies_in_the_cache(folder: Path) -> None:
-    count = ops.prepare(**SMALL, workers=2)
-    assert count == len(list(folder.glob("*.o"))) > 4
-    assert ops.prepare(**SMALL) == 0
-    assert ops.prepare(**SMALL, scale=2.5) > 0  # a constant of the gate, and of it alone
-    names = {path.name.rpartition("-")[0] for path in folder.glob("*.o")}
-    assert names == {"cute_gate", "cute_permute", "cute_combine", "cute_swapped"}
+def test_two_processes_share_a_cache_that_both_fill(copied: Path) -> None:
+    assert not list(copied.glob(".*.tmp")) and ops.prepare(**ONE_TOKEN) == 0
+    names = {path.name.rpartition("-")[0] for path in cache.objects()}
+    assert names == {"cute_gate", "cute_permute", "cute_combine", "cute_swapped"} and len(cache.objects()) > 4
 
 
+@pytest.mark.slow
+def test_what_is_missing_is_compiled_once_side_by_side(copied: Path) -> None:
+    there = cache.objects()
+    for path in (there[0], there[-1]):
+        path.unlink()
+    assert ops.prepare(**ONE_TOKEN, workers=2) == 2 and cache.objects() == there
+    assert ops.prepare(**ONE_TOKEN) == 0
+    assert ops.prepare(**ONE_TOKEN, scale=2.5) == len(set(cache.objects()) - set(there)) > 0
+    new = {path.name.rpartition("-")[0] for path in set(cache.objects()) - set(there)}
+    assert new == {"cute_gate"}, "the scale is a constant of the gate, and of it alone"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-120b"])
 def test_no_number_of_tokens_is_left_out(
@@ -133,6 +162,7 @@ def test_other_threads_run_on_while_one_notes() -> None:
     assert kernel is not None and not noted
 
 
+@pytest.mark.slow
 def test_a_kernel_that_fails_is_one_line_and_the_others_are_there(folder: Path) -> None:
     with cache.noting() as noted:
         cute_combine.precompile(COMBINE, "sm_90a")
@@ -228,38 +258,25 @@ def test_another_thread_runs_kernels_while_one_notes(monkeypatch: pytest.MonkeyP
     assert got == [loaded]
 
 
-COMPILE = """
-from moe_routing_kernels.combine import cute_combine
-print(cute_combine.compile_for("sm_90a", "bf16", 2, cute_combine.choose_tiling(64, 256, "bf16", 2), False))
-"""
-
-
-def other_process(folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, cache.FOLDER: str(folder)}
-    return subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment, check=False)
-
-
 @pytest.mark.slow
-def test_a_folder_that_is_only_read_serves_what_it_holds(folder: Path) -> None:
-    """Nothing is written beside an object, no lock either, as of a cache that comes with an image of a container."""
-    filled, given, none = folder / "filled", folder / "given", folder / "file"
-    assert other_process(filled).returncode == 0
-    given.mkdir()
-    (held,) = (shutil.copy(path, given) for path in filled.glob("*.o"))
-    assert other_process(given).returncode == 0 and list(given.iterdir()) == [Path(held)]
+def test_a_folder_that_is_only_read_serves_what_it_holds(
+    filled: Path, folder: Path, asked: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written next to an object, not even a lock, as in a cache that comes with a container image."""
+    ops.prepare(**ONE_TOKEN)
+    kernel = next(one for one in asked["kernels"] if one.module.endswith(".cute_combine"))
+    given, none = folder / "given", folder / "file"
     none.write_text("no folder", encoding="utf-8")
-    failed = other_process(none)
-    (line,) = [one for one in failed.stderr.splitlines() if "UserError" in one]
-    assert f"kernel cache: got '{none}'" in line and cache.FOLDER in line
-
-
-@pytest.mark.slow
-def test_two_processes_share_a_cache_that_both_fill(folder: Path) -> None:
-    given = SMALL | {"most_tokens": 1, "workers": 1}
-    code = f"from moe_routing_kernels import ops; ops.prepare(**{given})"
-    both = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
-    assert [process.wait() for process in both] == [0, 0]
-    assert ops.prepare(**given) == 0 and cache.objects() and not list(folder.glob(".*.tmp"))
+    monkeypatch.setenv(cache.FOLDER, str(none))
+    with pytest.raises(UserError, match=f"^kernel cache: got '{none}'.*{cache.FOLDER}"):
+        cute_combine.compile_for(*kernel.arguments)
+    given.mkdir()
+    held = Path(shutil.copy(filled / kernel.path.name, given))
+    monkeypatch.setenv(cache.FOLDER, str(given))
+    with monkeypatch.context() as patch:
+        patch.setattr(cute_combine, "compile_kernel", None)
+        assert cute_combine.compile_for(*kernel.arguments)
+    assert list(given.iterdir()) == [held]
 
 
 def children(pid: int) -> set[int]:
@@ -280,7 +297,7 @@ def test_an_interrupt_ends_the_processes(folder: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(30) and process.stderr and "KeyboardInterrupt" in process.stderr.read()
         assert time.monotonic() - start < 3, "no kernel that waits is compiled"
-    assert not any(Path(f"/proc/{child}").exists() for child in found)
+    assert not any(map(runs, found))
     assert not list(folder.glob(".*.tmp"))
 
 
@@ -294,7 +311,10 @@ def test_a_kernel_that_fails_is_named(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_compiles_a_model(tmp_path: Path) -> None:
+def test_the_command_compiles_a_model(tmp_path: Path, copied: Path) -> None:
+    """Only those that are missing: most are there."""
+    for path in cache.objects()[:2]:
+        path.unlink()
     own = tmp_path / "models.yaml"
     own.write_text(
         "tiny: {hidden: 64, intermediate: 32, experts: 4, top_k: 2, router: softmax_topk, activation: swiglu}\n",
@@ -316,6 +336,6 @@ def test_the_command_compiles_a_model(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"tiny: [1-9]\d* kernels compiled", done.stdout)
+    assert re.search(r"tiny: [1-9]\d* kernels compiled in .*, the others were in the cache", done.stdout)
     done = subprocess.run([*command, "--model", "tinny"], capture_output=True, text=True, encoding="utf-8", check=False)
     assert done.returncode == 2 and "did you mean 'tiny'?" in done.stderr

@@ -13,6 +13,8 @@ import forks
 from example_package import EXAMPLE, install, run
 from project import ROOT, Project, measured
 
+pytestmark = pytest.mark.slow
+
 SMALL = "--tokens 64 --hidden 64 --max-seconds 0.1"
 
 

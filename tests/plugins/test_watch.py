@@ -20,6 +20,8 @@ from moe_routing_bench.config.plugins import benches_of
 from project import ROOT
 from signals import interruptible
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = ("--plugin", "own_kernel:COMBINE", "--implementations", "own_bmm", "--against", "torch")
 SIZES = ("--tokens", "64", "--hidden", "64", "--max-seconds", "0.1", "--min-blocks", "3")
 

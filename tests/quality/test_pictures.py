@@ -44,6 +44,8 @@ from moe_routing_bench.store.parquet import write_table
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.routers.zoo import ZOO
 
+pytestmark = pytest.mark.slow
+
 NAMES = [name for name, figure in FIGURES.items() if figure.source == "quality"]
 OF_SOME = ("networks", "train_modes")  # drawn of the entries that vary these
 DRAWN = set(NAMES)  # by the page

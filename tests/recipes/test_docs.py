@@ -21,6 +21,8 @@ from moe_routing_bench.store import rows
 from moe_routing_bench.workload.rows import row_layout
 from moe_routing_kernels.formats import FORMATS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "config/README.md"]
 MADE = ("results/cpu/", "reports/", "site/")  # on each machine

@@ -14,6 +14,8 @@ import forks
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import write_table
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 RECIPES = dict(re.findall(r"^## (Add .*?)\n(.*?)(?=^## |\Z)", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S))
 BLOCK = re.compile(
@@ -138,7 +140,6 @@ def test_router(copy: Copy) -> None:
     assert statuses(copy.follow(RECIPES["Add a router"])) == {"torch": "ok"}
 
 
-@pytest.mark.slow
 def test_rule_to_train_with(copy: Copy) -> None:
     """A model is trained with it, and it stands the tests of every rule."""
     printed = copy.follow(RECIPES["Add a rule to train with"])

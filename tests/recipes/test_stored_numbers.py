@@ -9,6 +9,8 @@ import pytest
 
 from moe_routing_kernels.formats import FORMATS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 H200 = "nvidia-h200"
 

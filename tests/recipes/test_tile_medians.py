@@ -14,6 +14,8 @@ import pytest
 from moe_routing_bench.config import presets
 from moe_routing_kernels import ops
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PRESETS = presets.load(ROOT / "config/models.yaml")
 MODELS = {

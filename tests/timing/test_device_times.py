@@ -8,7 +8,7 @@ import torch
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import timers
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 if not torch.cuda.is_available():  # as a whole: hundreds of tests need not be collected
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 

@@ -9,6 +9,8 @@ import pytest
 import forks
 from moe_routing_kernels.closure import PACKAGE
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("cutlass")
 
 # For each line, so many processes at once that ask the cache for one kernel: forks, as those of a warm server are.
@@ -44,7 +46,6 @@ def load(program: subprocess.Popen, count: int) -> tuple[list[int], list[float],
     return [int(compilations) for _, compilations, _ in found], [float(last) for *_, last in found], "".join(lines)
 
 
-@pytest.mark.slow
 def test_processes_share_one_object(tmp_path: Path) -> None:
     """Two at once compile once; a damaged object is compiled again, with a word about it; then one loads in under 0.5 s."""
     environment = forks.environment(PACKAGE.parent) | {"MOE_ROUTING_KERNELS_CACHE": str(tmp_path)}

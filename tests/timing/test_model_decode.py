@@ -9,6 +9,8 @@ import torch
 import tiny_models
 from moe_routing_bench.benches.registry import BENCHES
 
+pytestmark = pytest.mark.slow
+
 MOST = 2.0  # times the library's loop; 1.2 to 1.5 where it was set
 ROUNDS = 20
 REFERENCE, OURS = "transformers_eager", "ops"

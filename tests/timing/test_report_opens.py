@@ -10,6 +10,8 @@ from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report import samples
 from moe_routing_bench.report.render import render
 
+pytestmark = pytest.mark.slow
+
 ALLOWED = 5_000_000  # bytes of a full page
 EMPTY = 480_000  # bytes of a page without rows
 
@@ -23,7 +25,6 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "index.html"
 
 
-@pytest.mark.slow
 def test_a_page_of_many_rows_has_few_bytes_and_opens_at_once(page: Path) -> None:
     """All its figures, numbers and 30 samples of each row. Opened: the rows are unpacked, the question is answered and the table is laid out."""
     assert page.stat().st_size < EMPTY + (ALLOWED - EMPTY) * MANY // FULL

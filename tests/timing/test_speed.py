@@ -15,6 +15,8 @@ from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.store import paths, rows
 from project import DRAWN, Project, count
 
+pytestmark = pytest.mark.slow
+
 CELLS = 1000
 DRY_RUN_SECONDS, NO_OP_SECONDS = 3.0, 5.0
 # Where the limits were set, Snakemake alone planned as many jobs that touch a file in 1.0 to 1.6 s. A machine that exceeds

@@ -15,6 +15,8 @@ from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import client
 from moe_routing_bench.store import platforms, records
 
+pytestmark = pytest.mark.slow
+
 CLIENT = [sys.executable, "-I", "-S", client.__file__]
 
 

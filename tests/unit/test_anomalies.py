@@ -135,6 +135,7 @@ def test_the_anomalies_of_document_003_are_caught_and_its_steady_rows_are_not() 
     assert words[same_product.index].notna().sum() >= 2, "2.1 and 12 ms where fourteen other tables say 73 ms"
 
 
+@pytest.mark.slow
 def test_of_the_stored_rows_at_most_one_in_200_is_doubted() -> None:
     """Beside their neighbours; a time that scatters in itself is no false alarm, and is of a loop that waits for the host."""
     rows = pd.concat([records.frame(records.read(path)) for path in STORED], ignore_index=True)

@@ -26,7 +26,7 @@ from moe_routing_bench.quality.spec import plan, run_rows
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import paths, platforms, records, rows
 from moe_routing_kernels.choices import table
-from signals import interruptible
+from signals import interruptible, runs
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {
@@ -263,14 +263,6 @@ main()
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, preexec_fn=interruptible
     )
     assert done.returncode == 128 + number and "Exception ignored" not in done.stderr
-
-
-def runs(pid):
-    """Whether a process is there and has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_the_version_and_short_help(call):

@@ -13,6 +13,8 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import FIGURES, crossover, grouping, limits, pareto, stage_share, style, verdict_matrix
 
+pytestmark = pytest.mark.slow
+
 FULL = rows()
 SOME = some(FULL)
 FEW = SOME["implementation"].isin(["cute", "triton", *(bench.baseline for bench in BENCHES.values())])

@@ -23,6 +23,8 @@ from moe_routing_bench.report.render import render, small
 from moe_routing_bench.store import records
 from moe_routing_kernels.choices import CANDIDATES
 
+pytestmark = pytest.mark.slow
+
 FEW = rows().query("bench == 'gate'")
 
 

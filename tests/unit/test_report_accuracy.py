@@ -1,10 +1,13 @@
 """The section of the report on quantised weights."""
 
 import pandas as pd
+import pytest
 from rows import rows
 
 from moe_routing_bench.report import accuracy
 from moe_routing_bench.report.render import render
+
+pytestmark = pytest.mark.slow
 
 SIZES = {"tokens": 64, "hidden": 512, "intermediate": 256, "experts": 4, "top_k": 2}
 

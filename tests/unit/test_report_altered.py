@@ -1,9 +1,12 @@
 """What the report says of altered models: per contestant what each alteration adds, over seeds."""
 
 import pandas as pd
+import pytest
 
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.report import altered
+
+pytestmark = pytest.mark.slow
 
 
 def run(router, seed, bits, **columns):

@@ -11,6 +11,8 @@ from moe_routing_bench.report.questions import questions
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.rows import row_id
 
+pytestmark = pytest.mark.slow
+
 QWEN = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "router": "softmax_topk_renorm", "activation": "swiglu"}  # fmt: skip
 DEEPSEEK = {"hidden": 7168, "intermediate": 2048, "experts": 256, "top_k": 8, "router": "deepseek_v3", "activation": "swiglu"}  # fmt: skip
 MODELS = {"qwen3-30b-a3b": QWEN, "deepseek-v3": DEEPSEEK}

@@ -11,6 +11,8 @@ from browser import asked
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.rows import row_id
 
+pytestmark = pytest.mark.slow
+
 EVIL = "<img src=x onerror=document.title=1>"
 CELL = {"hidden": 2048, "experts": 64, "top_k": 8, "dtype": "bf16", "median_us": 12.3456, "ci_low_us": 12.3, "ci_high_us": 12.4}  # fmt: skip
 TIMED = CELL | {

@@ -11,6 +11,8 @@ from moe_routing_bench.report import charts
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.rows import row_id
 
+pytestmark = pytest.mark.slow
+
 EVIL = "<img src=x onerror=document.title=1>"
 TIMED = {"experts": 8, "ci_low_us": 1.0, "ci_high_us": 9.0, "best_verdict": "faster", "best_speedup": 1.5, "gpu_uuid": "GPU-1", "compulsory_bytes": 4_000_000, "copy_gb_per_s": 4000.0}  # fmt: skip
 TABLE = frame(

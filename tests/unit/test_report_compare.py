@@ -8,6 +8,8 @@ from moe_routing_bench.report.render import render
 from moe_routing_bench.report.rows import row_id
 from moe_routing_bench.report.samples import MOST, samples
 
+pytestmark = pytest.mark.slow
+
 EVIL = "<img src=x onerror=document.title=1>"
 TIMED = {"tokens": 64, "median_us": 10.0, "ci_low_us": 9.9, "ci_high_us": 10.1, "samples_us": [9.0, 10.0, 11.5], "set_aside_samples_us": [20.0]}  # fmt: skip
 BESIDE = {"best_other": "cute", "best_verdict": "slower", "best_speedup": 0.5, "best_speedup_ci_low": 0.49, "best_speedup_ci_high": 0.51}  # fmt: skip

@@ -1,12 +1,15 @@
 """What is stored beside the rows: profiled kernels and backward times, as tables of the page."""
 
 import pandas as pd
+import pytest
 from rows import frame, one
 
 from moe_routing_bench.cli import reporting
 from moe_routing_bench.report.evidence import evidence
 from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths
+
+pytestmark = pytest.mark.slow
 
 MACHINE = {"gpu_name": "NVIDIA H200", "torch_version": "2.11"}
 SIZES = {"tokens": 16384, "hidden": 4096, "experts": 64, "top_k": 8}

@@ -6,6 +6,8 @@ from test_report_ask import IDS, MODELS, TABLE
 from browser import chromium, loaded
 from moe_routing_bench.report.render import render
 
+pytestmark = pytest.mark.slow
+
 KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "g": (71, "g")}
 MOST = 120  # stops of the Tab key until something is reached
 

@@ -9,6 +9,8 @@ from browser import asked
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.rows import row_id
 
+pytestmark = pytest.mark.slow
+
 COUNT = 900  # many times those that are laid out at once
 TIMED = {"ci_low_us": 12.3, "ci_high_us": 12.4, "energy_mj": 3.5}
 TABLE = frame(*(one("gate", "cute", cell=f"c{i}", tokens=i + 1, median_us=float(1 + i * 7919 % 20011), **TIMED) for i in range(COUNT)))  # fmt: skip

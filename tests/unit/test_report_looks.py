@@ -20,6 +20,8 @@ from moe_routing_bench.report.headlines import Headline
 from moe_routing_bench.report.pictures import Dot, picture
 from moe_routing_bench.report.render import render
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PICTURE = picture([Dot("a", 2.0, 1.0, 3.0, chosen=True), Dot("b", 4.0, 3.0, 5.0, hollow=True)], "times", "x", 1.0)
 ROW = {"bench": "gate", "cell": "T64", "implementation": "cute", "before_us": 20.0, "after_us": 10.0, "ratio": 2.0, "ratio_ci_low": 1.9, "ratio_ci_high": 2.1, "verdict": "faster", "reason": "why"}  # fmt: skip

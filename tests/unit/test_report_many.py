@@ -19,6 +19,8 @@ from moe_routing_bench.report.render import render
 from moe_routing_bench.report.rows import page_data
 from moe_routing_bench.report.samples import ALTOGETHER, LEAST, MOST, samples
 
+pytestmark = pytest.mark.slow
+
 MAPS = ("stage_us", "stage_timer", "configuration")
 
 

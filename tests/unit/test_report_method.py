@@ -7,6 +7,8 @@ from moe_routing_bench.figures import style
 from moe_routing_bench.report import headlines, method
 from moe_routing_bench.report.render import render
 
+pytestmark = pytest.mark.slow
+
 GPU = {"gpu_name": "NVIDIA H200", "gpu_uuid": "GPU-1", "platform": "nvidia-h200", "median_us": 5.0, "ci_low_us": 4.9, "ci_high_us": 5.1}  # fmt: skip
 
 

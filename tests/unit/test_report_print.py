@@ -8,6 +8,8 @@ from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report.render import render
 from printed import printed
 
+pytestmark = pytest.mark.slow
+
 TIMED = {"model": "qwen3-30b-a3b", "hidden": 2048, "experts": 128, "top_k": 8, "ci_low_us": 1.0, "ci_high_us": 9999.0, "best_verdict": "faster", "best_other": "torch_compile", "best_speedup": 1.5, "best_speedup_ci_low": 1.4, "best_speedup_ci_high": 1.6, "share_of_roofline": 0.75, "gpu_uuid": "GPU-1"}  # fmt: skip
 REASON = "the copy ceiling drifted by 3.1 % from before to after the samples of this process, more than the 2 % allowed"
 POINT = 0.75  # a CSS pixel in points, on a page that is not shrunk

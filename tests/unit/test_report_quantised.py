@@ -1,11 +1,14 @@
 """The section of the report on formats of weights: its lines, and who is on the frontier."""
 
 import pandas as pd
+import pytest
 from rows import frame, one
 
 from moe_routing_bench.figures import format_limits, formats
 from moe_routing_bench.report import quantised
 from moe_routing_bench.report.bars import PLATFORM
+
+pytestmark = pytest.mark.slow
 
 SHAPE = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "dtype": "bf16", "packed": "bf16", "platform": PLATFORM}  # fmt: skip
 

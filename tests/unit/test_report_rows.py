@@ -21,6 +21,8 @@ from moe_routing_bench.report.command import again
 from moe_routing_bench.report.details import LEFT_OUT, fields
 from moe_routing_bench.store.records import COLUMNS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 GRID = [
     {"benches": ["gate", "pack"], "tokens": [64], "hidden": [64], "experts": [8], "top_k": [2]},

@@ -11,6 +11,8 @@ from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN, MIXED
 from moe_routing_bench.report.bars import PLATFORM
 from moe_routing_bench.report.render import render
 
+pytestmark = pytest.mark.slow
+
 STORED = Path(__file__).parents[2] / "results"
 LARGE = {"platform": PLATFORM, "gpu_name": "NVIDIA H200", "tokens": 16384, "experts": 128, "top_k": 8, "dtype": "fp32"}
 TIMED = {"median_us": 5.0, "ci_low_us": 4.9, "ci_high_us": 5.1}

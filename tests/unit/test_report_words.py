@@ -12,6 +12,8 @@ from moe_routing_bench.report import page, words
 from moe_routing_bench.report.render import render
 from moe_routing_kernels.routers.zoo import ZOO
 
+pytestmark = pytest.mark.slow
+
 GPU = {"gpu_name": "NVIDIA H200", "git_sha": "abcdef123", "started_at": "2026-11-21T06:55:00+00:00"}
 
 

@@ -9,6 +9,8 @@ from browser import asked, opened
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report.render import render
 
+pytestmark = pytest.mark.slow
+
 TIMED = {"experts": 8, "ci_low_us": 1.0, "ci_high_us": 9.0, "best_verdict": "faster", "best_speedup": 1.5, "best_speedup_ci_low": 1.4, "best_speedup_ci_high": 1.6, "gpu_uuid": "GPU-1"}  # fmt: skip
 TABLE = frame(*(one("routing", name, cell=f"{tokens}", tokens=tokens, median_us=us * tokens, **TIMED) for tokens in (64, 512, 4096) for name, us in (("cute", 3.0), ("triton", 5.0))))  # fmt: skip
 HELP = """Object.keys(charts).forEach(drawChart);

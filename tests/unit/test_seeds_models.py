@@ -15,6 +15,8 @@ from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.report.seeds.tables import ABSENT
 from moe_routing_kernels.formats.weights import WEIGHTS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MODELS = presets.load(ROOT / "config/models.yaml")
 FAST = {"transformers_grouped_mm": 8000.0, "ops": 5000.0, "cute_quantised": 4000.0, "torch_grouped_mm": 900.0, "cute": 600.0}  # fmt: skip

@@ -20,6 +20,8 @@ from moe_routing_bench.store.records import COLUMNS
 from moe_routing_kernels.routers import zoo
 from packs import no_ceilings
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["no_ceilings"]
 
 ROOT = Path(__file__).parents[2]

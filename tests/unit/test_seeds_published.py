@@ -6,6 +6,8 @@ import pandas as pd
 import pytest
 import yaml
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[2] / "config/seeds/published"
 SOURCES = yaml.safe_load((FOLDER / "sources.yaml").read_text())
 WORK = ["shape", "experts", "n", "k", "tokens"]  # of 003: base_mm_ms is the same work for every format

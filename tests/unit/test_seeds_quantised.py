@@ -15,6 +15,8 @@ from moe_routing_bench.report.seeds.published import figures, sources
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.report.seeds.tables import ABSENT
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MODELS = presets.load(ROOT / "config/models.yaml")
 TIMES = {"torch_loop": 6000.0, "dequant_loop": 9000.0, "dequant": 5500.0, "dequant_cute": 4500.0, "dequant_uncached": 5000.0, "cute_quantised": 1500.0, "cute": 3000.0}  # fmt: skip

@@ -14,6 +14,8 @@ from moe_routing_bench.report.seeds import published
 from moe_routing_bench.report.seeds.section import SOURCES, section
 from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "config/seeds").glob("*.yaml"))
 MODELS = presets.load(ROOT / "config/models.yaml")

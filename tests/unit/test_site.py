@@ -26,6 +26,8 @@ from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):

@@ -13,6 +13,8 @@ from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.rows import row_id
 
+pytestmark = pytest.mark.slow
+
 FLOORS = {"compulsory_bytes": 4_000_000, "copy_gb_per_s": 4000.0}
 BIG = LAYER | {name: DEEPSEEK[name] for name in ("hidden", "intermediate", "experts", "router")}
 TABLE = frame(

@@ -86,6 +86,7 @@ def test_platforms_that_are_compared(two):
     assert versus.pairs({"nvidia-h100": one, "nvidia-h200": other.assign(status="crashed")}) == []
 
 
+@pytest.mark.slow
 def test_the_site_has_a_page_on_them(two, tmp_path, monkeypatch):
     """Linked from the first; its links open the rows in both reports; nothing sticks out on a phone."""
     monkeypatch.chdir(tmp_path)

@@ -29,7 +29,6 @@ from moe_routing_bench.store import records
 from project import CELLS, GRID, ROOT, SHOWN, SMALL, Project, count, measured
 from signals import commands, interruptible
 
-pytestmark = pytest.mark.slow
 ALL = sum(CELLS.values())
 DRAW = {"figure": len(SHOWN), "html": 1, "all": 1}  # what follows from newly collected measurements
 COLLECT = {"measure_again": 1, "collect": 1}  # what follows from newly measured cells
@@ -62,6 +61,7 @@ def test_one_measurement_at_a_time_whatever_the_cores(done: Project) -> None:
     assert all(end <= start for (_, end), (start, _) in pairwise(spans)), spans
 
 
+@pytest.mark.slow
 def test_snakemake_report_holds_every_figure_with_its_caption(project: Project) -> None:
     """One file to hand on."""
     project.run("snakemake", "--report", "report.html", forked=True)
@@ -111,6 +111,7 @@ def test_a_new_axis_value_and_an_edited_kernel_measure_only_their_cells(project:
     assert project.jobs() == DRAW
 
 
+@pytest.mark.slow
 def test_adding_a_bench_leaves_every_cell_fresh(project: Project) -> None:
     """Nor does an axis that no bench reads, a rule to train with, or a format: what is only registered measures nothing."""
     recipes = (ROOT / "CONTRIBUTING.md").read_text()
@@ -137,6 +138,7 @@ def test_adding_a_bench_leaves_every_cell_fresh(project: Project) -> None:
     assert table["extra"].null_count == len(table) == ALL
 
 
+@pytest.mark.slow
 def test_editing_the_report_measures_nothing(project: Project) -> None:
     """What only the report needs; then also one figure, and the caption of another, though all captions are in one file; then also
     what all figures share."""
@@ -155,6 +157,7 @@ def test_editing_the_report_measures_nothing(project: Project) -> None:
         assert project.jobs() == ({"figure": drawn} if drawn else {}) | {"html": 1, "all": 1}, file
 
 
+@pytest.mark.slow
 def test_a_fresh_clone_changes_nothing(project: Project, tmp_path: Path) -> None:
     """All sources written anew by git, results carried over; Snakemake's records as well, then without those."""
     as_someone = ("git", "-c", "user.name=test", "-c", "user.email=test@example.org")
@@ -188,6 +191,7 @@ def test_swapped_settings_measure_everything(project: Project) -> None:
     assert project.jobs() == {"measure": ALL, **AFTER}
 
 
+@pytest.mark.slow
 def test_the_config_says_how_many_threads_measure(project: Project) -> None:
     """One without it, which Snakemake's log says; another number is another measurement, and stored."""
     rows = project.folder / "results/cpu/measurements.parquet"
@@ -201,6 +205,7 @@ def test_the_config_says_how_many_threads_measure(project: Project) -> None:
     assert pq.read_table(rows)["cpu_threads"].to_pylist() == [2]
 
 
+@pytest.mark.slow
 def test_another_seed_measures_everything(project: Project) -> None:
     """It decides the routing that is measured."""
     config = project.folder / "config/config.yaml"
@@ -240,6 +245,7 @@ def measuring(group: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_an_interrupt_says_what_to_do_and_no_spec(project: Project) -> None:
     """Ctrl-C in a measurement: Snakemake prints the command that it has ended, without the JSON text that it had."""
     project.configure(
@@ -285,6 +291,7 @@ def named(done: Project, place: Path, tmp_path_factory: pytest.TempPathFactory) 
     return project.copy(tmp_path_factory.mktemp("named") / "project")
 
 
+@pytest.mark.slow
 def test_a_trace_counts_by_its_content(named: Project) -> None:
     """A touched file changes nothing; other ids do."""
     target = ("results/cpu.mine/measurements.parquet", *NAMED)
@@ -295,6 +302,7 @@ def test_a_trace_counts_by_its_content(named: Project) -> None:
     write_trace(named)
 
 
+@pytest.mark.slow
 def test_a_named_run_keeps_to_itself(named: Project, done: Project) -> None:
     """Its own cells, rows and report; the unnamed run and its figures stay as they are."""
     table = pq.read_table(named.folder / "results/cpu.mine/measurements.parquet")
@@ -310,6 +318,7 @@ def test_a_named_run_keeps_to_itself(named: Project, done: Project) -> None:
     assert refused.returncode and "config.run: got '../cpu'" in refused.stdout + refused.stderr
 
 
+@pytest.mark.slow
 def test_what_other_packages_have_counts_where_it_is_asked_for(project: Project) -> None:
     """A kernel and a routing rule, from the working directory, on the warm server, in a run of its own."""
     shutil.copytree(ROOT / "examples/own_kernel/own_kernel", project.folder / "own_kernel")
@@ -336,6 +345,7 @@ def test_what_other_packages_have_counts_where_it_is_asked_for(project: Project)
     assert measured(project.snakemake(*target, "--dry-run")) == {"combine": 1, "gate": 1}
 
 
+@pytest.mark.slow
 def test_orphans_are_listed_and_removed_only_when_asked(project: Project) -> None:
     """A smaller grid leaves files behind; they are in no table."""
     project.configure([GRID[0] | {"tokens": [64]}, GRID[1]])
@@ -348,6 +358,7 @@ def test_orphans_are_listed_and_removed_only_when_asked(project: Project) -> Non
     assert len(cells(project)) == ALL - 2 and project.jobs() == DRAW
 
 
+@pytest.mark.slow
 def test_a_seed_document_s_block_is_replayed_at_a_reduced_size(project: Project) -> None:
     """From the command that replays it to its tables, on a CPU: sizes, profiles, and both sides of the tables. It is here for the
     warm server, which takes longer to start than to measure the block."""

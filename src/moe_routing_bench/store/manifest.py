@@ -7,6 +7,7 @@ refuses one that contradicts the rows.
 import importlib.metadata
 import json
 import re
+import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -177,7 +178,7 @@ def _leaves(value: Any, name: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
 
 
 def _hint(run: str) -> str:
-    return f"`moe-routing-bench manifest --platform {run}` writes it from the rows"
+    return f"`moe-routing-bench manifest --platform {shlex.quote(run)}` writes it from the rows"
 
 
 def _check_commits(run: str, facts: Mapping[str, Any]) -> None:
