@@ -4,6 +4,7 @@ Plain SVG text, the same bytes wherever it runs; a test compares.
 """
 
 import itertools
+import sys
 from pathlib import Path
 
 import cutlass
@@ -11,14 +12,14 @@ import cutlass.cute as cute
 import numpy as np
 
 from moe_routing_bench.workload.rows import row_map
-from moe_routing_kernels.cute import layouts as cute_layouts
 from moe_routing_kernels.cute.rows import RowTiling
 from moe_routing_kernels.permute.layout import RowLayout, capacity_of
 
+sys.path.append(str(Path(__file__).parents[1]))
+from layouts import DRAWN, OVERHANG, addresses
+
 COLOURS = ("#a6cee3", "#fdbf6f", "#b2df8a", "#cab2d6")
 EMPTY, EDGE = "#ffffff", "#555555"
-DRAWN = RowTiling(hidden=64, width=4, vectors=2, lanes=4, threads=16, streaming=False)
-OVERHANG = RowTiling(hidden=52, width=4, vectors=2, lanes=4, threads=16, streaming=False)
 IDS = np.array([[0, 1], [0, 2], [0, 1], [1, 0], [0, 2], [0, 1]], np.int32)  # expert 0 is asked for by every token
 
 
@@ -40,11 +41,11 @@ def svg(width: int, height: int, parts: list[str]) -> str:
 
 
 def vector_owners(tiling: RowTiling, blocks: int) -> list[tuple[int, int, int, int]]:
-    """(address, block, thread, vector) of the first element of every vector, from `cute_layouts.addresses`."""
+    """(address, block, thread, vector) of the first element of every vector, from `addresses`."""
     owners: list[tuple[int, int, int, int]] = []
 
     def own() -> None:  # outside of the traced function, where a loop would be one of the kernel's
-        layout = cute_layouts.addresses(tiling, blocks)
+        layout = addresses(tiling, blocks)
         for block, vector, thread in itertools.product(range(blocks), range(tiling.vectors), range(tiling.threads)):
             index = thread + tiling.threads * tiling.width * (vector + tiling.vectors * block)
             owners.append((int(layout(index)), block, thread, vector))

@@ -1,13 +1,19 @@
-"""How (token, expert, slot, hidden) coordinates map to memory, as CuTe layouts; explained in docs/layouts.md.
+"""The layouts of layouts.md, evaluated without a GPU: `python docs/layouts.py` prints the rows of its tables.
 
-A layout is a function from coordinates to offsets, in elements or rows, given by shape and stride. These are the affine
-parts of what the kernels do; where a row goes is data (`row_map`) and no layout. Each function is called inside a host
-`@cute.jit` function, where static layouts are evaluated while tracing, without a GPU, or inside a kernel.
+A layout is a function from coordinates to offsets, in elements or rows, given by shape and stride. CuTe evaluates static layouts while it
+traces a host function.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
 import cutlass.cute as cute
 
-from moe_routing_kernels.cute.rows import RowTiling
+from moe_routing_kernels.cute.rows import RowTiling, row_tiling
+
+DRAWN = RowTiling(hidden=64, width=4, vectors=2, lanes=4, threads=16, streaming=False)
+OVERHANG = RowTiling(hidden=52, width=4, vectors=2, lanes=4, threads=16, streaming=False)
 
 
 def vectors_of_row(tiling: RowTiling) -> cute.Layout:
@@ -75,3 +81,41 @@ def expert_starts(hidden: int, capacity: int, experts: int) -> cute.Layout:
 def aligned_blocks(rows: int, block: int) -> cute.Layout:
     """(row in block, block) -> row in the layout blockN; all rows of a block are of one expert, which a table names."""
     return cute.logical_divide(cute.make_layout(rows), cute.make_layout(block))
+
+
+SHOWN: dict[str, tuple[Callable, ...]] = {
+    "row": (lambda: cute.make_layout(64),),
+    "vectors_of_row": (vectors_of_row, DRAWN),
+    "access": (lambda: cute.make_layout((4, 4)),),
+    "complement of access in tile": (lambda: cute.complement(cute.make_layout((4, 4)), 32),),
+    "complement of tile in block": (lambda: cute.complement(cute.make_layout(32), 128),),
+    "thread_values": (thread_values, DRAWN),
+    "addresses": (addresses, DRAWN, 2),
+    "addresses, overhang": (addresses, OVERHANG, 2),
+    "addresses, bf16, H=4096": (addresses, row_tiling(4096, "bf16", 4, 128), 16384),
+    "addresses, bf16, H=7168": (addresses, row_tiling(7168, "bf16", 4, 128), 28672),
+    "assignments": (assignments, 6, 2),
+    "token_of": (token_of, 6, 2),
+    "token_rows": (token_rows, 6, 2, 64),
+    "padded_rows": (padded_rows, 64, 5, 3),
+    "expert_starts": (expert_starts, 64, 5, 3),
+    "aligned_blocks": (aligned_blocks, 16, 4),
+}
+
+
+def evaluated(build: Callable, *arguments: Any) -> tuple[str, Any, Any]:
+    """The text, shape and stride of a static layout: outside the traced function the layout is gone."""
+    found: dict[str, tuple[str, Any, Any]] = {}
+
+    @cute.jit
+    def host(found: cutlass.Constexpr):
+        layout = build(*arguments)
+        found["layout"] = (repr(layout), layout.shape, layout.stride)
+
+    host(found)
+    return found["layout"]
+
+
+if __name__ == "__main__":
+    for name, (build, *arguments) in SHOWN.items():
+        print(f"| `{name}` | `{evaluated(build, *arguments)[0]}` |")
