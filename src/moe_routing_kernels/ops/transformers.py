@@ -42,7 +42,7 @@ def register(copies: bool | None = None) -> str:
     try:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise bad("transformers", "not installed", "transformers 5.17 or later", "pip install -e '.[peers]'") from error
+        raise bad("transformers", "not installed", "5.17 or later", "pip install 'transformers>=5.17'") from error
     _options["copies"] = copies
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts)
     return NAME
