@@ -18,6 +18,10 @@ class UserError(ValueError):
     """Bad input. Its text is one line and is shown without a traceback; the exit status is 2."""
 
 
+class NoForm(UserError):
+    """A kernel that is written for other architectures than the one that was asked for."""
+
+
 def one_line(text: object, most: int = MOST_LETTERS) -> str:
     """A text as one line that any file can hold and no terminal obeys, with only both ends of what is longer.
 

@@ -56,5 +56,13 @@ def test_compile_command_fills_the_cache(tmp_path: Path) -> None:
     begin = time.perf_counter()
     assert "0 of them new" in run("sm_90a").stdout
     assert time.perf_counter() - begin < 30
+    (tmp_path / "c.yaml").write_text(
+        "grid:\n  - {benches: [layer], implementations: [torch_grouped_mm, cute, cute_gather], tokens: [64], hidden: [256], intermediate: [128], experts: [8], top_k: [2]}\n"
+        "  - {benches: [gate, permute], implementations: [cute], tokens: [64], experts: [8], top_k: [2]}\n"
+    )
+    other = run("sm_120a")
+    assert other.returncode == 0 and "Traceback" not in other.stderr, other.stderr
+    assert other.stdout.splitlines()[-1] == "no form for sm_120a: layer: cute, cute_gather"
+    assert not other.stdout.startswith("0 kernels") and ", 0 of them new" not in other.stdout
     bad = run("hopper")
     assert bad.returncode == 2 and bad.stderr.startswith("error: --arch: got 'hopper'"), bad.stderr

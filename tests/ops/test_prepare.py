@@ -240,7 +240,7 @@ def test_where_experts_have_no_kernels_those_around_them_are_compiled(other: dic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a", "sm_120a"])
 def test_kernels_around_experts_compile_for_other_architectures(arch: str, folder: Path) -> None:
     assert ops.prepare(**SMALL | {"arch": arch}, training=True) == len(cache.objects()) > 3
 

@@ -17,7 +17,7 @@ from moe_routing_bench.cli.quantising import BENCH, default_cells
 from moe_routing_bench.config.load import on
 from moe_routing_bench.store import platforms
 from moe_routing_bench.store.shipped import to_install
-from moe_routing_kernels.errors import bad, pick
+from moe_routing_kernels.errors import NoForm, bad, pick
 
 _GPU = "gpu"  # any platform but the CPU's: where kernels run, a config's part for CPUs is not what counts
 
@@ -48,9 +48,16 @@ def compile_(
         importlib.import_module(f"moe_routing_kernels.cute.{name}") for name in ("compilation", "cache")
     )
     arch, known = arch or compilation.current_arch(), len(cache.objects())
+    without: dict[str, set[str]] = {}
     for bench, name, cell in track(pairs, f"compiling for {arch}", console=Console(stderr=True)):
-        bench.precompile(name, cell, arch)
+        try:
+            bench.precompile(name, cell, arch)
+        except NoForm:
+            without.setdefault(bench.name, set()).add(name)
     print(f"{len(cache.objects())} kernels in {cache.folder()}, {len(cache.objects()) - known} of them new")
+    if without:
+        listed = "; ".join(f"{bench}: {', '.join(sorted(names))}" for bench, names in without.items())
+        print(f"no form for {arch}: {listed}")
 
 
 def _prepare(names: list[str], presets: Mapping[str, Any], arch: str, tokens: int, training: bool) -> None:

@@ -13,6 +13,7 @@ import cutlass.cute as cute
 import torch
 
 from moe_routing_kernels.cute import VECTOR_BYTES
+from moe_routing_kernels.errors import NoForm
 
 DTYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
 
@@ -35,12 +36,17 @@ def _arch_of(device: int) -> str:
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
-def compile_kernel(host: Callable, arguments: Sequence[Any], arch: str, keep: bool = False) -> Any:
+def compile_kernel(
+    host: Callable, arguments: Sequence[Any], arch: str, keep: bool = False, only: str | None = None
+) -> Any:
     """Compile a `@cute.jit` host function for `arch`; the last parameter of `host` is the stream.
 
     The result takes torch tensors and launches on torch's current stream. `keep` also stores PTX and cubin on it
-    (`__ptx__`, `__cubin__`), for tests.
+    (`__ptx__`, `__cubin__`), for tests. `only` is the one architecture that a kernel is written for: raises `NoForm` for another,
+    where the compiler would end in an error of its own.
     """
+    if only not in (None, arch):
+        raise NoForm(f"arch: got {arch!r}; allowed: {only}, for which the kernel is written")
     stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
     options = f"--gpu-arch {arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
     return cute.compile(host, *arguments, stream, options=options)

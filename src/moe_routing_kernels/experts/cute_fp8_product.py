@@ -207,4 +207,4 @@ def compile_for(arch: str, dtype: str, product: Fp8Product, keep: bool = False) 
         Int32(1),
         product,
     ]
-    return compile_kernel(fp8_host, arguments, arch, keep)
+    return compile_kernel(fp8_host, arguments, arch, keep, only="sm_90a")

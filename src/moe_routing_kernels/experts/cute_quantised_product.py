@@ -174,4 +174,4 @@ def compile_for(arch: str, dtype: str, product: QuantisedProduct, keep: bool = F
         Int32(1),
         product,
     ]
-    return compile_kernel(quantised_host, arguments, arch, keep)
+    return compile_kernel(quantised_host, arguments, arch, keep, only="sm_90a")

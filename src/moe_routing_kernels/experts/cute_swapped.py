@@ -231,4 +231,4 @@ def compile_for(arch: str, dtype: str, product: Product, keep: bool = False) -> 
         Int32(1),
         product,
     ]
-    return compile_kernel(product_host, arguments, arch, keep)
+    return compile_kernel(product_host, arguments, arch, keep, only="sm_90a")

@@ -310,4 +310,4 @@ def compile_for(arch: str, dtype: str, product: TrainingProduct, keep: bool = Fa
         Int32(1),
         product,
     ]
-    return compile_kernel(training_host, arguments, arch, keep)
+    return compile_kernel(training_host, arguments, arch, keep, only="sm_90a")

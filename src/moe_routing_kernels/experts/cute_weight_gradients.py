@@ -310,4 +310,4 @@ def compile_for(arch: str, dtype: str, product: Reduction, keep: bool = False) -
         Int32(1),
         product,
     ]
-    return compile_kernel(reduction_host, arguments, arch, keep)
+    return compile_kernel(reduction_host, arguments, arch, keep, only="sm_90a")
