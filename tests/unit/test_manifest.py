@@ -4,12 +4,15 @@ import functools
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import yaml
 
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.cli import manifests
+from moe_routing_bench.packages import fingerprint
+from moe_routing_bench.quality.code import training_files
 from moe_routing_bench.store import manifest, paths, records, rows
 from moe_routing_bench.store.parquet import read_table, write_table
 from moe_routing_kernels.errors import UserError
@@ -135,6 +138,19 @@ def test_published_names_changed_benches(stored, capsys):
     assert "wrote results/cpu/manifest.yaml" in out and "2026-11-21 to 2026-11-22" in out
     assert out.splitlines()[-1].split()[-1] == "gate" and SHA[:7] in out
     assert manifest.changed([("gone", "x"), ("pack", find("pack").code_fingerprint())]) == ["gone"]
+
+
+@pytest.mark.parametrize(("code_of", "said"), [(None, "quality"), (training_files, "–")], ids=["older", "today"])
+def test_published_compares_training_runs_with_the_code_of_today(code_of, said, stored, capsys):
+    stored({})
+    today = "old" if code_of is None else fingerprint(code_of())[:16]
+    names = ("schema_version", "platform", "git_sha", "git_dirty", "cpu_model", "started_at", "ended_at")
+    rows_of = [{name: ROW[name] for name in names} | {"code_fingerprint": today}]
+    write_table(paths.quality("cpu"), pa.Table.from_pylist(rows_of))
+    manifests.manifest("cpu")
+    capsys.readouterr()
+    manifests.published("cpu")
+    assert capsys.readouterr().out.splitlines()[-1].split()[-1] == said
 
 
 @functools.cache

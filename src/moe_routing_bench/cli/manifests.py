@@ -8,11 +8,11 @@ from rich.table import Table
 from moe_routing_bench.cli.asked import platform_of
 from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.cli.printing import show
+from moe_routing_bench.packages import fingerprint
 from moe_routing_bench.quality import code
 from moe_routing_bench.store import manifest as manifests
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import read_table
-from moe_routing_kernels import closure
 from moe_routing_kernels.errors import bad
 
 _TRAINED = {"quality": code.training_files, "perft": code.adaptation_files}
@@ -55,5 +55,5 @@ def _changed(run: str, table: str) -> str:
     if table == "measurements":
         pairs = zip(rows["bench"].to_pylist(), rows["code_fingerprint"].to_pylist(), strict=True)
         return ", ".join(manifests.changed(pairs)) or "–"
-    today = closure.fingerprint(_TRAINED[table]())[:16] if table in _TRAINED else None
+    today = fingerprint(_TRAINED[table]())[:16] if table in _TRAINED else None
     return table if today and set(rows["code_fingerprint"].to_pylist()) != {today} else "–"
