@@ -270,8 +270,6 @@ def test_summary_counts_from_before_the_first_step() -> None:
     assert (found["bits_per_byte"], found["gain"], found["forgetting"], found["seeds"]) == (3.5, 2, 0.5, 2)
     assert found["gain_half_width"] == 0 and found["bits_per_byte_half_width"] == pytest.approx(12.706 * 0.5, rel=1e-3)
     assert "PERFT-E r2" in perft_summary.text(pd.DataFrame(rows))
-    assert set(perft_summary.contests(pd.DataFrame(rows))["contestant"]) == {"perft_e"}
-    assert set(perft_summary.contests(pd.DataFrame(rows))["label"]) == {"a r2"}
 
 
 def many_rows() -> pd.DataFrame:

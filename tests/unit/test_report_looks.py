@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from rows import frame, one, rows, some
+from rows import rows, some
 
 from browser import CONTRAST, GOOD, asked, loaded
 from moe_routing_bench.comparison.claims import Held
 from moe_routing_bench.comparison.history import History, Then
 from moe_routing_bench.comparison.runs import Comparison
 from moe_routing_bench.config import claims, presets
-from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.report import changes, histories, site, versus
 from moe_routing_bench.report.headlines import Headline
 from moe_routing_bench.report.pictures import Dot, picture
@@ -133,26 +132,6 @@ def test_a_caption_is_read_without_scrolling(written):
     """Also over a table that is wider than a phone."""
     found = asked(written("report of a GPU"), """return [...document.querySelectorAll("caption")].map(one => [one.closest("table").offsetWidth > innerWidth, one.getBoundingClientRect().right <= one.closest(".scroll").getBoundingClientRect().right]);""", width=390)  # fmt: skip
     assert any(wide for wide, _ in found) and all(inside for _, inside in found)
-
-
-def test_a_verdict_on_an_earlier_claim_stands_beside_it(tmp_path):
-    """Whatever their numbers and ours take."""
-    trained = run_rows.read(ROOT / "results/nvidia-h200/quality.parquet", run_rows.SCHEMA).to_pandas()
-    some = trained[trained["label"] == "e8"]
-    render(frame(one("gate", "cute", tokens=8, median_us=1.0)), {}, out := tmp_path / "index.html", trained=some)
-    script = """document.querySelectorAll("details").forEach(one => one.open = true);
-        return ["claims", "open-claims"].map(id => document.getElementById(id)).filter(Boolean).map(table => { const cell = table.tBodies[0].rows[0].cells[1]; return [table.tHead.rows[0].cells[1].textContent, cell.textContent, cell.getBoundingClientRect().right <= table.closest(".scroll").getBoundingClientRect().right]; });"""
-    found = asked(out, script, width=390)
-    assert found and all(heading == "verdict" and said in ("refuted", "confirmed", "not comparable") and inside for heading, said, inside in found)  # fmt: skip
-    cut = """const cut = []; document.querySelectorAll("#claims td.wide").forEach(cell => { const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
-        while (walk.nextNode()) for (const {0: word, index} of walk.currentNode.data.matchAll(/[A-Za-z0-9]+/g)) { const range = document.createRange(); range.setStart(walk.currentNode, index); range.setEnd(walk.currentNode, index + word.length); if (new Set([...range.getClientRects()].map(box => Math.round(box.top))).size > 1) cut.push(word); } });
-        return cut;"""
-    assert asked(out, cut, width=768) == [], "no word is cut in two"
-    wide = asked(
-        out,
-        """return [...document.querySelectorAll("td.ours")].filter(one => one.checkVisibility()).map(one => one.offsetWidth);""",
-    )
-    assert wide and min(wide) >= 22 * 16, "on a screen our numbers have room for a comparison a line or two"
 
 
 def test_a_table_with_more_beside_it_looks_like_one(written):

@@ -25,12 +25,10 @@ from moe_routing_bench.report import (
     layer_bars,
     method,
     page,
-    predecessor,
     quality,
     quantised,
     reached,
     routing_bars,
-    verdicts,
     words,
 )
 from moe_routing_bench.report.answers import answers
@@ -132,7 +130,7 @@ def _quality(
         "figures": figures, "several": bool((seeds > 1).any()), "machine": _values(trained, "device"),
         "timed": compare.timed(compare.with_speeds(finals)), "columns": quality.COLUMNS,
         "by_domain": bool((trained["validation_batches"] == BY_DOMAIN).any()), "withdrawn": batches.WITHDRAWN, "cautions": quality.cautions(trained),
-        "contests": quality.contests(trained), "source": predecessor.SOURCE, "judged": verdicts.verdicts(trained, adapted),
+        "contests": quality.contests(trained),
         "adaptations": [] if adapted is None else quality.adaptations(adapted), "altered": altered.costs(trained),
     }  # fmt: skip
 

@@ -20,13 +20,6 @@ def finals(table: pd.DataFrame) -> pd.DataFrame:
     return last.assign(gain=gain, forgetting=forgetting).reset_index()
 
 
-def contests(table: pd.DataFrame) -> pd.DataFrame:
-    """The same as rows of `compare.finals`, small ranks first: variants of one rank compete, as `perft_r` and so on."""
-    rows = finals(table).sort_values("rank", kind="stable")
-    names = "perft_" + rows["variant"].str.lower()
-    return rows.assign(label=rows["label"] + " r" + rows["rank"].astype(str), contestant=names)
-
-
 def summary(table: pd.DataFrame) -> pd.DataFrame:
     """One row per config, variant and rank, in the order of the rows.
 
