@@ -16,5 +16,5 @@ def closure(modules: Iterable[str]) -> list[Path]:
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
-    """SHA-256, in hex, of the content of files and of their names in these packages."""
-    return files.fingerprint(paths, *PACKAGES)
+    """The first 16 hex digits of SHA-256 of the content of files and of their names in these packages: a row's `code_fingerprint`."""
+    return files.fingerprint(paths, *PACKAGES)[:16]

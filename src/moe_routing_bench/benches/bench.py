@@ -185,8 +185,8 @@ class Bench:
         return packages.closure((_HARNESS, *self.modules()))
 
     def code_fingerprint(self) -> str:
-        """The first 16 hex digits of their fingerprint: the column of this name in rows that are measured now."""
-        return packages.fingerprint(self.code_files())[:16]
+        """Their fingerprint: the column of this name in rows that are measured now."""
+        return packages.fingerprint(self.code_files())
 
 
 def find(name: str, others: Mapping[str, tuple[Implementation, ...]] = MappingProxyType({})) -> Bench:

@@ -55,5 +55,5 @@ def _changed(run: str, table: str) -> str:
     if table == "measurements":
         pairs = zip(rows["bench"].to_pylist(), rows["code_fingerprint"].to_pylist(), strict=True)
         return ", ".join(manifests.changed(pairs)) or "–"
-    today = fingerprint(_TRAINED[table]())[:16] if table in _TRAINED else None
+    today = fingerprint(_TRAINED[table]()) if table in _TRAINED else None
     return table if today and set(rows["code_fingerprint"].to_pylist()) != {today} else "–"

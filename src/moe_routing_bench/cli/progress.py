@@ -75,7 +75,7 @@ def of_training(planned: Plan, platform: str) -> list[Progress]:
     """The training runs with their pilots, their timings, and the adaptations with their pilots; only kinds that are asked for."""
     runs = {paths.run_file(platform, name): run.spec for name, run in planned.runs.items()}
     adapted = {paths.perft_file(platform, name): one.spec for name, one in planned.all_adaptations.items()}
-    of_runs, of_adaptations = (fingerprint(one())[:16] for one in (code.training_files, code.adaptation_files))
+    of_runs, of_adaptations = (fingerprint(one()) for one in (code.training_files, code.adaptation_files))
     found = [
         _trained("training runs done", runs, run_rows.SCHEMA, of_runs),
         _timed(planned.timing_files(platform), platform, of_runs),

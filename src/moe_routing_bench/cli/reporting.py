@@ -36,7 +36,24 @@ def figure(
 def report(platform: Platform = None, run: Run = None) -> None:
     """Write the HTML report from the rows of a platform (measurements, and training runs where there are any) and figures."""
     platform = platform_of(platform, run)
-    tables = {name: rows_of(name, platform) for name in paths.reported(platform)}
+    _write(platform, _tables(platform))
+
+
+def build(platform: str) -> None:
+    """Draw all figures of a platform, then write its report."""
+    tables = _tables(platform)
+    for one in _reported(platform).values():
+        _draw(one, tables[one.source], platform)
+    _write(platform, tables)
+
+
+def _tables(platform: str) -> dict[str, Any]:
+    """The rows of a platform by the name of their table."""
+    return {name: rows_of(name, platform) for name in paths.reported(platform)}
+
+
+def _write(platform: str, tables: Mapping[str, Any]) -> None:
+    """Write the report of these rows and of the figures that are drawn."""
     drawn = {name: paths.figure(platform, name) for name in _reported(platform)}
     absent = [str(path) for path in drawn.values() if not path.is_file()]
     if absent:
@@ -65,14 +82,6 @@ def report(platform: Platform = None, run: Run = None) -> None:
             _stored(platform),
         )
     print(f"wrote {out}")
-
-
-def build(platform: str) -> None:
-    """Draw all figures of a platform, then write its report."""
-    tables = {source: rows_of(source, platform) for source in paths.reported(platform)}
-    for one in _reported(platform).values():
-        _draw(one, tables[one.source], platform)
-    report(platform)
 
 
 def _versions(platform: str, tables: Mapping[str, Any]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from moe_routing_bench.benches.bench import Bench, Implementation
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.figures import grouping, style
+from moe_routing_bench.figures import grouping
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import manifest
 
@@ -57,12 +57,6 @@ def _measured(one: Mapping[str, Any], versions: Mapping[str, str], several: bool
     days = " to ".join(dict.fromkeys(one[name][:10] for name in ("first", "last") if one[name])) or "date unknown"
     cards = ", ".join(map(manifest.short, one["cards"])) or "unknown"
     return f"{version}commit {commit} ({days}), on {cards}" + (f": {count(one['rows'], 'row')}" if several else "")
-
-
-def commits(frame: pd.DataFrame) -> str:
-    """The commits that rows are of, and whether the code differed from them."""
-    changed = frame["git_dirty"].eq(True).map({True: " with changes", False: ""})
-    return style.distinct(frame["git_sha"].astype("string").str[:7] + changed)
 
 
 def suspects(frame: pd.DataFrame) -> str:

@@ -115,7 +115,7 @@ def origin(device: str, files: list[Path]) -> dict[str, Any]:
         "cuda_version": versions["cuda_version"],
         "python_version": python_platform.python_version(),
         "cpu_threads": torch.get_num_threads(),
-        "code_fingerprint": fingerprint(files)[:16],
+        "code_fingerprint": fingerprint(files),
         **provenance.git_state(tuple(files)),
         "host": versions["host"],
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
