@@ -1,8 +1,6 @@
 """The package as pip installs it: a wheel, in an environment of its own, used in an empty folder from `init` to the report."""
 
 import os
-import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from index import uv
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import asked
@@ -21,17 +20,6 @@ from project import OF_BOTH, ROOT, count, draw_only, reduced
 
 pytestmark = pytest.mark.slow
 PLACE = "moe_routing_bench/project"
-
-
-def uv(*arguments: str | Path) -> None:
-    """Run `uv`; skip where it is not installed, or where there is no index to take the build's backend from."""
-    program = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if program is None:
-        pytest.skip("uv is not installed")
-    done = subprocess.run([program, *arguments], capture_output=True, text=True)
-    if re.search("error sending request|Failed to fetch|timed out|dns error", done.stderr):
-        pytest.skip(f"uv reaches no index: {done.stderr.splitlines()[-1].strip()}")
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
