@@ -1,4 +1,4 @@
-"""Which GPU a job uses, and beside whom: jobs of a machine share its GPUs, whatever started them.
+"""Which GPU a job uses, and with which other jobs: jobs of a machine share its GPUs, whatever started them.
 
 A measurement, or the timing of a training step, has its GPU alone; training runs share one. Each GPU has a lock file,
 named by its UUID, that all users of the machine may open: a run that shares holds one byte of it, whoever is alone holds

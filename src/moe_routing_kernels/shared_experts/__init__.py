@@ -1,4 +1,4 @@
-"""shared_experts: the experts of a layer that every token has, beside the routed ones (DeepSeekMoE, arXiv 2401.06066).
+"""shared_experts: the experts of a layer that every token has, in addition to the routed ones (DeepSeekMoE, arXiv 2401.06066).
 
 Several of them are one: with their inner widths side by side, the down product sums over all. Where the score `sigmoid` gates them,
 each token's result is multiplied by the sigmoid of its product with one more vector (Qwen1.5-MoE, Qwen3-Next).

@@ -1,4 +1,4 @@
-"""MoE++: a zero, a copy and two constant experts beside the true ones (2410.07348 section 3).
+"""MoE++: a zero, a copy and two constant experts in addition to the true ones (2410.07348 section 3).
 
 The gating residual, which adds the logits of the layer before, is left out: a router here sees its own layer alone.
 """
