@@ -9,7 +9,7 @@ import pandas as pd
 
 from moe_routing_bench.benches.bench import Bench, Implementation
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.figures import grouping
+from moe_routing_bench.figures import grouping, style
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import manifest
 
@@ -99,3 +99,9 @@ def siblings(out: Path) -> list[tuple[str, str]]:
     beside = (path.parent.name for path in out.parents[1].glob(f"{platform}*/index.html"))
     names = sorted(name for name in beside if name.partition(".")[0] == platform and name != out.parent.name)
     return [(name.partition(".")[2] or "the grid", f"../{name}/index.html") for name in names]
+
+
+def commits(frame: pd.DataFrame) -> str:
+    """The commits that rows are of, and whether the code differed from them."""
+    changed = frame["git_dirty"].eq(True).map({True: " with changes", False: ""})
+    return style.distinct(frame["git_sha"].astype("string").str[:7] + changed)
