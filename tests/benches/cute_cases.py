@@ -19,27 +19,19 @@ from typing import Any
 
 from moe_routing_kernels.combine import cute_combine
 from moe_routing_kernels.cute.compilation import DTYPES
-from moe_routing_kernels.experts import (
-    Experts,
-    cute_fp8_product,
-    cute_loads,
-    cute_quantised,
-    cute_quantised_product,
-    cute_swapped,
-    cute_training_products,
-    cute_weight_gradients,
-)
-from moe_routing_kernels.experts.cute_dequantise import subtracts
-from moe_routing_kernels.experts.cute_fp8_tiles import LOADERS, Fp8Product
-from moe_routing_kernels.experts.cute_quantised_multiply import BATCHES
-from moe_routing_kernels.experts.cute_quantised_tiles import K16, QuantisedProduct
-from moe_routing_kernels.experts.cute_tiles import REGISTERS, WARPGROUP, Product, Tile
-from moe_routing_kernels.experts.cute_training_products import TrainingProduct
-from moe_routing_kernels.experts.cute_weight_tiles import CHUNK, Reduction
-from moe_routing_kernels.experts.quantised_layout import Codes
+from moe_routing_kernels.experts import Experts, cute_quantised
 from moe_routing_kernels.formats.weights import WEIGHTS
 from moe_routing_kernels.gate import cute_gate
 from moe_routing_kernels.gate.rules import rule_of
+from moe_routing_kernels.gemm.sm90 import fp8, grouped_gemm, loads, quantised, training, wgrad
+from moe_routing_kernels.gemm.sm90.dequantise import subtracts
+from moe_routing_kernels.gemm.sm90.fp8_tile import LOADERS, Fp8Gemm
+from moe_routing_kernels.gemm.sm90.quantised_layout import Codes
+from moe_routing_kernels.gemm.sm90.quantised_mainloop import BATCHES
+from moe_routing_kernels.gemm.sm90.quantised_tile import K16, QuantisedGemm
+from moe_routing_kernels.gemm.sm90.tile import REGISTERS, GroupedGemm, Tile
+from moe_routing_kernels.gemm.sm90.training import TrainingGemm
+from moe_routing_kernels.gemm.sm90.wgrad_tile import EPI_COLUMNS, WgradGemm
 from moe_routing_kernels.pack import cute_pack, cute_pack_bulk, cute_pack_fp8
 from moe_routing_kernels.permute import Permute, cute_permute
 from moe_routing_kernels.router import cute_product, cute_router
@@ -123,37 +115,37 @@ PERMUTES = [
     (8192, 1024, 32, "block128"),
     (16384, 8, 2, "compact"),
 ]
-# dtype, product
-PRODUCTS = [
-    ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 144))),
-    ("bf16", Product(7168, 2048, 256, "", Tile(2, 2, 160))),
-    ("fp16", Product(184, 352, 60, "geglu", Tile(1, 2, 48))),
-    ("bf16", Product(2880, 2880, 2, "relu2", Tile(1, 2, 24))),
-    ("fp16", Product(40, 64, 1024, "", Tile(1, 1, 16))),
-    ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 192, pingpong=True), top_k=8)),
-    ("bf16", Product(2048, 768, 128, "", Tile(1, 1, 8), waits="rows")),
-    ("bf16", Product(768, 2048, 128, "swiglu", Tile(1, 2, 24), top_k=8, signals="early")),
-    ("fp16", Product(184, 360, 5, "geglu", Tile(1, 1, 8), top_k=3)),
-    ("bf16", Product(768, 2048, 128, "swiglu", Tile(2, 2, 144), top_k=8)),
-    ("bf16", Product(776, 360, 5, "swiglu", Tile(2, 2, 176, narrowest=168), top_k=8)),
-    ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True), waits="rows")),
-    ("bf16", Product(776, 360, 5, "swiglu", Tile(2, 2, 176, pingpong=True), top_k=8, signals="early")),
-    ("bf16", Product(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True, narrowest=96))),
-    ("bf16", Product(2880, 2880, 128, "swiglu_oai", Tile(2, 2, 144), top_k=4, biased=True)),
-    ("bf16", Product(2880, 2880, 128, "swiglu_oai", Tile(1, 2, 48), biased=True)),
-    ("fp16", Product(2880, 2880, 128, "", Tile(2, 2, 176, pingpong=True), biased=True)),
-    ("bf16", Product(184, 1032, 5, "swiglu", Tile(2, 2, 176, narrowest=168, cluster=2), top_k=8)),
-    ("fp16", Product(2048, 768, 128, "", Tile(2, 2, 176, pingpong=True, narrowest=168, cluster=2))),
-    ("fp16", Product(184, 352, 60, "swiglu_limit7.5", Tile(1, 1, 8), top_k=3)),
-    ("bf16", Product(3072, 7168, 384, "swiglu_limit10", Tile(2, 2, 144))),
+# dtype, gemm
+GEMMS = [
+    ("bf16", GroupedGemm(768, 2048, 128, "swiglu", Tile(2, 2, 144))),
+    ("bf16", GroupedGemm(7168, 2048, 256, "", Tile(2, 2, 160))),
+    ("fp16", GroupedGemm(184, 352, 60, "geglu", Tile(1, 2, 48))),
+    ("bf16", GroupedGemm(2880, 2880, 2, "relu2", Tile(1, 2, 24))),
+    ("fp16", GroupedGemm(40, 64, 1024, "", Tile(1, 1, 16))),
+    ("bf16", GroupedGemm(768, 2048, 128, "swiglu", Tile(2, 2, 192, pingpong=True), top_k=8)),
+    ("bf16", GroupedGemm(2048, 768, 128, "", Tile(1, 1, 8), waits="rows")),
+    ("bf16", GroupedGemm(768, 2048, 128, "swiglu", Tile(1, 2, 24), top_k=8, signals="early")),
+    ("fp16", GroupedGemm(184, 360, 5, "geglu", Tile(1, 1, 8), top_k=3)),
+    ("bf16", GroupedGemm(768, 2048, 128, "swiglu", Tile(2, 2, 144), top_k=8)),
+    ("bf16", GroupedGemm(776, 360, 5, "swiglu", Tile(2, 2, 176, narrowest=168), top_k=8)),
+    ("bf16", GroupedGemm(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True), waits="rows")),
+    ("bf16", GroupedGemm(776, 360, 5, "swiglu", Tile(2, 2, 176, pingpong=True), top_k=8, signals="early")),
+    ("bf16", GroupedGemm(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True, narrowest=96))),
+    ("bf16", GroupedGemm(2880, 2880, 128, "swiglu_oai", Tile(2, 2, 144), top_k=4, biased=True)),
+    ("bf16", GroupedGemm(2880, 2880, 128, "swiglu_oai", Tile(1, 2, 48), biased=True)),
+    ("fp16", GroupedGemm(2880, 2880, 128, "", Tile(2, 2, 176, pingpong=True), biased=True)),
+    ("bf16", GroupedGemm(184, 1032, 5, "swiglu", Tile(2, 2, 176, narrowest=168, cluster=2), top_k=8)),
+    ("fp16", GroupedGemm(2048, 768, 128, "", Tile(2, 2, 176, pingpong=True, narrowest=168, cluster=2))),
+    ("fp16", GroupedGemm(184, 352, 60, "swiglu_limit7.5", Tile(1, 1, 8), top_k=3)),
+    ("bf16", GroupedGemm(3072, 7168, 384, "swiglu_limit10", Tile(2, 2, 144))),
 ]
-# dtype, product
-CHAINED_PRODUCTS = [  # that overlap with the kernel ahead of them and with the one after them
-    ("bf16", Product(2048, 768, 128, "", Tile(1, 1, 8), waits="rows", signals="late")),
-    ("bf16", Product(768, 2048, 128, "swiglu", Tile(1, 1, 8), top_k=8, waits="offsets", signals="early")),
+# dtype, gemm
+CHAINED_GEMMS = [  # that overlap with the kernel ahead of them and with the one after them
+    ("bf16", GroupedGemm(2048, 768, 128, "", Tile(1, 1, 8), waits="rows", signals="late")),
+    ("bf16", GroupedGemm(768, 2048, 128, "swiglu", Tile(1, 1, 8), top_k=8, waits="offsets", signals="early")),
 ]
-QUANTISED_PRODUCTS = [  # of every format, first and second, with few rows and many, in turns
-    cute_quantised.products(Experts(*sizes, dtype, dtype, name, activation=activation))[place]
+QUANTISED_GEMMS = [  # of every format, first and second, with few rows and many, in turns
+    cute_quantised.gemms(Experts(*sizes, dtype, dtype, name, activation=activation))[place]
     for (dtype, name), (sizes, activation, place) in zip(
         (
             (dtype, name)
@@ -173,53 +165,51 @@ QUANTISED_PRODUCTS = [  # of every format, first and second, with few rows and m
         strict=False,
     )
 ] + [
-    QuantisedProduct(
-        768, 2048, 128, "swiglu", Tile(2, 2, 128, pingpong=True), codes=Codes("int", bits, zeros, 32, "bf16")
-    )
+    QuantisedGemm(768, 2048, 128, "swiglu", Tile(2, 2, 128, pingpong=True), codes=Codes("int", bits, zeros, 32, "bf16"))
     for bits in (4, 8)
     for zeros in (False, True)
 ]
-FP8_PRODUCTS = [
-    Fp8Product(768, 1024, 128, "swiglu", Tile(2, 2, 128)),
-    Fp8Product(2048, 384, 128, "", Tile(1, 2, 8)),
-    Fp8Product(2880, 1440, 128, "swiglu_oai", Tile(2, 2, 96), biased=True),
-    Fp8Product(320, 1024, 128, "swiglu", Tile(2, 2, 128), upright=True),
-    Fp8Product(272, 384, 128, "", Tile(2, 2, 128), upright=True),
-    Fp8Product(768, 1024, 128, "swiglu", Tile(2, 2, 128), upright=True, quantises=True),
-    Fp8Product(320, 1024, 128, "geglu", Tile(2, 2, 128), upright=True, quantises=True),
-    Fp8Product(2688, 928, 128, "relu2", Tile(2, 2, 128), upright=True, quantises=True),
-    Fp8Product(2048, 384, 128, "", Tile(2, 2, 64), upright=True),
-    Fp8Product(768, 1024, 128, "swiglu", Tile(2, 2, 64), upright=True, quantises=True),
-    Fp8Product(2048, 2048, 256, "swiglu_limit10", Tile(2, 2, 128), upright=True, quantises=True),
+FP8_GEMMS = [
+    Fp8Gemm(768, 1024, 128, "swiglu", Tile(2, 2, 128)),
+    Fp8Gemm(2048, 384, 128, "", Tile(1, 2, 8)),
+    Fp8Gemm(2880, 1440, 128, "swiglu_oai", Tile(2, 2, 96), biased=True),
+    Fp8Gemm(320, 1024, 128, "swiglu", Tile(2, 2, 128), upright=True),
+    Fp8Gemm(272, 384, 128, "", Tile(2, 2, 128), upright=True),
+    Fp8Gemm(768, 1024, 128, "swiglu", Tile(2, 2, 128), upright=True, quantises=True),
+    Fp8Gemm(320, 1024, 128, "geglu", Tile(2, 2, 128), upright=True, quantises=True),
+    Fp8Gemm(2688, 928, 128, "relu2", Tile(2, 2, 128), upright=True, quantises=True),
+    Fp8Gemm(2048, 384, 128, "", Tile(2, 2, 64), upright=True),
+    Fp8Gemm(768, 1024, 128, "swiglu", Tile(2, 2, 64), upright=True, quantises=True),
+    Fp8Gemm(2048, 2048, 256, "swiglu_limit10", Tile(2, 2, 128), upright=True, quantises=True),
 ]
-TRAINING_PRODUCTS = [
-    ("bf16", TrainingProduct(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, narrowest=168))),
-    ("bf16", TrainingProduct(768, 2048, 128, "", Tile(2, 2, 128, pingpong=True), backward=True, derivative="swiglu")),
-    ("fp16", TrainingProduct(264, 72, 5, "", Tile(2, 2, 112), backward=True, derivative="geglu")),
-    ("bf16", TrainingProduct(2048, 1536, 128, "", Tile(2, 2, 176, pingpong=True), backward=True)),
-    ("fp16", TrainingProduct(264, 72, 5, "geglu", Tile(1, 1, 8))),
+TRAINING_GEMMS = [
+    ("bf16", TrainingGemm(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, narrowest=168))),
+    ("bf16", TrainingGemm(768, 2048, 128, "", Tile(2, 2, 128, pingpong=True), dgrad=True, derivative="swiglu")),
+    ("fp16", TrainingGemm(264, 72, 5, "", Tile(2, 2, 112), dgrad=True, derivative="geglu")),
+    ("bf16", TrainingGemm(2048, 1536, 128, "", Tile(2, 2, 176, pingpong=True), dgrad=True)),
+    ("fp16", TrainingGemm(264, 72, 5, "geglu", Tile(1, 1, 8))),
     (
         "bf16",
-        TrainingProduct(
+        TrainingGemm(
             2048,
             4096,
             256,
             "",
             Tile(2, 2, 128, pingpong=True),
-            backward=True,
+            dgrad=True,
             derivative="swiglu_limit10",
             weighted=True,
         ),
     ),
-    ("bf16", TrainingProduct(264, 72, 5, "", Tile(1, 2, 24), backward=True, derivative="swiglu", weighted=True)),
-    ("bf16", TrainingProduct(2048, 4096, 256, "swiglu_limit10", Tile(2, 2, 176, pingpong=True, narrowest=168))),
-    ("fp16", TrainingProduct(264, 72, 5, "", Tile(2, 2, 112), backward=True, derivative="swiglu_oai_unbiased")),
+    ("bf16", TrainingGemm(264, 72, 5, "", Tile(1, 2, 24), dgrad=True, derivative="swiglu", weighted=True)),
+    ("bf16", TrainingGemm(2048, 4096, 256, "swiglu_limit10", Tile(2, 2, 176, pingpong=True, narrowest=168))),
+    ("fp16", TrainingGemm(264, 72, 5, "", Tile(2, 2, 112), dgrad=True, derivative="swiglu_oai_unbiased")),
 ]
-# dtype, product
-REDUCTIONS = [
-    ("bf16", Reduction(1536, 2048, 128, 2, 192)),
-    ("fp16", Reduction(24, 72, 5, 3, 128)),
-    ("bf16", Reduction(136, 264, 1024, 2, 128)),
+# dtype, gemm
+WGRAD_GEMMS = [
+    ("bf16", WgradGemm(1536, 2048, 128, 2, 192)),
+    ("fp16", WgradGemm(24, 72, 5, 3, 128)),
+    ("bf16", WgradGemm(136, 264, 1024, 2, 128)),
 ]
 
 
@@ -404,27 +394,25 @@ def permute(arch: str, tokens: int, experts: int, top_k: int, layout: str) -> Fa
     return spills((yield kernel.__cubin__), f"permute-T{tokens}-E{experts}-k{top_k}-{layout}", "permute")
 
 
-def product(arch: str, dtype: str, wanted: Product) -> Facts:
-    """Compile one grouped product: its matrix instructions, its loads by tensor maps, and its waits for matrix instructions."""
-    kernel = cute_swapped.compile_for(arch, dtype, wanted, keep=True)
+def gemm(arch: str, dtype: str, wanted: GroupedGemm) -> Facts:
+    """Compile one grouped GEMM: its matrix instructions, its loads by tensor maps, and its waits for matrix instructions."""
+    kernel = grouped_gemm.compile_for(arch, dtype, wanted, keep=True)
     sass = yield kernel.__cubin__
-    tile, forms = wanted.tile, len(wanted.tile.widths)
+    tile, forms = wanted.tile, len(wanted.tile.n_sizes)
     patterns = {
-        **{rf"HGMMA\.64x{width}x16\.F32": 4 * tile.slabs for width in tile.widths},
-        "HGMMA": 4 * tile.slabs * forms,
+        **{rf"HGMMA\.64x{width}x16\.F32": 4 * tile.m_atoms for width in tile.n_sizes},
+        "HGMMA": 4 * tile.m_atoms * forms,
         "UTMALDG": 1 if wanted.top_k else 3 if wanted.waits == "rows" else 2,
-        r"LDGSTS\.E\.BYPASS\.128": math.ceil(tile.tokens / cute_loads.ROWS) if wanted.top_k else 0,
-        r"WARPGROUP\.DEPBAR": min(2, wanted.steps) * forms,  # more where the instructions wait for each other
+        r"LDGSTS\.E\.BYPASS\.128": math.ceil(tile.tokens / loads.ROWS) if wanted.top_k else 0,
+        r"WARPGROUP\.DEPBAR": min(2, wanted.k_tiles) * forms,  # more where the instructions wait for each other
         r"BAR\.ARV": 1 + forms if tile.pingpong else 0,
         "PREEXIT": int(bool(wanted.signals)),
         "ACQBULK": int(bool(wanted.waits)),
     }
     held = dict(re.findall(r"mov\.b32\s+(%r\d+), (\d+);", kernel.__ptx__))
     barriers = [int(held[name]) for name in re.findall(r"mbarrier\.init\S*\s+\[[^]]+\], (%r\d+);", kernel.__ptx__)]
-    case = (
-        f"product-{dtype}-{wanted.columns}x{wanted.inner}-E{wanted.experts}-{wanted.activation}-{tile}-k{wanted.top_k}"
-    )
-    return spills(sass, case, "product") | {
+    case = f"gemm-{dtype}-{wanted.columns}x{wanted.inner}-E{wanted.experts}-{wanted.activation}-{tile}-k{wanted.top_k}"
+    return spills(sass, case, "gemm") | {
         "most_registers": wanted.registers[1] if tile.warpgroups > 1 else 255,
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
@@ -433,21 +421,21 @@ def product(arch: str, dtype: str, wanted: Product) -> Facts:
     }
 
 
-def quantised_product(arch: str, wanted: QuantisedProduct) -> Facts:
-    """Compile one product of quantised weights: matrix instructions whose left operand is in registers, and their waits."""
-    kernel = cute_quantised_product.compile_for(arch, wanted.codes.dtype, wanted, keep=True)
+def quantised_gemm(arch: str, wanted: QuantisedGemm) -> Facts:
+    """Compile one GEMM of quantised weights: matrix instructions whose left operand is in registers, and their waits."""
+    kernel = quantised.compile_for(arch, wanted.codes.dtype, wanted, keep=True)
     sass = yield kernel.__cubin__
-    tile, forms = wanted.tile, len(wanted.tile.widths)
-    offsets = (tile.slabs if wanted.codes.zeros else 1) if subtracts(wanted.codes) else 0
+    tile, forms = wanted.tile, len(wanted.tile.n_sizes)
+    offsets = (tile.m_atoms if wanted.codes.zeros else 1) if subtracts(wanted.codes) else 0
     patterns = {
-        **{rf"HGMMA\.64x{width}x16\.F32\S* R\d+, R\d+, gdesc": K16 * tile.slabs for width in tile.widths},
-        "HGMMA": K16 * tile.slabs * forms,
+        **{rf"HGMMA\.64x{width}x16\.F32\S* R\d+, R\d+, gdesc": K16 * tile.m_atoms for width in tile.n_sizes},
+        "HGMMA": K16 * tile.m_atoms * forms,
         r"WARPGROUP\.DEPBAR": (BATCHES + 1) * forms,  # more where the instructions wait for each other
     }
     if wanted.few:
         patterns = {
             "HGMMA": 0,
-            r"HMMA\.16816\.F32": K16 * (tile.slabs + offsets),
+            r"HMMA\.16816\.F32": K16 * (tile.m_atoms + offsets),
             r"LDSM\.16\.M88\.4": K16 // 2,
         }
         if wanted.codes.kind == "int" and subtracts(wanted.codes):
@@ -455,70 +443,68 @@ def quantised_product(arch: str, wanted: QuantisedProduct) -> Facts:
     patterns |= {
         "UTMALDG": 2,  # halves of a stage are as wide as a swizzled box
         r"BAR\.ARV": 1 + forms if tile.pingpong else 0,
-        "UBLKCP": wanted.slabs_together * (2 if wanted.waits else 1),
+        "UBLKCP": wanted.tile_m_blocks * (2 if wanted.waits else 1),
         "PREEXIT": int(bool(wanted.signals)),
         "ACQBULK": int(bool(wanted.waits)),
     }
     shared = 65536 // (wanted.resident * wanted.threads)
-    return spills(sass, f"quantised-{wanted}", "quantised_product") | {
-        "most_registers": wanted.registers[1] if wanted.loaders == WARPGROUP else shared // 8 * 8,
+    return spills(sass, f"quantised-{wanted}", "quantised_gemm") | {
+        "most_registers": wanted.registers[1] if wanted.moves_registers else shared // 8 * 8,
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
     }
 
 
-def fp8_product(arch: str, wanted: Fp8Product) -> Facts:
-    """Compile one product of 8-bit floats: matrix instructions of 32, the first of a stage on zeros, and copies of scales."""
-    kernel = cute_fp8_product.compile_for(arch, "bf16", wanted, keep=True)
+def fp8_gemm(arch: str, wanted: Fp8Gemm) -> Facts:
+    """Compile one GEMM of 8-bit floats: matrix instructions of 32, the first of a stage on zeros, and copies of scales."""
+    kernel = fp8.compile_for(arch, "bf16", wanted, keep=True)
     sass, tile = (yield kernel.__cubin__), wanted.tile
-    wide, slabs = (64 * tile.slabs, tile.tokens // 64) if wanted.upright else (tile.tokens, tile.slabs)
+    wide, mmas = (64 * tile.m_atoms, tile.tokens // 64) if wanted.upright else (tile.tokens, tile.m_atoms)
     patterns = {
-        rf"QGMMA\.64x{wide}x32\.F32\.E4M3\.E4M3": 4 * slabs,
-        r"QGMMA\S* R\d+, gdesc\[\S+\], RZ, !UPT": slabs,
-        r"WARPGROUP\.DEPBAR": slabs,  # more where the instructions wait for each other
-        r"F2FP\.SATFINITE\.E4M3": 64 * wide // 2 // 128 * slabs // (2 if wanted.gated else 1)
-        if wanted.quantises
-        else 0,
+        rf"QGMMA\.64x{wide}x32\.F32\.E4M3\.E4M3": 4 * mmas,
+        r"QGMMA\S* R\d+, gdesc\[\S+\], RZ, !UPT": mmas,
+        r"WARPGROUP\.DEPBAR": mmas,  # more where the instructions wait for each other
+        r"F2FP\.SATFINITE\.E4M3": 64 * wide // 2 // 128 * mmas // (2 if wanted.gated else 1) if wanted.quantises else 0,
         r"F2F\.": 0,  # conversions of one number
         "UTMALDG": 2,
         r"LDGSTS\.E \[": math.ceil(tile.tokens / LOADERS),  # of 4 bytes
     }
-    return spills(sass, f"fp8-{wanted}", "fp8_product") | {
+    return spills(sass, f"fp8-{wanted}", "fp8_gemm") | {
         "most_registers": wanted.registers[1],
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
     }
 
 
-def training_product(arch: str, dtype: str, wanted: TrainingProduct) -> Facts:
-    """Compile one grouped product of training: matrix instructions, of which the backward ones read weights as they lie in memory."""
-    kernel = cute_training_products.compile_for(arch, dtype, wanted, keep=True)
+def training_gemm(arch: str, dtype: str, wanted: TrainingGemm) -> Facts:
+    """Compile one grouped GEMM of training: matrix instructions, of which the backward ones read weights as they lie in memory."""
+    kernel = training.compile_for(arch, dtype, wanted, keep=True)
     sass = yield kernel.__cubin__
-    tile, forms = wanted.tile, len(wanted.tile.widths)
-    every = 4 * tile.slabs * forms
+    tile, forms = wanted.tile, len(wanted.tile.n_sizes)
+    every = 4 * tile.m_atoms * forms
     patterns = {
         r"HGMMA\.64x\d+x16\.F32": every,
-        r"HGMMA.*\.tnspA": every if wanted.backward else 0,
+        r"HGMMA.*\.tnspA": every if wanted.dgrad else 0,
         r"HGMMA.*\.tnspB": 0,
-        r"WARPGROUP\.DEPBAR": min(2, wanted.steps) * forms,  # more where the instructions wait for each other
+        r"WARPGROUP\.DEPBAR": min(2, wanted.k_tiles) * forms,  # more where the instructions wait for each other
     }
     case = f"training-{dtype}-{wanted}"
-    return spills(sass, case, "training_product") | {
+    return spills(sass, case, "training_gemm") | {
         "most_registers": wanted.registers[1] if tile.warpgroups > 1 else 255,
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
     }
 
 
-def reduction(arch: str, dtype: str, wanted: Reduction) -> Facts:
+def wgrad_gemm(arch: str, dtype: str, wanted: WgradGemm) -> Facts:
     """Compile one gradient of weights: matrix instructions of whole steps and of the last, and stores by tensor maps."""
-    kernel = cute_weight_gradients.compile_for(arch, dtype, wanted, keep=True)
+    kernel = wgrad.compile_for(arch, dtype, wanted, keep=True)
     sass = yield kernel.__cubin__
     patterns = {
-        rf"HGMMA\.64x{wanted.columns}x16\.F32.*\.tnspA\.tnspB": 5 * wanted.slabs,
+        rf"HGMMA\.64x{wanted.columns}x16\.F32.*\.tnspA\.tnspB": 5 * wanted.m_atoms,
         r"WARPGROUP\.DEPBAR": 2,  # more where the instructions wait for each other
         "UTMALDG": (wanted.rows + wanted.columns) // 64,  # elements that a swizzled box is wide
-        "UTMASTG": wanted.columns // CHUNK,
+        "UTMASTG": wanted.columns // EPI_COLUMNS,
     }
     return spills(sass, f"reduction-{dtype}-{wanted}", "reduction") | {
         "most_registers": REGISTERS[1],
@@ -548,15 +534,15 @@ def started(arch: str) -> Iterator[Facts]:
         (signalling_permute, ((1,), (512,)) if arch == "sm_90a" else ()),
         (pack_fp8, () if older else FP8_PACKS),
         (pack_bulk, () if older else BULK_PACKS),
-        (product, PRODUCTS if arch == "sm_90a" else ()),
-        (product, CHAINED_PRODUCTS if arch == "sm_90a" else ()),
-        (quantised_product, [(one,) for one in QUANTISED_PRODUCTS] if arch == "sm_90a" else ()),
-        (fp8_product, [(one,) for one in FP8_PRODUCTS] if arch == "sm_90a" else ()),
-        (training_product, TRAINING_PRODUCTS if arch == "sm_90a" else ()),
-        (reduction, REDUCTIONS if arch == "sm_90a" else ()),
+        (gemm, GEMMS if arch == "sm_90a" else ()),
+        (gemm, CHAINED_GEMMS if arch == "sm_90a" else ()),
+        (quantised_gemm, [(one,) for one in QUANTISED_GEMMS] if arch == "sm_90a" else ()),
+        (fp8_gemm, [(one,) for one in FP8_GEMMS] if arch == "sm_90a" else ()),
+        (training_gemm, TRAINING_GEMMS if arch == "sm_90a" else ()),
+        (wgrad_gemm, WGRAD_GEMMS if arch == "sm_90a" else ()),
         (facts, CASES),
     ):
-        few = arch != "sm_90a" or function is quantised_product  # whose tiles recur with a period of 5
+        few = arch != "sm_90a" or function is quantised_gemm  # whose tiles recur with a period of 5
         for case in cases if len(cases) < 3 else cases[:: 13 if few else 5]:  # 13: of CASES a pack and a combine
             yield function(arch, *case)
 

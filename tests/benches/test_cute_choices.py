@@ -15,9 +15,9 @@ from moe_routing_bench.peers.experts.quack_experts import Tiles, tiles_of
 from moe_routing_kernels.combine import cute_combine
 from moe_routing_kernels.cute.rows import RowTiling
 from moe_routing_kernels.experts import Experts, cute_experts, cute_fp8, cute_quantised
-from moe_routing_kernels.experts.cute_tiles import Product, Tile
 from moe_routing_kernels.gate import cute_gate
 from moe_routing_kernels.gate.rules import rule_of
+from moe_routing_kernels.gemm.sm90.tile import GroupedGemm, Tile
 from moe_routing_kernels.pack import cute_pack
 
 PRESETS = {
@@ -143,7 +143,7 @@ def test_configurations_of_grouped_products(sizes, up, down):
 
 
 def test_the_columns_of_a_product_without_a_gate_are_half():
-    """384 columns are two tiles of 192; 768 of an ungated product are as many as 384 pairs."""
+    """384 columns are two tiles of 192; 768 of an ungated gemm are as many as 384 pairs."""
     plain = Experts(32768, 2048, 192, 64, "bf16", "bf16", "bf16", activation="relu2")
     assert tiles_of(plain, gathered=False)[0] == Tiles(128, 128, True, (1, 2))
     assert tiles_of(replace(plain, activation="swiglu"), gathered=False)[0] == Tiles(128, 192, True, (1, 1))
@@ -188,38 +188,38 @@ def test_tiles_of_products_with_tokens_on_the_short_side(
     ],
 )
 def test_tiles_of_many_rows(sizes: tuple[int, ...], up: Tile, gathered: Tile, down: Tile) -> None:
-    """Two blocks load weights for both where rows are gathered or sums long: H numbers in the first product, I in the second."""
+    """Two blocks load weights for both where rows are gathered or sums long: H numbers in the first gemm, I in the second."""
     problem = Experts(*sizes, "bf16", "bf16", "bf16")
-    assert [product.tile for product in cute_experts.products(problem)] == [up, down]
-    assert cute_experts.products(problem, top_k=8)[0].tile == gathered
+    assert [gemm.tile for gemm in cute_experts.gemms(problem)] == [up, down]
+    assert cute_experts.gemms(problem, top_k=8)[0].tile == gathered
 
 
 def test_an_activation_makes_sums_long_later() -> None:
     """Warpgroups that take turns hide it; 2048 numbers are long without."""
     gated = Experts(131072, 2048, 768, 128, "bf16", "bf16", "bf16")
-    assert cute_experts.products(gated)[0].tile == PAIRED
-    assert cute_experts.products(replace(gated, activation="relu2"))[0].tile == pair(176)
+    assert cute_experts.gemms(gated)[0].tile == PAIRED
+    assert cute_experts.gemms(replace(gated, activation="relu2"))[0].tile == pair(176)
 
 
 def test_forms_of_products_with_tokens_on_the_short_side() -> None:
-    """The second product never gathers; with few rows the products overlap, without clusters; a tile may be given."""
+    """The second gemm never gathers; with few rows the products overlap, without clusters; a tile may be given."""
     long = Experts(131072, 2048, 768, 128, "bf16", "bf16", "bf16")
-    up, down = cute_experts.products(long, top_k=8)
+    up, down = cute_experts.gemms(long, top_k=8)
     assert (up.top_k, down.top_k, up.waits + up.signals, down.waits + down.signals) == (8, 0, "", "")
-    up, down = cute_experts.products(replace(long, rows=64), Tile(1, 2, 16))
+    up, down = cute_experts.gemms(replace(long, rows=64), Tile(1, 2, 16))
     assert (up.tile.tokens, up.waits, up.signals) == (16, "", "early")
     assert (down.tile.tokens, down.waits, down.signals) == (8, "rows", "")
-    up, down = cute_experts.products(long, overlap=True)
+    up, down = cute_experts.gemms(long, overlap=True)
     assert (up.signals, up.tile.cluster, down.waits, down.tile.cluster) == ("early", 1, "rows", 1)
 
 
 def test_products_overlap_with_their_neighbours_where_these_do() -> None:
     """The first waits before it counts rows, the second lets combine start behind its loads; with many rows neither does."""
     few = Experts(8, 2048, 768, 128, "bf16", "bf16", "bf16")
-    up, down = cute_experts.products(few, top_k=8, waits=True, signals=True)
+    up, down = cute_experts.gemms(few, top_k=8, waits=True, signals=True)
     assert (up.waits, up.signals, down.waits, down.signals) == ("offsets", "early", "rows", "late")
     with pytest.raises(AssertionError, match="no overlapping neighbours"):
-        cute_experts.products(replace(few, rows=41 * 128), waits=True)
+        cute_experts.gemms(replace(few, rows=41 * 128), waits=True)
 
 
 @pytest.mark.parametrize("model", PRESETS)
@@ -227,12 +227,12 @@ def test_products_overlap_with_their_neighbours_where_these_do() -> None:
 def test_a_model_needs_few_kernels(model: str, top_k: int) -> None:
     """At most eight of each GEMM for 1 to 16384 tokens, so that all can be compiled before a model runs."""
     preset = PRESETS[model]
-    kernels: list[set[Product]] = [set(), set()]
+    kernels: list[set[GroupedGemm]] = [set(), set()]
     for tokens in (*range(1, 2048), *range(2048, 16385, 23), 16384):
         rows, sizes = tokens * preset.top_k, (preset.hidden, preset.intermediate, preset.experts)
         problem = Experts(rows, *sizes, "bf16", "bf16", "bf16", activation=preset.activation)
-        for known, product in zip(kernels, cute_experts.products(problem, top_k=top_k * preset.top_k), strict=True):
-            known.add(product)
+        for known, gemm in zip(kernels, cute_experts.gemms(problem, top_k=top_k * preset.top_k), strict=True):
+            known.add(gemm)
     assert max(map(len, kernels)) <= 8, [sorted(map(str, known)) for known in kernels]
 
 
@@ -241,7 +241,7 @@ def test_rows_that_take_a_tile_overlap_alike(experts: int) -> None:
     """Whether products overlap is compiled into the kernel: a tile with both would be two kernels. Few rows always overlap."""
     answers: dict[Tile, set[bool]] = {}
     for rows in range(1, 260 * experts, max(1, experts // 8)):
-        up, _ = cute_experts.products(Experts(rows, 2048, 768, experts, "bf16", "bf16", "bf16"))
+        up, _ = cute_experts.gemms(Experts(rows, 2048, 768, experts, "bf16", "bf16", "bf16"))
         answers.setdefault(up.tile, set()).add(up.signals == "early")
         assert up.signals == "early" or rows > cute_experts.OVERLAP_ROWS
     assert all(len(found) == 1 for found in answers.values()), answers
@@ -253,23 +253,19 @@ def test_tiles_cover_the_rows_of_an_expert_and_fit(mean: float) -> None:
     for columns, inner, activation in ((768, 2048, "swiglu"), (2048, 768, ""), (7168, 2048, ""), (40, 64, "relu2")):
         for experts in (8, 1024):
             tile = cute_experts.choose_tile(int(mean * experts), experts, 2 * columns, long=inner > 1000, clusters=True)
-            product = Product(columns, inner, experts, activation, tile)
-            assert product.stages >= 3 and tile.tokens % product.chunk == 0 and product.chunk % 8 == 0
-            held = product.stages * product.stage_bytes + 2 * product.chunk * product.pitch * tile.warpgroups
-            assert held + 8 * (experts + 1) + 16 * product.stages <= 227 << 10
-            assert (
-                product.parts * product.width * tile.sharing
-                >= columns
-                > (product.parts - 1) * product.width * tile.sharing
-            )
+            gemm = GroupedGemm(columns, inner, experts, activation, tile)
+            assert gemm.stages >= 3 and tile.tokens % gemm.epi_tokens == 0 and gemm.epi_tokens % 8 == 0
+            held = gemm.stages * gemm.stage_bytes + 2 * gemm.epi_tokens * gemm.epi_pitch * tile.warpgroups
+            assert held + 8 * (experts + 1) + 16 * gemm.stages <= 227 << 10
+            assert gemm.m_tiles * gemm.width * tile.sharing >= columns > (gemm.m_tiles - 1) * gemm.width * tile.sharing
 
 
 def test_the_most_tiles_that_rows_can_need() -> None:
-    product = Product(768, 2048, 128, "swiglu", Tile(2, 2, 144))
-    assert product.most_tiles(0) == 0
-    assert product.most_tiles(5) == 5 * 6  # each with an expert of its own; 6 tiles of 128 columns side by side
-    assert product.most_tiles(1440) == (10 + 128) * 6
-    pairs = Product(768, 2048, 128, "swiglu", pair(144))
+    gemm = GroupedGemm(768, 2048, 128, "swiglu", Tile(2, 2, 144))
+    assert gemm.most_tiles(0) == 0
+    assert gemm.most_tiles(5) == 5 * 6  # each with an expert of its own; 6 tiles of 128 columns side by side
+    assert gemm.most_tiles(1440) == (10 + 128) * 6
+    pairs = GroupedGemm(768, 2048, 128, "swiglu", pair(144))
     assert pairs.most_tiles(1440) == (5 + 128) * 6 * 2
 
 
@@ -286,9 +282,9 @@ def test_a_launch_has_no_more_blocks_than_tiles_or_places(monkeypatch, module, w
     """Persistent blocks: at most as many as share the multiprocessors, and none that can have no tile."""
     known = SimpleNamespace(multi_processor_count=multiprocessors)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: known)
-    product, _ = module.products(Experts(rows, 256, 128, 8, "bf16", packed, weights))
+    gemm, _ = module.gemms(Experts(rows, 256, 128, 8, "bf16", packed, weights))
     x = torch.empty(rows, 1, dtype=torch.uint8)
     operands: list[Any] = [x] * {cute_experts: 5, cute_quantised: 4, cute_fp8: 6}[module]
-    call: Any = module.launch(product, print, *operands, torch.empty(rows, 128, device="meta"))
-    resident, cluster = getattr(product, "resident", 1), product.tile.cluster
-    assert call.args[-1] == min(product.most_tiles(rows), resident * multiprocessors) // cluster * cluster > 0
+    call: Any = module.launch(gemm, print, *operands, torch.empty(rows, 128, device="meta"))
+    resident, cluster = getattr(gemm, "resident", 1), gemm.tile.cluster
+    assert call.args[-1] == min(gemm.most_tiles(rows), resident * multiprocessors) // cluster * cluster > 0

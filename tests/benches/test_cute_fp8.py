@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cutlass")
-from moe_routing_kernels.experts import Experts, cute_epilogue, cute_fp8, cute_fp8_multiply, cute_fp8_upright
-from moe_routing_kernels.experts.cute_fp8_tiles import Fp8Product
-from moe_routing_kernels.experts.cute_tiles import Tile
+from moe_routing_kernels.experts import Experts, cute_fp8
+from moe_routing_kernels.gemm.sm90 import epilogue, fp8_mainloop, fp8_upright
+from moe_routing_kernels.gemm.sm90.fp8_tile import Fp8Gemm
+from moe_routing_kernels.gemm.sm90.tile import Tile
 
 THREADS = np.arange(128)
 
@@ -41,82 +42,82 @@ def lanes(monkeypatch):
         assume=lambda place, divby: place,
         autovec_copy=copy,
     )
-    for module in (cute_fp8_multiply, cute_fp8_upright):
+    for module in (fp8_mainloop, fp8_upright):
         monkeypatch.setattr(module, "cute", cute)
         monkeypatch.setattr(module, "cutlass", SimpleNamespace(min=np.minimum))
-    monkeypatch.setattr(cute_epilogue, "cute", cute)
+    monkeypatch.setattr(epilogue, "cute", cute)
 
 
 @pytest.mark.parametrize("columns", [768, 1408, 184])
 @pytest.mark.parametrize("activation", ["swiglu", "relu2", ""])
 @pytest.mark.parametrize("tile", [Tile(1, 2, 16), Tile(2, 2, 24)])
-def test_sums_are_scaled_by_the_blocks_of_their_rows_and_tokens(lanes, columns, activation, tile):
-    """Steps of a product with drawn sums of each: thread by thread, against scales that are spread over the whole matrix."""
-    product = Fp8Product(columns, 192, 3, activation, tile)
-    wide, rng = columns * (2 if product.gated else 1), np.random.default_rng(5)
-    stages, index, slabs, eights = 3, 2, tile.slabs, tile.tokens // 8
-    w_scales, x_scales = rng.random((3, product.blocks, product.steps)), rng.random((stages, tile.tokens))
+def test_acc_are_scaled_by_the_blocks_of_their_rows_and_tokens(lanes, columns, activation, tile):
+    """Steps of a gemm with drawn acc of each: thread by thread, against scales that are spread over the whole matrix."""
+    gemm = Fp8Gemm(columns, 192, 3, activation, tile)
+    wide, rng = columns * (2 if gemm.gated else 1), np.random.default_rng(5)
+    stages, index, m_atoms, eights = 3, 2, tile.m_atoms, tile.tokens // 8
+    w_scales, x_scales = rng.random((3, gemm.blocks, gemm.k_tiles)), rng.random((stages, tile.tokens))
     warp, lane = THREADS // 32, THREADS % 32
     tokens = 8 * np.arange(eights)[:, None] + 2 * (lane % 4) + np.arange(2)[:, None, None]  # token, eight, thread
-    for part in range(product.parts * tile.sharing):
-        column, expert = part * product.width, 1
-        blocks = cute_fp8_multiply.weight_blocks(expert, column, product)
-        sums: Any = rng.random((2, 2, eights, slabs, 128))
-        expected = sums.copy()
-        for k in range(product.steps):
-            partial: Any = rng.random((2, 2, eights, 128))
-            for slab in range(slabs):
-                scales = [w_scales.ravel()[start + k] for start in blocks[slab]]
+    for part in range(gemm.m_tiles * tile.sharing):
+        column, expert = part * gemm.width, 1
+        blocks = fp8_mainloop.scale_places(expert, column, gemm)
+        acc: Any = rng.random((2, 2, eights, m_atoms, 128))
+        expected = acc.copy()
+        for k in range(gemm.k_tiles):
+            block_acc: Any = rng.random((2, 2, eights, 128))
+            for m_atom in range(m_atoms):
+                scales = [w_scales.ravel()[start + k] for start in blocks[m_atom]]
                 memory: Any = SimpleNamespace(iterator=Memory(x_scales.ravel()))
-                cute_fp8_multiply.promote(sums, partial, slab, scales, memory, index, tile.tokens)
+                fp8_mainloop.promote(acc, block_acc, m_atom, scales, memory, index)
                 for half in range(2):
-                    if product.gated:
-                        row = column + 32 * slab + 8 * warp + lane // 4
+                    if gemm.gated:
+                        row = column + 32 * m_atom + 8 * warp + lane // 4
                         inside, row = row < columns, row + half * columns
                     else:
-                        row = column + 64 * slab + 16 * warp + lane // 4 + 8 * half
+                        row = column + 64 * m_atom + 16 * warp + lane // 4 + 8 * half
                         inside = row < columns
                     factor = w_scales[expert, np.minimum(row, wide - 1) // 128, k] * x_scales[index][tokens]
-                    expected[:, half, :, slab] += np.where(inside, factor * partial[:, half], 0)
-                    sums[:, half, :, slab][..., ~inside] = expected[:, half, :, slab][..., ~inside]  # never stored
-        np.testing.assert_allclose(sums, expected, rtol=1e-12)
+                    expected[:, half, :, m_atom] += np.where(inside, factor * block_acc[:, half], 0)
+                    acc[:, half, :, m_atom][..., ~inside] = expected[:, half, :, m_atom][..., ~inside]  # never stored
+        np.testing.assert_allclose(acc, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("columns", "activation"), [(768, "swiglu"), (320, "geglu"), (768, "relu2"), (272, "")])
-def test_upright_sums_are_scaled_by_the_blocks_of_their_rows_and_tokens(lanes, columns, activation):
+def test_upright_acc_are_scaled_by_the_blocks_of_their_rows_and_tokens(lanes, columns, activation):
     """As above, with tokens on the M side: gates and ups in turns of 8 columns, whose blocks of 128 begin where they will."""
-    product = Fp8Product(columns, 192, 3, activation, Tile(2, 2, 128), upright=True)
-    wide, rng = columns * (2 if product.gated else 1), np.random.default_rng(6)
+    gemm = Fp8Gemm(columns, 192, 3, activation, Tile(2, 2, 128), upright=True)
+    wide, rng = columns * (2 if gemm.gated else 1), np.random.default_rng(6)
     stages, index, expert = 3, 1, 2
-    w_scales, x_scales = rng.random((3, product.blocks, product.steps)), rng.random((128, stages))
+    w_scales, x_scales = rng.random((3, gemm.blocks, gemm.k_tiles)), rng.random((128, stages))
     warp, lane = THREADS // 32, THREADS % 32
     inside = (
         2 * (lane % 4) + np.arange(2)[:, None, None] + 8 * np.arange(16)[:, None]
     )  # row of weights: column, eight, thread
-    for part in range(product.parts * product.tile.sharing):
-        column = part * product.width
-        if product.gated:
+    for part in range(gemm.m_tiles * gemm.tile.sharing):
+        column = part * gemm.width
+        if gemm.gated:
             offset = column + inside // 16 * 8 + inside % 8
             row, stored = offset + inside % 16 // 8 * columns, offset < columns
         else:
             row, stored = column + inside, column + inside < columns
-        blocks = cute_fp8_upright.weight_blocks(expert, column, product)
-        sums: Any = rng.random((2, 2, 16, 2, 128))
-        expected = sums.copy()
-        for k in range(product.steps):
-            for slab in range(2):
-                partial: Any = rng.random((2, 2, 16, 128))
+        blocks = fp8_upright.scale_places(expert, column, gemm)
+        acc: Any = rng.random((2, 2, 16, 2, 128))
+        expected = acc.copy()
+        for k in range(gemm.k_tiles):
+            for m_atom in range(2):
+                block_acc: Any = rng.random((2, 2, 16, 128))
                 factors: Any = np.zeros((2, len(blocks), 128))
                 scales: Any = x_scales
-                cute_fp8_upright.load_factors(
-                    factors, slab, [w_scales.ravel()[start + k] for start in blocks], scales, index
+                fp8_upright.load_factors(
+                    factors, m_atom, [w_scales.ravel()[start + k] for start in blocks], scales, index
                 )
-                cute_fp8_upright.promote(sums, partial, slab, factors, (16, len(blocks)))
+                fp8_upright.promote(acc, block_acc, m_atom, factors, (16, len(blocks)))
                 for half in range(2):
-                    token = 64 * slab + 16 * warp + lane // 4 + 8 * half
+                    token = 64 * m_atom + 16 * warp + lane // 4 + 8 * half
                     factor = w_scales[expert, np.minimum(row, wide - 1) // 128, k] * x_scales[token, index]
-                    expected[:, half, :, slab] += factor * partial[:, half]
-        got, expected = sums.swapaxes(1, 2), expected.swapaxes(1, 2)  # columns and eights first
+                    expected[:, half, :, m_atom] += factor * block_acc[:, half]
+        got, expected = acc.swapaxes(1, 2), expected.swapaxes(1, 2)  # columns and eights first
         stored = np.broadcast_to(stored[:, :, None, None], got.shape)
         np.testing.assert_allclose(got[stored], expected[stored], rtol=1e-12)
 
@@ -130,29 +131,29 @@ def test_what_stands_upright():
         (208, "swiglu", False),
         (208, "relu2", True),
     ):
-        first, second = cute_fp8.products(problem(intermediate=inner, activation=activation, **given))
+        first, second = cute_fp8.gemms(problem(intermediate=inner, activation=activation, **given))
         assert (first.upright, second.upright) == (up, True), (inner, activation)
         assert first.stages >= 3 and second.stages >= 3 and second.tile == Tile(2, 2, 64)
-    tall = cute_fp8.products(problem(rows=128 * 512, hidden=2048))
+    tall = cute_fp8.gemms(problem(rows=128 * 512, hidden=2048))
     assert all(one.upright and one.tile == Tile(2, 2, 128) for one in tall)
-    assert not any(one.upright for one in cute_fp8.products(problem(**given | {"rows": 128 * 56})))
-    biased = cute_fp8.products(problem(hidden=2880, intermediate=2880, activation="swiglu_oai", rows=128 * 100))
-    assert not any(one.upright for one in biased), "sums begin with biases where tokens are on the N side"
+    assert not any(one.upright for one in cute_fp8.gemms(problem(**given | {"rows": 128 * 56})))
+    biased = cute_fp8.gemms(problem(hidden=2880, intermediate=2880, activation="swiglu_oai", rows=128 * 100))
+    assert not any(one.upright for one in biased), "acc begin with biases where tokens are on the N side"
     with pytest.raises(AssertionError):
-        Fp8Product(208, 1024, 8, "swiglu", Tile(2, 2, 128), upright=True)
+        Fp8Gemm(208, 1024, 8, "swiglu", Tile(2, 2, 128), upright=True)
 
 
 def test_forms_are_of_upright_products():
-    """By default as they were fastest; the first product alone quantises, and with few rows nothing changes."""
+    """By default as they were fastest; the first gemm alone quantises, and with few rows nothing changes."""
     form = cute_fp8.Form(fused=False)
     many, few = problem(rows=128 * 512), problem(rows=128 * 56)
-    assert cute_fp8.products(many) == cute_fp8.products(many, cute_fp8.Form())
-    first, second = cute_fp8.products(many)
+    assert cute_fp8.gemms(many) == cute_fp8.gemms(many, cute_fp8.Form())
+    first, second = cute_fp8.gemms(many)
     assert (first.quantises, second.quantises) == (True, False)
-    assert not any(one.quantises for one in cute_fp8.products(many, form))
-    assert cute_fp8.products(few, form) == cute_fp8.products(few)
+    assert not any(one.quantises for one in cute_fp8.gemms(many, form))
+    assert cute_fp8.gemms(few, form) == cute_fp8.gemms(few)
     with pytest.raises(AssertionError):
-        Fp8Product(768, 1024, 8, "swiglu", Tile(2, 2, 128), quantises=True)
+        Fp8Gemm(768, 1024, 8, "swiglu", Tile(2, 2, 128), quantises=True)
 
 
 def problem(**changed: Any):
@@ -186,9 +187,9 @@ def test_what_it_does_not_take(changed, said):
 def test_tiles_fit_registers_and_have_three_stages(sizes):
     hidden, inner, experts = sizes
     for rows in (8, 500, 4000, 16000, 300000):
-        for product in cute_fp8.products(problem(rows=rows, hidden=hidden, intermediate=inner, experts=experts)):
-            assert product.stages >= 3 and product.steps == -(-product.inner // 64), product
-            assert (product.tile.slabs + 1) * product.tile.tokens // 2 <= 192  # registers of both sums
-            assert product.arrivals == 97 and product.stage_bytes - product.loaded_bytes == 4 * product.tile.tokens
-    with pytest.raises(AssertionError, match="fill the registers"):
-        Fp8Product(768, 1024, 8, "", Tile(2, 2, 136))
+        for gemm in cute_fp8.gemms(problem(rows=rows, hidden=hidden, intermediate=inner, experts=experts)):
+            assert gemm.stages >= 3 and gemm.k_tiles == -(-gemm.inner // 64), gemm
+            assert (gemm.tile.m_atoms + 1) * gemm.tile.tokens // 2 <= 192  # registers of both acc
+            assert gemm.arrivals == 97 and gemm.stage_bytes - gemm.tma_bytes == 4 * gemm.tile.tokens
+    with pytest.raises(AssertionError, match="fill registers"):
+        Fp8Gemm(768, 1024, 8, "", Tile(2, 2, 136))

@@ -1,4 +1,4 @@
-"""How a product's epilogue rounds, quantises and orders its sums, on arrays in place of the DSL, against rows that torch quantises.
+"""How a gemm's epilogue rounds, quantises and orders its sums, on arrays in place of the DSL, against rows that torch quantises.
 
 Lanes are arrays of the 128 threads of a warpgroup. Where `stmatrix` writes what a lane holds is written here as the PTX ISA has it
 (9.7.14.5.16), not taken from the kernel.
@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("cutlass")
 import torch
 
-from moe_routing_kernels.experts import cute_fp8_quantise, cute_fp8_tiles
-from moe_routing_kernels.experts.cute_fp8_tiles import Fp8Product
-from moe_routing_kernels.experts.cute_tiles import RESERVED, SHARED_BYTES, Tile
 from moe_routing_kernels.formats import FORMATS, LEAST_AMAX
+from moe_routing_kernels.gemm.sm90 import fp8_quantise, fp8_tile
+from moe_routing_kernels.gemm.sm90.fp8_tile import Fp8Gemm
+from moe_routing_kernels.gemm.sm90.tile import RESERVED, SHARED_BYTES, Tile
 
 THREADS = np.arange(128)
 WARP, LANE = THREADS // 32, THREADS % 32
@@ -101,10 +101,10 @@ def lanes(monkeypatch):
         "activate": lambda gate, up, _: gate if up is None else gate * up,
         "rounded_pair": lambda low, high: bf16(low) | bf16(high) << 16,
         "numbers_of": lambda word: [number(word & 0xFFFF), number(word >> 16)],
-        "sizes": lambda word: word & 0x7FFF7FFF,
+        "magnitudes": lambda word: word & 0x7FFF7FFF,
         "larger": lambda a, b: np.maximum(a & 0xFFFF, b & 0xFFFF) | np.maximum(a >> 16, b >> 16) << 16,
     }.items():
-        monkeypatch.setattr(cute_fp8_quantise, name, found)
+        monkeypatch.setattr(fp8_quantise, name, found)
 
 
 class Pairs:
@@ -133,32 +133,32 @@ def spread(rows, slab, gated):
 @pytest.mark.parametrize("activation", ["swiglu", "relu2"])
 def test_rows_are_those_that_are_rounded_and_then_quantised(lanes, activation):
     """Elements and scales of 128 tokens; in one group, of zeros, the scale is 1."""
-    product = Fp8Product(768, 1024, 8, activation, TILE, upright=True, quantises=True)
-    rng, width = np.random.default_rng(3), product.width
+    gemm = Fp8Gemm(768, 1024, 8, activation, TILE, upright=True, quantises=True)
+    rng, width = np.random.default_rng(3), gemm.width
     rows = (rng.standard_normal((128, 128)) * 2.0 ** rng.integers(-20, 20, (128, 1))).astype(np.float32)
     rows[5] = 0
-    activated = rows[:, :64] * rows[:, 64:] if product.gated else rows
+    activated = rows[:, :64] * rows[:, 64:] if gemm.gated else rows
     rounded = torch.tensor(activated).bfloat16().float().numpy()
     for slab in range(2):
-        sums: Any = spread(rows, slab, product.gated)[:, :, :, None]
+        sums: Any = spread(rows, slab, gemm.gated)[:, :, :, None]
         words: Any = np.zeros((width // 4, 1, 128), np.uint32)
-        largest = cute_fp8_quantise.round_slab(sums, words, 0, product)
+        largest = fp8_quantise.round_mma(sums, words, 0, gemm)
         factors = []
         for half in range(2):
-            token = cute_fp8_quantise.token_of(slab, half)
+            token = fp8_quantise.token_of(slab, half)
             amax = largest[half].reshape(32, 4).max(1).repeat(4)  # of the four lanes that a token has
             np.testing.assert_array_equal(amax, abs(rounded).max(1)[token])
-            scale, factor = cute_fp8_quantise.scale_and_factor(amax)
+            scale, factor = fp8_quantise.scale_and_factor(amax)
             np.testing.assert_array_equal(scale, np.where(amax < LEAST_AMAX, 1, amax * np.float32(1 / 448)))
             factors.append(factor)
         for start in range(0, width, 64):
-            memory = np.zeros((4, 16 * product.pitch), np.uint8)  # a part of the buffer per warp
+            memory = np.zeros((4, 16 * gemm.epi_pitch), np.uint8)  # a part of the buffer per warp
             part: Any = [words[start // 4 + n, 0] for n in range(16)]
             held_factors: Any = np.array(factors)
             place: Any = Memory(memory)
-            cute_fp8_quantise.quantise_part(part, held_factors, place, product.pitch)
-            held = memory.reshape(4, 16, product.pitch)[:, :, :64].copy().view(np.uint32).reshape(64, 4, 4)
-            got = np.stack(cute_fp8_quantise.in_order([held[..., n] for n in range(4)]), axis=-1)
+            fp8_quantise.quantise_part(part, held_factors, place, gemm.epi_pitch)
+            held = memory.reshape(4, 16, gemm.epi_pitch)[:, :, :64].copy().view(np.uint32).reshape(64, 4, 4)
+            got = np.stack(fp8_quantise.in_order([held[..., n] for n in range(4)]), axis=-1)
             got = np.ascontiguousarray(got).view(np.uint8).reshape(64, 64)
             token = 64 * slab + np.arange(64)
             amax = abs(rounded).max(1)[token]
@@ -173,10 +173,10 @@ def test_rows_are_those_that_are_rounded_and_then_quantised(lanes, activation):
 @pytest.mark.parametrize("tokens", [64, 128])
 def test_largest_values_fit_beside_the_stages(columns, activation, tokens):
     """The kernel's shared memory, and blocks of columns as the formats count them."""
-    product = Fp8Product(columns, 1024, 1024, activation, Tile(2, 2, tokens), upright=True, quantises=True)
-    places = 4 * tokens * 2 * cute_fp8_tiles.SLOTS
-    buffers, tables = 2 * product.chunk * product.pitch, 2 * 4 * (product.experts + 1)
-    assert product.stages * product.stage_bytes + places + buffers + tables + RESERVED <= SHARED_BYTES
+    gemm = Fp8Gemm(columns, 1024, 1024, activation, Tile(2, 2, tokens), upright=True, quantises=True)
+    places = 4 * tokens * 2 * gemm.slots
+    buffers, tables = 2 * gemm.epi_tokens * gemm.epi_pitch, 2 * 4 * (gemm.experts + 1)
+    assert gemm.stages * gemm.stage_bytes + places + buffers + tables + RESERVED <= SHARED_BYTES
     groups = FORMATS["fp8_block128"].scales_per_row(columns)
-    firsts = range(0, columns, product.width)
-    assert {first // cute_fp8_tiles.BLOCK for first in firsts} == set(range(groups))
+    firsts = range(0, columns, gemm.width)
+    assert {first // fp8_tile.BLOCK for first in firsts} == set(range(groups))

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("cutlass")
 from moe_routing_kernels.experts import Experts, cute_training
-from moe_routing_kernels.experts.cute_weight_tiles import reduction
+from moe_routing_kernels.gemm.sm90.wgrad_tile import wgrad_gemm
 
 SIZES = ((768, 2048), (14336, 4096), (24, 72), (264, 7168))  # intermediate, hidden
 
@@ -20,29 +20,29 @@ def problem(rows: int, intermediate: int, hidden: int, experts: int, activation:
 def test_tiles_cover_and_fit(mean: float, weighted: bool) -> None:
     """The least stages are 3, so that loads run ahead of products; a block's shared memory suffices, buffers included."""
     for (inner, hidden), experts in itertools.product(SIZES, (8, 1024)):
-        parts = cute_training.parts(problem(max(1, int(mean * experts)), inner, hidden, experts), weighted)
-        for name in ("up", "d_sums", "d_rows"):
-            product = parts[name]
-            buffers = product.chunk * product.pitch * product.tile.warpgroups * product.parts_stored
-            held = product.stages * product.stage_bytes + 2 * buffers + 8 * (experts + 1) + 16 * product.stages
-            assert product.stages >= 3 and held <= 227 << 10, (name, product)
-            assert product.tile.tokens % product.chunk == 0 and product.dots * product.width >= product.columns
-        assert parts["d_sums"].chunk == parts["d_sums"].tile.tokens <= cute_training.MOST_TOKENS
+        parts = cute_training.gemms(problem(max(1, int(mean * experts)), inner, hidden, experts), weighted)
+        for name in ("up", "d_preact", "d_rows"):
+            gemm = parts[name]
+            buffers = gemm.epi_tokens * gemm.epi_pitch * gemm.tile.warpgroups * gemm.epi_buffers
+            held = gemm.stages * gemm.stage_bytes + 2 * buffers + 8 * (experts + 1) + 16 * gemm.stages
+            assert gemm.stages >= 3 and held <= 227 << 10, (name, gemm)
+            assert gemm.tile.tokens % gemm.epi_tokens == 0 and gemm.dots * gemm.width >= gemm.columns
+        assert parts["d_preact"].epi_tokens == parts["d_preact"].tile.tokens <= cute_training.MOST_TOKENS
         for name in ("d_w13", "d_w2"):
-            product = parts[name]
-            held = product.stages * product.stage_bytes + 2 * product.rows * 64 * 2 + 4 * (experts + 1)
-            assert product.stages >= 3 and held + 16 * product.stages <= 227 << 10, (name, product)
-            assert product.down * product.rows >= product.height > (product.down - 1) * product.rows
-            assert product.across * product.columns >= product.width > (product.across - 1) * product.columns
+            gemm = parts[name]
+            held = gemm.stages * gemm.stage_bytes + 2 * gemm.rows * 64 * 2 + 4 * (experts + 1)
+            assert gemm.stages >= 3 and held + 16 * gemm.stages <= 227 << 10, (name, gemm)
+            assert gemm.down * gemm.rows >= gemm.height > (gemm.down - 1) * gemm.rows
+            assert gemm.across * gemm.columns >= gemm.width > (gemm.across - 1) * gemm.columns
 
 
 def test_tiles_of_weight_gradients() -> None:
     """Wide ones, unless that leaves much of them idle."""
-    assert (reduction(2048, 768, 128).slabs, reduction(2048, 768, 128).columns) == (2, 192)
-    assert (reduction(1536, 2048, 128).slabs, reduction(1536, 2048, 128).columns) == (2, 192)
-    assert (reduction(2048, 1024, 64).slabs, reduction(2048, 1024, 64).columns) == (3, 128)
-    assert (reduction(192, 128, 8).slabs, reduction(192, 128, 8).columns) == (3, 128)
-    assert (reduction(128, 128, 8).slabs, reduction(128, 128, 8).columns) == (2, 128)
+    assert (wgrad_gemm(2048, 768, 128).m_atoms, wgrad_gemm(2048, 768, 128).columns) == (2, 192)
+    assert (wgrad_gemm(1536, 2048, 128).m_atoms, wgrad_gemm(1536, 2048, 128).columns) == (2, 192)
+    assert (wgrad_gemm(2048, 1024, 64).m_atoms, wgrad_gemm(2048, 1024, 64).columns) == (3, 128)
+    assert (wgrad_gemm(192, 128, 8).m_atoms, wgrad_gemm(192, 128, 8).columns) == (3, 128)
+    assert (wgrad_gemm(128, 128, 8).m_atoms, wgrad_gemm(128, 128, 8).columns) == (2, 128)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_tiles_of_weight_gradients() -> None:
         ("geglu", 768, None),
         ("swiglu_limit10", 768, None),
         ("swiglu_oai_unbiased", 768, None),
-        ("relu2", 768, "has slopes of gated activations, not of relu2"),
+        ("relu2", 768, "has derivatives of gated activations, not of relu2"),
         ("swiglu_oai", 768, "has no gradients of biases, which swiglu_oai has"),
         ("swiglu", 20, "the kernel needs hidden and intermediate that are multiples of 8 (16 bytes)"),
     ],

@@ -10,7 +10,7 @@ from activations import EVERY
 from moe_routing_bench.benches.experts import definition
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_kernels.experts import activation_of
+from moe_routing_kernels.activations import activation_of
 
 SHAPE = {"tokens": 50, "hidden": 32, "intermediate": 48, "experts": 5, "top_k": 2, "dtype": "fp32"}
 

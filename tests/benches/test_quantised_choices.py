@@ -8,12 +8,13 @@ pytest.importorskip("cutlass")
 import numpy as np
 import torch
 
-from moe_routing_kernels.experts import Experts, cute_quantised, cute_tiles
+from moe_routing_kernels.experts import Experts, cute_quantised
 from moe_routing_kernels.experts.cute_quantised import Form
-from moe_routing_kernels.experts.cute_quantised_tiles import SYSTEM_BYTES
-from moe_routing_kernels.experts.cute_tiles import SHARED_BYTES, Tile
 from moe_routing_kernels.formats.quantisation import quantise
 from moe_routing_kernels.formats.weights import WEIGHTS
+from moe_routing_kernels.gemm.sm90 import schedule
+from moe_routing_kernels.gemm.sm90.quantised_tile import SYSTEM_BYTES
+from moe_routing_kernels.gemm.sm90.tile import SHARED_BYTES, Tile
 
 SIZES = [(2048, 768, 128), (7168, 2048, 256), (2880, 2880, 128), (4096, 14336, 8), (352, 184, 60)]
 
@@ -27,18 +28,16 @@ def problem(weights="int4_g128", rows=512, hidden=2048, inner=768, experts=128, 
 def test_every_product_has_stages_enough(weights, sizes):
     """At least three, so that one is loaded while one is multiplied and one released, in what each of its blocks may have."""
     for rows in (1, 8, 60, 500, 4000, 16000, 60000, 300000):
-        for product in cute_quantised.products(problem(weights, rows, *sizes)):
-            rest = product.chunk * product.pitch * 2 * product.tile.warpgroups + 8 * (product.experts + 1)
-            rest += (
-                4 * (product.splits - 1) * 64 * product.tile.slabs * product.tile.tokens
-            )  # sums that are handed over
-            used = product.stages * (product.stage_bytes + 16) + rest + 1024  # barriers; where rows are aligned
-            assert product.stages >= 3 and product.resident * (used + SYSTEM_BYTES) <= SHARED_BYTES + SYSTEM_BYTES
-            assert product.stages >= 2 * product.splits and product.stages % product.splits == 0
-            assert product.resident * product.threads <= 1024, "each has 64 registers, at least"
-            if product.resident == 1:  # they move from those who load to those who multiply
-                loads, multiplies = product.registers
-                assert 128 * loads + 128 * product.tile.warpgroups * multiplies <= 65536
+        for gemm in cute_quantised.gemms(problem(weights, rows, *sizes)):
+            rest = gemm.epi_tokens * gemm.epi_pitch * 2 * gemm.tile.warpgroups + 8 * (gemm.experts + 1)
+            rest += 4 * (gemm.splits - 1) * 64 * gemm.tile.m_atoms * gemm.tile.tokens  # sums that are handed over
+            used = gemm.stages * (gemm.stage_bytes + 16) + rest + 1024  # barriers; where rows are aligned
+            assert gemm.stages >= 3 and gemm.resident * (used + SYSTEM_BYTES) <= SHARED_BYTES + SYSTEM_BYTES
+            assert gemm.stages >= 2 * gemm.splits and gemm.stages % gemm.splits == 0
+            assert gemm.resident * gemm.threads <= 1024, "each has 64 registers, at least"
+            if gemm.resident == 1:  # they move from those who load to those who multiply
+                loads, multiplies = gemm.registers
+                assert 128 * loads + 128 * gemm.tile.warpgroups * multiplies <= 65536
 
 
 FEW = [Form(Tile(2, 1, 8), 2, 3), Form(Tile(2, 1, 8), 2, 2), Form(Tile(1, 1, 8), 2, 2), Form(Tile(2, 1, 8), 4)]
@@ -65,7 +64,7 @@ SHARED, TALL = Form(Tile(1, 2, 192, narrowest=128, grain=32)), Form(Tile(2, 2, 1
     ],
 )
 def test_forms_of_qwen3(weights, rows, first, second):
-    both = cute_quantised.products(problem(weights, rows=rows))
+    both = cute_quantised.gemms(problem(weights, rows=rows))
     assert [Form(one.tile, one.resident, one.splits) for one in both] == [first, second]
     assert (both[0].signals, both[1].waits) == (("early", "rows") if rows <= 4096 else ("", ""))
     assert all(one.few == (one.tile.tokens == 8) for one in both)
@@ -81,13 +80,13 @@ def test_forms_of_qwen3(weights, rows, first, second):
     ],
 )
 def test_in_one_wave_a_tile_has_room_for_uneven_loads(rows, experts, tokens):
-    both = cute_quantised.products(problem(rows=rows, hidden=4096, inner=2048, experts=experts))
-    assert tuple(one.tile.tokens for one in both) == tokens and all(one.tile.slabs == 2 for one in both)
+    both = cute_quantised.gemms(problem(rows=rows, hidden=4096, inner=2048, experts=experts))
+    assert tuple(one.tile.tokens for one in both) == tokens and all(one.tile.m_atoms == 2 for one in both)
 
 
 def test_a_short_depth_is_not_split_further_than_it_has_stages():
-    """48 columns are one stage of the second product, and a split one would wait for a second that never comes."""
-    first, second = cute_quantised.products(problem(rows=2, hidden=256, inner=48, experts=8))
+    """48 columns are one stage of the second gemm, and a split one would wait for a second that never comes."""
+    first, second = cute_quantised.gemms(problem(rows=2, hidden=256, inner=48, experts=8))
     assert (first.splits, second.splits) == (2, 1)
     with pytest.raises(AssertionError, match="each has a stage"):
         replace(second, splits=2)
@@ -96,10 +95,10 @@ def test_a_short_depth_is_not_split_further_than_it_has_stages():
 
 
 def test_a_tile_has_the_narrowest_form_that_holds_it(monkeypatch):
-    monkeypatch.setattr(cute_tiles.cutlass, "max", max)
+    monkeypatch.setattr(schedule.cutlass, "max", max)
     for tile in (cute_quantised._SHARED, Tile(2, 2, 176, narrowest=88)):
         for rows in range(1, tile.tokens + 1):
-            assert cute_tiles.width_of(0, rows, tile) == min(one for one in tile.widths if one >= rows)
+            assert schedule.n_of(0, rows, tile) == min(one for one in tile.n_sizes if one >= rows)
     with pytest.raises(AssertionError, match="the widest is one of them"):
         Tile(1, 2, 256, narrowest=128, grain=24)
 
@@ -125,7 +124,7 @@ def test_what_it_does_not_take(changed, said):
 def test_weights_are_repacked_once_and_again_when_they_change():
     """For all calls that are bound with them; a copy of them is other weights."""
     parts = quantise(torch.randn(2, 64, 128), WEIGHTS["int4_g128"], "bf16")
-    first, _ = cute_quantised.products(problem(hidden=128, inner=32, experts=2))
+    first, _ = cute_quantised.gemms(problem(hidden=128, inner=32, experts=2))
     one = cute_quantised.repacked(first, parts)
     assert cute_quantised.repacked(first, parts) is one
     copy = cute_quantised.repacked(first, {name: part.clone() for name, part in parts.items()})

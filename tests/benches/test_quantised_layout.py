@@ -1,4 +1,4 @@
-"""What a thread of a quantised product loads and dequantises, on arrays in place of the DSL, against the weights that the formats give.
+"""What a thread of a quantised gemm loads and dequantises, on arrays in place of the DSL, against the weights that the formats give.
 
 Lanes are arrays of the 128 threads of a warpgroup. Where their registers stand in the left operand of wgmma is written here as the PTX
 ISA has it (9.7.15.5.1, figures of .m64k16 fragments), not taken from the kernel.
@@ -14,15 +14,16 @@ import pytest
 pytest.importorskip("cutlass")
 import torch
 
-from moe_routing_kernels.experts import cute_dequantise, cute_quantised_multiply
 from moe_routing_kernels.experts.cute_quantised import codes_of, takes
-from moe_routing_kernels.experts.cute_quantised_multiply import BATCH, BATCHES
-from moe_routing_kernels.experts.cute_quantised_tiles import QuantisedProduct
-from moe_routing_kernels.experts.cute_tiles import Tile
-from moe_routing_kernels.experts.quantised_layout import repack, slabs_of
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.formats.quantisation import dequantise, quantise
 from moe_routing_kernels.formats.weights import WEIGHTS
+from moe_routing_kernels.gemm.sm90 import dequantise as dequantise_codes
+from moe_routing_kernels.gemm.sm90 import quantised_mainloop
+from moe_routing_kernels.gemm.sm90.quantised_layout import m_blocks_of, repack
+from moe_routing_kernels.gemm.sm90.quantised_mainloop import BATCH, BATCHES
+from moe_routing_kernels.gemm.sm90.quantised_tile import QuantisedGemm
+from moe_routing_kernels.gemm.sm90.tile import Tile
 
 THREADS = np.arange(128)
 TAKEN = [name for name, form in WEIGHTS.items() if takes(form, "bf16")]
@@ -94,13 +95,13 @@ def lanes(monkeypatch):
         assume=aligned,
         autovec_copy=copy,
     )
-    monkeypatch.setattr(cute_quantised_multiply, "cute", cute)
-    for module in (cute_quantised_multiply, cute_dequantise):
+    monkeypatch.setattr(quantised_mainloop, "cute", cute)
+    for module in (quantised_mainloop, dequantise_codes):
         monkeypatch.setattr(module, "Uint32", np.uint32)
         monkeypatch.setattr(module, "both", lambda word, half: (halves(word)[half] & 0xFFFF) * np.uint32(0x10001))
-    monkeypatch.setattr(cute_dequantise, "arithmetic", arithmetic)
-    pattern = cute_dequantise.pattern_of
-    monkeypatch.setattr(cute_dequantise, "constant", lambda number, dtype: np.uint32(pattern(number, dtype) * 0x10001))
+    monkeypatch.setattr(dequantise_codes, "arithmetic", arithmetic)
+    pattern = dequantise_codes.pattern_of
+    monkeypatch.setattr(dequantise_codes, "constant", lambda number, dtype: np.uint32(pattern(number, dtype) * 0x10001))
 
 
 def operand(registers, dtype):
@@ -118,22 +119,22 @@ def operand(registers, dtype):
     return matrix
 
 
-def fragments(words, product, dtype):
+def fragments(words, gemm, dtype):
     """All numbers that a tile's warpgroup dequantises, of words (slabs, blocks, words): (slabs, 64, 128 blocks)."""
     slabs, blocks, _ = words.shape
     found = []
-    for slab in range(0, slabs, product.tile.slabs):
+    for slab in range(0, slabs, gemm.tile.m_atoms):
         strip = []
         for block in range(blocks):
             stage: list[Any] = [
                 SimpleNamespace(iterator=Memory(words[min(slab + n, slabs - 1), block]))
-                for n in range(product.tile.slabs)
+                for n in range(gemm.tile.m_atoms)
             ]
-            parameters = [cute_quantised_multiply.parameters_of(one, product) for one in stage]
-            mask = cute_dequantise.masks(np.uint32(0), product.codes)
+            parameters = [quantised_mainloop.parameters_of(one, gemm) for one in stage]
+            mask = dequantise_codes.masks(np.uint32(0), gemm.codes)
             for batch in range(BATCHES):
-                registers = cute_quantised_multiply.dequantise(stage, parameters, batch, mask, product)
-                assert registers.shape == (4, product.tile.slabs, BATCH)
+                registers = quantised_mainloop.dequantise(stage, parameters, batch, mask, gemm)
+                assert registers.shape == (4, gemm.tile.m_atoms, BATCH)
                 strip.append(operand(registers, dtype))
         found.append(torch.cat(strip, dim=2))
     return torch.cat(found)[:slabs]
@@ -141,7 +142,7 @@ def fragments(words, product, dtype):
 
 def rows_of(rows, gated):
     """Which row of the weights a row of a slab is: (slabs, 64), -1 beyond them."""
-    slabs, inside = slabs_of(rows, gated), np.arange(64)
+    slabs, inside = m_blocks_of(rows, gated), np.arange(64)
     if not gated:
         found = 64 * np.arange(slabs)[:, None] + inside
         return np.where(found < rows, found, -1)
@@ -177,13 +178,13 @@ def test_fragments_are_the_dequantised_weights(lanes, name, dtype, gated, rows, 
     """Bit by bit, at sizes that fill no block; what is beyond the rows is 0, beyond the columns it is finite."""
     parts, dense = quantised(name, dtype, rows, columns)
     codes = codes_of(WEIGHTS[name], dtype)
-    product = QuantisedProduct(
+    gemm = QuantisedGemm(
         rows // 2 if gated else rows, columns, 2, "swiglu" if gated else "", Tile(slabs, 1, 8), codes=codes
     )
     words = repack(parts["elements"], parts["scales"], parts.get("zeros"), codes, gated)
-    assert words.shape == (2, product.slabs, product.steps, codes.block_words) and codes.block_words % 32 == 0
+    assert words.shape == (2, gemm.m_blocks, gemm.k_tiles, codes.block_words) and codes.block_words % 32 == 0
     for expert in range(2):
-        got = fragments(words[expert].numpy().view(np.uint32), product, dtype)
+        got = fragments(words[expert].numpy().view(np.uint32), gemm, dtype)
         assert got.isfinite().all()
         where = rows_of(rows, gated)
         assert sorted(where[where >= 0]) == list(range(rows))
@@ -207,16 +208,16 @@ def test_every_code_becomes_its_number(lanes, kind, bits, dtype):
     fold = {("e4m3", "bf16"): 120, ("e5m2", "bf16"): 112, ("e4m3", "fp16"): 8, ("e5m2", "fp16"): 8}.get(
         (kind, dtype), 0
     )
-    scale, mask = cute_dequantise.constant(2.0**fold, dtype), cute_dequantise.masks(np.uint32(0), codes)
+    scale, mask = dequantise_codes.constant(2.0**fold, dtype), dequantise_codes.masks(np.uint32(0), codes)
     for zero in range(2**bits) if kind == "integers" else (0,):
-        subtrahend = cute_dequantise.subtrahends(cute_dequantise.constant(float(zero - less), dtype), codes)
+        subtrahend = dequantise_codes.subtrahends(dequantise_codes.constant(float(zero - less), dtype), codes)
         for field in range(codes.fields):
             lower = numbers.numpy().astype(np.uint32).repeat(-(-128 // len(numbers)))
             for first in range(0, len(lower), 128):
                 mine = np.resize(lower[first : first + 128], 128)
                 noise = np.uint32(0xA5A5A5A5) & ~np.uint32((2**bits - 1) << bits * field) & np.uint32(0xFFFF)
                 word = mine << np.uint32(bits * field) | noise | mine[::-1] << np.uint32(16 + bits * field)
-                got = cute_dequantise.register(word, field, scale, subtrahend, mask, codes)
+                got = dequantise_codes.register(word, field, scale, subtrahend, mask, codes)
                 for half, given in ((0, mine), (1, mine[::-1])):
                     value = torch.from_numpy((halves(got)[half] & 0xFFFF).astype(np.uint16).view(np.int16).copy())
                     if kind == "integers":

@@ -15,8 +15,9 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_kernels import formats
+from moe_routing_kernels.activations import ACTIVATIONS, activation_of
 from moe_routing_kernels.combine import Combine, triton_combine
-from moe_routing_kernels.experts import ACTIVATIONS, activation_of, triton_dequantise, triton_experts
+from moe_routing_kernels.experts import triton_dequantise, triton_experts
 from moe_routing_kernels.experts.common import activate
 from moe_routing_kernels.formats.quantisation import dequantise, quantise
 from moe_routing_kernels.formats.weights import WEIGHTS

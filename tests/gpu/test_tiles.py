@@ -12,8 +12,8 @@ from moe_routing_bench.benches.checks import close, tolerance
 from moe_routing_kernels.cute.compilation import current_arch
 from moe_routing_kernels.experts.common import activate
 from moe_routing_kernels.experts.cute_experts import launch
-from moe_routing_kernels.experts.cute_swapped import compile_for
-from moe_routing_kernels.experts.cute_tiles import Product, Tile
+from moe_routing_kernels.gemm.sm90.grouped_gemm import compile_for
+from moe_routing_kernels.gemm.sm90.tile import GroupedGemm, Tile
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 SPARE = 70  # rows of no expert, which nothing may write
@@ -34,7 +34,7 @@ def routing(tokens: int, experts: int, top_k: int, favour: float) -> tuple[Tenso
 
 
 def reference(rows: Tensor, offsets: Tensor, weights: Tensor, activation: str) -> Tensor:
-    """One product in float64, expert by expert."""
+    """One gemm in float64, expert by expert."""
     products = [
         rows[first:end].double() @ weights[expert].double().T
         for expert, (first, end) in enumerate(itertools.pairwise(offsets.tolist()))
@@ -66,17 +66,17 @@ def test_given_tiles(tile, activation, gathered, experts, top_k, tokens, favour)
         pytest.skip("is written for sm_90a")
     torch.manual_seed(tokens)
     inner, columns = 1032, 184
-    product = Product(columns, inner, experts, activation, tile, top_k=top_k if gathered else 0)
+    gemm = GroupedGemm(columns, inner, experts, activation, tile, top_k=top_k if gathered else 0)
     order, offsets = routing(tokens, experts, top_k, favour)
     x, rows = random_rows(tokens, inner), len(order)
-    weights = random_rows(experts, (2 if product.gated else 1) * columns, inner) * inner**-0.5
+    weights = random_rows(experts, (2 if gemm.gated else 1) * columns, inner) * inner**-0.5
     packed = x[(order // top_k).long()]
     out = torch.full((rows + SPARE, columns), torch.nan, device="cuda", dtype=x.dtype)
     if gathered:
         operands = (x, torch.cat([order, order.new_full((SPARE,), -1)]))
     else:
         operands = (torch.cat([packed, torch.full_like(packed[:1], torch.nan).expand(SPARE, -1)]), None)
-    launch(product, compile_for("sm_90a", "bf16", product), *operands, offsets, weights, None, out)()
+    launch(gemm, compile_for("sm_90a", "bf16", gemm), *operands, offsets, weights, None, out)()
     check = close(out[:rows], reference(packed, offsets, weights, activation), tolerance("bf16", 5), "out")
     assert not check.error, check
     assert out[rows:].isnan().all(), "rows of no expert are written"

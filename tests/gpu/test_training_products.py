@@ -34,12 +34,12 @@ def wanted(
     parts: dict[str, list[Tensor]] = {name: [] for name in found}
     for expert, rows in enumerate(spans):
         x, grad, up, down = (one.float() for one in (given["rows"][rows], given["grad"][rows], given["w13"][expert], given["w2"][expert]))  # fmt: skip
-        sums, d_sums, again = (found[name][rows].float() for name in ("sums", "d_sums", "again"))
+        sums, d_sums, again = (found[name][rows].float() for name in ("sums", "d_preact", "again"))
         results = {
             "sums": x @ up.T,
             "activated": activate(problem.activation, x @ up.T),
             "y": found["activated"][rows].float() @ down.T,
-            "d_sums": activation_gradient(problem.activation, sums, grad @ down),
+            "d_preact": activation_gradient(problem.activation, sums, grad @ down),
             "again": activate(problem.activation, sums),
             "d_rows": d_sums @ up,
             "d_w13": (d_sums.T @ x)[None],
@@ -71,7 +71,7 @@ def test_products(case: str) -> None:
         "sums": 2 * inner,
         "activated": inner,
         "y": hidden,
-        "d_sums": 2 * inner,
+        "d_preact": 2 * inner,
         "again": inner,
         "d_rows": hidden,
     }
@@ -82,19 +82,21 @@ def test_products(case: str) -> None:
     def call() -> dict[str, Tensor]:
         run["up"](given["rows"], offsets, given["w13"], found["sums"], None, found["activated"], None, None)
         run["down"](found["activated"], None, offsets, given["w2"], None, found["y"])
-        run["d_sums"](given["grad"], offsets, given["w2"], found["sums"], None, found["d_sums"], found["again"], None)
+        run["d_preact"](
+            given["grad"], offsets, given["w2"], found["sums"], None, found["d_preact"], found["again"], None
+        )
         run["d_w2"](given["grad"], found["again"], offsets, found["d_w2"])
-        run["d_rows"](found["d_sums"], offsets, given["w13"], None, None, found["d_rows"], None, None)
-        run["d_w13"](found["d_sums"], given["rows"], offsets, found["d_w13"])
+        run["d_rows"](found["d_preact"], offsets, given["w13"], None, None, found["d_rows"], None, None)
+        run["d_w13"](found["d_preact"], given["rows"], offsets, found["d_w13"])
         return {name: one.clone() for name, one in found.items()}
 
     first, second = call(), call()
     scales = torch.rand(rows, device="cuda")
-    part = cute_training.parts(problem, weighted=True)["d_sums"]
+    part = cute_training.gemms(problem, weighted=True)["d_preact"]
     dots = torch.full((rows, part.dots), torch.nan, device="cuda")
-    weighted = {name: torch.full_like(found[name], torch.nan) for name in ("d_sums", "again")}
-    tensors = (found["sums"], scales, weighted["d_sums"], weighted["again"], dots)
-    cute_training.launches(problem, offsets.device, weighted=True)["d_sums"](
+    weighted = {name: torch.full_like(found[name], torch.nan) for name in ("d_preact", "again")}
+    tensors = (found["sums"], scales, weighted["d_preact"], weighted["again"], dots)
+    cute_training.launches(problem, offsets.device, weighted=True)["d_preact"](
         given["grad"], offsets, given["w2"], *tensors
     )
     spans = [slice(*ends) for ends in itertools.pairwise(bounds)]

@@ -5,8 +5,8 @@ import torch
 
 from activations import EVERY
 from moe_routing_kernels import ops
+from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.errors import UserError
-from moe_routing_kernels.experts import activation_of
 
 AUTOCAST = (torch.bfloat16, torch.float16)
 PLAIN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

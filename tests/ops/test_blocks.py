@@ -8,7 +8,7 @@ from operator_cases import cases
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from moe_routing_kernels.experts import ACTIVATIONS
+from moe_routing_kernels.activations import ACTIVATIONS
 from moe_routing_kernels.ops import backends, blocks, cuda, feeding, reference
 
 torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from activations import EVERY
 from moe_routing_kernels import ops
-from moe_routing_kernels.experts import activation_of
+from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.routers import ROUTERS
 
 torch.set_num_threads(1)

@@ -164,7 +164,7 @@ def test_kernels_are_those_that_are_needed(wanted, weighted, monkeypatch) -> Non
     """No other is launched, and its result is not allocated; rows are not read but for w13."""
     cute_training = pytest.importorskip("moe_routing_kernels.experts.cute_training")
     launched = []
-    names = ("d_sums", "d_rows", "d_w13", "d_w2")
+    names = ("d_preact", "d_rows", "d_w13", "d_w2")
     kernels = {name: lambda *given, name=name: launched.append((name, given)) for name in names}
     monkeypatch.setattr(cute_training, "launches", lambda problem, device, weighted: kernels)
     problem = Experts(ROWS, HIDDEN, INTERMEDIATE, EXPERTS, "bf16", "bf16", "bf16")
@@ -176,7 +176,7 @@ def test_kernels_are_those_that_are_needed(wanted, weighted, monkeypatch) -> Non
         given = (grad, rows, OFFSETS, tensors["w13"], tensors["w2"], sums, scales)
         outcome = cute_training.backward(problem, *given, wanted=wanted)
     assert [entry is not None for entry in outcome] == [of_rows, of_w13, of_w2, of_scales and weighted]
-    needed = {"d_sums": any(wanted), "d_w2": of_w2, "d_rows": of_rows, "d_w13": of_w13}
+    needed = {"d_preact": any(wanted), "d_w2": of_w2, "d_rows": of_rows, "d_w13": of_w13}
     assert [name for name, _ in launched] == [name for name, of_it in needed.items() if of_it]
     for shape, of_it in ((W13, of_w13), (W2, of_w2), ((ROWS, HIDDEN), of_rows), (SUMS, any(wanted))):
         assert (shape in shapes.made) == of_it, shape

@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from activations import EVERY
 from moe_routing_kernels import ops
+from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.errors import UserError
-from moe_routing_kernels.experts import activation_of
 from moe_routing_kernels.experts.common import activate
 from moe_routing_kernels.ops import backends, reference
 

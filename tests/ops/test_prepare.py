@@ -84,7 +84,7 @@ def copied(filled: Path, folder: Path) -> Path:
 def test_two_processes_share_a_cache_that_both_fill(copied: Path) -> None:
     assert not list(copied.glob(".*.tmp")) and ops.prepare(**ONE_TOKEN) == 0
     names = {path.name.rpartition("-")[0] for path in cache.objects()}
-    assert names == {"cute_gate", "cute_permute", "cute_combine", "cute_swapped"} and len(cache.objects()) > 4
+    assert names == {"cute_gate", "cute_permute", "cute_combine", "grouped_gemm"} and len(cache.objects()) > 4
 
 
 @pytest.mark.slow
@@ -119,10 +119,8 @@ def test_no_number_of_tokens_is_left_out(
     assert asked["kernels"] <= found and some == len(found)
     kinds: Counter[object] = Counter()
     for one in gemms(found):
-        product = one.arguments[-1]
-        kinds[
-            one.module, product.columns, product.inner, product.top_k, product.waits == "" and not product.activation
-        ] += 1
+        gemm = one.arguments[-1]
+        kinds[one.module, gemm.columns, gemm.inner, gemm.top_k, gemm.waits == "" and not gemm.activation] += 1
     assert len(kinds) >= 2 and len(gemms(found)) <= 8 * (6 if training else 2) + 2, kinds
 
 
@@ -132,15 +130,15 @@ def test_a_model_is_asked_for_as_it_is(asked: dict) -> None:
     first = asked["kernels"]
     for more, other in (
         ({"dtype": torch.float16}, {"cute_gate", "cute_permute"}),
-        ({"logits": torch.bfloat16}, {"cute_permute", "cute_combine", "cute_swapped"}),
-        ({"ids": torch.int64}, {"cute_gate", "cute_combine", "cute_swapped"}),
-        ({"weights": torch.bfloat16}, {"cute_gate", "cute_permute", "cute_swapped"}),
-        ({"scale": 2.0}, {"cute_permute", "cute_combine", "cute_swapped"}),
+        ({"logits": torch.bfloat16}, {"cute_permute", "cute_combine", "grouped_gemm"}),
+        ({"ids": torch.int64}, {"cute_gate", "cute_combine", "grouped_gemm"}),
+        ({"weights": torch.bfloat16}, {"cute_gate", "cute_permute", "grouped_gemm"}),
+        ({"scale": 2.0}, {"cute_permute", "cute_combine", "grouped_gemm"}),
         ({"activation": "swiglu_limit10"}, {"cute_gate", "cute_permute", "cute_combine"}),
     ):
         ops.prepare(**plain | more)
         same = {module.rpartition(".")[2] for module in {one.module for one in first & asked["kernels"]}}
-        assert same - {"cute_swapped"} == other - {"cute_swapped"}, more
+        assert same - {"grouped_gemm"} == other - {"grouped_gemm"}, more
     ops.prepare(**plain | {"capacity_factor": 1.0})
     assert asked["kernels"]
 

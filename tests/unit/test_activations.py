@@ -9,8 +9,9 @@ from moe_routing_bench.config import sections
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.fields import words
+from moe_routing_kernels.activations import ACTIVATIONS, Activation, activation_of, limited_name
 from moe_routing_kernels.errors import UserError
-from moe_routing_kernels.experts import ACTIVATIONS, Activation, Experts, activation_of, limited_name
+from moe_routing_kernels.experts import Experts
 
 SHAPE = {"tokens": 4, "hidden": 8, "intermediate": 8, "experts": 2, "top_k": 1}
 LIMITS = {

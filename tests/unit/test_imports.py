@@ -20,19 +20,21 @@ HOUSES = {
         "files": "errors",
         "declarations": "errors closure",
         "routers": "errors declarations",
+        "activations": "errors",
         "cute": "errors declarations files closure",
         "gate": "cute formats routers",
         "permute": "cute errors",
         "pack": "cute formats",
         "combine": "cute formats",
         "router": "cute gate routers",
+        "gemm": "activations cute pack",
         "layer": "errors cute permute gate combine experts formats",
-        "experts": "errors formats cute layer pack combine permute",
+        "experts": "activations errors formats cute gemm layer pack combine permute",
         "routing": "permute",
         "shared_experts": "experts",
         "training": "formats experts layer permute",
         "choices": "errors formats",
-        "ops": "errors formats routers choices cute gate permute pack combine experts layer",
+        "ops": "activations errors formats routers choices cute gate permute pack combine experts layer",
     },
     "moe_routing_bench": {
         "bounds": "",
@@ -58,7 +60,7 @@ HOUSES = {
 }
 # Parts of the instrument that need nothing of the kernels.
 WITHOUT_KERNELS = {"bounds", "quantities", "streams"}
-MAY_IMPORT_TORCH = {"formats", "routers", "cute", "gate", "permute", "pack", "combine", "router", "layer", "experts", "routing", "shared_experts", "training", "ops", "peers", "workload", "benches", "measure", "traces", "quality"}  # fmt: skip
+MAY_IMPORT_TORCH = {"formats", "routers", "cute", "gate", "permute", "pack", "combine", "router", "gemm", "layer", "experts", "routing", "shared_experts", "training", "ops", "peers", "workload", "benches", "measure", "traces", "quality"}  # fmt: skip
 WITHOUT_TORCH = (
     *(
         f"moe_routing_kernels.{name}"

@@ -7,8 +7,8 @@ from typing import Any
 from moe_routing_bench.config import config_files, library, model_layers, presets, quantisation, routing_rules, schema
 from moe_routing_bench.config.architectures import ARCHITECTURES, Architecture
 from moe_routing_bench.config.model_fields import ALIASES, Fields
+from moe_routing_kernels.activations import ACTIVATIONS, activation_of, limited_name
 from moe_routing_kernels.errors import UserError, bad, one_line, shown
-from moe_routing_kernels.experts import ACTIVATIONS, activation_of, limited_name
 from moe_routing_kernels.routers import ROUTERS
 
 _PARTS = (

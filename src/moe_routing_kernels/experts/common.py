@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moe_routing_kernels.experts import Experts, activation_of
+from moe_routing_kernels.activations import activation_of
+from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.formats import FORMATS, dequantise
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.pack import Pack

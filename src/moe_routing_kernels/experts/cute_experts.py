@@ -1,14 +1,14 @@
-"""Experts in CuTe DSL for Hopper: two grouped products with tokens on the N side of the tensor cores (`cute_swapped`).
+"""Experts in CuTe DSL for Hopper: two grouped GEMMs with swapped operands, tokens on the N side (`gemm.sm90.grouped_gemm`).
 
-Strategy: the first product applies the activation to its float32 sums and writes `activated` (R, I), rounded once; the second
-reads it. The mean of rows per expert chooses the tile. With few rows it is low and narrow, and the second product starts before the
-first is over. With more, it has forms of fewer tokens, so that hardly any lane idles however rows are spread. With many, two thread
-blocks load weights for both, or, where rows lie in order and sums are short, two warpgroups take tiles in turn.
+Strategy: the first GEMM applies the activation to its accumulators and writes `activated` (R, I), rounded once; the second
+reads it. The mean of rows per expert chooses the tile. With few rows it is low and narrow, and the second GEMM starts before the
+first is over. With more, it has variants of fewer tokens, so that hardly any lane idles however rows are spread. With many, two thread
+blocks load weights for both, or, where rows lie in order and K is short, two warpgroups take tiles in turn.
 
-Each product of a model has at most eight kernels for 1 to 16384 tokens, because each takes seconds to compile (`ops.prepare`).
+Each GEMM of a model has at most eight kernels for 1 to 16384 tokens, because each takes seconds to compile (`ops.prepare`).
 
 FLOPs: 6 R H I for R rows. Floor: weights of every expert that has a row, once, and 4 R (H + I) bytes of 16-bit rows, `activated`
-written and read, and results, at the bandwidth of a copy; or the FLOPs at the rate of a large product, whichever takes longer.
+written and read, and results, at the bandwidth of a copy; or the FLOPs at the rate of a large GEMM, whichever takes longer.
 
 Invariant: a row is written by the tiles of its own expert alone; rows of no expert are read, but never written.
 """
@@ -25,45 +25,45 @@ from moe_routing_kernels.cute.cache import per_problem
 from moe_routing_kernels.cute.compilation import current_arch
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import mixed_formats, other_rows, unaligned
-from moe_routing_kernels.experts.cute_swapped import compile_for
-from moe_routing_kernels.experts.cute_tiles import SLAB, VECTOR, Product, Tile
+from moe_routing_kernels.gemm.sm90.grouped_gemm import compile_for
+from moe_routing_kernels.gemm.sm90.tile import MMA_M, VECTOR, GroupedGemm, Tile
 
 _LEAST = 2 * VECTOR
 MOST_EXPERTS = 1024  # that a warp counts, 32 a lane
 FEW_ROWS = 40  # per expert, up to which weights' bytes set the time and tiles are low
 LOW_SIZES = {7: 8, 26: 24, FEW_ROWS: 48}  # most rows per expert, and tokens of a low tile
-SHARED_SIZES = {112: 40, 144: 72, 176: 88}  # tokens of a tile with forms, and of its narrowest one
+SHARED_SIZES = {112: 40, 144: 72, 176: 88}  # tokens of a tile with variants, and of its narrowest one
 # Standard deviations, sqrt(mean) with uniform routing, by which an expert's rows may exceed the mean and still have room in a tile;
 # fewer in the widest one, because a second tile costs more than it saves while few experts need it.
 SPREAD, LEAST_SPREAD = 1.5, 0.3
 MANY_ROWS = 192  # per expert, from which two warpgroups take tiles in turn, or two thread blocks load weights for both
-# Numbers per sum, from which two warpgroups gain less by taking turns than two blocks do by loading weights for both; an activation is
-# more to do between tiles.
-LONG_SUMS, LONG_ACTIVATED_SUMS = 2048, 2560
+# K from which two warpgroups gain less by taking turns than two blocks do by loading weights for both; an activation makes the epilogue
+# longer.
+LONG_K, LONG_ACTIVATED_K = 2048, 2560
 CLUSTER = 2  # thread blocks
 MORE_ROWS = 1024  # per expert, from which blocks load weights for both where warpgroups take turns, too
 PINGPONG_SIZE = 176
 PAIR_SIZE = 160  # of a cluster's tiles, unless rows are more and lie in order: two hold the 320 rows that a mean of 256 rarely exceeds
-OVERLAP_ROWS = 4096  # in all, from which on the second product gains little by starting before the first is over
+OVERLAP_ROWS = 4096  # in all, from which the second GEMM gains little by starting before the first is over
 
 
 def choose_low(mean: float) -> int:
-    """Tokens of a low tile, which has one form, for up to FEW_ROWS rows per expert."""
+    """Tokens of a low tile, which has one variant, for up to FEW_ROWS rows per expert."""
     return next(tokens for most, tokens in LOW_SIZES.items() if mean <= most)
 
 
 def choose_shared(mean: float) -> Tile:
-    """A tile with forms: the smallest with room for the rows of an expert, or for an equal share where these are several tiles."""
+    """A tile with variants: the smallest with room for the rows of an expert, or for an equal share where these are several tiles."""
     widest, spread = max(SHARED_SIZES), math.sqrt(mean)
-    one = mean + LEAST_SPREAD * spread <= widest
-    tiles = 1 if one else math.ceil((mean + SPREAD * spread) / widest)
+    fits = mean + LEAST_SPREAD * spread <= widest
+    tiles = 1 if fits else math.ceil((mean + SPREAD * spread) / widest)
     share = (mean + SPREAD * spread) / tiles
     tokens = next((tokens for tokens in SHARED_SIZES if share <= tokens), widest)
     return Tile(2, 2, tokens, narrowest=SHARED_SIZES[tokens])
 
 
 def overlaps(rows: int, experts: int) -> bool:
-    """Whether the second product starts before the first is over: with low tiles, and with shared ones where few rows take these.
+    """Whether the second GEMM starts before the first is over: with low tiles, and with shared ones where few rows take these.
 
     All rows that take the same tile have the same answer, which the kernel is compiled for.
     """
@@ -82,12 +82,12 @@ def choose_tile(
     overlap: bool = False,
     multiprocessors: int = 132,
 ) -> Tile:
-    """The tile for `rows` rows and `wide` rows of weights per expert; `long` where sums are, `clusters` where blocks may form them.
+    """The tile for `rows` rows and `wide` rows of weights per expert; `long` where K is, `clusters` where blocks may form them.
 
-    Products that `overlap` take the tiles of fewer rows: those of many are for products that do not.
+    GEMMs that `overlap` take the tiles of fewer rows: those of many are for GEMMs that do not.
 
     Tiles in turn have half as many rows of weights, so that token rows are brought twice as often: too often where a
-    warpgroup gathers them, and where sums are so long that storing a tile takes little of its time.
+    warpgroup gathers them, and where K is so long that storing a tile takes little of its time.
     """
     mean = max(1.0, rows / experts)
     if mean >= MANY_ROWS and not (overlap or gathers or long):
@@ -100,7 +100,7 @@ def choose_tile(
         return choose_shared(mean)
     tokens = choose_low(mean)
     # So few that with two warpgroups some multiprocessors would have no tile.
-    few = experts * wide < 4 * 2 * SLAB * multiprocessors
+    few = experts * wide < 4 * 2 * MMA_M * multiprocessors
     return Tile(1, 1 if few and tokens == min(LOW_SIZES.values()) else 2, tokens)
 
 
@@ -119,7 +119,7 @@ def unsupported(problem: Experts) -> str | None:
     return mixed_formats(problem)
 
 
-def products(
+def gemms(
     problem: Experts,
     up: Tile | None = None,
     down: Tile | None = None,
@@ -127,25 +127,25 @@ def products(
     overlap: bool | None = None,
     waits: bool = False,
     signals: bool = False,
-) -> tuple[Product, Product]:
-    """Both products of a problem, with tiles that are chosen where none is given, and so whether they overlap.
+) -> tuple[GroupedGemm, GroupedGemm]:
+    """Both GEMMs of a problem, with tiles that are chosen where none is given, and so whether they overlap.
 
-    With `top_k` above 0 the first gathers its rows: row r is the token order[r] // top_k. Products that overlap may do so with
+    With `top_k` above 0 the first gathers its rows: row r is the token order[r] // top_k. GEMMs that overlap may do so with
     their neighbours too: the first with the kernel ahead of it, for which it `waits`, and the second with the kernel after it, to
     which it `signals`.
     """
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     wide = inner * (2 if problem.gated else 1)
     overlap = overlaps(problem.rows, experts) if overlap is None else overlap
-    assert overlap or not (waits or signals), "products that do not overlap have no overlapping neighbours"
-    long = hidden >= (LONG_ACTIVATED_SUMS if problem.gated else LONG_SUMS)
+    assert overlap or not (waits or signals), "GEMMs that do not overlap have no overlapping neighbours"
+    long = hidden >= (LONG_ACTIVATED_K if problem.gated else LONG_K)
     up = up or choose_tile(problem.rows, experts, wide, top_k > 0, long, clusters=True, overlap=overlap)
-    down = down or choose_tile(problem.rows, experts, hidden, long=inner >= LONG_SUMS, clusters=True, overlap=overlap)
+    down = down or choose_tile(problem.rows, experts, hidden, long=inner >= LONG_K, clusters=True, overlap=overlap)
     first = {"waits": "offsets" if waits else "", "signals": "early" if overlap else ""}
     second = {"waits": "rows" if overlap else "", "signals": "late" if signals else ""}
     return (
-        Product(inner, hidden, experts, problem.activation, up, top_k, problem.biased, **first),
-        Product(hidden, inner, experts, "", down, biased=problem.biased, **second),
+        GroupedGemm(inner, hidden, experts, problem.activation, up, top_k, problem.biased, **first),
+        GroupedGemm(hidden, inner, experts, "", down, biased=problem.biased, **second),
     )
 
 
@@ -155,13 +155,13 @@ def precompile(problem: Experts, arch: str, top_k: int = 0, waits: bool = False,
 
 
 @per_problem
-def _compiled(problem: Experts, arch: str, top_k: int, waits: bool, signals: bool) -> list[tuple[Product, Any]]:
-    chosen = products(problem, top_k=top_k, waits=waits, signals=signals)
-    return [(product, compile_for(arch, problem.dtype, product)) for product in chosen]
+def _compiled(problem: Experts, arch: str, top_k: int, waits: bool, signals: bool) -> list[tuple[GroupedGemm, Any]]:
+    chosen = gemms(problem, top_k=top_k, waits=waits, signals=signals)
+    return [(gemm, compile_for(arch, problem.dtype, gemm)) for gemm in chosen]
 
 
 def launch(
-    product: Product,
+    gemm: GroupedGemm,
     kernel: Any,
     x: Tensor,
     order: Tensor | None,
@@ -170,19 +170,19 @@ def launch(
     biases: Tensor | None,
     out: Tensor,
 ) -> Callable[[], object]:
-    """The launch of one product: x (R, inner), offsets (E + 1,) int32, w (E, N, inner), biases (E, N) -> out (R, columns).
+    """The launch of one GEMM: x (R, inner), offsets (E + 1,) int32, w (E, N, inner), biases (E, N) -> out (R, columns).
 
-    A product that gathers reads x (T, inner) through order (R,) int32.
+    A GEMM that gathers reads x (T, inner) through order (R,) int32.
     """
     multiprocessors = torch.cuda.get_device_properties(out.device).multi_processor_count
-    blocks = blocks_of(product, len(out), multiprocessors)
+    blocks = blocks_of(gemm, len(out), multiprocessors)
     return functools.partial(kernel, x, order, offsets, w, biases, out, blocks)
 
 
-def blocks_of(product: Product, rows: int, multiprocessors: int) -> int:
-    """How many thread blocks a product of so many rows takes: whole clusters, at most one block per multiprocessor."""
-    clusters = min(multiprocessors, product.most_tiles(rows)) // product.tile.cluster
-    return max(1, clusters) * product.tile.cluster
+def blocks_of(gemm: GroupedGemm, rows: int, multiprocessors: int) -> int:
+    """How many thread blocks a GEMM of so many rows takes: whole clusters, at most one block per multiprocessor."""
+    clusters = min(multiprocessors, gemm.most_tiles(rows)) // gemm.tile.cluster
+    return max(1, clusters) * gemm.tile.cluster
 
 
 def launches(
@@ -199,7 +199,7 @@ def launches(
     waits: bool = False,
     signals: bool = False,
 ) -> Callable[[], None]:
-    """Both products -> y (R, H). Row r is x[r], or x[order[r] // top_k] with `top_k` above 0; the rest is as for `products`."""
+    """Both GEMMs -> y (R, H). Row r is x[r], or x[order[r] // top_k] with `top_k` above 0; the rest is as for `gemms`."""
     (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch(), top_k, waits, signals)
     activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
     up = launch(first, up_kernel, x, order, offsets, w13, b13, activated)

@@ -1,16 +1,16 @@
 """Experts of e4m3 rows and e4m3 weights with scales of 128 numbers, in CuTe DSL for Hopper: the tensor cores multiply 8-bit floats.
 
-Strategy: the first product activates its float32 sums and quantises them as rows were, with a scale per 128 of them (`cute_fp8_quantise`), or
-writes them in bf16, of which `cute_pack_fp8` makes the same bits; the second product reads those. That rounding is one which products of 16 bits do not have, and is declared
-(`rounded_inner`). Weights lie as the format has them.
+Strategy: the first GEMM activates its accumulators and quantises them as rows were, with a scale per 128 of them (`fp8_quantise`), or
+writes them in bf16, of which `cute_pack_fp8` makes the same bits; the second GEMM reads those. GEMMs of 16 bits do not have that rounding:
+it is declared (`rounded_inner`). Weights lie as the format has them.
 
 FLOPs: 6 R H I for R rows, at twice the rate of 16 bits. Floor: those, or weights of every expert that has a row and 2 R H + 6 R I bytes of rows,
-at the bandwidth of a copy. The sums of each 128 products are scaled by threads: with few rows by two instructions per sum, with many by one, which
-is a quarter of the cycles in which the tensor cores multiply, beside them.
+at the bandwidth of a copy. Threads scale the accumulators of each 128 along K: with few rows by two instructions per accumulator, with many by
+one, which takes a quarter of the cycles of the tensor cores, at the same time.
 
-`Form` has what was slower, by 4 to 6 % at T=16384 (notebook.md): tests hold the forms against each other.
+`Form` also keeps a variant that was 4 to 6 % slower at T=16384 (notebook.md); tests compare the variants.
 
-Invariant: a row is written by the tiles of its own expert alone; rows of no expert are read, but never written by the products.
+Invariant: a row is written by the tiles of its own expert alone; rows of no expert are read, but never written by the GEMMs.
 """
 
 import functools
@@ -26,11 +26,11 @@ from moe_routing_kernels.cute.compilation import current_arch
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import between
 from moe_routing_kernels.experts.cute_experts import MOST_EXPERTS
-from moe_routing_kernels.experts.cute_fp8_product import compile_for
-from moe_routing_kernels.experts.cute_fp8_tiles import Fp8Product, stands
 from moe_routing_kernels.experts.cute_low import FEW_ROWS, choose_low
-from moe_routing_kernels.experts.cute_tiles import Tile
 from moe_routing_kernels.formats import empty_rows
+from moe_routing_kernels.gemm.sm90.fp8 import compile_for
+from moe_routing_kernels.gemm.sm90.fp8_tile import Fp8Gemm, stands
+from moe_routing_kernels.gemm.sm90.tile import Tile
 from moe_routing_kernels.pack import cute_pack_fp8
 
 _FORMATS = ("bf16", "fp8_block128", "e4m3_block128")  # of activations, packed rows and weights
@@ -43,9 +43,9 @@ _ROUNDS = 4  # tiles per multiprocessor, from which larger ones do not leave som
 
 @dataclass(frozen=True)
 class Form:
-    """How upright products run: by default in the way that was the fastest."""
+    """How upright GEMMs run: by default in the way that was the fastest."""
 
-    fused: bool = True  # the first product quantises what it makes, and nothing runs between both
+    fused: bool = True  # the first GEMM quantises its results, and nothing runs between both
 
 
 FASTEST = Form()
@@ -66,7 +66,7 @@ def unsupported(problem: Experts) -> str | None:
 
 
 def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) -> Tile:
-    """The tile with tokens on the N side for `rows` rows and `wide` rows of weights per expert: lower with few, that all multiprocessors have some."""
+    """The tile with tokens on the N side for `rows` rows and `wide` rows of weights per expert: lower with few, so that every SM gets work."""
     mean = max(1.0, rows / experts)
     if mean > FEW_ROWS:
         return Tile(2, 2, choose_low(mean, _WIDE_SIZES))
@@ -74,21 +74,21 @@ def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) 
     return Tile(2 if enough else 1, 2, choose_low(mean))
 
 
-def products(problem: Experts, form: Form = FASTEST) -> tuple[Fp8Product, Fp8Product]:
-    """Both products of a problem: with many rows tokens stand on the M side, where they can, in the given form."""
+def gemms(problem: Experts, form: Form = FASTEST) -> tuple[Fp8Gemm, Fp8Gemm]:
+    """Both GEMMs of a problem: with many rows tokens stand on the M side, where they can, in the given form."""
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
-    found = []
+    both = []
     for columns, depth, activation in ((inner, hidden, problem.activation), (hidden, inner, "")):
         gated = problem.gated and bool(activation)
         tile = _UPRIGHT[problem.rows >= _TALL_ROWS * experts]
         upright = problem.rows > FEW_ROWS * experts and stands(columns, gated, problem.biased, tile)
         if not upright:
             tile = choose_tile(problem.rows, experts, columns * (2 if gated else 1))
-        product = Fp8Product(columns, depth // 2, experts, activation, tile, biased=problem.biased, upright=upright)
+        gemm = Fp8Gemm(columns, depth // 2, experts, activation, tile, biased=problem.biased, upright=upright)
         if upright:
-            product = replace(product, quantises=form.fused and bool(activation))
-        found.append(product)
-    first, second = found
+            gemm = replace(gemm, quantises=form.fused and bool(activation))
+        both.append(gemm)
+    first, second = both
     return first, second
 
 
@@ -99,12 +99,12 @@ def precompile(problem: Experts, arch: str, form: Form = FASTEST) -> None:
 
 
 @per_problem
-def _compiled(problem: Experts, arch: str, form: Form) -> list[tuple[Fp8Product, Any]]:
-    return [(product, compile_for(arch, problem.dtype, product)) for product in products(problem, form)]
+def _compiled(problem: Experts, arch: str, form: Form) -> list[tuple[Fp8Gemm, Any]]:
+    return [(gemm, compile_for(arch, problem.dtype, gemm)) for gemm in gemms(problem, form)]
 
 
 def launch(
-    product: Fp8Product,
+    gemm: Fp8Gemm,
     kernel: Any,
     x: Tensor,
     scales: Tensor,
@@ -115,14 +115,14 @@ def launch(
     out: Tensor,
     out_scales: Tensor | None = None,
 ) -> Callable[[], object]:
-    """The launch of one product: e4m3 x (R, K) and w (E, N, K), their scales, offsets (E + 1,) int32, biases (E, N) -> out (R, columns).
+    """The launch of one GEMM: e4m3 x (R, K) and w (E, N, K), their scales, offsets (E + 1,) int32, biases (E, N) -> out (R, columns).
 
-    Of a product that quantises, out is e4m3 with out_scales (R, columns / 128).
+    If the GEMM quantises, out is e4m3 with out_scales (R, columns / 128).
     """
-    if product.quantises:
+    if gemm.quantises:
         out = out.view(torch.uint8)
     multiprocessors = torch.cuda.get_device_properties(out.device).multi_processor_count
-    blocks = max(1, min(multiprocessors, product.most_tiles(len(out))))
+    blocks = max(1, min(multiprocessors, gemm.most_tiles(len(out))))
     numbers = x.view(torch.uint8), scales, offsets, w.view(torch.uint8), w_scales
     return functools.partial(kernel, *numbers, biases, out, out_scales, blocks)
 

@@ -1,7 +1,7 @@
-"""pack and experts fused, in CuTe DSL for Hopper: the first product gathers token rows as it loads them; no packed copy is written or read.
+"""pack and experts fused, in CuTe DSL for Hopper: the first GEMM gathers token rows as it loads them; no packed copy is written or read.
 
-Strategy: that of `cute_experts`, except that the rows of the first product come by asynchronous copies of a whole warpgroup
-(`cute_loads.gather`), since a box of a tensor map holds neighbouring rows. Saves 2 R H elements of traffic, at T=16384, k=8,
+Strategy: that of `cute_experts`, except that the rows of the first GEMM come by asynchronous copies of a whole warpgroup
+(`loads.load_gathered`), since a box of a tensor map holds neighbouring rows. Saves 2 R H elements of traffic, at T=16384, k=8,
 H=2048 in bf16 1.07 GB, 0.25 ms at 4.25 TB/s; each tile of weights gathers its rows anew, mostly from the L2 cache.
 """
 

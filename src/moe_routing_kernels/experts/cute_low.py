@@ -1,4 +1,4 @@
-"""The low tiles of the quantised and fp8 products: tokens on the N side, one form, for few rows per expert."""
+"""The low tiles of quantised and fp8 GEMMs: tokens on the N side, one variant, for few rows per expert."""
 
 import math
 
@@ -9,7 +9,7 @@ PER_TILE = 32
 
 
 def choose_low(mean: float, sizes: tuple[int, ...] = FEW_SIZES) -> int:
-    """Tokens of a tile of one form: the least expected cost where rows per expert are spread like a Poisson variable's."""
+    """Tokens of a tile of one variant: the least expected cost where rows per expert are spread like a Poisson variable's."""
     return min(sizes, key=lambda tokens: _tiles(mean, tokens) * (tokens + PER_TILE))
 
 

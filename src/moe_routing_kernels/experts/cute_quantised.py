@@ -1,13 +1,13 @@
-"""Experts with quantised weights in CuTe DSL for Hopper: the two grouped products of `cute_experts`, weights dequantised in registers.
+"""Experts with quantised weights in CuTe DSL for Hopper: the two grouped GEMMs of `cute_experts`, weights dequantised in registers.
 
 Weights are brought into the order of `quantised_layout` when they are bound, once for all calls with the same weights: deployments do it
-when they load a model. Integers of 8, 4 and 2 bits, with zero points or without, and floats of 8 bits, beside bf16 and fp16.
+when they load a model. Integers of 8, 4 and 2 bits, with zero points or without, and floats of 8 bits, with bf16 and fp16 activations.
 
 FLOPs: 6 R H I for R rows. Floor: weights of every expert that has a row, with their scales, once, and 4 R (H + I) bytes of 16-bit
-rows, at the bandwidth of a copy; or the FLOPs at the rate of a large 16-bit product; or the instructions that dequantise. A
-multiprocessor issues 128 lanes' per cycle, of logic 64: 10 to 16 per 8 codes (`cute_dequantise`) make 60 to 100 codes per cycle. A
+rows, at the bandwidth of a copy; or the FLOPs at the rate of a large 16-bit GEMM; or the instructions that dequantise. A
+multiprocessor issues 128 lanes' per cycle, of logic 64: 10 to 16 per 8 codes (`dequantise`) make 60 to 100 codes per cycle. A
 copy on an H200 brings about 38 codes of 4 bits in that time, and 76 of 2 bits, so 2 bits come near that floor before they come near
-the one of bytes. With 128 tokens per tile dequantising takes a quarter of the cycles in which the tensor cores multiply, beside them.
+the one of bytes. With 128 tokens per tile dequantising takes a quarter of the cycles of the tensor cores, at the same time.
 
 Invariant: a row is written by the tiles of its own expert alone; rows of no expert are read, but never written.
 """
@@ -27,13 +27,13 @@ from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import not_quantised, other_activations, unaligned
 from moe_routing_kernels.experts.cute_experts import MANY_ROWS, MOST_EXPERTS, OVERLAP_ROWS
 from moe_routing_kernels.experts.cute_low import FEW_ROWS, choose_low
-from moe_routing_kernels.experts.cute_quantised_product import compile_for
-from moe_routing_kernels.experts.cute_quantised_tiles import FEWEST_TOKENS, QuantisedProduct
-from moe_routing_kernels.experts.cute_tiles import SLAB, Tile
 from moe_routing_kernels.experts.dequant import Parts, parts
-from moe_routing_kernels.experts.quantised_layout import DEPTH, Codes, repack
 from moe_routing_kernels.experts.repacked import once
 from moe_routing_kernels.formats.weights import WeightFormat
+from moe_routing_kernels.gemm.sm90.quantised import compile_for
+from moe_routing_kernels.gemm.sm90.quantised_layout import DEPTH, Codes, repack
+from moe_routing_kernels.gemm.sm90.quantised_tile import FEWEST_TOKENS, QuantisedGemm
+from moe_routing_kernels.gemm.sm90.tile import MMA_M, Tile
 
 _LEAST = 16
 _ONE_TILE = 84  # rows per expert, up to which few have more than 96
@@ -52,7 +52,7 @@ def takes(form: WeightFormat, dtype: str) -> bool:
 
 
 def codes_of(form: WeightFormat, dtype: str) -> Codes:
-    """How codes of a format that the kernel takes stand beside activations of `dtype`."""
+    """The layout of codes of a format that the kernel takes, with activations of `dtype`."""
     assert takes(form, dtype), f"{form.name} beside {dtype}"
     kind = "int" if form.codec == "integers" else form.name.partition("_")[0]
     return Codes(kind, form.bits, form.zero_points, form.group, dtype)
@@ -74,7 +74,7 @@ def unsupported(problem: Experts) -> str | None:
 
 @dataclass(frozen=True)
 class Form:
-    """How a product runs."""
+    """How a GEMM runs."""
 
     tile: Tile
     resident: int = 1  # blocks that share a multiprocessor
@@ -82,25 +82,25 @@ class Form:
 
 
 def choose_form(rows: int, experts: int, wide: int, codes: Codes, first: bool, multiprocessors: int = 132) -> Form:
-    """The form of the first or second product for `rows` rows and `wide` rows of weights per expert, as measured (notebook.md).
+    """The form of the first or second GEMM for `rows` rows and `wide` rows of weights per expert, as measured (notebook.md).
 
-    With few rows, several blocks share a multiprocessor: while one waits for its codes, the others dequantise. With so few slabs of weights that
-    each has hardly any, a tile's whole depth would take one warpgroup longer than its codes take to come. Where one wave of blocks takes all
+    With few rows, several blocks share a multiprocessor: while one waits for its codes, the others dequantise. With so few blocks of weights that
+    each SM has hardly any, all of K would take one warpgroup longer than its codes take to come. Where one wave of blocks takes all
     tiles, a second tile of a single expert would double the time: there a tile has room for the rows that loads drawn at random bring.
     """
     mean = max(1.0, rows / experts)
     if mean > _ONE_TILE:
         return Form(_SHARED if mean < MANY_ROWS else _TALL)
     if mean > FEW_ROWS:
-        one_wave = experts * math.ceil(wide / _SHORT.rows) <= multiprocessors
+        one_wave = experts * math.ceil(wide / _SHORT.m) <= multiprocessors
         return Form(_ROOMY if one_wave and mean + _SPREAD * math.sqrt(mean) > _SHORT.tokens else _SHORT)
-    tokens, slabs = choose_low(mean), min(experts, rows) * wide // SLAB
-    each = slabs / multiprocessors
+    tokens, m_blocks = choose_low(mean), min(experts, rows) * wide // MMA_M
+    each = m_blocks / multiprocessors
     if tokens > FEWEST_TOKENS:
         if codes.bits == 2 and each >= 16:  # codes come sooner than they are dequantised
             return Form(Tile(2, 2, tokens))
         return Form(Tile(1, 2 if each >= 2 else 1, tokens), 2)
-    if codes.bits == 8 or codes.groups > 1:  # two slabs would fill the registers
+    if codes.bits == 8 or codes.groups > 1:  # two MMAs would fill the registers
         if each > 4:
             return Form(Tile(1, 2, tokens), 2)
         return Form(Tile(1, 1, tokens), 3) if codes.groups > 2 else Form(Tile(1, 1, tokens), 2, 2)
@@ -109,22 +109,22 @@ def choose_form(rows: int, experts: int, wide: int, codes: Codes, first: bool, m
     return Form(Tile(1, 1, tokens), 2, 2) if each <= 2 else Form(Tile(2, 1, tokens), 4)
 
 
-def products(problem: Experts, overlap: bool | None = None) -> tuple[QuantisedProduct, QuantisedProduct]:
-    """Both products of a problem, in the forms of `choose_form`; with few rows they overlap."""
+def gemms(problem: Experts, overlap: bool | None = None) -> tuple[QuantisedGemm, QuantisedGemm]:
+    """Both GEMMs of a problem, in the forms of `choose_form`; with few rows they overlap."""
     weights = problem.quantised_weights
     assert weights, f"{problem.weights} is not quantised"
     codes = codes_of(weights, problem.dtype)
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     overlap = problem.rows <= OVERLAP_ROWS if overlap is None else overlap
-    found = []
+    both = []
     for columns, depth, activation, meets in (
         (inner, hidden, problem.activation, {"signals": "early"}),
         (hidden, inner, "", {"waits": "rows"}),
     ):
         wide = 2 * inner if activation and problem.gated else columns
         form = choose_form(problem.rows, experts, wide, codes, first=bool(activation))
-        found.append(
-            QuantisedProduct(
+        both.append(
+            QuantisedGemm(
                 *(columns, depth, experts, activation, form.tile),
                 biased=problem.biased,
                 codes=codes,
@@ -133,7 +133,7 @@ def products(problem: Experts, overlap: bool | None = None) -> tuple[QuantisedPr
                 **(meets if overlap else {}),
             )
         )
-    first, second = found
+    first, second = both
     return first, second
 
 
@@ -143,22 +143,22 @@ def precompile(problem: Experts, arch: str) -> None:
 
 
 @per_problem
-def _compiled(problem: Experts, arch: str) -> list[tuple[QuantisedProduct, Any]]:
-    return [(product, compile_for(arch, problem.dtype, product)) for product in products(problem)]
+def _compiled(problem: Experts, arch: str) -> list[tuple[QuantisedGemm, Any]]:
+    return [(gemm, compile_for(arch, problem.dtype, gemm)) for gemm in gemms(problem)]
 
 
-def repacked(product: QuantisedProduct, weights: Parts) -> Tensor:
-    """`repack` for a product, once for the same weights."""
+def repacked(gemm: QuantisedGemm, weights: Parts) -> Tensor:
+    """`repack` for a GEMM, once for the same weights."""
     parts = (weights["elements"], weights["scales"], weights.get("zeros"))
-    return once(weights, (product.codes, product.gated), lambda: repack(*parts, product.codes, product.gated))
+    return once(weights, (gemm.codes, gemm.gated), lambda: repack(*parts, gemm.codes, gemm.gated))
 
 
 def launch(
-    product: QuantisedProduct, kernel: Any, x: Tensor, offsets: Tensor, w: Tensor, biases: Tensor | None, out: Tensor
+    gemm: QuantisedGemm, kernel: Any, x: Tensor, offsets: Tensor, w: Tensor, biases: Tensor | None, out: Tensor
 ) -> Callable[[], object]:
-    """The launch of one product: x (R, inner), offsets (E + 1,) int32, repacked w, biases (E, N) -> out (R, columns)."""
+    """The launch of one GEMM: x (R, inner), offsets (E + 1,) int32, repacked w, biases (E, N) -> out (R, columns)."""
     multiprocessors = torch.cuda.get_device_properties(out.device).multi_processor_count
-    blocks = max(1, min(multiprocessors * product.resident, product.most_tiles(len(out))))
+    blocks = max(1, min(multiprocessors * gemm.resident, gemm.most_tiles(len(out))))
     return functools.partial(kernel, x, offsets, w, biases, out, blocks)
 
 

@@ -23,7 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moe_routing_kernels.experts import Activation, Experts, activation_of
+from moe_routing_kernels.activations import Activation, activation_of
+from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import mixed_formats
 
 GROUP = 8  # rows of tiles: 1024 rows of an expert for one reading of its weights

@@ -17,7 +17,7 @@ class Layer:
     packed: str  # format of the packed rows, where there are any
     weights: str  # format of the experts' weights
     router: str  # routing rule, a name of `routers.ROUTERS`
-    activation: str = "swiglu"  # of `experts.ACTIVATIONS`
+    activation: str = "swiglu"  # of `activations.ACTIVATIONS`
 
     @property
     def experts(self) -> Experts:

@@ -1,14 +1,14 @@
 """permute, pack, experts and combine fused, in CuTe DSL for Hopper: each kernel starts before the one ahead of it is over.
 
 Strategy: with few rows a layer is a chain of short kernels, and about a microsecond passes between the end of one and the first load
-of the next. Here each is launched dependent on the one ahead of it (programmatic dependent launch). The first product sets up its
+of the next. Here each is launched dependent on the one ahead of it (programmatic dependent launch). The first GEMM sets up its
 barriers while permute orders the rows, the second loads weights while the first still multiplies, and combine loads row numbers,
 weights and the residual while the last rows are multiplied. The kernels are those of `cute_permute`, `cute_experts`, whose first
-product gathers tokens, and `cute_combine`; so are their results, bit by bit.
+GEMM gathers tokens, and `cute_combine`; so are their results, bit by bit.
 
 Floor: that of the experts.
 
-Invariants: those of `cute_swapped` for kernels that overlap. What permute reads, and the residual, is complete before permute starts.
+Invariants: those of `grouped_gemm` for kernels that overlap. What permute reads, and the residual, is complete before permute starts.
 """
 
 from collections.abc import Callable

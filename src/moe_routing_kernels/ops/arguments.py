@@ -4,8 +4,8 @@ import torch
 import torch.autograd.forward_ad
 from torch import Tensor
 
+from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.errors import UserError, bad, pick, positive, whole
-from moe_routing_kernels.experts import activation_of
 from moe_routing_kernels.ops.reference import wide
 from moe_routing_kernels.permute.layout import LAYOUTS, MOST_ROWS, RowLayout
 from moe_routing_kernels.routers import POSITIVE, ROUTERS

@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from moe_routing_kernels.activations import ACTIVATIONS, Activation, activation_of, limited_name
 from moe_routing_kernels.errors import UserError
-from moe_routing_kernels.experts import ACTIVATIONS, Activation, activation_of, limited_name
 from moe_routing_kernels.experts.common import activate
 
 _LIMITS = ("limit", "swiglu_limit")  # attributes that hold one

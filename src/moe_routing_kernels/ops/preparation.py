@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.combine import Combine
 from moe_routing_kernels.errors import bad, whole
-from moe_routing_kernels.experts import activation_of
 from moe_routing_kernels.gate import Gate
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.ops import arguments, backends, feeding

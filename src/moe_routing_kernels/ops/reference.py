@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from moe_routing_kernels.experts import Activation, activation_of
+from moe_routing_kernels.activations import Activation, activation_of
 from moe_routing_kernels.experts.common import activate
 from moe_routing_kernels.gate.rules import FusedRule, rule_of
 from moe_routing_kernels.permute import torch_permute

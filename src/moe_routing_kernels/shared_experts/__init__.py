@@ -19,5 +19,5 @@ class SharedExperts:
     intermediate: int  # of all shared experts together
     dtype: str
     weights: str
-    activation: str = "swiglu"  # of `experts.ACTIVATIONS`
+    activation: str = "swiglu"  # of `activations.ACTIVATIONS`
     gate: str | None = None  # of GATES

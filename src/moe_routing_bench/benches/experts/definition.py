@@ -21,7 +21,8 @@ from moe_routing_bench.benches.checks import Assignment, Check, Cost, close, nby
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload.draw import draw_ids, generator, randn
 from moe_routing_bench.workload.rows import row_layout, row_map
-from moe_routing_kernels.experts import Experts, activation_of
+from moe_routing_kernels.activations import activation_of
+from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.formats import FORMATS, Format, dequantise, quantisation, quantise
 from moe_routing_kernels.formats.weights import WEIGHTS, WeightFormat, named
 

@@ -27,9 +27,9 @@ def register() -> None:
 
 
 def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """`module.products`, which are `Products`, on hidden_states (T, H), top_k_index (T, k) and top_k_weights (T, k) -> (T, H)."""
+    """`module.gemms`, which are `Products`, on hidden_states (T, H), top_k_index (T, k) and top_k_weights (T, k) -> (T, H)."""
     _, offsets, order, inverse = ops.permute(top_k_index, module.num_experts)
-    y = module.products(ops.pack(hidden_states, order, inverse), offsets)
+    y = module.gemms(ops.pack(hidden_states, order, inverse), offsets)
     return ops.combine(y, inverse, top_k_weights)
 
 

@@ -53,7 +53,7 @@ def bind(
     model, seen = library.over(problem, weights, form), list[tuple[Tensor, ...]]()
     for i, (_, module) in enumerate(library.experts(model)):
         if experts:
-            module.products = quantised.bound(layer(problem).experts, experts, quantised.of_layer(parts, i))
+            module.gemms = quantised.bound(layer(problem).experts, experts, quantised.of_layer(parts, i))
         module.register_forward_hook(lambda _, given, y: seen.append((*given, y)))
 
     def run() -> dict[str, Tensor]:

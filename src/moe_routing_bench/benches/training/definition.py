@@ -19,7 +19,7 @@ from moe_routing_bench.benches.routing import definition as routing
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload.draw import generator, randn
 from moe_routing_bench.workload.rows import row_layout
-from moe_routing_kernels.experts import activation_of
+from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.routers import ROUTERS
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moe_routing_bench.peers.training import liger_experts, moe_ops_experts, sonicmoe_experts, transformers_experts
 from moe_routing_kernels import ops
-from moe_routing_kernels.experts import activation_of
+from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.training import torch_grouped_mm, torch_loop

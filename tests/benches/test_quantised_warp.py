@@ -1,4 +1,4 @@
-"""What warps multiply where a quantised product has tiles of 8 tokens, on arrays in place of the DSL, against the weights that the formats give.
+"""What warps multiply where a quantised gemm has tiles of 8 tokens, on arrays in place of the DSL, against the weights that the formats give.
 
 Lanes are arrays of the 128 threads of a warpgroup. Numbers are float64, where a subtraction of sums loses nothing: what is off was loaded
 or multiplied wrongly. Which numbers ldmatrix gives to a lane, and where those of mma stand in its matrices, is written here as the PTX
@@ -15,14 +15,14 @@ pytest.importorskip("cutlass")
 import torch
 from test_quantised_layout import FRAGMENTS, THREADS, Held, Memory, aligned, halves, lanes, quantised, rows_of  # noqa: F401 (a fixture)
 
-from moe_routing_kernels.experts import cute_quantised_few as few
 from moe_routing_kernels.experts.cute_quantised import codes_of
-from moe_routing_kernels.experts.cute_quantised_tiles import QuantisedProduct
-from moe_routing_kernels.experts.cute_tiles import Tile
-from moe_routing_kernels.experts.quantised_layout import repack
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.formats.quantisation import dequantise
 from moe_routing_kernels.formats.weights import WEIGHTS
+from moe_routing_kernels.gemm.sm90 import quantised_warp
+from moe_routing_kernels.gemm.sm90.quantised_layout import repack
+from moe_routing_kernels.gemm.sm90.quantised_tile import QuantisedGemm
+from moe_routing_kernels.gemm.sm90.tile import Tile
 
 pytestmark = pytest.mark.usefixtures("lanes")
 WARP, LANE = THREADS // 32, THREADS % 32
@@ -90,8 +90,8 @@ def mma(atom, target, a, b, c):
 
 
 @pytest.fixture(autouse=True)
-def gemm(monkeypatch):
-    """Numpy in place of the DSL. Barriers point to what is called with the index of their stage. Counts the products."""
+def mma_calls(monkeypatch):
+    """Numpy in place of the DSL. Barriers point to what is called with the index of their stage. Counts the MMAs."""
     made, same = Mock(side_effect=mma), lambda value, *_: value
     arch = SimpleNamespace(
         lane_idx=lambda: LANE, mbarrier_wait=lambda at, phase: at.words(at.at, phase), sync_warp=Mock()
@@ -104,13 +104,13 @@ def gemm(monkeypatch):
         "cute": SimpleNamespace(arch=arch, **held, **pointers, **done),
         "cutlass": SimpleNamespace(**loops),
         "warp": SimpleNamespace(LdMatrix8x8x16bOp=lambda **kind: kind, MmaF16BF16Op=lambda *kind: kind),
-        "tokens_of": few.tokens_of.__wrapped__,
+        "tokens_of": quantised_warp.tokens_of.__wrapped__,
         "release": lambda at: at.words(at.at),
         "skip": lambda at, phase, steps, stages: ((at + steps) % stages, phase ^ (at + steps) // stages % 2),
         **{"Float32": np.float64, "Int32": int, "Uint32": np.uint32},
     }
     for name, fake in fakes.items():
-        monkeypatch.setattr(few, name, fake)
+        monkeypatch.setattr(quantised_warp, name, fake)
     return made
 
 
@@ -122,12 +122,12 @@ def written(x):
     return stage
 
 
-def products(words, x, dtype, product):
+def products(words, x, dtype, gemm):
     """All that a tile's warpgroups multiply, of words (slabs, blocks, words) and x (8, 128 blocks): (slabs, 64, 8).
 
     A stage has its block from when it is waited for until it is released. The ring turns over after the first one.
     """
-    stages, each = product.stages, product.tile.slabs
+    stages, each = gemm.stages, gemm.tile.m_atoms
     slabs, ring, held = range(-(-len(words) // each) * each), np.full((stages, TOKENS * DEPTH), np.nan), {}
 
     def fill(index, phase):
@@ -144,10 +144,10 @@ def products(words, x, dtype, product):
 
     tokens = SimpleNamespace(element_type=dtype, iterator=ring.reshape(-1))
     full, empty, out = Memory(fill), Memory(clear), np.zeros((len(slabs), 64, TOKENS))
-    for share, consumer in np.ndindex(len(slabs) // each, product.splits):
+    for share, consumer in np.ndindex(len(slabs) // each, gemm.splits):
         sums = Registers((4, each), words=np.full((4 * each, 128), np.nan if consumer else 0.0))
         place = (stages - 1, 0, share, consumer)  # the last stage, before the ring's phase changes
-        few.multiply.__wrapped__(TOKENS, held, tokens, sums, full, empty, *place, 0, product)
+        quantised_warp.mainloop.__wrapped__(TOKENS, held, tokens, sums, full, empty, *place, 0, gemm)
         assert not held, "a stage is not released"
         for slab, n in np.ndindex(each, 4):
             out[share * each + slab, 16 * WARP + ROW + 8 * (n // 2), PAIR + n % 2] += sums.words[4 * slab + n]
@@ -155,26 +155,26 @@ def products(words, x, dtype, product):
 
 
 def given(name, dtype, gated, rows, columns, slabs, splits):
-    """The numbers of drawn weights (2, rows, columns), those of integers not rounded to the activations' format, their words, and the product."""
+    """The numbers of drawn weights (2, rows, columns), those of integers not rounded to the activations' format, their words, and the gemm."""
     parts, dense = quantised(name, dtype, rows, columns)
     codes, exact = codes_of(WEIGHTS[name], dtype), dense.double()
     if codes.kind == "int":
         dequantise(parts, WEIGHTS[name], exact)
     shape = (rows // 2 if gated else rows, columns, 2, "swiglu" if gated else "", Tile(slabs, 1, TOKENS))
     words = repack(parts["elements"], parts["scales"], parts.get("zeros"), codes, gated)
-    product = QuantisedProduct(*shape, codes=codes, resident=splits, splits=splits)
-    return exact.numpy(), words.numpy().view(np.uint32), product
+    gemm = QuantisedGemm(*shape, codes=codes, resident=splits, splits=splits)
+    return exact.numpy(), words.numpy().view(np.uint32), gemm
 
 
 @pytest.mark.parametrize(("name", "dtype", "gated", "rows", "columns", "slabs", "splits"), CASES)
 def test_sums_are_those_of_the_weights(name, dtype, gated, rows, columns, slabs, splits):
     """Of integers those of code less zero point times scale, which nothing rounds; 0 beyond the rows."""
-    w, words, product = given(name, dtype, gated, rows, columns, slabs, splits)
+    w, words, gemm = given(name, dtype, gated, rows, columns, slabs, splits)
     x = torch.randn(TOKENS, columns, generator=torch.Generator().manual_seed(5)).to(FORMATS[dtype].torch_dtype)
     x, where = x.double().numpy(), rows_of(rows, gated)
     padded = np.pad(x, ((0, 0), (0, -columns % DEPTH)))
     for expert in range(2):
-        got, mine = products(words[expert], padded, dtype, product), w[expert, where[where >= 0]]
+        got, mine = products(words[expert], padded, dtype, gemm), w[expert, where[where >= 0]]
         assert (got[where < 0] == 0).all()
         assert (np.abs(got[where >= 0] - mine @ x.T) <= 1e-12 * (np.abs(mine) @ np.abs(x.T))).all()
 
@@ -183,7 +183,7 @@ def test_tokens_are_loaded_as_the_right_operand():
     """Of each step of 16, from a stage among others."""
     x, stages = np.arange(TOKENS * DEPTH).reshape(TOKENS, DEPTH), np.full((4, TOKENS * DEPTH), np.nan)
     stages[2] = written(x)
-    got = few.tokens_of(SimpleNamespace(element_type="bf16", iterator=stages.reshape(-1)), 2).words
+    got = quantised_warp.tokens_of(SimpleNamespace(element_type="bf16", iterator=stages.reshape(-1)), 2).words
     for step, n in np.ndindex(8, 4):
         assert (got[4 * step + n] == x[ROW, 16 * step + 8 * (n // 2) + PAIR + n % 2]).all()
 
@@ -193,8 +193,8 @@ def test_tokens_are_loaded_as_the_right_operand():
     ("name", "once", "each"),
     [("int4_g32", 1, 1), ("int4z_g32", 0, 2), ("int8z_g64", 0, 2), ("int8_g128", 0, 1), ("e4m3_row", 0, 1)],
 )
-def test_offsets_without_zero_points_are_summed_once(gemm, name, once, each, slabs):
+def test_offsets_without_zero_points_are_summed_once(mma_calls, name, once, each, slabs):
     """For all slabs of a stage, by 8 products; with zero points for each slab, and never where nothing is subtracted."""
-    _, words, product = given(name, "bf16", False, 64 * slabs, DEPTH, slabs, 1)
-    products(words[0], np.zeros((TOKENS, DEPTH)), "bf16", product)
-    assert gemm.call_count == 8 * (once + each * slabs)
+    _, words, gemm = given(name, "bf16", False, 64 * slabs, DEPTH, slabs, 1)
+    products(words[0], np.zeros((TOKENS, DEPTH)), "bf16", gemm)
+    assert mma_calls.call_count == 8 * (once + each * slabs)

@@ -4,13 +4,13 @@ An integer's bits become the lowest of the mantissa of a 16-bit float whose expo
 2 ** n + code, and a subtraction, which is exact, leaves code - zero point. Where the mantissa has room for several codes, one
 shift serves them all, with an exponent for each. 8 bits are more than bf16's mantissa has: its lowest 7 give 128 + low, from which 128 is
 subtracted where the 8th is set, else 256. The bits of an 8-bit float become those of a 16-bit one whose number is smaller by a power of two,
-which its scale has in it. Those of e5m2 are fp16 as they stand, up to 57344, beside which scales of usual weights are subnormal in fp16: they
+which its scale has in it. Those of e5m2 are fp16 as they stand, up to 57344, so that scales of usual weights are subnormal in fp16: they
 are multiplied by 2 ** -8, which is exact. Then the scale is multiplied: the one rounding, that of dequantised weights in the activations'
 format.
 
 Instructions per 16 of K, of a thread, for its four registers (no scale is counted; a warp issues one per cycle, of logic one per two):
 
-| codes | beside bf16: logic, arithmetic | beside fp16 |
+| codes | with bf16: logic, arithmetic | with fp16 |
 | --- | --- | --- |
 | 2 bits | 5, 8 | 4.5, 8 |
 | 4 bits | 7, 8 | 5, 8 |
@@ -26,7 +26,7 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Uint32
 
-from moe_routing_kernels.experts.quantised_layout import Codes
+from moe_routing_kernels.gemm.sm90.quantised_layout import Codes
 
 _MANTISSA = {"bf16": 7, "fp16": 10}  # bits
 _BIAS = {"bf16": 127, "fp16": 15}
@@ -129,10 +129,10 @@ def subtrahend_of(field: int, subtrahend: dict[int, Any], codes: Codes) -> Any:
 
 def register(word: Any, field: int, scale: Any, subtrahend: dict[int, Any], mask: dict[int, Any], codes: Codes) -> Any:
     """Two dequantised numbers: the codes of a register in a word, by their `masks`, less their `subtrahends`, times their scale."""
-    found = number(word, field, mask, codes)
+    value = number(word, field, mask, codes)
     if subtracts(codes):
-        found = arithmetic("sub", found, subtrahend_of(field, subtrahend, codes), codes.dtype)
-    return arithmetic("mul", found, scale, codes.dtype)
+        value = arithmetic("sub", value, subtrahend_of(field, subtrahend, codes), codes.dtype)
+    return arithmetic("mul", value, scale, codes.dtype)
 
 
 def _byte(word: Any, codes: Codes) -> Any:

@@ -12,7 +12,7 @@ Scales and zero points are numbers of the activations' format. Scales of floats 
 once its bits stand where a 16-bit float has them; zero points of 8-bit codes beside bf16 are less by 128. Scales of a row or of blocks of 128 x 128 are
 repeated: 3 % of the bytes of 4-bit codes. What is beyond the weights' rows has the scale 0; beyond K, codes 0 meet zeros of the tokens.
 
-Rows that are gates and ups are interleaved, 8 and 8: a thread's two rows are a gate and its up (`cute_swapped`).
+Rows that are gates and ups are interleaved, 8 and 8: a thread's two rows are a gate and its up (`grouped_gemm`).
 """
 
 from dataclasses import dataclass
@@ -73,28 +73,28 @@ class Codes:
         return self.words * _THREADS + _PAIRS * self.groups * self.parameters
 
 
-def slabs_of(rows: int, gated: bool) -> int:
+def m_blocks_of(rows: int, gated: bool) -> int:
     """Blocks of 64 rows that `rows` rows of weights need, gates and ups in equal parts where they are gated."""
     return -(-(rows // 2) // (ROWS // 2)) if gated else -(-rows // ROWS)
 
 
 def repack(elements: Tensor, scales: Tensor, zeros: Tensor | None, codes: Codes, gated: bool) -> Tensor:
     """Elements (E, N, K * bits / 8) uint8 or (E, N, K) of 8-bit floats, scales (E, N, groups) or (E, N / 128, K / 128), zeros likewise or
-    None -> int32 (E, slabs, K / 128, `codes.block_words`), rounded up.
+    None -> int32 (E, m_blocks, K / 128, `codes.block_words`), rounded up.
 
     Raises ValueError where a scale is not finite in the activations' format once it is multiplied.
     """
     experts, rows, packed = elements.shape
     columns = packed * 8 // codes.bits
-    slabs, blocks = slabs_of(rows, gated), -(-columns // DEPTH)
-    out = torch.empty(experts, slabs, blocks, codes.block_words, dtype=torch.int32, device=elements.device)
-    for expert in range(experts):  # one by one: what lies between is several times as large as the weights
+    m_blocks, blocks = m_blocks_of(rows, gated), -(-columns // DEPTH)
+    out = torch.empty(experts, m_blocks, blocks, codes.block_words, dtype=torch.int32, device=elements.device)
+    for expert in range(experts):  # one by one: intermediates are several times as large as the weights
         plain = _unpacked(elements[expert].view(torch.uint8), codes.bits)
-        out[expert, ..., : codes.words * _THREADS] = _words(_slabs(plain, slabs, blocks * DEPTH, gated), codes)
+        out[expert, ..., : codes.words * _THREADS] = _words(_by_m_blocks(plain, m_blocks, blocks * DEPTH, gated), codes)
         parts = [_of_rows(scales[expert], rows) * 2.0 ** _FOLDED.get((codes.kind, codes.dtype), 0)]
         if zeros is not None:
             parts.append(_of_rows(zeros[expert], rows) - (128.0 if (codes.bits, codes.dtype) == (8, "bf16") else 0.0))
-        out[expert, ..., codes.words * _THREADS :] = _parameters(parts, slabs, blocks, codes, gated)
+        out[expert, ..., codes.words * _THREADS :] = _parameters(parts, m_blocks, blocks, codes, gated)
     return out
 
 
@@ -104,29 +104,29 @@ def _unpacked(elements: Tensor, bits: int) -> Tensor:
     return ((elements.int()[..., None] >> shifts) & (2**bits - 1)).flatten(-2)
 
 
-def _slabs(x: Tensor, slabs: int, columns: int, gated: bool) -> Tensor:
-    """x (N, C) -> (slabs, 64, columns), zeros where x ends; gates and ups in turns of 8 rows."""
+def _by_m_blocks(x: Tensor, m_blocks: int, columns: int, gated: bool) -> Tensor:
+    """x (N, C) -> (m_blocks, 64, columns), zeros where x ends; gates and ups in turns of 8 rows."""
     if gated:
-        halves = F.pad(x.unflatten(0, (2, -1)), (0, columns - x.shape[1], 0, slabs * ROWS // 2 - x.shape[0] // 2))
-        return halves.unflatten(1, (slabs, -1, 8)).permute(1, 2, 0, 3, 4).reshape(slabs, ROWS, columns)
-    return F.pad(x, (0, columns - x.shape[1], 0, slabs * ROWS - x.shape[0])).unflatten(0, (slabs, ROWS))
+        halves = F.pad(x.unflatten(0, (2, -1)), (0, columns - x.shape[1], 0, m_blocks * ROWS // 2 - x.shape[0] // 2))
+        return halves.unflatten(1, (m_blocks, -1, 8)).permute(1, 2, 0, 3, 4).reshape(m_blocks, ROWS, columns)
+    return F.pad(x, (0, columns - x.shape[1], 0, m_blocks * ROWS - x.shape[0])).unflatten(0, (m_blocks, ROWS))
 
 
 def _words(x: Tensor, codes: Codes) -> Tensor:
-    """Codes (slabs, 64, K) int32 -> the words of each block: (slabs, K / 128, `codes.words` * 128) int32."""
+    """Codes (m_blocks, 64, K) int32 -> the words of each block: (m_blocks, K / 128, `codes.words` * 128) int32."""
     # Row: warp, half, eighth. Column: block, k16, half, quarter, which of two.
     parts = x.unflatten(2, (-1, 8, 2, 4, 2)).unflatten(1, (4, 2, 8))
     parts = parts.permute(
         0, 4, 5, 6, 2, 1, 3, 7, 8
-    )  # slab, block | k16, half of K, half of rows | warp, eighth, quarter | which
+    )  # m_block, block | k16, half of K, half of rows | warp, eighth, quarter | which
     parts = (
         parts.flatten(2, 4).unflatten(2, (codes.words, codes.fields)).flatten(4, 6)
-    )  # slab, block, word, field, thread, which
+    )  # m_block, block, word, field, thread, which
     words = torch.zeros_like(parts[:, :, :, 0, :, 0])
     for field in range(codes.fields):
         for which in range(2):
             words |= parts[:, :, :, field, :, which] << (codes.bits * field + 16 * which)
-    vectors = words.unflatten(2, (-1, _VECTOR)).transpose(3, 4)  # slab, block, vector, thread, word of it
+    vectors = words.unflatten(2, (-1, _VECTOR)).transpose(3, 4)  # m_block, block, vector, thread, word of it
     return vectors.flatten(2)
 
 
@@ -137,14 +137,14 @@ def _of_rows(parameters: Tensor, rows: int) -> Tensor:
     return parameters.float().repeat_interleave(128, dim=0)[:rows]
 
 
-def _parameters(parts: list[Tensor], slabs: int, blocks: int, codes: Codes, gated: bool) -> Tensor:
-    """Scales and zero points (N, groups) float32 -> their words (slabs, blocks, 32 * groups * parts) int32."""
-    laid = []
+def _parameters(parts: list[Tensor], m_blocks: int, blocks: int, codes: Codes, gated: bool) -> Tensor:
+    """Scales and zero points (N, groups) float32 -> their words (m_blocks, blocks, 32 * groups * parts) int32."""
+    by_part = []
     for part in parts:
-        given = part.expand(-1, blocks) if codes.group == ROW else part
-        rounded = _slabs(given, slabs, blocks * codes.groups, gated).to(_TORCH[codes.dtype])
+        expanded = part.expand(-1, blocks) if codes.group == ROW else part
+        rounded = _by_m_blocks(expanded, m_blocks, blocks * codes.groups, gated).to(_TORCH[codes.dtype])
         if not rounded.isfinite().all():
             raise ValueError(f"scales beyond the range of {codes.dtype} once {codes.kind} needs them")
-        laid.append(rounded.unflatten(2, (blocks, -1)).unflatten(1, (4, 2, 8)))
-    both = torch.stack(laid, dim=-1).permute(0, 4, 1, 3, 5, 6, 2)  # slab, block, warp, eighth, group, part, half
+        by_part.append(rounded.unflatten(2, (blocks, -1)).unflatten(1, (4, 2, 8)))
+    both = torch.stack(by_part, dim=-1).permute(0, 4, 1, 3, 5, 6, 2)  # m_block, block, warp, eighth, group, part, half
     return both.contiguous().view(torch.int32).flatten(2)

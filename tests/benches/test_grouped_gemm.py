@@ -10,9 +10,11 @@ pytest.importorskip("cutlass")
 import torch
 
 from activations import EVERY, GATED
-from moe_routing_kernels.experts import activation_of, cute_epilogue, cute_loads, cute_tiles, cute_training_epilogue
+from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.experts.common import activate
-from moe_routing_kernels.experts.cute_tiles import GROUP, Product, Tile
+from moe_routing_kernels.gemm.sm90 import epilogue, pipeline, schedule, training_epilogue
+from moe_routing_kernels.gemm.sm90 import loads as producer
+from moe_routing_kernels.gemm.sm90.tile import GROUP, TILE_K, GroupedGemm, Tile
 from moe_routing_kernels.ops.reference import activation_gradient
 
 LANES = np.arange(32)
@@ -31,11 +33,12 @@ def numbers(monkeypatch):
     )
     math = SimpleNamespace(exp2=lambda value, fastmath: np.exp2(value))
     replaced = {"min": np.minimum, "max": np.maximum, "select_": np.where}
-    for module in (cute_tiles, cute_epilogue, cute_loads):
+    for module in (schedule, pipeline, epilogue, producer):
         monkeypatch.setattr(module, "cute", SimpleNamespace(arch=arch, math=math))
         monkeypatch.setattr(module, "cutlass", SimpleNamespace(**replaced))
-    monkeypatch.setattr(cute_epilogue, "Float32", np.float32)
-    monkeypatch.setattr(cute_tiles, "Int32", np.int32)
+    monkeypatch.setattr(epilogue, "Float32", np.float32)
+    monkeypatch.setattr(schedule, "Int32", np.int32)
+    monkeypatch.setattr(pipeline, "Int32", np.int32)
     return arch
 
 
@@ -67,41 +70,41 @@ def test_every_tile_once_and_those_that_share_weights_together(numbers, experts,
     Blocks of a cluster find neighbouring tiles of one expert and one part, the last of which may be empty.
     """
     rows = loads(experts, most, experts)
-    product = Product(184, 352, experts, "swiglu", Tile(1, 1, tokens, narrowest=narrowest, cluster=cluster))
+    gemm = GroupedGemm(184, 352, experts, "swiglu", Tile(1, 1, tokens, narrowest=narrowest, cluster=cluster))
     starts = np.r_[0, rows.cumsum()]
     tiles = -(-rows // (tokens * cluster))
     first_tiles = np.r_[0, tiles.cumsum()]
-    total = first_tiles[-1] * product.parts
-    assert total * cluster <= product.most_tiles(int(rows.sum()))
+    total = first_tiles[-1] * gemm.m_tiles
+    assert total * cluster <= gemm.most_tiles(int(rows.sum()))
     shown = range(total) if total < 3000 else np.unique(np.random.default_rng(1).integers(0, total, 1500))
     found = []
     for tile in shown:
         for rank in range(cluster):
             numbers.block_idx_in_cluster = lambda rank=rank: rank
-            found.append(tuple(map(int, cute_tiles.locate(int(tile), starts, first_tiles, product))))
+            found.append(tuple(map(int, schedule.locate(int(tile), starts, first_tiles, gemm))))
     for first, second in zip(found[::cluster], found[cluster - 1 :: cluster], strict=True):
         assert (first[0], first[3]) == (second[0], second[3]), "of a cluster, the same weights"
         assert cluster == 1 or first[2] <= second[1] <= first[1] + tokens, "neighbours"
     empty = [tile for tile in found if tile[1] >= tile[2]]
-    assert all(cute_tiles.width_of(row, end, product.tile) == narrowest for _, row, end, _ in empty)
+    assert all(schedule.n_of(row, end, gemm.tile) == narrowest for _, row, end, _ in empty)
     found = [tile for tile in found if tile not in empty]
     assert len(set(found)) == len(found), "a tile twice"
     for expert, row, end, part in found:
         assert starts[expert] <= row < end <= starts[expert + 1] and (narrowest or end == starts[expert + 1])
         assert (row - starts[expert]) % (8 if narrowest else tokens) == 0
-        assert 0 <= part < product.parts
-        width = cute_tiles.width_of(row, end, product.tile)
-        assert width in product.tile.widths and (not narrowest or width - 8 < max(end - row, narrowest - 7) <= width)
+        assert 0 <= part < gemm.m_tiles
+        width = schedule.n_of(row, end, gemm.tile)
+        assert width in gemm.tile.n_sizes and (not narrowest or width - 8 < max(end - row, narrowest - 7) <= width)
     if total < 3000:
         assert [(expert, part, row) for expert, row, _, part in sorted_in_parts(found)] == [
             (expert, part, begin)
             for expert, count in enumerate(tiles)
             for group in range(0, count * cluster, GROUP)
-            for part in range(product.parts)
+            for part in range(gemm.m_tiles)
             for begin in begins(starts[expert], rows[expert], count * cluster, tokens, narrowest)[group : group + GROUP]
             if begin < starts[expert + 1]
         ]
-        assert not narrowest or sum(end - row for _, row, end, _ in found) == rows.sum() * product.parts
+        assert not narrowest or sum(end - row for _, row, end, _ in found) == rows.sum() * gemm.m_tiles
 
 
 def sorted_in_parts(found):
@@ -118,11 +121,11 @@ def begins(start, rows, count, tokens, narrowest):
 
 def test_no_block_has_long_tiles_only(numbers):
     """Qwen3's 1024 rows per expert in six tiles, two of which are longer: 132 blocks take every 132nd, 132 being a multiple of 6."""
-    product = Product(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, narrowest=88))
+    gemm = GroupedGemm(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, narrowest=88))
     starts, first_tiles = 1024 * np.arange(129), 6 * np.arange(129)
     work = np.zeros(132)
-    for tile in range(128 * 6 * product.parts):
-        _, row, end, _ = cute_tiles.locate(tile, starts, first_tiles, product)
+    for tile in range(128 * 6 * gemm.m_tiles):
+        _, row, end, _ = schedule.locate(tile, starts, first_tiles, gemm)
         work[tile % 132] += end - row
     assert work.max() / work.mean() < 1.02
 
@@ -132,7 +135,7 @@ def test_the_ring_turns_its_phase(numbers):
     index, phase, seen = np.int32(0), np.int32(1), []
     for _ in range(7):
         seen.append((int(index), int(phase)))
-        index, phase = cute_tiles.advance(index, phase, 3)
+        index, phase = pipeline.advance(index, phase, 3)
     assert seen == [(0, 1), (1, 1), (2, 1), (0, 0), (1, 0), (2, 0), (0, 1)]
 
 
@@ -140,9 +143,9 @@ def test_the_ring_turns_its_phase(numbers):
 def test_gathered_rows_lie_where_tma_would_put_them(tokens):
     """In the swizzle of 128 bytes, bits 4 to 6 of an address are those bits xor bits 7 to 9; every vector is written once."""
     threads = np.arange(128)
-    passes = -(-tokens // cute_loads.ROWS)
-    rows = threads // 8 + np.arange(passes)[:, None] * cute_loads.ROWS
-    places = 2 * (cute_loads.place(threads) + np.arange(passes)[:, None] * (cute_loads.ROWS * cute_tiles.STEP))
+    passes = -(-tokens // producer.ROWS)
+    rows = threads // 8 + np.arange(passes)[:, None] * producer.ROWS
+    places = 2 * (producer.place(threads) + np.arange(passes)[:, None] * (producer.ROWS * TILE_K))
     linear = rows * 128 + threads % 8 * 16
     assert (places == (linear ^ (linear >> 7 & 7) << 4)).all()
     assert sorted(places[rows < tokens]) == list(range(0, tokens * 128, 16))
@@ -156,8 +159,8 @@ def test_a_skipped_tile_turns_the_ring_as_its_steps_would(numbers, steps, stages
     for start in range(stages):
         place = stepped = (np.int32(start), np.int32(1))
         for _ in range(steps):
-            stepped = cute_tiles.advance(*stepped, stages)
-        assert cute_tiles.skip(*place, steps, stages) == stepped
+            stepped = pipeline.advance(*stepped, stages)
+        assert pipeline.skip(*place, steps, stages) == stepped
 
 
 class Barrier:
@@ -185,8 +188,8 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, c
     tiles = int(rng.integers(0, 6))
     tokens = int(rng.choice([144, 192]))  # together, 4 stages or 3
     tile = Tile(2, 2, tokens, pingpong, narrowest=tokens // 2, cluster=cluster)
-    product = Product(64, int(rng.integers(1, 12)) * 64, 2, "", tile, top_k=1)
-    stages, steps = product.stages, product.steps
+    gemm = GroupedGemm(64, int(rng.integers(1, 12)) * 64, 2, "", tile, top_k=1)
+    stages, steps = gemm.stages, gemm.k_tiles
     blocks, parts = range(cluster), 4 + cluster  # what each gathering warp brings, and each block of the weights
     full = [[Barrier(1 + parts) for _ in range(stages)] for _ in blocks]
     empty = [[Barrier(tile.sharing * cluster) for _ in range(stages)] for _ in blocks]
@@ -205,7 +208,7 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, c
                 for other in blocks:
                     copies[other][4 + block].append((index, step))
             copies[block][warp].append((index, step))
-            index, phase = cute_tiles.advance(index, phase, stages)
+            index, phase = pipeline.advance(index, phase, stages)
             yield
 
     def bring(block, part):
@@ -229,7 +232,7 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, c
         if pingpong:
             stride = 2
             if group == 1:
-                first, (index, phase) = 1, cute_tiles.skip(index, phase, steps, stages)
+                first, (index, phase) = 1, pipeline.skip(index, phase, steps, stages)
                 turn[0].append(group)
         for tile_number in range(first, tiles, stride):
             while pingpong and not turn[group]:
@@ -245,14 +248,14 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, c
                 assert [part[index] for part in held[block]] == [tile_number * steps + k] * parts
                 if previous is not None:
                     release(block, previous)
-                previous, (index, phase) = index, cute_tiles.advance(index, phase, stages)
+                previous, (index, phase) = index, pipeline.advance(index, phase, stages)
             if pingpong:
                 turn[1 - group].append(group)
                 assert len(turn[1 - group]) == 1
             yield
             release(block, previous)
             if pingpong:
-                index, phase = cute_tiles.skip(index, phase, steps, stages)
+                index, phase = pipeline.skip(index, phase, steps, stages)
 
     running = [load(block, warp) for block in blocks for warp in range(4)]
     running += [multiply(block, group) for block in blocks for group in range(2)]
@@ -274,21 +277,21 @@ def test_activations_are_those_of_torch(numbers, activation):
     gate, up = pairs(activation)
     wanted = activate(activation, torch.cat([gate, up], -1) if activation_of(activation).gated else gate)
     with np.errstate(all="ignore"):
-        got = cute_epilogue.activate(gate.numpy(), up.numpy(), activation)
+        got = epilogue.activate(gate.numpy(), up.numpy(), activation)
     assert np.allclose(got, wanted.numpy(), rtol=2e-6, atol=1e-5, equal_nan=True)
-    assert cute_epilogue.activate(gate, None, "") is gate
+    assert epilogue.activate(gate, None, "") is gate
 
 
 @pytest.mark.parametrize("activation", GATED)
 def test_slopes_are_those_of_torch(numbers, activation, monkeypatch):
     """The gradients of gate and up, none beyond a limit, and what was activated again."""
     for name in ("cute", "cutlass", "Float32"):
-        monkeypatch.setattr(cute_training_epilogue, name, getattr(cute_epilogue, name))
+        monkeypatch.setattr(training_epilogue, name, getattr(epilogue, name))
     gate, up = pairs(activation)
     grad = torch.linspace(0.5, 2, len(gate))[:, None]
     sums = torch.cat([gate, up], -1)
     with np.errstate(all="ignore"):
-        *got, value = cute_training_epilogue.derive(gate.numpy(), up.numpy(), grad.numpy(), activation)
+        *got, value = training_epilogue.derive(gate.numpy(), up.numpy(), grad.numpy(), activation)
     plain = (sums.abs() < 1e3).all(1)  # else 0 times infinity may be met sooner
     wanted = activation_gradient(activation, sums, grad)[plain]
     assert np.allclose(np.concatenate(got, 1)[plain], wanted.numpy(), rtol=1e-5, atol=1e-5)
@@ -313,33 +316,33 @@ def pairs(activation):
 @pytest.mark.parametrize("activation", ["swiglu_oai", ""])
 @pytest.mark.parametrize("tile", [Tile(2, 2, 24), Tile(1, 2, 24), Tile(2, 2, 24, pingpong=True), Tile(1, 1, 24)])
 def test_a_bias_is_that_of_the_row_of_weights(numbers, activation, tile, monkeypatch):
-    """Row 16 w + 8 h + l / 4 of a slab is that of a thread's half h in warp w: of 16 gated ones, 8 gates lie above their ups."""
-    product = Product(200, 64, 2, activation, tile, biased=True)
+    """Row 16 w + 8 h + l / 4 of an MMA is that of a thread's half h in warp w: of 16 gated ones, 8 gates lie above their ups."""
+    gemm = GroupedGemm(200, 64, 2, activation, tile, biased=True)
     places = []
-    for column in range(0, product.parts * product.width * tile.sharing, product.width):
-        for slab in range(tile.slabs):
+    for column in range(0, gemm.m_tiles * gemm.width * tile.sharing, gemm.width):
+        for m_atom in range(tile.m_atoms):
             for warp in range(4):
-                monkeypatch.setattr(cute_epilogue.cute.arch, "warp_idx", lambda warp=warp: 4 + warp, raising=False)
+                monkeypatch.setattr(epilogue.cute.arch, "warp_idx", lambda warp=warp: 4 + warp, raising=False)
                 for half in range(2):
-                    mine, place = cute_epilogue.bias_of(column, slab, half, product)
-                    row = slab * 64 + warp * 16 + half * 8 + LANES // 4
-                    if product.gated:
-                        assert (mine == column + row // 16 * 8 + row % 8).all()
-                        assert (place == mine + (row // 8 % 2) * 200).all()
+                    of_row, place = epilogue.bias_of(column, m_atom, half, gemm)
+                    row = m_atom * 64 + warp * 16 + half * 8 + LANES // 4
+                    if gemm.gated:
+                        assert (of_row == column + row // 16 * 8 + row % 8).all()
+                        assert (place == of_row + (row // 8 % 2) * 200).all()
                     else:
-                        assert (mine == column + row).all() and (place == mine).all()
-                    places += list(place[mine < 200][::4])
-    assert sorted(places) == list(range(400 if product.gated else 200)), "every bias once"
+                        assert (of_row == column + row).all() and (place == of_row).all()
+                    places += list(place[of_row < 200][::4])
+    assert sorted(places) == list(range(400 if gemm.gated else 200)), "every bias once"
 
 
-def test_sums_become_blocks_of_the_result(numbers):
-    """Of a gated product rows r and r + 8 of a slab are a gate and its up; of a plain one they are two rows of the result."""
-    sums = np.arange(2 * 2 * 3 * 2, dtype=np.float32).reshape(2, 2, 3, 2)
-    plain = cute_epilogue.blocks_of(sums, 1, 2, Product(64, 64, 2, "", Tile(2, 1, 24)))
-    assert plain == [(sums[0, 0, 2, 1], sums[1, 0, 2, 1]), (sums[0, 1, 2, 1], sums[1, 1, 2, 1])]
-    (gated,) = cute_epilogue.blocks_of(sums, 1, 2, Product(64, 64, 2, "swiglu", Tile(2, 1, 24)))
+def test_accumulators_become_pairs_of_the_result(numbers):
+    """Rows r and r + 8 of an MMA are a gate and its up of a gated GEMM, else two rows of the result."""
+    acc = np.arange(2 * 2 * 3 * 2, dtype=np.float32).reshape(2, 2, 3, 2)
+    plain = epilogue.activated(acc, GroupedGemm(64, 64, 2, "", Tile(2, 1, 24)))(1, 2)
+    assert plain == [(acc[0, 0, 2, 1], acc[1, 0, 2, 1]), (acc[0, 1, 2, 1], acc[1, 1, 2, 1])]
+    (gated,) = epilogue.activated(acc, GroupedGemm(64, 64, 2, "swiglu", Tile(2, 1, 24)))(1, 2)
     for token in range(2):
-        gate, up = sums[token, 0, 2, 1], sums[token, 1, 2, 1]
+        gate, up = acc[token, 0, 2, 1], acc[token, 1, 2, 1]
         assert gated[token] == pytest.approx(gate / (1 + np.exp(-gate)) * up)
 
 
@@ -354,11 +357,11 @@ def test_sums_become_blocks_of_the_result(numbers):
     ],
 )
 def test_sizes_of_a_gated_product(tile, width, parts, chunk):
-    product = Product(768, 2048, 128, "swiglu", tile)
-    assert (product.width, product.parts, product.chunk) == (width, parts, chunk)
-    assert product.pitch // 8 % 2 == 1, "an odd number of 16 bytes"
-    assert product.stage_bytes == (tile.rows + tile.tokens) * 128
-    assert product.threads == 128 * (1 + tile.warpgroups)
+    gemm = GroupedGemm(768, 2048, 128, "swiglu", tile)
+    assert (gemm.width, gemm.m_tiles, gemm.epi_tokens) == (width, parts, chunk)
+    assert gemm.epi_pitch // 8 % 2 == 1, "an odd number of 16 bytes"
+    assert gemm.stage_bytes == (tile.m + tile.tokens) * 128
+    assert gemm.threads == 128 * (1 + tile.warpgroups)
 
 
 @pytest.mark.parametrize(
@@ -373,20 +376,20 @@ def test_sizes_of_a_gated_product(tile, width, parts, chunk):
     ],
 )
 def test_chunks_leave_room_for_a_stage_more(tile, gated, plain):
-    """As (chunk, stages) of a product with 128 or 64 rows of weights per column of the result."""
-    up, down = Product(768, 2048, 128, "swiglu", tile, 8), Product(2048, 768, 128, "", tile)
-    assert [(product.chunk, product.stages) for product in (up, down)] == [gated, plain]
-    assert tile.rows == (128 if tile.pingpong else 256) and up.parts == 768 // (up.width * tile.sharing)
-    for product in (up, down):
-        assert 128 * product.registers[0] + 256 * product.registers[1] == 384 * 168, "those that the kernel starts with"
+    """As (chunk, stages) of a gemm with 128 or 64 rows of weights per column of the result."""
+    up, down = GroupedGemm(768, 2048, 128, "swiglu", tile, 8), GroupedGemm(2048, 768, 128, "", tile)
+    assert [(gemm.epi_tokens, gemm.stages) for gemm in (up, down)] == [gated, plain]
+    assert tile.m == (128 if tile.pingpong else 256) and up.m_tiles == 768 // (up.width * tile.sharing)
+    for gemm in (up, down):
+        assert 128 * gemm.registers[0] + 256 * gemm.registers[1] == 384 * 168, "those that the kernel starts with"
 
 
 @pytest.mark.parametrize(("top_k", "arrivals"), [(0, 1), (8, 1 + 128)])
 def test_who_arrives_when_a_stage_has_come(top_k, arrivals):
     """The thread that asks TMA, and each thread that gathers."""
-    assert Product(768, 2048, 128, "swiglu", Tile(2, 2, 144), top_k).arrivals == arrivals
+    assert GroupedGemm(768, 2048, 128, "swiglu", Tile(2, 2, 144), top_k).arrivals == arrivals
 
 
 def test_sizes_of_a_plain_product():
-    product = Product(2048, 768, 128, "", Tile(2, 2, 144))
-    assert (product.width, product.parts, product.gated, product.tile.rows) == (128, 8, False, 256)
+    gemm = GroupedGemm(2048, 768, 128, "", Tile(2, 2, 144))
+    assert (gemm.width, gemm.m_tiles, gemm.gated, gemm.tile.m) == (128, 8, False, 256)
