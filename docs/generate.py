@@ -25,7 +25,7 @@ from moe_routing_bench.store.columns import about
 from moe_routing_bench.store.records import COLUMNS
 
 SOURCES = ROOT / "src"
-KERNELS, BENCH = SOURCES / "moe_routing_kernels", SOURCES / "moe_routing_bench"
+PACKAGES = (SOURCES / "moe_routing_kernels", SOURCES / "moe_routing_bench")
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "config/README.md")
 MARK = "<!-- generated: "
 BLOCK = re.compile(rf"({MARK}(.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -35,29 +35,19 @@ def summary(module: Path) -> str:
     """The first sentence of a module's docstring, on one line; `SystemExit` where there is none."""
     docstring = ast.get_docstring(ast.parse(module.read_text()))
     if not docstring:
-        raise SystemExit(f"{module}: no docstring, which docs/files.md is made of")
+        raise SystemExit(f"{module}: no docstring, which docs/architecture.md shows")
     paragraph = " ".join(docstring.split("\n\n")[0].split())
     sentence = re.split(r"(?<=\.) (?=[A-Z`])", paragraph)[0]
     return sentence.replace("``", "`").replace("|", r"\|")
 
 
 def packages() -> str:
-    """A line per package directly below that of the benchmark."""
-    found = sorted(BENCH.glob("*/__init__.py"))
-    return table([{"package": f"`{one.parent.name}/`", "what it holds": summary(one)} for one in found])
-
-
-def files() -> str:
-    """A section per package with a line per module."""
-    sections = []
-    for package in sorted({module.parent for root in (KERNELS, BENCH) for module in root.rglob("*.py")}):
-        modules = [module for module in sorted(package.glob("*.py")) if module.name != "__init__.py"]
-        lines = [
-            {"file": f"[`{one.name}`](../{one.relative_to(ROOT)})", "what it holds": summary(one)} for one in modules
-        ]
-        about = summary(package / "__init__.py")
-        sections.append(f"## {package.relative_to(SOURCES)}\n\n{about}\n" + (f"\n{table(lines)}" if lines else ""))
-    return "\n".join(sections)
+    """A line per package directly below one of the two that are installed."""
+    folders = [folder.parent for package in PACKAGES for folder in sorted(package.glob("*/__init__.py"))]
+    return table([
+        {"package": f"[`{folder.parent.name}/{folder.name}/`](../src/{folder.relative_to(SOURCES)})", "contents": summary(folder / "__init__.py")}
+        for folder in folders
+    ])  # fmt: skip
 
 
 def cells() -> str:
@@ -109,7 +99,6 @@ def columns() -> str:
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "packages": packages,
-    "files": files,
     "cells": cells,
     "axes": axes,
     "columns": columns,

@@ -271,7 +271,7 @@ def repeatability() -> str:
     grid = rows[rows["bench"] != "layer"]["gap"]
     return (
         f"The published rows were not measured twice by the same code. Beside the run before, by the code of {_day(rows['first_started_at'])} on another card, "
-        f"{percent((grid <= 0.005).mean())} of {count(len(grid), 'median')} are within 0.5 % and {percent((grid <= 0.02).mean())} within 2 % ([method](docs/method.md#verdicts)).\n"
+        f"{percent((grid <= 0.005).mean())} of {count(len(grid), 'median')} are within 0.5 % and {percent((grid <= 0.02).mean())} within 2 % ([method](method.md#verdicts)).\n"
     )
 
 

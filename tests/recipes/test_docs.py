@@ -71,9 +71,9 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_generated_blocks_are_up_to_date(generate: ModuleType) -> None:
-    """Every module and package, every stored figure, every number of cells."""
+    """Every package, every stored figure, every number of cells."""
     pages = dict(generate.written())
-    assert {"README.md", "architecture.md", "files.md", "kernels.md"} <= {page.name for page in pages}
+    assert {"README.md", "architecture.md", "experts.md", "kernels.md"} <= {page.name for page in pages}
     stale = [str(page.relative_to(ROOT)) for page, text in pages.items() if page.read_text() != text]
     assert not stale, "run: python docs/generate.py"
 
@@ -167,10 +167,10 @@ def test_a_broken_block_is_refused(
         list(generate.written())
 
 
-@pytest.mark.parametrize(("page", "most"), [("architecture.md", 130), ("kernels.md", 144), ("experts.md", 148)])
+@pytest.mark.parametrize(("page", "most"), [("architecture.md", 14_500), ("kernels.md", 14_500), ("experts.md", 27_000)])
 def test_a_page_that_is_read_as_a_whole_is_short(page: str, most: int) -> None:
-    """What grows goes to the notebook and to measurements.md."""
-    assert len((ROOT / "docs" / page).read_text().splitlines()) <= most
+    """New experiments go to the notebook, further tables to measurements.md."""
+    assert len((ROOT / "docs" / page).read_text()) <= most
 
 
 def test_every_status_is_explained() -> None:

@@ -114,7 +114,7 @@ def test_a_new_axis_value_and_an_edited_kernel_measure_only_their_cells(project:
 @pytest.mark.slow
 def test_adding_a_bench_leaves_every_cell_fresh(project: Project) -> None:
     """Nor does an axis that no bench reads, a rule to train with, or a format: what is only registered measures nothing."""
-    recipes = (ROOT / "CONTRIBUTING.md").read_text()
+    recipes = (ROOT / "docs/extending.md").read_text()
     bench = re.search(r"^## Add a bench\n(.*?)^## ", recipes, re.M | re.S)
     assert bench
     for path, text in re.findall(r"File: `([^`]+)`\n\n *```python\n(.*?)^ *```", bench[1], re.M | re.S):
