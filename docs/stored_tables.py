@@ -5,6 +5,7 @@ Times are medians of device time in µs. `floor` is `roofline_us`: the compulsor
 at the matrix rate, both measured in the same process.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -200,7 +201,7 @@ def backward() -> str:
 
 
 def profiled() -> str:
-    """What Nsight Compute counted, one line per kernel."""
+    """What Nsight Compute counted, one line per kernel; for pack at T=16384 with k of 1, 2 and 8."""
     return table([
         {
             "bench": f"{row.bench}, {row.implementation}", "form": "–" if pd.isna(row.form) else row.form,
@@ -209,6 +210,7 @@ def profiled() -> str:
             "DRAM, of peak": f"{row.dram_percent_of_peak:.0f} %", "L2, of peak": f"{row.l2_percent_of_peak:.0f} %",
         }
         for row in stored("ncu.csv").itertuples()
+        if row.bench != "pack" or (row.tokens == 16384 and row.top_k != 4)
     ])  # fmt: skip
 
 
@@ -270,7 +272,7 @@ def repeatability() -> str:
     rows = gaps(PUBLISHED)
     grid = rows[rows["bench"] != "layer"]["gap"]
     return (
-        f"The published rows were not measured twice by the same code. Beside the run before, by the code of {_day(rows['first_started_at'])} on another card, "
+        f"The published rows were not measured twice by the same code. Compared with the run before, by the code of {_day(rows['first_started_at'])} on another card, "
         f"{percent((grid <= 0.005).mean())} of {count(len(grid), 'median')} are within 0.5 % and {percent((grid <= 0.02).mean())} within 2 % ([method](method.md#verdicts)).\n"
     )
 
@@ -346,13 +348,14 @@ def quantised(run: str, ways: Sequence[str] = FORMAT_WAYS) -> str:
 
 
 def choices() -> str:
-    """What `auto` chooses for every layer that is stored, and its regret; under it the means and the worst."""
+    """What `auto` chooses for every stored layer with a regret, and the regret; under it the means and the worst of all stored layers."""
     found = table_of_choices.load()
     lines = regret.lines(found, found)
     chosen = table([
         {"cell": line.entry.label + (" (suspect)" if line.suspect else ""), "best candidate": f"`{line.best_own}`", "best measured": f"`{line.best}`"}
         | {title: text for kind, one in zip(regret.KINDS, line.choices, strict=True) for title, text in ((f"{kind}: chosen", f"`{one.name}`"), (f"{kind}: regret", f"{one.own:.1%} ({one.all:.1%})"))}
         for line in lines
+        if any(max(choice.own, choice.all) >= 0.0005 for choice in line.choices)
     ])  # fmt: skip
     said = [f"{one.what}: mean {one.mean:.1%}, worst {one.worst:.1%}" for one in regret.summaries(lines)]
     fixed = regret.always(lines)[0]
@@ -387,14 +390,31 @@ def _run(path: Path) -> str:
 
 
 def bars(lines: Sequence[Line]) -> str:
-    """A line per bar: what was fixed, what is measured with its interval, and the verdict."""
+    """A line per bar: what was fixed, what is measured with its interval and its worst cell, and the verdict.
+
+    Reports have the best cell, how cells of a mean differ, and means with suspect cells, too.
+    """
     return table([
         {
-            "what": line.what, "bar (stretch)": line.bar + (f" ({line.stretch})" if line.stretch != "–" else ""), "measured": line.measured,
-            "cells": line.cells, "left out": line.left_out, "run": line.where or "–", "verdict": line.verdict,
+            "what": line.what, "bar (stretch)": line.bar + (f" ({line.stretch})" if line.stretch != "–" else ""), "measured": _ELSEWHERE.sub("", line.measured),
+            "cells": line.cells + (f"; left out: {line.left_out}" if line.left_out != "–" else ""), "run": line.where or "–", "verdict": line.verdict,
         }
         for line in lines
     ])  # fmt: skip
+
+
+_ELSEWHERE = re.compile(r"; with the suspect cells: .*| of cells that differ in [^;]+(?=;)|; best: .*?(?=;|$)")
+
+
+def routing_lines() -> list[Line]:
+    """The bars of the routing grid; reports of the seeds have those of their own runs."""
+    return [line for line in reached.lines(routing_bars.BARS, runs(), absent=True) if line.where in ("", "–")]
+
+
+def layer_lines() -> list[Line]:
+    """The bars of layers and models: not those of `auto`, whose regret measurements.md has, nor those that count QuACK's kernels as ours."""
+    lines = reached.lines(layer_bars.BARS, runs_of_layers(), absent=True)
+    return [line for line in lines if not line.what.startswith(("auto", "layer, QuACK"))]
 
 
 def products() -> str:
@@ -499,8 +519,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "stored-quantised-decode": partial(stored_cells, QUANTISED_DECODE + "measurements.parquet"), "quantised-decode": partial(quantised, QUANTISED_DECODE),
     "stored-quantised-floats": partial(stored_cells, QUANTISED_FLOATS + "measurements.parquet"), "quantised-floats": partial(quantised, QUANTISED_FLOATS, FLOAT_WAYS),
     "choices": choices,
-    "routing-bars": lambda: bars(reached.lines(routing_bars.BARS, runs(), absent=True)),
-    "bars": lambda: bars(reached.lines(layer_bars.BARS, runs_of_layers(), absent=True)), "format-bars": lambda: bars(format_bars.lines(runs(), matrices(), absent=True)),
+    "routing-bars": lambda: bars(routing_lines()),
+    "bars": lambda: bars(layer_lines()), "format-bars": lambda: bars(format_bars.lines(runs(), matrices(), absent=True)),
     "formats-in-models": formats_in_models, "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "quality-told": told_apart, "quality-withdrawn": withdrawn, "ceilings": ceilings,
     "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat, "repeat-published": partial(repeat, PUBLISHED), "repeatability": repeatability,
     "platforms": platforms, "stored-h100": partial(stored_cells, H100 + "measurements.parquet"),

@@ -17,7 +17,7 @@ from moe_routing_bench.report.seeds.quantised import FORMATS
 from moe_routing_kernels.formats.weights import WEIGHTS
 
 _OURS = ("cute", "cute_quantised", "cute_fp8")
-_WHAT = "experts: results beside those of dequantised weights"
+_WHAT = "experts: results compared with those of dequantised weights"
 _COLUMNS = ["weights", "activations", "right", "share"]
 Case = tuple[str, str]  # formats of weights and activations
 Tables = Mapping[str, pd.DataFrame]
