@@ -41,7 +41,7 @@ RATIOS: Sequence[tuple[tuple[str, ...], str, str, Sequence[str], Sequence[str]]]
 
 def ratios(seed: str, where: str, slower: Sequence[str], faster: Sequence[str]) -> list[float]:
     """The least time of `slower` over that of `faster`, for each point of the grid but for its weights, and each of these: full precision
-    is held against each of the formats. Rows of several cards are an `AssertionError`."""
+    is compared with each of the formats. Rows of several cards are an `AssertionError`."""
     rows = stored(f"../nvidia-h200.seed-{seed}/measurements.parquet").query(f"status == 'ok' and {where}")
     rows = rows.assign(weights=rows["weights"].fillna(rows["dtype"]))
     found = []
