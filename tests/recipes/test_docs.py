@@ -24,7 +24,7 @@ from moe_routing_kernels.formats import FORMATS
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "config/README.md"]
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "config/README.md", *ROOT.glob("examples/*/README.md")]
 MADE = ("results/cpu/", "reports/", "site/")  # on each machine
 CONTRACT = ("build", "empty_outputs", "reference", "check", "assignment", "cost")
 
