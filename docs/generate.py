@@ -45,7 +45,7 @@ def packages() -> str:
     """A line per package directly below one of the two that are installed."""
     folders = [folder.parent for package in PACKAGES for folder in sorted(package.glob("*/__init__.py"))]
     return table([
-        {"package": f"[`{folder.parent.name}/{folder.name}/`](../src/{folder.relative_to(SOURCES)})", "contents": summary(folder / "__init__.py")}
+        {"package": f"`{folder.parent.name}/{folder.name}/`", "contents": summary(folder / "__init__.py")}
         for folder in folders
     ])  # fmt: skip
 
