@@ -89,11 +89,11 @@ def _default(axis: Axis) -> str:
 
 
 def columns() -> str:
-    """The columns of a row: what each holds, its unit and its type."""
+    """The columns of a row: what each holds, and its unit."""
     lines = []
-    for name, kind in COLUMNS.items():
+    for name in COLUMNS:
         one = about()[name]
-        lines.append({"column": f"`{name}`", "type": str(kind), "unit": one.unit, "what it holds": one.meaning})
+        lines.append({"column": f"`{name}`", "unit": one.unit, "contents": one.meaning})
     return table(lines).replace("|ln ratio|", r"\|ln ratio\|")
 
 

@@ -55,7 +55,7 @@ SUSPECT, WIDE, WARM = "†", "°", "‡"
 _MARKS = {
     SUSPECT: "suspect: the row says why (`suspect_reason`)",
     WIDE: "reached a limit before its interval was as narrow as asked",
-    WARM: "the L2 cache may be warm: what calls read before inputs come round again is less than four times as large",
+    WARM: "the L2 cache may be warm: calls read less than four times its size before inputs repeat",
 }
 
 
@@ -253,10 +253,10 @@ def gaps(name: str) -> pd.DataFrame:
 
 
 def repeat(name: str = "repeat.csv") -> str:
-    """How far the medians of the same kernels are apart on another card of the same kind, a line per operation."""
+    """How far the medians of the same kernels are apart on another card of the same kind, a line per operation where the rows are published ones."""
     rows = gaps(name)
     lines = []
-    for bench, found in (*rows.groupby("bench"), ("all", rows)):
+    for bench, found in (*(rows.groupby("bench") if name == PUBLISHED else ()), ("all", rows)):
         gap = found["gap"]
         named = {
             "bench": f"`{bench}`" if bench != "all" else bench,
