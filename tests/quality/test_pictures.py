@@ -18,7 +18,7 @@ from scipy import stats
 
 from browser import opened
 from drawn import draw
-from moe_routing_bench.cli import reporting as cli
+from moe_routing_bench.cli import report as cli
 from moe_routing_bench.figures import (
     FIGURES,
     capacity_bits,

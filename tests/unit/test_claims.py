@@ -9,7 +9,7 @@ import yaml
 from rows import rows
 from typer.testing import CliRunner
 
-from moe_routing_bench.cli import claiming
+from moe_routing_bench.cli.claims import job_of
 from moe_routing_bench.cli.main import app
 from moe_routing_bench.comparison import claims
 from moe_routing_bench.config import claims as published
@@ -160,7 +160,7 @@ def test_what_is_checked_can_be_measured():
     """Every claim about one cell names all of it."""
     for one in published.load(ROOT / paths.CLAIMS):
         if one.check and not one.check.over:
-            job = claiming.job_of(one)
+            job = job_of(one)
             assert one.check.implementation in job.implementations
             assert all(job.cell.get(name) == value for name, value in one.check.axes.items() if value != "none"), one.id
 

@@ -53,7 +53,8 @@ HOUSES = {
         "api": "grid config store measure",
         "figures": "quantities grid benches config store quality comparison",
         "report": "quantities grid benches config store quality comparison figures",
-        "cli": "streams packages quantities fields grid benches config store measure traces quality comparison figures report",
+        "study": "packages quantities grid benches config store quality",
+        "cli": "streams packages quantities fields grid benches config store measure traces quality comparison figures report study",
     },
 }
 # Parts of the instrument that need nothing of the kernels.
@@ -85,7 +86,7 @@ WITHOUT_TORCH = (
                 "comparison.anomalies",
                 "comparison.choices",
             ),
-            *("comparison.regret", "api", "config.claims", "figures", "report.render", "cli.main"),
+            *("comparison.regret", "api", "config.claims", "figures", "report.render", "study.progress", "cli.main"),
         )
     ),
 )

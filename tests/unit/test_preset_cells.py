@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import estimating
+from moe_routing_bench.cli import estimates
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import config_of, expand
 from moe_routing_bench.config.load import load
@@ -28,7 +28,7 @@ def test_a_preset_is_a_cell_of_every_bench_with_an_estimate(bench, model):
     (job,) = jobs_of(bench, model)
     preset = MODELS[model]
     assert (job.cell.experts, job.cell.top_k) == (preset.experts, preset.top_k)
-    assert estimating.estimate(job, "cpu").seconds > 0
+    assert estimates.estimate(job, "cpu").seconds > 0
 
 
 @pytest.mark.parametrize("model", MEASURED)

@@ -4,7 +4,7 @@
 rule accuracy:
     input:
         code=str(paths.code(PLATFORM, "experts")),
-        own=[sources.source("measure/accuracy.py"), sources.source("cli/quantising.py")],
+        own=[sources.source("measure/accuracy.py"), sources.source("cli/accuracy.py")],
     output:
         "results/{platform}/accuracy.parquet",
     log:

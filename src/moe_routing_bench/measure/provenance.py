@@ -9,6 +9,8 @@ import socket
 import subprocess
 from pathlib import Path
 
+from moe_routing_bench.packages import COMMIT
+
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -18,9 +20,6 @@ def version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-COMMIT = "MOE_ROUTING_BENCH_COMMIT"  # names the commit of a tree that was copied without its history
 
 
 @functools.cache

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.progress import track
 
 from moe_routing_bench.benches.plugins import bench_of
-from moe_routing_bench.cli.asked import effective, jobs_of
-from moe_routing_bench.cli.asked import models as own
+from moe_routing_bench.cli.accuracy import BENCH, default_cells
 from moe_routing_bench.cli.options import ConfigJson, Configs, Models
-from moe_routing_bench.cli.quantising import BENCH, default_cells
 from moe_routing_bench.config.load import on
 from moe_routing_bench.store import platforms
 from moe_routing_bench.store.shipped import to_install
+from moe_routing_bench.study.request import effective, jobs_of
+from moe_routing_bench.study.request import models as own
 from moe_routing_kernels.errors import NoForm, bad, pick
 
 _GPU = "gpu"  # any platform but the CPU's: where kernels run, a config's part for CPUs is not what counts

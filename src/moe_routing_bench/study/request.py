@@ -1,6 +1,8 @@
-"""What a command is asked for: a config, its jobs, and a platform."""
+"""What a user asks for: a config, its jobs, the platform whose results they are, and a share of it for one of several machines."""
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ def last(platform: str) -> Path:
     return paths.results(platform) / LAST
 
 
-def asked_or_last(
+def config_or_last(
     configs: list[Path] | None, config_json: str | None, platform: str | None, run: str | None
 ) -> tuple[dict[str, Any], str, str | None]:
     """The effective config, the folder of its results, and where the config is from.
@@ -38,15 +40,6 @@ def asked_or_last(
     if kept.is_file():
         return effective(None, kept.read_text(encoding="utf-8")), folder, str(kept)
     return config, folder, None
-
-
-def asked(
-    configs: list[Path] | None, config_json: str | None, platform: str | None, run: str | None
-) -> tuple[list[Job], str]:
-    """The jobs of the effective config, and the folder of their results: of the platform and run that it names, unless they are given."""
-    config = effective(configs, config_json)
-    folder = _folder(config, platform, run)
-    return jobs_of(_on(config, folder)), folder
 
 
 def jobs_of(config: dict[str, Any]) -> list[Job]:
@@ -98,3 +91,24 @@ def effective(configs: list[Path] | None, config_json: str | None) -> dict[str, 
 def platform_of(name: str | None, run: str | None = None) -> str:
     """The folder of a platform's results, or of a named run on it; without a name this machine's platform."""
     return paths.folder(name or platforms.current(), run)
+
+
+def groups_of(share: str | None, jobs: Iterable[str]) -> set[str]:
+    """The groups of a share such as ``2/3``, of the jobs whose groups are given; without a share all of them.
+
+    Large groups are dealt out first, each to the share that has the fewest jobs. Raises `UserError` for no such share.
+    """
+    sizes = Counter(jobs)
+    if share is None:
+        return set(sizes)
+    number, shares = map(int, share.split("/"))
+    if number > shares:
+        raise bad("config.share", share, f"1/{shares} to {shares}/{shares}")
+    dealt = [0] * shares
+    groups = set()
+    for group, size in sizes.most_common():
+        place = dealt.index(min(dealt))
+        dealt[place] += size
+        if place == number - 1:
+            groups.add(group)
+    return groups

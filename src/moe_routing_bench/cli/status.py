@@ -1,47 +1,17 @@
-"""What was measured for a config: how much of it, the rows of all of it in one file, and files that nothing asks for."""
+"""`status`: how much of a config is measured; `prune`: files of cells that it does not ask for."""
 
-import importlib
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from moe_routing_bench.cli import outputs, progress
-from moe_routing_bench.cli.asked import asked_or_last, jobs_of, last
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
-from moe_routing_bench.cli.printing import counts, duration, places
+from moe_routing_bench.cli.printing import duration
 from moe_routing_bench.quality.spec import plan
+from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import paths, records
-from moe_routing_bench.store.parquet import read_table, write_table
+from moe_routing_bench.study import progress
+from moe_routing_bench.study.request import config_or_last, jobs_of, last
 from moe_routing_kernels.errors import bad
-
-
-def collect(
-    config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None,
-    out: Annotated[Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/measurements.parquet]")] = None,
-    force: outputs.Force = False,
-) -> None:  # fmt: skip
-    """Join the rows of all cells of a config into one file, after checking that each was measured for this config.
-
-    Without a config, of the one that the workflow was last run with for these results.
-    """
-    effective, platform, _ = asked_or_last(config, config_json, platform, run)
-    jobs = jobs_of(effective)
-    out = outputs.chosen(out, paths.measurements(platform), force)
-    # pandas and scipy take a second
-    baselines, verdicts, anomalies = (
-        importlib.import_module(f"moe_routing_bench.comparison.{one}") for one in ("baselines", "verdicts", "anomalies")
-    )
-    again = paths.again(platform)
-    table = baselines.with_baselines(records.collect(paths.cell_files(platform, jobs), platform))
-    table = verdicts.with_verdicts(table)
-    table = anomalies.with_anomalies(table, read_table(again) if again.is_file() else None)
-    write_table(out, table)
-    print(f"wrote {out}: {len(table)} rows of {len(jobs)} cells, {counts(table['status'].to_pylist())}")
-    for row in table.select(["bench", "implementation", "cell", "anomaly", "again"]).to_pylist():
-        if row["anomaly"]:
-            print(f"in doubt: {row['bench']} {row['implementation']} {row['cell']}: {row['anomaly']}; {row['again']}")
-    print(f"measured on {places(table.select(['gpu_uuid', 'gpu_name', 'host', 'slurm_job_id']).to_pylist())}")
 
 
 def status(config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None) -> None:
@@ -49,7 +19,7 @@ def status(config: Configs = None, config_json: ConfigJson = None, platform: Pla
 
     Without a config, of the one that the workflow was last run with for these results.
     """
-    effective, platform, source = asked_or_last(config, config_json, platform, run)
+    effective, platform, source = config_or_last(config, config_json, platform, run)
     jobs = jobs_of(effective)
     files = paths.cell_files(platform, jobs)
     cells = progress.of_cells(files)
@@ -78,7 +48,7 @@ def prune(
     remove: Annotated[bool, typer.Option("--remove", help="Remove them; without it they are only listed")] = False,
 ) -> None:  # fmt: skip
     """List, or remove, the files of cells that a config does not ask for: without one, the config of the workflow's last run."""
-    effective, platform, source = asked_or_last(config, config_json, platform, run)
+    effective, platform, source = config_or_last(config, config_json, platform, run)
     if source is None:
         hint = "the workflow leaves it when it runs; or give the config that the results are of"
         raise bad("--config", f"none, and no {last(platform)}", "a config to compare with", hint)

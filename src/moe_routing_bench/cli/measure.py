@@ -10,17 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import measured, outputs, profiling, progress, waiting
-from moe_routing_bench.cli.announcing import announce
-from moe_routing_bench.cli.asked import references
-from moe_routing_bench.cli.axis_options import asked_jobs, warn_of_ignored, with_axes
+from moe_routing_bench.cli import outputs, printing, waiting
 from moe_routing_bench.cli.delivery import Delivery, Part, Rows, delivering, undisturbed
-from moe_routing_bench.cli.options import Models, Plugins, Timeout, among
+from moe_routing_bench.cli.estimates import announce
+from moe_routing_bench.cli.options import Models, Plugins, Timeout, among, asked_jobs, warn_of_ignored, with_axes
 from moe_routing_bench.cli.printing import show
+from moe_routing_bench.cli.profile import profiled
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import platforms
+from moe_routing_bench.study import progress
+from moe_routing_bench.study.request import references
 from moe_routing_kernels.errors import bad, pick, writing
 
 
@@ -73,7 +74,7 @@ def measure(
     announce(jobs, platforms.current())
     tables = not (as_json or as_csv)
     delivery = Delivery(
-        _tables if tables else _document(measured.write_json if as_json else measured.write_csv), len(jobs)
+        _tables if tables else _document(printing.write_json if as_json else printing.write_csv), len(jobs)
     )
     rows: Rows = []
     with delivering(delivery):
@@ -88,7 +89,7 @@ def measure(
     if out:
         print(f"wrote {out}", file=sys.stdout if tables else sys.stderr)
     if profile:
-        profiling.profiled(jobs[0], rows, profile, tables)
+        profiled(jobs[0], rows, profile, tables)
     if wrong := progress.unwell(rows):
         print(f"{len(wrong)} of {len(rows)} rows are of implementations that failed", file=sys.stderr)
         raise typer.Exit(1)
@@ -115,7 +116,7 @@ def _document(write: Callable[[Rows], None]) -> Callable[[Sequence[Part]], None]
 def _tables(parts: Sequence[Part]) -> None:
     """Print a table for each cell."""
     for cell, rows in parts:
-        show(measured.results(cell, _compared(rows)))
+        show(printing.results(cell, _compared(rows)))
 
 
 def _compared(rows: Rows) -> Rows:

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from moe_routing_bench.cli import manifests, outputs
-from moe_routing_bench.cli.asked import models
-from moe_routing_bench.cli.reporting import build, held_claims, rows_of
+from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli.published import runs
+from moe_routing_bench.cli.report import build, held_claims, rows_of
 from moe_routing_bench.store import manifest, paths
+from moe_routing_bench.study.request import models
 from moe_routing_kernels.errors import bad, writing
 
 _REPORTS = Path("reports")
@@ -23,7 +24,7 @@ def site(
     force: outputs.Force = False,
 ) -> None:  # fmt: skip
     """Build the missing reports of published runs, and gather the reports of all platforms and runs, with figures, rows and comparisons of GPUs, in one folder with a first page, to be served or opened as files."""
-    published = manifests.runs()
+    published = runs()
     for name in published:
         manifest.read(name)
     built = [folder.name for folder in _REPORTS.glob("*") if not _missing(folder.name)]

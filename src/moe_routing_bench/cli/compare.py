@@ -11,7 +11,8 @@ import typer
 from rich.table import Table
 
 from moe_routing_bench.cli import outputs
-from moe_routing_bench.cli.printing import counts, show
+from moe_routing_bench.cli.printing import show
+from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import paths, records
 from moe_routing_kernels.errors import bad
 

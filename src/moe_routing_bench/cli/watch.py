@@ -13,16 +13,14 @@ import typer
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import outputs
-from moe_routing_bench.cli.asked import references
-from moe_routing_bench.cli.axis_options import asked_jobs, warn_of_ignored, with_axes
-from moe_routing_bench.cli.options import Models, Plugins, Timeout, among
-from moe_routing_bench.cli.progress import FINE
-from moe_routing_bench.cli.rivals import Rivals
-from moe_routing_bench.cli.rounds import Round, Sources, Warmth
+from moe_routing_bench.cli.options import Models, Plugins, Timeout, among, asked_jobs, warn_of_ignored, with_axes
+from moe_routing_bench.cli.rounds import Rivals, Round, Sources, Warmth
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.packages import PACKAGE, PACKAGES
 from moe_routing_bench.quantities import count
+from moe_routing_bench.study.progress import FINE
+from moe_routing_bench.study.request import references
 from moe_routing_kernels.errors import UserError, bad, one_line, pick
 
 POLL_SECONDS = 0.1

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from moe_routing_bench.cli.choosing import stored
-from moe_routing_bench.cli.printing import counts, show
-from moe_routing_bench.cli.reporting import accuracy_of
+from moe_routing_bench.cli.choices import stored
+from moe_routing_bench.cli.printing import show
+from moe_routing_bench.cli.report import accuracy_of
+from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import paths, records
 from moe_routing_kernels.errors import bad
 

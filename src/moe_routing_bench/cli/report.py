@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from moe_routing_bench.cli.asked import last, models, platform_of
-from moe_routing_bench.cli.claiming import held
+from moe_routing_bench.cli.claims import held
 from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.config import presets
 from moe_routing_bench.quality.spec import adaptation_rows, run_rows
 from moe_routing_bench.store import accuracy, manifest, paths, platforms, records
 from moe_routing_bench.store.shipped import own_or_shipped
+from moe_routing_bench.study.request import last, models, platform_of
 from moe_routing_kernels.errors import bad, pick, writing
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import announcing, estimating, machine
+from moe_routing_bench.cli import estimates, machine
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import axes, by_hand
 from moe_routing_bench.grid.cell import Cell
@@ -43,23 +43,23 @@ def stored_cells():
 def test_the_estimate_is_near_what_stored_cells_took_on_a_gpu(monkeypatch) -> None:
     """For 19 in 20 within the factor that is said; the others compiled kernels first, which takes as long as it takes."""
     monkeypatch.setattr(platforms, "missing", lambda *_: None)
-    start = estimating._GPU.start - 3  # what a row does not count: a process and its imports
-    ratios = pd.Series([(estimating.estimate(job, "nvidia-h200").seconds - start) / taken for job, taken in stored_cells()])  # fmt: skip
+    start = estimates._GPU.start - 3  # what a row does not count: a process and its imports
+    ratios = pd.Series([(estimates.estimate(job, "nvidia-h200").seconds - start) / taken for job, taken in stored_cells()])  # fmt: skip
     assert len(ratios) > 500
-    assert ratios.between(1 / estimating.WITHIN, estimating.WITHIN).mean() > 0.95
+    assert ratios.between(1 / estimates.WITHIN, estimates.WITHIN).mean() > 0.95
     assert 0.5 < math.exp(ratios.map(math.log).mean()) < 2, "neither too long nor too short in the mean"
 
 
 @pytest.mark.parametrize("axis", ["tokens", "experts", "hidden", "intermediate"])
 def test_what_is_said_to_take_less_does(axis) -> None:
     large = {"tokens": 1024, "experts": 64, "hidden": 1024, "intermediate": 1024}
-    whole, less = (estimating.estimate(job_of(**large | part), platforms.CPU) for part in ({}, {axis: large[axis] // 4}))  # fmt: skip
+    whole, less = (estimates.estimate(job_of(**large | part), platforms.CPU) for part in ({}, {axis: large[axis] // 4}))  # fmt: skip
     assert less.seconds < whole.seconds and less.memory < whole.memory and less.step < whole.step
 
 
 def test_fewer_implementations_take_less_and_those_that_cannot_run_take_nothing() -> None:
     one, two, more = (
-        estimating.estimate(job_of(names=names), platforms.CPU)
+        estimates.estimate(job_of(names=names), platforms.CPU)
         for names in (["torch_loop"], ["torch_loop", "torch_grouped_mm"], ["torch_loop", "cute", "triton"])
     )
     assert one.seconds == more.seconds < two.seconds and (one.implementations, two.implementations) == (1, 2)
@@ -69,7 +69,7 @@ def test_fewer_implementations_take_less_and_those_that_cannot_run_take_nothing(
 def test_weights_that_are_copied_for_every_assignment_count() -> None:
     """What a newcomer met: E=96 on a CPU, whose default includes such an implementation."""
     values = {"experts": 96, "tokens": 1024, "top_k": 2}
-    plain, copied = (estimating.estimate(job_of(names=[name], **values), platforms.CPU) for name in ("torch_loop", "transformers_batched_mm"))  # fmt: skip
+    plain, copied = (estimates.estimate(job_of(names=[name], **values), platforms.CPU) for name in ("torch_loop", "transformers_batched_mm"))  # fmt: skip
     assert copied.memory - plain.memory == 1024 * 2 * 3 * 1024 * 1024 * 2
     assert copied.step > Settings.timeout > plain.step
 
@@ -86,8 +86,8 @@ def test_a_cpu_is_as_fast_as_its_instructions(monkeypatch, tmp_path, dtype, flag
     found = machine.cpu_flags(source)
     assert found == {"fpu", *flags.split()} and not machine.cpu_flags(tmp_path / "none")
     monkeypatch.setattr(machine, "cpu_flags", lambda: found)
-    rates = estimating._cpu(dtype, 1)
-    assert (rates.flops >= 25e9) == faster and estimating._cpu(dtype, 4).flops == 4 * rates.flops
+    rates = estimates._cpu(dtype, 1)
+    assert (rates.flops >= 25e9) == faster and estimates._cpu(dtype, 4).flops == 4 * rates.flops
 
 
 def test_the_memory_of_a_control_group_counts(monkeypatch) -> None:
@@ -108,7 +108,7 @@ def test_the_memory_of_a_control_group_counts(monkeypatch) -> None:
 def test_memory_that_does_not_suffice_is_said_before_anything_is_measured(capsys, monkeypatch, free) -> None:
     """Refused where weights and inputs alone do not fit, as no run could help; a warning where all of it may not."""
     job = job_of(experts=64)
-    found = estimating.estimate(job, platforms.CPU)
+    found = estimates.estimate(job, platforms.CPU)
     amounts = {"plenty": found.memory, "scarce": (found.least + found.memory) / 2, "too little": 0.99 * found.least}
     monkeypatch.setattr(machine, "available", lambda _: amounts[free])
     if free == "too little":
@@ -116,9 +116,9 @@ def test_memory_that_does_not_suffice_is_said_before_anything_is_measured(capsys
             UserError,
             match=r"memory for T1024.*allowed: at least .* GB.*smaller --tokens, --experts, --hidden, --intermediate$",
         ):
-            announcing.announce([job], platforms.CPU)
+            estimates.announce([job], platforms.CPU)
     else:
-        announcing.announce([job], platforms.CPU)
+        estimates.announce([job], platforms.CPU)
         assert ("warning" in capsys.readouterr().err) == (free == "scarce")
 
 
@@ -126,18 +126,18 @@ def test_memory_that_does_not_suffice_is_said_before_anything_is_measured(capsys
 def test_a_step_that_outlasts_the_limit_is_said_with_one_that_is_long_enough(capsys, monkeypatch, timeout) -> None:
     monkeypatch.setattr(machine, "available", lambda _: math.inf)
     job = job_of(experts=96, names=["transformers_batched_mm"], settings={"timeout": timeout})
-    announcing.announce([job], platforms.CPU)
+    estimates.announce([job], platforms.CPU)
     said = capsys.readouterr().err
     if timeout == 120:
         _, advice = said.split("--timeout ")
-        assert int(advice.partition(",")[0]) >= 4 * estimating.estimate(job, platforms.CPU).step > 120
+        assert int(advice.partition(",")[0]) >= 4 * estimates.estimate(job, platforms.CPU).step > 120
     else:
         assert "--timeout" not in said
 
 
 def test_the_advice_is_a_limit_that_is_allowed(capsys, monkeypatch) -> None:
     monkeypatch.setattr(machine, "available", lambda _: math.inf)
-    announcing.announce([job_of(experts=60_000, hidden=8192)], platforms.CPU)
+    estimates.announce([job_of(experts=60_000, hidden=8192)], platforms.CPU)
     advice = capsys.readouterr().err.split("--timeout ")[1].partition(",")[0]
     assert job_of(settings={"timeout": float(advice)}).settings.timeout == float(advice)
 
@@ -149,8 +149,8 @@ def test_every_bench_has_an_estimate(capsys, monkeypatch, bench) -> None:
     values = {"shared_intermediate": 64} if bench == "shared_experts" else {}
     for job in by_hand.jobs(bench, None, {"tokens": 64} | values, {}, [], {}):
         for platform in ("cpu", "nvidia-h200"):
-            announcing.announce([job], platform)
-            found = estimating.estimate(job, platform)
+            estimates.announce([job], platform)
+            found = estimates.estimate(job, platform)
             assert 0 < found.seconds < 10_000 and found.least < found.memory < 100e9
     assert capsys.readouterr().err.count("smaller --tokens") >= 2
 
@@ -159,19 +159,19 @@ def test_the_largest_of_several_cells_is_refused(monkeypatch) -> None:
     """Also where another may take more memory in all, for what an implementation copies."""
     jobs = by_hand.jobs("layer", ["transformers_batched_mm"], {"tokens": [4096], "experts": [8]}, {}, [], {})
     jobs += by_hand.jobs("layer", ["transformers_batched_mm"], {"tokens": [1], "experts": [512]}, {}, [], {})
-    few, many = (estimating.estimate(job, platforms.CPU) for job in jobs)
+    few, many = (estimates.estimate(job, platforms.CPU) for job in jobs)
     assert few.memory > many.memory and few.least < many.least
     monkeypatch.setattr(machine, "available", lambda _: (few.least + many.least) / 2)
     with pytest.raises(UserError, match=r"memory for T1-.*E512"):
-        announcing.announce(jobs, platforms.CPU)
+        estimates.announce(jobs, platforms.CPU)
 
 
 def test_several_cells_are_one_estimate(capsys, monkeypatch) -> None:
     monkeypatch.setattr(machine, "available", lambda _: math.inf)
     jobs = by_hand.jobs("layer", ["torch_loop"], {"tokens": [64, 1024]}, {}, [], {})
-    announcing.announce(jobs, platforms.CPU)
+    estimates.announce(jobs, platforms.CPU)
     (line,) = capsys.readouterr().err.splitlines()
-    total = sum(estimating.estimate(job, platforms.CPU).seconds for job in jobs)
+    total = sum(estimates.estimate(job, platforms.CPU).seconds for job in jobs)
     assert f": {total:.0f} s for 2 cells, " in line and "12.9 GFLOP a call" in line and "GFLOP/s" in line
 
 
@@ -220,5 +220,5 @@ def test_a_limit_that_is_none_is_refused(call, value) -> None:
 
 
 def test_estimates_need_no_torch() -> None:
-    script = "import sys; from moe_routing_bench.cli import announcing, estimating; assert 'torch' not in sys.modules"
+    script = "import sys; from moe_routing_bench.cli import estimates; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

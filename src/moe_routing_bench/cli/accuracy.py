@@ -13,7 +13,7 @@ from rich.progress import track
 from rich.table import Table
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import measured, outputs
+from moe_routing_bench.cli import outputs, printing
 from moe_routing_bench.cli.delivery import Delivery, Part, Rows, delivering
 from moe_routing_bench.cli.options import option_of
 from moe_routing_bench.cli.printing import show
@@ -75,7 +75,7 @@ def accuracy(
     common = sizes | {"platform": platforms.current()} | matrix.place(device)
     title = f"experts, {', '.join(f'{name}={value}' for name, value in sizes.items())}, on {platforms.current()}"
     write = (
-        measured.write_json if as_json else measured.write_csv if as_csv else lambda found: show(_table(found, title))
+        printing.write_json if as_json else printing.write_csv if as_csv else lambda found: show(_table(found, title))
     )
 
     def document(parts: Sequence[Part]) -> None:

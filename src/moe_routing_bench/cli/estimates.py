@@ -4,14 +4,21 @@ The estimate is of operations and bytes: calls of each implementation until it i
 which every check compares with what was drawn. It is meant to be within a factor of `WITHIN`; kernels that are compiled first are not in it.
 """
 
+import math
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moe_routing_bench.benches.model.architectures import ARCHITECTURES
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.cli import machine
+from moe_routing_bench.cli.options import option_of
+from moe_routing_bench.cli.printing import duration
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.grid.job import Job
+from moe_routing_bench.quantities import count
 from moe_routing_bench.store import platforms
+from moe_routing_kernels.errors import bad
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.formats.weights import WEIGHTS
 
@@ -131,3 +138,52 @@ def _cpu(dtype: str, threads: int) -> Rates:
     slow = {"bf16": 10e9 if "avx512f" in flags else 2e9, "fp16": 1e9}
     rate = wide if own is None else 50e9 if own & flags else slow[dtype]
     return Rates(rate * threads, 2 * wide * threads, 2.5e9, 155e-9, 3e-8, 8.0, 0.7)
+
+
+LONGEST = 24 * 3600  # seconds that a config may ask for
+
+_SMALLER = ("tokens", "experts", "hidden", "intermediate", "shared_intermediate")  # axes that a cell is large by
+
+
+def announce(jobs: Sequence[Job], platform: str) -> None:
+    """Say on stderr what the cells will take. Raises `UserError` where weights and inputs of one are larger than the memory there is."""
+    found = {job.cell.key: estimate(job, platform) for job in jobs}
+    cell, free = jobs[0].cell, machine.available(platform)
+    names = ("model", "tokens") if cell.get("model") else _SMALLER  # a model sets the others
+    sizes = ", ".join(option_of(name) for name in names if name in cell)
+    less = f"fewer --implementations or smaller {sizes}"
+    key, most = max(found.items(), key=lambda one: one[1].memory)
+    whole, certain = max(found.items(), key=lambda one: one[1].least)
+    longest = max(found.values(), key=lambda one: one.step)
+    total = sum(one.seconds for one in found.values())
+    print(f"estimate, within a factor of {WITHIN}: {duration(total)} for {count(len(jobs), 'cell')}, {_gb(most.memory)} of memory", end="", file=sys.stderr)  # fmt: skip
+    print(f" ({_basis(longest)}); {less} take less", file=sys.stderr)
+    if certain.least > free:
+        raise bad(f"memory for {whole}", _gb(free), f"at least {_gb(certain.least)}, for weights and inputs", f"smaller {sizes}")  # fmt: skip
+    if most.memory > free:
+        print(
+            f"warning: {key} may take {_gb(most.memory)} of memory, and {_gb(free)} are free: {less}", file=sys.stderr
+        )
+    limit = jobs[0].settings.timeout
+    if 2 * longest.step > limit:
+        print(
+            f"warning: an implementation may say nothing for {duration(longest.step)} or longer, and is given up after {limit:g} s: "
+            f"--timeout {_longer(longest.step)}, or smaller {sizes}",
+            file=sys.stderr,
+        )
+
+
+def _basis(one: Estimate) -> str:
+    """The sizes and the rates that an estimate is of."""
+    size, rates = one.sizes, one.rates
+    work = f"{count(one.implementations, 'implementation')}, {size.flops / 1e9:.3g} GFLOP a call, {_gb(size.weights)} of weights"
+    return f"{work}; assumed: {rates.flops / 1e9:.3g} GFLOP/s, {rates.bytes / 1e9:.3g} GB/s, no kernel to compile"
+
+
+def _longer(step: float) -> int:
+    """A limit, in whole minutes, that the estimate of a step does not reach, even where it is wrong."""
+    return min(60 * math.ceil(WITHIN * step / 60), LONGEST)
+
+
+def _gb(amount: float) -> str:
+    return f"{amount / 1e9:.2g} GB" if amount < 10e9 else f"{amount / 1e9:.0f} GB"

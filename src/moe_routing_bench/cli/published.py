@@ -5,7 +5,6 @@ from typing import Any
 
 from rich.table import Table
 
-from moe_routing_bench.cli.asked import platform_of
 from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.packages import fingerprint
@@ -13,6 +12,7 @@ from moe_routing_bench.quality import code
 from moe_routing_bench.store import manifest as manifests
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import read_table
+from moe_routing_bench.study.request import platform_of
 from moe_routing_kernels.errors import bad
 
 _TRAINED = {"quality": code.training_files, "perft": code.adaptation_files}

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from moe_routing_bench.cli import outputs
-from moe_routing_bench.cli.asked import asked_or_last, jobs_of
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import paths, platforms, records
 from moe_routing_bench.store.parquet import write_table
+from moe_routing_bench.study.request import config_or_last, jobs_of
 
 
 def measure_again(
@@ -24,7 +24,7 @@ def measure_again(
     At most one cell in 20, or 3, each in a process of its own; both times are kept, and `collect` says which agree. Where this machine
     is not the platform that is asked for, nothing is measured, and `collect` says so.
     """
-    effective, platform, _ = asked_or_last(config, config_json, platform, run)
+    effective, platform, _ = config_or_last(config, config_json, platform, run)
     anomalies = importlib.import_module("moe_routing_bench.comparison.anomalies")  # pandas takes a second
     out = outputs.chosen(out, paths.again(platform), force)
     jobs = paths.cell_files(platform, jobs_of(effective))
