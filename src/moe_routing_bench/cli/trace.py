@@ -27,24 +27,25 @@ def trace(
     force: outputs.Force = False,
 ) -> None:  # fmt: skip
     """Convert recorded expert ids to a trace that `measure --trace` and grid entries replay, and print its loads and drops."""
-    asking, checks, reading, summaries, written = (
-        importlib.import_module(f"moe_routing_bench.traces.{name}") for name in ("asked", "checks", "reading", "summary", "writing")
-    )  # fmt: skip
+    values, checks, reading, writing = (
+        importlib.import_module(f"moe_routing_bench.traces.{name}")
+        for name in ("values", "checks", "reading", "writing")
+    )
     if first is not None:
-        pick("--first", first, asking.FIRST)
+        pick("--first", first, values.FIRST)
     if out and out.suffix != ".parquet":
         raise bad("--out", str(out), "a name that ends with .parquet")
     if out:
         outputs.check_file("--out", out, force)
-    asked = asking.Asked(key, layer, first, experts, top_k, columns, header)
-    records = [reading.read(path, asked) for path in inputs]
+    options = values.Options(key, layer, first, experts, top_k, columns, header)
+    records = [reading.read(path, options) for path in inputs]
     ids = checks.joined([record.ids for record in records])
     known = checks.agreed({record.experts for record in records})
     checks.check_range(ids, known, "all inputs")
-    summary = summaries.summary(ids, known or int(ids.max()) + 1)
+    summary = writing.summary(ids, known or int(ids.max()) + 1)
     if out:
-        written.write(out, ids, known)
-    show(_printed(summary, summaries.CAPACITY_FACTORS, known is not None))
+        writing.write(out, ids, known)
+    show(_printed(summary, writing.CAPACITY_FACTORS, known is not None))
     for path, record in list(zip(inputs, records, strict=True))[:_SHOWN]:
         print(one_line(f"{path}: {record.evidence}"))
     if len(inputs) > _SHOWN:
