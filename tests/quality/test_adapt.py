@@ -12,8 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from moe_routing_bench.figures import perft, style
-from moe_routing_bench.grid.adaptation_spec import VARIANTS, Adaptation
-from moe_routing_bench.grid.run_spec import Run
+from moe_routing_bench.grid.run_spec import VARIANTS, Adaptation, Run
 from moe_routing_bench.quality.comparison import perft_summary
 from moe_routing_bench.quality.evaluation import evaluate
 from moe_routing_bench.quality.model import adapters

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
+from moe_routing_bench import statistics
 from moe_routing_bench.grid.run_spec import DENSE, Run
-from moe_routing_bench.quality import statistics
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.store.parquet import write_table

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from moe_routing_bench.config import load as config
-from moe_routing_bench.grid.adaptation_spec import Adaptation
-from moe_routing_bench.grid.run_spec import Run
+from moe_routing_bench.grid.run_spec import Adaptation, Run
 from moe_routing_bench.quality import code
 from moe_routing_bench.quality.evaluation import altered
 from moe_routing_bench.quality.model import cost, language_model
@@ -208,7 +207,7 @@ def test_which_edits_make_runs_and_adaptations_stale() -> None:
     )
     trained = {
         "code", "corpora/batches", "corpora/texts", "evaluation/altered", "evaluation/evaluate", "evaluation/loads", "model/cost", "model/language_model",
-        "model/moe_layer", "model/placement", "model/stage_clock", "spec/run_rows", "statistics", "training/loop",
+        "model/moe_layer", "model/placement", "model/stage_clock", "spec/run_rows", "training/loop",
         "training/schedule", "training/timing", "training/train",
     }  # fmt: skip
     assert {name for name in runs if not name.endswith("__init__")} == trained

@@ -10,8 +10,7 @@ from moe_routing_bench.config import load as config
 from moe_routing_bench.config import presets, sections
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import expand
-from moe_routing_bench.grid.adaptation_spec import Adaptation
-from moe_routing_bench.grid.run_spec import Run
+from moe_routing_bench.grid.run_spec import Adaptation, Run
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.store import paths, sources
 from moe_routing_bench.study import request

@@ -35,6 +35,7 @@ HOUSES = {
         "ops": "errors formats routers choices cute gate permute pack combine experts layer",
     },
     "moe_routing_bench": {
+        "statistics": "",
         "bounds": "",
         "quantities": "",
         "streams": "",
@@ -46,19 +47,19 @@ HOUSES = {
         "benches": "packages grid workload peers",
         "config": "bounds fields grid workload benches",
         "store": "packages grid benches config",
-        "measure": "packages streams grid workload benches store",
-        "traces": "workload store measure",
-        "quality": "packages grid config store measure",
-        "comparison": "quantities benches config measure",
+        "measure": "packages streams statistics grid workload benches store",
+        "traces": "statistics workload store",
+        "quality": "packages statistics grid config store measure",
+        "comparison": "quantities statistics benches config measure",
         "api": "grid config store measure",
-        "figures": "quantities grid benches config store quality comparison",
-        "report": "quantities grid benches config store quality comparison figures",
+        "figures": "quantities statistics grid benches config store quality comparison",
+        "report": "quantities statistics grid benches config store quality comparison figures",
         "study": "packages quantities grid benches config store quality",
-        "cli": "streams packages quantities fields grid benches config store measure traces quality comparison figures report study",
+        "cli": "streams packages quantities statistics fields grid benches config store measure traces quality comparison figures report study",
     },
 }
 # Parts of the instrument that need nothing of the kernels.
-WITHOUT_KERNELS = {"bounds", "quantities", "streams"}
+WITHOUT_KERNELS = {"bounds", "quantities", "statistics", "streams"}
 MAY_IMPORT_TORCH = {"formats", "routers", "cute", "gate", "permute", "pack", "combine", "router", "layer", "experts", "routing", "shared_experts", "training", "ops", "peers", "workload", "benches", "measure", "traces", "quality"}  # fmt: skip
 WITHOUT_TORCH = (
     *(

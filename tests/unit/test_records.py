@@ -16,8 +16,8 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.report import columns
 from moe_routing_bench.store import records, rows
-from moe_routing_bench.store.columns import about
 from moe_routing_bench.store.parquet import DIGEST, read_table, write_table
+from moe_routing_bench.store.records import about
 from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]

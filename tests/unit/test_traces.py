@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moe_routing_bench.cli import main as cli
-from moe_routing_bench.measure.statistics import load_statistics
+from moe_routing_bench.statistics import load_statistics
 from moe_routing_bench.traces import checks, reading
 from moe_routing_bench.traces.values import Options
 from moe_routing_bench.traces.writing import CAPACITY_FACTORS, summary, write

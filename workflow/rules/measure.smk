@@ -53,7 +53,7 @@ rule collect:
         code=sources.sources("comparison")
         + [
             sources.source(f"{name}.py")
-            for name in ("store/records", "store/rows", "store/versions", "config/axes", "config/expand")
+            for name in ("store/records", "store/rows", "store/parquet", "config/axes", "config/expand")
         ],
         columns=sources.source("store/columns.yaml"),
     output:

@@ -52,7 +52,7 @@ if TRAINING.finals:  # else stored rows are a source like any other
             timing=[str(path) for path in TRAINING.timing_files(PLATFORM)],
             code=[
                 sources.source("quality/spec/run_rows.py"),
-                sources.source("store/versions.py"),
+                sources.source("store/parquet.py"),
                 sources.source("quality/spec/plan.py"),
                 sources.source("quality/comparison/compare.py"),
             ],

@@ -20,7 +20,7 @@ from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config import by_hand
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.store import accuracy as stored
+from moe_routing_bench.store import accuracy_matrix as stored
 from moe_routing_bench.store import platforms
 from moe_routing_kernels.errors import bad, pick, writing
 from moe_routing_kernels.formats import FORMATS, QUANTISED

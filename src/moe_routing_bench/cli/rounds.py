@@ -74,7 +74,7 @@ def _judged(ratio: float, low: float | None, high: float | None, p: float | None
 def _chained(then: tuple[Row, Row], now: tuple[Row, Row]) -> tuple[float, str]:
     """How much faster `now` is than `then`, each a row and its baseline's of the same round: what has changed for both in
     between, as on a CPU, does not count."""
-    statistics = importlib.import_module("moe_routing_bench.measure.statistics")
+    statistics = importlib.import_module("moe_routing_bench.statistics")
     blocks = [[one["block_medians_us"] for one in pair] for pair in (then, now)]
     # A block with a hardware slowdown is left out of one row alone: its neighbours then pair with the next round's.
     shares = [[own / base for own, base in zip(*pair, strict=False)] for pair in blocks]

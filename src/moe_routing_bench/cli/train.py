@@ -9,8 +9,7 @@ import typer
 import yaml
 
 from moe_routing_bench.cli import outputs
-from moe_routing_bench.grid.adaptation_spec import VARIANTS, Adaptation
-from moe_routing_bench.grid.run_spec import DENSE, Run
+from moe_routing_bench.grid.run_spec import DENSE, VARIANTS, Adaptation, Run
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import gpus
 from moe_routing_bench.quality.spec import adaptation_rows, run_rows

@@ -12,8 +12,7 @@ from moe_routing_bench.bounds import Amount, Count
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.schema import field, model
 from moe_routing_bench.fields import Choice, Distinct, OrNone, words
-from moe_routing_bench.grid.adaptation_spec import Adaptation
-from moe_routing_bench.grid.run_spec import AXES, BUILT_IN, DENSE, SCHEDULE, Run
+from moe_routing_bench.grid.run_spec import AXES, BUILT_IN, DENSE, SCHEDULE, Adaptation, Run
 from moe_routing_kernels.routers.zoo import NETWORKS, ZOO
 
 _ALL = "all"

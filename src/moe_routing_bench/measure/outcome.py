@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from moe_routing_bench import statistics
 from moe_routing_bench.grid.job import Job
-from moe_routing_bench.measure import statistics
 from moe_routing_bench.measure.candidate import Candidate
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.sampling import kept

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from moe_routing_bench.measure.statistics import load_statistics
+from moe_routing_bench.statistics import load_statistics
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.traces.checks import checked
 from moe_routing_bench.workload.rows import row_map

@@ -12,7 +12,7 @@ import pandas as pd
 from scipy import stats
 
 from moe_routing_bench.quality.spec import run_rows
-from moe_routing_bench.quality.statistics import half_width, holm
+from moe_routing_bench.statistics import holm, mean_half_width
 
 METRIC = "bits_per_byte"
 ALPHA = 0.05
@@ -82,7 +82,7 @@ def summary(table: pd.DataFrame, metric: str = METRIC) -> pd.DataFrame:
                 "contestant": name,
                 "seeds": len(values),
                 "mean": float(values.mean()) if len(values) else float("nan"),
-                "half_width": half_width(values),
+                "half_width": mean_half_width(values),
                 "rank": 1 + len(better),
                 "ties": ties,
                 "lr": rows.loc[rows["contestant"] == name, "lr"].iloc[0],

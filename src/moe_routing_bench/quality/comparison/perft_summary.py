@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from moe_routing_bench.quality.statistics import half_width
+from moe_routing_bench.statistics import mean_half_width
 
 METRICS = ("bits_per_byte", "forgetting", "gain")
 
@@ -33,7 +33,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         one |= {"seeds": len(rows), "lr": rows["lr"].iloc[0]}
         for metric in METRICS:
             values = rows[metric].to_numpy(float)
-            one |= {metric: float(values.mean()), f"{metric}_half_width": half_width(values)}
+            one |= {metric: float(values.mean()), f"{metric}_half_width": mean_half_width(values)}
         found.append(one)
     return pd.DataFrame(found)
 

@@ -8,7 +8,7 @@ import pandas as pd
 from scipy import special
 
 from moe_routing_bench.quality.comparison import compare
-from moe_routing_bench.quality.statistics import half_width
+from moe_routing_bench.statistics import mean_half_width
 
 
 def mutual_information(counts: Any) -> float:
@@ -67,7 +67,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         row = {"label": label, "config_hash": config, "contestant": name, "seeds": len(rows)}
         row |= {"domain_bits": rows["domain_bits"].mean()}
         row |= {metric: values.mean() for metric, values in both.items()}
-        found.append(row | {f"{metric}_half_width": half_width(values) for metric, values in both.items()})
+        found.append(row | {f"{metric}_half_width": mean_half_width(values) for metric, values in both.items()})
     order = ["label", "config_hash", "expert_domain_bits"]
     return pd.DataFrame(found).sort_values(order, ascending=[True, True, False]) if found else pd.DataFrame()
 

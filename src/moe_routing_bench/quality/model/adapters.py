@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from moe_routing_bench.grid.adaptation_spec import Adaptation
+from moe_routing_bench.grid.run_spec import Adaptation
 from moe_routing_bench.quality.model.language_model import TinyLM, own_draws
 from moe_routing_bench.quality.model.moe_layer import MoE
 from moe_routing_kernels.errors import bad

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench.grid.adaptation_spec import Adaptation
-from moe_routing_bench.grid.run_spec import AXES, DENSE, SCHEDULE, Run
+from moe_routing_bench.grid.run_spec import AXES, DENSE, SCHEDULE, Adaptation, Run
 from moe_routing_bench.store import paths
 from moe_routing_kernels.errors import bad, pick
 from moe_routing_kernels.routers import zoo

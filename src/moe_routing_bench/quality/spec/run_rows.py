@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from moe_routing_bench.store import paths
-from moe_routing_bench.store.parquet import read_table, write_table
-from moe_routing_bench.store.versions import outvoted
+from moe_routing_bench.store.parquet import outvoted, read_table, write_table
 from moe_routing_kernels.errors import UserError, bad
 
 SCHEMA_VERSION = 6

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from moe_routing_bench.grid.adaptation_spec import Adaptation
-from moe_routing_bench.grid.run_spec import Run
+from moe_routing_bench.grid.run_spec import Adaptation, Run
 from moe_routing_bench.quality import code
 from moe_routing_bench.quality.corpora import texts
 from moe_routing_bench.quality.corpora.batches import Windows

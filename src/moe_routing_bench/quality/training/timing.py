@@ -17,8 +17,8 @@ from torch import Tensor
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality.model.stage_clock import STAGES, Clock, StageClock
 from moe_routing_bench.quality.spec import run_rows
-from moe_routing_bench.quality.statistics import half_width
 from moe_routing_bench.quality.training.loop import Training, saved
+from moe_routing_bench.statistics import mean_half_width
 from moe_routing_bench.store import paths
 
 WARMUP, PROFILED = 5, 10  # steps
@@ -50,7 +50,7 @@ def measure(run: Run, trained: Path, out: Path, device: str) -> dict[str, Any]:
         "schema_version": run_rows.SCHEMA_VERSION,
         "run": run.name,
         "step_ms": whole,
-        "step_half_width_ms": half_width(np.array(blocks)),
+        "step_half_width_ms": mean_half_width(np.array(blocks)),
         "train_tokens_per_s": 1e3 * run.tokens_per_step / whole,
         **{f"{stage}_ms": ms * scale for stage, ms in stages.items()},
         "timed_alone": True,

@@ -1,7 +1,7 @@
-"""Summaries of samples taken in blocks. Pure numpy and scipy; nothing is ever deleted.
+"""Summaries of samples taken in blocks, ratios of paired and of unpaired samples, and intervals over seeds. Pure numpy and scipy.
 
 Confidence intervals are on block medians: samples within a block share clock, heat and neighbours. Blocks that follow each
-other still do to some extent, so intervals are widened by the correlation that the blocks show.
+other still do to some extent, so intervals are widened by the correlation that the blocks show. No sample is deleted.
 """
 
 from collections.abc import Sequence
@@ -133,3 +133,22 @@ def load_statistics(loads: Sequence[int]) -> dict[str, object]:
         "expert_load": [int(v) for v in loads], "load_cv": float(values.std() / mean), "load_max_over_mean": float(values[-1] / mean),
         "load_gini": gini, "active_experts": int((values > 0).sum()), "dead_experts": int((values == 0).sum()),
     }  # fmt: skip
+
+
+def mean_half_width(values: np.ndarray) -> float:
+    """Half the width of the 95 % confidence interval of the mean by Student's t; nan for fewer than two values."""
+    if len(values) < 2:
+        return float("nan")
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * stats.sem(values))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """P-values after Holm's correction (1979), in the order given.
+
+    The i-th smallest of m is multiplied by m - i + 1; then none is below a smaller one, and none is above 1.
+    """
+    order = np.argsort(values, kind="stable")
+    scaled = np.maximum.accumulate(np.array(values)[order] * np.arange(len(values), 0, -1)) if len(values) else []
+    corrected = np.empty(len(values))
+    corrected[order] = np.minimum(scaled, 1)
+    return corrected.tolist()
