@@ -85,11 +85,21 @@ def summarize(blocks: Sequence[Sequence[float]]) -> dict[str, object]:
     median = float(np.median(samples))
     p5, q1, q3, p95 = np.quantile(samples, [0.05, 0.25, 0.75, 0.95])
     return {
-        "median_us": median, "ci_low_us": ends and min(ends[0], median), "ci_high_us": ends and max(ends[1], median), "min_us": float(samples.min()),
-        "p5_us": float(p5), "q1_us": float(q1), "q3_us": float(q3), "p95_us": float(p95), "max_us": float(samples.max()),
-        "mad_us": float(np.median(np.abs(samples - median))), "samples": len(samples), "blocks": len(blocks),
-        "samples_us": samples.tolist(), "block_medians_us": medians,
-    }  # fmt: skip
+        "median_us": median,
+        "ci_low_us": ends and min(ends[0], median),
+        "ci_high_us": ends and max(ends[1], median),
+        "min_us": float(samples.min()),
+        "p5_us": float(p5),
+        "q1_us": float(q1),
+        "q3_us": float(q3),
+        "p95_us": float(p95),
+        "max_us": float(samples.max()),
+        "mad_us": float(np.median(np.abs(samples - median))),
+        "samples": len(samples),
+        "blocks": len(blocks),
+        "samples_us": samples.tolist(),
+        "block_medians_us": medians,
+    }
 
 
 def paired_ratio(
@@ -130,9 +140,13 @@ def load_statistics(loads: Sequence[int]) -> dict[str, object]:
     mean, n = values.mean(), len(values)
     gini = float((2 * np.arange(1, n + 1) - n - 1) @ values / (n * values.sum()))
     return {
-        "expert_load": [int(v) for v in loads], "load_cv": float(values.std() / mean), "load_max_over_mean": float(values[-1] / mean),
-        "load_gini": gini, "active_experts": int((values > 0).sum()), "dead_experts": int((values == 0).sum()),
-    }  # fmt: skip
+        "expert_load": [int(v) for v in loads],
+        "load_cv": float(values.std() / mean),
+        "load_max_over_mean": float(values[-1] / mean),
+        "load_gini": gini,
+        "active_experts": int((values > 0).sum()),
+        "dead_experts": int((values == 0).sum()),
+    }
 
 
 def mean_half_width(values: np.ndarray) -> float:

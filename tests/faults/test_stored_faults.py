@@ -14,7 +14,7 @@ from moe_routing_bench.cli import report
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality import run_rows
 from moe_routing_bench.store import paths, records, rows
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_kernels.errors import UserError

@@ -22,7 +22,7 @@ from moe_routing_bench.config import load as config
 from moe_routing_bench.config.expand import cell_of, expand
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.quality import code as quality_code
-from moe_routing_bench.quality.spec import plan, run_rows
+from moe_routing_bench.quality import plan, run_rows
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import paths, platforms, records, rows
 from moe_routing_bench.study import progress, request

@@ -19,7 +19,7 @@ from moe_routing_bench.config import load as bench_config
 from moe_routing_kernels.errors import UserError, writing
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.quality.spec import plan
+from moe_routing_bench.quality import plan
 from moe_routing_kernels import files
 from moe_routing_bench.quality import code
 from moe_routing_bench.store import paths, platforms, sources

@@ -31,9 +31,9 @@ if TRAINING.adaptations:  # else stored rows are a source like any other
         input:
             runs=[str(path) for path in TRAINING.adaptation_files(PLATFORM)],
             code=[
-                sources.source("quality/spec/run_rows.py"),
-                sources.source("quality/spec/plan.py"),
-                sources.source("quality/comparison/perft_summary.py"),
+                sources.source("quality/run_rows.py"),
+                sources.source("quality/plan.py"),
+                sources.source("quality/perft_summary.py"),
             ],
         output:
             "results/{platform}/perft.parquet",

@@ -51,10 +51,10 @@ if TRAINING.finals:  # else stored rows are a source like any other
             runs=[str(path) for path in TRAINING.files(PLATFORM)],
             timing=[str(path) for path in TRAINING.timing_files(PLATFORM)],
             code=[
-                sources.source("quality/spec/run_rows.py"),
+                sources.source("quality/run_rows.py"),
                 sources.source("store/parquet.py"),
-                sources.source("quality/spec/plan.py"),
-                sources.source("quality/comparison/compare.py"),
+                sources.source("quality/plan.py"),
+                sources.source("quality/compare.py"),
             ],
         output:
             "results/{platform}/quality.parquet",

@@ -32,30 +32,55 @@ _KNOWN = (PLAIN, *WEIGHTS)
 _BESIDE = "bf16,fp16"
 _SIZES = {"tokens": 64, "hidden": 512, "intermediate": 256, "experts": 4, "top_k": 2, "seed": 17}
 _COLUMNS = {  # of the table for people: heading, column, format
-    "weights": ("weights", ""), "activations": ("activations", ""), "drawn": ("drawn", ""),
-    "weights: SNR dB": ("weight_snr_db", ".1f"), "of bound": ("of_bound", ".2f"),
-    "result: error": ("output_error", ".2e"), "SNR dB": ("output_snr_db", ".1f"), "cosine": ("output_cosine", ".6f"),
-    "implementation": ("implementation", ""), "kernel: error": ("kernel_error", ".2e"), "limit": ("tolerance", ".1e"),
-    "kernel: SNR dB": ("kernel_snr_db", ".1f"), "status": ("status", ""), "reason": ("reason", ""),
-}  # fmt: skip
+    "weights": ("weights", ""),
+    "activations": ("activations", ""),
+    "drawn": ("drawn", ""),
+    "weights: SNR dB": ("weight_snr_db", ".1f"),
+    "of bound": ("of_bound", ".2f"),
+    "result: error": ("output_error", ".2e"),
+    "SNR dB": ("output_snr_db", ".1f"),
+    "cosine": ("output_cosine", ".6f"),
+    "implementation": ("implementation", ""),
+    "kernel: error": ("kernel_error", ".2e"),
+    "limit": ("tolerance", ".1e"),
+    "kernel: SNR dB": ("kernel_snr_db", ".1f"),
+    "status": ("status", ""),
+    "reason": ("reason", ""),
+}
 
 
 def accuracy(
-    weights: Annotated[str | None, typer.Option(help="Comma-separated formats [default: plain, which is that of the activations, and all that are quantised]")] = None,
-    activations: Annotated[str, typer.Option(help=f"Comma-separated formats: {', '.join(FORMATS)}; the fp8 ones are of rows beside bf16")] = _BESIDE,
-    drawn: Annotated[str, typer.Option(help="Comma-separated kinds of weights: normal; outliers, one in 200 of which is 16 times as large")] = "normal,outliers",
-    implementations: Annotated[str | None, typer.Option(help="Comma-separated names [default: all that take them here]")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated formats [default: plain, which is that of the activations, and all that are quantised]"
+        ),
+    ] = None,
+    activations: Annotated[
+        str, typer.Option(help=f"Comma-separated formats: {', '.join(FORMATS)}; the fp8 ones are of rows beside bf16")
+    ] = _BESIDE,
+    drawn: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated kinds of weights: normal; outliers, one in 200 of which is 16 times as large"
+        ),
+    ] = "normal,outliers",
+    implementations: Annotated[
+        str | None, typer.Option(help="Comma-separated names [default: all that take them here]")
+    ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens")] = _SIZES["tokens"],
     hidden: Annotated[int, typer.Option(help="Width of a token row")] = _SIZES["hidden"],
     intermediate: Annotated[int, typer.Option(help="Inner width of an expert")] = _SIZES["intermediate"],
     experts: Annotated[int, typer.Option(help="Number of experts")] = _SIZES["experts"],
     top_k: Annotated[int, typer.Option(help="Experts per token")] = _SIZES["top_k"],
     seed: Annotated[int, typer.Option(help="Seed of what is drawn")] = _SIZES["seed"],
-    out: Annotated[Path | None, typer.Option(help="Also write all columns to this Parquet file, after each comparison")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write all columns to this Parquet file, after each comparison")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns as one JSON list")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all columns as CSV")] = False,
     force: outputs.Force = False,
-) -> None:  # fmt: skip
+) -> None:
     """Compare results of experts with quantised weights: kernels with what the codes stand for, and that with the weights before.
 
     Exit status: 0 where every kernel is right, 1 where one is not, 2 for a mistake in the options.
@@ -64,7 +89,14 @@ def accuracy(
         raise bad("--csv", "together with --json", "one of them")
     if out:
         outputs.check_file("--out", out, force)
-    sizes = {"tokens": tokens, "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k, "seed": seed}  # fmt: skip
+    sizes = {
+        "tokens": tokens,
+        "hidden": hidden,
+        "intermediate": intermediate,
+        "experts": experts,
+        "top_k": top_k,
+        "seed": seed,
+    }
     matrix = importlib.import_module("moe_routing_bench.measure.accuracy")
     kinds = [pick("--drawn", one, matrix.DRAWS) for one in _split(drawn)]
     names = _names(implementations)

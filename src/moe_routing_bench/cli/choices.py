@@ -16,11 +16,21 @@ from moe_routing_kernels.errors import bad, writing
 
 
 def choices(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Folders of results/ such as nvidia-h200.layers [default: all but those of a CPU]")] = None,
-    peers: Annotated[bool, typer.Option("--peers", help="Judge a choice that may also be a package of somebody else")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the table there; what ships is src/moe_routing_kernels/choices/choices.json")] = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN", help="Folders of results/ such as nvidia-h200.layers [default: all but those of a CPU]"
+        ),
+    ] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Judge a choice that may also be a package of somebody else")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the table there; what ships is src/moe_routing_kernels/choices/choices.json"),
+    ] = None,
     force: outputs.Force = False,
-) -> None:  # fmt: skip
+) -> None:
     """Make the table that `auto` chooses from of the layers in stored rows, and print the regret of its choices."""
     if out:
         outputs.check_file("--out", out, force)

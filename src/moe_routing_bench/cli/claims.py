@@ -24,10 +24,12 @@ from moe_routing_kernels.errors import UserError, bad, pick
 def claims(
     platform: Platform = None,
     run: Run = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure what no row shows yet and this machine can run")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure what no row shows yet and this machine can run")
+    ] = False,
     only: Annotated[str | None, typer.Option(help="Comma-separated ids [default: all]")] = None,
     file: Annotated[Path | None, typer.Option(help=f"File of claims [default: {paths.CLAIMS}]")] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Hold figures that others published against our rows: reproduced, not reproduced, or why it cannot be told; and our own: held or not."""
     platform = platform_of(platform, run)
     known = {claim.id: claim for claim in published.load(file or own_or_shipped(paths.CLAIMS))}
@@ -95,5 +97,13 @@ def _table(found: list[Any]) -> Table:
     for one in found:
         unit, ours = one.claim.unit, "" if one.ours != one.ours else f"{one.ours:.4g} {one.claim.unit}"
         said = one.verdict + (f": {one.why}" if one.why else "")
-        table.add_row(one.claim.id, one.claim.who, one.claim.hardware or "not said", f"{one.claim.figure:g} {unit}", ours, str(one.cells or ""), said)  # fmt: skip
+        table.add_row(
+            one.claim.id,
+            one.claim.who,
+            one.claim.hardware or "not said",
+            f"{one.claim.figure:g} {unit}",
+            ours,
+            str(one.cells or ""),
+            said,
+        )
     return table

@@ -9,7 +9,7 @@ import typer
 from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.cli.printing import places
-from moe_routing_bench.quality.spec import adaptation_rows, plan, run_rows
+from moe_routing_bench.quality import adaptation_rows, plan, run_rows
 from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import read_table, write_table
@@ -18,10 +18,15 @@ from moe_routing_kernels.errors import bad
 
 
 def collect(
-    config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None,
-    out: Annotated[Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/measurements.parquet]")] = None,
+    config: Configs = None,
+    config_json: ConfigJson = None,
+    platform: Platform = None,
+    run: Run = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/measurements.parquet]")
+    ] = None,
     force: outputs.Force = False,
-) -> None:  # fmt: skip
+) -> None:
     """Join the rows of all cells of a config into one file, after checking that each was measured for this config.
 
     Without a config, of the one that the workflow was last run with for these results.
@@ -97,4 +102,4 @@ def _planned(config: list[Path] | None, config_json: str | None, platform: str |
 
 def comparison(name: str) -> Any:
     """A module that compares rows; pandas and scipy, which it needs, take seconds to import."""
-    return importlib.import_module(f"moe_routing_bench.quality.comparison.{name}")
+    return importlib.import_module(f"moe_routing_bench.quality.{name}")

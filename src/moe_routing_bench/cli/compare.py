@@ -24,13 +24,18 @@ def compare(
     before: Annotated[str, typer.Argument(metavar="A", help=f"The run to compare with: {_RUN}")],
     after: Annotated[str, typer.Argument(metavar="B", help="The run that is judged, named likewise")],
     fail_if_slower: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="Exit status 1 if a row is slower by more than this, such as 3%, or has lost its time")
+        str | None,
+        typer.Option(
+            metavar="SHARE", help="Exit status 1 if a row is slower by more than this, such as 3%, or has lost its time"
+        ),
     ] = None,
     across: Annotated[bool, typer.Option("--across", help="Compare runs of different devices all the same")] = False,
     most: Annotated[int, typer.Option(metavar="<int>", help="Most rows to print; the page has all", min=0)] = 20,
-    html: Annotated[Path | None, typer.Option(help="Also write a page with all rows; the report links compare-*.html beside it")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write a page with all rows; the report links compare-*.html beside it")
+    ] = None,
     force: outputs.Force = False,
-) -> None:  # fmt: skip
+) -> None:
     """Compare two runs row by row: faster, slower, the same or undecided, beyond noise and the drift of the device."""
     share = None if fail_if_slower is None else _share(fail_if_slower)
     if html:
@@ -53,11 +58,16 @@ def compare(
 
 
 def history(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", help=f"Runs of one platform, oldest first, the last of which is judged. Each is {_RUN}")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN", help=f"Runs of one platform, oldest first, the last of which is judged. Each is {_RUN}"
+        ),
+    ],
     html: Annotated[Path, typer.Option(help="The page to write; the report links compare-*.html beside it")],
     across: Annotated[bool, typer.Option("--across", help="Take runs of different devices all the same")] = False,
     force: outputs.Force = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show the rows of a run over earlier runs: their times then, and how much faster they are now, beyond noise and drift."""
     if len(runs) < 2 or len(set(runs)) < len(runs):
         raise bad("runs", ", ".join(runs), "two or more, each once")
@@ -115,7 +125,18 @@ def _at(commit: str, folder: str) -> bytes:
 
 def _printed(rows: Any, title: str) -> Table:
     """The rows as a table for the terminal."""
-    table = Table("bench", "cell", "implementation", "before us", "after us", "before / after", "verdict", title=title, title_justify="left", box=None)  # fmt: skip
+    table = Table(
+        "bench",
+        "cell",
+        "implementation",
+        "before us",
+        "after us",
+        "before / after",
+        "verdict",
+        title=title,
+        title_justify="left",
+        box=None,
+    )
     for row in rows.to_dict("records"):
         ratio = "" if row["ratio"] != row["ratio"] else f"{row['ratio']:.3f}"
         if row["ratio_ci_low"] == row["ratio_ci_low"]:

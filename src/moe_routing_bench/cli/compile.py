@@ -24,12 +24,19 @@ _GPU = "gpu"  # any platform but the CPU's: where kernels run, a config's part f
 
 def compile_(
     arch: Annotated[str, typer.Option(help="Such as sm_80, sm_90a, sm_100a [default: this machine's GPU]")] = "",
-    config: Configs = None, config_json: ConfigJson = None,
-    model: Annotated[list[str] | None, typer.Option(help="A model preset: all that `ops.layer` may choose for it, in place of a config's cells", show_default=False)] = None,
+    config: Configs = None,
+    config_json: ConfigJson = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A model preset: all that `ops.layer` may choose for it, in place of a config's cells",
+            show_default=False,
+        ),
+    ] = None,
     models: Models = None,
     tokens: Annotated[int, typer.Option(help="With --model: for 1 to so many tokens")] = 16384,
     training: Annotated[bool, typer.Option("--training", help="With --model: also the backward pass")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Compile the CuTe DSL kernels of a config's cells, and of its accuracy matrix, or of a model, into the kernel cache; needs no GPU when --arch is given."""
     if model:
         _prepare(model, own(models), arch, tokens, training)

@@ -14,7 +14,7 @@ from moe_routing_bench.cli.list import missing_here
 from moe_routing_bench.cli.options import Plugins
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config.load import load
-from moe_routing_bench.config.plugins import benches_of
+from moe_routing_bench.config.with_plugins import benches_of
 from moe_routing_bench.store import paths, platforms
 from moe_routing_bench.study.request import jobs_of, references
 from moe_routing_kernels.errors import UserError, one_line

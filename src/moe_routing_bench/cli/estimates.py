@@ -156,10 +156,19 @@ def announce(jobs: Sequence[Job], platform: str) -> None:
     whole, certain = max(found.items(), key=lambda one: one[1].least)
     longest = max(found.values(), key=lambda one: one.step)
     total = sum(one.seconds for one in found.values())
-    print(f"estimate, within a factor of {WITHIN}: {duration(total)} for {count(len(jobs), 'cell')}, {_gb(most.memory)} of memory", end="", file=sys.stderr)  # fmt: skip
+    print(
+        f"estimate, within a factor of {WITHIN}: {duration(total)} for {count(len(jobs), 'cell')}, {_gb(most.memory)} of memory",
+        end="",
+        file=sys.stderr,
+    )
     print(f" ({_basis(longest)}); {less} take less", file=sys.stderr)
     if certain.least > free:
-        raise bad(f"memory for {whole}", _gb(free), f"at least {_gb(certain.least)}, for weights and inputs", f"smaller {sizes}")  # fmt: skip
+        raise bad(
+            f"memory for {whole}",
+            _gb(free),
+            f"at least {_gb(certain.least)}, for weights and inputs",
+            f"smaller {sizes}",
+        )
     if most.memory > free:
         print(
             f"warning: {key} may take {_gb(most.memory)} of memory, and {_gb(free)} are free: {less}", file=sys.stderr

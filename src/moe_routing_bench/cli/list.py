@@ -10,7 +10,7 @@ from moe_routing_bench.benches.plugins import Plugin
 from moe_routing_bench.cli.options import Models, Platform, Plugins
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config import axes, presets
-from moe_routing_bench.config.plugins import benches_of
+from moe_routing_bench.config.with_plugins import benches_of
 from moe_routing_bench.store import platforms
 from moe_routing_bench.store.shipped import to_install
 from moe_routing_bench.study.request import models, references

@@ -89,9 +89,14 @@ _COMMANDS = {
 }
 
 app = typer.Typer(
-    cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]}, help=_HELP, epilog=_EXIT,
-)  # fmt: skip
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=_HELP,
+    epilog=_EXIT,
+)
 for _section, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
         app.command(_name, cls=Command, rich_help_panel=_section)(_command)
@@ -105,8 +110,10 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _common(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")] = False,
-) -> None:  # fmt: skip
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")
+    ] = False,
+) -> None:
     """Options before a command's name."""
 
 

@@ -15,10 +15,15 @@ from moe_routing_bench.study.request import config_or_last, jobs_of
 
 
 def measure_again(
-    config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None,
-    out: Annotated[Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/again.parquet]")] = None,
+    config: Configs = None,
+    config_json: ConfigJson = None,
+    platform: Platform = None,
+    run: Run = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/again.parquet]")
+    ] = None,
     force: outputs.Force = False,
-) -> None:  # fmt: skip
+) -> None:
     """Measure the cells once more that have a time in doubt: beside those of neighbouring cells, or by its own scatter.
 
     At most one cell in 20, or 3, each in a process of its own; both times are kept, and `collect` says which agree. Where this machine

@@ -11,9 +11,11 @@ from moe_routing_bench.config import config_files, huggingface
 
 
 def preset(
-    path: Annotated[Path, typer.Argument(help="A model's config.json, as the Hugging Face hub has it, or the folder that has it")],
+    path: Annotated[
+        Path, typer.Argument(help="A model's config.json, as the Hugging Face hub has it, or the folder that has it")
+    ],
     name: Annotated[str | None, typer.Option(help="Name of the preset [default: the name of its folder]")] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Print a model preset, to be appended to config/models.yaml, with what was assumed as comments."""
     found, assumed = huggingface.preset(path)
     for one in assumed:

@@ -67,9 +67,20 @@ Rows = Sequence[dict[str, Any]]
 def results(cell: Cell, rows: Rows) -> Table:
     """The rows of a cell, with the columns that are read first, and its loads."""
     table = Table(
-        "implementation", "status", "median us", "95 % CI us", "GB/s", "of limit", "speed-up", "remarks",
-        title=f"{cell.bench} {cell.key}", title_justify="left", box=None, caption=_loads(rows), caption_justify="left",
-    )  # fmt: skip
+        "implementation",
+        "status",
+        "median us",
+        "95 % CI us",
+        "GB/s",
+        "of limit",
+        "speed-up",
+        "remarks",
+        title=f"{cell.bench} {cell.key}",
+        title_justify="left",
+        box=None,
+        caption=_loads(rows),
+        caption_justify="left",
+    )
     for row in rows:
         interval = "" if row.get("ci_low_us") is None else f"{row['ci_low_us']:.2f} to {row['ci_high_us']:.2f}"
         median, bandwidth, speedup = (_number(row.get(name)) for name in ("median_us", "gb_per_s", "speedup"))

@@ -46,7 +46,16 @@ def _lines(run: str) -> Iterator[list[str]]:
         for one in about["measured"]:
             days = dict.fromkeys(str(one[name])[:10] for name in ("first", "last"))
             commit = one["commit"][:7] + " with changes" * bool(one["dirty"])
-            yield [run, table, one["version"] or "unknown", commit, " to ".join(days), ", ".join(map(manifests.short, one["cards"])), str(one["rows"]), changed]  # fmt: skip
+            yield [
+                run,
+                table,
+                one["version"] or "unknown",
+                commit,
+                " to ".join(days),
+                ", ".join(map(manifests.short, one["cards"])),
+                str(one["rows"]),
+                changed,
+            ]
 
 
 def _changed(run: str, table: str) -> str:

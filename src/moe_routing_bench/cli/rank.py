@@ -6,7 +6,7 @@ import typer
 
 from moe_routing_bench.cli.collect import comparison
 from moe_routing_bench.cli.options import Platform
-from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality import run_rows
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.study.request import platform_of
 from moe_routing_kernels.errors import pick

@@ -11,7 +11,7 @@ import typer
 from moe_routing_bench.cli.claims import held
 from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.config import presets
-from moe_routing_bench.quality.spec import adaptation_rows, run_rows
+from moe_routing_bench.quality import adaptation_rows, run_rows
 from moe_routing_bench.store import accuracy_matrix, manifest, paths, platforms, records
 from moe_routing_bench.store.shipped import own_or_shipped
 from moe_routing_bench.study.request import last, models, platform_of
@@ -105,7 +105,10 @@ def accuracy_of(platform: str) -> Any:
 
 def _stored(platform: str) -> dict[str, Any]:
     """The tables of the platform's folder, besides its rows, that the report shows."""
-    pandas, names = importlib.import_module("pandas"), importlib.import_module("moe_routing_bench.report.evidence").FILES  # fmt: skip
+    pandas, names = (
+        importlib.import_module("pandas"),
+        importlib.import_module("moe_routing_bench.report.evidence").FILES,
+    )
     files = {name: paths.results(platform) / f"{name}.csv" for name in names}
     return {name: pandas.read_csv(path) for name, path in files.items() if path.is_file()}
 

@@ -19,10 +19,14 @@ _TITLE = "<title>moe-routing-bench: reports</title>"  # of the first page
 
 
 def site(
-    out: Annotated[Path, typer.Option("--out", help="Folder to write; files of an earlier site are overwritten")] = Path("site"),
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Build the reports of published runs again, also those that are there")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder to write; files of an earlier site are overwritten")
+    ] = Path("site"),
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Build the reports of published runs again, also those that are there")
+    ] = False,
     force: outputs.Force = False,
-) -> None:  # fmt: skip
+) -> None:
     """Build the missing reports of published runs, and gather the reports of all platforms and runs, with figures, rows and comparisons of GPUs, in one folder with a first page, to be served or opened as files."""
     published = runs()
     for name in published:

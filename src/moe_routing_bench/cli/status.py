@@ -6,7 +6,7 @@ import typer
 
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.cli.printing import duration
-from moe_routing_bench.quality.spec import plan
+from moe_routing_bench.quality import plan
 from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.study import progress
@@ -44,9 +44,12 @@ def status(config: Configs = None, config_json: ConfigJson = None, platform: Pla
 
 
 def prune(
-    config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None,
+    config: Configs = None,
+    config_json: ConfigJson = None,
+    platform: Platform = None,
+    run: Run = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove them; without it they are only listed")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """List, or remove, the files of cells that a config does not ask for: without one, the config of the workflow's last run."""
     effective, platform, source = config_or_last(config, config_json, platform, run)
     if source is None:

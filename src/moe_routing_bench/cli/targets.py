@@ -16,11 +16,19 @@ from moe_routing_kernels.errors import bad
 
 
 def targets(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Folders of results/ such as nvidia-h200.layers [default: all but those of a CPU]")] = None,
-) -> None:  # fmt: skip
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN", help="Folders of results/ such as nvidia-h200.layers [default: all but those of a CPU]"
+        ),
+    ] = None,
+) -> None:
     """Hold stored rows against what our kernels set out to reach on an H200: bars, figures with their intervals, and verdicts."""
     tables = rows_of(runs or stored())
-    report = (importlib.import_module(f"moe_routing_bench.report.{name}") for name in ("routing_bars", "layer_bars", "reached", "format_bars"))  # fmt: skip
+    report = (
+        importlib.import_module(f"moe_routing_bench.report.{name}")
+        for name in ("routing_bars", "layer_bars", "reached", "format_bars")
+    )
     routing, layers, reached, formats = report
     matrices = {run: matrix for run in tables if (matrix := accuracy_of(run)) is not None}
     lines = [*reached.lines((*routing.BARS, *layers.BARS), tables, True), *formats.lines(tables, matrices, True)]
@@ -37,7 +45,9 @@ def rows_of(runs: Iterable[str]) -> dict[str, Any]:
 
 
 def _bars(lines: Iterable[Any]) -> Table:
-    table = Table("what", "bar", "stretch", "measured, 95 % interval", "cells", "left out", "verdict", "where", box=None)  # fmt: skip
+    table = Table(
+        "what", "bar", "stretch", "measured, 95 % interval", "cells", "left out", "verdict", "where", box=None
+    )
     for one in lines:
         table.add_row(one.what, one.bar, one.stretch, one.measured, one.cells, one.left_out, one.verdict, one.where)
     return table

@@ -15,17 +15,65 @@ _SHOWN = 4  # inputs whose evidence is printed
 
 
 def trace(
-    inputs: Annotated[list[Path], typer.Argument(metavar="INPUT", help="Files with expert ids (.npy, .npz, .csv, .pt, .pth, .json of vLLM, .parquet), in the order of their tokens")],
-    out: Annotated[Path | None, typer.Option(help="Write the trace there, a Parquet file [default: only the summary]")] = None,
-    layer: Annotated[int | None, typer.Option(help="Layer to take where a file has several: its number in a column or name, otherwise counted from 0", show_default=False)] = None,
-    first: Annotated[str | None, typer.Option(help="What the first dimension counts: tokens | layers | k; or that a list holds passes", show_default=False)] = None,
-    experts: Annotated[int | None, typer.Option(help="Number of experts [default: the file's, or the highest id + 1]", show_default=False)] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Ids per token where a file does not say: of router logits (tokens, experts) the highest are chosen, of equal ones the lowest id", show_default=False)] = None,
-    key: Annotated[str | None, typer.Option(help="Name of the array in a .npz or .pt, or of the column in a .parquet [default: the only one; expert_ids]", show_default=False)] = None,
-    columns: Annotated[str | None, typer.Option(help="Columns of a table with ids: NAME,NAME; others as layer=NAME, token=NAME, slot=NAME, other=NAME. Columns without names are 1, 2, ...", show_default=False)] = None,
-    header: Annotated[bool | None, typer.Option("--header/--no-header", help="Whether the first line of a .csv names columns [default: where it holds no numbers]", show_default=False)] = None,
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="INPUT",
+            help="Files with expert ids (.npy, .npz, .csv, .pt, .pth, .json of vLLM, .parquet), in the order of their tokens",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Write the trace there, a Parquet file [default: only the summary]")
+    ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            help="Layer to take where a file has several: its number in a column or name, otherwise counted from 0",
+            show_default=False,
+        ),
+    ] = None,
+    first: Annotated[
+        str | None,
+        typer.Option(
+            help="What the first dimension counts: tokens | layers | k; or that a list holds passes", show_default=False
+        ),
+    ] = None,
+    experts: Annotated[
+        int | None,
+        typer.Option(help="Number of experts [default: the file's, or the highest id + 1]", show_default=False),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            "--top-k",
+            help="Ids per token where a file does not say: of router logits (tokens, experts) the highest are chosen, of equal ones the lowest id",
+            show_default=False,
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the array in a .npz or .pt, or of the column in a .parquet [default: the only one; expert_ids]",
+            show_default=False,
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns of a table with ids: NAME,NAME; others as layer=NAME, token=NAME, slot=NAME, other=NAME. Columns without names are 1, 2, ...",
+            show_default=False,
+        ),
+    ] = None,
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header",
+            help="Whether the first line of a .csv names columns [default: where it holds no numbers]",
+            show_default=False,
+        ),
+    ] = None,
     force: outputs.Force = False,
-) -> None:  # fmt: skip
+) -> None:
     """Convert recorded expert ids to a trace that `measure --trace` and grid entries replay, and print its loads and drops."""
     values, checks, reading, writing = (
         importlib.import_module(f"moe_routing_bench.traces.{name}")

@@ -12,7 +12,7 @@ from moe_routing_bench.cli import outputs
 from moe_routing_bench.grid.run_spec import DENSE, VARIANTS, Adaptation, Run
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import gpus
-from moe_routing_bench.quality.spec import adaptation_rows, run_rows
+from moe_routing_bench.quality import adaptation_rows, run_rows
 from moe_routing_bench.store import paths, platforms
 from moe_routing_kernels.errors import UserError, bad, pick
 
@@ -134,7 +134,7 @@ def _torch(threads: int) -> None:
 
 
 def _module(name: str) -> Any:
-    return importlib.import_module(f"moe_routing_bench.quality.training.{name}")
+    return importlib.import_module(f"moe_routing_bench.quality.{name}")
 
 
 def with_lr(run: Run, pilots: list[Path] | None, schema: Any = run_rows.SCHEMA) -> tuple[Run, dict[str, Any]]:

@@ -55,8 +55,12 @@ def watch(
     """
     mine, known = implementations.split(","), references(plugin)
     settings = {
-        "max_seconds": max_seconds, "min_blocks": min_blocks, "warmup_ms": 20, "cpu_threads": cpu_threads, "timeout": timeout,
-    }  # fmt: skip
+        "max_seconds": max_seconds,
+        "min_blocks": min_blocks,
+        "warmup_ms": 20,
+        "cpu_threads": cpu_threads,
+        "timeout": timeout,
+    }
     names = None if against is None else [*mine, *against.split(",")]
     jobs = asked_jobs(bench, names, settings, known, own, values)
     if len(jobs) > 1:

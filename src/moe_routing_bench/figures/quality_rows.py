@@ -5,7 +5,7 @@ import pandas as pd
 
 from moe_routing_bench import statistics
 from moe_routing_bench.grid.run_spec import DENSE
-from moe_routing_bench.quality.comparison import compare
+from moe_routing_bench.quality import compare
 from moe_routing_bench.quantities import count
 from moe_routing_kernels.routers.zoo import ZOO
 

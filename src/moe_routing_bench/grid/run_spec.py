@@ -31,9 +31,18 @@ AXES = ("router", "network", "capacity_factor", "drop_policy", "train_mode")
 SCHEDULE = ("validation_share", "max_epochs", "batch", "steps", "warmup", "lr", "weight_decay", "clip", "eval_every")
 # fields in which runs that are compared may differ
 _OWN = {
-    "router", "network", "options", "capacity_factor", "drop_policy", "train_mode", "seed", "lr", "pilots", "trace_tokens",
+    "router",
+    "network",
+    "options",
+    "capacity_factor",
+    "drop_policy",
+    "train_mode",
+    "seed",
+    "lr",
+    "pilots",
+    "trace_tokens",
     "keep_weights",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,10 @@ def row(one: Candidate) -> dict[str, object]:
         checked["busy_share"] = sum(map(sum, one.blocks)) * one.timer.calls / sum(one.spans)
     return (
         {"status": "ok", "set_aside": len(aside), "set_aside_samples_us": aside, "set_aside_reason": reason}
-        | checked | one.fields | statistics.summarize(good)
-    )  # fmt: skip
+        | checked
+        | one.fields
+        | statistics.summarize(good)
+    )
 
 
 def speedups(alive: list[Candidate], rows: dict[str, dict], baseline: str) -> None:

@@ -140,8 +140,12 @@ def _entries(alive: list[Candidate]) -> list[tuple[Candidate, Candidate]]:
 
 
 def _each(
-    alive: list[Candidate], entries: list[tuple[Candidate, Candidate]], guarded: Guarded, step: str, action: Callable[[Candidate], None]
-) -> None:  # fmt: skip
+    alive: list[Candidate],
+    entries: list[tuple[Candidate, Candidate]],
+    guarded: Guarded,
+    step: str,
+    action: Callable[[Candidate], None],
+) -> None:
     """Do something with each entry; a candidate with an entry that fails is out."""
     for one, entry in entries:
         if one in alive and not guarded(one.name, step, functools.partial(action, entry)):

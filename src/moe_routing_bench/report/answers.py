@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from moe_routing_bench.figures import backward, capacity_bits, grouping, loss_seconds, style
-from moe_routing_bench.quality.comparison import batches
+from moe_routing_bench.quality import compare
 from moe_routing_bench.quantities import count, us
 from moe_routing_bench.statistics import mean_half_width
 
@@ -35,7 +35,7 @@ def lost_bits(trained: pd.DataFrame | None, factor: float = FACTOR) -> Answer:
     question = f"What does a capacity factor of {factor:g} cost in quality?"
     rows = pd.DataFrame() if trained is None else capacity_bits.lost(trained)
     if rows.empty and trained is not None and len(capacity_bits.limited(trained)):
-        return Answer(question, f"{_sentence(batches.WITHDRAWN)}.")
+        return Answer(question, f"{_sentence(compare.WITHDRAWN)}.")
     if rows.empty:
         return Answer(question, "Not measured: this run has no trained rule that was evaluated with a capacity limit.")
     asked = rows[rows["capacity_factor"] == factor]

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from moe_routing_bench.quality.comparison import batches, compare
+from moe_routing_bench.quality import compare
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report.headline import Headline
 from moe_routing_bench.report.pictures import Dot, picture
@@ -32,7 +32,7 @@ def quality(finals: pd.DataFrame) -> Headline | None:
 
 def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Headline | None:
     """What trained rules leave over a capacity: the middle one of the causal rules that learn, in the config with most of them."""
-    finals = batches.mixed(finals)
+    finals = compare.with_mixed_batches(finals)
     kept = finals[finals["causal"].astype(bool) & finals["learns"].astype(bool) & finals["drop_rate_by_factor"].notna()]
     kept = kept.assign(left=[_at(factor, *one) for one in kept[["capacity_factors", "drop_rate_by_factor"]].to_numpy()])
     kept = kept[kept["left"].notna()]

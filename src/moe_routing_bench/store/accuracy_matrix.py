@@ -16,13 +16,15 @@ _TEXTS = ("weights", "activations", "drawn", "implementation", "status", "reason
 _ERRORS = tuple(f"{what}_{kind}" for what in ("output", "kernel") for kind in ("error", "snr_db", "cosine"))
 _SIZES = ("tokens", "hidden", "intermediate", "experts", "top_k", "seed")
 _PLACE = ("platform", "gpu_name", "host", "torch_version", "git_sha", "ended_at")
-SCHEMA = pa.schema([
-    *((name, pa.string()) for name in _TEXTS),
-    *((name, pa.float64()) for name in ("weight_error", "weight_snr_db", "of_bound", *_ERRORS, "tolerance")),
-    *((name, pa.int64()) for name in _SIZES),
-    *((name, pa.string()) for name in _PLACE),
-    ("git_dirty", pa.bool_()),
-])  # fmt: skip
+SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in _TEXTS),
+        *((name, pa.float64()) for name in ("weight_error", "weight_snr_db", "of_bound", *_ERRORS, "tolerance")),
+        *((name, pa.int64()) for name in _SIZES),
+        *((name, pa.string()) for name in _PLACE),
+        ("git_dirty", pa.bool_()),
+    ]
+)
 
 
 def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -12,9 +12,8 @@ from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.packages import fingerprint
-from moe_routing_bench.quality import code
-from moe_routing_bench.quality.spec import adaptation_rows, run_rows
-from moe_routing_bench.quality.spec.plan import Plan
+from moe_routing_bench.quality import adaptation_rows, code, run_rows
+from moe_routing_bench.quality.plan import Plan
 from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import paths, records
 from moe_routing_kernels.errors import UserError

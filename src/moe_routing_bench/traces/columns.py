@@ -19,9 +19,33 @@ _ROLES = {  # the words of each role; a name may add fillers
     "expert": {"expert", "experts", "topk", "top", "selected", "routed", "chosen"},
 }
 _NO_IDS = {
-    "weights": {"weight", "weights", "prob", "probs", "probability", "probabilities", "score", "scores", "logit", "logits"},
-    "counts": {"count", "counts", "load", "loads", "freq", "frequency", "tokens", "hits", "histogram", "mask", "map", "total"},
-}  # fmt: skip
+    "weights": {
+        "weight",
+        "weights",
+        "prob",
+        "probs",
+        "probability",
+        "probabilities",
+        "score",
+        "scores",
+        "logit",
+        "logits",
+    },
+    "counts": {
+        "count",
+        "counts",
+        "load",
+        "loads",
+        "freq",
+        "frequency",
+        "tokens",
+        "hits",
+        "histogram",
+        "mask",
+        "map",
+        "total",
+    },
+}
 HINT_COUNTS = "counts per expert do not say the experts of a token"
 ROLES = (*_ROLES, "other")
 

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality import run_rows
+from moe_routing_bench.quality.run_rows import MIXED
 from moe_routing_bench.statistics import holm, mean_half_width
 
 METRIC = "bits_per_byte"
@@ -117,3 +118,23 @@ def text(table: pd.DataFrame, metric: str = METRIC) -> str:
             numbers = f"{row['mean']:>8.4f} {row['half_width']:>8.4f} {row['seeds']:>5} {row['lr']:>8.2g}"
             lines.append(f"{row['rank']:>4}  {row['contestant']:<28} {numbers}  {', '.join(row['ties']) or '-'}")
     return "\n".join(lines)
+
+
+# Stored runs of before 2026-11-22 validated on batches of one domain each. The tokens of one domain choose the same experts, so a capacity
+# seemed to drop, and to cost, many times as much as for mixed batches, which is what a model meets.
+WITHDRAWN = "withdrawn, because these runs validated on batches of one domain each, of which a capacity drops many times as much as of mixed ones"
+
+
+def with_mixed_batches(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that validated on batches of all domains: only these can tell the cost of a capacity."""
+    return rows[has_mixed_batches(rows)]
+
+
+def has_mixed_batches(rows: pd.DataFrame) -> pd.Series:
+    """Whether each row validated on batches of all domains."""
+    return rows["validation_batches"] == MIXED
+
+
+def why_no_capacity(rows: pd.DataFrame, otherwise: str) -> str:
+    """The reason why no figure on capacity is shown for these rows: `WITHDRAWN` where none has mixed batches, else `otherwise`."""
+    return WITHDRAWN if len(rows) and with_mixed_batches(rows).empty else otherwise

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from moe_routing_bench.quality.comparison import compare
+from moe_routing_bench.quality import compare
 from moe_routing_bench.statistics import mean_half_width
 
 

@@ -21,9 +21,18 @@ _VALUE = "true, false, a finite number or a short text"
 _LABEL = "lower-case letters, digits and underscores, part of every file name"
 # What is more is a slip, and would be found when the memory is full, or never.
 _MOST = {
-    "layers": 1000, "heads": 2**12, "dim": 2**16, "sequence": 2**20, "batch": 2**20, "lr": 1000, "weight_decay": 1000, "rank": 2**16, "adapters": 2**16,
-    "expert_hidden": axes.AXES["intermediate"].most, **{name: axes.AXES[name].most for name in ("experts", "top_k", "capacity_factor")},
-}  # fmt: skip
+    "layers": 1000,
+    "heads": 2**12,
+    "dim": 2**16,
+    "sequence": 2**20,
+    "batch": 2**20,
+    "lr": 1000,
+    "weight_decay": 1000,
+    "rank": 2**16,
+    "adapters": 2**16,
+    "expert_hidden": axes.AXES["intermediate"].most,
+    **{name: axes.AXES[name].most for name in ("experts", "top_k", "capacity_factor")},
+}
 
 
 def _bounded(kind: Any, most: float = 2**31 - 1) -> Any:
@@ -45,14 +54,19 @@ _TYPES: dict[str, Any] = {
     "router": Annotated[str, Choice((*ZOO, DENSE), "docs/routers.md has")],
     "network": Annotated[str, Choice(NETWORKS)],
     "capacity_factor": Amount | OrNone,
-    "corpora": Annotated[dict[str, Annotated[_BYTES | Literal[_ALL], Field(description=f"{words(_BYTES)}, or {_ALL}")]], MinLen(1)],
+    "corpora": Annotated[
+        dict[str, Annotated[_BYTES | Literal[_ALL], Field(description=f"{words(_BYTES)}, or {_ALL}")]], MinLen(1)
+    ],
     "label": Annotated[str, Field(pattern="^[a-z0-9_]+$")],
     "lr": Amount,
     "options": dict[
         Annotated[str, Field(pattern="^[a-z_][a-z0-9_]*$")],
-        Annotated[bool | Annotated[int, Ge(-(2**31)), Le(2**31 - 1)] | float | Annotated[str, Field(max_length=200)], Field(description=_VALUE)],
+        Annotated[
+            bool | Annotated[int, Ge(-(2**31)), Le(2**31 - 1)] | float | Annotated[str, Field(max_length=200)],
+            Field(description=_VALUE),
+        ],
     ],
-}  # fmt: skip
+}
 _WORDS = {"corpora": _CORPORA, "label": _LABEL, "options": f"a mapping of options of the routers, each {_VALUE}"}
 
 Pilot = model(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moe_routing_bench.quality.corpora.texts import Bytes, Corpus
+from moe_routing_bench.quality.texts import Bytes, Corpus
 
 START = ord("\n")  # stands before the first byte of a text, so that this byte is predicted too
 IGNORED = -100  # target of padding

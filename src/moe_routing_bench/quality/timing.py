@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.grid.run_spec import Run
-from moe_routing_bench.quality.model.stage_clock import STAGES, Clock, StageClock
-from moe_routing_bench.quality.spec import run_rows
-from moe_routing_bench.quality.training.loop import Training, saved
+from moe_routing_bench.quality import run_rows
+from moe_routing_bench.quality.loop import Training, saved
+from moe_routing_bench.quality.stage_clock import STAGES, Clock, StageClock
 from moe_routing_bench.statistics import mean_half_width
 from moe_routing_bench.store import paths
 

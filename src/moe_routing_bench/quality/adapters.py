@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from moe_routing_bench.grid.run_spec import Adaptation
-from moe_routing_bench.quality.model.language_model import TinyLM, own_draws
-from moe_routing_bench.quality.model.moe_layer import MoE
+from moe_routing_bench.quality.language_model import TinyLM, own_draws
+from moe_routing_bench.quality.moe_layer import MoE
 from moe_routing_kernels.errors import bad
 from moe_routing_kernels.routers import learned
 

@@ -19,36 +19,104 @@ _LIST, _LOADS, _BITS = pa.list_(_F), pa.list_(pa.list_(pa.list_(_F))), pa.map_(_
 STAGES = {f"{stage}_ms": _F for stage in ("router", "dispatch", "experts", "combine", "rest")}
 # Where the same router and config has a timing run, its values replace these, which the run itself measured.
 TIMING: dict[str, pa.DataType] = {
-    "train_tokens_per_s": _F, "step_ms": _F, "step_half_width_ms": _F, "step_mode": _S, "eager_step_ms": _F, **STAGES, "peak_memory_bytes": _I, "timed_alone": _B,
-}  # fmt: skip
+    "train_tokens_per_s": _F,
+    "step_ms": _F,
+    "step_half_width_ms": _F,
+    "step_mode": _S,
+    "eager_step_ms": _F,
+    **STAGES,
+    "peak_memory_bytes": _I,
+    "timed_alone": _B,
+}
 BY_DOMAIN, MIXED = "by_domain", "mixed"  # validation_batches: of one domain each, as stored runs had them, or of all
 EAGER, GRAPH = "eager", "cuda_graph"  # step_mode: launched one by one from Python, or replayed as a graph
 # where numbers come from: the last columns of runs and of adaptations
 PROVENANCE: dict[str, pa.DataType] = {
-    "device": _S, "platform": _S, "torch_version": _S, "cuda_version": _S, "python_version": _S, "cpu_threads": _I, "git_sha": _S,
-    "git_dirty": _B, "code_fingerprint": _S, "ended_at": _S, "host": _S, "slurm_job_id": _S,
-}  # fmt: skip
+    "device": _S,
+    "platform": _S,
+    "torch_version": _S,
+    "cuda_version": _S,
+    "python_version": _S,
+    "cpu_threads": _I,
+    "git_sha": _S,
+    "git_dirty": _B,
+    "code_fingerprint": _S,
+    "ended_at": _S,
+    "host": _S,
+    "slurm_job_id": _S,
+}
 # Columns that were added to this version of the schema: a file that lacks one reads as if it were null.
 LATER = ("host", "slurm_job_id", "bits_by_format", "bits_by_capacity")
 COLUMNS: dict[str, pa.DataType] = {
     # identity
-    "schema_version": pa.int32(), "run": _S, "config_hash": _S, "label": _S, "purpose": _S, "router": _S, "network": _S,
-    "seed": _I, "causal": _B, "causal_in_evaluation": _B, "learns": _B, "experts": _I, "top_k": _I, "capacity_factor": _F,
-    "drop_policy": _S, "train_mode": _S, "match": _S, "dim": _I, "layers": _I, "expert_hidden": _I, "sequence": _I, "batch": _I, "steps": _I,
-    "lr": _F, "pilot_lrs": _LIST, "pilot_losses": _LIST, "params": _I, "active_params": _I, "flops_per_token": _I,
-    "domains": pa.list_(_S), "byte_classes": pa.list_(_S), "train_bytes": _I, "val_bytes": _I, "corpus_sha256": _S,
+    "schema_version": pa.int32(),
+    "run": _S,
+    "config_hash": _S,
+    "label": _S,
+    "purpose": _S,
+    "router": _S,
+    "network": _S,
+    "seed": _I,
+    "causal": _B,
+    "causal_in_evaluation": _B,
+    "learns": _B,
+    "experts": _I,
+    "top_k": _I,
+    "capacity_factor": _F,
+    "drop_policy": _S,
+    "train_mode": _S,
+    "match": _S,
+    "dim": _I,
+    "layers": _I,
+    "expert_hidden": _I,
+    "sequence": _I,
+    "batch": _I,
+    "steps": _I,
+    "lr": _F,
+    "pilot_lrs": _LIST,
+    "pilot_losses": _LIST,
+    "params": _I,
+    "active_params": _I,
+    "flops_per_token": _I,
+    "domains": pa.list_(_S),
+    "byte_classes": pa.list_(_S),
+    "train_bytes": _I,
+    "val_bytes": _I,
+    "corpus_sha256": _S,
     # the evaluation
-    "step": _I, "tokens_seen": _I, "epochs": _F, "train_loss": _F, "router_loss": _F, "val_loss": _F, "bits_per_byte": _F, "perplexity": _F,
-    "validation_batches": _S, "val_loss_with_capacity": _F, "load_cv": _F, "load_cv_by_layer": _LIST, "max_violation_by_layer": _LIST,
-    "dead_experts": _I, "gate_entropy": _F, "experts_per_token": _F, "drop_rate": _F, "token_drop_rate": _F,
-    "capacity_factors": _LIST, "drop_rate_by_factor": _LIST,
-    "train_drop_rate": _F, "router_grad_norm": _F, "load_by_domain": _LOADS, "load_by_class": _LOADS,
+    "step": _I,
+    "tokens_seen": _I,
+    "epochs": _F,
+    "train_loss": _F,
+    "router_loss": _F,
+    "val_loss": _F,
+    "bits_per_byte": _F,
+    "perplexity": _F,
+    "validation_batches": _S,
+    "val_loss_with_capacity": _F,
+    "load_cv": _F,
+    "load_cv_by_layer": _LIST,
+    "max_violation_by_layer": _LIST,
+    "dead_experts": _I,
+    "gate_entropy": _F,
+    "experts_per_token": _F,
+    "drop_rate": _F,
+    "token_drop_rate": _F,
+    "capacity_factors": _LIST,
+    "drop_rate_by_factor": _LIST,
+    "train_drop_rate": _F,
+    "router_grad_norm": _F,
+    "load_by_domain": _LOADS,
+    "load_by_class": _LOADS,
     # time, of training steps alone
-    **TIMING, "run_step_ms": _F, "eval_seconds": _F,
+    **TIMING,
+    "run_step_ms": _F,
+    "eval_seconds": _F,
     **PROVENANCE,
     # of the last evaluation: bits per byte by the format of the experts' weights, and by capacity factor
-    "bits_by_format": _BITS, "bits_by_capacity": _BITS,
-}  # fmt: skip
+    "bits_by_format": _BITS,
+    "bits_by_capacity": _BITS,
+}
 SCHEMA = pa.schema(list(COLUMNS.items()))
 _SPEC = b"moe_routing_bench.run"
 # Stored rows keep the name that a rule had when they were written. These two were called like the published rules of

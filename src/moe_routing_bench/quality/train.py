@@ -13,21 +13,34 @@ import torch
 from moe_routing_bench.grid.run_spec import DENSE, Run
 from moe_routing_bench.measure import provenance
 from moe_routing_bench.packages import fingerprint
-from moe_routing_bench.quality import code
-from moe_routing_bench.quality.corpora.texts import Corpus
-from moe_routing_bench.quality.evaluation import altered, evaluate
-from moe_routing_bench.quality.evaluation.loads import BYTE_CLASSES
-from moe_routing_bench.quality.model import cost
-from moe_routing_bench.quality.spec import run_rows
-from moe_routing_bench.quality.training.loop import Training, go_on, save
+from moe_routing_bench.quality import code, evaluate, language_model, run_rows
+from moe_routing_bench.quality.loads import BYTE_CLASSES
+from moe_routing_bench.quality.loop import Training, go_on, save
+from moe_routing_bench.quality.texts import Corpus
 from moe_routing_bench.store import paths, platforms
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_kernels.routers.zoo import ZOO
 
 _FROM_RUN = (
-    "purpose", "label", "router", "network", "seed", "experts", "top_k", "capacity_factor", "drop_policy", "train_mode",
-    "match", "dim", "layers", "expert_hidden", "sequence", "batch", "steps", "lr",
-)  # fmt: skip
+    "purpose",
+    "label",
+    "router",
+    "network",
+    "seed",
+    "experts",
+    "top_k",
+    "capacity_factor",
+    "drop_policy",
+    "train_mode",
+    "match",
+    "dim",
+    "layers",
+    "expert_hidden",
+    "sequence",
+    "batch",
+    "steps",
+    "lr",
+)
 
 
 def train(
@@ -68,7 +81,7 @@ def _evaluated(training: Training, last: bool) -> dict[str, Any]:
     """The row fields of an evaluation; the last one of a run that is compared also alters the model."""
     run, model, windows = training.run, training.model, training.validation
     found = evaluate.evaluate(model, windows, run.batch)
-    return found | altered.fields(model, windows, run.batch) if last and run.purpose == "final" else found
+    return found | evaluate.altered_fields(model, windows, run.batch) if last and run.purpose == "final" else found
 
 
 def _trace(training: Training, path: Path) -> None:
@@ -85,7 +98,7 @@ def _trace(training: Training, path: Path) -> None:
 def _fixed(training: Training) -> dict[str, Any]:
     """The fields that are the same in every row of a run."""
     run = training.run
-    params, active = cost.parameters(training.model)
+    params, active = language_model.parameters(training.model)
     rule = None if run.router == DENSE else ZOO[run.router]
     return {name: getattr(run, name) for name in _FROM_RUN} | {
         "schema_version": run_rows.SCHEMA_VERSION,
@@ -96,7 +109,7 @@ def _fixed(training: Training) -> dict[str, Any]:
         "learns": rule is not None and rule.learns,
         "params": params,
         "active_params": active,
-        "flops_per_token": cost.flops_per_token(training.model, run, active),
+        "flops_per_token": language_model.flops_per_token(training.model, run, active),
         "domains": [one.name for one in training.corpora],
         "byte_classes": list(BYTE_CLASSES),
         "train_bytes": training.train.total,

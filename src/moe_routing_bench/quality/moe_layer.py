@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moe_routing_bench.quality.model.placement import capacity, place
-from moe_routing_bench.quality.model.stage_clock import NO_CLOCK, Clock
+from moe_routing_bench.quality.placement import capacity, place
+from moe_routing_bench.quality.stage_clock import NO_CLOCK, Clock
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moe_routing_bench.grid.run_spec import DENSE, Run
-from moe_routing_bench.quality.model.moe_layer import Experts, MoE, compute_dtype
-from moe_routing_bench.quality.model.stage_clock import NO_CLOCK, Clock
+from moe_routing_bench.quality.moe_layer import Experts, MoE, compute_dtype
+from moe_routing_bench.quality.stage_clock import NO_CLOCK, Clock
 from moe_routing_kernels.routers import learned
 
 VOCABULARY = 256
@@ -165,3 +165,22 @@ def _moe(run: Run, layer: int, frequencies: Sequence[int]) -> MoE:
     hidden = run.expert_hidden * run.top_k // top_k if run.match == "active_flops" else run.expert_hidden
     experts = Experts(run.experts, run.dim, hidden, run.layers)
     return MoE(routers, experts, max(1, top_k // len(routers)), run.capacity_factor, run.drop_policy)
+
+
+def parameters(model: TinyLM) -> tuple[int, int]:
+    """All parameters, and those that a token meets when each layer gives it k experts (each of two passes, k/2)."""
+    total = sum(p.numel() for p in model.parameters())
+    idle = 0.0
+    for layer in model.layers:
+        weights = sum(p.numel() for p in layer.experts.parameters())
+        idle += weights * (1 - layer.top_k * len(layer.routers) / layer.count)
+    return total, total - round(idle)
+
+
+def flops_per_token(model: TinyLM, run: Run, active: int) -> int:
+    """FLOPs of a training step per byte.
+
+    Each active weight takes 6 (the embedding is looked up, not multiplied). Causal attention takes 6 S D per layer:
+    scores and values, once forwards and twice backwards, half of them masked.
+    """
+    return 6 * (active - model.embedding.weight.numel()) + 6 * run.layers * run.sequence * run.dim

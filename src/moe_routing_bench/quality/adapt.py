@@ -7,16 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from moe_routing_bench.grid.run_spec import Adaptation, Run
-from moe_routing_bench.quality import code
-from moe_routing_bench.quality.corpora import texts
-from moe_routing_bench.quality.corpora.batches import Windows
-from moe_routing_bench.quality.evaluation import evaluate
-from moe_routing_bench.quality.model import adapters
-from moe_routing_bench.quality.model.language_model import TinyLM
-from moe_routing_bench.quality.spec import run_rows
-from moe_routing_bench.quality.spec.adaptation_rows import COLUMNS, SCHEMA
-from moe_routing_bench.quality.training import train
-from moe_routing_bench.quality.training.loop import Training, go_on, now, saved
+from moe_routing_bench.quality import adapters, code, evaluate, run_rows, texts, train
+from moe_routing_bench.quality.adaptation_rows import COLUMNS, SCHEMA
+from moe_routing_bench.quality.batches import Windows
+from moe_routing_bench.quality.language_model import TinyLM
+from moe_routing_bench.quality.loop import Training, go_on, now, saved
 from moe_routing_kernels.errors import bad
 from moe_routing_kernels.routers.zoo import ZOO
 

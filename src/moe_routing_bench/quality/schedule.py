@@ -3,7 +3,7 @@
 import math
 
 from moe_routing_bench.grid.run_spec import Run
-from moe_routing_bench.quality.model.language_model import TinyLM
+from moe_routing_bench.quality.language_model import TinyLM
 from moe_routing_kernels.errors import bad
 
 FLOOR = 0.1  # the share of the learning rate that is left where the cosine ends

@@ -14,12 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moe_routing_bench.grid.run_spec import Run
-from moe_routing_bench.quality.corpora import batches, texts
-from moe_routing_bench.quality.evaluation import evaluate
-from moe_routing_bench.quality.evaluation.loads import drop_rate
-from moe_routing_bench.quality.model import language_model
-from moe_routing_bench.quality.model.language_model import TinyLM
-from moe_routing_bench.quality.training import schedule
+from moe_routing_bench.quality import batches, evaluate, language_model, schedule, texts
+from moe_routing_bench.quality.language_model import TinyLM
+from moe_routing_bench.quality.loads import drop_rate
 from moe_routing_kernels import files
 from moe_routing_kernels.errors import UserError, bad
 
