@@ -18,4 +18,4 @@ rule accuracy:
     message:
         "accuracy of quantised weights"
     shell:
-        "python -I -S {params.client:q} --cli accuracy --out {output:q} >{log:q} 2>&1"
+        "python -I -S {params.client:q} --module moe_routing_bench.cli accuracy --out {output:q} >{log:q} 2>&1"

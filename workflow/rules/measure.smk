@@ -41,7 +41,7 @@ rule measure_again:
     message:
         "once more: the cells of times in doubt"
     shell:
-        "python -I -S {params.client:q} --running --cli measure-again --platform {wildcards.platform} --config-json {params.config:q}"
+        "python -I -S {params.client:q} --running --module moe_routing_bench.cli measure-again --platform {wildcards.platform} --config-json {params.config:q}"
         " --out {output:q} >{log:q} 2>&1"
 
 
@@ -69,5 +69,5 @@ rule collect:
     message:
         "collect {output}"
     shell:
-        "python -I -S {params.client:q} --running --cli collect --platform {wildcards.platform} --config-json {params.config:q}"
+        "python -I -S {params.client:q} --running --module moe_routing_bench.cli collect --platform {wildcards.platform} --config-json {params.config:q}"
         " --out {output:q} >{log:q} 2>&1"

@@ -20,7 +20,7 @@ rule train:
     message:
         "train {wildcards.run}"
     shell:
-        "python -I -S {params.client:q} --cli train --spec {params.spec:q} {params.pilots:q} --threads {threads} --out {output:q} --platform {wildcards.platform:q}"
+        "python -I -S {params.client:q} --module moe_routing_bench.cli train --spec {params.spec:q} {params.pilots:q} --threads {threads} --out {output:q} --platform {wildcards.platform:q}"
         " >{log:q} 2>&1"
 
 
@@ -41,7 +41,7 @@ rule time_training:
     message:
         "time {wildcards.run}"
     shell:
-        "python -I -S {params.client:q} --cli time-training {input:q} --threads {threads} --out {output:q} --platform {wildcards.platform:q} >{log:q} 2>&1"
+        "python -I -S {params.client:q} --module moe_routing_bench.cli time-training {input:q} --threads {threads} --out {output:q} --platform {wildcards.platform:q} >{log:q} 2>&1"
 
 
 if TRAINING.finals:  # else stored rows are a source like any other
@@ -69,4 +69,4 @@ if TRAINING.finals:  # else stored rows are a source like any other
         message:
             "collect {output}"
         shell:
-            "python -I -S {params.client:q} --running --cli collect-quality --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"
+            "python -I -S {params.client:q} --running --module moe_routing_bench.cli collect-quality --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"

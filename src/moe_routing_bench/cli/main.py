@@ -124,7 +124,7 @@ def main() -> None:
     name_commit()
     try:
         try:
-            app()
+            app(prog_name="moe-routing-bench")
         finally:
             sys.stdout.flush()
     except UserError as error:

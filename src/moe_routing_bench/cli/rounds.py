@@ -175,7 +175,15 @@ class Round:
         rows = folder / self._out.name
         shutil.copyfile(self._out, rows)
         command = client.command(
-            "--cli", "profile", str(rows), "--out", str(folder), "--force", "--only", ",".join(names)
+            "--module",
+            "moe_routing_bench.cli",
+            "profile",
+            str(rows),
+            "--out",
+            str(folder),
+            "--force",
+            "--only",
+            ",".join(names),
         )
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", check=False
@@ -201,7 +209,7 @@ class Warmth:
         """Call the server if it is time, and if there is one."""
         if time.monotonic() - self._called > self._EVERY:
             self._called = time.monotonic()
-            command = client.command("--running", "--cli", "--version")
+            command = client.command("--running", "--module", "moe_routing_bench.cli", "--version")
             subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
             )
