@@ -62,7 +62,7 @@ def seen(tmp_path_factory):
     registry.write_text(registry.read_text().replace("OPERATIONS = (", 'OPERATIONS = ("turn", ', 1))
     done = subprocess.run(
         [sys.executable, "-c", SEEN, json.dumps(CELLS)],
-        env=os.environ | {"PYTHONPATH": str(copy.parent)}, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (copy.parent, PACKAGE.parent)))}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

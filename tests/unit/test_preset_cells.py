@@ -35,7 +35,7 @@ def test_a_preset_is_a_cell_of_every_bench_with_an_estimate(bench, model):
 def test_the_rule_of_a_cell_has_the_factor_of_its_preset(model):
     (job,) = jobs_of("gate", model)
     rule = ROUTERS[job.cell.router]
-    assert rule.scale == MODELS[model].routed_scale and job.cell.router.startswith(MODELS[model].router)
+    assert MODELS[model].routed_scale in (None, rule.scale) and job.cell.router.startswith(MODELS[model].router)
 
 
 @pytest.mark.parametrize("model", MEASURED)

@@ -184,7 +184,7 @@ def test_every_column_is_described_and_nothing_else():
 
 def test_each_schema_has_one_version_in_one_place():
     written = {f"{p.parent.name}/{p.name}" for p in (ROOT / "src").rglob("*.py") if "SCHEMA_VERSION =" in p.read_text()}
-    assert written == {"store/rows.py", "spec/run_rows.py"}  # measurements, training runs
+    assert written == {"store/rows.py", "quality/run_rows.py"}  # measurements, training runs
     assert records.COLUMNS["schema_version"] == pa.int32()
     assert pa.schema(list(records.COLUMNS.items())) == records.SCHEMA
 
