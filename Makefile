@@ -68,7 +68,7 @@ outside: .venv/.installed ## test a wheel in an empty folder, the workflow as a 
 faults: .venv/.installed ## inject faults and count them: kinds, and what became of them
 	.venv/bin/pytest -q -m fault
 
-# Takes hours for all modules; MUTANTS="moe_routing_bench.measure.statistics*" picks some.
+# Takes hours for all modules; MUTANTS="moe_routing_bench.statistics*" picks some.
 mutants: .venv/.installed ## how many small changes of the code no test would notice (MUTANTS=pattern picks some)
 	.venv/bin/pip install --quiet --constraint constraints.txt mutmut
 	OMP_NUM_THREADS=1 .venv/bin/mutmut run $(if $(MUTANTS),'$(MUTANTS)') >mutants.log

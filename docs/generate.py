@@ -21,8 +21,7 @@ from moe_routing_bench.config import presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
-from moe_routing_bench.store.columns import about
-from moe_routing_bench.store.records import COLUMNS
+from moe_routing_bench.store.records import COLUMNS, about
 
 SOURCES = ROOT / "src"
 PACKAGES = (SOURCES / "moe_routing_kernels", SOURCES / "moe_routing_bench")

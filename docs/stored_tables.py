@@ -16,12 +16,11 @@ from scipy import stats
 
 from moe_routing_bench.comparison import origins, regret
 from moe_routing_bench.figures import capacity_bits
-from moe_routing_bench.quality.comparison import batches, compare
-from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality import compare, run_rows
 from moe_routing_bench.quantities import count, significant
 from moe_routing_bench.report import altered, format_bars, layer_bars, reached, routing_bars, versus, words
 from moe_routing_bench.report.bars import Line
-from moe_routing_bench.store import accuracy, records
+from moe_routing_bench.store import accuracy_matrix, records
 from moe_routing_kernels.choices import table as table_of_choices
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,6 +86,8 @@ def percent(value: float) -> str:
 def stored(name: str) -> pd.DataFrame:
     """A stored table by the name of its file."""
     path = RESULTS / name
+    if path.name == "measurements.parquet":  # an axis may have been added since: its column is then null
+        return records.frame(records.read(path))
     return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
 
 
@@ -382,7 +383,7 @@ def runs_of_layers() -> dict[str, pd.DataFrame]:
 def matrices() -> dict[str, pd.DataFrame]:
     """The accuracy matrix of every stored run of the H200 that has one, by the run's name."""
     files = sorted(RESULTS.parent.glob("nvidia-h200*/accuracy.parquet"))
-    return {_run(path): accuracy.read(path, "nvidia-h200").to_pandas() for path in files}
+    return {_run(path): accuracy_matrix.read(path, "nvidia-h200").to_pandas() for path in files}
 
 
 def _run(path: Path) -> str:
@@ -493,9 +494,9 @@ def withdrawn() -> str:
     by_domain = capacity_bits.limited(run_rows.read(RESULTS / "quality.parquet").to_pandas()).query("label == 'e8'")
     mixed = capacity_bits.lost(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())
     first, second = (rows.query("contestant == 'softk' and capacity_factor == 1.25 and way == @capacity_bits.TRAINED") for rows in (by_domain, mixed))  # fmt: skip
-    assert not len(batches.mixed(by_domain)) and len(first) and len(second)
+    assert not len(compare.with_mixed_batches(by_domain)) and len(first) and len(second)
     return (
-        f"Everything on capacity and drops from these runs is {batches.WITHDRAWN}: a factor of 1.25 seemed to cost `softk` {significant(first['lost'].mean(), 3)} bits "
+        f"Everything on capacity and drops from these runs is {compare.WITHDRAWN}: a factor of 1.25 seemed to cost `softk` {significant(first['lost'].mean(), 3)} bits "
         f"per byte, and costs it {significant(second['lost'].mean(), 2)} in the runs of `config/quality-formats.yaml`, whose validation batches are mixed.\n"
     )
 

@@ -18,7 +18,7 @@ from scipy import stats
 
 from browser import opened
 from drawn import draw
-from moe_routing_bench.cli import reporting as cli
+from moe_routing_bench.cli import report as cli
 from moe_routing_bench.figures import (
     FIGURES,
     capacity_bits,
@@ -34,9 +34,7 @@ from moe_routing_bench.figures import (
     training_curves,
     training_load_cv,
 )
-from moe_routing_bench.quality.comparison import batches
-from moe_routing_bench.quality.spec import adaptation_rows, plan, run_rows
-from moe_routing_bench.quality.training import train
+from moe_routing_bench.quality import adaptation_rows, compare, plan, run_rows, train
 from moe_routing_bench.report import quality
 from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths, records
@@ -276,7 +274,7 @@ def test_nothing_on_capacity_is_shown_of_runs_that_validated_by_domain(
 ) -> None:
     """Nor of such runs among others."""
     old = trained.assign(validation_batches="by_domain")
-    assert figure.chart(old).marks.empty and figure.chart(old).reason == batches.WITHDRAWN
+    assert figure.chart(old).marks.empty and figure.chart(old).reason == compare.WITHDRAWN
     assert len(figure.chart(trained).marks)
     both = pd.concat([trained, old.assign(run=old["run"] + "-old", bits_per_byte=9.0)], ignore_index=True)
     assert set(figure.chart(both).shown["validation_batches"]) == {"mixed"}

@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from moe_routing_bench.cli.asked import LAST
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.store import records
+from moe_routing_bench.study.request import LAST
 from project import CELLS, GRID, ROOT, SHOWN, SMALL, Project, count, measured
 from signals import commands, interruptible
 

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from moe_routing_bench.figures import plain, quality_rows
 from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
-from moe_routing_bench.quality.comparison import batches
+from moe_routing_bench.quality import compare
 
 TITLE = "Bits lost at a capacity factor"
 TRAINED, LATER = "trained with it", "set after training"
@@ -23,7 +23,7 @@ def chart(table: pd.DataFrame) -> Chart:
     """Validation loss with a capacity factor less that without a limit, in bits per byte: the factor of training, and others that were set after it."""
     rows = lost(table)
     if rows.empty:
-        return nothing("dots", *_SCALES, limited(table), batches.why(limited(table), quality_rows.why(table, "a loss with a capacity limit")))  # fmt: skip
+        return nothing("dots", *_SCALES, limited(table), compare.why_no_capacity(limited(table), quality_rows.why(table, "a loss with a capacity limit")))  # fmt: skip
     records, routers = [], []
     for (_, factor, way), group in rows.groupby(["label", "capacity_factor", "way"], sort=False):
         means = [(*quality_rows.interval(one["lost"]), name, one) for name, one in quality_rows.ordered(group)]
@@ -37,7 +37,7 @@ def chart(table: pd.DataFrame) -> Chart:
 
 def lost(table: pd.DataFrame) -> pd.DataFrame:
     """Those of `limited` whose validation batches had all domains."""
-    return batches.mixed(limited(table))
+    return compare.with_mixed_batches(limited(table))
 
 
 def limited(table: pd.DataFrame) -> pd.DataFrame:

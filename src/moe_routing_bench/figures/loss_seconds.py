@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from moe_routing_bench.figures import plain, quality_rows
 from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
-from moe_routing_bench.quality.comparison import compare
+from moe_routing_bench.quality import compare
 
 TITLE = "Loss against training seconds"
 _SCALES = Scale("training seconds (steps alone)", "log"), Scale("validation bits per byte")

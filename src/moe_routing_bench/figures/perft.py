@@ -10,8 +10,8 @@ from matplotlib.ticker import EngFormatter
 from moe_routing_bench.figures import colors, style
 from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
-from moe_routing_bench.grid.adaptation_spec import VARIANTS
-from moe_routing_bench.quality.comparison import perft_summary
+from moe_routing_bench.grid.run_spec import VARIANTS
+from moe_routing_bench.quality import perft_summary
 from moe_routing_bench.quantities import count
 
 TITLE = "Routed fine-tuning: loss against parameters"

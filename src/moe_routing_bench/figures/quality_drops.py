@@ -11,7 +11,7 @@ from scipy import stats
 from moe_routing_bench.figures import quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
-from moe_routing_bench.quality.comparison import batches
+from moe_routing_bench.quality import compare
 from moe_routing_kernels.routers.zoo import ZOO
 
 TITLE = "Drops of trained routers against capacity"
@@ -103,9 +103,9 @@ def chart(table: pd.DataFrame) -> Chart:
 def _rows(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """The final runs that say what goes over a capacity; where none may be shown those that are withdrawn, and why nothing is drawn."""
     rows = quality_rows.finals(table, "drop_rate_by_factor")
-    shown = batches.mixed(rows)
+    shown = compare.with_mixed_batches(rows)
     return (rows if shown.empty else shown), (
-        "" if len(shown) else batches.why(rows, quality_rows.why(table, _MISSING))
+        "" if len(shown) else compare.why_no_capacity(rows, quality_rows.why(table, _MISSING))
     )
 
 

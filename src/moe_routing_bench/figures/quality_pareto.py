@@ -8,7 +8,7 @@ from moe_routing_bench.figures import quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
 from moe_routing_bench.grid.run_spec import DENSE
-from moe_routing_bench.quality.comparison import compare
+from moe_routing_bench.quality import compare
 
 X, Y = "train_tokens_per_s", "bits_per_byte"
 TITLE = "Quality against training speed"

@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 
+from moe_routing_bench import statistics
 from moe_routing_bench.grid.run_spec import DENSE
-from moe_routing_bench.quality import statistics
-from moe_routing_bench.quality.comparison import compare
+from moe_routing_bench.quality import compare
 from moe_routing_bench.quantities import count
 from moe_routing_kernels.routers.zoo import ZOO
 
@@ -76,7 +76,7 @@ def ordered(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 def interval(values: pd.Series) -> tuple[float, float]:
     """Mean and half of its 95 % interval; 0 for one value, which has none."""
     kept = values.dropna().to_numpy(float)
-    return float(kept.mean()), float(np.nan_to_num(statistics.half_width(kept)))
+    return float(kept.mean()), float(np.nan_to_num(statistics.mean_half_width(kept)))
 
 
 def over_tokens(rows: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from moe_routing_bench.figures import quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
-from moe_routing_bench.quality.comparison.specialisation import mean_bits
+from moe_routing_bench.quality.specialisation import mean_bits
 
 TITLE = "Expert specialisation"
 SHOWN = ("softk", "switch_top1", "deepseek_v3_small", "hash_balanced", "hash_position", "expert_choice")

@@ -7,7 +7,7 @@ from moe_routing_bench.figures import paired, quality_rows, style
 from moe_routing_bench.figures import quality_style as quality
 from moe_routing_bench.figures.chart import Chart, Scale, nothing
 from moe_routing_bench.grid.run_spec import TRAIN_MODES
-from moe_routing_bench.quality.comparison.specialisation import mean_bits
+from moe_routing_bench.quality.specialisation import mean_bits
 
 TITLE = "Learning to specialise"
 _ROWS = (

@@ -6,7 +6,7 @@ What the row is comes first, then its results, then what else tells rows apart: 
 from dataclasses import dataclass
 
 from moe_routing_bench.config.axes import AXES, Axis
-from moe_routing_bench.store.columns import about
+from moe_routing_bench.store.records import about
 
 
 @dataclass(frozen=True)

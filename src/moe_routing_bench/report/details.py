@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.store.columns import about
-from moe_routing_bench.store.records import COLUMNS
+from moe_routing_bench.store.records import COLUMNS, about
 
 LEFT_OUT = (
     "samples_us", "set_aside_samples_us", "block_medians_us", "block_clocks_mhz", "block_powers_w", "expert_load",

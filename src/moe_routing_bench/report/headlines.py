@@ -10,7 +10,7 @@ import pandas as pd
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison.verdicts import FASTER, LEAST_TWINS, SAME, UNDECIDED
 from moe_routing_bench.figures import grouping
-from moe_routing_bench.quality.comparison import compare
+from moe_routing_bench.quality import compare
 from moe_routing_bench.quantities import count, times, told_apart
 from moe_routing_bench.report.headline import Headline, shape
 from moe_routing_bench.report.pictures import Dot, picture

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.figures import quality_rows
-from moe_routing_bench.quality.comparison import batches, compare, perft_summary, specialisation
+from moe_routing_bench.quality import compare, perft_summary, specialisation
 from moe_routing_kernels.routers.zoo import ZOO
 
 # column, heading, format of the mean, meaning
@@ -42,7 +42,7 @@ def contests(table: pd.DataFrame) -> list[Contest]:
         return []
     finals = compare.with_speeds(finals).assign(
         expert_domain_bits=finals["load_by_domain"].map(specialisation.mean_bits, na_action="ignore"),
-        drop_rate=finals["drop_rate"].where(batches.known(finals)),
+        drop_rate=finals["drop_rate"].where(compare.has_mixed_batches(finals)),
     )
     # An entry's runs see the same bytes and have the same sizes; its networks differ in their hash.
     ranks = compare.summary(table.assign(config_hash=table["label"]))

@@ -3,11 +3,11 @@
 import numpy as np
 import pandas as pd
 
-from moe_routing_bench.quality.comparison import batches, compare
-from moe_routing_bench.quality.statistics import half_width
+from moe_routing_bench.quality import compare
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report.headline import Headline
 from moe_routing_bench.report.pictures import Dot, picture
+from moe_routing_bench.statistics import mean_half_width
 
 
 def quality(finals: pd.DataFrame) -> Headline | None:
@@ -32,7 +32,7 @@ def quality(finals: pd.DataFrame) -> Headline | None:
 
 def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Headline | None:
     """What trained rules leave over a capacity: the middle one of the causal rules that learn, in the config with most of them."""
-    finals = batches.mixed(finals)
+    finals = compare.with_mixed_batches(finals)
     kept = finals[finals["causal"].astype(bool) & finals["learns"].astype(bool) & finals["drop_rate_by_factor"].notna()]
     kept = kept.assign(left=[_at(factor, *one) for one in kept[["capacity_factors", "drop_rate_by_factor"]].to_numpy()])
     kept = kept[kept["left"].notna()]
@@ -44,10 +44,10 @@ def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Headline | None:
     values = mine.loc[mine["contestant"] == name, "left"].to_numpy(float)
     if len(values) < 2:
         return None
-    text = f"Capacity ({mine['label'].iloc[0]}): with a factor of {factor:g}, {np.mean(values):.1%} ± {half_width(values):.1%} of the choices of trained {name} go over the capacity, the median of {count(len(means), 'rule')} ({means.iloc[0]:.1%} to {means.iloc[-1]:.1%})."
+    text = f"Capacity ({mine['label'].iloc[0]}): with a factor of {factor:g}, {np.mean(values):.1%} ± {mean_half_width(values):.1%} of the choices of trained {name} go over the capacity, the median of {count(len(means), 'rule')} ({means.iloc[0]:.1%} to {means.iloc[-1]:.1%})."
     kept = {other: mine.loc[mine["contestant"] == other, "left"].to_numpy(float) for other in means.index}
     dots = [
-        Dot(str(other), one.mean(), one.mean() - half_width(one), one.mean() + half_width(one), other == name)
+        Dot(str(other), one.mean(), one.mean() - mean_half_width(one), one.mean() + mean_half_width(one), other == name)
         for other, one in kept.items()
         if len(one) > 1
     ]

@@ -15,8 +15,8 @@ from moe_routing_bench.comparison import devices
 from moe_routing_bench.comparison.claims import VERDICTS, Held
 from moe_routing_bench.figures import FIGURES, NOTHING
 from moe_routing_bench.figures import Figure as Entry
-from moe_routing_bench.quality.comparison import batches, compare
-from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
+from moe_routing_bench.quality import compare
+from moe_routing_bench.quality.run_rows import BY_DOMAIN
 from moe_routing_bench.quantities import digits
 from moe_routing_bench.report import (
     accuracy,
@@ -129,7 +129,7 @@ def _quality(
     return {
         "figures": figures, "several": bool((seeds > 1).any()), "machine": _values(trained, "device"),
         "timed": compare.timed(compare.with_speeds(finals)), "columns": quality.COLUMNS,
-        "by_domain": bool((trained["validation_batches"] == BY_DOMAIN).any()), "withdrawn": batches.WITHDRAWN, "cautions": quality.cautions(trained),
+        "by_domain": bool((trained["validation_batches"] == BY_DOMAIN).any()), "withdrawn": compare.WITHDRAWN, "cautions": quality.cautions(trained),
         "contests": quality.contests(trained),
         "adaptations": [] if adapted is None else quality.adaptations(adapted), "altered": altered.costs(trained),
     }  # fmt: skip
