@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import layer_tables
+import pandas as pd
 import seed_tables
 import stored_tables
 from stored_tables import ROOT, table
@@ -25,7 +26,12 @@ from moe_routing_bench.store.records import COLUMNS, about
 
 SOURCES = ROOT / "src"
 PACKAGES = (SOURCES / "moe_routing_kernels", SOURCES / "moe_routing_bench")
-PAGES = (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "config/README.md")
+PAGES = (
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/*/*.md")),
+    ROOT / "config/README.md",
+)
 MARK = "<!-- generated: "
 BLOCK = re.compile(rf"({MARK}(.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -96,11 +102,24 @@ def columns() -> str:
     return table(lines).replace("|ln ratio|", r"\|ln ratio\|")
 
 
+def kernel_steps() -> str:
+    """The measured time of each step of docs/kernels, and its rate."""
+    flops = 2 * 32768 * 2048 * 1536
+    times = pd.read_csv(ROOT / "docs/kernels/times.csv")
+    return table(
+        [
+            {"step": row.step, "time in µs": f"{row.us:,.0f}", "TFLOP/s": f"{flops / row.us / 1e6:.3g}"}
+            for row in times.itertuples()
+        ]
+    )
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "packages": packages,
     "cells": cells,
     "axes": axes,
     "columns": columns,
+    "kernel-steps": kernel_steps,
     **stored_tables.BLOCKS,
     **layer_tables.BLOCKS,
     **seed_tables.BLOCKS,

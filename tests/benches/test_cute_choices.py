@@ -23,11 +23,7 @@ from moe_routing_kernels.gemm.sm90.tile import GroupedGemm, Tile
 from moe_routing_kernels.pack import cute_pack
 
 ROOT = Path(__file__).parents[2]
-PRESETS = {
-    name: preset
-    for name, preset in presets.load(ROOT / "config/models.yaml").items()
-    if not preset.unsupported
-}
+PRESETS = {name: preset for name, preset in presets.load(ROOT / "config/models.yaml").items() if not preset.unsupported}
 PINGPONG = Tile(2, 2, 176, pingpong=True, narrowest=88)
 PAIRED = replace(PINGPONG, cluster=2)
 

@@ -47,4 +47,4 @@ def test_every_page_is_in_the_navigation() -> None:
     """MkDocs would warn, but tests do not install it."""
     text = (ROOT / "mkdocs.yml").read_text().replace("!ENV", "")
     listed = {page for section in yaml.safe_load(text)["nav"] for value in section.values() for page in ([value] if isinstance(value, str) else value)}  # fmt: skip
-    assert listed >= {path.name for path in ROOT.glob("docs/*.md")}
+    assert listed >= {str(path.relative_to(ROOT / "docs")) for path in ROOT.glob("docs/**/*.md")}
