@@ -397,14 +397,21 @@ def bars(lines: Sequence[Line]) -> str:
     """
     return table([
         {
-            "what": line.what, "bar (stretch)": line.bar + (f" ({line.stretch})" if line.stretch != "–" else ""), "measured": _ELSEWHERE.sub("", line.measured),
+            "what": line.what, "bar (stretch)": _mean(line.bar + (f" ({line.stretch})" if line.stretch != "–" else "")),
+            "measured": _mean(_ELSEWHERE.sub("", _ALONE.sub("", line.measured) if line.cells == "1 of 1" else line.measured)),
             "cells": line.cells + (f"; left out: {line.left_out}" if line.left_out != "–" else ""), "run": line.where or "–", "verdict": line.verdict,
         }
         for line in lines
     ])  # fmt: skip
 
 
+_ALONE = re.compile(r" in the geometric mean; worst: .*")
 _ELSEWHERE = re.compile(r"; with the suspect cells: .*| of cells that differ in [^;]+(?=;)|; best: .*?(?=;|$)")
+
+
+def _mean(text: str) -> str:
+    """The text with `mean` in front of a number in place of words behind it."""
+    return re.sub(r"((?:[≤≥] )?[\d.]+x(?: \[[^]]+\])?) in the geometric mean", r"mean \1", text)
 
 
 def routing_lines() -> list[Line]:

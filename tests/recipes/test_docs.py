@@ -120,6 +120,25 @@ def test_a_ratio_is_of_one_point_and_of_one_card(generate: ModuleType, monkeypat
         found("tokens < 9", ("ops",))
 
 
+@pytest.mark.parametrize(
+    ("measured", "cells", "shown"),
+    [
+        ("2.0x [1.9, 2.1] in the geometric mean of cells that differ in T; worst: a: 1.0x (x, y); best: b: 3.0x (x, y); 1 of 2 misses", "2 of 2", "mean 2.0x [1.9, 2.1]; worst: a: 1.0x (x, y); 1 of 2 misses"),
+        ("2.0x [1.9, 2.1] in the geometric mean; worst: a: 2.0x [1.9, 2.1] (x, y)", "1 of 1", "2.0x [1.9, 2.1]"),
+        ("T=1: 63.0 % [62.9, 63.1] (x); T=8: 99.1 % [99.0, 99.1] (x)", "2 of 2", "T=1: 63.0 % [62.9, 63.1] (x); T=8: 99.1 % [99.0, 99.1] (x)"),
+    ],
+    ids=["mean", "one-cell", "each"],
+)  # fmt: skip
+def test_a_line_of_a_bar_has_the_mean_and_the_worst_cell(
+    measured: str, cells: str, shown: str, generate: ModuleType
+) -> None:
+    line = generate.stored_tables.Line("what", "≥ 1x in the geometric mean", "–", measured, cells, "–", "reached")
+    assert (
+        generate.stored_tables.bars([line]).splitlines()[-1]
+        == f"| what | mean ≥ 1x | {shown} | {cells} | – | reached |"
+    )
+
+
 def test_the_second_times_of_a_repeat_are_those_of_the_published_rows(generate: ModuleType) -> None:
     """So that what is said of repeatability is of these rows, and falls with them when they are measured anew."""
     keys = ["bench", "cell", "implementation"]
