@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 EXPORT := --frozen --no-hashes --no-emit-workspace --no-annotate --no-header --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install asked report test slow test-all outside faults mutants figures site pictures vendor lint lock clean
+.PHONY: help install asked report test slow test-all outside faults mutants recipes figures site pictures vendor lint lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -73,6 +73,11 @@ mutants: .venv/.installed ## how many small changes of the code no test would no
 	.venv/bin/pip install --quiet --constraint constraints.txt mutmut
 	OMP_NUM_THREADS=1 .venv/bin/mutmut run $(if $(MUTANTS),'$(MUTANTS)') >mutants.log
 	.venv/bin/python tests/mutants.py
+
+recipes: .venv/.installed ## run the tests of behaviour in a copy where every recipe of docs/extending.md was followed
+	rm -rf .cache/recipes && mkdir -p .cache/recipes
+	PYTHONPATH=src:tests .venv/bin/python tests/recipes/followed.py .cache/recipes
+	cd .cache/recipes && PYTHONPATH=$$PWD/src .venv/bin/pytest -q -m 'not slow' $(WORKERS) --no-loadscope-reorder
 
 figures: .venv/.report ## draw figures and report again from published measurements (PLATFORM=nvidia-h200)
 	.venv/bin/moe-routing-bench figure --platform $(PLATFORM)

@@ -23,6 +23,7 @@ from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
 from moe_routing_bench.store.records import COLUMNS, about
+from moe_routing_kernels.routers import zoo
 
 SOURCES = ROOT / "src"
 PACKAGES = (SOURCES / "moe_routing_kernels", SOURCES / "moe_routing_bench")
@@ -120,6 +121,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "axes": axes,
     "columns": columns,
     "kernel-steps": kernel_steps,
+    "rules": zoo.table,
     **stored_tables.BLOCKS,
     **layer_tables.BLOCKS,
     **seed_tables.BLOCKS,

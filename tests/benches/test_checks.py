@@ -21,6 +21,8 @@ def test_weights_of_other_experts_are_seen(router: str, dtype: str) -> None:
     good = {"topk_ids": expected["topk_ids"], "topk_weights": expected["topk_weights"].float()}
     assert definition.check(cell, inputs, good, expected).error is None
     swapped = good | {"topk_weights": good["topk_weights"].roll(1, dims=1)}
+    if torch.equal(swapped["topk_weights"], good["topk_weights"]):
+        pytest.skip("the rule gives all experts of a token the same weight")
     assert "topk_weights" in (definition.check(cell, inputs, swapped, expected).error or "")
 
 

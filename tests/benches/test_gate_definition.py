@@ -97,7 +97,7 @@ def test_either_of_two_groups_that_tie_may_be_chosen_from(ids, weighed_as, ties,
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-def test_whoever_breaks_ties_otherwise_is_right(router):
+def test_another_choice_among_equal_scores_is_right(router):
     """Coarse scores tie all the time; an implementation that sees the experts in reverse order chooses the last of equals."""
     cell = cell_of("gate", tokens=512, experts=64, top_k=1 if router == "llama4" else 6, dtype="fp32", router=router)
     rng = torch.Generator().manual_seed(5)
@@ -110,4 +110,5 @@ def test_whoever_breaks_ties_otherwise_is_right(router):
     found = definition.check(cell, inputs, outputs, definition.reference(cell, inputs))
     assert found.error is None and found.ties > 30, found
     swapped = outputs | {"topk_weights": outputs["topk_weights"].roll(1, 0)}
-    assert "topk_weights" in definition.check(cell, inputs, swapped, definition.reference(cell, inputs)).error
+    same = torch.equal(swapped["topk_weights"], outputs["topk_weights"])  # a rule may give all experts the same weight
+    assert same or "topk_weights" in definition.check(cell, inputs, swapped, definition.reference(cell, inputs)).error

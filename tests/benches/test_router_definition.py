@@ -98,7 +98,7 @@ def test_what_has_nothing_to_compile_ahead_says_so(name, monkeypatch):
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-def test_whoever_breaks_ties_otherwise_is_right(router):
+def test_another_choice_among_equal_scores_is_right(router):
     """Products of few values tie all the time, between more than two experts; an implementation that sees them in reverse order chooses
     the last of equals. Weights of other tokens are wrong all the same."""
     cell = cell_of("router", tokens=512, hidden=32, experts=64, top_k=1 if router == "llama4" else 6, router=router)
@@ -113,6 +113,7 @@ def test_whoever_breaks_ties_otherwise_is_right(router):
     found = definition.check(cell, inputs, outputs, expected)
     assert found.error is None and found.ties > 30, found
     swapped = outputs | {"topk_weights": outputs["topk_weights"].roll(1, 0)}
-    assert "topk_weights" in definition.check(cell, inputs, swapped, expected).error
+    same = torch.equal(swapped["topk_weights"], outputs["topk_weights"])  # a rule may give all experts the same weight
+    assert same or "topk_weights" in definition.check(cell, inputs, swapped, expected).error
     worse = outputs | {"topk_ids": outputs["topk_ids"].roll(1, 0)}
     assert "other experts" in definition.check(cell, inputs, worse, expected).error

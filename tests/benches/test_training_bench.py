@@ -94,7 +94,10 @@ def differentiated(cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
                 row = row + weights[token, slot] * y[0]
         rows.append(row)
     combined = torch.stack(rows)
-    gradients = torch.autograd.grad(combined, list(leaves.values()), inputs["d_combined"].double())
+    # A rule may give weights that do not depend on logits.
+    gradients = torch.autograd.grad(
+        combined, list(leaves.values()), inputs["d_combined"].double(), materialize_grads=True
+    )
     return {"combined": combined.detach()} | dict(zip(GRADIENTS, gradients, strict=True))
 
 

@@ -4,11 +4,13 @@ import importlib
 import re
 import shutil
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from followed import RECIPES, ROOT, blocks, environment, tree, write
 
 import forks
 from moe_routing_bench.store import paths, records
@@ -16,11 +18,9 @@ from moe_routing_bench.store.parquet import write_table
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-RECIPES = dict(re.findall(r"^## (Add .*?)\n(.*?)(?=^## |\Z)", (ROOT / "docs/extending.md").read_text(), re.M | re.S))
-BLOCK = re.compile(
-    r"(?:^ *File: `(?P<path>[^`]+)`\n\n)?^(?P<indent> *)```(?P<kind>\w+)\n(?P<text>.*?)^ *```$", re.M | re.S
-)
+# Tests that name one of the tables which a recipe adds to could notice it.
+TABLES = re.compile(r"\b(?:AXES|BENCHES|COLUMNS|FIGURES|FORMATS|FUSED|MODELS|ROUTERS|WEIGHTS|ZOO)\b")
+ELSEWHERE = ("gpu", "recipes", "timing", "workflow")
 
 
 class Copy:
@@ -36,15 +36,12 @@ class Copy:
     def follow(self, recipe: str) -> str:
         """Write its files, apply its differences and run its commands, all in order; return what they printed."""
         written, printed = [], ""
-        for block in BLOCK.finditer(recipe):
-            text = textwrap.dedent(block["text"]) if block["kind"] != "diff" else _unindented(block)
+        for block in blocks(recipe):
             if block["kind"] == "sh":
-                printed += self.run("bash", "-e", "-c", text)
+                printed += self.run("bash", "-e", "-c", textwrap.dedent(block["text"]))
                 continue
             written.append(block["path"])
-            path = self.folder / block["path"]
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(_patched(path.read_text(), text) if block["kind"] == "diff" else text)
+            write(self.folder, block)
         touched = re.search(r"^Files touched: (.*?)(?:\n\n|\Z)", recipe, re.M | re.S)
         assert touched and sorted(re.findall("`(.+?)`", touched[1])) == sorted(written)
         sources = [name for name in written if name.endswith(".py")]
@@ -54,24 +51,10 @@ class Copy:
 
     def run(self, *command: str) -> str:
         """A command in the copy, on the CPU, with the copy's sources first; its output."""
-        environment = forks.environment(self.folder / "src") | {"MOE_ROUTING_BENCH_DEVICE": "cpu"}
-        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120)
+        variables = forks.environment(self.folder / "src") | {"MOE_ROUTING_BENCH_DEVICE": "cpu"}
+        done = subprocess.run(command, cwd=self.folder, env=variables, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
-
-
-def _unindented(block: re.Match) -> str:
-    """A difference without the indent of its list item; the first column of each line stays."""
-    return re.sub(f"^{block['indent']}", "", block["text"], flags=re.M)
-
-
-def _patched(old: str, difference: str) -> str:
-    """`old` with the difference applied; its context must be there exactly once."""
-    lines = difference.splitlines(keepends=True)
-    before = "".join(line[1:] for line in lines if line[0] in " -")
-    after = "".join(line[1:] for line in lines if line[0] in " +")
-    assert ("\n" + old).count("\n" + before) == 1, f"not there, or more than once:\n{before}"
-    return ("\n" + old).replace("\n" + before, "\n" + after)[1:]
 
 
 @pytest.fixture
@@ -162,3 +145,14 @@ def test_figure(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_preset(copy: Copy) -> None:
     """It expands to a cell of each bench."""
     assert "0 of 2 cells measured" in copy.follow(RECIPES["Add a model preset"])
+
+
+def test_no_recipe_turns_a_test_red(tmp_path: Path) -> None:
+    """All recipes together, then every test file of the fast lane that names a table. `make recipes` runs the whole lane."""
+    tree(tmp_path)
+    files = [path for path in (tmp_path / "tests").glob("*/test_*.py") if TABLES.search(path.read_text())]
+    noticing = sorted(str(path) for path in files if path.parent.name not in ELSEWHERE)
+    assert len(noticing) > 50
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "4", "-m", "not slow", *noticing]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

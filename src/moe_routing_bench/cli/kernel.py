@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from moe_routing_bench import packages
 from moe_routing_bench.benches.bench import Bench
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli.options import among
@@ -15,7 +16,8 @@ from moe_routing_bench.cli.printing import quoted
 from moe_routing_kernels import files
 from moe_routing_kernels.errors import bad, pick, writing
 
-KERNELS = tuple(name for name in BENCHES if name not in ("routing", "layer", "training", "model"))
+_COMPOSED = ("routing", "layer", "training", "model")
+KERNELS = tuple(name for name in BENCHES if name not in _COMPOSED and (packages.KERNELS / name).is_dir())
 _OPTIONAL = " | None = None"
 _ROWS = {"counts", "offsets", "order", "inverse"}  # operands that say where rows lie
 _MODULE = '''\
@@ -62,7 +64,7 @@ def kernel(
     """
     hint = (
         "it is made of parts, of which one may be a kernel of yours: see examples/own_kernel"
-        if bench in BENCHES
+        if bench in _COMPOSED
         else ""
     )
     pick("bench", bench, KERNELS, hint)
