@@ -31,7 +31,7 @@ from moe_routing_kernels.experts.dequant import Parts, parts
 from moe_routing_kernels.experts.repacked import once
 from moe_routing_kernels.formats.weights import WeightFormat
 from moe_routing_kernels.gemm.sm90.quantised import compile_for
-from moe_routing_kernels.gemm.sm90.quantised_layout import DEPTH, Codes, repack
+from moe_routing_kernels.gemm.sm90.quantised_layout import DEPTH, GROUPS, Codes, repack
 from moe_routing_kernels.gemm.sm90.quantised_tile import FEWEST_TOKENS, QuantisedGemm
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, Tile
 
@@ -48,7 +48,7 @@ _TALL = Tile(2, 2, 128)
 
 def takes(form: WeightFormat, dtype: str) -> bool:
     """Whether the kernel multiplies weights of a format and activations of `dtype`."""
-    return form.codec in ("integers", "float8") and dtype in ("bf16", "fp16")
+    return form.codec in ("integers", "float8") and form.group in GROUPS and dtype in ("bf16", "fp16")
 
 
 def codes_of(form: WeightFormat, dtype: str) -> Codes:

@@ -24,6 +24,7 @@ from torch import Tensor
 ROWS = 64  # of a block: those of a warpgroup's instruction
 DEPTH = 128  # of a block, along K
 ROW = -1  # `group` of codes with one scale per row
+GROUPS = (32, 64, 128, ROW)
 _PAIRS = 32  # of rows 8 apart
 _THREADS = 128
 _VECTOR = 4  # words that a thread loads at a time
@@ -38,14 +39,14 @@ class Codes:
     kind: str  # int, e4m3 or e5m2
     bits: int  # 8, 4 or 2
     zeros: bool  # zero points per group; else integers have the zero point 2 ** (bits - 1)
-    group: int  # neighbours along K with a scale of their own: 32, 64, 128 or ROW
+    group: int  # neighbours along K with a scale of their own: one of GROUPS
     dtype: str  # bf16 or fp16
 
     def __post_init__(self) -> None:
         """Check what the kernel takes for granted."""
         assert self.kind in ("int", "e4m3", "e5m2") and self.bits in (8, 4, 2) and self.dtype in _TORCH, self
         assert self.kind == "int" or (self.bits == 8 and not self.zeros), self
-        assert self.group in (32, 64, 128, ROW), self
+        assert self.group in GROUPS, self
 
     @property
     def fields(self) -> int:
