@@ -20,6 +20,7 @@ from ops_cases import CASES, DTYPES, check, check_feed, check_gate, check_permut
 
 from activations import EVERY
 from moe_routing_kernels import ops
+from moe_routing_kernels.gate.rules import FUSED
 from moe_routing_kernels.ops import backends, feeding
 from moe_routing_kernels.permute.layout import LAYOUTS
 from moe_routing_kernels.routers import ROUTERS
@@ -78,7 +79,7 @@ def test_nothing_to_do(empty, backend):
 
 
 @pytest.mark.parametrize("size", CHOICES)
-@pytest.mark.parametrize("rule", ROUTERS)
+@pytest.mark.parametrize("rule", FUSED)
 def test_gate(rule, size, backend):
     """Logits are apart by more than rounding, and the low bits in which a kernel may keep the expert, take: no two tie."""
     tokens, experts, top_k, dtype = CHOICES[size]
@@ -89,7 +90,7 @@ def test_gate(rule, size, backend):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rule", ROUTERS)
+@pytest.mark.parametrize("rule", FUSED)
 def test_gradients_of_gate(rule, dtype, backend):
     """Those of the weights of the experts that the kernel chose, within the dtype's rounding of float64."""
     torch.manual_seed(17)
@@ -171,7 +172,7 @@ def run(function: Callable, inputs: list[Tensor], grad: Tensor, *options) -> lis
     return [output.detach(), *gradients]  # an autograd graph that lives on would tie the capture to its stream
 
 
-@pytest.mark.parametrize(("rule", "layout"), [*zip(ROUTERS, itertools.cycle(LAYOUTS), strict=False)])
+@pytest.mark.parametrize(("rule", "layout"), [*zip(FUSED, itertools.cycle(LAYOUTS), strict=False)])
 def test_layer_eager_captured_and_compiled(rule, layout):
     """Output and gradients: the same bits in two runs and from a CUDA graph, and within 1 % of float64 compiled whole.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.workload.draw import draw_ids, generator
 from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_kernels.gate.rules import FUSED
 from moe_routing_kernels.ops import backends, cuda, feeding, reference
 from moe_routing_kernels.permute.layout import LAYOUTS
 from moe_routing_kernels.routers import ROUTERS
@@ -173,7 +174,7 @@ def main() -> None:
     shifted = torch.randn(101)[1:].view(20, 5).T  # neither contiguous nor aligned
     order, inverse = routing(5, 4, 2)
     assert torch.equal(cuda.pack(shifted, order, inverse), reference.pack(shifted, order, inverse))
-    for rule in ROUTERS:
+    for rule in FUSED:
         check_gate(rule, torch.randn(3, 16), 3)
     for layout in LAYOUTS:
         ids = torch.stack([torch.randperm(5)[:2] for _ in range(7)]).int()

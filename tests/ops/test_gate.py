@@ -7,6 +7,7 @@ from torch.library import opcheck
 
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.gate.rules import FUSED
 from moe_routing_kernels.routers import ROUTERS
 
 torch.set_num_threads(1)
@@ -23,7 +24,7 @@ def drawn(rule: str, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
 
 
 @pytest.mark.parametrize("dtype", ops.arguments.DTYPES, ids=str)
-@pytest.mark.parametrize("rule", ROUTERS)
+@pytest.mark.parametrize("rule", FUSED)
 def test_it_is_the_rule(rule: str, dtype: torch.dtype) -> None:
     logits, bias = drawn(rule, dtype)
     for selection in {bias, None}:
@@ -45,7 +46,7 @@ def test_a_bias_chooses() -> None:
     torch.testing.assert_close(weights, scores / scores.sum(1, keepdim=True))
 
 
-@pytest.mark.parametrize("rule", ROUTERS)
+@pytest.mark.parametrize("rule", FUSED)
 def test_gradients_are_those_of_the_function(rule: str) -> None:
     """Numerical differentiation, once and twice, and torch's own derivative of the rule."""
     logits, bias = drawn(rule, torch.float64)
@@ -64,7 +65,7 @@ def test_gradients_are_those_of_the_function(rule: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("rule", ROUTERS)
+@pytest.mark.parametrize("rule", FUSED)
 def test_low_precision_gradients(rule: str, dtype: torch.dtype) -> None:
     """float32 arithmetic and one rounding to the logits' dtype."""
     logits, bias = drawn(rule, dtype)
@@ -80,7 +81,7 @@ def test_low_precision_gradients(rule: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found[0].double(), found[1], rtol=torch.finfo(dtype).eps, atol=float(4e-6 * scale))
 
 
-@pytest.mark.parametrize("rule", ROUTERS)
+@pytest.mark.parametrize("rule", FUSED)
 def test_a_token_with_a_nan_is_sent_nowhere(rule: str) -> None:
     logits, bias = drawn(rule, torch.float32)
     logits[1, 2] = torch.nan
@@ -93,7 +94,7 @@ def test_a_token_with_a_nan_is_sent_nowhere(rule: str) -> None:
     assert gradient[others].isfinite().all() and gradient[1].isnan().all()
 
 
-@pytest.mark.parametrize("rule", ROUTERS)
+@pytest.mark.parametrize("rule", FUSED)
 def test_it_keeps_the_rules_of_torch_library(rule: str) -> None:
     """All checks without a gradient. With one, torch 2.13 adds the float weights to the integer sum of the ids in place, and
     fails: test_route covers its last check, tracing with dynamic shapes."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.gate.rules import FUSED
 from moe_routing_kernels.routers import ROUTERS, scaled
 
 torch.set_num_threads(1)
@@ -18,7 +19,7 @@ CASES = int(os.environ.get("GATE_CASES", "500"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rule", ROUTERS)
+@pytest.mark.parametrize("rule", FUSED)
 @pytest.mark.parametrize("top_k", [1, 2, 6])
 def test_ids_weights_and_gradients_have_the_limit(rule: str, dtype: torch.dtype, top_k: int) -> None:
     logits = rows(16, dtype)
@@ -41,7 +42,7 @@ def test_scores_that_vanish_give_a_layer_of_zeros(rule: str, low: float) -> None
         assert not out.any()
 
 
-@pytest.mark.parametrize("rule", ROUTERS)
+@pytest.mark.parametrize("rule", FUSED)
 def test_second_derivatives_are_finite_everywhere(rule: str) -> None:
     for dtype in (torch.float32, torch.float64):
         logits = rows(16, dtype).requires_grad_()
@@ -51,7 +52,7 @@ def test_second_derivatives_are_finite_everywhere(rule: str) -> None:
         assert first.isfinite().all() and second.isfinite().all()
 
 
-@pytest.mark.parametrize("rule", ROUTERS)
+@pytest.mark.parametrize("rule", FUSED)
 def test_the_rule_itself_has_the_same_limits(rule: str) -> None:
     """`routers`, which the benches take as the reference, and the operators agree."""
     for dtype in (torch.float64, torch.float32):
@@ -70,7 +71,7 @@ def test_the_rule_itself_has_the_same_limits(rule: str) -> None:
 @given(st.data())
 @settings(max_examples=CASES, deadline=None, derandomize=True)
 def test_any_logits(data: st.DataObject) -> None:
-    rule, dtype = data.draw(st.sampled_from(list(ROUTERS))), data.draw(st.sampled_from(DTYPES))
+    rule, dtype = data.draw(st.sampled_from(FUSED)), data.draw(st.sampled_from(DTYPES))
     experts = data.draw(st.sampled_from([16, 24, 64] if "groups" in ROUTERS[rule].options else [1, 2, 5, 16, 33]))
     keep = experts // 8 * 3 if "groups" in ROUTERS[rule].options else experts
     top_k = data.draw(st.integers(1, min(keep, 8)))
@@ -81,7 +82,7 @@ def test_any_logits(data: st.DataObject) -> None:
     check(logits, top_k, rule, data.draw(st.sampled_from([None, *named.values()])))
 
 
-@pytest.mark.parametrize("rule", ROUTERS)
+@pytest.mark.parametrize("rule", FUSED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_scale_multiplies_weights_and_gradients(rule: str, dtype: torch.dtype) -> None:
     torch.manual_seed(3)

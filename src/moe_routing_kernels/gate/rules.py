@@ -6,6 +6,9 @@ from moe_routing_kernels.gate import Gate
 from moe_routing_kernels.routers import ROUTERS
 
 MAX_EXPERTS, MAX_TOP_K, WARP = 1024, 32, 32
+# Modules of rules that have a fused form, and the rules of the table that are in one.
+FUSED_MODULES = ("softmax_topk", "topk_sigmoid", "sigmoid_topk", "sqrtsoftplus_topk")
+FUSED = tuple(name for name, router in ROUTERS.items() if router.module in FUSED_MODULES)
 
 
 @dataclass(frozen=True)
