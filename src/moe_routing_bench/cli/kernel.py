@@ -71,7 +71,7 @@ def kernel(
     name = path.stem
     if path.suffix != ".py" or not name.isidentifier():
         raise bad("path", str(path), "letters, digits and underscores before .py")
-    if name in (one.name for one in BENCHES[bench].implementations):
+    if name in (implementation.name for implementation in BENCHES[bench].implementations):
         raise bad("path", str(path), "a new name", f"{bench} has an implementation {name}")
     if path.exists():
         raise bad("path", str(path), "a new file", "it is there already")
@@ -89,31 +89,38 @@ def kernel(
 def _text(bench: Bench, name: str) -> str:
     """The module for a bench, from what its baseline binds and what our own modules say of operation, problem and rows."""
     folder, rows = (
-        importlib.import_module(one) for one in (f"moe_routing_kernels.{bench.name}", "moe_routing_bench.workload.rows")
+        importlib.import_module(module)
+        for module in (f"moe_routing_kernels.{bench.name}", "moe_routing_bench.workload.rows")
     )
     module = bench.load(bench.baseline)
     signature = inspect.signature(module.bind).parameters
     problem = signature["problem"].annotation
-    operands = [one for one in signature.values() if one.name in (*bench.reads, *bench.writes)]
+    operands = [operand for operand in signature.values() if operand.name in (*bench.reads, *bench.writes)]
     baseline = module.__name__.rpartition(".")[2]
-    of_rows = [_said(rows).split("\n\n")[1], _said(rows.RowMap)] if _ROWS & {one.name for one in operands} else []
+    of_rows = (
+        [_docstring(rows).split("\n\n")[1], _docstring(rows.RowMap)]
+        if _ROWS & {operand.name for operand in operands}
+        else []
+    )
     return _MODULE.format(
         name=name,
         bench=bench.name,
-        about=_said(folder),
-        rows="".join(f"\n\n{_filled(one)}" for one in of_rows) + "\n" * bool(of_rows),
+        about=_docstring(folder),
+        rows="".join(f"\n\n{_filled(text)}" for text in of_rows) + "\n" * bool(of_rows),
         problem=problem.__name__,
         baseline=baseline,
         fields=", ".join(problem.__dataclass_fields__),
         unsupported=f"{baseline}.unsupported(problem)" if hasattr(module, "unsupported") else "None",
-        parameters="\n".join(f"    {one.name}: Tensor{_OPTIONAL if one.default is None else ''}," for one in operands),
-        tensors=_filled(_said(problem), "    "),
-        outputs=", ".join(one.name for one in operands if one.name in bench.writes),
-        arguments=", ".join(f"{one.name}={one.name}" for one in operands),
+        parameters="\n".join(
+            f"    {operand.name}: Tensor{_OPTIONAL if operand.default is None else ''}," for operand in operands
+        ),
+        tensors=_filled(_docstring(problem), "    "),
+        outputs=", ".join(operand.name for operand in operands if operand.name in bench.writes),
+        arguments=", ".join(f"{operand.name}={operand.name}" for operand in operands),
     )
 
 
-def _said(thing: object) -> str:
+def _docstring(thing: object) -> str:
     """The docstring of a module or class."""
     return (thing.__doc__ or "").strip()
 

@@ -20,6 +20,8 @@ from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload.draw import generator, randn
 from moe_routing_bench.workload.rows import row_layout
 from moe_routing_kernels.activations import activation_of
+from moe_routing_kernels.errors import bad
+from moe_routing_kernels.gate.rules import FUSED, FUSED_MODULES
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.routers import ROUTERS
 
@@ -116,6 +118,10 @@ def logit_gradient(
     sums over; the coefficient of g_e in it is c (1 - s_e / D) / D.
     """
     rule = ROUTERS[cell.router]
+    if rule.module not in FUSED_MODULES:
+        raise bad(
+            "router of training", cell.router, ", ".join(FUSED), "the gradient of other rules is not defined here"
+        )
     chosen = torch.zeros_like(logits).scatter_(1, ids, 1.0)
     if rule.module == "softmax_topk":  # D absorbs any factor of the scores, so that none overflows
         score = slope = (logits - logits.amax(1, keepdim=True)).exp()
