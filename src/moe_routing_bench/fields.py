@@ -28,7 +28,7 @@ _WORDS = {int: ("an integer", "integers"), float: ("a number", "numbers"), str: 
 @dataclass(frozen=True)
 class Choice:
     """A name of a table. `where` says where an `open` table is listed: one that grows, so the schema file does not repeat it. `also` is a
-    pattern of names that are in no table, such as references; who looks such a name up finds whether it is one. `spelt` is how sentences
+    pattern of names that are in no table, such as references; a look-up tells whether it is one. `spelt` is how sentences
     write a name that only the pattern matches."""
 
     names: tuple[str, ...]

@@ -273,8 +273,8 @@ def changed_and_restored(one: Sets) -> None:
         (lambda one: one.inputs[0]["w"][0].fill_(9), "inputs were changed: w"),
         (changed_and_restored, "inputs were written, if only to restore them: x"),
         (lambda one: one.inputs[0]["w"].add_(0), "inputs were written, if only to restore them: w"),
-        (lambda one: one._outputs["y"].whole[1, 511].fill_(0), "bytes beside a tensor were written: y"),
-        (lambda one: (one._inputs["x"].whole[0, 600].fill_(0), one._outputs["count"].whole[0, 0].fill_(0)), "bytes beside a tensor were written: x, count"),
+        (lambda one: one._outputs["y"].whole[1, 511].fill_(0), "bytes next to a tensor were written: y"),
+        (lambda one: (one._inputs["x"].whole[0, 600].fill_(0), one._outputs["count"].whole[0, 0].fill_(0)), "bytes next to a tensor were written: x, count"),
         (lambda one: (one._inputs["x"].whole[0, 600].fill_(0), one.inputs[0]["w"].zero_()), "inputs were changed: w"),
     ],
 )  # fmt: skip

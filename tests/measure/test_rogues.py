@@ -21,7 +21,7 @@ DIFFER = "elements differ"
 REASONS = {
     "early": DIFFER, "by_pointer": DIFFER, "where_looked_at": DIFFER, "once": DIFFER, "of_last_set": DIFFER, "one_answer": DIFFER,
     "known_seed": DIFFER, "every_other": DIFFER, "now_and_then": DIFFER, "half": DIFFER, "shuffled": DIFFER, "narrow": DIFFER,
-    "other_dtype": "packed: float64", "beyond": "bytes beside a tensor were written: packed", "ahead": "bytes beside a tensor were written: x",
+    "other_dtype": "packed: float64", "beyond": "bytes next to a tensor were written: packed", "ahead": "bytes next to a tensor were written: x",
     "changes_input": "inputs were changed: x", "restores_input": "inputs were written, if only to restore them: x",
     "elsewhere": "another stream", "later": "threads were left running", "slow_clock": "time.perf_counter was replaced",
     "in_pool": ("outputs were written after the call had returned", DIFFER), "already_right": DIFFER, "where_changed": DIFFER, "by_sample": DIFFER,

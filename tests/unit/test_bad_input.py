@@ -65,7 +65,7 @@ CONFIGS = {
     "misspelt device": ({**entry(), "device": "cuda"}, "config.device: got 'cuda'", "auto"),
     "misspelt model": ({"grid": [{"benches": ["gate"], "tokens": [1], "model": ["deepseek-v33"]}]}, "did you mean 'deepseek-v3'?"),
     "unsupported model": ({"grid": [{"benches": ["gate"], "tokens": [1], "model": ["kimi-k3"]}]}, "'kimi-k3'", "a preset that can be measured", "latent MoE"),
-    "model and its axis": (entry(**LAYER, model=["mixtral-8x7b"]), "nothing beside model", "a model sets it"),
+    "model and its axis": (entry(**LAYER, model=["mixtral-8x7b"]), "nothing in addition to model", "a model sets it"),
     "implementation of no bench": (entry(implementations=["torch_bmm"]), "grid: got 'no cell'", "implementations"),
     # types
     "grid is a mapping": ({"grid": ENTRY}, "config.grid: got {", "a list of entries"),
@@ -166,7 +166,7 @@ MEASURE = {
     "model and a size": (
         ["layer", "--model", "dbrx", "--hidden", "8"],
         "error: --hidden: got [8]",
-        "nothing beside model",
+        "nothing in addition to model",
     ),
     "model": (["layer", "--model", "dbrxx"], "error: --model: got 'dbrxx'", "did you mean 'dbrx'?"),
     "trace not asked for": (

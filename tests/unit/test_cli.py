@@ -84,7 +84,7 @@ def test_list_names_everything_and_why_it_is_missing(call):
         (["status", "--platform", "cpu", "--platform", "cpu"], "--platform: got '2 times'"),
         (["measure", "pack", "--layout", "padded"], "capacity_factor"),
         (["measure", "pack", "--capacity-factor", "x"], "or none"),
-        (["measure", "layer", "--model", "mixtral-8x7b", "--experts", "8"], "nothing beside model"),
+        (["measure", "layer", "--model", "mixtral-8x7b", "--experts", "8"], "nothing in addition to model"),
         (["status", "--config", "absent.yaml"], "readable YAML"),
         (["status", "--config-json", "{"], "--config-json"),
         (["report", "--platform", "../x"], "lower-case"),

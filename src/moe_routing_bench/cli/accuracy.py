@@ -29,7 +29,7 @@ from moe_routing_kernels.formats.weights import WEIGHTS
 BENCH = BENCHES["experts"]
 PLAIN = "plain"
 _KNOWN = (PLAIN, *WEIGHTS)
-_BESIDE = "bf16,fp16"
+_ACTIVATIONS = "bf16,fp16"
 _SIZES = {"tokens": 64, "hidden": 512, "intermediate": 256, "experts": 4, "top_k": 2, "seed": 17}
 _COLUMNS = {  # of the table for people: heading, column, format
     "weights": ("weights", ""),
@@ -57,8 +57,8 @@ def accuracy(
         ),
     ] = None,
     activations: Annotated[
-        str, typer.Option(help=f"Comma-separated formats: {', '.join(FORMATS)}; the fp8 ones are of rows beside bf16")
-    ] = _BESIDE,
+        str, typer.Option(help=f"Comma-separated formats: {', '.join(FORMATS)}; the fp8 ones are of rows, with bf16")
+    ] = _ACTIVATIONS,
     drawn: Annotated[
         str,
         typer.Option(
@@ -98,20 +98,18 @@ def accuracy(
         "seed": seed,
     }
     matrix = importlib.import_module("moe_routing_bench.measure.accuracy")
-    kinds = [pick("--drawn", one, matrix.DRAWS) for one in _split(drawn)]
+    kinds = [pick("--drawn", kind, matrix.DRAWS) for kind in _split(drawn)]
     names = _names(implementations)
-    formats = [pick("--weights", one, _KNOWN) for one in _split(weights)] if weights else _KNOWN
-    beside = [pick("--activations", one, FORMATS) for one in _split(activations)]
-    cases = list(itertools.product(_cells(formats, beside, sizes), kinds))
+    formats = [pick("--weights", form, _KNOWN) for form in _split(weights)] if weights else _KNOWN
+    chosen = [pick("--activations", form, FORMATS) for form in _split(activations)]
+    cases = list(itertools.product(_cells(formats, chosen, sizes), kinds))
     device = "cpu" if platforms.gpu_name() is None else "cuda"
     common = sizes | {"platform": platforms.current()} | matrix.place(device)
     title = f"experts, {', '.join(f'{name}={value}' for name, value in sizes.items())}, on {platforms.current()}"
-    write = (
-        printing.write_json if as_json else printing.write_csv if as_csv else lambda found: show(_table(found, title))
-    )
+    write = printing.write_json if as_json else printing.write_csv if as_csv else lambda rows: show(_table(rows, title))
 
     def document(parts: Sequence[Part]) -> None:
-        write([row for _, found in parts for row in found])
+        write([row for _, rows in parts for row in rows])
 
     rows: Rows = []
     delivery = Delivery(document, len(cases))
@@ -133,28 +131,32 @@ def accuracy(
 
 def default_cells() -> list[Cell]:
     """The cells that `accuracy` compares in where no sizes and formats are given, as in a workflow."""
-    return _cells(_KNOWN, _split(_BESIDE), _SIZES)
+    return _cells(_KNOWN, _split(_ACTIVATIONS), _SIZES)
 
 
-def _cells(formats: Iterable[str], beside: Iterable[str], sizes: dict[str, int]) -> list[Cell]:
-    return [_cell(one, other, sizes) for one, other in itertools.product(formats, beside)]
+def _cells(formats: Iterable[str], activations: Iterable[str], sizes: dict[str, int]) -> list[Cell]:
+    return [_cell(form, other, sizes) for form, other in itertools.product(formats, activations)]
 
 
 def _split(text: str) -> list[str]:
-    return [one.strip() for one in text.split(",")]
+    return [part.strip() for part in text.split(",")]
 
 
 def _names(asked: str | None) -> list[str]:
     """The implementations that are asked for, else all whose needs are met here."""
-    known = [one.name for one in BENCH.implementations]
+    known = [implementation.name for implementation in BENCH.implementations]
     if asked is not None:
         return [pick("--implementations", name, known) for name in _split(asked)]
     here = platforms.current()
-    return [one.name for one in BENCH.implementations if not platforms.missing(one.requires, here, one.peer)]
+    return [
+        implementation.name
+        for implementation in BENCH.implementations
+        if not platforms.missing(implementation.requires, here, implementation.peer)
+    ]
 
 
 def _cell(weights: str, activations: str, sizes: dict[str, int]) -> Cell:
-    """The cell of a format of weights beside activations, or of rows of a quantised format beside activations in bf16."""
+    """The cell of a format of weights with activations, or of rows of a quantised format with activations in bf16."""
     formats = {"packed": activations, "dtype": "bf16"} if activations in QUANTISED else {"dtype": activations}
     with by_hand.called(option_of):
         return cell_of("experts", **sizes, **formats, weights=formats["dtype"] if weights == PLAIN else weights)

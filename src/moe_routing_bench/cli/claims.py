@@ -38,15 +38,15 @@ def claims(
         platforms.verify(platform)
     rows = _collected(platform)
     if measure:
-        _measure(one.claim for one in held(platform, chosen, rows) if one.why == "not measured")
+        _measure(verdict.claim for verdict in held(platform, chosen, rows) if verdict.why == "not measured")
     if not rows and not any(paths.claim_files(platform)):
         raise bad("rows", f"none of {platform}", "measured cells", "run `snakemake` first, or add --measure")
-    found = held(platform, chosen, rows)
-    others, own = ([one for one in found if one.claim.own is ours] for ours in (False, True))
-    for said, some in (("claims", others), ("figures of our own", own)):
+    verdicts = held(platform, chosen, rows)
+    others, own = ([verdict for verdict in verdicts if verdict.claim.own is ours] for ours in (False, True))
+    for kind, some in (("claims", others), ("figures of our own", own)):
         if some:
             show(_table(some))
-            print(f"{len(some)} {said}: {counts([one.verdict for one in some])}")
+            print(f"{len(some)} {kind}: {counts([verdict.verdict for verdict in some])}")
 
 
 def held(platform: str, chosen: Iterable[published.Claim], collected: list[Any]) -> list[Any]:
@@ -92,18 +92,21 @@ def job_of(claim: published.Claim) -> Job:
     return job
 
 
-def _table(found: list[Any]) -> Table:
+def _table(verdicts: list[Any]) -> Table:
     table = Table("claim", "who", "hardware", "published", "ours", "cells", "verdict", box=None)
-    for one in found:
-        unit, ours = one.claim.unit, "" if one.ours != one.ours else f"{one.ours:.4g} {one.claim.unit}"
-        said = one.verdict + (f": {one.why}" if one.why else "")
+    for verdict in verdicts:
+        unit, ours = (
+            verdict.claim.unit,
+            "" if verdict.ours != verdict.ours else f"{verdict.ours:.4g} {verdict.claim.unit}",
+        )
+        text = verdict.verdict + (f": {verdict.why}" if verdict.why else "")
         table.add_row(
-            one.claim.id,
-            one.claim.who,
-            one.claim.hardware or "not said",
-            f"{one.claim.figure:g} {unit}",
+            verdict.claim.id,
+            verdict.claim.who,
+            verdict.claim.hardware or "not said",
+            f"{verdict.claim.figure:g} {unit}",
             ours,
-            str(one.cells or ""),
-            said,
+            str(verdict.cells or ""),
+            text,
         )
     return table

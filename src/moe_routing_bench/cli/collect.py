@@ -36,7 +36,8 @@ def collect(
     out = outputs.chosen(out, paths.measurements(platform), force)
     # pandas and scipy take a second
     baselines, verdicts, anomalies = (
-        importlib.import_module(f"moe_routing_bench.comparison.{one}") for one in ("baselines", "verdicts", "anomalies")
+        importlib.import_module(f"moe_routing_bench.comparison.{module}")
+        for module in ("baselines", "verdicts", "anomalies")
     )
     again = paths.again(platform)
     table = baselines.with_baselines(records.collect(paths.cell_files(platform, jobs), platform))
@@ -94,9 +95,9 @@ def collect_perft(
 
 def _planned(config: list[Path] | None, config_json: str | None, platform: str | None) -> tuple[plan.Plan, str]:
     """The runs and adaptations of a config, and their platform; without one, that of this machine."""
-    found = effective(config, config_json)
-    return plan.expand(found.get("quality", []), found.get("perft", [])), platform_of(
-        platform or found.get("platform"), None if platform else found.get("run")
+    settings = effective(config, config_json)
+    return plan.expand(settings.get("quality", []), settings.get("perft", [])), platform_of(
+        platform or settings.get("platform"), None if platform else settings.get("run")
     )
 
 

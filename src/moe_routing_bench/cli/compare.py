@@ -32,7 +32,7 @@ def compare(
     across: Annotated[bool, typer.Option("--across", help="Compare runs of different devices all the same")] = False,
     most: Annotated[int, typer.Option(metavar="<int>", help="Most rows to print; the page has all", min=0)] = 20,
     html: Annotated[
-        Path | None, typer.Option(help="Also write a page with all rows; the report links compare-*.html beside it")
+        Path | None, typer.Option(help="Also write a page with all rows; the report links compare-*.html in its folder")
     ] = None,
     force: outputs.Force = False,
 ) -> None:
@@ -41,18 +41,18 @@ def compare(
     if html:
         outputs.check_file("--html", html, force)
     runs = importlib.import_module("moe_routing_bench.comparison.runs")
-    found = runs.compare(_table(before), _table(after), across)
-    for mark in found.marks:
+    comparison = runs.compare(_table(before), _table(after), across)
+    for mark in comparison.marks:
         print(f"differs besides the code: {mark}")
-    changed = found.changed()
+    changed = comparison.changed()
     show(_printed(changed[changed["verdict"] != "same"].head(most), f"{before} -> {after}"))
-    print(f"{len(found.rows)} rows: {counts(found.rows['verdict'].tolist())}")
+    print(f"{len(comparison.rows)} rows: {counts(comparison.rows['verdict'].tolist())}")
     if html:
         importlib.import_module("moe_routing_bench.report.changes").render(
-            found, (_lasting(before), _lasting(after)), html
+            comparison, (_lasting(before), _lasting(after)), html
         )
         print(f"wrote {html}")
-    if share is not None and len(worse := found.worse(share)):
+    if share is not None and len(worse := comparison.worse(share)):
         print(f"slower by more than {share:.1%}, or lost: {len(worse)} rows")
         raise typer.Exit(1)
 
@@ -64,7 +64,7 @@ def history(
             metavar="RUN", help=f"Runs of one platform, oldest first, the last of which is judged. Each is {_RUN}"
         ),
     ],
-    html: Annotated[Path, typer.Option(help="The page to write; the report links compare-*.html beside it")],
+    html: Annotated[Path, typer.Option(help="The page to write; the report links compare-*.html in its folder")],
     across: Annotated[bool, typer.Option("--across", help="Take runs of different devices all the same")] = False,
     force: outputs.Force = False,
 ) -> None:
@@ -73,19 +73,19 @@ def history(
         raise bad("runs", ", ".join(runs), "two or more, each once")
     outputs.check_file("--html", html, force)
     *earlier, last = runs
-    found = importlib.import_module("moe_routing_bench.comparison.history").history(
+    rows = importlib.import_module("moe_routing_bench.comparison.history").history(
         {name: _table(name) for name in earlier}, _table(last), across
     )
-    importlib.import_module("moe_routing_bench.report.histories").render(found, earlier, last, html)
-    print(f"wrote {html}: {len(found)} rows of {last} that an earlier run timed, too")
+    importlib.import_module("moe_routing_bench.report.histories").render(rows, earlier, last, html)
+    print(f"wrote {html}: {len(rows)} rows of {last} that an earlier run timed, too")
 
 
 def _share(text: str) -> float:
     """A share of a time: 3% or 3 is 0.03."""
-    found = _PERCENT.fullmatch(text.strip())
-    if not found:
+    match = _PERCENT.fullmatch(text.strip())
+    if not match:
         raise bad("--fail-if-slower", text, "a percentage such as 3%")
-    return float(found[1]) / 100
+    return float(match[1]) / 100
 
 
 def _table(name: str) -> Any:
@@ -142,6 +142,6 @@ def _printed(rows: Any, title: str) -> Table:
         if row["ratio_ci_low"] == row["ratio_ci_low"]:
             ratio += f" ({row['ratio_ci_low']:.3f} to {row['ratio_ci_high']:.3f})"
         times = ["" if row[side] != row[side] else f"{row[side]:.2f}" for side in ("before_us", "after_us")]
-        said = row["verdict"] + (f": {row['reason']}" if isinstance(row["reason"], str) else "")
-        table.add_row(row["bench"], row["cell"], row["implementation"], *times, ratio, said)
+        text = row["verdict"] + (f": {row['reason']}" if isinstance(row["reason"], str) else "")
+        table.add_row(row["bench"], row["cell"], row["implementation"], *times, ratio, text)
     return table

@@ -44,7 +44,9 @@ def compile_(
     settings = on(effective(config, config_json), _GPU)
     pairs = [(bench_of(job), name, job.cell) for job in jobs_of(settings) for name in job.implementations]
     if settings.get("accuracy"):
-        pairs += [(BENCH, one.name, cell) for cell in default_cells() for one in BENCH.implementations]
+        pairs += [
+            (BENCH, implementation.name, cell) for cell in default_cells() for implementation in BENCH.implementations
+        ]
     if not arch and platforms.current() == platforms.CPU:
         raise bad("--arch", "none", "an architecture", "there is no GPU here to take it from: pass --arch sm_90a")
     if reason := platforms.missing(("cutlass",), platforms.current()):
@@ -75,7 +77,7 @@ def _prepare(names: list[str], presets: Mapping[str, Any], arch: str, tokens: in
     ops = importlib.import_module("moe_routing_kernels.ops")
     for name in names:
         preset, start = presets[name], time.monotonic()
-        sizes = {one: getattr(preset, one) for one in ("hidden", "intermediate", "experts", "top_k", "activation")}
+        sizes = {size: getattr(preset, size) for size in ("hidden", "intermediate", "experts", "top_k", "activation")}
         count = ops.prepare(
             **sizes,
             rule=preset.router,

@@ -24,8 +24,8 @@ def doctor(plugin: Plugins = None) -> None:
     """Check what this machine has: versions, GPU, packages, plugins and the default config. Exit status 1 if a check fails."""
     checks = [*_checks(), *_check_plugins(references(plugin))]
     table = Table("check", "", "found", box=None)
-    for what, fine, found in checks:
-        table.add_row(what, {True: "ok", False: "FAIL", None: "-"}[fine], found)
+    for what, fine, state in checks:
+        table.add_row(what, {True: "ok", False: "FAIL", None: "-"}[fine], state)
     show(table)
     print(_able(platforms.current()))
     raise typer.Exit(int(any(fine is False for _, fine, _ in checks)))
@@ -33,8 +33,10 @@ def doctor(plugin: Plugins = None) -> None:
 
 def _able(platform: str) -> str:
     """How many of our implementations have here what they need, and what the others lack."""
-    known = [one for bench in BENCHES.values() for one in bench.implementations]
-    able = sum(not platforms.missing(one.requires, platform, one.peer) for one in known)
+    known = [implementation for bench in BENCHES.values() for implementation in bench.implementations]
+    able = sum(
+        not platforms.missing(implementation.requires, platform, implementation.peer) for implementation in known
+    )
     lacking = "an NVIDIA GPU, and some a package" if platform == platforms.CPU else "a package"
     return f"{able} of {len(known)} implementations can be measured here; the others need {lacking}; `moe-routing-bench list` says which"
 
@@ -52,7 +54,12 @@ def _checks() -> list[tuple[str, bool | None, str]]:
     for need in ("triton", "cutlass", "compiler"):
         reason = missing_here((need,), platforms.current())
         checks.append((need, None if reason else True, reason or "available"))
-    peers = {one.peer for bench in BENCHES.values() for one in bench.implementations if one.peer}
+    peers = {
+        implementation.peer
+        for bench in BENCHES.values()
+        for implementation in bench.implementations
+        if implementation.peer
+    }
     for peer in sorted(peers, key=lambda peer: peer.module):
         reason = missing_here((), platforms.current(), peer)
         checks.append((peer.module, None if reason else True, reason or "available"))
@@ -81,21 +88,24 @@ def _check_plugins(asked: list[str]) -> list[tuple[str, bool | None, str]]:
     except UserError as error:
         return [("plugin", False, str(error))]
     return [
-        _check_plugin(one) for bench in benches.values() for one in bench.implementations if isinstance(one, Plugin)
+        _check_plugin(plugin)
+        for bench in benches.values()
+        for plugin in bench.implementations
+        if isinstance(plugin, Plugin)
     ]
 
 
-def _check_plugin(one: Plugin) -> tuple[str, bool | None, str]:
+def _check_plugin(plugin: Plugin) -> tuple[str, bool | None, str]:
     """Whether its modules can be imported; not asked where it says itself that they need what is not installed."""
-    needs = tuple(name for name in one.requires if name != "cuda")  # what imports without a GPU, too
-    if reason := missing_here(needs, platforms.current(), one.peer):
-        return "plugin", None, f"{one.reference}: {reason}"
+    needs = tuple(name for name in plugin.requires if name != "cuda")  # what imports without a GPU, too
+    if reason := missing_here(needs, platforms.current(), plugin.peer):
+        return "plugin", None, f"{plugin.reference}: {reason}"
     try:
-        for module in one.own_modules():
+        for module in plugin.own_modules():
             importlib.import_module(module)
     except Exception as error:  # whatever a module raises
-        return "plugin", False, one_line(f"{one.reference}: {error}")
-    return "plugin", True, f"{one.reference}: {one.name} of {one.bench}, {one.version() or 'not installed'}"
+        return "plugin", False, one_line(f"{plugin.reference}: {error}")
+    return "plugin", True, f"{plugin.reference}: {plugin.name} of {plugin.bench}, {plugin.version() or 'not installed'}"
 
 
 def _check_config() -> tuple[str, bool | None, str]:

@@ -24,7 +24,7 @@ from moe_routing_kernels.formats.weights import WEIGHTS
 
 WITHIN = 4
 _CALLS, _CALLS_OF_A_STEP = 70, 30  # of an implementation: in all, and in its longest step, "checking"
-_DRAWS = 5  # what is drawn, and its reference: three draws that are timed, one that nobody knew, and one between
+_DRAWS = 5  # what is drawn, and its reference: three draws that are timed, one drawn after binding, and one between
 _SETS = 3
 _COMPILED = 20.0  # seconds that torch.compile takes
 _PROCESS = 1 << 30  # bytes of a process with torch
@@ -98,22 +98,27 @@ def estimate(job: Job, platform: str) -> Estimate:
     rates = _cpu(cell.get("dtype") or "bf16", settings.cpu_threads) if cpu else _GPU
     size = sizes(cell)
     known = [bench[name] for name in job.implementations]
-    able = [one for one in known if not platforms.missing(one.requires, platform, one.peer)]
-    twice = [one for one in able if one.name in job.twins]
-    copied = {one.name: _copied(one.name, cell, size) for one in able}
+    able = [
+        implementation
+        for implementation in known
+        if not platforms.missing(implementation.requires, platform, implementation.peer)
+    ]
+    twice = [implementation for implementation in able if implementation.name in job.twins]
+    copied = {implementation.name: _copied(implementation.name, cell, size) for implementation in able}
     call = size.flops / rates.flops + (size.read + size.moved) / rates.bytes
-    calls = {one.name: call + 2 * copied[one.name] / rates.bytes for one in able}
+    calls = {implementation.name: call + 2 * copied[implementation.name] / rates.bytes for implementation in able}
     checks = size.weights * rates.checked
     elements = size.weights / size.expert * cell.hidden * cell.intermediate * 3 if size.expert else 0
     drawing = elements * rates.drawn + _DRAWS * (size.flops / rates.wide_flops + size.moved / rates.bytes)
-    together = sum(calls[one.name] for one in [*able, *twice])
+    together = sum(calls[implementation.name] for implementation in [*able, *twice])
     blocks = settings.max_blocks * sum(
-        max(settings.samples_per_block * settings.interval_us / 1e6, calls[one.name]) for one in [*able, *twice]
+        max(settings.samples_per_block * settings.interval_us / 1e6, calls[implementation.name])
+        for implementation in [*able, *twice]
     )
     sampling = min(max(settings.max_seconds, 3 * together), blocks)
     turns = 0 if cpu or size.flops < _LIMITED else (2 * settings.turn_seconds + 2) * len(able)
     seconds = rates.start + drawing + sampling + turns + _CALLS * together + len(able) * (checks + rates.each)
-    seconds += cpu * _COMPILED * sum("compiler" in one.requires for one in able)
+    seconds += cpu * _COMPILED * sum("compiler" in implementation.requires for implementation in able)
     longest = _CALLS_OF_A_STEP * max(calls.values(), default=0) + rates.share * checks
     least = size.weights + _SETS * size.moved
     memory = least + _DRAWS * 3 * size.moved + max(copied.values(), default=0) + (_PROCESS if cpu else 0)
@@ -147,15 +152,15 @@ _SMALLER = ("tokens", "experts", "hidden", "intermediate", "shared_intermediate"
 
 def announce(jobs: Sequence[Job], platform: str) -> None:
     """Say on stderr what the cells will take. Raises `UserError` where weights and inputs of one are larger than the memory there is."""
-    found = {job.cell.key: estimate(job, platform) for job in jobs}
+    estimates = {job.cell.key: estimate(job, platform) for job in jobs}
     cell, free = jobs[0].cell, machine.available(platform)
     names = ("model", "tokens") if cell.get("model") else _SMALLER  # a model sets the others
     sizes = ", ".join(option_of(name) for name in names if name in cell)
     less = f"fewer --implementations or smaller {sizes}"
-    key, most = max(found.items(), key=lambda one: one[1].memory)
-    whole, certain = max(found.items(), key=lambda one: one[1].least)
-    longest = max(found.values(), key=lambda one: one.step)
-    total = sum(one.seconds for one in found.values())
+    key, most = max(estimates.items(), key=lambda item: item[1].memory)
+    whole, certain = max(estimates.items(), key=lambda item: item[1].least)
+    longest = max(estimates.values(), key=lambda estimated: estimated.step)
+    total = sum(estimated.seconds for estimated in estimates.values())
     print(
         f"estimate, within a factor of {WITHIN}: {duration(total)} for {count(len(jobs), 'cell')}, {_gb(most.memory)} of memory",
         end="",
@@ -182,10 +187,10 @@ def announce(jobs: Sequence[Job], platform: str) -> None:
         )
 
 
-def _basis(one: Estimate) -> str:
+def _basis(estimated: Estimate) -> str:
     """The sizes and the rates that an estimate is of."""
-    size, rates = one.sizes, one.rates
-    work = f"{count(one.implementations, 'implementation')}, {size.flops / 1e9:.3g} GFLOP a call, {_gb(size.weights)} of weights"
+    size, rates = estimated.sizes, estimated.rates
+    work = f"{count(estimated.implementations, 'implementation')}, {size.flops / 1e9:.3g} GFLOP a call, {_gb(size.weights)} of weights"
     return f"{work}; assumed: {rates.flops / 1e9:.3g} GFLOP/s, {rates.bytes / 1e9:.3g} GB/s, no kernel to compile"
 
 

@@ -1,4 +1,4 @@
-"""A folder to measure in, for those who have installed the package."""
+"""A folder to measure in, for an installed package."""
 
 import shutil
 from pathlib import Path

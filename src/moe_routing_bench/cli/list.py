@@ -28,11 +28,15 @@ def _implementations(platform: str, benches: Mapping[str, Bench]) -> Table:
     table = Table("bench", "implementation", f"on {platform}", title="Benches", title_justify="left", box=None)
     for bench in benches.values():
         table.add_row(bench.name, "", bench.summary)
-        for one in bench.implementations:
-            note = " (baseline)" if one.name == bench.baseline else ""
-            if isinstance(one, Plugin):
-                note = f" ({one.reference})"
-            table.add_row("", one.name + note, missing_here(one.requires, platform, one.peer) or "available")
+        for implementation in bench.implementations:
+            note = " (baseline)" if implementation.name == bench.baseline else ""
+            if isinstance(implementation, Plugin):
+                note = f" ({implementation.reference})"
+            table.add_row(
+                "",
+                implementation.name + note,
+                missing_here(implementation.requires, platform, implementation.peer) or "available",
+            )
     return table
 
 
@@ -50,7 +54,7 @@ def _routers() -> Table:
 
 
 def _weights() -> Table:
-    """Bits of a weight with its share of scales and zero points, in matrices of 4096 x 4096 beside bf16 activations."""
+    """Bits of a weight with its share of scales and zero points, in matrices of 4096 x 4096 with bf16 activations."""
     table = Table("weights", "bits", title="\nQuantised weights", title_justify="left", box=None)
     for form in WEIGHTS.values():
         table.add_row(form.name, f"{form.bytes_of(4096, 4096, 'bf16') * 8 / 4096**2:.4g}")

@@ -104,8 +104,8 @@ def _measured(jobs: Sequence[Job], mode: str) -> Iterator[tuple[Job, Rows]]:
         names = ", ".join(job.implementations)
         print(f"cell {number} of {len(jobs)}: {job.cell.bench} {job.cell.key}: {names}", file=sys.stderr, flush=True)
         with waiting.waited(expected):
-            found = supervisor.measure(job, None, mode)
-        yield job, found
+            rows = supervisor.measure(job, None, mode)
+        yield job, rows
 
 
 def _document(write: Callable[[Rows], None]) -> Callable[[Sequence[Part]], None]:

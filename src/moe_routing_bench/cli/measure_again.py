@@ -24,7 +24,7 @@ def measure_again(
     ] = None,
     force: outputs.Force = False,
 ) -> None:
-    """Measure the cells once more that have a time in doubt: beside those of neighbouring cells, or by its own scatter.
+    """Measure again the cells with a doubtful time: one that does not fit neighbouring cells, or scatters.
 
     At most one cell in 20, or 3, each in a process of its own; both times are kept, and `collect` says which agree. Where this machine
     is not the platform that is asked for, nothing is measured, and `collect` says so.

@@ -26,10 +26,10 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line. Raises `UserError`."""
         _, _, order = self.make_parser(ctx).parse_args(list(args))
-        for one in order:
-            once = one.param_type_name == "option" and not one.multiple  # type: ignore
-            if once and order.count(one) > 1:
-                raise bad(one.opts[0], f"{order.count(one)} times", "once")
+        for option in order:
+            once = option.param_type_name == "option" and not option.multiple  # type: ignore
+            if once and order.count(option) > 1:
+                raise bad(option.opts[0], f"{order.count(option)} times", "once")
         return super().parse_args(ctx, args)
 
 
@@ -66,7 +66,9 @@ Plugins = Annotated[
         help="Also the implementations that this module declares, or one of them; repeat. Those of entry points are always there",
     ),
 ]
-Models = Annotated[Path | None, typer.Option("--models", help="File of model presets beside those of the project")]
+Models = Annotated[
+    Path | None, typer.Option("--models", help="File of model presets, in addition to those of the project")
+]
 Timeout = Annotated[
     float, typer.Option(help="Seconds without a word from the worker after which an implementation is given up")
 ]
@@ -88,7 +90,9 @@ def option_of(name: str) -> str:
 
 def with_axes(command: Callable) -> Callable:
     """The command with an option for every axis, in place of its ``**values``. Typer reads the signature."""
-    first, second, *rest = [one for one in inspect.signature(command).parameters.values() if one.name != "values"]
+    first, second, *rest = [
+        parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "values"
+    ]
     command.__signature__ = inspect.Signature([first, second, *map(_option, AXES.values()), *rest])  # type: ignore
     return command
 
@@ -115,8 +119,8 @@ def _help(axis: Axis) -> str:
     default = axis.default if axis.typical is None else axis.typical
     if default is None:
         default = f"as {axis.follows}" if axis.follows else NONE if axis.kind is not str else ""
-    said = f" [default: {default}]" if default != "" else ""
-    return f"{axis.summary[0].upper()}{axis.summary[1:]}{unit}{choices}{said}"
+    suffix = f" [default: {default}]" if default != "" else ""
+    return f"{axis.summary[0].upper()}{axis.summary[1:]}{unit}{choices}{suffix}"
 
 
 def asked_jobs(
@@ -146,7 +150,7 @@ def warn_of_ignored(bench: str, options: Mapping[str, Any]) -> None:
 def _read(axis: Axis, value: Any) -> Any:
     """What an option holds: of an axis of lists all values, which commas or several options separate."""
     if axis.scope == "list":
-        return [_one(axis, one.strip()) for text in value for one in text.split(",")]
+        return [_one(axis, part.strip()) for text in value for part in text.split(",")]
     return _one(axis, value)
 
 

@@ -17,12 +17,12 @@ def preset(
     name: Annotated[str | None, typer.Option(help="Name of the preset [default: the name of its folder]")] = None,
 ) -> None:
     """Print a model preset, to be appended to config/models.yaml, with what was assumed as comments."""
-    found, assumed = huggingface.preset(path)
-    for one in assumed:
-        print(f"# assumed: {one}")
+    fields, assumed = huggingface.preset(path)
+    for assumption in assumed:
+        print(f"# assumed: {assumption}")
     name = (
         name
         or re.sub(r"[^a-z0-9.]+", "-", config_files.model_name(config_files.located(path)).lower()).strip("-")
         or "model"
     )
-    print(yaml.safe_dump({name: found}, sort_keys=False, width=1000, allow_unicode=True), end="")
+    print(yaml.safe_dump({name: fields}, sort_keys=False, width=1000, allow_unicode=True), end="")

@@ -43,12 +43,12 @@ def quoted(path: Path) -> str:
 def places(rows: Sequence[Mapping[str, Any]]) -> str:
     """Where rows were measured: how many cards, nodes and SLURM jobs, each with some names; what no row says is left out."""
     cards = {row["gpu_uuid"]: row["gpu_name"] for row in rows if row.get("gpu_uuid")}
-    found = [counts(list(cards.values()))] if cards else []
+    parts = [counts(list(cards.values()))] if cards else []
     for what, column in (("node", "host"), ("SLURM job", "slurm_job_id")):
         if names := sorted({row[column] for row in rows if row[column]}):
             shown = ", ".join(names[:4]) + ", …" * (len(names) > 4)
-            found.append(f"{count(len(names), what)} ({shown})")
-    return "; ".join(found) or "machines that no row names"
+            parts.append(f"{count(len(names), what)} ({shown})")
+    return "; ".join(parts) or "machines that no row names"
 
 
 def duration(seconds: float) -> str:
@@ -105,9 +105,9 @@ def _loads(rows: Rows) -> str | None:
     row = next((row for row in rows if row.get("load_cv") is not None), None)
     if row is None:
         return None
-    said = f"loads: CV {row['load_cv']:.2f}, busiest expert {row['load_max_over_mean']:.2f}x the mean, {row['dead_experts']} without a token"
+    text = f"loads: CV {row['load_cv']:.2f}, busiest expert {row['load_max_over_mean']:.2f}x the mean, {row['dead_experts']} without a token"
     limited = row.get("capacity_factor") is not None
-    return f"{said}; {100 * row['drop_rate']:.1f} % of the assignments dropped" if limited else said
+    return f"{text}; {100 * row['drop_rate']:.1f} % of the assignments dropped" if limited else text
 
 
 def write_json(rows: Rows) -> None:

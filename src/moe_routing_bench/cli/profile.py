@@ -91,19 +91,19 @@ def _ok(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def profiled(job: Job, rows: Sequence[Mapping[str, Any]], out: Path, tables: bool = True) -> None:
     """Profile the implementations that are ok, write the files, and print their tables where these are wanted. Raises `UserError`."""
     with writing(out):
-        found = importlib.import_module("moe_routing_bench.measure.profiling").profile(job, _ok(rows), out)
-        _write(found, out / TABLE)
+        result = importlib.import_module("moe_routing_bench.measure.profiling").profile(job, _ok(rows), out)
+        _write(result, out / TABLE)
     if tables:
-        show(*_tables(found))
+        show(*_tables(result))
     print(f"wrote {out}", file=sys.stdout if tables else sys.stderr)
 
 
-def _write(found: Mapping[str, Any], path: Path) -> None:
+def _write(result: Mapping[str, Any], path: Path) -> None:
     """All operators of all implementations as CSV."""
     lines = [
-        {"implementation": name} | one
-        for name, parts in found["implementations"].items()
-        for one in parts.get("operators", ())
+        {"implementation": name} | operator
+        for name, parts in result["implementations"].items()
+        for operator in parts.get("operators", ())
     ]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(lines[0]) if lines else ["implementation"], lineterminator="\n")
@@ -111,9 +111,9 @@ def _write(found: Mapping[str, Any], path: Path) -> None:
         writer.writerows(lines)
 
 
-def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
+def _tables(result: Mapping[str, Any]) -> Iterator[Table]:
     """A table of each implementation's first operators, and one of the differences, where there are pairs with results to compare."""
-    for name, parts in found["implementations"].items():
+    for name, parts in result["implementations"].items():
         if "error" in parts:
             table = Table("error", title=name, title_justify="left", box=None)
             table.add_row(parts["error"])
@@ -124,15 +124,15 @@ def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
         )
         columns = ("operator", "kind", "self device us", "self CPU us", "calls")
         table = Table(*columns, title=title, title_justify="left", box=None)
-        for one in parts["operators"][:SHOWN]:
-            times = (f"{one['self_device_us']:.1f}", f"{one['self_cpu_us']:.1f}")
-            table.add_row(one["operator"][:80], one["kind"], *times, str(one["calls"]))
+        for operator in parts["operators"][:SHOWN]:
+            times = (f"{operator['self_device_us']:.1f}", f"{operator['self_cpu_us']:.1f}")
+            table.add_row(operator["operator"][:80], operator["kind"], *times, str(operator["calls"]))
         yield table
-    if not found["differences"]:
+    if not result["differences"]:
         return
     table = Table(
         "implementation", "against", "max_diff", title="largest difference of results", title_justify="left", box=None
     )
-    for one in found["differences"]:
-        table.add_row(one["first"], one["second"], f"{one['max_diff']:.3g}")
+    for operator in result["differences"]:
+        table.add_row(operator["first"], operator["second"], f"{operator['max_diff']:.3g}")
     yield table

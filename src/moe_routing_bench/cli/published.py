@@ -43,17 +43,17 @@ def runs() -> list[str]:
 def _lines(run: str) -> Iterator[list[str]]:
     for table, about in manifests.read(run)["tables"].items():
         changed = _changed(run, table)
-        for one in about["measured"]:
-            days = dict.fromkeys(str(one[name])[:10] for name in ("first", "last"))
-            commit = one["commit"][:7] + " with changes" * bool(one["dirty"])
+        for group in about["measured"]:
+            days = dict.fromkeys(str(group[name])[:10] for name in ("first", "last"))
+            commit = group["commit"][:7] + " with changes" * bool(group["dirty"])
             yield [
                 run,
                 table,
-                one["version"] or "unknown",
+                group["version"] or "unknown",
                 commit,
                 " to ".join(days),
-                ", ".join(map(manifests.short, one["cards"])),
-                str(one["rows"]),
+                ", ".join(map(manifests.short, group["cards"])),
+                str(group["rows"]),
                 changed,
             ]
 

@@ -27,10 +27,10 @@ def figure(
     platform = platform_of(platform, run)
     figures = _figures()
     names = [pick("figure", name, figures)] if name else list(_reported(platform))
-    tables = {source: rows_of(source, platform) for source in dict.fromkeys(figures[one].source for one in names)}
-    for one in names:
-        _draw(figures[one], tables[figures[one].source], platform)
-        print(f"wrote {paths.figure(platform, one)} and .png")
+    tables = {source: rows_of(source, platform) for source in dict.fromkeys(figures[chosen].source for chosen in names)}
+    for entry in names:
+        _draw(figures[entry], tables[figures[entry].source], platform)
+        print(f"wrote {paths.figure(platform, entry)} and .png")
 
 
 def report(platform: Platform = None, run: Run = None) -> None:
@@ -42,8 +42,8 @@ def report(platform: Platform = None, run: Run = None) -> None:
 def build(platform: str) -> None:
     """Draw all figures of a platform, then write its report."""
     tables = _tables(platform)
-    for one in _reported(platform).values():
-        _draw(one, tables[one.source], platform)
+    for entry in _reported(platform).values():
+        _draw(entry, tables[entry.source], platform)
     _write(platform, tables)
 
 
@@ -121,8 +121,8 @@ def _models(platform: str) -> dict[str, Any]:
 
 def _own_presets(platform: str) -> dict[str, str]:
     """The file of presets that the workflow's last run named, for each preset in it."""
-    own = _own_file(platform)
-    return dict.fromkeys(models(own).keys() - models().keys(), own) if own else {}
+    file = _own_file(platform)
+    return dict.fromkeys(models(file).keys() - models().keys(), file) if file else {}
 
 
 def _own_file(platform: str) -> str | None:
@@ -138,7 +138,7 @@ def _figures() -> Mapping[str, Any]:
 def _reported(platform: str) -> dict[str, Any]:
     """The figures of a platform's report: those of training runs only where it has any."""
     there = paths.reported(platform)
-    return {name: one for name, one in _figures().items() if one.source in there}
+    return {name: entry for name, entry in _figures().items() if entry.source in there}
 
 
 def rows_of(source: str, platform: str) -> Any:
@@ -151,10 +151,10 @@ def rows_of(source: str, platform: str) -> Any:
     return records.frame(records.of_platform(table, platform, str(path)))
 
 
-def _draw(one: Any, table: Any, platform: str) -> None:
-    style, module = (importlib.import_module(f"moe_routing_bench.figures.{name}") for name in ("style", one.module))
-    svg = paths.figure(platform, one.name)
+def _draw(entry: Any, table: Any, platform: str) -> None:
+    style, module = (importlib.import_module(f"moe_routing_bench.figures.{name}") for name in ("style", entry.module))
+    svg = paths.figure(platform, entry.name)
     drawn = module.draw(table)
     with writing(svg):
         svg.parent.mkdir(parents=True, exist_ok=True)
-        style.save(drawn, svg, paths.figure(platform, one.name, "png"))
+        style.save(drawn, svg, paths.figure(platform, entry.name, "png"))

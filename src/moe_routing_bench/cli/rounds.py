@@ -28,14 +28,14 @@ class Rivals:
     is not made again: later rounds then have the bench's baseline, through which they are compared with it.
     """
 
-    def __init__(self, bench: Bench, mine: Iterable[str], names: Iterable[str]) -> None:
+    def __init__(self, bench: Bench, written: Iterable[str], names: Iterable[str]) -> None:
         """`mine` are those that are being written, `names` the rivals."""
-        self._bench, self._mine = bench, set(mine)
+        self._bench, self._mine = bench, set(written)
         self._names = [name for name in names if name not in self._mine]
         # The next round has these.
-        self.beside: list[str] = self._names.copy()
+        self.rivals: list[str] = self._names.copy()
         if any(self._compiled(name) for name in self._names) and bench.baseline not in self._mine.union(self._names):
-            self.beside.append(bench.baseline)
+            self.rivals.append(bench.baseline)
         self._kept: tuple[Row, Row] | None = None  # of the first round: the fastest rival, and the baseline
 
     def choose(self, rows: Mapping[str, Row]) -> None:
@@ -43,9 +43,9 @@ class Rivals:
         right = [name for name in self._names if rows[name]["status"] == "ok"]
         best = min(right, key=lambda name: rows[name]["median_us"], default=None)
         base = self._bench.baseline
-        self.beside = [best] if best else []
+        self.rivals = [best] if best else []
         if best and self._compiled(best) and base not in self._mine and rows[base]["status"] == "ok":
-            self.beside, self._kept = [base], (rows[best], rows[base])
+            self.rivals, self._kept = [base], (rows[best], rows[base])
 
     def said(self, row: Row, rows: Mapping[str, Row], last: Row | None) -> Iterator[str]:
         """The ratio to the best other, and to the last version where there is one, each with its verdict."""
@@ -67,7 +67,7 @@ class Rivals:
 def _judged(ratio: float, low: float | None, high: float | None, p: float | None) -> tuple[float, str]:
     verdicts = importlib.import_module("moe_routing_bench.comparison.verdicts")  # pandas takes a second
     runs = importlib.import_module("moe_routing_bench.comparison.runs")
-    numbers = [float("nan") if one is None else one for one in (low, high, p)]
+    numbers = [float("nan") if number is None else number for number in (low, high, p)]
     return ratio, verdicts.verdict(ratio, *numbers, runs.UNKNOWN_FLOOR)
 
 
@@ -75,17 +75,19 @@ def _chained(then: tuple[Row, Row], now: tuple[Row, Row]) -> tuple[float, str]:
     """How much faster `now` is than `then`, each a row and its baseline's of the same round: what has changed for both in
     between, as on a CPU, does not count."""
     statistics = importlib.import_module("moe_routing_bench.statistics")
-    blocks = [[one["block_medians_us"] for one in pair] for pair in (then, now)]
+    blocks = [[row["block_medians_us"] for row in pair] for pair in (then, now)]
     # A block with a hardware slowdown is left out of one row alone: its neighbours then pair with the next round's.
-    shares = [[own / base for own, base in zip(*pair, strict=False)] for pair in blocks]
+    shares = [[time / base for time, base in zip(*pair, strict=False)] for pair in blocks]
     return _judged(*statistics.unpaired_ratio(*shares))
 
 
 def _versions(last: Row, row: Row) -> tuple[float, str]:
     runs, pandas = (importlib.import_module(name) for name in ("moe_routing_bench.comparison.runs", "pandas"))
-    (found,) = runs.compare(*(pandas.DataFrame([one]) for one in (last, row))).rows.to_dict("records")
+    (comparison,) = runs.compare(*(pandas.DataFrame([one]) for one in (last, row))).rows.to_dict("records")
     # Two processes, seconds apart: between them the other work of a CPU changes, which neither interval sees.
-    return found["ratio"], found["verdict"] if row["platform"] != platforms.CPU else "not judged on a CPU, which drifts"
+    return comparison["ratio"], comparison["verdict"] if row[
+        "platform"
+    ] != platforms.CPU else "not judged on a CPU, which drifts"
 
 
 class Sources:
@@ -105,32 +107,36 @@ class Sources:
     def read(self) -> None:
         """Find the files anew, as an edit may import another. Raises `UserError` or SyntaxError; the files then stay the same."""
         closure.forget()
-        found = {path for name in self._names for path in _files(self._bench, name)}
-        held = {path: self._held.get(path) or _state(path) for path in found}
-        for path, (_, content) in held.items():
+        paths = {path for name in self._names for path in _files(self._bench, name)}
+        contents = {path: self._held.get(path) or _state(path) for path in paths}
+        for path, (_, content) in contents.items():
             ast.parse(content, str(path))  # of a closure only the imports are parsed
-        self._held = held
+        self._held = contents
 
     def changed(self) -> list[Path]:
         """The files whose content has changed since this was last asked; a time that is new alone is no change."""
-        found = []
+        changed = []
         for path, (time_ns, content) in self._held.items():
             try:
                 if path.stat().st_mtime_ns != time_ns:
                     self._held[path] = _state(path)
                     if self._held[path][1] != content:
-                        found.append(path)
+                        changed.append(path)
             except FileNotFoundError:
                 continue  # an editor is about to put the new one in its place
-        return found
+        return changed
 
 
 def _files(bench: Bench, name: str) -> set[Path]:
     """The source files of an implementation, those of the parts that it names among them."""
-    one = bench[name]
-    stages = [stage for stage in bench.stages if stage.name in one.parts]
-    found = {path for stage in stages for path in _files(bench.operation(stage), one.parts[stage.name])}
-    return found | set(one.files() if isinstance(one, Plugin) else packages.closure(one.modules(bench.name)))
+    implementation = bench[name]
+    stages = [stage for stage in bench.stages if stage.name in implementation.parts]
+    paths = {path for stage in stages for path in _files(bench.operation(stage), implementation.parts[stage.name])}
+    return paths | set(
+        implementation.files()
+        if isinstance(implementation, Plugin)
+        else packages.closure(implementation.modules(bench.name))
+    )
 
 
 def _state(path: Path) -> tuple[float, bytes]:
@@ -159,7 +165,7 @@ class Round:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Break it off: the server ends a measurement for which nobody waits."""
+        """Break it off: the server ends a measurement whose caller is gone."""
         self._process.kill()
         self._process.wait()
 
@@ -197,7 +203,7 @@ class Round:
 
 
 class Warmth:
-    """Keeps the server from ending, which it does when nobody has called for two minutes: an edit may take longer."""
+    """Keeps the server from ending, which it does two minutes after the last call: an edit may take longer."""
 
     _EVERY = server.IDLE_SECONDS / 2
 

@@ -32,22 +32,24 @@ def site(
     for name in published:
         manifest.read(name)
     built = [folder.name for folder in _REPORTS.glob("*") if not _missing(folder.name)]
-    found = [_REPORTS / name for name in sorted({*built, *published})]
-    if not found:
+    folders = [_REPORTS / name for name in sorted({*built, *published})]
+    if not folders:
         raise bad("reports", f"none in {_REPORTS}/", "at least one report", "run `moe-routing-bench report`")
     module = importlib.import_module("moe_routing_bench.report.site")
     versus = importlib.import_module("moe_routing_bench.report.versus")
-    tables = {folder.name: rows_of("measurements", folder.name) for folder in found}
+    tables = {folder.name: rows_of("measurements", folder.name) for folder in folders}
     pairs = versus.pairs(tables)
     _check(out, ["index.html", *(module.between(pair) for pair in pairs), *tables], force)
     _build([name for name in published if rebuild or _missing(name)])
     with writing(out):
         for pair in pairs:
             versus.write(pair, tuple(tables[name] for name in pair), out / module.between(pair))
-        held = {name: held_claims(name, table) for name, table in tables.items()}
-        reports = [_report(module, folder, tables[folder.name]) for folder in found]
-        module.write(reports, out, pairs, held, models())
-    print(f"wrote {out / 'index.html'}, which leads to {len(found)} reports and {len(pairs)} comparisons of platforms")
+        claims = {name: held_claims(name, table) for name, table in tables.items()}
+        reports = [_report(module, folder, tables[folder.name]) for folder in folders]
+        module.write(reports, out, pairs, claims, models())
+    print(
+        f"wrote {out / 'index.html'}, which leads to {len(folders)} reports and {len(pairs)} comparisons of platforms"
+    )
 
 
 def _missing(name: str) -> bool:

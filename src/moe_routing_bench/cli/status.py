@@ -32,10 +32,12 @@ def status(config: Configs = None, config_json: ConfigJson = None, platform: Pla
     print(f"rows: {counts([row['status'] for row in cells.rows])}")
     for line in progress.unwell(cells.rows):
         print(f"  {line}")
-    for one in progress.of_training(plan.expand(effective.get("quality", []), effective.get("perft", [])), platform):
-        print(one)
-    if cells.remain and (held := progress.collected(platform, jobs)):
-        print(f"{paths.measurements(platform)} has rows of {held[0]} of the cells, {held[1]} of them of today's code")
+    for kind in progress.of_training(plan.expand(effective.get("quality", []), effective.get("perft", [])), platform):
+        print(kind)
+    if cells.remain and (collected := progress.collected(platform, jobs)):
+        print(
+            f"{paths.measurements(platform)} has rows of {collected[0]} of the cells, {collected[1]} of them of today's code"
+        )
     orphans = records.orphans(paths.results(platform), files)
     if orphans:
         print(

@@ -48,6 +48,8 @@ def _bars(lines: Iterable[Any]) -> Table:
     table = Table(
         "what", "bar", "stretch", "measured, 95 % interval", "cells", "left out", "verdict", "where", box=None
     )
-    for one in lines:
-        table.add_row(one.what, one.bar, one.stretch, one.measured, one.cells, one.left_out, one.verdict, one.where)
+    for line in lines:
+        table.add_row(
+            line.what, line.bar, line.stretch, line.measured, line.cells, line.left_out, line.verdict, line.where
+        )
     return table

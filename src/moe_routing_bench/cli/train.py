@@ -106,11 +106,11 @@ def adapt(
     force: outputs.Force = False,
     platform: Required = None,
 ) -> None:
-    """Adapt a trained run to another text with adapters beside its frozen experts (PERFT)."""
+    """Adapt a trained run to another text with adapters next to its frozen experts (PERFT)."""
     if spec is None:
         frozen = Run.from_spec(run_rows.spec_of(run_rows.read(base)))
-        own = {"label": "adapt", "trace_tokens": 0, "keep_weights": False, **schedule(steps)}
-        run = dataclasses.replace(frozen, **own | fields_of(option or []))
+        change = {"label": "adapt", "trace_tokens": 0, "keep_weights": False, **schedule(steps)}
+        run = dataclasses.replace(frozen, **change | fields_of(option or []))
         adaptation = Adaptation(run, frozen.name, variant, rank, adapters, top_k)
     else:
         adaptation = from_spec(Adaptation, spec)
@@ -174,10 +174,10 @@ def fields_of(options: list[str]) -> dict[str, Any]:
     Raises `UserError` for an unknown field and for a value that is no YAML.
     """
     given: dict[str, Any] = {}
-    known = [one.name for one in dataclasses.fields(Run)]
+    known = [field.name for field in dataclasses.fields(Run)]
     for text in options:
-        name, found, value = text.partition("=")
-        if not found:
+        name, separator, value = text.partition("=")
+        if not separator:
             raise bad("--set", text, "FIELD=VALUE", "such as --set dim=128")
         try:
             given[pick("--set", name, known)] = yaml.safe_load(value)

@@ -53,7 +53,7 @@ def watch(
     The first round has all rivals and finds the fastest. One that torch.compile makes is in the first alone: later rounds are compared with it
     through the bench's baseline. A round is short, so that small differences stay undecided: `measure` takes longer.
     """
-    mine, known = implementations.split(","), references(plugin)
+    written, known = implementations.split(","), references(plugin)
     settings = {
         "max_seconds": max_seconds,
         "min_blocks": min_blocks,
@@ -61,16 +61,16 @@ def watch(
         "cpu_threads": cpu_threads,
         "timeout": timeout,
     }
-    names = None if against is None else [*mine, *against.split(",")]
+    names = None if against is None else [*written, *against.split(",")]
     jobs = asked_jobs(bench, names, settings, known, own, values)
     if len(jobs) > 1:
         raise bad("watch", f"{len(jobs)} cells", "one cell")
     (job,) = jobs
-    mine = [pick("--implementations", name.strip(), job.implementations) for name in mine]
+    written = [pick("--implementations", name.strip(), job.implementations) for name in written]
     if profile:
         outputs.check_folder("--profile", profile, force)
     warn_of_ignored(bench, values)
-    watched = _Watch(job, mine, profile)
+    watched = _Watch(job, written, profile)
     try:
         watched.run()
     except KeyboardInterrupt:
@@ -80,12 +80,12 @@ def watch(
 class _Watch:
     """The rounds of one cell, and what they have shown so far."""
 
-    def __init__(self, job: Job, mine: list[str], profile: Path | None) -> None:
+    def __init__(self, job: Job, written: list[str], profile: Path | None) -> None:
         """`mine` are the implementations of the job that are edited; all others are rivals. `profile`: a folder for profiles."""
         self._profile = profile
-        self._job, self._mine = job, mine
-        self._rivals = Rivals(bench_of(job), mine, job.implementations)
-        self._sources = Sources(bench_of(job), mine)
+        self._job, self._mine = job, written
+        self._rivals = Rivals(bench_of(job), written, job.implementations)
+        self._sources = Sources(bench_of(job), written)
         self._last: dict[str, _Row] = {}  # the last version of each that was right
         self._fastest: dict[str, _Row] = {}
         self._rounds = 0
@@ -94,11 +94,11 @@ class _Watch:
         """Measure, and again after every edit; never returns."""
         cell, files = self._job.cell, self._sources.files
         print(f"{cell.bench} {cell.key}\nwatching {_names(files)}; Ctrl-C ends")
-        print(f"the first round takes longest: it has {', '.join(self._rivals.beside) or 'no rival'}", flush=True)
+        print(f"the first round takes longest: it has {', '.join(self._rivals.rivals) or 'no rival'}", flush=True)
         with tempfile.TemporaryDirectory(prefix="watch-") as folder:
             while True:
                 self._measured(Path(folder))
-                _said("edited", ", ".join(path.name for path in self._edited()))
+                _log("edited", ", ".join(path.name for path in self._edited()))
 
     def _edited(self) -> list[Path]:
         """Wait for an edit that can be parsed; one that cannot is said."""
@@ -106,17 +106,17 @@ class _Watch:
         while True:
             time.sleep(POLL_SECONDS)
             warmth.keep()
-            if (found := self._sources.changed()) and self._parsed():
-                return found
+            if (changed := self._sources.changed()) and self._parsed():
+                return changed
 
     def _parsed(self) -> bool:
         try:
             self._sources.read()
         except SyntaxError as error:
-            _said("broken", f"{error.filename}:{error.lineno}: {error.msg}")
+            _log("broken", f"{error.filename}:{error.lineno}: {error.msg}")
             return False
         except (UserError, ModuleNotFoundError) as error:
-            _said("broken", one_line(error))
+            _log("broken", one_line(error))
             return False
         return True
 
@@ -127,13 +127,13 @@ class _Watch:
         try:
             rows = current.rows()
         except UserError as error:
-            return _said("failed", str(error))
+            return _log("failed", str(error))
         self._rounds += 1
         self._show({row["implementation"]: row for row in rows}, current)
 
     def _round(self, folder: Path) -> Round | None:
         """A round that is over, or None where a file has changed before it was."""
-        names = tuple(dict.fromkeys((*self._mine, *self._rivals.beside)))
+        names = tuple(dict.fromkeys((*self._mine, *self._rivals.rivals)))
         current = Round(dataclasses.replace(self._job, implementations=names), folder)
         try:
             while not current.over():
@@ -148,7 +148,7 @@ class _Watch:
         """A line of each implementation that is edited, and what a failed one has printed; the fastest rival is kept."""
         for name in self._mine:
             row = rows[name]
-            _said(name, f"{'; '.join(self._parts(row, rows))}; round {self._rounds}, {current.seconds:.1f} s")
+            _log(name, f"{'; '.join(self._parts(row, rows))}; round {self._rounds}, {current.seconds:.1f} s")
             if row["status"] == "ok":
                 self._last[name] = row
                 best = self._fastest.get(name)
@@ -179,10 +179,14 @@ class _Watch:
 
 def _names(files: Sequence[Path]) -> str:
     """The names of files; of a kernel of another package its own, and how many it imports from this one."""
-    own = [path for path in files if not set(PACKAGES) & set(path.parents)] or files
-    names = ", ".join(path.name for path in own if path.name != "__init__.py")
-    return f"{names} and {count(len(files) - len(own), 'file')} of {PACKAGE.name}" if len(own) < len(files) else names
+    outside = [path for path in files if not set(PACKAGES) & set(path.parents)] or files
+    names = ", ".join(path.name for path in outside if path.name != "__init__.py")
+    return (
+        f"{names} and {count(len(files) - len(outside), 'file')} of {PACKAGE.name}"
+        if len(outside) < len(files)
+        else names
+    )
 
 
-def _said(what: str, text: str) -> None:
+def _log(what: str, text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {what}: {text}", flush=True)

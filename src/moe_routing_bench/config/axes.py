@@ -75,8 +75,8 @@ class Axis:
         marks = [Choice(self.choices, _LISTED if self.open else "", self.also, self.spelt)] if self.choices else []
         bounds = ((Ge, self.least), (Gt, self.above), (Le, self.most))
         marks += [mark(value) for mark, value in bounds if value is not None]
-        one: Any = Annotated[self.kind, *marks] if marks else self.kind
-        return one | OrNone if self.optional and self.kind is not str else one
+        element: Any = Annotated[self.kind, *marks] if marks else self.kind
+        return element | OrNone if self.optional and self.kind is not str else element
 
     @property
     def listed(self) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def jobs(
     if plugins:
         asked["plugins"] = list(plugins)
     if implementations is not None:
-        known = [one.name for one in benches_of(plugins)[bench].implementations]
+        known = [implementation.name for implementation in benches_of(plugins)[bench].implementations]
         asked["grid"][0]["implementations"] = [pick("implementations", name, known) for name in implementations]
     least = settings.get("min_blocks", Settings.min_blocks)
     most = {"max_blocks": max(least, Settings.max_blocks)} if isinstance(least, int) else {}

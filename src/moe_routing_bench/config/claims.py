@@ -1,4 +1,4 @@
-"""Published figures, as config/claims.yaml has them: who says what, on which hardware, and which rows of ours would show it."""
+"""Published figures, as config/claims.yaml has them: the source, the hardware, and which of our rows would show it."""
 
 import functools
 import re
@@ -14,7 +14,7 @@ from moe_routing_bench.fields import Choice
 from moe_routing_kernels.errors import bad, pick
 
 UNITS = {"us": 1.0, "ms": 1e-3, "GB/s": 1.0, "TFLOP/s": 1.0, "x": 1.0, "%": 100.0}  # of what a row holds
-OWN = "this project"  # who says our own figures
+OWN = "this project"  # the source of our own figures
 OVER = ("gmean", "min", "max", "median")
 
 
@@ -72,10 +72,20 @@ def _plain(name: str) -> str:
 @functools.cache
 def _packages() -> frozenset[str]:
     """The modules and distributions that implementations come from, and how their names begin or are said."""
-    peers = [one.peer for bench in BENCHES.values() for one in bench.implementations if one.peer]
+    peers = [
+        implementation.peer
+        for bench in BENCHES.values()
+        for implementation in bench.implementations
+        if implementation.peer
+    ]
     names = [name for peer in peers for name in (peer.module, peer.distribution, peer.distribution.partition("-")[0])]
-    said = [one.name for bench in BENCHES.values() for one in bench.implementations if one.peer]
-    return frozenset(map(_plain, (*names, *said)))
+    known = [
+        implementation.name
+        for bench in BENCHES.values()
+        for implementation in bench.implementations
+        if implementation.peer
+    ]
+    return frozenset(map(_plain, (*names, *known)))
 
 
 class Claims(schema.Strict):
@@ -90,9 +100,9 @@ def load(path: str | Path) -> list[Claim]:
     Raises `UserError` for one that has neither a check nor a reason, or both, for an id that is there twice, for a bench, implementation or
     axis that does not exist, and for a package that is said to be lacking and is not.
     """
-    found = schema.validated(Claims, read_mapping(Path(path)), "claims").claims
+    claims = schema.validated(Claims, read_mapping(Path(path)), "claims").claims
     seen: set[str] = set()
-    for claim in found:
+    for claim in claims:
         where = f"claim {claim.id} in {path}"
         if claim.id in seen:
             raise bad(where, "the same id twice", "an id of its own")
@@ -107,9 +117,9 @@ def load(path: str | Path) -> list[Claim]:
                 "this one is a peer: say what else is missing",
             )
         if claim.check:
-            names = [one.name for one in BENCHES[claim.check.bench].implementations]
+            names = [implementation.name for implementation in BENCHES[claim.check.bench].implementations]
             for name in (claim.check.implementation, claim.check.against or claim.check.implementation):
                 pick(f"{where}: implementation", name, names)
             for axis in claim.check.axes:
                 pick(f"{where}: axis", axis, AXES)
-    return found
+    return claims

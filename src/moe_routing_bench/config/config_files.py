@@ -79,18 +79,20 @@ def class_of(kind: str, part: str | None = None) -> Any:
             return None
         if kind not in CONFIG_MAPPING:
             return None
-        found = CONFIG_MAPPING[kind]
-        return found if part is None else (getattr(found, "sub_configs", None) or {}).get(part)
+        kind_class = CONFIG_MAPPING[kind]
+        return kind_class if part is None else (getattr(kind_class, "sub_configs", None) or {}).get(part)
 
 
-def instance_of(found: Any, given: Mapping[str, Any], where: str) -> Any:
+def instance_of(kind_class: Any, given: Mapping[str, Any], where: str) -> Any:
     """An instance of a class with the fields that are given. Raises `UserError` for fields that the class refuses."""
     with _quiet():
         try:
-            return found(**given)
+            return kind_class(**given)
         except Exception as error:  # of another package: any
             reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise bad(f"config {where}", reason[-1].strip(), f"what transformers' {found.__name__} takes") from error
+            raise bad(
+                f"config {where}", reason[-1].strip(), f"what transformers' {kind_class.__name__} takes"
+            ) from error
 
 
 def field_at(fields: Any, path: str) -> tuple[bool, Any]:

@@ -49,7 +49,7 @@ def expand(config: Mapping[str, Any], models: Mapping[str, Any]) -> list[Job]:
                     raise _too_many(f"more than {MOST_CELLS} cells")
                 names, twins = wanted.setdefault(cell, ([], []))
                 names += implementations
-                twins += [one for one in entry.get("twins", ()) if one in implementations]
+                twins += [twin for twin in entry.get("twins", ()) if twin in implementations]
     if not wanted:
         raise bad("grid", "no cell", "at least one", "none of the benches has any of the implementations")
     jobs = []
@@ -88,8 +88,10 @@ def _check_entry(entry: Mapping[str, Any], benches: Mapping[str, Bench]) -> None
         raise bad("grid shared_experts", shared, "false without a model", "give shared_intermediate")
     given = [name for name in (axes.PRESET + axes.SHARED if shared else axes.PRESET) if name in entry]
     if "model" in entry and given:
-        raise bad(f"grid {given[0]}", entry[given[0]], f"nothing beside model: {entry['model']}", "a model sets it")
-    known = dict.fromkeys(one.name for bench in benches.values() for one in bench.implementations)
+        raise bad(
+            f"grid {given[0]}", entry[given[0]], f"nothing in addition to model: {entry['model']}", "a model sets it"
+        )
+    known = dict.fromkeys(implementation.name for bench in benches.values() for implementation in bench.implementations)
     for name in entry.get("implementations", ()):
         pick("grid implementations", name, known)
     measured = {name for bench in entry["benches"] for name in _implementations(benches[bench], entry)}
@@ -99,13 +101,13 @@ def _check_entry(entry: Mapping[str, Any], benches: Mapping[str, Bench]) -> None
 
 def _implementations(bench: Bench, entry: Mapping[str, Any]) -> list[str]:
     """Names of the entry's implementations that this bench has."""
-    own = [one.name for one in bench.implementations]
-    return [name for name in entry.get("implementations", own) if name in own]
+    listed = [implementation.name for implementation in bench.implementations]
+    return [name for name in entry.get("implementations", listed) if name in listed]
 
 
 def _in_table_order(bench: Bench, names: Iterable[str]) -> tuple[str, ...]:
     asked = set(names)
-    return tuple(one.name for one in bench.implementations if one.name in asked)
+    return tuple(implementation.name for implementation in bench.implementations if implementation.name in asked)
 
 
 def _cells(
@@ -212,13 +214,13 @@ def check(bench: str, values: Mapping[str, Any]) -> None:
 
 def _check_trace(path: Path, tokens: int, experts: int, top_k: int) -> None:
     try:
-        found = path.stat()
+        stat = path.stat()
     except FileNotFoundError:
         trace.read(path, tokens, experts, top_k)  # which says so
         return
     except (OSError, ValueError) as error:  # a name that is too long, or holds a null
         raise bad("trace", str(path), trace.FORMAT, getattr(error, "strerror", None) or str(error)) from error
-    _readable_trace(path, (found.st_mtime_ns, found.st_size, found.st_ino), tokens, experts, top_k)
+    _readable_trace(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino), tokens, experts, top_k)
 
 
 @functools.lru_cache(1000)

@@ -33,27 +33,27 @@ def preset(path: Path) -> tuple[dict[str, Any], list[str]]:
     read = _fields(outer, str(path))
     _check_experts(read)
     sizes = _sizes(read)
-    found: dict[str, Any] = sizes | _shared(read, sizes["intermediate"])
-    found |= {
+    values: dict[str, Any] = sizes | _shared(read, sizes["intermediate"])
+    values |= {
         "router": _router(read),
         "routed_scale": _scale(read),
         "activation": _activation(read),
     }
-    if found["router"]:
-        ROUTERS[found["router"]].check(sizes["experts"], sizes["top_k"])
+    if values["router"]:
+        ROUTERS[values["router"]].check(sizes["experts"], sizes["top_k"])
     _check_latent(read, sizes["hidden"])
     layers = model_layers.noted(read, sizes["layers"])
     if weights := quantisation.weights(outer, read, layers):
-        found["weights"] = weights
-    found["source"] = one_line(f"{path.name} of {shown(config_files.model_name(path))[1:-1]}, model_type {read.kind}")
+        values["weights"] = weights
+    values["source"] = one_line(f"{path.name} of {shown(config_files.model_name(path))[1:-1]}, model_type {read.kind}")
     for note in read.architecture.notes:
         read.note(note)
     if unread := read.unread():
         read.note(f"the preset leaves out {', '.join(unread)}")
     if read.unsupported:
-        found["unsupported"] = "; ".join(read.unsupported)
-    schema.validated(presets.Preset, found, f"the preset of {path}")
-    return found, read.notes
+        values["unsupported"] = "; ".join(read.unsupported)
+    schema.validated(presets.Preset, values, f"the preset of {path}")
+    return values, read.notes
 
 
 def _fields(outer: Mapping[str, Any], where: str) -> Fields:
@@ -67,15 +67,15 @@ def _fields(outer: Mapping[str, Any], where: str) -> Fields:
     if not isinstance(kind, str):
         raise bad(f"model_type of config {where}", kind, "the name of an architecture", _HAND)
     name = next((base for base in _bases(kind) if base in ARCHITECTURES), None)
-    found = (
+    shape = (
         config_files.class_of
     )  # called only for a field that is missing, or where the table does not know the architecture
-    if name is None and (own := config_files.class_of(kind, part)) is None:
+    if name is None and (library := config_files.class_of(kind, part)) is None:
         raise _unknown(kind, where)
-    if name is None and not {*dir(own), *own.attribute_map} & {*ALIASES["num_experts"]}:
+    if name is None and not {*dir(library), *library.attribute_map} & {*ALIASES["num_experts"]}:
         raise _dense(f"model_type {kind}, whose class has no experts", where)
     read = Fields(
-        fields, name or kind, lambda: found(kind, part), ARCHITECTURES[name] if name else _untold(fields), where
+        fields, name or kind, lambda: shape(kind, part), ARCHITECTURES[name] if name else _untold(fields), where
     )
     for note in notes:
         read.note(note)
@@ -127,17 +127,17 @@ def _sizes(read: Fields) -> dict[str, int]:
     if read.kind == "ernie4_5_vl_moe" and isinstance(first, list) and first:
         read.fields = {**read.fields, width: first[0]}
         read.note(f"{width} is {shown(first[0])}, of the experts for text, of {shown(first)}")
-    found = {
+    shape = {
         "hidden": read.count("hidden_size"),
         "intermediate": read.count(width),
         "experts": read.count("num_experts"),
         "top_k": read.architecture.top_k or read.count("num_experts_per_tok"),
         "layers": model_layers.listed(read) or read.count("num_hidden_layers"),
     }
-    if found["top_k"] > found["experts"]:
+    if shape["top_k"] > shape["experts"]:
         name = read.names("num_experts_per_tok")[0]
-        raise read.bad(name, found["top_k"], f"1 to {found['experts']}, the number of experts")
-    return found
+        raise read.bad(name, shape["top_k"], f"1 to {shape['experts']}, the number of experts")
+    return shape
 
 
 def _router(read: Fields) -> str | None:
@@ -174,8 +174,8 @@ def _shared(read: Fields, intermediate: int) -> dict[str, Any]:
                 f"shared_experts 1, of the width {known.shared_width}: n_shared_experts is {shown(stated)}, which the library does not read"
             )
     width = count * (read.count(known.shared_width, 0) if known.shared_width and count else intermediate)
-    found = {"shared_experts": count if width else 0, "shared_intermediate": width or None}
-    return found | ({"shared_gate": known.shared_gate} if width and known.shared_gate else {})
+    widths = {"shared_experts": count if width else 0, "shared_intermediate": width or None}
+    return widths | ({"shared_gate": known.shared_gate} if width and known.shared_gate else {})
 
 
 def _activation(read: Fields) -> str | None:
@@ -186,11 +186,11 @@ def _activation(read: Fields) -> str | None:
     name = known.activation or read.value(known.act)
     if not isinstance(name, str):
         raise read.bad(read.names(known.act)[0], name, "the name of a function")
-    found = (_GATED if known.gated else _UNGATED).get(name)
-    if found is None:
+    activation = (_GATED if known.gated else _UNGATED).get(name)
+    if activation is None:
         gate = "" if known.gated else " without a gate"
         return read.refuse(f"its activation, {shown(name)}{gate}, is not among those of experts")
-    return _limited(read, found)
+    return _limited(read, activation)
 
 
 def _clamped_oai(read: Fields, activation: str) -> str | None:

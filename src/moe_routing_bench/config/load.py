@@ -82,7 +82,7 @@ def _mappings(root: yaml.Node) -> Iterator[yaml.MappingNode]:
         seen.add(id(node))
         if isinstance(node, yaml.MappingNode):
             yield node
-            left += [one for pair in node.value for one in pair]
+            left += [child for pair in node.value for child in pair]
         elif isinstance(node, yaml.SequenceNode):
             left += node.value
 

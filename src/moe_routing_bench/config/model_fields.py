@@ -39,12 +39,12 @@ class Fields:
     """The fields of a model, with a list of what was noted and of reasons why the model cannot be measured."""
 
     def __init__(
-        self, fields: Mapping[str, Any], kind: str, found: Callable[[], Any], architecture: Architecture, where: str
+        self, fields: Mapping[str, Any], kind: str, make: Callable[[], Any], architecture: Architecture, where: str
     ) -> None:
         """`found` gives the library's class, or None; it is called only for a field that is missing."""
         self.fields, self.kind, self.where = fields, kind, where
         self.architecture = architecture
-        self._class, self._instance = found, None
+        self._class, self._instance = make, None
         self._read: set[str] = set()
         self.notes: list[str] = []
         self.unsupported: list[str] = []
@@ -64,7 +64,7 @@ class Fields:
 
     def given(self, name: str) -> tuple[bool, Any]:
         """Whether the file has a field, by any of its names, and its value. Raises `UserError` where two of them differ."""
-        found = {
+        values = {
             path: value
             for path in self.names(name)
             for there, value in [config_files.field_at(self.fields, path)]
@@ -72,13 +72,13 @@ class Fields:
         }
         special = self.architecture.names.get(name)
         # The other names may be something else there: LongCat has two attentions per layer.
-        if special and found.get(special) is not None:
-            found = {special: found[special]}
-        self._read |= {path.partition(".")[0] for path in found}
-        said = {path: value for path, value in found.items() if value is not None}
-        if len({repr(value) for value in said.values()}) > 1:
-            raise self.bad(" and ".join(said), list(said.values()), "the same value in both")
-        return bool(found), next(iter(said.values()), None)
+        if special and values.get(special) is not None:
+            values = {special: values[special]}
+        self._read |= {path.partition(".")[0] for path in values}
+        given = {path: value for path, value in values.items() if value is not None}
+        if len({repr(value) for value in given.values()}) > 1:
+            raise self.bad(" and ".join(given), list(given.values()), "the same value in both")
+        return bool(values), next(iter(given.values()), None)
 
     def label(self, name: str) -> str:
         """The name that the file has for a field, or the first of those that it could have."""
@@ -123,7 +123,7 @@ class Fields:
 
     def _made(self) -> Any:
         """An instance of the library's class, made of the fields that sizes depend on; None where there is none."""
-        if self._instance is None and (found := self._class()) is not None:
+        if self._instance is None and (library := self._class()) is not None:
             wanted = {
                 path.partition(".")[0] for name in (*ALIASES, self.architecture.width) for path in self.names(name)
             }
@@ -131,7 +131,7 @@ class Fields:
             for name, value in given.items():  # classes make a list of all layers
                 if isinstance(value, int | float) and not value <= MOST:
                     raise self.bad(name, value, f"at most {MOST}")
-            self._instance = config_files.instance_of(found, given, self.where)
+            self._instance = config_files.instance_of(library, given, self.where)
         return self._instance
 
     def _missing(self, names: tuple[str, ...]) -> UserError:

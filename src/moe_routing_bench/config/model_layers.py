@@ -21,7 +21,7 @@ def noted(read: Fields, layers: int) -> int:
             rules[name] = rule(value)
     if "expert_layer_period" in rules:
         rules["expert_layer_period"] = _periodic(read)
-    said = [
+    stated = [
         f"{name} {shown(read.fields[name])}" for name, rule in rules.items() if rule is None or not _all(rule, layers)
     ]
     known = [rule for rule in rules.values() if rule is not None]
@@ -29,16 +29,16 @@ def noted(read: Fields, layers: int) -> int:
     if not count and len(known) == len(rules):
         raise bad(
             f"config {read.where}",
-            f"no layer with experts ({', '.join(said)})",
+            f"no layer with experts ({', '.join(stated)})",
             "a mixture of experts",
             "a dense model has no preset",
         )
-    if said and len(known) == len(rules):
+    if stated and len(known) == len(rules):
         read.note(
-            f"layers counts those without experts as well: {count} of {layers} have experts, by {', '.join(said)}"
+            f"layers counts those without experts as well: {count} of {layers} have experts, by {', '.join(stated)}"
         )
-    elif said:
-        read.note(f"layers counts those without experts as well: {', '.join(said)}")
+    elif stated:
+        read.note(f"layers counts those without experts as well: {', '.join(stated)}")
     _note_hashes(read)
     return count
 
@@ -47,8 +47,8 @@ def listed(read: Fields) -> int | None:
     """The number of layers where a file has a list of them in its place."""
     if read.given("num_hidden_layers")[0]:
         return None
-    found = [read.given(name)[1] for name in ("layers_block_type", "hybrid_override_pattern")]
-    return next((len(each) for each in found if isinstance(each, list | str) and each), None)
+    patterns = [read.given(name)[1] for name in ("layers_block_type", "hybrid_override_pattern")]
+    return next((len(each) for each in patterns if isinstance(each, list | str) and each), None)
 
 
 def _note_hashes(read: Fields) -> None:
@@ -82,8 +82,8 @@ def _listed(inside: bool) -> Callable[[Any], _Layers | None]:
     """Layers that a list names, or those that it does not."""
 
     def rule(value: Any) -> _Layers | None:
-        found = _indices(value)
-        return None if found is None else lambda layer: (layer in found) == inside
+        indices = _indices(value)
+        return None if indices is None else lambda layer: (layer in indices) == inside
 
     return rule
 

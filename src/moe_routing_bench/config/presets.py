@@ -48,9 +48,9 @@ def load(path: str | Path, own: str | Path | None = None) -> dict[str, Any]:
 
 def _load(path: str | Path) -> dict[str, Any]:
     presets = {}
-    for name, found in read_mapping(Path(path)).items():
+    for name, fields in read_mapping(Path(path)).items():
         where = f"model {name} in {path}"
-        preset = schema.validated(Preset, found, where)
+        preset = schema.validated(Preset, fields, where)
         missing = [axis for axis in PRESET if getattr(preset, axis) is None]
         if missing and not preset.unsupported:
             raise bad(where, f"no {missing[0]}", ", ".join(PRESET), "or state why: 'unsupported: …'")
@@ -60,5 +60,5 @@ def _load(path: str | Path) -> dict[str, Any]:
 
 def values(preset: Any, shared: bool = False) -> Mapping[str, Any]:
     """The axes that a preset sets, with their values; `shared`: also those of its shared experts."""
-    found = {name: getattr(preset, name) for name in (PRESET + SHARED if shared else PRESET)}
-    return found | {"router": preset.router and scaled(preset.router, preset.routed_scale)}
+    values = {name: getattr(preset, name) for name in (PRESET + SHARED if shared else PRESET)}
+    return values | {"router": preset.router and scaled(preset.router, preset.routed_scale)}

@@ -64,34 +64,34 @@ def weights(outer: _Said, read: Fields, layers: int) -> str | None:
     """The format of the weights of experts, which so many layers have; None: that of the activations. What does not fit is noted."""
     for fields in (read.fields, outer) if outer is not read.fields else (outer,):
         for name in _NAMES:
-            said = fields.get(name)
-            if isinstance(said, Mapping) and said:
+            stated = fields.get(name)
+            if isinstance(stated, Mapping) and stated:
                 read.seen(name)
-                dtype = said.get("expert_dtype") or read.given("expert_dtype")[1]
-                return _format({**said, "expert_dtype": dtype}, name, layers, read)
-            if said:
-                read.note(f"{name} {shown(said)} is no mapping: which format the weights have is not known")
+                dtype = stated.get("expert_dtype") or read.given("expert_dtype")[1]
+                return _format({**stated, "expert_dtype": dtype}, name, layers, read)
+            if stated:
+                read.note(f"{name} {shown(stated)} is no mapping: which format the weights have is not known")
     return None
 
 
-def _format(said: _Said, name: str, layers: int, read: Fields) -> str | None:
-    method = said.get("quant_method")
+def _format(stated: _Said, name: str, layers: int, read: Fields) -> str | None:
+    method = stated.get("quant_method")
     reader = _METHODS.get(method) if isinstance(method, str) else None
-    found = reader(said) if reader else f"quant_method {shown(method)}"
-    if _kept(said, name, layers, read):
+    answer = reader(stated) if reader else f"quant_method {shown(method)}"
+    if _kept(stated, name, layers, read):
         return None
-    if found in WEIGHTS:
-        read.note(f"weights {found}, of {name}: {shown(method)}")
-        if said.get("desc_act") is True:
+    if answer in WEIGHTS:
+        read.note(f"weights {answer}, of {name}: {shown(method)}")
+        if stated.get("desc_act") is True:
             read.note("desc_act: groups are of reordered columns, here of neighbours")
-        return found
-    read.note(f"no weights are set, as no format here is that of {name}: {found}")
+        return answer
+    read.note(f"no weights are set, as no format here is that of {name}: {answer}")
     return None
 
 
-def _kept(said: _Said, name: str, layers: int, read: Fields) -> bool:
+def _kept(stated: _Said, name: str, layers: int, read: Fields) -> bool:
     """Whether all routed experts stay as they are, which is noted, as is where some do."""
-    kept = [text for key in _KEPT for text in named_experts(said.get(key))]
+    kept = [text for key in _KEPT for text in named_experts(stated.get(key))]
     numbers = layers_of(kept)
     if kept and (numbers is None or len(numbers) >= layers):
         read.note(f"{name} leaves {shown(kept)} as they are, which names experts: no weights are set")
@@ -109,40 +109,41 @@ def _integers(bits: Any, group: Any, symmetric: Any) -> str:
     return f"bits {shown(bits)}, group_size {shown(group)}, symmetric {shown(symmetric)}"
 
 
-def _gptq(said: _Said) -> str:
-    if said.get("dynamic"):
+def _gptq(stated: _Said) -> str:
+    if stated.get("dynamic"):
         return "gptq with bits that differ from module to module"
-    return _integers(said.get("bits"), said.get("group_size"), said.get("sym", True))
+    return _integers(stated.get("bits"), stated.get("group_size"), stated.get("sym", True))
 
 
-def _awq(said: _Said) -> str:
-    points = said.get("zero_point", True)
-    bits, group = said.get("bits", said.get("w_bit")), said.get("group_size", said.get("q_group_size"))
+def _awq(stated: _Said) -> str:
+    points = stated.get("zero_point", True)
+    bits, group = stated.get("bits", stated.get("w_bit")), stated.get("group_size", stated.get("q_group_size"))
     return _integers(bits, group, not points if type(points) is bool else points)
 
 
-def _fp8(said: _Said) -> str:
+def _fp8(stated: _Said) -> str:
     """FP8 of 128 x 128 blocks; the experts of DeepSeek-V4 may be FP4 with powers of two for scales."""
-    if (dtype := said.get("expert_dtype")) not in (None, "fp8"):
-        return "mxfp4" if dtype == "fp4" and said.get("scale_fmt") == "ue8m0" else f"experts of {shown(dtype)}"
-    if said.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
-        return f"fp8 of fmt {shown(said.get('fmt'))}"
-    block = said.get("weight_block_size")
+    if (dtype := stated.get("expert_dtype")) not in (None, "fp8"):
+        return "mxfp4" if dtype == "fp4" and stated.get("scale_fmt") == "ue8m0" else f"experts of {shown(dtype)}"
+    if stated.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        return f"fp8 of fmt {shown(stated.get('fmt'))}"
+    block = stated.get("weight_block_size")
     return "e4m3_block128" if block == [128, 128] else f"fp8 with weight_block_size {shown(block)}"
 
 
-def _modelopt(said: _Said) -> str:
-    algorithm = said.get("quant_algo")
+def _modelopt(stated: _Said) -> str:
+    algorithm = stated.get("quant_algo")
     return {"NVFP4": "nvfp4", "FP8_PB_WO": "e4m3_block128"}.get(str(algorithm), f"modelopt {shown(algorithm)}")
 
 
-def _compressed(said: _Said) -> str:
+def _compressed(stated: _Said) -> str:
     """Of the groups of modules that it names, the format of those with experts; several cannot be told apart."""
-    groups = said.get("config_groups")
+    groups = stated.get("config_groups")
     groups = [each for each in (groups.values() if isinstance(groups, Mapping) else ()) if isinstance(each, Mapping)]
-    found = [each.get("weights") for each in groups if _targets_experts(each)]
+    formats = [each.get("weights") for each in groups if _targets_experts(each)]
     names = {
-        _scheme({"format": said.get("format"), **each}) if isinstance(each, Mapping) else shown(each) for each in found
+        _scheme({"format": stated.get("format"), **each}) if isinstance(each, Mapping) else shown(each)
+        for each in formats
     }
     return names.pop() if len(names) == 1 else f"compressed-tensors with {len(names)} kinds of weights of experts"
 
@@ -156,16 +157,16 @@ def _targets_experts(group: _Said) -> bool:
     return targets is None or bool(classes) or bool(named_experts(targets))
 
 
-def _scheme(said: _Said) -> str:
+def _scheme(stated: _Said) -> str:
     """One scheme of compressed-tensors."""
-    kind, bits, strategy = said.get("type"), said.get("num_bits"), said.get("strategy")
-    group, symmetric = said.get("group_size"), said.get("symmetric", True)
+    kind, bits, strategy = stated.get("type"), stated.get("num_bits"), stated.get("strategy")
+    group, symmetric = stated.get("group_size"), stated.get("symmetric", True)
     text = f"{shown(kind)} of {shown(bits)} bits, strategy {shown(strategy)}, group_size {shown(group)}"
     if kind == "int" and strategy in ("group", "channel"):
         return _integers(bits, group if strategy == "group" else -1, symmetric)
     if kind == "float" and bits == 8:
-        block = strategy == "block" and said.get("block_structure") in ([128, 128], "128x128")
-        found = (
+        block = strategy == "block" and stated.get("block_structure") in ([128, 128], "128x128")
+        answer = (
             "e4m3_block128"
             if block
             else "e4m3_row"
@@ -174,9 +175,9 @@ def _scheme(said: _Said) -> str:
             if strategy == "group"
             else ""
         )
-        return found if found in WEIGHTS else text
+        return answer if answer in WEIGHTS else text
     if kind == "float" and bits == 4:
-        if [strategy, group] == ["group", 32] and said.get("format") == "mxfp4-pack-quantized":
+        if [strategy, group] == ["group", 32] and stated.get("format") == "mxfp4-pack-quantized":
             return "mxfp4"
         return "nvfp4" if [strategy, group] == ["tensor_group", 16] else text
     return text
@@ -186,8 +187,8 @@ _METHODS: Mapping[str, Callable[[_Said], str]] = {
     "gptq": _gptq,
     "awq": _awq,
     "fp8": _fp8,
-    "fbgemm_fp8": lambda said: "e4m3_row",
-    "mxfp4": lambda said: "mxfp4",
+    "fbgemm_fp8": lambda stated: "e4m3_row",
+    "mxfp4": lambda stated: "mxfp4",
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,
     "compressed-tensors": _compressed,

@@ -98,10 +98,10 @@ def scored(first: str, *others: str, groups: bool = False, renormalised: bool = 
             return read.refuse(
                 f"its scoring_func is {shown(function)}, this architecture's rule has {' or '.join((first, *others))}"
             )
-        found = _ROUTERS[function]
+        rule = _ROUTERS[function]
         if not renormalised and not read.flag("norm_topk_prob"):
-            return read.refuse(f"it does not renormalise the weights, which {found} does")
-        return grouped(read, function, found) if groups else found
+            return read.refuse(f"it does not renormalise the weights, which {rule} does")
+        return grouped(read, function, rule) if groups else rule
 
     return chosen
 

@@ -37,8 +37,8 @@ def weight_hint(value: Any, names: Sequence[str]) -> str:
     """The hint for a name that is none of `names` but that others have for formats among them; nothing for any other."""
     plain = re.sub(r"[^a-z0-9]", "", str(value)[:100].lower())
     plain = re.sub(r"^(?:torch)?float8", "fp8", plain).removesuffix("fn")
-    found = [name for name in _FORMATS.get(plain, ()) if name in names]
-    return f"write {' or '.join(found)}: the name says what shares a scale" if found else ""
+    matches = [name for name in _FORMATS.get(plain, ()) if name in names]
+    return f"write {' or '.join(matches)}: the name says what shares a scale" if matches else ""
 
 
 _M = TypeVar("_M", bound=BaseModel)
@@ -81,10 +81,10 @@ def _described(kind: Any) -> Any:
     return Annotated[list[Annotated[_described(element), Field(description=words(element))]], *marks]
 
 
-def validated(model: type[_M], found: Any, where: str) -> _M:
+def validated(model: type[_M], content: Any, where: str) -> _M:
     """`found` as an instance of `model`. Raises `UserError` for the most relevant mistake in it; `where` names `found`."""
     try:
-        return model.model_validate(found)
+        return model.model_validate(content)
     except ValidationError as error:
         mistake = min(error.errors(include_url=False), key=_rank)
     raise _explained(model, mistake, where)
@@ -121,8 +121,8 @@ def _explained(model: type[BaseModel], mistake: Mapping[str, Any], where: str) -
 def _torch_name(value: Any, names: Sequence[str]) -> str:
     """The hint for a format that is given by torch's name, such as ``float32``; nothing for anything else."""
     element = str(value).removeprefix("torch.")
-    found = [name for name in names if name in FORMATS and FORMATS[name].element == element]
-    return f"did you mean {found[0]!r}?" if found else ""
+    matches = [name for name in names if name in FORMATS and FORMATS[name].element == element]
+    return f"did you mean {matches[0]!r}?" if matches else ""
 
 
 def _unknown_key(place: str, key: Any, known: Sequence[str]) -> UserError:

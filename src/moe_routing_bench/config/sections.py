@@ -69,8 +69,11 @@ def _axes(*scopes: str) -> dict[str, tuple[Any, Any]]:
 
 def _settings() -> dict[str, tuple[Any, Any]]:
     hints = get_type_hints(Settings, include_extras=True)
-    types = {one.name: Annotated[hints[one.name], Le(_MOST[one.name])] for one in fields(Settings)}
-    return {one.name: field(types[one.name], title(types[one.name]), one.default) for one in fields(Settings)}
+    types = {setting.name: Annotated[hints[setting.name], Le(_MOST[setting.name])] for setting in fields(Settings)}
+    return {
+        setting.name: field(types[setting.name], title(types[setting.name]), setting.default)
+        for setting in fields(Settings)
+    }
 
 
 GridEntry = model(
@@ -95,7 +98,7 @@ def _section(entry: Any, each: str, required: bool = False) -> tuple[Any, Any]:
 
 def _keys(entry: Any) -> str:
     """The keys that an entry must have."""
-    *first, last = [repr(name) for name, one in entry.model_fields.items() if one.is_required()]
+    *first, last = [repr(name) for name, required in entry.model_fields.items() if required.is_required()]
     return f"{', '.join(first)} and {last}" if first else last
 
 
@@ -124,10 +127,12 @@ Config = model(
     ),
     plugins=field(
         Annotated[list[Annotated[str, Field(pattern=f"^{declarations.REFERENCE}$")]], Distinct()],
-        "implementations of other packages, which are measured beside those of this one",
+        "implementations of other packages, which are measured with those of this one",
         description="a non-empty list, without repetition, of package.module or package.module:NAME",
     ),
-    models=field(str, "a file of model presets beside those of the project", description="the path of a YAML file"),
+    models=field(
+        str, "a file of model presets, in addition to those of the project", description="the path of a YAML file"
+    ),
     measure=_MEASURE,
     grid=_GRID,
     profile=field(bool, "whether one call of each implementation is profiled in each cell of `layer`", False),
@@ -142,9 +147,9 @@ Config = model(
 
 def text() -> str:
     """The JSON schema of a config, as YAML."""
-    found = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | json_schema(Config)
-    found |= {"title": "Configuration of moe-routing-bench"}
-    copy = json.loads(json.dumps(found))  # equal parts as copies: YAML would make references of them
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | json_schema(Config)
+    document |= {"title": "Configuration of moe-routing-bench"}
+    copy = json.loads(json.dumps(document))  # equal parts as copies: YAML would make references of them
     return _HEAD + yaml.safe_dump(copy, sort_keys=False, width=120, allow_unicode=True)
 
 

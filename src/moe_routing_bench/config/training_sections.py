@@ -42,7 +42,7 @@ def _bounded(kind: Any, most: float = 2**31 - 1) -> Any:
         origin is Annotated and inner[0] in (int, float) and not any(isinstance(m, Le | Lt) for m in inner[1:])
     ):
         return Annotated[kind, Le(most)]
-    return Union[tuple(_bounded(one, most) for one in inner)] if origin in (Union, UnionType) else kind  # noqa: UP007
+    return Union[tuple(_bounded(part, most) for part in inner)] if origin in (Union, UnionType) else kind  # noqa: UP007
 
 
 _BYTES = _bounded(Count, 2**50)
@@ -83,20 +83,20 @@ def _fields(
     """The fields of an entry that are fields of a spec. The default of a `derived` one is not the spec's."""
     types = get_type_hints(spec, include_extras=True) | _TYPES
     types = {name: _bounded(kind, _MOST.get(name, 2**31 - 1)) for name, kind in types.items()}
-    defaults = {one.name: one.default for one in fields(spec) if one.default is not MISSING}
-    found = {}
+    defaults = {item.name: item.default for item in fields(spec) if item.default is not MISSING}
+    fields_of_spec = {}
     for name in names:
         several, default = name in lists, None if name in (*required, *derived) else defaults.get(name)
-        found[name] = field(
+        fields_of_spec[name] = field(
             Annotated[list[types[name]], Distinct()] if several else types[name],
             default=[default] if several and default is not None else default,
             required=name in required,
             description=_WORDS.get(name, ""),
         )
-    return found
+    return fields_of_spec
 
 
-_RUN = [one.name for one in fields(Run) if one.name not in _OF_PLAN]
+_RUN = [item.name for item in fields(Run) if item.name not in _OF_PLAN]
 _REQUIRED = ("label", "router", "seed", "corpora")
 TrainingEntry = model(
     "TrainingEntry",
@@ -106,7 +106,7 @@ TrainingEntry = model(
 )
 
 _ADAPTED = [name for name in _RUN if name in ("label", "corpora", *SCHEDULE)]
-_OWN = [one.name for one in fields(Adaptation) if one.name not in ("run", "base")]
+_OWN = [item.name for item in fields(Adaptation) if item.name not in ("run", "base")]
 AdaptationEntry = model(
     "AdaptationEntry",
     base=field(str, required=True, description="the label of a quality entry"),

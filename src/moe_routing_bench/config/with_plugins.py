@@ -27,38 +27,43 @@ def _benches(references: tuple[str, ...]) -> Mapping[str, Bench]:
     if not others:
         return BENCHES
     for bench, added in others.items():
-        names = {one.name: bench for one in BENCHES[pick("bench of a plugin", bench, BENCHES)].implementations}
-        for one in added:
-            _check(one, names)
-            names[one.name] = one.reference
+        names = {
+            implementation.name: bench
+            for implementation in BENCHES[pick("bench of a plugin", bench, BENCHES)].implementations
+        }
+        for plugin in added:
+            _check(plugin, names)
+            names[plugin.name] = plugin.reference
     try:
         extended = {name: find(name, others) for name in BENCHES}
     except ValueError as error:
         raise bad("parts of a plugin", str(error), "stages of its bench, each once") from error
-    for one in (one for added in others.values() for one in added):
-        _check_parts(one, extended)
+    for plugin in (plugin for added in others.values() for plugin in added):
+        _check_parts(plugin, extended)
     return extended
 
 
-def _check(one: Plugin, names: Mapping[str, str]) -> None:
+def _check(plugin: Plugin, names: Mapping[str, str]) -> None:
     """Raise `UserError` for a name that is no name or among `names`, whose values say whose they are, and for unknown requirements."""
-    where = f"plugin {one.reference}"
-    if not one.name.isidentifier():
-        raise bad(f"name of {where}", one.name, "letters, digits and underscores")
-    if one.name in names:
-        raise bad(f"name of {where}", one.name, "a new name", f"{names[one.name]} has an implementation of this name")
-    for need in one.requires:
+    where = f"plugin {plugin.reference}"
+    if not plugin.name.isidentifier():
+        raise bad(f"name of {where}", plugin.name, "letters, digits and underscores")
+    if plugin.name in names:
+        raise bad(
+            f"name of {where}", plugin.name, "a new name", f"{names[plugin.name]} has an implementation of this name"
+        )
+    for need in plugin.requires:
         pick(f"requires of {where}", need, _NEEDS)
-    stages = BENCHES[one.bench].stages
-    if stages and not one.parts:
+    stages = BENCHES[plugin.bench].stages
+    if stages and not plugin.parts:
         raise bad(f"parts of {where}", "none", f"a way for some of {', '.join(stage.name for stage in stages)}")
     if stages:
-        pick(f"layout of {where}", one.layout, LAYOUTS)
+        pick(f"layout of {where}", plugin.layout, LAYOUTS)
 
 
-def _check_parts(one: Plugin, benches: Mapping[str, Bench]) -> None:
+def _check_parts(plugin: Plugin, benches: Mapping[str, Bench]) -> None:
     """Raise `UserError` for a part of one stage that is no implementation of the stage's bench."""
-    for stage in benches[one.bench].stages:
+    for stage in benches[plugin.bench].stages:
         known = [each.name for each in benches[stage.bench].implementations]
-        if stage.name in one.parts:
-            pick(f"part {stage.name} of plugin {one.reference}", one.parts[stage.name], known)
+        if stage.name in plugin.parts:
+            pick(f"part {stage.name} of plugin {plugin.reference}", plugin.parts[stage.name], known)

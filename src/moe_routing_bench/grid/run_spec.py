@@ -111,9 +111,9 @@ class Run:
     @cached_property
     def spec(self) -> str:
         """The run as one canonical JSON text, which holds the hash of the content of a user's own text."""
-        parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        own = {name: content_sha256(Path(name)) for name in self.corpora if name not in BUILT_IN}
-        return canonical(parts | ({"corpora_sha256": own} if own else {}))
+        parts: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        hashes = {name: content_sha256(Path(name)) for name in self.corpora if name not in BUILT_IN}
+        return canonical(parts | ({"corpora_sha256": hashes} if hashes else {}))
 
     @property
     def hash(self) -> str:
@@ -187,7 +187,7 @@ class Adaptation:
     @cached_property
     def spec(self) -> str:
         """The adaptation as one canonical JSON text, in which the run is the text of its own spec."""
-        parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        parts: dict[str, Any] = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         return canonical(parts | {"run": self.run.spec})
 
     @property

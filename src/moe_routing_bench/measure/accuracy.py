@@ -52,27 +52,27 @@ def rows(cell: Cell, drawn: str, names: Sequence[str], device: str) -> list[Row]
     common: Row = {"weights": cell.weights, "activations": cell.packed, "drawn": drawn}
     common |= _of_weights(cell, before, inputs)
     common |= _errors("output", expected["y"][used], definition.reference(plain, before)["y"][used])
-    found = [name for name in names if not bench.supports(name, cell)]
-    return [common | _of_kernel(cell, name, inputs, expected) for name in found] or [common]
+    lacking = [name for name in names if not bench.supports(name, cell)]
+    return [common | _of_kernel(cell, name, inputs, expected) for name in lacking] or [common]
 
 
 def place(device: str) -> Row:
     """Where and with which code errors come about: columns of `store.accuracy`."""
     known = provenance.versions() | provenance.git_state(tuple(find("experts").code_files()))
-    found = {name: known.get(name) for name in ("host", "torch_version", "git_sha", "git_dirty")}
+    facts = {name: known.get(name) for name in ("host", "torch_version", "git_sha", "git_dirty")}
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
-    return found | {"gpu_name": gpu, "ended_at": datetime.now(UTC).isoformat(timespec="seconds")}
+    return facts | {"gpu_name": gpu, "ended_at": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _weights(plain: Cell, drawn: str, device: str) -> Tensors:
     """The weights of the bench, with outliers where they are asked for."""
-    found = find("experts").definition().shared(plain, plain.seed, device)
+    weights_drawn = find("experts").definition().shared(plain, plain.seed, device)
     if drawn == "outliers":
         rng = generator(plain.seed + 1, device)  # by that of the weights the chosen ones would be of one size
         for name in ("w13", "w2"):
-            chosen = torch.rand(found[name].shape, generator=rng, device=device) < OUTLIERS
-            found[name] = torch.where(chosen, found[name] * SIZE, found[name])
-    return found
+            chosen = torch.rand(weights_drawn[name].shape, generator=rng, device=device) < OUTLIERS
+            weights_drawn[name] = torch.where(chosen, weights_drawn[name] * SIZE, weights_drawn[name])
+    return weights_drawn
 
 
 def _of_weights(cell: Cell, before: Tensors, inputs: Tensors) -> Row:
@@ -85,7 +85,7 @@ def _of_weights(cell: Cell, before: Tensors, inputs: Tensors) -> Row:
         for name in ("w13", "w2")
         for expert in range(cell.experts)
     ]
-    both = _errors("weight", *(torch.cat([one.flatten() for one in side]) for side in zip(*pairs, strict=True)))
+    both = _errors("weight", *(torch.cat([part.flatten() for part in side]) for side in zip(*pairs, strict=True)))
     worst = max(_of_bound(form, cell.dtype, *pair) for pair in pairs)
     return {name: both[name] for name in ("weight_error", "weight_snr_db")} | {"of_bound": worst}
 
@@ -96,7 +96,7 @@ def _of_bound(form: WeightFormat, dtype: str, got: Tensor, w: Tensor) -> float:
     span = high - low if form.zero_points else 2 * torch.maximum(high, -low)
     spans = groups.of_rows(span, form, len(w)).clamp_min(torch.finfo(w.dtype).tiny)
     largest = (view.amax(2) / spans[:, where] for view, where in groups.views((got - w).abs(), form))
-    return max(float(one.max()) for one in largest) / form.error_bound(dtype)
+    return max(float(error.max()) for error in largest) / form.error_bound(dtype)
 
 
 def _of_kernel(cell: Cell, name: str, inputs: Tensors, expected: Tensors) -> Row:
@@ -109,9 +109,9 @@ def _of_kernel(cell: Cell, name: str, inputs: Tensors, expected: Tensors) -> Row
         outputs |= bench.bind(name, cell, inputs | outputs)() or {}
     except Exception as error:  # whatever it is, the other rows are still of use
         return {"implementation": name, "status": "crashed", "reason": one_line(f"{type(error).__name__}: {error}")}
-    found, used = bench.check(name, cell, inputs, outputs, expected), inputs["order"] >= 0
-    row = {"implementation": name, "status": "incorrect" if found.error else "ok", "reason": found.error}
-    return row | _errors("kernel", outputs["y"][used], expected["y"][used]) | {"tolerance": found.tolerance}
+    outcome, used = bench.check(name, cell, inputs, outputs, expected), inputs["order"] >= 0
+    row = {"implementation": name, "status": "incorrect" if outcome.error else "ok", "reason": outcome.error}
+    return row | _errors("kernel", outputs["y"][used], expected["y"][used]) | {"tolerance": outcome.tolerance}
 
 
 def _errors(what: str, got: Tensor, want: Tensor) -> Row:

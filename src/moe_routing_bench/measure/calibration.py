@@ -123,7 +123,7 @@ class GpuCeilings:
             return {}
         if self._short is None:
             graphs = [self._short_graph(mix, n, config) for config in self._kernel.CONFIGS if config[0] <= n]
-            self._short = min(graphs, key=lambda one: _seconds(one[0].replay, "cuda", 1, 3) / one[1])
+            self._short = min(graphs, key=lambda graph: _seconds(graph[0].replay, "cuda", 1, 3) / graph[1])
         graph, moved = self._short
         return {"short_stream_gb_per_s": moved / _seconds(graph.replay, "cuda") / 1e9}
 
@@ -148,7 +148,7 @@ class GpuCeilings:
         graph_node_us."""
         source, target = self._source, self._target
         size = source.numel() * source.element_size()
-        found = {
+        rates = {
             "copy_gb_per_s": 2 * size / _seconds(lambda: target.copy_(source), "cuda", 2) / 1e9,
             "read_gb_per_s": self._streamed((1, 0)),
             "write_gb_per_s": size / _seconds(lambda: target.fill_(1), "cuda", 2) / 1e9,
@@ -157,8 +157,8 @@ class GpuCeilings:
             "graph_node_us": _seconds(self._graph.replay, "cuda") * 1e4,
         }
         if self._mix:
-            found |= {"stream_gb_per_s": self._streamed(self._mix)} | self._streamed_short(self._mix)
-        return found
+            rates |= {"stream_gb_per_s": self._streamed(self._mix)} | self._streamed_short(self._mix)
+        return rates
 
     def sustained(
         self, seconds: float, products: Products = (), dtype: torch.dtype = torch.bfloat16
@@ -207,9 +207,9 @@ def binding(ceilings: dict[str, float], nbytes: int, flops: float) -> list[str]:
     """
     rate = "sustained_tflops" if "sustained_tflops" in ceilings else "peak_tflops"
     seconds = {"copy_gb_per_s": nbytes / ceilings["copy_gb_per_s"] / 1e9, rate: flops / ceilings[rate] / 1e12}
-    found = [name for name, floor in seconds.items() if 2 * floor > max(seconds.values())]
-    also = ("dense_us", "stream_gb_per_s") if rate in found else ("stream_gb_per_s",)
-    return found + [name for name in also if name in ceilings]
+    shorter = [name for name, floor in seconds.items() if 2 * floor > max(seconds.values())]
+    also = ("dense_us", "stream_gb_per_s") if rate in shorter else ("stream_gb_per_s",)
+    return shorter + [name for name in also if name in ceilings]
 
 
 def drift(before: dict[str, float], after: dict[str, float], names: Sequence[str]) -> float:

@@ -16,7 +16,7 @@ class Failure(Exception):
 
 
 class Tainted(Exception):
-    """Inputs are not what was loaded, and whoever is looked at now has not run since: nobody knows who changed them."""
+    """Inputs changed, but not since this implementation ran, so the culprit is unknown."""
 
 
 @dataclass(eq=False)
@@ -51,5 +51,5 @@ class Candidate:
 
     def forget(self) -> None:
         """Drop what was sampled, to sample again."""
-        for one in self.entries:
-            one.blocks, one.clocks, one.powers, one.slow, one.energies, one.spans = [], [], [], [], [], []
+        for entry in self.entries:
+            entry.blocks, entry.clocks, entry.powers, entry.slow, entry.energies, entry.spans = [], [], [], [], [], []

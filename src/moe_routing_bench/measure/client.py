@@ -55,9 +55,9 @@ def own_folder() -> str:
         folder = os.path.join("/tmp", name)
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
-    found = os.lstat(folder)
-    if (found.st_mode, found.st_uid) != (stat.S_IFDIR | 0o700, os.getuid()):
-        got = f"{stat.filemode(found.st_mode)} of user {found.st_uid}"
+    folder_stat = os.lstat(folder)
+    if (folder_stat.st_mode, folder_stat.st_uid) != (stat.S_IFDIR | 0o700, os.getuid()):
+        got = f"{stat.filemode(folder_stat.st_mode)} of user {folder_stat.st_uid}"
         sys.exit(f"error: {folder}: got {got}; allowed: a folder of mode 700 of user {os.getuid()}; {COLD}")
     return folder
 
@@ -123,7 +123,7 @@ def locked(lock: int) -> bool:
 
 
 def started(path: str) -> subprocess.Popen:
-    """A server that will listen, in a session of its own; its output lies beside the socket."""
+    """A server that will listen, in a session of its own; its output lies next to the socket."""
     log = private(path + ".log")
     try:
         return subprocess.Popen(

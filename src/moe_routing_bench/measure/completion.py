@@ -22,8 +22,8 @@ def code(bench: str) -> dict[str, Any]:
     """Row fields that say which code measures a bench."""
     from moe_routing_bench.measure import provenance
 
-    one = find(bench)
-    return {"code_fingerprint": one.code_fingerprint()} | provenance.git_state(tuple(one.code_files()))
+    definition = find(bench)
+    return {"code_fingerprint": definition.code_fingerprint()} | provenance.git_state(tuple(definition.code_files()))
 
 
 def complete(job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime) -> dict[str, Any]:
@@ -45,11 +45,11 @@ def complete(job: Job, platform: str, name: str, outcome: dict[str, Any], starte
         "ended_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
     row |= code(bench.name) | {"plugin_fingerprint": fingerprint(job)} | outcome
-    one = bench[name]
-    if isinstance(one, Plugin):
-        row |= {"plugin": one.reference, "implementation_version": one.version()}
-    if one.peer:
-        row["implementation_version"] = provenance.version(one.peer.distribution)
+    implementation = bench[name]
+    if isinstance(implementation, Plugin):
+        row |= {"plugin": implementation.reference, "implementation_version": implementation.version()}
+    if implementation.peer:
+        row["implementation_version"] = provenance.version(implementation.peer.distribution)
     if row["status"] == "ok":
         row |= derived(job, row)
     return row
@@ -60,7 +60,7 @@ def derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
     cell, seconds = job.cell, row["median_us"] / 1e6
     gb_per_s, tflops = row["compulsory_bytes"] / seconds / 1e9, row["flops"] / seconds / 1e12
     roofline_us = max(row["compulsory_bytes"] / row["copy_gb_per_s"] / 1e3, row["flops"] / row["peak_tflops"] / 1e6)
-    found = {
+    fields = {
         "tokens_per_s": cell.tokens / seconds,
         "gb_per_s": gb_per_s,
         "share_of_copy": gb_per_s / row["copy_gb_per_s"],
@@ -69,20 +69,20 @@ def derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
     }
     for stream in ("stream", "short_stream"):
         if row.get(f"{stream}_gb_per_s"):
-            found[f"share_of_{stream}"] = gb_per_s / row[f"{stream}_gb_per_s"]
+            fields[f"share_of_{stream}"] = gb_per_s / row[f"{stream}_gb_per_s"]
     if row["flops"]:
-        found |= {"tflops": tflops, "share_of_peak": tflops / row["peak_tflops"]}
+        fields |= {"tflops": tflops, "share_of_peak": tflops / row["peak_tflops"]}
         if row.get("sustained_tflops"):
-            found["share_of_sustained"] = tflops / row["sustained_tflops"]
+            fields["share_of_sustained"] = tflops / row["sustained_tflops"]
         if row.get("dense_us"):
-            found["over_dense"] = row["median_us"] / row["dense_us"]
+            fields["over_dense"] = row["median_us"] / row["dense_us"]
     if passes := find(cell.bench).row_passes:
-        one, packed = FORMATS[cell.dtype], FORMATS[cell.get("packed") or cell.dtype]
-        strict = passes * (one.bits + cell.top_k * packed.bits) // 8 * cell.hidden
-        found |= {"bytes_per_token_strict": strict, "bw_gibps_strict": strict * cell.tokens / seconds / 2**30}
+        form, packed = FORMATS[cell.dtype], FORMATS[cell.get("packed") or cell.dtype]
+        strict = passes * (form.bits + cell.top_k * packed.bits) // 8 * cell.hidden
+        fields |= {"bytes_per_token_strict": strict, "bw_gibps_strict": strict * cell.tokens / seconds / 2**30}
     if row.get("energy_mj"):
-        found["energy_mj_per_token"] = row["energy_mj"] / cell.tokens
-    found |= _waste(job, row)
+        fields["energy_mj_per_token"] = row["energy_mj"] / cell.tokens
+    fields |= _waste(job, row)
     doubts = []
     if row.get("calibration_drift", 0) > 0.02:
         doubts.append(f"ceilings drifted {row['calibration_drift']:.1%} during the cell")
@@ -93,15 +93,15 @@ def derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
     if others := row.get("other_gpu_processes"):
         doubts.append(f"other processes on the GPU: {others}")
     if doubts:
-        found |= {"suspect": True, "suspect_reason": "; ".join(doubts)}
+        fields |= {"suspect": True, "suspect_reason": "; ".join(doubts)}
     ceiling = max(row.get(n) or 0 for n in _BANDWIDTHS)
     floor = max(row["compulsory_bytes"] / ceiling / 1e3, row["flops"] / row["peak_tflops"] / 1e6)
     if row["device"] != "cpu" and row["median_us"] * DERIVED_SLACK < floor and row["cold_sets"] > 1:
-        found |= {
+        fields |= {
             "status": "below_roofline",
             "reason": f"{row['median_us']:.2f} us is below the roofline of {floor:.2f} us",
         }
-    return found
+    return fields
 
 
 def _waste(job: Job, row: dict[str, Any]) -> dict[str, Any]:

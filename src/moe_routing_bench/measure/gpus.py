@@ -1,7 +1,7 @@
 """Which GPU a job uses, and with which other jobs: jobs of a machine share its GPUs, whatever started them.
 
 A measurement, or the timing of a training step, has its GPU alone; training runs share one. Each GPU has a lock file,
-named by its UUID, that all users of the machine may open: a run that shares holds one byte of it, whoever is alone holds
+named by its UUID, that all users of the machine may open: a run that shares holds one byte of it, a run that is alone holds
 all. These are locks of the process (fcntl.lockf), which end with it. No torch, and nothing of CUDA before the GPU is chosen.
 """
 
@@ -33,7 +33,7 @@ def reserved(
 ) -> Iterator[str | None]:
     """Wait for a GPU, show this process no other, and yield it; None on a CPU, where nothing is waited for.
 
-    `alone`: nobody else has it; otherwise it is the one with the fewest sharers. `gpus` are names as in
+    `alone`: no other run has it; otherwise it is the one with the fewest sharers. `gpus` are names as in
     CUDA_VISIBLE_DEVICES, by default those that this process may use. Jobs of one `family` get the same GPU whenever it is
     among them. `waiting` is called again and again while there is none.
     """
@@ -80,7 +80,7 @@ def card_of(family: str, gpus: Sequence[str], identify: Identify = platforms.uui
 
 
 def lock_file(uuid: str) -> Path:
-    """The file whose bytes are locked by whoever uses a GPU."""
+    """The file whose bytes the users of a GPU lock."""
     return FOLDER / f"moe-routing-bench-{uuid}.lock"
 
 
@@ -96,7 +96,7 @@ def opened(path: Path) -> int:
         except FileNotFoundError:
             mask = os.umask(0)
             try:
-                with contextlib.suppress(FileExistsError):  # somebody else has made it by now
+                with contextlib.suppress(FileExistsError):  # another process has made it by now
                     os.close(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
             finally:
                 os.umask(mask)

@@ -1,7 +1,7 @@
 """The input and output sets of a cell: copies of a few draws, until a rotation through them finds the L2 cache cold.
 
 Implementations are bound to the tensors of a set. Their values can be replaced in place, so that nothing computed from them
-when an implementation was bound or captured is of use; and each tensor lies between guard bytes that nobody may write.
+when an implementation was bound or captured is of use; and each tensor lies between guard bytes that no call may write.
 """
 
 import secrets
@@ -38,7 +38,7 @@ class Drawn:
 class Sets:
     """R input and output sets; set i holds draw i mod D of the draws that were loaded last.
 
-    `base` are draws by the cell's seed, `check_seeds` of them or more: what is timed. `fresh` is one more, by a `nonce` that nobody knows
+    `base` are draws by the cell's seed, `check_seeds` of them or more: what is timed. `fresh` is one more, by a `nonce` that is unknown
     beforehand: other values, and the same loads of other experts by other tokens. `near` is the first of `base` but for a few tokens,
     which are those of `fresh`. What all sets share is in all. `cost` is that of a call, in the mean over the sets where they share weights.
     """
@@ -54,27 +54,31 @@ class Sets:
             return Drawn(inputs, definition.reference(cell, inputs))
 
         first = draw(cell.seed)
-        own = {name: t for name, t in first.inputs.items() if name not in shared}
+        parts = {name: t for name, t in first.inputs.items() if name not in shared}
         outputs = definition.empty_outputs(cell, first.inputs)
         self.cost = definition.cost(cell, first.inputs, outputs, first.expected)
         draws = count = settings.check_seeds
         if device != "cpu":
-            footprint = nbytes(*own.values(), *outputs.values())
+            footprint = nbytes(*parts.values(), *outputs.values())
             most = min(settings.set_limit, int(settings.set_bytes // footprint))
-            draws, count = _rotation(nbytes(*own.values()), nbytes(*shared.values()), self.cost.read_bytes, draws, most)
+            draws, count = _rotation(
+                nbytes(*parts.values()), nbytes(*shared.values()), self.cost.read_bytes, draws, most
+            )
         self.base = [first, *(draw(seed) for seed in _seeds(cell, draws)[1:])]
         if shared:  # a draw reads the weights of its own experts
-            read = [definition.cost(cell, one.inputs, outputs, one.expected).read_bytes for one in self.base]
+            read = [definition.cost(cell, draw.inputs, outputs, draw.expected).read_bytes for draw in self.base]
             self.cost = replace(self.cost, read_bytes=round(sum(read[i % draws] for i in range(count)) / count))
         self.fresh = [draw(again(cell.seed, self.nonce))]
-        close = own | _of_tokens(own, self.fresh[0].inputs, cell.tokens) | shared
+        close = parts | _of_tokens(parts, self.fresh[0].inputs, cell.tokens) | shared
         self.near = [Drawn(close, definition.reference(cell, close))]
         self._redrawn = lambda: definition.shared(cell, cell.seed, device)
         self._shared = {name: (t, _checksum(t)) for name, t in shared.items()}
-        self._inputs = {name: _Guarded(t, count) for name, t in own.items()}
+        self._inputs = {name: _Guarded(t, count) for name, t in parts.items()}
         self._outputs = {name: _Guarded(t, count) for name, t in outputs.items()}
-        self.inputs = [{name: one.tensors[i] for name, one in self._inputs.items()} | shared for i in range(count)]
-        self.outputs = [{name: one.tensors[i] for name, one in self._outputs.items()} for i in range(count)]
+        self.inputs = [
+            {name: buffer.tensors[i] for name, buffer in self._inputs.items()} | shared for i in range(count)
+        ]
+        self.outputs = [{name: output.tensors[i] for name, output in self._outputs.items()} for i in range(count)]
         self.load(self.base)
 
     def __len__(self) -> int:
@@ -83,9 +87,9 @@ class Sets:
     def load(self, draws: Sequence[Drawn]) -> None:
         """Overwrite all inputs in place: set i gets draw i mod D."""
         self._loaded = draws
-        for name, one in self._inputs.items():
+        for name, buffer in self._inputs.items():
             for j, drawn in enumerate(draws):
-                one.rows(j, len(draws)).copy_(as_bytes(drawn.inputs[name]))
+                buffer.rows(j, len(draws)).copy_(as_bytes(drawn.inputs[name]))
         self._versions = self._writes()
 
     def restore(self) -> None:
@@ -95,36 +99,38 @@ class Sets:
 
     def poison(self) -> None:
         """Fill all outputs with what no right answer holds."""
-        for one in self._outputs.values():
-            one.poison()
+        for output in self._outputs.values():
+            output.poison()
 
     def scar(self) -> None:
         """Fill a few elements of every output with that, the same ones in all sets."""
-        for one in self._outputs.values():
-            scar(one.rows(0, 1), one.tensors[0])
+        for output in self._outputs.values():
+            scar(output.rows(0, 1), output.tensors[0])
 
     def copied(self) -> dict[str, Tensor] | None:
-        """What all outputs hold on a CPU, where somebody may still be writing them. The device of a GPU is waited for."""
-        wholes = {name: one.whole for name, one in self._outputs.items()}
+        """What all outputs hold on a CPU, where a thread may still be writing them. The device of a GPU is waited for."""
+        wholes = {name: output.whole for name, output in self._outputs.items()}
         on_cpu = all(whole.device.type == "cpu" for whole in wholes.values())
         return {name: whole.clone() for name, whole in wholes.items()} if on_cpu else None
 
     def written_since(self, copies: dict[str, Tensor] | None) -> bool:
         """Whether an output is no longer what it was when it was `copied`."""
-        return copies is not None and any(not one.equal(self._outputs[name].whole) for name, one in copies.items())
+        return copies is not None and any(
+            not output.equal(self._outputs[name].whole) for name, output in copies.items()
+        )
 
     def cold(self, count: int) -> bool | None:
         """Whether what is read before a set comes round again is at least 4 times the L2 cache of a GPU; None on a CPU.
 
         That is the inputs of `count` sets; or, of weights that all sets share, what the calls of different draws read of them.
         """
-        whole = [one.whole for one in self._inputs.values()]
+        whole = [buffer.whole for buffer in self._inputs.values()]
         if whole[0].device.type == "cpu":
             return None
-        own = sum(t[:count].numel() for t in whole)
-        known = own + nbytes(*(tensor for tensor, _ in self._shared.values()))
+        elements = sum(t[:count].numel() for t in whole)
+        known = elements + nbytes(*(tensor for tensor, _ in self._shared.values()))
         read = min(known, self.cost.read_bytes * min(count, self.draws))
-        return max(own, read) >= 4 * torch.cuda.get_device_properties(0).L2_cache_size
+        return max(elements, read) >= 4 * torch.cuda.get_device_properties(0).L2_cache_size
 
     @property
     def draws(self) -> int:
@@ -136,45 +142,45 @@ class Sets:
         return self._loaded[i % len(self._loaded)]
 
     def damage(self) -> str | None:
-        """What was written that is no output, in words: inputs, shared inputs, or the bytes beside a tensor; and mends it."""
+        """What was written that is no output, in words: inputs, shared inputs, or the bytes next to a tensor; and mends it."""
         written = [name for name, count in self._writes().items() if count != self._versions[name]]
-        beside = [name for name, one in (self._inputs | self._outputs).items() if not one.intact()]
+        guards = [name for name, guarded in (self._inputs | self._outputs).items() if not guarded.intact()]
         changed = [name for name in self._inputs if self._differs(name)]
         changed += [name for name, (tensor, total) in self._shared.items() if _checksum(tensor) != total]
-        if not (written or beside or changed):
+        if not (written or guards or changed):
             return None
         if not self._shared.keys().isdisjoint(changed):
             for name, tensor in self._redrawn().items():
                 self._shared[name][0].copy_(tensor)
-        for one in (self._inputs | self._outputs).values():
-            one.mend()
+        for guarded in (self._inputs | self._outputs).values():
+            guarded.mend()
         self.load(self._loaded)
         if changed:
             return f"inputs were changed: {', '.join(changed)}"
-        if beside:
-            return f"bytes beside a tensor were written: {', '.join(beside)}"
+        if guards:
+            return f"bytes next to a tensor were written: {', '.join(guards)}"
         return f"inputs were written, if only to restore them: {', '.join(written)}"
 
     def _differs(self, name: str) -> bool:
         """Whether any set's input is no longer what was loaded."""
-        step, one = len(self._loaded), self._inputs[name]
-        return any(one.unlike(as_bytes(drawn.inputs[name]), j, step).any() for j, drawn in enumerate(self._loaded))
+        step, buffer = len(self._loaded), self._inputs[name]
+        return any(buffer.unlike(as_bytes(drawn.inputs[name]), j, step).any() for j, drawn in enumerate(self._loaded))
 
     def unlike(self, i: int) -> Tensor:
         """Whether any output of the sets with the draw of set i differs from set i's in a bit: (n,) bool, for sets j, j + D, ..."""
         step = self.draws
-        found = [one.unlike(one.rows(i, len(self))[0], i % step, step) for one in self._outputs.values()]
-        return torch.stack(found).any(0)
+        differences = [output.unlike(output.rows(i, len(self))[0], i % step, step) for output in self._outputs.values()]
+        return torch.stack(differences).any(0)
 
     def _writes(self) -> dict[str, int]:
         """How often torch has written each input in place."""
-        return {name: one.whole._version for name, one in self._inputs.items()} | {
+        return {name: buffer.whole._version for name, buffer in self._inputs.items()} | {
             name: tensor._version for name, (tensor, _) in self._shared.items()
         }
 
 
 def _some(count: int, of: int) -> list[int]:
-    """So many numbers below `of`, or all of them, that nobody can foresee."""
+    """So many numbers below `of`, or all of them, that cannot be foreseen."""
     return secrets.SystemRandom().sample(range(of), min(count, of))
 
 
@@ -182,16 +188,22 @@ def _of_tokens(base: dict[str, Tensor], fresh: dict[str, Tensor], tokens: int) -
     """Inputs that hold a row per token, or per assignment, with an eighth of the rows of `fresh`: numbers, or where there are none, what
     there is."""
     numbers = {
-        name: len(one) for name, one in base.items() if one.ndim and one.is_floating_point() and len(one) >= tokens
+        name: len(tensor)
+        for name, tensor in base.items()
+        if tensor.ndim and tensor.is_floating_point() and len(tensor) >= tokens
     }
     count = tokens if tokens in numbers.values() else max(numbers.values(), default=tokens)
-    names = [name for name, one in base.items() if one.ndim and len(one) == count and (not numbers or name in numbers)]
-    found = {name: base[name].clone(memory_format=torch.contiguous_format) for name in names}
+    names = [
+        name
+        for name, tensor in base.items()
+        if tensor.ndim and len(tensor) == count and (not numbers or name in numbers)
+    ]
+    clones = {name: base[name].clone(memory_format=torch.contiguous_format) for name in names}
     chosen = _some(max(1, count // 8), count)
-    for name, one in found.items():
-        rows = torch.tensor(chosen, device=one.device)
-        as_bytes(one).view(count, -1)[rows] = as_bytes(fresh[name]).view(count, -1)[rows]
-    return found
+    for name, clone in clones.items():
+        rows = torch.tensor(chosen, device=clone.device)
+        as_bytes(clone).view(count, -1)[rows] = as_bytes(fresh[name]).view(count, -1)[rows]
+    return clones
 
 
 def _rotation(own: int, shared: int, read: int, draws: int, most: int) -> tuple[int, int]:
@@ -273,18 +285,18 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def _checksum(tensor: Tensor) -> int:
-    """A sum over the elements' bits as integers, each times its column plus a multiple of its row, in rows of `_ROW`: who puts elements
+    """A sum over the elements' bits as integers, each times its column plus a multiple of its row, in rows of `_ROW`: a call that puts elements
     elsewhere changes it. In parts: what all sets share is too large for a copy, the more so for one in 64 bits."""
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    flat, step, found = tensor.view(kind).flatten(), max(1, _COMPARED // 8 // _ROW) * _ROW, []
+    flat, step, parts = tensor.view(kind).flatten(), max(1, _COMPARED // 8 // _ROW) * _ROW, []
     for first in range(0, len(flat), step):
         part = flat[first : first + step]
         whole = len(part) // _ROW * _ROW
         for start, piece in ((first, part[:whole].view(-1, _ROW)), (first + whole, part[whole:].view(1, -1))):
             row = 1 + start // _ROW
             columns, rows = (piece.sum(dim, dtype=torch.int64) for dim in (0, 1))
-            found += [
+            parts += [
                 (columns * torch.arange(1, 1 + len(columns), device=flat.device)).sum(),
                 (rows * torch.arange(row, row + len(rows), device=flat.device)).sum() * _ROWS_COUNT,
             ]
-    return int(torch.stack(found).sum()) if found else 0
+    return int(torch.stack(parts).sum()) if parts else 0

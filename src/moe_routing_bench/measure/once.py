@@ -16,8 +16,8 @@ def check(job: Job) -> Check:
     Raises `UserError` where it cannot run this cell on this machine.
     """
     (name,), cell, bench = job.implementations, job.cell, bench_of(job)
-    platform, one = platforms.current(), bench[name]
-    reason = platforms.missing(one.requires, platform, one.peer) or bench.supports(name, cell)
+    platform, implementation = platforms.current(), bench[name]
+    reason = platforms.missing(implementation.requires, platform, implementation.peer) or bench.supports(name, cell)
     if reason:
         raise bad(f"implementation of {bench.name}", name, "one that can run this cell here", reason)
     device, definition = "cpu" if platform == platforms.CPU else "cuda", bench.definition()
@@ -28,5 +28,5 @@ def check(job: Job) -> Check:
     returned = bench.bind(name, cell, drawn | outputs)()
     if device == "cuda":
         torch.cuda.synchronize()
-    found = outputs | (returned if isinstance(returned, dict) else {})
-    return verify.checked(bench, name, cell, drawn, outputs, found, expected)
+    results = outputs | (returned if isinstance(returned, dict) else {})
+    return verify.checked(bench, name, cell, drawn, outputs, results, expected)

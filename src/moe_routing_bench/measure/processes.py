@@ -40,11 +40,11 @@ def end_with(parent: int) -> None:
 
 def offspring() -> set[int]:
     """The children of this process, ended ones included."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for path in glob.glob("/proc/self/task/*/children"):
         with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:  # the thread has ended
-            found.update(map(int, file.read().split()))
-    return found
+            pids.update(map(int, file.read().split()))
+    return pids
 
 
 def sweep(known: set[int], seconds: float) -> set[int]:
@@ -52,7 +52,7 @@ def sweep(known: set[int], seconds: float) -> set[int]:
 
     Gives up after so many seconds on what no signal ends.
     """
-    found: set[int] = set()
+    pids: set[int] = set()
     deadline = time.monotonic() + seconds
     while (left := offspring() - known) and time.monotonic() < deadline:
         for child in left:
@@ -62,8 +62,8 @@ def sweep(known: set[int], seconds: float) -> set[int]:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(child, os.WNOHANG)
         time.sleep(0.001)
-        found |= left
-    return found
+        pids |= left
+    return pids
 
 
 def status(code: object) -> int:

@@ -35,17 +35,17 @@ def profile(job: Job, names: Sequence[str], folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     platform = platforms.current()
     with gpus.reserved(alone=True, family=job.cell.family):
-        found, results = {}, {}
+        profiles, results = {}, {}
         inputs = _inputs(job, "cpu" if platform == platforms.CPU else "cuda")
         for name in names:
             try:
-                results[name], found[name] = _profiled(job, name, inputs, folder / f"{name}.json")
+                results[name], profiles[name] = _profiled(job, name, inputs, folder / f"{name}.json")
             except Exception as error:  # whatever an implementation raises: the others are profiled all the same
-                found[name] = {"error": one_line(f"{type(error).__name__}: {error}", 300)}
-    said = {"bench": job.cell.bench, "cell": job.cell.key, "axes": dict(job.cell.values), "platform": platform}
-    said |= {"torch": torch.__version__, "implementations": found, "differences": list(_differences(results))}
-    (folder / "profile.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-    return said
+                profiles[name] = {"error": one_line(f"{type(error).__name__}: {error}", 300)}
+    summary = {"bench": job.cell.bench, "cell": job.cell.key, "axes": dict(job.cell.values), "platform": platform}
+    summary |= {"torch": torch.__version__, "implementations": profiles, "differences": list(_differences(results))}
+    (folder / "profile.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return summary
 
 
 def call(job: Job, names: Sequence[str]) -> None:
@@ -118,13 +118,13 @@ def _weight(operator: dict[str, Any]) -> tuple[float, float]:
 def _totals(operators: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Self times of all operators on the host, and of all kernels on the device."""
     return {
-        "self_cpu_us": sum(one["self_cpu_us"] for one in operators),
-        "self_device_us": sum(one["self_device_us"] for one in operators if one["kind"] == "kernel"),
+        "self_cpu_us": sum(operator["self_cpu_us"] for operator in operators),
+        "self_device_us": sum(operator["self_device_us"] for operator in operators if operator["kind"] == "kernel"),
     }
 
 
 def _differences(results: dict[str, Tensor | None]) -> Iterator[dict[str, Any]]:
     """The largest difference of each pair of results, in float64."""
-    known = {name: one for name, one in results.items() if one is not None}
+    known = {name: result for name, result in results.items() if result is not None}
     for (first, a), (second, b) in itertools.combinations(known.items(), 2):
         yield {"first": first, "second": second, "max_diff": float((a.double() - b.double()).abs().max())}

@@ -61,7 +61,7 @@ def cpu_model() -> str:
 
 
 def versions() -> dict[str, object]:
-    """Versions of what a measurement runs on, as plain texts: who unpickles torch's own type imports torch. Imports torch itself."""
+    """Versions of what a measurement runs on, as plain texts, because to unpickle torch's own type imports torch. Imports torch itself."""
     import torch
 
     return {

@@ -23,33 +23,33 @@ _LIMITED_BLOCK_US = 100_000.0  # under the power limit the clock swings within a
 Guarded = Callable[[str, str, Callable[[], object]], bool]  # (implementation, step, action) -> whether it went well
 
 
-def warm_up(one: Candidate, milliseconds: float, device: str) -> int:
+def warm_up(candidate: Candidate, milliseconds: float, device: str) -> int:
     """Call for at least that long and 3 times; returns the number of calls."""
     end, count = perf_counter() + milliseconds / 1e3, 0
     while count < 3 or perf_counter() < end:
-        one.calls[count % len(one.calls)]()
+        candidate.calls[count % len(candidate.calls)]()
         count += 1
         if device != "cpu":
             torch.cuda.synchronize()
     return count
 
 
-def settle(one: Candidate, settings: Settings) -> int:
+def settle(candidate: Candidate, settings: Settings) -> int:
     """Take blocks until the medians of two in a row agree within 1 %, or the block limit; returns the number of calls.
 
     The row field `settled` says whether they agreed.
     """
     medians: list[float] = []
-    one.fields["settled"] = False
-    while len(medians) < settings.settle_blocks and not one.fields["settled"]:
-        medians.append(median([one.timer.sample() for _ in range(one.samples_per_block)]))
-        one.fields["settled"] = len(medians) > 1 and abs(medians[-1] / medians[-2] - 1) <= 0.01
-    return len(medians) * one.samples_per_block * one.timer.calls
+    candidate.fields["settled"] = False
+    while len(medians) < settings.settle_blocks and not candidate.fields["settled"]:
+        medians.append(median([candidate.timer.sample() for _ in range(candidate.samples_per_block)]))
+        candidate.fields["settled"] = len(medians) > 1 and abs(medians[-1] / medians[-2] - 1) <= 0.01
+    return len(medians) * candidate.samples_per_block * candidate.timer.calls
 
 
 def power_limited(job: Job, alive: list[Candidate], gpu: Any) -> bool:
     """Whether the power limit holds the clock down while one of them runs for `turn_seconds`."""
-    return any(_kept_busy(one, job.settings.turn_seconds, gpu.power_capped, True)[0] for one in alive)
+    return any(_kept_busy(candidate, job.settings.turn_seconds, gpu.power_capped, True)[0] for candidate in alive)
 
 
 def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guarded, limited: bool = False) -> None:
@@ -62,9 +62,9 @@ def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guar
     stop = (_long_turns if limited else _rounds)(job, alive, sets, gpu, guarded)
     if limited:
         sleep(_REST_SECONDS)
-    for one in alive:
-        width = _width(one)
-        one.fields |= {
+    for candidate in alive:
+        width = _width(candidate)
+        candidate.fields |= {
             "turns": "long" if limited else "short",
             "converged": width <= job.settings.target_half_width,
             "stop_reason": f"{stop}, half-width {width:.2%}",
@@ -74,7 +74,7 @@ def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guar
 def _rounds(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guarded) -> str:
     """A block of each per round, in random order, until all have converged or a cap is met; says which.
 
-    Before two rounds that nobody can foresee, every implementation is checked again: before one of the first `min_blocks`, which
+    Before two rounds that cannot be foreseen, every implementation is checked again: before one of the first `min_blocks`, which
     is always reached, and before a later one.
     """
     settings, order = job.settings, random.Random(job.hash)
@@ -83,7 +83,13 @@ def _rounds(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Gua
     while alive:
         if rounds in surprises:
             begin = perf_counter()
-            _each(alive, _entries(alive), guarded, "checking between samples", lambda one: verify(job, one, sets))
+            _each(
+                alive,
+                _entries(alive),
+                guarded,
+                "checking between samples",
+                lambda candidate: verify(job, candidate, sets),
+            )
             start += perf_counter() - begin  # the time cap is on samples
         entries = _entries(alive)
         _each(
@@ -91,11 +97,11 @@ def _rounds(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Gua
             order.sample(entries, len(entries)),
             guarded,
             "sampling",
-            lambda one: _block(one, gpu, one.samples_per_block),
+            lambda candidate: _block(candidate, gpu, candidate.samples_per_block),
         )
         rounds += 1
         if rounds >= settings.min_blocks and rounds % 5 == 0:
-            if all(_width(one) <= settings.target_half_width for one in alive):
+            if all(_width(candidate) <= settings.target_half_width for candidate in alive):
                 return "converged"
             if rounds >= settings.max_blocks:
                 return "block cap"
@@ -107,7 +113,7 @@ def _rounds(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Gua
 def _long_turns(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guarded) -> str:
     """Two long turns of each, the second time in the opposite order; says so.
 
-    A turn begins with `turn_seconds` of the same work, untimed. Before a block that nobody can foresee, in one of its two turns, an
+    A turn begins with `turn_seconds` of the same work, untimed. Before a block that cannot be foreseen, in one of its two turns, an
     implementation is checked, and kept busy for half of that again. Blocks are long, and longer where the limit bound in that turn.
     The energy of a call is that of the second half of the work that is not timed: the board's counter lags by up to a tenth of a
     second, at the end of that half as at its beginning.
@@ -136,7 +142,7 @@ def _long_turns(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded:
 
 def _entries(alive: list[Candidate]) -> list[tuple[Candidate, Candidate]]:
     """Each candidate with each of its entries."""
-    return [(one, entry) for one in alive for entry in one.entries]
+    return [(candidate, entry) for candidate in alive for entry in candidate.entries]
 
 
 def _each(
@@ -147,18 +153,18 @@ def _each(
     action: Callable[[Candidate], None],
 ) -> None:
     """Do something with each entry; a candidate with an entry that fails is out."""
-    for one, entry in entries:
-        if one in alive and not guarded(one.name, step, functools.partial(action, entry)):
-            alive.remove(one)
+    for candidate, entry in entries:
+        if candidate in alive and not guarded(candidate.name, step, functools.partial(action, entry)):
+            alive.remove(candidate)
 
 
 def _kept_busy(
-    one: Candidate, seconds: float, seen: Callable[[], bool] = lambda: False, stop: bool = False
+    candidate: Candidate, seconds: float, seen: Callable[[], bool] = lambda: False, stop: bool = False
 ) -> tuple[bool, int]:
-    """Take samples that nobody times for so long, with `stop` until `seen` at most; returns whether it ever was, and how many they were."""
+    """Run untimed samples for `seconds`, or with `stop` until `seen()` holds; returns whether it held, and the number of samples."""
     end, ever, count = perf_counter() + seconds, False, 0
     while perf_counter() < end and not (stop and ever):
-        one.timer.sample()
+        candidate.timer.sample()
         ever, count = seen() or ever, count + 1
     return ever, count
 
@@ -176,14 +182,14 @@ def _block(entry: Candidate, gpu: Any, least: int, least_us: float = 0.0) -> Non
     entry.slow.append(gpu.slowdown_bits() if gpu else 0)
 
 
-def _width(one: Candidate) -> float:
-    return statistics.half_width([sorted(b)[len(b) // 2] for b in one.blocks])
+def _width(candidate: Candidate) -> float:
+    return statistics.half_width([sorted(b)[len(b) // 2] for b in candidate.blocks])
 
 
-def kept(one: Candidate) -> list[bool]:
+def kept(candidate: Candidate) -> list[bool]:
     """Which blocks count: not those with a slowdown bit, unless that would leave none.
 
     A low clock alone is no reason: under the power limit it is the state that such work is in.
     """
-    good = [not slow for slow in one.slow]
+    good = [not slow for slow in candidate.slow]
     return good if any(good) else [True] * len(good)

@@ -42,7 +42,7 @@ _OF_GPU = ("cutlass", "triton.experimental.gluon")  # which Triton imports for i
 def preload() -> None:
     """Import what every child needs; what is not installed is left out."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking for a GPU must not initialise CUDA: a fork would break
-    # Read once, on import; the thread of a pool of compilers would be held against whoever is at work when it starts.
+    # Read once, on import; the thread of a pool of compilers would be held against the implementation at work when it starts.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     gpu = os.path.exists("/dev/nvidiactl")
     for name in _PRELOAD + _OF_GPU * gpu:
@@ -120,7 +120,7 @@ def answer(connection: socket.socket) -> None:
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            with contextlib.suppress(OSError, ValueError):  # its reader is gone
                 stream.flush()
         with contextlib.suppress(OSError):
             connection.sendall(f"{code}\n".encode())
@@ -129,11 +129,11 @@ def answer(connection: socket.socket) -> None:
 
 def offspring() -> "set[int]":
     """The children of this process, ended ones included."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for path in glob.glob("/proc/self/task/*/children"):
         with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:  # the thread has ended
-            found.update(map(int, file.read().split()))
-    return found
+            pids.update(map(int, file.read().split()))
+    return pids
 
 
 def reap(children: "set[int]", others: "set[int]") -> None:
@@ -147,7 +147,7 @@ def reap(children: "set[int]", others: "set[int]") -> None:
 
 
 def main(path: str) -> None:
-    """Listen on the socket `path` until nobody has called for IDLE_SECONDS."""
+    """Listen on the socket `path` until IDLE_SECONDS after the last call."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX)
@@ -169,7 +169,7 @@ def main(path: str) -> None:
             connection.close()
         elif not listens:
             break
-        elif not busy:  # whoever has called by now is still served
+        elif not busy:  # calls that have come by now are still served
             listens = False
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)

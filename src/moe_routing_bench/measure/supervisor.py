@@ -32,7 +32,7 @@ _LONGER = "`measure --timeout`, or `timeout` below `measure:` in a config, waits
 def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = None) -> list[dict[str, Any]]:
     """Measure a job and return its rows in table order; write them to `out` when it is given.
 
-    `mode` ("cold" or "warm") is recorded. `watch` is a socket whose closing means that nobody waits any more.
+    `mode` ("cold" or "warm") is recorded. `watch` is a socket that the caller closes when it no longer waits.
     """
     if out is not None:
         files.check_writable(out)
@@ -43,8 +43,8 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
     outcomes: dict[str, dict[str, Any]] = {}
     bench = bench_of(job)
     for name in job.implementations:
-        one = bench[name]
-        reason = platforms.missing(one.requires, platform, one.peer)
+        implementation = bench[name]
+        reason = platforms.missing(implementation.requires, platform, implementation.peer)
         if reason:
             outcomes[name] = {"status": "unsupported", "reason": reason}
     caller = _Caller(watch)
@@ -63,7 +63,7 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
 
 
 class _Caller:
-    """Who waits for a job at the other end of a socket, if anybody does; is told every second that the job goes on.
+    """The caller of a job at the other end of a socket, if there is one; it gets a sign of life every second.
 
     `workers` counts how many there were.
     """
@@ -73,7 +73,7 @@ class _Caller:
         self._last = time.monotonic()
 
     def told(self) -> None:
-        """Give a sign of life if it is time; SystemExit when nobody waits any more."""
+        """Give a sign of life if it is time; SystemExit when the caller no longer waits."""
         if self.watch and time.monotonic() - self._last >= 1:
             self._last = time.monotonic()
             try:
@@ -85,8 +85,8 @@ class _Caller:
 def _attempt(
     job: Job, device: str, pending: list[str], caller: _Caller, audit: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """One worker's life: the outcomes that it settled, at least one. Where somebody has harmed the others, the next one, which
-    finds out who it was, belongs to it."""
+    """One worker's life: the outcomes that it settled, at least one. Where an implementation has harmed the others, the
+    attempt includes the next worker, which finds out which implementation it was."""
     receive, send = Pipe(duplex=False)
     supervisor, others = os.getpid(), processes.offspring()
     with processes.uninterrupted() as interrupts:
@@ -94,7 +94,7 @@ def _attempt(
     if child == 0:
         receive.close()
         _child(job, device, pending, send, supervisor, audit)
-    found: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     at, step, ends, tainted, heard, last_word = None, "starting", False, False, time.monotonic(), ""
     try:
         if interrupts:
@@ -120,30 +120,30 @@ def _attempt(
             elif message[0] == "at":
                 at, step = message[1], message[2]
             elif message[0] == "failed":
-                found[message[1]] = {"status": message[2], "reason": message[3]}
+                by_name[message[1]] = {"status": message[2], "reason": message[3]}
                 at = None
             elif message[0] == "tainted":
                 tainted = True
             elif message[0] == "died":
                 last_word = f": {message[1]}"
             else:
-                found |= message[1]
+                by_name |= message[1]
                 ends = True
     finally:
         status = _end(child, _GRACE_SECONDS if ends else 0)
         processes.sweep(others, _GRACE_SECONDS)
         receive.close()
-    left = [n for n in pending if n not in found]
+    left = [n for n in pending if n not in by_name]
     if tainted and not audit:
-        return found | _attempt(job, device, left, caller, audit=True)
-    if left and (not ends or not found or at is not None):
-        blamed = [at] if at in left else left if not found else []
+        return by_name | _attempt(job, device, left, caller, audit=True)
+    if left and (not ends or not by_name or at is not None):
+        blamed = [at] if at in left else left if not by_name else []
         if not ends:
             fault = {"status": "timeout", "reason": f"{step}: no word for {job.settings.timeout:g} s; {_LONGER}"}
         else:
             fault = {"status": "crashed", "reason": f"{step}: worker {_manner(status)}{last_word}"}
-        found |= {name: dict(fault) for name in blamed}
-    return found
+        by_name |= {name: dict(fault) for name in blamed}
+    return by_name
 
 
 def _next(receive: Connection) -> tuple | None:
@@ -175,7 +175,7 @@ def _child(job: Job, device: str, pending: list[str], send: Connection, supervis
             send.send(("died", worker.said(error)))
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            with contextlib.suppress(OSError, ValueError):  # its reader is gone
                 stream.flush()
         os._exit(code)
 
@@ -217,7 +217,7 @@ def main(arguments: list[str], mode: str = "cold", watch: Any = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    with contextlib.suppress(OSError):  # the file is complete, whoever reads this
+    with contextlib.suppress(OSError):  # the file is complete, whether or not this is read
         for row in rows:
             time_text = f"{row['median_us']:.2f} us" if row.get("median_us") else row.get("reason")
             print(one_line(f"{row['bench']} {row['implementation']}: {row['status']} {time_text}"), flush=True)

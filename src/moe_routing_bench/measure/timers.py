@@ -92,9 +92,9 @@ class EventTimer:
 
     def _estimate(self) -> float:
         self.sample()
-        found = max(self.sample(), 0.1)  # nothing at all takes no time
+        sample_us = max(self.sample(), 0.1)  # nothing at all takes no time
         self.samples = self.hidden = 0
-        return found
+        return sample_us
 
     def _run(self) -> None:
         for _ in range(self._rotations):
@@ -138,7 +138,7 @@ class EventTimer:
 
     def outstanding_us(self) -> float:
         """How long the device works on after the last event of a sample, microseconds: the least of three; 0 for a moment."""
-        found = []
+        times = []
         for _ in range(3):
             self.sample()
             seconds = []
@@ -146,14 +146,14 @@ class EventTimer:
                 begin = perf_counter()
                 torch.cuda.synchronize()
                 seconds.append(perf_counter() - begin)
-            found.append((seconds[0] - seconds[1]) * 1e6)
-        return min(found) if min(found) > _OUTSTANDING_US else 0.0
+            times.append((seconds[0] - seconds[1]) * 1e6)
+        return min(times) if min(times) > _OUTSTANDING_US else 0.0
 
 
 class GraphTimer(EventTimer):
     """Device time of one replay of a CUDA graph that holds whole rotations: host launch cost is not in it.
 
-    A graph of one rotation is kept beside it: what it says of the time per call must not differ.
+    A graph of one rotation is kept too: its time per call must not differ.
     """
 
     name = "cuda_graph"

@@ -1,10 +1,10 @@
 """Whether an implementation is right, in the very calls that are timed.
 
-Twice in a row: first on values that nobody knew before the implementation was bound and captured, in poisoned outputs; then on
+Twice in a row: first on values drawn after the implementation was bound and captured, in poisoned outputs; then on
 the values that are timed, in outputs that still hold the other answers. What was computed early, is remembered, or is done only
 where something shows that it is looked at, is wrong in one of the two. Before and after sampling twice more: on values of which only a few
-are not those that are timed, for who remembers answers by a sample of the inputs; and once more on those that are timed, in outputs that are
-right but for a few elements, for who does nothing where inputs or outputs look as they should. The first set of each draw is compared with its reference,
+are not those that are timed, which catches kernels that remember answers by a sample of the inputs; and once more on those that are timed, in outputs
+that are right but for a few elements, which catches kernels that skip work when inputs or outputs look as they should. The first set of each draw is compared with its reference,
 and every other set with it, bit by bit.
 """
 
@@ -43,64 +43,66 @@ _SWEEP_SECONDS = 2.0
 _SHORTENED = 1.3  # times as long a call of a lone rotation may take; leaving out every other one makes it 2
 
 
-def verify(job: Job, one: Candidate, sets: Sets, thorough: bool = False) -> None:
+def verify(job: Job, candidate: Candidate, sets: Sets, thorough: bool = False) -> None:
     """Raise `Failure` unless the timed calls of `one` are right, keep to their outputs and leave nothing running.
 
     Raises `Tainted` where inputs were changed before. `thorough` also runs a rotation by itself, on scarred outputs and on `near` values,
-    and looks at what the stages of a composite hand on, on values that nobody knew. What is timed is loaded in the end.
+    and looks at what the stages of a composite hand on, on values drawn after binding. What is timed is loaded in the end.
     """
     if damage := sets.damage():
         raise Tainted(damage)
-    timer = one.timer
+    timer = candidate.timer
     turns = [(timer.check, _fresh), (timer.check, _base)]
     if thorough:
         turns += [(timer.rotate, _scarred), (timer.rotate, _near)]
     try:
         for run, prepare in turns:
-            prepare(one, sets)
-            _right(job, one, sets, run, stages=thorough and prepare is _fresh)
+            prepare(candidate, sets)
+            _right(job, candidate, sets, run, stages=thorough and prepare is _fresh)
     finally:
         sets.restore()
     if thorough:
         _whole(timer)
 
 
-def _right(job: Job, one: Candidate, sets: Sets, run: Callable[[], object], stages: bool) -> None:
+def _right(job: Job, candidate: Candidate, sets: Sets, run: Callable[[], object], stages: bool) -> None:
     """Run timed calls; `Failure` unless they are right, with `stages` also in what the stages of a composite hand on."""
     bench = bench_of(job)
     copies = _run(run, sets)
     unharmed(sets)
-    one.check = both(one.check, _compared(bench, job, one, sets))
+    candidate.check = both(candidate.check, _compared(bench, job, candidate, sets))
     if sets.written_since(copies):
         raise Failure("incorrect", "outputs were written after the call had returned")
-    if stages and bench.stages and not one.check.error:
-        one.check = both(one.check, bench.check_stages(one.name, job.cell, one.timer.returned[0]))
-    if one.check.error:
-        raise Failure("incorrect", one.check.error)
+    if stages and bench.stages and not candidate.check.error:
+        candidate.check = both(
+            candidate.check, bench.check_stages(candidate.name, job.cell, candidate.timer.returned[0])
+        )
+    if candidate.check.error:
+        raise Failure("incorrect", candidate.check.error)
 
 
-def _fresh(one: Candidate, sets: Sets) -> None:
-    """Values that nobody knew, outputs and buffers poisoned."""
+def _fresh(candidate: Candidate, sets: Sets) -> None:
+    """Values drawn after binding, outputs and buffers poisoned."""
     sets.load(sets.fresh)
     sets.poison()
-    for call in one.calls:
+    for call in candidate.calls:
         inputs.poison(getattr(call, "buffers", {}))
 
 
-def _near(one: Candidate, sets: Sets) -> None:
+def _near(candidate: Candidate, sets: Sets) -> None:
     """Values that are nearly those that are timed."""
     sets.load(sets.near)
 
 
-def _base(one: Candidate, sets: Sets) -> None:
+def _base(candidate: Candidate, sets: Sets) -> None:
     """The values that are timed."""
     sets.load(sets.base)
 
 
-def _scarred(one: Candidate, sets: Sets) -> None:
+def _scarred(candidate: Candidate, sets: Sets) -> None:
     """The values as they are, and a few elements of outputs and buffers poisoned."""
     sets.scar()
-    for call in one.calls:
+    for call in candidate.calls:
         for buffer in getattr(call, "buffers", {}).values():
             inputs.scar(inputs.as_bytes(buffer)[None], buffer)
 
@@ -136,7 +138,7 @@ def _run(run: Callable[[], object], sets: Sets) -> dict[str, Tensor] | None:
 
 
 def clocks() -> Clocks:
-    """What times are taken with: each with its place, that one's name, and its own; to be asked before anybody may replace it."""
+    """What times are taken with: each with its place, that one's name, and its own; to be called before an implementation may replace it."""
     return [(place, whose, name, getattr(place, name)) for place, whose, names in _CLOCKS for name in names]
 
 
@@ -146,48 +148,50 @@ def surroundings() -> list[Any]:
 
 
 def undisturbed(known: list[Any]) -> None:
-    """`Failure` where somebody has changed a setting that others depend on, and times; it is put back."""
-    changed = [(one, was) for one, was in zip(_SETTINGS, known, strict=True) if one[1]() != was]
-    said = " and ".join(f"{name} is {asked()}, no longer {was}" for (name, asked, _), was in changed)
+    """`Failure` where an implementation has changed a setting that others and times depend on; it is put back."""
+    changed = [(setting, was) for setting, was in zip(_SETTINGS, known, strict=True) if setting[1]() != was]
+    text = " and ".join(f"{name} is {asked()}, no longer {was}" for (name, asked, _), was in changed)
     for (_, _, put), was in changed:
         put(was)
     if changed:
-        raise Failure("incorrect", said)
+        raise Failure("incorrect", text)
 
 
 def genuine(known: Clocks) -> None:
-    """`Failure` where somebody has replaced what times are taken with; it is put back."""
-    replaced = [(place, whose, name, one) for place, whose, name, one in known if getattr(place, name) is not one]
-    for place, _, name, one in replaced:
-        setattr(place, name, one)
+    """`Failure` where an implementation has replaced a function that times are taken with; it is put back."""
+    replaced = [
+        (place, whose, name, original) for place, whose, name, original in known if getattr(place, name) is not original
+    ]
+    for place, _, name, original in replaced:
+        setattr(place, name, original)
     if replaced:
-        said = " and ".join(f"{whose}.{name}" for _, whose, name, _ in replaced)
-        raise Failure("incorrect", f"{said} was replaced")
+        text = " and ".join(f"{whose}.{name}" for _, whose, name, _ in replaced)
+        raise Failure("incorrect", f"{text} was replaced")
 
 
-def _compared(bench: Bench, job: Job, one: Candidate, sets: Sets) -> Check:
+def _compared(bench: Bench, job: Job, candidate: Candidate, sets: Sets) -> Check:
     """Of the sets that ran, one of each draw with its reference, all others with that set."""
-    result, draws, ran = Check(), sets.draws, len(one.timer.returned)
+    result, draws, ran = Check(), sets.draws, len(candidate.timer.returned)
     for j in range(min(draws, ran)):  # a rotation of slow calls has fewer sets than there are draws
         first, *others = range(j, ran, draws)
-        result = both(result, _checked(bench, job, one, sets, first))
+        result = both(result, _checked(bench, job, candidate, sets, first))
         if result.error or not others:
             continue
-        own = any(isinstance(one.timer.returned[i], dict) for i in (first, *others))
+        returns = any(isinstance(candidate.timer.returned[i], dict) for i in (first, *others))
         flags = (
-            torch.stack([_differ(one, sets, first, i) for i in others])
-            if own
+            torch.stack([_differ(candidate, sets, first, i) for i in others])
+            if returns
             else sets.unlike(first)[1 : len(others) + 1]
         )
         for i, differs in zip(others, flags.tolist(), strict=True):  # in another order of sums, say
             if differs and not result.error:
-                result = both(result, _checked(bench, job, one, sets, i))
+                result = both(result, _checked(bench, job, candidate, sets, i))
     return result
 
 
-def _checked(bench: Bench, job: Job, one: Candidate, sets: Sets, i: int) -> Check:
-    found, expected = _outputs(one, sets, i), sets.draw_of(i).expected
-    return checked(bench, one.name, job.cell, sets.inputs[i], sets.outputs[i], found, expected)
+def _checked(bench: Bench, job: Job, candidate: Candidate, sets: Sets, i: int) -> Check:
+    outputs, expected = _outputs(candidate, sets, i), sets.draw_of(i).expected
+    return checked(bench, candidate.name, job.cell, sets.inputs[i], sets.outputs[i], outputs, expected)
 
 
 def checked(
@@ -196,29 +200,29 @@ def checked(
     cell: Cell,
     given: dict[str, Tensor],
     asked: dict[str, Tensor],
-    found: dict[str, Tensor],
+    outputs: dict[str, Tensor],
     expected: dict[str, Tensor],
 ) -> Check:
     """The bench's check of the outputs `found` on inputs `given`; wrong where one is not of the type and shape that is `asked`."""
-    for what, one in asked.items():
-        if (found[what].dtype, found[what].shape) != (one.dtype, one.shape):
-            return Check(error=f"{what}: {_kind(found[what])}, not {_kind(one)}")
-    return bench.check(name, cell, given, found, expected)
+    for what, tensor in asked.items():
+        if (outputs[what].dtype, outputs[what].shape) != (tensor.dtype, tensor.shape):
+            return Check(error=f"{what}: {_kind(outputs[what])}, not {_kind(tensor)}")
+    return bench.check(name, cell, given, outputs, expected)
 
 
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
-def _outputs(one: Candidate, sets: Sets, i: int) -> dict[str, Tensor]:
+def _outputs(candidate: Candidate, sets: Sets, i: int) -> dict[str, Tensor]:
     """The outputs of set i; those that an implementation allocates itself are what its last timed call returned."""
-    returned = one.timer.returned[i]
+    returned = candidate.timer.returned[i]
     return sets.outputs[i] | (returned if isinstance(returned, dict) else {})
 
 
-def _differ(one: Candidate, sets: Sets, first: int, i: int) -> Tensor:
+def _differ(candidate: Candidate, sets: Sets, first: int, i: int) -> Tensor:
     """Whether an output of set i differs from that of set `first` in a bit, on the device."""
-    known, other = _outputs(one, sets, first), _outputs(one, sets, i)
+    known, other = _outputs(candidate, sets, first), _outputs(candidate, sets, i)
     pairs = [(inputs.as_bytes(known[name]), inputs.as_bytes(other[name])) for name in sets.outputs[i]]
     flags = [(a != b).any() if a.shape == b.shape else a.new_ones((), dtype=torch.bool) for a, b in pairs]
     return torch.stack(flags).any()

@@ -1,7 +1,7 @@
 """Measures one cell in one process: the only place where an implementation runs.
 
 Reports to its supervisor through `send`: ``("at", name, step)`` before every step, ``("failed", name, status, reason)``
-when an implementation is out, ``("tainted", reason)`` when one has harmed the others and nobody knows which, and
+when an implementation is out, ``("tainted", reason)`` when one has harmed the others and it is unknown which, and
 ``("rows", {name: fields})`` at the end. It may die at any moment; the supervisor copes. Where an error of Python ends it, ``("died", text)``
 says which.
 """
@@ -39,7 +39,7 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     """Measure the implementations `names` of the job's cell side by side and send their rows.
 
     After every step of an implementation its clocks must be genuine, and settings that all share as they were. With `audit` all inputs are compared as well, which
-    takes time, but tells who changes them.
+    takes time, but tells which implementation changes them.
     """
     begin = perf_counter()
     torch.set_num_threads(job.settings.cpu_threads)
@@ -86,12 +86,12 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
         if device == "cpu" or drift <= REMEASURE_DRIFT or attempt == 2:  # a shared CPU drifts all the time
             break
         before = after
-        for one in alive:
-            one.forget()
-    for one in list(alive):
-        check = functools.partial(_checked_again, job, one, sets)
-        if not guarded(one.name, "checking again", check):
-            alive.remove(one)
+        for candidate in alive:
+            candidate.forget()
+    for candidate in list(alive):
+        check = functools.partial(_checked_again, job, candidate, sets)
+        if not guarded(candidate.name, "checking again", check):
+            alive.remove(candidate)
     common = (
         calibration.mean(before, after)
         | {"calibration_drift": drift, "check_nonce": sets.nonce}
@@ -102,7 +102,7 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     common |= {"read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes, "flops": cost.flops}
     common |= {"compulsory_bytes": cost.read_bytes + cost.write_bytes}
     common |= provenance.versions() | (gpu.state() if gpu else {}) | {"device": device}
-    rows = {one.name: outcome.row(one) | common for one in alive}
+    rows = {candidate.name: outcome.row(candidate) | common for candidate in alive}
     outcome.speedups(alive, rows, bench.baseline)
     outcome.twins(alive, rows)
     send(("rows", {n: r | {"measure_seconds": perf_counter() - begin} for n, r in rows.items()}))
@@ -149,14 +149,14 @@ def _place(error: BaseException) -> str:
     """File and line where the project's code, or code of no library, was last: an error inside torch is the fault of its caller."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = set(PACKAGES)
-    own = [
-        one
-        for one in frames
-        if not ours.isdisjoint(Path(one.filename).parents) or not one.filename.startswith(_LIBRARIES)
+    relevant = [
+        frame
+        for frame in frames
+        if not ours.isdisjoint(Path(frame.filename).parents) or not frame.filename.startswith(_LIBRARIES)
     ]
-    last = (own or frames)[-1]
+    last = (relevant or frames)[-1]
     path = Path(last.filename)
-    shown = next((path.relative_to(one.parent) for one in PACKAGES if one in path.parents), path)
+    shown = next((path.relative_to(package.parent) for package in PACKAGES if package in path.parents), path)
     return f"{shown}:{last.lineno}"
 
 
@@ -169,17 +169,17 @@ def _mix(cost: Any) -> tuple[int, int]:
 def _entered(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candidate:
     """`_admitted`, twice where the job asks for a twin. What it changes before it fails is mended."""
     try:
-        one = _admitted(job, name, sets, device, send)
+        candidate = _admitted(job, name, sets, device, send)
         if name in job.twins:
-            one.twin = _admitted(job, name, sets, device, send)
+            candidate.twin = _admitted(job, name, sets, device, send)
     except Exception:
         sets.damage()
         raise
-    return one
+    return candidate
 
 
-def _checked_again(job: Job, one: Candidate, sets: Sets) -> None:
-    for entry in one.entries:
+def _checked_again(job: Job, candidate: Candidate, sets: Sets) -> None:
+    for entry in candidate.entries:
         verify(job, entry, sets, thorough=True)
 
 
@@ -192,35 +192,39 @@ def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candi
     if damage := sets.damage():
         raise Tainted(damage)
     calls = [bench.bind(name, job.cell, i | o) for i, o in zip(sets.inputs, sets.outputs, strict=True)]
-    one = Candidate(name, calls, fields={"layout": job.cell.get("layout") or bench[name].layout})
+    candidate = Candidate(name, calls, fields={"layout": job.cell.get("layout") or bench[name].layout})
     send(("at", name, "warming up"))
-    warmup_calls = warm_up(one, job.settings.warmup_ms, device)
+    warmup_calls = warm_up(candidate, job.settings.warmup_ms, device)
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
+        allocated = torch.cuda.memory_allocated()
         calls[0]()
         torch.cuda.synchronize()
-        one.fields["peak_memory_bytes"] = torch.cuda.max_memory_allocated() - held
-    one.timer = timers.device_timer(calls, job.settings.interval_us, device)
+        candidate.fields["peak_memory_bytes"] = torch.cuda.max_memory_allocated() - allocated
+    candidate.timer = timers.device_timer(calls, job.settings.interval_us, device)
     send(("at", name, "checking"))
     unharmed(sets)
-    verify(job, one, sets, thorough=True)
-    one.samples_per_block = max(
-        1, min(job.settings.samples_per_block, int(BLOCK_US / (one.timer.sample() * one.timer.calls)))
+    verify(job, candidate, sets, thorough=True)
+    candidate.samples_per_block = max(
+        1, min(job.settings.samples_per_block, int(BLOCK_US / (candidate.timer.sample() * candidate.timer.calls)))
     )
-    warmup_calls += settle(one, job.settings)
-    cold_sets = len(one.timer.returned)
-    one.fields |= {"cold_sets": cold_sets, "cold": sets.cold(cold_sets)}
-    one.fields |= {"timer": one.timer.name, "calls_per_sample": one.timer.calls, "warmup_calls": warmup_calls}
-    one.fields["wall_median_us"] = timers.wall_median_us(calls, job.settings.wall_calls, device)
+    warmup_calls += settle(candidate, job.settings)
+    cold_sets = len(candidate.timer.returned)
+    candidate.fields |= {"cold_sets": cold_sets, "cold": sets.cold(cold_sets)}
+    candidate.fields |= {
+        "timer": candidate.timer.name,
+        "calls_per_sample": candidate.timer.calls,
+        "warmup_calls": warmup_calls,
+    }
+    candidate.fields["wall_median_us"] = timers.wall_median_us(calls, job.settings.wall_calls, device)
     if device != "cpu":
         warm = timers.device_timer(calls[:1], job.settings.interval_us, device)
-        one.fields["warm_median_us"] = sorted(warm.sample() for _ in range(5))[2]
+        candidate.fields["warm_median_us"] = sorted(warm.sample() for _ in range(5))[2]
     if configuration := getattr(calls[0], "configuration", None):
-        one.fields["configuration"] = one_line(configuration(), _CHOICES) or None
+        candidate.fields["configuration"] = one_line(configuration(), _CHOICES) or None
     if hasattr(calls[0], "stages"):
-        one.fields |= _stages(calls, job, device)
-    return one
+        candidate.fields |= _stages(calls, job, device)
+    return candidate
 
 
 def _stages(calls: list, job: Job, device: str) -> dict[str, object]:

@@ -22,7 +22,7 @@ class Adapting(Training):
     """A frozen run with adapters. Its state is that of the adapters and of their optimizer."""
 
     def __init__(self, adaptation: Adaptation, base_file: Path, device: str) -> None:
-        """`base_file` is the Parquet of the run that is adapted, with its weights beside it.
+        """`base_file` is the Parquet of the run that is adapted, with its weights next to it.
 
         Raises `UserError` where it is another run, kept no weights, or cannot be adapted.
         """
@@ -32,10 +32,10 @@ class Adapting(Training):
             raise bad("PERFT base", self.base.name, adaptation.base, f"of {base_file}")
         self.weights = run_rows.weights_of(base_file)
         super().__init__(adaptation.run, device)
-        own = [one.router for one in adapters.of(self.model) if one.router is not None]
-        self.router_parameters = [p for router in own for p in router.parameters()]
+        routers = [adapter.router for adapter in adapters.of(self.model) if adapter.router is not None]
+        self.router_parameters = [p for router in routers for p in router.parameters()]
         old = texts.load(self.base.corpora, self.base.validation_share)
-        self.old = {one.name: Windows([one.validation], self.run.sequence, device) for one in old}
+        self.old = {corpus.name: Windows([corpus.validation], self.run.sequence, device) for corpus in old}
 
     def build(self) -> TinyLM:
         """The base's model with its weights, which are frozen, and with adapters that change nothing yet."""
@@ -55,8 +55,8 @@ class Adapting(Training):
     def evaluation(self) -> dict[str, Any]:
         """Row fields: the losses on the new text and, in bits per byte, on the text of the base."""
         loss = self._loss(self.validation)
-        old = [evaluate.bits(self._loss(one)) for one in self.old.values()]
-        sizes = [one.total for one in self.old.values()]
+        old = [evaluate.bits(self._loss(windows)) for windows in self.old.values()]
+        sizes = [windows.total for windows in self.old.values()]
         mean = sum(bits * size for bits, size in zip(old, sizes, strict=True)) / sum(sizes)
         return {
             "val_loss": loss,
@@ -119,7 +119,7 @@ def _fixed(training: Adapting) -> dict[str, Any]:
         "base_params": everything - params,
         "params": params,
         "active_params": active,
-        "domains": [one.name for one in training.corpora],
+        "domains": [corpus.name for corpus in training.corpora],
         "old_domains": list(training.old),
         "train_bytes": training.train.total,
         "corpus_sha256": train.corpus_hash(training.corpora),

@@ -52,7 +52,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "bits_per_byte": _F,
     "old_bits_per_byte": _F,
     "old_bits_per_byte_by_domain": _LIST,
-    # time, beside other runs
+    # time, while other runs share the GPU
     "run_step_ms": _F,
     "eval_seconds": _F,
     "peak_memory_bytes": _I,

@@ -1,4 +1,4 @@
-"""PERFT: low-rank adapters beside a frozen MoE layer, h' = MoE(x) + Δ(x) (2411.08212, section 3; 2508.02587).
+"""PERFT: low-rank adapters next to a frozen MoE layer, h' = MoE(x) + Δ(x) (2411.08212, section 3; 2508.02587).
 
 Δ(x) = Σ_m g_m(x) · alpha/r · x W_down,m W_up,m over M adapters of rank r (LoRA, 2106.09685, section 4.1). The variants
 differ in the gates g. R has a router of its own over M adapters. E takes the frozen router and has one adapter per
@@ -58,8 +58,8 @@ class Adapters(nn.Module):
     def parameter_counts(self) -> tuple[int, int]:
         """All parameters, and those that a token meets: those of `active` adapters and of the whole router."""
         router = 0 if self.router is None else sum(p.numel() for p in self.router.parameters())
-        one = 2 * self.rank * self.down_DR.shape[0]
-        return self.count * one + router, self.active * one + router
+        size = 2 * self.rank * self.down_DR.shape[0]
+        return self.count * size + router, self.active * size + router
 
 
 def gates(ids_TK: Tensor, weights_TK: Tensor, count: int) -> Tensor:
@@ -104,5 +104,5 @@ def of(model: TinyLM) -> list[Adapters]:
 
 def parameter_counts(model: TinyLM) -> tuple[int, int]:
     """The trainable parameters of all layers, and how many of them a token meets."""
-    pairs = [one.parameter_counts() for one in of(model)]
-    return sum(one for one, _ in pairs), sum(one for _, one in pairs)
+    pairs = [adapter.parameter_counts() for adapter in of(model)]
+    return sum(size for size, _ in pairs), sum(size for _, size in pairs)

@@ -35,7 +35,7 @@ class Windows:
             offset += 1 + len(text)
         padded.append(np.zeros(sequence, np.uint8))  # the last window may reach beyond the end
         self.bytes = torch.from_numpy(np.concatenate(padded)).to(device)
-        self.starts, self.lengths, self.domains = (np.concatenate(one) for one in (starts, lengths, domains))
+        self.starts, self.lengths, self.domains = (np.concatenate(parts) for parts in (starts, lengths, domains))
         self.total = int(self.lengths.sum())
 
     def __len__(self) -> int:
@@ -46,18 +46,19 @@ class Windows:
         """Inputs and targets (B, S) int64 of windows; targets after the end of a text are `IGNORED`."""
         device, steps = self.bytes.device, torch.arange(self.sequence, device=self.bytes.device)
         start, length = (
-            torch.from_numpy(one[numbers]).to(device, non_blocking=True)[:, None] for one in (self.starts, self.lengths)
+            torch.from_numpy(part[numbers]).to(device, non_blocking=True)[:, None]
+            for part in (self.starts, self.lengths)
         )
-        found = start + steps
-        targets = torch.where(steps < length, self.bytes[found + 1].long(), IGNORED)
-        return self.bytes[found].long(), targets
+        first = start + steps
+        targets = torch.where(steps < length, self.bytes[first + 1].long(), IGNORED)
+        return self.bytes[first].long(), targets
 
     def batch(self, step: int, batch: int, seed: int) -> np.ndarray:
         """The windows of a step, counted from 0; each epoch takes all windows in a random order of its own."""
         wanted = np.arange(step * batch, (step + 1) * batch)
         epochs = np.unique(wanted // len(self))
         orders = {epoch: np.random.default_rng((seed, epoch)).permutation(len(self)) for epoch in epochs}
-        return np.array([orders[one // len(self)][one % len(self)] for one in wanted])
+        return np.array([orders[number // len(self)][number % len(self)] for number in wanted])
 
     def mixed(self, batch: int) -> Iterator[np.ndarray]:
         """All windows once, in an order of chance that is always the same; the last batch may be smaller.
@@ -72,11 +73,11 @@ class Windows:
 def windows(corpora: Sequence[Corpus], sequence: int, device: str) -> tuple[Windows, Windows]:
     """Training and validation windows."""
     return (
-        Windows([one.train for one in corpora], sequence, device),
-        Windows([one.validation for one in corpora], sequence, device),
+        Windows([corpus.train for corpus in corpora], sequence, device),
+        Windows([corpus.validation for corpus in corpora], sequence, device),
     )
 
 
 def frequencies(corpora: Sequence[Corpus]) -> list[int]:
     """How often each of the 256 bytes occurs in the training texts."""
-    return np.sum([np.bincount(one.train, minlength=256) for one in corpora], axis=0).tolist()
+    return np.sum([np.bincount(corpus.train, minlength=256) for corpus in corpora], axis=0).tolist()

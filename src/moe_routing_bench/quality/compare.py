@@ -26,7 +26,7 @@ def finals(table: pd.DataFrame) -> pd.DataFrame:
     routed = rows["router"] != "dense"
     names = names.where(rows["network"] == "linear", names + "+" + rows["network"])
     for column, prefix in (("capacity_factor", "cf"), ("drop_policy", ""), ("train_mode", "")):
-        varies = rows[routed].groupby("label")[column].transform(lambda one: one.nunique(dropna=False) > 1)
+        varies = rows[routed].groupby("label")[column].transform(lambda values: values.nunique(dropna=False) > 1)
         varies = varies.astype(bool).reindex(rows.index, fill_value=False)
         text = rows[column].map(lambda value, p=prefix: f" {p}{'none' if pd.isna(value) else value}").astype(str)
         names = names.where(~varies, names + text)
@@ -67,7 +67,7 @@ def summary(table: pd.DataFrame, metric: str = METRIC) -> pd.DataFrame:
     The rank is one more than the number of contestants that are significantly better. `ties` names those that are
     neither significantly better nor significantly worse.
     """
-    found = []
+    lines = []
     for (label, config, causal), rows in finals(table).groupby(["label", "config_hash", "causal"], sort=False):
         by_seed = rows.pivot(index="seed", columns="contestant", values=metric)
         tests = pairs(by_seed)
@@ -75,7 +75,7 @@ def summary(table: pd.DataFrame, metric: str = METRIC) -> pd.DataFrame:
             values = by_seed[name].dropna().to_numpy()
             better = [a for a, b, p in tests if b == name and p < ALPHA]
             worse = [b for a, b, p in tests if a == name and p < ALPHA]
-            ties = [one for one in by_seed.columns if one not in (name, *better, *worse)]
+            ties = [contestant for contestant in by_seed.columns if contestant not in (name, *better, *worse)]
             row = {
                 "label": label,
                 "config_hash": config,
@@ -88,21 +88,21 @@ def summary(table: pd.DataFrame, metric: str = METRIC) -> pd.DataFrame:
                 "ties": ties,
                 "lr": rows.loc[rows["contestant"] == name, "lr"].iloc[0],
             }
-            found.append(row)
-    return pd.DataFrame(found)
+            lines.append(row)
+    return pd.DataFrame(lines)
 
 
 def pairs(by_seed: pd.DataFrame) -> list[tuple[str, str, float]]:
     """(better, worse, p) of every two columns: paired t-tests over the seeds that both have, p corrected by Holm."""
-    found = []
+    compared = []
     for first, second in itertools.combinations(by_seed.columns, 2):
         both = by_seed[[first, second]].dropna()
         gap = (both[first] - both[second]).to_numpy()
         better, worse = (first, second) if gap.mean() < 0 else (second, first)
         p = float(stats.ttest_rel(both[first], both[second]).pvalue) if len(gap) > 1 and np.ptp(gap) > 0 else 1.0
-        found.append((better, worse, p))
-    corrected = holm([p for *_, p in found])
-    return [(better, worse, p) for (better, worse, _), p in zip(found, corrected, strict=True)]
+        compared.append((better, worse, p))
+    corrected = holm([p for *_, p in compared])
+    return [(better, worse, p) for (better, worse, _), p in zip(compared, corrected, strict=True)]
 
 
 def text(table: pd.DataFrame, metric: str = METRIC) -> str:

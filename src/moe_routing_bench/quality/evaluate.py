@@ -38,12 +38,12 @@ def loss_of(model: TinyLM, windows: Windows, batch: int) -> tuple[float, list[Lo
             domain = torch.from_numpy(windows.domains[numbers]).to(inputs.device).repeat_interleave(windows.sequence)
             # Drops by factor are those of what the routers ask for, which a capacity in earlier layers would change.
             seen = [
-                (one, layer.top_k if layer.capacity_factor is None else None)
+                (item, layer.top_k if layer.capacity_factor is None else None)
                 for layer in model.layers
-                for one in layer.seen
+                for item in layer.seen
             ]
-            for sums, one in zip(loads, seen, strict=True):
-                sums.add(*one, valid, domain, classes[inputs.flatten()])
+            for sums, load in zip(loads, seen, strict=True):
+                sums.add(*load, valid, domain, classes[inputs.flatten()])
     return float(total) / windows.total, loads
 
 
@@ -76,25 +76,27 @@ def evaluate(model: TinyLM, windows: Windows, batch: int) -> dict[str, Any]:
 
 def _routing_fields(model: TinyLM, loads: Sequence[Loads], drops: Sequence[Loads], tokens: int) -> dict[str, Any]:
     """Row fields of a model with routers, from the loads of the pass without a capacity and of the one with it."""
-    total = [one.by_domain.sum(0) for one in loads]
-    cv = [float(one.std(correction=0) / one.mean()) for one in total]
-    asked = sum(float(one.by_domain.sum()) for one in loads if float(one.chosen))  # soft routing asks for no expert
-    over = torch.stack([one.over for one in loads]).sum(0)
-    dropped, lost, chosen = (sum(float(getattr(one, name)) for one in drops) for name in ("dropped", "lost", "chosen"))
-    wanted = sum(float(one.by_domain.sum()) for one in drops)
+    total = [load.by_domain.sum(0) for load in loads]
+    cv = [float(load.std(correction=0) / load.mean()) for load in total]
+    asked = sum(float(load.by_domain.sum()) for load in loads if float(load.chosen))  # soft routing asks for no expert
+    over = torch.stack([load.over for load in loads]).sum(0)
+    dropped, lost, chosen = (
+        sum(float(getattr(drop, name)) for drop in drops) for name in ("dropped", "lost", "chosen")
+    )
+    wanted = sum(float(drop.by_domain.sum()) for drop in drops)
     return {
         "capacity_factors": list(CAPACITY_FACTORS) if asked else None,
         "drop_rate_by_factor": (over / asked).tolist() if asked else None,
         "load_cv": sum(cv) / len(cv),
         "load_cv_by_layer": cv,
-        "max_violation_by_layer": [float(one.max() / one.mean()) - 1 for one in total],
-        "dead_experts": sum(int((one == 0).sum()) for one in total),
-        "gate_entropy": sum(float(one.entropy) for one in loads) / len(loads) / tokens,
+        "max_violation_by_layer": [float(load.max() / load.mean()) - 1 for load in total],
+        "dead_experts": sum(int((load == 0).sum()) for load in total),
+        "gate_entropy": sum(float(load.entropy) for load in loads) / len(loads) / tokens,
         "experts_per_token": asked / len(model.layers) / tokens if asked else None,
         "drop_rate": dropped / max(1.0, wanted),
         "token_drop_rate": lost / max(1.0, chosen),
-        "load_by_domain": [one.by_domain.tolist() for one in loads],
-        "load_by_class": [one.by_class.tolist() for one in loads],
+        "load_by_domain": [load.by_domain.tolist() for load in loads],
+        "load_by_class": [load.by_class.tolist() for load in loads],
     }
 
 
@@ -110,7 +112,7 @@ def routing_ids(model: TinyLM, windows: Windows, batch: int, tokens: int, layer:
     full = (windows.lengths == windows.sequence).nonzero()[0]
     if windows_needed > len(full):
         return None, f"validation has {len(full) * windows.sequence} bytes in whole windows, {tokens} were asked for"
-    chosen, found = full[[i * len(full) // windows_needed for i in range(windows_needed)]], []
+    chosen, selected = full[[i * len(full) // windows_needed for i in range(windows_needed)]], []
     with evaluating(model), without_capacity(model):
         for first in range(0, len(chosen), batch):
             inputs, _ = windows.take(chosen[first : first + batch])
@@ -119,8 +121,8 @@ def routing_ids(model: TinyLM, windows: Windows, batch: int, tokens: int, layer:
             ids = model.layers[layer].seen[0].ids_TK
             if ids is None:
                 return None, "soft routing has no ids"
-            found.append(ids.cpu())
-    ids = torch.cat(found)[:tokens]
+            selected.append(ids.cpu())
+    ids = torch.cat(selected)[:tokens]
     if int(ids.min()) < 0 or int(ids.max()) >= model.layers[layer].count:
         return None, "some tokens have fewer than k true experts"
     return ids, ""
@@ -152,8 +154,8 @@ def with_capacity(model: TinyLM, factor: float | None) -> Iterator[None]:
     try:
         yield
     finally:
-        for layer, own in zip(model.layers, before, strict=True):
-            layer.capacity_factor = own
+        for layer, capacity in zip(model.layers, before, strict=True):
+            layer.capacity_factor = capacity
 
 
 def autocast(device: str) -> torch.autocast:

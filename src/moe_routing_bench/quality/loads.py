@@ -18,10 +18,17 @@ def byte_classes() -> Tensor:
     """The index in `BYTE_CLASSES` of each of the 256 bytes, int64."""
 
     def index(byte: int) -> int:
-        one = chr(byte)
+        character = chr(byte)
         if byte >= 128:
             return 6
-        tests = (one.islower(), one.isupper(), one.isdigit(), one in " \t", one in "\n\r", one.isprintable())
+        tests = (
+            character.islower(),
+            character.isupper(),
+            character.isdigit(),
+            character in " \t",
+            character in "\n\r",
+            character.isprintable(),
+        )
         return next((number for number, fits in enumerate(tests) if fits), 6)
 
     return torch.tensor([index(byte) for byte in range(256)])

@@ -116,9 +116,9 @@ def go_on(
         end = min(run.steps, (done // run.eval_every + 1) * run.eval_every)
         measured, spent = _steps(training, done, end)
         started = time.perf_counter()
-        found = evaluation(end == run.steps)
+        metrics = evaluation(end == run.steps)
         tokens = end * run.tokens_per_step
-        row = {**fixed, **measured, **found} | {
+        row = {**fixed, **measured, **metrics} | {
             "step": end,
             "tokens_seen": tokens,
             "epochs": tokens / training.train.total,
@@ -189,7 +189,7 @@ def _steps(training: Training, first: int, end: int) -> tuple[dict[str, Any], fl
         losses.append(training.step(number))
     _wait(training.device)
     seconds = time.perf_counter() - start
-    loss, added, norm = (torch.stack(one).double().mean().item() for one in zip(*losses, strict=True))
+    loss, added, norm = (torch.stack(values).double().mean().item() for values in zip(*losses, strict=True))
     fields = {
         "train_loss": loss,
         "router_loss": added,

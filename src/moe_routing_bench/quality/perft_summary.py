@@ -25,17 +25,17 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
     It has the trainable parameters and, over the seeds, the mean of each of `METRICS` and half its 95 % interval.
     """
-    found = []
+    lines = []
     keys = ["label", "config_hash", "variant", "rank"]
     for key, rows in finals(table).groupby(keys, sort=False):
-        one = dict(zip(keys, key, strict=True))
-        one |= {name: int(rows[name].iloc[0]) for name in ("params", "active_params")}
-        one |= {"seeds": len(rows), "lr": rows["lr"].iloc[0]}
+        group = dict(zip(keys, key, strict=True))
+        group |= {name: int(rows[name].iloc[0]) for name in ("params", "active_params")}
+        group |= {"seeds": len(rows), "lr": rows["lr"].iloc[0]}
         for metric in METRICS:
             values = rows[metric].to_numpy(float)
-            one |= {metric: float(values.mean()), f"{metric}_half_width": mean_half_width(values)}
-        found.append(one)
-    return pd.DataFrame(found)
+            group |= {metric: float(values.mean()), f"{metric}_half_width": mean_half_width(values)}
+        lines.append(group)
+    return pd.DataFrame(lines)
 
 
 def text(table: pd.DataFrame) -> str:

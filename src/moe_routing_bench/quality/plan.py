@@ -49,7 +49,7 @@ class Plan:
 
     def adaptation_files(self, platform: str) -> dict[Path, Adaptation]:
         """The Parquet file of every final adaptation."""
-        return {paths.perft_file(platform, name): one for name, one in self.adaptations.items()}
+        return {paths.perft_file(platform, name): adaptation for name, adaptation in self.adaptations.items()}
 
     def timing_files(self, platform: str) -> dict[Path, list[str]]:
         """The file of every timing run, and the names of the runs that it speaks for."""
@@ -63,8 +63,11 @@ def expand(entries: Sequence[Mapping[str, Any]], perft: Sequence[Mapping[str, An
     with one label.
     """
     plan = Plan()
-    for section, labels in (("quality", [one["label"] for one in entries]), ("perft", [one["label"] for one in perft])):
-        if twice := {one for one in labels if labels.count(one) > 1}:
+    for section, labels in (
+        ("quality", [entry["label"] for entry in entries]),
+        ("perft", [entry["label"] for entry in perft]),
+    ):
+        if twice := {label for label in labels if labels.count(label) > 1}:
             raise bad(f"{section} label", min(twice), "a label once", "entries are told apart by it")
     bases = {pick("perft base", one["base"], [entry["label"] for entry in entries]) for one in perft}
     for entry in entries:
@@ -78,7 +81,7 @@ def expand(entries: Sequence[Mapping[str, Any]], perft: Sequence[Mapping[str, An
 
 
 def _check_number(where: str, *lists: Sequence[Any]) -> None:
-    """Raise `UserError` where the product of an entry's lists is more than anybody trains."""
+    """Raise `UserError` where the product of an entry's lists is too many runs to train."""
     if (count := math.prod(map(len, lists))) > MOST_RUNS:
         raise bad(where, f"{count} runs", f"at most {MOST_RUNS}", "an entry is the product of its lists")
 
@@ -99,15 +102,15 @@ def _add(plan: Plan, entry: Mapping[str, Any], axes: dict[str, Any], keep: bool)
     if pilot is not None:
         steps = pilot["steps"]
         warmup = min(scalars.get("warmup", Run.warmup), steps // 10)
-        own = {"purpose": "pilot", "steps": steps, "eval_every": steps, "warmup": warmup}
-        pilots = [Run(**scalars | axes | own | {"seed": seeds[0], "lr": float(lr)}) for lr in pilot["lr"]]
-        plan.pilots |= {one.name: one for one in pilots}
-        scalars |= {"lr": None, "pilots": tuple(one.name for one in pilots)}
+        change = {"purpose": "pilot", "steps": steps, "eval_every": steps, "warmup": warmup}
+        pilots = [Run(**scalars | axes | change | {"seed": seeds[0], "lr": float(lr)}) for lr in pilot["lr"]]
+        plan.pilots |= {run.name: run for run in pilots}
+        scalars |= {"lr": None, "pilots": tuple(run.name for run in pilots)}
     timed = entry.get("timing", False)
-    own = {"seed": seeds[0], "trace_tokens": entry.get("trace_tokens", 0), "keep_weights": timed or keep}
-    first = Run(**scalars | axes | own)
+    change = {"seed": seeds[0], "trace_tokens": entry.get("trace_tokens", 0), "keep_weights": timed or keep}
+    first = Run(**scalars | axes | change)
     rest = [replace(first, seed=seed, trace_tokens=0, keep_weights=keep) for seed in seeds[1:]]
-    finals = {one.name: one for one in (first, *rest)}
+    finals = {run.name: run for run in (first, *rest)}
     plan.finals |= finals
     if timed:
         plan.timing[first.name] = list(finals)
@@ -121,21 +124,24 @@ def _adapt(plan: Plan, entry: Mapping[str, Any]) -> None:
     if len({replace(run, seed=0, trace_tokens=0).spec for run in bases}) > 1 or bases[0].router == DENSE:
         raise bad(where, f"base {entry['base']} with several routers or configs", "one router but dense, and its seeds")
     pilot = _pilot(entry, where)
-    own = {name: value for name, value in entry.items() if name in SCHEDULE}
-    own |= {"eval_every": own.get("eval_every", own["steps"]), "warmup": own.get("warmup", own["steps"] // 10)}
-    own["corpora"] = _corpora(entry)
-    own |= {"label": entry["label"], "pilots": (), "train_mode": "joint", "trace_tokens": 0, "keep_weights": False}
+    change = {name: value for name, value in entry.items() if name in SCHEDULE}
+    change |= {
+        "eval_every": change.get("eval_every", change["steps"]),
+        "warmup": change.get("warmup", change["steps"] // 10),
+    }
+    change["corpora"] = _corpora(entry)
+    change |= {"label": entry["label"], "pilots": (), "train_mode": "joint", "trace_tokens": 0, "keep_weights": False}
     alike = {name: entry[name] for name in ("adapters", "top_k", "alpha") if name in entry}
     for variant, rank in itertools.product(entry["variant"], entry["rank"]):
         if pilot is not None:
             steps = pilot["steps"]
             short = {"purpose": "pilot", "steps": steps, "eval_every": steps, "warmup": steps // 10, "pilots": ()}
-            tried = [replace(bases[0], **own | short | {"lr": float(lr)}) for lr in pilot["lr"]]
+            tried = [replace(bases[0], **change | short | {"lr": float(lr)}) for lr in pilot["lr"]]
             pilots = [Adaptation(run, bases[0].name, variant, rank, **alike) for run in tried]
-            plan.adaptation_pilots |= {one.name: one for one in pilots}
-            own |= {"lr": None, "pilots": tuple(one.name for one in pilots)}
-        finals = [Adaptation(replace(base, **own), base.name, variant, rank, **alike) for base in bases]
-        plan.adaptations |= {one.name: one for one in finals}
+            plan.adaptation_pilots |= {run.name: run for run in pilots}
+            change |= {"lr": None, "pilots": tuple(run.name for run in pilots)}
+        finals = [Adaptation(replace(base, **change), base.name, variant, rank, **alike) for base in bases]
+        plan.adaptations |= {run.name: run for run in finals}
 
 
 def _pilot(entry: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:

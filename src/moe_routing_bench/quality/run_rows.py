@@ -169,7 +169,7 @@ def spec_of(table: pa.Table) -> str:
 
 
 def weights_of(run: Path) -> Path:
-    """The weights that a run kept beside its Parquet. Raises `UserError` where it kept none."""
+    """The weights that a run kept next to its Parquet. Raises `UserError` where it kept none."""
     kept = paths.weights_file(run)
     if not kept.is_file():
         raise bad("weights", f"no {kept}", "a run with keep_weights", "train it again")
@@ -186,12 +186,12 @@ def best_lr(pilots: Sequence[Path], schema: pa.Schema = SCHEMA) -> tuple[float, 
 
     Of equal losses the smaller rate wins. Raises `UserError` when every pilot diverged.
     """
-    found = sorted((row["lr"], row["val_loss"]) for row in (last(path, schema) for path in pilots))
-    finite = [(loss, lr) for lr, loss in found if loss < float("inf")]
+    losses = sorted((row["lr"], row["val_loss"]) for row in (last(path, schema) for path in pilots))
+    finite = [(loss, lr) for lr, loss in losses if loss < float("inf")]
     if not finite:
         hint = "add smaller learning rates to quality.pilot.lr"
         raise bad("pilots", "no finite validation loss", "at least one", hint)
-    return min(finite)[1], {"pilot_lrs": [lr for lr, _ in found], "pilot_losses": [loss for _, loss in found]}
+    return min(finite)[1], {"pilot_lrs": [lr for lr, _ in losses], "pilot_losses": [loss for _, loss in losses]}
 
 
 def collect(files: Mapping[Path, Any], timing: Mapping[Path, Sequence[str]], schema: pa.Schema = SCHEMA) -> pa.Table:
@@ -219,12 +219,14 @@ def collect(files: Mapping[Path, Any], timing: Mapping[Path, Sequence[str]], sch
                 table = table.set_column(table.column_names.index(name), name, column)
         tables.append(table)
     problems += [
-        f"the runs of config {name} were trained on different text" for name, found in texts.items() if len(found) > 1
+        f"the runs of config {name} were trained on different text" for name, hashes in texts.items() if len(hashes) > 1
     ]
     versions, again = outvoted(codes, 3)
     if again:
         problems.append(f"{versions} versions of the code trained the runs: {again}")
     if problems:
-        found = f"{len(problems)} that do not fit: " + "; ".join(problems[:5])
-        raise bad("training runs", found, "runs of this config", "train them again: delete the files and run snakemake")
+        problem = f"{len(problems)} that do not fit: " + "; ".join(problems[:5])
+        raise bad(
+            "training runs", problem, "runs of this config", "train them again: delete the files and run snakemake"
+        )
     return pa.concat_tables(table.replace_schema_metadata(None) for table in tables)

@@ -61,15 +61,15 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
     It has the mean over the seeds, and half of its 95 % interval, of `expert_domain_bits` and of `bits_per_byte`.
     """
-    found = []
+    lines = []
     for (label, config, name), rows in finals(table).groupby(["label", "config_hash", "contestant"], sort=False):
         both = {metric: rows[metric].to_numpy(float) for metric in ("expert_domain_bits", "bits_per_byte")}
         row = {"label": label, "config_hash": config, "contestant": name, "seeds": len(rows)}
         row |= {"domain_bits": rows["domain_bits"].mean()}
         row |= {metric: values.mean() for metric, values in both.items()}
-        found.append(row | {f"{metric}_half_width": mean_half_width(values) for metric, values in both.items()})
+        lines.append(row | {f"{metric}_half_width": mean_half_width(values) for metric, values in both.items()})
     order = ["label", "config_hash", "expert_domain_bits"]
-    return pd.DataFrame(found).sort_values(order, ascending=[True, True, False]) if found else pd.DataFrame()
+    return pd.DataFrame(lines).sort_values(order, ascending=[True, True, False]) if lines else pd.DataFrame()
 
 
 def text(table: pd.DataFrame) -> str:

@@ -69,7 +69,7 @@ def _corpus(name: str, limit: int | None, share: float) -> Corpus:
     taken, size, manifest = [], 0, hashlib.sha256()
     # Documents are in the order of the hashes of their names: a limit then takes the same sample of all authors and
     # modules everywhere.
-    for title, read in sorted(_documents(name), key=lambda one: hashlib.sha256(one[0].encode()).digest()):
+    for title, read in sorted(_documents(name), key=lambda document: hashlib.sha256(document[0].encode()).digest()):
         if limit is not None and size >= limit:
             break
         text = read()[: None if limit is None else limit - size]
@@ -114,8 +114,8 @@ def _documents(name: str) -> list[tuple[str, Callable[[], bytes]]]:
 def _modules(root: Path) -> Iterator[Path]:
     """All Python files below a folder except those of installed packages."""
     for place, folders, names in os.walk(root):
-        folders[:] = [one for one in folders if one not in ("site-packages", "dist-packages", "__pycache__")]
-        yield from (Path(place) / one for one in names if one.endswith(".py"))
+        folders[:] = [folder for folder in folders if folder not in ("site-packages", "dist-packages", "__pycache__")]
+        yield from (Path(place) / file_name for file_name in names if file_name.endswith(".py"))
 
 
 def _shakespeare() -> Iterator[tuple[str, bytes]]:

@@ -1,7 +1,7 @@
 """How long a training step takes with the machine to itself, whole and by stage, in a short phase of its own.
 
 Launching a model this small takes longer than a GPU needs to compute it, by a factor that depends on the host. On a GPU
-the step is therefore replayed as a CUDA graph, and its time when launched from Python is stored beside that.
+the step is therefore replayed as a CUDA graph, and its time when launched from Python is stored too.
 """
 
 import itertools
@@ -66,7 +66,7 @@ def _trained(run: Run, trained: Path, device: str) -> Training:
 
 
 def _medians(profiles: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {stage: median(one[stage] for one in profiles) for stage in STAGES}
+    return {stage: median(timed[stage] for timed in profiles) for stage in STAGES}
 
 
 def _eager(training: Training, steps: Iterator[int]) -> tuple[list[float], dict[str, float]]:

@@ -48,7 +48,7 @@ def train(
 ) -> list[dict[str, Any]]:
     """Train a run, evaluate every `eval_every` steps and at the end, and write the rows to `out`.
 
-    A checkpoint beside `out` is written at every evaluation and taken up by the next call. On a CPU
+    A checkpoint next to `out` is written at every evaluation and taken up by the next call. On a CPU
     the rows (apart from times) and the weights are those of an unbroken run, bit for bit. `chosen` are row fields of
     the pilots; `spec` is stored in place of the run's own where pilots chose the learning rate.
     """
@@ -80,8 +80,8 @@ def train(
 def _evaluated(training: Training, last: bool) -> dict[str, Any]:
     """The row fields of an evaluation; the last one of a run that is compared also alters the model."""
     run, model, windows = training.run, training.model, training.validation
-    found = evaluate.evaluate(model, windows, run.batch)
-    return found | evaluate.altered_fields(model, windows, run.batch) if last and run.purpose == "final" else found
+    metrics = evaluate.evaluate(model, windows, run.batch)
+    return metrics | evaluate.altered_fields(model, windows, run.batch) if last and run.purpose == "final" else metrics
 
 
 def _trace(training: Training, path: Path) -> None:
@@ -110,7 +110,7 @@ def _fixed(training: Training) -> dict[str, Any]:
         "params": params,
         "active_params": active,
         "flops_per_token": language_model.flops_per_token(training.model, run, active),
-        "domains": [one.name for one in training.corpora],
+        "domains": [corpus.name for corpus in training.corpora],
         "byte_classes": list(BYTE_CLASSES),
         "train_bytes": training.train.total,
         "corpus_sha256": corpus_hash(training.corpora),
@@ -137,4 +137,4 @@ def origin(device: str, files: list[Path]) -> dict[str, Any]:
 
 def corpus_hash(corpora: Sequence[Corpus]) -> str:
     """One hash over all domains: 16 hex digits."""
-    return hashlib.sha256("".join(f"{one.name}:{one.sha256}\n" for one in corpora).encode()).hexdigest()[:16]
+    return hashlib.sha256("".join(f"{corpus.name}:{corpus.sha256}\n" for corpus in corpora).encode()).hexdigest()[:16]

@@ -44,19 +44,19 @@ def write(run: str) -> Path:
 def read(run: str) -> dict[str, Any]:
     """The manifest of a run. Raises `UserError` where it is missing, or contradicts the rows, or a commit is unknown."""
     path, facts = paths.manifest(run), _facts(run)
-    found = _load(run)
+    content = _load(run)
     expected = dict(_leaves({"run": run, "tables": facts}))
-    got = {name: value for name, value in _leaves(found) if name[0] != "config"}
+    got = {name: value for name, value in _leaves(content) if name[0] != "config"}
     for name in dict.fromkeys((*expected, *got)):
         if name[-1] == "version" and name in got and expected.get(name) is None:
             continue  # this machine does not have the history
         if name not in got or name not in expected or got[name] != expected[name]:
             what, allowed = ".".join(map(str, name)), expected.get(name, "no such key")
             raise bad(f"{what} of {path}", got.get(name, "nothing"), f"{allowed}, as the rows say", _hint(run))
-    if not isinstance(found.get("config"), str | dict | None):
-        raise bad(f"config of {path}", found["config"], "the name of a config, or a config", _hint(run))
+    if not isinstance(content.get("config"), str | dict | None):
+        raise bad(f"config of {path}", content["config"], "the name of a config, or a config", _hint(run))
     _check_commits(run, facts)
-    return found
+    return content
 
 
 def versions(run: str, commits: Iterable[str | None]) -> dict[str, str]:
@@ -65,23 +65,23 @@ def versions(run: str, commits: Iterable[str | None]) -> dict[str, str]:
     if paths.manifest(run).is_file():
         leaves = dict(_leaves(_load(run).get("tables") or {}))
         known = {value: leaves.get((*name[:-1], "version")) for name, value in leaves.items() if name[-1] == "commit"}
-    found = {commit: known.get(commit) or _version(commit) for commit in set(commits) if commit}
-    return {commit: version for commit, version in found.items() if version}
+    by_commit = {commit: known.get(commit) or _version(commit) for commit in set(commits) if commit}
+    return {commit: version for commit, version in by_commit.items() if version}
 
 
 def groups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One entry per commit and state of the tree: the cards, the first and the last time, and the number of rows."""
     by_gpu = any(row.get("gpu_name") for row in rows)
-    found: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
+    by_origin: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault((row.get("git_sha"), row.get("git_dirty")), []).append(row)
+        by_origin.setdefault((row.get("git_sha"), row.get("git_dirty")), []).append(row)
     entries = []
-    for (commit, dirty), those in found.items():
+    for (commit, dirty), those in by_origin.items():
         times = sorted(str(row[name]) for row in those for name in ("started_at", "ended_at") if row.get(name))
         cards = sorted({card for row in those if (card := _card(row, by_gpu))})
         span = {"first": times[0] if times else None, "last": times[-1] if times else None}
         entries.append({"commit": commit, "dirty": dirty, "cards": cards, **span, "rows": len(those)})
-    return sorted(entries, key=lambda one: (str(one["first"]), str(one["commit"])))
+    return sorted(entries, key=lambda group: (str(group["first"]), str(group["commit"])))
 
 
 def short(card: str) -> str:
@@ -95,7 +95,9 @@ def changed(rows: Iterable[tuple[str, str | None]]) -> list[str]:
     for bench, code in rows:
         codes.setdefault(bench, set()).add(code)
     return sorted(
-        name for name, found in codes.items() if name not in BENCHES or found != {BENCHES[name].code_fingerprint()}
+        name
+        for name, fingerprints in codes.items()
+        if name not in BENCHES or fingerprints != {BENCHES[name].code_fingerprint()}
     )
 
 
@@ -121,7 +123,7 @@ def _of_table(run: str, path: Path) -> dict[str, Any]:
     if len(schemas) > 1:
         raise bad(f"schema versions of {path}", sorted(map(str, schemas)), "one", "collect the rows again")
     rows = table.select([name for name in COLUMNS if name in table.column_names]).to_pylist()
-    entries = [{"version": _version(one["commit"]), **one} for one in groups(rows)]
+    entries = [{"version": _version(group["commit"]), **group} for group in groups(rows)]
     cells = {"cells": len(_cells(table))} if measured else {}
     return {"schema_version": schemas.pop(), **cells, "rows": len(table), "measured": entries}
 
@@ -162,14 +164,14 @@ def _config(run: str) -> str | dict[str, Any] | None:
 def _load(run: str) -> dict[str, Any]:
     path = paths.manifest(run)
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise bad("manifest", str(path), "a file", f"{error.strerror}; {_hint(run)}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise bad("manifest", str(path), "a YAML file", _hint(run)) from error
-    if not isinstance(found, dict):
-        raise bad(f"manifest {path}", found, "a mapping", _hint(run))
-    return found
+    if not isinstance(content, dict):
+        raise bad(f"manifest {path}", content, "a mapping", _hint(run))
+    return content
 
 
 def _leaves(value: Any, name: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -188,7 +190,7 @@ def _hint(run: str) -> str:
 def _check_commits(run: str, facts: Mapping[str, Any]) -> None:
     """Raise `UserError` unless every commit is one of this repository's history, or, without the history, a full sha."""
     whole = _git("rev-parse", "--is-shallow-repository") == "false"
-    for name, commit in ((name, one["commit"]) for name, table in facts.items() for one in table["measured"]):
+    for name, commit in ((name, group["commit"]) for name, table in facts.items() for group in table["measured"]):
         what = f"commit of rows in {paths.results(run) / name}.parquet"
         if not _SHA.fullmatch(commit or ""):
             hint = "measure in a checkout, or name the commit in MOE_ROUTING_BENCH_COMMIT"
@@ -202,8 +204,8 @@ def _version(commit: str | None) -> str | None:
     if not _SHA.fullmatch(commit or ""):
         return None
     project = _git("show", f"{commit}:pyproject.toml")
-    if project and (found := re.search(r'^version = "(.+)"', project, re.MULTILINE)):
-        return found[1]
+    if project and (match := re.search(r'^version = "(.+)"', project, re.MULTILINE)):
+        return match[1]
     built = shipped("COMMIT")
     if installed() and built.is_file() and built.read_text(encoding="utf-8").strip() == commit:
         return importlib.metadata.version("moe-routing-bench")

@@ -126,12 +126,12 @@ def timing_file(platform: str, name: str) -> Path:
 
 
 def weights_file(run: Path) -> Path:
-    """The last weights of a training run, beside its Parquet, for timing and adapting it."""
+    """The last weights of a training run, next to its Parquet, for timing and adapting it."""
     return run.with_suffix(".pt")
 
 
 def trace_file(run: Path) -> Path:
-    """The routing that a trained model chose, beside the folder of its run."""
+    """The routing that a trained model chose, next to the folder of its run."""
     return run.parent.parent / "traces" / run.name
 
 

@@ -57,10 +57,10 @@ def current() -> str:
 
 def verify(asked: str) -> None:
     """Raise `UserError` where results of a platform, or of a named run on it, are asked for and this machine is another."""
-    platform, found = asked.partition(".")[0], current()
-    if found != platform:
+    platform, here = asked.partition(".")[0], current()
+    if here != platform:
         hint = "ask for that GPU (--gpus, gres, constraint), or name the platform that this machine is"
-        raise bad("platform", found, platform, hint)
+        raise bad("platform", here, platform, hint)
 
 
 _INSTALL = dict.fromkeys(("triton", "cutlass"), "pip install -e '.[gpu]'")

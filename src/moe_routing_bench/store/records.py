@@ -44,8 +44,8 @@ class About:
 @functools.cache
 def about() -> Mapping[str, About]:
     """All columns by name: the axes in the order of their table, then the others."""
-    found = {axis.name: About(axis.unit, axis.summary) for axis in AXES.values()}
-    return found | {name: About(*one) for name, one in yaml.safe_load(_FILE.read_text(encoding="utf-8")).items()}
+    meanings = {axis.name: About(axis.unit, axis.summary) for axis in AXES.values()}
+    return meanings | {name: About(*entry) for name, entry in yaml.safe_load(_FILE.read_text(encoding="utf-8")).items()}
 
 
 def described(schema: pa.Schema) -> pa.Schema:
@@ -126,12 +126,14 @@ def read_some(source: Path | BinaryIO, columns: Sequence[str], name: str = "") -
         table = read_table(source)
     except (OSError, pa.ArrowException) as error:
         raise bad("measurements", name, "a readable Parquet file of rows") from error
-    if absent := [one for one in ("bench", "implementation", "status", "median_us") if one not in table.column_names]:
+    if absent := [
+        column for column in ("bench", "implementation", "status", "median_us") if column not in table.column_names
+    ]:
         raise bad(f"columns of {name}", f"no {absent[0]}", "rows of this benchmark")
     known = set(table.column_names)
     known -= set(WITHDRAWN)
-    found = [table[one] if one in known else pa.nulls(len(table), COLUMNS[one]) for one in columns]
-    return pa.table(found, names=list(columns))
+    arrays = [table[column] if column in known else pa.nulls(len(table), COLUMNS[column]) for column in columns]
+    return pa.table(arrays, names=list(columns))
 
 
 def spec_of(table: pa.Table) -> str | None:
@@ -154,8 +156,8 @@ def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
     rest of its bench; nothing is skipped.
     """
     if missing := [path for path in files if not path.exists()]:
-        found = f"{len(missing)} of {len(files)} missing, such as {missing[0]}"
-        raise bad("cell files", found, "one of every cell", "run `snakemake`, which measures what is missing")
+        problem = f"{len(missing)} of {len(files)} missing, such as {missing[0]}"
+        raise bad("cell files", problem, "one of every cell", "run `snakemake`, which measures what is missing")
     tables, problems, codes, others = [], [], {}, {}
     for path, job in files.items():
         try:
@@ -175,14 +177,14 @@ def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
         of_others = others.setdefault(plugins.references(job), (job, {}))[1]
         of_others[path] = set(table["plugin_fingerprint"].to_pylist())
         tables.append(table)
-    for what, found, today in (
-        *((bench, found, find(bench).code_fingerprint) for bench, found in codes.items()),
+    for what, problem, today in (
+        *((bench, fingerprints, find(bench).code_fingerprint) for bench, fingerprints in codes.items()),
         *(
-            (", ".join(names), found, functools.partial(plugins.fingerprint, job))
-            for names, (job, found) in others.items()
+            (", ".join(names), fingerprints, functools.partial(plugins.fingerprint, job))
+            for names, (job, fingerprints) in others.items()
         ),
     ):
-        versions, again = outvoted(found, 5, today)
+        versions, again = outvoted(problem, 5, today)
         if again:
             problems.append(f"{what} was measured by {versions} versions of the code: {again}")
     if problems:

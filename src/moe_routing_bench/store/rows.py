@@ -200,10 +200,10 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]], spec: str) -> None:
 
 def _axes(rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.DataType]:
     """The types of the axes that a value says; an axis that is None throughout is left to `records`."""
-    found = {}
+    arrays = {}
     for name, value in ((name, value) for row in rows for name, value in row.items()):
         if name not in IDENTITY and name not in MEASURED and value is not None:
             if type(value) not in _AXIS_TYPES:
                 raise KeyError(f"column not in the schema: {name}, of {type(value).__name__}")
-            found[name] = _AXIS_TYPES[type(value)]
-    return found
+            arrays[name] = _AXIS_TYPES[type(value)]
+    return arrays

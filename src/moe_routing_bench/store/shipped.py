@@ -35,8 +35,8 @@ def to_install(advice: str) -> str:
     """
     if not installed():
         return advice
-    found = next(iter(importlib.metadata.distributions(name=_NAME)), None)
-    noted = found and found.read_text("direct_url.json")
+    distribution = next(iter(importlib.metadata.distributions(name=_NAME)), None)
+    noted = distribution and distribution.read_text("direct_url.json")
     place = f" @ {json.loads(noted)['url']}" if noted else ""
     return re.sub(
         r"pip install -e '\.(\[\w+\])'", lambda extra: f"pip install {shlex.quote(_NAME + extra[1] + place)}", advice

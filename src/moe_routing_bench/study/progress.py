@@ -18,7 +18,7 @@ from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import paths, records
 from moe_routing_kernels.errors import UserError
 
-FINE = ("ok", "unsupported")  # statuses of rows that nobody has to look at
+FINE = ("ok", "unsupported")  # statuses of rows that need no attention
 _CODE = ("code_fingerprint", "plugin_fingerprint")
 _COLUMNS = ["bench", "cell", "implementation", "status", "reason", "measure_seconds", *_CODE]
 _Code = tuple[str | None, str | None]
@@ -57,7 +57,7 @@ class Progress:
 
 def of_cells(files: Mapping[Path, Job]) -> Progress:
     """The cells whose file is readable and was measured for the spec of its job."""
-    found, today = Progress("cells measured", len(files)), _codes()
+    cells, today = Progress("cells measured", len(files)), _codes()
     for path, job in files.items():
         try:
             table = records.read(path)
@@ -65,47 +65,49 @@ def of_cells(files: Mapping[Path, Job]) -> Progress:
             continue
         if records.spec_of(table) == job.spec:
             rows = table.select(_COLUMNS).to_pylist()
-            found.add({_code(row) for row in rows}, today(job))
-            found.rows += rows
-    return found
+            cells.add({_code(row) for row in rows}, today(job))
+            cells.rows += rows
+    return cells
 
 
 def of_training(planned: Plan, platform: str) -> list[Progress]:
     """The training runs with their pilots, their timings, and the adaptations with their pilots; only kinds that are asked for."""
     runs = {paths.run_file(platform, name): run.spec for name, run in planned.runs.items()}
-    adapted = {paths.perft_file(platform, name): one.spec for name, one in planned.all_adaptations.items()}
-    of_runs, of_adaptations = (fingerprint(one()) for one in (code.training_files, code.adaptation_files))
-    found = [
+    adapted = {
+        paths.perft_file(platform, name): adaptation.spec for name, adaptation in planned.all_adaptations.items()
+    }
+    of_runs, of_adaptations = (fingerprint(files_of()) for files_of in (code.training_files, code.adaptation_files))
+    kinds = [
         _trained("training runs done", runs, run_rows.SCHEMA, of_runs),
         _timed(planned.timing_files(platform), platform, of_runs),
         _trained("adaptations done", adapted, adaptation_rows.SCHEMA, of_adaptations),
     ]
-    return [one for one in found if one.asked]
+    return [state for state in kinds if state.asked]
 
 
 def _trained(what: str, specs: Mapping[Path, str], schema: pa.Schema, today: str) -> Progress:
     """The files that are readable and of the given spec."""
-    found = Progress(what, len(specs))
+    state = Progress(what, len(specs))
     for path, spec in specs.items():
         try:
             table = run_rows.read(path, schema)
         except UserError:
             continue
         if run_rows.spec_of(table) == spec:
-            found.add(set(table["code_fingerprint"].to_pylist()), today)
-    return found
+            state.add(set(table["code_fingerprint"].to_pylist()), today)
+    return state
 
 
 def _timed(timings: Collection[Path], platform: str, today: str) -> Progress:
     """The timings that are readable, as are the runs that they are of: these say by what code, as a timing follows its run."""
-    found = Progress("timings done", len(timings))
+    state = Progress("timings done", len(timings))
     for path in timings:
         try:
-            _, run = (run_rows.read(one, run_rows.SCHEMA) for one in (path, paths.run_file(platform, path.stem)))
+            _, run = (run_rows.read(file, run_rows.SCHEMA) for file in (path, paths.run_file(platform, path.stem)))
         except UserError:
             continue
-        found.add(set(run["code_fingerprint"].to_pylist()), today)
-    return found
+        state.add(set(run["code_fingerprint"].to_pylist()), today)
+    return state
 
 
 def collected(platform: str, jobs: Iterable[Job]) -> tuple[int, int] | None:
@@ -117,12 +119,12 @@ def collected(platform: str, jobs: Iterable[Job]) -> tuple[int, int] | None:
     codes: dict[str, set[_Code]] = {}
     for row in records.read(path).select(["cell_hash", *_CODE]).to_pylist():
         codes.setdefault(row["cell_hash"], set()).add(_code(row))
-    held, today = [job for job in jobs if job.hash in codes], _codes()
-    return len(held), sum(codes[job.hash] == {today(job)} for job in held)
+    present, today = [job for job in jobs if job.hash in codes], _codes()
+    return len(present), sum(codes[job.hash] == {today(job)} for job in present)
 
 
 def unwell(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line for every row whose status somebody has to look at."""
+    """A line for every row whose status needs attention."""
     return [
         f"{row['bench']} {row['cell']} {row['implementation']}: {row['status']}: {row.get('reason') or ''}"
         for row in rows
@@ -132,7 +134,7 @@ def unwell(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def closing(platform: str) -> str:
     """How many rows of the collected table have which status, for the last line of a run, and what is wrong with the first of
-    those that somebody has to look at; empty without a table."""
+    those that need attention; empty without a table."""
     path = paths.measurements(platform)
     if not path.is_file():
         return ""

@@ -45,9 +45,9 @@ def whole(ids: NDArray[Any], where: object) -> NDArray[Any]:
     if ids.dtype.kind != "f":
         return ids
     wide = ids.astype(np.float64)
-    strange = ~np.isfinite(wide) | (wide != np.rint(wide))
-    if strange.any():
-        token, place = np.argwhere(strange)[0]
+    broken = ~np.isfinite(wide) | (wide != np.rint(wide))
+    if broken.any():
+        token, place = np.argwhere(broken)[0]
         raise bad("ids", f"{wide[token, place]} of token {token} in {where}", "whole numbers", _HINT_FRACTIONS)
     check_exact(float(np.abs(wide).max()), 2 / float(np.finfo(ids.dtype).eps), ids.dtype, where)
     if (np.abs(wide) >= 2**53).any():

@@ -108,10 +108,10 @@ def _numbers(table: pa.Table, name: str, where: object) -> NDArray[Any]:
 def _indices(table: pa.Table, name: str, where: object) -> NDArray[Any]:
     """A column of whole numbers of layers, tokens or slots. Raises `UserError` for fractions."""
     column = _numbers(table, name, where)
-    strange = column[~np.isfinite(column) | (column != np.rint(column))]
-    if len(strange):
+    broken = column[~np.isfinite(column) | (column != np.rint(column))]
+    if len(broken):
         raise bad(
-            f"column {name!r}", f"{strange[0]:g} in {where}", "whole numbers", f"--columns other={name} leaves it out"
+            f"column {name!r}", f"{broken[0]:g} in {where}", "whole numbers", f"--columns other={name} leaves it out"
         )
     return column
 

@@ -103,7 +103,7 @@ def draw_routing(cell: Cell, seed: int, device: torch.device | str) -> Routing:
 
 def selection_bias(experts: int, seed: int, device: torch.device | str) -> Tensor:
     """The bias (E,) float32 of a rule that has one: zeros, which keep the drawn skew. By a seed of `again` it is that of `gate`, so that
-    who leaves it out chooses other experts."""
+    a kernel that leaves it out chooses other experts."""
     return draw_bias(experts, generator(seed, device)) if seed >> _NONCE_BITS else torch.zeros(experts, device=device)
 
 

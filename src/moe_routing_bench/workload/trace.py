@@ -44,9 +44,9 @@ def read(path: Path, tokens: int, experts: int, top_k: int) -> "NDArray[np.int32
     ids = column.flatten()
     if column.null_count or ids.null_count or set(column.value_lengths().to_pylist()) != {top_k}:
         raise bad("trace", f"rows of other lengths in {path}", f"top_k={top_k} ids in every row")
-    found = ids.to_numpy().reshape(tokens, top_k)
-    if found.min() < 0 or found.max() >= experts:
-        raise bad("trace", f"ids {found.min()} to {found.max()} in {path}", f"0 to {experts - 1}")
-    if (np.diff(np.sort(found, axis=1), axis=1) == 0).any():
+    rows = ids.to_numpy().reshape(tokens, top_k)
+    if rows.min() < 0 or rows.max() >= experts:
+        raise bad("trace", f"ids {rows.min()} to {rows.max()} in {path}", f"0 to {experts - 1}")
+    if (np.diff(np.sort(rows, axis=1), axis=1) == 0).any():
         raise bad("trace", f"a row that holds an expert twice in {path}", "distinct experts in every row")
-    return found.astype(np.int32)
+    return rows.astype(np.int32)
