@@ -11,7 +11,7 @@ from moe_routing_bench.benches.checks import Cost
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import inputs
+from moe_routing_bench.measure import inputs, memory
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.workload.draw import again
 
@@ -143,7 +143,7 @@ def known_sets(read: int = 0, draws: int = 1, shared: int = 0) -> Sets:
 def test_cold_is_four_times_the_cache(count, cold, gpu) -> None:
     """400 bytes of input are 1536 with their guards, and 3 times as much are more than 4000."""
     sets = known_sets()
-    sets._inputs = {"x": inputs._Guarded(torch.empty(100, device="meta"), 9)}
+    sets._inputs = {"x": memory.Guarded(torch.empty(100, device="meta"), 9)}
     assert sets.cold(count) is cold
 
 
@@ -161,7 +161,7 @@ def test_weights_that_all_sets_share_are_cold_by_what_is_read_of_them(read, draw
 def test_cold_counts_every_input(gpu) -> None:
     """Two of 1024 bytes with their guards: 4096 are enough for two sets, and exactly 4000 are."""
     sets = known_sets()
-    sets._inputs = {n: inputs._Guarded(torch.empty(0, device="meta"), 4) for n in ("a", "b")}
+    sets._inputs = {n: memory.Guarded(torch.empty(0, device="meta"), 4) for n in ("a", "b")}
     assert [one.whole.shape for one in sets._inputs.values()] == [(4, 1024)] * 2
     assert not sets.cold(1) and sets.cold(2)
     sets._inputs = {"a": SimpleNamespace(whole=torch.empty((5, 1000), device="meta"))}
@@ -171,7 +171,7 @@ def test_cold_counts_every_input(gpu) -> None:
 def test_guards_lie_on_both_sides() -> None:
     """512 bytes before a tensor, where every alignment begins, and at least as many after it; a write to any of them is seen."""
     for like in (torch.empty(3, 5), torch.empty(512, dtype=torch.uint8), torch.empty(0)):
-        one = inputs._Guarded(like, 3)
+        one = memory.Guarded(like, 3)
         nbytes = like.numel() * like.element_size()
         places = [t.data_ptr() - one.whole.data_ptr() for t in one.tensors] if nbytes else [512 + i * one.whole.shape[1] for i in range(3)]  # fmt: skip
         stride = one.whole.shape[1]
@@ -195,13 +195,13 @@ def test_poison_is_no_answer() -> None:
     assert all(one["y"].isnan().all() and (one["count"] == 0x40404040).all() for one in sets.outputs)
     assert sets.damage() is None
     buffers = {"a": torch.zeros(3, dtype=torch.bfloat16), "b": torch.zeros(2, 2, dtype=torch.int64)}
-    inputs.poison(buffers)
+    memory.poison(buffers)
     assert buffers["a"].isnan().all() and (buffers["b"] == 0x4040404040404040).all()
 
 
 def test_near_is_the_first_draw_but_for_a_few_tokens(monkeypatch) -> None:
     """An eighth of them, at least one; of numbers alone, where there are any. It has its own reference, and no set of its own."""
-    monkeypatch.setattr(inputs, "_some", lambda count, of: list(range(of))[-count:])
+    monkeypatch.setattr(memory, "some", lambda count, of: list(range(of))[-count:])
     sets = made()
     ((drawn,), fresh) = sets.near, float(sets.fresh[0].inputs["x"][0, 0])
     assert drawn.inputs["x"][:, 2].tolist() == [5, 5, 5, fresh] and drawn.expected["y"][3, 0] == 2 * fresh
@@ -221,8 +221,8 @@ def test_near_is_the_first_draw_but_for_a_few_tokens(monkeypatch) -> None:
 
 
 def test_what_nobody_can_foresee() -> None:
-    assert sorted(inputs._some(9, 5)) == [0, 1, 2, 3, 4] and len(set(inputs._some(4, 100))) == 4
-    assert len({tuple(inputs._some(4, 100)) for _ in range(5)}) > 1
+    assert sorted(memory.some(9, 5)) == [0, 1, 2, 3, 4] and len(set(memory.some(4, 100))) == 4
+    assert len({tuple(memory.some(4, 100)) for _ in range(5)}) > 1
 
 
 def test_scars_are_a_few_whole_elements() -> None:
@@ -235,10 +235,10 @@ def test_scars_are_a_few_whole_elements() -> None:
         "12 and 2 elements"
     )
     wide = torch.zeros(2, 50, dtype=torch.float64)
-    inputs.scar(wide.view(torch.uint8), wide[0])
+    memory.scar(wide.view(torch.uint8), wide[0])
     scars = wide.isnan()
     assert scars.sum(1).tolist() == [16, 16] and scars[0].equal(scars[1]) and not wide[~scars].any()
-    inputs.scar(wide.view(torch.uint8)[:, :0], wide[0, :0])  # a tensor without elements has nothing to scar
+    memory.scar(wide.view(torch.uint8)[:, :0], wide[0, :0])  # a tensor without elements has nothing to scar
     assert sets.damage() is None
 
 
@@ -299,7 +299,7 @@ def test_outputs_are_free_to_write() -> None:
 @pytest.mark.parametrize("compared", [1, 100, 1 << 28])
 def test_sets_of_one_draw_are_compared_bit_by_bit(compared, gpu, monkeypatch) -> None:
     """Seven sets of two draws: 0, 2, 4, 6 and 1, 3, 5; in parts of any size."""
-    monkeypatch.setattr(inputs, "_COMPARED", compared)
+    monkeypatch.setattr(memory, "_COMPARED", compared)
     sets = made("cuda", set_limit=7, set_bytes=2**30)
     for i, one in enumerate(sets.outputs):
         one["y"].fill_(float("nan")), one["count"].fill_(i % 2)
@@ -311,7 +311,7 @@ def test_sets_of_one_draw_are_compared_bit_by_bit(compared, gpu, monkeypatch) ->
 
 
 def test_tensors_of_no_bytes_are_alike() -> None:
-    one = inputs._Guarded(torch.empty(0, 4), 3)
+    one = memory.Guarded(torch.empty(0, 4), 3)
     assert one.unlike(one.rows(0, 3)[0], 0, 1).tolist() == [False] * 3
 
 
@@ -330,24 +330,24 @@ ROWS = 1_000_003  # what a row of a checksum counts more than a column
 )  # fmt: skip
 def test_the_checksum_is_of_bits_and_their_places(tensor, total) -> None:
     """Columns and rows of 1024 elements are counted from 1."""
-    assert inputs._checksum(tensor) == total
+    assert memory.checksum(tensor) == total
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64])
 def test_the_checksum_needs_little_memory(dtype, monkeypatch) -> None:
     """It is the same in parts of any size, past 64 bits too, and never makes 64 bits of more than a part."""
     tensor = torch.full((7, 1000), -(2**62) if dtype == torch.int64 else 3).to(dtype)
-    total = inputs._checksum(tensor)
+    total = memory.checksum(tensor)
     largest, summed = [], torch.Tensor.sum
     monkeypatch.setattr(
         torch.Tensor, "sum", lambda part, *at, **how: largest.append(part.numel()) or summed(part, *at, **how)
     )
     for elements in (1, 1024, 2047, 2048, 7000, 7168, 9000):
-        monkeypatch.setattr(inputs, "_COMPARED", 8 * elements)
+        monkeypatch.setattr(memory, "_COMPARED", 8 * elements)
         largest.clear()
-        assert inputs._checksum(tensor) == total
+        assert memory.checksum(tensor) == total
         assert max(largest) <= max(1024, elements)
-    assert inputs._checksum(tensor[:0]) == 0
+    assert memory.checksum(tensor[:0]) == 0
 
 
 @pytest.mark.parametrize("places", [(0, 1), (0, 1024), (5, 2048 + 7), (3000, 3001)])

@@ -9,7 +9,7 @@ import pytest
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import inputs, worker
+from moe_routing_bench.measure import memory, worker
 from moe_routing_bench.store import platforms
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -34,7 +34,7 @@ REASONS = {
 def measured(add_packs, no_ceilings, monkeypatch):
     """Measure `pack` with rogues as a worker does, but for the ceilings of a CPU; what it reports, by implementation. What a check chooses
     at random is never first."""
-    monkeypatch.setattr(inputs, "_some", lambda count, of: list(range(of))[-count:])
+    monkeypatch.setattr(memory, "some", lambda count, of: list(range(of))[-count:])
 
     def run(*names):
         add_packs(rogues, "rogue", names)

@@ -5,7 +5,7 @@ when an implementation was bound or captured is of use; and each tensor lies bet
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,16 +15,10 @@ from torch import Tensor
 from moe_routing_bench.benches.checks import nbytes
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.grid.job import Job
-from moe_routing_bench.measure import calibration
+from moe_routing_bench.measure import calibration, memory
 from moe_routing_bench.workload.draw import again
 
-_GUARD, _GUARD_BYTE = 512, 0xA5  # bytes on either side of a tensor, a multiple of every alignment that kernels ask for
-_COMPARED = 1 << 28  # bytes that are compared at a time
-_POISON_INT = 0x40  # in every byte: far out of range of every index, and far below overflow when added to
-_ROW, _ROWS_COUNT = 1024, 1_000_003  # elements of a row of a checksum, and what a row counts more than a column
-_SCARS = 16  # elements of an output
 _MOST_DRAWS = 16  # of which calls read different weights
-_POISON_FLOAT = 0xFF  # NaN in every format of the table
 
 
 @dataclass(frozen=True)
@@ -72,9 +66,9 @@ class Sets:
         close = parts | _of_tokens(parts, self.fresh[0].inputs, cell.tokens) | shared
         self.near = [Drawn(close, definition.reference(cell, close))]
         self._redrawn = lambda: definition.shared(cell, cell.seed, device)
-        self._shared = {name: (t, _checksum(t)) for name, t in shared.items()}
-        self._inputs = {name: _Guarded(t, count) for name, t in parts.items()}
-        self._outputs = {name: _Guarded(t, count) for name, t in outputs.items()}
+        self._shared = {name: (t, memory.checksum(t)) for name, t in shared.items()}
+        self._inputs = {name: memory.Guarded(t, count) for name, t in parts.items()}
+        self._outputs = {name: memory.Guarded(t, count) for name, t in outputs.items()}
         self.inputs = [
             {name: buffer.tensors[i] for name, buffer in self._inputs.items()} | shared for i in range(count)
         ]
@@ -89,7 +83,7 @@ class Sets:
         self._loaded = draws
         for name, buffer in self._inputs.items():
             for j, drawn in enumerate(draws):
-                buffer.rows(j, len(draws)).copy_(as_bytes(drawn.inputs[name]))
+                buffer.rows(j, len(draws)).copy_(memory.as_bytes(drawn.inputs[name]))
         self._versions = self._writes()
 
     def restore(self) -> None:
@@ -105,7 +99,7 @@ class Sets:
     def scar(self) -> None:
         """Fill a few elements of every output with that, the same ones in all sets."""
         for output in self._outputs.values():
-            scar(output.rows(0, 1), output.tensors[0])
+            memory.scar(output.rows(0, 1), output.tensors[0])
 
     def copied(self) -> dict[str, Tensor] | None:
         """What all outputs hold on a CPU, where a thread may still be writing them. The device of a GPU is waited for."""
@@ -146,7 +140,7 @@ class Sets:
         written = [name for name, count in self._writes().items() if count != self._versions[name]]
         guards = [name for name, guarded in (self._inputs | self._outputs).items() if not guarded.intact()]
         changed = [name for name in self._inputs if self._differs(name)]
-        changed += [name for name, (tensor, total) in self._shared.items() if _checksum(tensor) != total]
+        changed += [name for name, (tensor, total) in self._shared.items() if memory.checksum(tensor) != total]
         if not (written or guards or changed):
             return None
         if not self._shared.keys().isdisjoint(changed):
@@ -164,7 +158,9 @@ class Sets:
     def _differs(self, name: str) -> bool:
         """Whether any set's input is no longer what was loaded."""
         step, buffer = len(self._loaded), self._inputs[name]
-        return any(buffer.unlike(as_bytes(drawn.inputs[name]), j, step).any() for j, drawn in enumerate(self._loaded))
+        return any(
+            buffer.unlike(memory.as_bytes(drawn.inputs[name]), j, step).any() for j, drawn in enumerate(self._loaded)
+        )
 
     def unlike(self, i: int) -> Tensor:
         """Whether any output of the sets with the draw of set i differs from set i's in a bit: (n,) bool, for sets j, j + D, ..."""
@@ -177,11 +173,6 @@ class Sets:
         return {name: buffer.whole._version for name, buffer in self._inputs.items()} | {
             name: tensor._version for name, (tensor, _) in self._shared.items()
         }
-
-
-def _some(count: int, of: int) -> list[int]:
-    """So many numbers below `of`, or all of them, that cannot be foreseen."""
-    return secrets.SystemRandom().sample(range(of), min(count, of))
 
 
 def _of_tokens(base: dict[str, Tensor], fresh: dict[str, Tensor], tokens: int) -> dict[str, Tensor]:
@@ -199,10 +190,10 @@ def _of_tokens(base: dict[str, Tensor], fresh: dict[str, Tensor], tokens: int) -
         if tensor.ndim and len(tensor) == count and (not numbers or name in numbers)
     ]
     clones = {name: base[name].clone(memory_format=torch.contiguous_format) for name in names}
-    chosen = _some(max(1, count // 8), count)
+    chosen = memory.some(max(1, count // 8), count)
     for name, clone in clones.items():
         rows = torch.tensor(chosen, device=clone.device)
-        as_bytes(clone).view(count, -1)[rows] = as_bytes(fresh[name]).view(count, -1)[rows]
+        memory.as_bytes(clone).view(count, -1)[rows] = memory.as_bytes(fresh[name]).view(count, -1)[rows]
     return clones
 
 
@@ -224,79 +215,3 @@ def _seeds(cell: Cell, count: int) -> list[int]:
     if cell.get("sampler") == "plackett_luce":
         return [cell.seed, *(again(cell.seed, i) for i in range(1, count))]
     return [cell.seed + 1000 * i for i in range(count)]
-
-
-class _Guarded:
-    """Tensors of one shape in one piece of memory, `whole`, each between guard bytes."""
-
-    def __init__(self, like: Tensor, count: int) -> None:
-        self._end = _GUARD + nbytes(like)
-        stride = -(-self._end // _GUARD) * _GUARD + _GUARD
-        self.whole = torch.empty((count, stride), dtype=torch.uint8, device=like.device)
-        self.tensors = [row.view(like.dtype).view(like.shape) for row in self.rows(0, 1)]
-        self.mend()
-
-    def _guards(self) -> tuple[Tensor, Tensor]:
-        return self.whole[:, :_GUARD], self.whole[:, self._end :]
-
-    def rows(self, first: int, step: int) -> Tensor:
-        """The bytes (n, nbytes) of the tensors first, first + step, ..."""
-        return self.whole[first::step, _GUARD : self._end]
-
-    def unlike(self, known: Tensor, first: int, step: int) -> Tensor:
-        """Which of the tensors first, first + step, ... differ from `known` (nbytes,) in a byte: (n,) bool, on the device."""
-        parts = self.rows(first, step).split(max(1, _COMPARED // known.numel()) if known.numel() else 1)
-        return torch.cat([(part != known).any(1) for part in parts])
-
-    def intact(self) -> bool:
-        """Whether the guards are as they were."""
-        return all(bool((guard == _GUARD_BYTE).all()) for guard in self._guards())
-
-    def mend(self) -> None:
-        """Write the guards."""
-        for guard in self._guards():
-            guard.fill_(_GUARD_BYTE)
-
-    def poison(self) -> None:
-        """Fill the tensors, not the guards, with what no right answer holds."""
-        self.rows(0, 1).fill_(_poison_of(self.tensors[0]))
-
-
-def poison(tensors: Mapping[str, Tensor]) -> None:
-    """Fill tensors with what no right answer holds."""
-    for tensor in tensors.values():
-        tensor.view(torch.uint8).fill_(_poison_of(tensor))
-
-
-def scar(memory: Tensor, like: Tensor) -> None:
-    """Fill a few elements with what no right answer holds: of tensors like `like`, in rows of bytes (n, nbytes)."""
-    size = like.element_size()
-    chosen = torch.tensor(_some(_SCARS, like.numel()), dtype=torch.long, device=memory.device)
-    memory[:, (chosen[:, None] * size + torch.arange(size, device=memory.device)).flatten()] = _poison_of(like)
-
-
-def _poison_of(tensor: Tensor) -> int:
-    return _POISON_FLOAT if tensor.is_floating_point() else _POISON_INT
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor, (nbytes,) uint8."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-def _checksum(tensor: Tensor) -> int:
-    """A sum over the elements' bits as integers, each times its column plus a multiple of its row, in rows of `_ROW`: a call that puts elements
-    elsewhere changes it. In parts: what all sets share is too large for a copy, the more so for one in 64 bits."""
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    flat, step, parts = tensor.view(kind).flatten(), max(1, _COMPARED // 8 // _ROW) * _ROW, []
-    for first in range(0, len(flat), step):
-        part = flat[first : first + step]
-        whole = len(part) // _ROW * _ROW
-        for start, piece in ((first, part[:whole].view(-1, _ROW)), (first + whole, part[whole:].view(1, -1))):
-            row = 1 + start // _ROW
-            columns, rows = (piece.sum(dim, dtype=torch.int64) for dim in (0, 1))
-            parts += [
-                (columns * torch.arange(1, 1 + len(columns), device=flat.device)).sum(),
-                (rows * torch.arange(row, row + len(rows), device=flat.device)).sum() * _ROWS_COUNT,
-            ]
-    return int(torch.stack(parts).sum()) if parts else 0

@@ -5,7 +5,7 @@ import torch
 from moe_routing_bench.benches.checks import Check
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.grid.job import Job
-from moe_routing_bench.measure import inputs, verify
+from moe_routing_bench.measure import memory, verify
 from moe_routing_bench.store import platforms
 from moe_routing_kernels.errors import bad
 
@@ -24,7 +24,7 @@ def check(job: Job) -> Check:
     shared = definition.shared(cell, cell.seed, device) if hasattr(definition, "shared") else {}
     drawn = definition.build(cell, cell.seed, device) | shared
     outputs, expected = definition.empty_outputs(cell, drawn), definition.reference(cell, drawn)
-    inputs.poison(outputs)
+    memory.poison(outputs)
     returned = bench.bind(name, cell, drawn | outputs)()
     if device == "cuda":
         torch.cuda.synchronize()

@@ -22,7 +22,7 @@ from moe_routing_bench.benches.checks import Check, both
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.grid.job import Job
-from moe_routing_bench.measure import inputs, processes, timers
+from moe_routing_bench.measure import memory, processes, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
 
@@ -86,7 +86,7 @@ def _fresh(candidate: Candidate, sets: Sets) -> None:
     sets.load(sets.fresh)
     sets.poison()
     for call in candidate.calls:
-        inputs.poison(getattr(call, "buffers", {}))
+        memory.poison(getattr(call, "buffers", {}))
 
 
 def _near(candidate: Candidate, sets: Sets) -> None:
@@ -104,7 +104,7 @@ def _scarred(candidate: Candidate, sets: Sets) -> None:
     sets.scar()
     for call in candidate.calls:
         for buffer in getattr(call, "buffers", {}).values():
-            inputs.scar(inputs.as_bytes(buffer)[None], buffer)
+            memory.scar(memory.as_bytes(buffer)[None], buffer)
 
 
 def _whole(timer: Any) -> None:
@@ -223,6 +223,6 @@ def _outputs(candidate: Candidate, sets: Sets, i: int) -> dict[str, Tensor]:
 def _differ(candidate: Candidate, sets: Sets, first: int, i: int) -> Tensor:
     """Whether an output of set i differs from that of set `first` in a bit, on the device."""
     known, other = _outputs(candidate, sets, first), _outputs(candidate, sets, i)
-    pairs = [(inputs.as_bytes(known[name]), inputs.as_bytes(other[name])) for name in sets.outputs[i]]
+    pairs = [(memory.as_bytes(known[name]), memory.as_bytes(other[name])) for name in sets.outputs[i]]
     flags = [(a != b).any() if a.shape == b.shape else a.new_ones((), dtype=torch.bool) for a, b in pairs]
     return torch.stack(flags).any()

@@ -1,0 +1,97 @@
+"""Memory of inputs and outputs: tensors between guard bytes, poison that no right answer holds, and checksums."""
+
+import secrets
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.benches.checks import nbytes
+
+_GUARD, _GUARD_BYTE = 512, 0xA5  # bytes on either side of a tensor, a multiple of every alignment that kernels ask for
+_COMPARED = 1 << 28  # bytes that are compared at a time
+_POISON_INT = 0x40  # in every byte: far out of range of every index, and far below overflow when added to
+_ROW, _ROWS_COUNT = 1024, 1_000_003  # elements of a row of a checksum, and what a row counts more than a column
+_SCARS = 16  # elements of an output
+_POISON_FLOAT = 0xFF  # NaN in every format of the table
+
+
+class Guarded:
+    """Tensors of one shape in one piece of memory, `whole`, each between guard bytes."""
+
+    def __init__(self, like: Tensor, count: int) -> None:
+        self._end = _GUARD + nbytes(like)
+        stride = -(-self._end // _GUARD) * _GUARD + _GUARD
+        self.whole = torch.empty((count, stride), dtype=torch.uint8, device=like.device)
+        self.tensors = [row.view(like.dtype).view(like.shape) for row in self.rows(0, 1)]
+        self.mend()
+
+    def _guards(self) -> tuple[Tensor, Tensor]:
+        return self.whole[:, :_GUARD], self.whole[:, self._end :]
+
+    def rows(self, first: int, step: int) -> Tensor:
+        """The bytes (n, nbytes) of the tensors first, first + step, ..."""
+        return self.whole[first::step, _GUARD : self._end]
+
+    def unlike(self, known: Tensor, first: int, step: int) -> Tensor:
+        """Which of the tensors first, first + step, ... differ from `known` (nbytes,) in a byte: (n,) bool, on the device."""
+        parts = self.rows(first, step).split(max(1, _COMPARED // known.numel()) if known.numel() else 1)
+        return torch.cat([(part != known).any(1) for part in parts])
+
+    def intact(self) -> bool:
+        """Whether the guards are as they were."""
+        return all(bool((guard == _GUARD_BYTE).all()) for guard in self._guards())
+
+    def mend(self) -> None:
+        """Write the guards."""
+        for guard in self._guards():
+            guard.fill_(_GUARD_BYTE)
+
+    def poison(self) -> None:
+        """Fill the tensors, not the guards, with what no right answer holds."""
+        self.rows(0, 1).fill_(_poison_of(self.tensors[0]))
+
+
+def poison(tensors: Mapping[str, Tensor]) -> None:
+    """Fill tensors with what no right answer holds."""
+    for tensor in tensors.values():
+        tensor.view(torch.uint8).fill_(_poison_of(tensor))
+
+
+def scar(memory: Tensor, like: Tensor) -> None:
+    """Fill a few elements with what no right answer holds: of tensors like `like`, in rows of bytes (n, nbytes)."""
+    size = like.element_size()
+    chosen = torch.tensor(some(_SCARS, like.numel()), dtype=torch.long, device=memory.device)
+    memory[:, (chosen[:, None] * size + torch.arange(size, device=memory.device)).flatten()] = _poison_of(like)
+
+
+def _poison_of(tensor: Tensor) -> int:
+    return _POISON_FLOAT if tensor.is_floating_point() else _POISON_INT
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor, (nbytes,) uint8."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def checksum(tensor: Tensor) -> int:
+    """A sum over the elements' bits as integers, each times its column plus a multiple of its row, in rows of `_ROW`: a call that puts elements
+    elsewhere changes it. In parts: what all sets share is too large for a copy, the more so for one in 64 bits."""
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    flat, step, parts = tensor.view(kind).flatten(), max(1, _COMPARED // 8 // _ROW) * _ROW, []
+    for first in range(0, len(flat), step):
+        part = flat[first : first + step]
+        whole = len(part) // _ROW * _ROW
+        for start, piece in ((first, part[:whole].view(-1, _ROW)), (first + whole, part[whole:].view(1, -1))):
+            row = 1 + start // _ROW
+            columns, rows = (piece.sum(dim, dtype=torch.int64) for dim in (0, 1))
+            parts += [
+                (columns * torch.arange(1, 1 + len(columns), device=flat.device)).sum(),
+                (rows * torch.arange(row, row + len(rows), device=flat.device)).sum() * _ROWS_COUNT,
+            ]
+    return int(torch.stack(parts).sum()) if parts else 0
+
+
+def some(count: int, of: int) -> list[int]:
+    """So many numbers below `of`, or all of them, that cannot be foreseen."""
+    return secrets.SystemRandom().sample(range(of), min(count, of))
