@@ -34,7 +34,7 @@ from moe_routing_kernels.gemm.sm90.training import TrainingGemm
 from moe_routing_kernels.gemm.sm90.wgrad_tile import EPI_COLUMNS, WgradGemm
 from moe_routing_kernels.pack import cute_pack, cute_pack_bulk, cute_pack_fp8
 from moe_routing_kernels.permute import Permute, cute_permute
-from moe_routing_kernels.router import cute_product, cute_router
+from moe_routing_kernels.router import cute_gemm, cute_router
 
 INSTRUCTION = 16  # bytes
 # operation, dtype, hidden, top_k, padding rows checked per group
@@ -379,7 +379,7 @@ def router(arch: str, rule: str, tokens: int, hidden: int, experts: int, top_k: 
     kernel = cute_router.compile_for(arch, "bf16", hidden, experts, top_k, known, config, keep=True)
     return spills((yield kernel.__cubin__), f"router-{rule}-T{tokens}-H{hidden}-E{experts}-k{top_k}", "router") | {
         "async_copies": async_copies(kernel),
-        "ring": config.in_flight * (cute_product.tiles_of(experts) + 2 * config.row_tiles),
+        "ring": config.in_flight * (cute_gemm.tiles_of(experts) + 2 * config.row_tiles),
         "rounds": 2 if config.chunks > config.in_flight else 1,  # the first loads, and those within the loop
     }
 

@@ -1,4 +1,4 @@
-"""Compiling CuTe DSL kernels for an architecture that need not be here.
+"""Compiling CuTe DSL kernels for an architecture without a GPU of that architecture.
 
 Compilation uses fake tensors, so it needs no GPU; extents may be symbolic, so that one compiled kernel serves every
 number of tokens.
