@@ -90,7 +90,7 @@ class GroupedGemmKernel:
     """A grouped GEMM of 16-bit operands; a variant overrides the hooks `__call__`, `allocate` to `store`."""
 
     def __init__(self, gemm: GroupedGemm) -> None:
-        """Of a configuration, which is all that the kernel depends on but its operands' dtype."""
+        """Keep the configuration, on which alone the kernel depends, with its operands' dtype."""
         self.gemm = gemm
 
     @cute.jit
