@@ -1,4 +1,4 @@
-"""Scales of products of 8-bit floats, on arrays in place of the DSL, and which problems and tiles there are."""
+"""Scales of GEMMs of 8-bit floats, on arrays in place of the DSL, and which problems and tiles there are."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -43,7 +43,7 @@ def compile_kernel(
 
     The result takes torch tensors and launches on torch's current stream. `keep` also stores PTX and cubin on it
     (`__ptx__`, `__cubin__`), for tests. `only` is the one architecture that a kernel is written for: raises `NoForm` for another,
-    where the compiler would end in an error of its own.
+    where the compiler itself would fail.
     """
     if only not in (None, arch):
         raise NoForm(f"arch: got {arch!r}; allowed: {only}, for which the kernel is written")

@@ -174,7 +174,7 @@ def bind(
     **quantisation: Tensor,
 ) -> Callable[[], None]:
     """Bind packed (R, H), offsets (E + 1,) int32, the elements w13 and w2, their `quantisation` parts by name (`formats.weights`), and
-    biases b13 (E, N) and b2 (E, H) of activations that have them, all contiguous -> y (R, H). Raises what `repack` does."""
+    biases b13 (E, N) and b2 (E, H) of activations that have them, all contiguous -> y (R, H). Raises the errors of `repack`."""
     (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch())
     activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
     up_parts, down_parts = parts(w13, w2, quantisation)

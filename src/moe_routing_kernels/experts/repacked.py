@@ -8,7 +8,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from moe_routing_kernels.experts.dequant import Parts
 
 T = TypeVar("T")
-_KEPT = WeakIdKeyDictionary()  # elements -> what was made of them last
+_KEPT = WeakIdKeyDictionary()  # elements -> the last result of `make`
 
 
 def once(weights: Parts, purpose: Hashable, make: Callable[[], T]) -> T:

@@ -35,7 +35,7 @@ LEAST_SHARED = 99 << 10  # bytes of shared memory that a program may have on any
 
 @dataclass(frozen=True)
 class Tiling:
-    """What a program computes, and how: rows x columns of the result, `step` elements of the inner dimension at a time."""
+    """The work of a program: rows x columns of the result, `step` elements of the inner dimension at a time."""
 
     rows: int
     columns: int

@@ -10,7 +10,7 @@ from moe_routing_kernels.formats.weights import WeightFormat
 
 
 def ranges(w: Tensor, weight_format: WeightFormat) -> tuple[Tensor, Tensor]:
-    """Least and largest element of each group of w (N, K), 0 included: two tensors of `form.scale_shape`."""
+    """Least and largest element of each group of w (N, K), 0 included: two tensors of `weight_format.scale_shape`."""
     size = weight_format.group_of(w.shape[1])
     tiles = F.pad(w, (0, -w.shape[1] % size, 0, -w.shape[0] % weight_format.rows)).unflatten(1, (-1, size))
     tiles = tiles.unflatten(0, (-1, weight_format.rows))

@@ -10,7 +10,7 @@ bank conflict. Scales follow the codes of their block, and zero points the scale
 
 Scales and zero points are numbers of the activations' format. Scales of floats are multiplied by the power of two by which a number is too small
 once its bits stand where a 16-bit float has them; zero points of 8-bit codes with bf16 are 128 less. Scales of a row or of blocks of 128 x 128 are
-repeated: 3 % of the bytes of 4-bit codes. What is beyond the weights' rows has the scale 0; beyond K, codes 0 meet zeros of the tokens.
+repeated: 3 % of the bytes of 4-bit codes. Rows beyond the weights' last have the scale 0; beyond K, codes 0 meet zeros of the tokens.
 
 Rows that are gates and ups are interleaved, 8 and 8: a thread's two rows are a gate and its up (`grouped_gemm`).
 """
@@ -42,7 +42,7 @@ class Codes:
     dtype: str  # bf16 or fp16
 
     def __post_init__(self) -> None:
-        """Check what the kernel takes for granted."""
+        """Check the kernel's assumptions."""
         assert self.kind in ("int", "e4m3", "e5m2") and self.bits in (8, 4, 2) and self.dtype in _TORCH, self
         assert self.kind == "int" or (self.bits == 8 and not self.zeros), self
         assert self.group in (32, 64, 128, ROW), self

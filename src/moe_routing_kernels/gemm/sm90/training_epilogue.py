@@ -1,7 +1,7 @@
 """The epilogue of training GEMMs: derivatives of activations, multiplied into gradients on their way to memory.
 
 The gradient of the activated rows is multiplied by the activation's derivative, which takes the pre-activations: stored are the gradient
-of these and what was activated, again. It is rounded to 16 bits on the way, as it is where a GEMM of its own computes it.
+of these and the activated values, again. It is rounded to 16 bits on the way, as in a separate GEMM.
 A tile goes to the buffer as a whole, because the derivative needs the registers of the accumulators: subtile by subtile, they spill.
 
 Invariant: as in `epilogue`, a warpgroup's buffer is its own, and TMA never touches it.
