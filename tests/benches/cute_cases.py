@@ -34,7 +34,7 @@ from moe_routing_kernels.gemm.sm90.training import TrainingGemm
 from moe_routing_kernels.gemm.sm90.wgrad_tile import EPI_COLUMNS, WgradGemm
 from moe_routing_kernels.pack import cute_pack, cute_pack_bulk, cute_pack_fp8
 from moe_routing_kernels.permute import Permute, cute_permute
-from moe_routing_kernels.router import cute_product, cute_router
+from moe_routing_kernels.router import cute_gemm, cute_router
 
 INSTRUCTION = 16  # bytes
 # operation, dtype, hidden, top_k, padding rows checked per group
@@ -140,7 +140,7 @@ GEMMS = [
     ("bf16", GroupedGemm(3072, 7168, 384, "swiglu_limit10", Tile(2, 2, 144))),
 ]
 # dtype, gemm
-CHAINED_GEMMS = [  # that overlap with the kernel ahead of them and with the one after them
+CHAINED_GEMMS = [  # that overlap with the previous kernel and with the next one
     ("bf16", GroupedGemm(2048, 768, 128, "", Tile(1, 1, 8), waits="rows", signals="late")),
     ("bf16", GroupedGemm(768, 2048, 128, "swiglu", Tile(1, 1, 8), top_k=8, waits="offsets", signals="early")),
 ]
@@ -150,8 +150,8 @@ QUANTISED_GEMMS = [  # of every format, first and second, with few rows and many
         (
             (dtype, name)
             for dtype in ("bf16", "fp16")
-            for name, form in WEIGHTS.items()
-            if cute_quantised.takes(form, dtype)
+            for name, weight_format in WEIGHTS.items()
+            if cute_quantised.takes(weight_format, dtype)
         ),
         itertools.cycle(
             [
@@ -224,15 +224,15 @@ def disassemble(arch: str, cubins: list[bytes]) -> list[str | None]:
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
     if not tool.exists():
         return [None] * len(cubins)
-    codes = [instructions(one) for one in cubins]
+    codes = [instructions(cubin) for cubin in cubins]
     path = Path("kernels.bin")
     path.write_bytes(b"".join(codes))
     command = [tool, "--binary", arch.upper().replace("_", "").replace("A", "a"), path]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    lines = iter(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s.*;.*$", said, re.M))
-    found = ["\n".join(itertools.islice(lines, len(code) // INSTRUCTION)) for code in codes]
-    assert all(found) and not any(lines), "one line per instruction"
-    return found
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = iter(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s.*;.*$", listing, re.M))
+    texts = ["\n".join(itertools.islice(lines, len(code) // INSTRUCTION)) for code in codes]
+    assert all(texts) and not any(lines), "one line per instruction"
+    return texts
 
 
 def instructions(cubin: bytes) -> bytes:
@@ -352,9 +352,9 @@ def async_copies(kernel: Any) -> int:
 
 
 def gate(arch: str, router: str, dtype: str, tokens: int, experts: int, top_k: int) -> Facts:
-    """Compile one gate; how many asynchronous copies of 16 bytes it has, and how many of them a packed form's rows are.
+    """Compile one gate; how many asynchronous copies of 16 bytes it has, and how many of them the packed variant's rows are.
 
-    And how many wide loads a threshold form has, and how many vectors a lane holds.
+    And how many wide loads the threshold variant has, and how many vectors a lane holds.
     """
     rule = rule_of(router)
     config = cute_gate.choose(dtype, tokens, experts, top_k, rule)
@@ -379,7 +379,7 @@ def router(arch: str, rule: str, tokens: int, hidden: int, experts: int, top_k: 
     kernel = cute_router.compile_for(arch, "bf16", hidden, experts, top_k, known, config, keep=True)
     return spills((yield kernel.__cubin__), f"router-{rule}-T{tokens}-H{hidden}-E{experts}-k{top_k}", "router") | {
         "async_copies": async_copies(kernel),
-        "ring": config.in_flight * (cute_product.tiles_of(experts) + 2 * config.row_tiles),
+        "ring": config.in_flight * (cute_gemm.tiles_of(experts) + 2 * config.row_tiles),
         "rounds": 2 if config.chunks > config.in_flight else 1,  # the first loads, and those within the loop
     }
 
@@ -394,119 +394,119 @@ def permute(arch: str, tokens: int, experts: int, top_k: int, layout: str) -> Fa
     return spills((yield kernel.__cubin__), f"permute-T{tokens}-E{experts}-k{top_k}-{layout}", "permute")
 
 
-def gemm(arch: str, dtype: str, wanted: GroupedGemm) -> Facts:
+def gemm(arch: str, dtype: str, gemm: GroupedGemm) -> Facts:
     """Compile one grouped GEMM: its matrix instructions, its loads by tensor maps, and its waits for matrix instructions."""
-    kernel = grouped_gemm.compile_for(arch, dtype, wanted, keep=True)
+    kernel = grouped_gemm.compile_for(arch, dtype, gemm, keep=True)
     sass = yield kernel.__cubin__
-    tile, forms = wanted.tile, len(wanted.tile.n_sizes)
+    tile, variants = gemm.tile, len(gemm.tile.n_sizes)
     patterns = {
         **{rf"HGMMA\.64x{width}x16\.F32": 4 * tile.m_atoms for width in tile.n_sizes},
-        "HGMMA": 4 * tile.m_atoms * forms,
-        "UTMALDG": 1 if wanted.top_k else 3 if wanted.waits == "rows" else 2,
-        r"LDGSTS\.E\.BYPASS\.128": math.ceil(tile.tokens / loads.ROWS) if wanted.top_k else 0,
-        r"WARPGROUP\.DEPBAR": min(2, wanted.k_tiles) * forms,  # more where the instructions wait for each other
-        r"BAR\.ARV": 1 + forms if tile.pingpong else 0,
-        "PREEXIT": int(bool(wanted.signals)),
-        "ACQBULK": int(bool(wanted.waits)),
+        "HGMMA": 4 * tile.m_atoms * variants,
+        "UTMALDG": 1 if gemm.top_k else 3 if gemm.waits == "rows" else 2,
+        r"LDGSTS\.E\.BYPASS\.128": math.ceil(tile.tokens / loads.ROWS) if gemm.top_k else 0,
+        r"WARPGROUP\.DEPBAR": min(2, gemm.k_tiles) * variants,  # more where the instructions wait for each other
+        r"BAR\.ARV": 1 + variants if tile.pingpong else 0,
+        "PREEXIT": int(bool(gemm.signals)),
+        "ACQBULK": int(bool(gemm.waits)),
     }
-    held = dict(re.findall(r"mov\.b32\s+(%r\d+), (\d+);", kernel.__ptx__))
-    barriers = [int(held[name]) for name in re.findall(r"mbarrier\.init\S*\s+\[[^]]+\], (%r\d+);", kernel.__ptx__)]
-    case = f"gemm-{dtype}-{wanted.columns}x{wanted.inner}-E{wanted.experts}-{wanted.activation}-{tile}-k{wanted.top_k}"
+    constants = dict(re.findall(r"mov\.b32\s+(%r\d+), (\d+);", kernel.__ptx__))
+    barriers = [int(constants[name]) for name in re.findall(r"mbarrier\.init\S*\s+\[[^]]+\], (%r\d+);", kernel.__ptx__)]
+    case = f"gemm-{dtype}-{gemm.columns}x{gemm.inner}-E{gemm.experts}-{gemm.activation}-{tile}-k{gemm.top_k}"
     return spills(sass, case, "gemm") | {
-        "most_registers": wanted.registers[1] if tile.warpgroups > 1 else 255,
+        "most_registers": gemm.registers[1] if tile.warpgroups > 1 else 255,
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
         "bulk": {count: barriers.count(count) for count in barriers},  # arrivals that the barriers of a stage wait for
-        "bulk_expected": dict.fromkeys((wanted.arrivals, 4 * tile.sharing), wanted.stages),
+        "bulk_expected": dict.fromkeys((gemm.arrivals, 4 * tile.sharing), gemm.stages),
     }
 
 
-def quantised_gemm(arch: str, wanted: QuantisedGemm) -> Facts:
+def quantised_gemm(arch: str, gemm: QuantisedGemm) -> Facts:
     """Compile one GEMM of quantised weights: matrix instructions whose left operand is in registers, and their waits."""
-    kernel = quantised.compile_for(arch, wanted.codes.dtype, wanted, keep=True)
+    kernel = quantised.compile_for(arch, gemm.codes.dtype, gemm, keep=True)
     sass = yield kernel.__cubin__
-    tile, forms = wanted.tile, len(wanted.tile.n_sizes)
-    offsets = (tile.m_atoms if wanted.codes.zeros else 1) if subtracts(wanted.codes) else 0
+    tile, variants = gemm.tile, len(gemm.tile.n_sizes)
+    offsets = (tile.m_atoms if gemm.codes.zeros else 1) if subtracts(gemm.codes) else 0
     patterns = {
         **{rf"HGMMA\.64x{width}x16\.F32\S* R\d+, R\d+, gdesc": K16 * tile.m_atoms for width in tile.n_sizes},
-        "HGMMA": K16 * tile.m_atoms * forms,
-        r"WARPGROUP\.DEPBAR": (BATCHES + 1) * forms,  # more where the instructions wait for each other
+        "HGMMA": K16 * tile.m_atoms * variants,
+        r"WARPGROUP\.DEPBAR": (BATCHES + 1) * variants,  # more where the instructions wait for each other
     }
-    if wanted.few:
+    if gemm.few:
         patterns = {
             "HGMMA": 0,
             r"HMMA\.16816\.F32": K16 * (tile.m_atoms + offsets),
             r"LDSM\.16\.M88\.4": K16 // 2,
         }
-        if wanted.codes.kind == "int" and subtracts(wanted.codes):
+        if gemm.codes.kind == "int" and subtracts(gemm.codes):
             patterns["HMUL2"] = 0  # no weight is scaled
     patterns |= {
         "UTMALDG": 2,  # halves of a stage are as wide as a swizzled box
-        r"BAR\.ARV": 1 + forms if tile.pingpong else 0,
-        "UBLKCP": wanted.tile_m_blocks * (2 if wanted.waits else 1),
-        "PREEXIT": int(bool(wanted.signals)),
-        "ACQBULK": int(bool(wanted.waits)),
+        r"BAR\.ARV": 1 + variants if tile.pingpong else 0,
+        "UBLKCP": gemm.tile_m_blocks * (2 if gemm.waits else 1),
+        "PREEXIT": int(bool(gemm.signals)),
+        "ACQBULK": int(bool(gemm.waits)),
     }
-    shared = 65536 // (wanted.resident * wanted.threads)
-    return spills(sass, f"quantised-{wanted}", "quantised_gemm") | {
-        "most_registers": wanted.registers[1] if wanted.moves_registers else shared // 8 * 8,
+    shared = 65536 // (gemm.resident * gemm.threads)
+    return spills(sass, f"quantised-{gemm}", "quantised_gemm") | {
+        "most_registers": gemm.registers[1] if gemm.moves_registers else shared // 8 * 8,
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
     }
 
 
-def fp8_gemm(arch: str, wanted: Fp8Gemm) -> Facts:
+def fp8_gemm(arch: str, gemm: Fp8Gemm) -> Facts:
     """Compile one GEMM of 8-bit floats: matrix instructions of 32, the first of a stage on zeros, and copies of scales."""
-    kernel = fp8.compile_for(arch, "bf16", wanted, keep=True)
-    sass, tile = (yield kernel.__cubin__), wanted.tile
-    wide, mmas = (64 * tile.m_atoms, tile.tokens // 64) if wanted.upright else (tile.tokens, tile.m_atoms)
+    kernel = fp8.compile_for(arch, "bf16", gemm, keep=True)
+    sass, tile = (yield kernel.__cubin__), gemm.tile
+    wide, mmas = (64 * tile.m_atoms, tile.tokens // 64) if gemm.upright else (tile.tokens, tile.m_atoms)
     patterns = {
         rf"QGMMA\.64x{wide}x32\.F32\.E4M3\.E4M3": 4 * mmas,
         r"QGMMA\S* R\d+, gdesc\[\S+\], RZ, !UPT": mmas,
         r"WARPGROUP\.DEPBAR": mmas,  # more where the instructions wait for each other
-        r"F2FP\.SATFINITE\.E4M3": 64 * wide // 2 // 128 * mmas // (2 if wanted.gated else 1) if wanted.quantises else 0,
+        r"F2FP\.SATFINITE\.E4M3": 64 * wide // 2 // 128 * mmas // (2 if gemm.gated else 1) if gemm.quantises else 0,
         r"F2F\.": 0,  # conversions of one number
         "UTMALDG": 2,
         r"LDGSTS\.E \[": math.ceil(tile.tokens / LOADERS),  # of 4 bytes
     }
-    return spills(sass, f"fp8-{wanted}", "fp8_gemm") | {
-        "most_registers": wanted.registers[1],
+    return spills(sass, f"fp8-{gemm}", "fp8_gemm") | {
+        "most_registers": gemm.registers[1],
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
     }
 
 
-def training_gemm(arch: str, dtype: str, wanted: TrainingGemm) -> Facts:
+def training_gemm(arch: str, dtype: str, gemm: TrainingGemm) -> Facts:
     """Compile one grouped GEMM of training: matrix instructions, of which the backward ones read weights as they lie in memory."""
-    kernel = training.compile_for(arch, dtype, wanted, keep=True)
+    kernel = training.compile_for(arch, dtype, gemm, keep=True)
     sass = yield kernel.__cubin__
-    tile, forms = wanted.tile, len(wanted.tile.n_sizes)
-    every = 4 * tile.m_atoms * forms
+    tile, variants = gemm.tile, len(gemm.tile.n_sizes)
+    every = 4 * tile.m_atoms * variants
     patterns = {
         r"HGMMA\.64x\d+x16\.F32": every,
-        r"HGMMA.*\.tnspA": every if wanted.dgrad else 0,
+        r"HGMMA.*\.tnspA": every if gemm.dgrad else 0,
         r"HGMMA.*\.tnspB": 0,
-        r"WARPGROUP\.DEPBAR": min(2, wanted.k_tiles) * forms,  # more where the instructions wait for each other
+        r"WARPGROUP\.DEPBAR": min(2, gemm.k_tiles) * variants,  # more where the instructions wait for each other
     }
-    case = f"training-{dtype}-{wanted}"
+    case = f"training-{dtype}-{gemm}"
     return spills(sass, case, "training_gemm") | {
-        "most_registers": wanted.registers[1] if tile.warpgroups > 1 else 255,
+        "most_registers": gemm.registers[1] if tile.warpgroups > 1 else 255,
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
     }
 
 
-def wgrad_gemm(arch: str, dtype: str, wanted: WgradGemm) -> Facts:
+def wgrad_gemm(arch: str, dtype: str, gemm: WgradGemm) -> Facts:
     """Compile one gradient of weights: matrix instructions of whole steps and of the last, and stores by tensor maps."""
-    kernel = wgrad.compile_for(arch, dtype, wanted, keep=True)
+    kernel = wgrad.compile_for(arch, dtype, gemm, keep=True)
     sass = yield kernel.__cubin__
     patterns = {
-        rf"HGMMA\.64x{wanted.columns}x16\.F32.*\.tnspA\.tnspB": 5 * wanted.m_atoms,
+        rf"HGMMA\.64x{gemm.columns}x16\.F32.*\.tnspA\.tnspB": 5 * gemm.m_atoms,
         r"WARPGROUP\.DEPBAR": 2,  # more where the instructions wait for each other
-        "UTMALDG": (wanted.rows + wanted.columns) // 64,  # elements that a swizzled box is wide
-        "UTMASTG": wanted.columns // EPI_COLUMNS,
+        "UTMALDG": (gemm.rows + gemm.columns) // 64,  # elements that a swizzled box is wide
+        "UTMASTG": gemm.columns // EPI_COLUMNS,
     }
-    return spills(sass, f"reduction-{dtype}-{wanted}", "reduction") | {
+    return spills(sass, f"reduction-{dtype}-{gemm}", "reduction") | {
         "most_registers": REGISTERS[1],
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
@@ -516,9 +516,9 @@ def wgrad_gemm(arch: str, dtype: str, wanted: WgradGemm) -> Facts:
 def compiled(arch: str) -> Iterator[dict[str, object]]:
     """The facts of a part of the cases: compiling one takes a second and a half."""
     chosen = list(started(arch))
-    for one, sass in zip(chosen, disassemble(arch, [next(one) for one in chosen]), strict=True):
+    for case, sass in zip(chosen, disassemble(arch, [next(case) for case in chosen]), strict=True):
         try:
-            one.send(sass)
+            case.send(sass)
         except StopIteration as end:
             yield end.value
 
@@ -536,8 +536,8 @@ def started(arch: str) -> Iterator[Facts]:
         (pack_bulk, () if older else BULK_PACKS),
         (gemm, GEMMS if arch == "sm_90a" else ()),
         (gemm, CHAINED_GEMMS if arch == "sm_90a" else ()),
-        (quantised_gemm, [(one,) for one in QUANTISED_GEMMS] if arch == "sm_90a" else ()),
-        (fp8_gemm, [(one,) for one in FP8_GEMMS] if arch == "sm_90a" else ()),
+        (quantised_gemm, [(gemm,) for gemm in QUANTISED_GEMMS] if arch == "sm_90a" else ()),
+        (fp8_gemm, [(gemm,) for gemm in FP8_GEMMS] if arch == "sm_90a" else ()),
         (training_gemm, TRAINING_GEMMS if arch == "sm_90a" else ()),
         (wgrad_gemm, WGRAD_GEMMS if arch == "sm_90a" else ()),
         (facts, CASES),
@@ -550,5 +550,5 @@ def started(arch: str) -> Iterator[Facts]:
 if __name__ == "__main__":
     gc.disable()  # the compiler makes many small objects and few cycles: searching them takes an eighth of the time
     for arch in sys.argv[1:]:
-        for found in compiled(arch):
-            print(json.dumps({"arch": arch} | found), flush=True)
+        for case in compiled(arch):
+            print(json.dumps({"arch": arch} | case), flush=True)

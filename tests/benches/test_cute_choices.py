@@ -29,7 +29,7 @@ PAIRED = replace(PINGPONG, cluster=2)
 
 
 def pair(tokens: int) -> Tile:
-    """A tile with forms that two warpgroups share, of a cluster of two blocks."""
+    """A tile with variants that two warpgroups share, of a cluster of two blocks."""
     return Tile(2, 2, tokens, narrowest=tokens // 2, cluster=2)
 
 
@@ -174,7 +174,7 @@ def test_tiles_of_products_with_tokens_on_the_short_side(
 
 @pytest.mark.parametrize(
     ("sizes", "up", "gathered", "down"),
-    [  # rows, hidden, intermediate, experts; measured in several forms (docs/notebook.md)
+    [  # rows, hidden, intermediate, experts; measured with several tiles (docs/notebook.md)
         ((32768, 2048, 768, 128), PINGPONG, pair(160), PINGPONG),  # Qwen3-30B-A3B, T=4096
         ((131072, 2048, 768, 128), PAIRED, pair(160), PAIRED),  # T=16384
         ((262144, 4096, 1024, 128), pair(176), pair(160), PAIRED),  # T=32768
@@ -183,11 +183,11 @@ def test_tiles_of_products_with_tokens_on_the_short_side(
         ((65536, 2880, 2880, 128), pair(160), pair(160), pair(160)),  # gpt-oss-120b, T=16384
         ((163840, 2048, 512, 512), PINGPONG, pair(160), PINGPONG),  # Qwen3-Next, T=16384
         ((16384, 2880, 2880, 128), *[Tile(2, 2, 176, narrowest=88)] * 3),  # gpt-oss-120b, T=4096: few rows
-        ((2048, 4096, 14336, 8), *[Tile(2, 2, 144, narrowest=72)] * 3),  # Mixtral-8x7B, T=1024: the products overlap
+        ((2048, 4096, 14336, 8), *[Tile(2, 2, 144, narrowest=72)] * 3),  # Mixtral-8x7B, T=1024: the GEMMs overlap
     ],
 )
 def test_tiles_of_many_rows(sizes: tuple[int, ...], up: Tile, gathered: Tile, down: Tile) -> None:
-    """Two blocks load weights for both where rows are gathered or sums long: H numbers in the first gemm, I in the second."""
+    """Two blocks load weights for both where rows are gathered or K is long: H numbers in the first gemm, I in the second."""
     problem = Experts(*sizes, "bf16", "bf16", "bf16")
     assert [gemm.tile for gemm in cute_experts.gemms(problem)] == [up, down]
     assert cute_experts.gemms(problem, top_k=8)[0].tile == gathered
@@ -200,8 +200,8 @@ def test_an_activation_makes_sums_long_later() -> None:
     assert cute_experts.gemms(replace(gated, activation="relu2"))[0].tile == pair(176)
 
 
-def test_forms_of_products_with_tokens_on_the_short_side() -> None:
-    """The second gemm never gathers; with few rows the products overlap, without clusters; a tile may be given."""
+def test_tiles_of_gemms_with_tokens_on_the_n_side() -> None:
+    """The second gemm never gathers; with few rows the GEMMs overlap, without clusters; a tile may be given."""
     long = Experts(131072, 2048, 768, 128, "bf16", "bf16", "bf16")
     up, down = cute_experts.gemms(long, top_k=8)
     assert (up.top_k, down.top_k, up.waits + up.signals, down.waits + down.signals) == (8, 0, "", "")
@@ -248,7 +248,7 @@ def test_shared_tiles_are_near_the_best_measured() -> None:
 
 @pytest.mark.parametrize("experts", [2, 8, 64, 100, 128, 512])
 def test_rows_that_take_a_tile_overlap_alike(experts: int) -> None:
-    """Whether products overlap is compiled into the kernel: a tile with both would be two kernels. Few rows always overlap."""
+    """Whether GEMMs overlap is compiled into the kernel: a tile with both would be two kernels. Few rows always overlap."""
     answers: dict[Tile, set[bool]] = {}
     for rows in range(1, 260 * experts, max(1, experts // 8)):
         up, _ = cute_experts.gemms(Experts(rows, 2048, 768, experts, "bf16", "bf16", "bf16"))
@@ -259,7 +259,7 @@ def test_rows_that_take_a_tile_overlap_alike(experts: int) -> None:
 
 @pytest.mark.parametrize("mean", [0.1, 1, 3, 10, 33, 70, 100, 300, 1000, 5000])
 def test_tiles_cover_the_rows_of_an_expert_and_fit(mean: float) -> None:
-    """The least stages are 3, so that loads run ahead of products; a block's shared memory suffices."""
+    """The least stages are 3, so that loads run ahead of MMAs; a block's shared memory suffices."""
     for columns, inner, activation in ((768, 2048, "swiglu"), (2048, 768, ""), (7168, 2048, ""), (40, 64, "relu2")):
         for experts in (8, 1024):
             tile = cute_experts.choose_tile(int(mean * experts), experts, 2 * columns, long=inner > 1000, clusters=True)

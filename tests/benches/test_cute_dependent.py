@@ -62,15 +62,15 @@ def test_each_kernel_is_told_to_overlap_and_given_what_the_one_ahead_writes(resi
     assert x is given["x"] and order is permute["order"] and offsets is permute["offsets"]
     assert all(one is given[name] for one, name in ((w13, "w13"), (w2, "w2"), (b13, "b13"), (b2, "b2")))
     assert y.shape == (rows, 64) and y.dtype == torch.bfloat16
-    (combined,), sums = bound["combine"]
+    (combined,), arguments = bound["combine"]
     assert combined == Combine(5, 64, 8, "bf16", dropping=capacity is not None)
     wanted = {"y": y, "inverse": permute["inverse"], "residual": residual}
-    assert all(sums[name] is one for name, one in wanted.items()) and sums["waits"] is True
-    assert sums["topk_weights"] is given["topk_weights"] and sums["combined"] is given["combined"]
+    assert all(arguments[name] is one for name, one in wanted.items()) and arguments["waits"] is True
+    assert arguments["topk_weights"] is given["topk_weights"] and arguments["combined"] is given["combined"]
 
 
 def test_what_is_compiled_ahead_is_what_runs(monkeypatch):
-    """The same forms of the kernels: a compiled kernel that nobody asks for would be compiled again on the GPU."""
+    """Precompiled kernels have the arguments that `bind` asks for: others would be compiled again on the GPU."""
     seen = []
     for module in ("cute_permute", "cute_experts", "cute_combine"):
         kernel = getattr(cute_dependent, module)

@@ -1,4 +1,4 @@
-"""Scales of products of 8-bit floats, on arrays in place of the DSL, and which problems and tiles there are."""
+"""Scales of GEMMs of 8-bit floats, on arrays in place of the DSL, and which problems and tiles there are."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -143,15 +143,15 @@ def test_what_stands_upright():
         Fp8Gemm(208, 1024, 8, "swiglu", Tile(2, 2, 128), upright=True)
 
 
-def test_forms_are_of_upright_products():
+def test_variants_are_of_upright_gemms():
     """By default as they were fastest; the first gemm alone quantises, and with few rows nothing changes."""
-    form = cute_fp8.Form(fused=False)
+    unfused = cute_fp8.Variant(fused=False)
     many, few = problem(rows=128 * 512), problem(rows=128 * 56)
-    assert cute_fp8.gemms(many) == cute_fp8.gemms(many, cute_fp8.Form())
+    assert cute_fp8.gemms(many) == cute_fp8.gemms(many, cute_fp8.Variant())
     first, second = cute_fp8.gemms(many)
     assert (first.quantises, second.quantises) == (True, False)
-    assert not any(one.quantises for one in cute_fp8.gemms(many, form))
-    assert cute_fp8.gemms(few, form) == cute_fp8.gemms(few)
+    assert not any(one.quantises for one in cute_fp8.gemms(many, unfused))
+    assert cute_fp8.gemms(few, unfused) == cute_fp8.gemms(few)
     with pytest.raises(AssertionError):
         Fp8Gemm(768, 1024, 8, "swiglu", Tile(2, 2, 128), quantises=True)
 

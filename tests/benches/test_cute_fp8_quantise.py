@@ -1,4 +1,4 @@
-"""How a gemm's epilogue rounds, quantises and orders its sums, on arrays in place of the DSL, against rows that torch quantises.
+"""How a gemm's epilogue rounds, quantises and orders its accumulators, on arrays in place of the DSL, against rows that torch quantises.
 
 Lanes are arrays of the 128 threads of a warpgroup. Where `stmatrix` writes what a lane holds is written here as the PTX ISA has it
 (9.7.14.5.16), not taken from the kernel.
@@ -118,7 +118,7 @@ class Pairs:
 
 
 def spread(rows, slab, gated):
-    """The sums (2 columns, 2 tokens 8 apart, eights) of a slab per thread, of (tokens, columns) and, gated, of ups behind."""
+    """The accumulators (2 columns, 2 tokens 8 apart, eights) of a slab per thread, of (tokens, columns) and, gated, of ups behind."""
     token = 64 * slab + 16 * WARP + LANE // 4
     found = np.zeros((2, 2, 16, 128), np.float32)
     for eight in range(16):
@@ -140,9 +140,9 @@ def test_rows_are_those_that_are_rounded_and_then_quantised(lanes, activation):
     activated = rows[:, :64] * rows[:, 64:] if gemm.gated else rows
     rounded = torch.tensor(activated).bfloat16().float().numpy()
     for slab in range(2):
-        sums: Any = spread(rows, slab, gemm.gated)[:, :, :, None]
+        acc: Any = spread(rows, slab, gemm.gated)[:, :, :, None]
         words: Any = np.zeros((width // 4, 1, 128), np.uint32)
-        largest = fp8_quantise.round_mma(sums, words, 0, gemm)
+        largest = fp8_quantise.round_mma(acc, words, 0, gemm)
         factors = []
         for half in range(2):
             token = fp8_quantise.token_of(slab, half)

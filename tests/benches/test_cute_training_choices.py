@@ -1,4 +1,4 @@
-"""Which tiles the products of training get, and that they cover what they must and fit."""
+"""Which tiles the GEMMs of training get, and that they cover what they must and fit."""
 
 import itertools
 
@@ -18,7 +18,7 @@ def problem(rows: int, intermediate: int, hidden: int, experts: int, activation:
 @pytest.mark.parametrize("mean", [0.1, 1, 10, 70, 100, 300, 5000])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_tiles_cover_and_fit(mean: float, weighted: bool) -> None:
-    """The least stages are 3, so that loads run ahead of products; a block's shared memory suffices, buffers included."""
+    """The least stages are 3, so that loads run ahead of MMAs; a block's shared memory suffices, buffers included."""
     for (inner, hidden), experts in itertools.product(SIZES, (8, 1024)):
         parts = cute_training.gemms(problem(max(1, int(mean * experts)), inner, hidden, experts), weighted)
         for name in ("up", "d_preact", "d_rows"):

@@ -1,4 +1,4 @@
-"""The index arithmetic of the grouped products with tokens on the N side, traced with numpy in place of the DSL: lanes are arrays."""
+"""The index arithmetic of the grouped GEMMs with tokens on the N side, traced with numpy in place of the DSL: lanes are arrays."""
 
 import itertools
 from types import SimpleNamespace
@@ -289,13 +289,13 @@ def test_slopes_are_those_of_torch(numbers, activation, monkeypatch):
         monkeypatch.setattr(training_epilogue, name, getattr(epilogue, name))
     gate, up = pairs(activation)
     grad = torch.linspace(0.5, 2, len(gate))[:, None]
-    sums = torch.cat([gate, up], -1)
+    preact = torch.cat([gate, up], -1)
     with np.errstate(all="ignore"):
         *got, value = training_epilogue.derive(gate.numpy(), up.numpy(), grad.numpy(), activation)
-    plain = (sums.abs() < 1e3).all(1)  # else 0 times infinity may be met sooner
-    wanted = activation_gradient(activation, sums, grad)[plain]
+    plain = (preact.abs() < 1e3).all(1)  # else 0 times infinity may be met sooner
+    wanted = activation_gradient(activation, preact, grad)[plain]
     assert np.allclose(np.concatenate(got, 1)[plain], wanted.numpy(), rtol=1e-5, atol=1e-5)
-    assert np.allclose(value, activate(activation, sums).numpy(), rtol=2e-6, atol=1e-5, equal_nan=True)
+    assert np.allclose(value, activate(activation, preact).numpy(), rtol=2e-6, atol=1e-5, equal_nan=True)
     limit = activation_of(activation).limit
     if limit is not None:
         assert not got[0][(gate > limit).numpy()].any() and not got[1][(up.abs() > limit).numpy()].any()

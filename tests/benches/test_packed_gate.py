@@ -1,4 +1,4 @@
-"""`cute_packed`, traced with numpy in place of the DSL: every token is right, or known to be uncertain."""
+"""`cute_packed`, traced with numpy in place of the DSL: selected token is right, or known to be uncertain."""
 
 from types import SimpleNamespace
 
@@ -30,7 +30,7 @@ class Row:
         return [self[4 * np.atleast_2d(group) + v] for v in range(4)]
 
 
-def sums(values, threads_in_group):
+def warp_sum(values, threads_in_group):
     return np.broadcast_to(values.sum(1, keepdims=True, dtype=np.float32), values.shape)
 
 
@@ -43,7 +43,7 @@ def numbers(monkeypatch):
     arch = SimpleNamespace(
         shuffle_sync_bfly=lambda value, step: value[:, np.arange(value.shape[1]) ^ step],
         rcp_approx=lambda value: 1 / value,
-        warp_reduction_sum=sums,
+        warp_reduction_sum=warp_sum,
     )
     size = lambda it: it.scores.shape[1] if isinstance(it, Row) else len(it)  # noqa: E731
     math = SimpleNamespace(exp2=lambda x, fastmath: np.exp2(x), exp=np.exp)
@@ -74,8 +74,8 @@ def choose(scores, top_k, threads, router="softmax_topk_renorm"):
     flat = lambda lists: np.stack(np.broadcast_arrays(*lists), 2).reshape(len(scores), -1)[:, :top_k]  # noqa: E731
     ids, values, weights = flat(chosen), flat(values), flat(shares)
     unsorted = np.flatnonzero(~in_order.all(1))
-    every, exact = list(ids[unsorted].T), list(values[unsorted].T)
-    places = [cute_packed.rank(value, expert, exact, every) for value, expert in zip(exact, every, strict=True)]
+    selected, exact = list(ids[unsorted].T), list(values[unsorted].T)
+    places = [cute_packed.rank(value, expert, exact, selected) for value, expert in zip(exact, selected, strict=True)]
     for array in (ids, weights):
         for place, kept in zip(places, array[unsorted].T.copy(), strict=True):
             array[unsorted, place] = kept

@@ -1,4 +1,4 @@
-"""Which tiles products with quantised weights get, that they fit a multiprocessor, and what is repacked when."""
+"""Which tiles GEMMs with quantised weights get, that they fit a multiprocessor, and what is repacked when."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from moe_routing_kernels.experts import Experts, cute_quantised
-from moe_routing_kernels.experts.cute_quantised import Form
+from moe_routing_kernels.experts.cute_quantised import Config
 from moe_routing_kernels.formats.quantisation import quantise
 from moe_routing_kernels.formats.weights import WEIGHTS
 from moe_routing_kernels.gemm.sm90 import schedule
@@ -25,12 +25,14 @@ def problem(weights="int4_g128", rows=512, hidden=2048, inner=768, experts=128, 
 
 @pytest.mark.parametrize("weights", [name for name, form in WEIGHTS.items() if cute_quantised.takes(form, "bf16")])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_every_product_has_stages_enough(weights, sizes):
+def test_every_gemm_has_enough_stages(weights, sizes):
     """At least three, so that one is loaded while one is multiplied and one released, in what each of its blocks may have."""
     for rows in (1, 8, 60, 500, 4000, 16000, 60000, 300000):
         for gemm in cute_quantised.gemms(problem(weights, rows, *sizes)):
             rest = gemm.epi_tokens * gemm.epi_pitch * 2 * gemm.tile.warpgroups + 8 * (gemm.experts + 1)
-            rest += 4 * (gemm.splits - 1) * 64 * gemm.tile.m_atoms * gemm.tile.tokens  # sums that are handed over
+            rest += (
+                4 * (gemm.splits - 1) * 64 * gemm.tile.m_atoms * gemm.tile.tokens
+            )  # accumulators that are handed over
             used = gemm.stages * (gemm.stage_bytes + 16) + rest + 1024  # barriers; where rows are aligned
             assert gemm.stages >= 3 and gemm.resident * (used + SYSTEM_BYTES) <= SHARED_BYTES + SYSTEM_BYTES
             assert gemm.stages >= 2 * gemm.splits and gemm.stages % gemm.splits == 0
@@ -40,8 +42,8 @@ def test_every_product_has_stages_enough(weights, sizes):
                 assert 128 * loads + 128 * gemm.tile.warpgroups * multiplies <= 65536
 
 
-FEW = [Form(Tile(2, 1, 8), 2, 3), Form(Tile(2, 1, 8), 2, 2), Form(Tile(1, 1, 8), 2, 2), Form(Tile(2, 1, 8), 4)]
-SHARED, TALL = Form(Tile(1, 2, 192, narrowest=128, grain=32)), Form(Tile(2, 2, 128))
+FEW = [Config(Tile(2, 1, 8), 2, 3), Config(Tile(2, 1, 8), 2, 2), Config(Tile(1, 1, 8), 2, 2), Config(Tile(2, 1, 8), 4)]
+SHARED, TALL = Config(Tile(1, 2, 192, narrowest=128, grain=32)), Config(Tile(2, 2, 128))
 
 
 @pytest.mark.parametrize(
@@ -51,21 +53,21 @@ SHARED, TALL = Form(Tile(1, 2, 192, narrowest=128, grain=32)), Form(Tile(2, 2, 1
         ("int4_g128", 64, FEW[1], FEW[3]),
         ("int2_g128", 512, FEW[1], FEW[3]),
         ("int4_g64", 8, FEW[2], FEW[2]),
-        ("int4_g32", 8, Form(Tile(1, 1, 8), 3), Form(Tile(1, 1, 8), 3)),
+        ("int4_g32", 8, Config(Tile(1, 1, 8), 3), Config(Tile(1, 1, 8), 3)),
         ("e4m3_g128", 8, FEW[2], FEW[2]),
-        ("int8_g128", 512, Form(Tile(1, 2, 8), 2), Form(Tile(1, 2, 8), 2)),
-        ("int4_g128", 128 * 16, Form(Tile(1, 2, 24), 2), Form(Tile(1, 2, 24), 2)),
-        ("int2_g128", 128 * 16, Form(Tile(2, 2, 24)), Form(Tile(2, 2, 24))),
-        ("int4_g128", 128 * 84, Form(Tile(2, 2, 96)), Form(Tile(2, 2, 96))),
+        ("int8_g128", 512, Config(Tile(1, 2, 8), 2), Config(Tile(1, 2, 8), 2)),
+        ("int4_g128", 128 * 16, Config(Tile(1, 2, 24), 2), Config(Tile(1, 2, 24), 2)),
+        ("int2_g128", 128 * 16, Config(Tile(2, 2, 24)), Config(Tile(2, 2, 24))),
+        ("int4_g128", 128 * 84, Config(Tile(2, 2, 96)), Config(Tile(2, 2, 96))),
         ("int4_g128", 128 * 85, SHARED, SHARED),
         ("int4_g128", 128 * 191, SHARED, SHARED),
         ("int4_g128", 128 * 192, TALL, TALL),
         ("int4_g128", 128 * 1024, TALL, TALL),
     ],
 )
-def test_forms_of_qwen3(weights, rows, first, second):
+def test_configurations_of_qwen3(weights, rows, first, second):
     both = cute_quantised.gemms(problem(weights, rows=rows))
-    assert [Form(one.tile, one.resident, one.splits) for one in both] == [first, second]
+    assert [Config(one.tile, one.resident, one.splits) for one in both] == [first, second]
     assert (both[0].signals, both[1].waits) == (("early", "rows") if rows <= 4096 else ("", ""))
     assert all(one.few == (one.tile.tokens == 8) for one in both)
 

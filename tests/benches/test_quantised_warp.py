@@ -1,6 +1,6 @@
 """What warps multiply where a quantised gemm has tiles of 8 tokens, on arrays in place of the DSL, against the weights that the formats give.
 
-Lanes are arrays of the 128 threads of a warpgroup. Numbers are float64, where a subtraction of sums loses nothing: what is off was loaded
+Lanes are arrays of the 128 threads of a warpgroup. Numbers are float64, where a subtraction of accumulators loses nothing: what is off was loaded
 or multiplied wrongly. Which numbers ldmatrix gives to a lane, and where those of mma stand in its matrices, is written here as the PTX
 ISA has it (ldmatrix .m8n8.x4, fragments of mma .m16n8k16 of 16-bit floats), not taken from the kernel.
 """
@@ -122,7 +122,7 @@ def written(x):
     return stage
 
 
-def products(words, x, dtype, gemm):
+def multiply(words, x, dtype, gemm):
     """All that a tile's warpgroups multiply, of words (slabs, blocks, words) and x (8, 128 blocks): (slabs, 64, 8).
 
     A stage has its block from when it is waited for until it is released. The ring turns over after the first one.
@@ -145,12 +145,12 @@ def products(words, x, dtype, gemm):
     tokens = SimpleNamespace(element_type=dtype, iterator=ring.reshape(-1))
     full, empty, out = Memory(fill), Memory(clear), np.zeros((len(slabs), 64, TOKENS))
     for share, consumer in np.ndindex(len(slabs) // each, gemm.splits):
-        sums = Registers((4, each), words=np.full((4 * each, 128), np.nan if consumer else 0.0))
+        acc = Registers((4, each), words=np.full((4 * each, 128), np.nan if consumer else 0.0))
         place = (stages - 1, 0, share, consumer)  # the last stage, before the ring's phase changes
-        quantised_warp.mainloop.__wrapped__(TOKENS, held, tokens, sums, full, empty, *place, 0, gemm)
+        quantised_warp.mainloop.__wrapped__(TOKENS, held, tokens, acc, full, empty, *place, 0, gemm)
         assert not held, "a stage is not released"
         for slab, n in np.ndindex(each, 4):
-            out[share * each + slab, 16 * WARP + ROW + 8 * (n // 2), PAIR + n % 2] += sums.words[4 * slab + n]
+            out[share * each + slab, 16 * WARP + ROW + 8 * (n // 2), PAIR + n % 2] += acc.words[4 * slab + n]
     return out[: len(words)]
 
 
@@ -174,7 +174,7 @@ def test_sums_are_those_of_the_weights(name, dtype, gated, rows, columns, slabs,
     x, where = x.double().numpy(), rows_of(rows, gated)
     padded = np.pad(x, ((0, 0), (0, -columns % DEPTH)))
     for expert in range(2):
-        got, mine = products(words[expert], padded, dtype, gemm), w[expert, where[where >= 0]]
+        got, mine = multiply(words[expert], padded, dtype, gemm), w[expert, where[where >= 0]]
         assert (got[where < 0] == 0).all()
         assert (np.abs(got[where >= 0] - mine @ x.T) <= 1e-12 * (np.abs(mine) @ np.abs(x.T))).all()
 
@@ -194,7 +194,7 @@ def test_tokens_are_loaded_as_the_right_operand():
     [("int4_g32", 1, 1), ("int4z_g32", 0, 2), ("int8z_g64", 0, 2), ("int8_g128", 0, 1), ("e4m3_row", 0, 1)],
 )
 def test_offsets_without_zero_points_are_summed_once(mma_calls, name, once, each, slabs):
-    """For all slabs of a stage, by 8 products; with zero points for each slab, and never where nothing is subtracted."""
+    """For all slabs of a stage, by 8 MMAs; with zero points for each slab, and never where nothing is subtracted."""
     _, words, gemm = given(name, "bf16", False, 64 * slabs, DEPTH, slabs, 1)
-    products(words[0], np.zeros((TOKENS, DEPTH)), "bf16", gemm)
+    multiply(words[0], np.zeros((TOKENS, DEPTH)), "bf16", gemm)
     assert mma_calls.call_count == 8 * (once + each * slabs)

@@ -23,6 +23,7 @@ from moe_routing_kernels.combine import Combine, cute_combine
 from moe_routing_kernels.cute import ahead, cache
 from moe_routing_kernels.cute.cache import Asked
 from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.gemm.sm90.tile import GroupedGemm, Tile
 from moe_routing_kernels.ops import preparation
 from signals import interruptible, runs
 
@@ -178,6 +179,16 @@ def test_a_process_that_ends_is_no_hang(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UserError, match="exit status 1"):
         ahead.compile_all(noted)
+
+
+def test_kernels_with_more_variants_compile_first() -> None:
+    """The order of `compile_all`: compiling takes as long as there are variants of the main loop."""
+    tiles = (Tile(2, 2, 176, narrowest=88), Tile(2, 2, 176))
+    many, one = (
+        Asked("a", "compile_for", ("sm_90a", "bf16", GroupedGemm(768, 2048, 128, "swiglu", tile))) for tile in tiles
+    )
+    other = Asked("b", "compile_for", ("sm_90a", 128))
+    assert ahead.variants(many) == len(tiles[0].n_sizes) > ahead.variants(one) == 1 > ahead.variants(other) == 0
 
 
 def test_a_capture_never_compiles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def case(
     if form.quantised:
         elements, scales = quantise(x, form)
         tensors = {"packed": elements, "scales": scales.view(form.scale_shape(rows, hidden))}
-        x = dequantise(**{"elements": elements, "scales": scales, "form": form}).to(torch_dtype)
+        x = dequantise(elements, scales, form).to(torch_dtype)
     tensors |= {
         "offsets": torch.tensor(starts, dtype=torch.int32),
         "w13": (torch.randn(number, 2 * inner, hidden) * hidden**-0.5).to(torch_dtype),

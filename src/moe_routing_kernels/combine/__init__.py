@@ -12,5 +12,5 @@ class Combine:
     hidden: int
     top_k: int
     dtype: str
-    dropping: bool  # whether assignments may be dropped (inverse < 0), which add nothing
-    weights: str = "fp32"  # or a 16-bit format, as models of the transformers library have them; sums are in float32
+    dropping: bool  # whether assignments may be dropped (inverse < 0); they add nothing
+    weights: str = "fp32"  # or a 16-bit format, as in models of the transformers library; accumulation is in float32

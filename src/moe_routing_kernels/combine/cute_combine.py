@@ -3,7 +3,7 @@
 Strategy: one group of threads per token (and column tile). It reads the k row numbers and weights, issues the loads of
 all k rows (in chunks that fit the registers), and only then adds them up, so that many independent 16-byte loads are
 in flight; a dropped assignment causes no traffic.
-Compulsory bytes: (kept + T) * H * itemsize + 8 * T * k; floor: a stream that reads k parts and writes one.
+Compulsory bytes: (kept + T) * H * itemsize + 8 * T * k; floor: a stream that reads k rows and writes one.
 
 Invariant: the sum runs over j = 0 .. k-1 in fp32, whatever the tiling, so results are the same bits for every variant.
 """
@@ -25,7 +25,7 @@ from moe_routing_kernels.cute.rows import RowTiling, row_tiling
 
 LOADS_IN_FLIGHT = 16  # vectors that a thread loads before the first use: 64 registers
 ENOUGH_BLOCKS = 132 * 8  # fewer leave a large GPU partly idle: threads then take fewer vectors each
-MANY_THREADS = 132 * 5120  # two and a half times what a large GPU holds
+MANY_THREADS = 132 * 5120  # two and a half times the threads that a large GPU holds
 
 
 @cute.kernel
@@ -41,10 +41,11 @@ def combine_kernel(
 ):
     """One group of `tiling.lanes` threads: one column tile of one token. `add`: the residual is part of the sum.
 
-    `waits`: it may start before the kernel ahead of it, which writes y, is over.
+    `waits`: it may start before the previous kernel, which writes y, ends.
     """
     token, column = cute_rows.position(tiling)
     top_k = cutlass.const_expr(inverse.shape[1])
+    # load rows' numbers and weights
     rows = cute.make_rmem_tensor((top_k,), Int32)
     scales = cute.make_rmem_tensor((top_k,), Float32)
     rows.fill(-1)
@@ -70,26 +71,29 @@ def combine_kernel(
         if token < inverse.shape[0]:
             cute_rows.load_row(residual, token, column, start, tiling)
         total.store(start.load().to(Float32))
-    if cutlass.const_expr(waits):  # all above was there before the kernel ahead started
+    if cutlass.const_expr(waits):  # all above was written before the previous kernel started
         cute.arch.griddepcontrol_wait()
     chunk = cutlass.const_expr(min(top_k, max(1, LOADS_IN_FLIGHT // tiling.vectors)))
     for first in cutlass.range_constexpr(0, top_k, chunk):
+        # load
         terms = cute.make_rmem_tensor((*shape, min(chunk, top_k - first)), y.element_type)
         terms.fill(0)  # in use when no row is loaded
-        # One branch for all loads, not one each, and apart from the sums: else ptxas keeps only two rows in flight. A
+        # One branch for all loads, not one each, and apart from the accumulation: else ptxas keeps only two rows in flight. A
         # dropped assignment repeats a kept row of its token (same cache lines, no more traffic) and counts as zero.
         if last >= 0:
             for j in cutlass.range_constexpr(terms.shape[2]):
                 row = cutlass.select_(rows[first + j] >= 0, rows[first + j], last)
                 cute_rows.load_row(y, row, column, terms[None, None, j], tiling)
-        if least < 0:  # apart from the sum: most tokens drop nothing, and need no check of every term
+        if least < 0:  # apart from the accumulation: most tokens drop nothing and need no check of every term
             for j in cutlass.range_constexpr(terms.shape[2]):
-                if rows[first + j] < 0:  # what was loaded may be inf, the weight anything
+                if rows[first + j] < 0:  # the loaded row may be inf, the weight anything
                     terms[None, None, j].fill(0)
                     scales[first + j] = Float32(0.0)
+        # accumulate
         for j in cutlass.range_constexpr(terms.shape[2]):
             total.store(total.load() + scales[first + j] * terms[None, None, j].load().to(Float32))
 
+    # store
     result = cute.make_rmem_tensor(shape, combined.element_type)
     result.store(total.load().to(combined.element_type))
     if token < inverse.shape[0]:
@@ -127,7 +131,7 @@ def compile_for(
     """Compile combine for one architecture and shape class (no GPU needed).
 
     The result is called with y (R, H), inverse (T, k) int32, weights (T, k), residual (T, H), combined (T, H);
-    the residual is read only with `add`. With `waits` it is launched dependent on the kernel ahead of it, which signals.
+    the residual is read only with `add`. With `waits` it is a dependent launch after the previous kernel, which signals.
     """
     element = DTYPES[dtype]
     tokens, rows = cute.sym_int(), cute.sym_int()
@@ -147,10 +151,10 @@ def compile_for(
 def choose_tiling(tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling:
     """The row tiling, measured on an H200 (docs/kernels.md): two vectors per thread where k is 1 or 2, else one.
 
-    With k = 2 that pays for many rows only, with k = 1 for all but few.
+    With k = 2 two vectors pay for many rows only, with k = 1 for all but few rows.
 
-    The caches keep what is read and written, but for the fewest tokens: lines marked as used once never displace what
-    other kernels left in L2, and many of them are then short of room.
+    The caches keep the rows that are read and written, except for the fewest tokens: lines marked as used once never displace
+    other kernels' lines in L2, so many such lines would be short of room.
     """
     tiling = row_tiling(hidden, dtype, 2 if top_k <= 2 else 1, threads=128, streaming=False)
     few = tiling.blocks(tokens) * tiling.threads < MANY_THREADS if top_k == 2 else tiling.blocks(tokens) < ENOUGH_BLOCKS
@@ -184,8 +188,8 @@ def bind(
 ) -> Callable[[], None]:
     """Bind combine: y (R, H), inverse (T, k) int32, topk_weights (T, k) of `problem.weights` -> combined (T, H), of y's dtype.
 
-    A `residual` (T, H), such as a shared expert's output, is where each token's sum starts. With `waits` it starts before the
-    kernel launched ahead of it is over (programmatic dependent launch, sm_90 on): that one writes y alone, and signals.
+    Each token's sum starts from its `residual` (T, H), such as a shared expert's output. With `waits` it starts before the
+    previous kernel ends (programmatic dependent launch, sm_90 on): that kernel writes y alone, and signals.
     """
     kernel = _compiled(problem, current_arch(), residual is not None, waits)
     return functools.partial(kernel, y, inverse, topk_weights, combined if residual is None else residual, combined)

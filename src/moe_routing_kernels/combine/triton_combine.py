@@ -2,7 +2,7 @@
 
 Strategy: one program for a few tokens and a column tile; row numbers and weights first, then the loads of up to CHUNK
 rows, then their sum, so that many loads are in flight. Dropped assignments load nothing.
-Compulsory bytes: (kept + T) * H * itemsize + 8 * T * k; floor: a stream that reads k parts and writes one.
+Compulsory bytes: (kept + T) * H * itemsize + 8 * T * k; floor: a stream that reads k rows and writes one.
 
 Invariant: the sum runs over j = 0 .. k-1 in fp32, whatever the block shape.
 """
@@ -54,13 +54,16 @@ def combine_kernel(
         pointers = residual_ptr + token[:, None].to(tl.int64) * H + column
         total = tl.load(pointers, mask=live[:, None] & inside, other=0.0).to(tl.float32)
     for first in tl.static_range(0, K, CHUNK):
+        # load
         terms = ()
         for j in tl.static_range(first, min(first + CHUNK, K)):
             pointers = y_ptr + rows[j].to(tl.int64) * H + column
             terms = terms + (tl.load(pointers, mask=(rows[j] >= 0) & inside, other=0.0),)  # noqa: RUF005
+        # accumulate
         for j in tl.static_range(first, min(first + CHUNK, K)):
             # The weight of a dropped assignment may be anything.
             total += tl.where(rows[j] >= 0, scales[j], 0.0) * terms[j - first].to(tl.float32)
+    # store
     pointers = combined_ptr + token[:, None].to(tl.int64) * H + column
     tl.store(pointers, total.to(combined_ptr.dtype.element_ty), mask=live[:, None] & inside)
 
@@ -87,7 +90,7 @@ def bind(
 ) -> Callable[[], None]:
     """Bind combine: y (R, H), inverse (T, k) int32, topk_weights (T, k) of `problem.weights` -> combined (T, H), of y's dtype.
 
-    A `residual` (T, H) is where each token's sum starts.
+    Each token's sum starts from its `residual` (T, H).
     """
     block = choose_block(problem.tokens, problem.hidden, y.element_size(), problem.top_k)
     return launcher(y, inverse, topk_weights, combined, block, residual=residual)

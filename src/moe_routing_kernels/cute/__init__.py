@@ -1,4 +1,4 @@
-"""What the kernels in the CuTe DSL share: row access, compilation without a GPU, a cache of compiled kernels."""
+"""Shared by the kernels in the CuTe DSL: row access, compilation without a GPU, a cache of compiled kernels."""
 
 WARP = 32  # threads
 VECTOR_BYTES = 16  # of the widest memory instruction of a thread

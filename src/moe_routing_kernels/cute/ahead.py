@@ -1,4 +1,4 @@
-"""Compiles kernels ahead, in processes side by side; as a program, one of these processes.
+"""Compiles kernels ahead of time, in several processes; as a program, this is one of those processes.
 
 A kernel takes seconds of one core, most of them in the compiler, which holds Python's lock. Processes are programs, not forks or
 spawned copies: a fork of a process that uses CUDA is broken, and a spawned one would run the user's script again.
@@ -20,17 +20,17 @@ from moe_routing_kernels.errors import bad, one_line, whole
 
 
 def compile_all(asked: Iterable[Asked], workers: int | None = None) -> int:
-    """Compile those that are not in the cache, with `workers` processes (None: one for each core); returns how many these were.
+    """Compile the kernels that are not in the cache, with `workers` processes (None: one per core); returns how many were missing.
 
-    Raises `UserError` where a process fails, with its last line. What others compiled stays in the cache. When it is interrupted, so are
-    the processes, and none is left.
+    Raises `UserError` where a process fails, with its last line. Kernels that other processes compiled stay in the cache. An
+    interrupt ends all processes.
     """
     if workers is not None and (not whole(workers) or workers < 1):
         raise bad("workers", workers, "a whole number, at least 1, or None for one on each core")
-    missing = sorted((one for one in asked if not one.path.exists()), key=_forms, reverse=True)
+    missing = sorted((kernel for kernel in asked if not kernel.path.exists()), key=variants, reverse=True)
     waiting: queue.SimpleQueue[Asked] = queue.SimpleQueue()
-    for one in missing:
-        waiting.put(one)
+    for kernel in missing:
+        waiting.put(kernel)
     failures: list[str] = []
     running: list[subprocess.Popen[bytes]] = []
     count = min(len(missing), workers or len(os.sched_getaffinity(0)))
@@ -54,15 +54,14 @@ def compile_all(asked: Iterable[Asked], workers: int | None = None) -> int:
     return len(missing)
 
 
-def _forms(asked: Asked) -> int:
-    """How often a kernel has its main loop, which says how long it compiles: the longest go first."""
-    return max(
-        (len(one.tile.widths) for one in asked.arguments if hasattr(getattr(one, "tile", None), "widths")), default=0
-    )
+def variants(asked: Asked) -> int:
+    """How many variants of its main loop a kernel has, on which the time to compile depends: the longest go first."""
+    tiles = (getattr(argument, "tile", None) for argument in asked.arguments)
+    return max((len(tile.n_sizes) for tile in tiles if hasattr(tile, "n_sizes")), default=0)
 
 
 def _feed(waiting: "queue.SimpleQueue[Asked]", failures: list[str], running: "list[subprocess.Popen[bytes]]") -> None:
-    """Hand kernels to a process of its own, one after the other, until none waits or one fails."""
+    """Start a process and hand it kernels, one after the other, until none is waiting or one fails."""
     command = [sys.executable, "-m", __name__]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with (
@@ -88,7 +87,7 @@ def _feed(waiting: "queue.SimpleQueue[Asked]", failures: list[str], running: "li
 
 
 def main() -> None:
-    """Compile what comes through standard input, and write a line for each."""
+    """Compile the kernels that come through standard input, and write a line per kernel."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the compiler may print
     while True:
@@ -98,7 +97,7 @@ def main() -> None:
             return
         try:
             asked.kernel()
-        except Exception as error:  # whatever the compiler raises, of many lines and in colours
+        except Exception as error:  # anything the compiler raises, of many lines and in colours
             text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
             sys.exit(f"{asked.module.rpartition('.')[2]}: {type(error).__name__}: {one_line(text, 150)}")
         print("done", file=answers, flush=True)

@@ -1,7 +1,7 @@
 """Compiled CuTe DSL kernels on disk: a second process loads an object file in 0.1 s and compiles nothing.
 
-An object is named by everything it depends on: the sources of the kernel's module and of all that this module imports
-from its package and from this one, the versions of the compiler and its calling convention, the host's machine type, and the arguments
+An object is named by everything it depends on: the sources of the kernel's module and of all modules that it imports
+from its package and from this package, the versions of the compiler and its calling convention, the host's machine type, and the arguments
 (architecture, dtype, shape class). It is written under a temporary name and renamed, one process at a time, so
 concurrent jobs share one cache. Filling it needs no GPU.
 """
@@ -30,7 +30,7 @@ from moe_routing_kernels.closure import PACKAGE, closure, fingerprint
 from moe_routing_kernels.errors import bad
 
 FOLDER = "MOE_ROUTING_KERNELS_CACHE"  # environment variable that names another folder
-MOST_PROBLEMS = 4096  # whose kernel is remembered
+MOST_PROBLEMS = 4096  # whose kernels are remembered
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,21 @@ class Asked:
 
     @property
     def path(self) -> Path:
-        """Where its object lies, if it was compiled."""
+        """The path of its object, whether or not it was compiled."""
         return folder() / f"{_key(self.module, self.arguments)}.o"
 
     def kernel(self) -> Any:
-        """The kernel, compiled where that was not done yet."""
+        """The kernel, compiled if it is not in the cache."""
         return getattr(importlib.import_module(self.module), self.name)(*self.arguments)
 
 
-# Of a thread, or of what runs in a context: others go on to run kernels while one prepares a model.
+# Per thread or context: other threads go on to run kernels while one prepares a model.
 _noted = contextvars.ContextVar[dict[Asked, None] | None]("noted", default=None)
 
 
 @contextlib.contextmanager
 def noting() -> Iterator[dict[Asked, None]]:
-    """While open, kernels that are asked for are noted in what is yielded, and neither compiled nor remembered."""
+    """While open, kernels that are asked for are noted in the yielded dict, and neither compiled nor remembered."""
     assert _noted.get() is None, "already noting"
     noted: dict[Asked, None] = {}
     token = _noted.set(noted)
@@ -78,12 +78,12 @@ def per_problem(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def folder() -> Path:
-    """Where the objects lie."""
+    """The folder of the objects."""
     return Path(os.environ.get(FOLDER) or user_cache_path("moe-routing-kernels"))
 
 
 def objects() -> list[Path]:
-    """The object files that are there."""
+    """The object files in the folder."""
     return sorted(folder().glob("*.o"))
 
 
@@ -97,18 +97,18 @@ def cached(build: Callable[..., Any]) -> Callable[..., Any]:
     @functools.cache
     def loaded(*arguments: Any) -> Any:
         path = Asked(build.__module__, build.__name__, arguments).path
-        if (found := _load(path)) is not None:  # without a lock, which a folder that is only read does not take
-            return found
+        if (loaded_kernel := _load(path)) is not None:  # without a lock, which a read-only folder cannot hold
+            return loaded_kernel
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             hint = "call once before the capture, or compile all kernels of a model with ops.prepare"
             raise bad("CUDA graph capture", "a kernel that is not compiled yet", "compiled kernels", hint)
         with _locked(path):
-            found = _load(path, tell=True)
-            if found is None:
+            loaded_kernel = _load(path, tell=True)
+            if loaded_kernel is None:
                 with files.replacing(path) as temporary:
                     build(*arguments).export_to_c(str(temporary), function_name="kernel")
-                found = _load(path)
-        return found
+                loaded_kernel = _load(path)
+        return loaded_kernel
 
     def kernel(*arguments: Any, keep: bool = False) -> Any:
         if keep:
@@ -122,7 +122,7 @@ def cached(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _key(module: str, arguments: tuple[Any, ...]) -> str:
-    """Names an object: the kernel's module, and a hash of all that it depends on."""
+    """The name of an object: the kernel's module, and a hash of everything it depends on."""
     known = [version(name) for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")] + [platform.machine(), repr(arguments)]
     ours = module.partition(".")[0] == PACKAGE.name
     text = "\n".join([fingerprint(closure([module])) if ours else declarations.code(module, [module]), *known])
@@ -131,7 +131,7 @@ def _key(module: str, arguments: tuple[Any, ...]) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """The one process that may write an object. Raises `UserError` where the folder cannot be written."""
+    """Lock an object for writing. Raises `UserError` where the folder cannot be written."""
     lock = FileLock(f"{path}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _load(path: Path, tell: bool = False) -> Any:
-    """The kernel of an object file; None where there is none, or a damaged one, which is told of."""
+    """The kernel of an object file; None where it is missing or damaged. With `tell`, prints why a file cannot be loaded."""
     if not path.exists():
         return None
     try:

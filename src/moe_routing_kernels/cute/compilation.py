@@ -1,4 +1,4 @@
-"""Compiling CuTe DSL kernels for an architecture that need not be here.
+"""Compiling CuTe DSL kernels for an architecture without a GPU of that architecture.
 
 Compilation uses fake tensors, so it needs no GPU; extents may be symbolic, so that one compiled kernel serves every
 number of tokens.
@@ -43,7 +43,7 @@ def compile_kernel(
 
     The result takes torch tensors and launches on torch's current stream. `keep` also stores PTX and cubin on it
     (`__ptx__`, `__cubin__`), for tests. `only` is the one architecture that a kernel is written for: raises `NoForm` for another,
-    where the compiler would end in an error of its own.
+    where the compiler itself would fail.
     """
     if only not in (None, arch):
         raise NoForm(f"arch: got {arch!r}; allowed: {only}, for which the kernel is written")

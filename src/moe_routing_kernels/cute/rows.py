@@ -18,7 +18,7 @@ from cutlass.cute import nvgpu
 from moe_routing_kernels.cute import VECTOR_BYTES, WARP, power_of_2
 from moe_routing_kernels.cute.compilation import DTYPES
 
-MOST_IDLE = 0.15  # vectors past the end of a row, as a share of the row, that are no reason to take fewer lanes
+MOST_IDLE = 0.15  # vectors past the end of a row, as a share of the row, up to which fewer lanes do not pay
 
 
 @dataclass(frozen=True)
@@ -61,23 +61,23 @@ class RowTiling:
 def row_tiling(hidden: int, dtype: str, vectors: int, threads: int, streaming: bool = True) -> RowTiling:
     """Choose the tiling of rows: at most `vectors` vectors per thread, about `threads` threads per block.
 
-    Preferred are tiles that cover the row exactly, with as many vectors per thread as allowed and whole warps per
-    group. Where there are none (rows that are short, or odd), tiles are filled evenly and columns are checked: the most
-    lanes that leave few of them idle, or else simply the most.
+    Tiles that cover the row exactly are preferred, with as many vectors per thread as allowed and whole warps per
+    group. Where no tile does (short or odd rows), tiles are filled evenly and columns are checked: with the most
+    lanes that leave few of them idle, or else with the most lanes.
     """
     width = math.gcd(hidden, VECTOR_BYTES * 8 // DTYPES[dtype].width)
     count = hidden // width
-    for held in range(vectors, 0, -1):
-        lanes = math.gcd(count // held, threads) if count % held == 0 else 0
+    for per_thread in range(vectors, 0, -1):
+        lanes = math.gcd(count // per_thread, threads) if count % per_thread == 0 else 0
         if lanes >= WARP:
-            return RowTiling(hidden, width, held, lanes, threads, streaming)
+            return RowTiling(hidden, width, per_thread, lanes, threads, streaming)
     fewest = min(WARP, power_of_2(count))
     most = max(fewest, min(threads, power_of_2(math.ceil(count / vectors))))
     even = [
         _even_tiling(hidden, width, vectors, most >> n, threads, streaming)
         for n in range((most // fewest).bit_length())
     ]
-    busy = (one for one in even if one.covered <= (1 + MOST_IDLE) * count and one.threads >= threads // 2)
+    busy = (tiling for tiling in even if tiling.covered <= (1 + MOST_IDLE) * count and tiling.threads >= threads // 2)
     return next(busy, even[0])
 
 
@@ -135,7 +135,7 @@ def store_atom(matrix: cute.Tensor, tiling: RowTiling) -> cute.CopyAtom:
 
 @cute.jit
 def load_row(matrix: cute.Tensor, row: Any, column: Any, fragment: cute.Tensor, tiling: cutlass.Constexpr):
-    """Issue the loads of this thread's vectors of a row into `fragment` (width, vectors); past the row it is left."""
+    """Issue the loads of this thread's vectors of a row into `fragment` (width, vectors); elements past the row are left as they are."""
     source = row_vectors(matrix, row, tiling)
     atom = load_atom(matrix, tiling)
     for v in cutlass.range_constexpr(tiling.vectors):

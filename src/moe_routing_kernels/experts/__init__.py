@@ -11,8 +11,9 @@ from moe_routing_kernels.formats.weights import WEIGHTS, WeightFormat
 class Experts:
     """Tensors: packed (R, H) of `packed` and scales where it has them, offsets (E + 1,) int32, w13 (E, N, H) and w2
     (E, H, I) of `weights`, and where the activation has biases b13 (E, N) and b2 (E, H), likewise; y (R, H) of `dtype`. N is 2 I, W1
-    above W3, or I where nothing is gated. Of quantised weights w13 and w2 are the elements, beside w13_scales and w2_scales, and
-    w13_zeros or w13_global where `formats.weights` says so; biases are of `dtype`. Rows from offsets[E] on belong to no expert: what y holds there is undefined."""
+    above W3, or I where nothing is gated. Quantised w13 and w2 are the elements, with w13_scales and w2_scales, and
+    w13_zeros or w13_global where `formats.weights` says so; biases are of `dtype`. Rows from offsets[E] on belong to no expert: y is
+    undefined there."""
 
     rows: int  # most rows
     hidden: int
@@ -37,10 +38,10 @@ class Experts:
 
     @property
     def gated(self) -> bool:
-        """Whether one half of the first product is a gate for the other."""
+        """Whether one half of the first GEMM's results is a gate for the other half."""
         return activation_of(self.activation).gated
 
     @property
     def biased(self) -> bool:
-        """Whether both products have biases."""
+        """Whether both GEMMs have biases."""
         return activation_of(self.activation).biased

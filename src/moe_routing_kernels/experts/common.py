@@ -1,4 +1,4 @@
-"""What experts share: the activation, rows as numbers, and which formats torch can multiply."""
+"""Shared by the experts: the activation, dequantised rows, and the formats that torch can multiply."""
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +11,12 @@ from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.pack import Pack
 
 
-def activate(activation: str, sums: Tensor, out: Tensor | None = None) -> Tensor:
-    """Sums of the first product, (..., 2 I) gate beside up, or (..., I) of `relu2` -> (..., I), `out` if given. In the dtype of the sums."""
+def activate(activation: str, preact: Tensor, out: Tensor | None = None) -> Tensor:
+    """Pre-activations (..., 2 I), gate and up, or (..., I) of `relu2` -> activated (..., I), in `out` if not None. Keeps the dtype."""
     known = activation_of(activation)
     if known.value == "relu2":
-        return torch.square(F.relu(sums), out=out)
-    gate, up = sums.chunk(2, dim=-1)
+        return torch.square(F.relu(preact), out=out)
+    gate, up = preact.chunk(2, dim=-1)
     if known.limit is not None:
         gate, up = gate.clamp(max=known.limit), up.clamp(-known.limit, known.limit)
     if known.value == "gelu":
@@ -27,9 +27,16 @@ def activate(activation: str, sums: Tensor, out: Tensor | None = None) -> Tensor
 
 
 def feed_forward(
-    activation: str, rows: Tensor, expert: int, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: Tensor | None, out: Tensor
-) -> None:  # fmt: skip
-    """One of the experts, whose weights and biases are given: rows (n, H) -> out (n, H)."""
+    activation: str,
+    rows: Tensor,
+    expert: int,
+    w13: Tensor,
+    w2: Tensor,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    out: Tensor,
+) -> None:
+    """The feed-forward network of expert `expert`: rows (n, H) -> out (n, H), with w13 (E, N, H), w2 (E, H, I) and biases."""
     up, down = w13[expert].T, w2[expert].T
     inner = activate(activation, rows @ up if b13 is None else torch.addmm(b13[expert], rows, up))
     torch.mm(inner, down, out=out) if b2 is None else torch.addmm(b2[expert], inner, down, out=out)
@@ -38,14 +45,14 @@ def feed_forward(
 def experts_of_rows(offsets: Tensor, rows: int) -> Tensor:
     """The expert of each of `rows` rows that `offsets` (E + 1,) gives to experts: (rows,); nothing is read on the host.
 
-    Rows of no expert get the last one.
+    Rows of no expert get the last expert.
     """
     numbers = torch.arange(rows, dtype=offsets.dtype, device=offsets.device)
     return torch.searchsorted(offsets[1:], numbers, right=True).clamp_max(len(offsets) - 2)
 
 
 def plain_rows(problem: Experts, packed: Tensor, scales: Tensor | None) -> Tensor:
-    """Packed rows (R, H) in the dtype of the activations: quantised ones times their scales (R,) or (R, groups)."""
+    """Packed rows (R, H) in the dtype of the activations: quantised rows are multiplied by their scales (R,) or (R, groups)."""
     if not problem.packed_format.quantised:
         return packed
     assert scales is not None, f"{problem.packed} has scales"
@@ -53,19 +60,19 @@ def plain_rows(problem: Experts, packed: Tensor, scales: Tensor | None) -> Tenso
 
 
 def between(problem: Experts) -> Pack:
-    """Quantising what the first product made, as rows are: a pack of each row to its own place."""
+    """The problem that quantises the first GEMM's results as packed rows are: a pack that keeps each row's place."""
     return Pack(problem.rows, problem.intermediate, 1, problem.rows, problem.dtype, problem.packed, padding=False)
 
 
 def unaligned(problem: Experts | Layer, library: str = "torch.nn.functional.grouped_mm") -> str | None:
-    """Why the grouped product of torch, or of another library, cannot take 16-bit rows of these sizes, or None."""
+    """Why the grouped GEMM of torch, or of another library, cannot take 16-bit rows of these sizes, or None."""
     if problem.hidden % 8 or problem.intermediate % 8:
         return f"{library} needs hidden and intermediate that are multiples of 8 (16 bytes)"
     return None
 
 
 def other_rows(problem: Experts) -> str | None:
-    """Why rows of this format cannot be the operands of a product of 16-bit numbers, or None."""
+    """Why rows of this format cannot be operands of a 16-bit GEMM, or None."""
     return None if problem.packed in ("bf16", "fp16") else f"takes bf16 and fp16 rows, not {problem.packed}"
 
 
@@ -84,7 +91,7 @@ def not_quantised(problem: Experts) -> str | None:
 
 
 def other_activations(problem: Experts) -> str | None:
-    """Why rows that are to be multiplied as they are cannot be, or None."""
+    """Why rows cannot be multiplied in the format in which they are packed, or None."""
     if problem.packed != problem.dtype:
         return f"rows need the format of the activations, {problem.dtype}, not {problem.packed}"
     return None

@@ -1,8 +1,8 @@
 """Experts in CuTe DSL for Hopper: two grouped GEMMs with swapped operands, tokens on the N side (`gemm.sm90.grouped_gemm`).
 
 Strategy: the first GEMM applies the activation to its accumulators and writes `activated` (R, I), rounded once; the second
-reads it. The mean of rows per expert chooses the tile. With few rows it is low and narrow, and the second GEMM starts before the
-first is over. With more, it has variants of fewer tokens, so that hardly any lane idles however rows are spread. With many, two thread
+reads it. The tile depends on the mean of rows per expert. With few rows it is low and narrow, and the second GEMM starts before the
+first ends. With more, it has variants of fewer tokens, so that few lanes idle for any spread of rows. With many, two thread
 blocks load weights for both, or, where rows lie in order and K is short, two warpgroups take tiles in turn.
 
 Each GEMM of a model has at most eight kernels for 1 to 16384 tokens, because each takes seconds to compile (`ops.prepare`).
@@ -29,7 +29,7 @@ from moe_routing_kernels.gemm.sm90.grouped_gemm import compile_for
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, VECTOR, GroupedGemm, Tile
 
 _LEAST = 2 * VECTOR
-MOST_EXPERTS = 1024  # that a warp counts, 32 a lane
+MOST_EXPERTS = 1024  # a warp counts them, 32 per lane
 FEW_ROWS = 40  # per expert, up to which weights' bytes set the time and tiles are low
 LOW_SIZES = {7: 8, 26: 24, FEW_ROWS: 48}  # most rows per expert, and tokens of a low tile
 SHARED_SIZES = {112: 40, 144: 72, 176: 88}  # tokens of a tile with variants, and of its narrowest one
@@ -63,7 +63,7 @@ def choose_shared(mean: float) -> Tile:
 
 
 def overlaps(rows: int, experts: int) -> bool:
-    """Whether the second GEMM starts before the first is over: with low tiles, and with shared ones where few rows take these.
+    """Whether the second GEMM starts before the first ends: with low tiles, and with shared tiles where few rows use them.
 
     All rows that take the same tile have the same answer, which the kernel is compiled for.
     """
@@ -84,9 +84,9 @@ def choose_tile(
 ) -> Tile:
     """The tile for `rows` rows and `wide` rows of weights per expert; `long` where K is, `clusters` where blocks may form them.
 
-    GEMMs that `overlap` take the tiles of fewer rows: those of many are for GEMMs that do not.
+    GEMMs that `overlap` use the tiles for fewer rows: the tiles for many rows are for GEMMs that do not overlap.
 
-    Tiles in turn have half as many rows of weights, so that token rows are brought twice as often: too often where a
+    Ping-pong tiles have half as many rows of weights, so that token rows are loaded twice as often: too often where a
     warpgroup gathers them, and where K is so long that storing a tile takes little of its time.
     """
     mean = max(1.0, rows / experts)
@@ -128,11 +128,10 @@ def gemms(
     waits: bool = False,
     signals: bool = False,
 ) -> tuple[GroupedGemm, GroupedGemm]:
-    """Both GEMMs of a problem, with tiles that are chosen where none is given, and so whether they overlap.
+    """Both GEMMs of a problem. Tiles, and whether the GEMMs overlap, are selected where they are None.
 
     With `top_k` above 0 the first gathers its rows: row r is the token order[r] // top_k. GEMMs that overlap may do so with
-    their neighbours too: the first with the kernel ahead of it, for which it `waits`, and the second with the kernel after it, to
-    which it `signals`.
+    their neighbours too: the first `waits` for the kernel before it, and the second `signals` to the kernel after it.
     """
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     wide = inner * (2 if problem.gated else 1)

@@ -1,14 +1,14 @@
-"""Experts of e4m3 rows and e4m3 weights with scales of 128 numbers, in CuTe DSL for Hopper: the tensor cores multiply 8-bit floats.
+"""Experts of e4m3 rows and e4m3 weights with a scale per 128 numbers, in CuTe DSL for Hopper: the tensor cores multiply 8-bit floats.
 
 Strategy: the first GEMM activates its accumulators and quantises them as rows were, with a scale per 128 of them (`fp8_quantise`), or
-writes them in bf16, of which `cute_pack_fp8` makes the same bits; the second GEMM reads those. GEMMs of 16 bits do not have that rounding:
+writes them in bf16, of which `cute_pack_fp8` makes the same bits; the second GEMM reads those. GEMMs of 16 bits do not have this rounding:
 it is declared (`rounded_inner`). Weights lie as the format has them.
 
 FLOPs: 6 R H I for R rows, at twice the rate of 16 bits. Floor: those, or weights of every expert that has a row and 2 R H + 6 R I bytes of rows,
 at the bandwidth of a copy. Threads scale the accumulators of each 128 along K: with few rows by two instructions per accumulator, with many by
 one, which takes a quarter of the cycles of the tensor cores, at the same time.
 
-`Form` also keeps a variant that was 4 to 6 % slower at T=16384 (notebook.md); tests compare the variants.
+`Variant` also keeps an unfused one that was 4 to 6 % slower at T=16384 (notebook.md); tests compare the variants.
 
 Invariant: a row is written by the tiles of its own expert alone; rows of no expert are read, but never written by the GEMMs.
 """
@@ -42,13 +42,13 @@ _ROUNDS = 4  # tiles per multiprocessor, from which larger ones do not leave som
 
 
 @dataclass(frozen=True)
-class Form:
-    """How upright GEMMs run: by default in the way that was the fastest."""
+class Variant:
+    """How upright GEMMs run; the default was the fastest."""
 
     fused: bool = True  # the first GEMM quantises its results, and nothing runs between both
 
 
-FASTEST = Form()
+FASTEST = Variant()
 
 
 def unsupported(problem: Experts) -> str | None:
@@ -74,10 +74,10 @@ def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) 
     return Tile(2 if enough else 1, 2, choose_low(mean))
 
 
-def gemms(problem: Experts, form: Form = FASTEST) -> tuple[Fp8Gemm, Fp8Gemm]:
-    """Both GEMMs of a problem: with many rows tokens stand on the M side, where they can, in the given form."""
+def gemms(problem: Experts, variant: Variant = FASTEST) -> tuple[Fp8Gemm, Fp8Gemm]:
+    """Both GEMMs of a problem: with many rows tokens are on the M side where possible, in this variant."""
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
-    both = []
+    pair = []
     for columns, depth, activation in ((inner, hidden, problem.activation), (hidden, inner, "")):
         gated = problem.gated and bool(activation)
         tile = _UPRIGHT[problem.rows >= _TALL_ROWS * experts]
@@ -86,21 +86,21 @@ def gemms(problem: Experts, form: Form = FASTEST) -> tuple[Fp8Gemm, Fp8Gemm]:
             tile = choose_tile(problem.rows, experts, columns * (2 if gated else 1))
         gemm = Fp8Gemm(columns, depth // 2, experts, activation, tile, biased=problem.biased, upright=upright)
         if upright:
-            gemm = replace(gemm, quantises=form.fused and bool(activation))
-        both.append(gemm)
-    first, second = both
+            gemm = replace(gemm, quantises=variant.fused and bool(activation))
+        pair.append(gemm)
+    first, second = pair
     return first, second
 
 
-def precompile(problem: Experts, arch: str, form: Form = FASTEST) -> None:
+def precompile(problem: Experts, arch: str, variant: Variant = FASTEST) -> None:
     """Put the kernels of a problem into the cache; needs no GPU."""
-    _compiled(problem, arch, form)
+    _compiled(problem, arch, variant)
     cute_pack_fp8.precompile(between(problem), arch, checked_rows=0)
 
 
 @per_problem
-def _compiled(problem: Experts, arch: str, form: Form) -> list[tuple[Fp8Gemm, Any]]:
-    return [(gemm, compile_for(arch, problem.dtype, gemm)) for gemm in gemms(problem, form)]
+def _compiled(problem: Experts, arch: str, variant: Variant) -> list[tuple[Fp8Gemm, Any]]:
+    return [(gemm, compile_for(arch, problem.dtype, gemm)) for gemm in gemms(problem, variant)]
 
 
 def launch(
@@ -140,11 +140,11 @@ def bind(
     y: Tensor,
     b13: Tensor | None = None,
     b2: Tensor | None = None,
-    form: Form = FASTEST,
+    variant: Variant = FASTEST,
 ) -> Callable[[], None]:
     """Bind packed (R, H) e4m3 with scales (R, H / 128) float32, offsets (E + 1,) int32, w13 (E, N, H) and w2 (E, H, I) e4m3 with scales
     of 128 x 128, biases b13 (E, N) and b2 (E, H) of activations that have them, all contiguous -> y (R, H) bf16."""
-    (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch(), form)
+    (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch(), variant)
     inner = empty_rows(problem.packed_format, len(y), problem.intermediate, y.device)
     rows = (packed, scales, offsets, w13, w13_scales, b13)
     down = launch(second, down_kernel, *inner.values(), offsets, w2, w2_scales, b2, y)

@@ -4,7 +4,7 @@ import math
 
 FEW_ROWS = 56  # per expert, up to which weights' bytes set the time and tiles are low
 FEW_SIZES = (8, 16, 24, 32, 48, 64)  # tokens of a low tile
-# What a tile costs in addition to its tokens, in tokens: loads of weights from shared memory, the epilogue.
+# The cost of a tile in addition to its tokens, in tokens: loads of weights from shared memory, the epilogue.
 PER_TILE = 32
 
 

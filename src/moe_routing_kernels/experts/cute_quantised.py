@@ -6,8 +6,8 @@ when they load a model. Integers of 8, 4 and 2 bits, with zero points or without
 FLOPs: 6 R H I for R rows. Floor: weights of every expert that has a row, with their scales, once, and 4 R (H + I) bytes of 16-bit
 rows, at the bandwidth of a copy; or the FLOPs at the rate of a large 16-bit GEMM; or the instructions that dequantise. A
 multiprocessor issues 128 lanes' per cycle, of logic 64: 10 to 16 per 8 codes (`dequantise`) make 60 to 100 codes per cycle. A
-copy on an H200 brings about 38 codes of 4 bits in that time, and 76 of 2 bits, so 2 bits come near that floor before they come near
-the one of bytes. With 128 tokens per tile dequantising takes a quarter of the cycles of the tensor cores, at the same time.
+copy on an H200 brings about 38 codes of 4 bits in that time, and 76 of 2 bits, so 2 bits reach the instruction floor before
+the floor of bytes. With 128 tokens per tile dequantising takes a quarter of the cycles of the tensor cores, at the same time.
 
 Invariant: a row is written by the tiles of its own expert alone; rows of no expert are read, but never written.
 """
@@ -36,26 +36,25 @@ from moe_routing_kernels.gemm.sm90.quantised_tile import FEWEST_TOKENS, Quantise
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, Tile
 
 _LEAST = 16
-_ONE_TILE = 84  # rows per expert, up to which few have more than 96
-_SPREAD = 2.5  # standard deviations of the rows of an expert, beyond which are one in 160
+_ONE_TILE = 84  # mean rows per expert, up to which few experts have more than 96
+_SPREAD = 2.5  # standard deviations of an expert's rows: one expert in 160 has more
 _SHORT = Tile(2, 2, 96)
-_ROOMY = Tile(2, 2, 112)  # up to _ONE_TILE hardly any of few experts has more
-_SHARED = Tile(
-    1, 2, 192, narrowest=128, grain=32
-)  # with more forms ptxas makes each instruction wait for the one before
+_ROOMY = Tile(2, 2, 112)  # up to _ONE_TILE few experts have more
+# With more variants ptxas makes each instruction wait for the previous one.
+_SHARED = Tile(1, 2, 192, narrowest=128, grain=32)
 _TALL = Tile(2, 2, 128)
 
 
-def takes(form: WeightFormat, dtype: str) -> bool:
+def takes(weight_format: WeightFormat, dtype: str) -> bool:
     """Whether the kernel multiplies weights of a format and activations of `dtype`."""
-    return form.codec in ("integers", "float8") and form.group in GROUPS and dtype in ("bf16", "fp16")
+    return weight_format.codec in ("integers", "float8") and weight_format.group in GROUPS and dtype in ("bf16", "fp16")
 
 
-def codes_of(form: WeightFormat, dtype: str) -> Codes:
+def codes_of(weight_format: WeightFormat, dtype: str) -> Codes:
     """The layout of codes of a format that the kernel takes, with activations of `dtype`."""
-    assert takes(form, dtype), f"{form.name} beside {dtype}"
-    kind = "int" if form.codec == "integers" else form.name.partition("_")[0]
-    return Codes(kind, form.bits, form.zero_points, form.group, dtype)
+    assert takes(weight_format, dtype), f"{weight_format.name} with {dtype}"
+    kind = "int" if weight_format.codec == "integers" else weight_format.name.partition("_")[0]
+    return Codes(kind, weight_format.bits, weight_format.zero_points, weight_format.group, dtype)
 
 
 def unsupported(problem: Experts) -> str | None:
@@ -73,67 +72,67 @@ def unsupported(problem: Experts) -> str | None:
 
 
 @dataclass(frozen=True)
-class Form:
-    """How a GEMM runs."""
+class Config:
+    """How a GEMM runs: its tile, and how blocks and warpgroups share an SM and K."""
 
     tile: Tile
     resident: int = 1  # blocks that share a multiprocessor
-    splits: int = 1  # warpgroups that share a tile's depth
+    splits: int = 1  # warpgroups that share a tile's K
 
 
-def choose_form(rows: int, experts: int, wide: int, codes: Codes, first: bool, multiprocessors: int = 132) -> Form:
-    """The form of the first or second GEMM for `rows` rows and `wide` rows of weights per expert, as measured (notebook.md).
+def choose_config(rows: int, experts: int, wide: int, codes: Codes, first: bool, multiprocessors: int = 132) -> Config:
+    """The configuration of the first or second GEMM for `rows` rows and `wide` rows of weights per expert, as measured (notebook.md).
 
     With few rows, several blocks share a multiprocessor: while one waits for its codes, the others dequantise. With so few blocks of weights that
-    each SM has hardly any, all of K would take one warpgroup longer than its codes take to come. Where one wave of blocks takes all
-    tiles, a second tile of a single expert would double the time: there a tile has room for the rows that loads drawn at random bring.
+    each SM has hardly any, all of K would take one warpgroup longer than its codes take to come. Where all tiles fit
+    one wave of blocks, a second tile of a single expert would double the time: there a tile has room for the rows of random loads.
     """
     mean = max(1.0, rows / experts)
     if mean > _ONE_TILE:
-        return Form(_SHARED if mean < MANY_ROWS else _TALL)
+        return Config(_SHARED if mean < MANY_ROWS else _TALL)
     if mean > FEW_ROWS:
         one_wave = experts * math.ceil(wide / _SHORT.m) <= multiprocessors
-        return Form(_ROOMY if one_wave and mean + _SPREAD * math.sqrt(mean) > _SHORT.tokens else _SHORT)
+        return Config(_ROOMY if one_wave and mean + _SPREAD * math.sqrt(mean) > _SHORT.tokens else _SHORT)
     tokens, m_blocks = choose_low(mean), min(experts, rows) * wide // MMA_M
     each = m_blocks / multiprocessors
     if tokens > FEWEST_TOKENS:
-        if codes.bits == 2 and each >= 16:  # codes come sooner than they are dequantised
-            return Form(Tile(2, 2, tokens))
-        return Form(Tile(1, 2 if each >= 2 else 1, tokens), 2)
+        if codes.bits == 2 and each >= 16:  # codes arrive faster than they are dequantised
+            return Config(Tile(2, 2, tokens))
+        return Config(Tile(1, 2 if each >= 2 else 1, tokens), 2)
     if codes.bits == 8 or codes.groups > 1:  # two MMAs would fill the registers
         if each > 4:
-            return Form(Tile(1, 2, tokens), 2)
-        return Form(Tile(1, 1, tokens), 3) if codes.groups > 2 else Form(Tile(1, 1, tokens), 2, 2)
+            return Config(Tile(1, 2, tokens), 2)
+        return Config(Tile(1, 1, tokens), 3) if codes.groups > 2 else Config(Tile(1, 1, tokens), 2, 2)
     if first:
-        return Form(Tile(2, 1, tokens), 2, 3 if each <= 4 else 2)
-    return Form(Tile(1, 1, tokens), 2, 2) if each <= 2 else Form(Tile(2, 1, tokens), 4)
+        return Config(Tile(2, 1, tokens), 2, 3 if each <= 4 else 2)
+    return Config(Tile(1, 1, tokens), 2, 2) if each <= 2 else Config(Tile(2, 1, tokens), 4)
 
 
 def gemms(problem: Experts, overlap: bool | None = None) -> tuple[QuantisedGemm, QuantisedGemm]:
-    """Both GEMMs of a problem, in the forms of `choose_form`; with few rows they overlap."""
+    """Both GEMMs of a problem, configured by `choose_config`; with few rows they overlap."""
     weights = problem.quantised_weights
     assert weights, f"{problem.weights} is not quantised"
     codes = codes_of(weights, problem.dtype)
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     overlap = problem.rows <= OVERLAP_ROWS if overlap is None else overlap
-    both = []
+    pair = []
     for columns, depth, activation, meets in (
         (inner, hidden, problem.activation, {"signals": "early"}),
         (hidden, inner, "", {"waits": "rows"}),
     ):
         wide = 2 * inner if activation and problem.gated else columns
-        form = choose_form(problem.rows, experts, wide, codes, first=bool(activation))
-        both.append(
+        config = choose_config(problem.rows, experts, wide, codes, first=bool(activation))
+        pair.append(
             QuantisedGemm(
-                *(columns, depth, experts, activation, form.tile),
+                *(columns, depth, experts, activation, config.tile),
                 biased=problem.biased,
                 codes=codes,
-                resident=form.resident,
-                splits=min(form.splits, math.ceil(depth / DEPTH)),
+                resident=config.resident,
+                splits=min(config.splits, math.ceil(depth / DEPTH)),
                 **(meets if overlap else {}),
             )
         )
-    first, second = both
+    first, second = pair
     return first, second
 
 
@@ -172,13 +171,13 @@ def bind(
     y: Tensor,
     b13: Tensor | None = None,
     b2: Tensor | None = None,
-    **beside: Tensor,
+    **quantisation: Tensor,
 ) -> Callable[[], None]:
-    """Bind packed (R, H), offsets (E + 1,) int32, the elements w13 and w2, the parts `beside` them by name (`formats.weights`), and
-    biases b13 (E, N) and b2 (E, H) of activations that have them, all contiguous -> y (R, H). Raises what `repack` does."""
+    """Bind packed (R, H), offsets (E + 1,) int32, the elements w13 and w2, their `quantisation` parts by name (`formats.weights`), and
+    biases b13 (E, N) and b2 (E, H) of activations that have them, all contiguous -> y (R, H). Raises the errors of `repack`."""
     (first, up_kernel), (second, down_kernel) = _compiled(problem, current_arch())
     activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
-    up_parts, down_parts = parts(w13, w2, beside)
+    up_parts, down_parts = parts(w13, w2, quantisation)
     up = launch(first, up_kernel, packed, offsets, repacked(first, up_parts), b13, activated)
     down = launch(second, down_kernel, activated, offsets, repacked(second, down_parts), b2, y)
 

@@ -11,7 +11,7 @@ d_preact W13 (dgrad)        (R, 2 I), w13                          gradient of t
 d_preact^T rows (wgrad)     both                                   gradient of w13
 ==========================  =====================================  ===============================================
 
-Kept from the forward to the backward pass are the rows and the pre-activations; what is activated is computed again, where it costs one store.
+The rows and the pre-activations are kept from the forward to the backward pass; the activated rows are recomputed, for one more store.
 
 FLOPs: 18 R H I for R rows. Floor: those at the rate of a large GEMM, or weights read twice and their gradients written once, and
 2 R (12 H + 13 I) bytes of 16-bit rows, at the bandwidth of a stream, whichever takes longer.
@@ -36,7 +36,7 @@ from moe_routing_kernels.gemm.sm90.tile import GroupedGemm, Tile
 from moe_routing_kernels.gemm.sm90.training import TrainingGemm
 from moe_routing_kernels.gemm.sm90.wgrad_tile import WgradGemm, wgrad_gemm
 
-MOST_TOKENS = 128  # of a tile that goes to its buffer as a whole
+MOST_TOKENS = 128  # most tokens of a tile whose accumulators fit the buffer at once
 
 
 def unsupported(problem: Experts) -> str | None:
@@ -107,7 +107,7 @@ def launches(problem: Experts, device: torch.device, weighted: bool = False) -> 
 
 def forward(problem: Experts, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
     """rows (R, H), offsets (E + 1,) int32, w13 (E, 2 I, H), w2 (E, H, I) -> y (R, H) and the pre-activations (R, 2 I)."""
-    run = launches(problem, rows.device, weighted=True)  # which its backward pass may be: these two are the same
+    run = launches(problem, rows.device, weighted=True)  # as its backward pass may be: these two GEMMs are the same
     preact, y = rows.new_empty(len(rows), w13.shape[1]), torch.empty_like(rows)
     activated = rows.new_empty(len(rows), problem.intermediate)
     run["up"](rows, offsets, w13, preact, None, activated, None, None)
@@ -126,10 +126,10 @@ def backward(
     scales: Tensor | None = None,
     wanted: Sequence[bool] = (True, True, True, True),
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """grad (R, H) of y, preact (R, 2 I) of the forward pass, and what that read -> the gradients of rows, w13, w2 and scales.
+    """grad (R, H) of y, preact (R, 2 I) of the forward pass, and the tensors that it read -> the gradients of rows, w13, w2 and scales.
 
-    With scales (R,) float32, `grad` is that of each row of y times its scale. Gradients that are not `wanted` are None, and so is that
-    of scales where there are none: no GEMM that only they need is launched, and nothing is allocated for them. Rows are read for
+    With scales (R,) float32, `grad` is that of each row of y times its scale. Gradients that are not `wanted` are None, and so
+    is the gradient of scales without scales: GEMMs for those alone are not launched, and nothing is allocated for them. Rows are read for
     the gradient of w13 alone.
     """
     of_rows, of_w13, of_w2, of_scales = wanted
@@ -138,7 +138,7 @@ def backward(
         return d_rows, d_w13, d_w2, dots
     run = launches(problem, grad.device, weighted=scales is not None)
     d_preact, activated = torch.empty_like(preact), grad.new_empty(len(grad), problem.intermediate)
-    if scales is not None:  # which the first GEMM writes, whether they are wanted or not
+    if scales is not None:  # the first GEMM always writes them
         dots = scales.new_empty(len(grad), gemms(problem, weighted=True)["d_preact"].dots)
     run["d_preact"](grad, offsets, w2, preact, scales, d_preact, activated, dots)
     if of_w2:

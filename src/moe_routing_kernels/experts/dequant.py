@@ -1,7 +1,7 @@
 """Experts with quantised weights in plain torch: all weights are dequantised into a workspace, which `torch_grouped_mm` multiplies with.
 
-The workspace, 2 bytes per weight in 16 bits, is allocated once for all calls that are bound, as one would serve all layers of a model,
-or anew in each call (`cached=False`). Experts without rows are dequantised, too: which ones have none is known on the GPU only. In bf16
+The workspace, 2 bytes per weight in 16 bits, is allocated once for all bound calls, as one workspace would serve all layers of a model,
+or in each call (`cached=False`). Experts without rows are dequantised, too: the host does not know which experts have rows. In bf16
 nothing waits for the host; torch multiplies fp16 and fp32 expert by expert, and reads the offsets on the host for it.
 """
 
@@ -21,7 +21,7 @@ from moe_routing_kernels.formats.quantisation import dequantise
 from moe_routing_kernels.formats.weights import named
 
 Parts = dict[str, Tensor]
-Room = dict[str, Any]
+Spec = dict[str, Any]
 _KEPT: WeakValueDictionary[tuple, Tensor] = WeakValueDictionary()
 
 
@@ -43,15 +43,15 @@ def bind(
     b13: Tensor | None = None,
     b2: Tensor | None = None,
     cached: bool = True,
-    **beside: Tensor,
+    **quantisation: Tensor,
 ) -> Callable[[], dict[str, Tensor]]:
-    """Bind packed (R, H), offsets (E + 1,) int32, the elements w13 and w2, the parts `beside` them by name, and biases; the call returns
+    """Bind packed (R, H), offsets (E + 1,) int32, the elements w13 and w2, their `quantisation` parts by name, and biases; the call returns
     y (R, H) as `torch_grouped_mm` does."""
-    weights, plain = parts(w13, w2, beside), replace(problem, weights=problem.dtype)
+    weights, plain = parts(w13, w2, quantisation), replace(problem, weights=problem.dtype)
     kept = kept_workspace(problem, problem.experts, packed.device) if cached else None
 
     def run() -> dict[str, Tensor]:
-        dense = kept or tuple(torch.empty(**one) for one in room(problem, problem.experts, packed.device))
+        dense = kept or tuple(torch.empty(**spec) for spec in workspace_specs(problem, problem.experts, packed.device))
         fill(problem, weights, dense)
         up, down = dense
         return torch_grouped_mm.bind(plain, packed=packed, offsets=offsets, w13=up, w2=down, b13=b13, b2=b2)()
@@ -59,17 +59,17 @@ def bind(
     return run
 
 
-def parts(w13: Tensor, w2: Tensor, beside: Mapping[str, Tensor]) -> tuple[Parts, Parts]:
-    """The parts of w13 and of w2, by the names of `formats.weights`, of their elements and what is beside them."""
+def parts(w13: Tensor, w2: Tensor, quantisation: Mapping[str, Tensor]) -> tuple[Parts, Parts]:
+    """The parts of w13 and of w2 by the names of `formats.weights`: their elements, and their tensors in `quantisation`."""
     up, down = (
-        {"elements": one} | {part: beside[given] for part, given in named(name).items() if given in beside}
-        for name, one in (("w13", w13), ("w2", w2))
+        {"elements": elements} | {part: quantisation[key] for part, key in named(name).items() if key in quantisation}
+        for name, elements in (("w13", w13), ("w2", w2))
     )
     return up, down
 
 
-def room(problem: Experts, experts: int, device: torch.device) -> tuple[Room, Room]:
-    """What `torch.empty` takes for w13 (experts, N, H) and w2 (experts, H, I) in the format of the activations."""
+def workspace_specs(problem: Experts, experts: int, device: torch.device) -> tuple[Spec, Spec]:
+    """Arguments of `torch.empty` for w13 (experts, N, H) and w2 (experts, H, I) in the format of the activations."""
     hidden, inner = problem.hidden, problem.intermediate
     wide = 2 * inner if problem.gated else inner
     up, down = (
@@ -80,20 +80,20 @@ def room(problem: Experts, experts: int, device: torch.device) -> tuple[Room, Ro
 
 
 def kept_workspace(problem: Experts, experts: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tensors of `room` that all who ask share, until nobody has them: a workspace for each of many bound calls would fill the GPU."""
-    found = []
-    for name, one in zip(("w13", "w2"), room(problem, experts, device), strict=True):
-        key = (name, *one.values())
-        found.append(_KEPT.get(key))
-        if found[-1] is None:
-            found[-1] = _KEPT[key] = torch.empty(**one)
-    up, down = found
+    """A weakly cached workspace per shape (`workspace_specs`), shared by all bound calls: one per call would exhaust GPU memory."""
+    workspace = []
+    for name, spec in zip(("w13", "w2"), workspace_specs(problem, experts, device), strict=True):
+        key = (name, *spec.values())
+        workspace.append(_KEPT.get(key))
+        if workspace[-1] is None:
+            workspace[-1] = _KEPT[key] = torch.empty(**spec)
+    up, down = workspace
     return up, down
 
 
 def fill(problem: Experts, weights: tuple[Parts, Parts], dense: tuple[Tensor, ...]) -> None:
-    """Dequantise the parts of both weights into tensors of `room`."""
-    form = problem.quantised_weights
-    assert form is not None, f"{problem.weights} is not quantised"
-    for one, out in zip(weights, dense, strict=True):
-        dequantise(one, form, out)
+    """Dequantise the parts of both weights into tensors of `workspace_specs`."""
+    weight_format = problem.quantised_weights
+    assert weight_format is not None, f"{problem.weights} is not quantised"
+    for quantised, out in zip(weights, dense, strict=True):
+        dequantise(quantised, weight_format, out)

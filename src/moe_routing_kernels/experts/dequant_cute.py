@@ -1,7 +1,7 @@
 """Experts with quantised weights: all weights are dequantised into a workspace by a Triton kernel, which `cute_experts` multiplies with.
 
-The strongest form of dequantising first that there is here: one pass over the weights at the speed of memory, then our products of 16
-bits. What a kernel that dequantises on the way saves is the workspace, written and read: 4 bytes per weight.
+The strongest baseline that dequantises first: one pass over the weights at the speed of memory, then our 16-bit GEMMs. A kernel that
+dequantises as it loads saves writing and reading the workspace: 4 bytes per weight.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def unsupported(problem: Experts) -> str | None:
 
 
 def precompile(problem: Experts, arch: str) -> None:
-    """Put the kernels of the products into the cache; needs no GPU."""
+    """Put the kernels of the GEMMs into the cache; needs no GPU."""
     cute_experts.precompile(_plain(problem), arch)
 
 
@@ -33,13 +33,13 @@ def bind(
     y: Tensor,
     b13: Tensor | None = None,
     b2: Tensor | None = None,
-    **beside: Tensor,
+    **quantisation: Tensor,
 ) -> Callable[[], None]:
-    """Bind packed (R, H), offsets (E + 1,) int32, the elements w13 and w2, the parts `beside` them by name, and biases -> y (R, H)."""
-    form, dense = problem.quantised_weights, dequant.kept_workspace(problem, problem.experts, packed.device)
-    assert form is not None, f"{problem.weights} is not quantised"
-    pairs = zip(dequant.parts(w13, w2, beside), dense, strict=True)
-    fill_up, fill_down = (triton_dequantise.launcher(parts, form, out) for parts, out in pairs)
+    """Bind packed (R, H), offsets (E + 1,) int32, the elements w13 and w2, their `quantisation` parts by name, and biases -> y (R, H)."""
+    weight_format, dense = problem.quantised_weights, dequant.kept_workspace(problem, problem.experts, packed.device)
+    assert weight_format is not None, f"{problem.weights} is not quantised"
+    pairs = zip(dequant.parts(w13, w2, quantisation), dense, strict=True)
+    fill_up, fill_down = (triton_dequantise.launcher(parts, weight_format, out) for parts, out in pairs)
     biases = {} if b13 is None or b2 is None else {"b13": b13, "b2": b2}
     up, down = dense
     multiply = cute_experts.bind(_plain(problem), packed=packed, offsets=offsets, w13=up, w2=down, y=y, **biases)
@@ -53,5 +53,5 @@ def bind(
 
 
 def _plain(problem: Experts) -> Experts:
-    """The problem of the products, whose weights are of the format of the activations."""
+    """The problem of the GEMMs, whose weights are of the format of the activations."""
     return replace(problem, weights=problem.dtype)

@@ -28,24 +28,24 @@ def bind(
     scales: Tensor | None = None,
     b13: Tensor | None = None,
     b2: Tensor | None = None,
-    **beside: Tensor,
+    **quantisation: Tensor,
 ) -> Callable[[], None]:
-    """Bind packed (R, H) and its scales, offsets (E + 1,) int32, the elements w13 and w2, the parts `beside` them by name, and biases; the
+    """Bind packed (R, H) and its scales, offsets (E + 1,) int32, the elements w13 and w2, their `quantisation` parts by name, and biases; the
     call writes y (R, H).
 
     The call reads the offsets on the host: its true cost is the wall time, and a CUDA graph cannot hold it.
     """
-    weights = dequant.parts(w13, w2, beside)
+    weights = dequant.parts(w13, w2, quantisation)
     up, down = dequant.kept_workspace(problem, 1, packed.device)
 
     def run() -> None:
         for e, (first, end) in enumerate(itertools.pairwise(offsets.tolist())):
             if end > first:
-                one = slice(e, e + 1)
-                own, other = ({name: part[one] for name, part in given.items()} for given in weights)
-                dequant.fill(problem, (own, other), (up, down))
+                expert = slice(e, e + 1)
+                w13_parts, w2_parts = ({name: part[expert] for name, part in parts.items()} for parts in weights)
+                dequant.fill(problem, (w13_parts, w2_parts), (up, down))
                 rows = plain_rows(problem, packed[first:end], None if scales is None else scales[first:end])
-                biases = (None if bias is None else bias[one] for bias in (b13, b2))
+                biases = (None if bias is None else bias[expert] for bias in (b13, b2))
                 feed_forward(problem.activation, rows, 0, up, down, *biases, out=y[first:end])
 
     return run

@@ -1,7 +1,7 @@
-"""Experts of e4m3 rows and e4m3 weights by torch's scaled grouped products, a scale per row of either; nothing is read on the host.
+"""Experts of e4m3 rows and e4m3 weights by torch's scaled grouped GEMMs, with a scale per row of both; nothing is read on the host.
 
-Between the products torch activates and quantises each row again, to e4m3 with a scale of its own: a rounding that products of 16 bits
-do not have, which the implementation declares (`rounded_inner`). Sums are promoted to float32 as they go (no fast accumulation).
+Between the GEMMs torch activates and quantises each row again, to e4m3 with a scale per row: a rounding that 16-bit GEMMs do not
+have, which the implementation declares (`rounded_inner`). Accumulators are promoted to float32 (no fast accumulation).
 """
 
 from collections.abc import Callable

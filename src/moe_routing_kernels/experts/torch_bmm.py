@@ -1,4 +1,4 @@
-"""Experts in plain torch as batched matrix products over rows padded to one capacity: padding is computed too."""
+"""Experts in plain torch as batched GEMMs over rows padded to one capacity: padding is computed too."""
 
 from collections.abc import Callable
 
@@ -30,16 +30,16 @@ def bind(
 ) -> Callable[[], None]:
     """Bind packed (R, H), scales of a quantised format, w13 (E, N, H), w2 (E, H, I) and biases; the call writes y (R, H).
 
-    R is a multiple of E, and expert e has rows e R / E to (e + 1) R / E, as the layout `padded` lays them: `offsets`
-    says no more.
+    R is a multiple of E, and expert e has rows e R / E to (e + 1) R / E, as in the layout `padded`: `offsets`
+    is not read.
     """
     shape = (problem.experts, len(packed) // problem.experts, problem.hidden)
     w13, w2, result = w13.transpose(1, 2), w2.transpose(1, 2), y.view(shape)
 
     def run() -> None:
         rows = plain_rows(problem, packed, scales).view(shape)
-        sums = torch.bmm(rows, w13) if b13 is None else torch.baddbmm(b13.unsqueeze(1), rows, w13)
-        inner = activate(problem.activation, sums)
+        preact = torch.bmm(rows, w13) if b13 is None else torch.baddbmm(b13.unsqueeze(1), rows, w13)
+        inner = activate(problem.activation, preact)
         torch.bmm(inner, w2, out=result) if b2 is None else torch.baddbmm(b2.unsqueeze(1), inner, w2, out=result)
 
     return run

@@ -1,4 +1,4 @@
-"""Experts in plain torch as grouped matrix products over rows sorted by expert; nothing is read on the host."""
+"""Experts in plain torch as grouped GEMMs over rows sorted by expert; nothing is read on the host."""
 
 from collections.abc import Callable
 
@@ -37,10 +37,10 @@ def bind(
     ends, w13, w2 = offsets[1:], w13.transpose(1, 2), w2.transpose(1, 2)
 
     def run() -> dict[str, Tensor]:
-        sums = F.grouped_mm(packed, w13, offs=ends)
+        preact = F.grouped_mm(packed, w13, offs=ends)
         if b13 is None or b2 is None:
-            return {"y": F.grouped_mm(activate(problem.activation, sums), w2, offs=ends)}
+            return {"y": F.grouped_mm(activate(problem.activation, preact), w2, offs=ends)}
         expert = experts_of_rows(offsets, len(packed))
-        return {"y": F.grouped_mm(activate(problem.activation, sums + b13[expert]), w2, offs=ends) + b2[expert]}
+        return {"y": F.grouped_mm(activate(problem.activation, preact + b13[expert]), w2, offs=ends) + b2[expert]}
 
     return run

@@ -1,4 +1,4 @@
-"""Experts in plain torch, one after the other: two matrix products per expert that has rows."""
+"""Experts in plain torch, one after the other: two GEMMs per expert that has rows."""
 
 import itertools
 from collections.abc import Callable

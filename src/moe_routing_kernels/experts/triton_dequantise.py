@@ -1,8 +1,8 @@
 """Dequantise weights into a workspace in Triton: integers and floats of 8 bits, in one pass.
 
 Strategy: a program has the columns of one group, or 128 of a wider one, in as many rows as make `ELEMENTS` elements; it loads a scale (and
-zero point) per row, the codes a byte at a time, and spreads the codes of a byte over neighbouring lanes. The product is made in
-float32 and rounded once, as `formats.quantisation` does it: both write the same bits.
+zero point) per row, the codes a byte at a time, and spreads the codes of a byte over neighbouring lanes. Code times scale is computed in
+float32 and rounded once, as in `formats.quantisation`: both write the same bits.
 
 Compulsory bytes per weight: bits / 8 read, its share of scales and zero points, 2 written in 16 bits; floor: a stream of that mix.
 """
@@ -50,10 +50,12 @@ def dequantise_kernel(
     live = row < rows
     block = row // N * blocks + row % N // BLOCK_ROWS
     group = block * groups + first // GROUP
+    # load
     scale = tl.load(scales_ptr + group, mask=live).to(tl.float32)
     byte = first // each + tl.arange(0, COLUMNS // each)
     mask = live[:, None] & (byte < K // each)[None, :]
     stored = tl.load(elements_ptr + row[:, None] * (K // each) + byte[None, :], mask=mask)
+    # decode
     if INTEGERS:
         shifts = BITS * tl.arange(0, each)
         codes = (stored.to(tl.int32)[:, :, None] >> shifts[None, None, :]) & (2**BITS - 1)
@@ -65,6 +67,7 @@ def dequantise_kernel(
         value = codes.to(tl.float32)
     else:
         value = stored.to(tl.float32)
+    # store
     column = first + tl.arange(0, COLUMNS)
     out = out_ptr + row[:, None] * K + column[None, :]
     result = (value * scale[:, None]).to(out_ptr.dtype.element_ty)
@@ -79,21 +82,21 @@ def unsupported(problem: Experts) -> str | None:
     return f"dequantises {' and '.join(CODECS)}, not {form.name}"
 
 
-def launcher(parts: Mapping[str, Tensor], form: WeightFormat, out: Tensor) -> Callable[[], None]:
+def launcher(parts: Mapping[str, Tensor], weight_format: WeightFormat, out: Tensor) -> Callable[[], None]:
     """Bind the parts of weights (E, N, K) by the names of `formats.weights`; the call writes `out` (E, N, K), contiguous."""
     experts, height, width = out.shape
-    rows, columns = experts * height, min(form.group_of(width), WIDEST)
+    rows, columns = experts * height, min(weight_format.group_of(width), WIDEST)
     columns = columns if columns in (16, 32, 64) else WIDEST  # a row may be narrower
     most = ELEMENTS // columns
     grid = (triton.cdiv(rows, most) * triton.cdiv(width, columns),)
     scales, elements = parts["scales"], parts["elements"]
-    given = (elements, scales, parts.get("zeros", scales), out, rows, height, width)
+    tensors = (elements, scales, parts.get("zeros", scales), out, rows, height, width)
     sizes = {
-        "BITS": form.bits,
-        "GROUP": form.group_of(width),
-        "BLOCK_ROWS": form.rows,
+        "BITS": weight_format.bits,
+        "GROUP": weight_format.group_of(width),
+        "BLOCK_ROWS": weight_format.rows,
         "ROWS": most,
         "COLUMNS": columns,
     }
-    kinds = {"INTEGERS": elements.dtype == torch.uint8, "ZEROS": form.zero_points}
-    return lambda: dequantise_kernel[grid](*given, **sizes, **kinds)
+    kinds = {"INTEGERS": elements.dtype == torch.uint8, "ZEROS": weight_format.zero_points}
+    return lambda: dequantise_kernel[grid](*tensors, **sizes, **kinds)

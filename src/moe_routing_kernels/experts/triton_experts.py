@@ -1,9 +1,9 @@
-"""Experts in Triton: two grouped matrix products over rows sorted by expert, with the activation in the epilogue of the first.
+"""Experts in Triton: two grouped GEMMs over rows sorted by expert, with the activation in the epilogue of the first.
 
-Strategy: a program computes a tile of an expert's rows and some columns. Which expert and rows its number stands for, it
-finds from the offsets, so nothing is read on the host and no row is padded: the grid is as large as any routing can need,
-and programs without a tile end at once. Tiles that run at a time share rows and weights in the L2 cache. The first product
-holds a gate and an up tile of sums, and writes what the activation makes of them, rounded once. Rows may be gathered
+Strategy: a program computes a tile of an expert's rows and some columns. It finds its tile's expert and rows from the offsets,
+so nothing is read on the host and no row is padded: the grid is as large as any routing can need, and programs without a tile
+end at once. Tiles that run at the same time share rows and weights in the L2 cache. The first GEMM has a gate and an up
+accumulator, and writes the activated result, rounded once. Rows may be gathered
 through `order` as they are loaded (`triton_gather`), so that no packed copy is needed. With few rows per expert, tiles are
 low and steps along the inner dimension long: then the weights' bytes set the time.
 
@@ -27,15 +27,15 @@ from moe_routing_kernels.activations import Activation, activation_of
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import mixed_formats
 
-GROUP = 8  # rows of tiles: 1024 rows of an expert for one reading of its weights
+GROUP = 8  # rows of tiles that share weights: 1024 rows of an expert
 MOST_STAGES = 4
-_NONE = Activation("", gated=False)  # of the second product, whose sums are stored as they are
+_NONE = Activation("", gated=False)  # of the second GEMM, whose accumulators are stored as they are
 LEAST_SHARED = 99 << 10  # bytes of shared memory that a program may have on any GPU since compute capability 8.0
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """What a program computes, and how: rows x columns of the result, `step` elements of the inner dimension at a time."""
+    """The work of a program: rows x columns of the result, `step` elements of the inner dimension at a time."""
 
     rows: int
     columns: int
@@ -48,23 +48,23 @@ class Tiling:
 def locate(
     offsets_ptr, program, experts, SPAN: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr
 ):
-    """Of a program's tile: its expert (at least `experts` where there is none), its first row, the expert's end, its column tile.
+    """A program's tile: its expert (at least `experts` where it has no tile), its first row, the expert's end, its column tile.
 
-    The tiles of an expert are taken in groups of up to GROUP rows of tiles, column by column: what runs at a time shares
-    both rows and weights, which are then read from memory once per group, and not once per row of tiles.
+    The tiles of an expert are taken in groups of up to GROUP rows of tiles, column by column: tiles that run at the same time
+    share rows and weights, which are then read from memory once per group, not once per row of tiles.
     """
     expert = tl.arange(0, SPAN)
     first = tl.load(offsets_ptr + expert, mask=expert < experts, other=0)
     end = tl.load(offsets_ptr + expert + 1, mask=expert < experts, other=0)
     tiles = (end - first + ROWS - 1) // ROWS
-    mine = tl.sum((tl.cumsum(tiles * PARTS, 0) <= program).to(tl.int32), 0)
-    inside = program - tl.sum(tl.where(expert < mine, tiles * PARTS, 0), 0)
+    owner = tl.sum((tl.cumsum(tiles * PARTS, 0) <= program).to(tl.int32), 0)
+    inside = program - tl.sum(tl.where(expert < owner, tiles * PARTS, 0), 0)
     group = inside // (GROUP * PARTS)
-    high = tl.minimum(tl.sum(tl.where(expert == mine, tiles, 0), 0) - group * GROUP, GROUP)
-    high = tl.maximum(high, 1)  # of no expert
+    high = tl.minimum(tl.sum(tl.where(expert == owner, tiles, 0), 0) - group * GROUP, GROUP)
+    high = tl.maximum(high, 1)  # programs without a tile
     inside = inside % (GROUP * PARTS)
-    row = tl.sum(tl.where(expert == mine, first, 0), 0) + (group * GROUP + inside % high) * ROWS
-    return mine, row, tl.sum(tl.where(expert == mine, end, 0), 0), inside // high
+    row = tl.sum(tl.where(expert == owner, first, 0), 0) + (group * GROUP + inside % high) * ROWS
+    return owner, row, tl.sum(tl.where(expert == owner, end, 0), 0), inside // high
 
 
 @triton.jit
@@ -77,7 +77,7 @@ def load_step(pointers, k, inside, K: tl.constexpr, STEP: tl.constexpr, WHOLE: t
 
 @triton.jit
 def activate(gate, up, VALUE: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, SHIFT: tl.constexpr):
-    """An activation of float32 sums, as `Activation` describes it; `relu2` looks at the gate alone. What is NaN stays so."""
+    """An activation of float32 pre-activations, as `Activation` describes it; `relu2` reads the gate alone. NaN is propagated."""
     keep: tl.constexpr = tl.PropagateNan.ALL
     if LIMIT is not None:
         gate = tl.minimum(gate, LIMIT, keep)
@@ -85,7 +85,7 @@ def activate(gate, up, VALUE: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.const
     if VALUE == "relu2":
         positive = tl.maximum(gate, 0.0, keep)
         return positive * positive
-    if VALUE == "gelu":  # made of tanh: x (1 + tanh(z)) / 2 = x sigmoid(2 z)
+    if VALUE == "gelu":  # by tanh: x (1 + tanh(z)) / 2 = x sigmoid(2 z)
         value = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
     elif ALPHA == 1:
         value = gate * tl.sigmoid(gate)
@@ -123,44 +123,48 @@ def grouped_kernel(
     """One program: a tile of out (R, N) = x (R, K) w^T for the expert of its rows, w (E, N, K).
 
     GATED: w is (E, 2 N, K), the gate above the up projection. BIASED: the bias of w's rows is added. VALUE, LIMIT, ALPHA and
-    SHIFT: the activation of the sums (`Activation`), or none where VALUE is empty. TOP_K above 0: row r of x is the token order[r] // TOP_K of x (T, K).
+    SHIFT: the activation of the accumulators (`Activation`), or none where VALUE is empty. TOP_K above
+    0: row r is the token order[r] // TOP_K of x (T, K).
     """
     parts: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
     expert, first, end, part = locate(offsets_ptr, tl.program_id(0), experts, SPAN, ROWS, parts, GROUP)
     if expert < experts:
         row = first + tl.arange(0, ROWS)
-        source = tl.minimum(row, end - 1)  # what rows beyond the expert's hold is computed, but not written
+        source = tl.minimum(row, end - 1)  # rows beyond the expert's last are computed, but not written
         if TOP_K > 0:
-            source = tl.maximum(tl.load(order_ptr + source), 0) // TOP_K  # as are padding rows, from any token
+            # Padding rows are computed, too, from any token.
+            source = tl.maximum(tl.load(order_ptr + source), 0) // TOP_K
         column = part * COLUMNS + tl.arange(0, COLUMNS)
         k = tl.arange(0, STEP)
         x_at = x_ptr + source.to(tl.int64)[:, None] * K + k[None, :]
         wide: tl.constexpr = 2 * N if GATED else N
         w_at = w_ptr + (expert.to(tl.int64) * wide + column)[None, :] * K + k[:, None]
         whole: tl.constexpr = N % COLUMNS == 0
-        sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-        up = tl.zeros([ROWS, COLUMNS], tl.float32)
+        # main loop
+        acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+        up_acc = tl.zeros([ROWS, COLUMNS], tl.float32)
         for start in range(0, K, STEP):
             x = load_step(x_at + start, start + k[None, :], True, K, STEP, True)
             w = load_step(w_at + start, start + k[:, None], (column < N)[None, :], K, STEP, whole)
-            sums = tl.dot(x, w, sums)
+            acc = tl.dot(x, w, acc)
             if GATED:
                 w = load_step(w_at + N * K + start, start + k[:, None], (column < N)[None, :], K, STEP, whole)
-                up = tl.dot(x, w, up)
+                up_acc = tl.dot(x, w, up_acc)
+        # epilogue
         if BIASED:
             bias_at = bias_ptr + expert * wide + column
-            sums += tl.load(bias_at, mask=column < N, other=0.0).to(tl.float32)[None, :]
+            acc += tl.load(bias_at, mask=column < N, other=0.0).to(tl.float32)[None, :]
             if GATED:
-                up += tl.load(bias_at + N, mask=column < N, other=0.0).to(tl.float32)[None, :]
+                up_acc += tl.load(bias_at + N, mask=column < N, other=0.0).to(tl.float32)[None, :]
         if VALUE != "":
-            sums = activate(sums, up, VALUE, LIMIT, ALPHA, SHIFT)
+            acc = activate(acc, up_acc, VALUE, LIMIT, ALPHA, SHIFT)
         written = (row < end)[:, None] & (column < N)[None, :]
         out_at = out_ptr + row.to(tl.int64)[:, None] * N + column[None, :]
-        tl.store(out_at, sums.to(out_ptr.dtype.element_ty), mask=written)
+        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=written)
 
 
 def choose(rows_per_expert: float, gated: bool, shared_bytes: int) -> Tiling:
-    """The tiling for so many rows per expert in the mean: 128 rows high where there are as many, else as low as tensor cores go."""
+    """The tiling for a mean of rows per expert: 128 rows high where experts have as many, else as low as tensor cores allow."""
     rows = min(128, max(16, triton.next_power_of_2(int(rows_per_expert))))
     if rows >= 64:
         columns, step, warps = 128 if gated else 256, 64, rows // 16
@@ -225,10 +229,10 @@ def _launch(
     out: Tensor,
     activation: Activation,
 ) -> Callable[[], None]:
-    """One product, compiled and loaded: neither may happen while a CUDA graph is captured."""
+    """One GEMM, compiled and loaded: neither may happen while a CUDA graph is captured."""
     (rows, n), experts = out.shape, len(w)
     tiling = choose(rows / experts, activation.gated, _shared_bytes(out.device))
-    tiles = rows // tiling.rows + min(experts, rows)  # the most: the rows of each expert may leave one that is not full
+    tiles = rows // tiling.rows + min(experts, rows)  # at most: each expert may have one tile that is not full
     grid = (tiles * triton.cdiv(n, tiling.columns),)
     arguments = (
         *(x, order, offsets, w, w if bias is None else bias, out, experts, n, x.shape[1]),
@@ -244,7 +248,7 @@ def _launch(
 
 @functools.cache
 def _shared_bytes(device: torch.device) -> int:
-    """Shared memory that a program may have."""
+    """Most shared memory of a program, in bytes."""
     if device.type != "cuda":
         return LEAST_SHARED
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin

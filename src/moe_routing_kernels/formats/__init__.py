@@ -1,9 +1,10 @@
 """Number formats: how elements of rows and weights are stored, which of them share a scale, and how they are quantised.
 
-This table is of activations, packed rows and weights that are stored as they are; `formats.weights` is that of quantised
-weights. A quantised format of rows stores `element`s and one scale per `group` neighbouring elements of a row: value = element * scale, with scale = amax / largest, so that a group's largest
-element becomes the largest number of the format. The last group of a row may be shorter. A group whose amax is below
-`LEAST_AMAX`, as padding rows are, has scale 1 and elements 0. Values are rounded to nearest even and saturated.
+This table has the formats of activations, packed rows and unquantised weights; `formats.weights` has the formats of quantised
+weights. A quantised format of rows stores `element`s and one scale per `group` neighbouring elements of a row: value = element *
+scale, with scale = amax / largest, so that a group's largest element becomes the largest number of the format. The last group of a
+row may be shorter. A group whose amax is below `LEAST_AMAX`, such as a padding row, has scale 1 and elements 0. Values are rounded
+to nearest even and saturated.
 Sources: Micikevicius et al., FP8 formats for deep learning, arXiv:2209.05433, section 3; scales of 128 elements of a
 token: DeepSeek-V3, arXiv:2412.19437, section 3.3.2.
 
@@ -28,7 +29,7 @@ LEAST_AMAX = 2.0**-117  # below it amax / 448 could be subnormal in float32, and
 class Format:
     """A number format.
 
-    `element` is the torch dtype that elements are stored in, `bits` the bits of one. `roundoff` is half the relative
+    `element` is the torch dtype that elements are stored in, `bits` the bits of an element. `roundoff` is half the relative
     distance of two neighbouring normal numbers, `least_normal` the smallest normal and `largest` the largest finite
     number of the element. `group` neighbouring elements share a scale of torch dtype `scale` (`ROW`: the whole row);
     None: no scales. `zero_point` is the torch dtype of zero points, None where a format is symmetric.
@@ -87,45 +88,47 @@ _TABLE = (
     Format("fp8_row", "float8_e4m3fn", 8, 2.0**-4, 448.0, 2.0**-6, group=ROW, scale="float32"),
     Format("fp8_block128", "float8_e4m3fn", 8, 2.0**-4, 448.0, 2.0**-6, group=128, scale="float32"),
 )
-FORMATS: Mapping[str, Format] = MappingProxyType({one.name: one for one in _TABLE})
-PLAIN = tuple(one.name for one in _TABLE if not one.quantised)
-QUANTISED = tuple(one.name for one in _TABLE if one.quantised)
+FORMATS: Mapping[str, Format] = MappingProxyType({entry.name: entry for entry in _TABLE})
+PLAIN = tuple(entry.name for entry in _TABLE if not entry.quantised)
+QUANTISED = tuple(entry.name for entry in _TABLE if entry.quantised)
 
 
 def name_of(dtype: "torch.dtype") -> str:
     """The plain format of a torch dtype; KeyError where the table has none."""
-    return {one.element: one.name for one in _TABLE if not one.quantised}[str(dtype).removeprefix("torch.")]
+    return {entry.element: entry.name for entry in _TABLE if not entry.quantised}[str(dtype).removeprefix("torch.")]
 
 
-def empty_rows(form: Format, rows: int, columns: int, device: "torch.device | str") -> "dict[str, Tensor]":
+def empty_rows(number_format: Format, rows: int, columns: int, device: "torch.device | str") -> "dict[str, Tensor]":
     """``packed`` (rows, columns), and ``scales`` float32 of `Format.scale_shape` where there are scales; not initialised."""
     import torch
 
-    found = {"packed": torch.empty(rows, columns, dtype=form.torch_dtype, device=device)}
-    if form.quantised:
-        found["scales"] = torch.empty(form.scale_shape(rows, columns), dtype=torch.float32, device=device)
-    return found
+    rows_and_scales = {"packed": torch.empty(rows, columns, dtype=number_format.torch_dtype, device=device)}
+    if number_format.quantised:
+        rows_and_scales["scales"] = torch.empty(
+            number_format.scale_shape(rows, columns), dtype=torch.float32, device=device
+        )
+    return rows_and_scales
 
 
-def quantise(x: "Tensor", form: Format) -> "tuple[Tensor, Tensor]":
+def quantise(x: "Tensor", number_format: Format) -> "tuple[Tensor, Tensor]":
     """x (R, C) -> elements (R, C) and scales (R, groups) of x's precision, at least float32.
 
-    The scales have two dimensions whatever the format; `Format.scale_shape` is the shape that they are kept in.
+    The scales have two dimensions for every format; `Format.scale_shape` is the shape in which they are stored.
     """
     import torch
 
-    size, wide = form.group_of(x.shape[1]), x if x.dtype == torch.float64 else x.float()
+    size, wide = number_format.group_of(x.shape[1]), x if x.dtype == torch.float64 else x.float()
     amax = torch.nn.functional.pad(wide.abs(), (0, -x.shape[1] % size)).unflatten(1, (-1, size)).amax(2)
-    scales = torch.where(amax < LEAST_AMAX, 1, amax / form.largest)
+    scales = torch.where(amax < LEAST_AMAX, 1, amax / number_format.largest)
     # By index: torch 2.13 compiles a slice of repeat_interleave wrongly for a CPU (a shorter last group is not written).
     quotient = wide / scales[:, torch.arange(x.shape[1], device=x.device) // size]
-    return quotient.float().clamp(-form.largest, form.largest).to(form.torch_dtype), scales
+    return quotient.float().clamp(-number_format.largest, number_format.largest).to(number_format.torch_dtype), scales
 
 
-def dequantise(elements: "Tensor", scales: "Tensor", form: Format) -> "Tensor":
+def dequantise(elements: "Tensor", scales: "Tensor", number_format: Format) -> "Tensor":
     """Elements (R, C) times the scales (R,) or (R, groups) of their groups -> (R, C) float32."""
     import torch
 
     columns = elements.shape[1]
-    index = torch.arange(columns, device=elements.device) // form.group_of(columns)
+    index = torch.arange(columns, device=elements.device) // number_format.group_of(columns)
     return elements.float() * scales.view(len(elements), -1)[:, index]

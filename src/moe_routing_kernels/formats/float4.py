@@ -1,6 +1,6 @@
 """Floats of 4 bits, e2m1: codes 0 to 7 are 0, 0.5, 1, 1.5, 2, 3, 4, 6, and 8 to 15 their negatives.
 
-``mxfp4`` has powers of two as scales: that which brings the largest size of a group to 4 or more, so that what comes to more than 6 is
+``mxfp4`` has powers of two as scales: the scale that brings the largest magnitude of a group to 4 or more, so that values above 6 are
 saturated (OCP microscaling formats 1.0, section 6.3). ``nvfp4`` has e4m3 scales, which a float32 scale per expert brings into
 their range: the largest of them becomes 448.
 """
@@ -18,27 +18,29 @@ _SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS = 127  # of the exponent that e8m0 stores
 
 
-def quantise(w: Tensor, form: WeightFormat, dtype: torch.dtype) -> dict[str, Tensor]:
-    """w (N, K), float32 or float64 -> elements, scales and the global scale (), as `formats.weights` lays them."""
-    low, high = groups.ranges(w, form)
+def quantise(w: Tensor, weight_format: WeightFormat, dtype: torch.dtype) -> dict[str, Tensor]:
+    """w (N, K), float32 or float64 -> elements, scales and the global scale (), in the layout of `formats.weights`."""
+    low, high = groups.ranges(w, weight_format)
     amax = torch.maximum(high, -low)
-    parts = _with_global(amax) if form.global_scale else {"scales": _power_of_two(amax)}
+    parts = _with_global(amax) if weight_format.global_scale else {"scales": _power_of_two(amax)}
     wide = parts["scales"].float().to(w.dtype) * parts.get("global", 1.0)
     codes = torch.empty_like(w, dtype=torch.uint8)
-    for (given, where), (found, _) in zip(groups.views(w, form), groups.views(codes, form), strict=True):
-        found.copy_(_nearest(given / wide[:, where, None]))
-    return {"elements": pack(codes, form.bits)} | parts
+    for (source, where), (target, _) in zip(
+        groups.views(w, weight_format), groups.views(codes, weight_format), strict=True
+    ):
+        target.copy_(_nearest(source / wide[:, where, None]))
+    return {"elements": pack(codes, weight_format.bits)} | parts
 
 
-def decode(elements: Tensor, form: WeightFormat, zeros: Tensor | None, out: Tensor) -> None:
-    """Codes as numbers -> out (..., N, K), exact in every format. A byte is looked up as the two numbers that it holds."""
+def decode(elements: Tensor, weight_format: WeightFormat, zeros: Tensor | None, out: Tensor) -> None:
+    """Codes as numbers -> out (..., N, K), exact in every format. A table has the two numbers of each byte."""
     out.copy_(_pairs(out.dtype, out.device)[elements.int()].flatten(-2))
 
 
 @functools.cache
 def _pairs(dtype: torch.dtype, device: torch.device) -> Tensor:
     """The numbers (256, 2) of every byte. Kept, because a CUDA graph cannot hold a copy from the host."""
-    numbers = [*_SIZES, *(-one for one in _SIZES)]
+    numbers = [*_SIZES, *(-size for size in _SIZES)]
     return torch.tensor([(low, high) for high in numbers for low in numbers], dtype=dtype, device=device)
 
 
@@ -59,7 +61,7 @@ def _with_global(amax: Tensor) -> dict[str, Tensor]:
 
 
 def _nearest(x: Tensor) -> Tensor:
-    """The code whose number is nearest to x, of two equally near ones the even code; beyond 6 that of 6."""
+    """The code whose number is nearest to x; the even code for a tie; the code of 6 beyond 6."""
     sizes = torch.tensor(_SIZES, dtype=x.dtype, device=x.device)
     middles = (sizes[:-1] + sizes[1:]) / 2
     middles[1::2] = torch.nextafter(middles[1::2], middles.new_zeros(()))  # a tie below an even code goes up to it

@@ -9,25 +9,25 @@ from torch import Tensor
 from moe_routing_kernels.formats.weights import WeightFormat
 
 
-def ranges(w: Tensor, form: WeightFormat) -> tuple[Tensor, Tensor]:
-    """Least and largest element of each group of w (N, K), 0 included: two tensors of `form.scale_shape`."""
-    size = form.group_of(w.shape[1])
-    tiles = F.pad(w, (0, -w.shape[1] % size, 0, -w.shape[0] % form.rows)).unflatten(1, (-1, size))
-    tiles = tiles.unflatten(0, (-1, form.rows))
+def ranges(w: Tensor, weight_format: WeightFormat) -> tuple[Tensor, Tensor]:
+    """Least and largest element of each group of w (N, K), 0 included: two tensors of `weight_format.scale_shape`."""
+    size = weight_format.group_of(w.shape[1])
+    tiles = F.pad(w, (0, -w.shape[1] % size, 0, -w.shape[0] % weight_format.rows)).unflatten(1, (-1, size))
+    tiles = tiles.unflatten(0, (-1, weight_format.rows))
     return tiles.amin((1, 3)).clamp_max(0), tiles.amax((1, 3)).clamp_min(0)
 
 
-def of_rows(scales: Tensor, form: WeightFormat, rows: int) -> Tensor:
-    """Scales (..., blocks, groups) of blocks of rows as those of each row: (..., rows, groups)."""
-    if form.rows == 1:
+def of_rows(scales: Tensor, weight_format: WeightFormat, rows: int) -> Tensor:
+    """Scales (..., blocks, groups) of blocks of rows, repeated for each row: (..., rows, groups)."""
+    if weight_format.rows == 1:
         return scales
-    return scales[..., torch.arange(rows, device=scales.device) // form.rows, :]
+    return scales[..., torch.arange(rows, device=scales.device) // weight_format.rows, :]
 
 
-def views(x: Tensor, form: WeightFormat) -> Iterator[tuple[Tensor, slice]]:
-    """Views (..., groups, size) of x (..., K) whose groups have one size, and which groups they are: all but a shorter last one, it."""
+def views(x: Tensor, weight_format: WeightFormat) -> Iterator[tuple[Tensor, slice]]:
+    """Views (..., groups, size) of x (..., K), with the slice of their groups: first all whole groups, then a shorter last one."""
     columns = x.shape[-1]
-    size = form.group_of(columns)
+    size = weight_format.group_of(columns)
     whole = columns // size
     if whole:
         yield x[..., : whole * size].unflatten(-1, (whole, size)), slice(whole)
@@ -36,13 +36,13 @@ def views(x: Tensor, form: WeightFormat) -> Iterator[tuple[Tensor, slice]]:
 
 
 def divided(x: Tensor, by: float) -> Tensor:
-    """x / by, rounded once on every device: CUDA multiplies by the reciprocal of a number that is not on it."""
+    """x / by, rounded once on every device: CUDA multiplies by the reciprocal of a host number."""
     return x / x.new_tensor(by)
 
 
 def rounded(scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Scales in their dtype, at least its smallest normal number: below it, rounding would move them by more than its roundoff.
 
-    A group without a number other than 0 gets that one, too.
+    A group of zeros gets the smallest normal number, too.
     """
     return scales.clamp_min(torch.finfo(dtype).smallest_normal).to(dtype)

@@ -7,10 +7,10 @@ from torch import Tensor
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Codes (..., K) uint8 below 2 ** bits -> (..., K * bits / 8) uint8; K * bits is a multiple of 8."""
     each = 8 // bits
-    parts = codes.unflatten(-1, (-1, each))
-    packed = torch.zeros_like(parts[..., 0])
+    fields = codes.unflatten(-1, (-1, each))
+    packed = torch.zeros_like(fields[..., 0])
     for i in range(each):
-        packed |= parts[..., i] << (bits * i)
+        packed |= fields[..., i] << (bits * i)
     return packed
 
 
@@ -20,6 +20,6 @@ def unpack(elements: Tensor, bits: int, out: Tensor) -> None:
     if each == 1:
         out.copy_(elements)
         return
-    parts = out.unflatten(-1, (-1, each))
+    fields = out.unflatten(-1, (-1, each))
     for i in range(each):
-        parts[..., i].copy_((elements >> (bits * i)) & (2**bits - 1))
+        fields[..., i].copy_((elements >> (bits * i)) & (2**bits - 1))

@@ -1,4 +1,4 @@
-"""Quantising expert weights and back; `formats.weights` says how the parts lie in memory."""
+"""Quantising expert weights and dequantising them; `formats.weights` has the memory layout of the parts."""
 
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
@@ -12,35 +12,35 @@ from moe_routing_kernels.formats.weights import WeightFormat
 _CODECS: Mapping[str, ModuleType] = MappingProxyType({"integers": integers, "float8": float8, "float4": float4})
 
 
-def quantise(w: Tensor, form: WeightFormat, dtype: str) -> dict[str, Tensor]:
+def quantise(w: Tensor, weight_format: WeightFormat, dtype: str) -> dict[str, Tensor]:
     """w (E, N, K) -> its parts by name, ``elements`` and ``scales`` and, where the format has them, ``zeros`` and ``global``.
 
-    `dtype` is the format of the activations, which scales take where the format has none of its own. Expert by expert, in float32
-    at least. K is one that the format packs.
+    `dtype` is the format of the activations, and of scales where the weight format does not name one. Computes expert by expert, in
+    at least float32. The format must pack rows of K (`WeightFormat.packs`).
     """
-    assert form.packs(w.shape[-1]), f"{form.name} packs no rows of {w.shape[-1]}"
-    codec, found = _CODECS[form.codec], dict[str, Tensor]()
-    for expert, one in enumerate(w):
-        wide = one if one.dtype == torch.float64 else one.float()
-        parts = codec.quantise(wide, form, FORMATS[dtype].torch_dtype)
-        if not found:
-            found = {name: part.new_empty((len(w), *part.shape)) for name, part in parts.items()}
+    assert weight_format.packs(w.shape[-1]), f"{weight_format.name} packs no rows of {w.shape[-1]}"
+    codec, stacked = _CODECS[weight_format.codec], dict[str, Tensor]()
+    for expert, matrix in enumerate(w):
+        wide = matrix if matrix.dtype == torch.float64 else matrix.float()
+        parts = codec.quantise(wide, weight_format, FORMATS[dtype].torch_dtype)
+        if not stacked:
+            stacked = {name: part.new_empty((len(w), *part.shape)) for name, part in parts.items()}
         for name, part in parts.items():
-            found[name][expert] = part
-    return found
+            stacked[name][expert] = part
+    return stacked
 
 
-def dequantise(parts: Mapping[str, Tensor], form: WeightFormat, out: Tensor) -> None:
+def dequantise(parts: Mapping[str, Tensor], weight_format: WeightFormat, out: Tensor) -> None:
     """The weights of `parts` -> out (..., N, K) of any float dtype, each rounded to it once.
 
-    The leading dimensions are those of `parts`: all experts, or one. ``global`` then has as many.
+    `parts` have the same leading dimensions: all experts, or a single one. So has ``global``.
     """
-    _CODECS[form.codec].decode(parts["elements"], form, parts.get("zeros"), out)
+    _CODECS[weight_format.codec].decode(parts["elements"], weight_format, parts.get("zeros"), out)
     scales = parts["scales"]
-    if form.scale:  # a format of its own, which the product is computed in at least
+    if weight_format.scale:  # the product is computed in at least this format
         scales = scales.float()
-    if form.global_scale:
+    if weight_format.global_scale:
         scales = scales * parts["global"][..., None, None]
-    scales = groups.of_rows(scales, form, out.shape[-2])
-    for view, where in groups.views(out, form):
+    scales = groups.of_rows(scales, weight_format, out.shape[-2])
+    for view, where in groups.views(out, weight_format):
         view.mul_(scales[..., where, None])

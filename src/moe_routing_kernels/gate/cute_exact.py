@@ -1,10 +1,10 @@
-"""The exact form of the CuTe gate: any rule, scores of any format, k up to 32.
+"""The exact variant of the CuTe gate: any rule, scores of any format, k up to 32.
 
 Neighbouring threads share a token. Each holds neighbouring experts' scores, loaded with wide accesses, as 32-bit keys of the
 same order, and sorts them in registers. Then k rounds find the token's largest key (by shuffles, or `redux.sync` where the
-token has the whole warp), and only the thread that owned it moves up, to its next key in shared memory. At the end each
+token has the whole warp), and only the thread that held it advances, to its next key in shared memory. At the end each
 thread of the warp completes one choice: it finds the expert's id by its key, and the weights and stores of all tokens are
-one step. A thread's own sort is cheaper than rounds over more threads, up to about 16 keys.
+one step. Sorting within a thread is cheaper than rounds over more threads, up to about 16 keys.
 
 Invariant: of equal scores the lowest id wins. Threads and their slots are ordered by expert id, so the first thread with the
 largest score, and in it the first slot with it, has the lowest id. A token with a NaN among its scores gets ids -1 and NaN
@@ -69,7 +69,7 @@ class WarpShape:
 
     @property
     def at_once(self) -> int:
-        """Tokens that the warp works on side by side."""
+        """Tokens that the warp works on at the same time."""
         return WARP // self.threads_per_token
 
     @property
@@ -97,7 +97,7 @@ def exact_warp(
     lane = cute.arch.lane_idx()
     lower_lanes = Uint32(cute.arch.lanemask_lt())
     same_token = Uint32((1 << threads_per_token) - 1) << (lane // threads_per_token * threads_per_token)
-    # Of each thread: its keys from the second on, largest first and then nothing; its keys by slot, to find an expert by.
+    # per thread: the keys from the second on, largest first, then empty ones; the keys by slot, from which the expert's id follows
     ranked = warp_tensor(Uint32, (shape.depth, (WARP, row_stride(shape.depth)), tokens_per_thread))
     by_slot = warp_tensor(Uint32, (shape.slots, (WARP, row_stride(shape.slots)), tokens_per_thread))
     winners = warp_tensor(Uint64, (shape.top_k, shape.tokens))  # key << 32 | lane
@@ -105,7 +105,9 @@ def exact_warp(
     group_start = lane % threads_per_token // shape.group_threads * shape.members  # first expert of the expert group
     first = lane % threads_per_token % shape.group_threads * shape.slots  # the thread's first expert in its group
 
+    # load
     raw = load_logits(logits, first_token, lane, group_start, first, shape)
+    # sort
     current = cute.make_rmem_tensor((tokens_per_thread,), Uint32)  # the largest key that has not won yet
     next_rank = cute.make_rmem_tensor((tokens_per_thread,), Int32)  # where in `ranked` the key after it is
     next_rank.fill(0)
@@ -123,9 +125,11 @@ def exact_warp(
             later[v - 1] = keys[v]
         cute.autovec_copy(later, ranked[None, lane, i])
 
+    # rounds
     run_rounds(current, next_rank, ranked, winners, lane, lower_lanes, same_token, shape)
     cute.arch.sync_warp()
 
+    # weights
     choice_threads = cutlass.const_expr(power_of_2(shape.top_k))  # threads that complete a token: one per choice
     for done in cutlass.range_constexpr(0, shape.tokens, WARP // choice_threads):
         complete(logits, ids, weights, winners, totals, by_slot, first_token, done, choice_threads, rule, shape, wide)
@@ -171,8 +175,11 @@ def keys_of_thread(
     rule: cutlass.Constexpr,
     shape: cutlass.Constexpr,
 ):
-    """Of the i-th token's logits that a thread holds, raw (slots, tokens per thread): their keys, largest first; the sum of
-    the token's softmax over all experts; and whether it has a NaN. Also writes the keys in order of experts to `by_slot`."""
+    """The keys of a thread's logits of its i-th token, raw (slots, tokens per thread), largest first.
+
+    Also returns the sum of the token's softmax over all experts, and whether the token has a NaN; writes the keys in order of
+    experts to `by_slot`.
+    """
     slots, members = cutlass.const_expr(shape.slots), cutlass.const_expr(shape.members)
     values = cute.make_rmem_tensor((slots,), Float32)  # logits; -inf where there is no expert
     chosen_by = cute.make_rmem_tensor((slots,), Float32)
@@ -206,7 +213,7 @@ def keys_of_thread(
 
 @cute.jit
 def limit_groups(keys: cute.Tensor, lane: Int32, rule: cutlass.Constexpr, shape: cutlass.Constexpr):
-    """Empty the keys, which are sorted, of all but the best expert groups."""
+    """Replace the sorted keys of all but the best expert groups by empty ones."""
     threads, group_threads = cutlass.const_expr(shape.threads_per_token), cutlass.const_expr(shape.group_threads)
     best = value_of(keys[0])
     if cutlass.const_expr(rule.group_best == 1):
@@ -240,9 +247,9 @@ def run_rounds(
     same_token: Uint32,
     shape: cutlass.Constexpr,
 ):
-    """Find the top_k largest keys of each token, largest first, from what its threads have: -> winners (top_k, tokens).
+    """Find the top_k largest keys of each token, largest first, among its threads' keys -> winners (top_k, tokens).
 
-    Rounds of different tokens alternate: each is a chain of dependent steps, and neither waits for the other.
+    Rounds of different tokens alternate: a round is a chain of dependent steps, and rounds of different tokens are independent.
     """
     for j in cutlass.range_constexpr(shape.top_k):
         for i in cutlass.range_constexpr(shape.tokens_per_thread):
@@ -300,6 +307,7 @@ def complete(
     token = first_token + index
     valid = valid and token < logits.shape[0]
 
+    # weights
     weight = bitcast(bits_of(key), Float32)
     if cutlass.const_expr(rule.weigh.startswith("softmax")):
         weight = cute.math.exp(below(weight, highest))
@@ -319,6 +327,7 @@ def complete(
     if cutlass.const_expr(rule.renormalize or rule.weigh.startswith("softmax")):
         weight = weight / total
     weight = weight * rule.scale
+    # store
     if valid:
         ids[row_index(token, wide), choice] = Int32(cutlass.select_(has_nan, Int32(-1), expert))
         weights[row_index(token, wide), choice] = Float32(cutlass.select_(has_nan, Float32(math.nan), weight))

@@ -1,11 +1,12 @@
 """Gate in CuTe DSL: scores to top-k ids and weights for any fused routing rule, in one launch.
 
-It has three forms: of logits that choose by themselves, `cute_threshold` takes those of many experts and `cute_packed`
-float32 ones of fewer; `cute_exact` takes all else. This file says which form, with how many threads per token, runs which shape.
+It has three variants. Two are for rules that select by raw logits (no bias, no groups): `cute_threshold` with many experts,
+`cute_packed` with fewer and float32 logits. `cute_exact` takes all else. This file selects the variant and the number of threads
+per token for a shape.
 
 Compulsory bytes: T * E * itemsize + 8 * T * k; floor at T=16384, E=128, k=8, fp32: 9.4 MB, 2.2 us at 4.25 TB/s. Bound by
-instructions: about 43 per token there in the packed form, three quarters of them at half the issue rate; 156 in the exact
-form. The threshold form executes about 300 at E=512, k=10, which is less than the time of the bytes.
+instructions: about 43 per token there in the packed variant, three quarters of them at half the issue rate; 156 in the exact
+variant. The threshold variant executes about 300 at E=512, k=10, which is less than the time of the bytes.
 
 Invariant: of equal scores the lowest id wins. A token with a NaN among its scores gets ids -1 and NaN weights.
 """
@@ -43,21 +44,23 @@ __all__ = [
 ]
 
 ENOUGH_WARPS = 132 * 8  # fewer leave a large GPU partly idle
-MOST_CHOICES = 16  # of the packed form, whose networks grow, and of the threshold form, whose candidates have 32 lanes
-# Of threshold configurations:
+MOST_CHOICES = 16  # packed: sorting networks grow with k; threshold: 32 lanes hold the candidates
+# threshold configurations
 LEAST_EXPERTS = 128  # with fewer, lanes are idle
-MANY_EXPERTS = 256  # from which on the form is chosen, whatever the tokens and the format
-FEW_TOKENS = range(1024, 4097)  # of fewer experts, float32: more tokens are faster packed, and fewer were not tried
-MOST_EXPERTS_TOGETHER = 256  # float32: with more, two tokens side by side are slower
+MANY_EXPERTS = 256  # from here on the threshold variant is selected, for all numbers of tokens and formats
+FEW_TOKENS = range(1024, 4097)  # float32, fewer experts: more tokens are faster packed, fewer were not tried
+MOST_EXPERTS_TOGETHER = 256  # float32: with more experts, two tokens at a time are slower
 LEAST_EXPERTS_IN_TURN = 512  # 16-bit: two tokens in turn were not tried with fewer
-TOKENS_IN_TURN = 16384  # 16-bit: fewer are faster with a warp each
-TOKENS_OF_A_WARP = ((1, 1), (2, 1), (2, 2))  # in all, side by side
-# Of packed configurations:
+TOKENS_IN_TURN = 16384  # 16-bit: fewer tokens are faster with a warp each
+TOKENS_OF_A_WARP = ((1, 1), (2, 1), (2, 2))  # tokens of a warp, tokens at a time
+# packed configurations
 FEW_CHOICES = 8  # networks grow faster than rounds
-MOST_THREADS = 8  # of a token
-MOST_GROUPS = 32  # of a thread
+MOST_THREADS = 8  # per token
+MOST_GROUPS = 32  # per thread
 BUSY_WARPS = 132 * 4 - 16  # about one for each scheduler of a large GPU
-MANY_TOKENS = 32768  # fill the GPU with 2 threads each; a thread's stores of over 16 bytes then wait for each other
+MANY_TOKENS = (
+    32768  # with 2 threads per token they fill the GPU; a thread's stores of over 16 bytes then wait for each other
+)
 DIRECT = 16  # experts up to which a row is read straight from global memory
 
 
@@ -66,11 +69,11 @@ class Config:
     """How the tokens of a warp are worked on, fixed when the kernel is compiled."""
 
     threads_per_token: int
-    tokens_per_thread: int = 1  # one after the other; 1 in the packed form
-    threshold: bool = False  # the threshold form, in which all threads of a warp share a token
-    together: int = 1  # of the threshold form: tokens of a warp side by side
-    packed: bool = False  # the packed form, with expert ids in the low bits of the scores
-    staged: bool = False  # of the packed form: scores come through shared memory
+    tokens_per_thread: int = 1  # one after the other; 1 in the packed variant
+    threshold: bool = False  # the threshold variant: all threads of a warp share a token
+    together: int = 1  # threshold variant: tokens that a warp works on at a time
+    packed: bool = False  # the packed variant: expert ids in the low bits of the scores
+    staged: bool = False  # packed variant: scores come through shared memory
     wide: bool = False  # offsets into scores or results need 64 bits
 
 
@@ -147,7 +150,7 @@ def packed_configs(dtype: str, experts: int, top_k: int, rule: FusedRule) -> lis
 def threshold_configs(experts: int, top_k: int, rule: FusedRule) -> list[Config]:
     """The threshold configurations that can run a shape; empty where there is none.
 
-    Tokens side by side have lanes for half as many candidates again as choices.
+    Where a warp works on several tokens at a time, each has lanes for at least 1.5 k candidates.
     """
     if not _plain(rule) or experts % VECTOR or experts < LEAST_EXPERTS or top_k > MOST_CHOICES:
         return []
@@ -156,7 +159,7 @@ def threshold_configs(experts: int, top_k: int, rule: FusedRule) -> list[Config]
 
 
 def _plain(rule: FusedRule) -> bool:
-    """Whether the logits choose by themselves, among all experts."""
+    """Whether the rule selects by raw logits among all experts (no bias, no groups)."""
     return rule.select == "logit" and not rule.biased and rule.groups == 1
 
 
@@ -164,14 +167,14 @@ def choose(dtype: str, tokens: int, experts: int, top_k: int, rule: FusedRule) -
     """The configuration of a shape, after measurements on an H200 (docs/notebook.md).
 
     With many experts a warp works on a token by a threshold. Packed, few threads per token are few instructions, as long
-    as there are warps enough and a thread does not hold too much. Exact, up to 128 experts a few threads share a token, and
+    as there are enough warps and a thread does not hold too many scores. Exact, up to 128 experts a few threads share a token, and
     a warp works on several at once; with more, sorting that many keys per thread costs more than it saves. Few tokens are
     spread over more threads, so that the GPU is not idle.
     """
     by_threshold = threshold_configs(experts, top_k, rule)
     if by_threshold and (experts >= MANY_EXPERTS or (dtype == "fp32" and tokens in FEW_TOKENS)):
-        wanted = _tokens_of_a_warp(dtype, tokens, experts)
-        fitting = (config for config in by_threshold if (config.tokens_per_thread, config.together) == wanted)
+        tokens_of_a_warp = _tokens_of_a_warp(dtype, tokens, experts)
+        fitting = (config for config in by_threshold if (config.tokens_per_thread, config.together) == tokens_of_a_warp)
         return next(fitting, by_threshold[0])
     packed = packed_configs(dtype, experts, top_k, rule)
     if packed and not _exact_is_faster(packed[-1], tokens, experts, top_k):
@@ -192,9 +195,9 @@ def choose(dtype: str, tokens: int, experts: int, top_k: int, rule: FusedRule) -
 
 
 def _tokens_of_a_warp(dtype: str, tokens: int, experts: int) -> tuple[int, int]:
-    """How many tokens a warp of the threshold form works on, in all and side by side.
+    """How many tokens a warp of the threshold variant works on, in all and at a time.
 
-    Scores of 16 bits are often equal, so that tokens side by side seldom have the room: there a warp loads a second token's
+    Scores of 16 bits are often equal, so two tokens at a time seldom have enough lanes: there a warp loads a second token's scores
     while it works on the first.
     """
     if dtype == "fp32":
@@ -203,7 +206,7 @@ def _tokens_of_a_warp(dtype: str, tokens: int, experts: int) -> tuple[int, int]:
 
 
 def _groups_worth_having(threads: int, tokens: int, top_k: int) -> int:
-    """The most groups of a thread, by threads per token: with more, twice the threads are faster."""
+    """The most groups per thread for a number of threads per token; beyond it, twice the threads are faster."""
     many = tokens >= MANY_TOKENS
     if threads == 1:
         return 0 if many and top_k > VECTOR else DIRECT // VECTOR
@@ -213,7 +216,7 @@ def _groups_worth_having(threads: int, tokens: int, top_k: int) -> int:
 
 
 def _exact_is_faster(widest: Config, tokens: int, experts: int, top_k: int) -> bool:
-    """Whether the packed form would leave most of the GPU idle, or sort too many scores for few tokens."""
+    """Whether the packed variant would leave most of the GPU idle, or sort too many scores for few tokens."""
     if top_k > FEW_CHOICES:
         return tokens < 16 * experts
     threads = widest.threads_per_token
@@ -225,7 +228,7 @@ def _exact_is_faster(widest: Config, tokens: int, experts: int, top_k: int) -> b
 def _compiled(problem: Gate, arch: str) -> Any:
     rule, shape = rule_of(problem.router), (problem.experts, problem.top_k)
     config = choose(problem.dtype, problem.tokens, *shape, rule)
-    wide = problem.tokens * problem.experts >= 2**31  # neither results nor scores of fewer do
+    wide = problem.tokens * problem.experts >= 2**31  # with fewer scores, 32-bit offsets suffice for scores and results
     return compile_for(arch, problem.dtype, *shape, rule, replace(config, wide=wide))
 
 

@@ -1,4 +1,4 @@
-"""What the forms of the CuTe gate are made of: scores, sortable keys, sorting networks, shared memory of a warp."""
+"""Building blocks of the CuTe gate's variants: scores, sortable keys, sorting networks, shared memory of a warp."""
 
 import functools
 import math
@@ -22,16 +22,16 @@ def score(kind: str, logit: Float32) -> Float32:
     if kind == "sigmoid":
         return cute.arch.rcp_approx(1.0 + cute.math.exp(-logit))  # 1 ulp, without the branches of a division
     if kind == "sqrtsoftplus":
-        root = cute.math.exp(0.5 * logit)  # of e^x: the score where that vanishes
+        root = cute.math.exp(0.5 * logit)  # of e^x: the score where e^x vanishes
         softplus = Float32(cutlass.select_(logit > 20.0, logit, cute.math.log1p(root * root)))
         return Float32(cutlass.select_(logit < TAIL, root, cute.math.sqrt(softplus)))
     return logit
 
 
 def below(logit: Float32, largest: Float32) -> Float32:
-    """What a logit is above the largest one, which is never positive: 0 for the largest, also where both are infinite.
+    """A logit minus the largest one, never positive: 0 for the largest, also where both are infinite.
 
-    There the difference is NaN, and a minimum takes the other operand.
+    The difference of two infinities is NaN, and the minimum takes its other operand.
     """
     return fmin(logit - largest, Float32(0.0))
 
@@ -42,8 +42,8 @@ def mass(
 ) -> Float32:
     """The sum of a softmax over all experts, `total` where it is a number.
 
-    It is NaN where a token's largest logit is infinite. Then each expert at that logit counts 1 and the others 0; `scores` are
-    those of one of its `threads` threads, with -inf in slots without an expert, which may not count.
+    `total` is NaN where a token's largest logit is infinite. Then each expert at that logit counts 1 and the others 0. `scores` are
+    one thread's, of `threads` per token; slots without an expert hold -inf and do not count.
     """
     if cute.arch.vote_ballot_sync(total != total) != 0:
         at_largest = Float32(0.0)
@@ -57,9 +57,9 @@ def mass(
 
 def bitcast(value: Any, dtype: Any) -> Any:
     """The same 32 bits as another type."""
-    held = cute.make_rmem_tensor((1,), type(value))
-    held[0] = value
-    return cute.recast_tensor(held, dtype)[0]
+    register = cute.make_rmem_tensor((1,), type(value))
+    register[0] = value
+    return cute.recast_tensor(register, dtype)[0]
 
 
 def select(condition: Any, yes: Float32, no: Float32) -> Float32:
@@ -68,11 +68,11 @@ def select(condition: Any, yes: Float32, no: Float32) -> Float32:
 
 
 def row_index(token: Int32, wide: bool) -> Any:
-    """A token's index into a tensor, in 64 bits where offsets need them: in the packed form these take a third more registers."""
+    """A token's index into a tensor, in 64 bits where offsets need them: in the packed variant these take a third more registers."""
     return Int64(token) if wide else token
 
 
-# Keys of the exact form: unsigned integers in the order of the scores; 0 is the empty key, below every score.
+# Keys of the exact variant: unsigned integers in the order of the scores; 0 is the empty key, below every score.
 
 
 def key_of(bits: Uint32) -> Uint32:
@@ -90,7 +90,7 @@ def value_of(key: Uint32) -> Float32:
     return Float32(cutlass.select_(key == 0, Float32(-math.inf), bitcast(bits_of(key), Float32)))
 
 
-# Keys of the packed form: float scores with a code in their lowest bits.
+# Keys of the packed variant: float scores with a code in their lowest bits.
 
 
 def tagged(value: Float32, kept: Uint32, code: Any) -> Float32:
@@ -102,7 +102,7 @@ def ceiling(key: Float32, mask: int) -> Float32:
     """The largest score that may have become `key` by `tagged`."""
     bits = bitcast(key, Uint32)
     full, empty = bitcast(bits | Uint32(mask), Float32), bitcast(bits & Uint32(~mask & 0xFFFFFFFF), Float32)
-    return fmax(full, empty)  # of -inf one is a NaN, which fmax ignores
+    return fmax(full, empty)  # for -inf one of the two is a NaN, which fmax ignores
 
 
 # Sorting networks.
@@ -181,15 +181,15 @@ def largest(values: list[Any], most: int, unordered: bool = False) -> tuple[list
 def largest_of_token(
     best: list[Any], others: list[Any], most: int, threads_per_token: int, unordered: bool = False
 ) -> tuple[list[Any], list[Any]]:
-    """`largest` of all scores of a token, from that of each of its threads.
+    """`largest` over all scores of a token, from each thread's result.
 
     If `unordered`, the two halves of its threads have the result in opposite order.
     """
     step = 1
     while step < threads_per_token:
-        theirs = [cute.arch.shuffle_sync_bfly(score, step) for score in best]
+        partner = [cute.arch.shuffle_sync_bfly(score, step) for score in best]
         others = others + [cute.arch.shuffle_sync_bfly(score, step) for score in others]
-        best, lost = merged(best, theirs, most, unordered and 2 * step == threads_per_token)
+        best, lost = merged(best, partner, most, unordered and 2 * step == threads_per_token)
         others = [functools.reduce(fmax, others + lost)] if others + lost else []
         step *= 2
     return best, others

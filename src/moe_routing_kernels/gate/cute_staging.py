@@ -1,4 +1,4 @@
-"""How the packed form of the CuTe gate brings a warp's scores to shared memory."""
+"""Copies of a warp's scores to shared memory, for the packed variant of the CuTe gate."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ VECTOR = 4  # scores of a wide access
 def stage_rows(logits: cute.Tensor, first_token: Int32, lane: Int32, threads: cutlass.Constexpr) -> cute.Tensor:
     """Copy the scores of a warp's tokens, of `threads` threads each -> (experts, tokens) in shared memory."""
     experts = cutlass.const_expr(logits.shape[1])
-    # Rows are as far apart as lets the threads of a token, and tokens, read neighbouring banks.
+    # The stride lets the threads of a token, and neighbouring tokens, read different banks.
     stride = cutlass.const_expr((experts // VECTOR + (threads - experts // VECTOR) % 8) * VECTOR)
     rows = warp_tensor(Float32, (experts, (WARP // threads, stride)))
     copy_rows(logits, rows, first_token, lane, stride)
@@ -26,7 +26,7 @@ def stage_rows(logits: cute.Tensor, first_token: Int32, lane: Int32, threads: cu
 
 
 def copy_row(source: Any, target: Any, count: int, apart: int) -> None:
-    """Start to copy `count` vectors that are `apart` vectors from each other."""
+    """Start to copy `count` vectors that are `apart` vectors apart."""
     atom = cute.make_copy_atom(
         cpasync.CopyG2SOp(cache_mode=cpasync.LoadCacheMode.GLOBAL), Float32, num_bits_per_copy=128
     )

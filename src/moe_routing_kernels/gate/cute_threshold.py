@@ -1,12 +1,12 @@
-"""The threshold form of the CuTe gate: logits of any format that choose by themselves, many experts, k up to 16.
+"""The threshold variant of the CuTe gate: rules that select by raw logits of any format, many experts, k up to 16.
 
-A warp works on a token, or on a few side by side. Scores go straight from global memory to registers, and those of the next
-tokens are under way meanwhile. The k-th largest of the lanes' largest scores is a threshold that at least k scores reach, and
+A warp works on one token or a few at a time. Scores go straight from global memory to registers, and the next tokens' scores
+are loaded meanwhile. The k-th largest of the lanes' largest scores is a threshold that at least k scores reach, and
 seldom many more: the candidates (`cute_candidates`), one per lane. Each lane counts the candidates that come before its own.
-So nothing is sorted, and the code is short. Tokens side by side share the lanes from the candidates on.
+So nothing is sorted, and the code is short. Tokens of a warp at the same time share its lanes from the candidates on.
 
 Invariant: of equal scores the lowest id wins, because scores are compared in full. A token with more candidates than lanes,
-because many scores are equal, or with an infinity or a NaN in sight, takes k rounds over all scores instead. A token with a
+because many scores are equal, or with an infinite or NaN score, takes k rounds over all scores instead. A token with a
 NaN among its scores gets ids -1 and NaN weights.
 """
 
@@ -20,7 +20,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from moe_routing_kernels.cute import WARP
 from moe_routing_kernels.gate.cute_candidates import (
     INFINITY,
-    Room,
+    Segment,
     choose_in_rounds,
     find_threshold,
     gather_candidates,
@@ -53,10 +53,10 @@ def threshold_warp(
     together: cutlass.Constexpr,
     wide: cutlass.Constexpr,
 ):
-    """A warp of a block of THREADS: `tokens` tokens from `first_token` on, `together` of them side by side."""
+    """A warp of a block of THREADS: `tokens` tokens from `first_token` on, `together` of them at a time."""
     experts = cutlass.const_expr(logits.shape[1])
     vectors = cutlass.const_expr(-(-experts // (WARP * VECTOR)))  # of a lane
-    # Of the warp: the vectors that reach the threshold and their numbers; the scores that do and their experts.
+    # per warp: the vectors that reach the threshold and their numbers; the scores that reach it and their experts
     gathered = (warp_tensor(Float32, (VECTOR, WARP)), warp_tensor(Int32, (WARP,)))
     candidates = (warp_tensor(Float32, (WARP,)), warp_tensor(Int32, (WARP,)))
     raw = cute.make_rmem_tensor((VECTOR, vectors, together), logits.element_type)
@@ -102,7 +102,7 @@ def load_scores(logits: cute.Tensor, first_token: Int32, raw: cute.Tensor):
 
 @cute.jit
 def as_floats(raw: cute.Tensor) -> cute.Tensor:
-    """The scores in float32."""
+    """Scores converted to float32."""
     scores = cute.make_rmem_tensor(raw.shape, Float32)
     for i in cutlass.range_constexpr(cute.size(raw)):
         scores[i] = raw[i].to(Float32)
@@ -123,29 +123,37 @@ def choose_for_tokens(
 ):
     """Write the choices of tokens with the scores (VECTOR, vectors, tokens) of each lane; none past the last token."""
     top_k, together = cutlass.const_expr(ids.shape[1]), cutlass.const_expr(cute.size(scores, mode=[2]))
-    room = Room(together)
+    segment = Segment(together)
+    # threshold
     best = [best_of_vectors(scores[None, None, i]) for i in range(together)]
     highest, threshold = find_threshold(
-        [functools.reduce(lambda a, b: fmax(a, b, nan=True), one) for one in best], top_k
+        [functools.reduce(lambda a, b: fmax(a, b, nan=True), vectors) for vectors in best], top_k
     )
-    counts = gather_vectors(scores, best, threshold, gathered, room)
-    found = gather_candidates(room.own(threshold), room.own(counts), gathered, candidates, room)
-    value, expert, place = rank_candidates(found, top_k, candidates, room)
-    chosen = Boolean((room.slot < found) & (place < top_k))
-    top, count = room.own(highest), room.own(counts)
-    hard = (top >= INFINITY) | (count > room.slots) | (found > room.slots) | (found < top_k)
-    lanes = Uint32(cute.arch.vote_ballot_sync(hard))
+    # candidates
+    counts = gather_vectors(scores, best, threshold, gathered, segment)
+    candidate_count = gather_candidates(
+        segment.of_token(threshold), segment.of_token(counts), gathered, candidates, segment
+    )
+    value, expert, place = rank_candidates(candidate_count, top_k, candidates, segment)
+    chosen = Boolean((segment.slot < candidate_count) & (place < top_k))
+    top, count = segment.of_token(highest), segment.of_token(counts)
+    # rounds, where candidates do not decide
+    needs_rounds = (
+        (top >= INFINITY) | (count > segment.slots) | (candidate_count > segment.slots) | (candidate_count < top_k)
+    )
+    lanes = Uint32(cute.arch.vote_ballot_sync(needs_rounds))
     for i in cutlass.range_constexpr(together):
-        if (lanes >> Uint32(i * room.slots)) & 1 != 0:
-            other_value, other_expert = choose_in_rounds(scores[None, None, i], top_k, room)
-            if room.token == i:
-                value, expert, place, chosen = other_value, other_expert, room.slot, Boolean(room.slot < top_k)
+        if (lanes >> Uint32(i * segment.slots)) & 1 != 0:
+            other_value, other_expert = choose_in_rounds(scores[None, None, i], top_k, segment)
+            if segment.token == i:
+                value, expert, place, chosen = other_value, other_expert, segment.slot, Boolean(segment.slot < top_k)
                 if top > INFINITY:
                     expert = Int32(-1)
 
-    weight = weigh(scores, value, chosen, bitcast(bits_of(top), Float32), highest, rule, room, experts)
-    weight = select(expert < 0, Float32(math.nan), weight)  # of a token with a NaN, whose shares are numbers
-    token = first_token + room.token
+    # weights
+    weight = weigh(scores, value, chosen, bitcast(bits_of(top), Float32), highest, rule, segment, experts)
+    weight = select(expert < 0, Float32(math.nan), weight)  # a token with a NaN, whose shares are numbers
+    token = first_token + segment.token
     if chosen & (token < ids.shape[0]):
         ids[row_index(token, wide), place] = expert
         weights[row_index(token, wide), place] = weight
@@ -153,11 +161,11 @@ def choose_for_tokens(
 
 def best_of_vectors(scores: cute.Tensor) -> list[Float32]:
     """The largest score of each of a lane's vectors (VECTOR, vectors); NaN where one of its scores is."""
-    found = []
+    best = []
     for n in range(cute.size(scores, mode=[1])):
         a, b, c, d = (scores[v, n] for v in range(VECTOR))
-        found.append(fmax(fmax(a, b, nan=True), fmax(c, d, nan=True), nan=True))
-    return found
+        best.append(fmax(fmax(a, b, nan=True), fmax(c, d, nan=True), nan=True))
+    return best
 
 
 def exp(value: Float32) -> Float32:
@@ -172,7 +180,7 @@ def weigh(
     largest: Float32,
     highest: list[Uint32],
     rule: FusedRule,
-    room: Room,
+    segment: Segment,
     experts: int,
 ) -> Float32:
     """The weight of a lane's choice with the score `value`; `highest` are the keys of the tokens' largest scores."""
@@ -181,12 +189,12 @@ def weigh(
     if rule.weigh == "softmax_all":
         totals = []
         for i, key in enumerate(highest):
-            most, total, own = bitcast(bits_of(key), Float32), Float32(0.0), scores[None, None, i]
-            for v in range(cute.size(own)):
-                total = total + exp(own[v] - most)
-            totals.append(mass(cute.arch.warp_reduction_sum(total), own, most, experts, WARP))
-        return weight * cute.arch.rcp_approx(room.own(totals)) * rule.scale
+            top, total, values = bitcast(bits_of(key), Float32), Float32(0.0), scores[None, None, i]
+            for v in range(cute.size(values)):
+                total = total + exp(values[v] - top)
+            totals.append(mass(cute.arch.warp_reduction_sum(total), values, top, experts, WARP))
+        return weight * cute.arch.rcp_approx(segment.of_token(totals)) * rule.scale
     if rule.renormalize or softmax:
-        total = cute.arch.warp_reduction_sum(select(chosen, weight, Float32(0.0)), threads_in_group=room.slots)
+        total = cute.arch.warp_reduction_sum(select(chosen, weight, Float32(0.0)), threads_in_group=segment.slots)
         return weight * cute.arch.rcp_approx(total) * rule.scale
     return weight * rule.scale

@@ -17,7 +17,7 @@ class FusedRule:
 
     `select` is the score that experts are chosen by, to which the selection bias is added where there is one: the logit
     itself, its sigmoid, or the square root of its softplus. `weigh` is the weight of a chosen expert: a softmax over the
-    chosen or over all experts, or a score of its own. Weights are divided by their sum where `renormalize`, and multiplied
+    chosen or over all experts, or the expert's own score. Weights are divided by their sum where `renormalize`, and multiplied
     by `scale`. Only the `keep_groups` best of `groups` groups of experts take part; a group's score is the sum of its
     `group_best` best experts' scores.
     """
@@ -33,7 +33,7 @@ class FusedRule:
 
 
 def rule_of(name: str) -> FusedRule:
-    """The fused form of the routing rule `name`; KeyError where there is none."""
+    """The routing rule `name` as constants of a fused kernel; KeyError where there is none."""
     router = ROUTERS[name]
     shared = {name: router.options[name] for name in ("scale", "groups", "keep_groups") if name in router.options}
     if router.module == "softmax_topk":

@@ -58,7 +58,7 @@ def choose(
 ):
     """The k winners' keys (TOKENS, SPAN), largest first, and which tokens have a NaN (TOKENS,).
 
-    Column j of logit (TOKENS, GROUPS * WIDE) is that of expert[j] if real[j], else of none.
+    Column j of logit (TOKENS, GROUPS * WIDE) belongs to expert[j] if real[j], else to no expert.
     """
     TOKENS: tl.constexpr = logit.shape[0]
     WIDE: tl.constexpr = logit.shape[1] // GROUPS
@@ -102,14 +102,14 @@ def expert_of(winners):
 
 @triton.jit
 def share(logit, largest):
-    """e to the power of what a logit is below the largest: 1 for the largest, which may be infinite."""
+    """exp(logit - largest): 1 for the largest, which may be infinite."""
     return tl.where(logit == largest, 1.0, tl.exp(logit - largest))
 
 
 @triton.jit
 def weigh(
     winners,
-    own,
+    raw,
     logit,
     real,
     scale,
@@ -119,7 +119,7 @@ def weigh(
     RENORMALIZE: tl.constexpr,
     BIASED: tl.constexpr,
 ):
-    """The weights (TOKENS, SPAN) of winners. `own` is their logits where BIASED: their keys hold scores plus bias."""
+    """The weights (TOKENS, SPAN) of winners. `raw` are their logits where BIASED: their keys hold scores plus bias."""
     place = tl.arange(0, winners.shape[1])[None, :]
     high = (winners >> 32).to(tl.uint32)
     flip = tl.where(high >= 0x80000000, 0x80000000, 0xFFFFFFFF).to(tl.uint32)
@@ -134,7 +134,7 @@ def weigh(
         weight = share(weight, largest) / mass[:, None]
     else:
         if BIASED:  # the bias chooses, it does not weigh
-            weight = score(own, WEIGH)
+            weight = score(raw, WEIGH)
         elif SELECT == "logit":
             weight = score(weight, WEIGH)
     if RENORMALIZE:
@@ -145,7 +145,7 @@ def weigh(
 
 @triton.jit
 def store_choice(ids_ptr, weights_ptr, token, tokens, winners, weight, has_nan, K: tl.constexpr):
-    """Write the first k ids and weights of each token below `tokens`; -1 and NaN where it is has_nan."""
+    """Write the first k ids and weights of each token below `tokens`; -1 and NaN where has_nan."""
     place = tl.arange(0, winners.shape[1])[None, :]
     inside = (place < K) & (token < tokens)[:, None]
     out = token.to(tl.int64)[:, None] * K + place
@@ -184,13 +184,13 @@ def gate_kernel(
     at = token.to(tl.int64)[:, None] * E + expert[None, :]
     logit = tl.load(logits_ptr + at, mask=valid & real[None, :], other=-float("inf")).to(tl.float32)
     winners, has_nan = choose(logit, expert, real, bias_ptr, K, SPAN, SELECT, BIASED, GROUPS, KEEP, BEST)
-    own = winners
+    raw = winners
     if BIASED:
         ids = expert_of(winners)
-        found = token.to(tl.int64)[:, None] * E + ids
+        logit_at = token.to(tl.int64)[:, None] * E + ids
         inside = (tl.arange(0, SPAN)[None, :] < K) & valid & (ids >= 0) & (ids < E)
-        own = tl.load(logits_ptr + found, mask=inside, other=0.0).to(tl.float32)
-    weight = weigh(winners, own, logit, real, scale, K, SELECT, WEIGH, RENORMALIZE, BIASED)
+        raw = tl.load(logits_ptr + logit_at, mask=inside, other=0.0).to(tl.float32)
+    weight = weigh(winners, raw, logit, real, scale, K, SELECT, WEIGH, RENORMALIZE, BIASED)
     store_choice(ids_ptr, weights_ptr, token, tokens, winners, weight, has_nan, K)
 
 

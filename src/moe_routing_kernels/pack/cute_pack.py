@@ -3,8 +3,8 @@
 Strategy: token-major. A group of threads reads its token's row once into registers and writes it k times, so reads stay
 at the compulsory T * H elements (gathering row by row reads up to k times that). Where padding rows are possible, the
 group of token t also looks at `checked_rows` consecutive output rows and writes zeros to those whose order is -1; all
-loads, indices included, are issued before the first store. With k = 1 a group is of an output row instead: it reads no
-more, and writes lie in sequence. Long copies go through shared memory (`cute_pack_bulk`).
+loads, indices included, are issued before the first store. With k = 1 a group handles an output row instead: it reads no
+more, and its writes lie in sequence. Long copies go through shared memory (`cute_pack_bulk`).
 Compulsory bytes: (T + R) * H * itemsize + 4 * T * k, and 4 * R more with padding; floor: a stream of that mix.
 
 Invariant: every output row is written by exactly one group: `inverse` names the kept rows, `order` < 0 the others.
@@ -29,7 +29,7 @@ from moe_routing_kernels.pack.cute_tokens import load_token, token_groups
 
 ENOUGH_BLOCKS = 132 * 12  # fewer leave a large GPU partly idle: threads then take fewer vectors each
 MANY_BLOCKS = 132 * 32
-MANY_BYTES = 1 << 27  # written: for less, bulk copies take too long to begin
+MANY_BYTES = 1 << 27  # written: below it, bulk copies take too long to begin
 MANY_BYTES_OF_ODD_ROWS = 1 << 25  # the same for rows that no tiling covers exactly
 
 
@@ -43,10 +43,12 @@ def pack_kernel(
     checked_rows: cutlass.Constexpr,
 ):
     """A group of `tiling.lanes` threads: a column tile of one token, and of the rows that it checks for padding."""
+    # load
     token, column = cute_rows.position(tiling)
     fragment = cute.make_rmem_tensor((tiling.width, tiling.vectors), x.element_type)
     rows, sources = load_token(x, order, inverse, token, column, fragment, tiling, checked_rows)
 
+    # store
     for j in cutlass.range_constexpr(rows.shape[0]):
         if rows[j] >= 0:
             cute_rows.store_row(fragment, packed, rows[j], column, tiling)
@@ -59,7 +61,7 @@ def pack_kernel(
 
 @cute.kernel
 def single_choice_kernel(x: cute.Tensor, order: cute.Tensor, packed: cute.Tensor, tiling: cutlass.Constexpr):
-    """Row-major, for k = 1: a group reads a column tile of one output row from where `order` says, or writes zeros."""
+    """Row-major, for k = 1: a group reads a column tile of one output row from the token in `order`, or writes zeros."""
     row, column = cute_rows.position(tiling)
     fragment = cute.make_rmem_tensor((tiling.width, tiling.vectors), x.element_type)
     fragment.fill(0)
@@ -117,10 +119,10 @@ def compile_for(
 def choose(
     arch: str, tokens: int, hidden: int, dtype: str, top_k: int, padding: bool = False
 ) -> RowTiling | BulkConfig:
-    """How rows are copied: by bulk copies where each is written often and much is, else through registers.
+    """How rows are copied: by bulk copies where each row is written often and many bytes are written, else through registers.
 
-    Rows that no tiling covers exactly go through registers more slowly, so that bulk copies pay for less. If much is
-    written, and each row twice, halves of rows are faster, but then every warp would have its own zeros for padding.
+    Rows that no tiling covers exactly go through registers more slowly, so that bulk copies pay for less. If many bytes are
+    written, and each row twice, halves of rows are faster, but every warp would need zeros for padding in its shared memory.
     """
     written = tokens * top_k * hidden * DTYPES[dtype].width // 8
     tiling = choose_tiling(tokens, hidden, dtype, top_k)

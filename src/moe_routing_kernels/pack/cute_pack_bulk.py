@@ -1,8 +1,8 @@
-"""Pack by bulk copies (sm_90, sm_100): rows pass through shared memory, and no thread holds any part of them.
+"""Pack by bulk copies (sm_90, sm_100): rows pass through shared memory, and no thread holds any part of them in registers.
 
 Strategy: token-major, as in cute_pack, but a warp handles one piece of a token's row: its first lane issues one bulk
 load and, when that has arrived, one bulk store for each of the k rows. A row is then written in few large transactions,
-and what is in flight is bounded by shared memory, not by registers.
+and the bytes in flight are bounded by shared memory, not by registers.
 
 Compulsory bytes and floor: as in cute_pack.
 
@@ -22,9 +22,9 @@ from moe_routing_kernels.cute import VECTOR_BYTES, WARP
 from moe_routing_kernels.cute.compilation import DTYPES
 from moe_routing_kernels.pack.cute_tokens import token_groups
 
-PIECE_BYTES = 5760  # at most: of 6144 they are slower again, so that a row of 12288 takes three of 4096 (H200)
+PIECE_BYTES = 5760  # at most: pieces of 6144 are slower again, so that a row of 12288 takes three of 4096 (H200)
 LEAST_BYTES = 1024  # of a piece of a longer row
-WARPS = 4  # of a block, where a warp is not alone
+WARPS = 4  # per block, unless it has a single warp
 EVICT_FIRST = 0x12F0000000000000  # L2 policy of data used once, as createpolicy.fractional.L2::evict_first encodes it
 
 
@@ -34,7 +34,7 @@ class BulkConfig:
 
     hidden: int  # elements of a row
     pieces: int  # equal parts of a row: a warp moves one of them
-    warps: int = WARPS  # of a block
+    warps: int = WARPS  # per block
 
     @property
     def piece(self) -> int:
@@ -45,8 +45,9 @@ class BulkConfig:
 def bulk_config(arch: str, hidden: int, dtype: str, top_k: int, halved: bool = False) -> BulkConfig | None:
     """The configuration with the fewest equal pieces of a row; None where bulk copies cannot run.
 
-    Where `halved`, a row of one piece is two instead, if it can be, each of a block of one warp. Bulk copies cannot run on architectures other than sm_9x and sm_10x, where a row has no such pieces of whole 16-byte vectors,
-    or with more choices than lanes.
+    Where `halved`, a row of one piece is cut into two if possible, each copied by a block of one warp. Bulk copies cannot run on
+    architectures other than sm_9x and sm_10x, where a row has no such pieces of whole 16-byte vectors, or with more choices than
+    lanes.
     """
     row = hidden * DTYPES[dtype].width // 8
     generation = int(arch.removeprefix("sm_").rstrip("a")) // 10
@@ -121,6 +122,7 @@ def pack_kernel(
         x.element_type, cute.make_layout((config.piece, config.warps)), byte_alignment=128
     )
     barriers = allocator.allocate_tensor(Int64, cute.make_layout(config.warps), byte_alignment=8)
+    # load
     stage, arrived = stages[None, warp], barriers.iterator + warp
     row, source = Int32(-1), Int32(0)
     if lane == 0:
@@ -137,6 +139,7 @@ def pack_kernel(
         zeros = allocator.allocate_tensor(x.element_type, cute.make_layout(config.piece), byte_alignment=128)
         clear(zeros, config)
 
+    # store
     rows = [cute.arch.shuffle_sync(row, j) for j in range(inverse.shape[1])]
     padding = cute.arch.vote_ballot_sync(source < 0)
     if lane == 0:

@@ -34,15 +34,15 @@ from moe_routing_kernels.pack.cute_tokens import load_token, token_groups
 
 ENOUGH_BLOCKS = 132 * 12  # fewer leave a large GPU partly idle: threads then take fewer vectors each
 THREADS, MOST_THREADS = 128, 1024
-MOST_VECTORS, MOST_ELEMENTS = 8, 32  # that a thread holds of a group of one scale: more would not fit the registers
+MOST_VECTORS, MOST_ELEMENTS = 8, 32  # per thread of a group of one scale: more would not fit the registers
 
 
 @dataclass(frozen=True)
 class ScaleLayout:
     """How a thread's vectors fall into groups of one scale; compile-time constants."""
 
-    vectors_per_scale: int  # vectors of a thread, one after the other, that share a scale
-    scales_per_access: int  # scales side by side among the lanes of a warp, in one of its accesses
+    vectors_per_scale: int  # consecutive vectors of a thread that share a scale
+    scales_per_access: int  # scales among the lanes of a warp, per access of the warp
     scales_per_row: int
 
     def scales_per_tile(self, tiling: RowTiling) -> int:
@@ -87,7 +87,7 @@ def quantise(fragment: cute.Tensor, lane: Any, tiling: cutlass.Constexpr, layout
     """The thread's elements as bytes of e4m3, in the shape of `fragment`, and the scale that this lane writes."""
     wide = cute.make_rmem_tensor(fragment.shape, Float32)
     wide.store(fragment.load().to(Float32))
-    own = Float32(1.0)  # the scale that this lane writes
+    lane_scale = Float32(1.0)  # the scale that this lane writes
     for first in cutlass.range_constexpr(0, tiling.vectors, layout.vectors_per_scale):
         amax = over_lanes(largest(fragment, first, layout.vectors_per_scale), WARP // layout.scales_per_access)
         if cutlass.const_expr(tiling.lanes > WARP):
@@ -99,10 +99,12 @@ def quantise(fragment: cute.Tensor, lane: Any, tiling: cutlass.Constexpr, layout
             wide[None, v].store(wide[None, v].load() * factor)
         if cutlass.const_expr(layout.scales_per_access > 1):
             scale = cute.arch.shuffle_sync(scale, lane % layout.scales_per_access * (WARP // layout.scales_per_access))
-        own = cutlass.select_(lane // layout.scales_per_access == first // layout.vectors_per_scale, scale, own)
+        lane_scale = cutlass.select_(
+            lane // layout.scales_per_access == first // layout.vectors_per_scale, scale, lane_scale
+        )
     quantised = cute.make_rmem_tensor(fragment.shape, cutlass.Float8E4M3FN)
     quantised.store(wide.load().to(cutlass.Float8E4M3FN))
-    return cute.recast_tensor(quantised, Uint8), own
+    return cute.recast_tensor(quantised, Uint8), lane_scale
 
 
 @cute.kernel
@@ -117,21 +119,24 @@ def pack_fp8_kernel(
     checked_rows: cutlass.Constexpr,
 ):
     """A group of `tiling.lanes` threads: a column tile of one token, and of the rows that it checks for padding."""
+    # load
     token, column = cute_rows.position(tiling)
     lane = cute.arch.thread_idx()[0] % tiling.lanes
     fragment = cute.make_rmem_tensor((tiling.width, tiling.vectors), x.element_type)
     fragment.fill(0)
     rows, sources = load_token(x, order, inverse, token, column, fragment, tiling, checked_rows)
 
-    result, own = quantise(fragment, lane, tiling, layout)
+    # quantise
+    result, lane_scale = quantise(fragment, lane, tiling, layout)
     count = cutlass.const_expr(layout.scales_per_tile(tiling))
-    place = (column - lane) // (tiling.lanes * tiling.vectors) * count + lane  # of the lane's scale among the row's
+    place = (column - lane) // (tiling.lanes * tiling.vectors) * count + lane  # the lane's scale among the row's scales
     writes = lane < count and place < scales.shape[1]
+    # store
     for j in cutlass.range_constexpr(rows.shape[0]):
         if rows[j] >= 0:
             cute_rows.store_row(result, packed, rows[j], column, tiling)
             if writes:
-                scales[Int64(rows[j]), place] = own
+                scales[Int64(rows[j]), place] = lane_scale
     if cutlass.const_expr(checked_rows > 0):
         result.fill(0)
         for i in cutlass.range_constexpr(checked_rows):
@@ -186,12 +191,12 @@ def scale_layout(tiling: RowTiling, group: int) -> ScaleLayout:
     """How a tiling of `choose_tiling` is divided into groups of `group` elements."""
     if group == tiling.hidden:
         return ScaleLayout(tiling.vectors, 1, 1)
-    across = WARP * tiling.width  # elements of a vector of each lane
+    across = WARP * tiling.width  # elements of one vector per lane
     return ScaleLayout(max(1, group // across), max(1, across // group), math.ceil(tiling.hidden / group))
 
 
 def choose_tiling(tokens: int, hidden: int, group: int) -> RowTiling:
-    """A tile is a warp's and holds whole groups; or it is a row, which a warp or a block holds."""
+    """A tile belongs to a warp and holds whole groups; or it is a row, which a warp or a block holds."""
     width = math.gcd(hidden, VECTOR_BYTES // 2)
     count = hidden // width
     if group == hidden:
@@ -225,12 +230,15 @@ def unsupported(problem: Pack) -> str | None:
         return f"the cute pack quantises bf16 tokens, not {problem.dtype}"
     hidden, group = problem.hidden, problem.group
     width = math.gcd(hidden, VECTOR_BYTES // 2)
-    held, access = min(MOST_ELEMENTS, MOST_VECTORS * width), WARP * width  # elements of a thread at most; of a warp
-    if group == hidden and group > MOST_THREADS * held:
-        most = MOST_THREADS * held
+    per_thread, access = (
+        min(MOST_ELEMENTS, MOST_VECTORS * width),
+        WARP * width,
+    )  # most elements of a thread; elements of a warp's access
+    if group == hidden and group > MOST_THREADS * per_thread:
+        most = MOST_THREADS * per_thread
         return f"the cute pack holds rows with one scale of up to {most} elements (in vectors of {width}), not {hidden}"
-    if group != hidden and (group % width or (access % group and group % access) or group > WARP * held):
-        sizes = f"a power of two from {width} to {access} elements or a multiple of {access} up to {WARP * held}"
+    if group != hidden and (group % width or (access % group and group % access) or group > WARP * per_thread):
+        sizes = f"a power of two from {width} to {access} elements or a multiple of {access} up to {WARP * per_thread}"
         return f"the cute pack takes groups of {sizes} (in vectors of {width}), not {group}"
     return fp8.other_element(problem.packed_format) or fp8.no_conversion(problem.packed_format)
 

@@ -1,4 +1,4 @@
-"""What the CuTe DSL pack kernels share: how tokens are given to groups of threads, and what a group loads of its token."""
+"""Shared by the CuTe DSL pack kernels: the number of thread groups, and a group's loads of its token."""
 
 from typing import Any
 

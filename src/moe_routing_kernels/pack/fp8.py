@@ -1,4 +1,4 @@
-"""What the kernels that quantise to fp8 share: which formats they can write, and where the GPU cannot convert."""
+"""Shared by the kernels that quantise to fp8: the formats that they can write, and GPUs without the conversion."""
 
 import torch
 

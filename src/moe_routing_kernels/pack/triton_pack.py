@@ -45,6 +45,7 @@ def pack_kernel(
     inside = column < H
     live = token < tokens
 
+    # load
     targets = ()
     for j in tl.static_range(K):
         targets = targets + (tl.load(inverse_ptr + token * K + j, mask=live, other=-1),)  # noqa: RUF005
@@ -54,6 +55,7 @@ def pack_kernel(
         sources = sources + (tl.load(order_ptr + row, mask=row < rows, other=0),)  # noqa: RUF005
     value = tl.load(x_ptr + token[:, None].to(tl.int64) * H + column, mask=live[:, None] & inside)
 
+    # store
     for j in tl.static_range(K):
         row = targets[j][:, None]
         tl.store(packed_ptr + row.to(tl.int64) * H + column, value, mask=(row >= 0) & inside)

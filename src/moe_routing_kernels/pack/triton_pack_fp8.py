@@ -25,7 +25,7 @@ from moe_routing_kernels.pack import Pack, fp8
 
 BLOCK_ELEMENTS = 4096  # of a program: 128 threads with four 16-byte vectors of bf16 each
 ENOUGH_PROGRAMS = 132 * 16
-MAX_GROUP = 32768  # elements that share a scale, which one program holds
+MAX_GROUP = 32768  # elements that share a scale: one program holds them
 
 
 @triton.jit
@@ -55,6 +55,7 @@ def pack_fp8_kernel(
     inside = (lane < GROUP) & (column < H)
     live = token < tokens
 
+    # load
     targets = ()
     for j in tl.static_range(K):
         targets = targets + (tl.load(inverse_ptr + token * K + j, mask=live, other=-1).to(tl.int64),)  # noqa: RUF005
@@ -64,6 +65,7 @@ def pack_fp8_kernel(
         sources = sources + (tl.load(order_ptr + row, mask=row < rows, other=0),)  # noqa: RUF005
     value = tl.load(x_ptr + token[:, None] * H + column, mask=live[:, None] & inside, other=0).to(tl.float32)
 
+    # quantise
     amax = tl.max(tl.abs(value), axis=1)
     small = amax < LEAST_AMAX
     scale = tl.where(small, 1.0, amax * (1 / LARGEST))
@@ -71,6 +73,7 @@ def pack_fp8_kernel(
     quotient = tl.clamp(value * inverse_scale[:, None], -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     quantised = quotient.to(packed_ptr.dtype.element_ty)
 
+    # store
     for j in tl.static_range(K):
         row = targets[j]
         tl.store(packed_ptr + row[:, None] * H + column, quantised, mask=(row >= 0)[:, None] & inside)

@@ -1,4 +1,4 @@
-"""permute: expert ids (T, k) to counts, offsets, order and inverse: all that sorting tokens by expert needs."""
+"""permute: expert ids (T, k) to counts, offsets, order and inverse, the results that sorting tokens by expert needs."""
 
 from dataclasses import dataclass
 
@@ -13,5 +13,5 @@ class Permute:
     rows: int  # length of `order`: the row limit of the layout
     limit: int | None = None  # most assignments that an expert keeps; None: all
     padded: bool = False  # every expert has exactly `limit` rows
-    align: int = 1  # else each expert's rows are rounded up to a multiple of this
+    align: int = 1  # not padded: each expert's rows are rounded up to a multiple of this
     ids: str = "int32"  # or int64, as torch.topk has them

@@ -1,4 +1,4 @@
-"""How often each expert occurs in each chunk of the assignments, and in all chunks before a block's own."""
+"""Counts of each expert's assignments: per chunk, and over all chunks before a block's chunk."""
 
 import math
 from typing import Any
@@ -7,9 +7,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 
-# Of the sum over chunks:
-VECTOR = 2  # neighbouring experts of a thread
-MOST_GROUPS = 16  # threads of an expert: more would wait for each other's atomics
+# adding up chunks
+VECTOR = 2  # neighbouring experts per thread
+MOST_GROUPS = 16  # threads per expert: more would wait for each other's atomics
 
 
 def shared(shape: Any) -> cute.Tensor:
@@ -30,11 +30,11 @@ def lanes_with(expert: Int32, valid: Boolean, experts: cutlass.Constexpr) -> Uin
 
 @cute.jit
 def expert_at(ids: cute.Tensor, at: Int32, experts: cutlass.Constexpr) -> Int32:
-    """The id at a position: that of an expert, or one of none."""
-    found = ids[at]
-    if cutlass.const_expr(ids.element_type is Int64):  # whose low half alone may be an expert's
-        found = Int32(cutlass.select_(found >= 0 and found < experts, found, Int64(-1)))
-    return found
+    """The id at a position, which may be out of range."""
+    expert = ids[at]
+    if cutlass.const_expr(ids.element_type is Int64):  # the low half alone may be in range
+        expert = Int32(cutlass.select_(expert >= 0 and expert < experts, expert, Int64(-1)))
+    return expert
 
 
 @cute.kernel
@@ -50,20 +50,22 @@ def count_kernel(ids: cute.Tensor, partial: cute.Tensor, order: cute.Tensor, con
         counters[expert] = 0
     cute.arch.sync_threads()
 
+    # count
     tiles = cute.ceil_div(n, blocks * threads * items)
     lower_lanes = cute.arch.lanemask_lt()
     for tile in range(tiles):
         start = (block * tiles + tile) * (threads * items) + thread
-        held = cute.make_rmem_tensor((items,), Int32)
-        held.fill(-1)
+        expert_ids = cute.make_rmem_tensor((items,), Int32)
+        expert_ids.fill(-1)
         for r in cutlass.range_constexpr(items):
             if start + r * threads < n:
-                held[r] = expert_at(ids, start + r * threads, experts)
+                expert_ids[r] = expert_at(ids, start + r * threads, experts)
         for r in cutlass.range_constexpr(items):
-            valid = held[r] >= 0 and held[r] < experts
-            mask = lanes_with(held[r], valid, experts)
+            valid = expert_ids[r] >= 0 and expert_ids[r] < experts
+            mask = lanes_with(expert_ids[r], valid, experts)
             if valid and mask & Uint32(lower_lanes) == 0:
-                cute.arch.atomic_add(counters.iterator + held[r], Int32(cute.arch.popc(mask)))
+                cute.arch.atomic_add(counters.iterator + expert_ids[r], Int32(cute.arch.popc(mask)))
+    # store
     for row in range(block * threads + thread, order.shape[0], blocks * threads):
         order[row] = -1
     cute.arch.sync_threads()
@@ -72,7 +74,7 @@ def count_kernel(ids: cute.Tensor, partial: cute.Tensor, order: cute.Tensor, con
 
 
 def groups_of(experts: int, threads: int) -> int:
-    """How many of a block's threads add up the chunks of an expert, each some of them."""
+    """How many of a block's threads share the chunks of an expert when they add them up."""
     return max(1, min(threads // (experts // math.gcd(experts, VECTOR)), MOST_GROUPS))
 
 
@@ -96,7 +98,7 @@ def add_chunks(
     block: Int32,
     config: cutlass.Constexpr,
 ):
-    """Each expert's assignments in the chunks before `block`'s, and in all: partial (blocks, E) -> before, loads (E,).
+    """Each expert's assignments in the chunks before `block`'s, and in total: partial (blocks, E) -> before, loads (E,).
 
     A thread loads neighbouring experts of every `groups`-th chunk, as many at once as registers allow: each batch of loads
     waits for the L2 cache once, however large it is.
@@ -112,17 +114,17 @@ def add_chunks(
             earlier.fill(0)
             total.fill(0)
             for start in range(group, blocks, groups * batch):
-                held = cute.make_rmem_tensor((width, batch), Int32)
-                held.fill(0)
+                counts = cute.make_rmem_tensor((width, batch), Int32)
+                counts.fill(0)
                 for u in cutlass.range_constexpr(batch):
                     if start + u * groups < blocks:
                         at = cute.assume((start + u * groups) * experts + vector * width, divby=width)
                         source = cute.make_tensor(partial.iterator + at, cute.make_layout((width,)))
-                        cute.autovec_copy(source, held[None, u])
+                        cute.autovec_copy(source, counts[None, u])
                 for u in cutlass.range_constexpr(batch):
                     for v in cutlass.range_constexpr(width):
-                        total[v] += held[v, u]
-                        earlier[v] += Int32(cutlass.select_(start + u * groups < block, held[v, u], Int32(0)))
+                        total[v] += counts[v, u]
+                        earlier[v] += Int32(cutlass.select_(start + u * groups < block, counts[v, u], Int32(0)))
             for v in cutlass.range_constexpr(width):
                 cute.arch.atomic_add(before.iterator + (vector * width + v), earlier[v])
                 cute.arch.atomic_add(loads.iterator + (vector * width + v), total[v])

@@ -1,4 +1,4 @@
-"""The rows of a block's assignments, once it is known what comes before them."""
+"""The rows of a block's assignments, from the counts of the assignments before them."""
 
 import math
 from typing import NamedTuple
@@ -12,16 +12,18 @@ from moe_routing_kernels.permute.cute_chunks import add_chunks, add_few_chunks, 
 
 
 class Counters(NamedTuple):
-    """What a block keeps in shared memory, int32."""
+    """Counters of a block in shared memory, int32."""
 
-    by_warp: cute.Tensor  # (E, warps): a warp's counts, then where in the tile its first assignment to an expert is
+    by_warp: (
+        cute.Tensor
+    )  # (E, warps): a warp's counts, then the position in the tile of its first assignment to an expert
     sorted_tile: cute.Tensor  # (tile,): expert << 16 | position in the tile, by expert
     before: cute.Tensor  # (E,): assignments before this tile
-    loads: cute.Tensor  # (E,): assignments in all
+    loads: cute.Tensor  # (E,): all assignments
     sizes: cute.Tensor  # (E,): rows
     starts: cute.Tensor  # (E + 1,): first row
     tile_loads: cute.Tensor  # (E,): assignments in this tile
-    tile_starts: cute.Tensor  # (E + 1,): the first of them in `sorted_tile`
+    tile_starts: cute.Tensor  # (E + 1,): the first assignment in `sorted_tile`
 
 
 @cute.kernel
@@ -41,10 +43,10 @@ def place_kernel(
         cute.arch.griddepcontrol_launch_dependents()
     warps = cutlass.const_expr(threads // WARP)
     extents = ((experts, warps), threads * items, experts, experts, experts, experts + 1, experts, experts + 1)
-    held = Counters(*[shared(extent) for extent in extents])
+    counters = Counters(*[shared(extent) for extent in extents])
     thread, block = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
     lane, warp, n = cute.arch.lane_idx(), thread // WARP, ids.shape[0]
-    clear(held, thread, lane, warp, threads)
+    clear(counters, thread, lane, warp, threads)
     if cutlass.const_expr(config.single_block):
         for row in range(thread, order.shape[0], threads):
             order[row] = -1
@@ -55,50 +57,52 @@ def place_kernel(
         tiles = cute.ceil_div(n, cute.arch.grid_dim()[0] * threads * items)
     lower_lanes = Uint32(cute.arch.lanemask_lt())
     for tile in range(tiles):
-        # A warp's assignments are contiguous, so ranks by round, then lane, are ranks by position.
+        # rank: a warp's assignments are contiguous, so ranks by round, then lane, are ranks by position.
         first = (block * tiles + tile) * (threads * items)
         position = warp * (WARP * items) + lane
-        expert_ids, ranks = rank_in_warp(ids, held.by_warp, first + position, warp, lower_lanes, items)
+        expert_ids, ranks = rank_in_warp(ids, counters.by_warp, first + position, warp, lower_lanes, items)
+        # count
         if cutlass.const_expr(not config.single_block):
             if tile == 0:
-                if cutlass.const_expr(config.overlap):  # all above needs nothing from the first launch
+                if cutlass.const_expr(config.overlap):  # all above reads nothing that the first launch writes
                     cute.arch.griddepcontrol_wait()
                 if cutlass.const_expr(config.few_chunks):
-                    add_few_chunks(partial, held.before, held.loads, thread, block)
+                    add_few_chunks(partial, counters.before, counters.loads, thread, block)
                 else:
-                    add_chunks(partial, held.before, held.loads, thread, block, config)
+                    add_chunks(partial, counters.before, counters.loads, thread, block, config)
         cute.arch.sync_threads()
-        add_warps(held, thread, tile, limit, config)
+        add_warps(counters, thread, tile, limit, config)
         cute.arch.sync_threads()
         if warp == 0:
-            scan(held.tile_loads, held.tile_starts, lane)
+            scan(counters.tile_loads, counters.tile_starts, lane)
         if tile == 0 and warp == cutlass.const_expr(min(1, warps - 1)):
-            scan(held.sizes, held.starts, lane)
+            scan(counters.sizes, counters.starts, lane)
         cute.arch.sync_threads()
-        write_inverse(inverse, held, expert_ids, ranks, n, first, position, warp, limit)
+        # store
+        write_inverse(inverse, counters, expert_ids, ranks, n, first, position, warp, limit)
         cute.arch.sync_threads()
-        write_order(order, held, first, thread, limit, threads)
+        write_order(order, counters, first, thread, limit, threads)
         if tile + 1 < tiles:
             for expert in range(lane, experts, WARP):
-                held.by_warp[expert, warp] = 0
+                counters.by_warp[expert, warp] = 0
             cute.arch.sync_warp()
     if block == 0:
         for expert in range(thread, experts, threads):
-            counts[expert] = cutlass.min(held.loads[expert], limit)
+            counts[expert] = cutlass.min(counters.loads[expert], limit)
         for expert in range(thread, experts + 1, threads):
-            offsets[expert] = held.starts[expert]
+            offsets[expert] = counters.starts[expert]
 
 
 @cute.jit
-def clear(held: Counters, thread: Int32, lane: Int32, warp: Int32, threads: cutlass.Constexpr):
-    """Set what is added to to zero."""
-    experts = cutlass.const_expr(held.by_warp.shape[0])
+def clear(counters: Counters, thread: Int32, lane: Int32, warp: Int32, threads: cutlass.Constexpr):
+    """Set the counters that are added to to zero."""
+    experts = cutlass.const_expr(counters.by_warp.shape[0])
     for expert in range(thread, experts, threads):
-        held.before[expert] = 0
-        held.loads[expert] = 0
-        held.tile_loads[expert] = 0
+        counters.before[expert] = 0
+        counters.loads[expert] = 0
+        counters.tile_loads[expert] = 0
     for expert in range(lane, experts, WARP):
-        held.by_warp[expert, warp] = 0
+        counters.by_warp[expert, warp] = 0
 
 
 @cute.jit
@@ -137,40 +141,40 @@ def rank_in_warp(
 
 
 @cute.jit
-def add_warps(held: Counters, thread: Int32, tile: Int32, limit: Int32, config: cutlass.Constexpr):
-    """Replace each warp's counts by those of the warps before it, and their sums by expert; size the experts' rows."""
-    experts, warps = cutlass.const_expr(held.by_warp.shape[0]), cutlass.const_expr(held.by_warp.shape[1])
+def add_warps(counters: Counters, thread: Int32, tile: Int32, limit: Int32, config: cutlass.Constexpr):
+    """Replace each warp's counts by the counts of the warps before it; add them up per expert; size the experts' rows."""
+    experts, warps = cutlass.const_expr(counters.by_warp.shape[0]), cutlass.const_expr(counters.by_warp.shape[1])
     for expert in range(thread, experts, config.threads):
-        held.before[expert] += held.tile_loads[expert]  # of the tile before
+        counters.before[expert] += counters.tile_loads[expert]  # the previous tile
         warp_counts = cute.make_rmem_tensor((warps,), Int32)
         for w in cutlass.range_constexpr(warps):
-            warp_counts[w] = held.by_warp[expert, w]
+            warp_counts[w] = counters.by_warp[expert, w]
         running = Int32(0)
         for w in cutlass.range_constexpr(warps):
-            held.by_warp[expert, w] = running
+            counters.by_warp[expert, w] = running
             running += warp_counts[w]
-        held.tile_loads[expert] = running
+        counters.tile_loads[expert] = running
         if cutlass.const_expr(config.single_block):
-            held.loads[expert] = running
+            counters.loads[expert] = running
         if tile == 0:
-            kept = cutlass.min(held.loads[expert], limit)
-            held.sizes[expert] = (kept + (config.align - 1)) // config.align * config.align
+            kept = cutlass.min(counters.loads[expert], limit)
+            counters.sizes[expert] = (kept + (config.align - 1)) // config.align * config.align
             if cutlass.const_expr(config.padded):
-                held.sizes[expert] = limit
+                counters.sizes[expert] = limit
 
 
 @cute.jit
 def scan(sizes: cute.Tensor, starts: cute.Tensor, lane: Int32):
-    """By one warp: the sum of the sizes before each, (E,) -> (E + 1,)."""
+    """By one warp: the exclusive prefix sum of sizes, (E,) -> (E + 1,)."""
     experts = cutlass.const_expr(cute.size(sizes))
     count = cutlass.const_expr(-(-experts // WARP))  # sizes of a lane
-    held = cute.make_rmem_tensor((count,), Int32)
-    held.fill(0)
+    values = cute.make_rmem_tensor((count,), Int32)
+    values.fill(0)
     total = Int32(0)
     for v in cutlass.range_constexpr(count):
         if lane * count + v < experts:
-            held[v] = sizes[lane * count + v]
-        total += held[v]
+            values[v] = sizes[lane * count + v]
+        total += values[v]
     ending = total
     for step in cutlass.range_constexpr(int(math.log2(WARP))):
         other = cute.arch.shuffle_sync_up(ending, 1 << step, mask_and_clamp=0)
@@ -180,7 +184,7 @@ def scan(sizes: cute.Tensor, starts: cute.Tensor, lane: Int32):
     for v in cutlass.range_constexpr(count):
         if lane * count + v < experts:
             starts[lane * count + v] = running
-        running += held[v]
+        running += values[v]
     if lane == WARP - 1:
         starts[experts] = running
 
@@ -188,7 +192,7 @@ def scan(sizes: cute.Tensor, starts: cute.Tensor, lane: Int32):
 @cute.jit
 def write_inverse(
     inverse: cute.Tensor,
-    held: Counters,
+    counters: Counters,
     expert_ids: cute.Tensor,
     ranks: cute.Tensor,
     n: Int32,
@@ -197,27 +201,27 @@ def write_inverse(
     warp: Int32,
     limit: Int32,
 ):
-    """Write the rows of a thread's assignments, -1 where they have none, and sort the assignments into `sorted_tile`."""
-    experts = cutlass.const_expr(held.by_warp.shape[0])
+    """Write the rows of a thread's assignments, -1 for those without a row, and sort the assignments into `sorted_tile`."""
+    experts = cutlass.const_expr(counters.by_warp.shape[0])
     for r in cutlass.range_constexpr(cute.size(ranks)):
         expert, row = expert_ids[r], Int32(-1)
         if expert >= 0 and expert < experts:
-            at = held.by_warp[expert, warp] + ranks[r]
-            held.sorted_tile[held.tile_starts[expert] + at] = (expert << 16) | (position + r * WARP)
-            if held.before[expert] + at < limit:
-                row = held.starts[expert] + held.before[expert] + at
+            at = counters.by_warp[expert, warp] + ranks[r]
+            counters.sorted_tile[counters.tile_starts[expert] + at] = (expert << 16) | (position + r * WARP)
+            if counters.before[expert] + at < limit:
+                row = counters.starts[expert] + counters.before[expert] + at
         if first + position + r * WARP < n:
             inverse[first + position + r * WARP] = row
 
 
 @cute.jit
 def write_order(
-    order: cute.Tensor, held: Counters, first: Int32, thread: Int32, limit: Int32, threads: cutlass.Constexpr
+    order: cute.Tensor, counters: Counters, first: Int32, thread: Int32, limit: Int32, threads: cutlass.Constexpr
 ):
     """Write the tile's assignments to their rows. In sorted order, an expert's rows are neighbours in memory."""
-    experts = cutlass.const_expr(held.by_warp.shape[0])
-    for at in range(thread, held.tile_starts[experts], threads):
-        expert = held.sorted_tile[at] >> 16
-        place = held.before[expert] + at - held.tile_starts[expert]
+    experts = cutlass.const_expr(counters.by_warp.shape[0])
+    for at in range(thread, counters.tile_starts[experts], threads):
+        expert = counters.sorted_tile[at] >> 16
+        place = counters.before[expert] + at - counters.tile_starts[expert]
         if place < limit:
-            order[held.starts[expert] + place] = first + (held.sorted_tile[at] & 0xFFFF)
+            order[counters.starts[expert] + place] = first + (counters.sorted_tile[at] & 0xFFFF)

@@ -1,4 +1,4 @@
-"""How many rows the experts have: capacity, row layouts, and the length of a buffer that holds them whatever the routing."""
+"""How many rows the experts have: capacity, row layouts, and the length of a buffer that holds them for any routing."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -7,7 +7,7 @@ from moe_routing_kernels.errors import bad, positive
 from moe_routing_kernels.permute import Permute
 
 LAYOUTS = ("compact", "padded", "block64", "block128")
-# Of rows, tokens and assignments: kernels count them in int32, and a loop's last step leads up to 2^24 beyond the last of them.
+# The limit of rows, tokens and assignments: kernels count them in int32, and a loop's last step ends up to 2^24 beyond the last.
 MOST_ROWS = 2**31 - 2**24
 
 
@@ -24,9 +24,9 @@ def capacity_of(factor: float, tokens: int, top_k: int, experts: int) -> int:
 
 
 def decimal_ratio(numerator: int, denominator: int) -> tuple[int, int]:
-    """The ratio of a float as its decimals have it: 1.1 is 11/10. Its own is a little more, and would round 11 rows up to 12.
+    """The ratio of a float's decimals: 1.1 is 11/10. Its exact ratio is a little more, and would round 11 rows up to 12.
 
-    Compiled code calls this once, for a constant: a graph has its factor, from whose own ratio dynamo can tell that.
+    Compiled code calls this once, for a constant: a graph has its factor as a constant, from whose exact ratio dynamo derives the call.
     """
     return Fraction(str(numerator / denominator)).as_integer_ratio()
 
@@ -80,7 +80,7 @@ class RowLayout:
 
     @property
     def rows(self) -> int:
-        """Rows that a buffer needs whatever the routing: an upper bound that is known without reading the routing."""
+        """Rows that a buffer needs for any routing: an upper bound that is known without reading the routing."""
         assignments = self.tokens * self.top_k
         if self.padded:
             assert self.capacity is not None, "padded rows are the capacity"

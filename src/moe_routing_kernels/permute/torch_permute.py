@@ -46,8 +46,8 @@ def bind(
     """Bind topk_ids (T, k) int32 -> counts (E,), offsets (E + 1,), order (rows,), inverse (T, k), all int32."""
 
     def run(ids: Tensor, *outputs: Tensor) -> None:
-        for output, found in zip(outputs, permute(problem, ids), strict=True):
-            output.copy_(found)
+        for output, value in zip(outputs, permute(problem, ids), strict=True):
+            output.copy_(value)
 
     call = torch.compile(run, dynamic=False) if compiled else run
     return lambda: call(topk_ids, counts, offsets, order, inverse)

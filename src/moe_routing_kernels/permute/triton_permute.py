@@ -25,7 +25,7 @@ MAX_PROGRAMS = 264
 
 @triton.jit
 def expert_ids(ids_ptr, at, n, E: tl.constexpr):
-    """Ids at these positions; E for what is beyond n or no expert."""
+    """Ids at these positions; E beyond n and where the id is out of range."""
     expert = tl.load(ids_ptr + at, mask=at < n, other=E)
     return tl.where((expert >= 0) & (expert < E), expert, E).to(tl.int32)
 
@@ -49,7 +49,7 @@ def count_kernel(
 
 @triton.jit
 def add_chunks(partial_ptr, program, programs, E: tl.constexpr, BINS: tl.constexpr):
-    """Each expert's assignments in the chunks before the program's, and in all."""
+    """Each expert's assignments in the chunks before the program's, and in total."""
     bins = tl.arange(0, BINS)
     before = tl.zeros([BINS], tl.int32)
     loads = tl.zeros([BINS], tl.int32)
@@ -82,7 +82,7 @@ def place_kernel(
     PADDED: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """One program: the rows of its chunk's assignments. SINGLE: there is no other, and one tile."""
+    """One program: the rows of its chunk's assignments. SINGLE: it is the only program, with one tile."""
     program = tl.program_id(0)
     bins = tl.arange(0, BINS)
     if SINGLE:
@@ -139,7 +139,7 @@ def bind(
     """Bind topk_ids (T, k) of `problem.ids` -> counts (E,), offsets (E + 1,), order (rows,), inverse (T, k), all int32."""
     n, rows, experts = topk_ids.numel(), len(order), problem.experts
     block, tiles, programs = choose(n)
-    bins = triton.next_power_of_2(experts + 1)  # one more for what is no expert
+    bins = triton.next_power_of_2(experts + 1)  # one more for ids out of range
     partial = counts.new_empty(programs, experts)
     limit = n if problem.limit is None else problem.limit
     count = (topk_ids, partial, order, n, rows, tiles, experts, bins, block)

@@ -18,5 +18,5 @@ class Router:
 
     @property
     def gate(self) -> Gate:
-        """What follows the projection. Its scores are float32."""
+        """The gate after the projection. Its scores are float32."""
         return Gate(self.tokens, self.experts, self.top_k, "fp32", self.router)

@@ -1,10 +1,10 @@
 """Router in CuTe DSL: projection, top-k and weights in one launch.
 
-Strategy: a block multiplies a tile of tokens by all experts' weights over its part of H (`cute_product`). H is cut into parts
-where tiles are few (decode), so that many SMs read the weight: a block then writes its partial scores to a workspace and
-counts itself; the last one of a tile adds the partials up, always in the order of the parts, so that every run gives the same
-bits, and sets the count back to zero, so that the launch can be repeated. The scores of a tile pass through a buffer to the
-warps' `exact_warp`.
+Strategy: a block multiplies a tile of tokens by all experts' weights over one split of K = H (`cute_gemm`). Split-K is used where
+tiles are few (decode), so that many SMs read the weight: a block then writes its partial scores to a workspace and increments
+the tile's count; the last block of a tile adds the partials up, always in the order of the splits, so that every run gives the
+same bits, and resets the count to zero, so that the launch can be repeated. The epilogue passes the scores of a tile through a
+buffer to the warps' `exact_warp`.
 Compulsory bytes and floor: see triton_router.
 
 Invariant: a partial is written before its count is raised (release), and read after the last count was seen (acquire).
@@ -28,34 +28,34 @@ from moe_routing_kernels.gate.cute_exact import exact_warp
 from moe_routing_kernels.gate.cute_primitives import THREADS
 from moe_routing_kernels.gate.rules import WARP, FusedRule, rule_of
 from moe_routing_kernels.router import Router, split
-from moe_routing_kernels.router.cute_product import (
+from moe_routing_kernels.router.cute_gemm import (
     CHUNK,
     COLUMNS,
     LANE,
     QUAD,
     ROWS,
     WARPS,
-    multiply_part,
+    mainloop,
     tiles_of,
 )
 from moe_routing_kernels.router.split import SMS, unsupported
 
 __all__ = ["bind", "compile_for", "precompile", "unsupported"]
 
-# Most 16-byte copies of a thread in flight: 96 KB per block where an SM has one, or 80, which beside the shared memory of
-# the gate leave room for two.
+# Most 16-byte copies of a thread in flight: 96 KB per block with one block per SM, or 80 KB, which with the shared memory of
+# the gate leave room for two blocks.
 ONE_BLOCK, TWO_BLOCKS = 48, 40
 
 
 @dataclass(frozen=True)
 class Config:
-    """What is fixed when the kernel is compiled, besides the rule."""
+    """Compile-time constants of the kernel, in addition to the rule."""
 
-    row_tiles: int  # of 16 tokens each, that a block computes
-    parts: int  # that H is cut into, a block for each
-    chunks: int  # of 32 elements of H in a part
-    in_flight: int  # chunks that are loaded ahead
-    threads_per_token: int  # that choose a token's experts, see `cute_exact`
+    row_tiles: int  # tiles of 16 tokens per block
+    splits: int  # split-K: blocks that share H
+    chunks: int  # of 32 elements of H in a split
+    in_flight: int  # chunks that are loaded ahead: the stages
+    threads_per_token: int  # of the top-k, see `cute_exact`
     tokens_per_thread: int
 
 
@@ -72,18 +72,21 @@ def router_kernel(
     rule: cutlass.Constexpr,
     config: cutlass.Constexpr,
 ):
-    """One block: a tile of 16 `row_tiles` tokens, one part of H."""
+    """One block: a tile of 16 `row_tiles` tokens, one split of H."""
     tokens = x.shape[0]
-    thread, tile, part = cute.arch.thread_idx()[0], cute.arch.block_idx()[0], cute.arch.block_idx()[1]
+    thread, tile, split_index = cute.arch.thread_idx()[0], cute.arch.block_idx()[0], cute.arch.block_idx()[1]
     warp, lane = thread // WARP, cute.arch.lane_idx()
     first_token, first_expert = tile * (ROWS * config.row_tiles), warp * (tiles_of(weight.shape[0]) * COLUMNS)
 
-    sums = multiply_part(x, weight, first_token, first_expert, part, thread, lane, config)
-    last = part == 0
-    if cutlass.const_expr(config.parts > 1):
-        last = exchange(partial, count, sums, tile, part, thread, tokens - first_token, config)
+    # main loop
+    acc = mainloop(x, weight, first_token, first_expert, split_index, thread, lane, config)
+    # split-K
+    last = split_index == 0
+    if cutlass.const_expr(config.splits > 1):
+        last = exchange(partial, count, acc, tile, split_index, thread, tokens - first_token, config)
+    # epilogue
     if last:
-        store_logits(logits, sums, first_token, first_expert, lane, tokens)
+        store_logits(logits, acc, first_token, first_expert, lane, tokens)
         cute.arch.sync_threads()
         warp_tokens = cutlass.const_expr(ROWS * config.row_tiles // WARPS)
         threads, at_once = config.threads_per_token, config.tokens_per_thread
@@ -95,67 +98,67 @@ def router_kernel(
 
 @cute.jit
 def store_logits(
-    logits: cute.Tensor, sums: cute.Tensor, first_token: Int32, first_expert: Int32, lane: Int32, tokens: Int32
+    logits: cute.Tensor, acc: cute.Tensor, first_token: Int32, first_expert: Int32, lane: Int32, tokens: Int32
 ):
-    """Write a thread's sums (4, row tiles, tiles of experts) to logits (T, E)."""
-    for m in cutlass.range_constexpr(cute.size(sums, mode=[1])):
+    """Write a thread's accumulators (4, row tiles, tiles of experts) to logits (T, E)."""
+    for m in cutlass.range_constexpr(cute.size(acc, mode=[1])):
         for upper in cutlass.range_constexpr(2):
             token = first_token + m * ROWS + upper * (ROWS // 2) + lane // QUAD
             if token < tokens:
-                for n in cutlass.range_constexpr(cute.size(sums, mode=[2])):
+                for n in cutlass.range_constexpr(cute.size(acc, mode=[2])):
                     for i in cutlass.range_constexpr(2):
                         expert = first_expert + n * COLUMNS + lane % QUAD * 2 + i
                         if expert < logits.shape[1]:
-                            logits[token, expert] = sums[upper * 2 + i, m, n]
+                            logits[token, expert] = acc[upper * 2 + i, m, n]
 
 
 @cute.jit
 def exchange(
     partial: cute.Tensor,
     count: cute.Tensor,
-    sums: cute.Tensor,
+    acc: cute.Tensor,
     tile: Int32,
-    part: Int32,
+    split_index: Int32,
     thread: Int32,
     valid_rows: Int32,
     config: cutlass.Constexpr,
 ):
-    """Write this block's sums; in the last block of the tile, which is told so, replace them by those of all parts.
+    """Write this block's accumulators; in the last block of a tile, replace them by the sums over all splits.
 
-    Rows of the tile from `valid_rows` on are neither written nor read.
+    Returns whether this is the last block. Rows of the tile from `valid_rows` on are neither written nor read.
     """
-    rows, tiles = cutlass.const_expr(config.row_tiles), cutlass.const_expr(cute.size(sums, mode=[2]))
+    rows, tiles = cutlass.const_expr(config.row_tiles), cutlass.const_expr(cute.size(acc, mode=[2]))
     width = cutlass.const_expr(math.gcd(2 * tiles, 4))
     load = cute.make_copy_atom(cute.nvgpu.CopyG2ROp(), Float32, num_bits_per_copy=width * 32)
     store = cute.make_copy_atom(cute.nvgpu.CopyR2GOp(), Float32, num_bits_per_copy=width * 32)
-    held = cute.make_rmem_tensor((width, 2 * tiles // width, 2, rows), Float32)
-    pairs = cute.make_tensor(held.iterator, cute.make_layout((2, tiles, 2, rows)))
+    values = cute.make_rmem_tensor((width, 2 * tiles // width, 2, rows), Float32)
+    pairs = cute.make_tensor(values.iterator, cute.make_layout((2, tiles, 2, rows)))
     for m in cutlass.range_constexpr(rows):
         for n in cutlass.range_constexpr(tiles):
             for i in cutlass.range_constexpr(4):
-                pairs[i % 2, n, i // 2, m] = sums[i, m, n]
-    move_partial(store, partial, held, tile * config.parts + part, thread, valid_rows, True)
+                pairs[i % 2, n, i // 2, m] = acc[i, m, n]
+    move_partial(store, partial, values, tile * config.splits + split_index, thread, valid_rows, True)
     flag = cutlass.memory.SmemAllocator().allocate_tensor(Int32, cute.make_layout(1), byte_alignment=16)
     cute.arch.sync_threads()
     if thread == 0:
         before = cute.arch.atomic_add(count.iterator + tile, Int32(1), sem="acq_rel", scope="gpu")
         flag[0] = before
     cute.arch.sync_threads()
-    last = flag[0] == config.parts - 1
+    last = flag[0] == config.splits - 1
     if last:
         if thread == 0:
             count[tile] = 0
-        held.fill(0.0)
-        for p in cutlass.range_constexpr(config.parts):
-            one = cute.make_rmem_tensor((width, 2 * tiles // width, 2, rows), Float32)
-            one.fill(0.0)
-            move_partial(load, partial, one, tile * config.parts + p, thread, valid_rows, False)
-            for e in cutlass.range_constexpr(cute.size(held)):
-                held[e] = held[e] + one[e]
+        values.fill(0.0)
+        for p in cutlass.range_constexpr(config.splits):
+            other = cute.make_rmem_tensor((width, 2 * tiles // width, 2, rows), Float32)
+            other.fill(0.0)
+            move_partial(load, partial, other, tile * config.splits + p, thread, valid_rows, False)
+            for e in cutlass.range_constexpr(cute.size(values)):
+                values[e] = values[e] + other[e]
         for m in cutlass.range_constexpr(rows):
             for n in cutlass.range_constexpr(tiles):
                 for i in cutlass.range_constexpr(4):
-                    sums[i, m, n] = pairs[i % 2, n, i // 2, m]
+                    acc[i, m, n] = pairs[i % 2, n, i // 2, m]
     return last
 
 
@@ -163,28 +166,28 @@ def exchange(
 def move_partial(
     atom: cute.CopyAtom,
     partial: cute.Tensor,
-    held: cute.Tensor,
+    values: cute.Tensor,
     index: Int32,
     thread: Int32,
     valid_rows: Int32,
     to_memory: cutlass.Constexpr,
 ):
-    """Copy a thread's sums `held` (width, vectors, 2, row tiles) to or from the `index`-th partial result.
+    """Copy a thread's accumulators `values` (width, vectors, 2, row tiles) to or from the `index`-th partial result.
 
-    A partial result lies as its threads hold it: vectors of a thread and row are THREADS vectors apart.
+    A partial result has the layout of its threads' registers: vectors of a thread and row are THREADS vectors apart.
     """
-    width, vectors = cutlass.const_expr(cute.size(held, mode=[0])), cutlass.const_expr(cute.size(held, mode=[1]))
-    for m in cutlass.range_constexpr(cute.size(held, mode=[3])):
+    width, vectors = cutlass.const_expr(cute.size(values, mode=[0])), cutlass.const_expr(cute.size(values, mode=[1]))
+    for m in cutlass.range_constexpr(cute.size(values, mode=[3])):
         for upper in cutlass.range_constexpr(2):
             if m * ROWS + upper * (ROWS // 2) + thread % WARP // QUAD < valid_rows:
                 for v in cutlass.range_constexpr(vectors):
                     at = ((m * 2 + upper) * vectors + v) * (THREADS * width) + thread * width
-                    start = cute.assume(Int64(index) * (THREADS * cute.size(held)) + Int64(at), divby=width)
+                    start = cute.assume(Int64(index) * (THREADS * cute.size(values)) + Int64(at), divby=width)
                     memory = cute.make_tensor(partial.iterator + start, cute.make_layout((width,)))
                     if cutlass.const_expr(to_memory):
-                        cute.copy(atom, held[None, v, upper, m], memory)
+                        cute.copy(atom, values[None, v, upper, m], memory)
                     else:
-                        cute.copy(atom, memory, held[None, v, upper, m])
+                        cute.copy(atom, memory, values[None, v, upper, m])
 
 
 @cute.jit
@@ -203,7 +206,7 @@ def router_host(
 ):
     tiles = cute.ceil_div(x.shape[0], ROWS * config.row_tiles)
     router_kernel(x, weight, bias, partial, count, logits, ids, weights, rule, config).launch(
-        grid=(tiles, config.parts, 1), block=(THREADS, 1, 1), stream=stream
+        grid=(tiles, config.splits, 1), block=(THREADS, 1, 1), stream=stream
     )
 
 
@@ -233,21 +236,21 @@ def compile_for(
 
 
 def _divisor(total: int, most: int) -> int:
-    """The largest divisor up to `most`; where that is less than half of it, `most`, and something is padded."""
+    """The largest divisor of `total` up to `most`; or `most`, with padding, where that divisor is less than half of it."""
     fitting = max(n for n in range(1, most + 1) if total % n == 0)
     return fitting if 2 * fitting >= most else most
 
 
 def choose(tokens: int, hidden: int, experts: int, rule: FusedRule) -> Config:
-    """The configuration of a shape. A part is one round of loads where it can be."""
+    """The configuration of a shape. A split is one round of loads where possible."""
     tiles = tiles_of(experts)
     rows = 1
     while rows < 4 and tokens > ROWS * rows * SMS and 2 * rows * tiles <= 16:
         rows *= 2
     blocks, total = -(-tokens // (ROWS * rows)), -(-hidden // CHUNK)
-    parts = _divisor(total, min(split.parts(tokens, hidden, ROWS * rows), total))
-    chunks = -(-total // parts)
-    fit = (ONE_BLOCK if blocks * parts <= SMS else TWO_BLOCKS) // (tiles + 2 * rows)
+    splits = _divisor(total, min(split.splits(tokens, hidden, ROWS * rows), total))
+    chunks = -(-total // splits)
+    fit = (ONE_BLOCK if blocks * splits <= SMS else TWO_BLOCKS) // (tiles + 2 * rows)
     in_flight = _divisor(chunks, min(chunks, max(2, fit))) if hidden % LANE == 0 else 1  # narrow loads are synchronous
     chunks += -chunks % in_flight
     threads = max(rule.groups, 8) if experts <= 128 else WARP
@@ -280,7 +283,7 @@ def bind(
     blocks, experts = -(-len(x) // (ROWS * config.row_tiles)), len(router_weight)
     wide = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
     padded = tiles_of(experts) * COLUMNS * WARPS
-    partial = wide(blocks * config.parts * config.row_tiles * ROWS * padded if config.parts > 1 else 1)
+    partial = wide(blocks * config.splits * config.row_tiles * ROWS * padded if config.splits > 1 else 1)
     count = torch.zeros(blocks, dtype=torch.int32, device=x.device)
     bias = wide(experts) if bias is None else bias
     logits = wide(len(x), experts)

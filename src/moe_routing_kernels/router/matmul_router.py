@@ -1,4 +1,4 @@
-"""The projection as one library matrix product with float32 output, then an implementation of `gate`: not fused."""
+"""The projection as one library GEMM with float32 output, then an implementation of `gate`: not fused."""
 
 from collections.abc import Callable
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""What the fused routers share: which problems they run, and into how many parts they cut H."""
+"""Shared by the fused routers: which problems they run, and how many splits of K = H they use."""
 
 from moe_routing_kernels.gate import rules
 from moe_routing_kernels.router import Router
@@ -15,11 +15,11 @@ def unsupported(problem: Router) -> str | None:
     return rules.unsupported(problem.gate)
 
 
-def parts(tokens: int, hidden: int, tile: int) -> int:
-    """Parts that H is cut into, for tiles of `tile` tokens: 1 where the tiles alone fill half of the GPU.
+def splits(tokens: int, hidden: int, tile: int) -> int:
+    """Splits of H (split-K) for tiles of `tile` tokens: 1 where the tiles alone fill half of the GPU.
 
-    A part reads its share of the weight and the last one reads all partial sums. With n tokens in a tile and a weight of
-    2 bytes per element, both take equally long for sqrt(2 H / (4 n)) parts.
+    A split reads its share of the weight and the last one reads all partial accumulators. With n tokens in a tile and a weight of
+    2 bytes per element, both take equally long for sqrt(2 H / (4 n)) splits.
     """
     tiles = -(-tokens // tile)
     most = 2 * SMS // tiles if 2 * tiles <= SMS else 1

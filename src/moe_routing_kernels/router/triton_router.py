@@ -1,10 +1,10 @@
 """Router in Triton: projection, top-k and weights in one launch.
 
-Strategy: a program multiplies a tile of tokens by all experts' weights over its part of H, on tensor cores with float32
-sums. With enough tiles to fill the GPU a program takes all of H and chooses from its registers. With few (decode), H is
-split, so that many SMs read the weight: a program writes its partial scores to a workspace and counts itself; the last one
-of a tile adds the partials up, always in the order of the parts, so that every run gives the same bits, and chooses.
-It sets the count back to zero, so that the launch can be repeated.
+Strategy: a program multiplies a tile of tokens by all experts' weights over one split of K = H, on tensor cores with float32
+accumulators. With enough tiles to fill the GPU a program takes all of H and selects from its registers. With few (decode), it is
+split-K, so that many SMs read the weight: a program writes its partial scores to a workspace and increments the tile's count; the
+last program of a tile adds the partials up, always in the order of the splits, so that every run gives the same bits, and selects.
+It resets the count to zero, so that the launch can be repeated.
 Compulsory bytes: x + weight + 8 * T * k; floor at T=64, E=128, H=2048: 0.8 MB, 0.2 us at 4.25 TB/s; at T=16384: 68.7 MB,
 16 us, and 8.6 GFLOP, 12 us at 700 TFLOP/s.
 
@@ -26,32 +26,34 @@ from moe_routing_kernels.router.split import SMS, unsupported
 
 __all__ = ["bind", "unsupported"]
 
-SCORES = 8192  # at most per program: keys of 64 bits are in registers
+SCORES = 8192  # most per program: keys of 64 bits are in registers
 WEIGHT_TILE = 32768  # most bytes of the weight's tile in shared memory, of which the pipeline holds STAGES
 STAGES = 4
 
 
 @triton.jit
-def multiply(x_ptr, w_ptr, token, expert, valid, real, part, H: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr):
-    """Products of the tokens and the experts' weights over one part of H: (tokens, columns)."""
-    sums = tl.zeros([token.shape[0], expert.shape[0]], tl.float32)
+def multiply(
+    x_ptr, w_ptr, token, expert, valid, real, split_index, H: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr
+):
+    """Accumulators (tokens, columns) of the tokens and the experts' weights over one split of H."""
+    acc = tl.zeros([token.shape[0], expert.shape[0]], tl.float32)
     for step in range(STEPS):
-        h = (part * STEPS + step) * STEP + tl.arange(0, STEP)
+        h = (split_index * STEPS + step) * STEP + tl.arange(0, STEP)
         x = tl.load(x_ptr + token.to(tl.int64)[:, None] * H + h[None, :], mask=valid & (h < H)[None, :], other=0.0)
         w = tl.load(w_ptr + expert[None, :] * H + h[:, None], mask=real[None, :] & (h < H)[:, None], other=0.0)
-        sums = tl.dot(x, w, sums)
-    return sums
+        acc = tl.dot(x, w, acc)
+    return acc
 
 
 @triton.jit
-def add_partials(partial_ptr, tile, at, valid, PARTS: tl.constexpr):
-    """The sum of a tile's partial products, always in the order of the parts; `at` (tokens, columns) are places in one."""
+def add_partials(partial_ptr, tile, at, valid, SPLITS: tl.constexpr):
+    """The sum of a tile's partial accumulators, always in the order of the splits; `at` (tokens, columns) are offsets in one of them."""
     size: tl.constexpr = at.shape[0] * at.shape[1]
-    sums = tl.zeros([at.shape[0], at.shape[1]], tl.float32)
-    for i in tl.static_range(PARTS):
-        start = (tile * PARTS + i).to(tl.int64) * size
-        sums += tl.load(partial_ptr + start + at, mask=valid, other=0.0, cache_modifier=".cg")
-    return sums
+    acc = tl.zeros([at.shape[0], at.shape[1]], tl.float32)
+    for i in tl.static_range(SPLITS):
+        start = (tile * SPLITS + i).to(tl.int64) * size
+        acc += tl.load(partial_ptr + start + at, mask=valid, other=0.0, cache_modifier=".cg")
+    return acc
 
 
 @triton.jit
@@ -68,7 +70,7 @@ def router_kernel(
     H: tl.constexpr,
     STEP: tl.constexpr,
     STEPS: tl.constexpr,
-    PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
     E: tl.constexpr,
     WIDE: tl.constexpr,
     K: tl.constexpr,
@@ -83,7 +85,7 @@ def router_kernel(
     BEST: tl.constexpr,
 ):
     """One program: TOKENS tokens, STEPS steps of STEP along H. Scores lie as (TOKENS, GROUPS * WIDE), see `gate_kernel`."""
-    tile, part = tl.program_id(0), tl.program_id(1)
+    tile, split_index = tl.program_id(0), tl.program_id(1)
     token = tile * TOKENS + tl.arange(0, TOKENS)
     members: tl.constexpr = E // GROUPS
     COLUMNS: tl.constexpr = GROUPS * WIDE
@@ -92,34 +94,37 @@ def router_kernel(
     real = column % WIDE < members
     valid = (token < tokens)[:, None]
 
-    sums = multiply(x_ptr, w_ptr, token, expert, valid, real, part, H, STEP, STEPS)
+    # main loop
+    acc = multiply(x_ptr, w_ptr, token, expert, valid, real, split_index, H, STEP, STEPS)
 
+    # split-K
     last = True
     at = tl.arange(0, TOKENS)[:, None] * COLUMNS + column[None, :]
-    if PARTS > 1:
-        tl.store(partial_ptr + (tile * PARTS + part).to(tl.int64) * (TOKENS * COLUMNS) + at, sums, mask=valid)
-        tl.debug_barrier()  # all threads' partials before the one thread's count
-        last = tl.atomic_add(count_ptr + tile, 1, sem="acq_rel", scope="gpu") == PARTS - 1
+    if SPLITS > 1:
+        tl.store(partial_ptr + (tile * SPLITS + split_index).to(tl.int64) * (TOKENS * COLUMNS) + at, acc, mask=valid)
+        tl.debug_barrier()  # all threads' partials precede the single thread's count
+        last = tl.atomic_add(count_ptr + tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+    # epilogue
     if last:
-        if PARTS > 1:
+        if SPLITS > 1:
             tl.store(count_ptr + tile, 0)
-            sums = add_partials(partial_ptr, tile, at, valid, PARTS)
-        winners, has_nan = choose(sums, expert, real, bias_ptr, K, SPAN, SELECT, BIASED, GROUPS, KEEP, BEST)
-        own = winners
+            acc = add_partials(partial_ptr, tile, at, valid, SPLITS)
+        winners, has_nan = choose(acc, expert, real, bias_ptr, K, SPAN, SELECT, BIASED, GROUPS, KEEP, BEST)
+        raw = winners
         if BIASED:
             ids = expert_of(winners)
-            found = ids // members * WIDE + ids % members
-            own = tl.gather(sums, tl.where((found >= 0) & (found < COLUMNS), found, 0), 1)
-        weight = weigh(winners, own, sums, real, scale, K, SELECT, WEIGH, RENORMALIZE, BIASED)
+            column_of = ids // members * WIDE + ids % members
+            raw = tl.gather(acc, tl.where((column_of >= 0) & (column_of < COLUMNS), column_of, 0), 1)
+        weight = weigh(winners, raw, acc, real, scale, K, SELECT, WEIGH, RENORMALIZE, BIASED)
         store_choice(ids_ptr, weights_ptr, token, tokens, winners, weight, has_nan, K)
 
 
 def choose_tiling(tokens: int, hidden: int, columns: int) -> tuple[int, int]:
-    """(tokens per tile, parts that H is cut into)."""
+    """(tokens per tile, splits of H)."""
     tile = 16  # the fewest rows that tensor cores take
     while tile < 64 and tokens > tile * SMS and 2 * tile * columns <= SCORES:
         tile *= 2
-    return tile, split.parts(tokens, hidden, tile)
+    return tile, split.splits(tokens, hidden, tile)
 
 
 def bind(
@@ -135,12 +140,12 @@ def bind(
     rule, top_k, (tokens, hidden), experts = rule_of(problem.router), problem.top_k, x.shape, len(router_weight)
     wide = triton.next_power_of_2(experts // rule.groups)
     columns = wide * rule.groups
-    tile, parts = choose_tiling(tokens, hidden, columns)
-    step = max(16, min(64, WEIGHT_TILE // (2 * columns), triton.next_power_of_2(-(-hidden // parts))))
-    steps = -(-hidden // (step * parts))
-    parts = -(-hidden // (step * steps))
+    tile, splits = choose_tiling(tokens, hidden, columns)
+    step = max(16, min(64, WEIGHT_TILE // (2 * columns), triton.next_power_of_2(-(-hidden // splits))))
+    steps = -(-hidden // (step * splits))
+    splits = -(-hidden // (step * steps))
     tiles = triton.cdiv(tokens, tile)
-    partials = torch.empty(tiles * parts * tile * columns if parts > 1 else 1, device=x.device)
+    partials = torch.empty(tiles * splits * tile * columns if splits > 1 else 1, device=x.device)
     count = torch.zeros(tiles, dtype=torch.int32, device=x.device)
     arguments = (
         x,
@@ -155,7 +160,7 @@ def bind(
         hidden,
         step,
         steps,
-        parts,
+        splits,
         experts,
         wide,
         top_k,
@@ -175,5 +180,5 @@ def bind(
     }
     if not triton.knobs.runtime.interpret:
         # Compile and load now: neither may happen while a CUDA graph is captured.
-        _ = router_kernel.warmup(*arguments, grid=(tiles, parts), **options).run
-    return functools.partial(router_kernel[tiles, parts], *arguments, **options)
+        _ = router_kernel.warmup(*arguments, grid=(tiles, splits), **options).run
+    return functools.partial(router_kernel[tiles, splits], *arguments, **options)

@@ -2,7 +2,7 @@
 
 Contract: ``route(logits, top_k, bias=None, **options) -> (topk_ids (T, k) int32, topk_weights (T, k) float32)`` for
 logits (T, E) in float32, float64 or bfloat16. A selection bias changes which experts are chosen, never their weights.
-A file whose rule chooses by something other than the logits (plus the bias) says by what: ``score(logits) -> (T, E)``.
+A rule that selects by something other than the logits (plus the bias) defines ``score(logits) -> (T, E)``.
 Rules are plain torch; run in float64 they are also the reference of the `gate` bench. A name may carry another factor on
 the weights than its rule has: ``sigmoid_renorm_x2.827`` is `sigmoid_renorm` with the scale 2.827 of Kimi-K2.
 """
@@ -24,8 +24,8 @@ class GateRule:
     """A rule that turns given logits into expert ids and weights, with its options.
 
     `bias` says that the rule takes a selection bias. The options `groups` and `keep_groups`, where a rule has them,
-    limit its choice to the best groups of neighbouring experts. A rule of another package (`declarations`) is named by its reference;
-    its `module` is as a declaration has it, behind a colon, so that it is none of the formulas here.
+    limit its choice to the best groups of neighbouring experts. A rule of another package (`declarations`) is named by its
+    reference; its `module` is the declaration's, after a colon, so that it is none of the formulas here.
     """
 
     name: str
@@ -40,7 +40,7 @@ class GateRule:
         return lambda logits, top_k, bias=None: route(logits, top_k, bias, **self.options)
 
     def score(self, logits: Any) -> Any:
-        """What experts are chosen by before a selection bias: (T, E) from logits (T, E)."""
+        """The scores that experts are selected by, without a selection bias: (T, E) from logits (T, E)."""
         return getattr(self._module(), "score", lambda logits: logits)(logits)
 
     @property
@@ -54,12 +54,13 @@ class GateRule:
         return ":" in self.name
 
     def code(self) -> str:
-        """Of a rule of another package the hashes of its code, and the version of the package."""
+        """The hashes of the code of a rule of another package, and that package's version."""
         return declarations.code(self.name, (self.name.partition(":")[0], self._place()))
 
     def _place(self) -> str:
-        own = f"{__name__}.{self.module}"
-        return declarations.absolute(self.module.removeprefix(":"), self.name) if self.foreign else own
+        if self.foreign:
+            return declarations.absolute(self.module.removeprefix(":"), self.name)
+        return f"{__name__}.{self.module}"
 
     def _module(self) -> ModuleType:
         return importlib.import_module(self._place())
@@ -76,20 +77,46 @@ class GateRule:
 
 
 _TABLE = (
-    GateRule("softmax_topk_renorm", "softmax_topk", "top-k of logits, softmax over the k (Mixtral, Qwen3, gpt-oss)", {"renormalize": True}),
-    GateRule("softmax_topk", "softmax_topk", "softmax over all, top-k as is (OLMoE, Qwen1.5-MoE, Jamba)", {"renormalize": False}),
     GateRule(
-        "deepseek_v2", "softmax_topk", "softmax, the 3 best of 8 groups by their best expert, x16",
+        "softmax_topk_renorm",
+        "softmax_topk",
+        "top-k of logits, softmax over the k (Mixtral, Qwen3, gpt-oss)",
+        {"renormalize": True},
+    ),
+    GateRule(
+        "softmax_topk",
+        "softmax_topk",
+        "softmax over all, top-k as is (OLMoE, Qwen1.5-MoE, Jamba)",
+        {"renormalize": False},
+    ),
+    GateRule(
+        "deepseek_v2",
+        "softmax_topk",
+        "softmax, the 3 best of 8 groups by their best expert, x16",
         {"renormalize": False, "groups": 8, "keep_groups": 3, "scale": 16.0},
     ),
     GateRule(
-        "deepseek_v3", "sigmoid_topk", "sigmoid + selection bias, the 4 best of 8 groups by their two best, renormalised, x2.5",
-        {"groups": 8, "keep_groups": 4, "scale": 2.5}, bias=True,
+        "deepseek_v3",
+        "sigmoid_topk",
+        "sigmoid + selection bias, the 4 best of 8 groups by their two best, renormalised, x2.5",
+        {"groups": 8, "keep_groups": 4, "scale": 2.5},
+        bias=True,
     ),
-    GateRule("sigmoid_renorm", "sigmoid_topk", "sigmoid + selection bias, renormalised (MiniMax; Kimi-K2 and GLM with a scale)", bias=True),
-    GateRule("sqrtsoftplus_renorm", "sqrtsoftplus_topk", "sqrt(softplus) + selection bias, renormalised, x1.5 (DeepSeek-V4)", {"scale": 1.5}, bias=True),
+    GateRule(
+        "sigmoid_renorm",
+        "sigmoid_topk",
+        "sigmoid + selection bias, renormalised (MiniMax; Kimi-K2 and GLM with a scale)",
+        bias=True,
+    ),
+    GateRule(
+        "sqrtsoftplus_renorm",
+        "sqrtsoftplus_topk",
+        "sqrt(softplus) + selection bias, renormalised, x1.5 (DeepSeek-V4)",
+        {"scale": 1.5},
+        bias=True,
+    ),
     GateRule("llama4", "topk_sigmoid", "top-k of logits, sigmoid of each (Llama 4)"),
-)  # fmt: skip
+)
 
 
 POSITIVE = "a positive finite number, or None for the rule's own"
@@ -108,19 +135,19 @@ def scaled(name: str, scale: float | None) -> str:
         raise bad("scale", scale, POSITIVE)
     if ROUTERS[name].foreign:
         raise bad("scale", scale, f"None: {name} is a rule of another package, which scales weights itself")
-    base = found[1] if (found := re.fullmatch(SCALED, name)) else name
+    base = match[1] if (match := re.fullmatch(SCALED, name)) else name
     return base if ROUTERS[base].scale == scale else f"{base}_x{float(scale)!r}".removesuffix(".0")
 
 
 class _Rules(dict[str, GateRule]):
-    """The table by name. References and names with a scale stand for rules that are not among the names."""
+    """The table by name. References and names with a scale are looked up when asked for."""
 
     def __contains__(self, name: object) -> bool:
         """Whether it is a name of the table, with a scale or without, or a reference."""
         if super().__contains__(name) or ":" in str(name):
             return True
-        found = re.fullmatch(SCALED, str(name))
-        return bool(found and super().__contains__(found[1]) and str(name) == _spelled(found))
+        match = re.fullmatch(SCALED, str(name))
+        return bool(match and super().__contains__(match[1]) and str(name) == _spelled(match))
 
     def __missing__(self, name: str) -> GateRule:
         """Read a reference or a name with a scale. KeyError for any other text, `UserError` where a reference names no rule."""
@@ -132,20 +159,20 @@ class _Rules(dict[str, GateRule]):
         return replace(self[base], name=name, options={**self[base].options, "scale": float(scale)})
 
 
-def _spelled(found: re.Match[str]) -> str:
+def _spelled(match: re.Match[str]) -> str:
     """The one name of a rule with a scale; empty where the scale is that of the rule, or no positive finite number."""
     try:
-        scale = float(found[2])
+        scale = float(match[2])
     except ValueError:
         return ""
-    return scaled(found[1], scale) if positive(scale) else ""
+    return scaled(match[1], scale) if positive(scale) else ""
 
 
 @functools.cache
 def _declared(reference: str) -> GateRule:
     declared = declarations.read(reference, GateRule)[reference]
     rule = replace(declared, name=reference, module=f":{declared.module}")
-    rule.code()  # which finds its modules
+    rule.code()  # raises where a module is missing
     return rule
 
 

@@ -1,4 +1,4 @@
-"""What the rules share: the choice of experts by their scores, and weights whose sums may vanish or be infinite.
+"""Shared by the rules: the choice of experts by their scores, and weights whose sums may vanish or be infinite.
 
 Where a score is infinite or a sum of scores vanishes, a weight is the limit that the models' own code approaches:
 
@@ -21,7 +21,7 @@ def choose(
     """Ids (T, k) of the `top_k` largest scores (T, E), largest first, among the `keep_groups` best of `groups` groups.
 
     The score of a group is the sum of its `group_best` largest scores. Where `ordered`, the lowest ids come first among
-    equal scores, of groups and of experts; else ties are as `torch.topk` has them, which is faster.
+    equal scores, of groups and of experts; else ties are in the order of `torch.topk`, which is faster.
     """
     if groups == 1:
         return _largest(scores, top_k, ordered)

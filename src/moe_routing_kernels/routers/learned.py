@@ -1,4 +1,4 @@
-"""What the routers of the zoo share: what they return, what they are, and how one is made from its table line."""
+"""Shared by the routers of the zoo: their results, their base class, and building a router from its table line."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ COMMON_LOSSES = ("switch", "global_batch", "sequence", "z", "entropy")
 
 @dataclass
 class Routing:
-    """What a rule decided for T = B * S tokens (flattened batch-major)."""
+    """The decision of a rule for T = B * S tokens (flattened batch-major)."""
 
     ids: Tensor  # (T, K) int32, -1 in an empty slot; K = top_k, or more where the number of experts per token varies
     weights: Tensor  # (T, K) float32, differentiable; 0 where ids is -1
@@ -28,7 +28,7 @@ class Routing:
 
 @dataclass
 class SoftRouting:
-    """What soft MoE decided: mixtures in place of ids. Slot s belongs to expert s // (slots / E)."""
+    """The decision of soft MoE: mixtures in place of ids. Slot s belongs to expert s // (slots / E)."""
 
     dispatch: Tensor  # (B, S, slots) float32, sums to 1 over S
     combine: Tensor  # (B, S, slots) float32, sums to 1 over slots
@@ -39,21 +39,21 @@ class SoftRouting:
 class Learned(nn.Module):
     """The router of a trainable rule, with its parameters and its state.
 
-    Shapes never depend on data and nothing waits for the host, so that a training step can be captured. What is learnt
+    Shapes never depend on data and nothing waits for the host, so that a training step can be captured. State that is learnt
     without a gradient is in buffers: in training mode `forward` gathers statistics, which `after_step` uses.
     """
 
     # the kinds of the zero-computation experts, whose ids are E, E+1, ...: "zero", "copy" or "const"
     extra: tuple[str, ...] = ()
-    seated_by = "position"  # "choice": a capacity seats the first choices of all tokens before any second one
-    passes = 1  # how often the layer is applied, each time with a router of its own
+    seated_by = "position"  # "choice": a capacity seats the first choices of all tokens before any second choice
+    passes = 1  # how often the layer is applied, each time with another router
     known_losses: tuple[str, ...] = COMMON_LOSSES
     takes_network = True
 
     def __init__(
         self, rule: TrainableRule, dim: int, experts: int, top_k: int, network: str, coefficients: Mapping[str, float]
     ):
-        """Set up what all routers have; the network has one output per true or zero-computation expert."""
+        """Set up the common state; the network has one output per true or zero-computation expert."""
         super().__init__()
         self.rule, self.experts, self.top_k = rule, experts, top_k
         self.coefficients = dict(coefficients)
@@ -71,9 +71,9 @@ class Learned(nn.Module):
         return Routing(ids, torch.full_like(ids, 1 / self.top_k, dtype=torch.float32), {}, scores)
 
     def terms(
-        self, logits: Tensor, scores: Tensor, ids: Tensor, batch: int, **own: Callable[[], Tensor]
+        self, logits: Tensor, scores: Tensor, ids: Tensor, batch: int, **extra: Callable[[], Tensor]
     ) -> dict[str, Tensor]:
-        """The losses asked for, times their coefficients: common ones and those that a rule brings.
+        """The configured losses times their coefficients: common losses and the rule's `extra` ones.
 
         Empty in evaluation.
         """
@@ -86,14 +86,14 @@ class Learned(nn.Module):
             "z": lambda: losses.z(logits),
             "entropy": lambda: losses.entropy(scores),
         }
-        return {name: weight * (common | own)[name]() for name, weight in self.coefficients.items() if weight}
+        return {name: weight * (common | extra)[name]() for name, weight in self.coefficients.items() if weight}
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing | SoftRouting:
         """Route x (B, S, D) of any float dtype with token_ids (B, S) int64 and positions (S,) int64."""
         raise NotImplementedError
 
     def after_step(self) -> None:
-        """Update what is learnt without a gradient; call it after each step of the optimiser."""
+        """Update the state that is learnt without a gradient; call it after each step of the optimiser."""
 
 
 def by_column(taken: Tensor) -> Tensor:

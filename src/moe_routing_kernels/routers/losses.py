@@ -23,7 +23,7 @@ def counts(ids: Tensor, experts: int) -> Tensor:
 
 
 def over_ranks(total: Tensor) -> Tensor:
-    """Sum a tensor over all data-parallel ranks, in place; a single process has it as it is."""
+    """Sum a tensor over all data-parallel ranks, in place; a single process leaves it as it is."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(total)
     return total
@@ -71,7 +71,7 @@ def global_batch(scores: Tensor, ids: Tensor) -> Tensor:
 
 
 def sequence(scores: Tensor, ids: Tensor, batch: int) -> Tensor:
-    """The switch loss of each sequence on its own, averaged over sequences (DeepSeek-V3 2412.19437 eq. 17-20)."""
+    """The switch loss per sequence, averaged over sequences (DeepSeek-V3 2412.19437 eq. 17-20)."""
     by_sequence = chosen(ids, scores.shape[1]).unflatten(0, (batch, -1)).sum(1)
     return balance(by_sequence, scores.unflatten(0, (batch, -1))).mean()
 

@@ -18,7 +18,7 @@ def route(
 
 
 def score(logits: Tensor) -> Tensor:
-    """What experts are chosen by, apart from the bias: (T, E) from logits (T, E)."""
+    """The scores that experts are selected by, without the bias: (T, E) from logits (T, E)."""
     return torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float())
 
 

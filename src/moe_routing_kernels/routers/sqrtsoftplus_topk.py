@@ -15,8 +15,11 @@ def route(logits: Tensor, top_k: int, bias: Tensor | None = None, *, scale: floa
 
 
 def score(logits: Tensor) -> Tensor:
-    """What experts are chosen by, apart from the bias: (T, E) from logits (T, E)."""
+    """The scores that experts are selected by, without the bias: (T, E) from logits (T, E)."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     tail = wide < TAIL
-    low, rest = wide.masked_fill(~tail, TAIL), wide.masked_fill(tail, 0)  # each without what has no finite slope
+    low, rest = (
+        wide.masked_fill(~tail, TAIL),
+        wide.masked_fill(tail, 0),
+    )  # each without the logits where its slope is not finite
     return torch.where(tail, (low / 2).exp(), torch.nn.functional.softplus(rest).sqrt())

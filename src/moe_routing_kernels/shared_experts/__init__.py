@@ -1,7 +1,7 @@
-"""shared_experts: the experts of a layer that every token has, in addition to the routed ones (DeepSeekMoE, arXiv 2401.06066).
+"""shared_experts: the experts of a layer that every token uses, in addition to the routed ones (DeepSeekMoE, arXiv 2401.06066).
 
-Several of them are one: with their inner widths side by side, the down product sums over all. Where the score `sigmoid` gates them,
-each token's result is multiplied by the sigmoid of its product with one more vector (Qwen1.5-MoE, Qwen3-Next).
+Several shared experts are computed as one: their inner widths are concatenated, and the down GEMM sums over all. Where the score
+`sigmoid` gates them, each token's result is multiplied by the sigmoid of its dot product with one more vector (Qwen1.5-MoE, Qwen3-Next).
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ GATES = ("sigmoid",)
 @dataclass(frozen=True)
 class SharedExperts:
     """Tensors: x (T, H) of `dtype`; shared_w13 (N, H) and shared_w2 (H, I) of `weights`, N as in `Experts`, and where they are gated
-    shared_gate (H,), likewise; residual (T, H) of `dtype`, from where the sums of `combine` start. No biases, whatever the activation."""
+    shared_gate (H,), likewise; residual (T, H) of `dtype`, from which the sums of `combine` start. No biases, for any activation."""
 
     tokens: int
     hidden: int

@@ -1,4 +1,4 @@
-"""Shared experts in plain torch: two dense products of its library, with the activation between them."""
+"""Shared experts in plain torch: two dense GEMMs, with the activation between them."""
 
 from collections.abc import Callable
 
@@ -17,11 +17,17 @@ def unsupported(problem: SharedExperts) -> str | None:
 
 
 def bind(
-    problem: SharedExperts, *, x: Tensor, shared_w13: Tensor, shared_w2: Tensor, residual: Tensor, shared_gate: Tensor | None = None
-) -> Callable[[], None]:  # fmt: skip
+    problem: SharedExperts,
+    *,
+    x: Tensor,
+    shared_w13: Tensor,
+    shared_w2: Tensor,
+    residual: Tensor,
+    shared_gate: Tensor | None = None,
+) -> Callable[[], None]:
     """Bind x (T, H), shared_w13 (N, H), shared_w2 (H, I) and shared_gate (H,) or None; the call writes residual (T, H).
 
-    The score of a token is multiplied with what goes into the down product, which is narrower than what comes out.
+    A token's score multiplies the input of the down GEMM, which is narrower than its output.
     """
     up, down = shared_w13.T, shared_w2.T
 

@@ -1,4 +1,4 @@
-"""training: a layer for expert ids and weights that are given, as a function that autograd differentiates.
+"""training: a layer for precomputed expert ids and weights, as a function that autograd differentiates.
 
 A module has `layer(problem, **options)`, which returns a function of x (T, H), topk_ids (T, k) int32, topk_weights (T, k) float32, w13
 (E, N, H) and w2 (E, H, I) -> combined (T, H), and `unsupported(problem, **options)`. The problem is that of `kernels.layer`, with one

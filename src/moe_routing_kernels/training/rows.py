@@ -22,7 +22,7 @@ def pack(problem: Layer, x: Tensor, topk_ids: Tensor) -> Packed:
     """Sort the assignments and copy their tokens' rows; the gradient of x is a sum by index_add, in the format of x."""
     counts, offsets, order, inverse = torch_permute.permute(problem.layout.problem, topk_ids)
     rows = x.index_select(0, order.clamp_min(0) // problem.layout.top_k)
-    if problem.layout.padding:  # also so that nothing flows back from rows of no expert, whose gradient is undefined
+    if problem.layout.padding:  # also keeps rows of no expert, whose gradient is undefined, from flowing back
         rows = rows.masked_fill((order < 0).unsqueeze(1), 0)
     return Packed(rows, counts, offsets.int(), inverse)
 

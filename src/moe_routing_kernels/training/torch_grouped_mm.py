@@ -1,4 +1,4 @@
-"""A layer in plain torch: sort, gather, two grouped matrix products, weighted sum; nothing is read on the host."""
+"""A layer in plain torch: sort, gather, two grouped GEMMs, weighted sum; nothing is read on the host."""
 
 from collections.abc import Callable
 

@@ -21,8 +21,8 @@ def layer(problem: Layer) -> Callable[..., Tensor]:
     def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
         packed = pack(problem, x, topk_ids)
         sizes = packed.counts.tolist()
-        parts = packed.rows[: sum(sizes)].split(sizes)
-        y = [activate(problem.activation, x @ up.T) @ down.T for x, up, down in zip(parts, w13, w2, strict=True)]
+        expert_rows = packed.rows[: sum(sizes)].split(sizes)
+        y = [activate(problem.activation, x @ up.T) @ down.T for x, up, down in zip(expert_rows, w13, w2, strict=True)]
         return combine(torch.cat(y), packed.inverse, topk_weights)
 
     return run

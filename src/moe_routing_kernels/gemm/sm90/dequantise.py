@@ -87,12 +87,12 @@ def halved(codes: Codes) -> bool:
 
 
 def subtracts(codes: Codes) -> bool:
-    """Whether what a word's codes become is more than their numbers."""
+    """Whether a number must be subtracted from the decoded codes of a word."""
     return codes.kind == "int" and (codes.zeros or not halved(codes))
 
 
 def subtrahends(zero: Any, codes: Codes) -> dict[int, Any]:
-    """What is subtracted from codes, per bit where they begin; `zero` is a zero point in both halves, or None for that of all."""
+    """The numbers subtracted from codes, per bit where they begin; `zero` is a zero point in both halves, or None for the common one."""
     if codes.kind != "int" or halved(codes):
         return {0: zero}
     if zero is None:
@@ -101,7 +101,7 @@ def subtrahends(zero: Any, codes: Codes) -> dict[int, Any]:
 
 
 def masks(zero: Any, codes: Codes) -> dict[int, Any]:
-    """What leaves a code of each half of a word, per bit where it begins; `zero` is a word of which only the device knows that it is 0.
+    """The masks that keep a code of each half of a word, per bit where it begins; `zero` is a word of 0, which only the device knows.
 
     An instruction takes one number as it stands, and the base that a code is added to is one: the mask is a register, which ptxas (13.0),
     where it knows the mask, would rather make anew for each word than keep.

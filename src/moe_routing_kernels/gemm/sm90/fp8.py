@@ -27,7 +27,7 @@ from moe_routing_kernels.gemm.sm90.tile import MMA_M, TILE_K
 
 
 class Fp8Operands(NamedTuple):
-    """What the producer reads, and the scales of weights, which consumers read."""
+    """Operands of the producer, and the scales of weights, which consumers read."""
 
     w_atom: Any
     w: Any
@@ -42,7 +42,7 @@ class Fp8Operands(NamedTuple):
 
 
 class Fp8Results(NamedTuple):
-    """What the consumers read and write."""
+    """Tensors that the consumers read and write."""
 
     biases: Any  # (E, N) or None
     out: Any  # (R, columns)

@@ -76,7 +76,7 @@ def fragments(left: cute.Tensor, right: cute.Tensor, width: int) -> tuple[cute.T
 def multiply_block(a: cute.Tensor, b: cute.Tensor, block_acc: cute.Tensor, m_atom: int, index: Any) -> None:
     """Issue the MMAs of 64 rows of a stage of a, and of all of that of b; `block_acc` is overwritten."""
     width = 8 * block_acc.shape[2]
-    mma = tiled_mma(width)  # a new one, as what is set may not leave the branch that this is in
+    mma = tiled_mma(width)  # a new one, as values set here may not leave this branch
     results = cute.make_tensor(block_acc.iterator, cute.make_layout(((2, 2, width // 8), 1, 1)))
     warpgroup.fence()
     for n in range(MMAS):

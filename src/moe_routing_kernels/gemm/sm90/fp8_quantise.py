@@ -85,7 +85,7 @@ def token_of(m_atom: int, half: int) -> Any:
 
 
 def scale_and_factor(amax: Any) -> tuple[Any, Any]:
-    """The scale of numbers of which amax is the largest, and what they are multiplied by: as `cute_pack_fp8` has them."""
+    """The scale of numbers whose largest is amax, and the factor that they are multiplied by, as in `cute_pack_fp8`."""
     small = amax < fp8.LEAST_AMAX
     scale = cutlass.select_(small, Float32(1.0), amax * Float32(1 / fp8.LARGEST))
     return scale, cutlass.select_(small, Float32(1.0), fp8.LARGEST * cute.arch.rcp_approx(amax))
@@ -192,7 +192,7 @@ def store(
                 if writes & (token < end):
                     out_scales[Int64(token), column // BLOCK] = scale
             for start in cutlass.range_constexpr(0, gemm.width, MMA_M):
-                cute.arch.sync_warp()  # all lanes have read what was there
+                cute.arch.sync_warp()  # all lanes have read the previous contents
                 words = [rounded[start // 4 + n, m_atom] for n in range(MMA_M // 4)]
                 quantise_part(words, factors, of_warp, gemm.epi_pitch)
                 cute.arch.sync_warp()

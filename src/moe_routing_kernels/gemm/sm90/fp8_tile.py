@@ -31,7 +31,7 @@ class Fp8Gemm(GroupedGemm):
     quantises: bool = False  # upright, its results are e4m3 with scales, as rows are
 
     def __post_init__(self) -> None:
-        """Check what the kernel takes for granted."""
+        """Check the kernel's assumptions."""
         super().__post_init__()
         tile = self.tile
         assert not (self.top_k or self.waits or self.signals or tile.pingpong or tile.narrowest), self
@@ -41,7 +41,7 @@ class Fp8Gemm(GroupedGemm):
 
     @property
     def epi_tokens(self) -> int:
-        """Upright, each warp has the 16 tokens of an MMA of its own."""
+        """Upright, each warp has 16 tokens of an MMA."""
         return MMA_M if self.upright else super().epi_tokens
 
     @property

@@ -131,7 +131,7 @@ def store(
         first = row + m_atom * MMA_M + warp_of_group * WARP_ROWS
         for start in cutlass.range_constexpr(0, gemm.width, MMA_M):
             if first < end:
-                cute.arch.sync_warp()  # all lanes have read what was there
+                cute.arch.sync_warp()  # all lanes have read the previous contents
                 for eight in cutlass.range_constexpr(0, MMA_M // 8, 2):
                     values = cute.make_rmem_tensor((8,), Float32)
                     for n in cutlass.range_constexpr(8):  # matrix, then column

@@ -31,14 +31,14 @@ Variants are subclasses that override the hooks below: `training`, `fp8`, `quant
 Invariants:
 - Whatever overlapping kernels did not write themselves is complete before the first of them starts: it is launched in the ordinary
   way. What one of them wrote, another may read without waiting for it if it starts only after a third has: the second GEMM reads
-  `offsets` so, as the first lets it start after its own wait. Each ends after the one ahead of it, for whose end it waits in every
-  block, and writes what none ahead of it reads.
+  `offsets` so, as the first lets it start after its own wait. Each ends after the previous one, for whose end it waits in every
+  block, and writes nothing that an earlier one reads.
 - Rows beyond an expert's last are multiplied (they are another expert's or its own, or past the tensor and zero) and never
   stored; accumulators of different tokens do not mix.
 - A stage is filled again only after each warp that multiplies it, in all blocks of a cluster, has arrived at its `empty` barrier,
   which it does after the `wgmma.wait_group` that covers its reads.
 - Ping-pong, a warpgroup waits for a stage once the other has seen all earlier ones, as a parity tells a phase from the next only.
-- What lies beyond K is zero in both operands, so the last stage may overhang.
+- Elements beyond K are zero in both operands, so the last stage may overhang.
 """
 
 from typing import Any, NamedTuple
@@ -60,7 +60,7 @@ from moe_routing_kernels.gemm.sm90.tile import MMA_M, TILE_K, WARPGROUP, Grouped
 
 
 class Operands(NamedTuple):
-    """What the producer reads: the tensor maps of weights and rows, and the numbers of rows that are gathered."""
+    """Operands of the producer: the tensor maps of weights and rows, and the numbers of rows that are gathered."""
 
     w_atom: Any
     w: Any
@@ -72,7 +72,7 @@ class Operands(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What the consumers read and write."""
+    """Tensors that the consumers read and write."""
 
     biases: Any  # (E, N) or None
     out: Any  # (R, columns)
@@ -90,7 +90,7 @@ class GroupedGemmKernel:
     """A grouped GEMM of 16-bit operands; a variant overrides the hooks `__call__`, `allocate` to `store`."""
 
     def __init__(self, gemm: GroupedGemm) -> None:
-        """Of a configuration, which is all that the kernel depends on but its operands' dtype."""
+        """Keep the configuration, on which alone the kernel depends, with its operands' dtype."""
         self.gemm = gemm
 
     @cute.jit

@@ -8,7 +8,7 @@ vector v of row r of a stage lies at v ^ (r % 8) of its 8 (the swizzle of 128 by
 Invariants:
 - The `full` barrier of a stage counts each thread's copies as they come (`cp.async.mbarrier.arrive.noinc`). Consumers then fence for the
   asynchronous proxy, through which the tensor cores read: writes, barrier, fence and reads stand in this order.
-- Rows beyond an expert's last are copies of its last row; what lies beyond K is zero in both operands.
+- Rows beyond an expert's last are copies of its last row; elements beyond K are zero in both operands.
 """
 
 from typing import Any
@@ -157,7 +157,7 @@ def copy_rows(
     atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=cache), x.element_type, num_bits_per_copy=128)
     vector = cute.make_layout((VECTOR, 1))
     column = k * TILE_K + thread % VECTORS * VECTOR
-    inside = cute.make_rmem_tensor(cute.make_layout((VECTOR, 1), stride=(0, 0)), Boolean)  # what is not is zero
+    inside = cute.make_rmem_tensor(cute.make_layout((VECTOR, 1), stride=(0, 0)), Boolean)  # the rest is zero
     inside[0] = column < gemm.inner
     start = index * (gemm.tile.tokens * TILE_K) + place(thread)
     stage = cute.recast_ptr(x_stages.iterator) + cute.assume(start, divby=VECTOR)

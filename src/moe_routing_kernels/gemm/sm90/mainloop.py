@@ -1,6 +1,6 @@
 """The main loop of 16-bit operands: a warpgroup multiplies a tile's weights and tokens, stage by stage (wgmma, both from shared memory).
 
-A tile has a variant for each N that its tokens may need, a loop of its own with its own MMA, as N is part of the instruction. All variants
+A tile has a variant for each N that its tokens may need, a separate loop with its own MMA, as N is part of the instruction. All variants
 accumulate in the same registers, so one epilogue serves them.
 
 Invariants:

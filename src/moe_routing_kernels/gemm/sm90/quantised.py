@@ -29,7 +29,7 @@ from moe_routing_kernels.gemm.sm90.schedule import n_of
 
 
 class QuantisedOperands(NamedTuple):
-    """What the producer reads: codes as words, and the tensor map of rows."""
+    """Operands of the producer: codes as words, and the tensor map of rows."""
 
     w: Any  # (E, m_blocks, blocks, words)
     x_atom: Any

@@ -1,16 +1,16 @@
-"""Where our kernels want quantised weights: blocks of 64 rows and 128 neighbours along K, in the order in which a warpgroup reads them.
+"""The layout in which our kernels read quantised weights: blocks of 64 rows and 128 neighbours along K, in the order in which a warpgroup reads them.
 
-A thread of a warpgroup holds of the left operand of wgmma, 64 rows times 16 of K, four registers of two 16-bit numbers. Of a block it needs
-32 such registers, numbered 4 * k16 + 2 * upper half of the 16 + rows 8 to 15 of its warp's 16. A 32-bit word holds 16 / bits of
+A thread of a warpgroup holds four registers, of two 16-bit numbers each, of wgmma's operand A (64 rows times 16 of K). It needs 32 such
+registers per block, numbered 4 * k16 + 2 * upper half of the 16 + rows 8 to 15 of its warp's 16. A 32-bit word holds 16 / bits of
 them: register f of a word has its first code from bit `bits` * f on and its second 16 bits above, so that a mask takes two codes out
-as they lie in the register. A thread's words come in vectors of 16 bytes, those of the 128 threads side by side: one load without a bank
-conflict. Scales follow the codes of their block, and zero points the scales:
+as they lie in the register. A thread's words come in vectors of 16 bytes; neighbouring threads have neighbouring vectors: one load without a
+bank conflict. Scales follow the codes of their block, and zero points the scales:
 
     block = codes [vector][thread][4 words], then [warp][lane / 4][group][scales of two rows 8 apart, zero points of both]
 
 Scales and zero points are numbers of the activations' format. Scales of floats are multiplied by the power of two by which a number is too small
-once its bits stand where a 16-bit float has them; zero points of 8-bit codes beside bf16 are less by 128. Scales of a row or of blocks of 128 x 128 are
-repeated: 3 % of the bytes of 4-bit codes. What is beyond the weights' rows has the scale 0; beyond K, codes 0 meet zeros of the tokens.
+once its bits stand where a 16-bit float has them; zero points of 8-bit codes with bf16 are 128 less. Scales of a row or of blocks of 128 x 128 are
+repeated: 3 % of the bytes of 4-bit codes. Rows beyond the weights' last have the scale 0; beyond K, codes 0 meet zeros of the tokens.
 
 Rows that are gates and ups are interleaved, 8 and 8: a thread's two rows are a gate and its up (`grouped_gemm`).
 """
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROWS = 64  # of a block: those of a warpgroup's instruction
+ROWS = 64  # rows of a block: M of wgmma
 DEPTH = 128  # of a block, along K
 ROW = -1  # `group` of codes with one scale per row
 GROUPS = (32, 64, 128, ROW)
@@ -34,16 +34,16 @@ _TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Codes:
-    """A format of weights beside activations of `dtype`."""
+    """A format of weights for activations of `dtype`."""
 
     kind: str  # int, e4m3 or e5m2
     bits: int  # 8, 4 or 2
     zeros: bool  # zero points per group; else integers have the zero point 2 ** (bits - 1)
-    group: int  # neighbours along K with a scale of their own: one of GROUPS
+    group: int  # neighbours along K that share a scale: one of GROUPS
     dtype: str  # bf16 or fp16
 
     def __post_init__(self) -> None:
-        """Check what the kernel takes for granted."""
+        """Check the kernel's assumptions."""
         assert self.kind in ("int", "e4m3", "e5m2") and self.bits in (8, 4, 2) and self.dtype in _TORCH, self
         assert self.kind == "int" or (self.bits == 8 and not self.zeros), self
         assert self.group in GROUPS, self
@@ -89,13 +89,15 @@ def repack(elements: Tensor, scales: Tensor, zeros: Tensor | None, codes: Codes,
     columns = packed * 8 // codes.bits
     m_blocks, blocks = m_blocks_of(rows, gated), -(-columns // DEPTH)
     out = torch.empty(experts, m_blocks, blocks, codes.block_words, dtype=torch.int32, device=elements.device)
-    for expert in range(experts):  # one by one: intermediates are several times as large as the weights
+    for expert in range(experts):  # one at a time: intermediates are several times as large as the weights
         plain = _unpacked(elements[expert].view(torch.uint8), codes.bits)
         out[expert, ..., : codes.words * _THREADS] = _words(_by_m_blocks(plain, m_blocks, blocks * DEPTH, gated), codes)
-        parts = [_of_rows(scales[expert], rows) * 2.0 ** _FOLDED.get((codes.kind, codes.dtype), 0)]
+        parameters = [_of_rows(scales[expert], rows) * 2.0 ** _FOLDED.get((codes.kind, codes.dtype), 0)]
         if zeros is not None:
-            parts.append(_of_rows(zeros[expert], rows) - (128.0 if (codes.bits, codes.dtype) == (8, "bf16") else 0.0))
-        out[expert, ..., codes.words * _THREADS :] = _parameters(parts, m_blocks, blocks, codes, gated)
+            parameters.append(
+                _of_rows(zeros[expert], rows) - (128.0 if (codes.bits, codes.dtype) == (8, "bf16") else 0.0)
+            )
+        out[expert, ..., codes.words * _THREADS :] = _parameters(parameters, m_blocks, blocks, codes, gated)
     return out
 
 
@@ -116,17 +118,15 @@ def _by_m_blocks(x: Tensor, m_blocks: int, columns: int, gated: bool) -> Tensor:
 def _words(x: Tensor, codes: Codes) -> Tensor:
     """Codes (m_blocks, 64, K) int32 -> the words of each block: (m_blocks, K / 128, `codes.words` * 128) int32."""
     # Row: warp, half, eighth. Column: block, k16, half, quarter, which of two.
-    parts = x.unflatten(2, (-1, 8, 2, 4, 2)).unflatten(1, (4, 2, 8))
-    parts = parts.permute(
-        0, 4, 5, 6, 2, 1, 3, 7, 8
-    )  # m_block, block | k16, half of K, half of rows | warp, eighth, quarter | which
-    parts = (
-        parts.flatten(2, 4).unflatten(2, (codes.words, codes.fields)).flatten(4, 6)
-    )  # m_block, block, word, field, thread, which
-    words = torch.zeros_like(parts[:, :, :, 0, :, 0])
+    axes = x.unflatten(2, (-1, 8, 2, 4, 2)).unflatten(1, (4, 2, 8))
+    # -> m_block, block | k16, half of K, half of rows | warp, eighth, quarter | which
+    axes = axes.permute(0, 4, 5, 6, 2, 1, 3, 7, 8)
+    # -> m_block, block, word, field, thread, which
+    fields = axes.flatten(2, 4).unflatten(2, (codes.words, codes.fields)).flatten(4, 6)
+    words = torch.zeros_like(fields[:, :, :, 0, :, 0])
     for field in range(codes.fields):
         for which in range(2):
-            words |= parts[:, :, :, field, :, which] << (codes.bits * field + 16 * which)
+            words |= fields[:, :, :, field, :, which] << (codes.bits * field + 16 * which)
     vectors = words.unflatten(2, (-1, _VECTOR)).transpose(3, 4)  # m_block, block, vector, thread, word of it
     return vectors.flatten(2)
 
@@ -138,14 +138,16 @@ def _of_rows(parameters: Tensor, rows: int) -> Tensor:
     return parameters.float().repeat_interleave(128, dim=0)[:rows]
 
 
-def _parameters(parts: list[Tensor], m_blocks: int, blocks: int, codes: Codes, gated: bool) -> Tensor:
-    """Scales and zero points (N, groups) float32 -> their words (m_blocks, blocks, 32 * groups * parts) int32."""
-    by_part = []
-    for part in parts:
-        expanded = part.expand(-1, blocks) if codes.group == ROW else part
+def _parameters(parameters: list[Tensor], m_blocks: int, blocks: int, codes: Codes, gated: bool) -> Tensor:
+    """Scales and zero points (N, groups) float32 -> their words (m_blocks, blocks, 32 * groups * parameters) int32."""
+    rounded_parameters = []
+    for parameter in parameters:
+        expanded = parameter.expand(-1, blocks) if codes.group == ROW else parameter
         rounded = _by_m_blocks(expanded, m_blocks, blocks * codes.groups, gated).to(_TORCH[codes.dtype])
         if not rounded.isfinite().all():
             raise ValueError(f"scales beyond the range of {codes.dtype} once {codes.kind} needs them")
-        by_part.append(rounded.unflatten(2, (blocks, -1)).unflatten(1, (4, 2, 8)))
-    both = torch.stack(by_part, dim=-1).permute(0, 4, 1, 3, 5, 6, 2)  # m_block, block, warp, eighth, group, part, half
+        rounded_parameters.append(rounded.unflatten(2, (blocks, -1)).unflatten(1, (4, 2, 8)))
+    both = torch.stack(rounded_parameters, dim=-1).permute(
+        0, 4, 1, 3, 5, 6, 2
+    )  # m_block, block, warp, eighth, group, parameter, half
     return both.contiguous().view(torch.int32).flatten(2)

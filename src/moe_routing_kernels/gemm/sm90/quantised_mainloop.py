@@ -57,13 +57,13 @@ def parameters_of(block: cute.Tensor, gemm: QuantisedGemm) -> cute.Tensor:
 
 
 def factors(parameters: cute.Tensor, group: int, codes: Codes) -> list[tuple[Any, dict]]:
-    """For both rows of a thread: the scale of a group in both halves of a register, and what is subtracted from its codes."""
+    """For both rows of a thread: the scale of a group in both halves of a register, and the number subtracted from its codes."""
     scales = [both(parameters[0, group], half) for half in range(2)]
     return list(zip(scales, offsets_of(parameters, group, codes), strict=True))
 
 
 def offsets_of(parameters: cute.Tensor, group: int, codes: Codes) -> list[dict]:
-    """For both rows of a thread: what is subtracted from the codes of a group."""
+    """For both rows of a thread: the number subtracted from the codes of a group."""
     zeros = [both(parameters[1, group], half) if codes.zeros else None for half in range(2)]
     return [subtrahends(zeros[half], codes) for half in range(2)]
 

@@ -21,7 +21,7 @@ class QuantisedGemm(GroupedGemm):
     splits: int = 1  # warpgroups that take the stages of a tile in turn, and add up their accumulators in the end
 
     def __post_init__(self) -> None:
-        """Check what the kernel takes for granted."""
+        """Check the kernel's assumptions."""
         super().__post_init__()
         assert self.splits == 1 or (self.few and self.tile.warpgroups == 1), "warpgroups share its rows or its depth"
         assert self.splits == 1 or self.resident > 1, "producers have few registers"
@@ -91,7 +91,7 @@ class QuantisedGemm(GroupedGemm):
     def stages_for(self, tokens: int) -> int:
         """Stages that fit with buffers for `tokens` tokens, in each of the blocks that share a multiprocessor.
 
-        Warpgroups that split a tile have stages of their own: a warpgroup that waits for a stage only every second time it is filled cannot
+        Warpgroups that split a tile have separate stages: a warpgroup that waits for a stage only every second time it is filled cannot
         tell the two phases of its barrier apart.
         """
         buffers = tokens * self.epi_pitch * 2 * self.tile.warpgroups

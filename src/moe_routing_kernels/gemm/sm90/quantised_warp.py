@@ -1,6 +1,6 @@
 """The main loop of `quantised` for tiles of 8 tokens, where issuing instructions binds: each warp multiplies by itself.
 
-With so few tokens the tensor cores are nearly idle, and what a warpgroup's MMA needs besides, fences and descriptors, is a sixth of
+With so few tokens the tensor cores are nearly idle, and the overhead of a warpgroup's MMA, fences and descriptors, is a sixth of
 the instructions. A warp's MMA takes the same fragments, tokens in registers too. Integers are not dequantised: for a group along K
 
     sum_k scale (code_k - zero) x_k = scale (sum_k (base + code_k) x_k - sum_k (base + zero) x_k),

@@ -55,7 +55,7 @@ def locate(tile: Any, starts: cute.Tensor, first_tiles: cute.Tensor, gemm: Group
 
     Blocks of a cluster count its tiles as one, and each finds its own, which has no rows where the expert has too few.
 
-    Tiles of an expert are taken in groups of up to GROUP tiles of tokens, column by column of tiles: what runs at a time shares weights
+    Tiles of an expert are taken in groups of up to GROUP tiles of tokens, column by column of tiles: tiles that run at the same time share weights
     and token rows. Where tiles have several variants, those of an expert share its rows in multiples of 8, and their end is their own;
     else it is the expert's. Which of them are longer rotates from column to column and from expert to expert: otherwise a block, which
     takes every n-th tile, could get long ones alone.

@@ -1,4 +1,4 @@
-"""What a thread block of a grouped GEMM computes at a time, and what it takes: stages, shared memory, registers, threads, barriers' arrivals.
+"""The tile of a thread block of a grouped GEMM, and its resources: stages, shared memory, registers, threads, barriers' arrivals.
 
 The GEMMs swap A and B: weights stand on the M side of the MMA, which has steps of 64, and tokens on its N side, which has steps of 8.
 """
@@ -24,7 +24,7 @@ GATHER_REGISTERS = (56, 224)  # where producers hold the numbers of their rows; 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a thread block computes at a time, or, ping-pong, each of its two consumer warpgroups."""
+    """The tile of a thread block or, ping-pong, of each of its two consumer warpgroups."""
 
     m_atoms: int  # MMAs of 64 rows of weights, per warpgroup
     warpgroups: int  # consumers
@@ -39,7 +39,7 @@ class Tile:
     )
 
     def __post_init__(self) -> None:
-        """Check what the kernel takes for granted."""
+        """Check the kernel's assumptions."""
         assert self.m_atoms in (1, 2) and self.warpgroups in (1, 2), "one or two warpgroups have 64 or 128 rows each"
         assert self.tokens % 8 == 0 and 8 <= self.tokens <= (256, 192)[self.m_atoms - 1], "accumulators fill registers"
         assert self.warpgroups == 2 or not self.pingpong, "two take turns"
@@ -85,9 +85,9 @@ class GroupedGemm:
     signals: str = ""
 
     def __post_init__(self) -> None:
-        """Check what the kernel takes for granted."""
+        """Check the kernel's assumptions."""
         assert self.waits in ("", "rows", "offsets") and self.signals in ("", "early", "late"), self
-        assert not (self.top_k and self.waits == "rows"), "what orders rows is written with the offsets"
+        assert not (self.top_k and self.waits == "rows"), "the order of rows is written with the offsets"
         assert not (self.top_k and self.signals == "late"), "a whole warpgroup loads"
         assert self.tile.cluster == 1 or not (self.waits or self.signals), "blocks that overlap start one by one"
 
@@ -150,7 +150,7 @@ class GroupedGemm:
 
     @property
     def tma_bytes(self) -> int:
-        """Bytes of a stage that TMA writes; threads write what they gather."""
+        """Bytes of a stage that TMA writes; threads write the rows that they gather."""
         return self.stage_bytes - (self.tile.tokens * TILE_K * 2 if self.top_k else 0)
 
     @property

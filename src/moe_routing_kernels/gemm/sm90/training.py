@@ -51,7 +51,7 @@ class TrainingGemm(GroupedGemm):
 
     @property
     def epi_buffers(self) -> int:
-        """Forward, what is activated, gates and ups."""
+        """Forward: activated values, gates and ups."""
         return 3 if self.gated else 1
 
     @property
@@ -61,7 +61,7 @@ class TrainingGemm(GroupedGemm):
 
 
 class TrainingResults(NamedTuple):
-    """What the consumers read and write; None where a GEMM has no such tensor."""
+    """Tensors that the consumers read and write; None where a GEMM has no such tensor."""
 
     preact: Any  # (R, 2 columns): pre-activations, written forward, read with a derivative
     scales: Any  # (R,)
@@ -155,7 +155,7 @@ def compile_for(arch: str, dtype: str, gemm: TrainingGemm, keep: bool = False) -
     """Compile one GEMM for one architecture and shape class (no GPU needed).
 
     The result is called with x (R, inner), offsets (E + 1,) int32, w, preact, scales, out, inner, dots and the number of thread blocks,
-    None for what is not named here:
+    None for tensors that are not named here:
 
     - forward, w is (E, 2 columns, inner), and preact (R, 2 columns) and out (R, columns) are written;
     - with a `derivative`, w is (E, inner, columns), preact (R, 2 columns) is read, out (R, 2 columns) and inner (R, columns) are written;

@@ -1,7 +1,7 @@
 """The epilogue of training GEMMs: derivatives of activations, multiplied into gradients on their way to memory.
 
 The gradient of the activated rows is multiplied by the activation's derivative, which takes the pre-activations: stored are the gradient
-of these and what was activated, again. It is rounded to 16 bits on the way, as it is where a GEMM of its own computes it.
+of these and the activated values, again. It is rounded to 16 bits on the way, as in a separate GEMM.
 A tile goes to the buffer as a whole, because the derivative needs the registers of the accumulators: subtile by subtile, they spill.
 
 Invariant: as in `epilogue`, a warpgroup's buffer is its own, and TMA never touches it.
@@ -96,8 +96,8 @@ def store_gradients(
 ):
     """Read a tile of gradients in `buffer` and preact (R, 2 columns); write d_preact (R, 2 columns) and the activated to inner (R, columns).
 
-    With scales (R,), both are multiplied by those of their rows, and dots (R, parts) gets the dot product of each row's part of the
-    gradient and of the activated. The first vectors are in gates_and_ups (8, gate or up, TOGETHER) and scale (TOGETHER,) already; the next
+    With scales (R,), both are multiplied by those of their rows, and dots (R, `gemm.dots`) gets, per part of a row, the dot product of the
+    gradient and the activated values. The first vectors are in gates_and_ups (8, gate or up, TOGETHER) and scale (TOGETHER,) already; the next
     ones are loaded while these are computed.
     """
     dtype, columns = buffer.element_type, cutlass.const_expr(gemm.columns)

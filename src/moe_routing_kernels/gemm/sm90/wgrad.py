@@ -183,7 +183,7 @@ class WgradGemmKernel:
     """The kernel of a `WgradGemm`: its schedule, its operands and its epilogue are not those of `grouped_gemm`, its pipeline is."""
 
     def __init__(self, gemm: WgradGemm) -> None:
-        """Of a configuration, which is all that the kernel depends on but its operands' dtype."""
+        """Keep the configuration, on which alone the kernel depends, with its operands' dtype."""
         self.gemm = gemm
 
     @cute.jit

@@ -1,4 +1,4 @@
-"""The configuration and the schedule of `wgrad` GEMMs: sizes of tiles, what they take, and which expert and place each has."""
+"""The configuration and the schedule of `wgrad` GEMMs: sizes of tiles, their resources, and the expert and place of each."""
 
 import math
 from dataclasses import dataclass

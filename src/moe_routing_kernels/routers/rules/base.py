@@ -46,16 +46,16 @@ def balanced_assignment(values: Tensor, rounds: int) -> Tensor:
     if experts == 1:
         return values.argmax(1)
     values = values.T / values.std(correction=0).clamp(min=1e-10)
-    absent = places * experts - tokens  # stand-ins that are worth the same to all experts, so that every place is taken
+    absent = places * experts - tokens  # dummy tokens, worth the same to all experts, so that every place is taken
     values = torch.cat([values, values.min().expand(experts, absent)], dim=1)
     price, owner = torch.zeros_like(values[0]), torch.full_like(values[0], -1, dtype=torch.long)
     names = torch.arange(experts, device=values.device)[:, None]
     for _ in range(rounds):
-        worth, mine = values - price, owner == names
-        ranked = worth.masked_fill(mine, torch.inf).topk(places + 1, dim=1)
-        wanted, alternative = ranked.indices[:, :-1], ranked.values[:, -1:]
-        offers = values.gather(1, wanted) - alternative + LEAST_BID
-        bids = torch.full_like(values, -torch.inf).scatter(1, wanted, offers).masked_fill(mine, -torch.inf)
+        worth, owned = values - price, owner == names
+        ranked = worth.masked_fill(owned, torch.inf).topk(places + 1, dim=1)
+        preferred, alternative = ranked.indices[:, :-1], ranked.values[:, -1:]
+        offers = values.gather(1, preferred) - alternative + LEAST_BID
+        bids = torch.full_like(values, -torch.inf).scatter(1, preferred, offers).masked_fill(owned, -torch.inf)
         best, bidder = bids.max(0)
         sold = best > -torch.inf
         price, owner = torch.where(sold, best, price), torch.where(sold, bidder, owner)

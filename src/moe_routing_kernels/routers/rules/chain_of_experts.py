@@ -1,4 +1,4 @@
-"""Chain-of-Experts: the layer is applied twice, with a router of its own and half of the experts each time.
+"""Chain-of-Experts: the layer is applied twice, each time with another router and half of the experts.
 
 Source: 2506.18945. The inner residual x ← x + Σ p_e·E_e(x) is the layer's.
 """

@@ -1,4 +1,4 @@
-"""Position modulo experts, and the next expert as the second: what the predecessor called `hash`. It sees no token."""
+"""Position modulo experts, and the next expert as the second: the predecessor's `hash`. It sees no token."""
 
 import torch
 from torch import Tensor

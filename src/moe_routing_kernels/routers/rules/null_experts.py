@@ -13,7 +13,7 @@ class Router(Learned):
     known_losses = (*COMMON_LOSSES, "null_switch")
 
     def __init__(self, *args, nulls: int | None) -> None:
-        """`nulls` is E unless given, and k' = k·(E + nulls)/E, so that even loads use k true experts per token."""
+        """`nulls` is E by default, and k' = k·(E + nulls)/E, so that even loads use k true experts per token."""
         experts, top_k = args[2:4]
         self.extra = ("zero",) * (experts if nulls is None else nulls)
         super().__init__(*args)

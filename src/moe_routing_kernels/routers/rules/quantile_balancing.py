@@ -54,7 +54,7 @@ def balancing_bias(values: Tensor, bias: Tensor, top_k: int) -> Tensor:
     """The bias (E,) with which T·k/E tokens would prefer each expert, from scores (T, E) and the old bias.
 
     A token takes the experts whose biased score is above α, its (k+1)-th largest biased score. β_e is the (T·k/E +
-    1)-th largest difference of score and α: exactly as many tokens as are wanted exceed it.
+    1)-th largest difference of score and α: exactly T·k/E tokens exceed it.
     """
     tokens, experts = values.shape
     alpha = (values + bias).topk(top_k + 1, dim=1).values[:, -1:]

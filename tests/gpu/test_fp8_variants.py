@@ -12,7 +12,7 @@ from moe_routing_kernels.formats.weights import WEIGHTS
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
-FORMS = [cute_fp8.Form(fused=False)]
+VARIANTS = [cute_fp8.Variant(fused=False)]
 
 
 def drawn(problem: Experts) -> dict[str, torch.Tensor]:
@@ -36,15 +36,15 @@ def drawn(problem: Experts) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("activation", ["swiglu", "relu2"])
 @pytest.mark.parametrize(("rows", "inner"), [(7 * 100, 320), (7 * 600, 768), (7 * 600, 448)])
-def test_the_same_bits_in_every_form(rows, inner, activation, form):
+def test_the_same_bits_in_every_variant(rows, inner, activation, variant):
     problem = Experts(rows, 352, inner, 7, "bf16", "fp8_block128", "e4m3_block128", activation=activation)
     given = drawn(problem)
     both = [torch.zeros(rows, problem.hidden, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
-    for y, one in zip(both, (cute_fp8.FASTEST, form), strict=True):
-        cute_fp8.bind(problem, **given, y=y, form=one)()
+    for y, option in zip(both, (cute_fp8.FASTEST, variant), strict=True):
+        cute_fp8.bind(problem, **given, y=y, variant=option)()
     used = int(given["offsets"][-1])
     assert torch.equal(both[0][:used], both[1][:used]) and bool(both[0][:used].isfinite().all())
     assert bool(both[0][:used].any(1).all())
