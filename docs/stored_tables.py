@@ -19,7 +19,7 @@ from moe_routing_bench.quality.comparison import batches, compare
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quantities import count, significant
 from moe_routing_bench.report import altered, format_bars, layer_bars, reached, routing_bars, versus, words
-from moe_routing_bench.report.bars import Line
+from moe_routing_bench.report.sections import BarLine
 from moe_routing_bench.store import accuracy, records
 from moe_routing_kernels.choices import table as table_of_choices
 
@@ -386,7 +386,7 @@ def _run(path: Path) -> str:
     return path.parent.name.partition(".")[2] or "–"
 
 
-def bars(lines: Sequence[Line]) -> str:
+def bars(lines: Sequence[BarLine]) -> str:
     """A line per bar: what was fixed, what is measured with its interval, and the verdict."""
     return table([
         {

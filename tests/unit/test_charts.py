@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,7 @@ from moe_routing_bench.figures import (
     verdict_matrix,
 )
 from moe_routing_bench.figures.chart import Chart, Scale, marks
-from moe_routing_bench.report import charts
+from moe_routing_bench.report import charts, page, render
 from moe_routing_bench.report.rows import row_id
 
 
@@ -168,12 +169,8 @@ def test_backward_apart():
 def test_what_the_page_is_given():
     """Marks by column with ids of rows; no number that JSON lacks; the colours of both pages, and one shape per implementation everywhere."""
     rows = [ran("gate", "cute", 2.0, cell="a", tokens=64), ran("gate", "torch", math.pi, cell="a", tokens=64) | {"ci_low_us": None}]  # fmt: skip
-    sources = {"decode": "measurements", "backward": "measurements", "load_cv": "measurements", "loss_seconds": "quality"}  # fmt: skip
-    found = charts.charts({"measurements": frame(*rows), "quality": None}, sources)
-    assert list(found) == ["decode"], (
-        "nothing of figures without marks, without a table, or that the page does not draw"
-    )
-    one_, marks_ = found["decode"], found["decode"]["marks"]
+    one_ = render.build(frame(*rows), ["decode"], Path("reports/x/index.html")).figures[0].chart
+    marks_ = one_["marks"]
     assert marks_["x"] == {"each": [2, 3.1416]} and marks_["low"] == {"each": [1, None]} and "join" not in marks_
     assert marks_["row"] == {"each": [row_id(one) for one in rows]} and one_["count"] == 2
     assert {one["name"]: (one["light"], one["symbol"]) for one in one_["legend"]}["cute"] == (style.color("cute"), "triangle2")  # fmt: skip
@@ -243,7 +240,7 @@ def test_colours_are_seen_on_paper_and_at_night():
         assert contrast(light, colors.PAPER) >= 3 and contrast(colors.dark(light), colors.NIGHT) >= 3, light
     inside = [*style.STAGES.values(), *verdict_matrix.COLORS.values()]
     assert all(contrast(one, colors.PAPER) >= 4.5 and contrast(colors.dark(one), colors.NIGHT) >= 4.5 for one in inside)
-    assert re.search(r"--page: light-dark\(#fff, #161616\)", charts.LIBRARY.parent.parent.joinpath("templates/report.css").read_text())  # fmt: skip
+    assert re.search(r"--page: light-dark\(#fff, #161616\)", page.LIBRARY.parent.parent.joinpath("templates/report.css").read_text())  # fmt: skip
 
 
 def test_implementations_of_one_bench_have_colours_of_their_own():

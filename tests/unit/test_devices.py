@@ -34,4 +34,4 @@ def test_whoever_names_the_machine_names_what_timed_it(values, device, clock, tm
     assert style.provenance(table).startswith(f"{device} |") and clock in style.provenance(table)
     assert f", on {device}" in words.measured(table)
     assert listed(tmp_path, table, None, []).machine == device
-    assert any(f"({device}" in group.title for one in section(table, "seed-000")["tables"] for group in one.groups)
+    assert any(f"({device}" in group.title for one in section(table, "seed-000").tables for group in one.groups)

@@ -8,7 +8,7 @@ import pytest
 from rows import frame, one
 
 from moe_routing_bench.quantities import times
-from moe_routing_bench.report import headlines, quality_headlines, ratio_headlines
+from moe_routing_bench.report import headlines, page, quality_headlines, ratio_headlines
 from moe_routing_bench.report.rows import row_id
 
 
@@ -38,7 +38,7 @@ def drawn(found):
     """Name, marks and value of every dot of a headline's picture."""
     return [
         (name, kind, float(value))
-        for kind, name, value in re.findall(r'<g class="(.*?)"><title>(.*?): ([\d.]+)', found.picture)
+        for kind, name, value in re.findall(r'<g class="(.*?)"><title>(.*?): ([\d.]+)', page.drawn(found.picture))
     ]
 
 
@@ -121,7 +121,7 @@ def test_formats():
         of("cute", 50.0, "bf16", packed="fp8_row"),
     ]  # fmt: skip
     found = ratio_headlines.formats(frame(*rows))
-    assert found in headlines.headlines(frame(*rows))
+    assert found.text in [one.text for one in headlines.headlines(frame(*rows))]
     assert found and found.text == (
         "experts: with weights of int4_g128, cute_quantised takes 0.400x [0.392, 0.408] the time of cute with bf16 (the fastest of ours or torch in each), "
         "the median of 3 formats and sizes, at T=8 H=2048 I=768 E=128 k=8 weights-int4_g128."

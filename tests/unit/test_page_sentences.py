@@ -148,7 +148,7 @@ def seeds(tmp_path, **change: object) -> str:
     page.write(
         "seeds.html.j2",
         tmp_path / "page.html",
-        seed=SEED | {"tables": [Table("One", PAIR, [["1", "2", "of"]])]} | change,
+        report={"seed": SEED | {"tables": [Table("One", PAIR, [["1", "2", "of"]])]} | change},
     )
     return " ".join((tmp_path / "page.html").read_text().split())
 
@@ -175,10 +175,10 @@ def test_a_source_is_quoted_with_what_it_says_and_no_more(monkeypatch):
     monkeypatch.setattr(section, "_tables", lambda *_: [])
     monkeypatch.setattr(section.published, "sources", lambda: {"000": source, "003_models": source | {"notes": "noted.", "boundary": "all"}})  # fmt: skip
     bare, full = section.section(pd.DataFrame(), "seed-000"), section.section(pd.DataFrame(), "seed-003-models")
-    assert (bare["number"], bare["about"], bare["remarks"]) == (
+    assert (bare.number, bare.about, bare.remarks) == (
         "000",
         "A log. Published on a card: a page, by them.",
         [],
     )
-    assert (full["number"], full["remarks"]) == ("003", ["Inside their times: all.", "Noted."])
+    assert (full.number, full.remarks) == ("003", ["Inside their times: all.", "Noted."])
     assert section.section(pd.DataFrame(), "seed-999") is None and section.section(pd.DataFrame(), "000") is None

@@ -15,14 +15,13 @@ from moe_routing_bench.comparison.history import History, Then
 from moe_routing_bench.comparison.runs import Comparison
 from moe_routing_bench.config import claims, presets
 from moe_routing_bench.report import changes, histories, site, versus
-from moe_routing_bench.report.headlines import Headline
-from moe_routing_bench.report.pictures import Dot, picture
+from moe_routing_bench.report.document import Dot, Sentence, pictured
 from moe_routing_bench.report.render import render
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-PICTURE = picture([Dot("a", 2.0, 1.0, 3.0, chosen=True), Dot("b", 4.0, 3.0, 5.0, hollow=True)], "times", "x", 1.0)
+PICTURE = pictured([Dot("a", 2.0, 1.0, 3.0, chosen=True), Dot("b", 4.0, 3.0, 5.0, hollow=True)], "times", "x", 1.0)
 ROW = {"bench": "gate", "cell": "T64", "implementation": "cute", "before_us": 20.0, "after_us": 10.0, "ratio": 2.0, "ratio_ci_low": 1.9, "ratio_ci_high": 2.1, "verdict": "faster", "reason": "why"}  # fmt: skip
 
 
@@ -43,7 +42,7 @@ def report(out: Path, gpu: bool) -> None:
 
 
 def first(out: Path) -> None:
-    listed = site.Listed("a", "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [Headline("cute is fast.", "rows", PICTURE)], "", ["compare-a.html"], ["measurements.parquet"])  # fmt: skip
+    listed = site.Listed("a", "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [Sentence("cute is fast.", "rows", PICTURE)], "", ["compare-a.html"], ["measurements.parquet"])  # fmt: skip
     site.write([(listed, out.parent / "a", [])], out.parent, held={"nvidia-h200": held()}, models=presets.load(ROOT / "config/models.yaml"))  # fmt: skip
 
 
@@ -172,7 +171,7 @@ def test_names_in_a_small_picture_leave_room_for_its_scale(tmp_path, width):
     listed = []
     for names in NAMED:
         dots = [Dot(name, 2.0 + i, 1.0 + i, 3.0 + i, chosen=not i) for i, name in enumerate(NAMED[names])]
-        known = Headline(f"{names} is fast.", "rows", picture(dots, "times as fast as the best other", "x", 1.0))
+        known = Sentence(f"{names} is fast.", "rows", pictured(dots, "times as fast as the best other", "x", 1.0))
         listed.append((site.Listed(names, "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [known], "", [], []), tmp_path / names, []))  # fmt: skip
     site.write(listed, tmp_path, held={}, models={})
     script = """return [...document.querySelectorAll(".picture-small")].map(svg => { const box = svg.getBoundingClientRect(), every = kind => [...svg.querySelectorAll(kind)].map(one => one.getBoundingClientRect());

@@ -1,4 +1,4 @@
-"""The HTML report."""
+"""The report: as data, and as the HTML page that is rendered from it."""
 
 
 rule html:
@@ -14,7 +14,8 @@ rule html:
         captions=sources.source("figures/captions.yaml"),
         choices=sources.source("choices/choices.json", of=KERNELS),
     output:
-        "reports/{platform}/index.html",
+        page="reports/{platform}/index.html",
+        data="reports/{platform}/report.json",
     log:
         "results/{platform}/logs/report.log",
     localrule: True
@@ -23,6 +24,6 @@ rule html:
     params:
         client=sources.source("measure/client.py"),
     message:
-        "report {output}"
+        "report {output.page}"
     shell:
         "python -I -S {params.client:q} --running --cli report --platform {wildcards.platform} >{log:q} 2>&1"

@@ -1,28 +1,13 @@
 """What the report says of the accuracy matrix: what formats lose on either kind of weights, and how exact kernels are with them."""
 
-from dataclasses import dataclass
-
 import pandas as pd
+
+from moe_routing_bench.report.sections import Exactness
 
 DRAWN = {"normal": "normal weights", "outliers": "weights with outliers"}
 
 
-@dataclass(frozen=True)
-class Line:
-    """A format beside activations: per kind of weights the SNR of weights and of results, both in dB, and the cosine of results; the
-    largest error of a weight over the bound that its format promises; and of
-    kernels how many are right, the largest share of the limit that one takes, and what is wrong with others."""
-
-    weights: str
-    activations: str
-    costs: list[tuple[str, str, str]]
-    bound: str
-    right: str
-    most: str
-    wrong: list[str]
-
-
-def lines(table: pd.DataFrame) -> list[Line]:
+def lines(table: pd.DataFrame) -> list[Exactness]:
     """A line per format and activations, in the order of the rows; dashes where there is nothing to say."""
     found = []
     for names, rows in table.groupby(["weights", "activations"], sort=False):
@@ -37,7 +22,7 @@ def lines(table: pd.DataFrame) -> list[Line]:
         said = [f"{one.implementation} is {one.status}: {one.reason}" for one in wrong.itertuples()]
         largest = rows["of_bound"].max()
         bound = "–" if pd.isna(largest) else f"{largest:.0%}"
-        found.append(Line(weights, activations, costs, bound, counted, most, list(dict.fromkeys(said))))
+        found.append(Exactness(weights, activations, costs, bound, counted, most, list(dict.fromkeys(said))))
     return found
 
 

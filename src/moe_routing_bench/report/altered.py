@@ -1,10 +1,9 @@
 """What the report says of trained models whose experts were quantised, or that got another capacity, after the last step."""
 
-from dataclasses import dataclass
-
 import pandas as pd
 
 from moe_routing_bench.figures import quality_rows
+from moe_routing_bench.report.sections import Altered
 
 WAYS = {
     "bits_by_format": "experts in another format, no capacity",
@@ -12,16 +11,7 @@ WAYS = {
 }
 
 
-@dataclass(frozen=True)
-class Costs:
-    """One table: a line per contestant of a config, with what each alteration adds to its bits per byte."""
-
-    title: str
-    names: list[str]
-    lines: list[tuple[str, str, list[str]]]  # contestant, its bits per byte, and what each alteration adds
-
-
-def costs(table: pd.DataFrame) -> list[Costs]:
+def costs(table: pd.DataFrame) -> list[Altered]:
     """The tables of all configs whose rows have such evaluations."""
     found = []
     for column, what in WAYS.items():
@@ -29,7 +19,7 @@ def costs(table: pd.DataFrame) -> list[Costs]:
         for _, group in rows.groupby("label", sort=False):
             names = list(dict.fromkeys(name for one in group[column] for name in dict(one)))
             lines = [_line(contestant, runs, column, names) for contestant, runs in quality_rows.ordered(group)]
-            found.append(Costs(f"{quality_rows.describe(group)}: {what}", names, lines))
+            found.append(Altered(f"{quality_rows.describe(group)}: {what}", names, lines))
     return found
 
 

@@ -142,17 +142,3 @@ class Bar:
         alone = self.cells is not None and len(self.cells) == 1
         parts += [f"{'' if alone else 'each '}{self.side.sign} {', '.join(known)}"] if known else []
         return ", ".join(parts) or "–"
-
-
-@dataclass(frozen=True)
-class Line:
-    """A bar held against the rows of one run, card and version of the code: what and where, in words."""
-
-    what: str
-    bar: str
-    stretch: str
-    measured: str
-    cells: str
-    left_out: str
-    verdict: str
-    where: str = ""

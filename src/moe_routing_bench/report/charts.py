@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
 from typing import Any
 
 import pandas as pd
@@ -51,20 +50,13 @@ CHARTS: Mapping[str, Callable[[pd.DataFrame], Chart]] = {
         train_modes, perft,
     )
 }  # fmt: skip
-_PROVENANCE: Mapping[str, Callable[[pd.DataFrame], str]] = {
+PROVENANCE: Mapping[str, Callable[[pd.DataFrame], str]] = {
     "measurements": style.provenance,
     "quality": lambda rows: quality_style.provenance(rows, "training runs"),
     "perft": lambda rows: quality_style.provenance(rows, "adaptations"),
 }
-LIBRARY = resources.files("moe_routing_bench.report").joinpath("vendor/plot.js")
 _DIGITS = 5
 _NUMBERS = ("x_low", "x_high", "low", "high")
-
-
-def charts(tables: Mapping[str, pd.DataFrame | None], sources: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Of each figure in `sources` (its name and that of its table) that the page can draw and that has marks, its data, fit for JSON."""
-    found = {name: CHARTS[name](table) for name, source in sources.items() if name in CHARTS and (table := tables.get(source)) is not None}  # fmt: skip
-    return {name: data(one, _PROVENANCE[sources[name]](one.shown)) for name, one in found.items() if len(one.marks)}
 
 
 def data(chart: Chart, provenance: str = "") -> dict[str, Any]:
@@ -106,11 +98,6 @@ def _reference(chart: Chart, panel: str) -> dict[str, float | None]:
 
 def _axes(x: Scale, y: Scale) -> dict[str, dict[str, str]]:
     return {"x": {"label": x.label, "kind": x.kind}, "y": {"label": y.label, "kind": y.kind}}
-
-
-def library() -> str:
-    """The charting library as the page embeds it."""
-    return LIBRARY.read_text(encoding="utf-8")
 
 
 def _value(value: Any) -> Any:

@@ -1,12 +1,12 @@
 """What is stored beside the rows of a platform: what a profiler saw of kernels, and the times of stages backwards. Pure functions; no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import pandas as pd
 
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import style
+from moe_routing_bench.report.sections import Evidence
 from moe_routing_bench.report.seeds.tables import ABSENT
 
 _SIZES = ("tokens", "hidden", "experts", "top_k")
@@ -27,18 +27,6 @@ _TABLES = {
 }  # fmt: skip
 _DECIMALS = {"us": 2, "MB": 1, "%": 1}  # those of the files, so that the numbers of a column stand under each other
 FILES = tuple(_TABLES)  # names of the files in a folder of results, without .csv
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """A table: `heads` of its columns, of which the last `results` hold numbers, and its lines as texts; `about` says on what it was taken."""
-
-    name: str
-    title: str
-    about: str
-    heads: list[str]
-    results: int
-    lines: list[list[str]]
 
 
 def evidence(files: Mapping[str, pd.DataFrame]) -> list[Evidence]:

@@ -10,8 +10,9 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from moe_routing_bench.report.bars import PLATFORM, Line
+from moe_routing_bench.report.bars import PLATFORM
 from moe_routing_bench.report.reached import ABSENT, MISSED, OPEN, REACHED, without_too_few
+from moe_routing_bench.report.sections import BarLine
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_bench.report.seeds.quantised import FORMATS
 from moe_routing_kernels.formats.weights import WEIGHTS
@@ -23,7 +24,7 @@ Case = tuple[str, str]  # formats of weights and activations
 Tables = Mapping[str, pd.DataFrame]
 
 
-def lines(tables: Tables, matrices: Tables = MappingProxyType({}), absent: bool = False) -> list[Line]:
+def lines(tables: Tables, matrices: Tables = MappingProxyType({}), absent: bool = False) -> list[BarLine]:
     """A line per run in which results of quantised experts were judged; none of runs with too few cases where another decides.
 
     `tables` are rows by the name of their run, `matrices` those of `store.accuracy`. With `absent` a line where there is no such run.
@@ -54,7 +55,7 @@ def _compared(matrix: pd.DataFrame | None) -> Iterator[pd.DataFrame]:
     yield tried.assign(right=right, share=tried["kernel_error"] / tried["tolerance"])[_COLUMNS]
 
 
-def _line(run: str, judged: pd.DataFrame, cases: set[Case]) -> Line:
+def _line(run: str, judged: pd.DataFrame, cases: set[Case]) -> BarLine:
     right = {(str(w), str(a)): bool(rows["right"].all()) for (w, a), rows in judged.groupby(_COLUMNS[:2])}  # type: ignore
     mine, others = ([well for case, well in right.items() if (case in cases) == named] for named in (True, False))
     share = judged["share"].max()  # none where all crashed
@@ -65,6 +66,6 @@ def _line(run: str, judged: pd.DataFrame, cases: set[Case]) -> Line:
     return _said(cases, seen, len(mine), verdict, run)
 
 
-def _said(cases: set[Case], seen: str, judged: int, verdict: str, run: str) -> Line:
+def _said(cases: set[Case], seen: str, judged: int, verdict: str, run: str) -> BarLine:
     bar = f"{len(cases)} of {len(cases)} cases of seed 003, and all other formats"
-    return Line(_WHAT, bar, "–", seen, f"{judged} of {len(cases)}", "–", verdict, run)
+    return BarLine(_WHAT, bar, "–", seen, f"{judged} of {len(cases)}", "–", verdict, run)

@@ -1,6 +1,7 @@
 """Sentences computed from the rows: nothing is claimed that the rows do not show. Pure functions; no torch."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -13,40 +14,55 @@ from moe_routing_bench.figures.style import stages
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report.cautions import cautions, noise, not_ok
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew
+from moe_routing_bench.report.document import Sentence, made
 from moe_routing_bench.report.headlines import sound
 
 _ABSENT, _DOUBTFUL = ": not measured.", "suspect, or did not converge and has no verdict"
 
 
-def findings(table: pd.DataFrame) -> list[str]:
+def findings(table: pd.DataFrame) -> list[Sentence]:
     """All findings, in the order of the report; of the benches that were asked for."""
     ok = table[(table["status"] == "ok") & table["median_us"].notna()]
     asked = [bench for bench in BENCHES if bench in set(table["bench"])]
     firm = sound(table)
-    found = [text for bench in asked for text in (*_of_bench(ok, firm, bench), copy_share(firm, bench)) if text]
+    found = [one for bench in asked for one in (*_of_bench(ok, firm, bench), made(copy_share, firm, bench))]
     found += [_said(partial(stage_shares, bench=bench), ok, firm) for bench in grouping.COMPOSITES if bench in asked]
     skew, capacity = (_said(cost, ok, firm) for cost in (cost_of_skew, cost_of_capacity))
-    return [*found, skew, drops(ok), capacity, noise(ok), cautions(ok), not_ok(table)]
+    rest = [made(drops, ok), capacity, made(noise, ok), made(cautions, ok), made(not_ok, table)]
+    return [one for one in (*found, skew, *rest) if one]
 
 
-def _said(say: Callable[[pd.DataFrame], str], ok: pd.DataFrame, firm: pd.DataFrame) -> str:
+def _said(say: Callable[[pd.DataFrame], str], ok: pd.DataFrame, firm: pd.DataFrame) -> Sentence | None:
     """What sound rows say; where others alone would say something, that it was measured and is not said."""
-    text = say(firm)
-    if not text.endswith(_ABSENT) or say(ok).endswith(_ABSENT):
-        return text
-    return f"{text.removesuffix(_ABSENT)}: nothing is said, because what was measured is {_DOUBTFUL}."
+    found = made(say, firm)
+    if found is None or not found.text.endswith(_ABSENT) or say(ok).endswith(_ABSENT):
+        return found
+    text = f"{found.text.removesuffix(_ABSENT)}: nothing is said, because what was measured is {_DOUBTFUL}."
+    return replace(found, text=text)
 
 
-def _of_bench(ok: pd.DataFrame, firm: pd.DataFrame, bench: str) -> list[str]:
-    """Who is the fastest, from sound rows; where a bench has none but others, that nothing is said."""
-    doubtful = int((ok["bench"] == bench).sum()) if bench not in set(firm["bench"]) else 0
-    if doubtful:
-        return [f"{bench}: nothing is said of {count(doubtful, 'row')}: the quickest of each cell is {_DOUBTFUL}."]
+def _of_bench(ok: pd.DataFrame, firm: pd.DataFrame, bench: str) -> list[Sentence | None]:
+    """Who is the fastest, from sound rows; where a bench has none but others, that nothing is said; and how many cells are left out."""
+    if bench not in set(firm["bench"]) and bench in set(ok["bench"]):
+        return [made(only_doubtful, ok, bench)]
     own = firm[firm["bench"] == bench]
     bases = own["baseline"].dropna().unique()  # cells with quantised weights have another
-    said = [fastest(own[own["baseline"] == base], bench) for base in bases] or [fastest(own, bench)]
+    said = [made(fastest, own[own["baseline"] == base], bench) for base in bases] or [made(fastest, own, bench)]
+    return [*said, made(left_out, ok, own, bench)]
+
+
+def only_doubtful(ok: pd.DataFrame, bench: str) -> str:
+    """That a bench has no sound row."""
+    rows = int((ok["bench"] == bench).sum())
+    return f"{bench}: nothing is said of {count(rows, 'row')}: the quickest of each cell is {_DOUBTFUL}."
+
+
+def left_out(ok: pd.DataFrame, own: pd.DataFrame, bench: str) -> str:
+    """How many cells of a bench have no sound row among `own`; empty where all have one."""
     of, kept = _cells(ok[ok["bench"] == bench]), _cells(own)
-    return [*said, *([f"{bench}: {of - kept} of {count(of, 'cell')} {'is' if of - kept == 1 else 'are'} left out here: the quickest of each is {_DOUBTFUL}."] if kept < of else [])]  # fmt: skip
+    if kept >= of:
+        return ""
+    return f"{bench}: {of - kept} of {count(of, 'cell')} {'is' if of - kept == 1 else 'are'} left out here: the quickest of each is {_DOUBTFUL}."
 
 
 def _cells(rows: pd.DataFrame) -> int:

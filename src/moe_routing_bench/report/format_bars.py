@@ -9,9 +9,10 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import ratios
 from moe_routing_bench.report import exactness, layer_bars, reached
 from moe_routing_bench.report.bar_figures import Figure, Row, against, fastest, own_figure
-from moe_routing_bench.report.bars import PERCENT, Bar, Level, Line, Values
+from moe_routing_bench.report.bars import PERCENT, Bar, Level, Values
 from moe_routing_bench.report.exactness import Tables
 from moe_routing_bench.report.layer_bars import OURS, QWEN, labelled
+from moe_routing_bench.report.sections import BarLine
 from moe_routing_bench.report.seeds.kernels import DEQUANTISED
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_bench.report.seeds.quantised import FORMATS
@@ -39,7 +40,7 @@ def replayed(most: float = math.inf) -> dict[str, Values]:
     }  # fmt: skip
 
 
-def lines(tables: Tables, matrices: Tables = MappingProxyType({}), absent: bool = False) -> list[Line]:
+def lines(tables: Tables, matrices: Tables = MappingProxyType({}), absent: bool = False) -> list[BarLine]:
     """`reached.lines` of all bars, and what is right.
 
     `tables` are rows by the name of their run, `matrices` those of `store.accuracy` of the runs that have them.

@@ -1,6 +1,4 @@
-"""A sentence of what a report says first, and how it names its cell. Pure functions; no torch."""
-
-from dataclasses import dataclass
+"""How a sentence names a cell. Pure functions; no torch."""
 
 import pandas as pd
 
@@ -8,15 +6,6 @@ from moe_routing_bench.config import axes
 from moe_routing_bench.figures import grouping
 
 SIZES = ("tokens", "hidden", "intermediate", "experts", "top_k")
-
-
-@dataclass(frozen=True)
-class Headline:
-    """A sentence, the part of the page's address that shows its rows, and a picture of what it chose from; empty where that is one value."""
-
-    text: str
-    link: str
-    picture: str = ""  # markup
 
 
 def shape(row: pd.Series) -> str:

@@ -12,8 +12,8 @@ from moe_routing_bench.comparison.verdicts import FASTER, LEAST_TWINS, SAME, UND
 from moe_routing_bench.figures import grouping
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quantities import count, times, told_apart
-from moe_routing_bench.report.headline import Headline, shape
-from moe_routing_bench.report.pictures import Dot, picture
+from moe_routing_bench.report.document import Dot, Sentence, made, pictured
+from moe_routing_bench.report.headline import shape
 from moe_routing_bench.report.quality_headlines import left_over, quality
 from moe_routing_bench.report.ratio_headlines import formats, skew
 from moe_routing_bench.report.rows import row_id
@@ -21,13 +21,13 @@ from moe_routing_bench.report.rows import row_id
 MOST = 5
 
 
-def headlines(table: pd.DataFrame, trained: pd.DataFrame | None = None) -> list[Headline]:
+def headlines(table: pd.DataFrame, trained: pd.DataFrame | None = None) -> list[Sentence]:
     """What the rules have to say of measurements and training runs, in the order of the report."""
     rows = sound(table)
     finals = None if trained is None else compare.finals(trained)
-    found = [fastest(rows, table), near_the_limit(rows), formats(table), skew(rows)]
+    found = [made(fastest, rows, table), made(near_the_limit, rows), made(formats, table), made(skew, rows)]
     if finals is not None and len(finals):
-        found += [quality(finals), left_over(finals)]
+        found += [made(quality, finals), made(left_over, finals)]
     return [one for one in found if one is not None][:MOST]
 
 
@@ -77,7 +77,7 @@ def _middle(rows: pd.DataFrame, column: str) -> pd.Series:
     return rows.sort_values(column).iloc[(len(rows) - 1) // 2]
 
 
-def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Headline | None:
+def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Sentence | None:
     """In how many cells of the widest bench one implementation is told faster than the best other, and by how much in the middle one.
 
     From sound rows, but counted over all cells of the table: a time that did not converge is sound only where somebody wins.
@@ -103,14 +103,14 @@ def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Headline | None:
         Dot(label, *edge, row.name == one.name, row["best_verdict"] in (SAME, UNDECIDED))
         for (_, row), edge, label in zip(its.iterrows(), edges, grouping.labels(its), strict=True)
     ]
-    return Headline(
+    return Sentence(
         text,
         f"rows?filter=bench%3D{bench}+implementation%3D{name}+best_verdict%3D{FASTER}&sort=best_speedup",
-        picture(dots, "times as fast as the best other", "x", 1.0),
+        pictured(dots, "times as fast as the best other", "x", 1.0),
     )
 
 
-def near_the_limit(rows: pd.DataFrame) -> Headline | None:
+def near_the_limit(rows: pd.DataFrame) -> Sentence | None:
     """How near the implementation of `fastest` comes to the roofline, in the middle one of its cells; on a GPU, where a share above 1 is
     no share."""
     mine = _widest(rows, _lead)
@@ -123,7 +123,7 @@ def near_the_limit(rows: pd.DataFrame) -> Headline | None:
     text = f"{bench}: {name} reaches {_apart(share, low, high)} of the roofline in {where}, at {shape(one)}."
     rows = mine.sort_values("share_of_roofline", ascending=False)
     dots = [Dot(label, *_of_roofline(row), chosen=row.name == one.name) for (_, row), label in zip(rows.iterrows(), grouping.labels(rows), strict=True)]  # fmt: skip
-    return Headline(text, f"row-{row_id(one.to_dict())}", picture(dots, "share of the roofline", "%", 1.0))
+    return Sentence(text, f"row-{row_id(one.to_dict())}", pictured(dots, "share of the roofline", "%", 1.0))
 
 
 def _of_roofline(row: pd.Series) -> tuple[float, float, float]:

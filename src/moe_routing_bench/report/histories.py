@@ -7,7 +7,8 @@ from moe_routing_bench.comparison.history import History
 from moe_routing_bench.comparison.verdicts import UNDECIDED
 from moe_routing_bench.quantities import times, us
 from moe_routing_bench.report import page
-from moe_routing_bench.report.pictures import Dot, picture
+from moe_routing_bench.report.document import Dot
+from moe_routing_bench.report.pictures import picture
 
 _HOLLOW = ("same", UNDECIDED)
 

@@ -1,26 +1,17 @@
 """What the section on method says of the rows of a report, or of all that a site has. Pure functions; no torch."""
 
-from dataclasses import dataclass
-
 import pandas as pd
 
 from moe_routing_bench.comparison import devices
 from moe_routing_bench.figures import style
 from moe_routing_bench.quantities import count
+from moe_routing_bench.report.sections import Method
 
 SHORT, LONG = "short", "long"
 _SAID = {
     SHORT: "in blocks in random order",
     LONG: "each in long turns of its own, because a power limit sets the clock",
 }
-
-
-@dataclass(frozen=True)
-class Method:
-    """How implementations took turns, and how many rows of a GPU found the L2 cache cold, in parts of sentences."""
-
-    turns: str
-    caches: str = ""
 
 
 ANY = Method(f"{_SAID[SHORT]}, or {_SAID[LONG]}")

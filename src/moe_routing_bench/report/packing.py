@@ -7,7 +7,7 @@ import base64
 import gzip
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,26 @@ def _units(value: float | None, base: float | None) -> int | None:
         return None
     last = int(f"{base:e}".partition("e")[2]) + 1 - DIGITS
     return round(value * 10.0**-last) - round(base * 10.0**-last)
+
+
+def unpacked(name: str, columns: Mapping[str, Mapping[str, Any]], rows: int) -> list[Any]:
+    """The values of a packed column, one for each of so many rows."""
+    held = columns[name]
+    if "all" in held:
+        return [held["all"]] * rows
+    if "each" in held:
+        return list(held["each"])
+    if "of" in held:
+        return [held["of"][place] for place in held["at"]]
+    return [_apart(by, base) for by, base in zip(held["by"], unpacked(held["near"], columns, rows), strict=True)]
+
+
+def _apart(by: int | None, base: float | None) -> float | None:
+    """The number that differs from `base` by so many units of its last digit."""
+    if by is None or base is None:
+        return None
+    last = int(f"{base:e}".partition("e")[2]) + 1 - DIGITS
+    return float(f"{(round(base * 10.0**-last) + by) * 10.0**last:.{DIGITS}g}")
 
 
 def plain(value: Any) -> Any:

@@ -2,12 +2,20 @@
 
 import functools
 import re
+from importlib import resources
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup, escape
 
+from moe_routing_bench.report.document import Picture, Report
+from moe_routing_bench.report.packing import compressed
+from moe_routing_bench.report.pictures import picture
 from moe_routing_kernels import files
+
+LIBRARY = resources.files("moe_routing_bench.report").joinpath(
+    "vendor/plot.js"
+)  # the charting library, which a page embeds
 
 
 def write(template: str, out: Path, **values: object) -> None:
@@ -16,13 +24,45 @@ def write(template: str, out: Path, **values: object) -> None:
         temporary.write_text(_templates().get_template(template).render(**values), encoding="utf-8")
 
 
+def write_report(report: Report, out: Path) -> None:
+    """Write the page of a report to `out`; equal reports give equal pages."""
+    shown = [one for one in report.figures if one.chart]
+    charts = {one.name: one.chart for one in shown}
+    write(
+        "report.html.j2",
+        out,
+        report=report,
+        measured=[one for one in shown if one.source == "measurements"],
+        trained=[one for one in shown if one.source != "measurements"],
+        undrawn=[one.title for one in report.figures if not one.chart],
+        charts=list(charts),
+        benches=report.questions["measured"],
+        streams=any("stream" in line.what for line in report.bars),
+        drawings={f"figure-{name}" for name in charts},
+        tabled={f"evidence-{one.name}" for one in report.evidence},
+        library=LIBRARY.read_text(encoding="utf-8") if charts else "",
+        data=compressed(report.rows | {"charts": charts, "questions": report.questions}),
+    )
+
+
+def drawn(held: Picture | None) -> Markup:
+    """A picture of a report as markup; empty for none."""
+    return picture(held.dots, held.what, held.unit, held.reference) if held else Markup()
+
+
 @functools.cache
 def _templates() -> jinja2.Environment:
     """One for all pages of a process: it compiles a template once."""
     found = jinja2.Environment(
         loader=jinja2.PackageLoader("moe_routing_bench.report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    found.filters |= {"headings": headings, "quantity": quantity, "percent": percent, "breakable": breakable}
+    found.filters |= {
+        "headings": headings,
+        "quantity": quantity,
+        "percent": percent,
+        "breakable": breakable,
+        "drawn": drawn,
+    }
     return found
 
 

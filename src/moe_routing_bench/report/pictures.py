@@ -2,28 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 
 from markupsafe import Markup
+
+from moe_routing_bench.report.document import Dot
 
 WIDTH, _STEP, _MARGIN = 300, 14, 8  # CSS pixels, as those below
 _LETTER = 6.6  # the mean width of one, in the widest of the fonts that browsers take
 _NAMED = 6  # dots that have room for their names
 _LEAST_STEP, _MOST_HEIGHT = 2.5, 72
 MOST = 60  # dots; of more every second, third or later one is drawn, and what the sentence is about
-
-
-@dataclass(frozen=True)
-class Dot:
-    """A value with its 95 % interval, in the unit of the picture. `chosen`: the one that the sentence is about; `hollow`: not told apart."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    chosen: bool = False
-    hollow: bool = False
 
 
 def picture(dots: Sequence[Dot], what: str, unit: str = "", reference: float | None = None) -> Markup:
@@ -47,6 +36,7 @@ def picture(dots: Sequence[Dot], what: str, unit: str = "", reference: float | N
     least, most = min(ends), max(ends)
     place = _scale(least, most, left, WIDTH - _MARGIN)
     said = "; ".join(f"{one.name} {_interval(one, unit)}" for one in dots)
+    unit = escape(unit)  # from here on it is markup
     radius = min(3.5, step * 0.4 + 1)
     parts = [_mark(one, place, step * i, step, radius, named, above, unit) for i, one in enumerate(dots)]
     if reference is not None:

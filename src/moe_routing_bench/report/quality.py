@@ -1,12 +1,12 @@
 """What the report says of the training runs: the final evaluation of each router, ranked where that means something."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
 from moe_routing_bench.figures import quality_rows
 from moe_routing_bench.quality.comparison import batches, compare, perft_summary, specialisation
+from moe_routing_bench.report.sections import Contest
 from moe_routing_kernels.routers.zoo import ZOO
 
 # column, heading, format of the mean, meaning
@@ -24,15 +24,6 @@ COLUMNS = (
     ("experts_per_token", "experts per byte", "{:.3g}", "choices that reach an expert without a capacity limit"),
     ("lr", "learning rate", "{:.3g}", "that of the pilot with the least validation loss, where there were pilots"),
 )
-
-
-@dataclass(frozen=True)
-class Contest:
-    """Runs that may be ranked: of one entry of the config, and either all causal or all not."""
-
-    title: str
-    causal: bool
-    rows: list[dict[str, Any]] = field(default_factory=list)
 
 
 def contests(table: pd.DataFrame) -> list[Contest]:

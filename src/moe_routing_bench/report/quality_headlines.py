@@ -6,11 +6,10 @@ import pandas as pd
 from moe_routing_bench.quality.comparison import batches, compare
 from moe_routing_bench.quality.statistics import half_width
 from moe_routing_bench.quantities import count
-from moe_routing_bench.report.headline import Headline
-from moe_routing_bench.report.pictures import Dot, picture
+from moe_routing_bench.report.document import Dot, Sentence, pictured
 
 
-def quality(finals: pd.DataFrame) -> Headline | None:
+def quality(finals: pd.DataFrame) -> Sentence | None:
     """The causal rule of the least loss, in the config with most of them; only where the seeds tell it from some other."""
     causal = finals[finals["causal"].astype(bool)]
     if causal.empty:
@@ -27,10 +26,10 @@ def quality(finals: pd.DataFrame) -> Headline | None:
         Dot(str(rank["contestant"]), rank["mean"], rank["mean"] - rank["half_width"], rank["mean"] + rank["half_width"], i == 0, rank["contestant"] in best["ties"])
         for i, rank in enumerate(ranks.dropna(subset=["half_width"]).to_dict("records"))
     ]  # fmt: skip
-    return Headline(text, "quality", picture(dots, "bits per byte"))
+    return Sentence(text, "quality", pictured(dots, "bits per byte"))
 
 
-def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Headline | None:
+def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Sentence | None:
     """What trained rules leave over a capacity: the middle one of the causal rules that learn, in the config with most of them."""
     finals = batches.mixed(finals)
     kept = finals[finals["causal"].astype(bool) & finals["learns"].astype(bool) & finals["drop_rate_by_factor"].notna()]
@@ -51,7 +50,7 @@ def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Headline | None:
         for other, one in kept.items()
         if len(one) > 1
     ]
-    return Headline(text, "quality", picture(dots, "choices over the capacity", "%"))
+    return Sentence(text, "quality", pictured(dots, "choices over the capacity", "%"))
 
 
 def _at(factor: float, factors: np.ndarray, shares: np.ndarray) -> float:

@@ -2,42 +2,17 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from moe_routing_bench.figures import format_rows
 from moe_routing_bench.quantities import us
+from moe_routing_bench.report.sections import Quantised
 from moe_routing_bench.report.seeds.tables import ABSENT
 
 
-@dataclass(frozen=True)
-class Line:
-    """The fastest row of ours of a shape with weights of one format, in words, beside what it is held against.
-
-    `moved` is what has to be moved, `copy` and `ceiling` the shares of the copy bandwidth and of the ceiling that binds. `error` is the
-    relative L2 error over its limit. `speedup` is over the baseline of the cell, `plain` over the fastest of ours with unquantised
-    weights, `peer` over the fastest package of somebody else. `frontier`: no other format is at least as fast and loses less.
-    """
-
-    shape: str
-    tokens: int
-    form: str
-    implementation: str
-    time: str
-    moved: str
-    copy: str
-    ceiling: str
-    error: str
-    speedup: str
-    plain: str
-    peer: str
-    loses: str
-    frontier: str
-
-
-def lines(table: pd.DataFrame, matrix: pd.DataFrame | None = None) -> list[Line]:
+def lines(table: pd.DataFrame, matrix: pd.DataFrame | None = None) -> list[Quantised]:
     """The lines, by shape and tokens, formats in the order of their table; none where nothing quantised has a time.
 
     With `matrix`, rows of `store.accuracy`, each says what its format loses in results of normal weights.
@@ -54,12 +29,12 @@ def lines(table: pd.DataFrame, matrix: pd.DataFrame | None = None) -> list[Line]
 
 def _line(
     one: pd.Series, rows: pd.DataFrame, group: pd.DataFrame, losses: Mapping[tuple[str, str], float], best: set[str]
-) -> Line:
+) -> Quantised:
     same = rows["shape"].eq(one["shape"]) & rows["tokens"].eq(one["tokens"]) & rows["card"].eq(one["card"])
     peers = rows[same & rows["format"].eq(one["format"]) & ~rows["ours"].astype(bool)]
     plain = group.loc[group["weights"] == group["dtype"], "median_us"].min()
     loses = losses.get(_formats(one))
-    return Line(
+    return Quantised(
         shape=one["shape"],
         tokens=int(one["tokens"]),
         form=one["format"],

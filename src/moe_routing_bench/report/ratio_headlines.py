@@ -4,20 +4,19 @@ Silent where the intervals, and what the ceilings of two processes may differ by
 """
 
 import pandas as pd
-from markupsafe import Markup
 
 from moe_routing_bench.config import axes
 from moe_routing_bench.figures import format_rows, grouping
 from moe_routing_bench.quantities import times
 from moe_routing_bench.report.costs import pairs
-from moe_routing_bench.report.headline import SIZES, Headline, shape
-from moe_routing_bench.report.pictures import Dot, picture
+from moe_routing_bench.report.document import Dot, Picture, Sentence, pictured
+from moe_routing_bench.report.headline import SIZES, shape
 from moe_routing_bench.report.rows import row_id
 
 DRIFT = 0.02  # what the ceilings of two processes may differ by without making their rows suspect
 
 
-def formats(table: pd.DataFrame) -> Headline | None:
+def formats(table: pd.DataFrame) -> Sentence | None:
     """How much of the time ours take with quantised weights, of all formats that one card measured beside unquantised ones the middle one.
 
     No row is compared within its cell here, so one that did not converge takes part, with the interval that it has.
@@ -40,10 +39,10 @@ def formats(table: pd.DataFrame) -> Headline | None:
     text = f"{one['bench']}: with weights of {one['format']}, {one['implementation']} takes {times(ratio, least, most)} the time of {plain['implementation']} with {plain['dtype']} (the fastest of ours or torch in each){where}, at {shape(one)}."
     labels = grouping.labels(pd.DataFrame([one for one, _ in found]))
     dots = [Dot(label, *_over(*pair), chosen=pair[0] is one) for pair, label in zip(found, labels, strict=True)]
-    return Headline(text, f"row-{row_id(one.to_dict())}", picture(dots, "time over that with unquantised weights", "x", 1.0))  # fmt: skip
+    return Sentence(text, f"row-{row_id(one.to_dict())}", pictured(dots, "time over that with unquantised weights", "x", 1.0))  # fmt: skip
 
 
-def skew(rows: pd.DataFrame) -> Headline | None:
+def skew(rows: pd.DataFrame) -> Sentence | None:
     """What the widest range of skew costs the implementation that is fastest without it, in the largest batch of the widest bench."""
     free = rows[rows["skew"].notna() & rows["capacity_factor"].isna() & (rows["converged"] != False)]  # noqa: E712
     found = []
@@ -60,7 +59,7 @@ def skew(rows: pd.DataFrame) -> Headline | None:
     ratio = times(cost, least, most)
     text = f"{low['bench']}: at skew {high['skew']:g} {low['implementation']} takes {ratio} its time at skew {low['skew']:g}, in cells equal otherwise on one card, at {shape(low)}."
     same = "+".join(f"{name}%3D{int(low[name])}" for name in SIZES if pd.notna(low[name]))
-    return Headline(text, f"rows?filter=bench%3D{low['bench']}+implementation%3D{low['implementation']}+{same}+capacity_factor%3Anone&sort=skew", _between(free, low, high))  # fmt: skip
+    return Sentence(text, f"rows?filter=bench%3D{low['bench']}+implementation%3D{low['implementation']}+{same}+capacity_factor%3Anone&sort=skew", _between(free, low, high))  # fmt: skip
 
 
 def _over(row: pd.Series, base: pd.Series) -> tuple[float, float, float]:
@@ -73,7 +72,7 @@ def _unchanged(least: float, most: float) -> bool:
     return most >= 1 / (1 + DRIFT) and least <= 1 + DRIFT
 
 
-def _between(rows: pd.DataFrame, low: pd.Series, high: pd.Series) -> Markup:
+def _between(rows: pd.DataFrame, low: pd.Series, high: pd.Series) -> Picture | None:
     """The times at every skew that the card of `low` measured in cells equal to it otherwise, over its own."""
     fixed = ["bench", "implementation", *axes.names(without=["skew"])]
     alike = rows[grouping.card(rows) == grouping.card(pd.DataFrame([low])).iloc[0]]
@@ -81,4 +80,4 @@ def _between(rows: pd.DataFrame, low: pd.Series, high: pd.Series) -> Markup:
         alike = alike[alike[name].isna() if pd.isna(low[name]) else alike[name] == low[name]]
     steps = alike[alike["skew"] > low["skew"]].drop_duplicates("skew").sort_values("skew")
     dots = [Dot(f"skew {row['skew']:g}", *_over(row, low), chosen=row["skew"] == high["skew"]) for _, row in steps.iterrows()]  # fmt: skip
-    return picture(dots, f"time over that at skew {low['skew']:g}", "x", 1.0)
+    return pictured(dots, f"time over that at skew {low['skew']:g}", "x", 1.0)

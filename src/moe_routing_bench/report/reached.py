@@ -18,8 +18,9 @@ from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import grouping
 from moe_routing_bench.report.bar_figures import Figure, Row
-from moe_routing_bench.report.bars import PLATFORM, Bar, Cells, Level, Line
+from moe_routing_bench.report.bars import PLATFORM, Bar, Cells, Level
 from moe_routing_bench.report.reached_words import joined, measured
+from moe_routing_bench.report.sections import BarLine
 
 REACHED, STRETCH, MISSED, OPEN, ABSENT = "reached", "reached, and the stretch", "missed", "open", "not measured"
 APART = "not comparable"  # what a cell compares was measured, but not by one card and version of the code
@@ -52,7 +53,7 @@ class _Run:
         return {i: dict(zip(names, row, strict=True)) for i, row in zip(self.rows.index, rows, strict=True)}
 
 
-def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool = False) -> list[Line]:
+def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool = False) -> list[BarLine]:
     """A line per bar, and per run, card and code of which there are rows; `tables` are rows by the name of their run.
 
     With `absent` also of bars without any. None on another platform, nor of a run that has too few of a bar's cells where another decides.
@@ -67,13 +68,13 @@ def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool 
     return found
 
 
-def without_too_few(lines: list[Line]) -> list[Line]:
+def without_too_few(lines: list[BarLine]) -> list[BarLine]:
     """The lines of a bar without those of runs that have too few of its cells to decide it, where another run decides."""
     decided = any(one.verdict not in (OPEN, APART) for one in lines)
     return [one for one in lines if not (decided and one.verdict == OPEN and one.left_out == _NONE)]
 
 
-def _of_run(bar: Bar, run: _Run) -> Iterable[Line]:
+def _of_run(bar: Bar, run: _Run) -> Iterable[BarLine]:
     """The lines of one bar in one run, one for each card and version of the code."""
     mine = bar.among(run.of(bar.bench))
     lost = mine[mine["status"] != "ok"]
@@ -119,7 +120,7 @@ def _of_bar(bar: Bar, rows: pd.DataFrame) -> int:
     return len({index for one in bar.cells.values() for index in known.of(one).index})
 
 
-def _judged(bar: Bar, found: Mapping[str, Figure], lost: int, where: str) -> Line:
+def _judged(bar: Bar, found: Mapping[str, Figure], lost: int, where: str) -> BarLine:
     """The line of a bar of which cells show these figures; `lost` rows have no time."""
     sure = {name: one for name, one in found.items() if not one.suspect}
     wanted = list(found if bar.cells is None else bar.cells)
@@ -137,8 +138,8 @@ def _judged(bar: Bar, found: Mapping[str, Figure], lost: int, where: str) -> Lin
     )
 
 
-def _line(bar: Bar, measured: str, cells: str, left_out: str, verdict: str, where: str) -> Line:
-    return Line(
+def _line(bar: Bar, measured: str, cells: str, left_out: str, verdict: str, where: str) -> BarLine:
+    return BarLine(
         bar.what, bar.words(bar.level), bar.words(bar.stretch), measured, cells, left_out or _NONE, verdict, where
     )
 

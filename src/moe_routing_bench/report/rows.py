@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.report.columns import COLUMNS
+from moe_routing_bench.report.columns import COLUMNS, KEYS, Column
 from moe_routing_bench.report.command import again
 from moe_routing_bench.report.details import fields
 from moe_routing_bench.report.packing import beside, packed, plain
@@ -33,13 +33,25 @@ def page_data(frame: pd.DataFrame, presets: Mapping[str, str] = MappingProxyType
     records = frame.to_dict("records")
     others = {one["implementation"]: one["plugin"] for one in records if isinstance(one["plugin"], str)}
     return {
-        "columns": [{"name": one.name, "fields": one.fields, "stem": one.stem} for one in COLUMNS],
+        "columns": [_shown(one) for one in COLUMNS],
+        "keys": KEYS,
         "fields": shown,
         "aliases": {axis.prefix: axis.name for axis in AXES.values() if axis.prefix and axis.prefix.isalpha()},
         "ids": [row_id(record) for record in records],
         "samples": samples(records),
         "commands": packed([again(record, others, presets) for record in records]),
         "values": _columns({one["name"]: _plain(frame[one["name"]]) for one in shown}),
+    }
+
+
+def _shown(column: Column) -> dict[str, Any]:
+    """A column of the table: its fields, what it means, and how it is shown."""
+    return {
+        "name": column.name,
+        "fields": column.fields,
+        "stem": column.stem,
+        "printed": column.printed,
+        "meaning": column.meaning,
     }
 
 

@@ -17,9 +17,10 @@ from moe_routing_bench.config.claims import Claim
 from moe_routing_bench.figures import style
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report import method, page
-from moe_routing_bench.report.headlines import Headline, headlines, unfound
+from moe_routing_bench.report.document import Sentence
+from moe_routing_bench.report.headlines import headlines, unfound
 
-KEPT = ("index.html", "compare-*.html", "figures/*.svg", "figures/*.png")  # of a report's folder
+KEPT = ("index.html", "report.json", "compare-*.html", "figures/*.svg", "figures/*.png")  # of a report's folder
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Listed:
     commit: str
     benches: str
     rows: str
-    findings: list[Headline]
+    findings: list[Sentence]
     unfound: str  # why there are none
     comparisons: list[str]
     tables: list[str]

@@ -11,7 +11,8 @@ from moe_routing_bench.comparison.verdicts import FASTER
 from moe_routing_bench.figures import grouping, style
 from moe_routing_bench.quantities import count, times
 from moe_routing_bench.report import page
-from moe_routing_bench.report.pictures import Dot, picture
+from moe_routing_bench.report.document import Dot
+from moe_routing_bench.report.pictures import picture
 from moe_routing_bench.report.rows import row_id
 
 CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", "launch_us", "graph_node_us")

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.comparison import devices
+from moe_routing_bench.report.sections import Seed
 from moe_routing_bench.report.seeds import blocks, layers, models, predecessor, products, published
 from moe_routing_bench.report.seeds.tables import Table
 
@@ -18,18 +19,18 @@ SOURCES = {name: name for name in ("000", "001", "002", "003", "004")} | {
 }
 
 
-def section(rows: pd.DataFrame, run: str, profiles: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
+def section(rows: pd.DataFrame, run: str, profiles: Sequence[Mapping[str, Any]] = ()) -> Seed | None:
     """Number, source in words and tables for the run ``seed-<name>`` of a seed's config; None for any other run."""
     number = run.removeprefix(_PREFIX)
     if not run.startswith(_PREFIX) or number not in SOURCES:
         return None
     source = published.sources()[SOURCES[number]]
-    return {
-        "number": number.partition("-")[0],
-        "about": f"{_sentence(source['what'])} Published on {source['hardware']}: {source['source']}, by {source['who']}.",
-        "remarks": [_sentence(f"{said}{source[name]}") for name, said in _REMARKS.items() if name in source],
-        "tables": _tables(number, rows, source, profiles),
-    }
+    return Seed(
+        number=number.partition("-")[0],
+        about=f"{_sentence(source['what'])} Published on {source['hardware']}: {source['source']}, by {source['who']}.",
+        remarks=[_sentence(f"{said}{source[name]}") for name, said in _REMARKS.items() if name in source],
+        tables=_tables(number, rows, source, profiles),
+    )
 
 
 def _tables(
