@@ -14,7 +14,7 @@ import pandas as pd
 from scipy import stats
 
 from moe_routing_bench.comparison import origins, regret
-from moe_routing_bench.figures import capacity_bits
+from moe_routing_bench.figures import capacity
 from moe_routing_bench.quality.comparison import batches, compare
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quantities import count, significant
@@ -470,9 +470,9 @@ def told_apart() -> str:
 
 def withdrawn() -> str:
     """What a capacity seemed to cost in the runs that validated by domain, and what the same rule and factor cost in runs with mixed batches."""
-    by_domain = capacity_bits.limited(run_rows.read(RESULTS / "quality.parquet").to_pandas()).query("label == 'e8'")
-    mixed = capacity_bits.lost(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())
-    first, second = (rows.query("contestant == 'softk' and capacity_factor == 1.25 and way == @capacity_bits.TRAINED") for rows in (by_domain, mixed))  # fmt: skip
+    by_domain = capacity.limited(run_rows.read(RESULTS / "quality.parquet").to_pandas()).query("label == 'e8'")
+    mixed = capacity.lost(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())
+    first, second = (rows.query(f"contestant == 'softk' and capacity_factor == 1.25 and way == '{capacity.TRAINED}'") for rows in (by_domain, mixed))  # fmt: skip
     assert not len(batches.mixed(by_domain)) and len(first) and len(second)
     return (
         f"Everything on capacity and drops from these runs is {batches.WITHDRAWN}: a factor of 1.25 seemed to cost `softk` {significant(first['lost'].mean(), 3)} bits "

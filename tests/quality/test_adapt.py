@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor
 
-from moe_routing_bench.figures import perft, style
+from moe_routing_bench.figures import paper, perft
 from moe_routing_bench.grid.adaptation_spec import VARIANTS, Adaptation
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality.comparison import perft_summary
@@ -314,7 +314,7 @@ def test_figure_shows_means_with_intervals_against_both_counts(tmp_path: Path) -
             half = stats.t.ppf(0.975, 2) * 0.1 / 3**0.5
             assert [end[1][1] - end[0][1] for end in bars.get_segments()] == pytest.approx([2 * half] * 3)
     for copy in "ab":
-        style.save(perft.draw(table), tmp_path / f"{copy}.svg", tmp_path / f"{copy}.png")
+        paper.save(perft.draw(table), tmp_path / f"{copy}.svg", tmp_path / f"{copy}.png")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     for nothing in (table.iloc[:0], table.assign(purpose="pilot")):
         assert "no data" in "".join(text.get_text() for text in perft.draw(nothing).axes[0].texts)

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.figures import format_limits, formats
+from moe_routing_bench.figures import formats
 from moe_routing_bench.report import quantised
 from moe_routing_bench.report.bars import PLATFORM
 
@@ -46,7 +46,7 @@ def test_the_frontier_is_of_what_is_faster_or_more_exact() -> None:
 def test_figures_have_a_line_per_format() -> None:
     """Of the fastest of ours; the share is known of one row."""
     rows = frame(*ROWS, row("cute_quantised", 55.0, tokens=64, share_of_roofline=0.8))
-    times, shares = formats.chart(rows), format_limits.chart(rows)
+    times, shares = formats.formats(rows), formats.format_limits(rows)
     assert times.kind == "lines" and len(set(times.marks["panel"])) == 1
     assert list(zip(times.marks["series"], times.marks["x"], times.marks["y"], strict=True)) == [
         ("bf16", 8, 120.0), ("int8_g128", 8, 50.0), ("int4_g128", 8, 45.0), ("int4_g128", 64, 55.0)]  # fmt: skip
@@ -56,7 +56,7 @@ def test_figures_have_a_line_per_format() -> None:
 def test_shapes_of_one_number_of_tokens_are_lines_of_dots() -> None:
     """Where nothing changes along tokens, formats of a shape lie on one line, in a panel per bench."""
     other = row("cute_quantised", 30.0, share_of_roofline=0.9) | {"hidden": 4096}
-    times, shares = formats.chart(frame(*ROWS, other)), format_limits.chart(frame(*ROWS, other))
+    times, shares = formats.formats(frame(*ROWS, other)), formats.format_limits(frame(*ROWS, other))
     assert (times.kind, times.y.kind, set(times.marks["panel"])) == ("dots", "names", {"experts"})
     assert [(m.series, m.x, m.y.split()[0], m.y.split()[-1]) for m in times.marks.itertuples()] == [
         ("bf16", 120.0, "H2048", "T8"), ("int8_g128", 50.0, "H2048", "T8"), ("int4_g128", 45.0, "H2048", "T8"), ("int4_g128", 30.0, "H4096", "T8")]  # fmt: skip

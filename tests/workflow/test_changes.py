@@ -148,8 +148,8 @@ def test_editing_the_report_measures_nothing(project: Project) -> None:
     assert text.count(f"title: {title}\n") == 1
     for file, drawn in (
         ("report/templates/report.css", 0),
-        ("figures/load_cv.py", 2),
-        ("figures/style.py", len(SHOWN)),
+        ("figures/imbalance.py", 2),
+        ("figures/paper.py", len(SHOWN)),
     ):
         project.edit(f"src/moe_routing_bench/{file}")
         if drawn == 2:

@@ -7,11 +7,11 @@ rule html:
         profiles=profiles_of,
         accuracy=accuracy_of,
         figures=[f"reports/{{platform}}/figures/{name}.svg" for name in REPORTED],
-        code=sources.drawn_with("report.render"),
+        code=sorted({*sources.drawn_with("report.render"), *sources.sources("figures")}),
         templates=sources.sources("report", suffixes=(".css", ".js", ".j2", ".yaml", ".txt")),
         claims=str(own_or_shipped(paths.CLAIMS)),
         published=sources.named(path.resolve() for path in shipped(paths.PUBLISHED).iterdir()),
-        captions=sources.source("figures/captions.yaml"),
+        captions=sources.sources("figures", suffixes=(".yaml",)),
         choices=sources.source("choices/choices.json", of=KERNELS),
     output:
         page="reports/{platform}/index.html",

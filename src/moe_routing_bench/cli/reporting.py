@@ -149,9 +149,9 @@ def rows_of(source: str, platform: str) -> Any:
 
 
 def _draw(one: Any, table: Any, platform: str) -> None:
-    style, module = (importlib.import_module(f"moe_routing_bench.figures.{name}") for name in ("style", one.module))
+    paper = importlib.import_module("moe_routing_bench.figures.paper")
     svg = paths.figure(platform, one.name)
-    drawn = module.draw(table)
+    drawn = paper.draw(one, table)
     with writing(svg):
         svg.parent.mkdir(parents=True, exist_ok=True)
-        style.save(drawn, svg, paths.figure(platform, one.name, "png"))
+        paper.save(drawn, svg, paths.figure(platform, one.name, "png"))

@@ -1,30 +1,23 @@
 """Forward and backward of a layer: the whole step, and the forward pass apart where the same run measured it."""
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.figures import grouping, plain, style
+from moe_routing_bench.figures import grouping
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 from moe_routing_bench.quantities import us
 
-TITLE = "Forward and backward of a layer"
 FORWARD, REST, WHOLE = "forward", "backward (the rest)", "forward + backward"
 _COLORS = {WHOLE: "#445577", FORWARD: "#0173b2", REST: "#992255"}
 _SCALES = Scale("median time (µs)"), Scale("implementation", "names")
 
 
-def draw(table: pd.DataFrame) -> Figure:
-    """A panel per cell, a bar per implementation."""
-    return plain.draw(chart(table), TITLE)
-
-
 def chart(table: pd.DataFrame) -> Chart:
     """Bars of the step; where the bench `layer` has a row of the same implementation, cell and card, its time is the forward part."""
-    steps = style.ok(table, "training")
+    steps = grouping.ok(table, "training")
     if steps.empty:
-        return nothing("bars", *_SCALES, steps, style.why(table, "training"))
+        return nothing("bars", *_SCALES, steps, grouping.why(table, "training"))
     labels = grouping.labels(steps)
     forward = forwards(steps, table)
     ordered = steps.assign(panel=labels, forward=forward).sort_values(["panel", "median_us"], kind="stable")
@@ -42,7 +35,7 @@ def forwards(steps: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
     """
     read = BENCHES["training"].axes
     keys = ["implementation", *(name for name in read if name != "model"), "_card"]
-    layers = style.ok(table, "layer")
+    layers = grouping.ok(table, "layer")
     layers = layers[_usual(layers, [name for name in BENCHES["layer"].axes if name not in read])]
     known = layers.assign(_card=grouping.card(layers), implementation=layers["implementation"].replace("auto", "ops"))
     wanted = steps.assign(_card=grouping.card(steps))

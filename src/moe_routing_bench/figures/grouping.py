@@ -4,6 +4,7 @@ An axis that is added later is in every grouping by itself, and a median over it
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -100,3 +101,35 @@ def shown_of(shown: pd.DataFrame, rows: pd.DataFrame) -> str:
 def shape(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:
     """The values of some axes of each row as a text, such as ``T4096 H2048 E64 k8``; a missing value is left out."""
     return labels(rows.assign(model=None), but=set(AXES) - set(names))
+
+
+def ok(table: pd.DataFrame, *benches: str) -> pd.DataFrame:
+    """Rows that were measured, of the given benches (all when none is named)."""
+    good = table[(table["status"] == "ok") & table["median_us"].notna()]
+    return good[good["bench"].isin(benches)] if benches else good
+
+
+def why(table: pd.DataFrame, *benches: str) -> str:
+    """Why no row of these benches can be drawn."""
+    asked = table[table["bench"].isin(benches)] if benches else table
+    what = "/".join(benches) or "measured"
+    if asked.empty:
+        return f"no {what} row was asked for"
+    bad = asked.loc[asked["status"] != "ok", "status"].value_counts()
+    if bad.empty:
+        return f"no {what} row has the values that this panel shows"
+    counts = ", ".join(f"{n} {status}" for status, n in bad.items())
+    return f"{len(asked) - bad.sum()} of {len(asked)} {what} rows ok\n({counts})"
+
+
+def front(points: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
+    """The points that no other one beats in both columns (less is better), by rising x."""
+    rising = points.sort_values([x, y])
+    return rising[rising[y] < rising[y].cummin().shift(fill_value=float("inf"))]
+
+
+def stages(value: Any) -> dict[str, float]:
+    """A row's stage_us as a dict: Arrow maps arrive as pairs or dicts; missing is empty."""
+    if value is None or isinstance(value, float):
+        return {}
+    return {name: time for name, time in dict(value).items() if time is not None and time == time}

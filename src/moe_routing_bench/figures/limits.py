@@ -2,30 +2,22 @@
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from moe_routing_bench.figures import grouping, plain, style
+from moe_routing_bench.figures import grouping, palette
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 from moe_routing_bench.quantities import us
 
 MOST_CELLS = 8  # of a bench
-TITLE = "Distance to the limit"
 _SCALES = Scale("time over the floor that binds", "log"), Scale("cell", "names")
-
-
-def draw(table: pd.DataFrame) -> Figure:
-    """A panel per bench."""
-    found = chart(table)
-    return plain.draw(found, TITLE, note=found.note)
 
 
 def chart(table: pd.DataFrame) -> Chart:
     """A line per cell, those of models and of most tokens first, with every implementation's time over its floor."""
-    rows = style.ok(table)
+    rows = grouping.ok(table)
     rows = rows.assign(**floors(rows))
     rows = rows[rows["floor_us"] > 0]
     if rows.empty:
-        return nothing("dots", *_SCALES, rows, f"no row has a floor (on a CPU none is measured); {style.why(table)}")
+        return nothing("dots", *_SCALES, rows, f"no row has a floor (on a CPU none is measured); {grouping.why(table)}")
     groups = [(bench, rows[rows["bench"] == bench]) for bench in grouping.BENCHES if bench in set(rows["bench"])]
     shown = pd.concat(_chosen(group) for _, group in groups)
     labels = grouping.labels(shown)
@@ -34,7 +26,7 @@ def chart(table: pd.DataFrame) -> Chart:
          "says": f"floor {us(one['floor_us'])}: {one['binds']}"} | row(one)
         for i, one in shown.iterrows()
     ]  # fmt: skip
-    tints = {name: style.color(name) for name in style.ordered(shown["implementation"])}
+    tints = palette.tints(shown["implementation"])
     return Chart("dots", *_SCALES, marks(records), tints, shown, 1.0, note=grouping.shown_of(shown, rows))
 
 

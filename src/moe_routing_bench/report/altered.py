@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from moe_routing_bench.figures import quality_rows
+from moe_routing_bench.figures import training_rows
 from moe_routing_bench.report.sections import Altered
 
 WAYS = {
@@ -15,11 +15,11 @@ def costs(table: pd.DataFrame) -> list[Altered]:
     """The tables of all configs whose rows have such evaluations."""
     found = []
     for column, what in WAYS.items():
-        rows = quality_rows.finals(table, column) if column in table else table.iloc[:0]
+        rows = training_rows.finals(table, column) if column in table else table.iloc[:0]
         for _, group in rows.groupby("label", sort=False):
             names = list(dict.fromkeys(name for one in group[column] for name in dict(one)))
-            lines = [_line(contestant, runs, column, names) for contestant, runs in quality_rows.ordered(group)]
-            found.append(Altered(f"{quality_rows.describe(group)}: {what}", names, lines))
+            lines = [_line(contestant, runs, column, names) for contestant, runs in training_rows.ordered(group)]
+            found.append(Altered(f"{training_rows.describe(group)}: {what}", names, lines))
     return found
 
 
@@ -32,5 +32,5 @@ def _line(contestant: str, runs: pd.DataFrame, column: str, names: list[str]) ->
 def _said(values: pd.Series, form: str) -> str:
     if not values.notna().any():
         return "–"
-    mean, half = quality_rows.interval(values)
+    mean, half = training_rows.interval(values)
     return f"{mean:{form}}" + (f" ± {half:.4f}" if half else "")

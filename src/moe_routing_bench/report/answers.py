@@ -5,7 +5,7 @@ A rule answers from stored rows alone; where they do not hold the answer, it say
 
 import pandas as pd
 
-from moe_routing_bench.figures import backward, capacity_bits, grouping, loss_seconds, style
+from moe_routing_bench.figures import backward, capacity, grouping, training_points
 from moe_routing_bench.quality.comparison import batches
 from moe_routing_bench.quality.statistics import half_width
 from moe_routing_bench.quantities import count, us
@@ -24,8 +24,8 @@ def answers(table: pd.DataFrame, trained: pd.DataFrame | None) -> list[Answer]:
 def lost_bits(trained: pd.DataFrame | None, factor: float = FACTOR) -> Answer:
     """The bits per byte that a capacity factor costs trained causal rules; of other factors where this one was not trained with."""
     question = f"What does a capacity factor of {factor:g} cost in quality?"
-    rows = pd.DataFrame() if trained is None else capacity_bits.lost(trained)
-    if rows.empty and trained is not None and len(capacity_bits.limited(trained)):
+    rows = pd.DataFrame() if trained is None else capacity.lost(trained)
+    if rows.empty and trained is not None and len(capacity.limited(trained)):
         return Answer(question=question, text=f"{_sentence(batches.WITHDRAWN)}.")
     if rows.empty:
         return Answer(
@@ -63,13 +63,13 @@ def _lost(name: str, mean: float, half: float) -> str:
 def loss_per_second(trained: pd.DataFrame | None) -> Answer:
     """The causal rules that no other one beats in both loss and training seconds, at the end of equal schedules."""
     question = "Which rule learns most per second of training?"
-    chart = None if trained is None else loss_seconds.chart(trained)
+    chart = None if trained is None else training_points.loss_seconds(trained)
     if chart is None or chart.marks.empty:
         return Answer(question=question, text="Not measured: this run has no trained rule with a loss and a speed.")
     marks = chart.marks
     panel = marks.groupby("panel", sort=False)["series"].nunique().idxmax()
     ends = marks[(marks["panel"] == panel) & marks["says"].str.contains("end of the schedule")]
-    front = style.front(ends.astype({"x": float, "y": float}), "x", "y")
+    front = grouping.front(ends.astype({"x": float, "y": float}), "x", "y")
     said = [f"{one['series']} {one['y']:.4f}{_half(one)} in {one['x']:#.3g} s" for _, one in front.iterrows()]
     around = " ± half of the 95 % interval" if any(map(_half, (one for _, one in front.iterrows()))) else ""
     return Answer(question=question, text=f"{panel.partition(':')[0]}: of {count(len(ends), 'causal rule')} at the end of equal schedules, no other has less loss in less time than {'; '.join(said)} (bits per byte{around}; seconds of the steps alone).", link="figure-loss_seconds")  # fmt: skip
@@ -83,7 +83,7 @@ def _half(one: pd.Series) -> str:
 def backward_apart(table: pd.DataFrame) -> Answer:
     """The fastest step of each cell of `training`, and what of it the backward pass takes where the same run measured the layer alone."""
     question = "What does the backward pass cost?"
-    steps = style.ok(table, "training")
+    steps = grouping.ok(table, "training")
     if steps.empty:
         return Answer(
             question=question,

@@ -1,60 +1,16 @@
 """The figures that the page draws itself: their marks as data, by column, with the colours of light and dark pages."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.figures import (
-    backward,
-    bandwidth,
-    capacity_bits,
-    colors,
-    crossover,
-    decode,
-    format_limits,
-    formats,
-    gate_balance,
-    limits,
-    load_cv,
-    loss_seconds,
-    networks,
-    over_tokens,
-    padding,
-    pareto,
-    perft,
-    quality_drops,
-    quality_pareto,
-    quality_style,
-    roofline,
-    specialisation,
-    speedup,
-    stage_share,
-    style,
-    train_modes,
-    training_curves,
-    training_load_cv,
-    verdict_matrix,
-)
+from moe_routing_bench.figures import palette
 from moe_routing_bench.figures.chart import Chart, Scale
-from moe_routing_bench.figures.plain import SHAPES, shape
 from moe_routing_bench.report.packing import packed
 from moe_routing_bench.report.rows import row_id
 
-CHARTS: Mapping[str, Callable[[pd.DataFrame], Chart]] = {
-    one.__name__.rpartition(".")[2]: one.chart
-    for one in (
-        bandwidth, over_tokens, crossover, formats, format_limits, decode, limits, verdict_matrix, padding, backward, stage_share, load_cv, pareto, speedup,
-        roofline, quality_pareto, loss_seconds, capacity_bits, training_curves, training_load_cv, quality_drops, specialisation, gate_balance, networks,
-        train_modes, perft,
-    )
-}  # fmt: skip
-PROVENANCE: Mapping[str, Callable[[pd.DataFrame], str]] = {
-    "measurements": style.provenance,
-    "quality": lambda rows: quality_style.provenance(rows, "training runs"),
-    "perft": lambda rows: quality_style.provenance(rows, "adaptations"),
-}
 _DIGITS = 5
 _NUMBERS = ("x_low", "x_high", "low", "high")
 
@@ -72,7 +28,7 @@ def data(chart: Chart, provenance: str = "") -> dict[str, Any]:
         "y": [_value(one) for one in marks["y"]],
         **{name: [_value(one) for one in marks[name]] for name in _NUMBERS if marks[name].notna().any()},
     }
-    for name in ("says", "join"):
+    for name in ("says", "text", "aside", "join"):
         if marks[name].notna().any():
             columns[name] = [None if pd.isna(one) else str(one) for one in marks[name]]
     if marks["bench"].notna().any():
@@ -84,7 +40,7 @@ def data(chart: Chart, provenance: str = "") -> dict[str, Any]:
         "reference": chart.reference,
         "from": provenance,
         "note": chart.note,
-        "legend": [{"name": name, "light": tint, "dark": colors.dark(tint), "symbol": "square" if chart.kind in ("bars", "matrix") else SHAPES[shape(chart, name)]} for name, tint in chart.colors.items()],
+        "legend": [{"name": name, "light": tint, "dark": palette.dark(tint), "symbol": "square" if chart.kind in ("bars", "matrix") else palette.symbol(name, i)} for i, (name, tint) in enumerate(chart.colors.items())],
         "marks": {name: packed(values) for name, values in columns.items()},
         "count": len(marks),
     }  # fmt: skip

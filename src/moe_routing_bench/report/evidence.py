@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.figures import style
+from moe_routing_bench.figures import provenance
 from moe_routing_bench.report.sections import Evidence
 from moe_routing_bench.report.seeds.tables import ABSENT
 
@@ -36,7 +36,9 @@ def evidence(files: Mapping[str, pd.DataFrame]) -> list[Evidence]:
 
 def _table(name: str, rows: pd.DataFrame) -> Evidence:
     title, about, what, results = _TABLES[name]
-    machine = f"{style.distinct(rows['gpu_name'])}, torch {style.distinct(rows['torch_version'])}, n = {len(rows)}"
+    machine = (
+        f"{provenance.distinct(rows['gpu_name'])}, torch {provenance.distinct(rows['torch_version'])}, n = {len(rows)}"
+    )
     lines = [[*(_text(one[column]) for column in what), _shape(one), *(_number(one[column], unit) for column, _, unit in results)] for _, one in rows.iterrows()]  # fmt: skip
     heads = [*what, "shape", *(head for _, head, _ in results)]
     return Evidence(name, title, f"{about} {machine}.", heads, len(results), lines)

@@ -9,8 +9,8 @@ from scipy import stats
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import grouping
-from moe_routing_bench.figures.load_cv import WITHOUT_EFFECT, routings
-from moe_routing_bench.figures.style import stages
+from moe_routing_bench.figures.grouping import stages
+from moe_routing_bench.figures.imbalance import WITHOUT_EFFECT, routings
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report.cautions import cautions, noise, not_ok
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from moe_routing_bench.comparison import devices
-from moe_routing_bench.figures import style
+from moe_routing_bench.figures import provenance
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report.sections import Method
 
@@ -29,4 +29,4 @@ def of_rows(rows: pd.DataFrame) -> Method:
     else:
         turns = ANY.turns
     gpu = not ok.empty and devices.column(ok) == devices.GPU
-    return Method(turns, f" ({style.caches(ok)})" if gpu else "")
+    return Method(turns, f" ({provenance.caches(ok)})" if gpu else "")

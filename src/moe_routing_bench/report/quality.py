@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.figures import quality_rows
+from moe_routing_bench.figures import training_rows
 from moe_routing_bench.quality.comparison import batches, compare, perft_summary, specialisation
 from moe_routing_bench.report.sections import Contest
 from moe_routing_kernels.routers.zoo import ZOO
@@ -41,7 +41,7 @@ def contests(table: pd.DataFrame) -> list[Contest]:
     for (label, causal), rows in ranks.groupby(["label", "causal"], sort=False):
         mine = finals[(finals["label"] == label) & (finals["causal"].astype(bool) == causal)]
         lines = [_line(rank, mine[mine["contestant"] == rank["contestant"]]) for rank in rows.to_dict("records")]
-        found.append(Contest(quality_rows.describe(finals[finals["label"] == label]), bool(causal), lines))
+        found.append(Contest(training_rows.describe(finals[finals["label"] == label]), bool(causal), lines))
     order = list(table["label"].unique())
     return sorted(found, key=lambda one: (order.index(one.title.partition(":")[0]), not one.causal))
 
@@ -55,7 +55,7 @@ def cautions(table: pd.DataFrame) -> list[tuple[str, str]]:
 def _line(rank: dict[str, Any], runs: pd.DataFrame) -> dict[str, Any]:
     """The values of a contestant as the page shows them."""
     causal = runs["causal"].all()
-    mark = "" if causal else f" {quality_rows.NOT_CAUSAL}"
+    mark = "" if causal else f" {training_rows.NOT_CAUSAL}"
     note = " (causal in evaluation)" if not causal and runs["causal_in_evaluation"].all() else ""
     half = "–" if pd.isna(rank["half_width"]) else f"± {rank['half_width']:.4f}"
     return {

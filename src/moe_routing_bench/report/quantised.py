@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.figures import format_rows
+from moe_routing_bench.figures import formats
 from moe_routing_bench.quantities import us
 from moe_routing_bench.report.sections import Quantised
 from moe_routing_bench.report.seeds.tables import ABSENT
@@ -17,8 +17,8 @@ def lines(table: pd.DataFrame, matrix: pd.DataFrame | None = None) -> list[Quant
 
     With `matrix`, rows of `store.accuracy`, each says what its format loses in results of normal weights.
     """
-    rows = format_rows.beside_quantised(table)
-    ours = format_rows.fastest(rows)
+    rows = formats.beside_quantised(table)
+    ours = formats.fastest(rows)
     losses = _losses(matrix)
     found = []
     for _, group in ours.groupby(["shape", "tokens", "card"], sort=False):

@@ -6,7 +6,9 @@ Silent where the intervals, and what the ceilings of two processes may differ by
 import pandas as pd
 
 from moe_routing_bench.config import axes
-from moe_routing_bench.figures import format_rows, grouping
+from moe_routing_bench.figures import grouping
+from moe_routing_bench.figures.formats import beside_quantised
+from moe_routing_bench.figures.formats import fastest as fastest_of_formats
 from moe_routing_bench.quantities import times
 from moe_routing_bench.report.costs import pairs
 from moe_routing_bench.report.document import Dot, Picture, Sentence, pictured
@@ -22,7 +24,7 @@ def formats(table: pd.DataFrame) -> Sentence | None:
     No row is compared within its cell here, so one that did not converge takes part, with the interval that it has.
     """
     known = table[(table["suspect"].fillna(False) != True) & table["ci_low_us"].notna() & table["ci_high_us"].notna()]  # noqa: E712
-    ours = format_rows.fastest(format_rows.beside_quantised(known))
+    ours = fastest_of_formats(beside_quantised(known))
     found = []
     for _, group in ours.groupby(["shape", "tokens", "card"], sort=False):
         plain = group[group["format"] == group["dtype"]]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from moe_routing_bench.comparison import devices
 from moe_routing_bench.comparison.claims import VERDICTS, Held
-from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.figures import FIGURES, provenance
 from moe_routing_bench.quality.comparison import batches, compare
 from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
 from moe_routing_bench.quantities import digits
@@ -121,11 +121,11 @@ def build(
 def _figure(name: str, table: pd.DataFrame | None) -> Figure:
     """A figure as data; one without marks says why."""
     entry = FIGURES[name]
-    found = None if table is None else charts.CHARTS[name](table)
+    found = None if table is None else entry.chart(table)
     said = (name, entry.title, entry.caption, entry.source)
     if found is None or found.marks.empty:
         return Figure(*said, reason="its table is not stored" if found is None else found.reason)
-    return Figure(*said, charts.data(found, charts.PROVENANCE[entry.source](found.shown)))
+    return Figure(*said, charts.data(found, provenance.line(entry.source, found.shown)))
 
 
 def _quality(trained: pd.DataFrame, adapted: pd.DataFrame | None) -> Quality:

@@ -8,7 +8,7 @@ import pandas as pd
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import devices, runs
 from moe_routing_bench.comparison.verdicts import FASTER
-from moe_routing_bench.figures import grouping, style
+from moe_routing_bench.figures import grouping, provenance
 from moe_routing_bench.quantities import count, times
 from moe_routing_bench.report import page
 from moe_routing_bench.report.document import Dot
@@ -70,7 +70,7 @@ def agreed(best: pd.DataFrame) -> str:
 
 def _timed(table: pd.DataFrame) -> pd.DataFrame:
     """The rows that have a time, with what the page shows of each."""
-    return style.ok(table)[_ROW + _OF_EACH]
+    return grouping.ok(table)[_ROW + _OF_EACH]
 
 
 def rows(one: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
@@ -107,7 +107,7 @@ def cells(found: pd.DataFrame) -> pd.DataFrame:
 def machines(one: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str, str, str]]:
     """Name and value on either platform of what is known of the machines."""
     shown = [table[list(MACHINE)].assign(git_sha=table["git_sha"].astype("string").str[:7]) for table in (one, other)]
-    return [(name, *(style.distinct(table[name]) for table in shown)) for name in MACHINE]
+    return [(name, *(provenance.distinct(table[name]) for table in shown)) for name in MACHINE]
 
 
 def ceilings(one: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str, float, float, float]]:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from moe_routing_bench.benches.bench import Bench, Implementation
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.figures import grouping, style
+from moe_routing_bench.figures import grouping, provenance
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import manifest
 
@@ -104,4 +104,4 @@ def siblings(out: Path) -> list[tuple[str, str]]:
 def commits(frame: pd.DataFrame) -> str:
     """The commits that rows are of, and whether the code differed from them."""
     changed = frame["git_dirty"].eq(True).map({True: " with changes", False: ""})
-    return style.distinct(frame["git_sha"].astype("string").str[:7] + changed)
+    return provenance.distinct(frame["git_sha"].astype("string").str[:7] + changed)

@@ -1,8 +1,13 @@
 """Which training runs are shown and compared: who competes with whom, in what order, and means with their intervals."""
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
 import numpy as np
 import pandas as pd
 
+from moe_routing_bench.figures import palette
+from moe_routing_bench.figures.chart import Chart, Scale, marks
 from moe_routing_bench.grid.run_spec import DENSE
 from moe_routing_bench.quality import statistics
 from moe_routing_bench.quality.comparison import compare
@@ -84,3 +89,24 @@ def over_tokens(rows: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray
     groups = [(tokens / 1e6, *interval(group)) for tokens, group in rows.groupby("tokens_seen")[column]]
     x, mean, half = np.array(groups, dtype=float).T
     return x, mean, half
+
+
+def lines(
+    panels: Sequence[tuple[str, pd.DataFrame, str]],
+    x: Scale,
+    y: Scale,
+    own: Mapping[str, tuple[Scale, Scale]] = MappingProxyType({}),
+) -> Chart:
+    """A chart of panels (title, rows, column) over the bytes trained on (millions): a line per contestant through its means over seeds, with
+    95 % intervals; `own` as in `Chart`."""
+    records, tints = [], {}
+    for title, rows, column in panels:
+        for name, group in ordered(rows):
+            tints[name] = palette.router(group["router"].iloc[0])
+            points = zip(*over_tokens(group, column), strict=True)
+            records += [
+                {"panel": title, "series": name, "x": at, "y": mean, "low": mean - half, "high": mean + half}
+                for at, mean, half in points
+            ]
+    shown = pd.concat(rows for _, rows, _ in panels)
+    return Chart("lines", x, y, marks(records), tints, shown, own=own, named=True, timed=False)

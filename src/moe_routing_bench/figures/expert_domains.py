@@ -2,15 +2,11 @@
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import TwoSlopeNorm
-from matplotlib.figure import Figure
 
-from moe_routing_bench.figures import quality_rows, style
-from moe_routing_bench.figures import quality_style as quality
+from moe_routing_bench.figures import training_rows
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
 from moe_routing_bench.quality.comparison.specialisation import mean_bits
 
-TITLE = "Expert specialisation"
 SHOWN = ("softk", "switch_top1", "deepseek_v3_small", "hash_balanced", "hash_position", "expert_choice")
 _MOST = 3.0  # times as often as an average byte: the end of the scale
 _MISSING = "the loads of several domains"
@@ -19,46 +15,11 @@ _LESS, _ALIKE, _MORE = "less than half as often", "within a factor of 1.25", "at
 COLORS = {_LESS: "#220088", "less often": "#0173b2", _ALIKE: "#767676", "more often": "#992255", _MORE: "#550000"}
 
 
-def draw(table: pd.DataFrame) -> Figure:
-    """Rows: routers. Columns: layers. Each map is domains by experts."""
+def specialisation(table: pd.DataFrame) -> Chart:
+    """A panel per router: layers and domains by experts, the share of a domain's choices over that of all, in five classes."""
     rows, title, by_name = _chosen(table)
     if not by_name:
-        return quality.nothing(TITLE, rows, quality_rows.why(table, _MISSING))
-    first = {name: runs.sort_values("seed").iloc[0] for name, runs in by_name.items()}
-    columns = max(len(row["load_by_domain"]) for row in first.values())
-    experts = max(len(layer[0]) for row in first.values() for layer in row["load_by_domain"])
-    figure, panels = style.canvas(
-        len(first), columns, max(8, columns * (1.4 + 0.16 * experts)), 1.0 + 1.35 * len(first)
-    )
-    norm, image = TwoSlopeNorm(1, 0, _MOST), None
-    for number, (name, row) in enumerate(first.items()):
-        heading = _heading(name, by_name[name])
-        for layer in range(columns):
-            axes = panels[number * columns + layer]
-            if layer >= len(row["load_by_domain"]):
-                axes.set_axis_off()
-                continue
-            ratio = times_average(counts(row["load_by_domain"][layer]))
-            order = np.argsort(-ratio[0], kind="stable")
-            image = axes.imshow(ratio[:, order], norm=norm, cmap="RdBu_r", aspect="auto", interpolation="nearest")
-            axes.grid(False)
-            axes.set_xticks([])
-            axes.set_yticks(range(len(ratio)), list(row["domains"]) if layer == 0 else [""] * len(ratio), fontsize=7)
-            axes.set_title(f"{heading}\nlayer 0" if layer == 0 else f"layer {layer}", fontsize=7.5, loc="left")
-            if number == len(first) - 1:
-                axes.set_xlabel(f"experts, those of {row['domains'][0]} first", fontsize=7)
-    if image is not None:
-        bar = figure.colorbar(image, ax=panels, shrink=0.6, pad=0.01, extend="max")
-        bar.set_label("choices of this expert:\na domain's byte over an average byte", fontsize=7)
-        bar.ax.tick_params(labelsize=7)
-    return quality.finish(figure, f"{TITLE}\n{title}", pd.concat(by_name.values()))
-
-
-def chart(table: pd.DataFrame) -> Chart:
-    """The same ratios for the page, a panel per router: layers and domains by experts, in five classes."""
-    rows, title, by_name = _chosen(table)
-    if not by_name:
-        return nothing("matrix", *_SCALES, rows, quality_rows.why(table, _MISSING))
+        return nothing("matrix", *_SCALES, rows, training_rows.why(table, _MISSING))
     found = []
     for name, runs in by_name.items():
         one, panel = runs.sort_values("seed").iloc[0], _heading(name, runs)
@@ -70,18 +31,20 @@ def chart(table: pd.DataFrame) -> Chart:
                 for domain, values in zip(one["domains"], ordered, strict=True)
                 for place, value in enumerate(values)
             ]  # fmt: skip
-    return Chart("matrix", *_SCALES, marks(found), COLORS, pd.concat(by_name.values()), note=f"config {title}")
+    return Chart(
+        "matrix", *_SCALES, marks(found), COLORS, pd.concat(by_name.values()), note=f"config {title}", timed=False
+    )
 
 
 def _chosen(table: pd.DataFrame) -> tuple[pd.DataFrame, str, dict[str, pd.DataFrame]]:
     """The rows that have loads by domain, and of the config with the most routers its title and the runs of those that are shown."""
-    rows = quality_rows.finals(table, "load_by_domain")
+    rows = training_rows.finals(table, "load_by_domain")
     rows = rows[rows["domains"].map(len) > 1] if len(rows) else rows
-    contests = quality_rows.contests(rows)
+    contests = training_rows.contests(rows)
     if not contests:
         return rows, "", {}
     title, group = max(contests, key=lambda contest: contest[1]["router"].nunique())
-    by_name = dict(quality_rows.ordered(group))
+    by_name = dict(training_rows.ordered(group))
     chosen = [name for router in SHOWN for name, one in by_name.items() if one["router"].iloc[0] == router]
     return rows, title, {name: by_name[name] for name in (chosen or list(by_name))[: len(SHOWN)]}
 
@@ -89,7 +52,7 @@ def _chosen(table: pd.DataFrame) -> tuple[pd.DataFrame, str, dict[str, pd.DataFr
 def _heading(name: str, runs: pd.DataFrame) -> str:
     """A router with the mutual information of expert and domain, mean over layers and seeds."""
     bits = [mean_bits(loads) for loads in runs["load_by_domain"]]
-    mean, half = quality_rows.interval(pd.Series(bits))
+    mean, half = training_rows.interval(pd.Series(bits))
     return f"{name}: {mean:z.3f} ± {half:.3f} bits (n = {len(bits)})"
 
 
