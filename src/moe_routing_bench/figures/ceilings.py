@@ -5,7 +5,6 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import grouping, palette
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 
@@ -71,7 +70,7 @@ def roofline(table: pd.DataFrame) -> Chart:
         return nothing("lines", *_INTENSITY, rows, "no row with FLOPs is ok")
     labels = grouping.labels(rows)
     records = []
-    for bench in [name for name in BENCHES if name in set(rows["bench"])]:
+    for bench in grouping.benches(rows):
         mine = rows[rows["bench"] == bench]
         records += _roof(bench, mine)
         for _, one in mine.iterrows():

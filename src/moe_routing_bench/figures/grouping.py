@@ -14,6 +14,12 @@ from moe_routing_bench.config.axes import AXES, PRESET, Axis
 COMPOSITES = tuple(name for name, bench in BENCHES.items() if bench.stages)
 
 
+def benches(rows: pd.DataFrame) -> list[str]:
+    """The benches of rows in the order of the report; those of other benchmarks last."""
+    there = set(rows["bench"])
+    return [name for name in BENCHES if name in there] + sorted(there - set(BENCHES))
+
+
 def reading(axis: str) -> tuple[str, ...]:
     """The benches that read an axis, in the order of the report."""
     return tuple(name for name, bench in BENCHES.items() if axis in bench.axes)
@@ -22,7 +28,7 @@ def reading(axis: str) -> tuple[str, ...]:
 def moving(table: pd.DataFrame) -> tuple[str, ...]:
     """The benches among the rows that only move data: none of their rows has a floating-point operation."""
     computing = set(table.loc[table["flops"] > 0, "bench"])
-    return tuple(name for name in BENCHES if name in set(table["bench"]) - computing)
+    return tuple(name for name in benches(table) if name not in computing)
 
 
 def composed(rows: pd.DataFrame) -> pd.DataFrame:

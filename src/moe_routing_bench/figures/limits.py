@@ -18,7 +18,7 @@ def chart(table: pd.DataFrame) -> Chart:
     rows = rows[rows["floor_us"] > 0]
     if rows.empty:
         return nothing("dots", *_SCALES, rows, f"no row has a floor (on a CPU none is measured); {grouping.why(table)}")
-    groups = [(bench, rows[rows["bench"] == bench]) for bench in grouping.BENCHES if bench in set(rows["bench"])]
+    groups = [(bench, rows[rows["bench"] == bench]) for bench in grouping.benches(rows)]
     shown = pd.concat(_chosen(group) for _, group in groups)
     labels = grouping.labels(shown)
     records = [

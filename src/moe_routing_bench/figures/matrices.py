@@ -2,7 +2,6 @@
 
 import pandas as pd
 
-from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison.verdicts import FASTER, SAME, SLOWER, UNDECIDED
 from moe_routing_bench.figures import grouping, palette, provenance
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
@@ -63,7 +62,12 @@ def _grid(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame,
     every = cells.pivot_table(index="shape", columns="what", values="speedup", aggfunc="median")
     keep = informative(every)
     order = cells.sort_values(list(_SHAPE))["shape"].drop_duplicates()
-    columns = [c for b in BENCHES for c in (f"{b}: {n}" for n in palette.ordered(rows["implementation"])) if c in every]
+    columns = [
+        c
+        for b in grouping.benches(rows)
+        for c in (f"{b}: {n}" for n in palette.ordered(rows["implementation"]))
+        if c in every
+    ]
     grid = every.loc[[s for s in order if s in keep], columns]
     share = cells.pivot_table(index="shape", columns="what", values="unsure").reindex_like(grid)
     shown = cells[cells["shape"].isin(keep)]
@@ -83,15 +87,16 @@ def verdict_matrix(table: pd.DataFrame) -> Chart:
     rows = rows[rows["best_verdict"].notna() & rows["best_speedup"].notna()]
     if rows.empty:
         return nothing("matrix", *_CELLS, rows, f"no row has a verdict (too few twins); {grouping.why(table)}")
-    shown = pd.concat(
-        _chosen(rows[rows["bench"] == bench]) for bench in grouping.BENCHES if bench in set(rows["bench"])
-    )
+    shown = pd.concat(_chosen(rows[rows["bench"] == bench]) for bench in grouping.benches(rows))
     labels = grouping.labels(shown)
     order = palette.ordered(shown["implementation"])
-    shown = shown.assign(label=labels, place=shown["implementation"].map(order.index))
+    benches = grouping.benches(shown)
+    shown = shown.assign(
+        label=labels, place=shown["implementation"].map(order.index), bench_place=shown["bench"].map(benches.index)
+    )
     records = [
         {"panel": one["bench"], "series": one["best_verdict"], "x": one["implementation"], "y": one["label"], "says": ratio(one["best_speedup"])} | row(one)
-        for _, one in shown.sort_values(["turn", "place"], kind="stable").iterrows()
+        for _, one in shown.sort_values(["bench_place", "turn", "place"], kind="stable").iterrows()
     ]  # fmt: skip
     return Chart("matrix", *_CELLS, marks(records), VERDICT_COLORS, shown, note=grouping.shown_of(shown, rows))
 
@@ -101,7 +106,7 @@ def _chosen(rows: pd.DataFrame) -> pd.DataFrame:
     cells = cells.assign(plain=cells["model"].isna()).sort_values(["plain", "n", "tokens"], ascending=[True, False, False], kind="stable")  # fmt: skip
     rank = {cell: i for i, cell in enumerate(cells.index[:MOST_CELLS])}
     kept = rows[rows["cell"].isin(set(rank))]
-    return kept.assign(turn=[list(grouping.BENCHES).index(rows["bench"].iloc[0]) * 1000 + rank[one] for one in kept["cell"]])  # fmt: skip
+    return kept.assign(turn=[rank[one] for one in kept["cell"]])
 
 
 def ratio(value: float) -> str:

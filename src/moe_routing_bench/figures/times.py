@@ -21,8 +21,10 @@ def over_tokens(table: pd.DataFrame) -> Chart:
     several = rows[rows["panel"].isin(counts.index[counts > 1])]
     if several.empty:
         return nothing("lines", *_LINES, rows, f"no shape was measured at two numbers of tokens; {grouping.why(table)}")
+    benches = grouping.benches(several)
+    place = {panel: benches.index(group["bench"].iloc[0]) for panel, group in several.groupby("panel")}
     order = sorted(
-        several["panel"].unique(), key=lambda name: (-_place(name), -counts[name], name)
+        several["panel"].unique(), key=lambda name: (-place[name], -counts[name], name)
     )  # benches of one stage come last
     kept = order[:MOST_SHAPES]
     shown = several[several["panel"].isin(kept)]
@@ -46,19 +48,13 @@ def _panels(rows: pd.DataFrame) -> pd.Series:
     return plain_sizes + named.map(lambda text: f" ({text})" if text else "")
 
 
-def _place(panel: str) -> int:
-    """Where its bench stands in the table of benches."""
-    names = list(grouping.BENCHES)
-    return names.index(panel.partition(":")[0])
-
-
 def decode(table: pd.DataFrame) -> Chart:
     """The implementations of each cell, fastest first; whole layers and models before stages, and the fewest tokens first."""
     rows = grouping.ok(table)
     rows = rows[(rows["tokens"] <= MOST_TOKENS) & (rows["bench"] != "training")]
     if rows.empty:
         return nothing("dots", *_DOTS, rows, f"no cell of at most {MOST_TOKENS} tokens; {grouping.why(table)}")
-    benches = list(grouping.BENCHES)
+    benches = grouping.benches(rows)
     rows = rows.assign(
         panel=rows["bench"] + ": " + grouping.labels(rows), place=[-benches.index(name) for name in rows["bench"]]
     )

@@ -7,7 +7,6 @@ from functools import partial
 import pandas as pd
 from scipy import stats
 
-from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import grouping
 from moe_routing_bench.figures.grouping import stages
 from moe_routing_bench.figures.imbalance import WITHOUT_EFFECT, routings
@@ -23,7 +22,7 @@ _ABSENT, _DOUBTFUL = ": not measured.", "suspect, or did not converge and has no
 def findings(table: pd.DataFrame) -> list[Sentence]:
     """All findings, in the order of the report; of the benches that were asked for."""
     ok = table[(table["status"] == "ok") & table["median_us"].notna()]
-    asked = [bench for bench in BENCHES if bench in set(table["bench"])]
+    asked = grouping.benches(table)
     firm = sound(table)
     found = [one for bench in asked for one in (*_of_bench(ok, firm, bench), made(copy_share, firm, bench))]
     found += [_said(partial(stage_shares, bench=bench), ok, firm) for bench in grouping.COMPOSITES if bench in asked]
@@ -153,7 +152,7 @@ def copy_share(ok: pd.DataFrame, bench: str) -> str:
     if rows.empty:
         return ""
     median = rows.groupby("implementation")["share_of_copy"].median().sort_values()
-    best, base = str(median.index[-1]), BENCHES[bench].baseline
+    best, base = str(median.index[-1]), str(rows["baseline"].iloc[0])
     top = rows.loc[rows["implementation"] == best, "share_of_copy"].max()
     against = "" if best == base or base not in median else f"; the baseline {base} reaches {median[base]:.1%}"
     over = grouping.differing(rows, "cells", by=["implementation"])

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison.verdicts import FASTER, LEAST_TWINS, SAME, UNDECIDED
 from moe_routing_bench.figures import grouping
 from moe_routing_bench.quality.comparison import compare
@@ -59,7 +58,7 @@ def sound(table: pd.DataFrame) -> pd.DataFrame:
 
 def _widest(rows: pd.DataFrame, having: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
     """What `having` keeps of the last bench of the table of benches, of which it keeps anything: composites come last."""
-    for bench in reversed(BENCHES):
+    for bench in reversed(grouping.benches(rows)):
         kept = having(rows[rows["bench"] == bench])
         if len(kept):
             return kept

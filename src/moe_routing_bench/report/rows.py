@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.report.columns import COLUMNS, KEYS, Column
 from moe_routing_bench.report.command import again
@@ -39,9 +40,14 @@ def page_data(frame: pd.DataFrame, presets: Mapping[str, str] = MappingProxyType
         "aliases": {axis.prefix: axis.name for axis in AXES.values() if axis.prefix and axis.prefix.isalpha()},
         "ids": [row_id(record) for record in records],
         "samples": samples(records),
-        "commands": packed([again(record, others, presets) for record in records]),
+        "commands": packed([_command(record, others, presets) for record in records]),
         "values": _columns({one["name"]: _plain(frame[one["name"]]) for one in shown}),
     }
+
+
+def _command(record: Mapping[str, Any], plugins: Mapping[str, str], presets: Mapping[str, str]) -> str:
+    """The command that measures a row again; what is said instead of a row of another benchmark."""
+    return again(record, plugins, presets) if record["bench"] in BENCHES else "a row of another benchmark"
 
 
 def _shown(column: Column) -> dict[str, Any]:

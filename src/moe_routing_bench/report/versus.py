@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import devices, runs
 from moe_routing_bench.comparison.verdicts import FASTER
 from moe_routing_bench.figures import grouping, provenance
@@ -48,7 +47,9 @@ def write(names: tuple[str, str], tables: tuple[pd.DataFrame, pd.DataFrame], out
         ceilings=ceilings(*tables),
         agreed=agreed(best),
         times=times,
-        pictures=[(bench, drawn) for bench in BENCHES for drawn in [_picture(best, bench, names[1])] if drawn],
+        pictures=[
+            (bench, drawn) for bench in grouping.benches(best) for drawn in [_picture(best, bench, names[1])] if drawn
+        ],
         cells=best.to_dict("records"),
         rows=[one | {"id": row_id(one)} for one in found.to_dict("records")],
     )
