@@ -18,7 +18,7 @@ from moe_routing_bench.figures import capacity
 from moe_routing_bench.quality.comparison import batches, compare
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quantities import count, significant
-from moe_routing_bench.report import altered, format_bars, layer_bars, reached, routing_bars, versus, words
+from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, trained_rules, versus, words
 from moe_routing_bench.report.sections import BarLine
 from moe_routing_bench.store import accuracy, records
 from moe_routing_kernels.choices import table as table_of_choices
@@ -482,7 +482,7 @@ def withdrawn() -> str:
 
 def formats_in_models() -> str:
     """What experts in each format add to the bits per byte of trained models, by rule."""
-    found = altered.costs(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())[0]
+    found = trained_rules.altered_costs(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())[0]
     lines = []
     for rule, trained, added in found.lines:
         by_format = dict(zip((f"`{name}`" for name in found.names), added, strict=True))

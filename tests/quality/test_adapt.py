@@ -19,7 +19,7 @@ from moe_routing_bench.quality.evaluation import evaluate
 from moe_routing_bench.quality.model import adapters
 from moe_routing_bench.quality.spec import adaptation_rows, run_rows
 from moe_routing_bench.quality.training import adapt, loop, train
-from moe_routing_bench.report import quality
+from moe_routing_bench.report import trained_rules
 from moe_routing_bench.store import paths
 from moe_routing_kernels.errors import UserError
 
@@ -291,12 +291,12 @@ def many_rows() -> pd.DataFrame:
 def test_report_lists_adapters_by_loss() -> None:
     """With the means that the summary has, in the order of the losses."""
     table = many_rows()
-    lines, means = quality.adaptations(table), perft_summary.summary(table).sort_values("bits_per_byte")
+    lines, means = trained_rules.adaptations(table), perft_summary.summary(table).sort_values("bits_per_byte")
     assert [line["bits_per_byte"].split(" ± ")[0] for line in lines] == [
         f"{mean:.4f}" for mean in means["bits_per_byte"]
     ]
     assert [line["params"] for line in lines] == [f"{params:,}" for params in means["params"]]
-    assert quality.adaptations(table.iloc[:0]) == []
+    assert trained_rules.adaptations(table.iloc[:0]) == []
 
 
 def test_figure_shows_means_with_intervals_against_both_counts(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from moe_routing_bench.figures.chart import Chart, Scale, marks
 from moe_routing_bench.quality.comparison import batches
 from moe_routing_bench.quality.spec import adaptation_rows, plan, run_rows
 from moe_routing_bench.quality.training import train
-from moe_routing_bench.report import quality
+from moe_routing_bench.report import trained_rules
 from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import write_table
@@ -158,7 +158,7 @@ def test_rules_that_are_looked_for_exist() -> None:
 
 def test_tables_rank_apart(trained: pd.DataFrame) -> None:
     """One of causal rules and one of the others for an entry; networks of one entry are ranked together."""
-    found = quality.contests(trained)
+    found = trained_rules.contests(trained)
     names = {(one.title.partition(":")[0], one.causal): [row["contestant"] for row in one.rows] for one in found}
     assert set(names["routers", True]) == {"dense", "softk", "switch_top1"}
     assert names["routers", False] == ["expert_choice †"] and set(names["networks", True]) == {"softk", "softk+mlp"}
@@ -183,7 +183,7 @@ def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
     page = html.unescape(probed(tmp_path / "with.html")).replace("<wbr>", "")
     assert {name for name in FIGURES if f'id="chart-{name}"' in page} == DRAWN
     assert '<h2 id="quality">' in page
-    assert all(one.title in page for one in quality.contests(trained))
+    assert all(one.title in page for one in trained_rules.contests(trained))
     render(measured, FIGURES, tmp_path / "without.html")
     page = probed(tmp_path / "without.html")
     assert 'id="quality"' not in page
@@ -203,7 +203,10 @@ def test_names_of_runs_and_texts_are_text(trained: pd.DataFrame, tmp_path: Path)
 def test_cautions_are_those_of_the_zoo(trained: pd.DataFrame) -> None:
     """Of a rule that was trained; nothing of others."""
     (name, rule), *_ = ((name, rule) for name, rule in ZOO.items() if rule.caution)
-    assert quality.cautions(trained.assign(router=name)) == [(name, rule.caution)] and quality.cautions(trained) == []
+    assert (
+        trained_rules.cautions(trained.assign(router=name)) == [(name, rule.caution)]
+        and trained_rules.cautions(trained) == []
+    )
 
 
 def test_curves_of_the_page_hold_the_means_of_the_seeds(trained: pd.DataFrame) -> None:
@@ -268,7 +271,9 @@ def test_nothing_on_capacity_is_shown_of_runs_that_validated_by_domain(
     assert len(figure(trained).marks)
     both = pd.concat([trained, old.assign(run=old["run"] + "-old", bits_per_byte=9.0)], ignore_index=True)
     assert set(figure(both).shown["validation_batches"]) == {"mixed"}
-    (shown,) = {value for contest in quality.contests(old) for row in contest.rows for value in row["values"][1:2]}
+    (shown,) = {
+        value for contest in trained_rules.contests(old) for row in contest.rows for value in row["values"][1:2]
+    }
     assert shown == "–", "the share that is dropped"
 
 

@@ -13,8 +13,8 @@ from drawn import draw
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import FIGURES, backward, imbalance, limits, matrices, palette, paper, times
 from moe_routing_bench.figures.chart import Chart, Scale, marks
-from moe_routing_bench.report import charts, page, render
-from moe_routing_bench.report.rows import row_id
+from moe_routing_bench.report import page, render, script_data
+from moe_routing_bench.report.row_data import row_id
 
 
 def ran(bench, implementation, us, **values):
@@ -175,7 +175,7 @@ def test_decoding_is_logarithmic_where_the_slowest_is_far_behind():
     near, far = found.marks["panel"].unique()
     assert [found.scales(panel)[0].kind for panel in (near, far)] == ["linear", "log"]
     assert (found.reference_in(near), found.reference_in(far)) == (0.0, None)
-    assert charts.data(found)["own"] == {far: {"x": {"label": "median time (µs)", "kind": "log"}, "y": {"label": "implementation", "kind": "names"}, "reference": None}}  # fmt: skip
+    assert script_data.chart_data(found)["own"] == {far: {"x": {"label": "median time (µs)", "kind": "log"}, "y": {"label": "implementation", "kind": "names"}, "reference": None}}  # fmt: skip
     linear, logarithmic = draw("decode", frame(*rows))[0].axes
     assert [(axes.get_xscale(), axes.get_xlim()[0] <= 0, len(axes.lines)) for axes in (linear, logarithmic)] == [("linear", True, len(logarithmic.lines) + 1), ("log", False, len(logarithmic.lines))]  # fmt: skip
     kept = Chart("points", Scale("x", "log"), Scale("y"), marks([]), {}, frame(), 0.0)

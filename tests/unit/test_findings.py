@@ -3,7 +3,7 @@
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.report import cautions, findings
+from moe_routing_bench.report import findings
 
 CI = {"speedup_ci_low": 1.5, "speedup_ci_high": 2.5}
 
@@ -212,23 +212,23 @@ def test_noise() -> None:
         return one(bench, median_us=50.0, **numbers)
 
     few = [twin("permute", 1.002), twin("gate", 1.01), twin("permute", 1.05)]
-    assert cautions.noise(frame(*few)) == (
+    assert findings.noise(frame(*few)) == (
         "Noise: an implementation that was entered twice in a cell differs from itself by a median of "
         "2.54% for permute (at most 4.9%, 2 twins), 1.00% for gate (at most 1.0%, 1 twin)."
     )
     many = [*(twin("pack", 1.002) for _ in range(5)), twin("pack", 1.09)]
-    assert cautions.noise(frame(*many)) == (
+    assert findings.noise(frame(*many)) == (
         "Noise: an implementation that was entered twice in a cell differs from itself by a median of 0.20% for pack (at most 8.6%, 6 twins); "
         "of 6, each held against the floor of the others, the verdict would tell 1 apart."
     )
-    assert cautions.noise(frame(one("pack"))) == (
+    assert findings.noise(frame(one("pack"))) == (
         "Noise: not measured, so this run has no verdicts: no implementation was entered twice (`twins`)."
     )
 
 
 def test_cautions() -> None:
     rows = [one("pack", suspect=suspect, converged=converged) for suspect, converged in ((True, True), (False, False), (False, False), (None, False), (None, None))]  # fmt: skip
-    assert cautions.cautions(frame(*rows)) == (
+    assert findings.cautions(frame(*rows)) == (
         "Cautions: of 5 measured rows, 1 are suspect (such as a drift of the ceilings) and 3 reached a limit before their interval was as narrow as "
         "asked; the table marks both."
     )
@@ -237,10 +237,10 @@ def test_cautions() -> None:
 def test_rows_without_a_time() -> None:
     rows = [one("pack", status=status) for status in ("ok", "crashed", "timeout", "crashed")]
     assert (
-        cautions.not_ok(frame(*rows))
+        findings.not_ok(frame(*rows))
         == "3 of 4 rows are not ok (2 crashed, 1 timeout); each is listed below with its reason."
     )
-    assert cautions.not_ok(frame(rows[0])) == "0 of 1 rows are not ok."
+    assert findings.not_ok(frame(rows[0])) == "0 of 1 rows are not ok."
 
 
 def test_nothing_is_said_of_doubtful_rows() -> None:

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.report import exactness, format_bars
+from moe_routing_bench.report import format_bars
 from moe_routing_bench.report.bars import PLATFORM
 from moe_routing_bench.report.sections import BarLine
 from moe_routing_kernels.formats.weights import WEIGHTS
@@ -32,7 +32,7 @@ def row(name: str, us: float, bench: str = "experts", **values: object) -> dict[
 
 def tables(
     rows: Sequence[dict[str, object]], matrix: Sequence[dict[str, object]]
-) -> tuple[exactness.Tables, exactness.Tables]:
+) -> tuple[format_bars.Tables, format_bars.Tables]:
     """The rows of a run, and its accuracy matrix, if it has one."""
     return {"quantised": frame(*rows)}, {"quantised": pd.DataFrame(matrix)} if matrix else {}
 
@@ -45,7 +45,7 @@ def lines(
 
 def exact(*rows: dict[str, object], matrix: Sequence[dict[str, object]] = ()) -> BarLine | None:
     """The line of the accuracy bar alone, if there is one."""
-    return next(iter(exactness.lines(*tables(rows, matrix))), None)
+    return next(iter(format_bars.exact(*tables(rows, matrix))), None)
 
 
 def replayed(dequant: float, strong: float = 1000.0) -> list[dict[str, object]]:
@@ -195,10 +195,10 @@ def test_the_accuracy_matrix_judges_all_other_formats() -> None:
 def test_a_run_with_too_few_cases_is_not_open_where_another_decides() -> None:
     few = frame(row("cute_quantised", 9.0, tokens=8, weights="int4_g32"))
     runs, matrices = {"whole": frame(*seed_003()), "few": few}, {"whole": pd.DataFrame(every_format())}
-    assert [(line.where, line.verdict) for line in exactness.lines(runs, matrices)] == [("whole", "reached")]
-    assert [line.verdict for line in exactness.lines(runs)] == ["open", "open"]
+    assert [(line.where, line.verdict) for line in format_bars.exact(runs, matrices)] == [("whole", "reached")]
+    assert [line.verdict for line in format_bars.exact(runs)] == ["open", "open"]
     wrong = few.assign(status="incorrect")
-    assert [line.verdict for line in exactness.lines(runs | {"few": wrong}, matrices)] == ["reached", "missed"]
+    assert [line.verdict for line in format_bars.exact(runs | {"few": wrong}, matrices)] == ["reached", "missed"]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import completion
 from moe_routing_bench.report import layer_bars, reached
-from moe_routing_bench.report.bar_figures import Figure
-from moe_routing_bench.report.bars import AT_MOST, PERCENT_MORE, PLATFORM, Bar, Cells, Level, Unit
+from moe_routing_bench.report.bars import AT_MOST, PERCENT_MORE, PLATFORM, Bar, Cells, Figure, Level, Unit
 from moe_routing_bench.report.sections import BarLine
 
 BLOCKS = (1.0, 1.001, 0.999, 1.0005)

@@ -6,7 +6,7 @@ from rows import frame, one
 
 from drawn import draw
 from moe_routing_bench.figures import imbalance, pareto, perft
-from moe_routing_bench.report import charts
+from moe_routing_bench.report import script_data
 
 ROUTED = {"median_us": 2.0, "tokens": 64, "top_k": 2, "sampler": "exact"}
 
@@ -25,7 +25,7 @@ def test_loads_and_drops():
     ]  # fmt: skip
     drops = found.marks["panel"].iloc[-1]
     assert drops == "dropped assignments (%)" == found.scales(drops)[1].label
-    assert charts.data(found)["own"] == {drops: {"x": {"label": found.x.label, "kind": "linear"}, "y": {"label": drops, "kind": "linear"}}}  # fmt: skip
+    assert script_data.chart_data(found)["own"] == {drops: {"x": {"label": found.x.label, "kind": "linear"}, "y": {"label": drops, "kind": "linear"}}}  # fmt: skip
     assert list(found.marks["says"].iloc[-2:]) == ["median and range of 2 routings", "median and range of 1 routing"]
     assert found.marks[found.marks["series"].str.startswith("E=")]["join"].nunique() == 3, "no line joins routings"
     free = [*rows[:2], rows[2] | {"capacity_factor": None, "drop_rate": 0.0}]

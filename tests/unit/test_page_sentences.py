@@ -9,9 +9,9 @@ import pytest
 
 from moe_routing_bench.comparison.history import History, Then
 from moe_routing_bench.comparison.runs import Comparison
-from moe_routing_bench.report import changes, histories, page
+from moe_routing_bench.report import page, run_pages
+from moe_routing_bench.report.sections import Group, Table
 from moe_routing_bench.report.seeds import section
-from moe_routing_bench.report.seeds.tables import Group, Table
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ ROW = {"bench": "gate", "cell": "T64", "implementation": "cute", "before_us": 20
 
 def compared(tmp_path, *rows: dict, marks=(), across: bool = False) -> None:
     found = Comparison(pd.DataFrame([ROW | row for row in rows]), list(marks), across)
-    changes.render(found, ("old", "new"), tmp_path / "page.html")
+    run_pages.write_changes(found, ("old", "new"), tmp_path / "page.html")
 
 
 def test_changes_say_what_differs_besides_the_code_where_something_does(tmp_path, said):
@@ -100,7 +100,7 @@ def then(run: str, ratio: float, verdict: str, width: float = 0.01) -> Then:
 
 def over(tmp_path, *rows: tuple[Then, ...]) -> str:
     found = [History("gate", f"T{i}", "cute", 10.0, one) for i, one in enumerate(rows)]
-    histories.render(found, ["first", "second"], "last", tmp_path / "page.html")
+    run_pages.write_history(found, ["first", "second"], "last", tmp_path / "page.html")
     return (tmp_path / "page.html").read_text()
 
 

@@ -13,13 +13,13 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison.choices import entries
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import FIGURES, grouping
-from moe_routing_bench.report import choices, reached, routing_bars
+from moe_routing_bench.report import reached, routing_bars, section_tables
 from moe_routing_bench.report import render as render_module
-from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew, pairs
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.page import percent, quantity
 from moe_routing_bench.report.render import render
+from moe_routing_bench.report.row_fields import COLUMNS
 from moe_routing_bench.store import records
 from moe_routing_kernels.choices import CANDIDATES
 
@@ -145,10 +145,10 @@ STORED = Path(__file__).parents[2] / "results/nvidia-h200/measurements.parquet"
 
 def test_what_auto_chooses(tmp_path, monkeypatch):
     """By a table in which triton is best at T=1024: there, and with the next size's best where the cell is left out."""
-    monkeypatch.setattr(choices.table, "load", lambda: planted)
+    monkeypatch.setattr(section_tables.table, "load", lambda: planted)
     ok = rows().query("bench == 'layer' and skew == 0 and status == 'ok'")
     planted = [replace(one, times=dict.fromkeys(one.times, 2.0) | {"triton" if one.shape.tokens == 1024 else "cute": 1.0}) for one in entries(ok, "")]  # fmt: skip
-    found = choices.choices(ok)
+    found = section_tables.choices(ok)
     assert [[name for name, *_ in line.choices] for line in found.lines] == [
         ["triton", "cute"],
         ["cute", "triton"],
@@ -168,13 +168,13 @@ def test_what_auto_chooses(tmp_path, monkeypatch):
         page.partition('id="regrets"')[2].partition("</ul>")[0].count(" over 2 cells") == 5
         and "2 measured cells" in page
     )
-    assert {one.cells for one in choices.choices(ok[ok["tokens"] == 1024]).summaries} == {"1 cell"}
-    assert choices.choices(rows().query("bench == 'gate'")) is None
+    assert {one.cells for one in section_tables.choices(ok[ok["tokens"] == 1024]).summaries} == {"1 cell"}
+    assert section_tables.choices(rows().query("bench == 'gate'")) is None
 
 
 def test_cells_of_choices_have_names_of_their_own():
     """Also those that differ in their skew alone, which the table of choices does not know."""
-    found = choices.choices(rows().query("bench == 'layer' and status == 'ok'"))
+    found = section_tables.choices(rows().query("bench == 'layer' and status == 'ok'"))
     names = [line.cell for line in found.lines]
     assert len(names) > 2 and len(set(names)) == len(names) and any("skew" in name for name in names)
 

@@ -9,7 +9,7 @@ from browser import CONTRAST, GOOD, asked
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report import page
 from moe_routing_bench.report.render import render
-from moe_routing_bench.report.rows import row_id
+from moe_routing_bench.report.row_data import row_id
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ import pytest
 from rows import frame, one
 
 from moe_routing_bench.cli import reporting
-from moe_routing_bench.report.evidence import evidence
 from moe_routing_bench.report.render import render
+from moe_routing_bench.report.section_tables import evidence
 from moe_routing_bench.store import paths
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from moe_routing_bench.comparison.claims import Held
 from moe_routing_bench.comparison.history import History, Then
 from moe_routing_bench.comparison.runs import Comparison
 from moe_routing_bench.config import claims, presets
-from moe_routing_bench.report import changes, histories, site, versus
+from moe_routing_bench.report import run_pages, site, versus
 from moe_routing_bench.report.document import Dot, Sentence, pictured
 from moe_routing_bench.report.render import render
 
@@ -47,12 +47,12 @@ def first(out: Path) -> None:
 
 
 def changed(out: Path) -> None:
-    changes.render(Comparison(pd.DataFrame([ROW, ROW | {"ratio": math.nan, "ratio_ci_low": math.nan, "verdict": "same"}]), ["driver"], False), ("old", "new"), out)  # fmt: skip
+    run_pages.write_changes(Comparison(pd.DataFrame([ROW, ROW | {"ratio": math.nan, "ratio_ci_low": math.nan, "verdict": "same"}]), ["driver"], False), ("old", "new"), out)  # fmt: skip
 
 
 def past(out: Path) -> None:
     then = tuple(Then(name, 12.0, 1.2, 1.1, 1.3, verdict) for name, verdict in (("b", "faster"), ("c", "undecided")))
-    histories.render([History("gate", "T64", "cute", 10.0, then)], ["b", "c"], "now", out)
+    run_pages.write_history([History("gate", "T64", "cute", 10.0, then)], ["b", "c"], "now", out)
 
 
 def both(out: Path) -> None:

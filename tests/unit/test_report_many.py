@@ -13,12 +13,11 @@ from rows import frame, one
 from browser import asked, loaded
 from many_rows import FULL, many
 from moe_routing_bench.report import pictures
-from moe_routing_bench.report import samples as report_samples
+from moe_routing_bench.report import row_data as report_samples
 from moe_routing_bench.report.document import Dot
 from moe_routing_bench.report.packing import compressed
 from moe_routing_bench.report.render import render
-from moe_routing_bench.report.rows import page_data
-from moe_routing_bench.report.samples import ALTOGETHER, LEAST, MOST, samples
+from moe_routing_bench.report.row_data import ALTOGETHER, LEAST, MOST, page_data, samples
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import pytest
 from rows import frame, one
 
 from moe_routing_bench.figures import formats
-from moe_routing_bench.report import quantised
+from moe_routing_bench.report import quantised_weights
 from moe_routing_bench.report.bars import PLATFORM
 
 pytestmark = pytest.mark.slow
@@ -25,21 +25,21 @@ ROWS = [
 
 
 def test_a_line_per_format_beside_unquantised_weights() -> None:
-    plain, int8, int4 = quantised.lines(frame(*ROWS))
+    plain, int8, int4 = quantised_weights.lines(frame(*ROWS))
     assert (plain.form, plain.plain, plain.frontier) == ("bf16", "–", "–")
     assert (int4.implementation, int4.moved, int4.copy, int4.error) == ("cute_quantised", "126 MB", "66%", "25%")
     assert (int4.speedup, int4.plain, int4.peer) == ("2.00x dequant", "2.67x", "1.33x marlin")
     assert (int8.form, int8.peer) == ("int8_g128", "–")
-    assert quantised.lines(frame(ROWS[0])) == []
+    assert quantised_weights.lines(frame(ROWS[0])) == []
     layers = [row(name, us, bench="layer") for name, us in (("cute_quantised", 45.0), ("auto", 44.0), ("cute_marlin", 90.0))]  # fmt: skip
-    assert [(one.implementation, one.peer) for one in quantised.lines(frame(*layers))] == [("cute_quantised", "2.00x cute_marlin")]  # fmt: skip
+    assert [(one.implementation, one.peer) for one in quantised_weights.lines(frame(*layers))] == [("cute_quantised", "2.00x cute_marlin")]  # fmt: skip
 
 
 def test_the_frontier_is_of_what_is_faster_or_more_exact() -> None:
     """int8 is slower than int4 and, by these numbers, loses more."""
     known = {"int4_g128": 20.0, "int8_g128": 15.0}
     matrix = pd.DataFrame([{"weights": w, "activations": "bf16", "drawn": "normal", "output_snr_db": s} for w, s in known.items()])  # fmt: skip
-    assert [(line.form, line.loses, line.frontier) for line in quantised.lines(frame(*ROWS), matrix)] == [
+    assert [(line.form, line.loses, line.frontier) for line in quantised_weights.lines(frame(*ROWS), matrix)] == [
         ("bf16", "–", "yes"), ("int8_g128", "15.0 dB", ""), ("int4_g128", "20.0 dB", "yes")]  # fmt: skip
 
 

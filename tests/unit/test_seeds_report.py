@@ -10,9 +10,9 @@ from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
 from moe_routing_bench.report.render import render
+from moe_routing_bench.report.sections import ABSENT, Group, Table
 from moe_routing_bench.report.seeds import published
 from moe_routing_bench.report.seeds.section import SOURCES, section
-from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table
 
 pytestmark = pytest.mark.slow
 

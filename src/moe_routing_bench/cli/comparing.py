@@ -42,7 +42,7 @@ def compare(
     show(_printed(changed[changed["verdict"] != "same"].head(most), f"{before} -> {after}"))
     print(f"{len(found.rows)} rows: {counts(found.rows['verdict'].tolist())}")
     if html:
-        importlib.import_module("moe_routing_bench.report.changes").render(
+        importlib.import_module("moe_routing_bench.report.run_pages").write_changes(
             found, (_lasting(before), _lasting(after)), html
         )
         print(f"wrote {html}")
@@ -65,7 +65,7 @@ def history(
     found = importlib.import_module("moe_routing_bench.comparison.history").history(
         {name: _table(name) for name in earlier}, _table(last), across
     )
-    importlib.import_module("moe_routing_bench.report.histories").render(found, earlier, last, html)
+    importlib.import_module("moe_routing_bench.report.run_pages").write_history(found, earlier, last, html)
     print(f"wrote {html}: {len(found)} rows of {last} that an earlier run timed, too")
 
 

@@ -134,7 +134,7 @@ def accuracy_of(platform: str) -> Any:
 
 def _stored(platform: str) -> dict[str, Any]:
     """The tables of the platform's folder, besides its rows, that the report shows."""
-    pandas, names = importlib.import_module("pandas"), importlib.import_module("moe_routing_bench.report.evidence").FILES  # fmt: skip
+    pandas, names = importlib.import_module("pandas"), importlib.import_module("moe_routing_bench.report.section_tables").FILES  # fmt: skip
     files = {name: paths.results(platform) / f"{name}.csv" for name in names}
     return {name: pandas.read_csv(path) for name, path in files.items() if path.is_file()}
 

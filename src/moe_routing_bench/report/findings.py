@@ -1,4 +1,4 @@
-"""Sentences computed from the rows: nothing is claimed that the rows do not show. Pure functions; no torch."""
+"""Sentences computed from the rows, and what to be careful of in them: nothing is claimed that the rows do not show. Pure functions; no torch."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,11 +7,11 @@ from functools import partial
 import pandas as pd
 from scipy import stats
 
+from moe_routing_bench.comparison import verdicts
 from moe_routing_bench.figures import grouping
 from moe_routing_bench.figures.grouping import stages
 from moe_routing_bench.figures.imbalance import WITHOUT_EFFECT, routings
 from moe_routing_bench.quantities import count
-from moe_routing_bench.report.cautions import cautions, noise, not_ok
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew
 from moe_routing_bench.report.document import Sentence, made
 from moe_routing_bench.report.headlines import sound
@@ -185,3 +185,32 @@ def drops(ok: pd.DataFrame) -> str:
     parts = ", ".join(f"{factor:g} at skew {skew:g}: {drop:.1%}" for (factor, skew), drop in median.items())
     over = grouping.differing(rows, count(len(rows), "routing"), ["capacity_factor", "skew"], WITHOUT_EFFECT)
     return f"What a capacity factor drops of drawn loads (median share of assignments over {over}; trained routers are under Quality): {parts}."
+
+
+def noise(ok: pd.DataFrame) -> str:
+    """How far apart equals came out, and how many of them the rule for verdicts would tell apart."""
+    known = verdicts.twins(ok)
+    if known.empty:
+        return "Noise: not measured, so this run has no verdicts: no implementation was entered twice (`twins`)."
+    parts = [
+        f"{group['gap'].median():.2%} for {bench} (at most {group['gap'].max():.1%}, {count(len(group), 'twin')})"
+        for bench, group in known.groupby("bench", sort=False)
+    ]
+    wrong, judged = verdicts.false_verdicts(ok)
+    told = f"; of {judged}, each held against the floor of the others, the verdict would tell {wrong} apart"
+    return f"Noise: an implementation that was entered twice in a cell differs from itself by a median of {', '.join(parts)}{told * bool(judged)}."
+
+
+def cautions(ok: pd.DataFrame) -> str:
+    """How many measured rows carry a caution."""
+    suspect, open_ended = int((ok["suspect"] == True).sum()), int((ok["converged"] == False).sum())  # noqa: E712
+    return f"Cautions: of {len(ok)} measured rows, {suspect} are suspect (such as a drift of the ceilings) and {open_ended} reached a limit before their interval was as narrow as asked; the table marks both."
+
+
+def not_ok(table: pd.DataFrame) -> str:
+    """How many rows have no time, by status."""
+    bad = table[table["status"] != "ok"]
+    counts = ", ".join(f"{n} {status}" for status, n in bad["status"].value_counts().items())
+    return f"{len(bad)} of {len(table)} rows are not ok" + (
+        f" ({counts}); each is listed below with its reason." if counts else "."
+    )

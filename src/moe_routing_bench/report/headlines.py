@@ -11,11 +11,11 @@ from moe_routing_bench.comparison.verdicts import FASTER, LEAST_TWINS, SAME, UND
 from moe_routing_bench.figures import grouping
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quantities import count, times, told_apart
+from moe_routing_bench.report.costs import formats, skew
 from moe_routing_bench.report.document import Dot, Sentence, made, pictured
-from moe_routing_bench.report.headline import shape
-from moe_routing_bench.report.quality_headlines import left_over, quality
-from moe_routing_bench.report.ratio_headlines import formats, skew
-from moe_routing_bench.report.rows import row_id
+from moe_routing_bench.report.row_data import row_id
+from moe_routing_bench.report.trained_rules import left_over, quality
+from moe_routing_bench.report.words import shape
 
 MOST = 5
 

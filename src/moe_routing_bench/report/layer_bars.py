@@ -13,8 +13,19 @@ import pandas as pd
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.comparison import ratios, regret
 from moe_routing_bench.comparison.choices import as_chosen, entries
-from moe_routing_bench.report.bar_figures import Figure, Row, against, own_figure, uneven
-from moe_routing_bench.report.bars import AT_MOST, PERCENT, PERCENT_MORE, Bar, Level, Values
+from moe_routing_bench.report.bars import (
+    AT_MOST,
+    PERCENT,
+    PERCENT_MORE,
+    Bar,
+    Figure,
+    Level,
+    Row,
+    Values,
+    against,
+    own_figure,
+    uneven,
+)
 from moe_routing_kernels.choices import table as choices
 
 OURS = ("cute", "cute_gather", "cute_dependent", "triton", "triton_gather")

@@ -3,6 +3,7 @@
 Rows of several runs, cards or versions of the code are never pooled: each has a line of its own. A row that has no time takes no part,
 and a cell neither where something speaks against a compared row whose size nobody knows (a drift of the ceilings widens the interval); both
 are counted, and what would be with the suspect cells is said, but decides nothing.
+
 """
 
 import functools
@@ -17,9 +18,7 @@ import pandas as pd
 from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import grouping
-from moe_routing_bench.report.bar_figures import Figure, Row
-from moe_routing_bench.report.bars import PLATFORM, Bar, Cells, Level
-from moe_routing_bench.report.reached_words import joined, measured
+from moe_routing_bench.report.bars import PLATFORM, Bar, Cells, Figure, Level, Row
 from moe_routing_bench.report.sections import BarLine
 
 REACHED, STRETCH, MISSED, OPEN, ABSENT = "reached", "reached, and the stretch", "missed", "open", "not measured"
@@ -28,6 +27,7 @@ WITHIN_NOISE, NO_INTERVAL = ", within noise", ", no interval"  # the interval ho
 _NONE = "–"
 # What rows are told apart by, also by bars' `among`. What else they have, of some 170 columns, is looked up in records: to take rows of all takes most of the time.
 _KEYS = [*AXES, "bench", "implementation", "status", "gpu_uuid", "host", "code_fingerprint", "compulsory_bytes"]
+_FEW = 6  # cells that are all shown
 
 
 @dataclass(frozen=True)
@@ -175,3 +175,54 @@ def _meets(bar: Bar, level: Level, wanted: Sequence[str], values: Mapping[str, f
     pairs = [(values[name], bound) for name, bound in zip(wanted, level.bounds(len(wanted)), strict=True) if name in values]  # fmt: skip
     pairs += [(mean, level.mean)] if mean is not None else []
     return all(bar.side.off(value) <= bar.side.off(bound) for value, bound in pairs if bound is not None)
+
+
+def joined(bar: Bar, found: Mapping[str, Figure]) -> bool:
+    """Whether a mean is shown and the extremes, as where the bar has a mean or the cells are many, and not every cell."""
+    return bar.level.mean is not None or len(found) > _FEW
+
+
+def measured(bar: Bar, found: Mapping[str, Figure]) -> str:
+    """The figures of some cells: all of them, or the range of each group, or the mean and the extremes."""
+    groups = {name: [one for one in found.values() if one.group == name] for name in sorted({one.group for one in found.values()} - {""})}  # fmt: skip
+    if not groups and not joined(bar, found):
+        return "; ".join(_cell(bar, name, one) for name, one in found.items())
+    parts = [_range(bar, name, own) for name, own in groups.items()] or [_mean(bar, found)]
+    return "; ".join([*parts, *_missing(bar, found)])
+
+
+def _mean(bar: Bar, found: Mapping[str, Figure]) -> str:
+    """The mean of cells, of what cells where these are not named, and the extremes."""
+    rows = pd.DataFrame([row for one in found.values() for row in one.rows])
+    over = f" of {grouping.differing(rows, 'cells')}" if bar.cells is None and len(found) > 1 else ""
+    mean = bar.unit.measured(bar.mean([one.estimate for one in found.values()]))
+    ranked = sorted(found, key=lambda name: bar.side.off(found[name].estimate.value))
+    ends = [f"{which}: {_cell(bar, name, found[name])}" for which, name in (("worst", ranked[-1]), ("best", ranked[0]))]
+    return "; ".join([f"{mean} {bar.joined}{over}", *ends[: len(found)]])
+
+
+def _range(bar: Bar, group: str, found: Sequence[Figure]) -> str:
+    """The least and the most of a group's cells, and of what stands beside them where all cells have it."""
+    ordered = sorted((one.estimate for one in found), key=lambda one: one.value)
+    beside = sorted(one.beside for one in found if one.beside is not None)
+    said = " to ".join(dict.fromkeys(bar.unit.measured(one) for one in (ordered[0], ordered[-1])))
+    if len(beside) < len(found):
+        return f"{group}: {said}"
+    ends = " to ".join(dict.fromkeys(bar.unit.number(one) for one in (beside[0], beside[-1])))
+    return f"{group}: {said} ({bar.beside}: {ends}{bar.unit.name})"
+
+
+def _missing(bar: Bar, found: Mapping[str, Figure]) -> list[str]:
+    """How many cells miss a bound that is the same for each."""
+    bound = bar.level.each
+    if bound is None or isinstance(bound, tuple):
+        return []
+    missing = sum(bar.side.off(one.estimate.value) > bar.side.off(bound) for one in found.values())
+    return [f"{missing} of {len(found)} miss the bar of each"] if missing else []
+
+
+def _cell(bar: Bar, name: str, one: Figure) -> str:
+    """What one cell shows."""
+    beside = f"{bar.beside}: {bar.unit.number(one.beside)}{bar.unit.name}" if one.beside is not None else ""
+    said = ", ".join(part for part in (one.says, beside) if part)
+    return f"{name}: {bar.unit.measured(one.estimate)}{f' ({said})' if said else ''}"

@@ -1,6 +1,5 @@
 """A platform's report: `report.json`, and one self-contained HTML file that is rendered from it, readable offline. Never imports torch."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,36 +10,32 @@ import pandas as pd
 import pyarrow as pa
 
 from moe_routing_bench.comparison import devices
-from moe_routing_bench.comparison.claims import VERDICTS, Held
+from moe_routing_bench.comparison.claims import Held
 from moe_routing_bench.figures import FIGURES, provenance
 from moe_routing_bench.quality.comparison import batches, compare
 from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
 from moe_routing_bench.quantities import digits
 from moe_routing_bench.report import (
-    accuracy,
-    altered,
-    charts,
     document,
     format_bars,
     layer_bars,
-    method,
     page,
-    quality,
-    quantised,
+    quantised_weights,
     reached,
     routing_bars,
+    script_data,
+    trained_rules,
     words,
 )
 from moe_routing_bench.report.answers import answers
-from moe_routing_bench.report.choices import choices
 from moe_routing_bench.report.document import Figure, Report, made
-from moe_routing_bench.report.evidence import evidence
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.headlines import headlines, unfound
 from moe_routing_bench.report.packing import plain
-from moe_routing_bench.report.questions import questions
-from moe_routing_bench.report.rows import page_data, row_id
-from moe_routing_bench.report.sections import Accuracy, ByFormat, Claim, Failed, Quality
+from moe_routing_bench.report.row_data import page_data, row_id
+from moe_routing_bench.report.script_data import questions
+from moe_routing_bench.report.section_tables import choices, claim_line, evidence, judged
+from moe_routing_bench.report.sections import Accuracy, ByFormat, Failed, Quality
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.store import records
 
@@ -104,13 +99,13 @@ def build(
         questions=questions(frame, models),
         failed=_failed(frame),
         machine=_machine(frame),
-        method=method.of_rows(frame),
+        method=words.method(frame),
         bars=reached.lines((*routing_bars.BARS, *layer_bars.BARS), {"": frame}),
         seed=section(frame, run, profiles),
         choices=choices(frame[frame["gpu_name"].notna()]),
-        claims=_judged(others),
-        unheld=[_claim(one) for one in others if not one.cells],
-        own=_judged(own),
+        claims=judged(others),
+        unheld=[claim_line(one) for one in others if not one.cells],
+        own=judged(own),
         quality=None if trained is None else _quality(trained, adapted),
         quantised=_quantised(frame, matrix),
         accuracy=None if matrix is None or matrix.empty else _accuracy(matrix),
@@ -125,7 +120,7 @@ def _figure(name: str, table: pd.DataFrame | None) -> Figure:
     said = (name, entry.title, entry.caption, entry.source)
     if found is None or found.marks.empty:
         return Figure(*said, reason="its table is not stored" if found is None else found.reason)
-    return Figure(*said, charts.data(found, provenance.line(entry.source, found.shown)))
+    return Figure(*said, script_data.chart_data(found, provenance.line(entry.source, found.shown)))
 
 
 def _quality(trained: pd.DataFrame, adapted: pd.DataFrame | None) -> Quality:
@@ -136,19 +131,19 @@ def _quality(trained: pd.DataFrame, adapted: pd.DataFrame | None) -> Quality:
         several=bool((seeds > 1).any()),
         machine=_values(trained, "device"),
         timed=compare.timed(compare.with_speeds(finals)),
-        columns=[(name, heading, meaning) for name, heading, _, meaning in quality.COLUMNS],
+        columns=[(name, heading, meaning) for name, heading, _, meaning in trained_rules.COLUMNS],
         by_domain=bool((trained["validation_batches"] == BY_DOMAIN).any()),
         withdrawn=batches.WITHDRAWN,
-        cautions=quality.cautions(trained),
-        contests=quality.contests(trained),
-        adaptations=[] if adapted is None else quality.adaptations(adapted),
-        altered=altered.costs(trained),
+        cautions=trained_rules.cautions(trained),
+        contests=trained_rules.contests(trained),
+        adaptations=[] if adapted is None else trained_rules.adaptations(adapted),
+        altered=trained_rules.altered_costs(trained),
     )
 
 
 def _quantised(frame: pd.DataFrame, matrix: pd.DataFrame | None) -> ByFormat | None:
     """What the section on formats of weights shows; None where none was measured."""
-    if not (lines := quantised.lines(frame, matrix)):
+    if not (lines := quantised_weights.lines(frame, matrix)):
         return None
     matrices = {} if matrix is None else {"": matrix}
     return ByFormat(lines=lines, bars=format_bars.lines({"": frame}, matrices))
@@ -156,28 +151,10 @@ def _quantised(frame: pd.DataFrame, matrix: pd.DataFrame | None) -> ByFormat | N
 
 def _accuracy(matrix: pd.DataFrame) -> Accuracy:
     """What the section on quantised weights shows."""
-    return Accuracy(sizes=accuracy.sizes(matrix), drawn=list(accuracy.DRAWN.values()), lines=accuracy.lines(matrix))
-
-
-def _judged(claims: Sequence[Held]) -> list[Claim]:
-    """What the table of claims shows of those that rows could be held against."""
-    return [_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict)) if one.cells]
-
-
-def _claim(one: Held) -> Claim:
-    """What the table of claims shows of one."""
-    claim = one.claim
-    return Claim(
-        who=claim.who,
-        statement=claim.statement,
-        boundary=claim.boundary,
-        source=claim.source,
-        hardware=claim.hardware or "not said",
-        published=page.quantity(claim.figure, claim.unit, "%g"),
-        ours="–" if math.isnan(one.ours) else page.quantity(one.ours, claim.unit),
-        cells=one.cells or "–",
-        verdict=one.verdict,
-        why=one.why,
+    return Accuracy(
+        sizes=quantised_weights.sizes(matrix),
+        drawn=list(quantised_weights.DRAWN.values()),
+        lines=quantised_weights.exactness(matrix),
     )
 
 

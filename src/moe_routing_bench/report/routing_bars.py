@@ -9,7 +9,6 @@ import pandas as pd
 
 from moe_routing_bench.comparison import ratios
 from moe_routing_bench.comparison.ratios import Estimate
-from moe_routing_bench.report.bar_figures import Figure, Row, against, fastest, own_figure, uneven
 from moe_routing_bench.report.bars import (
     AT_MOST,
     MICROSECONDS,
@@ -18,8 +17,14 @@ from moe_routing_bench.report.bars import (
     WITHIN,
     Bar,
     Cells,
+    Figure,
     Level,
+    Row,
     Values,
+    against,
+    fastest,
+    own_figure,
+    uneven,
 )
 
 _OURS = ("cute",)

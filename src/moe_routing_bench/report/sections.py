@@ -1,9 +1,44 @@
 """What the sections of a report hold: lines of tables, in plain texts. A part of the shape that `document.VERSION` is of."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from moe_routing_bench.report.seeds.tables import Table
+ABSENT = "–"
+_SHORT = 32  # letters that stay on a line
+_NUMBER = re.compile(rf"{ABSENT}|-?\d[\d.,e+-]*( ?(x|%|µs))?")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring columns under one heading."""
+
+    title: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows` are texts, as many in each as the groups have columns together. `note` says how to read it."""
+
+    title: str
+    groups: Sequence[Group]
+    rows: list[list[str]] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """Heading and class of each column: ``n`` for numbers, ``wide`` for texts that wrap, nothing for short ones."""
+        headings = [name for group in self.groups for name in group.columns]
+        values = zip(*self.rows, strict=True) if self.rows else [()] * len(headings)
+        return [(name, _kind(column)) for name, column in zip(headings, values, strict=True)]
+
+
+def _kind(column: Sequence[str]) -> str:
+    if all(map(_NUMBER.fullmatch, column)):
+        return "n"
+    return "wide" if any(len(text) > _SHORT for text in column) else ""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from moe_routing_bench.config.axes import PRESET
 from moe_routing_bench.config.claims import Claim
 from moe_routing_bench.figures import provenance
 from moe_routing_bench.quantities import count
-from moe_routing_bench.report import method, page
+from moe_routing_bench.report import page, words
 from moe_routing_bench.report.document import Sentence
 from moe_routing_bench.report.headlines import headlines, unfound
 
@@ -89,7 +89,7 @@ def write(
         unheld=len({one.claim.id for found in held.values() for one in found if not one.claim.own}) - len(told),
         models=models,
         sizes=PRESET,
-        method=method.ANY,
+        method=words.ANY_METHOD,
     )
 
 

@@ -12,7 +12,7 @@ from moe_routing_bench.quantities import count, times
 from moe_routing_bench.report import page
 from moe_routing_bench.report.document import Dot
 from moe_routing_bench.report.pictures import picture
-from moe_routing_bench.report.rows import row_id
+from moe_routing_bench.report.row_data import row_id
 
 CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", "launch_us", "graph_node_us")
 MACHINE = (

@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.report.seeds.published import divisor, figures
-from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number
+from moe_routing_bench.report.sections import ABSENT, Group, Table
+from moe_routing_bench.report.seeds.published import divisor, figures, number
 
 STANDING = {  # for each block, the first of these that was profiled
     "eager": ("transformers_eager",),

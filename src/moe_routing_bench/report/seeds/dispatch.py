@@ -12,9 +12,9 @@ import pandas as pd
 
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.comparison import choices
+from moe_routing_bench.report.sections import ABSENT, Group, Table
 from moe_routing_bench.report.seeds.models import label, reduced, why
-from moe_routing_bench.report.seeds.published import figures
-from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number, ratio
+from moe_routing_bench.report.seeds.published import figures, number, ratio
 from moe_routing_kernels.choices import candidates, choose, table
 from moe_routing_kernels.choices.table import Entry
 

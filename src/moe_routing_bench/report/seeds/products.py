@@ -10,12 +10,10 @@ from typing import Any
 import pandas as pd
 from scipy import stats
 
-from moe_routing_bench.report.seeds import decode, dispatch, kernels
-from moe_routing_bench.report.seeds.doubts import doubted
-from moe_routing_bench.report.seeds.kernels import Row
-from moe_routing_bench.report.seeds.published import divisor, figures
-from moe_routing_bench.report.seeds.quantised import FORMATS, exactness, layers
-from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number
+from moe_routing_bench.report.sections import ABSENT, Group, Table
+from moe_routing_bench.report.seeds import dispatch, kernels
+from moe_routing_bench.report.seeds.kernels import FORMATS, Row, doubted, exactness, layers
+from moe_routing_bench.report.seeds.published import divisor, figures, number
 
 _COLUMNS = (
     *("implementation", "phase", "tokens", "hidden", "intermediate", "experts", "top_k", "dtype", "weights"),
@@ -43,7 +41,7 @@ def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list
         [_times(measured, source, platform, f"{sizes}{left}"), _means(measured, source, platform)] if measured else []
     )
     return [
-        *shapes, exactness(experts, source, platform), *decode.tables(experts, platform),
+        *shapes, exactness(experts, source, platform), *kernels.decode_tables(experts, platform),
         *layers(rows[rows["bench"] == "layer"], source, platform), *dispatch.tables(rows, source, platform),
     ]  # fmt: skip
 

@@ -6,9 +6,8 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.comparison import devices
-from moe_routing_bench.report.sections import Seed
-from moe_routing_bench.report.seeds import blocks, layers, models, predecessor, products, published
-from moe_routing_bench.report.seeds.tables import Table
+from moe_routing_bench.report.sections import Seed, Table
+from moe_routing_bench.report.seeds import blocks, models, predecessor, products, published
 
 _PREFIX = "seed-"
 _REMARKS = {"boundary": "inside their times: ", "sizes": "", "notes": ""}  # of a source, and what is said before it
@@ -46,7 +45,7 @@ def _tables(
         return products.tables(rows, source, platform)
     if number in ("001", "002"):
         return predecessor.tables(number, rows, source, platform)
-    return layers.tables(rows, source, platform)
+    return models.layer_tables(rows, source, platform)
 
 
 def _sentence(text: str) -> str:

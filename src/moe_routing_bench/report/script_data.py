@@ -1,21 +1,28 @@
-"""The figures that the page draws itself: their marks as data, by column, with the colours of light and dark pages."""
+"""What the page's scripts are given besides the rows: the marks of figures, with the colours of light and dark pages, and how axes are asked."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config import axes
+from moe_routing_bench.config.axes import AXES, PRESET, Axis
 from moe_routing_bench.figures import palette
 from moe_routing_bench.figures.chart import Chart, Scale
 from moe_routing_bench.report.packing import packed
-from moe_routing_bench.report.rows import row_id
+from moe_routing_bench.report.row_data import row_id
 
 _DIGITS = 5
 _NUMBERS = ("x_low", "x_high", "low", "high")
+_FIRST = ("tokens", "hidden", "intermediate", "experts", "top_k", "phase", "dtype", "skew", "capacity_factor")
+_FREE = ("model", "phase", "dtype", "sampler")  # any value answers where the reader names none
+_LEFT_OUT = ("seed", "shared_gate")
+_WHOLE = ("model",)  # benches of whole models, whose sizes do not say all; elsewhere a model is a label of its sizes
 
 
-def data(chart: Chart, provenance: str = "") -> dict[str, Any]:
+def chart_data(chart: Chart, provenance: str = "") -> dict[str, Any]:
     """Scales, legend and marks; a column that no mark has a value in is left out. `row` is the id of the row that a mark is of.
 
     `own` are the scales, and the reference, of panels that have others, `from` says on what machine and of how many rows (`provenance`).
@@ -63,3 +70,31 @@ def _value(value: Any) -> Any:
     if pd.isna(value) or not math.isfinite(value):
         return None
     return float(f"{value:.{_DIGITS}g}")
+
+
+def questions(frame: pd.DataFrame, models: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What the page's script on questions reads, fit for JSON.
+
+    `axes` in the order of the form, `reads` the axes of each bench, `measured` the benches with rows, and of each of the
+    `models` what its preset sets.
+    """
+    order = ["model", *_FIRST, *(name for name in AXES if name not in ("model", *_FIRST, *_LEFT_OUT))]
+    return {
+        "axes": [_asked(AXES[name], frame) for name in order],
+        "reads": {
+            name: [one.name for one in axes.of(bench.axes) if one.name != "model" or name in _WHOLE]
+            for name, bench in BENCHES.items()
+        },
+        "measured": [name for name in BENCHES if name in set(frame["bench"])],
+        "models": {name: {key: sizes[key] for key in PRESET} for name, sizes in models.items()},
+    }
+
+
+def _asked(axis: Axis, frame: pd.DataFrame) -> dict[str, Any]:
+    """How the page asks for an axis. `scale`: by what two values differ, octaves (`log`), units (`linear`) or not at all (`name`)."""
+    known = [axis.kind(one) for one in sorted(frame[axis.name].dropna().unique())]
+    return {
+        "name": axis.name, "label": axis.prefix if axis.prefix.isupper() or axis.prefix == "k" else axis.name.replace("_", " "), "says": axis.summary,
+        "scale": "name" if axis.kind is str else "linear" if axis.least == 0 else "log", "default": axis.default, "follows": axis.follows,
+        "free": axis.name in _FREE, "none": axis.optional, "first": axis.name in _FIRST, "known": known,
+    }  # fmt: skip
