@@ -38,10 +38,16 @@ def figure(
 def report(
     platform: Platform = None,
     run: Run = None,
-    rows: Annotated[Path | None, typer.Option("--rows", help="CSV file of another benchmark's rows: bench, implementation, median_us, axes such as tokens; needs --out")] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            "--rows",
+            help="CSV file of another benchmark's rows: bench, implementation, median_us, axes such as tokens; needs --out",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the report of --rows, with its figures")] = None,
     force: outputs.Force = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write the report (report.json, and the HTML page that is rendered from it) from the rows of a platform (measurements, and training runs where there are any) and figures; or of the rows of another benchmark."""
     if rows is not None or out is not None:
         if rows is None or out is None or platform or run:
@@ -134,7 +140,10 @@ def accuracy_of(platform: str) -> Any:
 
 def _stored(platform: str) -> dict[str, Any]:
     """The tables of the platform's folder, besides its rows, that the report shows."""
-    pandas, names = importlib.import_module("pandas"), importlib.import_module("moe_routing_bench.report.section_tables").FILES  # fmt: skip
+    pandas, names = (
+        importlib.import_module("pandas"),
+        importlib.import_module("moe_routing_bench.report.section_tables").FILES,
+    )
     files = {name: paths.results(platform) / f"{name}.csv" for name in names}
     return {name: pandas.read_csv(path) for name, path in files.items() if path.is_file()}
 

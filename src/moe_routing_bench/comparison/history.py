@@ -42,7 +42,12 @@ def history(earlier: Mapping[str, pd.DataFrame], last: pd.DataFrame, across: boo
         for row in rows[rows["ratio"].notna()].to_dict("records"):
             key = tuple(row[name] for name in runs.KEYS)
             now = History(row["bench"], row["cell"], row["implementation"], row["after_us"], ())
-            then = Then(run, row["before_us"], *(float(row[name]) for name in ("ratio", "ratio_ci_low", "ratio_ci_high")), row["verdict"])  # fmt: skip
+            then = Then(
+                run,
+                row["before_us"],
+                *(float(row[name]) for name in ("ratio", "ratio_ci_low", "ratio_ci_high")),
+                row["verdict"],
+            )
             before = found.get(key, now)
             found[key] = History(now.bench, now.cell, now.implementation, now.us, (*before.then, then))
     return sorted(found.values(), key=lambda one: (one.bench, one.cell, one.implementation))

@@ -90,7 +90,9 @@ def summaries(found: Sequence[Line]) -> list[Summary]:
             ("best measured", [one.all for one in chosen]),
         ):
             if values:
-                made.append(Summary(f"{kind}, against the {against}", len(values), sum(values) / len(values), max(values)))  # fmt: skip
+                made.append(
+                    Summary(f"{kind}, against the {against}", len(values), sum(values) / len(values), max(values))
+                )
     return made
 
 

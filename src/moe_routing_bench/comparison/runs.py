@@ -21,9 +21,25 @@ from moe_routing_kernels.errors import bad
 UNKNOWN_FLOOR = 0.02  # of |ln ratio|: assumed for a run without twins
 KEYS = ["bench", "implementation", *AXES]
 COLUMNS = (
-    *KEYS, "cell", "status", "reason", "median_us", "block_medians_us", "flops", "copy_gb_per_s", "peak_tflops", "twin_speedup", "gpu_name",
-    "cpu_model", "gpu_uuid", "driver", "torch_version", "cuda_version", "triton_version", "cutlass_dsl_version",
-)  # fmt: skip
+    *KEYS,
+    "cell",
+    "status",
+    "reason",
+    "median_us",
+    "block_medians_us",
+    "flops",
+    "copy_gb_per_s",
+    "peak_tflops",
+    "twin_speedup",
+    "gpu_name",
+    "cpu_model",
+    "gpu_uuid",
+    "driver",
+    "torch_version",
+    "cuda_version",
+    "triton_version",
+    "cutlass_dsl_version",
+)
 _MARKED = ("gpu_uuid", "driver", "torch_version", "cuda_version", "triton_version", "cutlass_dsl_version")
 LOST, GAINED, ONLY_BEFORE, ONLY_AFTER = "no longer ok", "ok now", "only before", "only after"
 

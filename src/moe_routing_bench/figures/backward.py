@@ -39,7 +39,10 @@ def forwards(steps: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
     layers = layers[_usual(layers, [name for name in BENCHES["layer"].axes if name not in read])]
     known = layers.assign(_card=grouping.card(layers), implementation=layers["implementation"].replace("auto", "ops"))
     wanted = steps.assign(_card=grouping.card(steps))
-    times = {tuple(_text(one) for one in values): time for *values, time in known[[*keys, "median_us"]].itertuples(index=False)}  # fmt: skip
+    times = {
+        tuple(_text(one) for one in values): time
+        for *values, time in known[[*keys, "median_us"]].itertuples(index=False)
+    }
     found = [times.get(tuple(_text(one) for one in values)) for values in wanted[keys].itertuples(index=False)]
     return pd.Series(found, index=steps.index, dtype=float)
 
@@ -63,9 +66,25 @@ def _bars(one: pd.Series) -> list[dict[str, object]]:
     interval = {"x_low": one["ci_low_us"], "x_high": one["ci_high_us"]}
     whole = f"{us(one['median_us'], one['ci_low_us'], one['ci_high_us'])} in all"
     if pd.isna(one["forward"]) or one["forward"] >= one["median_us"]:
-        return [place | interval | {"series": WHOLE, "low": 0.0, "high": one["median_us"], "says": f"{whole}; forward alone: not measured in this run"}]  # fmt: skip
+        return [
+            place
+            | interval
+            | {
+                "series": WHOLE,
+                "low": 0.0,
+                "high": one["median_us"],
+                "says": f"{whole}; forward alone: not measured in this run",
+            }
+        ]
     rest = one["median_us"] - one["forward"]
     return [
         place | {"series": FORWARD, "low": 0.0, "high": one["forward"], "says": f"forward {us(one['forward'])}"},
-        place | interval | {"series": REST, "low": one["forward"], "high": one["median_us"], "says": f"backward {us(rest)}, {rest / one['forward']:.3g}x the forward; {whole}"},
-    ]  # fmt: skip
+        place
+        | interval
+        | {
+            "series": REST,
+            "low": one["forward"],
+            "high": one["median_us"],
+            "says": f"backward {us(rest)}, {rest / one['forward']:.3g}x the forward; {whole}",
+        },
+    ]

@@ -21,7 +21,12 @@ def capacity_bits(table: pd.DataFrame) -> Chart:
     """Validation loss with a capacity factor less that without a limit, in bits per byte: the factor of training, and others that were set after it."""
     rows = lost(table)
     if rows.empty:
-        return nothing("dots", *_LOST, limited(table), batches.why(limited(table), training_rows.why(table, "a loss with a capacity limit")))  # fmt: skip
+        return nothing(
+            "dots",
+            *_LOST,
+            limited(table),
+            batches.why(limited(table), training_rows.why(table, "a loss with a capacity limit")),
+        )
     records, routers = [], []
     for (_, factor, way), group in rows.groupby(["label", "capacity_factor", "way"], sort=False):
         means = [(*training_rows.interval(one["lost"]), name, one) for name, one in training_rows.ordered(group)]
@@ -29,7 +34,17 @@ def capacity_bits(table: pd.DataFrame) -> Chart:
             routers.append((name, one["router"].iloc[0]))
             dropped = "" if one["drop_rate"].isna().all() else f"{one['drop_rate'].mean():.1%} of choices dropped; "
             says = f"{dropped}n = {len(one)} seeds"
-            records.append({"panel": f"{training_rows.describe(group)}, capacity factor {factor:g}, {way}", "series": name, "x": mean, "y": name, "low": mean - half, "high": mean + half, "says": says})  # fmt: skip
+            records.append(
+                {
+                    "panel": f"{training_rows.describe(group)}, capacity factor {factor:g}, {way}",
+                    "series": name,
+                    "x": mean,
+                    "y": name,
+                    "low": mean - half,
+                    "high": mean + half,
+                    "says": says,
+                }
+            )
     return Chart(
         "dots",
         *_LOST,
@@ -61,10 +76,20 @@ def limited(table: pd.DataFrame) -> pd.DataFrame:
 def _later(rows: pd.DataFrame) -> pd.DataFrame:
     """The runs once per factor that they got after training, but for the one that they were trained with."""
     kept = rows[rows["bits_by_capacity"].notna()]
-    every = kept.assign(pair=[list(dict(one).items()) for one in kept["bits_by_capacity"]]).explode("pair").dropna(subset=["pair"])  # fmt: skip
+    every = (
+        kept.assign(pair=[list(dict(one).items()) for one in kept["bits_by_capacity"]])
+        .explode("pair")
+        .dropna(subset=["pair"])
+    )
     factors = pd.Series([float(name) for name, _ in every["pair"]], index=every.index, dtype=float)
     bits = pd.Series([value for _, value in every["pair"]], index=every.index, dtype=float)
-    found = every.assign(lost=bits - every["bits_per_byte"], way=LATER, trained_with=every["capacity_factor"], capacity_factor=factors, drop_rate=float("nan"))  # fmt: skip
+    found = every.assign(
+        lost=bits - every["bits_per_byte"],
+        way=LATER,
+        trained_with=every["capacity_factor"],
+        capacity_factor=factors,
+        drop_rate=float("nan"),
+    )
     return found[found["capacity_factor"] != found["trained_with"]].drop(columns=["pair", "trained_with"])
 
 
@@ -92,12 +117,32 @@ def quality_drops(table: pd.DataFrame) -> Chart:
         for name, runs in training_rows.ordered(group):
             tints[name] = palette.router(runs["router"].iloc[0])
             points = zip(*_shares(runs), strict=True)
-            found += [{"panel": panel, "series": name, "x": at, "y": mean, "low": max(0.0, mean - half), "high": mean + half, "says": f"n = {len(runs)} seeds"} for at, mean, half in points]  # fmt: skip
+            found += [
+                {
+                    "panel": panel,
+                    "series": name,
+                    "x": at,
+                    "y": mean,
+                    "low": max(0.0, mean - half),
+                    "high": mean + half,
+                    "says": f"n = {len(runs)} seeds",
+                }
+                for at, mean, half in points
+            ]
         factors = sorted({one["x"] for one in found if one["panel"] == panel})
         for top_k, tokens, experts in _drawn(group):
             name = _random(top_k, tokens)
             tints[name] = "#000000"
-            found += [{"panel": panel, "series": name, "x": at, "y": 100 * floor(at, tokens, top_k, experts), "says": "expected"} for at in factors]  # fmt: skip
+            found += [
+                {
+                    "panel": panel,
+                    "series": name,
+                    "x": at,
+                    "y": 100 * floor(at, tokens, top_k, experts),
+                    "says": "expected",
+                }
+                for at in factors
+            ]
     note = "tokens of a batch share a capacity"
     shown = pd.concat(group for _, group in contests)
     return Chart("lines", *_OVER, marks(found), tints, shown, note=note, named=True, timed=False)

@@ -27,12 +27,21 @@ def bandwidth(table: pd.DataFrame) -> Chart:
     far = [bench for bench in benches if _mostly_far_below(rows[rows["bench"] == bench])]
     labels = grouping.labels(rows)
     records = [
-        {"panel": one["bench"], "series": one["implementation"], "x": one["compulsory_bytes"] / 1e6, "y": one["gb_per_s"], "low": low, "high": high, "says": says} | row(one)
+        {
+            "panel": one["bench"],
+            "series": one["implementation"],
+            "x": one["compulsory_bytes"] / 1e6,
+            "y": one["gb_per_s"],
+            "low": low,
+            "high": high,
+            "says": says,
+        }
+        | row(one)
         for bench in benches
         for _, one in rows[rows["bench"] == bench].iterrows()
         for low, high in [(one["compulsory_bytes"] / one[end] / 1e3 for end in ("ci_high_us", "ci_low_us"))]
         for says in [f"{labels[one.name]}, {one['share_of_copy']:.0%} of the copy"]
-    ]  # fmt: skip
+    ]
     copy = rows["copy_gb_per_s"].median()
     note = "one point per row; in a panel, " + grouping.differing(rows, "rows", by=["bench", "implementation"])
     note += "" if np.isnan(copy) else f"; dashed: a copy, {copy:,.0f} GB/s"
@@ -76,7 +85,19 @@ def roofline(table: pd.DataFrame) -> Chart:
         for _, one in mine.iterrows():
             low, high = (one["flops"] / one[end] / 1e6 for end in ("ci_high_us", "ci_low_us"))
             alone = f"{one['bench']} {one['cell']}"  # a line through one point is none
-            records.append({"panel": bench, "series": one["implementation"], "x": one["flops"] / one["compulsory_bytes"], "y": one["tflops"], "low": low, "high": high, "says": labels[one.name], "join": alone} | row(one))  # fmt: skip
+            records.append(
+                {
+                    "panel": bench,
+                    "series": one["implementation"],
+                    "x": one["flops"] / one["compulsory_bytes"],
+                    "y": one["tflops"],
+                    "low": low,
+                    "high": high,
+                    "says": labels[one.name],
+                    "join": alone,
+                }
+                | row(one)
+            )
     tints = palette.tints(rows["implementation"])
     note = "one point per row; in a panel, " + grouping.differing(rows, "rows", by=["bench", "implementation"])
     return Chart("lines", *_INTENSITY, marks(records), tints | {ROOF: palette.BLACK}, rows, note=note)
@@ -91,4 +112,7 @@ def _roof(bench: str, rows: pd.DataFrame) -> list[dict[str, object]]:
     ridge = 1e3 * peak / bandwidth
     says = f"copy {bandwidth:,.0f} GB/s, bf16 matmul {peak:,.3g} TFLOP/s"
     ends = sorted({min(x.min() / 2, ridge), ridge, max(x.max() * 2, ridge)})
-    return [{"panel": bench, "series": ROOF, "x": one, "y": min(one * bandwidth / 1e3, peak), "says": says, "join": ROOF} for one in ends]  # fmt: skip
+    return [
+        {"panel": bench, "series": ROOF, "x": one, "y": min(one * bandwidth / 1e3, peak), "says": says, "join": ROOF}
+        for one in ends
+    ]

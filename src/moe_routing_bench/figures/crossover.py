@@ -22,7 +22,19 @@ def chart(table: pd.DataFrame) -> Chart:
     records = []
     for i, one in shown.iterrows():
         says = us(one["median_us"]) + (f"; fastest: {ties[one['cell']]}" if one["behind"] == 1 else "")
-        records.append({"panel": one["bench"], "series": one["implementation"], "x": one["behind"], "y": labels[i], "low": one["low"], "high": one["high"], "says": says, "aside": f"{ties[one['cell']]}, {us(one['median_us'])}" if one["behind"] == 1 else None} | row(one))  # fmt: skip
+        records.append(
+            {
+                "panel": one["bench"],
+                "series": one["implementation"],
+                "x": one["behind"],
+                "y": labels[i],
+                "low": one["low"],
+                "high": one["high"],
+                "says": says,
+                "aside": f"{ties[one['cell']]}, {us(one['median_us'])}" if one["behind"] == 1 else None,
+            }
+            | row(one)
+        )
     kept, every = shown["cell"].nunique(), rows["cell"].nunique()
     note = f"{kept} of {every} cells" if kept < every else ""
     return Chart("dots", *_SCALES, marks(records), palette.tints(shown["implementation"]), shown, 1.0, note=note)

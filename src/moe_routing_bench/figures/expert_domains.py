@@ -27,10 +27,16 @@ def specialisation(table: pd.DataFrame) -> Chart:
             ratio = times_average(counts(loads))
             ordered = ratio[:, np.argsort(-ratio[0], kind="stable")]
             found += [
-                {"panel": panel, "series": _class(value), "x": str(place + 1), "y": f"layer {layer}, {domain}", "says": f"{value:.2f}x"}
+                {
+                    "panel": panel,
+                    "series": _class(value),
+                    "x": str(place + 1),
+                    "y": f"layer {layer}, {domain}",
+                    "says": f"{value:.2f}x",
+                }
                 for domain, values in zip(one["domains"], ordered, strict=True)
                 for place, value in enumerate(values)
-            ]  # fmt: skip
+            ]
     return Chart(
         "matrix", *_SCALES, marks(found), COLORS, pd.concat(by_name.values()), note=f"config {title}", timed=False
     )

@@ -84,10 +84,12 @@ def _chart(
 
 def _marks(rows: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:
     """Marks of rows at their places, a series per format."""
-    return marks([
-        {"series": one["format"], "says": one["implementation"]} | places.loc[i].to_dict() | row(one)
-        for i, one in rows.iterrows()
-    ])  # fmt: skip
+    return marks(
+        [
+            {"series": one["format"], "says": one["implementation"]} | places.loc[i].to_dict() | row(one)
+            for i, one in rows.iterrows()
+        ]
+    )
 
 
 def _tints(rows: pd.DataFrame) -> dict[str, str]:

@@ -101,7 +101,9 @@ def shown_of(shown: pd.DataFrame, rows: pd.DataFrame) -> str:
     kept, cells = (table.groupby("bench")["cell"].nunique().sum() for table in (shown, rows))
     apart = words(pooled(shown, ["bench", "cell"]))
     counted = f"{kept} of {cells} cells" if kept < cells else ""
-    return "; ".join(filter(None, (counted, f"rows of one cell that differ in {apart} have lines of their own" if apart else "")))  # fmt: skip
+    return "; ".join(
+        filter(None, (counted, f"rows of one cell that differ in {apart} have lines of their own" if apart else ""))
+    )
 
 
 def shape(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:

@@ -33,17 +33,43 @@ def load_cv(table: pd.DataFrame) -> Chart:
     top = float(max(rows["skew"].max(), rows["load_cv"].max(), 0.1))
     found = [{"panel": _LOAD.label, "series": ASKED, "x": end, "y": end, "join": ASKED} for end in (0.0, top)]
     for i, one in rows.sort_values("experts", kind="stable").iterrows():
-        found.append({"panel": _LOAD.label, "series": f"E={one['experts']:.0f}", "x": one["skew"], "y": one["load_cv"], "says": labels[i], "join": str(i)} | row(one))  # fmt: skip
+        found.append(
+            {
+                "panel": _LOAD.label,
+                "series": f"E={one['experts']:.0f}",
+                "x": one["skew"],
+                "y": one["load_cv"],
+                "says": labels[i],
+                "join": str(i),
+            }
+            | row(one)
+        )
     for factor, group in drops.assign(factor=drops["capacity_factor"].fillna(float("inf"))).groupby("factor"):
         name = "no limit" if factor == float("inf") else f"capacity factor {factor:g}"
         for skew, own in (100 * group.set_index("skew")["drop_rate"]).groupby(level=0):
             says = f"median and range of {count(len(own), 'routing')}"
-            found.append({"panel": _DROP.label, "series": name, "x": skew, "y": own.median(), "low": own.min(), "high": own.max(), "says": says})  # fmt: skip
+            found.append(
+                {
+                    "panel": _DROP.label,
+                    "series": name,
+                    "x": skew,
+                    "y": own.median(),
+                    "low": own.min(),
+                    "high": own.max(),
+                    "says": says,
+                }
+            )
     names = list(dict.fromkeys(one["series"] for one in found if one["series"] != ASKED))
     return Chart(
-        "lines", _SKEW, _LOAD, marks(found), {ASKED: "#000000"} | palette.assigned(names), rows,
-        note=grouping.differing(rows, f"{len(rows)} routings", but=(*WITHOUT_EFFECT, "skew", "sampler")), own={_DROP.label: (_SKEW, _DROP)},
-    )  # fmt: skip
+        "lines",
+        _SKEW,
+        _LOAD,
+        marks(found),
+        {ASKED: "#000000"} | palette.assigned(names),
+        rows,
+        note=grouping.differing(rows, f"{len(rows)} routings", but=(*WITHOUT_EFFECT, "skew", "sampler")),
+        own={_DROP.label: (_SKEW, _DROP)},
+    )
 
 
 def _drawn(table: pd.DataFrame) -> pd.DataFrame:
@@ -69,9 +95,16 @@ def padding(table: pd.DataFrame) -> Chart:
     shown = rows.sort_values("bench", kind="stable").drop_duplicates(keys)
     labels = grouping.labels(shown.assign(model=None), but=["layout", "dtype", "packed", "weights"])
     records = [
-        {"panel": "all routings", "series": one["layout"], "x": one["load_cv"], "y": 1 + one["padding_waste"], "says": labels[i]} | row(one)
+        {
+            "panel": "all routings",
+            "series": one["layout"],
+            "x": one["load_cv"],
+            "y": 1 + one["padding_waste"],
+            "says": labels[i],
+        }
+        | row(one)
         for i, one in shown.iterrows()
-    ]  # fmt: skip
+    ]
     pooled = grouping.words(grouping.pooled(rows, by=keys))
     note = f"rows that differ in {pooled} are one point" if pooled else ""
     return Chart(

@@ -22,10 +22,18 @@ def chart(table: pd.DataFrame) -> Chart:
     shown = pd.concat(_chosen(group) for _, group in groups)
     labels = grouping.labels(shown)
     records = [
-        {"panel": one["bench"], "series": one["implementation"], "x": one["median_us"] / one["floor_us"], "y": labels[i], "low": one["ci_low_us"] / one["floor_us"], "high": one["ci_high_us"] / one["floor_us"],
-         "says": f"floor {us(one['floor_us'])}: {one['binds']}"} | row(one)
+        {
+            "panel": one["bench"],
+            "series": one["implementation"],
+            "x": one["median_us"] / one["floor_us"],
+            "y": labels[i],
+            "low": one["ci_low_us"] / one["floor_us"],
+            "high": one["ci_high_us"] / one["floor_us"],
+            "says": f"floor {us(one['floor_us'])}: {one['binds']}",
+        }
+        | row(one)
         for i, one in shown.iterrows()
-    ]  # fmt: skip
+    ]
     tints = palette.tints(shown["implementation"])
     return Chart("dots", *_SCALES, marks(records), tints, shown, 1.0, note=grouping.shown_of(shown, rows))
 
@@ -48,7 +56,9 @@ def floors(rows: pd.DataFrame) -> dict[str, pd.Series]:
 
 def _chosen(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of a bench's first cells: one of each model, then most tokens first, without skew and capacity where there are such."""
-    ordered = rows.sort_values(["skew", "capacity_factor", "tokens"], ascending=[True, False, False], na_position="first", kind="stable")  # fmt: skip
+    ordered = rows.sort_values(
+        ["skew", "capacity_factor", "tokens"], ascending=[True, False, False], na_position="first", kind="stable"
+    )
     cells = ordered.drop_duplicates("cell")
     turn = cells.groupby(cells["model"], dropna=False).cumcount().where(cells["model"].notna(), len(cells))
     kept = cells.assign(turn=turn).sort_values("turn", kind="stable")["cell"].head(MOST_CELLS)

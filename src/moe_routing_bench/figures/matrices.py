@@ -24,11 +24,17 @@ def speedup(table: pd.DataFrame) -> Chart:
         return nothing("matrix", *_SHAPES, rows, _no_other(table))
     grid, unsure, shown, shapes = _grid(rows)
     records = [
-        {"panel": bench, "series": UNSURE if unsure.loc[shape, column] >= 0.5 else ABOVE if value > 1 else BELOW, "x": name, "y": shape, "says": ratio(value)}
+        {
+            "panel": bench,
+            "series": UNSURE if unsure.loc[shape, column] >= 0.5 else ABOVE if value > 1 else BELOW,
+            "x": name,
+            "y": shape,
+            "says": ratio(value),
+        }
         for column in grid
         for bench, name in [column.split(": ")]
         for shape, value in grid[column].dropna().items()
-    ]  # fmt: skip
+    ]
     return Chart("matrix", *_SHAPES, marks(records), RATIO_COLORS, shown, note=_of_shapes(grid, shown, shapes))
 
 
@@ -95,15 +101,24 @@ def verdict_matrix(table: pd.DataFrame) -> Chart:
         label=labels, place=shown["implementation"].map(order.index), bench_place=shown["bench"].map(benches.index)
     )
     records = [
-        {"panel": one["bench"], "series": one["best_verdict"], "x": one["implementation"], "y": one["label"], "says": ratio(one["best_speedup"])} | row(one)
+        {
+            "panel": one["bench"],
+            "series": one["best_verdict"],
+            "x": one["implementation"],
+            "y": one["label"],
+            "says": ratio(one["best_speedup"]),
+        }
+        | row(one)
         for _, one in shown.sort_values(["bench_place", "turn", "place"], kind="stable").iterrows()
-    ]  # fmt: skip
+    ]
     return Chart("matrix", *_CELLS, marks(records), VERDICT_COLORS, shown, note=grouping.shown_of(shown, rows))
 
 
 def _chosen(rows: pd.DataFrame) -> pd.DataFrame:
     cells = rows.groupby("cell").agg(model=("model", "first"), n=("implementation", "size"), tokens=("tokens", "first"))
-    cells = cells.assign(plain=cells["model"].isna()).sort_values(["plain", "n", "tokens"], ascending=[True, False, False], kind="stable")  # fmt: skip
+    cells = cells.assign(plain=cells["model"].isna()).sort_values(
+        ["plain", "n", "tokens"], ascending=[True, False, False], kind="stable"
+    )
     rank = {cell: i for i, cell in enumerate(cells.index[:MOST_CELLS])}
     kept = rows[rows["cell"].isin(set(rank))]
     return kept.assign(turn=[rank[one] for one in kept["cell"]])

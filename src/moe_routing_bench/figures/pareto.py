@@ -37,7 +37,7 @@ def chart(table: pd.DataFrame) -> Chart:
             own[panel] = (Scale(label), time)
             records += _marks(points.assign(x=points[column].astype(float) * 100), panel)
     if not records:
-        return nothing("points", Scale(COSTS[0][1]), time, shown, _SAME)  # fmt: skip
+        return nothing("points", Scale(COSTS[0][1]), time, shown, _SAME)
     tints = palette.tints(pd.concat(drawn)["implementation"])
     return Chart(
         "points",
@@ -57,9 +57,20 @@ def _marks(points: pd.DataFrame, panel: str) -> list[dict[str, object]]:
     edges = [grouping.front(own, "x", "median_us") for _, own in points.groupby(cards)]
     on = set(pd.concat(edges).index) if edges else set()
     return [
-        {"panel": panel, "series": one["implementation"], "x": one["x"], "y": one["median_us"], "low": one["ci_low_us"], "high": one["ci_high_us"], "says": f"capacity factor {_factor(one['capacity_factor'])}", "text": _factor(one["capacity_factor"]), "join": cards[i] if i in on else None} | row(one)
+        {
+            "panel": panel,
+            "series": one["implementation"],
+            "x": one["x"],
+            "y": one["median_us"],
+            "low": one["ci_low_us"],
+            "high": one["ci_high_us"],
+            "says": f"capacity factor {_factor(one['capacity_factor'])}",
+            "text": _factor(one["capacity_factor"]),
+            "join": cards[i] if i in on else None,
+        }
+        | row(one)
         for i, one in points.iterrows()
-    ]  # fmt: skip
+    ]
 
 
 def _shape_shown(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -72,7 +83,11 @@ def _shape_shown(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
 
 def _why(table: pd.DataFrame, shown: pd.DataFrame) -> str:
     if _settings(shown) < 2:
-        return "no shape was measured with two skews or capacity factors" if len(shown) else grouping.why(table, *grouping.COMPOSITES)  # fmt: skip
+        return (
+            "no shape was measured with two skews or capacity factors"
+            if len(shown)
+            else grouping.why(table, *grouping.COMPOSITES)
+        )
     return "drops and padding are the same in all cells of the shape"
 
 

@@ -27,7 +27,18 @@ def chart(table: pd.DataFrame) -> Chart:
             own[panel] = (Scale(name, "log"), _BITS)
             for one in found[found["label"] == label].sort_values("rank").to_dict("records"):
                 half = np.nan_to_num(one["bits_per_byte_half_width"])
-                records.append({"panel": panel, "series": f"PERFT-{one['variant']}", "x": one[column], "y": one["bits_per_byte"], "low": one["bits_per_byte"] - half, "high": one["bits_per_byte"] + half, "says": f"rank {one['rank']}, n = {one['seeds']} seeds", "text": f"r={one['rank']}"})  # fmt: skip
+                records.append(
+                    {
+                        "panel": panel,
+                        "series": f"PERFT-{one['variant']}",
+                        "x": one[column],
+                        "y": one["bits_per_byte"],
+                        "low": one["bits_per_byte"] - half,
+                        "high": one["bits_per_byte"] + half,
+                        "says": f"rank {one['rank']}, n = {one['seeds']} seeds",
+                        "text": f"r={one['rank']}",
+                    }
+                )
     tints = palette.assigned(f"PERFT-{variant}" for variant in VARIANTS if variant in set(found["variant"]))
     return Chart("lines", Scale("parameters", "log"), _BITS, marks(records), tints, rows, own=own, timed=False)
 

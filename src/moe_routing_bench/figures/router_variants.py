@@ -29,7 +29,11 @@ def networks(table: pd.DataFrame) -> Chart:
     groups = training_rows.varied(rows, "network")
     if not groups:
         return nothing("lines", *_NETWORK, rows.iloc[:0], training_rows.why(table, _ONE_NETWORK))
-    found = [one for title, group in groups for one in _records(title.replace("\n", ": "), group, "network", _names(group), Y)]  # fmt: skip
+    found = [
+        one
+        for title, group in groups
+        for one in _records(title.replace("\n", ": "), group, "network", _names(group), Y)
+    ]
     return _chart(found, *_NETWORK, pd.concat(group for _, group in groups), {})
 
 
@@ -72,7 +76,19 @@ def _records(panel: str, rows: pd.DataFrame, key: str, names: Sequence[str], col
     for name in names:
         mean, half = training_rows.interval(by_seed[name])
         says = f"mean over n = {by_seed[name].notna().sum()} seeds"
-        found.append({"panel": panel, "series": router, "x": name, "y": mean, "low": mean - half, "high": mean + half, "says": says, "text": f"{mean:.3f} ± {half:.3f}", "join": name})  # fmt: skip
+        found.append(
+            {
+                "panel": panel,
+                "series": router,
+                "x": name,
+                "y": mean,
+                "low": mean - half,
+                "high": mean + half,
+                "says": says,
+                "text": f"{mean:.3f} ± {half:.3f}",
+                "join": name,
+            }
+        )
     return found
 
 

@@ -20,7 +20,11 @@ def chart(table: pd.DataFrame) -> Chart:
     found = _chosen(rows)
     shown = pd.concat(one for _, one, _ in found)
     labels = pd.concat(grouping.labels(one, but=["layout"]) for _, one, _ in found)
-    records = [part | {"panel": one["bench"], "y": f"{labels[i]} | {one['implementation']}"} | row(one) for i, one in shown.iterrows() for part in _parts(one)]  # fmt: skip
+    records = [
+        part | {"panel": one["bench"], "y": f"{labels[i]} | {one['implementation']}"} | row(one)
+        for i, one in shown.iterrows()
+        for part in _parts(one)
+    ]
     there = ordered({part for value in shown["stage_us"] for part in grouping.stages(value)})
     colors = {_name(part): tint for part, tint in _tints(there).items()}
     note = "; ".join(f"{bench}: {some}" for bench, _, some in found if some)

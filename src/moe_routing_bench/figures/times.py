@@ -29,10 +29,19 @@ def over_tokens(table: pd.DataFrame) -> Chart:
     kept = order[:MOST_SHAPES]
     shown = several[several["panel"].isin(kept)]
     records = [
-        {"panel": one["panel"], "series": one["implementation"], "x": one["tokens"], "y": one["median_us"], "low": one["ci_low_us"], "high": one["ci_high_us"], "join": one["card"]} | row(one)
+        {
+            "panel": one["panel"],
+            "series": one["implementation"],
+            "x": one["tokens"],
+            "y": one["median_us"],
+            "low": one["ci_low_us"],
+            "high": one["ci_high_us"],
+            "join": one["card"],
+        }
+        | row(one)
         for panel in kept
         for _, one in shown[shown["panel"] == panel].sort_values(["tokens", "median_us"]).iterrows()
-    ]  # fmt: skip
+    ]
     tints = palette.tints(shown["implementation"])
     note = f"{len(kept)} of {len(order)} shapes" if len(kept) < len(order) else ""
     return Chart("lines", *_LINES, marks(records), tints, shown, note=note)
@@ -62,9 +71,17 @@ def decode(table: pd.DataFrame) -> Chart:
     panels = ordered["panel"].unique()
     shown = ordered[ordered["panel"].isin(panels[:MOST_CELLS])]
     records = [
-        {"panel": one["panel"], "series": one["implementation"], "x": one["median_us"], "y": one["implementation"], "low": one["ci_low_us"], "high": one["ci_high_us"]} | row(one)
+        {
+            "panel": one["panel"],
+            "series": one["implementation"],
+            "x": one["median_us"],
+            "y": one["implementation"],
+            "low": one["ci_low_us"],
+            "high": one["ci_high_us"],
+        }
+        | row(one)
         for _, one in shown.iterrows()
-    ]  # fmt: skip
+    ]
     tints = palette.tints(shown["implementation"])
     times = shown.groupby("panel")["median_us"].agg(["min", "max"])
     own = {str(panel): _LOG for panel in times.index[times["max"] > _FAR * times["min"]]}

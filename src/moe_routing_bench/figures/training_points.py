@@ -22,9 +22,19 @@ def quality_pareto(table: pd.DataFrame) -> Chart:
     if not contests:
         return nothing("points", *_SPEED, rows, training_rows.why(table, "a loss and a speed"))
     found = [(title, name, group) for title, runs in contests for name, group in training_rows.ordered(runs)]
-    records = [_mark(title, name, group) for title, name, group in sorted(found, key=lambda one: not one[2]["causal"].all())]  # fmt: skip
+    records = [
+        _mark(title, name, group) for title, name, group in sorted(found, key=lambda one: not one[2]["causal"].all())
+    ]
     tints = {name: palette.router(group["router"].iloc[0]) for _, name, group in found}
-    return Chart("points", *_SPEED, _joined(marks(records)), tints, pd.concat(group for *_, group in found), note=f"speed: {compare.timed(rows)}", named=True)  # fmt: skip
+    return Chart(
+        "points",
+        *_SPEED,
+        _joined(marks(records)),
+        tints,
+        pd.concat(group for *_, group in found),
+        note=f"speed: {compare.timed(rows)}",
+        named=True,
+    )
 
 
 def _joined(found: pd.DataFrame) -> pd.DataFrame:
@@ -42,7 +52,17 @@ def _mark(title: str, name: str, group: pd.DataFrame) -> dict[str, object]:
         if group["causal"].all()
         else f"{title}: {training_rows.NOT_CAUSAL} rules that see later tokens (own scale)"
     )
-    return {"panel": panel, "series": name, "x": x, "y": y, "x_low": x - x_half, "x_high": x + x_half, "low": y - half, "high": y + half, "says": f"n = {len(group)} seeds"}  # fmt: skip
+    return {
+        "panel": panel,
+        "series": name,
+        "x": x,
+        "y": y,
+        "x_low": x - x_half,
+        "x_high": x + x_half,
+        "low": y - half,
+        "high": y + half,
+        "says": f"n = {len(group)} seeds",
+    }
 
 
 def _of_blocks(rows: pd.DataFrame) -> float:
@@ -67,7 +87,17 @@ def loss_seconds(table: pd.DataFrame) -> Chart:
                 mean, half = training_rows.interval(values)
                 end = seen == group["tokens_seen"].max()
                 says = f"{seen / 1e6:.3g} MB seen" + (", end of the schedule" if end else "")
-                records.append({"panel": title, "series": name, "x": seen / speeds[name], "y": mean, "low": mean - half, "high": mean + half, "says": says})  # fmt: skip
+                records.append(
+                    {
+                        "panel": title,
+                        "series": name,
+                        "x": seen / speeds[name],
+                        "y": mean,
+                        "low": mean - half,
+                        "high": mean + half,
+                        "says": says,
+                    }
+                )
         shown.append(runs)
     tints = {name: palette.router(router) for name, router in routers}
     rows = pd.concat(shown)
@@ -86,7 +116,19 @@ def gate_balance(table: pd.DataFrame) -> Chart:
         for name, runs in training_rows.ordered(group):
             tints[name] = palette.router(runs["router"].iloc[0])
             (x, x_half), (y, half) = training_rows.interval(runs[ENTROPY]), training_rows.interval(runs[LOAD])
-            found.append({"panel": panel, "series": name, "x": x, "y": y, "x_low": x - x_half, "x_high": x + x_half, "low": y - half, "high": y + half, "says": f"n = {len(runs)} seeds"})  # fmt: skip
+            found.append(
+                {
+                    "panel": panel,
+                    "series": name,
+                    "x": x,
+                    "y": y,
+                    "x_low": x - x_half,
+                    "x_high": x + x_half,
+                    "low": y - half,
+                    "high": y + half,
+                    "says": f"n = {len(runs)} seeds",
+                }
+            )
     return Chart(
         "points", *_CERTAINTY, marks(found), tints, pd.concat(group for _, group in contests), named=True, timed=False
     )

@@ -36,8 +36,14 @@ def lost_bits(trained: pd.DataFrame | None, factor: float = FACTOR) -> Answer:
     if len(asked):
         said = [f"{way}: {_each(group)}" for way, group in asked.groupby("way", sort=False)]
         return Answer(question=question, text=f"{_sentence('; '.join(said))}.", link="figure-capacity_bits")
-    known = [f"{one:g} ({_each(rows[rows['capacity_factor'] == one])})" for one in sorted(rows["capacity_factor"].unique())]  # fmt: skip
-    return Answer(question=question, text=f"Not measured: no rule was evaluated with it. Measured: {'; '.join(known)}.", link="figure-capacity_bits")  # fmt: skip
+    known = [
+        f"{one:g} ({_each(rows[rows['capacity_factor'] == one])})" for one in sorted(rows["capacity_factor"].unique())
+    ]
+    return Answer(
+        question=question,
+        text=f"Not measured: no rule was evaluated with it. Measured: {'; '.join(known)}.",
+        link="figure-capacity_bits",
+    )
 
 
 def _sentence(text: str) -> str:
@@ -72,7 +78,11 @@ def loss_per_second(trained: pd.DataFrame | None) -> Answer:
     front = grouping.front(ends.astype({"x": float, "y": float}), "x", "y")
     said = [f"{one['series']} {one['y']:.4f}{_half(one)} in {one['x']:#.3g} s" for _, one in front.iterrows()]
     around = " ± half of the 95 % interval" if any(map(_half, (one for _, one in front.iterrows()))) else ""
-    return Answer(question=question, text=f"{panel.partition(':')[0]}: of {count(len(ends), 'causal rule')} at the end of equal schedules, no other has less loss in less time than {'; '.join(said)} (bits per byte{around}; seconds of the steps alone).", link="figure-loss_seconds")  # fmt: skip
+    return Answer(
+        question=question,
+        text=f"{panel.partition(':')[0]}: of {count(len(ends), 'causal rule')} at the end of equal schedules, no other has less loss in less time than {'; '.join(said)} (bits per byte{around}; seconds of the steps alone).",
+        link="figure-loss_seconds",
+    )
 
 
 def _half(one: pd.Series) -> str:

@@ -95,9 +95,15 @@ class Cells:
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self._rows = rows
-        known = {name: rows[axis.follows] if axis.follows else axis.default for name, axis in AXES.items() if axis.follows or axis.default is not None or axis.optional}  # fmt: skip
+        known = {
+            name: rows[axis.follows] if axis.follows else axis.default
+            for name, axis in AXES.items()
+            if axis.follows or axis.default is not None or axis.optional
+        }
         absent = {name: rows[name].isna().to_numpy() for name in known}
-        self._usual = {name: one if one.all() else one | (rows[name] == known[name]).to_numpy() for name, one in absent.items()}  # fmt: skip
+        self._usual = {
+            name: one if one.all() else one | (rows[name] == known[name]).to_numpy() for name, one in absent.items()
+        }
         self._having: dict[tuple[str, object], np.ndarray] = {}
 
     def of(self, values: Values) -> pd.DataFrame:

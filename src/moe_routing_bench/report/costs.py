@@ -142,7 +142,9 @@ def formats(table: pd.DataFrame) -> Sentence | None:
     text = f"{one['bench']}: with weights of {one['format']}, {one['implementation']} takes {times(ratio, least, most)} the time of {plain['implementation']} with {plain['dtype']} (the fastest of ours or torch in each){where}, at {shape(one)}."
     labels = grouping.labels(pd.DataFrame([one for one, _ in found]))
     dots = [Dot(label, *_over(*pair), chosen=pair[0] is one) for pair, label in zip(found, labels, strict=True)]
-    return Sentence(text, f"row-{row_id(one.to_dict())}", pictured(dots, "time over that with unquantised weights", "x", 1.0))  # fmt: skip
+    return Sentence(
+        text, f"row-{row_id(one.to_dict())}", pictured(dots, "time over that with unquantised weights", "x", 1.0)
+    )
 
 
 def skew(rows: pd.DataFrame) -> Sentence | None:
@@ -155,19 +157,29 @@ def skew(rows: pd.DataFrame) -> Sentence | None:
             break
     if not found:
         return None
-    low, high = min(found, key=lambda pair: (pair[0]["skew"] - pair[1]["skew"], -pair[0]["tokens"], pair[0]["median_us"]))  # fmt: skip
+    low, high = min(
+        found, key=lambda pair: (pair[0]["skew"] - pair[1]["skew"], -pair[0]["tokens"], pair[0]["median_us"])
+    )
     cost, least, most = _over(high, low)
     if _unchanged(least, most):
         return None
     ratio = times(cost, least, most)
     text = f"{low['bench']}: at skew {high['skew']:g} {low['implementation']} takes {ratio} its time at skew {low['skew']:g}, in cells equal otherwise on one card, at {shape(low)}."
     same = "+".join(f"{name}%3D{int(low[name])}" for name in SIZES if pd.notna(low[name]))
-    return Sentence(text, f"rows?filter=bench%3D{low['bench']}+implementation%3D{low['implementation']}+{same}+capacity_factor%3Anone&sort=skew", _between(free, low, high))  # fmt: skip
+    return Sentence(
+        text,
+        f"rows?filter=bench%3D{low['bench']}+implementation%3D{low['implementation']}+{same}+capacity_factor%3Anone&sort=skew",
+        _between(free, low, high),
+    )
 
 
 def _over(row: pd.Series, base: pd.Series) -> tuple[float, float, float]:
     """The ratio of two times, as wide as both intervals make it."""
-    return row["median_us"] / base["median_us"], row["ci_low_us"] / base["ci_high_us"], row["ci_high_us"] / base["ci_low_us"]  # fmt: skip
+    return (
+        row["median_us"] / base["median_us"],
+        row["ci_low_us"] / base["ci_high_us"],
+        row["ci_high_us"] / base["ci_low_us"],
+    )
 
 
 def _unchanged(least: float, most: float) -> bool:
@@ -182,5 +194,8 @@ def _between(rows: pd.DataFrame, low: pd.Series, high: pd.Series) -> Picture | N
     for name in fixed:
         alike = alike[alike[name].isna() if pd.isna(low[name]) else alike[name] == low[name]]
     steps = alike[alike["skew"] > low["skew"]].drop_duplicates("skew").sort_values("skew")
-    dots = [Dot(f"skew {row['skew']:g}", *_over(row, low), chosen=row["skew"] == high["skew"]) for _, row in steps.iterrows()]  # fmt: skip
+    dots = [
+        Dot(f"skew {row['skew']:g}", *_over(row, low), chosen=row["skew"] == high["skew"])
+        for _, row in steps.iterrows()
+    ]
     return pictured(dots, f"time over that at skew {low['skew']:g}", "x", 1.0)

@@ -54,11 +54,17 @@ def replayed(most: float = math.inf) -> dict[str, Values]:
     rows = rows[rows["format"].isin(FORMATS) & (rows["tokens"] <= most * rows["experts"])]
     return {
         f"{one['shape']} E{one['experts']} N{one['n']} K{one['k']} {FORMATS[one['format']]} {one['activations']}": {
-            "tokens": one["tokens"], "hidden": one["k"], "intermediate": one["n"] // 2, "experts": one["experts"], "top_k": 1, "skew": None,
-            "dtype": one["activations"], "weights": FORMATS[one["format"]],
+            "tokens": one["tokens"],
+            "hidden": one["k"],
+            "intermediate": one["n"] // 2,
+            "experts": one["experts"],
+            "top_k": 1,
+            "skew": None,
+            "dtype": one["activations"],
+            "weights": FORMATS[one["format"]],
         }
         for one in rows.to_dict("records")
-    }  # fmt: skip
+    }
 
 
 def lines(tables: Tables, matrices: Tables = MappingProxyType({}), absent: bool = False) -> list[BarLine]:
@@ -78,16 +84,34 @@ def bars(tables: Tables) -> list[Bar]:
     }
     formats = [name for name in WEIGHTS if name in own]
     return [
-        Bar(f"experts, seed 003, at most {_FEW} rows per expert: speed over dequantising first", "experts", _over_dequantised, Level(each=1.0), cells=replayed(_FEW)),
-        Bar("experts, seed 003: speed over dequantising into a kept workspace and multiplying", "experts", _over_dequantised, Level(2.0), Level(4.0), replayed()),
         Bar(
-            "experts, decode, int4_g128: weight bytes over time, of copy", "experts", partial(own_figure, "share_of_copy", ratios.share, (QUANTISED,)),
-            Level(each=(0.50, 0.50, 0.65, 0.65, 0.70, 0.70)), Level(each=0.75), DECODE, unit=PERCENT,
+            f"experts, seed 003, at most {_FEW} rows per expert: speed over dequantising first",
+            "experts",
+            _over_dequantised,
+            Level(each=1.0),
+            cells=replayed(_FEW),
+        ),
+        Bar(
+            "experts, seed 003: speed over dequantising into a kept workspace and multiplying",
+            "experts",
+            _over_dequantised,
+            Level(2.0),
+            Level(4.0),
+            replayed(),
+        ),
+        Bar(
+            "experts, decode, int4_g128: weight bytes over time, of copy",
+            "experts",
+            partial(own_figure, "share_of_copy", ratios.share, (QUANTISED,)),
+            Level(each=(0.50, 0.50, 0.65, 0.65, 0.70, 0.70)),
+            Level(each=0.75),
+            DECODE,
+            unit=PERCENT,
         ),
         *(_peers(name) for name in formats),
         _prefill("int4_g128", "bf16", QUANTISED, Level(0.85), Level(1.0)),
         _prefill("e4m3_block128", "fp8_block128", FP8, Level(1.5), Level(1.8)),
-    ]  # fmt: skip
+    ]
 
 
 def _over_dequantised(rows: Sequence[Row]) -> Figure | None:
@@ -100,9 +124,13 @@ def _over_dequantised(rows: Sequence[Row]) -> Figure | None:
 def _peers(weights: str) -> Bar:
     """Against the fastest package of somebody else that takes the same weights, in every cell that one ran in."""
     return Bar(
-        f"experts, {weights}: speed over the fastest peer", "experts", partial(against, (QUANTISED, FP8), _PEERS.__contains__),
-        Level(1.0), Level(1.15), among=lambda rows: rows[rows["weights"] == weights],
-    )  # fmt: skip
+        f"experts, {weights}: speed over the fastest peer",
+        "experts",
+        partial(against, (QUANTISED, FP8), _PEERS.__contains__),
+        Level(1.0),
+        Level(1.15),
+        among=lambda rows: rows[rows["weights"] == weights],
+    )
 
 
 def _prefill(weights: str, packed: str, name: str, level: Level, stretch: Level) -> Bar:
@@ -124,7 +152,10 @@ def exact(tables: Tables, matrices: Tables = MappingProxyType({}), absent: bool 
 
     `tables` are rows by the name of their run, `matrices` those of `store.accuracy`. With `absent` a line where there is no such run.
     """
-    cases = {(FORMATS.get(one["format"], one["format"]), one["activations"]) for one in figures("003_accuracy").to_dict("records")}  # fmt: skip
+    cases = {
+        (FORMATS.get(one["format"], one["format"]), one["activations"])
+        for one in figures("003_accuracy").to_dict("records")
+    }
     judged = {run: pd.concat([_measured(rows), *_compared(matrices.get(run))]) for run, rows in tables.items()}
     found = [_exact_line(run, rows, cases) for run, rows in judged.items() if rows["weights"].isin(WEIGHTS).any()]
     return without_too_few(found) or ([_exact_said(cases, "–", 0, ABSENT, "")] if absent else [])

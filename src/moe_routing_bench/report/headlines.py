@@ -35,7 +35,11 @@ def unfound(table: pd.DataFrame) -> str:
     ok = table[(table["status"] == "ok") & table["median_us"].notna()]
     judged, twins = int(ok["best_verdict"].notna().sum()), int(ok["twin_speedup"].notna().sum())
     if not judged:
-        entered = "no implementation was entered twice" if not twins else f"{count(twins, 'implementation')} {'was' if twins == 1 else 'were'} entered twice, and {LEAST_TWINS} are needed"  # fmt: skip
+        entered = (
+            "no implementation was entered twice"
+            if not twins
+            else f"{count(twins, 'implementation')} {'was' if twins == 1 else 'were'} entered twice, and {LEAST_TWINS} are needed"
+        )
         return f"{entered}, so that differences are not judged; the rows have their intervals."
     faster = int((sound(table)["best_verdict"] == FASTER).sum())
     if not faster:
@@ -121,7 +125,10 @@ def near_the_limit(rows: pd.DataFrame) -> Sentence | None:
     where = f"the median one of {len(mine)} converged cells" if len(mine) > 1 else "its one converged cell"
     text = f"{bench}: {name} reaches {_apart(share, low, high)} of the roofline in {where}, at {shape(one)}."
     rows = mine.sort_values("share_of_roofline", ascending=False)
-    dots = [Dot(label, *_of_roofline(row), chosen=row.name == one.name) for (_, row), label in zip(rows.iterrows(), grouping.labels(rows), strict=True)]  # fmt: skip
+    dots = [
+        Dot(label, *_of_roofline(row), chosen=row.name == one.name)
+        for (_, row), label in zip(rows.iterrows(), grouping.labels(rows), strict=True)
+    ]
     return Sentence(text, f"row-{row_id(one.to_dict())}", pictured(dots, "share of the roofline", "%", 1.0))
 
 

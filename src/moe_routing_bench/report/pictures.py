@@ -40,17 +40,27 @@ def picture(dots: Sequence[Dot], what: str, unit: str = "", reference: float | N
     radius = min(3.5, step * 0.4 + 1)
     parts = [_mark(one, place, step * i, step, radius, named, above, unit) for i, one in enumerate(dots)]
     if reference is not None:
-        crossed = [step * i for i, one in enumerate(dots) if above and 4 + _LETTER * len(_cut(one.name)) > float(place(reference)) - 2]  # fmt: skip
+        crossed = [
+            step * i
+            for i, one in enumerate(dots)
+            if above and 4 + _LETTER * len(_cut(one.name)) > float(place(reference)) - 2
+        ]
         parts[:0] = _reference(place(reference), bottom, crossed)
     foot, height = _foot(_number(least, unit), what, _number(most, unit), left, bottom)
     box = f'viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}"'
-    return Markup(f'<svg class="picture-small" {box} role="img" aria-label="{escape(f"{what}: {said}")}">{"".join(parts)}{foot}</svg>')  # fmt: skip
+    return Markup(
+        f'<svg class="picture-small" {box} role="img" aria-label="{escape(f"{what}: {said}")}">{"".join(parts)}{foot}</svg>'
+    )
 
 
 def _reference(x: str, bottom: float, crossed: Sequence[float]) -> list[str]:
     """The dashed line at `x`, in pieces between the names that stand in its way, of which `crossed` has the tops of their dots."""
     starts, ends = [2.0, *(top + 18 for top in crossed)], [*(top + 4 for top in crossed), bottom]
-    return [f'<line class="reference" x1="{x}" x2="{x}" y1="{start:g}" y2="{end:g}"/>' for start, end in zip(starts, ends, strict=True) if end > start + 3]  # fmt: skip
+    return [
+        f'<line class="reference" x1="{x}" x2="{x}" y1="{start:g}" y2="{end:g}"/>'
+        for start, end in zip(starts, ends, strict=True)
+        if end > start + 3
+    ]
 
 
 def _foot(least: str, what: str, most: str, left: float, bottom: float) -> tuple[str, float]:
@@ -59,7 +69,11 @@ def _foot(least: str, what: str, most: str, left: float, bottom: float) -> tuple
     below = _LETTER * len(what) > room
     y, right = bottom + 13, WIDTH - _MARGIN
     ends = f'<text x="{left:g}" y="{y:g}">{least}</text><text x="{right}" y="{y:g}" text-anchor="end">{most}</text>'
-    at = f'x="{right}" y="{y + _STEP:g}" text-anchor="end"' if below else f'x="{(left + right + _LETTER * (len(least) - len(most))) / 2:g}" y="{y:g}" text-anchor="middle"'  # fmt: skip
+    at = (
+        f'x="{right}" y="{y + _STEP:g}" text-anchor="end"'
+        if below
+        else f'x="{(left + right + _LETTER * (len(least) - len(most))) / 2:g}" y="{y:g}" text-anchor="middle"'
+    )
     return f"{ends}<text {at}>{escape(what)}</text>", y + 3 + _STEP * below
 
 

@@ -172,7 +172,9 @@ def _verdict(bar: Bar, wanted: Sequence[str], found: Mapping[str, Figure]) -> st
 
 def _meets(bar: Bar, level: Level, wanted: Sequence[str], values: Mapping[str, float], mean: float | None) -> bool:
     """Whether the figures of cells, and their mean, are all on the right side of the level's bounds."""
-    pairs = [(values[name], bound) for name, bound in zip(wanted, level.bounds(len(wanted)), strict=True) if name in values]  # fmt: skip
+    pairs = [
+        (values[name], bound) for name, bound in zip(wanted, level.bounds(len(wanted)), strict=True) if name in values
+    ]
     pairs += [(mean, level.mean)] if mean is not None else []
     return all(bar.side.off(value) <= bar.side.off(bound) for value, bound in pairs if bound is not None)
 
@@ -184,7 +186,10 @@ def joined(bar: Bar, found: Mapping[str, Figure]) -> bool:
 
 def measured(bar: Bar, found: Mapping[str, Figure]) -> str:
     """The figures of some cells: all of them, or the range of each group, or the mean and the extremes."""
-    groups = {name: [one for one in found.values() if one.group == name] for name in sorted({one.group for one in found.values()} - {""})}  # fmt: skip
+    groups = {
+        name: [one for one in found.values() if one.group == name]
+        for name in sorted({one.group for one in found.values()} - {""})
+    }
     if not groups and not joined(bar, found):
         return "; ".join(_cell(bar, name, one) for name, one in found.items())
     parts = [_range(bar, name, own) for name, own in groups.items()] or [_mean(bar, found)]

@@ -40,9 +40,20 @@ from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.store import records
 
 _MACHINE = (
-    "gpu_name", "driver", "cuda_version", "cpu_model", "cpu_threads", "torch_version", "triton_version",
-    "cutlass_dsl_version", "python_version", "power_limit_w", "git_sha", "git_dirty", "schema_version",
-)  # fmt: skip
+    "gpu_name",
+    "driver",
+    "cuda_version",
+    "cpu_model",
+    "cpu_threads",
+    "torch_version",
+    "triton_version",
+    "cutlass_dsl_version",
+    "python_version",
+    "power_limit_w",
+    "git_sha",
+    "git_dirty",
+    "schema_version",
+)
 _CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", "launch_us", "graph_node_us")
 
 

@@ -84,7 +84,11 @@ def _columns(values: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
 def _column(name: str, held: list[Any], values: Mapping[str, list[Any]]) -> dict[str, Any]:
     other = _NEAR.get(name)
     alone = packed(held)
-    if other is None or "all" in alone or any(b is None for a, b in zip(held, values[other], strict=True) if a is not None):  # fmt: skip
+    if (
+        other is None
+        or "all" in alone
+        or any(b is None for a, b in zip(held, values[other], strict=True) if a is not None)
+    ):
         return alone
     return beside(held, other, values[other])
 

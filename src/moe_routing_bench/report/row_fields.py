@@ -13,8 +13,13 @@ from moe_routing_bench.store import records
 from moe_routing_bench.store.columns import about
 
 LEFT_OUT = (
-    "samples_us", "set_aside_samples_us", "block_medians_us", "block_clocks_mhz", "block_powers_w", "expert_load",
-)  # fmt: skip  # long lists: `samples` has the first two in few bytes, the Parquet file all
+    "samples_us",
+    "set_aside_samples_us",
+    "block_medians_us",
+    "block_clocks_mhz",
+    "block_powers_w",
+    "expert_load",
+)  # long lists: `samples` has the first two in few bytes, the Parquet file all
 _REST = "Machine and versions"
 _GROUPS = (
     ("Cell", "bench implementation cell " + " ".join(AXES)),
@@ -92,12 +97,27 @@ COLUMNS = (
     Column("bench", printed=True),
     Column("implementation", printed=True),
     *(_axis[name] for name in _FIRST),
-    Column("median_us", ("median_us", "ci_low_us", "ci_high_us"), "median time of a call and its 95 % confidence interval, in µs: device time on a GPU, wall time on a CPU", printed=True),
-    Column("best_verdict", says="faster, slower, same or undecided against the fastest other implementation of the cell, beyond noise; none: the run has too few twins to judge", printed=True),
+    Column(
+        "median_us",
+        ("median_us", "ci_low_us", "ci_high_us"),
+        "median time of a call and its 95 % confidence interval, in µs: device time on a GPU, wall time on a CPU",
+        printed=True,
+    ),
+    Column(
+        "best_verdict",
+        says="faster, slower, same or undecided against the fastest other implementation of the cell, beyond noise; none: the run has too few twins to judge",
+        printed=True,
+    ),
     Column("best_other", printed=True),
     Column("best_speedup", ("best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"), printed=True),
-    Column("share_of_roofline", says="the least time that the bytes at copy bandwidth, or the FLOPs at the rate of a large matrix product, would take, over the median time", printed=True),
-    Column("suspect_reason", says="what speaks against the row's absolute time, in words; none: nothing does", printed=True),
+    Column(
+        "share_of_roofline",
+        says="the least time that the bytes at copy bandwidth, or the FLOPs at the rate of a large matrix product, would take, over the median time",
+        printed=True,
+    ),
+    Column(
+        "suspect_reason", says="what speaks against the row's absolute time, in words; none: nothing does", printed=True
+    ),
     Column("status", printed=True),
     *(column for name, column in _axis.items() if name not in _FIRST),
     Column("verdict"),
@@ -108,11 +128,14 @@ COLUMNS = (
     Column("share_of_stream"),
     Column("share_of_short_stream"),
     Column("tflops"),
-    Column("noise_floor", says="by how much (the logarithm of the ratio) 97.5 % of the implementations that were entered twice in a cell differ from themselves at most, in this bench at such times; at least 0.005"),
+    Column(
+        "noise_floor",
+        says="by how much (the logarithm of the ratio) 97.5 % of the implementations that were entered twice in a cell differ from themselves at most, in this bench at such times; at least 0.005",
+    ),
     Column("drop_rate"),
     Column("load_cv"),
     Column("converged"),
-)  # fmt: skip
+)
 
 
 def fields() -> list[dict[str, str | bool]]:

@@ -44,7 +44,9 @@ def _change(row: dict) -> dict[str, str]:
 
 def write_history(rows: Sequence[History], earlier: Sequence[str], last: str, out: Path) -> None:
     """Write them to `out`; those that changed in some run come first, the largest change before the others. `earlier` and `last` name the runs."""
-    ordered = sorted(rows, key=lambda one: -max((abs(then.ratio - 1) for then in one.then if then.verdict not in _HOLLOW), default=0))  # fmt: skip
+    ordered = sorted(
+        rows, key=lambda one: -max((abs(then.ratio - 1) for then in one.then if then.verdict not in _HOLLOW), default=0)
+    )
     changed = sum(any(then.verdict not in _HOLLOW for then in one.then) for one in rows)
     lines = [(one, {then.run: then for then in one.then}, _picture(one)) for one in ordered]
     page.write("histories.html.j2", out, times=times, us=us, lines=lines, earlier=earlier, last=last, changed=changed)
@@ -53,7 +55,14 @@ def write_history(rows: Sequence[History], earlier: Sequence[str], last: str, ou
 def _picture(one: History) -> str:
     """The ratios, oldest first; hollow where the change is not told."""
     dots = [
-        Dot(then.run, then.ratio, then.low, then.high, hollow=then.verdict in _HOLLOW, chosen=then.verdict not in _HOLLOW)
+        Dot(
+            then.run,
+            then.ratio,
+            then.low,
+            then.high,
+            hollow=then.verdict in _HOLLOW,
+            chosen=then.verdict not in _HOLLOW,
+        )
         for then in one.then
-    ]  # fmt: skip
+    ]
     return picture(dots, "times as fast now", "x", 1.0)

@@ -47,10 +47,18 @@ def chart_data(chart: Chart, provenance: str = "") -> dict[str, Any]:
         "reference": chart.reference,
         "from": provenance,
         "note": chart.note,
-        "legend": [{"name": name, "light": tint, "dark": palette.dark(tint), "symbol": "square" if chart.kind in ("bars", "matrix") else palette.symbol(name, i)} for i, (name, tint) in enumerate(chart.colors.items())],
+        "legend": [
+            {
+                "name": name,
+                "light": tint,
+                "dark": palette.dark(tint),
+                "symbol": "square" if chart.kind in ("bars", "matrix") else palette.symbol(name, i),
+            }
+            for i, (name, tint) in enumerate(chart.colors.items())
+        ],
         "marks": {name: packed(values) for name, values in columns.items()},
         "count": len(marks),
-    }  # fmt: skip
+    }
 
 
 def _reference(chart: Chart, panel: str) -> dict[str, float | None]:
@@ -94,7 +102,14 @@ def _asked(axis: Axis, frame: pd.DataFrame) -> dict[str, Any]:
     """How the page asks for an axis. `scale`: by what two values differ, octaves (`log`), units (`linear`) or not at all (`name`)."""
     known = [axis.kind(one) for one in sorted(frame[axis.name].dropna().unique())]
     return {
-        "name": axis.name, "label": axis.prefix if axis.prefix.isupper() or axis.prefix == "k" else axis.name.replace("_", " "), "says": axis.summary,
-        "scale": "name" if axis.kind is str else "linear" if axis.least == 0 else "log", "default": axis.default, "follows": axis.follows,
-        "free": axis.name in _FREE, "none": axis.optional, "first": axis.name in _FIRST, "known": known,
-    }  # fmt: skip
+        "name": axis.name,
+        "label": axis.prefix if axis.prefix.isupper() or axis.prefix == "k" else axis.name.replace("_", " "),
+        "says": axis.summary,
+        "scale": "name" if axis.kind is str else "linear" if axis.least == 0 else "log",
+        "default": axis.default,
+        "follows": axis.follows,
+        "free": axis.name in _FREE,
+        "none": axis.optional,
+        "first": axis.name in _FIRST,
+        "known": known,
+    }

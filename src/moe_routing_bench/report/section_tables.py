@@ -22,7 +22,13 @@ _TABLES = {
         "What the profiler saw",
         "Nsight Compute, caches flushed before each kernel, no launch in the time; shares are of the peak of the DRAM and of the L2 cache.",
         ("bench", "implementation", "form"),
-        (("duration_us", "time", "us"), ("dram_read_mb", "DRAM read", "MB"), ("dram_write_mb", "DRAM written", "MB"), ("dram_percent_of_peak", "DRAM, share of peak", "%"), ("l2_percent_of_peak", "L2, share of peak", "%")),
+        (
+            ("duration_us", "time", "us"),
+            ("dram_read_mb", "DRAM read", "MB"),
+            ("dram_write_mb", "DRAM written", "MB"),
+            ("dram_percent_of_peak", "DRAM, share of peak", "%"),
+            ("l2_percent_of_peak", "L2, share of peak", "%"),
+        ),
     ),
     "backward": (
         "Backward passes of stages",
@@ -30,7 +36,7 @@ _TABLES = {
         ("direction", "implementation"),
         (("us", "time", "us"), ("share_of_copy", "share of a copy", "share")),
     ),
-}  # fmt: skip
+}
 _DECIMALS = {"us": 2, "MB": 1, "%": 1}  # those of the files, so that the numbers of a column stand under each other
 FILES = tuple(_TABLES)  # names of the files in a folder of results, without .csv
 
@@ -75,7 +81,9 @@ def _choice(line: regret.Line, name: str, measured: pd.Series) -> Choice:
 
 
 def _summary(one: regret.Summary) -> Regret:
-    return Regret(what=one.what, cells=count(one.cells, "cell"), mean=f"{one.mean:.1%}", worst=f"{one.worst:.1%}", met=one.met)  # fmt: skip
+    return Regret(
+        what=one.what, cells=count(one.cells, "cell"), mean=f"{one.mean:.1%}", worst=f"{one.worst:.1%}", met=one.met
+    )
 
 
 def evidence(files: Mapping[str, pd.DataFrame]) -> list[Evidence]:
@@ -88,7 +96,14 @@ def _table(name: str, rows: pd.DataFrame) -> Evidence:
     machine = (
         f"{provenance.distinct(rows['gpu_name'])}, torch {provenance.distinct(rows['torch_version'])}, n = {len(rows)}"
     )
-    lines = [[*(_text(one[column]) for column in what), _shape(one), *(_number(one[column], unit) for column, _, unit in results)] for _, one in rows.iterrows()]  # fmt: skip
+    lines = [
+        [
+            *(_text(one[column]) for column in what),
+            _shape(one),
+            *(_number(one[column], unit) for column, _, unit in results),
+        ]
+        for _, one in rows.iterrows()
+    ]
     heads = [*what, "shape", *(head for _, head, _ in results)]
     return Evidence(name, title, f"{about} {machine}.", heads, len(results), lines)
 
@@ -100,7 +115,11 @@ def _text(value: object) -> str:
 def _shape(one: pd.Series) -> str:
     """Sizes as the keys of cells spell them, and what else of layout, capacity and format the file has."""
     sizes = [f"{AXES[name].prefix}={one[name]:.0f}" for name in _SIZES if pd.notna(one[name])]
-    others = [f"{AXES[name].prefix}{one[name]:g}" if name == "capacity_factor" else str(one[name]) for name in ("dtype", "layout", "capacity_factor") if name in one and pd.notna(one[name])]  # fmt: skip
+    others = [
+        f"{AXES[name].prefix}{one[name]:g}" if name == "capacity_factor" else str(one[name])
+        for name in ("dtype", "layout", "capacity_factor")
+        if name in one and pd.notna(one[name])
+    ]
     return " ".join([*sizes, *others])
 
 

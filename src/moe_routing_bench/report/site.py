@@ -63,9 +63,12 @@ def between(pair: tuple[str, str]) -> str:
 
 
 def write(
-    reports: Sequence[tuple[Listed, Path, Sequence[Path]]], out: Path, pairs: Sequence[tuple[str, str]] = (),
-    held: Mapping[str, Sequence[Held]] = MappingProxyType({}), models: Mapping[str, Any] = MappingProxyType({}),
-) -> None:  # fmt: skip
+    reports: Sequence[tuple[Listed, Path, Sequence[Path]]],
+    out: Path,
+    pairs: Sequence[tuple[str, str]] = (),
+    held: Mapping[str, Sequence[Held]] = MappingProxyType({}),
+    models: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Copy each report (what is listed of it, its folder, its Parquet files) below `out`, and write `out`/index.html.
 
     `pairs` are the platforms whose pages are there already, `held` what became of published figures in the folder of each report, `models`
@@ -96,5 +99,13 @@ def write(
 def claimed(held: Mapping[str, Sequence[Held]]) -> list[tuple[Claim, list[tuple[str, Held]]]]:
     """Each claim of others of which some report has rows, with the folders of these reports and what they show; in the order of the claims."""
     every = {one.claim.id: one.claim for found in held.values() for one in found if not one.claim.own}
-    shown = {name: [(folder, one) for folder, found in held.items() for one in found if one.claim.id == name and not math.isnan(one.ours)] for name in every}  # fmt: skip
+    shown = {
+        name: [
+            (folder, one)
+            for folder, found in held.items()
+            for one in found
+            if one.claim.id == name and not math.isnan(one.ours)
+        ]
+        for name in every
+    }
     return [(every[name], found) for name, found in shown.items() if found]

@@ -48,9 +48,16 @@ def quality(finals: pd.DataFrame) -> Sentence | None:
         return None
     text = f"Quality ({label}): {best['contestant']} has the least loss of {len(ranks)} causal rules, {best['mean']:.4f} ± {best['half_width']:.4f} bits per byte over {best['seeds']} seeds; significantly less than {below} of the {count(others, 'other')}."
     dots = [
-        Dot(str(rank["contestant"]), rank["mean"], rank["mean"] - rank["half_width"], rank["mean"] + rank["half_width"], i == 0, rank["contestant"] in best["ties"])
+        Dot(
+            str(rank["contestant"]),
+            rank["mean"],
+            rank["mean"] - rank["half_width"],
+            rank["mean"] + rank["half_width"],
+            i == 0,
+            rank["contestant"] in best["ties"],
+        )
         for i, rank in enumerate(ranks.dropna(subset=["half_width"]).to_dict("records"))
-    ]  # fmt: skip
+    ]
     return Sentence(text, "quality", pictured(dots, "bits per byte"))
 
 
@@ -116,10 +123,14 @@ def _line(rank: dict[str, Any], runs: pd.DataFrame) -> dict[str, Any]:
     note = " (causal in evaluation)" if not causal and runs["causal_in_evaluation"].all() else ""
     half = "–" if pd.isna(rank["half_width"]) else f"± {rank['half_width']:.4f}"
     return {
-        "contestant": f"{rank['contestant']}{mark}{note}", "rank": rank["rank"], "ties": rank["ties"],
-        "mean": f"{rank['mean']:.4f}", "half_width": half, "seeds": rank["seeds"],
+        "contestant": f"{rank['contestant']}{mark}{note}",
+        "rank": rank["rank"],
+        "ties": rank["ties"],
+        "mean": f"{rank['mean']:.4f}",
+        "half_width": half,
+        "seeds": rank["seeds"],
         "values": [_mean(runs[name], form) for name, _, form, _ in COLUMNS],
-    }  # fmt: skip
+    }
 
 
 def _mean(values: pd.Series, form: str) -> str:
@@ -134,12 +145,16 @@ def adaptations(table: pd.DataFrame) -> list[dict[str, Any]]:
         return []
     return [
         {
-            "label": row["label"], "name": f"PERFT-{row['variant']}, r = {row['rank']}", "params": f"{row['params']:,}",
-            "active_params": f"{row['active_params']:,}", "seeds": row["seeds"], "lr": f"{row['lr']:.3g}",
+            "label": row["label"],
+            "name": f"PERFT-{row['variant']}, r = {row['rank']}",
+            "params": f"{row['params']:,}",
+            "active_params": f"{row['active_params']:,}",
+            "seeds": row["seeds"],
+            "lr": f"{row['lr']:.3g}",
             **{metric: _with_half_width(row, metric) for metric in perft_summary.METRICS},
         }
         for row in rows.sort_values(["label", "bits_per_byte"]).to_dict("records")
-    ]  # fmt: skip
+    ]
 
 
 def _with_half_width(row: dict[str, Any], metric: str) -> str:

@@ -16,8 +16,15 @@ from moe_routing_bench.report.row_data import row_id
 
 CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", "launch_us", "graph_node_us")
 MACHINE = (
-    "gpu_name", "power_limit_w", "driver", "cuda_version", "torch_version", "triton_version", "cutlass_dsl_version", "git_sha",
-)  # fmt: skip
+    "gpu_name",
+    "power_limit_w",
+    "driver",
+    "cuda_version",
+    "torch_version",
+    "triton_version",
+    "cutlass_dsl_version",
+    "git_sha",
+)
 _ROW = ["bench", "cell", "implementation"]
 _OF_EACH = ["median_us", "ci_low_us", "ci_high_us", "roofline_us", "share_of_roofline", "best_verdict", "suspect"]
 
@@ -63,7 +70,9 @@ def agreement(best: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 def agreed(best: pd.DataFrame) -> str:
     """In how many cells both runs tell the same implementation from the best other, in how many different ones, and in how many one tells none."""
     same, told = agreement(best)
-    parts = [f"In {int((told & same).sum())} of {count(len(best), 'cell')} both runs tell the same implementation from the best other as the fastest"]  # fmt: skip
+    parts = [
+        f"In {int((told & same).sum())} of {count(len(best), 'cell')} both runs tell the same implementation from the best other as the fastest"
+    ]
     parts += [f"in {int((told & ~same).sum())} they tell different ones"] if (told & ~same).any() else []
     parts += [f"in {int((~told).sum())} at least one of them tells none (≈)"] if not told.all() else []
     return f"{'; '.join(parts)}."
@@ -97,11 +106,23 @@ def cells(found: pd.DataFrame) -> pd.DataFrame:
     records = []
     for (bench, cell), group in found.groupby(["bench", "cell"], sort=False):
         one, other = (group.loc[group[f"median_us_{side}"].idxmin()] for side in ("one", "other"))
-        records.append({
-            "bench": bench, "cell": cell, "label": one["label"], "doubt": bool(one["doubt"] or other["doubt"]), "one": one["implementation"], "other": other["implementation"], "one_us": one["median_us_one"], "other_us": other["median_us_other"],
-            "one_told": one["best_verdict_one"] == FASTER, "other_told": other["best_verdict_other"] == FASTER, "ratio": one["median_us_one"] / other["median_us_other"],
-            "low": one["ci_low_us_one"] / other["ci_high_us_other"], "high": one["ci_high_us_one"] / other["ci_low_us_other"],
-        })  # fmt: skip
+        records.append(
+            {
+                "bench": bench,
+                "cell": cell,
+                "label": one["label"],
+                "doubt": bool(one["doubt"] or other["doubt"]),
+                "one": one["implementation"],
+                "other": other["implementation"],
+                "one_us": one["median_us_one"],
+                "other_us": other["median_us_other"],
+                "one_told": one["best_verdict_one"] == FASTER,
+                "other_told": other["best_verdict_other"] == FASTER,
+                "ratio": one["median_us_one"] / other["median_us_other"],
+                "low": one["ci_low_us_one"] / other["ci_high_us_other"],
+                "high": one["ci_high_us_one"] / other["ci_low_us_other"],
+            }
+        )
     return pd.DataFrame(records)
 
 

@@ -42,11 +42,19 @@ def _totals(profile: _Profile, rows: pd.DataFrame, source: Mapping[str, Any], pl
     for block, total in source["totals_us"].items():
         own = profile["implementations"].get(stands.get(block), {})
         difference = _difference(profile, eager, stands.get(block))
-        lines.append([
-            block, number(total["cpu"]), number(total["cuda"]), number(source["max_diff"].get(block)),
-            stands.get(block, ABSENT), number(own.get("self_cpu_us")), number(own.get("self_device_us")), number(difference),
-            number(medians.get(stands.get(block))),
-        ])  # fmt: skip
+        lines.append(
+            [
+                block,
+                number(total["cpu"]),
+                number(total["cuda"]),
+                number(source["max_diff"].get(block)),
+                stands.get(block, ABSENT),
+                number(own.get("self_cpu_us")),
+                number(own.get("self_device_us")),
+                number(difference),
+                number(medians.get(stands.get(block))),
+            ]
+        )
     by = divisor(_SIZES, {name: axes[name] for name in _SIZES})
     reduced = f" Hidden and intermediate sizes are divided by {by}." if by and by > 1 else ""
     return Table(
@@ -56,13 +64,19 @@ def _totals(profile: _Profile, rows: pd.DataFrame, source: Mapping[str, Any], pl
             Group(f"published ({source['short']}, fp32)", ("self CPU µs", "self CUDA µs", "max_diff to eager")),
             Group(
                 f"measured ({platform}, {axes['dtype']})",
-                ("implementation", "self CPU µs", "self device µs", f"max_diff to {eager or 'eager'}", "not profiled, µs"),
+                (
+                    "implementation",
+                    "self CPU µs",
+                    "self device µs",
+                    f"max_diff to {eager or 'eager'}",
+                    "not profiled, µs",
+                ),
             ),
         ),
         lines,
         "Sums over all operators of one profiled call, ours after a warm-up; their times are apparently of a first call. Not profiled: the "
         f"median time of the row.{reduced}",
-    )  # fmt: skip
+    )
 
 
 def _difference(profile: _Profile, *names: str | None) -> float | None:

@@ -22,9 +22,15 @@ HEADINGS = (
 )
 Row = Mapping[str, Any]
 FORMATS = {  # of weights, by their names: ours, with a scale per 128 elements
-    "int8": "int8_g128", "int8_asym": "int8z_g128", "int4": "int4_g128", "int4_asym": "int4z_g128",
-    "int2": "int2_g128", "int2_asym": "int2z_g128", "e4m3": "e4m3_g128", "e5m2": "e5m2_g128",
-}  # fmt: skip
+    "int8": "int8_g128",
+    "int8_asym": "int8z_g128",
+    "int4": "int4_g128",
+    "int4_asym": "int4z_g128",
+    "int2": "int2_g128",
+    "int2_asym": "int2z_g128",
+    "e4m3": "e4m3_g128",
+    "e5m2": "e5m2_g128",
+}
 _LAYER = ["hidden", "intermediate", "experts", "phase", "tokens", "dtype"]
 TIMES: Mapping[str, str] = {"base_mm_ms": "base mm", "base_dequant_ms": "base + dequant", "kernel_ms": "kernel"}
 
@@ -36,9 +42,12 @@ def texts(found: Mapping[str, Row]) -> list[str]:
     return [
         *map(number, (median(found, LOOP), median(found, DEQUANTISED_LOOP), workspace(found))),
         without(found.values()) if fastest is None else fastest["implementation"],
-        number(None if fastest is None else fastest["median_us"] / 1000), number(loop, "x"), number(kept, "x"),
-        number(None if fastest is None else fastest["tflops"]), listed(doubts),
-    ]  # fmt: skip
+        number(None if fastest is None else fastest["median_us"] / 1000),
+        number(loop, "x"),
+        number(kept, "x"),
+        number(None if fastest is None else fastest["tflops"]),
+        listed(doubts),
+    ]
 
 
 def median(found: Mapping[str, Row], name: str) -> float | None:
@@ -108,7 +117,7 @@ def exactness(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> T
         ),
         lines,
         "`moe-routing-bench accuracy` also shows what each format loses against the weights before.",
-    )  # fmt: skip
+    )
 
 
 def layers(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list[Table]:
@@ -122,12 +131,20 @@ def layers(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list
             continue
         full, decoding = plain.loc[plain["median_us"].idxmin()], best["phase"] == "decode"
         gain = ratio(full["median_us"], best["median_us"])
-        lines.append([
-            label(best), *(str(best[name]) for name in ("phase", "tokens", "dtype", "weights")), f"{guard():g}x" if decoding else ABSENT,
-            full["implementation"], number(full["median_us"]), best["implementation"], number(best["median_us"]), number(gain, "x"),
-            ABSENT if not decoding else "yes" if gain >= 1 / guard() else "no",
-            ", ".join(one["implementation"] for one in (full, best) if isinstance(one["anomaly"], str)) or ABSENT,
-        ])  # fmt: skip
+        lines.append(
+            [
+                label(best),
+                *(str(best[name]) for name in ("phase", "tokens", "dtype", "weights")),
+                f"{guard():g}x" if decoding else ABSENT,
+                full["implementation"],
+                number(full["median_us"]),
+                best["implementation"],
+                number(best["median_us"]),
+                number(gain, "x"),
+                ABSENT if not decoding else "yes" if gain >= 1 / guard() else "no",
+                ", ".join(one["implementation"] for one in (full, best) if isinstance(one["anomaly"], str)) or ABSENT,
+            ]
+        )
     ours = ("full precision", "µs", "quantised", "µs", "speed-up", "within the guard", "in doubt")
     groups = (
         Group("layer", ("model", "phase", "T", "activations", "weights")),

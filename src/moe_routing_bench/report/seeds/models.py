@@ -84,10 +84,19 @@ def _model(rows: pd.DataFrame) -> Iterator[list[str]]:
         within = ABSENT if gains["decode"] != gains["decode"] else "yes" if gains["decode"] >= 1 / most else "no"
         decode = times["decode"]
         yield [
-            label(own.iloc[0]), own["dtype"].iloc[0], str(weights), number(most, "x") if quantised else ABSENT, str(name),
-            number(times["prefill"]), number(decode), number(None if decode is None else 1000 / decode),
-            *(number(gains[phase], "x") for phase in full), within if quantised else ABSENT, ", ".join(doubts) or ABSENT, why(phases.values()),
-        ]  # fmt: skip
+            label(own.iloc[0]),
+            own["dtype"].iloc[0],
+            str(weights),
+            number(most, "x") if quantised else ABSENT,
+            str(name),
+            number(times["prefill"]),
+            number(decode),
+            number(None if decode is None else 1000 / decode),
+            *(number(gains[phase], "x") for phase in full),
+            within if quantised else ABSENT,
+            ", ".join(doubts) or ABSENT,
+            why(phases.values()),
+        ]
 
 
 def why(rows: Any) -> str:
@@ -127,13 +136,21 @@ def _layer_table(rows: pd.DataFrame, dtype: str, source: Mapping[str, Any], plat
             Group(f"published ({source['short']})", ("naive µs", "custom µs", "their speed-up", "naive / custom")),
             Group(
                 f"measured ({platform}, {dtype})",
-                (f"{NAIVE} µs", "fastest other", "µs", "by their formula", "naive / other", "largest |error|", "allclose"),
+                (
+                    f"{NAIVE} µs",
+                    "fastest other",
+                    "µs",
+                    "by their formula",
+                    "naive / other",
+                    "largest |error|",
+                    "allclose",
+                ),
             ),
         ),
         lines,
         f"Their speed-up is {source['speed_up']}. allclose: every |error| is within {atol:g} + {rtol:g} |reference|, which is certain "
         f"where the largest one is at most {atol:g}; the reference is in float64 for fp32, float32 otherwise.{sizes}",
-    )  # fmt: skip
+    )
 
 
 def _layer_line(known: Mapping[str, Any], rows: pd.DataFrame, divisors: set[int]) -> list[str]:
@@ -147,10 +164,19 @@ def _layer_line(known: Mapping[str, Any], rows: pd.DataFrame, divisors: set[int]
     error = max((ok[one]["max_abs_error"] for one in (NAIVE, name) if one in ok), default=None)
     close = ABSENT if error is None else "yes" if error <= known["atol"] else "not told by the largest error"
     return [
-        str(known["test"]), *(str(known[axis]) for axis in _SHAPE),
-        *(number(known[f"{one}_us"]) for one in ("naive", "custom")), f"{known['speedup_percent']:.2f} %", number(theirs, "x"),
-        number(naive), name, number(best), number(gain(ours), " %"), number(ours, "x"), number(error), close,
-    ]  # fmt: skip
+        str(known["test"]),
+        *(str(known[axis]) for axis in _SHAPE),
+        *(number(known[f"{one}_us"]) for one in ("naive", "custom")),
+        f"{known['speedup_percent']:.2f} %",
+        number(theirs, "x"),
+        number(naive),
+        name,
+        number(best),
+        number(gain(ours), " %"),
+        number(ours, "x"),
+        number(error),
+        close,
+    ]
 
 
 def _divisor(known: Mapping[str, Any], row: Mapping[str, Any]) -> int | None:

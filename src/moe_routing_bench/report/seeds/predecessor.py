@@ -90,7 +90,14 @@ def _line(command: Command, rows: pd.DataFrame) -> list[str]:
     untimed = rows[~rows["implementation"].isin(ok["implementation"])].drop_duplicates("implementation")
     without = [f"{one['implementation']} {one['status']}: {one['reason']}" for one in untimed.to_dict("records")]
     said = "; ".join(filter(None, (times, *without)))
-    return [command.theirs, published or ABSENT, command.ours, str(rows["cell"].nunique()), said or ABSENT, command.differs or ABSENT]  # fmt: skip
+    return [
+        command.theirs,
+        published or ABSENT,
+        command.ours,
+        str(rows["cell"].nunique()),
+        said or ABSENT,
+        command.differs or ABSENT,
+    ]
 
 
 def _range(name: object, times: pd.Series) -> str:
