@@ -19,7 +19,7 @@ from moe_routing_bench.quality.comparison import batches, compare
 from moe_routing_bench.quality.spec import run_rows
 from moe_routing_bench.quantities import count, significant
 from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, trained_rules, versus, words
-from moe_routing_bench.report.sections import BarLine
+from moe_routing_bench.report.parts import BarLine
 from moe_routing_bench.store import accuracy, records
 from moe_routing_kernels.choices import table as table_of_choices
 

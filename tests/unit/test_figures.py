@@ -15,12 +15,12 @@ from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import (
     FIGURES,
     crossover,
-    grouping,
     limits,
     matrices,
     palette,
     panels,
     paper,
+    row_groups,
     stage_share,
 )
 
@@ -110,9 +110,9 @@ def test_captions():
 def test_a_fused_part_has_a_colour_of_its_own(full):
     """Named as fused in the legend; no stage has its colour."""
     figure, text = full["stage_share"]
-    chosen = [stage_share.choose(grouping.ok(FULL, bench)) for bench in ("layer", "routing")]
+    chosen = [stage_share.choose(row_groups.ok(FULL, bench)) for bench in ("layer", "routing")]
     shown = chosen[0]
-    parts = {part for rows in chosen for value in rows["stage_us"] for part in grouping.stages(value)}
+    parts = {part for rows in chosen for value in rows["stage_us"] for part in row_groups.stages(value)}
     fused = {part for part in parts if "+" in part}
     assert fused and all(f"{part} (fused)" in text for part in fused)
     labels = {handle.get_label(): handle.get_facecolor() for handle in figure.legends[0].get_patches()}
@@ -138,8 +138,8 @@ def test_a_share_of_the_rows_is_said_in_print_and_on_the_page(cells, names, says
 def test_the_stage_of_shared_experts_has_a_colour_of_its_own():
     """Beside those of the stages that every layer has, which keep theirs."""
     assert list(palette.STAGES)[-1] == "shared" and len(set(palette.STAGES.values())) == len(palette.STAGES)
-    layers = grouping.ok(FULL, "layer")
-    times = [[("shared", 10.0), *grouping.stages(one).items()] for one in layers["stage_us"]]
+    layers = row_groups.ok(FULL, "layer")
+    times = [[("shared", 10.0), *row_groups.stages(one).items()] for one in layers["stage_us"]]
     figure, text = draw("stage_share", layers.assign(stage_us=times))
     shown = [
         bar
@@ -218,7 +218,7 @@ def test_numbers_below_the_fastest_keep_apart(behind):
 def test_composites_have_the_stages_of_their_tables(full):
     """One panel per composite; stages of the longest table come first, so that colours follow the order of work."""
     assert [axes.get_title(loc="left").split(" ")[0] for axes in full["stage_share"][0].axes] == list(
-        grouping.COMPOSITES
+        row_groups.COMPOSITES
     )
     assert stage_share.ordered(["combine", "pack+experts", "router"]) == ["router", "pack+experts", "combine"]
 
@@ -231,7 +231,7 @@ def with_others():
     few = SOME[FEW]
     tables = [few]
     for axis, spelt in FORMATS.items():
-        mine = few[few["bench"].isin(grouping.reading(axis))]
+        mine = few[few["bench"].isin(row_groups.reading(axis))]
         tables.append(mine.assign(**{axis: spelt.removeprefix(f"{axis}-")}, cell=mine["cell"] + f"-{axis}"))
     return pd.concat(tables, ignore_index=True)
 
@@ -256,13 +256,13 @@ def test_labels_tell_rows_apart_by_every_axis():
     two = FULL.iloc[:2].assign(**{name: None for name in AXES if name != "tokens"}, tokens=8)
     for name, axis in AXES.items():
         values = (*axis.choices, None)[:2] if axis.choices else ("a", "b") if axis.kind is str else (1, 2)
-        assert grouping.labels(two.assign(**{name: values})).nunique() == 2, name
-        assert grouping.pooled(two.assign(**{name: values})) == [name]
+        assert row_groups.labels(two.assign(**{name: values})).nunique() == 2, name
+        assert row_groups.pooled(two.assign(**{name: values})) == [name]
         if axis.default is not None:
-            assert set(grouping.labels(two.assign(**{name: axis.default}))) == {"T8"}, "a default says nothing"
+            assert set(row_groups.labels(two.assign(**{name: axis.default}))) == {"T8"}, "a default says nothing"
     of_a_model = two.assign(model="m", experts=8, hidden=16)
-    assert set(grouping.labels(of_a_model)) == {"m T8"}
-    assert grouping.labels(of_a_model.assign(experts=[8, 9])).nunique() == 2
+    assert set(row_groups.labels(of_a_model)) == {"m T8"}
+    assert row_groups.labels(of_a_model.assign(experts=[8, 9])).nunique() == 2
 
 
 def test_a_front_joins_points_of_one_card_only():

@@ -8,7 +8,7 @@ from rows import frame, one
 
 from moe_routing_bench.report import format_bars
 from moe_routing_bench.report.bars import PLATFORM
-from moe_routing_bench.report.sections import BarLine
+from moe_routing_bench.report.parts import BarLine
 from moe_routing_kernels.formats.weights import WEIGHTS
 
 QWEN = {"model": "qwen3-30b-a3b", "hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8}

@@ -83,7 +83,7 @@ WITHOUT_TORCH = (
             *(
                 "comparison.verdicts",
                 "comparison.runs",
-                "comparison.claims",
+                "comparison.claim_verdicts",
                 "comparison.anomalies",
                 "comparison.choices",
             ),

@@ -13,7 +13,7 @@ from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import completion
 from moe_routing_bench.report import layer_bars, reached
 from moe_routing_bench.report.bars import AT_MOST, PERCENT_MORE, PLATFORM, Bar, Cells, Figure, Level, Unit
-from moe_routing_bench.report.sections import BarLine
+from moe_routing_bench.report.parts import BarLine
 
 BLOCKS = (1.0, 1.001, 0.999, 1.0005)
 BY_NAME = {bar.what: bar for bar in layer_bars.BARS}

@@ -12,7 +12,7 @@ from rows import BAD, frame, one, rows, some
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison.choices import entries
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.figures import FIGURES, grouping
+from moe_routing_bench.figures import FIGURES, row_groups
 from moe_routing_bench.report import reached, routing_bars, section_tables
 from moe_routing_bench.report import render as render_module
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew, pairs
@@ -98,7 +98,7 @@ def test_every_axis_is_a_column():
 def test_no_finding_pools_a_format_in_silence(axis, value):
     """Rows that differ only in it form no pair, and a finding over both names the axis."""
     table = some(rows())
-    mine = table[table["bench"].isin(grouping.reading(axis))]
+    mine = table[table["bench"].isin(row_groups.reading(axis))]
     both = pd.concat([table, mine.assign(**{axis: value}, cell=mine["cell"] + value)], ignore_index=True)
     before, after = ([one.text for one in findings(rows)] for rows in (table, both))
     changed = [text for text in after if text not in before and not text.startswith(("Cautions", "1 of", "2 of"))]

@@ -10,7 +10,7 @@ import pytest
 from rows import rows, some
 
 from browser import CONTRAST, GOOD, asked, loaded
-from moe_routing_bench.comparison.claims import Held
+from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.comparison.history import History, Then
 from moe_routing_bench.comparison.runs import Comparison
 from moe_routing_bench.config import claims, presets

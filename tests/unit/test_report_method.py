@@ -3,7 +3,7 @@
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.figures import provenance
+from moe_routing_bench.figures import footer
 from moe_routing_bench.report import headlines, words
 from moe_routing_bench.report.render import render
 
@@ -31,13 +31,13 @@ def test_a_caption_calls_the_cache_cold_only_where_all_rows_found_it_so(
     cold: tuple[bool | None, ...], said: str
 ) -> None:
     rows = frame(*(ran(cold=value) for value in cold))
-    assert provenance.caches(rows) == said and provenance.measured(rows).endswith(f"| medians, device time, {said}")
+    assert footer.caches(rows) == said and footer.measured(rows).endswith(f"| medians, device time, {said}")
     assert words.method(rows).caches == f" ({said})"
 
 
 def test_a_cpu_has_no_word_on_its_caches() -> None:
     rows = frame(ran(gpu_name=None, gpu_uuid=None, cpu_model="a", cold=False))
-    assert "L2" not in provenance.measured(rows) and words.method(rows).caches == ""
+    assert "L2" not in footer.measured(rows) and words.method(rows).caches == ""
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from rows import frame, one
 from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.report import reached, routing_bars
 from moe_routing_bench.report.bars import PERCENT, PLATFORM, WITHIN, Bar, Figure, Level
-from moe_routing_bench.report.sections import BarLine
+from moe_routing_bench.report.parts import BarLine
 
 LARGE = {"tokens": 16384, "hidden": 2048, "experts": 128, "top_k": 8}
 BLOCKS = (1.0, 1.001, 0.999, 1.0)

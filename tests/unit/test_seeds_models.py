@@ -11,7 +11,7 @@ from moe_routing_bench.comparison import anomalies
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
-from moe_routing_bench.report.sections import ABSENT
+from moe_routing_bench.report.parts import ABSENT
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_kernels.formats.weights import WEIGHTS
 

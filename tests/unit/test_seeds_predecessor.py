@@ -13,7 +13,7 @@ from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
 from moe_routing_bench.figures import FIGURES
-from moe_routing_bench.report.sections import ABSENT
+from moe_routing_bench.report.parts import ABSENT
 from moe_routing_bench.report.seeds.predecessor import KINDS, Command, commands, rest
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.store.records import COLUMNS

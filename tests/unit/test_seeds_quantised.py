@@ -10,7 +10,7 @@ from rows import frame, one
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
-from moe_routing_bench.report.sections import ABSENT
+from moe_routing_bench.report.parts import ABSENT
 from moe_routing_bench.report.seeds.kernels import TIMES as TIMES_OF
 from moe_routing_bench.report.seeds.published import figures, sources
 from moe_routing_bench.report.seeds.section import section

@@ -9,8 +9,8 @@ from rows import frame, one
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
+from moe_routing_bench.report.parts import ABSENT, Group, Table
 from moe_routing_bench.report.render import render
-from moe_routing_bench.report.sections import ABSENT, Group, Table
 from moe_routing_bench.report.seeds import published
 from moe_routing_bench.report.seeds.section import SOURCES, section
 

@@ -13,7 +13,7 @@ from rows import rows, some
 
 from moe_routing_bench.cli.asked import models
 from moe_routing_bench.cli.publishing import site
-from moe_routing_bench.comparison.claims import Held
+from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.config import claims
 from moe_routing_bench.report import site as report_site
 from moe_routing_bench.report.document import Dot, Sentence, pictured

@@ -4,7 +4,7 @@ import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.figures import grouping
+from moe_routing_bench.figures import row_groups
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 from moe_routing_bench.quantities import us
 
@@ -15,10 +15,10 @@ _SCALES = Scale("median time (µs)"), Scale("implementation", "names")
 
 def chart(table: pd.DataFrame) -> Chart:
     """Bars of the step; where the bench `layer` has a row of the same implementation, cell and card, its time is the forward part."""
-    steps = grouping.ok(table, "training")
+    steps = row_groups.ok(table, "training")
     if steps.empty:
-        return nothing("bars", *_SCALES, steps, grouping.why(table, "training"))
-    labels = grouping.labels(steps)
+        return nothing("bars", *_SCALES, steps, row_groups.why(table, "training"))
+    labels = row_groups.labels(steps)
     forward = forwards(steps, table)
     ordered = steps.assign(panel=labels, forward=forward).sort_values(["panel", "median_us"], kind="stable")
     records = [part | row(one) for _, one in ordered.iterrows() for part in _bars(one)]
@@ -35,10 +35,10 @@ def forwards(steps: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
     """
     read = BENCHES["training"].axes
     keys = ["implementation", *(name for name in read if name != "model"), "_card"]
-    layers = grouping.ok(table, "layer")
+    layers = row_groups.ok(table, "layer")
     layers = layers[_usual(layers, [name for name in BENCHES["layer"].axes if name not in read])]
-    known = layers.assign(_card=grouping.card(layers), implementation=layers["implementation"].replace("auto", "ops"))
-    wanted = steps.assign(_card=grouping.card(steps))
+    known = layers.assign(_card=row_groups.card(layers), implementation=layers["implementation"].replace("auto", "ops"))
+    wanted = steps.assign(_card=row_groups.card(steps))
     times = {
         tuple(_text(one) for one in values): time
         for *values, time in known[[*keys, "median_us"]].itertuples(index=False)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from moe_routing_bench.figures import grouping, palette
+from moe_routing_bench.figures import palette, row_groups
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 
 ROOF = "roof"
@@ -18,14 +18,14 @@ def bandwidth(table: pd.DataFrame) -> Chart:
 
     A panel is logarithmic only where many of its own points lie far below the copy: it hides what tells kernels near the copy apart.
     """
-    benches = grouping.moving(table)
+    benches = row_groups.moving(table)
     rows = _timed(table, benches) if benches else table.iloc[:0]
     if rows.empty:
-        some = len(grouping.ok(table)) > 0 and not benches
-        reason = "no bench that only moves data was measured" if some else grouping.why(table, *benches)
+        some = len(row_groups.ok(table)) > 0 and not benches
+        reason = "no bench that only moves data was measured" if some else row_groups.why(table, *benches)
         return nothing("points", _BYTES, _RATE, rows, reason)
     far = [bench for bench in benches if _mostly_far_below(rows[rows["bench"] == bench])]
-    labels = grouping.labels(rows)
+    labels = row_groups.labels(rows)
     records = [
         {
             "panel": one["bench"],
@@ -43,7 +43,7 @@ def bandwidth(table: pd.DataFrame) -> Chart:
         for says in [f"{labels[one.name]}, {one['share_of_copy']:.0%} of the copy"]
     ]
     copy = rows["copy_gb_per_s"].median()
-    note = "one point per row; in a panel, " + grouping.differing(rows, "rows", by=["bench", "implementation"])
+    note = "one point per row; in a panel, " + row_groups.differing(rows, "rows", by=["bench", "implementation"])
     note += "" if np.isnan(copy) else f"; dashed: a copy, {copy:,.0f} GB/s"
     tints = palette.tints(rows["implementation"])
     own = {bench: (_BYTES, Scale(_RATE.label, "log")) for bench in far}
@@ -62,7 +62,7 @@ def bandwidth(table: pd.DataFrame) -> Chart:
 
 def _timed(table: pd.DataFrame, benches: Iterable[str]) -> pd.DataFrame:
     """The rows of benches that have a bandwidth."""
-    rows = grouping.ok(table, *benches)
+    rows = row_groups.ok(table, *benches)
     return rows[rows["gb_per_s"].notna() & (rows["compulsory_bytes"] > 0)]
 
 
@@ -73,13 +73,13 @@ def _mostly_far_below(part: pd.DataFrame) -> bool:
 
 def roofline(table: pd.DataFrame) -> Chart:
     """A point per row with FLOPs, with the interval of its time, in a panel per bench under the medians of its ceilings."""
-    rows = grouping.ok(table)
+    rows = row_groups.ok(table)
     rows = rows[(rows["flops"] > 0) & (rows["compulsory_bytes"] > 0) & rows["tflops"].notna()]
     if rows.empty:
         return nothing("lines", *_INTENSITY, rows, "no row with FLOPs is ok")
-    labels = grouping.labels(rows)
+    labels = row_groups.labels(rows)
     records = []
-    for bench in grouping.benches(rows):
+    for bench in row_groups.benches(rows):
         mine = rows[rows["bench"] == bench]
         records += _roof(bench, mine)
         for _, one in mine.iterrows():
@@ -99,7 +99,7 @@ def roofline(table: pd.DataFrame) -> Chart:
                 | row(one)
             )
     tints = palette.tints(rows["implementation"])
-    note = "one point per row; in a panel, " + grouping.differing(rows, "rows", by=["bench", "implementation"])
+    note = "one point per row; in a panel, " + row_groups.differing(rows, "rows", by=["bench", "implementation"])
     return Chart("lines", *_INTENSITY, marks(records), tints | {ROOF: palette.BLACK}, rows, note=note)
 
 

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from moe_routing_bench.figures import grouping, palette
+from moe_routing_bench.figures import palette, row_groups
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 from moe_routing_bench.quantities import us
 
@@ -17,7 +17,7 @@ def chart(table: pd.DataFrame) -> Chart:
     if rows.empty:
         return nothing("dots", *_SCALES, rows, _why(table))
     shown = choose(rows)
-    labels = grouping.labels(shown, but=["layout"])
+    labels = row_groups.labels(shown, but=["layout"])
     ties = {cell: " ≈ ".join(winners(group)) for cell, group in shown.groupby("cell")}
     records = []
     for i, one in shown.iterrows():
@@ -42,12 +42,12 @@ def chart(table: pd.DataFrame) -> Chart:
 
 def _several(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of composites in cells of two or more implementations."""
-    rows = grouping.composed(grouping.ok(table))
+    rows = row_groups.composed(row_groups.ok(table))
     return rows[rows.groupby(["bench", "cell"])["implementation"].transform("size") > 1]
 
 
 def _why(table: pd.DataFrame) -> str:
-    return f"no cell of a composite has two implementations; {grouping.why(table, *grouping.COMPOSITES)}"
+    return f"no cell of a composite has two implementations; {row_groups.why(table, *row_groups.COMPOSITES)}"
 
 
 def choose(rows: pd.DataFrame) -> pd.DataFrame:

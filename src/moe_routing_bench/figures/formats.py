@@ -4,11 +4,11 @@ import pandas as pd
 
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.figures import grouping, palette
+from moe_routing_bench.figures import palette, row_groups
 from moe_routing_bench.figures.chart import TOKENS, Chart, Scale, marks, nothing, row
 from moe_routing_kernels.formats.weights import NAMES, WEIGHTS
 
-READING = grouping.reading("weights")  # benches
+READING = row_groups.reading("weights")  # benches
 OURS = {name: {one.name for one in BENCHES[name].implementations if not one.peer} for name in READING}
 _PARTS = ("tokens", "weights", "packed", "phase")  # of a cell, by which rows of one shape differ
 _NONE = "no experts or layer with quantised weights has a time"
@@ -46,15 +46,15 @@ def beside_quantised(table: pd.DataFrame) -> pd.DataFrame:
     With `shape`, bench and shape in words; `format`, that of the weights, and of the rows where it is another than the activations';
     `ours`, whether it needs no package of somebody else; and `card`.
     """
-    rows = grouping.ok(table, *READING)
+    rows = row_groups.ok(table, *READING)
     rows = rows[rows["implementation"] != AUTO]
     if rows.empty:
         return rows.assign(shape="", format="", ours=False, card="")
-    shape = rows["bench"] + ": " + grouping.labels(rows, but=_PARTS)
+    shape = rows["bench"] + ": " + row_groups.labels(rows, but=_PARTS)
     other = rows["packed"].notna() & (rows["packed"] != rows["dtype"])
     form = rows["weights"].where(~other, rows["weights"] + " x " + rows["packed"].fillna(""))
     ours = [name in OURS[bench] for bench, name in zip(rows["bench"], rows["implementation"], strict=True)]
-    found = rows.assign(shape=shape, format=form, ours=ours, card=grouping.card(rows))
+    found = rows.assign(shape=shape, format=form, ours=ours, card=row_groups.card(rows))
     return found[found["shape"].isin(found.loc[found["weights"].isin(WEIGHTS), "shape"])]
 
 

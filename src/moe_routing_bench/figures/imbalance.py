@@ -3,7 +3,7 @@
 import pandas as pd
 
 from moe_routing_bench.config import axes as table_of_axes
-from moe_routing_bench.figures import grouping, palette
+from moe_routing_bench.figures import palette, row_groups
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 from moe_routing_bench.quantities import count
 
@@ -27,7 +27,7 @@ def load_cv(table: pd.DataFrame) -> Chart:
         return nothing("lines", _SKEW, _LOAD, rows, _NONE)
     if rows["skew"].nunique() < 2:
         return nothing("lines", _SKEW, _LOAD, rows, _ONE)
-    labels, drops = grouping.labels(rows), rows[rows["drop_rate"].notna()]
+    labels, drops = row_groups.labels(rows), rows[rows["drop_rate"].notna()]
     if not (drops["drop_rate"] > 0).any() and drops["capacity_factor"].isna().all():
         drops = drops.iloc[:0]  # what has no limit drops nothing
     top = float(max(rows["skew"].max(), rows["load_cv"].max(), 0.1))
@@ -67,14 +67,14 @@ def load_cv(table: pd.DataFrame) -> Chart:
         marks(found),
         {ASKED: "#000000"} | palette.assigned(names),
         rows,
-        note=grouping.differing(rows, f"{len(rows)} routings", but=(*WITHOUT_EFFECT, "skew", "sampler")),
+        note=row_groups.differing(rows, f"{len(rows)} routings", but=(*WITHOUT_EFFECT, "skew", "sampler")),
         own={_DROP.label: (_SKEW, _DROP)},
     )
 
 
 def _drawn(table: pd.DataFrame) -> pd.DataFrame:
     """The routings that have a target and a load."""
-    rows = grouping.ok(table)
+    rows = row_groups.ok(table)
     return routings(rows[rows["skew"].notna() & rows["load_cv"].notna()])
 
 
@@ -85,15 +85,15 @@ def routings(rows: pd.DataFrame) -> pd.DataFrame:
 
 def padding(table: pd.DataFrame) -> Chart:
     """A point per layout and routing; only shapes that were measured in two layouts, which compact rows alone are not."""
-    rows = grouping.ok(table)
+    rows = row_groups.ok(table)
     rows = rows[rows["padding_waste"].notna() & rows["load_cv"].notna() & rows["layout"].notna()]
     if rows["layout"].nunique() < 2:
-        return nothing("points", *_WASTE, rows, f"no two layouts were measured; {grouping.why(table)}")
+        return nothing("points", *_WASTE, rows, f"no two layouts were measured; {row_groups.why(table)}")
     if not (rows["padding_waste"] > 0).any():
         return nothing("points", *_WASTE, rows, "no layout that was measured pads")
     keys = ["layout", "tokens", "experts", "top_k", "skew", "capacity_factor", "sampler", "trace", "load_cv"]
     shown = rows.sort_values("bench", kind="stable").drop_duplicates(keys)
-    labels = grouping.labels(shown.assign(model=None), but=["layout", "dtype", "packed", "weights"])
+    labels = row_groups.labels(shown.assign(model=None), but=["layout", "dtype", "packed", "weights"])
     records = [
         {
             "panel": "all routings",
@@ -105,7 +105,7 @@ def padding(table: pd.DataFrame) -> Chart:
         | row(one)
         for i, one in shown.iterrows()
     ]
-    pooled = grouping.words(grouping.pooled(rows, by=keys))
+    pooled = row_groups.words(row_groups.pooled(rows, by=keys))
     note = f"rows that differ in {pooled} are one point" if pooled else ""
     return Chart(
         "points", *_WASTE, marks(records), palette.assigned(sorted(shown["layout"].unique())), shown, note=note

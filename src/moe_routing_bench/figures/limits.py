@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from moe_routing_bench.figures import grouping, palette
+from moe_routing_bench.figures import palette, row_groups
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 from moe_routing_bench.quantities import us
 
@@ -13,14 +13,16 @@ _SCALES = Scale("time over the floor that binds", "log"), Scale("cell", "names")
 
 def chart(table: pd.DataFrame) -> Chart:
     """A line per cell, those of models and of most tokens first, with every implementation's time over its floor."""
-    rows = grouping.ok(table)
+    rows = row_groups.ok(table)
     rows = rows.assign(**floors(rows))
     rows = rows[rows["floor_us"] > 0]
     if rows.empty:
-        return nothing("dots", *_SCALES, rows, f"no row has a floor (on a CPU none is measured); {grouping.why(table)}")
-    groups = [(bench, rows[rows["bench"] == bench]) for bench in grouping.benches(rows)]
+        return nothing(
+            "dots", *_SCALES, rows, f"no row has a floor (on a CPU none is measured); {row_groups.why(table)}"
+        )
+    groups = [(bench, rows[rows["bench"] == bench]) for bench in row_groups.benches(rows)]
     shown = pd.concat(_chosen(group) for _, group in groups)
-    labels = grouping.labels(shown)
+    labels = row_groups.labels(shown)
     records = [
         {
             "panel": one["bench"],
@@ -35,7 +37,7 @@ def chart(table: pd.DataFrame) -> Chart:
         for i, one in shown.iterrows()
     ]
     tints = palette.tints(shown["implementation"])
-    return Chart("dots", *_SCALES, marks(records), tints, shown, 1.0, note=grouping.shown_of(shown, rows))
+    return Chart("dots", *_SCALES, marks(records), tints, shown, 1.0, note=row_groups.shown_of(shown, rows))
 
 
 def floors(rows: pd.DataFrame) -> dict[str, pd.Series]:

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from moe_routing_bench.comparison.verdicts import FASTER, SAME, SLOWER, UNDECIDED
-from moe_routing_bench.figures import grouping, palette, provenance
+from moe_routing_bench.figures import footer, palette, row_groups
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 from moe_routing_bench.quantities import count
 
@@ -41,19 +41,19 @@ def speedup(table: pd.DataFrame) -> Chart:
 def _of_shapes(grid: pd.DataFrame, rows: pd.DataFrame, shapes: int) -> str:
     """How many of the shapes are shown, what the baseline is, and what medians are taken over, where a shape has several cells."""
     shown = f"{len(grid)} of {count(shapes, 'shape')}" if len(grid) < shapes else count(shapes, "shape")
-    over = grouping.differing(rows, "cells", by=["what", "shape"])
+    over = row_groups.differing(rows, "cells", by=["what", "shape"])
     medians = f"; medians over {over}" * bool(rows.duplicated(["what", "shape"]).any())
-    return f"{shown}; baseline: {provenance.distinct(rows['baseline'])}{medians}"
+    return f"{shown}; baseline: {footer.distinct(rows['baseline'])}{medians}"
 
 
 def _besides(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of implementations that are not the baseline of their cell."""
-    rows = grouping.ok(table)
+    rows = row_groups.ok(table)
     return rows[(rows["implementation"] != rows["baseline"]) & (rows["speedup"] > 0)]
 
 
 def _no_other(table: pd.DataFrame) -> str:
-    return f"no implementation besides the baseline is ok; {grouping.why(table)}"
+    return f"no implementation besides the baseline is ok; {row_groups.why(table)}"
 
 
 def _grid(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, int]:
@@ -61,7 +61,7 @@ def _grid(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame,
     within = ~((rows["speedup_ci_low"] > 1) | (rows["speedup_ci_high"] < 1))  # also without an interval
     unsure = rows["verdict"].isin((SAME, UNDECIDED)).where(rows["verdict"].notna(), within)
     cells = rows.assign(
-        shape=grouping.shape(rows, _SHAPE),
+        shape=row_groups.shape(rows, _SHAPE),
         what=rows["bench"] + ": " + rows["implementation"],
         unsure=unsure.astype(float),
     )
@@ -70,7 +70,7 @@ def _grid(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame,
     order = cells.sort_values(list(_SHAPE))["shape"].drop_duplicates()
     columns = [
         c
-        for b in grouping.benches(rows)
+        for b in row_groups.benches(rows)
         for c in (f"{b}: {n}" for n in palette.ordered(rows["implementation"]))
         if c in every
     ]
@@ -89,14 +89,14 @@ def informative(grid: pd.DataFrame) -> set[str]:
 
 def verdict_matrix(table: pd.DataFrame) -> Chart:
     """The stored verdict and ratio of every row of each bench's first cells: those of models, then most implementations and tokens first."""
-    rows = grouping.ok(table)
+    rows = row_groups.ok(table)
     rows = rows[rows["best_verdict"].notna() & rows["best_speedup"].notna()]
     if rows.empty:
-        return nothing("matrix", *_CELLS, rows, f"no row has a verdict (too few twins); {grouping.why(table)}")
-    shown = pd.concat(_chosen(rows[rows["bench"] == bench]) for bench in grouping.benches(rows))
-    labels = grouping.labels(shown)
+        return nothing("matrix", *_CELLS, rows, f"no row has a verdict (too few twins); {row_groups.why(table)}")
+    shown = pd.concat(_chosen(rows[rows["bench"] == bench]) for bench in row_groups.benches(rows))
+    labels = row_groups.labels(shown)
     order = palette.ordered(shown["implementation"])
-    benches = grouping.benches(shown)
+    benches = row_groups.benches(shown)
     shown = shown.assign(
         label=labels, place=shown["implementation"].map(order.index), bench_place=shown["bench"].map(benches.index)
     )
@@ -111,7 +111,7 @@ def verdict_matrix(table: pd.DataFrame) -> Chart:
         | row(one)
         for _, one in shown.sort_values(["bench_place", "turn", "place"], kind="stable").iterrows()
     ]
-    return Chart("matrix", *_CELLS, marks(records), VERDICT_COLORS, shown, note=grouping.shown_of(shown, rows))
+    return Chart("matrix", *_CELLS, marks(records), VERDICT_COLORS, shown, note=row_groups.shown_of(shown, rows))
 
 
 def _chosen(rows: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from PIL import Image
 
 from moe_routing_bench.figures import Figure as Entry
-from moe_routing_bench.figures import provenance
+from moe_routing_bench.figures import footer
 from moe_routing_bench.figures.chart import Chart
 from moe_routing_bench.figures.panels import marker, panel
 
@@ -103,10 +103,10 @@ def _finished(figure: Figure, chart: Chart, title: str, source: str) -> Figure:
     column, what = ("x_low", "lines at the ends of bars") if chart.kind == "bars" else ("low", "bars")
     known = chart.kind in ("bars", *_WITH_INTERVALS) and chart.marks[column].notna().any()
     said = f"{what}: 95 % confidence intervals of the medians" * bool(known and source == "measurements")
-    caution = " (CPU: only ratios are meaningful)" * bool(chart.timed and provenance.on_cpu(source, chart.shown))
+    caution = " (CPU: only ratios are meaningful)" * bool(chart.timed and footer.on_cpu(source, chart.shown))
     figure.suptitle(title + caution, fontweight="bold")
     letters = int(figure.get_size_inches()[0] * 72 / (0.58 * 7))
-    notes = (provenance.line(source, chart.shown), "; ".join(filter(None, (chart.note, said))))
+    notes = (footer.line(source, chart.shown), "; ".join(filter(None, (chart.note, said))))
     lines = [line for note in notes for line in textwrap.wrap(note, letters)]
     figure.supxlabel("\n".join(lines), fontsize=7, color="0.35")
     return figure

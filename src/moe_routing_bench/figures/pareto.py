@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from moe_routing_bench.config import axes as table_of_axes
-from moe_routing_bench.figures import grouping, palette
+from moe_routing_bench.figures import palette, row_groups
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 from moe_routing_bench.quantities import count
 
@@ -53,8 +53,8 @@ def chart(table: pd.DataFrame) -> Chart:
 
 def _marks(points: pd.DataFrame, panel: str) -> list[dict[str, object]]:
     """A mark per row; those on the front of their card say which card joins them."""
-    cards = grouping.card(points)
-    edges = [grouping.front(own, "x", "median_us") for _, own in points.groupby(cards)]
+    cards = row_groups.card(points)
+    edges = [row_groups.front(own, "x", "median_us") for _, own in points.groupby(cards)]
     on = set(pd.concat(edges).index) if edges else set()
     return [
         {
@@ -75,8 +75,8 @@ def _marks(points: pd.DataFrame, panel: str) -> list[dict[str, object]]:
 
 def _shape_shown(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """The rows of the shape that was measured with the most skews and capacity factors, and how many shapes there are."""
-    rows = grouping.ok(table).reset_index(drop=True)
-    rows = grouping.composed(rows[rows["skew"].notna() & rows["drop_rate"].notna()])
+    rows = row_groups.ok(table).reset_index(drop=True)
+    rows = row_groups.composed(rows[rows["skew"].notna() & rows["drop_rate"].notna()])
     groups = [group for _, group in rows.groupby(SHAPE, dropna=False)]
     return max(groups, key=_settings, default=rows), len(groups)
 
@@ -86,7 +86,7 @@ def _why(table: pd.DataFrame, shown: pd.DataFrame) -> str:
         return (
             "no shape was measured with two skews or capacity factors"
             if len(shown)
-            else grouping.why(table, *grouping.COMPOSITES)
+            else row_groups.why(table, *row_groups.COMPOSITES)
         )
     return "drops and padding are the same in all cells of the shape"
 
@@ -104,7 +104,7 @@ def _told(shown: pd.DataFrame) -> list[float]:
 
 def _name(shown: pd.DataFrame, shapes: int) -> str:
     """Bench and shape in words."""
-    name = grouping.labels(shown, but=("skew", "capacity_factor", "layout")).iloc[0]
+    name = row_groups.labels(shown, but=("skew", "capacity_factor", "layout")).iloc[0]
     return f"{shown['bench'].iloc[0]}: {name}, {count(shapes, 'shape')} measured"
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pandas as pd
 
-from moe_routing_bench.figures import grouping, palette
+from moe_routing_bench.figures import palette, row_groups
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 from moe_routing_bench.quantities import us
 
@@ -16,16 +16,16 @@ def chart(table: pd.DataFrame) -> Chart:
     """A bar per row of a composite: its stages one after the other, and at its end the time of the whole."""
     rows = _staged(table)
     if rows.empty:
-        return nothing("bars", *_SCALES, rows, grouping.why(table, *grouping.COMPOSITES))
+        return nothing("bars", *_SCALES, rows, row_groups.why(table, *row_groups.COMPOSITES))
     found = _chosen(rows)
     shown = pd.concat(one for _, one, _ in found)
-    labels = pd.concat(grouping.labels(one, but=["layout"]) for _, one, _ in found)
+    labels = pd.concat(row_groups.labels(one, but=["layout"]) for _, one, _ in found)
     records = [
         part | {"panel": one["bench"], "y": f"{labels[i]} | {one['implementation']}"} | row(one)
         for i, one in shown.iterrows()
         for part in _parts(one)
     ]
-    there = ordered({part for value in shown["stage_us"] for part in grouping.stages(value)})
+    there = ordered({part for value in shown["stage_us"] for part in row_groups.stages(value)})
     colors = {_name(part): tint for part, tint in _tints(there).items()}
     note = "; ".join(f"{bench}: {some}" for bench, _, some in found if some)
     return Chart("bars", *_SCALES, marks(records), colors, shown, note=note)
@@ -39,7 +39,7 @@ def _tints(parts: list[str]) -> dict[str, str]:
 
 def _parts(one: pd.Series) -> list[dict[str, object]]:
     """The bars of a row, one after the other."""
-    times, left, found = grouping.stages(one["stage_us"]), 0.0, []
+    times, left, found = row_groups.stages(one["stage_us"]), 0.0, []
     total = sum(times.values())
     interval = () if pd.isna(one["ci_low_us"]) else (one["ci_low_us"], one["ci_high_us"])
     whole = us(one["median_us"], *interval)
@@ -63,8 +63,8 @@ def _parts(one: pd.Series) -> list[dict[str, object]]:
 
 def _staged(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of composites whose stages have times."""
-    rows = grouping.ok(table, *grouping.COMPOSITES)
-    return rows[[sum(grouping.stages(value).values()) > 0 for value in rows["stage_us"]]]
+    rows = row_groups.ok(table, *row_groups.COMPOSITES)
+    return rows[[sum(row_groups.stages(value).values()) > 0 for value in rows["stage_us"]]]
 
 
 def choose(rows: pd.DataFrame) -> pd.DataFrame:
@@ -90,7 +90,7 @@ def choose(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _chosen(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame, str]]:
     """Of each composite that has rows: its name, the rows to show, and in words which of all these are."""
-    of = {bench: rows[rows["bench"] == bench] for bench in grouping.COMPOSITES}
+    of = {bench: rows[rows["bench"] == bench] for bench in row_groups.COMPOSITES}
     return [(bench, shown := choose(mine), _some(mine, shown)) for bench, mine in of.items() if len(mine)]
 
 

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from moe_routing_bench.figures import grouping, palette
+from moe_routing_bench.figures import palette, row_groups
 from moe_routing_bench.figures.chart import TOKENS, Chart, Scale, marks, nothing, row
 
 MOST_SHAPES = 12
@@ -15,13 +15,15 @@ _LOG = Scale(_DOTS[0].label, "log"), _DOTS[1]
 
 def over_tokens(table: pd.DataFrame) -> Chart:
     """A line per implementation, through the rows of one card that are equal but for the tokens; the widest benches and most tokens first."""
-    rows = grouping.ok(table)
-    rows = rows.assign(panel=_panels(rows), card=grouping.card(rows)) if len(rows) else rows.assign(panel="", card="")
+    rows = row_groups.ok(table)
+    rows = rows.assign(panel=_panels(rows), card=row_groups.card(rows)) if len(rows) else rows.assign(panel="", card="")
     counts = rows.groupby("panel")["tokens"].nunique()
     several = rows[rows["panel"].isin(counts.index[counts > 1])]
     if several.empty:
-        return nothing("lines", *_LINES, rows, f"no shape was measured at two numbers of tokens; {grouping.why(table)}")
-    benches = grouping.benches(several)
+        return nothing(
+            "lines", *_LINES, rows, f"no shape was measured at two numbers of tokens; {row_groups.why(table)}"
+        )
+    benches = row_groups.benches(several)
     place = {panel: benches.index(group["bench"].iloc[0]) for panel, group in several.groupby("panel")}
     order = sorted(
         several["panel"].unique(), key=lambda name: (-place[name], -counts[name], name)
@@ -50,7 +52,7 @@ def over_tokens(table: pd.DataFrame) -> Chart:
 def _panels(rows: pd.DataFrame) -> pd.Series:
     """Bench and shape in words; cells of a model and of its bare sizes share a panel, which names the model."""
     whole = rows["bench"] == "model"
-    sizes = grouping.labels(rows.assign(model=rows["model"].where(whole)), but=["tokens", "phase"])
+    sizes = row_groups.labels(rows.assign(model=rows["model"].where(whole)), but=["tokens", "phase"])
     plain_sizes = rows["bench"] + ": " + sizes
     models = rows["model"].groupby(plain_sizes).agg(lambda found: ", ".join(sorted(set(found.dropna()))))
     named = plain_sizes.map(models).where(~whole, "")
@@ -59,13 +61,13 @@ def _panels(rows: pd.DataFrame) -> pd.Series:
 
 def decode(table: pd.DataFrame) -> Chart:
     """The implementations of each cell, fastest first; whole layers and models before stages, and the fewest tokens first."""
-    rows = grouping.ok(table)
+    rows = row_groups.ok(table)
     rows = rows[(rows["tokens"] <= MOST_TOKENS) & (rows["bench"] != "training")]
     if rows.empty:
-        return nothing("dots", *_DOTS, rows, f"no cell of at most {MOST_TOKENS} tokens; {grouping.why(table)}")
-    benches = grouping.benches(rows)
+        return nothing("dots", *_DOTS, rows, f"no cell of at most {MOST_TOKENS} tokens; {row_groups.why(table)}")
+    benches = row_groups.benches(rows)
     rows = rows.assign(
-        panel=rows["bench"] + ": " + grouping.labels(rows), place=[-benches.index(name) for name in rows["bench"]]
+        panel=rows["bench"] + ": " + row_groups.labels(rows), place=[-benches.index(name) for name in rows["bench"]]
     )
     ordered = rows.sort_values(["place", "tokens", "panel", "median_us"], kind="stable")
     panels = ordered["panel"].unique()

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from moe_routing_bench.figures import grouping, palette, training_rows
+from moe_routing_bench.figures import palette, row_groups, training_rows
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
 from moe_routing_bench.quality.comparison import compare
 
@@ -40,7 +40,7 @@ def quality_pareto(table: pd.DataFrame) -> Chart:
 def _joined(found: pd.DataFrame) -> pd.DataFrame:
     """The marks, with those of each panel's Pareto front joined, of causal rules alone."""
     causal = found[~found["panel"].str.contains(training_rows.NOT_CAUSAL)]
-    fronts = [grouping.front(group.assign(slow=-group["x"]), "slow", "y") for _, group in causal.groupby("panel")]
+    fronts = [row_groups.front(group.assign(slow=-group["x"]), "slow", "y") for _, group in causal.groupby("panel")]
     return found.assign(join=pd.Series("front", index=pd.concat(fronts).index)) if fronts else found
 
 

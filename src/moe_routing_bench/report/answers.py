@@ -5,7 +5,7 @@ A rule answers from stored rows alone; where they do not hold the answer, it say
 
 import pandas as pd
 
-from moe_routing_bench.figures import backward, capacity, grouping, training_points
+from moe_routing_bench.figures import backward, capacity, row_groups, training_points
 from moe_routing_bench.quality.comparison import batches
 from moe_routing_bench.quality.statistics import half_width
 from moe_routing_bench.quantities import count, us
@@ -75,7 +75,7 @@ def loss_per_second(trained: pd.DataFrame | None) -> Answer:
     marks = chart.marks
     panel = marks.groupby("panel", sort=False)["series"].nunique().idxmax()
     ends = marks[(marks["panel"] == panel) & marks["says"].str.contains("end of the schedule")]
-    front = grouping.front(ends.astype({"x": float, "y": float}), "x", "y")
+    front = row_groups.front(ends.astype({"x": float, "y": float}), "x", "y")
     said = [f"{one['series']} {one['y']:.4f}{_half(one)} in {one['x']:#.3g} s" for _, one in front.iterrows()]
     around = " ± half of the 95 % interval" if any(map(_half, (one for _, one in front.iterrows()))) else ""
     return Answer(
@@ -93,7 +93,7 @@ def _half(one: pd.Series) -> str:
 def backward_apart(table: pd.DataFrame) -> Answer:
     """The fastest step of each cell of `training`, and what of it the backward pass takes where the same run measured the layer alone."""
     question = "What does the backward pass cost?"
-    steps = grouping.ok(table, "training")
+    steps = row_groups.ok(table, "training")
     if steps.empty:
         return Answer(
             question=question,
@@ -104,7 +104,7 @@ def backward_apart(table: pd.DataFrame) -> Answer:
     fastest = steps.loc[steps.groupby("cell", sort=False)["median_us"].idxmin()]
     said = [
         _step(one, label, bool(fastest["forward"].notna().any()))
-        for (_, one), label in zip(fastest.iterrows(), grouping.labels(fastest), strict=True)
+        for (_, one), label in zip(fastest.iterrows(), row_groups.labels(fastest), strict=True)
     ]
     rest = f"; {_NOT_APART}" * bool(fastest["forward"].isna().all())
     return Answer(question=question, text=f"{'; '.join(said)}{rest}.", link="figure-backward")

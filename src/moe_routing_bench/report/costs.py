@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from moe_routing_bench.config import axes
-from moe_routing_bench.figures import grouping
+from moe_routing_bench.figures import row_groups
 from moe_routing_bench.figures.formats import beside_quantised
 from moe_routing_bench.figures.formats import fastest as fastest_of_formats
 from moe_routing_bench.quantities import count, times
@@ -38,7 +38,7 @@ def pairs(rows: pd.DataFrame, axis: str) -> tuple[list[Pair], int]:
         return [], 0
     sets = rows.groupby(["bench", "implementation", *axes.names(without=[axis])], dropna=False).ngroup()
     value = pd.factorize(rows[axis], use_na_sentinel=False)[0]
-    rows = _several(rows[_READ].assign(set=sets, card=grouping.card(rows), value=value), "set")
+    rows = _several(rows[_READ].assign(set=sets, card=row_groups.card(rows), value=value), "set")
     rows = rows.sort_values(["set", axis], kind="stable")
     lowest, highest = rows.drop_duplicates("set"), rows.drop_duplicates("set", keep="last")
     own = _several(rows, "set", "card")
@@ -85,7 +85,7 @@ def _parts(
 ) -> list[str]:
     """What each bench that reads the axis has to say: its pairs of the widest range, or why there are none."""
     parts = []
-    for bench in grouping.reading(axis):
+    for bench in row_groups.reading(axis):
         found, apart = pairs(rows[rows["bench"] == bench], axis)
         ranges = [(low[axis], np.inf if pd.isna(high[axis]) else high[axis]) for low, high in filter(counts, found)]
         others = f"{count(apart, 'pair')} {_APART}" if apart else ""
@@ -114,7 +114,7 @@ def _ratios(found: list[Pair]) -> str:
     ratios = [high["median_us"] / low["median_us"] for low, high in found]
     slower = sum(high["ci_low_us"] > low["ci_high_us"] for low, high in found)
     quicker = sum(high["ci_high_us"] < low["ci_low_us"] for low, high in found)
-    number = grouping.differing(pd.DataFrame([low for low, _ in found]), count(len(found), "pair"))
+    number = row_groups.differing(pd.DataFrame([low for low, _ in found]), count(len(found), "pair"))
     told = f"{slower} slower and {quicker} faster with disjoint intervals"
     return f"{np.median(ratios):.2f}x ({min(ratios):.2f}x to {max(ratios):.2f}x; {number}: {told})"
 
@@ -140,7 +140,7 @@ def formats(table: pd.DataFrame) -> Sentence | None:
         return None
     where = f", the median of {len(found)} formats and sizes" if len(found) > 1 else ""
     text = f"{one['bench']}: with weights of {one['format']}, {one['implementation']} takes {times(ratio, least, most)} the time of {plain['implementation']} with {plain['dtype']} (the fastest of ours or torch in each){where}, at {shape(one)}."
-    labels = grouping.labels(pd.DataFrame([one for one, _ in found]))
+    labels = row_groups.labels(pd.DataFrame([one for one, _ in found]))
     dots = [Dot(label, *_over(*pair), chosen=pair[0] is one) for pair, label in zip(found, labels, strict=True)]
     return Sentence(
         text, f"row-{row_id(one.to_dict())}", pictured(dots, "time over that with unquantised weights", "x", 1.0)
@@ -151,7 +151,7 @@ def skew(rows: pd.DataFrame) -> Sentence | None:
     """What the widest range of skew costs the implementation that is fastest without it, in the largest batch of the widest bench."""
     free = rows[rows["skew"].notna() & rows["capacity_factor"].isna() & (rows["converged"] != False)]  # noqa: E712
     found = []
-    for bench in reversed(grouping.reading("skew")):
+    for bench in reversed(row_groups.reading("skew")):
         found = pairs(free[free["bench"] == bench], "skew")[0]
         if found:
             break
@@ -190,7 +190,7 @@ def _unchanged(least: float, most: float) -> bool:
 def _between(rows: pd.DataFrame, low: pd.Series, high: pd.Series) -> Picture | None:
     """The times at every skew that the card of `low` measured in cells equal to it otherwise, over its own."""
     fixed = ["bench", "implementation", *axes.names(without=["skew"])]
-    alike = rows[grouping.card(rows) == grouping.card(pd.DataFrame([low])).iloc[0]]
+    alike = rows[row_groups.card(rows) == row_groups.card(pd.DataFrame([low])).iloc[0]]
     for name in fixed:
         alike = alike[alike[name].isna() if pd.isna(low[name]) else alike[name] == low[name]]
     steps = alike[alike["skew"] > low["skew"]].drop_duplicates("skew").sort_values("skew")

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from moe_routing_bench.report.sections import (
+from moe_routing_bench.report.parts import (
     Accuracy,
     BarLine,
     ByFormat,

@@ -8,9 +8,9 @@ import pandas as pd
 from scipy import stats
 
 from moe_routing_bench.comparison import verdicts
-from moe_routing_bench.figures import grouping
-from moe_routing_bench.figures.grouping import stages
+from moe_routing_bench.figures import row_groups
 from moe_routing_bench.figures.imbalance import WITHOUT_EFFECT, routings
+from moe_routing_bench.figures.row_groups import stages
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew
 from moe_routing_bench.report.document import Sentence, made
@@ -22,10 +22,10 @@ _ABSENT, _DOUBTFUL = ": not measured.", "suspect, or did not converge and has no
 def findings(table: pd.DataFrame) -> list[Sentence]:
     """All findings, in the order of the report; of the benches that were asked for."""
     ok = table[(table["status"] == "ok") & table["median_us"].notna()]
-    asked = grouping.benches(table)
+    asked = row_groups.benches(table)
     firm = sound(table)
     found = [one for bench in asked for one in (*_of_bench(ok, firm, bench), made(copy_share, firm, bench))]
-    found += [_said(partial(stage_shares, bench=bench), ok, firm) for bench in grouping.COMPOSITES if bench in asked]
+    found += [_said(partial(stage_shares, bench=bench), ok, firm) for bench in row_groups.COMPOSITES if bench in asked]
     skew, capacity = (_said(cost, ok, firm) for cost in (cost_of_skew, cost_of_capacity))
     rest = [made(drops, ok), capacity, made(noise, ok), made(cautions, ok), made(not_ok, table)]
     return [one for one in (*found, skew, *rest) if one]
@@ -66,7 +66,7 @@ def left_out(ok: pd.DataFrame, own: pd.DataFrame, bench: str) -> str:
 
 def _cells(rows: pd.DataFrame) -> int:
     """How many cells there are, each on its card."""
-    return rows.groupby(["cell", grouping.card(rows)]).ngroups if len(rows) else 0
+    return rows.groupby(["cell", row_groups.card(rows)]).ngroups if len(rows) else 0
 
 
 def fastest(ok: pd.DataFrame, bench: str) -> str:
@@ -108,7 +108,7 @@ def _verdict(mine: pd.DataFrame, best: str, base: str) -> str:
 def _judged(mine: pd.DataFrame) -> tuple[int, str]:
     """In how many cells it is faster, and the verdicts in words."""
     found = mine["verdict"].value_counts()
-    cells, floors = grouping.differing(mine, count(len(mine), "cell")), mine["noise_floor"].dropna()
+    cells, floors = row_groups.differing(mine, count(len(mine), "cell")), mine["noise_floor"].dropna()
     said = ", ".join(f"{name} in {found.get(name, 0)}" for name in ("slower", "same", "undecided"))
     noise = f"{floors.min():.1%} to {floors.max():.1%}" if floors.min() < floors.max() else f"{floors.min():.1%}"
     faster = int(found.get("faster", 0))
@@ -118,7 +118,7 @@ def _judged(mine: pd.DataFrame) -> tuple[int, str]:
 def _intervals(mine: pd.DataFrame) -> tuple[int, str]:
     """In how many cells the interval lies above 1, and the counts in words, for rows without verdicts."""
     low, high = int((mine["speedup_ci_low"] > 1).sum()), int((mine["speedup_ci_high"] < 1).sum())
-    cells, unknown = grouping.differing(mine, count(len(mine), "cell")), int(mine["speedup_ci_low"].isna().sum())
+    cells, unknown = row_groups.differing(mine, count(len(mine), "cell")), int(mine["speedup_ci_low"].isna().sum())
     counts = f"the 95 % interval lies above 1 in {low} of {cells}, below 1 in {high}, and includes 1 in {len(mine) - low - high - unknown}"
     return low, counts + (f"; {unknown} have too few pairs for an interval" if unknown else "")
 
@@ -155,7 +155,7 @@ def copy_share(ok: pd.DataFrame, bench: str) -> str:
     best, base = str(median.index[-1]), str(rows["baseline"].iloc[0])
     top = rows.loc[rows["implementation"] == best, "share_of_copy"].max()
     against = "" if best == base or base not in median else f"; the baseline {base} reaches {median[base]:.1%}"
-    over = grouping.differing(rows, "cells", by=["implementation"])
+    over = row_groups.differing(rows, "cells", by=["implementation"])
     return f"{bench}: the highest median share of the measured copy bandwidth is {best}'s, {median.iloc[-1]:.1%} (at most {top:.1%}){against}; medians over {over}."
 
 
@@ -170,7 +170,7 @@ def stage_shares(ok: pd.DataFrame, bench: str) -> str:
     times = pd.DataFrame([stages(v) for v in mine["stage_us"]]).fillna(0)
     shares = times.div(times.sum(axis=1), axis=0).median().sort_values(ascending=False)
     parts = ", ".join(f"{part}{' (fused)' * ('+' in str(part))} {share:.0%}" for part, share in shares.items())
-    cells = grouping.differing(mine, count(len(mine), "cell"))
+    cells = row_groups.differing(mine, count(len(mine), "cell"))
     return f"Where the time of {bench} goes: {name} has the lowest median in {int((winners == name).sum())} of {len(winners)} cells; there, the median shares of its stages over {cells} are {parts}."
 
 
@@ -183,7 +183,7 @@ def drops(ok: pd.DataFrame) -> str:
         return "What a capacity factor drops: not measured on loads that differ."
     median = rows.groupby(["capacity_factor", "skew"])["drop_rate"].median()
     parts = ", ".join(f"{factor:g} at skew {skew:g}: {drop:.1%}" for (factor, skew), drop in median.items())
-    over = grouping.differing(rows, count(len(rows), "routing"), ["capacity_factor", "skew"], WITHOUT_EFFECT)
+    over = row_groups.differing(rows, count(len(rows), "routing"), ["capacity_factor", "skew"], WITHOUT_EFFECT)
     return f"What a capacity factor drops of drawn loads (median share of assignments over {over}; trained routers are under Quality): {parts}."
 
 

@@ -28,8 +28,8 @@ from moe_routing_bench.report.bars import (
     own_figure,
 )
 from moe_routing_bench.report.layer_bars import OURS, QWEN, labelled
+from moe_routing_bench.report.parts import BarLine
 from moe_routing_bench.report.reached import ABSENT, MISSED, OPEN, REACHED, without_too_few
-from moe_routing_bench.report.sections import BarLine
 from moe_routing_bench.report.seeds.kernels import DEQUANTISED, FORMATS
 from moe_routing_bench.report.seeds.published import figures
 from moe_routing_kernels.formats.weights import WEIGHTS

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from moe_routing_bench.comparison.verdicts import FASTER, LEAST_TWINS, SAME, UNDECIDED
-from moe_routing_bench.figures import grouping
+from moe_routing_bench.figures import row_groups
 from moe_routing_bench.quality.comparison import compare
 from moe_routing_bench.quantities import count, times, told_apart
 from moe_routing_bench.report.costs import formats, skew
@@ -55,14 +55,14 @@ def sound(table: pd.DataFrame) -> pd.DataFrame:
     ok = table[(table["status"] == "ok") & table["median_us"].notna()]
     told = ok["best_verdict"].notna() & (ok["best_verdict"] != UNDECIDED)
     firm = (ok["suspect"].fillna(False) != True) & ((ok["converged"] != False) | told)  # noqa: E712
-    quickest = ok.sort_values("median_us").groupby(["bench", "cell", grouping.card(ok)], sort=False).head(1).index
-    keys = pd.Series(list(zip(ok["bench"], ok["cell"], grouping.card(ok), strict=True)), index=ok.index, dtype=object)
+    quickest = ok.sort_values("median_us").groupby(["bench", "cell", row_groups.card(ok)], sort=False).head(1).index
+    keys = pd.Series(list(zip(ok["bench"], ok["cell"], row_groups.card(ok), strict=True)), index=ok.index, dtype=object)
     return ok[firm & keys.isin(set(keys[quickest][firm[quickest]]))]
 
 
 def _widest(rows: pd.DataFrame, having: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
     """What `having` keeps of the last bench of the table of benches, of which it keeps anything: composites come last."""
-    for bench in reversed(grouping.benches(rows)):
+    for bench in reversed(row_groups.benches(rows)):
         kept = having(rows[rows["bench"] == bench])
         if len(kept):
             return kept
@@ -93,7 +93,7 @@ def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Sentence | None:
     if one[["best_speedup_ci_low", "best_speedup_ci_high"]].isna().any():
         return None
     judged = table[(table["bench"] == bench) & (table["status"] == "ok") & table["best_verdict"].notna()]
-    quickest = judged.sort_values("median_us").groupby(["cell", grouping.card(judged)], sort=False).head(1)
+    quickest = judged.sort_values("median_us").groupby(["cell", row_groups.card(judged)], sort=False).head(1)
     suspect = int((quickest["suspect"] == True).sum())  # noqa: E712
     more = f" ({suspect} more {'is' if suspect == 1 else 'are'} suspect)" if suspect else ""
     ratio = times(one["best_speedup"], one["best_speedup_ci_low"], one["best_speedup_ci_high"])
@@ -104,7 +104,7 @@ def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Sentence | None:
     edges = its[["best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"]].itertuples(index=False)
     dots = [
         Dot(label, *edge, row.name == one.name, row["best_verdict"] in (SAME, UNDECIDED))
-        for (_, row), edge, label in zip(its.iterrows(), edges, grouping.labels(its), strict=True)
+        for (_, row), edge, label in zip(its.iterrows(), edges, row_groups.labels(its), strict=True)
     ]
     return Sentence(
         text,
@@ -127,7 +127,7 @@ def near_the_limit(rows: pd.DataFrame) -> Sentence | None:
     rows = mine.sort_values("share_of_roofline", ascending=False)
     dots = [
         Dot(label, *_of_roofline(row), chosen=row.name == one.name)
-        for (_, row), label in zip(rows.iterrows(), grouping.labels(rows), strict=True)
+        for (_, row), label in zip(rows.iterrows(), row_groups.labels(rows), strict=True)
     ]
     return Sentence(text, f"row-{row_id(one.to_dict())}", pictured(dots, "share of the roofline", "%", 1.0))
 

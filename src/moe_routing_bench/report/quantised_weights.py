@@ -8,7 +8,7 @@ import pandas as pd
 
 from moe_routing_bench.figures import formats
 from moe_routing_bench.quantities import us
-from moe_routing_bench.report.sections import ABSENT, Exactness, Quantised
+from moe_routing_bench.report.parts import ABSENT, Exactness, Quantised
 
 DRAWN = {"normal": "normal weights", "outliers": "weights with outliers"}
 

@@ -17,9 +17,9 @@ import pandas as pd
 
 from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.figures import grouping
+from moe_routing_bench.figures import row_groups
 from moe_routing_bench.report.bars import PLATFORM, Bar, Cells, Figure, Level, Row
-from moe_routing_bench.report.sections import BarLine
+from moe_routing_bench.report.parts import BarLine
 
 REACHED, STRETCH, MISSED, OPEN, ABSENT = "reached", "reached, and the stretch", "missed", "open", "not measured"
 APART = "not comparable"  # what a cell compares was measured, but not by one card and version of the code
@@ -93,7 +93,7 @@ def _of_run(bar: Bar, run: _Run) -> Iterable[BarLine]:
 
 def _comparable(rows: pd.DataFrame) -> Iterable[tuple[tuple[str, str], pd.DataFrame]]:
     """Rows of one card and of one version of each bench, and what both are called."""
-    for card, own in rows.groupby(grouping.card(rows)):
+    for card, own in rows.groupby(row_groups.card(rows)):
         codes = own["code_fingerprint"].fillna("unknown")
         versions = [one.groupby(codes) for _, one in own.groupby("bench", sort=False)]
         for found in itertools.product(*versions):
@@ -104,7 +104,7 @@ def _figures(bar: Bar, rows: pd.DataFrame, records: Mapping[Hashable, Row]) -> d
     """What the rows of each cell say, by its label; `records` are they, and others, by their index."""
     own, others = rows[rows["bench"] == bar.bench], list(rows.index[rows["bench"] != bar.bench])
     if bar.cells is None:
-        cells = {str(name): one for name, one in own.groupby(grouping.labels(own), sort=False)}
+        cells = {str(name): one for name, one in own.groupby(row_groups.labels(own), sort=False)}
     else:
         known = Cells(own)
         cells = {name: one for name, values in bar.cells.items() if len(one := known.of(values))}
@@ -199,7 +199,7 @@ def measured(bar: Bar, found: Mapping[str, Figure]) -> str:
 def _mean(bar: Bar, found: Mapping[str, Figure]) -> str:
     """The mean of cells, of what cells where these are not named, and the extremes."""
     rows = pd.DataFrame([row for one in found.values() for row in one.rows])
-    over = f" of {grouping.differing(rows, 'cells')}" if bar.cells is None and len(found) > 1 else ""
+    over = f" of {row_groups.differing(rows, 'cells')}" if bar.cells is None and len(found) > 1 else ""
     mean = bar.unit.measured(bar.mean([one.estimate for one in found.values()]))
     ranked = sorted(found, key=lambda name: bar.side.off(found[name].estimate.value))
     ends = [f"{which}: {_cell(bar, name, found[name])}" for which, name in (("worst", ranked[-1]), ("best", ranked[0]))]

@@ -10,8 +10,8 @@ import pandas as pd
 import pyarrow as pa
 
 from moe_routing_bench.comparison import devices
-from moe_routing_bench.comparison.claims import Held
-from moe_routing_bench.figures import FIGURES, provenance
+from moe_routing_bench.comparison.claim_verdicts import Held
+from moe_routing_bench.figures import FIGURES, footer
 from moe_routing_bench.quality.comparison import batches, compare
 from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
 from moe_routing_bench.quantities import digits
@@ -31,11 +31,11 @@ from moe_routing_bench.report.answers import answers
 from moe_routing_bench.report.document import Figure, Report, made
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.headlines import headlines, unfound
-from moe_routing_bench.report.packing import plain
+from moe_routing_bench.report.packed_columns import plain
+from moe_routing_bench.report.parts import Accuracy, ByFormat, Failed, Quality
 from moe_routing_bench.report.row_data import page_data, row_id
 from moe_routing_bench.report.script_data import questions
 from moe_routing_bench.report.section_tables import choices, claim_line, evidence, judged
-from moe_routing_bench.report.sections import Accuracy, ByFormat, Failed, Quality
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.store import records
 
@@ -131,7 +131,7 @@ def _figure(name: str, table: pd.DataFrame | None) -> Figure:
     said = (name, entry.title, entry.caption, entry.source)
     if found is None or found.marks.empty:
         return Figure(*said, reason="its table is not stored" if found is None else found.reason)
-    return Figure(*said, script_data.chart_data(found, provenance.line(entry.source, found.shown)))
+    return Figure(*said, script_data.chart_data(found, footer.line(entry.source, found.shown)))
 
 
 def _quality(trained: pd.DataFrame, adapted: pd.DataFrame | None) -> Quality:

@@ -13,7 +13,7 @@ import pandas as pd
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES, PRESET
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.report.packing import beside, packed, plain
+from moe_routing_bench.report.packed_columns import beside, packed, plain
 from moe_routing_bench.report.row_fields import COLUMNS, KEYS, Column, fields
 from moe_routing_bench.store.platforms import CPU
 

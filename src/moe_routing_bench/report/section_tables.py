@@ -7,12 +7,12 @@ import pandas as pd
 
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.comparison.choices import AUTO, BENCH, entries
-from moe_routing_bench.comparison.claims import VERDICTS, Held
+from moe_routing_bench.comparison.claim_verdicts import VERDICTS, Held
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.figures import grouping, provenance
+from moe_routing_bench.figures import footer, row_groups
 from moe_routing_bench.quantities import count, us
 from moe_routing_bench.report.page import quantity
-from moe_routing_bench.report.sections import ABSENT, Choice, Choices, Claim, Evidence, Regret
+from moe_routing_bench.report.parts import ABSENT, Choice, Choices, Claim, Evidence, Regret
 from moe_routing_kernels.choices import table
 
 _SIZES = ("tokens", "hidden", "experts", "top_k")
@@ -54,7 +54,7 @@ def choices(rows: pd.DataFrame) -> Choices | None:
     measured = ran.groupby("cell")["median_us"].first()
     layers = rows[rows["bench"] == BENCH]
     names = dict(
-        zip(layers["cell"], grouping.labels(layers), strict=True)
+        zip(layers["cell"], row_groups.labels(layers), strict=True)
     )  # an entry has no skew, which its cell may have
     return Choices(
         cells=len(shipped),
@@ -93,9 +93,7 @@ def evidence(files: Mapping[str, pd.DataFrame]) -> list[Evidence]:
 
 def _table(name: str, rows: pd.DataFrame) -> Evidence:
     title, about, what, results = _TABLES[name]
-    machine = (
-        f"{provenance.distinct(rows['gpu_name'])}, torch {provenance.distinct(rows['torch_version'])}, n = {len(rows)}"
-    )
+    machine = f"{footer.distinct(rows['gpu_name'])}, torch {footer.distinct(rows['torch_version'])}, n = {len(rows)}"
     lines = [
         [
             *(_text(one[column]) for column in what),

@@ -11,10 +11,10 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.comparison import devices
-from moe_routing_bench.comparison.claims import Held
+from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.config.axes import PRESET
 from moe_routing_bench.config.claims import Claim
-from moe_routing_bench.figures import provenance
+from moe_routing_bench.figures import footer
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report import page, words
 from moe_routing_bench.report.document import Sentence
@@ -44,9 +44,9 @@ def listed(folder: Path, table: pd.DataFrame, trained: pd.DataFrame | None, tabl
     ok = table[table["status"] == "ok"]
     return Listed(
         folder=folder.name,
-        machine=provenance.distinct(table[devices.column(table)]),
-        days=provenance.days(table["started_at"]),
-        commit=provenance.distinct(table["git_sha"].astype("string").str[:7]),
+        machine=footer.distinct(table[devices.column(table)]),
+        days=footer.days(table["started_at"]),
+        commit=footer.distinct(table["git_sha"].astype("string").str[:7]),
         benches=", ".join(dict.fromkeys(table["bench"])),
         rows=f"{len(ok)} of {len(table)} rows ok, {count(len(ok[['bench', 'cell']].drop_duplicates()), 'cell')}"
         + ("" if trained is None else f"; {count(trained['run'].nunique(), 'training run')}"),

@@ -10,7 +10,7 @@ from moe_routing_bench.quality.comparison import batches, compare, perft_summary
 from moe_routing_bench.quality.statistics import half_width
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report.document import Dot, Sentence, pictured
-from moe_routing_bench.report.sections import Altered, Contest
+from moe_routing_bench.report.parts import Altered, Contest
 from moe_routing_kernels.routers.zoo import ZOO
 
 # column, heading, format of the mean, meaning

@@ -7,7 +7,7 @@ import pandas as pd
 
 from moe_routing_bench.comparison import devices, runs
 from moe_routing_bench.comparison.verdicts import FASTER
-from moe_routing_bench.figures import grouping, provenance
+from moe_routing_bench.figures import footer, row_groups
 from moe_routing_bench.quantities import count, times
 from moe_routing_bench.report import page
 from moe_routing_bench.report.document import Dot
@@ -55,7 +55,7 @@ def write(names: tuple[str, str], tables: tuple[pd.DataFrame, pd.DataFrame], out
         agreed=agreed(best),
         times=times,
         pictures=[
-            (bench, drawn) for bench in grouping.benches(best) for drawn in [_picture(best, bench, names[1])] if drawn
+            (bench, drawn) for bench in row_groups.benches(best) for drawn in [_picture(best, bench, names[1])] if drawn
         ],
         cells=best.to_dict("records"),
         rows=[one | {"id": row_id(one)} for one in found.to_dict("records")],
@@ -80,7 +80,7 @@ def agreed(best: pd.DataFrame) -> str:
 
 def _timed(table: pd.DataFrame) -> pd.DataFrame:
     """The rows that have a time, with what the page shows of each."""
-    return grouping.ok(table)[_ROW + _OF_EACH]
+    return row_groups.ok(table)[_ROW + _OF_EACH]
 
 
 def rows(one: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
@@ -89,7 +89,7 @@ def rows(one: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     judged = runs.compare(one[list(runs.COLUMNS)], other[list(runs.COLUMNS)], across=True).rows
     both = _timed(one).merge(_timed(other), on=_ROW, suffixes=("_one", "_other"))
     found = both.merge(judged[[*_ROW, "ratio", "ratio_ci_low", "ratio_ci_high"]], on=_ROW)
-    labels = dict(zip(one["cell"], grouping.labels(one), strict=True))
+    labels = dict(zip(one["cell"], row_groups.labels(one), strict=True))
     numbers = {name: found[name].astype(float) for name in ("ratio", "ratio_ci_low", "ratio_ci_high")}
     doubt = (found["suspect_one"] == True) | (found["suspect_other"] == True)  # noqa: E712
     return found.assign(
@@ -129,7 +129,7 @@ def cells(found: pd.DataFrame) -> pd.DataFrame:
 def machines(one: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str, str, str]]:
     """Name and value on either platform of what is known of the machines."""
     shown = [table[list(MACHINE)].assign(git_sha=table["git_sha"].astype("string").str[:7]) for table in (one, other)]
-    return [(name, *(provenance.distinct(table[name]) for table in shown)) for name in MACHINE]
+    return [(name, *(footer.distinct(table[name]) for table in shown)) for name in MACHINE]
 
 
 def ceilings(one: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str, float, float, float]]:

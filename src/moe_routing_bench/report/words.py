@@ -11,9 +11,9 @@ from moe_routing_bench.benches.bench import Bench, Implementation
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import devices
 from moe_routing_bench.config import axes
-from moe_routing_bench.figures import grouping, provenance
+from moe_routing_bench.figures import footer, row_groups
 from moe_routing_bench.quantities import count
-from moe_routing_bench.report.sections import Method
+from moe_routing_bench.report.parts import Method
 from moe_routing_bench.store import manifest
 
 _OURS = {
@@ -102,7 +102,7 @@ def _made(one: Implementation, bench: Bench) -> str:
     if not one.parts or set(ways.values()) == {one.name}:
         return ""
     stages = {way: [part for part, other in ways.items() if other == way] for way in ways.values()}
-    return "; ".join(f"{grouping.words(parts)} by {way.rpartition('.')[2]}" for way, parts in stages.items())
+    return "; ".join(f"{row_groups.words(parts)} by {way.rpartition('.')[2]}" for way, parts in stages.items())
 
 
 def siblings(out: Path) -> list[tuple[str, str]]:
@@ -116,7 +116,7 @@ def siblings(out: Path) -> list[tuple[str, str]]:
 def commits(frame: pd.DataFrame) -> str:
     """The commits that rows are of, and whether the code differed from them."""
     changed = frame["git_dirty"].eq(True).map({True: " with changes", False: ""})
-    return provenance.distinct(frame["git_sha"].astype("string").str[:7] + changed)
+    return footer.distinct(frame["git_sha"].astype("string").str[:7] + changed)
 
 
 def method(rows: pd.DataFrame) -> Method:
@@ -131,11 +131,11 @@ def method(rows: pd.DataFrame) -> Method:
     else:
         turns = ANY_METHOD.turns
     gpu = not ok.empty and devices.column(ok) == devices.GPU
-    return Method(turns, f" ({provenance.caches(ok)})" if gpu else "")
+    return Method(turns, f" ({footer.caches(ok)})" if gpu else "")
 
 
 def shape(row: pd.Series) -> str:
     """The model, the sizes, and what else is not the usual in a row's cell, in words."""
     sizes = [f"{axes.AXES[name].prefix}={int(row[name])}" for name in SIZES if pd.notna(row[name])]
-    rest = grouping.labels(pd.DataFrame([row]), but={*SIZES, "model"}).iloc[0]
+    rest = row_groups.labels(pd.DataFrame([row]), but={*SIZES, "model"}).iloc[0]
     return " ".join([*([row["model"]] if pd.notna(row["model"]) else []), *sizes, *([rest] if rest else [])])

@@ -12,7 +12,7 @@ import pandas as pd
 
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.comparison import choices
-from moe_routing_bench.report.sections import ABSENT, Group, Table
+from moe_routing_bench.report.parts import ABSENT, Group, Table
 from moe_routing_bench.report.seeds.models import label, reduced, why
 from moe_routing_bench.report.seeds.published import figures, number, ratio
 from moe_routing_kernels.choices import candidates, choose, table

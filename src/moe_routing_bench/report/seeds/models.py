@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.report.sections import ABSENT, Group, Table
+from moe_routing_bench.report.parts import ABSENT, Group, Table
 from moe_routing_bench.report.seeds.published import divisor, figures, gain, number, ratio
 from moe_routing_kernels.formats.weights import WEIGHTS
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from scipy import stats
 
-from moe_routing_bench.report.sections import ABSENT, Group, Table
+from moe_routing_bench.report.parts import ABSENT, Group, Table
 from moe_routing_bench.report.seeds import dispatch, kernels
 from moe_routing_bench.report.seeds.kernels import FORMATS, Row, doubted, exactness, layers
 from moe_routing_bench.report.seeds.published import divisor, figures, number

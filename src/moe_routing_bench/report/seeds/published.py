@@ -9,7 +9,7 @@ import pandas as pd
 
 from moe_routing_bench.config.load import read_mapping
 from moe_routing_bench.quantities import digits
-from moe_routing_bench.report.sections import ABSENT
+from moe_routing_bench.report.parts import ABSENT
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.shipped import shipped
 

@@ -6,8 +6,8 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.comparison import devices
-from moe_routing_bench.report.sections import Seed, Table
-from moe_routing_bench.report.seeds import blocks, models, predecessor, products, published
+from moe_routing_bench.report.parts import Seed, Table
+from moe_routing_bench.report.seeds import block_profiles, models, predecessor, products, published
 
 _PREFIX = "seed-"
 _REMARKS = {"boundary": "inside their times: ", "sizes": "", "notes": ""}  # of a source, and what is said before it
@@ -38,7 +38,7 @@ def _tables(
     """The tables of one seed."""
     platform = ", ".join(devices.names(rows)) or "not said"
     if number == "004":
-        return blocks.tables(rows, source, profiles, platform)
+        return block_profiles.tables(rows, source, profiles, platform)
     if number == "003-models":
         return models.tables(rows, source, platform)
     if number in ("003", "003-layers"):
