@@ -75,6 +75,8 @@ def test_the_report_command_takes_a_file(csv, tmp_path):
     assert asked(
         out / "index.html", "return [page.ids.length, [...document.querySelectorAll('#rows tbody tr')].length];"
     ) == [5, 5]
+    assert "a row of another benchmark" in json.dumps(held["rows"]["commands"]) and not held["cpu"]
+    assert "rows of another benchmark" in draw("speedup", foreign.read_csv(csv))[1]
     assert "moe-routing-bench measure fused_moe" not in json.dumps(held["rows"]["commands"])
 
 

@@ -307,6 +307,6 @@ def test_an_interval_around_the_ideal_is_the_best_that_it_can_be() -> None:
 
 
 def test_a_second_figure_is_named_as_the_bar_names_it() -> None:
-    bar = Bar("a", "gate", lambda rows: Figure(Estimate(0.5, 0.4, math.nan), rows, beside=0.25), Level(each=0.1), cells={"b": {"tokens": 1}}, unit=PERCENT, beside="at rest")  # fmt: skip
+    bar = Bar("a", "gate", lambda rows: Figure(Estimate(0.5, 0.4, math.nan), rows, second=0.25), Level(each=0.1), cells={"b": {"tokens": 1}}, unit=PERCENT, second="at rest")  # fmt: skip
     (found,) = reached.lines([bar], {"": frame(row("gate", tokens=1))})
     assert found.measured == "b: 50.0 % [no interval] (at rest: 25.0 %)"

@@ -66,7 +66,7 @@ def chosen(configuration: str) -> str:
 
 
 def as_chosen(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with those of `auto` as rows of what it chose, where that was not measured by itself beside them."""
+    """The rows with those of `auto` as rows of what it chose, unless that was measured in the same cell."""
     auto = rows["implementation"] == AUTO
     if not auto.any():
         return rows

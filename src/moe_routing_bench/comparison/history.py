@@ -32,7 +32,7 @@ class History:
 
 
 def history(earlier: Mapping[str, pd.DataFrame], last: pd.DataFrame, across: bool = False) -> list[History]:
-    """Of the rows of `last` that have a time there and in an earlier run, by its name, in the order of their benches and cells.
+    """The rows of `last` that have a time there and in an earlier run, by its name, in the order of their benches and cells.
 
     Tables have the columns of `runs.COLUMNS`; verdicts are those of `runs.compare`, one pair of runs at a time. Raises `UserError` as it does.
     """

@@ -27,10 +27,10 @@ class Chart:
 
     Columns of `marks`: panel, series, x, y and, where known, x_low, x_high, low, high, says (in words), bench, cell, implementation (the
     row), join (which points of a series a line joins; of kind points: which lie on one front), text (what is written in a bar or cell, or
-    beside a point, where it has room) and aside (what is written at the end of its line of names). `colors` are those of the series, in the
+    next to a point, where it has room) and aside (what is written at the end of its line of names). `colors` are those of the series, in the
     order of the legend. `shown` are the rows that the marks are of, for the line on where numbers come from; `reason` says why there are no
     marks. `own` are the scales (x, y) of panels that have others than the chart. `named`: there are so many series that each panel names
-    its own beside it. `timed`: it shows times or speeds, of which a CPU's say little.
+    its own at its right. `timed`: it shows times or speeds, of which a CPU's say little.
     """
 
     kind: str

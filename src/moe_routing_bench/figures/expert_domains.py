@@ -73,7 +73,7 @@ def counts(layer: object) -> np.ndarray:
 
 
 def times_average(choices: np.ndarray) -> np.ndarray:
-    """P(expert | domain) / P(expert) of counts (domains, E); 1 for an expert that nobody chose."""
+    """P(expert | domain) / P(expert) of counts (domains, E); 1 for an expert without a choice."""
     given = choices / choices.sum(1, keepdims=True)
     alone = choices.sum(0) / choices.sum()
     return np.divide(given, alone, out=np.ones_like(given), where=alone > 0)

@@ -7,6 +7,7 @@ from moe_routing_bench.figures.training_rows import NOT_CAUSAL
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store.platforms import CPU
 
+FOREIGN = "foreign"  # platform of rows of other benchmarks
 RUNS = {"quality": "training runs", "perft": "adaptations"}  # what the rows of a table are, but for measurements
 
 
@@ -15,9 +16,14 @@ def line(source: str, rows: pd.DataFrame) -> str:
     return runs(rows, RUNS[source]) if source in RUNS else measured(rows)
 
 
+def is_foreign(rows: pd.DataFrame) -> bool:
+    """Whether the rows are of another benchmark (`foreign.rows`), of which little is known."""
+    return len(rows) > 0 and bool((rows["platform"] == FOREIGN).all())
+
+
 def on_cpu(source: str, rows: pd.DataFrame) -> bool:
     """Whether the rows were measured on a CPU, whose times say little by themselves."""
-    if rows.empty:
+    if rows.empty or (source not in RUNS and is_foreign(rows)):
         return False
     return bool((rows["platform"] == CPU).all()) if source in RUNS else devices.column(rows) == devices.CPU
 
@@ -27,6 +33,10 @@ def measured(rows: pd.DataFrame) -> str:
     if rows.empty:
         return "no measured rows"
     column = devices.column(rows)
+    if is_foreign(rows):
+        return (
+            f"{distinct(rows[column])} | rows of another benchmark | n = {count(len(rows), 'row')} | medians as given"
+        )
     cells = len(rows[["bench", "cell"]].drop_duplicates())
     counts = f"n = {count(len(rows), 'row')} of {count(cells, 'cell')}, {rows['samples'].sum():,.0f} samples"
     clock = f"device time, {caches(rows)}" if column == devices.GPU else "wall time"
@@ -46,7 +56,7 @@ def runs(rows: pd.DataFrame, what: str) -> str:
 
 
 def caches(rows: pd.DataFrame) -> str:
-    """Of which share of the rows of a GPU the L2 cache may have been warm: small inputs may stay in it, however many sets there are."""
+    """The share of the rows of a GPU for which the L2 cache may have been warm: small inputs may stay in it, however many sets there are."""
     warm = float((rows["cold"] != True).mean())  # noqa: E712
     if warm in (0.0, 1.0):
         return "L2 may be warm" if warm else "cold L2"

@@ -12,12 +12,12 @@ import pandas as pd
 import pyarrow as pa
 
 from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.figures.footer import FOREIGN
 from moe_routing_bench.store import records
 from moe_routing_bench.store.rows import STATUSES
 from moe_routing_kernels.errors import bad, near
 
 REQUIRED = ("bench", "implementation", "median_us")
-PLATFORM = "foreign"
 _FACTS = {"true": True, "false": False}
 
 
@@ -43,22 +43,22 @@ def rows(table: pd.DataFrame) -> pd.DataFrame:
         raise bad("rows", "none", "at least one")
     known = {name: _column(name, table[name]) for name in records.COLUMNS if name in table}
     count = len(table)
-    known["status"] = [one or "ok" for one in known.get("status", [None] * count)]
+    known["status"] = [entry or "ok" for entry in known.get("status", [None] * count)]
     _check(known)
     known.setdefault("cell", [None] * count)
-    known["cell"] = [one or _cell(known, i) for i, one in enumerate(known["cell"])]
-    known.setdefault("platform", [PLATFORM] * count)
+    known["cell"] = [entry or _cell(known, i) for i, entry in enumerate(known["cell"])]
+    known.setdefault("platform", [FOREIGN] * count)
     known.setdefault("suspect", [False] * count)
     columns = {name: pa.array(known.get(name, [None] * count), kind) for name, kind in records.COLUMNS.items()}
-    found = records.frame(pa.table(columns, records.SCHEMA))
-    _check_apart(found, [str(name) for name in table if name not in records.COLUMNS])
-    return _with_ratios(found)
+    frame = records.frame(pa.table(columns, records.SCHEMA))
+    _check_apart(frame, [str(name) for name in table if name not in records.COLUMNS])
+    return _with_ratios(frame)
 
 
 def _column(name: str, values: pd.Series) -> list[Any]:
     """The values of a column as its type; None where one is missing."""
     kind = records.COLUMNS[name]
-    return [None if _missing(one) else _value(name, kind, one, i) for i, one in enumerate(values, 1)]
+    return [None if _missing(entry) else _value(name, kind, entry, i) for i, entry in enumerate(values, 1)]
 
 
 def _missing(value: Any) -> bool:
@@ -95,9 +95,9 @@ def _refuse(what: str, value: Any, allowed: str) -> NoReturn:
 def _check(known: dict[str, list[Any]]) -> None:
     """That every row has names, a status, and a time above 0 where it is ok."""
     for name in ("bench", "implementation"):
-        for i, one in enumerate(known[name], 1):
-            if not one or ":" in one:
-                raise bad(f"{name} of row {i}", one or "nothing", "a name without a colon")
+        for i, entry in enumerate(known[name], 1):
+            if not entry or ":" in entry:
+                raise bad(f"{name} of row {i}", entry or "nothing", "a name without a colon")
     for i, (status, time) in enumerate(zip(known["status"], known["median_us"], strict=True), 1):
         if status not in STATUSES:
             raise bad(f"status of row {i}", status, ", ".join(STATUSES), near(status, list(STATUSES)))
@@ -112,21 +112,21 @@ def _cell(known: dict[str, list[Any]], i: int) -> str:
     return " ".join(axis.text(value) for axis, value in values if value is not None) or "all"
 
 
-def _check_apart(found: pd.DataFrame, ignored: list[str]) -> None:
+def _check_apart(frame: pd.DataFrame, ignored: list[str]) -> None:
     """That no two rows are the same implementation in the same cell on the same device."""
-    twice = found.duplicated(["bench", "cell", "implementation", "gpu_uuid", "host", *AXES])
+    twice = frame.duplicated(["bench", "cell", "implementation", "gpu_uuid", "host", *AXES])
     if twice.any():
-        one = found[twice].iloc[0]
+        entry = frame[twice].iloc[0]
         names = f"; these columns are no axes: {', '.join(ignored[:5])}" if ignored else ""
-        got = f"{one['bench']}, {one['implementation']}, {one['cell']} twice"
+        got = f"{entry['bench']}, {entry['implementation']}, {entry['cell']} twice"
         raise bad("rows", got, "one row per cell and implementation", f"name every axis that rows differ in{names}")
 
 
-def _with_ratios(found: pd.DataFrame) -> pd.DataFrame:
+def _with_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows with ratios of medians to the fastest other of their cell, and to its baseline, where they have none."""
     others, ratios, speedups = [], [], []
-    groups = dict(list(found[found["status"] == "ok"].groupby(["bench", "cell", found["gpu_uuid"].fillna("")])))
-    for _, row in found.iterrows():
+    groups = dict(list(frame[frame["status"] == "ok"].groupby(["bench", "cell", frame["gpu_uuid"].fillna("")])))
+    for _, row in frame.iterrows():
         cell = groups.get((row["bench"], row["cell"], row["gpu_uuid"] if isinstance(row["gpu_uuid"], str) else ""))
         rest = None if cell is None else cell[cell["implementation"] != row["implementation"]]
         timed = row["status"] == "ok" and rest is not None and len(rest) > 0
@@ -136,8 +136,8 @@ def _with_ratios(found: pd.DataFrame) -> pd.DataFrame:
         base = _times_of(cell, row["baseline"]) if row["status"] == "ok" else []
         speedups.append(base[0] / row["median_us"] if base else np.nan)
     known = {"best_other": others, "best_speedup": ratios, "speedup": speedups}
-    filled = {name: found[name].fillna(pd.Series(values, found.index)) for name, values in known.items()}
-    return found.assign(**filled)
+    filled = {name: frame[name].fillna(pd.Series(values, frame.index)) for name, values in known.items()}
+    return frame.assign(**filled)
 
 
 def _times_of(cell: pd.DataFrame | None, name: Any) -> list[float]:

@@ -18,7 +18,7 @@ _SHARES = Scale(TOKENS, "log"), Scale("% of the ceiling")
 
 def formats(table: pd.DataFrame) -> Chart:
     """Each format, unquantised weights among them; a line is through the rows of one card."""
-    rows = fastest(beside_quantised(table))
+    rows = fastest(with_quantised(table))
     if rows.empty:
         return nothing("lines", *_TIMES, rows, _NONE)
     times = rows[["median_us", "ci_low_us", "ci_high_us"]].set_axis(["y", "low", "high"], axis=1)
@@ -27,7 +27,7 @@ def formats(table: pd.DataFrame) -> Chart:
 
 def format_limits(table: pd.DataFrame) -> Chart:
     """Each format; the ceiling is the copy bandwidth over what has to be moved, or the products' rate in that format."""
-    rows = fastest(beside_quantised(table))
+    rows = fastest(with_quantised(table))
     rows = rows[rows["share_of_roofline"].notna()]
     if rows.empty:
         return nothing("lines", *_SHARES, rows, f"{_NONE} and a ceiling (on a CPU none is one)")
@@ -39,12 +39,12 @@ def format_limits(table: pd.DataFrame) -> Chart:
     return _chart(rows, shares, *_SHARES, 100.0)
 
 
-def beside_quantised(table: pd.DataFrame) -> pd.DataFrame:
+def with_quantised(table: pd.DataFrame) -> pd.DataFrame:
     """The rows with a time of every shape that was measured with quantised weights, plain ones included. Those of `auto` are of one that has a
     row itself, and are left out.
 
     With `shape`, bench and shape in words; `format`, that of the weights, and of the rows where it is another than the activations';
-    `ours`, whether it needs no package of somebody else; and `card`.
+    `ours`, whether it needs no other package; and `card`.
     """
     rows = row_groups.ok(table, *READING)
     rows = rows[rows["implementation"] != AUTO]
@@ -59,7 +59,7 @@ def beside_quantised(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def fastest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of rows as `beside_quantised` gives them, the fastest of ours of each shape, number of tokens, format and card, in this order."""
+    """The fastest of ours of each shape, number of tokens, format and card, in this order, among rows of `with_quantised`."""
     ours = rows[rows["ours"].astype(bool)]
     ordered = ours.assign(place=ours["weights"].map(NAMES.index)).sort_values(
         ["shape", "tokens", "place", "format", "median_us"], kind="stable"

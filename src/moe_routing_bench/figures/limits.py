@@ -41,7 +41,7 @@ def chart(table: pd.DataFrame) -> Chart:
 
 
 def floors(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """Of each row `floor_us`, the longest of compulsory bytes at the copy bandwidth, FLOPs at the peak and an empty node of its graph, and which it is (`binds`).
+    """`floor_us` of each row, the longest of compulsory bytes at the copy bandwidth, FLOPs at the peak and an empty node of its graph, and which it is (`binds`).
 
     Of rows of a GPU; missing where no ceiling was measured.
     """

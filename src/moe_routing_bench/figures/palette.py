@@ -30,18 +30,18 @@ SYMBOLS = ("circle", "triangle2", "square", "diamond2", "cross", "triangle", "st
 def assigned(names: Iterable[str], together: Iterable[Collection[str]] = ()) -> dict[str, str]:
     """A colour for each name, in the order of the palette, so that a later name never moves an earlier one. When it is used up, a name
     has the first of the colours that fewest have with which it is drawn: `together` are the names of each such picture."""
-    palette, pictures, found = list(PALETTE), [set(one) for one in together], {}
+    palette, pictures, result = list(PALETTE), [set(group) for group in together], {}
     for i, name in enumerate(names):
         others = {other for picture in pictures if name in picture for other in picture}
-        taken = Counter(found[other] for other in others if other in found)
-        found[name] = palette[i] if i < len(palette) else min(palette, key=taken.__getitem__)
-    return found
+        taken = Counter(result[other] for other in others if other in result)
+        result[name] = palette[i] if i < len(palette) else min(palette, key=taken.__getitem__)
+    return result
 
 
 NAMES = tuple(dict.fromkeys(i.name for bench in BENCHES.values() for i in bench.implementations))  # legend order
 COLORS = assigned(
     [*_FILE["first"], *(name for name in NAMES if name not in _FILE["first"])],
-    [[one.name for one in bench.implementations] for bench in BENCHES.values()],
+    [[group.name for group in bench.implementations] for bench in BENCHES.values()],
 )
 _ROUTERS = assigned(ZOO, [tuple(ZOO)])
 _COMPOSITES = sorted((bench for bench in BENCHES.values() if bench.stages), key=lambda bench: -len(bench.stages))
@@ -56,9 +56,9 @@ def _places() -> dict[str, int]:
     for name, tint in COLORS.items():
         alike.setdefault(tint, []).append(name)
     order = list(COLORS)
-    found = {name: order.index(names[0]) + i for names in alike.values() for i, name in enumerate(names)}
+    result = {name: order.index(names[0]) + i for names in alike.values() for i, name in enumerate(names)}
     # That of the dense model is not that of a router whose colour is nearly black.
-    return found | {name: i for i, name in enumerate(ZOO)} | {DENSE: SYMBOLS.index("triangle2")}
+    return result | {name: i for i, name in enumerate(ZOO)} | {DENSE: SYMBOLS.index("triangle2")}
 
 
 _PLACES = _places()
@@ -91,5 +91,5 @@ def symbol(name: str, place: int = 0) -> str:
 
 def ordered(names: Iterable[str]) -> list[str]:
     """Names of implementations in table order, each once; unknown ones last."""
-    found = set(names)
-    return [n for n in NAMES if n in found] + sorted(found - set(NAMES))
+    result = set(names)
+    return [n for n in NAMES if n in result] + sorted(result - set(NAMES))

@@ -15,7 +15,7 @@ from moe_routing_bench.figures.palette import OTHER, symbol
 # What Observable Plot and matplotlib call the same symbol
 MARKERS = {"circle": "o", "triangle2": "v", "square": "s", "diamond2": "D", "cross": "P", "triangle": "^", "star": "*"}
 _LABEL = 0.14  # share of an axis that the label of a number of tokens takes, with a gap
-_LETTERS = 6.5  # points of a name beside a panel
+_LETTERS = 6.5  # points of a name next to a panel
 _ROOM = 0.05  # share of a bar's axis that its text needs
 _PAPER = {"facecolor": "white", "alpha": 0.7, "lw": 0, "pad": 0.5}  # behind a text that lines may cross
 Names = Mapping[str, list[str]]
@@ -36,8 +36,8 @@ def panel(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
     elif chart.kind == "bars":
         _bars(axes, chart, group, names["y"])
     else:
-        for name, mine in group.groupby("series", sort=False):
-            _series(axes, chart, str(name), mine, (x, y), names)
+        for name, marks in group.groupby("series", sort=False):
+            _series(axes, chart, str(name), marks, (x, y), names)
         if chart.kind == "points":
             _fronts(axes, group)
     if (reference := chart.reference_in(title)) is not None:
@@ -53,9 +53,11 @@ def panel(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
         _named(axes, chart, group)
 
 
-def _series(axes: Axes, chart: Chart, name: str, mine: pd.DataFrame, scales: tuple[Scale, Scale], names: Names) -> None:
-    """One series: its points with their intervals, lines through them, and what stands beside them."""
-    known = mine.astype(dict.fromkeys(("x_low", "x_high", "low", "high"), float))
+def _series(
+    axes: Axes, chart: Chart, name: str, marks: pd.DataFrame, scales: tuple[Scale, Scale], names: Names
+) -> None:
+    """One series: its points with their intervals, lines through them, and their texts."""
+    known = marks.astype(dict.fromkeys(("x_low", "x_high", "low", "high"), float))
     x, y = (_places(known[which], scale, names[which]) for which, scale in zip("xy", scales, strict=True))
     color = chart.colors[name]
     alpha = 0.4 if color == OTHER else 0.9  # a series without a colour of its own is a background
@@ -186,9 +188,9 @@ def plain_log(axis: Axis) -> None:
 def _apart(counts: Sequence[float], low: float, high: float) -> list[float]:
     """The numbers whose labels have room on a logarithmic axis between the logarithms of its ends, preferably the largest."""
     kept: list[float] = []
-    for one in sorted(set(counts), reverse=True):
-        if not kept or np.log(kept[-1] / one) >= _LABEL * (high - low):
-            kept.append(one)
+    for number in sorted(set(counts), reverse=True):
+        if not kept or np.log(kept[-1] / number) >= _LABEL * (high - low):
+            kept.append(number)
     return kept[::-1]
 
 

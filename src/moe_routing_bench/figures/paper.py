@@ -40,22 +40,22 @@ def draw(entry: Entry, table: pd.DataFrame) -> Figure:
 
 
 def drawn(chart: Chart, title: str, source: str = "measurements") -> Figure:
-    """One panel after the other with a legend beside them, and below them where the numbers come from; `source` as in `Figure`."""
+    """One panel after the other with a legend at the right, and below where the numbers come from; `source` as in `Figure`."""
     if chart.marks.empty:
         figure, (axes,) = canvas(1, 1, 9, 3)
         _empty(axes, chart.reason)
         return _finished(figure, chart, title, source)
-    found = [(str(name), group) for name, group in chart.marks.groupby("panel", sort=False)]
-    across = min(_across(chart, len(found)), len(found))
-    down = -(-len(found) // across)
+    groups = [(str(name), group) for name, group in chart.marks.groupby("panel", sort=False)]
+    across = min(_across(chart, len(groups)), len(groups))
+    down = -(-len(groups) // across)
     tall = 4.2 if chart.named else 3.1
-    heights = [_height(chart, group) for _, group in found] if across == 1 else [tall] * down
+    heights = [_height(chart, group) for _, group in groups] if across == 1 else [tall] * down
     width = 10 if across == 1 else 1.5 + (6.2 if chart.named else 4.2) * across
     figure, panels = canvas(down, across, width, sum(heights) + 1.4, height_ratios=heights)
-    for axes, (name, group) in zip(panels, found, strict=False):
+    for axes, (name, group) in zip(panels, groups, strict=False):
         axes.set_title(textwrap.fill(name, 110 // across, break_on_hyphens=False), fontsize=8, loc="left")
         panel(axes, chart, group)
-    for spare in panels[len(found) :]:
+    for spare in panels[len(groups) :]:
         spare.set_axis_off()
     if not chart.named:
         figure.legend(handles=_handles(chart), loc="outside right upper", fontsize=7, frameon=False)
@@ -116,8 +116,8 @@ def save(figure: Figure, svg: Path, png: Path) -> None:
     """Write both formats, which have one layout; equal numbers give equal files."""
     figure.savefig(svg, format="svg", metadata={"Date": None})
     figure.set_layout_engine("none")  # it is found by drawing all texts, which takes half of the time
-    with io.BytesIO() as found:
-        figure.savefig(found, format="png", dpi=150, metadata={"Software": None})
+    with io.BytesIO() as stream:
+        figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
         # 256 colours are enough for lines and letters, and a third of the bytes: published pictures are kept in the repository
-        image = Image.open(found).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        image = Image.open(stream).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         image.save(png, format="png", optimize=True)

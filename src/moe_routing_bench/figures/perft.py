@@ -1,4 +1,4 @@
-"""What adapters beside a frozen model reach, against how many parameters they train, and against how many a token meets."""
+"""What adapters on a frozen model reach, against how many parameters they train, and against how many a token meets."""
 
 import numpy as np
 import pandas as pd

@@ -33,8 +33,8 @@ def moving(table: pd.DataFrame) -> tuple[str, ...]:
 
 def composed(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of composites: of those with experts, if any was measured, else of those without."""
-    found = rows[rows["bench"].isin(COMPOSITES)]
-    return found[found["flops"] > 0] if (found["flops"] > 0).any() else found
+    result = rows[rows["bench"].isin(COMPOSITES)]
+    return result[result["flops"] > 0] if (result["flops"] > 0).any() else result
 
 
 def card(rows: pd.DataFrame) -> pd.Series:
@@ -47,10 +47,10 @@ def pooled(rows: pd.DataFrame, by: Sequence[str] = (), but: Iterable[str] = ()) 
     if rows.empty:
         return []
     left_out = {*by, *but}
-    found = {name: pd.factorize(_own(rows, name), use_na_sentinel=False) for name in AXES if name not in left_out}
+    result = {name: pd.factorize(_own(rows, name), use_na_sentinel=False) for name in AXES if name not in left_out}
     if not by:
-        return [name for name, (_, values) in found.items() if len(values) > 1]
-    codes = pd.DataFrame({name: numbers for name, (numbers, _) in found.items()}, index=rows.index)
+        return [name for name, (_, values) in result.items() if len(values) > 1]
+    codes = pd.DataFrame({name: numbers for name, (numbers, _) in result.items()}, index=rows.index)
     counts = codes.groupby([rows[name] for name in by], dropna=False).nunique().max()
     return [str(name) for name in counts.index[counts > 1]]
 
@@ -72,21 +72,22 @@ def labels(rows: pd.DataFrame, but: Iterable[str] = ()) -> pd.Series:
 
     What a model sets is left out where its rows agree in it. Rows that differ in an axis have different labels.
     """
-    said = {name: _said(AXES[name], _own(rows, name)) for name in AXES if name not in set(but)}
-    said = {name: texts for name, texts in said.items() if any(texts)}
+    texts_of = {name: _said(AXES[name], _own(rows, name)) for name in AXES if name not in set(but)}
+    texts_of = {name: texts for name, texts in texts_of.items() if any(texts)}
     implied = {model: set(PRESET) - set(pooled(group)) for model, group in rows.groupby("model")}
     models = rows["model"].astype(object).where(rows["model"].notna(), None).tolist()
     shown = {
-        model: [texts for name, texts in said.items() if name not in implied.get(model, ())] for model in set(models)
+        model: [texts for name, texts in texts_of.items() if name not in implied.get(model, ())]
+        for model in set(models)
     }
-    texts = [" ".join(one[i] for one in shown[model] if one[i]) for i, model in enumerate(models)]
+    texts = [" ".join(value[i] for value in shown[model] if value[i]) for i, model in enumerate(models)]
     return pd.Series(texts, index=rows.index, dtype=object)
 
 
 def _said(axis: Axis, values: pd.Series) -> list[str]:
     """What each row has of an axis, in the spelling of keys; nothing where it is missing or the default."""
     places, distinct = pd.factorize(values)
-    texts = ["" if one == axis.default else axis.text(axis.kind(one)) for one in distinct]
+    texts = ["" if value == axis.default else axis.text(axis.kind(value)) for value in distinct]
     return [texts[place] if place >= 0 else "" for place in places]
 
 

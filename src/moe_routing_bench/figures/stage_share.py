@@ -89,7 +89,7 @@ def choose(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _chosen(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame, str]]:
-    """Of each composite that has rows: its name, the rows to show, and in words which of all these are."""
+    """Each composite that has rows: its name, the rows to show, and in words which of all these are."""
     of = {bench: rows[rows["bench"] == bench] for bench in row_groups.COMPOSITES}
     return [(bench, shown := choose(mine), _some(mine, shown)) for bench, mine in of.items() if len(mine)]
 

@@ -71,7 +71,7 @@ def _of_blocks(rows: pd.DataFrame) -> float:
 
 
 def loss_seconds(table: pd.DataFrame) -> Chart:
-    """Of causal rules with a speed: mean loss over seeds at every evaluation, against the bytes seen until then over the rule's speed."""
+    """Mean loss over seeds of causal rules at every evaluation, against the bytes seen until then over the rule's speed."""
     timed = compare.with_speeds(training_rows.finals(table, "train_tokens_per_s", "bits_per_byte"))
     timed = timed[timed["causal"].astype(bool)]
     contests = training_rows.contests(timed)

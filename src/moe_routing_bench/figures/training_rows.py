@@ -1,4 +1,4 @@
-"""Which training runs are shown and compared: who competes with whom, in what order, and means with their intervals."""
+"""Which training runs are shown and compared: contests, their order, and means with their intervals."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -24,7 +24,7 @@ Values = Mapping[str, object]
 class Figure:
     """What the rows of one cell say: an estimate, the rows that it was made of, and their names in words.
 
-    `timed` has the interval of the times alone. Figures with a `group` are shown as the range of each group. `beside` is a second figure of the
+    `timed` has the interval of the times alone. Figures with a `group` are shown as the range of each group. `second` is a second figure of the
     same unit, which decides nothing.
     """
 
@@ -32,7 +32,7 @@ class Figure:
     rows: Sequence[Row]
     says: str = ""
     group: str = ""
-    beside: float | None = None
+    second: float | None = None
 
     @property
     def estimate(self) -> Estimate:
@@ -45,7 +45,7 @@ class Figure:
 
     @property
     def suspect(self) -> bool:
-        """Whether something speaks against one of the times of which nobody knows the size, as one does of a drift."""
+        """Whether a time is suspect for a reason other than calibration drift, whose size is known."""
         return any(row["suspect"] is True and not _drifted_alone(row) for row in self.rows)
 
     @property
@@ -91,7 +91,7 @@ def _drifted_alone(row: Row) -> bool:
 
 
 class Cells:
-    """Rows by the values of their axes, for who asks for many cells of the same rows: what was compared once is not compared again."""
+    """Rows by the values of their axes, for many queries of the same rows: each comparison is made once."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self._rows = rows
@@ -196,7 +196,7 @@ class Bar:
 
     `cells` are labels and the values of their axes; None: every cell that was measured, of the rows that `among` leaves. `figure` says
     what the rows of a cell with a time show, or None where one of those that it compares is absent; it is also given rows of `others`,
-    which are benches and the values of their axes. Figures are joined by `mean`, which is called `joined`; `beside` is how the second
+    which are benches and the values of their axes. Figures are joined by `mean`, which is called `joined`; `second` is how the second
     figure of a cell is called.
     """
 
@@ -212,7 +212,7 @@ class Bar:
     mean: Callable[[Sequence[Estimate]], Estimate] = ratios.gmean
     joined: str = "in the geometric mean"
     unit: Unit = Unit()
-    beside: str = ""
+    second: str = ""
 
     def words(self, level: Level) -> str:
         """A level in words, such as ``≥ 1.05x, each ≥ 0.95x``; a dash for none."""

@@ -11,8 +11,8 @@ import pandas as pd
 
 from moe_routing_bench.config import axes
 from moe_routing_bench.figures import row_groups
-from moe_routing_bench.figures.formats import beside_quantised
 from moe_routing_bench.figures.formats import fastest as fastest_of_formats
+from moe_routing_bench.figures.formats import with_quantised
 from moe_routing_bench.quantities import count, times
 from moe_routing_bench.report.document import Dot, Picture, Sentence, pictured
 from moe_routing_bench.report.row_data import row_id
@@ -125,7 +125,7 @@ def formats(table: pd.DataFrame) -> Sentence | None:
     No row is compared within its cell here, so one that did not converge takes part, with the interval that it has.
     """
     known = table[(table["suspect"].fillna(False) != True) & table["ci_low_us"].notna() & table["ci_high_us"].notna()]  # noqa: E712
-    ours = fastest_of_formats(beside_quantised(known))
+    ours = fastest_of_formats(with_quantised(known))
     found = []
     for _, group in ours.groupby(["shape", "tokens", "card"], sort=False):
         plain = group[group["format"] == group["dtype"]]

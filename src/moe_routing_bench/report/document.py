@@ -29,7 +29,7 @@ from moe_routing_bench.report.parts import (
 from moe_routing_kernels import files
 from moe_routing_kernels.errors import bad
 
-NAME = "report.json"  # of the file beside the page
+NAME = "report.json"  # of the file next to the page
 VERSION = 1
 
 
@@ -67,18 +67,18 @@ class Sentence:
 
 def pictured(dots: Sequence[Dot], what: str, unit: str = "", reference: float | None = None) -> Picture | None:
     """The dots with an interval as data of a report; None for fewer than two, which show nothing that the sentence does not say."""
-    known = [one for one in dots if math.isfinite(one.value + one.low + one.high)]
+    known = [dot for dot in dots if math.isfinite(dot.value + dot.low + dot.high)]
     return Picture(known, what, unit, reference) if len(known) > 1 else None
 
 
 def made(rule: Callable[..., Sentence | str | None], *values: Any) -> Sentence | None:
     """What a rule says of values, with the rule's name; None where it says nothing."""
-    found = rule(*values)
+    result = rule(*values)
     function = getattr(rule, "func", rule)  # of a partial
     name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-    if not found:
+    if not result:
         return None
-    return Sentence(found, rule=name) if isinstance(found, str) else replace(found, rule=name)
+    return Sentence(result, rule=name) if isinstance(result, str) else replace(result, rule=name)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole report. `folder` is that of the run, `siblings` and `comparisons` are pages beside it, `rows` all rows (`row_data`), `questions`
+    """A whole report. `folder` is that of the run, `siblings` and `comparisons` are pages next to it, `rows` all rows (`row_data`), `questions`
     what their form asks. Parts that a run has nothing for are None or empty."""
 
     title: str

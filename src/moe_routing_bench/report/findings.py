@@ -175,7 +175,7 @@ def stage_shares(ok: pd.DataFrame, bench: str) -> str:
 
 
 def drops(ok: pd.DataFrame) -> str:
-    """What each capacity factor drops, by skew. Loads that the exact sampler balances are no routing that anybody has: a factor of 1 drops nothing of them."""
+    """What each capacity factor drops, by skew. Loads that the exact sampler balances do not occur in practice: a factor of 1 drops nothing of them."""
     rows = ok[ok["capacity_factor"].notna() & ok["skew"].notna() & ok["drop_rate"].notna()]
     rows = rows[(rows["sampler"] != "exact") | (rows["skew"] > 0)]
     rows = routings(rows)

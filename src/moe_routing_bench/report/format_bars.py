@@ -122,7 +122,7 @@ def _over_dequantised(rows: Sequence[Row]) -> Figure | None:
 
 
 def _peers(weights: str) -> Bar:
-    """Against the fastest package of somebody else that takes the same weights, in every cell that one ran in."""
+    """Against the fastest other package that takes the same weights, in every cell that one ran in."""
     return Bar(
         f"experts, {weights}: speed over the fastest peer",
         "experts",

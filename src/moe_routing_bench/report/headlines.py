@@ -1,6 +1,6 @@
 """What a report says first: at most five sentences, one number with its interval, a small picture and the rows of each. Pure functions; no torch.
 
-A rule stays silent where nothing is told apart. Rules that say who is the fastest take sound rows alone.
+A rule stays silent where nothing is told apart. Rules that name the fastest implementation take sound rows alone.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def unfound(table: pd.DataFrame) -> str:
 def sound(table: pd.DataFrame) -> pd.DataFrame:
     """The rows with a time that are not suspect, and converged or have a verdict that tells them from the best other.
 
-    Of cells whose quickest row is one of these: of others nobody knows who is the fastest.
+    Only cells whose fastest row qualifies; otherwise the winner is unknown.
     """
     ok = table[(table["status"] == "ok") & table["median_us"].notna()]
     told = ok["best_verdict"].notna() & (ok["best_verdict"] != UNDECIDED)
@@ -83,7 +83,7 @@ def _middle(rows: pd.DataFrame, column: str) -> pd.Series:
 def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Sentence | None:
     """In how many cells of the widest bench one implementation is told faster than the best other, and by how much in the middle one.
 
-    From sound rows, but counted over all cells of the table: a time that did not converge is sound only where somebody wins.
+    From sound rows, but counted over all cells of the table: a time that did not converge is sound only where a verdict tells it apart.
     """
     mine = _widest(rows, _lead)
     if mine.empty:

@@ -1,6 +1,6 @@
 """What layers, layers forward and backward, and whole models set out to reach on one H200. Pure functions; no torch.
 
-`OURS` need no package of somebody else. Layers whose products are QuACK's behind our routing (`AROUND_QUACK`) are a rival there, and
+`OURS` need no other package. Layers whose products are QuACK's behind our routing (`AROUND_QUACK`) are a rival there, and
 are ours in the lines that say so. Of the compulsory bytes of a decoding layer all but a thousandth are weights of active experts.
 """
 

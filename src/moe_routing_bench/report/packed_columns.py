@@ -36,7 +36,7 @@ def packed(values: Sequence[Any]) -> dict[str, Any]:
     return {"of": list(distinct.values()), "at": at}
 
 
-def beside(values: Sequence[float | None], name: str, base: Sequence[float | None]) -> dict[str, Any]:
+def differences(values: Sequence[float | None], name: str, base: Sequence[float | None]) -> dict[str, Any]:
     """A column of numbers `near` another, called `name`, whose values are `base`: `by` how many units of the other's last digit they differ.
 
     None where either is missing. A number below a tenth of the other has fewer digits than five.

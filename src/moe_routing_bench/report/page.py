@@ -1,4 +1,4 @@
-"""Pages from the templates beside this file, which appear whole or not at all."""
+"""Pages from the templates in this folder, which appear whole or not at all."""
 
 import functools
 import re
@@ -26,44 +26,48 @@ def write(template: str, out: Path, **values: object) -> None:
 
 def write_report(report: Report, out: Path) -> None:
     """Write the page of a report to `out`; equal reports give equal pages."""
-    shown = [one for one in report.figures if one.chart]
-    charts = {one.name: one.chart for one in shown}
+    shown = [figure for figure in report.figures if figure.chart]
+    charts = {figure.name: figure.chart for figure in shown}
     write(
         "report.html.j2",
         out,
         report=report,
-        measured=[one for one in shown if one.source == "measurements"],
-        trained=[one for one in shown if one.source != "measurements"],
-        undrawn=[one.title for one in report.figures if not one.chart],
+        measured=[figure for figure in shown if figure.source == "measurements"],
+        trained=[figure for figure in shown if figure.source != "measurements"],
+        undrawn=[figure.title for figure in report.figures if not figure.chart],
         charts=list(charts),
         benches=report.questions["measured"],
         streams=any("stream" in line.what for line in report.bars),
         drawings={f"figure-{name}" for name in charts},
-        tabled={f"evidence-{one.name}" for one in report.evidence},
+        tabled={f"evidence-{figure.name}" for figure in report.evidence},
         library=LIBRARY.read_text(encoding="utf-8") if charts else "",
         data=compressed(report.rows | {"charts": charts, "questions": report.questions}),
     )
 
 
-def drawn(held: Picture | None) -> Markup:
+def drawn(picture_data: Picture | None) -> Markup:
     """A picture of a report as markup; empty for none."""
-    return picture(held.dots, held.what, held.unit, held.reference) if held else Markup()
+    return (
+        picture(picture_data.dots, picture_data.what, picture_data.unit, picture_data.reference)
+        if picture_data
+        else Markup()
+    )
 
 
 @functools.cache
 def _templates() -> jinja2.Environment:
     """One for all pages of a process: it compiles a template once."""
-    found = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("moe_routing_bench.report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    found.filters |= {
+    environment.filters |= {
         "headings": headings,
         "quantity": quantity,
         "percent": percent,
         "breakable": breakable,
         "drawn": drawn,
     }
-    return found
+    return environment
 
 
 _UNITS = {"us": "\u00a0µs", "x": "x"}  # claims spell units in ASCII

@@ -118,7 +118,7 @@ class Seed:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A table of what is stored beside the rows: the last `results` of its columns hold numbers; `about` says on what it was taken."""
+    """A table of what is stored with the rows: the last `results` of its columns hold numbers; `about` says on what it was taken."""
 
     name: str
     title: str

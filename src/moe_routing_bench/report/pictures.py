@@ -1,4 +1,4 @@
-"""Small pictures beside sentences: dots with their intervals on one scale, as inline SVG. Pure functions; equal dots give equal text."""
+"""Small pictures of sentences: dots with their intervals on one scale, as inline SVG. Pure functions; equal dots give equal text."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def picture(dots: Sequence[Dot], what: str, unit: str = "", reference: float | N
     what += f", one in {every}" * (every > 1)
     named = len(dots) <= _NAMED
     longest = _LETTER * max(len(one.name) for one in dots)
-    above = named and longest > WIDTH * 0.45  # beside the scale such names would leave it no room
+    above = named and longest > WIDTH * 0.45  # next to the scale such names would leave it no room
     step = _STEP * (1 + above) if named else max(_LEAST_STEP, min(_STEP, _MOST_HEIGHT / len(dots)))
     left = 12 + longest if named and not above else _MARGIN
     bottom = step * len(dots) + 6

@@ -18,7 +18,7 @@ def lines(table: pd.DataFrame, matrix: pd.DataFrame | None = None) -> list[Quant
 
     With `matrix`, rows of `store.accuracy`, each says what its format loses in results of normal weights.
     """
-    rows = formats.beside_quantised(table)
+    rows = formats.with_quantised(table)
     ours = formats.fastest(rows)
     losses = _losses(matrix)
     found = []
@@ -66,7 +66,7 @@ def _against(peers: pd.DataFrame, time: float) -> str:
 
 
 def _losses(matrix: pd.DataFrame | None) -> dict[tuple[str, str], float]:
-    """Signal-to-noise ratio in dB of results with weights of a format beside activations; unquantised ones lose nothing."""
+    """Signal-to-noise ratio in dB of results by formats of weights and activations; unquantised ones lose nothing."""
     if matrix is None or matrix.empty:
         return {}
     known = matrix[(matrix["drawn"] == "normal") & matrix["output_snr_db"].notna()]

@@ -1,7 +1,7 @@
 """Which bars stored rows reach, with intervals. Pure functions; no torch.
 
 Rows of several runs, cards or versions of the code are never pooled: each has a line of its own. A row that has no time takes no part,
-and a cell neither where something speaks against a compared row whose size nobody knows (a drift of the ceilings widens the interval); both
+nor does a cell with a compared row that is suspect for a reason of unknown size (a drift of the ceilings widens the interval); both
 are counted, and what would be with the suspect cells is said, but decides nothing.
 
 """
@@ -207,14 +207,14 @@ def _mean(bar: Bar, found: Mapping[str, Figure]) -> str:
 
 
 def _range(bar: Bar, group: str, found: Sequence[Figure]) -> str:
-    """The least and the most of a group's cells, and of what stands beside them where all cells have it."""
+    """The least and the most of a group's cells, and of their second figures where all cells have one."""
     ordered = sorted((one.estimate for one in found), key=lambda one: one.value)
-    beside = sorted(one.beside for one in found if one.beside is not None)
+    second = sorted(one.second for one in found if one.second is not None)
     said = " to ".join(dict.fromkeys(bar.unit.measured(one) for one in (ordered[0], ordered[-1])))
-    if len(beside) < len(found):
+    if len(second) < len(found):
         return f"{group}: {said}"
-    ends = " to ".join(dict.fromkeys(bar.unit.number(one) for one in (beside[0], beside[-1])))
-    return f"{group}: {said} ({bar.beside}: {ends}{bar.unit.name})"
+    ends = " to ".join(dict.fromkeys(bar.unit.number(one) for one in (second[0], second[-1])))
+    return f"{group}: {said} ({bar.second}: {ends}{bar.unit.name})"
 
 
 def _missing(bar: Bar, found: Mapping[str, Figure]) -> list[str]:
@@ -228,6 +228,6 @@ def _missing(bar: Bar, found: Mapping[str, Figure]) -> list[str]:
 
 def _cell(bar: Bar, name: str, one: Figure) -> str:
     """What one cell shows."""
-    beside = f"{bar.beside}: {bar.unit.number(one.beside)}{bar.unit.name}" if one.beside is not None else ""
-    said = ", ".join(part for part in (one.says, beside) if part)
+    second = f"{bar.second}: {bar.unit.number(one.second)}{bar.unit.name}" if one.second is not None else ""
+    said = ", ".join(part for part in (one.says, second) if part)
     return f"{name}: {bar.unit.measured(one.estimate)}{f' ({said})' if said else ''}"

@@ -58,7 +58,7 @@ _CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", 
 
 
 def render(table: pa.Table | pd.DataFrame, figures: Collection[str], out: Path, *others: Any, **named: Any) -> None:
-    """Write the report of `table` to `out`, and beside it as data to `report.json`, of which alone the page is made; arguments as `build`."""
+    """Write the report of `table` as data to `report.json` next to `out`, and to `out` the page that is made of it alone; arguments as `build`."""
     text = document.write(build(table, figures, out, *others, **named), out.with_name(document.NAME))
     page.write_report(document.parsed(text), out)
 
@@ -89,13 +89,13 @@ def build(
     frame = records.frame(table) if isinstance(table, pa.Table) else table
     tables = {"measurements": frame, "quality": trained, "perft": adapted}
     runs = {"Training runs measured": trained, "Adaptations measured": adapted}
-    trainings = [words.measured(rows, versions, said) for said, rows in runs.items() if rows is not None]
+    trainings = [words.measured(rows, versions, text) for text, rows in runs.items() if rows is not None]
     scope = made(words.scope, frame)
-    others, own = ([one for one in claims if one.claim.own == mine] for mine in (False, True))
+    others, ours = ([entry for entry in claims if entry.claim.own == mine] for mine in (False, True))
     return Report(
         title=_values(frame, "platform") + (f", run {run}" if run else ""),
         folder=out.parent.name,
-        cpu=devices.column(frame) == devices.CPU,
+        cpu=devices.column(frame) == devices.CPU and not footer.is_foreign(frame),
         scope=replace(scope, text=" ".join([scope.text, words.measured(frame, versions), *trainings])),
         suspects=made(words.suspects, frame),
         siblings=words.siblings(out),
@@ -115,8 +115,8 @@ def build(
         seed=section(frame, run, profiles),
         choices=choices(frame[frame["gpu_name"].notna()]),
         claims=judged(others),
-        unheld=[claim_line(one) for one in others if not one.cells],
-        own=judged(own),
+        unheld=[claim_line(entry) for entry in others if not entry.cells],
+        own=judged(ours),
         quality=None if trained is None else _quality(trained, adapted),
         quantised=_quantised(frame, matrix),
         accuracy=None if matrix is None or matrix.empty else _accuracy(matrix),
@@ -127,11 +127,11 @@ def build(
 def _figure(name: str, table: pd.DataFrame | None) -> Figure:
     """A figure as data; one without marks says why."""
     entry = FIGURES[name]
-    found = None if table is None else entry.chart(table)
-    said = (name, entry.title, entry.caption, entry.source)
-    if found is None or found.marks.empty:
-        return Figure(*said, reason="its table is not stored" if found is None else found.reason)
-    return Figure(*said, script_data.chart_data(found, footer.line(entry.source, found.shown)))
+    chart = None if table is None else entry.chart(table)
+    text = (name, entry.title, entry.caption, entry.source)
+    if chart is None or chart.marks.empty:
+        return Figure(*text, reason="its table is not stored" if chart is None else chart.reason)
+    return Figure(*text, script_data.chart_data(chart, footer.line(entry.source, chart.shown)))
 
 
 def _quality(trained: pd.DataFrame, adapted: pd.DataFrame | None) -> Quality:
@@ -195,7 +195,7 @@ def _values(frame: pd.DataFrame, column: str) -> str:
 def _spread(frame: pd.DataFrame, column: str) -> str:
     """Median and range of a measured column."""
     values = frame[column].dropna()
-    middle, least, most = (digits(one, exact=True) for one in (values.median(), values.min(), values.max()))
+    middle, least, most = (digits(entry, exact=True) for entry in (values.median(), values.min(), values.max()))
     return f"{middle} (median; {least} to {most})" if len(values) else "–"
 
 

@@ -41,13 +41,13 @@ _FINE = replace(PERCENT, digits=2)  # some shares are within a tenth of a percen
 
 
 def _share(column: str, group: str, rows: Sequence[Row]) -> Figure | None:
-    """A share of a ceiling, beside that of a stream that is as short as the stage, which says what no kernel could gain."""
+    """A share of a ceiling, with that of a stream that is as short as the stage, which says what no kernel could gain."""
     found = own_figure(column, ratios.share, _OURS, rows)
     if found is None:
         return None
     own = found.rows[0]
     short = own["share_of_short_stream"]
-    return replace(found, group=group and f"k={own[group]:g}", beside=None if pd.isna(short) else short)
+    return replace(found, group=group and f"k={own[group]:g}", second=None if pd.isna(short) else short)
 
 
 def _ours(bench: str, what: str, column: str, level: float, group: str, **bounds: tuple[float, float]) -> Bar:
@@ -66,7 +66,7 @@ def _ours(bench: str, what: str, column: str, level: float, group: str, **bounds
         Level(each=level),
         among=among,
         unit=_FINE,
-        beside="of a stream as short",
+        second="of a stream as short",
     )
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES, PRESET
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.report.packed_columns import beside, packed, plain
+from moe_routing_bench.report.packed_columns import differences, packed, plain
 from moe_routing_bench.report.row_fields import COLUMNS, KEYS, Column, fields
 from moe_routing_bench.store.platforms import CPU
 
@@ -33,7 +33,7 @@ def page_data(frame: pd.DataFrame, presets: Mapping[str, str] = MappingProxyType
     """What the page's scripts read of these rows, fit for JSON.
 
     `columns` of the table, `fields` of a row's details, `aliases` that a filter takes for fields, and of each row `ids`,
-    `commands`, `samples` and `values`; commands and values are packed: see `packed` and `beside`. `presets`: see `again`.
+    `commands`, `samples` and `values`; commands and values are packed: see `packed` and `differences`. `presets`: see `again`.
     """
     shown = fields()
     records = frame.to_dict("records")
@@ -76,7 +76,7 @@ def _plain(column: pd.Series) -> list[Any]:
 
 
 def _columns(values: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
-    """Every column packed: those of times of day to the second, and near another what is measured beside it wherever that is."""
+    """Every column packed: those of times of day to the second, and as differences from another column where both are known."""
     clocks = {name: [one and one[:19] + one[19:].lstrip(".0123456789") for one in values[name]] for name in _CLOCKS}
     return {name: _column(name, held, values) for name, held in {**values, **clocks}.items()}
 
@@ -90,7 +90,7 @@ def _column(name: str, held: list[Any], values: Mapping[str, list[Any]]) -> dict
         or any(b is None for a, b in zip(held, values[other], strict=True) if a is not None)
     ):
         return alone
-    return beside(held, other, values[other])
+    return differences(held, other, values[other])
 
 
 def row_id(row: Mapping[str, Any]) -> str:
@@ -100,7 +100,7 @@ def row_id(row: Mapping[str, Any]) -> str:
 
 
 def samples(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of each row the samples that count and those set aside, in order, as offsets from its median in 1 / SCALE of it.
+    """The samples of each row that count and those set aside, in order, as offsets from its median in 1 / SCALE of it.
 
     `every`: which one in how many is kept; null for a row without samples.
     """

@@ -80,7 +80,7 @@ def write(
             target = out / one.folder / inside
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-            if path.name == "index.html":  # the rows lie beside it here, and in results/ where it was made
+            if path.name == "index.html":  # here the rows are in its folder, where it was made in results/
                 text = path.read_text(encoding="utf-8")
                 target.write_text(text.replace(f'href="../../results/{one.folder}/', 'href="'), encoding="utf-8")
     page.write(

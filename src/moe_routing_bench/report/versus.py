@@ -1,4 +1,4 @@
-"""The same cells on two platforms: times side by side, and how they differ beside what the ceilings of the two differ by. No torch."""
+"""The same cells on two platforms: times side by side, and how the ratios compare with those of the ceilings. No torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,7 +43,7 @@ def pairs(tables: Mapping[str, pd.DataFrame]) -> list[tuple[str, str]]:
 
 
 def write(names: tuple[str, str], tables: tuple[pd.DataFrame, pd.DataFrame], out: Path) -> None:
-    """A page on two such folders, beside the folders of their reports."""
+    """A page on two such folders, next to the folders of their reports."""
     found = rows(*tables)
     best = cells(found)
     page.write(
@@ -63,7 +63,7 @@ def write(names: tuple[str, str], tables: tuple[pd.DataFrame, pd.DataFrame], out
 
 
 def agreement(best: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Of each of `cells`: whether the same implementation has the lowest median on both, and whether both runs tell theirs from the best other."""
+    """For each of `cells`: whether the same implementation has the lowest median on both, and whether both runs tell theirs from the best other."""
     return best["one"] == best["other"], best["one_told"] & best["other_told"]
 
 
@@ -101,7 +101,7 @@ def rows(one: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
 
 
 def cells(found: pd.DataFrame) -> pd.DataFrame:
-    """Of each cell the fastest implementation on either platform among those that both measured, whether it is told from the next by the stored
+    """The fastest implementation of each cell on either platform among those that both measured, whether it is told from the next by the stored
     verdict of its run, its time, and the ratio of both times, as wide as their intervals make it."""
     records = []
     for (bench, cell), group in found.groupby(["bench", "cell"], sort=False):

@@ -106,10 +106,10 @@ def _made(one: Implementation, bench: Bench) -> str:
 
 
 def siblings(out: Path) -> list[tuple[str, str]]:
-    """Name and address of the other reports of the same platform that lie beside this one."""
+    """Name and address of the other reports of the same platform next to this one."""
     platform = out.parent.name.partition(".")[0]
-    beside = (path.parent.name for path in out.parents[1].glob(f"{platform}*/index.html"))
-    names = sorted(name for name in beside if name.partition(".")[0] == platform and name != out.parent.name)
+    near = (path.parent.name for path in out.parents[1].glob(f"{platform}*/index.html"))
+    names = sorted(name for name in near if name.partition(".")[0] == platform and name != out.parent.name)
     return [(name.partition(".")[2] or "the grid", f"../{name}/index.html") for name in names]
 
 

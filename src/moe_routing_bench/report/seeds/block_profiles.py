@@ -1,4 +1,4 @@
-"""Seed 004: a Qwen MoE block in three forms, operator by operator, beside the profiles of implementations that stand for them."""
+"""Seed 004: a Qwen MoE block in three forms, operator by operator, with the profiles of implementations that stand for them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ _Profile = Mapping[str, Any]
 
 
 def tables(rows: pd.DataFrame, source: Mapping[str, Any], profiles: Sequence[_Profile], platform: str) -> list[Table]:
-    """Of each profiled cell a table of totals, and a table of operators for each block."""
+    """A table of totals of each profiled cell, and a table of operators for each block."""
     return [
         table
         for one in profiles

@@ -174,12 +174,12 @@ def decode_tables(rows: pd.DataFrame, platform: str) -> list[Table]:
 
 
 def _decode_line(known: dict[str, Any], rows: pd.DataFrame) -> list[str]:
-    """One format of weights beside one of activations; empty where it was not measured."""
-    beside = rows[rows["dtype"] == known["activations"]]
-    own = beside[beside["weights"] == FORMATS.get(known["format"], known["format"])]
+    """One format of weights with one of activations; empty where it was not measured."""
+    alike = rows[rows["dtype"] == known["activations"]]
+    own = alike[alike["weights"] == FORMATS.get(known["format"], known["format"])]
     if own.empty:
         return []
-    plain = beside[(beside["weights"] == beside["dtype"]) & (beside["implementation"] == LOOP)]
+    plain = alike[(alike["weights"] == alike["dtype"]) & (alike["implementation"] == LOOP)]
     found = {row["implementation"]: row for row in pd.concat([plain, own]).to_dict("records")}
     first = own.iloc[0]
     sizes = (str(first[name]) for name in ("hidden", "intermediate", "experts", "top_k"))

@@ -1,4 +1,4 @@
-"""Seed 003's table of whole models: prefill and decoding with quantised experts, beside full precision."""
+"""Seed 003's table of whole models: prefill and decoding with quantised experts and in full precision."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Seed 003: times of quantised experts, each of its tables beside the rows of this run.
+"""Seed 003: times of quantised experts, each of its tables with the rows of this run.
 
 Its shapes are one product per expert and ours are two: hidden is its K and intermediate N / 2, so that the first product is its own,
 and the second adds half of the FLOPs. Ratios and rates compare as they are; times compare over 1.5.

@@ -20,7 +20,7 @@ def folder() -> Path:
 
 
 def sources() -> dict[str, Any]:
-    """Of every file who published it, where, on which hardware, and what is inside its times."""
+    """The authors, place, hardware and boundary of the times of every file."""
     return read_mapping(folder() / "sources.yaml")
 
 

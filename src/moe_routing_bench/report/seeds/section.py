@@ -1,4 +1,4 @@
-"""What the report of a seed's run says of the seed: its source, and tables of its figures beside this run's rows."""
+"""What the report of a seed's run says of the seed: its source, and tables of its figures with this run's rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
