@@ -68,7 +68,7 @@ outside: .venv/.installed ## test a wheel in an empty folder, the workflow as a 
 faults: .venv/.installed ## inject faults and count them: kinds, and what became of them
 	.venv/bin/pytest -q -m fault
 
-# Takes hours for all modules; MUTANTS="moe_routing_bench.measure.statistics*" picks some.
+# Takes hours for all modules; MUTANTS="moe_routing_bench.statistics*" picks some.
 mutants: .venv/.installed ## how many small changes of the code no test would notice (MUTANTS=pattern picks some)
 	.venv/bin/pip install --quiet --constraint constraints.txt mutmut
 	OMP_NUM_THREADS=1 .venv/bin/mutmut run $(if $(MUTANTS),'$(MUTANTS)') >mutants.log
@@ -83,7 +83,7 @@ site: .venv/.report ## build the reports of all published runs from their rows, 
 
 PICTURES := nvidia-h200.layers/crossover nvidia-h200/bandwidth nvidia-h200/quality_pareto
 
-pictures: .venv/.report ## draw the pictures of README.md again
+pictures: .venv/.report ## draw the pictures of the documents again
 	@for one in $(PICTURES); do \
 	  .venv/bin/moe-routing-bench figure --platform $${one%/*} --name $${one#*/} && \
 	  cp reports/$${one%/*}/figures/$${one#*/}.png docs/img/ || exit; \
@@ -92,12 +92,13 @@ pictures: .venv/.report ## draw the pictures of README.md again
 vendor: ## bundle the charting library of the report again, with its licences (needs npm)
 	cd src/moe_routing_bench/report/vendor && npm ci --ignore-scripts && npm rebuild esbuild && npm run build && rm -rf node_modules
 
-lint: .venv/.installed ## check style, workflow and types (as the pre-commit hooks do)
+lint: .venv/.installed ## check style, workflow, types and words (as the pre-commit hooks do)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/snakefmt --check Snakefile workflow
 	.venv/bin/snakemake --lint
 	.venv/bin/pyright
+	.venv/bin/python docs/words.py
 
 lock: .venv/.installed ## resolve pyproject.toml again: uv.lock, then constraints.txt and the pins of environment.yml
 	.venv/bin/uv lock

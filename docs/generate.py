@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import layer_tables
+import pandas as pd
 import seed_tables
 import stored_tables
 from stored_tables import ROOT, table
@@ -21,12 +22,16 @@ from moe_routing_bench.config import presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
-from moe_routing_bench.store.columns import about
-from moe_routing_bench.store.records import COLUMNS
+from moe_routing_bench.store.records import COLUMNS, about
 
 SOURCES = ROOT / "src"
-KERNELS, BENCH = SOURCES / "moe_routing_kernels", SOURCES / "moe_routing_bench"
-PAGES = (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "config/README.md")
+PACKAGES = (SOURCES / "moe_routing_kernels", SOURCES / "moe_routing_bench")
+PAGES = (
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/*/*.md")),
+    ROOT / "config/README.md",
+)
 MARK = "<!-- generated: "
 BLOCK = re.compile(rf"({MARK}(.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -35,29 +40,19 @@ def summary(module: Path) -> str:
     """The first sentence of a module's docstring, on one line; `SystemExit` where there is none."""
     docstring = ast.get_docstring(ast.parse(module.read_text()))
     if not docstring:
-        raise SystemExit(f"{module}: no docstring, which docs/files.md is made of")
+        raise SystemExit(f"{module}: no docstring, which docs/architecture.md shows")
     paragraph = " ".join(docstring.split("\n\n")[0].split())
     sentence = re.split(r"(?<=\.) (?=[A-Z`])", paragraph)[0]
     return sentence.replace("``", "`").replace("|", r"\|")
 
 
 def packages() -> str:
-    """A line per package directly below that of the benchmark."""
-    found = sorted(BENCH.glob("*/__init__.py"))
-    return table([{"package": f"`{one.parent.name}/`", "what it holds": summary(one)} for one in found])
-
-
-def files() -> str:
-    """A section per package with a line per module."""
-    sections = []
-    for package in sorted({module.parent for root in (KERNELS, BENCH) for module in root.rglob("*.py")}):
-        modules = [module for module in sorted(package.glob("*.py")) if module.name != "__init__.py"]
-        lines = [
-            {"file": f"[`{one.name}`](../{one.relative_to(ROOT)})", "what it holds": summary(one)} for one in modules
-        ]
-        about = summary(package / "__init__.py")
-        sections.append(f"## {package.relative_to(SOURCES)}\n\n{about}\n" + (f"\n{table(lines)}" if lines else ""))
-    return "\n".join(sections)
+    """A line per package directly below one of the two that are installed."""
+    folders = [folder.parent for package in PACKAGES for folder in sorted(package.glob("*/__init__.py"))]
+    return table([
+        {"package": f"`{folder.parent.name}/{folder.name}/`", "contents": summary(folder / "__init__.py")}
+        for folder in folders
+    ])  # fmt: skip
 
 
 def cells() -> str:
@@ -99,20 +94,32 @@ def _default(axis: Axis) -> str:
 
 
 def columns() -> str:
-    """The columns of a row: what each holds, its unit and its type."""
+    """The columns of a row: what each holds, and its unit."""
     lines = []
-    for name, kind in COLUMNS.items():
+    for name in COLUMNS:
         one = about()[name]
-        lines.append({"column": f"`{name}`", "type": str(kind), "unit": one.unit, "what it holds": one.meaning})
+        lines.append({"column": f"`{name}`", "unit": one.unit, "contents": one.meaning})
     return table(lines).replace("|ln ratio|", r"\|ln ratio\|")
+
+
+def kernel_steps() -> str:
+    """The measured time of each step of docs/kernels, and its rate."""
+    flops = 2 * 32768 * 2048 * 1536
+    times = pd.read_csv(ROOT / "docs/kernels/times.csv")
+    return table(
+        [
+            {"step": row.step, "time in µs": f"{row.us:,.0f}", "TFLOP/s": f"{flops / row.us / 1e6:.3g}"}
+            for row in times.itertuples()
+        ]
+    )
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "packages": packages,
-    "files": files,
     "cells": cells,
     "axes": axes,
     "columns": columns,
+    "kernel-steps": kernel_steps,
     **stored_tables.BLOCKS,
     **layer_tables.BLOCKS,
     **seed_tables.BLOCKS,

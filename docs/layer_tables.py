@@ -86,7 +86,40 @@ def layers(phase: str) -> str:
             line |= {"over dense products": digits(found.at[mine, "over_dense"]), "mJ per token": digits(found.at[mine, "energy_mj_per_token"])}  # fmt: skip
         lines.append(line)
     shown = explained(table(sorted(lines, key=lambda line: (line["layer"], int(line["T"])))))
-    return "\n".join([shown, *together(rows[~(rows["skew"] > 0)])])
+    return "\n".join([shown, *together(even(rows))])
+
+
+HEADLINE = {
+    "qwen3-30b-a3b": (4096, 16384), "qwen3-next-80b-a3b": (16384,), "olmoe-1b-7b": (16384,), "deepseek-v3": (8192,), "gpt-oss-120b": (16384,),
+    "mixtral-8x7b": (8192,),
+}  # fmt: skip
+
+
+def headline() -> str:
+    """One line per layer of `HEADLINE`: what `auto` runs, its fastest rival and the baseline; below it the means over all layers with even loads."""
+    rows, lines = even(measured("prefill")), []
+    for model, tokens in ((model, tokens) for model, several in HEADLINE.items() for tokens in several):
+        cell = rows[(rows["model"] == model) & (rows["tokens"] == tokens)]
+        assert cell["cell"].nunique() == 1, f"{model}, T={tokens}: not one cell"
+        times, ours, fastest = cell.set_index("implementation"), chosen(cell), rivals(cell).idxmin()
+        lines.append({
+            "layer": model, "T": str(tokens), "`ops.layer`": time(times, ours), "fastest rival": f"{time(times, fastest)} (`{fastest}`)",
+            f"`{BASELINE}`": time(times, BASELINE), "speed-up over the rival": f"{digits(times.at[fastest, 'median_us'] / times.at[ours, 'median_us'])}x",
+        })  # fmt: skip
+    return "\n".join([explained(table(lines)), *together(rows), decoding("qwen3-30b-a3b")])
+
+
+def decoding(model: str) -> str:
+    """At which share of the bandwidth of a copy `auto` reads the weights of a model, in a sentence."""
+    rows = even(measured("decode")).query("model == @model").sort_values("tokens")
+    shares = [cell.set_index("implementation").at[chosen(cell), "share_of_copy"] for _, cell in rows.groupby("tokens")]
+    tokens = row_groups.words([str(tokens) for tokens in sorted(rows["tokens"].unique())])
+    return f"Decoding: with {tokens} tokens of {model}, `ops.layer` reads weights at {row_groups.words([percent(share) for share in shares])} of the bandwidth of a copy.\n"
+
+
+def even(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of cells with even loads."""
+    return rows[~(rows["skew"] > 0)]
 
 
 def together(rows: pd.DataFrame) -> list[str]:
@@ -109,7 +142,7 @@ def together(rows: pd.DataFrame) -> list[str]:
     else:
         wide = [one for one, names_there in zip(ahead, others, strict=True) if names_there]
         over = f"; over the {len(wide)} with another rival than torch {digits(stats.gmean(wide))}x" if 1 < len(wide) < len(ahead) else ""  # fmt: skip
-        said.append(f"What `auto` runs, in the geometric mean over {count(len(cells), 'layer')} with even loads: {digits(stats.gmean(ahead))}x the fastest rival (least {digits(min(ahead))}x){over}; {digits(torch)}x `{BASELINE}`.")  # fmt: skip
+        said.append(f"Speed-up of what `auto` runs, geometric mean over {count(len(cells), 'layer')} with even loads: {digits(stats.gmean(ahead))}x the fastest rival (least {digits(min(ahead))}x){over}; {digits(torch)}x `{BASELINE}`.")  # fmt: skip
     said += _absent(rows)
     doubted = sum(bool((cell["suspect"] == True).any()) for cell in cells)  # noqa: E712
     if doubted:
@@ -167,7 +200,7 @@ def all_layers() -> str:
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "stored-layers": partial(stored_cells, LAYERS + "measurements.parquet"), "stored-decode": partial(stored_cells, DECODE + "measurements.parquet"),
-    "layers": partial(layers, "prefill"), "all-layers": all_layers, "decode": partial(layers, "decode"),
+    "headline": headline, "layers": partial(layers, "prefill"), "all-layers": all_layers, "decode": partial(layers, "decode"),
     "training": partial(others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")),
     "models": partial(others, MODEL, ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm", "ops")),
 }  # fmt: skip

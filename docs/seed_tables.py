@@ -1,5 +1,6 @@
 """The tables of docs/seeds.md: what the stored runs of the seed documents are of, and what they say as ratios of times. Each ratio is of one card."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
@@ -41,7 +42,7 @@ RATIOS: Sequence[tuple[tuple[str, ...], str, str, Sequence[str], Sequence[str]]]
 
 def ratios(seed: str, where: str, slower: Sequence[str], faster: Sequence[str]) -> list[float]:
     """The least time of `slower` over that of `faster`, for each point of the grid but for its weights, and each of these: full precision
-    is held against each of the formats. Rows of several cards are an `AssertionError`."""
+    is compared with each of the formats. Rows of several cards are an `AssertionError`."""
     rows = stored(f"../nvidia-h200.seed-{seed}/measurements.parquet").query(f"status == 'ok' and {where}")
     rows = rows.assign(weights=rows["weights"].fillna(rows["dtype"]))
     found = []
@@ -70,13 +71,16 @@ def seed_ratios() -> str:
     return table(lines)
 
 
+_SOFTWARE = re.compile(r", driver [^,]*, torch [^,]*, triton [^,]*, nvidia-cutlass-dsl [^,]*")
+
+
 def seed_runs() -> str:
-    """A line per stored run: where its rows come from."""
+    """A line per stored run: the card, commit, day and cells of its rows. Manifests have the software."""
     folders = sorted(RESULTS.parent.glob("nvidia-h200.seed-*"))
     return table([
         {
             "seed": folder.name.partition("seed-")[2],
-            "rows of": stored_cells(f"../{folder.name}/measurements.parquet").strip().removesuffix("."),
+            "rows of": _SOFTWARE.sub("", stored_cells(f"../{folder.name}/measurements.parquet")).strip().removesuffix("."),
         }
         for folder in folders
     ])  # fmt: skip

@@ -5,6 +5,7 @@ Times are medians of device time in µs. `floor` is `roofline_us`: the compulsor
 at the matrix rate, both measured in the same process.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -15,12 +16,11 @@ from scipy import stats
 
 from moe_routing_bench.comparison import origins, regret
 from moe_routing_bench.figures import capacity
-from moe_routing_bench.quality.comparison import batches, compare
-from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality import compare, run_rows
 from moe_routing_bench.quantities import count, significant
 from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, trained_rules, versus, words
 from moe_routing_bench.report.parts import BarLine
-from moe_routing_bench.store import accuracy, records
+from moe_routing_bench.store import accuracy_matrix, records
 from moe_routing_kernels.choices import table as table_of_choices
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,7 +54,7 @@ SUSPECT, WIDE, WARM = "†", "°", "‡"
 _MARKS = {
     SUSPECT: "suspect: the row says why (`suspect_reason`)",
     WIDE: "reached a limit before its interval was as narrow as asked",
-    WARM: "the L2 cache may be warm: what calls read before inputs come round again is less than four times as large",
+    WARM: "the L2 cache may be warm: calls read less than four times its size before inputs repeat",
 }
 
 
@@ -86,6 +86,8 @@ def percent(value: float) -> str:
 def stored(name: str) -> pd.DataFrame:
     """A stored table by the name of its file."""
     path = RESULTS / name
+    if path.name == "measurements.parquet":  # an axis may have been added since: its column is then null
+        return records.frame(records.read(path))
     return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
 
 
@@ -200,7 +202,7 @@ def backward() -> str:
 
 
 def profiled() -> str:
-    """What Nsight Compute counted, one line per kernel."""
+    """What Nsight Compute counted, one line per kernel; for pack at T=16384 with k of 1, 2 and 8."""
     return table([
         {
             "bench": f"{row.bench}, {row.implementation}", "form": "–" if pd.isna(row.form) else row.form,
@@ -209,6 +211,7 @@ def profiled() -> str:
             "DRAM, of peak": f"{row.dram_percent_of_peak:.0f} %", "L2, of peak": f"{row.l2_percent_of_peak:.0f} %",
         }
         for row in stored("ncu.csv").itertuples()
+        if row.bench != "pack" or (row.tokens == 16384 and row.top_k != 4)
     ])  # fmt: skip
 
 
@@ -251,10 +254,10 @@ def gaps(name: str) -> pd.DataFrame:
 
 
 def repeat(name: str = "repeat.csv") -> str:
-    """How far the medians of the same kernels are apart on another card of the same kind, a line per operation."""
+    """How far the medians of the same kernels are apart on another card of the same kind, a line per operation where the rows are published ones."""
     rows = gaps(name)
     lines = []
-    for bench, found in (*rows.groupby("bench"), ("all", rows)):
+    for bench, found in (*(rows.groupby("bench") if name == PUBLISHED else ()), ("all", rows)):
         gap = found["gap"]
         named = {
             "bench": f"`{bench}`" if bench != "all" else bench,
@@ -270,8 +273,8 @@ def repeatability() -> str:
     rows = gaps(PUBLISHED)
     grid = rows[rows["bench"] != "layer"]["gap"]
     return (
-        f"The published rows were not measured twice by the same code. Beside the run before, by the code of {_day(rows['first_started_at'])} on another card, "
-        f"{percent((grid <= 0.005).mean())} of {count(len(grid), 'median')} are within 0.5 % and {percent((grid <= 0.02).mean())} within 2 % ([method](docs/method.md#verdicts)).\n"
+        f"The published rows were not measured twice by the same code. Compared with the run before, by the code of {_day(rows['first_started_at'])} on another card, "
+        f"{percent((grid <= 0.005).mean())} of {count(len(grid), 'median')} are within 0.5 % and {percent((grid <= 0.02).mean())} within 2 % ([method](method.md#verdicts)).\n"
     )
 
 
@@ -346,13 +349,14 @@ def quantised(run: str, ways: Sequence[str] = FORMAT_WAYS) -> str:
 
 
 def choices() -> str:
-    """What `auto` chooses for every layer that is stored, and its regret; under it the means and the worst."""
+    """What `auto` chooses for every stored layer with a regret, and the regret; under it the means and the worst of all stored layers."""
     found = table_of_choices.load()
     lines = regret.lines(found, found)
     chosen = table([
         {"cell": line.entry.label + (" (suspect)" if line.suspect else ""), "best candidate": f"`{line.best_own}`", "best measured": f"`{line.best}`"}
         | {title: text for kind, one in zip(regret.KINDS, line.choices, strict=True) for title, text in ((f"{kind}: chosen", f"`{one.name}`"), (f"{kind}: regret", f"{one.own:.1%} ({one.all:.1%})"))}
         for line in lines
+        if any(max(choice.own, choice.all) >= 0.0005 for choice in line.choices)
     ])  # fmt: skip
     said = [f"{one.what}: mean {one.mean:.1%}, worst {one.worst:.1%}" for one in regret.summaries(lines)]
     fixed = regret.always(lines)[0]
@@ -379,7 +383,7 @@ def runs_of_layers() -> dict[str, pd.DataFrame]:
 def matrices() -> dict[str, pd.DataFrame]:
     """The accuracy matrix of every stored run of the H200 that has one, by the run's name."""
     files = sorted(RESULTS.parent.glob("nvidia-h200*/accuracy.parquet"))
-    return {_run(path): accuracy.read(path, "nvidia-h200").to_pandas() for path in files}
+    return {_run(path): accuracy_matrix.read(path, "nvidia-h200").to_pandas() for path in files}
 
 
 def _run(path: Path) -> str:
@@ -387,14 +391,38 @@ def _run(path: Path) -> str:
 
 
 def bars(lines: Sequence[BarLine]) -> str:
-    """A line per bar: what was fixed, what is measured with its interval, and the verdict."""
+    """A line per bar: what was fixed, what is measured with its interval and its worst cell, and the verdict.
+
+    Reports have the best cell, how cells of a mean differ, and means with suspect cells, too.
+    """
     return table([
         {
-            "what": line.what, "bar (stretch)": line.bar + (f" ({line.stretch})" if line.stretch != "–" else ""), "measured": line.measured,
-            "cells": line.cells, "left out": line.left_out, "run": line.where or "–", "verdict": line.verdict,
+            "what": line.what, "bar (stretch)": _mean(line.bar + (f" ({line.stretch})" if line.stretch != "–" else "")),
+            "measured": _mean(_ELSEWHERE.sub("", _ALONE.sub("", line.measured) if line.cells == "1 of 1" else line.measured)),
+            "cells": line.cells + (f"; left out: {line.left_out}" if line.left_out != "–" else ""), "run": line.where or "–", "verdict": line.verdict,
         }
         for line in lines
     ])  # fmt: skip
+
+
+_ALONE = re.compile(r" in the geometric mean; worst: .*")
+_ELSEWHERE = re.compile(r"; with the suspect cells: .*| of cells that differ in [^;]+(?=;)|; best: .*?(?=;|$)")
+
+
+def _mean(text: str) -> str:
+    """The text with `mean` in front of a number in place of words behind it."""
+    return re.sub(r"((?:[≤≥] )?[\d.]+x(?: \[[^]]+\])?) in the geometric mean", r"mean \1", text)
+
+
+def routing_lines() -> list[BarLine]:
+    """The bars of the routing grid; reports of the seeds have those of their own runs."""
+    return [line for line in reached.lines(routing_bars.BARS, runs(), absent=True) if line.where in ("", "–")]
+
+
+def layer_lines() -> list[BarLine]:
+    """The bars of layers and models: not those of `auto`, whose regret measurements.md has, nor those that count QuACK's kernels as ours."""
+    lines = reached.lines(layer_bars.BARS, runs_of_layers(), absent=True)
+    return [line for line in lines if not line.what.startswith(("auto", "layer, QuACK"))]
 
 
 def products() -> str:
@@ -473,9 +501,9 @@ def withdrawn() -> str:
     by_domain = capacity.limited(run_rows.read(RESULTS / "quality.parquet").to_pandas()).query("label == 'e8'")
     mixed = capacity.lost(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())
     first, second = (rows.query(f"contestant == 'softk' and capacity_factor == 1.25 and way == '{capacity.TRAINED}'") for rows in (by_domain, mixed))  # fmt: skip
-    assert not len(batches.mixed(by_domain)) and len(first) and len(second)
+    assert not len(compare.with_mixed_batches(by_domain)) and len(first) and len(second)
     return (
-        f"Everything on capacity and drops from these runs is {batches.WITHDRAWN}: a factor of 1.25 seemed to cost `softk` {significant(first['lost'].mean(), 3)} bits "
+        f"Everything on capacity and drops from these runs is {compare.WITHDRAWN}: a factor of 1.25 seemed to cost `softk` {significant(first['lost'].mean(), 3)} bits "
         f"per byte, and costs it {significant(second['lost'].mean(), 2)} in the runs of `config/quality-formats.yaml`, whose validation batches are mixed.\n"
     )
 
@@ -499,8 +527,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "stored-quantised-decode": partial(stored_cells, QUANTISED_DECODE + "measurements.parquet"), "quantised-decode": partial(quantised, QUANTISED_DECODE),
     "stored-quantised-floats": partial(stored_cells, QUANTISED_FLOATS + "measurements.parquet"), "quantised-floats": partial(quantised, QUANTISED_FLOATS, FLOAT_WAYS),
     "choices": choices,
-    "routing-bars": lambda: bars(reached.lines(routing_bars.BARS, runs(), absent=True)),
-    "bars": lambda: bars(reached.lines(layer_bars.BARS, runs_of_layers(), absent=True)), "format-bars": lambda: bars(format_bars.lines(runs(), matrices(), absent=True)),
+    "routing-bars": lambda: bars(routing_lines()),
+    "bars": lambda: bars(layer_lines()), "format-bars": lambda: bars(format_bars.lines(runs(), matrices(), absent=True)),
     "formats-in-models": formats_in_models, "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "quality-told": told_apart, "quality-withdrawn": withdrawn, "ceilings": ceilings,
     "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat, "repeat-published": partial(repeat, PUBLISHED), "repeatability": repeatability,
     "platforms": platforms, "stored-h100": partial(stored_cells, H100 + "measurements.parquet"),

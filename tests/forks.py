@@ -31,7 +31,7 @@ import os, sys
 sys.path.insert(0, {measure!r})
 import client
 client.SERVER, client.SILENT_SECONDS = {server!r}, 600
-sys.exit(client.asked(client.connected({path!r}), ["--cli", {module!r}, str(os.getpid()), *sys.argv[1:]]))
+sys.exit(client.asked(client.connected({path!r}), ["--module", {module!r}, str(os.getpid()), *sys.argv[1:]]))
 """
 # The interpreter of forked programs, and of the rules of a forked Snakemake: of it a client asks for a server of its own source tree.
 INTERPRETER = """#!/bin/sh
@@ -147,7 +147,7 @@ def main(path: str) -> None:
     own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     elsewhere = [folder for folder in sys.path if folder not in own]
 
-    def command(arguments: list[str], connection: socket.socket) -> int:
+    def program(arguments: list[str], connection: socket.socket) -> int:
         """In the child: run a module as a program."""
         sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *elsewhere]
         module, caller, *words = arguments
@@ -167,7 +167,7 @@ def main(path: str) -> None:
             while ended := os.waitpid(-1, os.WNOHANG)[0]:
                 children.discard(ended)
 
-    server.command, server.reap, server.IDLE_SECONDS = command, reap, 600  # `stop` ends it
+    server.program, server.reap, server.IDLE_SECONDS = program, reap, 600  # `stop` ends it
     server.main(path)
 
 

@@ -8,6 +8,7 @@ from moe_routing_kernels import closure as files
 PACKAGE = Path(__file__).parent
 KERNELS = files.PACKAGE
 PACKAGES = (PACKAGE, KERNELS)
+COMMIT = "MOE_ROUTING_BENCH_COMMIT"  # environment variable: the commit of a tree that was copied without its history
 
 
 def closure(modules: Iterable[str]) -> list[Path]:

@@ -1,6 +1,8 @@
 """Quantities as people read them."""
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 
 
 def us(time: float, *interval: float, exact: bool = False) -> str:
@@ -30,6 +32,11 @@ def told_apart(value: float, low: float, high: float) -> list[str]:
 def count(n: int, noun: str) -> str:
     """A number with its noun in the right form."""
     return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def counts(names: Iterable[str]) -> str:
+    """How often each name occurs, the most frequent first."""
+    return ", ".join(f"{n} {name}" for name, n in Counter(names).most_common()) or "none"
 
 
 def digits(number: float, exact: bool = False) -> str:

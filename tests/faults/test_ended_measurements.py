@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from moe_routing_bench.cli import main as cli
-from moe_routing_bench.cli import measured
+from moe_routing_bench.cli import printing
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.store import records, rows
 from moe_routing_kernels.errors import UserError
@@ -177,14 +177,14 @@ def test_a_signal_while_rows_are_printed_waits(form) -> None:
     """They are printed once, and whole."""
 
     def while_printing() -> None:
-        results, document = measured.results, json.dump
+        results, document = printing.results, json.dump
 
         def interrupted(*arguments, **options):
             os.kill(os.getpid(), signal.SIGTERM)
             return (results if form == "table" else document)(*arguments, **options)
 
-        measured.results = interrupted
-        measured.json.dump = interrupted
+        printing.results = interrupted
+        printing.json.dump = interrupted
 
     process = Started(*FORMS[form], last=while_printing)
     code, out, error = process.ended()
@@ -310,7 +310,7 @@ def test_rows_that_cannot_be_printed_are_kept(call, monkeypatch, tmp_path) -> No
     def broken(*_):
         raise KeyError("median_us")
 
-    monkeypatch.setattr("moe_routing_bench.cli.measured.results", broken)
+    monkeypatch.setattr("moe_routing_bench.cli.printing.results", broken)
     code, _, said = call()
     assert isinstance(code, KeyError) and kept_in(tmp_path) == [8] and "an error: the rows" not in said
 
@@ -347,7 +347,7 @@ def test_a_second_signal_while_the_last_rows_are_printed_does_nothing() -> None:
         dump(*arguments, **options)
 
     def ended() -> None:
-        measured.json.dump = slow
+        printing.json.dump = slow
         os.kill(os.getpid(), signal.SIGTERM)
 
     code, out, error = Started("--json", last=ended).ended()

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from moe_routing_bench.cli import reporting
+from moe_routing_bench.cli import report
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality import run_rows
 from moe_routing_bench.store import paths, records, rows
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_kernels.errors import UserError
@@ -154,7 +154,7 @@ def test_a_table_of_another_platform_is_not_drawn(source: str, tmp_path: Path, m
     for folder, fits in (("nvidia-h200.again", True), ("cpu", False)):
         write_table(paths.TABLES[source](folder), table)
         if fits:
-            assert len(reporting.rows_of(source, folder)) == 1
+            assert len(report.rows_of(source, folder)) == 1
         else:
             with pytest.raises(UserError, match=r"platform of the rows of .*cpu.*: got 'nvidia-h200'; allowed: cpu"):
-                reporting.rows_of(source, folder)
+                report.rows_of(source, folder)

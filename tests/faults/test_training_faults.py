@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from moe_routing_bench.grid.run_spec import Run
-from moe_routing_bench.quality.spec import run_rows
-from moe_routing_bench.quality.training import loop, timing, train
+from moe_routing_bench.quality import loop, run_rows, timing, train
 from moe_routing_bench.store import paths
 from moe_routing_kernels.errors import UserError
 

@@ -15,7 +15,7 @@ from moe_routing_bench.benches.experts import BENCH
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.measure import accuracy
-from moe_routing_bench.store import accuracy as stored
+from moe_routing_bench.store import accuracy_matrix as stored
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.experts import dequant_loop

@@ -246,8 +246,13 @@ def test_a_server_that_does_not_start(code, polls, tmp_path, started) -> None:
     [
         (["--cold", "out", "spec"], None, "moe_routing_bench.measure.supervisor", ["out", "spec"]),
         (["out", "spec"], "cold", "moe_routing_bench.measure.supervisor", ["out", "spec"]),
-        (["--cold", "--running", "--cli", "list", "-x"], None, "moe_routing_bench.cli", ["list", "-x"]),
-        (["--running", "--cli", "list"], None, "moe_routing_bench.cli", ["list"]),
+        (
+            ["--cold", "--running", "--module", "moe_routing_bench.cli", "list", "-x"],
+            None,
+            "moe_routing_bench.cli",
+            ["list", "-x"],
+        ),
+        (["--running", "--module", "moe_routing_bench.cli", "list"], None, "moe_routing_bench.cli", ["list"]),
     ],
 )
 def test_without_a_server_the_process_becomes_the_job(arguments, worker, module, left, ends, monkeypatch) -> None:
@@ -338,12 +343,12 @@ def test_a_request_may_come_in_parts() -> None:
                 os.close(fd)
 
 
-@pytest.mark.parametrize(("arguments", "how"), [(["out", "spec"], "job"), (["--cli", "list", "-x"], "command")])
+@pytest.mark.parametrize(("arguments", "how"), [(["out", "spec"], "job"), (["--module", "a.program", "-x"], "program")])
 def test_a_child_becomes_its_caller(arguments, how, tmp_path, monkeypatch) -> None:
     """Its folder, its environment and nothing of the server's, its files; then the job or the command is run."""
     became = []
     monkeypatch.setattr(supervisor, "main", lambda *given: became.append(("job", *given)) or 5)
-    monkeypatch.setattr(server, "command", lambda *given: became.append(("command", *given)) or 6)
+    monkeypatch.setattr(server, "program", lambda *given: became.append(("program", *given)) or 6)
     monkeypatch.chdir("/")
     here, there = socket.socketpair()
     with here, there, open(tmp_path / "o", "w") as out, open(tmp_path / "e", "w") as err:
@@ -354,7 +359,7 @@ def test_a_child_becomes_its_caller(arguments, how, tmp_path, monkeypatch) -> No
             one.setattr(os, "environ", {"OLD": "1"})
             one.setattr(os, "dup2", lambda fd, target: became.append((os.fstat(fd).st_ino, target)))
             code, environ = server.serve_one(there), os.environ
-        given = ("job", arguments, "warm", there) if how == "job" else ("command", arguments[1:], there)
+        given = ("job", arguments, "warm", there) if how == "job" else ("program", arguments[1:], there)
     assert became == [(files[0], 1), (files[1], 2), given]
     assert code == (5 if how == "job" else 6) and environ == {"NEW": "2"} and os.getcwd() == str(tmp_path)
 
@@ -369,8 +374,8 @@ def test_a_command_ends_with_its_caller(unread, ends, monkeypatch) -> None:
     here, there = socket.socketpair()
     with there:
         before = {thread.name for thread in threading.enumerate()}
-        assert server.command(["list", "-x"], there) == 0
-        assert ran == [(("moe_routing_bench.cli",), {"run_name": "__main__"}, ["moe-routing-bench", "list", "-x"])]
+        assert server.program(["a.program", "list", "-x"], there) == 0
+        assert ran == [(("a.program",), {"run_name": "__main__"}, ["pytest", "list", "-x"])]
         (watch,) = [thread for thread in threading.enumerate() if thread.name not in before]
         assert watch.daemon and not ended.wait(0.05)
         assert here.recv(9) == b"."
@@ -394,7 +399,7 @@ def test_a_command_gives_a_sign_of_life_every_second(ends, monkeypatch) -> None:
     monkeypatch.setattr(server.runpy, "run_module", lambda *_, **__: ended.wait(5))
     monkeypatch.setattr(sys, "argv", ["pytest"])
     monkeypatch.setattr(os, "_exit", lambda code: ended.set())
-    server.command(["list"], connection)
+    server.program(["a.program"], connection)
     assert asked == [([connection], [], [], 1)] * 3 and said == [b"."] * 2
 
 

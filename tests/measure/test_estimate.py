@@ -9,7 +9,7 @@ import torch
 
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import estimating
+from moe_routing_bench.cli import estimates
 from moe_routing_bench.config import by_hand
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.measure.inputs import Sets
@@ -43,7 +43,7 @@ def test_sizes_are_those_of_the_cost_model(case) -> None:
     values = {name: value for name, value in (SMALL | COSTS[case]).items() if name in BENCHES[bench].axes}
     job = job_of(bench, None, values)
     sets = Sets(job, bench_of(job).definition(), "cpu")
-    found = estimating.sizes(job.cell)
+    found = estimates.sizes(job.cell)
     assert found.flops == sets.cost.flops
     shared = sum(tensor.nbytes for tensor, _ in sets._shared.values())
     assert found.weights == pytest.approx(shared, rel=0.15 if "int4" in case else 0.01)
@@ -60,9 +60,9 @@ def test_a_cell_takes_what_was_estimated(case) -> None:
     rows = supervisor.measure(job)
     taken = time.monotonic() - began
     assert [row["status"] for row in rows] == ["ok"] * len(names)
-    found = estimating.estimate(job, platforms.CPU)
+    found = estimates.estimate(job, platforms.CPU)
     expected = found.seconds - found.rates.start + 2  # calibration, and the fork
-    assert 1 / estimating.WITHIN < expected / taken < estimating.WITHIN, (expected, taken)
+    assert 1 / estimates.WITHIN < expected / taken < estimates.WITHIN, (expected, taken)
 
 
 def test_a_cell_takes_the_memory_that_was_estimated() -> None:
@@ -80,5 +80,5 @@ def test_a_cell_takes_the_memory_that_was_estimated() -> None:
             os._exit(0)
     os.waitpid(child, 0)
     taken = int(os.read(receive, 99))
-    found = estimating.estimate(job, platforms.CPU)
+    found = estimates.estimate(job, platforms.CPU)
     assert 0.8 * found.least < taken < found.memory, (found.least, taken, found.memory)

@@ -12,13 +12,8 @@ from scipy import stats
 from torch import Tensor
 
 from moe_routing_bench.figures import paper, perft
-from moe_routing_bench.grid.adaptation_spec import VARIANTS, Adaptation
-from moe_routing_bench.grid.run_spec import Run
-from moe_routing_bench.quality.comparison import perft_summary
-from moe_routing_bench.quality.evaluation import evaluate
-from moe_routing_bench.quality.model import adapters
-from moe_routing_bench.quality.spec import adaptation_rows, run_rows
-from moe_routing_bench.quality.training import adapt, loop, train
+from moe_routing_bench.grid.run_spec import VARIANTS, Adaptation, Run
+from moe_routing_bench.quality import adapt, adaptation_rows, adapters, evaluate, loop, perft_summary, run_rows, train
 from moe_routing_bench.report import trained_rules
 from moe_routing_bench.store import paths
 from moe_routing_kernels.errors import UserError

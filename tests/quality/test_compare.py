@@ -9,10 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
+from moe_routing_bench import statistics
 from moe_routing_bench.grid.run_spec import DENSE, Run
-from moe_routing_bench.quality import statistics
-from moe_routing_bench.quality.comparison import compare
-from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality import compare, run_rows
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.routers import ROUTERS

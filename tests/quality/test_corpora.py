@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moe_routing_bench.quality.corpora import batches, texts
+from moe_routing_bench.quality import batches, texts
 from moe_routing_kernels.errors import UserError
 
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moe_routing_bench.quality.model import moe_layer, placement
-from moe_routing_bench.quality.model.stage_clock import STAGES, StageClock
+from moe_routing_bench.quality import moe_layer, placement
+from moe_routing_bench.quality.stage_clock import STAGES, StageClock
 from moe_routing_kernels.routers import learned
 
 EXPERTS, DIM, HIDDEN = 4, 8, 16

@@ -18,7 +18,7 @@ from scipy import stats
 
 from browser import opened
 from drawn import draw
-from moe_routing_bench.cli import reporting as cli
+from moe_routing_bench.cli import report as cli
 from moe_routing_bench.figures import (
     FIGURES,
     capacity,
@@ -30,9 +30,7 @@ from moe_routing_bench.figures import (
     training_rows,
 )
 from moe_routing_bench.figures.chart import Chart, Scale, marks
-from moe_routing_bench.quality.comparison import batches
-from moe_routing_bench.quality.spec import adaptation_rows, plan, run_rows
-from moe_routing_bench.quality.training import train
+from moe_routing_bench.quality import adaptation_rows, compare, plan, run_rows, train
 from moe_routing_bench.report import trained_rules
 from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths, records
@@ -267,7 +265,7 @@ def test_nothing_on_capacity_is_shown_of_runs_that_validated_by_domain(
 ) -> None:
     """Nor of such runs among others."""
     old = trained.assign(validation_batches="by_domain")
-    assert figure(old).marks.empty and figure(old).reason == batches.WITHDRAWN
+    assert figure(old).marks.empty and figure(old).reason == compare.WITHDRAWN
     assert len(figure(trained).marks)
     both = pd.concat([trained, old.assign(run=old["run"] + "-old", bits_per_byte=9.0)], ignore_index=True)
     assert set(figure(both).shown["validation_batches"]) == {"mixed"}

@@ -7,12 +7,8 @@ import pytest
 import torch
 
 from moe_routing_bench.config import load as config
-from moe_routing_bench.grid.adaptation_spec import Adaptation
-from moe_routing_bench.grid.run_spec import Run
-from moe_routing_bench.quality import code
-from moe_routing_bench.quality.evaluation import altered
-from moe_routing_bench.quality.model import cost, language_model
-from moe_routing_bench.quality.spec import plan
+from moe_routing_bench.grid.run_spec import Adaptation, Run
+from moe_routing_bench.quality import code, evaluate, language_model, plan
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.formats.weights import WEIGHTS
 
@@ -179,7 +175,7 @@ def test_the_published_config_holds_what_it_promises() -> None:
         assert len(routers) >= rules and len(mine) == 5 * (len(routers) + 1) and "dense" in {run.router for run in mine}
         with torch.device("meta"):
             all_experts = language_model.build(dataclasses.replace(mine[0], router="dense", match="parameters"), [])
-        assert cost.parameters(all_experts)[0] >= 20_000_000
+        assert language_model.parameters(all_experts)[0] >= 20_000_000
         text = 18_000_000  # of 19.2 MB, the training share
         assert least <= mine[0].steps * mine[0].tokens_per_step <= 4 * text
     adaptations = plan.expand(effective["quality"], effective["perft"]).adaptations.values()
@@ -197,7 +193,7 @@ def test_the_config_of_formats_holds_what_it_promises() -> None:
     seeds = {router: {run.seed for run in runs if run.router == router} for router in {run.router for run in runs}}
     assert len(seeds) == 6 and all(len(found) == 5 for found in seeds.values())
     assert {tuple(run.corpora) for run in runs} == {("stdlib",)}
-    assert all(WEIGHTS[name].packs(size) for run in runs for name in altered.FORMATS for size in (run.dim, run.expert_hidden))  # fmt: skip
+    assert all(WEIGHTS[name].packs(size) for run in runs for name in evaluate.FORMATS for size in (run.dim, run.expert_hidden))  # fmt: skip
 
 
 def test_which_edits_make_runs_and_adaptations_stale() -> None:
@@ -207,11 +203,10 @@ def test_which_edits_make_runs_and_adaptations_stale() -> None:
         for files in (code.training_files(), code.adaptation_files())
     )
     trained = {
-        "code", "corpora/batches", "corpora/texts", "evaluation/altered", "evaluation/evaluate", "evaluation/loads", "model/cost", "model/language_model",
-        "model/moe_layer", "model/placement", "model/stage_clock", "spec/run_rows", "statistics", "training/loop",
-        "training/schedule", "training/timing", "training/train",
+        "code", "batches", "texts", "evaluate", "loads", "language_model", "moe_layer", "placement", "stage_clock", "run_rows", "loop",
+        "schedule", "timing", "train",
     }  # fmt: skip
     assert {name for name in runs if not name.endswith("__init__")} == trained
-    assert adaptations - runs == {"model/adapters", "spec/adaptation_rows", "training/adapt"}
+    assert adaptations - runs == {"adapters", "adaptation_rows", "adapt"}
     assert all(Path(name).is_file() for name in code.adaptation_files())
     assert any(one.match("routers/rules/remoe.py") for one in code.training_files())

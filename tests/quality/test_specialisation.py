@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from moe_routing_bench.grid.run_spec import Run
-from moe_routing_bench.quality.comparison import specialisation
-from moe_routing_bench.quality.spec import run_rows
-from moe_routing_bench.quality.training import loop, train
+from moe_routing_bench.quality import loop, run_rows, specialisation, train
 from moe_routing_bench.store import paths
 
 FIXED = {

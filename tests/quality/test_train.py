@@ -13,11 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe_routing_bench.grid.run_spec import DENSE, Run
-from moe_routing_bench.quality.corpora import batches, texts
-from moe_routing_bench.quality.evaluation import altered, evaluate
-from moe_routing_bench.quality.model import cost, language_model
-from moe_routing_bench.quality.spec import run_rows
-from moe_routing_bench.quality.training import loop, schedule, timing, train
+from moe_routing_bench.quality import batches, evaluate, language_model, loop, run_rows, schedule, texts, timing, train
 from moe_routing_bench.store import paths
 from moe_routing_bench.workload import trace
 from moe_routing_kernels.errors import UserError
@@ -168,17 +164,17 @@ def test_the_last_evaluation_alters_the_experts_and_the_capacity_and_leaves_the_
     for number in range(30):
         training.step(number)
     before = {name: one.clone() for name, one in training.model.state_dict().items()}
-    found = altered.fields(training.model, training.validation, 4)
+    found = evaluate.altered_fields(training.model, training.validation, 4)
     after = training.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert training.model.layers[0].capacity_factor == 1.5 and training.model.training
     whole = evaluate.evaluate(training.model, training.validation, 4)
     formats, capacities = found["bits_by_format"], found["bits_by_capacity"]
-    assert formats is not None and list(formats) == list(altered.FORMATS)
+    assert formats is not None and list(formats) == list(evaluate.FORMATS)
     lost = {name: abs(bits - whole["bits_per_byte"]) for name, bits in formats.items()}
     assert 0 < lost["int8_g128"] < 1e-3 and lost["int8_g128"] < lost["int4_g128"] < lost["int2_g128"]
     assert capacities is not None and capacities["1.5"] == evaluate.bits(whole["val_loss_with_capacity"])
-    with altered.quantised(training.model, WEIGHTS["int4_g128"]) as done:
+    with evaluate.quantised(training.model, WEIGHTS["int4_g128"]) as done:
         weight = training.model.layers[1].experts.w13_EDH
         column = weight[2, :, 5]  # its 16 elements are one group: at most 16 levels, of a step that divides them
         assert done and column.unique().numel() > 3
@@ -190,10 +186,10 @@ def test_the_last_evaluation_alters_the_experts_and_the_capacity_and_leaves_the_
 def test_experts_whose_codes_fill_no_bytes_are_left_out(run: Run) -> None:
     """Of a width of 18 elements those of 8 bits and of 4 do, of 2 bits they do not; a dense model has no experts."""
     odd = loop.Training(dataclasses.replace(run, dim=18, heads=1, expert_hidden=18), "cpu")
-    formats = altered.fields(odd.model, odd.validation, 4)["bits_by_format"]
-    assert formats is not None and set(altered.FORMATS) - formats.keys() == {"int2_g128", "int2z_g128"}
+    formats = evaluate.altered_fields(odd.model, odd.validation, 4)["bits_by_format"]
+    assert formats is not None and set(evaluate.FORMATS) - formats.keys() == {"int2_g128", "int2z_g128"}
     dense = loop.Training(dataclasses.replace(run, router="dense"), "cpu")
-    assert set(altered.fields(dense.model, dense.validation, 4).values()) == {None}
+    assert set(evaluate.altered_fields(dense.model, dense.validation, 4).values()) == {None}
 
 
 def test_only_the_last_row_of_a_final_run_is_altered(run: Run, tmp_path: Path) -> None:
@@ -225,9 +221,13 @@ def test_the_dense_model_is_equal_in_what_it_should_be(run: Run, match: str) -> 
     dense = language_model.build(dataclasses.replace(run, router="dense", match=match), [])
     routed = language_model.build(run, [1] * 256)
     routers = sum(p.numel() for router in routed.routers for p in router.parameters())
-    total, active = (value - routers for value in cost.parameters(routed))
-    assert cost.parameters(dense)[0] == cost.parameters(dense)[1] == (active if match == "active_flops" else total)
-    assert cost.flops_per_token(dense, run, 1000) == 6 * (1000 - 256 * 16) + 6 * 2 * 32 * 16
+    total, active = (value - routers for value in language_model.parameters(routed))
+    assert (
+        language_model.parameters(dense)[0]
+        == language_model.parameters(dense)[1]
+        == (active if match == "active_flops" else total)
+    )
+    assert language_model.flops_per_token(dense, run, 1000) == 6 * (1000 - 256 * 16) + 6 * 2 * 32 * 16
 
 
 def test_a_dense_run_has_no_routing_columns(run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every recipe of CONTRIBUTING.md, followed to the letter in a copy of the repository, and its result used for real."""
+"""Every recipe of docs/extending.md, followed to the letter in a copy of the repository, and its result used for real."""
 
 import importlib
 import re
@@ -17,7 +17,7 @@ from moe_routing_bench.store.parquet import write_table
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-RECIPES = dict(re.findall(r"^## (Add .*?)\n(.*?)(?=^## |\Z)", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S))
+RECIPES = dict(re.findall(r"^## (Add .*?)\n(.*?)(?=^## |\Z)", (ROOT / "docs/extending.md").read_text(), re.M | re.S))
 BLOCK = re.compile(
     r"(?:^ *File: `(?P<path>[^`]+)`\n\n)?^(?P<indent> *)```(?P<kind>\w+)\n(?P<text>.*?)^ *```$", re.M | re.S
 )

@@ -173,4 +173,4 @@ def test_so_many_kernels_are_prepared(name: str, printed: str, monkeypatch: pyte
     forward, both = (ops.prepare(**sizes, arch="sm_90a", training=training) for training in (False, True))
     assert printed.format(forward, both - forward) in SECTION
     if name == "qwen3-30b-a3b":
-        assert f"{forward} kernels in 18 s on 16 cores" in (ROOT / "README.md").read_text()
+        assert f"{forward} kernels in 18 s on 16 cores" in (ROOT / "docs/operators.md").read_text()

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality import run_rows
 from moe_routing_bench.report import answers
 
 

@@ -83,9 +83,9 @@ def test_a_check_says_what_is_wrong_and_raises_what_a_kernel_raises(tmp_path, mo
 
 
 def test_a_script_outside_the_checkout(tmp_path):
-    """That of the README, for less long, after torch has been used; then a kernel of the folder that fails: why, and its traceback."""
-    readme = (ROOT / "README.md").read_text()
-    (shown,) = re.findall(r"^```python\n(from moe_routing_bench import api.*?)^```", readme, re.M | re.S)
+    """The one of docs/usage.md, for less long, after torch has been used; then a kernel of the folder that fails: why, and its traceback."""
+    page = (ROOT / "docs/usage.md").read_text()
+    (shown,) = re.findall(r"^```python\n(from moe_routing_bench import api.*?)^```", page, re.M | re.S)
     (tmp_path / "api_broken.py").write_text(KERNEL.replace("FACTOR", "factor"))
     text = f"""
 import torch

@@ -28,7 +28,7 @@ BENCH = Bench("turn", "rows -> turned rows", ("tokens", "rotation"), "torch", (I
 SEEN = """
 import inspect, json, sys
 import yaml
-from moe_routing_bench.cli.measuring import measure
+from moe_routing_bench.cli.measure import measure
 from moe_routing_bench.config import axes, sections
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
@@ -62,7 +62,7 @@ def seen(tmp_path_factory):
     registry.write_text(registry.read_text().replace("OPERATIONS = (", 'OPERATIONS = ("turn", ', 1))
     done = subprocess.run(
         [sys.executable, "-c", SEEN, json.dumps(CELLS)],
-        env=os.environ | {"PYTHONPATH": str(copy.parent)}, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (copy.parent, PACKAGE.parent)))}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -87,7 +87,7 @@ def test_a_new_axis_and_a_new_bench_leave_the_specs_of_others_alone(seen, bench)
 
 def test_no_module_of_the_package_but_the_table_lists_axes():
     """A list of several axes elsewhere would go out of date: options, entries and columns are derived."""
-    options = importlib.import_module("moe_routing_bench.cli.measuring").measure
+    options = importlib.import_module("moe_routing_bench.cli.measure").measure
     named = [one for one in inspect.signature(options).parameters if one in axes.AXES]
     assert named == list(axes.AXES)
 

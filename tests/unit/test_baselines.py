@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 from rows import frame, one
 
+from moe_routing_bench import statistics
 from moe_routing_bench.comparison import baselines, verdicts
-from moe_routing_bench.measure import statistics
 from moe_routing_bench.report import findings
 from moe_routing_bench.store.records import SCHEMA
 

@@ -16,15 +16,16 @@ import pytest
 import forks
 from moe_routing_bench import packages
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import asked, printing, progress
 from moe_routing_bench.cli import main as cli
+from moe_routing_bench.cli import printing
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config.expand import cell_of, expand
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.quality import code as quality_code
-from moe_routing_bench.quality.spec import plan, run_rows
+from moe_routing_bench.quality import plan, run_rows
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import paths, platforms, records, rows
+from moe_routing_bench.study import progress, request
 from moe_routing_kernels.choices import table
 from signals import interruptible, runs
 
@@ -181,9 +182,9 @@ def test_measure_takes_several_values_of_an_axis_and_says_what_it_is_about(call,
     """Separated by commas, or in several options; each cell is announced."""
     code, _, error = call("measure", "gate", "--tokens", "64,128", "--tokens", "256", "--experts", "8,16", "--implementations", "torch")  # fmt: skip
     assert code == 0
-    asked = [cell_of("gate", tokens=tokens, experts=experts, top_k=2) for tokens in (64, 128, 256) for experts in (8, 16)]  # fmt: skip
-    assert [job.cell for job, *_ in measured] == asked
-    assert error.splitlines()[-1] == f"cell 6 of 6: gate {asked[-1].key}: torch"
+    request = [cell_of("gate", tokens=tokens, experts=experts, top_k=2) for tokens in (64, 128, 256) for experts in (8, 16)]  # fmt: skip
+    assert [job.cell for job, *_ in measured] == request
+    assert error.splitlines()[-1] == f"cell 6 of 6: gate {request[-1].key}: torch"
 
 
 def test_measure_warns_of_options_that_the_bench_does_not_read(call, measured):
@@ -291,8 +292,8 @@ def test_an_option_of_measure_is_a_value_of_its_axis(call, measured):
     call("measure", "gate", "--model", "mixtral-8x7b", "--tokens", "64")
     (first, *_), (second, *_), (third, *_) = measured
     sizes = {"tokens": 1024, "hidden": 1024, "top_k": 2}
-    asked = {"experts": 32, "capacity_factor": 1.25, "packed": "fp8_row", "phase": "decode", "seed": 3}
-    assert first.cell == cell_of("pack", **sizes, **asked, sampler="trace", trace=trace)
+    request = {"experts": 32, "capacity_factor": 1.25, "packed": "fp8_row", "phase": "decode", "seed": 3}
+    assert first.cell == cell_of("pack", **sizes, **request, sampler="trace", trace=trace)
     assert second.cell == cell_of("pack", **sizes, experts=8)
     assert third.cell == cell_of("gate", tokens=64, experts=8, top_k=2, router="softmax_topk_renorm")
 
@@ -321,11 +322,11 @@ def test_status_collect_and_prune_follow_the_config(call):
 
 def test_collect_says_on_what_rows_were_measured(call):
     """How many cards, nodes and SLURM jobs, and the names of some."""
-    asked = {"grid": [CONFIG["grid"][0] | {"tokens": [64, 128, 256, 512, 1024]}]}
-    for number, job in enumerate(expand(config.load(asked), {})):
+    request = {"grid": [CONFIG["grid"][0] | {"tokens": [64, 128, 256, 512, 1024]}]}
+    for number, job in enumerate(expand(config.load(request), {})):
         where = {"gpu_name": "NVIDIA H200", "gpu_uuid": f"GPU-{number % 2}", "host": "n2", "slurm_job_id": str(number)}
         write_cell(job, **(where if number else {"host": "n1"}))
-    code, out, _ = call("collect", "--platform", "cpu", "--config-json", json.dumps(asked))
+    code, out, _ = call("collect", "--platform", "cpu", "--config-json", json.dumps(request))
     assert code == 0 and "measured on 2 NVIDIA H200; 2 nodes (n1, n2); 4 SLURM jobs (1, 2, 3, 4)" in out
     rows = [{"host": "n1", "slurm_job_id": str(number)} for number in range(9)]
     assert printing.places(rows) == "1 node (n1); 9 SLURM jobs (0, 1, 2, 3, …)"
@@ -390,7 +391,7 @@ def test_without_a_config_status_and_prune_follow_the_last_run(call):
     status, _, error = call("prune", "--platform", "cpu", "--remove")
     assert status == 2 and "results/cpu/config.json" in error and kept.exists()
     assert "asked by config/config.yaml, because" in call("status", "--platform", "cpu")[1]
-    asked.last("cpu").write_text(json.dumps(CONFIG))
+    request.last("cpu").write_text(json.dumps(CONFIG))
     assert "found 0 files" in call("prune", "--platform", "cpu")[1]
     out = call("status", "--platform", "cpu")[1]
     assert "1 of 2 cells measured, 1 remain\nasked by results/cpu/config.json\n" in out

@@ -8,7 +8,7 @@ from rows import frame, one
 
 from browser import asked
 from drawn import draw
-from moe_routing_bench.cli import reporting
+from moe_routing_bench.cli import report as reporting
 from moe_routing_bench.comparison import runs
 from moe_routing_bench.figures import FIGURES, foreign
 from moe_routing_bench.report import document

@@ -134,7 +134,7 @@ def test_fp8_on_both_sides_against_our_layer_of_16_bits() -> None:
     assert (found.verdict, found.bar) == ("reached", "≥ 1.5x in the geometric mean")
 
 
-EXACT = "experts: results beside those of dequantised weights"
+EXACT = "experts: results compared with those of dequantised weights"
 CASES = "18 of 18 cases of seed 003, and all other formats"
 
 

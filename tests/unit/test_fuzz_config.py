@@ -16,7 +16,7 @@ import yaml
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
-from moe_routing_bench.quality.spec import plan
+from moe_routing_bench.quality import plan
 from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -37,6 +37,12 @@ def test_the_first_help_has_every_command_in_a_section_with_a_whole_sentence(tol
     assert re.search(r"Exit status: 0 .* 1 .* 2 .* 130 ", " ".join(text.split()))
 
 
+def test_a_command_is_in_the_module_of_its_name_or_with_one_that_is():
+    modules = {name: one.callback.__module__.rpartition(".")[2] for name, one in COMMANDS.items()}
+    of_their_own = {name.replace("-", "_") for name, module in modules.items() if module == name.replace("-", "_")}
+    assert set(modules.values()) == of_their_own
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_explained_and_typed_in_words(name, told):
     text = told(name)

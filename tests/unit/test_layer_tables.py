@@ -112,13 +112,13 @@ def test_a_mean_says_how_many_of_its_layers_have_suspect_rows(
     assert "1 of the 3 have suspect rows" in found
 
 
-def test_every_table_of_times_of_the_readme_marks_what_its_rows_doubt(tables: ModuleType) -> None:
-    """The published pages: as many marks as there are doubted rows among those that each table shows."""
-    readme = (DOCS.parent / "README.md").read_text()
+def test_every_table_of_layers_marks_what_its_rows_doubt(tables: ModuleType) -> None:
+    """The page has as many marks as there are doubted rows among those that each table shows."""
+    page = (DOCS / "experts.md").read_text()
     for phase, name in (("prefill", "layers"), ("decode", "decode")):
         rows = tables.measured(phase)
         there = rows[rows["implementation"].isin(tables.WAYS)]
-        block = readme.partition(f"<!-- generated: {name} -->")[2].partition("<!-- end -->")[0]
+        block = page.partition(f"<!-- generated: {name} -->")[2].partition("<!-- end -->")[0]
         lines = "".join(line for line in block.splitlines() if line.startswith("|"))
         assert lines.count("†") == int((there["suspect"] == True).sum())  # noqa: E712
         assert lines.count("°") == int((there["converged"] == False).sum())  # noqa: E712

@@ -10,7 +10,7 @@ import yaml
 
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.cli import main as cli
-from moe_routing_bench.cli import manifests
+from moe_routing_bench.cli import published
 from moe_routing_bench.packages import fingerprint
 from moe_routing_bench.quality.code import training_files
 from moe_routing_bench.store import manifest, paths, records, rows
@@ -130,10 +130,10 @@ def test_a_commit_outside_the_history_is_refused(stored, monkeypatch):
 def test_published_names_changed_benches(stored, capsys):
     """It is information: rows of older code are listed like others."""
     with pytest.raises(UserError, match="published runs: got 'none in results/'"):
-        manifests.published()
+        published.published()
     stored({"code_fingerprint": "old"}, {"bench": "pack", "code_fingerprint": find("pack").code_fingerprint()})
-    manifests.manifest("cpu")
-    manifests.published()
+    published.manifest("cpu")
+    published.published()
     out = capsys.readouterr().out
     assert "wrote results/cpu/manifest.yaml" in out and "2026-11-21 to 2026-11-22" in out
     assert out.splitlines()[-1].split()[-1] == "gate" and SHA[:7] in out
@@ -147,9 +147,9 @@ def test_published_compares_training_runs_with_the_code_of_today(code_of, said, 
     names = ("schema_version", "platform", "git_sha", "git_dirty", "cpu_model", "started_at", "ended_at")
     rows_of = [{name: ROW[name] for name in names} | {"code_fingerprint": today}]
     write_table(paths.quality("cpu"), pa.Table.from_pylist(rows_of))
-    manifests.manifest("cpu")
+    published.manifest("cpu")
     capsys.readouterr()
-    manifests.published("cpu")
+    published.published("cpu")
     assert capsys.readouterr().out.splitlines()[-1].split()[-1] == said
 
 

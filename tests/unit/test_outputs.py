@@ -10,7 +10,7 @@ import typer.main
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.cli import outputs
 from moe_routing_bench.grid.run_spec import Run
-from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality import run_rows
 from moe_routing_bench.store import paths
 from moe_routing_kernels.errors import UserError
 

@@ -5,8 +5,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from moe_routing_bench import statistics
 from moe_routing_bench.comparison import verdicts
-from moe_routing_bench.measure import statistics
 
 BLOCKS = 20
 

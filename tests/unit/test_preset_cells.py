@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import estimating
+from moe_routing_bench.cli import estimates
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import config_of, expand
 from moe_routing_bench.config.load import load
@@ -28,14 +28,14 @@ def test_a_preset_is_a_cell_of_every_bench_with_an_estimate(bench, model):
     (job,) = jobs_of(bench, model)
     preset = MODELS[model]
     assert (job.cell.experts, job.cell.top_k) == (preset.experts, preset.top_k)
-    assert estimating.estimate(job, "cpu").seconds > 0
+    assert estimates.estimate(job, "cpu").seconds > 0
 
 
 @pytest.mark.parametrize("model", MEASURED)
 def test_the_rule_of_a_cell_has_the_factor_of_its_preset(model):
     (job,) = jobs_of("gate", model)
     rule = ROUTERS[job.cell.router]
-    assert rule.scale == MODELS[model].routed_scale and job.cell.router.startswith(MODELS[model].router)
+    assert MODELS[model].routed_scale in (None, rule.scale) and job.cell.router.startswith(MODELS[model].router)
 
 
 @pytest.mark.parametrize("model", MEASURED)

@@ -9,7 +9,7 @@ import re
 import pytest
 from test_huggingface import CONFIGS, MODELS
 
-from moe_routing_bench.config import huggingface, library
+from moe_routing_bench.config import config_files, huggingface
 from moe_routing_bench.config.architectures import ARCHITECTURES
 from moe_routing_bench.config.model_fields import ALIASES
 from moe_routing_kernels.errors import UserError
@@ -139,7 +139,7 @@ def test_the_table_has_the_defaults_of_the_classes(kind):
     architecture = ARCHITECTURES[kind]
     for name, default in architecture.defaults.items():
         paths = (architecture.names.get(name, name), *ALIASES.get(name, ()))
-        values = [value for path in paths for there, value in [library.at(made, path)] if there]
+        values = [value for path in paths for there, value in [config_files.field_at(made, path)] if there]
         assert not values or values[0] == default, name
         assert values or (kind, name) in OF_CODE
 
@@ -188,8 +188,9 @@ CHECKPOINTS = {  # models without a class of their own sizes, and where their ch
 UNREAD = {"kimi-k3", "nemotron-3-ultra-550b"}  # unsupported, of no class or without a number of layers
 
 
-def test_every_preset_is_held_to_a_config_or_a_class():
-    assert {*MODELS} - {*CONFIGS} - {*OF_CLASSES} - {*CHECKPOINTS} == UNREAD
+def test_every_preset_whose_source_is_a_configuration_is_compared_with_one():
+    sourced = {name for name, preset in MODELS.items() if "config" in preset["source"].lower()}
+    assert len(sourced) >= 73 and sourced - {*CONFIGS} - {*OF_CLASSES} - {*CHECKPOINTS} == UNREAD
     assert all(MODELS[name]["unsupported"] for name in UNREAD)
 
 
@@ -261,12 +262,12 @@ def test_without_the_library_a_config_gives_the_same_preset(name, tmp_path, monk
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIGS[name]))
     with_library = huggingface.preset(path)
-    monkeypatch.setattr(library, "installed", lambda: False)
+    monkeypatch.setattr(config_files, "library_installed", lambda: False)
     assert huggingface.preset(path) == with_library
 
 
 def test_without_the_library_a_default_that_the_table_lacks_is_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(library, "installed", lambda: False)
+    monkeypatch.setattr(config_files, "library_installed", lambda: False)
     fields = {
         name: value
         for name, value in CONFIGS["qwen3-next-80b-a3b"].items()
@@ -279,7 +280,7 @@ def test_without_the_library_a_default_that_the_table_lacks_is_asked_for(tmp_pat
 
 def test_a_class_that_refuses_its_fields_is_named_in_one_line():
     with pytest.raises(UserError) as caught:
-        library.instance(MAPPING["qwen3_moe"], {"hidden_size": "wide"}, "some/config.json")
+        config_files.instance_of(MAPPING["qwen3_moe"], {"hidden_size": "wide"}, "some/config.json")
     assert "Qwen3MoeConfig" in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moe_routing_bench.cli import main as cli
-from moe_routing_bench.cli import printing, profiling
+from moe_routing_bench.cli import printing, profile
 from moe_routing_bench.store import shipped
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def test_trace_prints_options_with_its_file(name, monkeypatch, capsys):
 
 
 def test_the_line_for_ncu_has_its_files(name):
-    words = shlex.split(profiling._ncu("/opt/my tools/ncu", "torch", Path(name), Path(name) / "out"))
+    words = shlex.split(profile._ncu("/opt/my tools/ncu", "torch", Path(name), Path(name) / "out"))
     assert words[0] == "/opt/my tools/ncu"
     for before, path in (("profile", Path(name)), ("--export", Path(name) / "out/torch")):
         assert Path(words[words.index(before) + 1]) == path
@@ -101,5 +101,5 @@ def test_every_printed_command_with_a_path_is_among_these():
     }
     # names of benches, of modules (identifiers), of the project's own files; counts
     assert found <= {
-        ("authoring.py", "name"), ("authoring.py", "bench"), ("table.py", "FILE.name"), ("tracing.py", "summary.top_k"), ("peers.py", "version"),
+        ("kernel.py", "name"), ("kernel.py", "bench"), ("table.py", "FILE.name"), ("trace.py", "summary.top_k"), ("peers.py", "version"),
     }, found  # fmt: skip

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from moe_routing_bench import statistics
 from moe_routing_bench.comparison import ratios
 from moe_routing_bench.comparison.ratios import Estimate
-from moe_routing_bench.measure import statistics
 
 SLOW, FAST = [20.0, 22.0, 21.0, 20.4], [10.0, 11.0, 10.5, 10.3]
 

@@ -16,8 +16,8 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.report import row_fields
 from moe_routing_bench.store import records, rows
-from moe_routing_bench.store.columns import about
 from moe_routing_bench.store.parquet import DIGEST, read_table, write_table
+from moe_routing_bench.store.records import about
 from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -184,7 +184,7 @@ def test_every_column_is_described_and_nothing_else():
 
 def test_each_schema_has_one_version_in_one_place():
     written = {f"{p.parent.name}/{p.name}" for p in (ROOT / "src").rglob("*.py") if "SCHEMA_VERSION =" in p.read_text()}
-    assert written == {"store/rows.py", "spec/run_rows.py"}  # measurements, training runs
+    assert written == {"store/rows.py", "quality/run_rows.py"}  # measurements, training runs
     assert records.COLUMNS["schema_version"] == pa.int32()
     assert pa.schema(list(records.COLUMNS.items())) == records.SCHEMA
 

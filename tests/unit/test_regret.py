@@ -7,7 +7,7 @@ import pytest
 from rows import frame, one
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import choosing
+from moe_routing_bench.cli.choices import of_runs, stored
 from moe_routing_bench.comparison import choices, regret
 from moe_routing_kernels.choices import CANDIDATES, table
 from moe_routing_kernels.choices.table import Entry, Shape
@@ -152,6 +152,6 @@ def test_candidates_need_nobody_elses_package() -> None:
 def test_what_ships_is_made_of_the_stored_rows(monkeypatch) -> None:
     """The same bytes; after new rows: moe-routing-bench choices --force --out src/moe_routing_kernels/choices/choices.json"""
     monkeypatch.chdir(ROOT)
-    entries = choosing.of_runs(choosing.stored())
+    entries = of_runs(stored())
     assert table.text(entries) == table.FILE.read_text(encoding="utf-8")
     assert regret.lines(entries, table.load())

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from moe_routing_bench.quality.spec import run_rows
+from moe_routing_bench.quality import run_rows
 from moe_routing_bench.report import trained_rules
 
 pytestmark = pytest.mark.slow

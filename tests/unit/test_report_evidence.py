@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.cli import reporting
+from moe_routing_bench.cli import report as reporting
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.section_tables import evidence
 from moe_routing_bench.store import paths

@@ -9,8 +9,7 @@ import pytest
 from rows import frame, one, rows
 
 from moe_routing_bench.cli import main as cli
-from moe_routing_bench.cli import reporting
-from moe_routing_bench.cli.asked import last
+from moe_routing_bench.cli import report
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load
@@ -20,6 +19,7 @@ from moe_routing_bench.report import row_data as pages
 from moe_routing_bench.report.row_data import again
 from moe_routing_bench.report.row_fields import LEFT_OUT, fields
 from moe_routing_bench.store.records import COLUMNS
+from moe_routing_bench.study.request import last
 
 pytestmark = pytest.mark.slow
 
@@ -108,11 +108,11 @@ def test_the_file_of_own_presets_is_the_one_that_the_workflow_was_run_with(tmp_p
     preset = (ROOT / "config/models.yaml").read_text().partition("mixtral-8x7b:\n")[2].partition("\n\n")[0]
     (tmp_path / "mine.yaml").write_text(f"my-moe:\n{preset}\n")
     monkeypatch.chdir(tmp_path)
-    assert reporting._own_presets("cpu") == {}
+    assert report._own_presets("cpu") == {}
     kept = last("cpu")
     kept.parent.mkdir(parents=True)
     kept.write_text(json.dumps({"models": "mine.yaml"}))
-    assert reporting._own_presets("cpu") == {"my-moe": "mine.yaml"}
+    assert report._own_presets("cpu") == {"my-moe": "mine.yaml"}
 
 
 def test_a_command_quotes_what_a_shell_would_read(measured):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.quality.spec import run_rows
-from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN, MIXED
+from moe_routing_bench.quality import run_rows
+from moe_routing_bench.quality.run_rows import BY_DOMAIN, MIXED
 from moe_routing_bench.report.bars import PLATFORM
 from moe_routing_bench.report.render import render
 

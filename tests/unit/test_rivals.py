@@ -3,7 +3,7 @@
 import pytest
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli.rivals import Rivals
+from moe_routing_bench.cli.rounds import Rivals
 
 NOISE = (0.99, 1.0, 1.01, 1.0, 0.995, 1.005)
 

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 from rows import rows, some
 
-from moe_routing_bench.cli.asked import models
-from moe_routing_bench.cli.publishing import site
+from moe_routing_bench.cli.site import site
 from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.config import claims
 from moe_routing_bench.report import site as report_site
@@ -22,6 +21,7 @@ from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.store.records import SCHEMA
+from moe_routing_bench.study.request import models
 from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]

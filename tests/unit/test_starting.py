@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from moe_routing_bench.cli import commit
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import presets
 from moe_routing_bench.measure import provenance
@@ -43,7 +42,7 @@ def wheel(monkeypatch, tmp_path):
     ):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     monkeypatch.setattr(shipped, "_IN_WHEEL", package / "project")
-    monkeypatch.setattr(commit, "PACKAGE", package)
+    monkeypatch.setattr(shipped, "PACKAGE", package)
     monkeypatch.setattr(provenance, "PACKAGE", package)
     for name in ("GIT_CEILING_DIRECTORIES", provenance.COMMIT):
         monkeypatch.setenv(name, "")  # so that it is restored
@@ -110,14 +109,14 @@ def test_an_installed_package_says_its_own_commit_and_no_other(wheel, recorded, 
     provenance.git_state.cache_clear()
     if recorded:
         (wheel / "COMMIT").write_text(recorded)
-    commit.name_commit()
+    shipped.name_commit()
     assert provenance.git_state(()) == said
 
 
 def test_a_checkout_is_asked_as_it_is(monkeypatch):
     for name in ("GIT_CEILING_DIRECTORIES", provenance.COMMIT):
         monkeypatch.delenv(name, raising=False)
-    commit.name_commit()
+    shipped.name_commit()
     assert not {"GIT_CEILING_DIRECTORIES", provenance.COMMIT} & set(os.environ)
 
 

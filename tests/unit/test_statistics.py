@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from moe_routing_bench.measure import statistics
+from moe_routing_bench import statistics
 
 TIMES = st.floats(0.5, 1e6, allow_nan=False)
 

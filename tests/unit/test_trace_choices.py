@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moe_routing_bench.traces import reading
-from moe_routing_bench.traces.asked import Asked
+from moe_routing_bench.traces.values import Options
 from moe_routing_kernels.errors import UserError
 
 RANDOM = np.random.default_rng(0)
@@ -22,7 +22,7 @@ WEIGHTS = np.where(
 
 
 def read(path, **asked):
-    return reading.read(path, Asked(**asked))
+    return reading.read(path, Options(**asked))
 
 
 def refused(path, **asked):

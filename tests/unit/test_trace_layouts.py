@@ -9,8 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moe_routing_bench.traces import evidence, names, reading
-from moe_routing_bench.traces.asked import Asked
+from moe_routing_bench.traces import checks, reading
+from moe_routing_bench.traces.columns import role_of
+from moe_routing_bench.traces.values import Options
 from moe_routing_bench.traces.writing import write
 from moe_routing_kernels.errors import UserError
 from project import ROOT
@@ -114,7 +115,7 @@ def test_what_is_proven_is_read(name, tmp_path, recwarn):
     suffix, content, options, expected, words = READ[name]
     path = tmp_path / f"ids{suffix}"
     path.write_bytes(content)
-    record = reading.read(path, Asked(**options))
+    record = reading.read(path, Options(**options))
     assert record.ids.dtype == np.int32 and record.ids.tolist() == np.asarray(expected).tolist()
     assert words in record.evidence and len(record.evidence) < 240
     assert not recwarn.list
@@ -226,7 +227,7 @@ def test_what_is_open_is_asked_in_one_line(name, tmp_path, recwarn):
     path = tmp_path / f"ids{suffix}"
     path.write_bytes(content)
     with pytest.raises(UserError) as caught:
-        reading.read(path, Asked(**options))
+        reading.read(path, Options(**options))
     message = str(caught.value)
     assert not [word for word in words if word not in message], message
     assert "\n" not in message and not recwarn.list
@@ -256,7 +257,7 @@ OPEN = {
 @pytest.mark.parametrize("name", FILES)
 def test_files_from_the_field_are_read(name, recwarn):
     options, shape, first = FILES[name]
-    ids = reading.read(FIELD / name, Asked(**options)).ids
+    ids = reading.read(FIELD / name, Options(**options)).ids
     assert ids.shape == shape and (first is None or ids[0].tolist() == first) and not recwarn.list
 
 
@@ -271,7 +272,7 @@ def test_layers_of_a_table_are_those_of_its_rows():
     rows_of = pq.read_table(FIELD / "p_layers_long.parquet").to_pylist()
     for layer in range(4):
         expected = [row["expert_ids"] for row in rows_of if row["layer"] == layer]
-        assert reading.read(FIELD / "p_layers_long.parquet", Asked(layer=layer)).ids.tolist() == expected
+        assert reading.read(FIELD / "p_layers_long.parquet", Options(layer=layer)).ids.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -289,7 +290,7 @@ def test_layers_of_a_table_are_those_of_its_rows():
     ],
 )  # fmt: skip
 def test_what_a_name_says(name, role):
-    assert names.role(name) == role
+    assert role_of(name) == role
 
 
 def test_an_index_that_does_not_number_rows_is_asked_about(tmp_path):
@@ -302,11 +303,11 @@ def test_an_index_that_does_not_number_rows_is_asked_about(tmp_path):
 def test_expected_repeats_are_those_of_independent_columns():
     """Two columns of 0 and 1 with halves of each agree in half of the rows."""
     halves = np.array([[0, 1], [1, 0], [0, 1], [1, 0]] * 5)
-    assert evidence.expected_repeats(halves).tolist() == [10, 10]
+    assert checks.expected_repeats(halves).tolist() == [10, 10]
     ids = drawn(2000, 4, 32)
     shuffled = np.stack([np.random.default_rng(n).permutation(column) for n, column in enumerate(ids.T)], axis=1)
     pairs = sum((shuffled[:, a] == shuffled[:, b]).sum() for a, b in itertools.combinations(range(4), 2))
-    assert evidence.expected_repeats(ids).sum() / 2 == pytest.approx(pairs, rel=0.15)
+    assert checks.expected_repeats(ids).sum() / 2 == pytest.approx(pairs, rel=0.15)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +326,7 @@ def test_expected_repeats_are_those_of_independent_columns():
     ids=["enough", "few", "pairs", "few pairs", "one each", "tokens", "layers", "all different", "a repeat"],
 )
 def test_what_repeats_prove(ids, proven):
-    assert bool(evidence.proof(ids)) == proven
+    assert bool(checks.proof_of(ids)) == proven
 
 
 @pytest.mark.parametrize(
@@ -340,19 +341,19 @@ def test_what_repeats_prove(ids, proven):
     ids=["rising", "falling", "requests", "ids", "some steps"],
 )
 def test_columns_that_number_rows(column, expected):
-    assert evidence.numbers_rows(np.array(column)) == expected
+    assert checks.numbers_rows(np.array(column)) == expected
 
 
 def test_equal_logits_go_to_the_lowest_ids_and_are_counted(tmp_path):
     path = tmp_path / "logits.npy"
     path.write_bytes(npy(np.array([[0.5, 1, 0.5, 0.5], [-np.inf, 1.5, 0, 1], [0, 0, 0, 0]])))
-    record = reading.read(path, Asked(top_k=2))
+    record = reading.read(path, Options(top_k=2))
     assert record.ids.tolist() == [[1, 0], [1, 3], [0, 1]] and "2 tokens have equal logits" in record.evidence
     assert record.experts == 4
     many = np.round(np.random.default_rng(4).random((30, 64)), 1)
     path.write_bytes(npy(many))
     expected = [sorted(range(64), key=lambda expert: (-row[expert], expert))[:9] for row in many]
-    assert reading.read(path, Asked(top_k=9)).ids.tolist() == expected
+    assert reading.read(path, Options(top_k=9)).ids.tolist() == expected
 
 
 SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -387,7 +388,7 @@ def test_an_array_gives_its_ids_or_a_question(tmp_path, sizes, name):
     path = tmp_path / f"ids{name.split()[0]}"
     path.write_bytes(WRITERS[name](ids))
     try:
-        record = reading.read(path, Asked(experts=sizes[2]))
+        record = reading.read(path, Options(experts=sizes[2]))
     except UserError:
         return
     assert record.ids.tolist() == ids.tolist()
@@ -436,4 +437,4 @@ def test_counts_are_never_ids(tmp_path, layers, experts, mean, seed):
         path.write_bytes(npy(array))
         for known in (None, experts):
             with pytest.raises(UserError):
-                reading.read(path, Asked(experts=known))
+                reading.read(path, Options(experts=known))

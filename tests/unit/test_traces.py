@@ -14,11 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moe_routing_bench.cli import main as cli
-from moe_routing_bench.measure.statistics import load_statistics
+from moe_routing_bench.statistics import load_statistics
 from moe_routing_bench.traces import checks, reading
-from moe_routing_bench.traces.asked import Asked
-from moe_routing_bench.traces.summary import CAPACITY_FACTORS, summary
-from moe_routing_bench.traces.writing import write
+from moe_routing_bench.traces.values import Options
+from moe_routing_bench.traces.writing import CAPACITY_FACTORS, summary, write
 from moe_routing_bench.workload import trace
 from moe_routing_kernels.errors import UserError
 from trace_files import completion, lines, npy, npz, parquet, saved, sglang
@@ -72,7 +71,7 @@ def test_ids_of_every_kind(name, tmp_path):
     suffix, content, options = GOOD[name]
     path = tmp_path / f"ids{suffix}"
     path.write_bytes(content)
-    record = reading.read(path, Asked(**options))
+    record = reading.read(path, Options(**options))
     assert record.evidence
     write(tmp_path / "out.parquet", record.ids, record.experts or 6)
     assert trace.read(tmp_path / "out.parquet", 5, 6, 2).tolist() == IDS.tolist()
@@ -225,7 +224,7 @@ def test_sizes_are_checked_before_anything_is_read(suffix, call, monkeypatch):
     packed = suffix in (".npz", ".parquet")
     Path(f"ids{suffix}").write_bytes(SIZED[suffix])
     monkeypatch.setattr(reading, "MOST_BYTES", len(SIZED[suffix]) - (not packed))
-    for module, name in ((np, "load"), (torch, "load"), (reading, "read_table"), (reading.csv_files, "table_of")):
+    for module, name in ((np, "load"), (torch, "load"), (reading, "read_table"), (reading, "table_of")):
         monkeypatch.setattr(module, name, None)
     status, out, error = call(f"ids{suffix}")
     assert (status, out) == (2, "") and f"at most {reading.MOST_BYTES}" in error
@@ -297,7 +296,7 @@ def test_any_routing_is_kept_and_summarised(tmp_path, rows, kind):
     path = tmp_path / f"ids.{kind}"
     path.write_bytes(content(rows))
     options = {"first": None if kind == "parquet" else "tokens", "header": False if kind == "csv" else None}
-    ids = reading.read(path, Asked(**options, experts=9)).ids
+    ids = reading.read(path, Options(**options, experts=9)).ids
     assert ids.dtype == np.int32 and ids.tolist() == [list(row) for row in rows]
     found, loads = summary(ids, 9), np.bincount(ids.ravel(), minlength=9)
     limits = [min(len(ids), int(np.ceil(factor * ids.size / 9 - 1e-9))) for factor in CAPACITY_FACTORS]
@@ -313,7 +312,7 @@ def test_damaged_bytes_are_read_or_refused(tmp_path, name, at, junk):
     path, at = tmp_path / f"ids{suffix}", at % len(content)
     path.write_bytes(content[:at] + junk + content[at + len(junk) :])
     try:
-        ids = reading.read(path, Asked(**options | {"experts": 6})).ids
+        ids = reading.read(path, Options(**options | {"experts": 6})).ids
     except UserError:
         return
     assert ids.dtype == np.int32 and ids.ndim == 2 and ids.min() >= 0 and ids.max() < 6

@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from moe_routing_bench.cli.asked import LAST
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.store import records
+from moe_routing_bench.study.request import LAST
 from project import CELLS, GRID, ROOT, SHOWN, SMALL, Project, count, measured
 from signals import commands, interruptible
 
@@ -114,7 +114,7 @@ def test_a_new_axis_value_and_an_edited_kernel_measure_only_their_cells(project:
 @pytest.mark.slow
 def test_adding_a_bench_leaves_every_cell_fresh(project: Project) -> None:
     """Nor does an axis that no bench reads, a rule to train with, or a format: what is only registered measures nothing."""
-    recipes = (ROOT / "CONTRIBUTING.md").read_text()
+    recipes = (ROOT / "docs/extending.md").read_text()
     bench = re.search(r"^## Add a bench\n(.*?)^## ", recipes, re.M | re.S)
     assert bench
     for path, text in re.findall(r"File: `([^`]+)`\n\n *```python\n(.*?)^ *```", bench[1], re.M | re.S):

@@ -4,7 +4,7 @@
 rule accuracy:
     input:
         code=str(paths.code(PLATFORM, "experts")),
-        own=[sources.source("measure/accuracy.py"), sources.source("cli/quantising.py")],
+        own=[sources.source("measure/accuracy.py"), sources.source("cli/accuracy.py")],
     output:
         "results/{platform}/accuracy.parquet",
     log:
@@ -18,4 +18,4 @@ rule accuracy:
     message:
         "accuracy of quantised weights"
     shell:
-        "python -I -S {params.client:q} --cli accuracy --out {output:q} >{log:q} 2>&1"
+        "python -I -S {params.client:q} --module moe_routing_bench.cli accuracy --out {output:q} >{log:q} 2>&1"

@@ -11,21 +11,19 @@ from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod
 
 from moe_routing_bench.benches import plugins
-from moe_routing_bench.cli import progress
-from moe_routing_bench.cli.asked import jobs_of, last
-from moe_routing_bench.cli.commit import name_commit
+from moe_routing_bench.study import progress
+from moe_routing_bench.study.request import groups_of, jobs_of, last
 from moe_routing_bench.quantities import count
 from moe_routing_bench.packages import KERNELS, PACKAGE
 from moe_routing_bench.config import load as bench_config
-from moe_routing_bench.config import share
 from moe_routing_kernels.errors import UserError, writing
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.quality.spec import plan
+from moe_routing_bench.quality import plan
 from moe_routing_kernels import files
 from moe_routing_bench.quality import code
 from moe_routing_bench.store import paths, platforms, sources
-from moe_routing_bench.store.shipped import installed, own_or_shipped, shipped
+from moe_routing_bench.store.shipped import installed, name_commit, own_or_shipped, shipped
 
 if prefix := workflow.modifier.path_modifier.prefix:
     raise WorkflowError(f"error: a module's prefix: got {prefix!r}; allowed: none; hint: give the run a --directory")
@@ -54,8 +52,8 @@ try:
     JOBS = {(job.cell.bench, job.name): job for job in jobs_of(SETTINGS)}
     TRAINING = plan.expand(SETTINGS.get("quality", []), SETTINGS.get("perft", []))
     SHARE = SETTINGS.pop("share", None)
-    FAMILIES = share.of(SHARE, [job.cell.family for job in JOBS.values()])
-    LABELS = share.of(SHARE, [run.label for run in TRAINING.finals.values()])
+    FAMILIES = groups_of(SHARE, [job.cell.family for job in JOBS.values()])
+    LABELS = groups_of(SHARE, [run.label for run in TRAINING.finals.values()])
 except UserError as error:
     raise WorkflowError(f"error: {error}") from None
 

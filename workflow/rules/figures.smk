@@ -28,5 +28,5 @@ for figure in FIGURES.values():
         message:
             "draw {output.svg}"
         shell:
-            "python -I -S {params.client:q} --running --cli figure --platform {wildcards.platform} --name {params.figure[name]:q}"
+            "python -I -S {params.client:q} --running --module moe_routing_bench.cli figure --platform {wildcards.platform} --name {params.figure[name]:q}"
             " >{log:q} 2>&1"

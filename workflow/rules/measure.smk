@@ -26,7 +26,7 @@ rule measure_again:
     input:
         cells=cells_of,
         asked=str(paths.asked(PLATFORM)),
-        code=[sources.source("comparison/anomalies.py"), sources.source("cli/repeating.py")],
+        code=[sources.source("comparison/anomalies.py"), sources.source("cli/measure_again.py")],
     output:
         "results/{platform}/again.parquet",
     log:
@@ -41,7 +41,7 @@ rule measure_again:
     message:
         "once more: the cells of times in doubt"
     shell:
-        "python -I -S {params.client:q} --running --cli measure-again --platform {wildcards.platform} --config-json {params.config:q}"
+        "python -I -S {params.client:q} --running --module moe_routing_bench.cli measure-again --platform {wildcards.platform} --config-json {params.config:q}"
         " --out {output:q} >{log:q} 2>&1"
 
 
@@ -53,7 +53,7 @@ rule collect:
         code=sources.sources("comparison")
         + [
             sources.source(f"{name}.py")
-            for name in ("store/records", "store/rows", "store/versions", "config/axes", "config/expand")
+            for name in ("store/records", "store/rows", "store/parquet", "config/axes", "config/expand")
         ],
         columns=sources.source("store/columns.yaml"),
     output:
@@ -69,5 +69,5 @@ rule collect:
     message:
         "collect {output}"
     shell:
-        "python -I -S {params.client:q} --running --cli collect --platform {wildcards.platform} --config-json {params.config:q}"
+        "python -I -S {params.client:q} --running --module moe_routing_bench.cli collect --platform {wildcards.platform} --config-json {params.config:q}"
         " --out {output:q} >{log:q} 2>&1"

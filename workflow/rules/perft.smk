@@ -21,7 +21,7 @@ rule adapt:
     message:
         "adapt {wildcards.run}"
     shell:
-        "python -I -S {params.client:q} --cli adapt {input.base:q} --spec {params.spec:q} {params.pilots:q} --threads {threads}"
+        "python -I -S {params.client:q} --module moe_routing_bench.cli adapt {input.base:q} --spec {params.spec:q} {params.pilots:q} --threads {threads}"
         " --out {output:q} --platform {wildcards.platform:q} >{log:q} 2>&1"
 
 
@@ -31,9 +31,9 @@ if TRAINING.adaptations:  # else stored rows are a source like any other
         input:
             runs=[str(path) for path in TRAINING.adaptation_files(PLATFORM)],
             code=[
-                sources.source("quality/spec/run_rows.py"),
-                sources.source("quality/spec/plan.py"),
-                sources.source("quality/comparison/perft_summary.py"),
+                sources.source("quality/run_rows.py"),
+                sources.source("quality/plan.py"),
+                sources.source("quality/perft_summary.py"),
             ],
         output:
             "results/{platform}/perft.parquet",
@@ -48,4 +48,4 @@ if TRAINING.adaptations:  # else stored rows are a source like any other
         message:
             "collect {output}"
         shell:
-            "python -I -S {params.client:q} --running --cli collect-perft --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"
+            "python -I -S {params.client:q} --running --module moe_routing_bench.cli collect-perft --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"

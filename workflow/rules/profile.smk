@@ -18,4 +18,4 @@ rule profile:
     message:
         "profile {wildcards.cell}"
     shell:
-        "python -I -S {params.client:q} --cli profile {input.cell:q} --out {output:q} >{log:q} 2>&1"
+        "python -I -S {params.client:q} --module moe_routing_bench.cli profile {input.cell:q} --out {output:q} >{log:q} 2>&1"

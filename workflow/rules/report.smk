@@ -26,4 +26,4 @@ rule html:
     message:
         "report {output.page}"
     shell:
-        "python -I -S {params.client:q} --running --cli report --platform {wildcards.platform} >{log:q} 2>&1"
+        "python -I -S {params.client:q} --running --module moe_routing_bench.cli report --platform {wildcards.platform} >{log:q} 2>&1"

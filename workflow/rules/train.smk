@@ -20,7 +20,7 @@ rule train:
     message:
         "train {wildcards.run}"
     shell:
-        "python -I -S {params.client:q} --cli train --spec {params.spec:q} {params.pilots:q} --threads {threads} --out {output:q} --platform {wildcards.platform:q}"
+        "python -I -S {params.client:q} --module moe_routing_bench.cli train --spec {params.spec:q} {params.pilots:q} --threads {threads} --out {output:q} --platform {wildcards.platform:q}"
         " >{log:q} 2>&1"
 
 
@@ -41,7 +41,7 @@ rule time_training:
     message:
         "time {wildcards.run}"
     shell:
-        "python -I -S {params.client:q} --cli time-training {input:q} --threads {threads} --out {output:q} --platform {wildcards.platform:q} >{log:q} 2>&1"
+        "python -I -S {params.client:q} --module moe_routing_bench.cli time-training {input:q} --threads {threads} --out {output:q} --platform {wildcards.platform:q} >{log:q} 2>&1"
 
 
 if TRAINING.finals:  # else stored rows are a source like any other
@@ -51,10 +51,10 @@ if TRAINING.finals:  # else stored rows are a source like any other
             runs=[str(path) for path in TRAINING.files(PLATFORM)],
             timing=[str(path) for path in TRAINING.timing_files(PLATFORM)],
             code=[
-                sources.source("quality/spec/run_rows.py"),
-                sources.source("store/versions.py"),
-                sources.source("quality/spec/plan.py"),
-                sources.source("quality/comparison/compare.py"),
+                sources.source("quality/run_rows.py"),
+                sources.source("store/parquet.py"),
+                sources.source("quality/plan.py"),
+                sources.source("quality/compare.py"),
             ],
         output:
             "results/{platform}/quality.parquet",
@@ -69,4 +69,4 @@ if TRAINING.finals:  # else stored rows are a source like any other
         message:
             "collect {output}"
         shell:
-            "python -I -S {params.client:q} --running --cli collect-quality --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"
+            "python -I -S {params.client:q} --running --module moe_routing_bench.cli collect-quality --config-json {params.config:q} --out {output:q} >{log:q} 2>&1"

@@ -1,4 +1,7 @@
-"""The command line. Each command prints what it did; a user's mistake is one line on stderr and exit status 2."""
+"""The command line. Each command prints what it did; a user's mistake is one line on stderr and exit status 2.
+
+A command is in the module of its name; a small one in that of the command that it goes with, such as `history` in `compare`.
+"""
 
 import sys
 from importlib import metadata
@@ -7,31 +10,31 @@ from typing import Annotated
 import typer
 
 from moe_routing_bench import streams
-from moe_routing_bench.cli import (
-    authoring,
-    choosing,
-    claiming,
-    comparing,
-    compilation,
-    inspection,
-    manifests,
-    measuring,
-    presetting,
-    profiling,
-    publishing,
-    quantising,
-    repeating,
-    reporting,
-    results,
-    starting,
-    targeting,
-    tracing,
-    training,
-    training_results,
-    watching,
-)
-from moe_routing_bench.cli.command import Command, Commands
-from moe_routing_bench.cli.commit import name_commit
+from moe_routing_bench.cli.accuracy import accuracy
+from moe_routing_bench.cli.choices import choices
+from moe_routing_bench.cli.claims import claims
+from moe_routing_bench.cli.collect import collect, collect_perft, collect_quality
+from moe_routing_bench.cli.compare import compare, history
+from moe_routing_bench.cli.compile import compile_
+from moe_routing_bench.cli.doctor import doctor
+from moe_routing_bench.cli.init import init
+from moe_routing_bench.cli.kernel import kernel
+from moe_routing_bench.cli.list import list_
+from moe_routing_bench.cli.measure import measure
+from moe_routing_bench.cli.measure_again import measure_again
+from moe_routing_bench.cli.options import Command, Commands
+from moe_routing_bench.cli.preset import preset
+from moe_routing_bench.cli.profile import profile
+from moe_routing_bench.cli.published import manifest, published
+from moe_routing_bench.cli.rank import rank, specialisation
+from moe_routing_bench.cli.report import figure, report
+from moe_routing_bench.cli.site import site
+from moe_routing_bench.cli.status import prune, status
+from moe_routing_bench.cli.targets import targets
+from moe_routing_bench.cli.trace import trace
+from moe_routing_bench.cli.train import adapt, time_training, train
+from moe_routing_bench.cli.watch import watch
+from moe_routing_bench.store.shipped import name_commit
 from moe_routing_kernels.errors import UserError, bad
 
 _HELP = """Measure the steps of Mixture-of-Experts layers (gate, router, permute, pack, experts, combine), whole layers and models:
@@ -44,51 +47,56 @@ _EXIT = """Exit status: 0 done; 1 an implementation or a check has failed; 2 a m
 stderr explains, or nothing takes what it prints; 130 interrupted; 143 terminated."""
 _COMMANDS = {
     "To begin with": {
-        "list": inspection.list_,
-        "doctor": inspection.doctor,
-        "measure": measuring.measure,
-        "init": starting.init,
-        "status": results.status,
+        "list": list_,
+        "doctor": doctor,
+        "measure": measure,
+        "init": init,
+        "status": status,
     },
     "Your own kernels, models and routing": {
-        "kernel": authoring.kernel,
-        "watch": watching.watch,
-        "profile": profiling.profile,
-        "compile": compilation.compile_,
-        "preset": presetting.preset,
-        "trace": tracing.trace,
-        "accuracy": quantising.accuracy,
+        "kernel": kernel,
+        "watch": watch,
+        "profile": profile,
+        "compile": compile_,
+        "preset": preset,
+        "trace": trace,
+        "accuracy": accuracy,
     },
     "Results that are there": {
-        "report": reporting.report,
-        "figure": reporting.figure,
-        "manifest": manifests.manifest,
-        "published": manifests.published,
-        "site": publishing.site,
-        "compare": comparing.compare,
-        "history": comparing.history,
-        "claims": claiming.claims,
-        "choices": choosing.choices,
-        "targets": targeting.targets,
-        "rank": training_results.rank,
-        "specialisation": training_results.specialisation,
-        "prune": results.prune,
+        "report": report,
+        "figure": figure,
+        "manifest": manifest,
+        "published": published,
+        "site": site,
+        "compare": compare,
+        "history": history,
+        "claims": claims,
+        "choices": choices,
+        "targets": targets,
+        "rank": rank,
+        "specialisation": specialisation,
+        "prune": prune,
     },
     "Steps of the workflow, which runs them itself": {
-        "measure-again": repeating.measure_again,
-        "collect": results.collect,
-        "train": training.train,
-        "time-training": training.time_training,
-        "adapt": training.adapt,
-        "collect-quality": training_results.collect,
-        "collect-perft": training_results.collect_perft,
+        "measure-again": measure_again,
+        "collect": collect,
+        "train": train,
+        "time-training": time_training,
+        "adapt": adapt,
+        "collect-quality": collect_quality,
+        "collect-perft": collect_perft,
     },
 }
 
 app = typer.Typer(
-    cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]}, help=_HELP, epilog=_EXIT,
-)  # fmt: skip
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=_HELP,
+    epilog=_EXIT,
+)
 for _section, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
         app.command(_name, cls=Command, rich_help_panel=_section)(_command)
@@ -102,8 +110,10 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _common(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")] = False,
-) -> None:  # fmt: skip
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")
+    ] = False,
+) -> None:
     """Options before a command's name."""
 
 
@@ -114,7 +124,7 @@ def main() -> None:
     name_commit()
     try:
         try:
-            app()
+            app(prog_name="moe-routing-bench")
         finally:
             sys.stdout.flush()
     except UserError as error:

@@ -1,12 +1,53 @@
-"""Options that several commands have."""
+"""The options of commands: those that several have, those that the table of axes makes, and how all are parsed and listed."""
 
-from collections.abc import Callable, Iterable
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config import axes, by_hand
+from moe_routing_bench.config.axes import AXES, Axis
+from moe_routing_bench.fields import NONE, words
+from moe_routing_bench.grid.job import Job
 from moe_routing_bench.store import paths
+from moe_routing_bench.study.request import models
+from moe_routing_kernels.errors import bad
+
+
+class Command(TyperCommand):
+    """A command that refuses an option of one value given twice, of which the first would be ignored."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line. Raises `UserError`."""
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        for one in order:
+            once = one.param_type_name == "option" and not one.multiple  # type: ignore
+            if once and order.count(one) > 1:
+                raise bad(one.opts[0], f"{order.count(one)} times", "once")
+        return super().parse_args(ctx, args)
+
+
+class Commands(TyperGroup):
+    """All commands: their list has sections, and of each the first sentence of its help, whole."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list. A command's section is what Typer calls its panel."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            sentence = re.split(r"(?<=\.)\s", f"{command.help} ")[0].rstrip(".")
+            sections.setdefault(str(getattr(command, "rich_help_panel", "")), []).append(
+                (name, " ".join(sentence.split()))
+            )
+        for title, lines in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(lines)
+
 
 Platform = Annotated[str | None, typer.Option(help="Folder name of the device [default: this machine's]")]
 Run = Annotated[
@@ -43,3 +84,76 @@ def among(names: Iterable[str]) -> Callable[[str], list[str]]:
 def option_of(name: str) -> str:
     """The option for an axis or a setting."""
     return f"--{name.replace('_', '-')}"
+
+
+def with_axes(command: Callable) -> Callable:
+    """The command with an option for every axis, in place of its ``**values``. Typer reads the signature."""
+    first, second, *rest = [one for one in inspect.signature(command).parameters.values() if one.name != "values"]
+    command.__signature__ = inspect.Signature([first, second, *map(_option, AXES.values()), *rest])  # type: ignore
+    return command
+
+
+def _option(axis: Axis) -> inspect.Parameter:
+    """An option that is None where it is not given. An axis of a grid's lists takes several values: a sweep."""
+    several = axis.scope == "list"
+    kind = list[str] if several else str if axis.optional else axis.kind
+    name = {int: "INTEGER", float: "FLOAT", str: "TEXT"}[axis.kind]
+    option = typer.Option(
+        help=_help(axis),
+        show_default=False,
+        metavar=f"{name}[,...]" if several else name,
+        autocompletion=among(axis.choices),
+    )
+    return inspect.Parameter(
+        axis.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def _help(axis: Axis) -> str:
+    unit = f" ({axis.unit})" if axis.unit else ""
+    choices = f": {' | '.join(axis.listed)}" if axis.choices else ""
+    default = axis.default if axis.typical is None else axis.typical
+    if default is None:
+        default = f"as {axis.follows}" if axis.follows else NONE if axis.kind is not str else ""
+    said = f" [default: {default}]" if default != "" else ""
+    return f"{axis.summary[0].upper()}{axis.summary[1:]}{unit}{choices}{said}"
+
+
+def asked_jobs(
+    bench: str,
+    implementations: Sequence[str] | None,
+    settings: Mapping[str, Any],
+    plugins: list[str],
+    own_models: Path | None,
+    values: Mapping[str, Any],
+) -> list[Job]:
+    """The jobs of a bench with these settings, and `values` of options that `with_axes` made; without names all implementations of the
+    bench, those of `plugins` among them. Raises `UserError`."""
+    names = None if implementations is None else [name.strip() for name in implementations]
+    given = {name: _read(AXES[name], value) for name, value in values.items() if value is not None}
+    with by_hand.called(option_of):
+        return by_hand.jobs(bench, names, given, settings, plugins, models(own_models) if values["model"] else {})
+
+
+def warn_of_ignored(bench: str, options: Mapping[str, Any]) -> None:
+    """Say on stderr which of the options that were given the bench does not read. A model's sizes are for all benches."""
+    read = {axis.name for axis in axes.of(BENCHES[bench].axes)} | {"model"}
+    ignored = [AXES[name].option for name, value in options.items() if value is not None and name not in read]
+    if ignored:
+        print(f"warning: {bench} does not read {', '.join(ignored)}", file=sys.stderr)
+
+
+def _read(axis: Axis, value: Any) -> Any:
+    """What an option holds: of an axis of lists all values, which commas or several options separate."""
+    if axis.scope == "list":
+        return [_one(axis, one.strip()) for text in value for one in text.split(",")]
+    return _one(axis, value)
+
+
+def _one(axis: Axis, value: Any) -> Any:
+    if axis.kind is str or (axis.optional and value == NONE):
+        return value
+    try:
+        return axis.kind(value)
+    except ValueError:
+        raise bad(axis.option, value, words(axis.type)) from None

@@ -1,8 +1,9 @@
-"""What commands print: tables, counts and durations."""
+"""What commands print: tables, counts and durations, and measured rows as a table, as JSON or as CSV."""
 
+import csv
+import json
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from moe_routing_bench.quantities import count
+from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.quantities import count, counts
 
 
 class _Console(Console):
@@ -38,10 +40,6 @@ def quoted(path: Path) -> str:
     return shlex.quote(plain(path))
 
 
-def counts(names: list[str]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in Counter(names).most_common()) or "none"
-
-
 def places(rows: Sequence[Mapping[str, Any]]) -> str:
     """Where rows were measured: how many cards, nodes and SLURM jobs, each with some names; what no row says is left out."""
     cards = {row["gpu_uuid"]: row["gpu_name"] for row in rows if row.get("gpu_uuid")}
@@ -61,3 +59,73 @@ def duration(seconds: float) -> str:
         if seconds >= 90
         else f"{seconds:.0f} s"
     )
+
+
+Rows = Sequence[dict[str, Any]]
+
+
+def results(cell: Cell, rows: Rows) -> Table:
+    """The rows of a cell, with the columns that are read first, and its loads."""
+    table = Table(
+        "implementation",
+        "status",
+        "median us",
+        "95 % CI us",
+        "GB/s",
+        "of limit",
+        "speed-up",
+        "remarks",
+        title=f"{cell.bench} {cell.key}",
+        title_justify="left",
+        box=None,
+        caption=_loads(rows),
+        caption_justify="left",
+    )
+    for row in rows:
+        interval = "" if row.get("ci_low_us") is None else f"{row['ci_low_us']:.2f} to {row['ci_high_us']:.2f}"
+        median, bandwidth, speedup = (_number(row.get(name)) for name in ("median_us", "gb_per_s", "speedup"))
+        limit = row.get("share_of_roofline")
+        share = "" if limit is None else f"{limit:.0%}".replace("%", " %")
+        table.add_row(row["implementation"], row["status"], median, interval, bandwidth, share, speedup, _remarks(row))
+    return table
+
+
+def _remarks(row: Mapping[str, Any]) -> str:
+    """Why there is no time, or what speaks against it."""
+    if row["status"] != "ok":
+        return row.get("reason") or ""
+    suspect = [f"suspect: {row['suspect_reason']}"] if row.get("suspect") else []
+    warm = row.get("cold") is False and row.get("timer") != "wall"  # a CPU's caches are never emptied
+    wide = ["interval still wide"] if row.get("converged") is False else []
+    return "; ".join([*suspect, *wide, *(["L2 may be warm"] if warm else [])])
+
+
+def _loads(rows: Rows) -> str | None:
+    """How unevenly experts are chosen in a cell, and what is dropped, as the first of its rows that knows says."""
+    row = next((row for row in rows if row.get("load_cv") is not None), None)
+    if row is None:
+        return None
+    said = f"loads: CV {row['load_cv']:.2f}, busiest expert {row['load_max_over_mean']:.2f}x the mean, {row['dead_experts']} without a token"
+    limited = row.get("capacity_factor") is not None
+    return f"{said}; {100 * row['drop_rate']:.1f} % of the assignments dropped" if limited else said
+
+
+def write_json(rows: Rows) -> None:
+    """One JSON list of all rows, with all their columns, on stdout."""
+    json.dump(rows, sys.stdout, indent=1)
+    print()
+
+
+def write_csv(rows: Rows) -> None:
+    """All rows with all their columns as CSV on stdout, lists as JSON texts; a column that a row lacks is empty. Nothing for no rows."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    if not columns:
+        return
+    writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()})
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moe_routing_bench.measure import statistics
+from moe_routing_bench import statistics
 
 _Row = Mapping[Hashable, Any] | Mapping[str, Any]  # as pandas and pyarrow give them
 

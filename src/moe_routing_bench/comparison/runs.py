@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from moe_routing_bench import statistics
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import devices, verdicts
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.measure import statistics
 from moe_routing_kernels.errors import bad
 
 UNKNOWN_FLOOR = 0.02  # of |ln ratio|: assumed for a run without twins

@@ -1,1 +1,1 @@
-"""What is asked: the axes of the grid, config files, model presets, and their expansion to jobs."""
+"""The request: the axes of the grid, config files, model presets, and their expansion to jobs."""

@@ -9,7 +9,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import config_of, expand
 from moe_routing_bench.config.load import load
-from moe_routing_bench.config.plugins import benches_of
+from moe_routing_bench.config.with_plugins import benches_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_kernels.errors import UserError, pick

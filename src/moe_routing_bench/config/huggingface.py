@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench.config import config_files, library, model_layers, presets, quantisation, routing_rules, schema
+from moe_routing_bench.config import config_files, model_layers, presets, quantisation, routing_rules, schema
 from moe_routing_bench.config.architectures import ARCHITECTURES, Architecture
 from moe_routing_bench.config.model_fields import ALIASES, Fields
 from moe_routing_kernels.activations import ACTIVATIONS, activation_of, limited_name
@@ -68,9 +68,9 @@ def _fields(outer: Mapping[str, Any], where: str) -> Fields:
         raise bad(f"model_type of config {where}", kind, "the name of an architecture", _HAND)
     name = next((base for base in _bases(kind) if base in ARCHITECTURES), None)
     found = (
-        library.class_of
+        config_files.class_of
     )  # called only for a field that is missing, or where the table does not know the architecture
-    if name is None and (own := library.class_of(kind, part)) is None:
+    if name is None and (own := config_files.class_of(kind, part)) is None:
         raise _unknown(kind, where)
     if name is None and not {*dir(own), *own.attribute_map} & {*ALIASES["num_experts"]}:
         raise _dense(f"model_type {kind}, whose class has no experts", where)
@@ -99,7 +99,7 @@ def _untold(fields: Mapping[str, Any]) -> Architecture:
 
 def _unknown(kind: str, where: str) -> UserError:
     known = "an architecture of config/architectures.py"
-    library_hint = "" if library.installed() else "install transformers, which may know it, or "
+    library_hint = "" if config_files.library_installed() else "install transformers, which may know it, or "
     return bad(f"model_type of config {where}", kind, f"{known} or of the installed transformers", library_hint + _HAND)
 
 

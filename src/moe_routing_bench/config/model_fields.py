@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from moe_routing_bench.config import library
+from moe_routing_bench.config import config_files
 from moe_routing_bench.config.architectures import Architecture
 from moe_routing_kernels.errors import UserError, bad, shown
 
@@ -13,14 +13,20 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "d_model"),
     "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "num_experts_per_tok": (
-        "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts",
+        "num_experts_per_tok",
+        "num_experts_per_token",
+        "experts_per_token",
+        "moe_topk",
+        "moe_k",
+        "moe_top_k",
+        "top_k_experts",
     ),
     "num_hidden_layers": ("num_hidden_layers", "n_layers", "num_layers"),
     "n_shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "norm_topk_prob": ("norm_topk_prob", "moe_renormalize"),
     "n_group": ("n_group", "num_expert_group"),
     "routed_scaling_factor": ("routed_scaling_factor", "route_scale"),
-}  # fmt: skip
+}
 MOST = 2**20  # of any number of a model
 # Fields of an MoE layer, but not those of training alone, of attention or of how it is computed.
 _NOTABLE = re.compile(r"expert|moe|rout|swiglu|hash|topk|top_k|latent|shared|per_expert|n_group|norm_topk|scoring")
@@ -58,7 +64,12 @@ class Fields:
 
     def given(self, name: str) -> tuple[bool, Any]:
         """Whether the file has a field, by any of its names, and its value. Raises `UserError` where two of them differ."""
-        found = {path: value for path in self.names(name) for there, value in [library.at(self.fields, path)] if there}
+        found = {
+            path: value
+            for path in self.names(name)
+            for there, value in [config_files.field_at(self.fields, path)]
+            if there
+        }
         special = self.architecture.names.get(name)
         # The other names may be something else there: LongCat has two attentions per layer.
         if special and found.get(special) is not None:
@@ -74,7 +85,7 @@ class Fields:
         present = [
             (value is None, path)
             for path in self.names(name)
-            for there, value in [library.at(self.fields, path)]
+            for there, value in [config_files.field_at(self.fields, path)]
             if there
         ]
         return min(present, key=lambda each: each[0])[1] if present else self.names(name)[0]
@@ -100,7 +111,7 @@ class Fields:
             return defaults[name]
         made = self._made()
         for path in self.names(name) if made is not None else ():
-            there, value = library.at(made, path)
+            there, value = config_files.field_at(made, path)
             if there:
                 self.note(
                     f"{label} is {shown(value)}, the default of transformers' {type(made).__name__}: the file does not say"
@@ -120,12 +131,12 @@ class Fields:
             for name, value in given.items():  # classes make a list of all layers
                 if isinstance(value, int | float) and not value <= MOST:
                     raise self.bad(name, value, f"at most {MOST}")
-            self._instance = library.instance(found, given, self.where)
+            self._instance = config_files.instance_of(found, given, self.where)
         return self._instance
 
     def _missing(self, names: tuple[str, ...]) -> UserError:
         hint = "is it the config of the language model?"
-        if not library.installed():
+        if not config_files.library_installed():
             hint = "add it, or install transformers, whose class may have a default"
         return bad(f"config {self.where}", f"no {names[0]}", " or ".join(names[:3]), hint)
 

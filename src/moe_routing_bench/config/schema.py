@@ -1,16 +1,45 @@
 """Strict pydantic models, their fields said in words, and what breaks them as one line each."""
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from moe_routing_bench.config import weight_names
 from moe_routing_bench.fields import words
 from moe_routing_kernels.errors import UserError, bad, near, shown
 from moe_routing_kernels.formats import FORMATS
+
+_FORMATS: Mapping[str, tuple[str, ...]] = {
+    "int4": ("int4_g128", "int4_g32", "int4z_g128"),
+    "int8": ("int8_row", "int8_g128"),
+    "int2": ("int2_g128",),
+    "uint4": ("int4z_g128",),
+    "w4a16": ("int4_g128", "int4z_g128"),
+    "w8a16": ("int8_row", "int8_g128"),
+    "w8a8": ("int8_row", "e4m3_row"),
+    "awq": ("int4z_g128",),
+    "gptq": ("int4_g128", "int4z_g128"),
+    "fp8": ("e4m3_block128", "e4m3_row"),
+    "fp8e4m3": ("e4m3_block128", "e4m3_row"),
+    "fp8e5m2": ("e5m2_block128", "e5m2_row"),
+    "e4m3": ("e4m3_block128", "e4m3_row"),
+    "e5m2": ("e5m2_block128", "e5m2_row"),
+    "fp4": ("mxfp4", "nvfp4"),
+    "mxfp4": ("mxfp4",),
+    "nvfp4": ("nvfp4",),
+}
+
+
+def weight_hint(value: Any, names: Sequence[str]) -> str:
+    """The hint for a name that is none of `names` but that others have for formats among them; nothing for any other."""
+    plain = re.sub(r"[^a-z0-9]", "", str(value)[:100].lower())
+    plain = re.sub(r"^(?:torch)?float8", "fp8", plain).removesuffix("fn")
+    found = [name for name in _FORMATS.get(plain, ()) if name in names]
+    return f"write {' or '.join(found)}: the name says what shares a scale" if found else ""
+
 
 _M = TypeVar("_M", bound=BaseModel)
 _UNKNOWN = ("extra_forbidden", "invalid_key")  # pydantic's names of the mistake that a key is not known
@@ -32,15 +61,15 @@ def field(
 ) -> tuple[Any, Any]:
     """A field of a `model`. Its JSON schema says in words what is allowed: `description`, or what its type says.
 
-    A field that is absent is None in the model: `default` is for the JSON schema, and filled in by whoever reads the value.
+    Absent fields are None; `default` only documents the value that callers substitute.
     """
-    said = Field(
+    definition = Field(
         ... if required else None,
         title=title or None,
         description=description or words(kind),
         json_schema_extra=None if default is None else {"default": default},
     )
-    return _described(kind), said
+    return _described(kind), definition
 
 
 def _described(kind: Any) -> Any:
@@ -81,7 +110,7 @@ def _explained(model: type[BaseModel], mistake: Mapping[str, Any], where: str) -
             place,
             value,
             ", ".join(names),
-            _torch_name(value, names) or weight_names.hint(value, names) or near(value, names),
+            _torch_name(value, names) or weight_hint(value, names) or near(value, names),
         )
     hint = f"{shown(mistake['ctx']['element'])} is there twice" if kind == "twice" else ""
     if kind == "list_type" and not isinstance(value, dict | list | None) and len(str(value)) <= 100:

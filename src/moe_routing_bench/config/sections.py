@@ -15,7 +15,7 @@ from pydantic import Field
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.schema import field, json_schema, model
-from moe_routing_bench.config.training import AdaptationEntry, TrainingEntry
+from moe_routing_bench.config.training_sections import AdaptationEntry, TrainingEntry
 from moe_routing_bench.fields import Choice, Distinct, title
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_kernels import declarations
@@ -27,10 +27,22 @@ _HEAD = "# Written by `python -m moe_routing_bench.config.sections`, from the ax
 _LISTED = "`moe-routing-bench list` prints"
 # Of settings: more is a slip, and would be found after hours, or when the memory is full.
 _MOST = {
-    "check_seeds": 1000, "warmup_ms": 3.6e6, "settle_blocks": 10_000, "interval_us": 1e8, "samples_per_block": 100_000,
-    "min_blocks": 1_000_000, "max_blocks": 1_000_000, "target_half_width": 1.0, "max_seconds": 86_400.0, "turn_seconds": 3600.0,
-    "wall_calls": 1_000_000, "cpu_threads": 4096, "timeout": 86_400.0, "set_limit": 1_000_000, "set_bytes": 1e13,
-}  # fmt: skip
+    "check_seeds": 1000,
+    "warmup_ms": 3.6e6,
+    "settle_blocks": 10_000,
+    "interval_us": 1e8,
+    "samples_per_block": 100_000,
+    "min_blocks": 1_000_000,
+    "max_blocks": 1_000_000,
+    "target_half_width": 1.0,
+    "max_seconds": 86_400.0,
+    "turn_seconds": 3600.0,
+    "wall_calls": 1_000_000,
+    "cpu_threads": 4096,
+    "timeout": 86_400.0,
+    "set_limit": 1_000_000,
+    "set_bytes": 1e13,
+}
 _IMPLEMENTATIONS = Annotated[
     list[str], Distinct()
 ]  # `expand` checks them: plugins, which the config names, add to the tables

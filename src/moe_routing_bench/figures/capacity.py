@@ -8,7 +8,7 @@ from scipy import stats
 
 from moe_routing_bench.figures import palette, training_rows
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
-from moe_routing_bench.quality.comparison import batches
+from moe_routing_bench.quality import compare
 from moe_routing_kernels.routers.zoo import ZOO
 
 TRAINED, LATER = "trained with it", "set after training"
@@ -25,7 +25,7 @@ def capacity_bits(table: pd.DataFrame) -> Chart:
             "dots",
             *_LOST,
             limited(table),
-            batches.why(limited(table), training_rows.why(table, "a loss with a capacity limit")),
+            compare.why_no_capacity(limited(table), training_rows.why(table, "a loss with a capacity limit")),
         )
     records, routers = [], []
     for (_, factor, way), group in rows.groupby(["label", "capacity_factor", "way"], sort=False):
@@ -58,7 +58,7 @@ def capacity_bits(table: pd.DataFrame) -> Chart:
 
 def lost(table: pd.DataFrame) -> pd.DataFrame:
     """Those of `limited` whose validation batches had all domains."""
-    return batches.mixed(limited(table))
+    return compare.with_mixed_batches(limited(table))
 
 
 def limited(table: pd.DataFrame) -> pd.DataFrame:
@@ -151,9 +151,9 @@ def quality_drops(table: pd.DataFrame) -> Chart:
 def _dropping(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """The final runs that say what goes over a capacity; where none may be shown those that are withdrawn, and why nothing is drawn."""
     rows = training_rows.finals(table, "drop_rate_by_factor")
-    shown = batches.mixed(rows)
+    shown = compare.with_mixed_batches(rows)
     return (rows if shown.empty else shown), (
-        "" if len(shown) else batches.why(rows, training_rows.why(table, _NO_DROPS))
+        "" if len(shown) else compare.why_no_capacity(rows, training_rows.why(table, _NO_DROPS))
     )
 
 

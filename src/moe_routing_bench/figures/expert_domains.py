@@ -5,7 +5,7 @@ import pandas as pd
 
 from moe_routing_bench.figures import training_rows
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
-from moe_routing_bench.quality.comparison.specialisation import mean_bits
+from moe_routing_bench.quality.specialisation import mean_bits
 
 SHOWN = ("softk", "switch_top1", "deepseek_v3_small", "hash_balanced", "hash_position", "expert_choice")
 _MOST = 3.0  # times as often as an average byte: the end of the scale

@@ -5,8 +5,8 @@ import pandas as pd
 
 from moe_routing_bench.figures import palette
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
-from moe_routing_bench.grid.adaptation_spec import VARIANTS
-from moe_routing_bench.quality.comparison import perft_summary
+from moe_routing_bench.grid.run_spec import VARIANTS
+from moe_routing_bench.quality import perft_summary
 from moe_routing_bench.quantities import count
 
 _PANELS = (("params", "trainable parameters"), ("active_params", "trainable parameters that a token meets"))

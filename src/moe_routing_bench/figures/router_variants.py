@@ -8,7 +8,7 @@ import pandas as pd
 from moe_routing_bench.figures import palette, training_rows
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
 from moe_routing_bench.grid.run_spec import TRAIN_MODES
-from moe_routing_bench.quality.comparison.specialisation import mean_bits
+from moe_routing_bench.quality.specialisation import mean_bits
 from moe_routing_kernels.routers.zoo import NETWORKS
 
 SEED = "runs of one seed"

@@ -5,7 +5,7 @@ import pandas as pd
 
 from moe_routing_bench.figures import palette, row_groups, training_rows
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
-from moe_routing_bench.quality.comparison import compare
+from moe_routing_bench.quality import compare
 
 X, Y = "train_tokens_per_s", "bits_per_byte"
 ENTROPY, LOAD = "gate_entropy", "load_cv"
@@ -67,7 +67,8 @@ def _mark(title: str, name: str, group: pd.DataFrame) -> dict[str, object]:
 
 def _of_blocks(rows: pd.DataFrame) -> float:
     """Half of the interval of a speed that was taken once, from its blocks of steps; 0 where none is known."""
-    return float((rows[X] * rows["step_half_width_ms"] / rows["step_ms"]).fillna(0).mean())
+    halves = (rows[X] * rows["step_half_width_ms"] / rows["step_ms"]).fillna(0)
+    return float(np.sort(halves.to_numpy(float)).mean())
 
 
 def loss_seconds(table: pd.DataFrame) -> Chart:

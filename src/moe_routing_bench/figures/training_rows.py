@@ -6,11 +6,11 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
+from moe_routing_bench import statistics
 from moe_routing_bench.figures import palette
 from moe_routing_bench.figures.chart import Chart, Scale, marks
 from moe_routing_bench.grid.run_spec import DENSE
-from moe_routing_bench.quality import statistics
-from moe_routing_bench.quality.comparison import compare
+from moe_routing_bench.quality import compare
 from moe_routing_bench.quantities import count
 from moe_routing_kernels.routers.zoo import ZOO
 
@@ -80,8 +80,8 @@ def ordered(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 def interval(values: pd.Series) -> tuple[float, float]:
     """Mean and half of its 95 % interval; 0 for one value, which has none."""
-    kept = values.dropna().to_numpy(float)
-    return float(kept.mean()), float(np.nan_to_num(statistics.half_width(kept)))
+    kept = np.sort(values.dropna().to_numpy(float))  # the order of rows must not change the last digit
+    return float(kept.mean()), float(np.nan_to_num(statistics.mean_half_width(kept)))
 
 
 def over_tokens(rows: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,19 +1,26 @@
-"""A job: a cell, the implementations to measure in it side by side, those of them that are entered twice, and how to measure.
-
-Its *spec*, one JSON text, is everything that the measurement depends on besides code; the spec's hash is stored with every
-row and is part of the file name, so that another spec is another file.
-"""
+"""The text of a spec, and its hash. Stored rows and file names hold the hash: another text is another measurement."""
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.grid.spec import canonical, spec_hash
 from moe_routing_kernels.errors import bad
+
+
+def canonical(parts: Mapping[str, Any]) -> str:
+    """One JSON text for the same parts, whatever their order."""
+    return json.dumps(parts, sort_keys=True, separators=(",", ":"))
+
+
+def spec_hash(spec: str) -> str:
+    """First 16 hex digits of the SHA-256 of a spec text."""
+    return hashlib.sha256(spec.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Nothing here imports torch, as the workflow plans runs with it.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from annotated_types import Ge
 
 from moe_routing_bench.bounds import Amount, Count, Seed, Share, Whole
 from moe_routing_bench.fields import Choice, check_fields
-from moe_routing_bench.grid.spec import canonical, spec_hash
+from moe_routing_bench.grid.job import canonical, spec_hash
 from moe_routing_kernels.errors import bad
 
 DENSE = "dense"
@@ -30,9 +31,18 @@ AXES = ("router", "network", "capacity_factor", "drop_policy", "train_mode")
 SCHEDULE = ("validation_share", "max_epochs", "batch", "steps", "warmup", "lr", "weight_decay", "clip", "eval_every")
 # fields in which runs that are compared may differ
 _OWN = {
-    "router", "network", "options", "capacity_factor", "drop_policy", "train_mode", "seed", "lr", "pilots", "trace_tokens",
+    "router",
+    "network",
+    "options",
+    "capacity_factor",
+    "drop_policy",
+    "train_mode",
+    "seed",
+    "lr",
+    "pilots",
+    "trace_tokens",
     "keep_weights",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -151,3 +161,49 @@ def documents(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     return sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+
+
+VARIANTS = ("R", "E", "D", "S")  # own router, the frozen one, all on, a single one: see `model.adapters`
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """Adapters on a base; `run` has the base's model, and the label, text, seed and schedule of the adaptation."""
+
+    run: Run = field(default_factory=Run)
+    base: str = ""  # name of the run that is adapted
+    variant: Annotated[str, Choice(VARIANTS)] = "S"
+    rank: Count = 8
+    adapters: Count = 4  # per layer, for R and D
+    top_k: Count = 2  # adapters per token, for R
+    alpha: Amount = 32.0  # adapters are scaled by alpha / rank
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` for a value that is not allowed."""
+        check_fields(self, "perft")
+        if self.top_k > self.adapters:
+            raise bad("perft top_k", self.top_k, f"at most adapters = {self.adapters}")
+
+    @cached_property
+    def spec(self) -> str:
+        """The adaptation as one canonical JSON text, in which the run is the text of its own spec."""
+        parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return canonical(parts | {"run": self.run.spec})
+
+    @property
+    def config_hash(self) -> str:
+        """That of the run: what adaptations that are compared have in common."""
+        return self.run.config_hash
+
+    @cached_property
+    def name(self) -> str:
+        """The file name: readable, then 8 digits of the hash of the spec."""
+        parts = [self.run.label, f"perft{self.variant}", f"r{self.rank}"]
+        parts += [f"pilot-lr{self.run.lr:g}"] if self.run.purpose == "pilot" else []
+        return "-".join([*parts, f"seed{self.run.seed}", spec_hash(self.spec)[:8]])
+
+    @staticmethod
+    def from_spec(spec: str) -> "Adaptation":
+        """The inverse of `spec`. Raises `UserError` when a user's own text has changed since."""
+        parts = json.loads(spec)
+        return Adaptation(**parts | {"run": Run.from_spec(parts["run"])})

@@ -23,9 +23,12 @@ from moe_routing_kernels.formats import groups
 from moe_routing_kernels.formats.weights import WEIGHTS, WeightFormat
 
 OUTLIERS, SIZE = 1 / 200, 16.0  # share of the weights that are so many times as large
-DRAWS: Mapping[str, str] = MappingProxyType({
-    "normal": "N(0, 1)", "outliers": f"N(0, 1), of which one in {1 / OUTLIERS:.0f} is {SIZE:g} times as large",
-})  # fmt: skip
+DRAWS: Mapping[str, str] = MappingProxyType(
+    {
+        "normal": "N(0, 1)",
+        "outliers": f"N(0, 1), of which one in {1 / OUTLIERS:.0f} is {SIZE:g} times as large",
+    }
+)
 Row = dict[str, Any]
 Tensors = dict[str, Tensor]
 

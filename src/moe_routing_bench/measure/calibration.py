@@ -44,7 +44,9 @@ def cold_sets(nbytes: int) -> int:
     return -(-5 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size // nbytes) + 1
 
 
-def ceilings(device: str, mix: tuple[int, int] | None = None, read_bytes: int = 0, write_bytes: int = 0) -> "CpuCeilings | GpuCeilings":  # fmt: skip
+def ceilings(
+    device: str, mix: tuple[int, int] | None = None, read_bytes: int = 0, write_bytes: int = 0
+) -> "CpuCeilings | GpuCeilings":
     """The device's ceilings, to be measured as often as needed.
 
     `mix` is the stage's reads to writes as small whole numbers, the bytes are what it reads and writes: the stream moves
@@ -128,7 +130,13 @@ class GpuCeilings:
     def _short_graph(self, mix: tuple[int, int], n: int, config: tuple[int, int]) -> tuple[torch.cuda.CUDAGraph, int]:
         cold = min(cold_sets(mix[0] * n * self._source.element_size()), _MOST_SETS)
         sets = max(1, min(self._source.numel() // (max(mix) * n), cold))
-        parts = [[buffer[i * each * n : (i + 1) * each * n] for buffer, each in ((self._source, mix[0]), (self._target, mix[1]))] for i in range(sets)]  # fmt: skip
+        parts = [
+            [
+                buffer[i * each * n : (i + 1) * each * n]
+                for buffer, each in ((self._source, mix[0]), (self._target, mix[1]))
+            ]
+            for i in range(sets)
+        ]
         self._kernel.launch(*parts[0], *mix, *config)  # compiles it
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

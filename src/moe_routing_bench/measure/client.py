@@ -1,6 +1,6 @@
 """``python -I -S client.py [--cold] OUT SPEC [PLATFORM]``: run a job on the warm server, starting it when there is none.
-``client.py [--cold] --cli COMMAND ...`` does the same for a command of ``moe-routing-bench``, and with ``--running`` only
-where a server runs already: it would take longer to start than a command that needs no torch.
+``client.py [--cold] --module MODULE ...`` does the same for a module that is a program, such as the command line, and with
+``--running`` only where a server runs already: it would take longer to start than a command that needs no torch.
 
 Only small modules of the standard library: this is started for every cell. ``--cold`` (or MOE_ROUTING_BENCH_WORKER=cold)
 runs the job in a process of its own instead.
@@ -36,7 +36,7 @@ def command(*arguments: str) -> list:
 
 
 def inherited() -> list:
-    """What a process has from its parent and could not take over from somebody else, or only in part: the pool of torch's
+    """What a process has from its parent and cannot be given from outside, or only in part: the pool of torch's
     threads is as large as the CPUs that were allowed when it was loaded."""
     texts = {}
     for name in ("status", "limits", "cgroup"):
@@ -48,7 +48,7 @@ def inherited() -> list:
 
 
 def own_folder() -> str:
-    """The folder of the sockets, which nobody else may enter; exits where it is somebody else's, or a link."""
+    """The folder of the sockets, which no other user may enter; exits where it belongs to another user, or is a link."""
     name = f"moe-routing-bench-{os.getuid()}"
     folder = os.path.join(tempfile.gettempdir(), name)
     if len(os.fsencode(folder)) > LONGEST_FOLDER:
@@ -76,7 +76,7 @@ def socket_path() -> str:
 
 
 def connect(path: str) -> "socket.socket | None":
-    """A connection to the server, or None when none listens; exits where somebody else does."""
+    """A connection to the server, or None when none listens; exits where the server is another user's."""
     connection = socket.socket(socket.AF_UNIX)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SILENT_SECONDS, 0))
     try:
@@ -96,7 +96,7 @@ def private(path: str) -> int:
 
 
 def connected(path: str) -> socket.socket:
-    """A connection; whoever has the lock starts the server first when there is none."""
+    """A connection; where no server listens, the process that has the lock starts it first."""
     if connection := connect(path):
         return connection
     server, lock = None, private(path + ".lock")
@@ -165,9 +165,8 @@ def main(arguments: list) -> int:
         sys.exit(f"error: the warm server has given no sign of life for {SILENT_SECONDS} s: is it stopped? {COLD}")
     except OSError as error:
         sys.exit(f"error: the warm server: {error}; {COLD}")
-    command = arguments[:1] == ["--cli"]
-    module = "moe_routing_bench.cli" if command else "moe_routing_bench.measure.supervisor"
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments[command:]])
+    program = arguments[1:] if arguments[:1] == ["--module"] else ["moe_routing_bench.measure.supervisor", *arguments]
+    os.execv(sys.executable, [sys.executable, "-m", *program])
 
 
 if __name__ == "__main__":

@@ -33,10 +33,17 @@ def complete(job: Job, platform: str, name: str, outcome: dict[str, Any], starte
 
     bench = bench_of(job)
     row = dict(job.cell.values) | {
-        "schema_version": SCHEMA_VERSION, "bench": bench.name, "implementation": name, "platform": platform, "cell": job.cell.key,
-        "cell_hash": job.hash, "host": os.uname().nodename, "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
-        "started_at": started.isoformat(timespec="milliseconds"), "ended_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-    }  # fmt: skip
+        "schema_version": SCHEMA_VERSION,
+        "bench": bench.name,
+        "implementation": name,
+        "platform": platform,
+        "cell": job.cell.key,
+        "cell_hash": job.hash,
+        "host": os.uname().nodename,
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        "started_at": started.isoformat(timespec="milliseconds"),
+        "ended_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
     row |= code(bench.name) | {"plugin_fingerprint": fingerprint(job)} | outcome
     one = bench[name]
     if isinstance(one, Plugin):
@@ -54,9 +61,12 @@ def derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
     gb_per_s, tflops = row["compulsory_bytes"] / seconds / 1e9, row["flops"] / seconds / 1e12
     roofline_us = max(row["compulsory_bytes"] / row["copy_gb_per_s"] / 1e3, row["flops"] / row["peak_tflops"] / 1e6)
     found = {
-        "tokens_per_s": cell.tokens / seconds, "gb_per_s": gb_per_s,
-        "share_of_copy": gb_per_s / row["copy_gb_per_s"], "roofline_us": roofline_us, "share_of_roofline": roofline_us / row["median_us"],
-    }  # fmt: skip
+        "tokens_per_s": cell.tokens / seconds,
+        "gb_per_s": gb_per_s,
+        "share_of_copy": gb_per_s / row["copy_gb_per_s"],
+        "roofline_us": roofline_us,
+        "share_of_roofline": roofline_us / row["median_us"],
+    }
     for stream in ("stream", "short_stream"):
         if row.get(f"{stream}_gb_per_s"):
             found[f"share_of_{stream}"] = gb_per_s / row[f"{stream}_gb_per_s"]

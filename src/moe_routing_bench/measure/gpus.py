@@ -25,9 +25,12 @@ Identify = Callable[[str], str]  # of a GPU, as CUDA_VISIBLE_DEVICES has it
 
 @contextlib.contextmanager
 def reserved(
-    alone: bool, gpus: Sequence[str] | None = None, family: str = "", waiting: Callable[[], None] = lambda: None,
+    alone: bool,
+    gpus: Sequence[str] | None = None,
+    family: str = "",
+    waiting: Callable[[], None] = lambda: None,
     identify: Identify = platforms.uuid_of,
-) -> Iterator[str | None]:  # fmt: skip
+) -> Iterator[str | None]:
     """Wait for a GPU, show this process no other, and yield it; None on a CPU, where nothing is waited for.
 
     `alone`: nobody else has it; otherwise it is the one with the fewest sharers. `gpus` are names as in

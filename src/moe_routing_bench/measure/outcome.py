@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from moe_routing_bench import statistics
 from moe_routing_bench.grid.job import Job
-from moe_routing_bench.measure import statistics
 from moe_routing_bench.measure.candidate import Candidate
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.sampling import kept
@@ -28,8 +28,10 @@ def row(one: Candidate) -> dict[str, object]:
         checked["busy_share"] = sum(map(sum, one.blocks)) * one.timer.calls / sum(one.spans)
     return (
         {"status": "ok", "set_aside": len(aside), "set_aside_samples_us": aside, "set_aside_reason": reason}
-        | checked | one.fields | statistics.summarize(good)
-    )  # fmt: skip
+        | checked
+        | one.fields
+        | statistics.summarize(good)
+    )
 
 
 def speedups(alive: list[Candidate], rows: dict[str, dict], baseline: str) -> None:

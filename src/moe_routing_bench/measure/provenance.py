@@ -9,6 +9,8 @@ import socket
 import subprocess
 from pathlib import Path
 
+from moe_routing_bench.packages import COMMIT
+
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -18,9 +20,6 @@ def version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-COMMIT = "MOE_ROUTING_BENCH_COMMIT"  # names the commit of a tree that was copied without its history
 
 
 @functools.cache
@@ -66,10 +65,15 @@ def versions() -> dict[str, object]:
     import torch
 
     return {
-        "python_version": platform.python_version(), "torch_version": str(torch.__version__), "cuda_version": torch.version.cuda,
-        "triton_version": version("triton"), "cutlass_dsl_version": version("nvidia-cutlass-dsl"), "host": socket.gethostname(),
-        "cpu_model": cpu_model(), "cpu_threads": torch.get_num_threads(),
-    }  # fmt: skip
+        "python_version": platform.python_version(),
+        "torch_version": str(torch.__version__),
+        "cuda_version": torch.version.cuda,
+        "triton_version": version("triton"),
+        "cutlass_dsl_version": version("nvidia-cutlass-dsl"),
+        "host": socket.gethostname(),
+        "cpu_model": cpu_model(),
+        "cpu_threads": torch.get_num_threads(),
+    }
 
 
 class Gpu:
@@ -124,9 +128,13 @@ class Gpu:
         driver = self._nvml.nvmlSystemGetDriverVersion()
         name = self._ask("nvmlDeviceGetName")
         return {
-            "gpu_name": name.decode() if isinstance(name, bytes) else name, "gpu_uuid": self.uuid,
-            "driver": driver.decode() if isinstance(driver, bytes) else driver, "sm_clock_mhz": self.sm_clock_mhz(),
+            "gpu_name": name.decode() if isinstance(name, bytes) else name,
+            "gpu_uuid": self.uuid,
+            "driver": driver.decode() if isinstance(driver, bytes) else driver,
+            "sm_clock_mhz": self.sm_clock_mhz(),
             "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
-            "power_limit_w": power / 1000 if isinstance(power, int) else None, "throttle_bits": self.slowdown_bits(),
-            "temperature_c": self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU), "other_gpu_processes": len(others),
-        }  # fmt: skip
+            "power_limit_w": power / 1000 if isinstance(power, int) else None,
+            "throttle_bits": self.slowdown_bits(),
+            "temperature_c": self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            "other_gpu_processes": len(others),
+        }

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from moe_routing_bench import statistics
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import statistics
 from moe_routing_bench.measure.candidate import Candidate
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.verify import verify
@@ -140,8 +140,12 @@ def _entries(alive: list[Candidate]) -> list[tuple[Candidate, Candidate]]:
 
 
 def _each(
-    alive: list[Candidate], entries: list[tuple[Candidate, Candidate]], guarded: Guarded, step: str, action: Callable[[Candidate], None]
-) -> None:  # fmt: skip
+    alive: list[Candidate],
+    entries: list[tuple[Candidate, Candidate]],
+    guarded: Guarded,
+    step: str,
+    action: Callable[[Candidate], None],
+) -> None:
     """Do something with each entry; a candidate with an entry that fails is out."""
     for one, entry in entries:
         if one in alive and not guarded(one.name, step, functools.partial(action, entry)):

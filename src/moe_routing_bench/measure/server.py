@@ -77,15 +77,15 @@ def serve_one(connection: socket.socket) -> int:
     os.environ.update(request["env"])
     for target, fd in zip((1, 2), fds, strict=False):
         os.dup2(fd, target)
-    if request["arguments"][:1] == ["--cli"]:
-        return command(request["arguments"][1:], connection)
+    if request["arguments"][:1] == ["--module"]:
+        return program(request["arguments"][1:], connection)
     from moe_routing_bench.measure import supervisor
 
     return supervisor.main(request["arguments"], "warm", connection)
 
 
-def command(arguments: list[str], connection: socket.socket) -> int:
-    """Run a command of the command line; it ends with the caller, who has a sign of life every second."""
+def program(words: list[str], connection: socket.socket) -> int:
+    """Run a module, the first of the words, with the others as its arguments; it ends with the caller, to which a sign of life goes every second."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):
@@ -94,8 +94,8 @@ def command(arguments: list[str], connection: socket.socket) -> int:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-    sys.argv = ["moe-routing-bench", *arguments]
-    runpy.run_module("moe_routing_bench.cli", run_name="__main__")
+    module, *sys.argv[1:] = words
+    runpy.run_module(module, run_name="__main__")
     return 0
 
 

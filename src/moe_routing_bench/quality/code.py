@@ -5,7 +5,7 @@ from pathlib import Path
 from moe_routing_bench.packages import closure
 from moe_routing_kernels.routers.zoo import ZOO
 
-_TRAINING = ("training.train", "training.timing")  # a timing is made again after the run that it is of
+_TRAINING = ("train", "timing")  # a timing is made again after the run that it is of
 
 
 def training_files() -> list[Path]:
@@ -15,7 +15,7 @@ def training_files() -> list[Path]:
 
 def adaptation_files() -> list[Path]:
     """The same for adaptations of trained runs."""
-    return _files(*_TRAINING, "training.adapt")
+    return _files(*_TRAINING, "adapt")
 
 
 def _files(*modules: str) -> list[Path]:

@@ -6,10 +6,10 @@ A rule answers from stored rows alone; where they do not hold the answer, it say
 import pandas as pd
 
 from moe_routing_bench.figures import backward, capacity, row_groups, training_points
-from moe_routing_bench.quality.comparison import batches
-from moe_routing_bench.quality.statistics import half_width
+from moe_routing_bench.quality import compare
 from moe_routing_bench.quantities import count, us
 from moe_routing_bench.report.document import Answer, made
+from moe_routing_bench.statistics import mean_half_width
 
 FACTOR = 1.0
 _NOT_APART = "apart it is not measured, as this run has no layer alone of the same cell and card"
@@ -26,7 +26,7 @@ def lost_bits(trained: pd.DataFrame | None, factor: float = FACTOR) -> Answer:
     question = f"What does a capacity factor of {factor:g} cost in quality?"
     rows = pd.DataFrame() if trained is None else capacity.lost(trained)
     if rows.empty and trained is not None and len(capacity.limited(trained)):
-        return Answer(question=question, text=f"{_sentence(batches.WITHDRAWN)}.")
+        return Answer(question=question, text=f"{_sentence(compare.WITHDRAWN)}.")
     if rows.empty:
         return Answer(
             question=question,
@@ -53,7 +53,7 @@ def _sentence(text: str) -> str:
 def _each(rows: pd.DataFrame) -> str:
     """The least, middle and most that the rules of the config with most of them lose."""
     mine = rows[rows["label"] == rows.groupby("label", sort=False)["contestant"].nunique().idxmax()]
-    found = mine.groupby("contestant")["lost"].agg(["mean", lambda values: half_width(values.to_numpy(float))])
+    found = mine.groupby("contestant")["lost"].agg(["mean", lambda values: mean_half_width(values.to_numpy(float))])
     ranked = found.sort_values("mean")
     places = dict.fromkeys([0, (len(ranked) - 1) // 2, len(ranked) - 1])
     said = [_lost(str(ranked.index[i]), *ranked.iloc[i]) for i in places]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from moe_routing_bench.comparison.verdicts import FASTER, LEAST_TWINS, SAME, UNDECIDED
 from moe_routing_bench.figures import row_groups
-from moe_routing_bench.quality.comparison import compare
+from moe_routing_bench.quality import compare
 from moe_routing_bench.quantities import count, times, told_apart
 from moe_routing_bench.report.costs import formats, skew
 from moe_routing_bench.report.document import Dot, Sentence, made, pictured

@@ -12,8 +12,8 @@ import pyarrow as pa
 from moe_routing_bench.comparison import devices
 from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.figures import FIGURES, footer
-from moe_routing_bench.quality.comparison import batches, compare
-from moe_routing_bench.quality.spec.run_rows import BY_DOMAIN
+from moe_routing_bench.quality import compare
+from moe_routing_bench.quality.run_rows import BY_DOMAIN
 from moe_routing_bench.quantities import digits
 from moe_routing_bench.report import (
     document,
@@ -144,7 +144,7 @@ def _quality(trained: pd.DataFrame, adapted: pd.DataFrame | None) -> Quality:
         timed=compare.timed(compare.with_speeds(finals)),
         columns=[(name, heading, meaning) for name, heading, _, meaning in trained_rules.COLUMNS],
         by_domain=bool((trained["validation_batches"] == BY_DOMAIN).any()),
-        withdrawn=batches.WITHDRAWN,
+        withdrawn=compare.WITHDRAWN,
         cautions=trained_rules.cautions(trained),
         contests=trained_rules.contests(trained),
         adaptations=[] if adapted is None else trained_rules.adaptations(adapted),

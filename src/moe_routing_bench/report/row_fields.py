@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.store import records
-from moe_routing_bench.store.columns import about
+from moe_routing_bench.store.records import about
 
 LEFT_OUT = (
     "samples_us",

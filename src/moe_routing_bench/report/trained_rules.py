@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 
 from moe_routing_bench.figures import training_rows
-from moe_routing_bench.quality.comparison import batches, compare, perft_summary, specialisation
-from moe_routing_bench.quality.statistics import half_width
+from moe_routing_bench.quality import compare, perft_summary, specialisation
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report.document import Dot, Sentence, pictured
 from moe_routing_bench.report.parts import Altered, Contest
+from moe_routing_bench.statistics import mean_half_width
 from moe_routing_kernels.routers.zoo import ZOO
 
 # column, heading, format of the mean, meaning
@@ -63,7 +63,7 @@ def quality(finals: pd.DataFrame) -> Sentence | None:
 
 def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Sentence | None:
     """What trained rules leave over a capacity: the middle one of the causal rules that learn, in the config with most of them."""
-    finals = batches.mixed(finals)
+    finals = compare.with_mixed_batches(finals)
     kept = finals[finals["causal"].astype(bool) & finals["learns"].astype(bool) & finals["drop_rate_by_factor"].notna()]
     kept = kept.assign(left=[_at(factor, *one) for one in kept[["capacity_factors", "drop_rate_by_factor"]].to_numpy()])
     kept = kept[kept["left"].notna()]
@@ -75,10 +75,10 @@ def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Sentence | None:
     values = mine.loc[mine["contestant"] == name, "left"].to_numpy(float)
     if len(values) < 2:
         return None
-    text = f"Capacity ({mine['label'].iloc[0]}): with a factor of {factor:g}, {np.mean(values):.1%} ± {half_width(values):.1%} of the choices of trained {name} go over the capacity, the median of {count(len(means), 'rule')} ({means.iloc[0]:.1%} to {means.iloc[-1]:.1%})."
+    text = f"Capacity ({mine['label'].iloc[0]}): with a factor of {factor:g}, {np.mean(values):.1%} ± {mean_half_width(values):.1%} of the choices of trained {name} go over the capacity, the median of {count(len(means), 'rule')} ({means.iloc[0]:.1%} to {means.iloc[-1]:.1%})."
     kept = {other: mine.loc[mine["contestant"] == other, "left"].to_numpy(float) for other in means.index}
     dots = [
-        Dot(str(other), one.mean(), one.mean() - half_width(one), one.mean() + half_width(one), other == name)
+        Dot(str(other), one.mean(), one.mean() - mean_half_width(one), one.mean() + mean_half_width(one), other == name)
         for other, one in kept.items()
         if len(one) > 1
     ]
@@ -97,7 +97,7 @@ def contests(table: pd.DataFrame) -> list[Contest]:
         return []
     finals = compare.with_speeds(finals).assign(
         expert_domain_bits=finals["load_by_domain"].map(specialisation.mean_bits, na_action="ignore"),
-        drop_rate=finals["drop_rate"].where(batches.known(finals)),
+        drop_rate=finals["drop_rate"].where(compare.has_mixed_batches(finals)),
     )
     # An entry's runs see the same bytes and have the same sizes; its networks differ in their hash.
     ranks = compare.summary(table.assign(config_hash=table["label"]))

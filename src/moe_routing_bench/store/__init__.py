@@ -1,1 +1,1 @@
-"""What is kept: rows and their schema, where files lie, platforms."""
+"""Storage: rows and their schema, where files lie, platforms."""

@@ -146,7 +146,11 @@ def _config(run: str) -> str | dict[str, Any] | None:
     for path in sorted(folder.rglob("*.yaml")):
         try:
             config = load.on(load.load(path), platform)
-            asked = {(job.cell.bench, job.cell.key) for job in expand(config, known)} if config.get("run", "") == name else None  # fmt: skip
+            asked = (
+                {(job.cell.bench, job.cell.key) for job in expand(config, known)}
+                if config.get("run", "") == name
+                else None
+            )
         except UserError:
             continue  # presets, claims, and configs whose traces are not here
         if asked == cells:
@@ -212,7 +216,9 @@ def _git(*words: str) -> str | None:
     if installed() or not (root / ".git").exists():
         return None
     try:
-        done = subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, encoding="utf-8", timeout=10, check=False)  # fmt: skip
+        done = subprocess.run(
+            ["git", "-C", root, *words], capture_output=True, text=True, encoding="utf-8", timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

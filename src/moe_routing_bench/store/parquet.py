@@ -1,7 +1,9 @@
-"""Parquet files that appear whole or not at all, and are read only as they were written."""
+"""Parquet files: read and written whole or not at all, and a warning for files of different versions of the code."""
 
 import hashlib
 import json
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -39,3 +41,19 @@ def read_table(source: Path | BinaryIO) -> pa.Table:
     if not whole:
         raise pa.ArrowInvalid("its rows are not those that were written")
     return table.replace_schema_metadata(metadata or None)
+
+
+def outvoted(
+    found: Mapping[Path, set[str | None]], shown: int, today: Callable[[], str | None] = lambda: None
+) -> tuple[int, str]:
+    """How many versions of the code the files name, and in words which files to make again; nothing where they agree.
+
+    Kept are those of today's code, or, where none is of today's, of the most frequent version. The first `shown` are named.
+    """
+    counts = Counter(code for codes in found.values() for code in codes)
+    if len(counts) < 2:
+        return len(counts), ""
+    wanted = today()
+    kept = wanted if wanted in counts else counts.most_common(1)[0][0]
+    again = sorted(str(path) for path, codes in found.items() if codes != {kept})
+    return len(counts), f"{', '.join(again[:shown])}{', …' * (len(again) > shown)} ({len(again)} files)"

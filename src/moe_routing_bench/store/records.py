@@ -1,4 +1,4 @@
-"""The whole row schema, and how rows are read, verified and joined. One row per (cell, implementation).
+"""The whole row schema with the meaning of its columns, and how rows are read, verified and joined. One row per (cell, implementation).
 
 A cell's file also stores the spec that it was measured for, so that a stale file is noticed even when Snakemake has lost its
 own records.
@@ -6,22 +6,56 @@ own records.
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import pyarrow as pa
+import yaml
 
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.grid.job import Job
-from moe_routing_bench.grid.spec import spec_hash
-from moe_routing_bench.store.columns import described
-from moe_routing_bench.store.parquet import read_table
+from moe_routing_bench.grid.job import Job, spec_hash
+from moe_routing_bench.store.parquet import outvoted, read_table
 from moe_routing_bench.store.rows import IDENTITY, LATER, MEASURED, SCHEMA_VERSION, SPEC, STATUSES
-from moe_routing_bench.store.versions import outvoted
 from moe_routing_kernels.errors import UserError, bad
+
+_FILE = Path(__file__).with_name("columns.yaml")  # of all columns that are no axes
+
+
+@dataclass(frozen=True)
+class About:
+    """The unit of a column (empty for texts and flags) and what it holds."""
+
+    unit: str
+    meaning: str
+
+    @property
+    def text(self) -> str:
+        """Both in one line."""
+        if self.unit in ("", "share", "ratio", "count"):
+            return self.meaning
+        what, missing, why = self.meaning.partition("; none:")
+        return f"{what}, in {self.unit}{missing}{why}"
+
+
+@functools.cache
+def about() -> Mapping[str, About]:
+    """All columns by name: the axes in the order of their table, then the others."""
+    found = {axis.name: About(axis.unit, axis.summary) for axis in AXES.values()}
+    return found | {name: About(*one) for name, one in yaml.safe_load(_FILE.read_text(encoding="utf-8")).items()}
+
+
+def described(schema: pa.Schema) -> pa.Schema:
+    """The schema with `description` and `unit` in the metadata of each field. KeyError for a column without a description."""
+    known = about()
+    return pa.schema(
+        [f.with_metadata({"description": known[f.name].meaning, "unit": known[f.name].unit}) for f in schema],
+        schema.metadata,
+    )
+
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,11 +2,12 @@
 
 import importlib.metadata
 import json
+import os
 import re
 import shlex
 from pathlib import Path
 
-from moe_routing_bench.packages import PACKAGE
+from moe_routing_bench.packages import COMMIT, PACKAGE
 
 _IN_WHEEL = PACKAGE / "project"  # where pyproject.toml has a wheel put them
 _NAME = "moe-routing-bench"
@@ -30,7 +31,7 @@ def own_or_shipped(path: Path) -> Path:
 def to_install(advice: str) -> str:
     """What a checkout's user is told to install, ``pip install -e '.[gpu]'``, as it is told here.
 
-    Who has a wheel has no checkout to install in place: the extra is one of the wheel, where pip has noted where that came from.
+    A wheel has no checkout to install in place: the extra is one of the wheel, at the place that pip has noted for it.
     """
     if not installed():
         return advice
@@ -40,3 +41,18 @@ def to_install(advice: str) -> str:
     return re.sub(
         r"pip install -e '\.(\[\w+\])'", lambda extra: f"pip install {shlex.quote(_NAME + extra[1] + place)}", advice
     )
+
+
+def name_commit() -> None:
+    """Let this process and its jobs store in rows which commit an installed package was built from, where its wheel has recorded it.
+
+    Git is kept from looking above the package: an environment often lies in a repository of the user's, whose commit says
+    nothing about this code.
+    """
+    if not installed():
+        return
+    above = [str(PACKAGE.resolve().parent), os.environ.get("GIT_CEILING_DIRECTORIES", "")]
+    os.environ["GIT_CEILING_DIRECTORIES"] = os.pathsep.join(filter(None, above))
+    commit = shipped("COMMIT")
+    if commit.is_file():
+        os.environ[COMMIT] = commit.read_text(encoding="utf-8").strip()

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moe_routing_bench.traces.asked import Asked, Values
 from moe_routing_bench.traces.layout import checked_layer
-from moe_routing_bench.traces.tensors import array, is_array
+from moe_routing_bench.traces.values import Options, Values, array, is_array
 from moe_routing_kernels.errors import bad
 
 _SGLANG_IDS = "topk_ids_of_layer"
@@ -32,13 +31,13 @@ def is_sglang(content: Any) -> bool:
     )
 
 
-def sglang(content: Mapping[str, Any], asked: Asked, where: object) -> Values:
+def sglang(content: Mapping[str, Any], options: Options, where: object) -> Values:
     """Ids (T, k) of one layer in all forward passes of a dump of the mode `per_token`, without padding and shared experts.
 
     The ids are those of physical experts. Raises `UserError` where these are not the model's own: with redundant experts, or
     after experts were moved; and for dumps of other modes, which hold counts.
     """
-    _check_first(asked.first, "layers", where)
+    _check_first(options.first, "layers", where)
     records = content.get("records", ())
     records = records if isinstance(records, list | tuple) else ()
     if not records or not all(isinstance(record, Mapping) and _SGLANG_IDS in record for record in records):
@@ -50,15 +49,15 @@ def sglang(content: Mapping[str, Any], asked: Asked, where: object) -> Values:
         raise bad(
             "records", f"{_SGLANG_IDS} of different shapes in {where}", "(layers, tokens, places) in every record"
         )
-    number = checked_layer(asked.layer, len(passes[0]), where)
+    number = checked_layer(options.layer, len(passes[0]), where)
     experts = _experts(_tensor(content["last_physical_to_logical_map"], where), number, where)
     ids = np.concatenate([part[number] for part in passes])
     used = ids != _NO_EXPERT
     if not used.any():
-        raise bad("--layer", asked.layer, f"a layer with experts: layer {number} in {where} has no ids")
+        raise bad("--layer", options.layer, f"a layer with experts: layer {number} in {where} has no ids")
     ids, note = _routed(ids[used.any(1)][:, used.any(0)], experts)
     proof = f"{_SGLANG_IDS} of {len(passes)} passes, layer {number}{note}"
-    return Values(ids, asked.without("layer", "first"), proof, experts, from_zero=True)
+    return Values(ids, options.without("layer", "first"), proof, experts, from_zero=True)
 
 
 def _tensor(value: Any, where: object) -> NDArray[Any]:
@@ -85,9 +84,9 @@ def _routed(ids: NDArray[Any], experts: int) -> tuple[NDArray[Any], str]:
     return ids[~shared].reshape(len(ids), -1), note
 
 
-def vllm(path: Path, asked: Asked) -> Values:
+def vllm(path: Path, options: Options) -> Values:
     """Ids (T, k) of one layer in the choices of a completion response, one choice after another. Raises `UserError`."""
-    _check_first(asked.first, "tokens", path)
+    _check_first(options.first, "tokens", path)
     response = json.loads(path.read_bytes())
     choices = response.get("choices") if isinstance(response, dict) else None
     choices = choices if isinstance(choices, list) else []
@@ -102,9 +101,9 @@ def vllm(path: Path, asked: Asked) -> Values:
         raise bad(
             "routed_experts", f"{shapes} in {path}", "(tokens, layers, k), with equal layers and k in all choices"
         )
-    number = checked_layer(asked.layer, arrays[0].shape[1], path)
+    number = checked_layer(options.layer, arrays[0].shape[1], path)
     ids = np.concatenate([part[:, number] for part in arrays])
-    return Values(ids, asked.without("layer", "first"), f"routed_experts of vLLM, layer {number}", from_zero=True)
+    return Values(ids, options.without("layer", "first"), f"routed_experts of vLLM, layer {number}", from_zero=True)
 
 
 def _check_first(first: str | None, known: str, where: object) -> None:

@@ -1,5 +1,6 @@
-"""Expert ids of one layer from the files of other programs, by the file's suffix. Nothing in a file is executed: pickles are refused."""
+"""Expert ids of one layer from the files of other programs, by the file's suffix."""
 
+import csv
 import os
 import re
 import stat
@@ -10,33 +11,90 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
+from pyarrow.csv import ReadOptions
 
 from moe_routing_bench.store.parquet import read_table
-from moe_routing_bench.traces import csv_files, dumps, layout, series, tables
-from moe_routing_bench.traces.asked import Asked, Recorded, Values
+from moe_routing_bench.traces import dumps, layout, series, tables
+from moe_routing_bench.traces.values import Options, Recorded, Values
 from moe_routing_kernels.errors import UserError, bad, pick
+
+
+def table_of(path: Path, header: bool | None) -> tuple[pa.Table, bool]:
+    """The columns of a file, and whether its first line names them; otherwise their names are 1, 2, ...
+
+    Raises `UserError` where the first line may be names or numbers and `header` does not say which.
+    """
+    skipped, cells = _first_line(path)
+    named = _has_names(cells, path) if header is None else header
+    names = [cell.strip() for cell in cells] if named else [str(number + 1) for number in range(len(cells))]
+    options = ReadOptions(skip_rows=skipped + named, column_names=names)
+    return pyarrow.csv.read_csv(path, options), named
+
+
+def _first_line(path: Path) -> tuple[int, list[str]]:
+    """The number of empty lines at the beginning, and the cells of the first other line."""
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file):
+            if line.strip():
+                return number, next(csv.reader([line]))
+    raise bad("input", str(path), "a line per token", "Empty CSV file")
+
+
+def _has_names(cells: list[str], path: Path) -> bool:
+    """Whether the first line holds names. Numbers that count from 0 or 1 are names in some files and ids in others."""
+    if len(cells) == 1 and len(parts := re.split(r"[;\t ]+", cells[0].strip())) > 1:
+        raise bad(
+            "first line", f"{','.join(parts[:8])}, parted by other signs, in {path}", "values with commas between them"
+        )
+    numbers = [_number(cell) for cell in cells]
+    if numbers[0] is None and not cells[0].strip() and len(cells) > 1:
+        return True  # the nameless column of row numbers that pandas writes
+    if None in numbers:
+        return all(number is None for number in numbers) or _mixed(cells, path)
+    if numbers in (list(range(len(cells))), list(range(1, len(cells) + 1))):
+        allowed = "--header where it names columns, --no-header where it holds ids"
+        raise bad(
+            "first line", f"{','.join(cells[:8])} in {path}", allowed, "pandas numbers columns without names like this"
+        )
+    return False
+
+
+def _mixed(cells: list[str], path: Path) -> bool:
+    allowed = "names or numbers throughout, or --header, or --no-header"
+    raise bad("first line", f"{','.join(cells[:8])} in {path}", allowed)
+
+
+def _number(cell: str) -> float | None:
+    text = cell.strip()
+    try:
+        return float(int(text, 16)) if text[:2].lower() == "0x" else float(text)
+    except ValueError:
+        return None
+
 
 MOST_BYTES = 2**31  # of what is read as a whole, packed or not: a .npy is mapped, and only the layer is read
 
 
-def read(path: Path, asked: Asked | None = None) -> Recorded:
+def read(path: Path, options: Options | None = None) -> Recorded:
     """Checked ids (T, k) of one layer, with the evidence that they are such.
 
     Raises `UserError` for files that are missing, too large, damaged, of another kind, that hold objects, or whose values
     are no routing or leave open what they mean.
     """
-    asked = asked or Asked()
+    options = options or Options()
     suffix = pick("suffix of the input", path.suffix.lower(), _READERS, f"the input is {path}")
-    reader, options = _READERS[suffix]
+    reader, known = _READERS[suffix]
     for name, what in _OPTIONS.items():
-        if getattr(asked, name) is not None and name not in options:
-            raise bad(f"--{name}", getattr(asked, name), f"none: a {suffix} has no {what}")
-    if asked.top_k is not None and asked.top_k < 1:
-        raise bad("--top-k", asked.top_k, "1 or more")
+        if getattr(options, name) is not None and name not in known:
+            raise bad(f"--{name}", getattr(options, name), f"none: a {suffix} has no {what}")
+    if options.top_k is not None and options.top_k < 1:
+        raise bad("--top-k", options.top_k, "1 or more")
     _check_file(path, suffix)
     try:
-        values = reader(path, asked)
+        values = reader(path, options)
     except UserError:
         raise
     except Exception as error:  # whatever damaged bytes make numpy, zip, JSON or pickle raise
@@ -76,45 +134,45 @@ def check_size(size: int, path: Path) -> None:
         raise bad("input", f"{size} bytes in {path}", f"at most {MOST_BYTES}", "a .npy may be larger")
 
 
-def _numpy(path: Path, asked: Asked) -> Values:
+def _numpy(path: Path, options: Options) -> Values:
     array = np.load(path, mmap_mode="r", allow_pickle=False)
     if not isinstance(array, np.ndarray):  # an archive of arrays under this name
         raise bad("input", str(path), "a single array", "an archive of arrays ends with .npz")
-    return Values(array, asked)
+    return Values(array, options)
 
 
-def _archive(path: Path, asked: Asked) -> Values:
+def _archive(path: Path, options: Options) -> Values:
     _check_members(path)
     with np.load(path, allow_pickle=False) as archive:
-        name = series.name_of(archive.files, asked.key, path)
-        return Values(archive[name], asked.without("key"))
+        name = series.name_of(archive.files, options.key, path)
+        return Values(archive[name], options.without("key"))
 
 
-def _csv(path: Path, asked: Asked) -> Values:
-    table, named = csv_files.table_of(path, asked.header)
-    asked = asked.without("header")
-    if named or asked.columns:
-        return tables.values_of(table, asked, path)
-    return Values(tables.stacked(table, table.column_names, path), asked)
+def _csv(path: Path, options: Options) -> Values:
+    table, named = table_of(path, options.header)
+    options = options.without("header")
+    if named or options.columns:
+        return tables.values_of(table, options, path)
+    return Values(tables.stacked(table, table.column_names, path), options)
 
 
-def _parquet(path: Path, asked: Asked) -> Values:
+def _parquet(path: Path, options: Options) -> Values:
     with pq.ParquetFile(path) as file:
         groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
         check_size(sum(group.total_byte_size for group in groups), path)
-    return tables.values_of(read_table(path), asked, path)
+    return tables.values_of(read_table(path), options, path)
 
 
-def _torch(path: Path, asked: Asked) -> Values:
+def _torch(path: Path, options: Options) -> Values:
     import torch
 
     if zipfile.is_zipfile(path):
         _check_members(path)
     with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals(_ARRAYS):
         content = torch.load(path, map_location="cpu", weights_only=True)
-    if dumps.is_sglang(content) and asked.key is None:
-        return dumps.sglang(content, asked, path)
-    return series.values_of(content, asked, path)
+    if dumps.is_sglang(content) and options.key is None:
+        return dumps.sglang(content, options, path)
+    return series.values_of(content, options, path)
 
 
 _KINDS = (
@@ -139,7 +197,7 @@ def _check_members(path: Path) -> None:
         check_size(sum(member.file_size for member in archive.infolist()), path)
 
 
-_Reader = Callable[[Path, Asked], Values]
+_Reader = Callable[[Path, Options], Values]
 _READERS: dict[str, tuple[_Reader, tuple[str, ...]]] = {  # and which options speak of such a file
     ".npy": (_numpy, ("layer", "first")),
     ".npz": (_archive, ("key", "layer", "first")),

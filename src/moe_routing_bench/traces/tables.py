@@ -6,78 +6,79 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from moe_routing_bench.traces.asked import Asked, Values
-from moe_routing_bench.traces.grouping import by_token
-from moe_routing_bench.traces.roles import Roles, quoted, roles_of
+from moe_routing_bench.traces.columns import Roles, quoted, roles_of
+from moe_routing_bench.traces.values import Options, Values
 from moe_routing_bench.traces.writing import COLUMN
 from moe_routing_kernels.errors import bad
 
 
-def values_of(table: pa.Table, asked: Asked, where: object) -> Values:
+def values_of(table: pa.Table, options: Options, where: object) -> Values:
     """Values of the columns with ids, of one layer. Raises `UserError` where names or values leave their meaning open."""
     columns = table.column_names
     if len({*columns}) < len(columns):
         raise bad("columns", ", ".join(columns), "different names", f"the columns of {where}")
-    if columns == [COLUMN] and _is_list(table[COLUMN]) and {asked.key, asked.columns} <= {None, COLUMN}:
-        _check_no_layer(asked, where)
-        rest = asked.without("layer", "columns", "key")
+    if columns == [COLUMN] and _is_list(table[COLUMN]) and {options.key, options.columns} <= {None, COLUMN}:
+        _check_no_layer(options, where)
+        rest = options.without("layer", "columns", "key")
         return Values(_lists(table[COLUMN], where), rest, f"a list {COLUMN} per row", from_zero=True)
-    roles = roles_of(table, asked, where)
-    table, note = _one_layer(table, roles, asked, where)
+    roles = roles_of(table, options, where)
+    table, note = _one_layer(table, roles, options, where)
     note = "; ".join(filter(None, (note, _left_out(columns, roles))))
-    rest = asked.without("layer", "columns", "key")
+    rest = options.without("layer", "columns", "key")
     experts = roles["expert"]
     token = _indices(table, roles["token"][0], where) if roles["token"] else None
     if len(experts) > 1 or _is_list(table[experts[0]]):
-        return _wide(table, roles, token, asked, rest, note, where)
+        return _wide(table, roles, token, options, rest, note, where)
     slot = _indices(table, roles["slot"][0], where) if roles["slot"] else None
     ids = _numbers(table, experts[0], where)
     if token is not None:
-        grouped = by_token(ids, token, slot, asked.top_k, where)
+        grouped = by_token(ids, token, slot, options.top_k, where)
         return Values(grouped, rest, f"{grouped.shape[1]} rows per value of {quoted(roles['token'])}", note=note)
-    if slot is not None or asked.top_k is None or len(ids) % asked.top_k:
-        got = f"{asked.top_k or 'none'}, with {len(ids)} rows of an id each in {where}{note and f', {note}'}"
+    if slot is not None or options.top_k is None or len(ids) % options.top_k:
+        got = f"{options.top_k or 'none'}, with {len(ids)} rows of an id each in {where}{note and f', {note}'}"
         raise bad("--top-k", got, "a divisor of the rows: so many rows after one another are one token", _HINT_TOKENS)
-    return Values(ids.reshape(-1, asked.top_k), rest, f"{asked.top_k} rows are a token, as --top-k says", note=note)
+    return Values(ids.reshape(-1, options.top_k), rest, f"{options.top_k} rows are a token, as --top-k says", note=note)
 
 
 _HINT_TOKENS = "or name the column that numbers tokens, --columns token=NAME,expert=NAME"
 
 
-def _one_layer(table: pa.Table, roles: Roles, asked: Asked, where: object) -> tuple[pa.Table, str]:
+def _one_layer(table: pa.Table, roles: Roles, options: Options, where: object) -> tuple[pa.Table, str]:
     """The rows of one layer, and a note of it."""
     if not roles["layer"]:
-        _check_no_layer(asked, where)
+        _check_no_layer(options, where)
         return table, ""
     name = roles["layer"][0]
     column = _indices(table, name, where)
     layers = sorted({*column.tolist()})
-    layer = layers[0] if asked.layer is None and len(layers) == 1 else asked.layer
+    layer = layers[0] if options.layer is None and len(layers) == 1 else options.layer
     if layer not in layers:
         shown = ", ".join(f"{number:g}" for number in layers[:9]) + ", …" * (len(layers) > 9)
-        raise bad("--layer", asked.layer, f"{shown}, of column {name!r} in {where}")
+        raise bad("--layer", options.layer, f"{shown}, of column {name!r} in {where}")
     return table.filter(pa.array(column == layer)), f"layer {layer:g} of column {name!r}"
 
 
-def _check_no_layer(asked: Asked, where: object) -> None:
-    if asked.layer is not None:
+def _check_no_layer(options: Options, where: object) -> None:
+    if options.layer is not None:
         allowed = f"none: {where} has no column of layers"
-        raise bad("--layer", asked.layer, allowed, "--columns layer=NAME,expert=NAME names it")
+        raise bad("--layer", options.layer, allowed, "--columns layer=NAME,expert=NAME names it")
 
 
-def _wide(table: pa.Table, roles: Roles, token: Any, asked: Asked, rest: Asked, note: str, where: object) -> Values:
+def _wide(
+    table: pa.Table, roles: Roles, token: Any, options: Options, rest: Options, note: str, where: object
+) -> Values:
     """A row per token: columns with an id each, or a column of lists."""
     experts = roles["expert"]
     lists = _is_list(table[experts[0]])
     if (lists and len(experts) > 1) or roles["slot"]:
         got = f"{quoted(experts + roles['slot'])} in {where}"
         raise bad("--columns", got, "a column of lists, several of an id each, or a column of ids and a slot=NAME")
-    if token is not None and not asked.columns and len(np.unique(token)) < len(token):
+    if token is not None and not options.columns and len(np.unique(token)) < len(token):
         hint = "several layers, or requests? --columns names the columns with ids where each row is a token"
         got = f"{len(token)} with {len(np.unique(token))} values of {quoted(roles['token'])} in {where}"
         raise bad("rows", got, "a row per token", hint)
     array = _lists(table[experts[0]], where) if lists else stacked(table, experts, where)
-    stated = asked.columns or experts == [COLUMN]
+    stated = options.columns or experts == [COLUMN]
     return Values(array, rest, f"a row per token, ids in {_some(experts)}" if stated else "", note=note)
 
 
@@ -129,3 +130,45 @@ def _lists(column: pa.ChunkedArray, where: object) -> NDArray[Any]:
     if not (pa.types.is_integer(ids.type) or pa.types.is_floating(ids.type)):
         raise bad("column", f"{column.type} in {where}", "lists of whole numbers")
     return ids.to_numpy(zero_copy_only=False).reshape(len(rows), next(iter(lengths), 0))
+
+
+def by_token(
+    ids: NDArray[Any], token: NDArray[Any], slot: NDArray[Any] | None, top_k: int | None, where: object
+) -> NDArray[Any]:
+    """Ids (T, k) of rows that name their token and perhaps their slot.
+
+    With slots rows may lie in any order, and tokens come in the order of their numbers. Without, the rows of a token lie
+    next to each other, or all first choices precede all second ones, which looks like several requests or layers with
+    k = 1: then `top_k` has to say it. Raises `UserError` for any other order, and where tokens have unequal numbers of rows.
+    """
+    if slot is not None:
+        order = np.lexsort((slot, token))
+        ids, token, slot = ids[order], token[order], slot[order]
+    starts = np.flatnonzero(np.concatenate([[True], token[1:] != token[:-1]])) if len(token) else np.zeros(0, int)
+    tokens = token[starts]
+    if len(np.unique(tokens)) < len(tokens):
+        return _by_choice(ids, token, top_k, where)
+    sizes = np.diff(np.append(starts, len(token)))
+    if len({*sizes.tolist()}) > 1:
+        got = f"{sizes.min()} to {sizes.max()} for a token, such as {sizes[0]} for {tokens[0]}, in {where}"
+        raise bad("rows", got, "k rows for each token", _HINT_ORDER)
+    array = ids.reshape(len(tokens), -1)
+    if slot is not None and (slot.reshape(array.shape) != slot[: array.shape[1]]).any():
+        raise bad("slots", f"different ones for different tokens in {where}", "the same slots for each token")
+    return array
+
+
+_HINT_ORDER = (
+    "several layers, requests or equal words? --columns layer=NAME names a column of layers, other=NAME leaves one out"
+)
+
+
+def _by_choice(ids: NDArray[Any], token: NDArray[Any], top_k: int | None, where: object) -> NDArray[Any]:
+    """Rows of all first choices, then of all second ones, as `pandas.melt` writes them."""
+    count = len(np.unique(token))
+    if len(token) % count or (token.reshape(-1, count) != token[:count]).any():
+        raise bad("rows", f"those of a token apart in {where}", "the rows of a token next to each other", _HINT_ORDER)
+    if top_k != len(token) // count:
+        got = f"{top_k or 'none'}, with tokens numbered from {token[0]} to {token[count - 1]} {len(token) // count} times in {where}"
+        raise bad("--top-k", got, f"{len(token) // count}, where these are the choices of the same tokens", _HINT_ORDER)
+    return np.ascontiguousarray(ids.reshape(-1, count).T)

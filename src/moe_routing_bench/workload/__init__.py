@@ -1,1 +1,1 @@
-"""What is drawn: expert loads of a given skew, recorded routing, token rows, and where every assignment's row goes."""
+"""Random inputs: expert loads of a given skew, recorded routing, token rows, and where every assignment's row goes."""

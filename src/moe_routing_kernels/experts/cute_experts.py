@@ -33,9 +33,9 @@ MOST_EXPERTS = 1024  # that a warp counts, 32 a lane
 FEW_ROWS = 40  # per expert, up to which weights' bytes set the time and tiles are low
 LOW_SIZES = {7: 8, 26: 24, FEW_ROWS: 48}  # most rows per expert, and tokens of a low tile
 SHARED_SIZES = {112: 40, 144: 72, 176: 88}  # tokens of a tile with variants, and of its narrowest one
-# Standard deviations, sqrt(mean) with uniform routing, by which an expert's rows may exceed the mean and still have room in a tile;
-# fewer in the widest one, because a second tile costs more than it saves while few experts need it.
-SPREAD, LEAST_SPREAD = 1.5, 0.3
+# Standard deviations, sqrt(mean) with uniform routing, by which an expert's rows may exceed the mean and still have room in a tile
+# (results/nvidia-h200.layers/spread.csv); fewer in the widest one, because a second tile costs more than it saves while few experts need it.
+SPREAD, LEAST_SPREAD = 1.7, 0.3
 MANY_ROWS = 192  # per expert, from which two warpgroups take tiles in turn, or two thread blocks load weights for both
 # K from which two warpgroups gain less by taking turns than two blocks do by loading weights for both; an activation makes the epilogue
 # longer.

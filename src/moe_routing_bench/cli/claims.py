@@ -1,0 +1,111 @@
+"""Published figures, held against our rows; those that this machine can show are measured on request."""
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from moe_routing_bench.cli.options import Platform, Run
+from moe_routing_bench.cli.printing import show
+from moe_routing_bench.config import claims as published
+from moe_routing_bench.config.expand import config_of, expand
+from moe_routing_bench.config.load import load
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.quantities import counts
+from moe_routing_bench.store import paths, platforms, records
+from moe_routing_bench.store.shipped import own_or_shipped
+from moe_routing_bench.study.request import models, platform_of
+from moe_routing_kernels.errors import UserError, bad, pick
+
+
+def claims(
+    platform: Platform = None,
+    run: Run = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure what no row shows yet and this machine can run")
+    ] = False,
+    only: Annotated[str | None, typer.Option(help="Comma-separated ids [default: all]")] = None,
+    file: Annotated[Path | None, typer.Option(help=f"File of claims [default: {paths.CLAIMS}]")] = None,
+) -> None:
+    """Hold figures that others published against our rows: reproduced, not reproduced, or why it cannot be told; and our own: held or not."""
+    platform = platform_of(platform, run)
+    known = {claim.id: claim for claim in published.load(file or own_or_shipped(paths.CLAIMS))}
+    chosen = [known[pick("--only", name.strip(), known)] for name in (only.split(",") if only else known)]
+    if measure:
+        platforms.verify(platform)
+    rows = _collected(platform)
+    if measure:
+        _measure(one.claim for one in held(platform, chosen, rows) if one.why == "not measured")
+    if not rows and not any(paths.claim_files(platform)):
+        raise bad("rows", f"none of {platform}", "measured cells", "run `snakemake` first, or add --measure")
+    found = held(platform, chosen, rows)
+    others, own = ([one for one in found if one.claim.own is ours] for ours in (False, True))
+    for said, some in (("claims", others), ("figures of our own", own)):
+        if some:
+            show(_table(some))
+            print(f"{len(some)} {said}: {counts([one.verdict for one in some])}")
+
+
+def held(platform: str, chosen: Iterable[published.Claim], collected: list[Any]) -> list[Any]:
+    """Claims held against tables of collected rows and what was measured for claims; `comparison.claim_verdicts.Held` each."""
+    pandas, judge = (
+        importlib.import_module(name) for name in ("pandas", "moe_routing_bench.comparison.claim_verdicts")
+    )
+    tables = [*collected, *(_read(path, platform) for path in sorted(paths.claim_files(platform)))]
+    rows = pandas.concat(tables, ignore_index=True) if tables else records.frame(records.SCHEMA.empty_table())
+    return judge.held(list(chosen), rows, platform.startswith(platforms.CPU))
+
+
+def _collected(platform: str) -> list[Any]:
+    """The table of a platform's rows; none where nothing was collected."""
+    path = paths.measurements(platform)
+    return [_read(path, platform)] if path.is_file() else []
+
+
+def _read(path: Path, platform: str) -> Any:
+    return records.frame(records.of_platform(records.read(path), platform, str(path)))
+
+
+def _measure(asked: Iterable[published.Claim]) -> None:
+    """Measure the cell of each claim that names a whole one, into a file of its own."""
+    supervisor = importlib.import_module("moe_routing_bench.measure.supervisor")
+    for claim in asked:
+        try:
+            job = job_of(claim)
+        except UserError as error:
+            print(f"{claim.id}: not measured: {error}")
+            continue
+        print(f"{claim.id}: {job.cell.bench} {job.cell.key}", flush=True)
+        supervisor.measure(job, paths.claim_file(platforms.current(), claim.id))
+
+
+def job_of(claim: published.Claim) -> Job:
+    """The one cell that a claim is about, with what it compares and the baseline. Raises `UserError` where it leaves one open."""
+    check = claim.check
+    assert check is not None
+    if check.over:
+        raise bad(f"claim {claim.id}", f"the {check.over} of several cells", "one cell", "its rows come from a config")
+    asked = config_of(check.bench, {name: None if value == "none" else value for name, value in check.axes.items()})
+    asked["grid"][0]["implementations"] = list(dict.fromkeys(filter(None, (check.implementation, check.against))))
+    (job,) = expand(load(asked), models())
+    return job
+
+
+def _table(found: list[Any]) -> Table:
+    table = Table("claim", "who", "hardware", "published", "ours", "cells", "verdict", box=None)
+    for one in found:
+        unit, ours = one.claim.unit, "" if one.ours != one.ours else f"{one.ours:.4g} {one.claim.unit}"
+        said = one.verdict + (f": {one.why}" if one.why else "")
+        table.add_row(
+            one.claim.id,
+            one.claim.who,
+            one.claim.hardware or "not said",
+            f"{one.claim.figure:g} {unit}",
+            ours,
+            str(one.cells or ""),
+            said,
+        )
+    return table

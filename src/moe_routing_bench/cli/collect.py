@@ -1,0 +1,105 @@
+"""`collect`, `collect-quality`, `collect-perft`: join the rows of all cells, training runs or adaptations into one file."""
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
+from moe_routing_bench.cli.printing import places
+from moe_routing_bench.quality import adaptation_rows, plan, run_rows
+from moe_routing_bench.quantities import counts
+from moe_routing_bench.store import paths, records
+from moe_routing_bench.store.parquet import read_table, write_table
+from moe_routing_bench.study.request import config_or_last, effective, jobs_of, platform_of
+from moe_routing_kernels.errors import bad
+
+
+def collect(
+    config: Configs = None,
+    config_json: ConfigJson = None,
+    platform: Platform = None,
+    run: Run = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/measurements.parquet]")
+    ] = None,
+    force: outputs.Force = False,
+) -> None:
+    """Join the rows of all cells of a config into one file, after checking that each was measured for this config.
+
+    Without a config, of the one that the workflow was last run with for these results.
+    """
+    effective, platform, _ = config_or_last(config, config_json, platform, run)
+    jobs = jobs_of(effective)
+    out = outputs.chosen(out, paths.measurements(platform), force)
+    # pandas and scipy take a second
+    baselines, verdicts, anomalies = (
+        importlib.import_module(f"moe_routing_bench.comparison.{one}") for one in ("baselines", "verdicts", "anomalies")
+    )
+    again = paths.again(platform)
+    table = baselines.with_baselines(records.collect(paths.cell_files(platform, jobs), platform))
+    table = verdicts.with_verdicts(table)
+    table = anomalies.with_anomalies(table, read_table(again) if again.is_file() else None)
+    write_table(out, table)
+    print(f"wrote {out}: {len(table)} rows of {len(jobs)} cells, {counts(table['status'].to_pylist())}")
+    for row in table.select(["bench", "implementation", "cell", "anomaly", "again"]).to_pylist():
+        if row["anomaly"]:
+            print(f"in doubt: {row['bench']} {row['implementation']} {row['cell']}: {row['anomaly']}; {row['again']}")
+    print(f"measured on {places(table.select(['gpu_uuid', 'gpu_name', 'host', 'slurm_job_id']).to_pylist())}")
+
+
+def collect_quality(
+    config: Configs = None,
+    config_json: ConfigJson = None,
+    platform: Platform = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/quality.parquet]")
+    ] = None,
+    force: outputs.Force = False,
+) -> None:
+    """Join the rows of all training runs of a config, with the times of those timed alone, and rank the routers."""
+    planned, platform = _planned(config, config_json, platform)
+    if not planned.finals:
+        raise bad("config.quality", "no runs", "at least one entry")
+    out = outputs.chosen(out, paths.quality(platform), force)
+    table = run_rows.collect(planned.files(platform), planned.timing_files(platform))
+    write_table(out, records.of_platform(table, platform, "training runs"))
+    print(f"wrote {out}: {len(table)} evaluations of {len(planned.finals)} runs")
+    print(f"trained on {places(table.select(['host', 'slurm_job_id']).to_pylist())}")
+    print(comparison("compare").text(table.to_pandas()))
+
+
+def collect_perft(
+    config: Configs = None,
+    config_json: ConfigJson = None,
+    platform: Platform = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/perft.parquet]")
+    ] = None,
+    force: outputs.Force = False,
+) -> None:
+    """Join the rows of all adaptations of a config, and print losses and parameters by variant and rank."""
+    planned, platform = _planned(config, config_json, platform)
+    if not planned.adaptations:
+        raise bad("config.perft", "no adaptations", "at least one entry")
+    out = outputs.chosen(out, paths.perft(platform), force)
+    table = run_rows.collect(planned.adaptation_files(platform), {}, adaptation_rows.SCHEMA)
+    write_table(out, records.of_platform(table, platform, "adaptations"))
+    print(f"wrote {out}: {len(table)} evaluations of {len(planned.adaptations)} adaptations")
+    print(f"trained on {places(table.select(['host', 'slurm_job_id']).to_pylist())}")
+    print(comparison("perft_summary").text(table.to_pandas()))
+
+
+def _planned(config: list[Path] | None, config_json: str | None, platform: str | None) -> tuple[plan.Plan, str]:
+    """The runs and adaptations of a config, and their platform; without one, that of this machine."""
+    found = effective(config, config_json)
+    return plan.expand(found.get("quality", []), found.get("perft", [])), platform_of(
+        platform or found.get("platform"), None if platform else found.get("run")
+    )
+
+
+def comparison(name: str) -> Any:
+    """A module that compares rows; pandas and scipy, which it needs, take seconds to import."""
+    return importlib.import_module(f"moe_routing_bench.quality.{name}")

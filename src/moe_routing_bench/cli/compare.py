@@ -1,0 +1,147 @@
+"""One run against another: what is faster, slower or lost, and an exit status that a CI can use."""
+
+import importlib
+import io
+import re
+import subprocess
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli.printing import show
+from moe_routing_bench.quantities import counts
+from moe_routing_bench.store import paths, records
+from moe_routing_kernels.errors import bad
+
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%?")
+_RUN = "a Parquet file, a folder of results/ such as nvidia-h200, or COMMIT:FOLDER"
+
+
+def compare(
+    before: Annotated[str, typer.Argument(metavar="A", help=f"The run to compare with: {_RUN}")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The run that is judged, named likewise")],
+    fail_if_slower: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE", help="Exit status 1 if a row is slower by more than this, such as 3%, or has lost its time"
+        ),
+    ] = None,
+    across: Annotated[bool, typer.Option("--across", help="Compare runs of different devices all the same")] = False,
+    most: Annotated[int, typer.Option(metavar="<int>", help="Most rows to print; the page has all", min=0)] = 20,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write a page with all rows; the report links compare-*.html beside it")
+    ] = None,
+    force: outputs.Force = False,
+) -> None:
+    """Compare two runs row by row: faster, slower, the same or undecided, beyond noise and the drift of the device."""
+    share = None if fail_if_slower is None else _share(fail_if_slower)
+    if html:
+        outputs.check_file("--html", html, force)
+    runs = importlib.import_module("moe_routing_bench.comparison.runs")
+    found = runs.compare(_table(before), _table(after), across)
+    for mark in found.marks:
+        print(f"differs besides the code: {mark}")
+    changed = found.changed()
+    show(_printed(changed[changed["verdict"] != "same"].head(most), f"{before} -> {after}"))
+    print(f"{len(found.rows)} rows: {counts(found.rows['verdict'].tolist())}")
+    if html:
+        importlib.import_module("moe_routing_bench.report.run_pages").write_changes(
+            found, (_lasting(before), _lasting(after)), html
+        )
+        print(f"wrote {html}")
+    if share is not None and len(worse := found.worse(share)):
+        print(f"slower by more than {share:.1%}, or lost: {len(worse)} rows")
+        raise typer.Exit(1)
+
+
+def history(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN", help=f"Runs of one platform, oldest first, the last of which is judged. Each is {_RUN}"
+        ),
+    ],
+    html: Annotated[Path, typer.Option(help="The page to write; the report links compare-*.html beside it")],
+    across: Annotated[bool, typer.Option("--across", help="Take runs of different devices all the same")] = False,
+    force: outputs.Force = False,
+) -> None:
+    """Show the rows of a run over earlier runs: their times then, and how much faster they are now, beyond noise and drift."""
+    if len(runs) < 2 or len(set(runs)) < len(runs):
+        raise bad("runs", ", ".join(runs), "two or more, each once")
+    outputs.check_file("--html", html, force)
+    *earlier, last = runs
+    found = importlib.import_module("moe_routing_bench.comparison.history").history(
+        {name: _table(name) for name in earlier}, _table(last), across
+    )
+    importlib.import_module("moe_routing_bench.report.run_pages").write_history(found, earlier, last, html)
+    print(f"wrote {html}: {len(found)} rows of {last} that an earlier run timed, too")
+
+
+def _share(text: str) -> float:
+    """A share of a time: 3% or 3 is 0.03."""
+    found = _PERCENT.fullmatch(text.strip())
+    if not found:
+        raise bad("--fail-if-slower", text, "a percentage such as 3%")
+    return float(found[1]) / 100
+
+
+def _table(name: str) -> Any:
+    """The rows of a run, with what a comparison reads of them."""
+    columns = importlib.import_module("moe_routing_bench.comparison.runs").COLUMNS
+    commit, colon, folder = name.partition(":")
+    if colon:
+        source: Any = io.BytesIO(_at(commit, folder))
+    else:
+        path = Path(name)
+        source = path if path.suffix == ".parquet" else paths.measurements(name)
+        if not source.is_file():
+            raise bad("run", name, _RUN, f"there is no {source}")
+    return records.frame(records.read_some(source, columns, name))
+
+
+def _lasting(name: str) -> str:
+    """The name of a run for a page: a commit by its hash, because HEAD or a branch is another one later."""
+    commit, colon, folder = name.partition(":")
+    if not colon:
+        return name
+    done = subprocess.run(["git", "rev-parse", "--short", commit], capture_output=True, check=True, encoding="utf-8")
+    return f"{done.stdout.strip()}:{folder}"
+
+
+def _at(commit: str, folder: str) -> bytes:
+    """The measurements of a results folder as git stores them at a commit."""
+    place = f"{commit}:{paths.measurements(folder)}"
+    try:
+        done = subprocess.run(["git", "show", place], capture_output=True, check=False)
+    except OSError as error:
+        raise bad("run", place, _RUN, "git is not installed") from error
+    if done.returncode:
+        raise bad("run", place, _RUN, done.stderr.decode(errors="replace").strip().splitlines()[-1])
+    return done.stdout
+
+
+def _printed(rows: Any, title: str) -> Table:
+    """The rows as a table for the terminal."""
+    table = Table(
+        "bench",
+        "cell",
+        "implementation",
+        "before us",
+        "after us",
+        "before / after",
+        "verdict",
+        title=title,
+        title_justify="left",
+        box=None,
+    )
+    for row in rows.to_dict("records"):
+        ratio = "" if row["ratio"] != row["ratio"] else f"{row['ratio']:.3f}"
+        if row["ratio_ci_low"] == row["ratio_ci_low"]:
+            ratio += f" ({row['ratio_ci_low']:.3f} to {row['ratio_ci_high']:.3f})"
+        times = ["" if row[side] != row[side] else f"{row[side]:.2f}" for side in ("before_us", "after_us")]
+        said = row["verdict"] + (f": {row['reason']}" if isinstance(row["reason"], str) else "")
+        table.add_row(row["bench"], row["cell"], row["implementation"], *times, ratio, said)
+    return table

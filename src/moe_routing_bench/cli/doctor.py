@@ -1,0 +1,108 @@
+"""`doctor`: whether this machine can measure: versions, GPU, packages, plugins and the default config."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import typer
+from rich.table import Table
+
+from moe_routing_bench.benches.plugins import Plugin
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.cli.list import missing_here
+from moe_routing_bench.cli.options import Plugins
+from moe_routing_bench.cli.printing import show
+from moe_routing_bench.config.load import load
+from moe_routing_bench.config.with_plugins import benches_of
+from moe_routing_bench.store import paths, platforms
+from moe_routing_bench.study.request import jobs_of, references
+from moe_routing_kernels.errors import UserError, one_line
+
+
+def doctor(plugin: Plugins = None) -> None:
+    """Check what this machine has: versions, GPU, packages, plugins and the default config. Exit status 1 if a check fails."""
+    checks = [*_checks(), *_check_plugins(references(plugin))]
+    table = Table("check", "", "found", box=None)
+    for what, fine, found in checks:
+        table.add_row(what, {True: "ok", False: "FAIL", None: "-"}[fine], found)
+    show(table)
+    print(_able(platforms.current()))
+    raise typer.Exit(int(any(fine is False for _, fine, _ in checks)))
+
+
+def _able(platform: str) -> str:
+    """How many of our implementations have here what they need, and what the others lack."""
+    known = [one for bench in BENCHES.values() for one in bench.implementations]
+    able = sum(not platforms.missing(one.requires, platform, one.peer) for one in known)
+    lacking = "an NVIDIA GPU, and some a package" if platform == platforms.CPU else "a package"
+    return f"{able} of {len(known)} implementations can be measured here; the others need {lacking}; `moe-routing-bench list` says which"
+
+
+def _checks() -> list[tuple[str, bool | None, str]]:
+    """(what, fine, found) of every check; fine is None for something optional that is not there."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    gpu = platforms.gpu_name()
+    checks: list[tuple[str, bool | None, str]] = [
+        ("python", (3, 11) <= sys.version_info[:2] < (3, 14), python),
+        _check_torch(gpu),
+        ("gpu", True if gpu else None, gpu or "none: measuring on the CPU"),
+        ("platform", True, platforms.current()),
+    ]
+    for need in ("triton", "cutlass", "compiler"):
+        reason = missing_here((need,), platforms.current())
+        checks.append((need, None if reason else True, reason or "available"))
+    peers = {one.peer for bench in BENCHES.values() for one in bench.implementations if one.peer}
+    for peer in sorted(peers, key=lambda peer: peer.module):
+        reason = missing_here((), platforms.current(), peer)
+        checks.append((peer.module, None if reason else True, reason or "available"))
+    return [
+        *checks,
+        _check_config(),
+        ("writable", os.access(Path.cwd(), os.W_OK), "results and reports go below the working directory"),
+    ]
+
+
+def _check_torch(gpu: str | None) -> tuple[str, bool, str]:
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        return "torch", False, f"{error}; run `make install`"
+    cuda = torch.version.cuda
+    if gpu and not cuda:
+        return "torch", False, f"{torch.__version__} is a CPU build, but there is a {gpu}"
+    return "torch", True, f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'CPU build'}"
+
+
+def _check_plugins(asked: list[str]) -> list[tuple[str, bool | None, str]]:
+    """Whether the declarations of plugins can be read and taken together, and the modules of each be imported."""
+    try:
+        benches = benches_of(asked)
+    except UserError as error:
+        return [("plugin", False, str(error))]
+    return [
+        _check_plugin(one) for bench in benches.values() for one in bench.implementations if isinstance(one, Plugin)
+    ]
+
+
+def _check_plugin(one: Plugin) -> tuple[str, bool | None, str]:
+    """Whether its modules can be imported; not asked where it says itself that they need what is not installed."""
+    needs = tuple(name for name in one.requires if name != "cuda")  # what imports without a GPU, too
+    if reason := missing_here(needs, platforms.current(), one.peer):
+        return "plugin", None, f"{one.reference}: {reason}"
+    try:
+        for module in one.own_modules():
+            importlib.import_module(module)
+    except Exception as error:  # whatever a module raises
+        return "plugin", False, one_line(f"{one.reference}: {error}")
+    return "plugin", True, f"{one.reference}: {one.name} of {one.bench}, {one.version() or 'not installed'}"
+
+
+def _check_config() -> tuple[str, bool | None, str]:
+    if not paths.CONFIG.exists():
+        return "config", None, f"no {paths.CONFIG} here; `moe-routing-bench init FOLDER` makes a folder with one"
+    try:
+        jobs = jobs_of(load(paths.CONFIG))
+    except UserError as error:
+        return "config", False, str(error)
+    return "config", True, f"{paths.CONFIG}: {len(jobs)} cells"

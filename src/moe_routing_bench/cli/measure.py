@@ -1,0 +1,137 @@
+"""Cells that are measured by hand: `measure`."""
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.cli import outputs, printing, waiting
+from moe_routing_bench.cli.delivery import Delivery, Part, Rows, delivering, undisturbed
+from moe_routing_bench.cli.estimates import announce
+from moe_routing_bench.cli.options import Models, Plugins, Timeout, among, asked_jobs, warn_of_ignored, with_axes
+from moe_routing_bench.cli.printing import show
+from moe_routing_bench.cli.profile import profiled
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.quantities import count
+from moe_routing_bench.store import platforms
+from moe_routing_bench.study import progress
+from moe_routing_bench.study.request import references
+from moe_routing_kernels.errors import bad, pick, writing
+
+
+@with_axes
+def measure(
+    bench: Annotated[str, typer.Argument(help=f"Operation: {' | '.join(BENCHES)}", autocompletion=among(BENCHES))],
+    *,
+    implementations: Annotated[
+        str | None, typer.Option(help="Comma-separated names [default: all of the bench]")
+    ] = None,
+    max_seconds: Annotated[float, typer.Option(help="Sampling time")] = Settings.max_seconds,
+    min_blocks: Annotated[int, typer.Option(help="Least blocks of samples")] = Settings.min_blocks,
+    cpu_threads: Annotated[int, typer.Option(help="Threads of torch on a CPU")] = Settings.cpu_threads,
+    timeout: Timeout = Settings.timeout,
+    mode: Annotated[
+        str, typer.Option(help="What measures: cold (a process of its own) | warm (a server that has imported torch)")
+    ] = "cold",
+    plugin: Plugins = None,
+    own: Models = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the rows of one cell to this Parquet file")] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Also profile one cell: prints operators, and keeps them and Chrome traces in this folder"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all columns of the rows as one JSON list")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print all columns of the rows as CSV")] = False,
+    force: outputs.Force = False,
+    **values: Any,
+) -> None:
+    """Measure the implementations of an operation together for one set of sizes (a cell), or for several: --tokens 64,128.
+
+    Exit status: 0 where every row is ok or unsupported, 1 where an implementation crashed, hung, was wrong or ran out of memory, 2 for a
+    mistake in the options; 130 after Ctrl-C and 143 after SIGTERM, which print the rows of the cells that are finished.
+    """
+    pick("--mode", mode, ("warm", "cold"))
+    if as_json and as_csv:
+        raise bad("--csv", "together with --json", "one of them")
+    settings = {"max_seconds": max_seconds, "min_blocks": min_blocks, "cpu_threads": cpu_threads, "timeout": timeout}
+    names = None if implementations is None else implementations.split(",")
+    jobs = asked_jobs(bench, names, settings, references(plugin), own, values)
+    for option, path in (("--out", out), ("--profile", profile)):
+        if path and len(jobs) > 1:
+            raise bad(option, f"{len(jobs)} cells", "one cell", "--json and --csv print the rows of several")
+    if out:
+        outputs.check_file("--out", out, force)
+    if profile:
+        outputs.check_folder("--profile", profile, force)
+    warn_of_ignored(bench, values)
+    print(f"torch computes with {count(cpu_threads, 'CPU thread')}", file=sys.stderr)
+    announce(jobs, platforms.current())
+    tables = not (as_json or as_csv)
+    delivery = Delivery(
+        _tables if tables else _document(printing.write_json if as_json else printing.write_csv), len(jobs)
+    )
+    rows: Rows = []
+    with delivering(delivery):
+        for job, found in _measured(jobs, mode):
+            with undisturbed():
+                delivery.add(job.cell, found)
+                rows += found
+                if out:
+                    _store(job, found, out, force, delivery)
+            if tables:
+                delivery.deliver()
+    if out:
+        print(f"wrote {out}", file=sys.stdout if tables else sys.stderr)
+    if profile:
+        profiled(jobs[0], rows, profile, tables)
+    if wrong := progress.unwell(rows):
+        print(f"{len(wrong)} of {len(rows)} rows are of implementations that failed", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _measured(jobs: Sequence[Job], mode: str) -> Iterator[tuple[Job, Rows]]:
+    """Each job with its rows, as soon as it is measured; each is announced on stderr."""
+    supervisor = importlib.import_module("moe_routing_bench.measure.supervisor")
+    began = time.monotonic()
+    for number, job in enumerate(jobs, 1):
+        expected = (time.monotonic() - began) / (number - 1) * (len(jobs) - number + 1) if number > 1 else None
+        names = ", ".join(job.implementations)
+        print(f"cell {number} of {len(jobs)}: {job.cell.bench} {job.cell.key}: {names}", file=sys.stderr, flush=True)
+        with waiting.waited(expected):
+            found = supervisor.measure(job, None, mode)
+        yield job, found
+
+
+def _document(write: Callable[[Rows], None]) -> Callable[[Sequence[Part]], None]:
+    """`write` for the rows of all cells together."""
+    return lambda parts: write([row for _, rows in parts for row in _compared(rows)])
+
+
+def _tables(parts: Sequence[Part]) -> None:
+    """Print a table for each cell."""
+    for cell, rows in parts:
+        show(printing.results(cell, _compared(rows)))
+
+
+def _compared(rows: Rows) -> Rows:
+    """Rows with what they are against dequantised weights."""
+    return importlib.import_module("moe_routing_bench.comparison.baselines").against_dequantised(rows)
+
+
+def _store(job: Job, rows: Rows, out: Path, force: bool, delivery: Delivery) -> None:
+    """Write the rows of a job to a file; where that fails, all of their columns are kept elsewhere."""
+    store = importlib.import_module("moe_routing_bench.store.rows")
+    try:
+        if not force and outputs.taken(out):
+            raise bad("--out", str(out), "a new file", "it was made while this was measured")
+        with writing(out):
+            store.write(out, rows, job.spec)
+    except Exception:
+        delivery.keep(f"{out} is not written", rows)
+        raise

@@ -1,0 +1,195 @@
+"""Figures and the report of a platform, from its rows."""
+
+import importlib
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli.claims import held
+from moe_routing_bench.cli.options import Platform, Run
+from moe_routing_bench.config import presets
+from moe_routing_bench.quality import adaptation_rows, run_rows
+from moe_routing_bench.store import accuracy_matrix, manifest, paths, platforms, records
+from moe_routing_bench.store.shipped import own_or_shipped
+from moe_routing_bench.study.request import last, models, platform_of
+from moe_routing_kernels.errors import bad, pick, writing
+
+
+def figure(
+    platform: Platform = None,
+    run: Run = None,
+    name: Annotated[str | None, typer.Option(help="One figure [default: all]")] = None,
+) -> None:
+    """Draw figures from the rows of a platform as SVG and PNG: measurements, and training runs where there are any."""
+    platform = platform_of(platform, run)
+    figures = _figures()
+    names = [pick("figure", name, figures)] if name else list(_reported(platform))
+    tables = {source: rows_of(source, platform) for source in dict.fromkeys(figures[one].source for one in names)}
+    for one in names:
+        _draw(figures[one], tables[figures[one].source], platform)
+        print(f"wrote {paths.figure(platform, one)} and .png")
+
+
+def report(
+    platform: Platform = None,
+    run: Run = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            "--rows",
+            help="CSV file of another benchmark's rows: bench, implementation, median_us, axes such as tokens; needs --out",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the report of --rows, with its figures")] = None,
+    force: outputs.Force = False,
+) -> None:
+    """Write the report (report.json, and the HTML page that is rendered from it) from the rows of a platform (measurements, and training runs where there are any) and figures; or of the rows of another benchmark."""
+    if rows is not None or out is not None:
+        if rows is None or out is None or platform or run:
+            raise bad("--rows and --out", "one of them, or a platform", "both, or neither")
+        outputs.check_folder("--out", out, force)
+        _write_foreign(rows, out)
+        return
+    platform = platform_of(platform, run)
+    _write(platform, _tables(platform))
+
+
+def _write_foreign(rows: Path, out: Path) -> None:
+    """Draw the figures of another benchmark's rows, then write their report."""
+    table = importlib.import_module("moe_routing_bench.figures.foreign").read_csv(rows)
+    paper = importlib.import_module("moe_routing_bench.figures.paper")
+    shown = [one for one in _figures().values() if one.source == "measurements"]
+    folder = out / "figures"
+    with writing(out / "index.html"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for one in shown:
+            paper.save(paper.draw(one, table), folder / f"{one.name}.svg", folder / f"{one.name}.png")
+        render = importlib.import_module("moe_routing_bench.report.render").render
+        render(table, [one.name for one in shown], out / "index.html")
+    print(f"wrote {out / 'index.html'}")
+
+
+def build(platform: str) -> None:
+    """Draw all figures of a platform, then write its report."""
+    tables = _tables(platform)
+    for one in _reported(platform).values():
+        _draw(one, tables[one.source], platform)
+    _write(platform, tables)
+
+
+def _tables(platform: str) -> dict[str, Any]:
+    """The rows of a platform by the name of their table."""
+    return {name: rows_of(name, platform) for name in paths.reported(platform)}
+
+
+def _write(platform: str, tables: Mapping[str, Any]) -> None:
+    """Write the report of these rows and of the figures that are drawn."""
+    drawn = {name: paths.figure(platform, name) for name in _reported(platform)}
+    absent = [str(path) for path in drawn.values() if not path.is_file()]
+    if absent:
+        raise bad(
+            "figures",
+            f"{len(absent)} missing",
+            "all drawn",
+            f"run `moe-routing-bench figure --platform {shlex.quote(platform)}`",
+        )
+    out = paths.report(platform)
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        importlib.import_module("moe_routing_bench.report.render").render(
+            tables["measurements"],
+            drawn,
+            out,
+            tables.get("quality"),
+            tables.get("perft"),
+            _versions(platform, tables),
+            held_claims(platform, tables["measurements"]),
+            _models(platform),
+            platform.partition(".")[2],
+            [json.loads(path.read_text(encoding="utf-8")) for path in paths.profile_files(platform)],
+            accuracy_of(platform),
+            _own_presets(platform),
+            _stored(platform),
+        )
+    print(f"wrote {out}")
+
+
+def _versions(platform: str, tables: Mapping[str, Any]) -> dict[str, str]:
+    """The package version of every commit that rows name."""
+    return manifest.versions(platform, {sha for table in tables.values() for sha in table["git_sha"].dropna()})
+
+
+def held_claims(platform: str, rows: Any) -> Any:
+    """What became of published figures; nothing on a CPU, whose times say nothing of them."""
+    if platform.startswith(platforms.CPU):
+        return ()
+    claims = importlib.import_module("moe_routing_bench.config.claims")
+    return held(platform, claims.load(own_or_shipped(paths.CLAIMS)), [rows])
+
+
+def accuracy_of(platform: str) -> Any:
+    """The accuracy matrix of a platform as a DataFrame, if it is stored."""
+    path = paths.accuracy(platform)
+    return accuracy_matrix.read(path, platform.partition(".")[0]).to_pandas() if path.is_file() else None
+
+
+def _stored(platform: str) -> dict[str, Any]:
+    """The tables of the platform's folder, besides its rows, that the report shows."""
+    pandas, names = (
+        importlib.import_module("pandas"),
+        importlib.import_module("moe_routing_bench.report.section_tables").FILES,
+    )
+    files = {name: paths.results(platform) / f"{name}.csv" for name in names}
+    return {name: pandas.read_csv(path) for name, path in files.items() if path.is_file()}
+
+
+def _models(platform: str) -> dict[str, Any]:
+    """The sizes of every preset that can be measured; also of those that only the workflow's last run had."""
+    known = models(_own_file(platform))
+    return {name: presets.values(preset) for name, preset in known.items() if not preset.unsupported}
+
+
+def _own_presets(platform: str) -> dict[str, str]:
+    """The file of presets that the workflow's last run named, for each preset in it."""
+    own = _own_file(platform)
+    return dict.fromkeys(models(own).keys() - models().keys(), own) if own else {}
+
+
+def _own_file(platform: str) -> str | None:
+    kept = last(platform)
+    return json.loads(kept.read_text(encoding="utf-8")).get("models") if kept.is_file() else None
+
+
+def _figures() -> Mapping[str, Any]:
+    """The figures by name, in the order of the report."""
+    return importlib.import_module("moe_routing_bench.figures").FIGURES
+
+
+def _reported(platform: str) -> dict[str, Any]:
+    """The figures of a platform's report: those of training runs only where it has any."""
+    there = paths.reported(platform)
+    return {name: one for name, one in _figures().items() if one.source in there}
+
+
+def rows_of(source: str, platform: str) -> Any:
+    """The table that figures with this source are drawn from, as a DataFrame."""
+    path = paths.TABLES[source](platform)
+    if source == "measurements":
+        table = records.read(path)
+    else:
+        table = run_rows.read(path, adaptation_rows.SCHEMA if source == "perft" else run_rows.SCHEMA)
+    return records.frame(records.of_platform(table, platform, str(path)))
+
+
+def _draw(one: Any, table: Any, platform: str) -> None:
+    paper = importlib.import_module("moe_routing_bench.figures.paper")
+    svg = paths.figure(platform, one.name)
+    drawn = paper.draw(one, table)
+    with writing(svg):
+        svg.parent.mkdir(parents=True, exist_ok=True)
+        paper.save(drawn, svg, paths.figure(platform, one.name, "png"))

@@ -1,0 +1,75 @@
+"""`status`: how much of a config is measured; `prune`: files of cells that it does not ask for."""
+
+from typing import Annotated, Any
+
+import typer
+
+from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
+from moe_routing_bench.cli.printing import duration
+from moe_routing_bench.quality import plan
+from moe_routing_bench.quantities import counts
+from moe_routing_bench.store import paths, records
+from moe_routing_bench.study import progress
+from moe_routing_bench.study.request import config_or_last, jobs_of, last
+from moe_routing_kernels.errors import bad
+
+
+def status(config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None) -> None:
+    """Say how much of a config is measured and trained by today's code, what failed, and about how long the rest takes.
+
+    Without a config, of the one that the workflow was last run with for these results.
+    """
+    effective, platform, source = config_or_last(config, config_json, platform, run)
+    jobs = jobs_of(effective)
+    files = paths.cell_files(platform, jobs)
+    cells = progress.of_cells(files)
+    print(f"{platform}: {cells}")
+    print(f"asked by {source or f'{paths.CONFIG}, because no run of the workflow has left {last(platform)}'}")
+    seconds = _seconds(cells.rows)
+    if cells.remain and any(seconds):
+        mean = sum(seconds) / len(seconds)
+        print(f"about {duration(mean * cells.remain)} at {mean:.1f} s a cell")
+    print(f"rows: {counts([row['status'] for row in cells.rows])}")
+    for line in progress.unwell(cells.rows):
+        print(f"  {line}")
+    for one in progress.of_training(plan.expand(effective.get("quality", []), effective.get("perft", [])), platform):
+        print(one)
+    if cells.remain and (held := progress.collected(platform, jobs)):
+        print(f"{paths.measurements(platform)} has rows of {held[0]} of the cells, {held[1]} of them of today's code")
+    orphans = records.orphans(paths.results(platform), files)
+    if orphans:
+        print(
+            f"{len(orphans)} files of cells that this config does not ask for: `moe-routing-bench prune` with it lists them"
+        )
+
+
+def prune(
+    config: Configs = None,
+    config_json: ConfigJson = None,
+    platform: Platform = None,
+    run: Run = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove them; without it they are only listed")] = False,
+) -> None:
+    """List, or remove, the files of cells that a config does not ask for: without one, the config of the workflow's last run."""
+    effective, platform, source = config_or_last(config, config_json, platform, run)
+    if source is None:
+        hint = "the workflow leaves it when it runs; or give the config that the results are of"
+        raise bad("--config", f"none, and no {last(platform)}", "a config to compare with", hint)
+    orphans = records.orphans(paths.results(platform), paths.cell_files(platform, jobs_of(effective)))
+    for path in orphans:
+        print(path)
+        if remove:
+            path.unlink()
+    print(
+        f"{'removed' if remove else 'found'} {len(orphans)} files of cells that {source} does not ask for"
+        + ("" if remove or not orphans else "; --remove removes them")
+    )
+
+
+def _seconds(rows: list[dict[str, Any]]) -> list[float]:
+    """How long every cell took, which each of its rows that was measured says."""
+    cells: dict[tuple[str, str], float] = {}
+    for row in rows:
+        cell = row["bench"], row["cell"]
+        cells[cell] = max(cells.get(cell, 0.0), row["measure_seconds"] or 0.0)
+    return list(cells.values())

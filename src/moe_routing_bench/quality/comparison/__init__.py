@@ -1,1 +1,0 @@
-"""What stored rows say over seeds: the ranking, specialisation, and adapters. Without torch."""

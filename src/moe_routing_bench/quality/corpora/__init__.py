@@ -1,1 +1,0 @@
-"""The texts that models are trained on, and which of their bytes a step sees."""

@@ -1,1 +1,0 @@
-"""The language model: its MoE layers, their adapters, and the clock that their stages report to."""

@@ -1,0 +1,140 @@
+"""One training run from its spec to its rows, its weights and its trace."""
+
+import hashlib
+import os
+import platform as python_platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from moe_routing_bench.grid.run_spec import DENSE, Run
+from moe_routing_bench.measure import provenance
+from moe_routing_bench.packages import fingerprint
+from moe_routing_bench.quality import code, evaluate, language_model, run_rows
+from moe_routing_bench.quality.loads import BYTE_CLASSES
+from moe_routing_bench.quality.loop import Training, go_on, save
+from moe_routing_bench.quality.texts import Corpus
+from moe_routing_bench.store import paths, platforms
+from moe_routing_bench.store.parquet import write_table
+from moe_routing_kernels.routers.zoo import ZOO
+
+_FROM_RUN = (
+    "purpose",
+    "label",
+    "router",
+    "network",
+    "seed",
+    "experts",
+    "top_k",
+    "capacity_factor",
+    "drop_policy",
+    "train_mode",
+    "match",
+    "dim",
+    "layers",
+    "expert_hidden",
+    "sequence",
+    "batch",
+    "steps",
+    "lr",
+)
+
+
+def train(
+    run: Run, out: Path, device: str, chosen: Mapping[str, Any] | None = None, spec: str | None = None
+) -> list[dict[str, Any]]:
+    """Train a run, evaluate every `eval_every` steps and at the end, and write the rows to `out`.
+
+    A checkpoint beside `out` is written at every evaluation and taken up by the next call. On a CPU
+    the rows (apart from times) and the weights are those of an unbroken run, bit for bit. `chosen` are row fields of
+    the pilots; `spec` is stored in place of the run's own where pilots chose the learning rate.
+    """
+    training, checkpoint = Training(run, device), out.with_suffix(".ckpt")
+    fixed = _fixed(training) | dict(chosen or {})
+    rows = go_on(
+        training,
+        checkpoint,
+        run.name,
+        run.spec,
+        fixed,
+        lambda last: _evaluated(training, last),
+    )
+    for row in rows:  # these hold until a timing run says otherwise
+        row |= {
+            "step_ms": row["run_step_ms"],
+            "train_tokens_per_s": 1e3 * run.tokens_per_step / row["run_step_ms"],
+            "step_mode": run_rows.EAGER,
+            "timed_alone": False,
+        }
+    if run.keep_weights:
+        save(paths.weights_file(out), training.state() | {"spec": run.spec})
+    if run.trace_tokens:
+        _trace(training, paths.trace_file(out))
+    run_rows.write(out, rows, spec or run.spec)
+    return rows
+
+
+def _evaluated(training: Training, last: bool) -> dict[str, Any]:
+    """The row fields of an evaluation; the last one of a run that is compared also alters the model."""
+    run, model, windows = training.run, training.model, training.validation
+    found = evaluate.evaluate(model, windows, run.batch)
+    return found | evaluate.altered_fields(model, windows, run.batch) if last and run.purpose == "final" else found
+
+
+def _trace(training: Training, path: Path) -> None:
+    """Write the routing of the middle layer as a trace that `skew: trace` takes, or print why there is none."""
+    run, layer = training.run, training.run.layers // 2
+    ids, reason = evaluate.routing_ids(training.model, training.validation, run.batch, run.trace_tokens, layer)
+    if ids is None:
+        print(f"no trace: {reason}", flush=True)
+        return
+    write_table(path, pa.table({"expert_ids": pa.array(ids.tolist(), pa.list_(pa.int32()))}))
+    print(f"wrote {path}: layer {layer} of {run.layers}", flush=True)
+
+
+def _fixed(training: Training) -> dict[str, Any]:
+    """The fields that are the same in every row of a run."""
+    run = training.run
+    params, active = language_model.parameters(training.model)
+    rule = None if run.router == DENSE else ZOO[run.router]
+    return {name: getattr(run, name) for name in _FROM_RUN} | {
+        "schema_version": run_rows.SCHEMA_VERSION,
+        "run": run.name,
+        "config_hash": run.config_hash,
+        "causal": rule is None or rule.causal,
+        "causal_in_evaluation": rule is None or rule.causal_in_evaluation,
+        "learns": rule is not None and rule.learns,
+        "params": params,
+        "active_params": active,
+        "flops_per_token": language_model.flops_per_token(training.model, run, active),
+        "domains": [one.name for one in training.corpora],
+        "byte_classes": list(BYTE_CLASSES),
+        "train_bytes": training.train.total,
+        "corpus_sha256": corpus_hash(training.corpora),
+        **origin(training.device, code.training_files()),
+    }
+
+
+def origin(device: str, files: list[Path]) -> dict[str, Any]:
+    """The row fields that say where numbers come from; `files` are the sources that the numbers depend on."""
+    cuda, versions = device == "cuda", provenance.versions()
+    return {
+        "device": torch.cuda.get_device_name() if cuda else versions["cpu_model"],
+        "platform": platforms.current(),
+        "torch_version": versions["torch_version"],
+        "cuda_version": versions["cuda_version"],
+        "python_version": python_platform.python_version(),
+        "cpu_threads": torch.get_num_threads(),
+        "code_fingerprint": fingerprint(files),
+        **provenance.git_state(tuple(files)),
+        "host": versions["host"],
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+    }
+
+
+def corpus_hash(corpora: Sequence[Corpus]) -> str:
+    """One hash over all domains: 16 hex digits."""
+    return hashlib.sha256("".join(f"{one.name}:{one.sha256}\n" for one in corpora).encode()).hexdigest()[:16]

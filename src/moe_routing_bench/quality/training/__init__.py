@@ -1,1 +1,0 @@
-"""Training a run, adapting a trained one, and timing their steps."""

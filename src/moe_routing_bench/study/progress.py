@@ -1,0 +1,161 @@
+"""How much of what a config asks for is there: its cells, training runs and adaptations, and what collected tables hold of them."""
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from moe_routing_bench.benches import plugins
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.packages import fingerprint
+from moe_routing_bench.quality import adaptation_rows, code, run_rows
+from moe_routing_bench.quality.plan import Plan
+from moe_routing_bench.quantities import counts
+from moe_routing_bench.store import paths, records
+from moe_routing_kernels.errors import UserError
+
+FINE = ("ok", "unsupported")  # statuses of rows that nobody has to look at
+_CODE = ("code_fingerprint", "plugin_fingerprint")
+_COLUMNS = ["bench", "cell", "implementation", "status", "reason", "measure_seconds", *_CODE]
+_Code = tuple[str | None, str | None]
+
+
+@dataclass
+class Progress:
+    """How many things of one kind are asked for, are done by today's code, and were done by other code, so that they run again.
+
+    `rows` are those of cells that are done or were done by other code.
+    """
+
+    what: str
+    asked: int
+    done: int = 0
+    other_code: int = 0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def remain(self) -> int:
+        """How many the workflow would still run."""
+        return self.asked - self.done
+
+    def add(self, codes: set[Any], today: Any) -> None:
+        """Count one of which there is a file whose rows are of this code."""
+        if codes == {today}:
+            self.done += 1
+        else:
+            self.other_code += 1
+
+    def __str__(self) -> str:
+        """The counts in words."""
+        other = f", {self.other_code} of them done by other code" if self.other_code else ""
+        return f"{self.done} of {self.asked} {self.what}, {self.remain} remain{other}"
+
+
+def of_cells(files: Mapping[Path, Job]) -> Progress:
+    """The cells whose file is readable and was measured for the spec of its job."""
+    found, today = Progress("cells measured", len(files)), _codes()
+    for path, job in files.items():
+        try:
+            table = records.read(path)
+        except UserError:
+            continue
+        if records.spec_of(table) == job.spec:
+            rows = table.select(_COLUMNS).to_pylist()
+            found.add({_code(row) for row in rows}, today(job))
+            found.rows += rows
+    return found
+
+
+def of_training(planned: Plan, platform: str) -> list[Progress]:
+    """The training runs with their pilots, their timings, and the adaptations with their pilots; only kinds that are asked for."""
+    runs = {paths.run_file(platform, name): run.spec for name, run in planned.runs.items()}
+    adapted = {paths.perft_file(platform, name): one.spec for name, one in planned.all_adaptations.items()}
+    of_runs, of_adaptations = (fingerprint(one()) for one in (code.training_files, code.adaptation_files))
+    found = [
+        _trained("training runs done", runs, run_rows.SCHEMA, of_runs),
+        _timed(planned.timing_files(platform), platform, of_runs),
+        _trained("adaptations done", adapted, adaptation_rows.SCHEMA, of_adaptations),
+    ]
+    return [one for one in found if one.asked]
+
+
+def _trained(what: str, specs: Mapping[Path, str], schema: pa.Schema, today: str) -> Progress:
+    """The files that are readable and of the given spec."""
+    found = Progress(what, len(specs))
+    for path, spec in specs.items():
+        try:
+            table = run_rows.read(path, schema)
+        except UserError:
+            continue
+        if run_rows.spec_of(table) == spec:
+            found.add(set(table["code_fingerprint"].to_pylist()), today)
+    return found
+
+
+def _timed(timings: Collection[Path], platform: str, today: str) -> Progress:
+    """The timings that are readable, as are the runs that they are of: these say by what code, as a timing follows its run."""
+    found = Progress("timings done", len(timings))
+    for path in timings:
+        try:
+            _, run = (run_rows.read(one, run_rows.SCHEMA) for one in (path, paths.run_file(platform, path.stem)))
+        except UserError:
+            continue
+        found.add(set(run["code_fingerprint"].to_pylist()), today)
+    return found
+
+
+def collected(platform: str, jobs: Iterable[Job]) -> tuple[int, int] | None:
+    """How many of the jobs' cells the platform's collected table holds, and how many of these are of today's code; None without a
+    table. Raises `UserError` for one that cannot be read."""
+    path = paths.measurements(platform)
+    if not path.is_file():
+        return None
+    codes: dict[str, set[_Code]] = {}
+    for row in records.read(path).select(["cell_hash", *_CODE]).to_pylist():
+        codes.setdefault(row["cell_hash"], set()).add(_code(row))
+    held, today = [job for job in jobs if job.hash in codes], _codes()
+    return len(held), sum(codes[job.hash] == {today(job)} for job in held)
+
+
+def unwell(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line for every row whose status somebody has to look at."""
+    return [
+        f"{row['bench']} {row['cell']} {row['implementation']}: {row['status']}: {row.get('reason') or ''}"
+        for row in rows
+        if row["status"] not in FINE
+    ]
+
+
+def closing(platform: str) -> str:
+    """How many rows of the collected table have which status, for the last line of a run, and what is wrong with the first of
+    those that somebody has to look at; empty without a table."""
+    path = paths.measurements(platform)
+    if not path.is_file():
+        return ""
+    rows = records.read(path).select(_COLUMNS).to_pylist()
+    wrong = unwell(rows)
+    more = f"\n  and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+    return f"Rows: {counts([row['status'] for row in rows])}" + "".join(f"\n  {line}" for line in wrong[:5]) + more
+
+
+def _code(row: Mapping[str, Any]) -> _Code:
+    """The fingerprints of the code that measured a row: its bench's, and that of the cell's plugins."""
+    bench, others = (row[name] for name in _CODE)
+    return bench, others
+
+
+def _codes() -> Callable[[Job], _Code]:
+    """A function from a job to the fingerprints of its code today, which reads the sources of each bench and plugin once."""
+    bench = functools.cache(lambda name: BENCHES[name].code_fingerprint())
+    others: dict[tuple[str, ...], str | None] = {(): None}
+
+    def of(job: Job) -> _Code:
+        if (names := plugins.references(job)) not in others:
+            others[names] = plugins.fingerprint(job)
+        return bench(job.cell.bench), others[names]
+
+    return of

@@ -1,0 +1,224 @@
+"""What `measure` says of a cell before it starts: the estimate, against stored measurements, and what it warns of."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.cli import estimates, machine
+from moe_routing_bench.cli import main as cli
+from moe_routing_bench.config import axes, by_hand
+from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.measure import supervisor
+from moe_routing_bench.store import platforms, records
+from moe_routing_kernels.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+STORED = sorted((ROOT / "results").glob("nvidia-h200*/measurements.parquet"))
+
+
+def job_of(bench="layer", names=("torch_loop",), settings=None, **values) -> Job:
+    (job,) = by_hand.jobs(bench, list(names), values, settings or {}, [], {})
+    return job
+
+
+def stored_cells():
+    """The job of every cell of the published runs, with its implementations that are ok, and how long it took."""
+    for path in STORED:
+        table = records.read(path).to_pandas()
+        for (bench, key), rows in table[table["status"] == "ok"].groupby(["bench", "cell"]):
+            first = rows.iloc[0]
+            values = {one.name: None if pd.isna(first[one.name]) else one.kind(first[one.name]) for one in axes.of(BENCHES[bench].axes)}  # fmt: skip
+            known = [one.name for one in BENCHES[bench].implementations]
+            names = tuple(name for name in rows["implementation"] if name in known)
+            yield Job(Cell(bench, key, tuple(values.items())), names, Settings()), rows["measure_seconds"].max()
+
+
+def test_the_estimate_is_near_what_stored_cells_took_on_a_gpu(monkeypatch) -> None:
+    """For 19 in 20 within the factor that is said; the others compiled kernels first, which takes as long as it takes."""
+    monkeypatch.setattr(platforms, "missing", lambda *_: None)
+    start = estimates._GPU.start - 3  # what a row does not count: a process and its imports
+    ratios = pd.Series([(estimates.estimate(job, "nvidia-h200").seconds - start) / taken for job, taken in stored_cells()])  # fmt: skip
+    assert len(ratios) > 500
+    assert ratios.between(1 / estimates.WITHIN, estimates.WITHIN).mean() > 0.95
+    assert 0.5 < math.exp(ratios.map(math.log).mean()) < 2, "neither too long nor too short in the mean"
+
+
+@pytest.mark.parametrize("axis", ["tokens", "experts", "hidden", "intermediate"])
+def test_what_is_said_to_take_less_does(axis) -> None:
+    large = {"tokens": 1024, "experts": 64, "hidden": 1024, "intermediate": 1024}
+    whole, less = (estimates.estimate(job_of(**large | part), platforms.CPU) for part in ({}, {axis: large[axis] // 4}))  # fmt: skip
+    assert less.seconds < whole.seconds and less.memory < whole.memory and less.step < whole.step
+
+
+def test_fewer_implementations_take_less_and_those_that_cannot_run_take_nothing() -> None:
+    one, two, more = (
+        estimates.estimate(job_of(names=names), platforms.CPU)
+        for names in (["torch_loop"], ["torch_loop", "torch_grouped_mm"], ["torch_loop", "cute", "triton"])
+    )
+    assert one.seconds == more.seconds < two.seconds and (one.implementations, two.implementations) == (1, 2)
+    assert one.step == two.step, "the implementations take their steps one after the other"
+
+
+def test_weights_that_are_copied_for_every_assignment_count() -> None:
+    """What a newcomer met: E=96 on a CPU, whose default includes such an implementation."""
+    values = {"experts": 96, "tokens": 1024, "top_k": 2}
+    plain, copied = (estimates.estimate(job_of(names=[name], **values), platforms.CPU) for name in ("torch_loop", "transformers_batched_mm"))  # fmt: skip
+    assert copied.memory - plain.memory == 1024 * 2 * 3 * 1024 * 1024 * 2
+    assert copied.step > Settings.timeout > plain.step
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flags", "faster"),
+    [("bf16", "avx512f avx512_bf16", True), ("bf16", "avx512f amx_bf16", True), ("bf16", "avx2", False), ("fp16", "avx512_fp16", True),
+     ("fp16", "avx512f avx512_bf16", False), ("fp32", "avx512f", True), ("fp32", "avx2", False)],
+)  # fmt: skip
+def test_a_cpu_is_as_fast_as_its_instructions(monkeypatch, tmp_path, dtype, flags, faster) -> None:
+    """A format that a CPU has no instruction for is computed slowly; more threads are faster."""
+    source = tmp_path / "cpuinfo"
+    source.write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\nbugs\t: x\nflags\t\t: other\n")
+    found = machine.cpu_flags(source)
+    assert found == {"fpu", *flags.split()} and not machine.cpu_flags(tmp_path / "none")
+    monkeypatch.setattr(machine, "cpu_flags", lambda: found)
+    rates = estimates._cpu(dtype, 1)
+    assert (rates.flops >= 25e9) == faster and estimates._cpu(dtype, 4).flops == 4 * rates.flops
+
+
+def test_the_memory_of_a_control_group_counts(monkeypatch) -> None:
+    """Of the machine and the group the less; a group without a limit says so in a word."""
+    numbers = {"memory.max": 5_000, "memory.current": 1_000}
+    monkeypatch.setattr(machine, "_number", lambda path: numbers.get(path.name))
+    monkeypatch.setattr(machine, "_numbers", lambda _: {"MemAvailable:": 9})
+    assert machine.available(platforms.CPU) == 4_000
+    numbers["memory.max"] = None
+    assert machine.available(platforms.CPU) == 9 * 1024
+    monkeypatch.setattr(machine, "_numbers", lambda _: {})
+    assert machine.available(platforms.CPU) == math.inf
+    monkeypatch.undo()
+    assert 2**20 < machine.available(platforms.CPU) <= 2**50
+
+
+@pytest.mark.parametrize("free", ["plenty", "scarce", "too little"])
+def test_memory_that_does_not_suffice_is_said_before_anything_is_measured(capsys, monkeypatch, free) -> None:
+    """Refused where weights and inputs alone do not fit, as no run could help; a warning where all of it may not."""
+    job = job_of(experts=64)
+    found = estimates.estimate(job, platforms.CPU)
+    amounts = {"plenty": found.memory, "scarce": (found.least + found.memory) / 2, "too little": 0.99 * found.least}
+    monkeypatch.setattr(machine, "available", lambda _: amounts[free])
+    if free == "too little":
+        with pytest.raises(
+            UserError,
+            match=r"memory for T1024.*allowed: at least .* GB.*smaller --tokens, --experts, --hidden, --intermediate$",
+        ):
+            estimates.announce([job], platforms.CPU)
+    else:
+        estimates.announce([job], platforms.CPU)
+        assert ("warning" in capsys.readouterr().err) == (free == "scarce")
+
+
+@pytest.mark.parametrize("timeout", [120, 86_400])
+def test_a_step_that_outlasts_the_limit_is_said_with_one_that_is_long_enough(capsys, monkeypatch, timeout) -> None:
+    monkeypatch.setattr(machine, "available", lambda _: math.inf)
+    job = job_of(experts=96, names=["transformers_batched_mm"], settings={"timeout": timeout})
+    estimates.announce([job], platforms.CPU)
+    said = capsys.readouterr().err
+    if timeout == 120:
+        _, advice = said.split("--timeout ")
+        assert int(advice.partition(",")[0]) >= 4 * estimates.estimate(job, platforms.CPU).step > 120
+    else:
+        assert "--timeout" not in said
+
+
+def test_the_advice_is_a_limit_that_is_allowed(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(machine, "available", lambda _: math.inf)
+    estimates.announce([job_of(experts=60_000, hidden=8192)], platforms.CPU)
+    advice = capsys.readouterr().err.split("--timeout ")[1].partition(",")[0]
+    assert job_of(settings={"timeout": float(advice)}).settings.timeout == float(advice)
+
+
+@pytest.mark.parametrize("bench", BENCHES)
+def test_every_bench_has_an_estimate(capsys, monkeypatch, bench) -> None:
+    """Whatever axes it reads."""
+    monkeypatch.setattr(machine, "available", lambda _: math.inf)
+    values = {"shared_intermediate": 64} if bench == "shared_experts" else {}
+    for job in by_hand.jobs(bench, None, {"tokens": 64} | values, {}, [], {}):
+        for platform in ("cpu", "nvidia-h200"):
+            estimates.announce([job], platform)
+            found = estimates.estimate(job, platform)
+            assert 0 < found.seconds < 10_000 and found.least < found.memory < 100e9
+    assert capsys.readouterr().err.count("smaller --tokens") >= 2
+
+
+def test_the_largest_of_several_cells_is_refused(monkeypatch) -> None:
+    """Also where another may take more memory in all, for what an implementation copies."""
+    jobs = by_hand.jobs("layer", ["transformers_batched_mm"], {"tokens": [4096], "experts": [8]}, {}, [], {})
+    jobs += by_hand.jobs("layer", ["transformers_batched_mm"], {"tokens": [1], "experts": [512]}, {}, [], {})
+    few, many = (estimates.estimate(job, platforms.CPU) for job in jobs)
+    assert few.memory > many.memory and few.least < many.least
+    monkeypatch.setattr(machine, "available", lambda _: (few.least + many.least) / 2)
+    with pytest.raises(UserError, match=r"memory for T1-.*E512"):
+        estimates.announce(jobs, platforms.CPU)
+
+
+def test_several_cells_are_one_estimate(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(machine, "available", lambda _: math.inf)
+    jobs = by_hand.jobs("layer", ["torch_loop"], {"tokens": [64, 1024]}, {}, [], {})
+    estimates.announce(jobs, platforms.CPU)
+    (line,) = capsys.readouterr().err.splitlines()
+    total = sum(estimates.estimate(job, platforms.CPU).seconds for job in jobs)
+    assert f": {total:.0f} s for 2 cells, " in line and "12.9 GFLOP a call" in line and "GFLOP/s" in line
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Run a command; return its exit status, what it said, and the jobs that it handed to the supervisor."""
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    monkeypatch.chdir(tmp_path)
+    jobs = []
+
+    def measure(job, *_):
+        jobs.append(job)
+        return [{"implementation": "torch", "status": "ok"}]
+
+    monkeypatch.setattr(supervisor, "measure", measure)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["moe-routing-bench", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code or 0, capsys.readouterr(), jobs
+
+    return run
+
+
+def test_measure_estimates_before_it_starts(call) -> None:
+    code, said, jobs = call("measure", "layer", "--model", "olmoe-1b-7b", "--tokens", "64", "--timeout", "7.5")
+    (job,) = jobs
+    lines = said.err.splitlines()
+    assert code == 0 and job.settings.timeout == 7.5
+    first = next(i for i, line in enumerate(lines) if line.startswith("estimate"))
+    assert first < next(i for i, line in enumerate(lines) if line.startswith("cell 1 of 1"))
+    assert "smaller --model, --tokens take less" in lines[first], "what a model sets is no option beside it"
+
+
+def test_measure_refuses_what_cannot_fit(call, monkeypatch) -> None:
+    monkeypatch.setattr(machine, "available", lambda _: 1e9)
+    code, said, jobs = call("measure", "layer", "--experts", "9999", "--implementations", "torch_loop")
+    assert code == 2 and not jobs and said.err.splitlines()[-1].startswith("error: memory for T1024-H1024-I1024-E9999")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "inf", "nan"])
+def test_a_limit_that_is_none_is_refused(call, value) -> None:
+    code, said, jobs = call("measure", "gate", "--timeout", value)
+    assert code == 2 and not jobs and said.err.startswith("error: --timeout: got") and said.err.count("\n") == 1
+
+
+def test_estimates_need_no_torch() -> None:
+    script = "import sys; from moe_routing_bench.cli import estimates; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
