@@ -28,7 +28,7 @@ from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import choices as layer_choices
 from moe_routing_bench.comparison import origins, regret
-from moe_routing_bench.figures import grouping
+from moe_routing_bench.figures import row_groups
 from moe_routing_bench.quantities import count
 from moe_routing_kernels.choices import table as table_of_choices
 
@@ -113,8 +113,8 @@ def decoding(model: str) -> str:
     """At which share of the bandwidth of a copy `auto` reads the weights of a model, in a sentence."""
     rows = even(measured("decode")).query("model == @model").sort_values("tokens")
     shares = [cell.set_index("implementation").at[chosen(cell), "share_of_copy"] for _, cell in rows.groupby("tokens")]
-    tokens = grouping.words([str(tokens) for tokens in sorted(rows["tokens"].unique())])
-    return f"Decoding: with {tokens} tokens of {model}, `ops.layer` reads weights at {grouping.words([percent(share) for share in shares])} of the bandwidth of a copy.\n"
+    tokens = row_groups.words([str(tokens) for tokens in sorted(rows["tokens"].unique())])
+    return f"Decoding: with {tokens} tokens of {model}, `ops.layer` reads weights at {row_groups.words([percent(share) for share in shares])} of the bandwidth of a copy.\n"
 
 
 def even(rows: pd.DataFrame) -> pd.DataFrame:
@@ -138,7 +138,7 @@ def together(rows: pd.DataFrame) -> list[str]:
     torch = stats.gmean([_over(cell, rivals(cell)[BASELINE]) for cell in cells])
     said = [f"Rivals: torch in every layer{''.join(f', `{name}` in {packages[name]}' for name in names)}."]
     if set(rows["phase"]) == {"decode"} and set(names) <= set(TRAINERS):
-        said.append(f"{grouping.words([f'`{name}`' for name in names])} is a library made for training, so no lead over what people run to decode follows from these rows." if names else "So no lead over what people run to decode follows from these rows.")  # fmt: skip
+        said.append(f"{row_groups.words([f'`{name}`' for name in names])} is a library made for training, so no lead over what people run to decode follows from these rows." if names else "So no lead over what people run to decode follows from these rows.")  # fmt: skip
     else:
         wide = [one for one, names_there in zip(ahead, others, strict=True) if names_there]
         over = f"; over the {len(wide)} with another rival than torch {digits(stats.gmean(wide))}x" if 1 < len(wide) < len(ahead) else ""  # fmt: skip

@@ -15,11 +15,11 @@ import pandas as pd
 from scipy import stats
 
 from moe_routing_bench.comparison import origins, regret
-from moe_routing_bench.figures import capacity_bits
+from moe_routing_bench.figures import capacity
 from moe_routing_bench.quality import compare, run_rows
 from moe_routing_bench.quantities import count, significant
-from moe_routing_bench.report import altered, format_bars, layer_bars, reached, routing_bars, versus, words
-from moe_routing_bench.report.bars import Line
+from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, trained_rules, versus, words
+from moe_routing_bench.report.parts import BarLine
 from moe_routing_bench.store import accuracy_matrix, records
 from moe_routing_kernels.choices import table as table_of_choices
 
@@ -390,7 +390,7 @@ def _run(path: Path) -> str:
     return path.parent.name.partition(".")[2] or "–"
 
 
-def bars(lines: Sequence[Line]) -> str:
+def bars(lines: Sequence[BarLine]) -> str:
     """A line per bar: what was fixed, what is measured with its interval and its worst cell, and the verdict.
 
     Reports have the best cell, how cells of a mean differ, and means with suspect cells, too.
@@ -414,12 +414,12 @@ def _mean(text: str) -> str:
     return re.sub(r"((?:[≤≥] )?[\d.]+x(?: \[[^]]+\])?) in the geometric mean", r"mean \1", text)
 
 
-def routing_lines() -> list[Line]:
+def routing_lines() -> list[BarLine]:
     """The bars of the routing grid; reports of the seeds have those of their own runs."""
     return [line for line in reached.lines(routing_bars.BARS, runs(), absent=True) if line.where in ("", "–")]
 
 
-def layer_lines() -> list[Line]:
+def layer_lines() -> list[BarLine]:
     """The bars of layers and models: not those of `auto`, whose regret measurements.md has, nor those that count QuACK's kernels as ours."""
     lines = reached.lines(layer_bars.BARS, runs_of_layers(), absent=True)
     return [line for line in lines if not line.what.startswith(("auto", "layer, QuACK"))]
@@ -498,9 +498,9 @@ def told_apart() -> str:
 
 def withdrawn() -> str:
     """What a capacity seemed to cost in the runs that validated by domain, and what the same rule and factor cost in runs with mixed batches."""
-    by_domain = capacity_bits.limited(run_rows.read(RESULTS / "quality.parquet").to_pandas()).query("label == 'e8'")
-    mixed = capacity_bits.lost(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())
-    first, second = (rows.query("contestant == 'softk' and capacity_factor == 1.25 and way == @capacity_bits.TRAINED") for rows in (by_domain, mixed))  # fmt: skip
+    by_domain = capacity.limited(run_rows.read(RESULTS / "quality.parquet").to_pandas()).query("label == 'e8'")
+    mixed = capacity.lost(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())
+    first, second = (rows.query(f"contestant == 'softk' and capacity_factor == 1.25 and way == '{capacity.TRAINED}'") for rows in (by_domain, mixed))  # fmt: skip
     assert not len(compare.with_mixed_batches(by_domain)) and len(first) and len(second)
     return (
         f"Everything on capacity and drops from these runs is {compare.WITHDRAWN}: a factor of 1.25 seemed to cost `softk` {significant(first['lost'].mean(), 3)} bits "
@@ -510,7 +510,7 @@ def withdrawn() -> str:
 
 def formats_in_models() -> str:
     """What experts in each format add to the bits per byte of trained models, by rule."""
-    found = altered.costs(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())[0]
+    found = trained_rules.altered_costs(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())[0]
     lines = []
     for rule, trained, added in found.lines:
         by_format = dict(zip((f"`{name}`" for name in found.names), added, strict=True))

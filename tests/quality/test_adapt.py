@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor
 
-from moe_routing_bench.figures import perft, style
+from moe_routing_bench.figures import paper, perft
 from moe_routing_bench.grid.run_spec import VARIANTS, Adaptation, Run
 from moe_routing_bench.quality import adapt, adaptation_rows, adapters, evaluate, loop, perft_summary, run_rows, train
-from moe_routing_bench.report import quality
+from moe_routing_bench.report import trained_rules
 from moe_routing_bench.store import paths
 from moe_routing_kernels.errors import UserError
 
@@ -286,12 +286,12 @@ def many_rows() -> pd.DataFrame:
 def test_report_lists_adapters_by_loss() -> None:
     """With the means that the summary has, in the order of the losses."""
     table = many_rows()
-    lines, means = quality.adaptations(table), perft_summary.summary(table).sort_values("bits_per_byte")
+    lines, means = trained_rules.adaptations(table), perft_summary.summary(table).sort_values("bits_per_byte")
     assert [line["bits_per_byte"].split(" ± ")[0] for line in lines] == [
         f"{mean:.4f}" for mean in means["bits_per_byte"]
     ]
     assert [line["params"] for line in lines] == [f"{params:,}" for params in means["params"]]
-    assert quality.adaptations(table.iloc[:0]) == []
+    assert trained_rules.adaptations(table.iloc[:0]) == []
 
 
 def test_figure_shows_means_with_intervals_against_both_counts(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_figure_shows_means_with_intervals_against_both_counts(tmp_path: Path) -
             half = stats.t.ppf(0.975, 2) * 0.1 / 3**0.5
             assert [end[1][1] - end[0][1] for end in bars.get_segments()] == pytest.approx([2 * half] * 3)
     for copy in "ab":
-        style.save(perft.draw(table), tmp_path / f"{copy}.svg", tmp_path / f"{copy}.png")
+        paper.save(perft.draw(table), tmp_path / f"{copy}.svg", tmp_path / f"{copy}.png")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     for nothing in (table.iloc[:0], table.assign(purpose="pilot")):
         assert "no data" in "".join(text.get_text() for text in perft.draw(nothing).axes[0].texts)

@@ -6,9 +6,9 @@ import html
 import importlib
 import math
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pandas as pd
@@ -21,21 +21,17 @@ from drawn import draw
 from moe_routing_bench.cli import report as cli
 from moe_routing_bench.figures import (
     FIGURES,
-    capacity_bits,
-    gate_balance,
-    networks,
-    paired,
-    quality_drops,
-    quality_rows,
-    quality_style,
-    specialisation,
-    style,
-    train_modes,
+    capacity,
+    expert_domains,
+    paper,
+    router_variants,
     training_curves,
-    training_load_cv,
+    training_points,
+    training_rows,
 )
+from moe_routing_bench.figures.chart import Chart, Scale, marks
 from moe_routing_bench.quality import adaptation_rows, compare, plan, run_rows, train
-from moe_routing_bench.report import quality
+from moe_routing_bench.report import trained_rules
 from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import write_table
@@ -78,10 +74,10 @@ def test_draws(name: str, trained: pd.DataFrame) -> None:
     """With seeds, hardware and the mark of rules that see later tokens; and says why where there is nothing."""
     text = draw(name, trained)[1]
     device = trained["device"].iloc[0]
-    assert "no data" not in text and re.search(r"n = \d+ seed|n = \d\)", text) and device in text
+    assert "no data" not in text and re.search(r"n\s=\s\d+\s+seed|n\s=\s\d\)", text) and device in text
     if name not in (*OF_SOME, *CAUSAL):
         assert "expert_choice †" in text
-    assert ("one seed: no intervals" in draw(name, trained[trained["seed"] == 1])[1]) and "one seed" not in text
+    assert ("one seed: no intervals" in draw(name, trained[trained["seed"] == 1])[1]) and "one seed:" not in text
     for nothing in (trained.iloc[:0], trained.assign(purpose="pilot")):
         assert "no data: no final training run" in draw(name, nothing)[1]
     dense = trained[trained["router"] == "dense"]
@@ -94,7 +90,7 @@ def test_same_rows_same_files(name: str, trained: pd.DataFrame, tmp_path: Path) 
     """Both formats, whatever the index of the rows."""
     few = trained[trained["router"].isin(["softk", "dense"]) & (trained["label"] == "routers")]
     for copy, table in (("a", few), ("b", few.set_index(few.index[::-1]))):
-        style.save(draw(name, table)[0], tmp_path / f"{copy}.svg", tmp_path / f"{copy}.png")
+        paper.save(draw(name, table)[0], tmp_path / f"{copy}.svg", tmp_path / f"{copy}.png")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
@@ -123,11 +119,13 @@ def test_the_interval_of_a_speed_taken_once_is_that_of_its_blocks(trained: pd.Da
 
 def test_labels_of_many_routers_do_not_overlap() -> None:
     """Seventeen points in one place, and some at the edges; all names inside the picture."""
-    figure, (axes,) = style.canvas(1, 1, 8, 4.6)
     heights = [1.0] * 14 + [0.0, 0.001, 2.0]
-    axes.plot([1] * 17, heights, "o")
-    quality_style.label(axes, [(1, y, f"router_{i}", "red") for i, y in enumerate(heights)])
+    points = marks([{"panel": "p", "series": f"router_{i}", "x": 1.0, "y": y} for i, y in enumerate(heights)])
+    tints = dict.fromkeys(points["series"], "#0173b2")
+    chart = Chart("points", Scale("x"), Scale("y"), points, tints, records.SCHEMA.empty_table().to_pandas(), named=True)
+    figure = paper.drawn(chart, "A title")
     figure.canvas.draw()
+    (axes,) = figure.axes
     boxes = sorted((Text.get_window_extent(text) for text in axes.texts), key=lambda box: box.y0)  # without the lines
     assert len(boxes) == 17 and all(low.y1 <= high.y0 + 0.5 for low, high in pairwise(boxes))
     assert boxes[0].y0 >= 0 and boxes[-1].y1 <= figure.bbox.height and max(box.x1 for box in boxes) <= figure.bbox.width
@@ -139,7 +137,7 @@ def test_floor_is_the_expected_excess(factor: float, tokens: int, top_k: int, ex
     limit = min(tokens, math.ceil(round(factor * tokens * top_k / experts, 6)))
     loads = np.arange(tokens + 1)
     excess = (stats.binom.pmf(loads, tokens, top_k / experts) * np.maximum(loads - limit, 0)).sum()
-    share = quality_drops.floor(factor, tokens, top_k, experts)
+    share = capacity.floor(factor, tokens, top_k, experts)
     assert share == pytest.approx(excess / (tokens * top_k / experts), abs=1e-9)
     if factor == 1:
         assert share == pytest.approx(0.399 * math.sqrt(experts / (tokens * top_k)), rel=0.1)
@@ -147,18 +145,18 @@ def test_floor_is_the_expected_excess(factor: float, tokens: int, top_k: int, ex
 
 def test_times_average() -> None:
     """1 where an expert's choices do not depend on the domain, and for one that nobody chose."""
-    assert specialisation.times_average(np.array([[1, 0], [1, 0]], dtype=float)).tolist() == [[1, 1], [1, 1]]
-    assert specialisation.times_average(np.array([[3, 1], [1, 3]], dtype=float)).tolist() == [[1.5, 0.5], [0.5, 1.5]]
+    assert expert_domains.times_average(np.array([[1, 0], [1, 0]], dtype=float)).tolist() == [[1, 1], [1, 1]]
+    assert expert_domains.times_average(np.array([[3, 1], [1, 3]], dtype=float)).tolist() == [[1.5, 0.5], [0.5, 1.5]]
 
 
 def test_rules_that_are_looked_for_exist() -> None:
     """A rule that was renamed would leave the figure in silence."""
-    assert set(specialisation.SHOWN) <= set(ZOO)
+    assert set(expert_domains.SHOWN) <= set(ZOO)
 
 
 def test_tables_rank_apart(trained: pd.DataFrame) -> None:
     """One of causal rules and one of the others for an entry; networks of one entry are ranked together."""
-    found = quality.contests(trained)
+    found = trained_rules.contests(trained)
     names = {(one.title.partition(":")[0], one.causal): [row["contestant"] for row in one.rows] for one in found}
     assert set(names["routers", True]) == {"dense", "softk", "switch_top1"}
     assert names["routers", False] == ["expert_choice †"] and set(names["networks", True]) == {"softk", "softk+mlp"}
@@ -169,38 +167,24 @@ def test_tables_rank_apart(trained: pd.DataFrame) -> None:
 
 
 def probed(page: Path) -> str:
-    """The document as Chromium builds it; the title says how many images it could draw."""
-    probe = "<script>addEventListener('load', () => document.title = [...document.images].filter(i => i.naturalWidth > 0).length + ' drawn')</script>"
-    copy = page.with_name(f"probe-{page.name}")
-    copy.write_text(page.read_text() + probe)
-    document, console = opened(copy)
+    """The document as Chromium builds it, without an error."""
+    document, console = opened(page)
     assert not console
     return document
 
 
 def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
     """With training runs: their figures and rankings; without: no section on them."""
-    figures = {}
-    for name, figure in FIGURES.items():
-        figures[name] = tmp_path / f"{name}.svg"
-        figures[name].write_text(
-            '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><path d="M0 0H9"/></svg>'
-        )
-        if name == "networks":
-            style.save(draw(name, trained)[0], figures[name], tmp_path / "networks.png")
-        assert figure.source in ("measurements", "quality", "perft")
     measured = records.SCHEMA.empty_table().to_pandas()
     adapted = adaptation_rows.SCHEMA.empty_table().to_pandas()
-    render(measured, figures, tmp_path / "with.html", trained, adapted)
+    render(measured, FIGURES, tmp_path / "with.html", trained, adapted)
     page = html.unescape(probed(tmp_path / "with.html")).replace("<wbr>", "")
-    assert f"<title>{len(FIGURES) - len(DRAWN)} drawn</title>" in page, "all but those that the page draws"
     assert {name for name in FIGURES if f'id="chart-{name}"' in page} == DRAWN
     assert '<h2 id="quality">' in page
-    assert all(one.title in page for one in quality.contests(trained))
-    render(measured, figures, tmp_path / "without.html")
+    assert all(one.title in page for one in trained_rules.contests(trained))
+    render(measured, FIGURES, tmp_path / "without.html")
     page = probed(tmp_path / "without.html")
-    measured_only = sum(figure.source == "measurements" for figure in FIGURES.values())
-    assert f"<title>{measured_only} drawn</title>" in page and 'id="quality"' not in page
+    assert 'id="quality"' not in page
 
 
 def test_names_of_runs_and_texts_are_text(trained: pd.DataFrame, tmp_path: Path) -> None:
@@ -217,89 +201,98 @@ def test_names_of_runs_and_texts_are_text(trained: pd.DataFrame, tmp_path: Path)
 def test_cautions_are_those_of_the_zoo(trained: pd.DataFrame) -> None:
     """Of a rule that was trained; nothing of others."""
     (name, rule), *_ = ((name, rule) for name, rule in ZOO.items() if rule.caution)
-    assert quality.cautions(trained.assign(router=name)) == [(name, rule.caution)] and quality.cautions(trained) == []
+    assert (
+        trained_rules.cautions(trained.assign(router=name)) == [(name, rule.caution)]
+        and trained_rules.cautions(trained) == []
+    )
 
 
 def test_curves_of_the_page_hold_the_means_of_the_seeds(trained: pd.DataFrame) -> None:
-    """Rules that see later tokens in a panel of their own; a causal rule's points say its difference to the reference, which says none."""
-    found = training_curves.chart(trained)
-    rows = quality_rows.history(trained, "bits_per_byte")
-    later = found.marks["panel"].str.contains(quality_rows.NOT_CAUSAL)
-    assert later.any() and all(quality_rows.NOT_CAUSAL in name for name in found.marks.loc[later, "series"])
-    assert not any(quality_rows.NOT_CAUSAL in name for name in found.marks.loc[~later, "series"])
+    """Rules that see later tokens in a panel of their own, and the difference of causal rules to the reference, which has none, in another."""
+    found = training_curves.training_curves(trained)
+    rows = training_rows.history(trained, "bits_per_byte")
+    later = found.marks["panel"].str.contains(training_rows.NOT_CAUSAL)
+    assert later.any() and all(training_rows.NOT_CAUSAL in name for name in found.marks.loc[later, "series"])
+    assert not any(training_rows.NOT_CAUSAL in name for name in found.marks.loc[~later, "series"])
     mark = found.marks.iloc[0]
-    title, first = quality_rows.contests(rows)[0]
+    title, first = training_rows.contests(rows)[0]
     mine = first[(first["contestant"] == mark["series"]) & (first["tokens_seen"] == mark["x"] * 1e6)]
     assert mark["panel"] == title and mark["y"] == pytest.approx(mine["bits_per_byte"].mean())
-    said = found.marks[found.marks["says"].notna()]
-    assert len(said) and not said["panel"].str.contains(quality_rows.NOT_CAUSAL).any()
-    assert said["says"].str.contains(r"^[+-]\d\.\d{4} ± \d\.\d{4} to .*, paired by seed$").all()
-    assert training_load_cv.chart(trained).marks["y"].notna().all()
+    differences = found.marks[found.marks["panel"].str.contains("difference to dense")]
+    softk = differences[differences["series"] == "softk"].iloc[-1]
+    ends = first[first["tokens_seen"] == softk["x"] * 1e6].groupby("contestant")["bits_per_byte"].mean()
+    assert softk["y"] == pytest.approx(ends["softk"] - ends["dense"]) and "dense" not in set(differences["series"])
+    assert training_curves.training_load_cv(trained).marks["y"].notna().all()
     none = trained.assign(bits_per_byte=float("nan"), load_cv=float("nan"))
-    assert "none of" in training_curves.chart(none).reason and "none of" in training_load_cv.chart(none).reason
+    assert (
+        "none of" in training_curves.training_curves(none).reason
+        and "none of" in training_curves.training_load_cv(none).reason
+    )
 
 
 def test_crosses_of_the_page_hold_the_means_of_the_seeds(trained: pd.DataFrame) -> None:
     """Of entropy and balance, with intervals on both sides of them."""
-    found = gate_balance.chart(trained)
+    found = training_points.gate_balance(trained)
     mark = found.marks[found.marks["series"] == "softk"].iloc[0]
-    rows = quality_rows.finals(trained[trained["label"] == "routers"])
+    rows = training_rows.finals(trained[trained["label"] == "routers"])
     mine = rows[rows["router"] == "softk"]
     assert (mark["x"], mark["y"]) == pytest.approx((mine["gate_entropy"].mean(), mine["load_cv"].mean()))
     assert mark["x_low"] < mark["x"] < mark["x_high"] and mark["low"] <= mark["y"] <= mark["high"]
     assert "entropy of equal scores: 1.39" in mark["panel"] and mark["says"] == "n = 3 seeds"
-    assert "none of" in gate_balance.chart(trained.assign(gate_entropy=float("nan"))).reason
+    assert "none of" in training_points.gate_balance(trained.assign(gate_entropy=float("nan"))).reason
 
 
 def test_drops_of_the_page_stand_beside_those_of_chance(trained: pd.DataFrame) -> None:
     """In percent, at every factor of the rows; chance at the same factors, without an interval."""
-    found = quality_drops.chart(trained).marks
-    rows = quality_rows.finals(trained[(trained["label"] == "routers") & (trained["router"] == "softk")], "drop_rate_by_factor")  # fmt: skip
+    found = capacity.quality_drops(trained).marks
+    rows = training_rows.finals(trained[(trained["label"] == "routers") & (trained["router"] == "softk")], "drop_rate_by_factor")  # fmt: skip
     mine = found[found["series"] == "softk"]
     mine = mine[mine["panel"] == mine["panel"].iloc[0]]
     assert list(mine["x"]) == list(rows["capacity_factors"].iloc[0])
     assert mine["y"].iloc[0] == pytest.approx(100 * np.mean([one[0] for one in rows["drop_rate_by_factor"]]))
     chance = found[found["series"] == "uniform at random, k=2, 128 tokens"]
-    assert chance["y"].iloc[0] == pytest.approx(100 * quality_drops.floor(chance["x"].iloc[0], 128, 2, 4))
+    assert chance["y"].iloc[0] == pytest.approx(100 * capacity.floor(chance["x"].iloc[0], 128, 2, 4))
     assert chance["low"].isna().all() and set(chance["x"]) == set(mine["x"])
     shares = [[0.5 * (seed == 1)] * len(one) if np.ndim(one) else one for one, seed in zip(trained["drop_rate_by_factor"], trained["seed"], strict=True)]  # fmt: skip
-    apart = quality_drops.chart(trained.assign(drop_rate_by_factor=shares)).marks
+    apart = capacity.quality_drops(trained.assign(drop_rate_by_factor=shares)).marks
     assert apart["low"].min() == 0 < apart["y"].max(), "a share is not below 0, however wide its interval"
-    assert "none of" in quality_drops.chart(trained[trained["router"] == "dense"]).reason
+    assert "none of" in capacity.quality_drops(trained[trained["router"] == "dense"]).reason
 
 
-@pytest.mark.parametrize("figure", [quality_drops, capacity_bits], ids=["drops", "bits"])
+@pytest.mark.parametrize("figure", [capacity.quality_drops, capacity.capacity_bits], ids=["drops", "bits"])
 def test_nothing_on_capacity_is_shown_of_runs_that_validated_by_domain(
-    figure: ModuleType, trained: pd.DataFrame
+    figure: Callable[[pd.DataFrame], Chart], trained: pd.DataFrame
 ) -> None:
     """Nor of such runs among others."""
     old = trained.assign(validation_batches="by_domain")
-    assert figure.chart(old).marks.empty and figure.chart(old).reason == compare.WITHDRAWN
-    assert len(figure.chart(trained).marks)
+    assert figure(old).marks.empty and figure(old).reason == compare.WITHDRAWN
+    assert len(figure(trained).marks)
     both = pd.concat([trained, old.assign(run=old["run"] + "-old", bits_per_byte=9.0)], ignore_index=True)
-    assert set(figure.chart(both).shown["validation_batches"]) == {"mixed"}
-    (shown,) = {value for contest in quality.contests(old) for row in contest.rows for value in row["values"][1:2]}
+    assert set(figure(both).shown["validation_batches"]) == {"mixed"}
+    (shown,) = {
+        value for contest in trained_rules.contests(old) for row in contest.rows for value in row["values"][1:2]
+    }
     assert shown == "–", "the share that is dropped"
 
 
 def test_pairs_of_the_page_are_joined_by_seed(trained: pd.DataFrame) -> None:
     """A line per seed through its runs, and means with intervals, which no line joins; other modes in two panels with scales of their own."""
-    found = networks.chart(trained)
-    seeds = found.marks[found.marks["series"] == paired.SEED]
+    found = router_variants.networks(trained)
+    seeds = found.marks[found.marks["series"] == router_variants.SEED]
     means = found.marks[found.marks["series"] == "softk"]
     assert seeds.groupby("join")["x"].agg(list).to_dict() == {"1": ["linear", "mlp"], "2": ["linear", "mlp"]}
     assert list(means["y"]) == pytest.approx(list(seeds.groupby("x")["y"].mean())) and means["join"].nunique() == 2
     assert list(means["says"]) == ["mean over n = 2 seeds"] * 2
-    modes = train_modes.chart(trained)
+    modes = router_variants.train_modes(trained)
     labels = [modes.scales(panel)[1].label for panel in modes.marks["panel"].unique()]
     assert labels == ["bits between expert and domain", "validation bits per byte (less is better)"]
     one = trained[trained["label"] == "routers"]
-    assert "none of" in networks.chart(one).reason and "none of" in train_modes.chart(one).reason
+    assert "none of" in router_variants.networks(one).reason and "none of" in router_variants.train_modes(one).reason
 
 
 def test_specialisation_of_the_page_is_in_classes(trained: pd.DataFrame) -> None:
     """A cell per layer, domain and expert, whose class is that of its ratio; experts by their first domain."""
-    drawn = specialisation.chart(trained)
+    drawn = expert_domains.specialisation(trained)
     assert drawn.note.startswith("config routers: E=4"), (
         "the page begins a sentence with it: no name of a config is written large"
     )
@@ -309,11 +302,11 @@ def test_specialisation_of_the_page_is_in_classes(trained: pd.DataFrame) -> None
     first = [float(said.removesuffix("x")) for said in softk["says"].iloc[:4]]
     assert first == sorted(first, reverse=True)
     ratios = (0.5, 0.51, 0.79, 0.81, 1.24, 1.26, 1.99, 2.0)
-    assert [specialisation._class(one) for one in ratios] == [
+    assert [expert_domains._class(one) for one in ratios] == [
         "less often", "less often", "less often", "within a factor of 1.25", "within a factor of 1.25", "more often", "more often", "at least twice as often",
     ]  # fmt: skip
-    assert specialisation._class(0.49) == "less than half as often"
-    assert "none of" in specialisation.chart(trained[trained["router"] == "dense"]).reason
+    assert expert_domains._class(0.49) == "less than half as often"
+    assert "none of" in expert_domains.specialisation(trained[trained["router"] == "dense"]).reason
 
 
 def test_figure_command(trained: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from browser import asked, loaded
 from many_rows import FULL, MANY, many
 from moe_routing_bench.figures import FIGURES
-from moe_routing_bench.report import samples
+from moe_routing_bench.report import row_data
 from moe_routing_bench.report.render import render
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ EMPTY = 480_000  # bytes of a page without rows
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """With as few samples of a row as a full page has."""
-    monkeypatch.setattr(samples, "ALTOGETHER", samples.ALTOGETHER * MANY // FULL)
+    monkeypatch.setattr(row_data, "ALTOGETHER", row_data.ALTOGETHER * MANY // FULL)
     drawn = {name: tmp_path / f"{name}.svg" for name, figure in FIGURES.items() if figure.source == "measurements"}
     render(many(), drawn, tmp_path / "index.html")
     return tmp_path / "index.html"

@@ -11,7 +11,7 @@ import pytest
 
 from moe_routing_bench.comparison import anomalies
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.report.seeds.doubts import as_rows
+from moe_routing_bench.report.seeds.kernels import as_rows
 from moe_routing_bench.store import records
 
 ROOT = Path(__file__).parents[2]

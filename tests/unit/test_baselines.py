@@ -72,6 +72,6 @@ def test_a_run_is_told_cell_by_cell() -> None:
     assert table["implementation"].to_pylist() == [one["implementation"] for one in rows]
     assert table["speedup"].to_pylist() == pytest.approx([1.0, 1.0, 2.0, 0.5, 3.0])
     assert table.schema == SCHEMA and verdicts.judged(table.to_pandas())["verdict"].isna().all()
-    said = findings.findings(table.to_pandas())
+    said = [one.text for one in findings.findings(table.to_pandas())]
     assert any("experts: " in text and "1.00x" in text and "dequant" in text for text in said)
     assert any("experts: " in text and "faster than torch_grouped_mm" in text for text in said)

@@ -3,7 +3,7 @@
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.figures import bandwidth, roofline
+from moe_routing_bench.figures import ceilings
 
 TIMED = {"median_us": 10.0, "ci_low_us": 8.0, "ci_high_us": 12.5, "copy_gb_per_s": 4000.0, "peak_tflops": 800.0, "tokens": 64, "compulsory_bytes": 10_000_000}  # fmt: skip
 MOVES = TIMED | {"flops": 0, "gb_per_s": 1000.0, "share_of_copy": 0.25}
@@ -12,7 +12,7 @@ MULTIPLIES = TIMED | {"flops": 4_000_000_000, "tflops": 400.0}
 
 def test_bandwidth():
     """Bytes over time with the interval of the time, in a panel per bench that only moves data, under the copy; logarithmic far below it."""
-    found = bandwidth.chart(
+    found = ceilings.bandwidth(
         frame(one("pack", "cute", **MOVES), one("gate", "torch", **MOVES), one("experts", "cute", **MULTIPLIES))
     )
     marks = found.marks
@@ -21,30 +21,30 @@ def test_bandwidth():
     assert (marks["low"].iloc[0], marks["high"].iloc[0]) == pytest.approx((800, 1250))
     assert marks["says"].iloc[0] == "T64, 25% of the copy"
     near, far = one("pack", "cute", **MOVES), one("gate", "cute", **MOVES | {"gb_per_s": 50.0})
-    assert bandwidth.chart(frame(near, far)).scales("gate")[1].kind == "log"
-    assert bandwidth.chart(frame(near, far)).scales("pack")[1].kind == "linear", (
+    assert ceilings.bandwidth(frame(near, far)).scales("gate")[1].kind == "log"
+    assert ceilings.bandwidth(frame(near, far)).scales("pack")[1].kind == "linear", (
         "a panel near the copy is not squeezed by another"
     )
     few = [far, *(one("gate", "cute", **MOVES) for _ in range(4))]
-    assert bandwidth.chart(frame(*few)).scales("gate")[1].kind == "linear", "one point in five"
-    assert bandwidth.chart(frame(one("pack", "cute", **MOVES | {"copy_gb_per_s": None, "share_of_copy": None}))).reference is None  # fmt: skip
-    nothing = bandwidth.chart(frame(one("experts", "cute", **MULTIPLIES)))
+    assert ceilings.bandwidth(frame(*few)).scales("gate")[1].kind == "linear", "one point in five"
+    assert ceilings.bandwidth(frame(one("pack", "cute", **MOVES | {"copy_gb_per_s": None, "share_of_copy": None}))).reference is None  # fmt: skip
+    nothing = ceilings.bandwidth(frame(one("experts", "cute", **MULTIPLIES)))
     assert nothing.marks.empty and nothing.reason
 
 
 def test_roofline():
     """A point per row with FLOPs, none joined to another, under a roof from below the least intensity over the ridge to above the most."""
-    found = roofline.chart(frame(one("experts", "cute", cell="a", **MULTIPLIES), one("experts", "torch", cell="a", **MULTIPLIES), one("pack", "cute", **MOVES)))  # fmt: skip
-    roof = found.marks[found.marks["series"] == roofline.ROOF]
-    points = found.marks[found.marks["series"] != roofline.ROOF]
+    found = ceilings.roofline(frame(one("experts", "cute", cell="a", **MULTIPLIES), one("experts", "torch", cell="a", **MULTIPLIES), one("pack", "cute", **MOVES)))  # fmt: skip
+    roof = found.marks[found.marks["series"] == ceilings.ROOF]
+    points = found.marks[found.marks["series"] != ceilings.ROOF]
     assert list(roof["x"]) == [200, 800] and list(roof["y"]) == [800, 800]
     assert list(points["x"]) == [400, 400] and list(points["y"]) == [400, 400] and points.groupby(["series", "join"]).size().max() == 1  # fmt: skip
     assert (points["low"].iloc[0], points["high"].iloc[0]) == pytest.approx((320, 500))
-    assert list(found.colors) == ["torch", "cute", roofline.ROOF]
+    assert list(found.colors) == ["torch", "cute", ceilings.ROOF]
 
 
 @pytest.mark.parametrize(("missing", "count"), [("copy_gb_per_s", 1), ("peak_tflops", 1), ("tflops", 0), ("flops", 0)])
 def test_without_a_ceiling_there_is_no_roof(missing, count):
     """And without FLOPs, no point."""
-    found = roofline.chart(frame(one("experts", "cute", **MULTIPLIES | {missing: None})))
+    found = ceilings.roofline(frame(one("experts", "cute", **MULTIPLIES | {missing: None})))
     assert list(found.marks["series"]) == ["cute"] * count and bool(found.reason) == (not count)

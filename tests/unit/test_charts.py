@@ -2,29 +2,19 @@
 
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from rows import frame, one
 
+from drawn import draw
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.figures import (
-    FIGURES,
-    backward,
-    colors,
-    decode,
-    limits,
-    over_tokens,
-    padding,
-    plain,
-    speedup,
-    style,
-    verdict_matrix,
-)
+from moe_routing_bench.figures import FIGURES, backward, imbalance, limits, matrices, palette, paper, times
 from moe_routing_bench.figures.chart import Chart, Scale, marks
-from moe_routing_bench.report import charts
-from moe_routing_bench.report.rows import row_id
+from moe_routing_bench.report import page, render, script_data
+from moe_routing_bench.report.row_data import row_id
 
 
 def ran(bench, implementation, us, **values):
@@ -41,12 +31,12 @@ def test_time_against_tokens():
         ("gate", "cute", 2.0, 64, {}), ("gate", "cute", 3.0, 512, {}), ("gate", "torch", 9.0, 64, {"gpu_uuid": "GPU-2"}), ("gate", "cute", 7.0, 64, {"dtype": "fp32"}),
         ("layer", "cute", 50.0, 512, {"model": "qwen3-30b-a3b"}), ("layer", "cute", 20.0, 64, {}),
     )]  # fmt: skip
-    found = over_tokens.chart(frame(*rows))
+    found = times.over_tokens(frame(*rows))
     assert shown(found, "panel", "series", "x", "y", "join") == [
         ("layer: E8 (qwen3-30b-a3b)", "cute", 64, 20, "GPU-1"), ("layer: E8 (qwen3-30b-a3b)", "cute", 512, 50, "GPU-1"),
         ("gate: E8", "cute", 64, 2, "GPU-1"), ("gate: E8", "torch", 64, 9, "GPU-2"), ("gate: E8", "cute", 512, 3, "GPU-1"),
     ]  # fmt: skip
-    assert over_tokens.chart(frame(rows[0], rows[3])).reason.startswith(
+    assert times.over_tokens(frame(rows[0], rows[3])).reason.startswith(
         "no shape was measured at two numbers of tokens"
     )
 
@@ -54,8 +44,8 @@ def test_time_against_tokens():
 def test_decode_sizes():
     """At most 64 tokens; whole layers before stages; fastest first."""
     rows = [ran("gate", "cute", 2.0, cell="a", tokens=64), ran("gate", "torch", 1.0, cell="a", tokens=64), ran("layer", "cute", 5.0, tokens=8), ran("gate", "cute", 9.0, tokens=65)]  # fmt: skip
-    assert shown(decode.chart(frame(*rows)), "panel", "y", "x") == [("layer: T8", "cute", 5), ("gate: T64", "torch", 1), ("gate: T64", "cute", 2)]  # fmt: skip
-    assert "no cell of at most 64 tokens" in decode.chart(frame(rows[3])).reason
+    assert shown(times.decode(frame(*rows)), "panel", "y", "x") == [("layer: T8", "cute", 5), ("gate: T64", "torch", 1), ("gate: T64", "cute", 2)]  # fmt: skip
+    assert "no cell of at most 64 tokens" in times.decode(frame(rows[3])).reason
 
 
 @pytest.mark.parametrize(("values", "floor", "binds"), [
@@ -104,10 +94,10 @@ def test_the_cells_of_a_limit_are_those_that_its_caption_names():
 def test_verdicts():
     """As stored, with the ratio; a row without one is no mark."""
     rows = [ran("gate", name, 2.0, cell="a", tokens=8, best_verdict=verdict, best_speedup=ratio) for name, verdict, ratio in (("torch", "slower", 0.0456), ("cute", "faster", 21.94), ("triton", None, 1.0))]  # fmt: skip
-    found = verdict_matrix.chart(frame(*rows))
+    found = matrices.verdict_matrix(frame(*rows))
     assert shown(found, "panel", "x", "y", "series", "says") == [("gate", "torch", "T8", "slower", "0.05x"), ("gate", "cute", "T8", "faster", "21.9x")]  # fmt: skip
-    assert "no row has a verdict" in verdict_matrix.chart(frame(rows[2])).reason
-    assert [plain.ratio(one) for one in (9.994, 20.0, 20.84, 103.4, 999.4, 1365.1, 0.0149, 0.0028)] == ["9.99x", "20.0x", "20.8x", "103x", "999x", "1365x", "0.01x", "0.003x"]  # fmt: skip
+    assert "no row has a verdict" in matrices.verdict_matrix(frame(rows[2])).reason
+    assert [matrices.ratio(one) for one in (9.994, 20.0, 20.84, 103.4, 999.4, 1365.1, 0.0149, 0.0028)] == ["9.99x", "20.0x", "20.8x", "103x", "999x", "1365x", "0.01x", "0.003x"]  # fmt: skip
 
 
 def test_speedups():
@@ -121,27 +111,29 @@ def test_speedups():
         against("cute", 2.0, "faster"), against("cute", 4.0, "faster", cell="b"), against("triton", 0.5, "slower"), against("quack", 1.5, "undecided"), against("vllm", 1.5, low=0.9),
         against("sglang", 1.5), ran("gate", "torch", 4.0, cell="a", tokens=8, baseline="torch", speedup=1.0),
     ]  # fmt: skip
-    found = speedup.chart(frame(*rows))
+    found = matrices.speedup(frame(*rows))
     assert {name: (series, said) for name, series, said in shown(found, "x", "series", "says")} == {
-        "cute": (speedup.FASTER, "3.00x"), "triton": (speedup.SLOWER, "0.50x"), "quack": (speedup.UNSURE, "1.50x"), "vllm": (speedup.UNSURE, "1.50x"), "sglang": (speedup.FASTER, "1.50x"),
+        "cute": (matrices.ABOVE, "3.00x"), "triton": (matrices.BELOW, "0.50x"), "quack": (matrices.UNSURE, "1.50x"), "vllm": (matrices.UNSURE, "1.50x"), "sglang": (matrices.ABOVE, "1.50x"),
     }  # fmt: skip
     assert found.note == "1 shape; baseline: torch; medians over cells"
     other = against("sonicmoe", 2.0) | {"bench": "layer", "baseline": "torch_grouped_mm"}
-    apart = speedup.chart(frame(rows[0], other | {"cell": "c", "tokens": 16}))
+    apart = matrices.speedup(frame(rows[0], other | {"cell": "c", "tokens": 16}))
     assert apart.note == "2 shapes; baseline: torch, torch_grouped_mm", "one cell of each: no median"
     many = frame(
-        *(against("cute", 2.0, "faster", cell=str(i)) | {"tokens": i} for i in range(1, speedup.MOST_SHAPES + 2))
+        *(against("cute", 2.0, "faster", cell=str(i)) | {"tokens": i} for i in range(1, matrices.MOST_SHAPES + 2))
     )
-    assert speedup.chart(many).note == "25 of 26 shapes; baseline: torch"
-    assert "no implementation besides the baseline is ok" in speedup.chart(frame(rows[-1])).reason
+    assert matrices.speedup(many).note == "25 of 26 shapes; baseline: torch"
+    assert "no implementation besides the baseline is ok" in matrices.speedup(frame(rows[-1])).reason
 
 
 def test_padding():
     """Every layout and routing once; a single layout is no comparison."""
     rows = [ran(bench, "cute", 2.0, tokens=8, layout=layout, load_cv=0.5, padding_waste=waste) for bench, layout, waste in (("pack", "compact", 0.0), ("combine", "compact", 0.0), ("pack", "padded", 0.5))]  # fmt: skip
-    assert shown(padding.chart(frame(*rows)), "series", "x", "y") == [("compact", 0.5, 1), ("padded", 0.5, 1.5)]
-    assert "no two layouts" in padding.chart(frame(*rows[:2])).reason
-    assert padding.chart(frame(rows[0], rows[2] | {"padding_waste": 0.0})).reason == "no layout that was measured pads"
+    assert shown(imbalance.padding(frame(*rows)), "series", "x", "y") == [("compact", 0.5, 1), ("padded", 0.5, 1.5)]
+    assert "no two layouts" in imbalance.padding(frame(*rows[:2])).reason
+    assert (
+        imbalance.padding(frame(rows[0], rows[2] | {"padding_waste": 0.0})).reason == "no layout that was measured pads"
+    )
 
 
 def test_backward_apart():
@@ -152,7 +144,7 @@ def test_backward_apart():
     assert found.marks["says"].iloc[1].startswith("backward 20 µs, 2x the forward")
     ends = found.marks[["x_low", "x_high"]].astype(float)
     assert ends.iloc[0].isna().all() and list(ends.iloc[1]) == [step["ci_low_us"], step["ci_high_us"]], "of the whole"
-    figure = backward.draw(frame(step, layer))
+    figure, _ = draw("backward", frame(step, layer))
     (interval,) = [tuple(one.get_segments()[0][:, 0]) for one in figure.axes[0].collections]
     assert interval == pytest.approx((29, 31)) and any("lines at the ends of bars: 95 %" in one.get_text() for one in figure.texts)  # fmt: skip
     plain_layer = layer | {"dtype": "bf16", "packed": "bf16", "weights": "bf16"}
@@ -168,27 +160,23 @@ def test_backward_apart():
 def test_what_the_page_is_given():
     """Marks by column with ids of rows; no number that JSON lacks; the colours of both pages, and one shape per implementation everywhere."""
     rows = [ran("gate", "cute", 2.0, cell="a", tokens=64), ran("gate", "torch", math.pi, cell="a", tokens=64) | {"ci_low_us": None}]  # fmt: skip
-    sources = {"decode": "measurements", "backward": "measurements", "load_cv": "measurements", "loss_seconds": "quality"}  # fmt: skip
-    found = charts.charts({"measurements": frame(*rows), "quality": None}, sources)
-    assert list(found) == ["decode"], (
-        "nothing of figures without marks, without a table, or that the page does not draw"
-    )
-    one_, marks_ = found["decode"], found["decode"]["marks"]
+    one_ = render.build(frame(*rows), ["decode"], Path("reports/x/index.html")).figures[0].chart
+    marks_ = one_["marks"]
     assert marks_["x"] == {"each": [2, 3.1416]} and marks_["low"] == {"each": [1, None]} and "join" not in marks_
     assert marks_["row"] == {"each": [row_id(one) for one in rows]} and one_["count"] == 2
-    assert {one["name"]: (one["light"], one["symbol"]) for one in one_["legend"]}["cute"] == (style.color("cute"), "triangle2")  # fmt: skip
-    assert all(one["dark"] == colors.dark(one["light"]) for one in one_["legend"])
+    assert {one["name"]: (one["light"], one["symbol"]) for one in one_["legend"]}["cute"] == (palette.color("cute"), "triangle2")  # fmt: skip
+    assert all(one["dark"] == palette.dark(one["light"]) for one in one_["legend"])
 
 
 def test_decoding_is_logarithmic_where_the_slowest_is_far_behind():
     """In that panel alone, which then has no line at 0: on paper and on the page."""
     rows = [ran("gate", name, us, cell=cell, tokens=tokens) for cell, tokens, slow in (("a", 8, 20.0), ("b", 64, 20.1)) for name, us in (("cute", 2.0), ("torch", slow))]  # fmt: skip
-    found = decode.chart(frame(*rows))
+    found = times.decode(frame(*rows))
     near, far = found.marks["panel"].unique()
     assert [found.scales(panel)[0].kind for panel in (near, far)] == ["linear", "log"]
     assert (found.reference_in(near), found.reference_in(far)) == (0.0, None)
-    assert charts.data(found)["own"] == {far: {"x": {"label": "median time (µs)", "kind": "log"}, "y": {"label": "implementation", "kind": "names"}, "reference": None}}  # fmt: skip
-    linear, logarithmic = decode.draw(frame(*rows)).axes
+    assert script_data.chart_data(found)["own"] == {far: {"x": {"label": "median time (µs)", "kind": "log"}, "y": {"label": "implementation", "kind": "names"}, "reference": None}}  # fmt: skip
+    linear, logarithmic = draw("decode", frame(*rows))[0].axes
     assert [(axes.get_xscale(), axes.get_xlim()[0] <= 0, len(axes.lines)) for axes in (linear, logarithmic)] == [("linear", True, len(logarithmic.lines) + 1), ("log", False, len(logarithmic.lines))]  # fmt: skip
     kept = Chart("points", Scale("x", "log"), Scale("y"), marks([]), {}, frame(), 0.0)
     assert kept.reference_in("p") == 0.0, "the line lies across y"
@@ -211,7 +199,7 @@ def test_every_kind_is_drawn_for_paper(kind):
     )
     values = [{"panel": panel, "series": series, "x": series if kind == "matrix" else i + 1, "y": "one" if y is names else i, "low": i + 0.5, "high": i + 1.5, "says": "7x", "join": "a"} for panel in ("p", "q") for i, series in enumerate(("cute", "torch"))]  # fmt: skip
     chart = Chart(kind, x, y, marks(values), {"cute": "#d55e00", "torch": "#779988"}, frame(), 1.0)
-    figure = plain.draw(chart, "A title")
+    figure = paper.drawn(chart, "A title")
     text = " ".join(found.get_text() for found in figure.findobj(lambda found: hasattr(found, "get_text")))
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["p", "q"] and "A title" in text
     assert [found.get_text() for found in figure.legends[0].get_texts()] == ["cute", "torch"]
@@ -239,29 +227,33 @@ def contrast(*pair):
 
 def test_colours_are_seen_on_paper_and_at_night():
     """Marks have 3:1 (WCAG 2.2, 1.4.11) on the page in either mode; text inside bars and cells 4.5:1."""
-    for light in [*colors.PALETTE, colors.OTHER, "#000000"]:
-        assert contrast(light, colors.PAPER) >= 3 and contrast(colors.dark(light), colors.NIGHT) >= 3, light
-    inside = [*style.STAGES.values(), *verdict_matrix.COLORS.values()]
-    assert all(contrast(one, colors.PAPER) >= 4.5 and contrast(colors.dark(one), colors.NIGHT) >= 4.5 for one in inside)
-    assert re.search(r"--page: light-dark\(#fff, #161616\)", charts.LIBRARY.parent.parent.joinpath("templates/report.css").read_text())  # fmt: skip
+    for light in [*palette.PALETTE, palette.OTHER, "#000000"]:
+        assert contrast(light, palette.PAPER) >= 3 and contrast(palette.dark(light), palette.NIGHT) >= 3, light
+    inside = [*palette.STAGES.values(), *matrices.VERDICT_COLORS.values()]
+    assert all(
+        contrast(one, palette.PAPER) >= 4.5 and contrast(palette.dark(one), palette.NIGHT) >= 4.5 for one in inside
+    )
+    assert re.search(r"--page: light-dark\(#fff, #161616\)", page.LIBRARY.parent.parent.joinpath("templates/report.css").read_text())  # fmt: skip
 
 
 def test_implementations_of_one_bench_have_colours_of_their_own():
     """As far as the palette reaches; an addition never moves an earlier one, and one that no bench has takes the next."""
     for bench in BENCHES.values():
         names = [one.name for one in bench.implementations]
-        assert len({style.COLORS[name] for name in names}) == len(names) or len(names) > len(colors.PALETTE), bench.name
-    names, palette = [f"n{i}" for i in range(40)], list(colors.PALETTE)
-    found = colors.assigned(names, [("n0", "n1", "n25"), ("n2", "n25", "n26"), names[:19]])
-    assert [found[name] for name in names[:18]] == palette and found["n25"] == palette[3]
-    assert found["n26"] == palette[0], "n2 and n25 have the third and the fourth"
-    assert found["n18"] == found["n27"] == palette[0], "each is taken once; drawn with none"
-    marks = {(style.color(name), style.marker(name)["marker"]) for name in style.NAMES}
-    assert len(marks) == len(style.NAMES), "what has one colour has several shapes"
+        assert len({palette.COLORS[name] for name in names}) == len(names) or len(names) > len(palette.PALETTE), (
+            bench.name
+        )
+    names, tints = [f"n{i}" for i in range(40)], list(palette.PALETTE)
+    found = palette.assigned(names, [("n0", "n1", "n25"), ("n2", "n25", "n26"), names[:19]])
+    assert [found[name] for name in names[:18]] == tints and found["n25"] == tints[3]
+    assert found["n26"] == tints[0], "n2 and n25 have the third and the fourth"
+    assert found["n18"] == found["n27"] == tints[0], "each is taken once; drawn with none"
+    marks = {(palette.color(name), palette.symbol(name)) for name in palette.NAMES}
+    assert len(marks) == len(palette.NAMES), "what has one colour has several shapes"
 
 
 def test_the_first_colours_are_told_apart_without_red_or_green():
     """By at least 8 in OKLab times 100, with deuteranopia: of the ten implementations that have fixed places."""
-    seen = np.cbrt(np.clip(np.array([linear(one) for one in list(colors.PALETTE)[:10]]) @ DEUTERANOPIA.T, 0, 1) @ LMS.T) @ LAB.T * 100  # fmt: skip
+    seen = np.cbrt(np.clip(np.array([linear(one) for one in list(palette.PALETTE)[:10]]) @ DEUTERANOPIA.T, 0, 1) @ LMS.T) @ LAB.T * 100  # fmt: skip
     gaps = np.linalg.norm(seen[:, None] - seen[None], axis=2)[np.triu_indices(len(seen), 1)]
     assert gaps.min() >= 8

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli.claims import job_of
 from moe_routing_bench.cli.main import app
-from moe_routing_bench.comparison import claims
+from moe_routing_bench.comparison import claim_verdicts
 from moe_routing_bench.config import claims as published
 from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths, records
@@ -33,8 +33,8 @@ def claim(check: dict | None = None, **change: object) -> published.Claim:
     return published.Claim(**(found | {"check": published.Check(**(BASE["check"] | (check or {})))}))
 
 
-def verdict(one: published.Claim, table=None, cpu: bool = False) -> claims.Held:
-    (found,) = claims.held([one], rows() if table is None else table, cpu)
+def verdict(one: published.Claim, table=None, cpu: bool = False) -> claim_verdicts.Held:
+    (found,) = claim_verdicts.held([one], rows() if table is None else table, cpu)
     return found
 
 
@@ -54,7 +54,7 @@ def verdict(one: published.Claim, table=None, cpu: bool = False) -> claims.Held:
     ],
 )
 def test_how_near(figure, unit, at_least, ours, expected):
-    assert claims.reproduced(claim(figure=figure, unit=unit, at_least=at_least), ours) is expected
+    assert claim_verdicts.reproduced(claim(figure=figure, unit=unit, at_least=at_least), ours) is expected
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_how_near(figure, unit, at_least, ours, expected):
 def test_a_claim_of_another_gpu_says_so(hardware, gpu, why):
     """Beside its verdict: a time of one card is not what another was said to take."""
     found = verdict(claim(hardware=hardware, figure=1), rows().assign(gpu_name=gpu))
-    assert (found.verdict, found.why) == (claims.NOT, why)
+    assert (found.verdict, found.why) == (claim_verdicts.NOT, why)
 
 
 def test_as_near_as_it_asks_is_near_enough():
-    assert claims.reproduced(claim(within=0.5), 150.0) and claims.reproduced(claim(within=0.5), 50.0)
-    assert not claims.reproduced(claim(within=0.5), 150.1)
+    assert claim_verdicts.reproduced(claim(within=0.5), 150.0) and claim_verdicts.reproduced(claim(within=0.5), 50.0)
+    assert not claim_verdicts.reproduced(claim(within=0.5), 150.1)
 
 
 def test_why_there_is_nothing_to_compare_with():
@@ -87,12 +87,12 @@ def test_why_there_is_nothing_to_compare_with():
     other = (table["bench"] == "pack") & (table["implementation"] == "triton")
     for found, why in ((table[~other], "not measured"), (table.assign(status=table["status"].mask(other, "crashed"), reason="boom"), "triton is crashed: boom")):  # fmt: skip
         held = verdict(one, found)
-        assert (held.claim, held.verdict, held.why, held.cells) == (one, claims.ABSENT, why, 0)
+        assert (held.claim, held.verdict, held.why, held.cells) == (one, claim_verdicts.ABSENT, why, 0)
     several = claim({"axes": {"tokens": 1024}})
     held = verdict(several)
     assert (held.claim, held.verdict, held.cells, held.why) == (
         several,
-        claims.ABSENT,
+        claim_verdicts.ABSENT,
         3,
         "3 cells match, and one is meant",
     )
@@ -174,17 +174,17 @@ def test_our_own_figures_are_those_of_the_stored_rows():
     table = records.frame(records.read(ROOT / paths.measurements("nvidia-h200")))
     ours = [one for one in published.load(ROOT / paths.CLAIMS) if one.who == "this project"]
     assert len(ours) >= 6
-    assert {one.claim.id: one.verdict for one in claims.held(ours, table)} == {one.id: "held" for one in ours}
+    assert {one.claim.id: one.verdict for one in claim_verdicts.held(ours, table)} == {one.id: "held" for one in ours}
 
 
 def test_our_own_figures_are_held_or_not_and_never_reproduced():
     """In the tables of a page and of the command, too: theirs and ours stand apart."""
     own, theirs = claim(who=published.OWN), claim()
-    assert [verdict(one).verdict for one in (own, theirs)] == [claims.HELD, claims.REPRODUCED]
+    assert [verdict(one).verdict for one in (own, theirs)] == [claim_verdicts.HELD, claim_verdicts.REPRODUCED]
     missed = [verdict(claim(who=who, figure=1)).verdict for who in (published.OWN, "somebody")]
-    assert missed == [claims.NOT_HELD, claims.NOT]
+    assert missed == [claim_verdicts.NOT_HELD, claim_verdicts.NOT]
     absent = claim({"axes": {"tokens": 7}}, who=published.OWN)
-    assert verdict(absent).verdict == claims.ABSENT
+    assert verdict(absent).verdict == claim_verdicts.ABSENT
 
 
 def test_the_report_has_our_own_figures_in_a_section_of_their_own(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from rows import frame, one
 
 from moe_routing_bench.comparison import devices
-from moe_routing_bench.figures import style
+from moe_routing_bench.figures import footer
 from moe_routing_bench.report import words
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.report.site import listed
@@ -31,7 +31,7 @@ def test_what_timed_rows(rows, column, names):
 def test_whoever_names_the_machine_names_what_timed_it(values, device, clock, tmp_path):
     """Under figures, above a report, on the first page of the site, and beside a seed's figures."""
     table = frame(one("layer", "torch_loop", tokens=8, median_us=1.0, started_at="2026-11-24", git_sha="a" * 40, samples=1, **values))  # fmt: skip
-    assert style.provenance(table).startswith(f"{device} |") and clock in style.provenance(table)
+    assert footer.measured(table).startswith(f"{device} |") and clock in footer.measured(table)
     assert f", on {device}" in words.measured(table)
     assert listed(tmp_path, table, None, []).machine == device
-    assert any(f"({device}" in group.title for one in section(table, "seed-000")["tables"] for group in one.groups)
+    assert any(f"({device}" in group.title for one in section(table, "seed-000").tables for group in one.groups)

@@ -3,9 +3,14 @@
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.report import cautions, findings
+from moe_routing_bench.report import findings
 
 CI = {"speedup_ci_low": 1.5, "speedup_ci_high": 2.5}
+
+
+def texts(table):
+    """What all findings say."""
+    return [one.text for one in findings.findings(table)]
 
 
 def ran(implementation: str, speedup: float, tokens: int = 1, **values: object) -> dict[str, object]:
@@ -207,23 +212,23 @@ def test_noise() -> None:
         return one(bench, median_us=50.0, **numbers)
 
     few = [twin("permute", 1.002), twin("gate", 1.01), twin("permute", 1.05)]
-    assert cautions.noise(frame(*few)) == (
+    assert findings.noise(frame(*few)) == (
         "Noise: an implementation that was entered twice in a cell differs from itself by a median of "
         "2.54% for permute (at most 4.9%, 2 twins), 1.00% for gate (at most 1.0%, 1 twin)."
     )
     many = [*(twin("pack", 1.002) for _ in range(5)), twin("pack", 1.09)]
-    assert cautions.noise(frame(*many)) == (
+    assert findings.noise(frame(*many)) == (
         "Noise: an implementation that was entered twice in a cell differs from itself by a median of 0.20% for pack (at most 8.6%, 6 twins); "
         "of 6, each held against the floor of the others, the verdict would tell 1 apart."
     )
-    assert cautions.noise(frame(one("pack"))) == (
+    assert findings.noise(frame(one("pack"))) == (
         "Noise: not measured, so this run has no verdicts: no implementation was entered twice (`twins`)."
     )
 
 
 def test_cautions() -> None:
     rows = [one("pack", suspect=suspect, converged=converged) for suspect, converged in ((True, True), (False, False), (False, False), (None, False), (None, None))]  # fmt: skip
-    assert cautions.cautions(frame(*rows)) == (
+    assert findings.cautions(frame(*rows)) == (
         "Cautions: of 5 measured rows, 1 are suspect (such as a drift of the ceilings) and 3 reached a limit before their interval was as narrow as "
         "asked; the table marks both."
     )
@@ -232,21 +237,21 @@ def test_cautions() -> None:
 def test_rows_without_a_time() -> None:
     rows = [one("pack", status=status) for status in ("ok", "crashed", "timeout", "crashed")]
     assert (
-        cautions.not_ok(frame(*rows))
+        findings.not_ok(frame(*rows))
         == "3 of 4 rows are not ok (2 crashed, 1 timeout); each is listed below with its reason."
     )
-    assert cautions.not_ok(frame(rows[0])) == "0 of 1 rows are not ok."
+    assert findings.not_ok(frame(rows[0])) == "0 of 1 rows are not ok."
 
 
 def test_nothing_is_said_of_doubtful_rows() -> None:
     """Of the fastest, shares and costs; a bench of which no row is left says so."""
     rows = [*base(1), ran("cute", 2.0, 1, **CI)]
-    found = findings.findings(frame(*(row | {"suspect": True} for row in rows)))
+    found = texts(frame(*(row | {"suspect": True} for row in rows)))
     assert found[0] == "pack: nothing is said of 2 rows: the quickest of each cell is suspect, or did not converge and has no verdict."  # fmt: skip
-    assert "cute has the largest" in findings.findings(frame(*rows))[0]
-    rest = findings.findings(frame(rows[0], rows[1] | {"converged": False, "best_verdict": "undecided"}))
+    assert "cute has the largest" in texts(frame(*rows))[0]
+    rest = texts(frame(rows[0], rows[1] | {"converged": False, "best_verdict": "undecided"}))
     assert rest[0].startswith("pack: nothing is said of 2 rows"), "the baseline alone is no comparison"
-    told = findings.findings(frame(rows[0], rows[1] | {"converged": False, "best_verdict": "faster"}))
+    told = texts(frame(rows[0], rows[1] | {"converged": False, "best_verdict": "faster"}))
     assert "cute has the largest" in told[0]
 
 
@@ -257,9 +262,9 @@ def test_cells_that_are_left_out_are_counted() -> None:
     text = (
         "pack: 2 of 3 cells are left out here: the quickest of each is suspect, or did not converge and has no verdict."
     )
-    assert findings.findings(frame(*doubtful))[1] == text
-    assert "1 of 3 cells is left out" in findings.findings(frame(*doubtful[:1], *rows[1:3], *doubtful[3:4], *rows[4:]))[1]  # fmt: skip
-    assert not [one for one in findings.findings(frame(*rows)) if "left out" in one]
+    assert texts(frame(*doubtful))[1] == text
+    assert "1 of 3 cells is left out" in texts(frame(*doubtful[:1], *rows[1:3], *doubtful[3:4], *rows[4:]))[1]  # fmt: skip
+    assert not [one for one in texts(frame(*rows)) if "left out" in one]
 
 
 def test_others_are_compared_where_both_ran() -> None:
@@ -283,10 +288,10 @@ def test_what_only_doubtful_rows_would_say_is_not_called_unmeasured() -> None:
     )
 
     def said(*found: dict[str, object]) -> list[str]:
-        return [text for text in findings.findings(frame(*found)) if text.startswith(begins)]
+        return [text for text in texts(frame(*found)) if text.startswith(begins)]
 
     doubt = ": nothing is said, because what was measured is suspect, or did not converge and has no verdict."
-    sound = " ".join(findings.findings(frame(*rows)))
+    sound = " ".join(texts(frame(*rows)))
     assert (
         all(one in sound for one in ("time of routing goes: cute", "at skew 1.7 over 0", "at factor 1"))
         and doubt not in sound
@@ -303,7 +308,7 @@ def test_all_findings_in_their_order(status: str) -> None:
         one("routing", "torch", status=status, speedup=1.0, median_us=9.0), one("routing", "torch", speedup=9.0),
         one("pack", "torch", status=status, speedup=1.0, median_us=1.0, flops=0, share_of_copy=0.5),
     ]  # fmt: skip
-    found = findings.findings(frame(*rows))
+    found = texts(frame(*rows))
     measured = status == "ok"
     only = "only the baseline torch ran (1 cell); speed-ups: not measured." if measured else "not measured."
     assert found[:-6] == [

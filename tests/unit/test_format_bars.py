@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.report import exactness, format_bars
-from moe_routing_bench.report.bars import PLATFORM, Line
+from moe_routing_bench.report import format_bars
+from moe_routing_bench.report.bars import PLATFORM
+from moe_routing_bench.report.parts import BarLine
 from moe_routing_kernels.formats.weights import WEIGHTS
 
 QWEN = {"model": "qwen3-30b-a3b", "hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8}
@@ -31,18 +32,20 @@ def row(name: str, us: float, bench: str = "experts", **values: object) -> dict[
 
 def tables(
     rows: Sequence[dict[str, object]], matrix: Sequence[dict[str, object]]
-) -> tuple[exactness.Tables, exactness.Tables]:
+) -> tuple[format_bars.Tables, format_bars.Tables]:
     """The rows of a run, and its accuracy matrix, if it has one."""
     return {"quantised": frame(*rows)}, {"quantised": pd.DataFrame(matrix)} if matrix else {}
 
 
-def lines(*rows: dict[str, object], matrix: Sequence[dict[str, object]] = (), absent: bool = False) -> dict[str, Line]:
+def lines(
+    *rows: dict[str, object], matrix: Sequence[dict[str, object]] = (), absent: bool = False
+) -> dict[str, BarLine]:
     return {line.what: line for line in format_bars.lines(*tables(rows, matrix), absent)}
 
 
-def exact(*rows: dict[str, object], matrix: Sequence[dict[str, object]] = ()) -> Line | None:
+def exact(*rows: dict[str, object], matrix: Sequence[dict[str, object]] = ()) -> BarLine | None:
     """The line of the accuracy bar alone, if there is one."""
-    return next(iter(exactness.lines(*tables(rows, matrix))), None)
+    return next(iter(format_bars.exact(*tables(rows, matrix))), None)
 
 
 def replayed(dequant: float, strong: float = 1000.0) -> list[dict[str, object]]:
@@ -159,7 +162,7 @@ def test_exactness_counts_the_cases_of_seed_003() -> None:
     found = exact(*seed_003(), other)
     assert (found.verdict, found.cells) == ("open", "18 of 18"), "the bar is of all other formats, too"
     seen = "right: 18 of its 18 cases, 1 of 1 others; largest error 25% of its limit"
-    assert found == Line(EXACT, CASES, "–", seen, "18 of 18", "–", "open", "quantised")
+    assert found == BarLine(EXACT, CASES, "–", seen, "18 of 18", "–", "open", "quantised")
     others = [other | {"weights": name} for name in WEIGHTS if name not in {one["weights"] for one in seed_003()}]
     assert exact(*seed_003(), *others).verdict == "reached"
     assert exact(*seed_003(), *others[1:]).verdict == "open"
@@ -192,10 +195,10 @@ def test_the_accuracy_matrix_judges_all_other_formats() -> None:
 def test_a_run_with_too_few_cases_is_not_open_where_another_decides() -> None:
     few = frame(row("cute_quantised", 9.0, tokens=8, weights="int4_g32"))
     runs, matrices = {"whole": frame(*seed_003()), "few": few}, {"whole": pd.DataFrame(every_format())}
-    assert [(line.where, line.verdict) for line in exactness.lines(runs, matrices)] == [("whole", "reached")]
-    assert [line.verdict for line in exactness.lines(runs)] == ["open", "open"]
+    assert [(line.where, line.verdict) for line in format_bars.exact(runs, matrices)] == [("whole", "reached")]
+    assert [line.verdict for line in format_bars.exact(runs)] == ["open", "open"]
     wrong = few.assign(status="incorrect")
-    assert [line.verdict for line in exactness.lines(runs | {"few": wrong}, matrices)] == ["reached", "missed"]
+    assert [line.verdict for line in format_bars.exact(runs | {"few": wrong}, matrices)] == ["reached", "missed"]
 
 
 @pytest.mark.parametrize(
@@ -230,4 +233,4 @@ def test_what_is_not_measured_is_said_on_request() -> None:
     assert lines(row("cute", 1.0, tokens=8, weights="bf16")) == {}
     found = lines(row("cute", 1.0, tokens=8, weights="bf16"), absent=True)
     assert {line.verdict for line in found.values()} == {"not measured"} and len(found) == 6
-    assert found[EXACT] == Line(EXACT, CASES, "–", "–", "0 of 18", "–", "not measured", "")
+    assert found[EXACT] == BarLine(EXACT, CASES, "–", "–", "0 of 18", "–", "not measured", "")

@@ -8,8 +8,8 @@ import pytest
 from rows import frame, one
 
 from moe_routing_bench.quantities import times
-from moe_routing_bench.report import headlines, quality_headlines, ratio_headlines
-from moe_routing_bench.report.rows import row_id
+from moe_routing_bench.report import costs, headlines, page, trained_rules
+from moe_routing_bench.report.row_data import row_id
 
 
 def ran(cell, implementation, us, verdict=None, ratio=None, bench="routing", **values):
@@ -38,7 +38,7 @@ def drawn(found):
     """Name, marks and value of every dot of a headline's picture."""
     return [
         (name, kind, float(value))
-        for kind, name, value in re.findall(r'<g class="(.*?)"><title>(.*?): ([\d.]+)', found.picture)
+        for kind, name, value in re.findall(r'<g class="(.*?)"><title>(.*?): ([\d.]+)', page.drawn(found.picture))
     ]
 
 
@@ -120,8 +120,8 @@ def test_formats():
         of("cute_quantised", 60.0, "int8_g128", converged=False), of("cute", 200.0, "bf16", 64), of("cute_quantised", 70.0, tokens=64),
         of("cute", 50.0, "bf16", packed="fp8_row"),
     ]  # fmt: skip
-    found = ratio_headlines.formats(frame(*rows))
-    assert found in headlines.headlines(frame(*rows))
+    found = costs.formats(frame(*rows))
+    assert found.text in [one.text for one in headlines.headlines(frame(*rows))]
     assert found and found.text == (
         "experts: with weights of int4_g128, cute_quantised takes 0.400x [0.392, 0.408] the time of cute with bf16 (the fastest of ours or torch in each), "
         "the median of 3 formats and sizes, at T=8 H=2048 I=768 E=128 k=8 weights-int4_g128."
@@ -129,26 +129,26 @@ def test_formats():
     assert found.link == f"row-{row_id(rows[2])}"
     sizes = "H2048 I768 E128 k8"
     assert drawn(found) == [(f"T64 {sizes} weights-int4_g128", "", 0.35), (f"T8 {sizes} weights-int4_g128", "chosen", 0.4), (f"T8 {sizes} weights-int8_g128", "", 0.6)]  # fmt: skip
-    alone = ratio_headlines.formats(frame(rows[0], rows[2]))
+    alone = costs.formats(frame(rows[0], rows[2]))
     assert alone and "median" not in alone.text and not alone.picture
     for change in ({"gpu_uuid": "GPU-2"}, {"suspect": True}, {"status": "incorrect"}, {"hidden": 1024}, {"implementation": "marlin"}, {"ci_low_us": None},
                    {"median_us": 99.0, "ci_low_us": 98.0, "ci_high_us": 100.0}):  # fmt: skip
-        assert ratio_headlines.formats(frame(rows[0], rows[2] | change)) is None, change
-    assert ratio_headlines.formats(frame(*rows[:2])) is None and ratio_headlines.formats(frame(*rows[2:6])) is None
+        assert costs.formats(frame(rows[0], rows[2] | change)) is None, change
+    assert costs.formats(frame(*rows[:2])) is None and costs.formats(frame(*rows[2:6])) is None
 
 
 def test_skew():
     """The widest range that one card measured, in cells equal otherwise; nothing where both intervals and the drift allow that nothing changed."""
     rows = [ran(f"{skew}{tokens}", "cute", us, skew=skew, tokens=tokens) for skew, tokens, us in ((0.0, 64, 10.0), (1.7, 64, 20.0), (0.0, 512, 100.0), (0.7, 512, 110.0), (1.7, 512, 150.0))]  # fmt: skip
     narrower = [ran(f"{skew}", "cute", us, skew=skew, tokens=4096) for skew, us in ((0.0, 800.0), (0.7, 1600.0))]
-    found = ratio_headlines.skew(sound(*rows, *narrower))
+    found = costs.skew(sound(*rows, *narrower))
     assert found and found.text == (
         "routing: at skew 1.7 cute takes 1.50x [1.47, 1.53] its time at skew 0, in cells equal otherwise on one card, at T=512 E=8."
     )
     assert drawn(found) == [("skew 0.7", "", 1.1), ("skew 1.7", "chosen", 1.5)]
-    alone = ratio_headlines.skew(sound(rows[2], rows[4]))
+    alone = costs.skew(sound(rows[2], rows[4]))
     assert alone and not alone.picture, "one skew above the lowest: nothing that the sentence does not say"
-    more = ratio_headlines.skew(sound(*rows, ran("1512", "cute", 120.0, skew=1.0, tokens=512)))
+    more = costs.skew(sound(*rows, ran("1512", "cute", 120.0, skew=1.0, tokens=512)))
     assert more and drawn(more) == [("skew 0.7", "", 1.1), ("skew 1", "", 1.2), ("skew 1.7", "chosen", 1.5)]
     assert found.link == "rows?filter=bench%3Drouting+implementation%3Dcute+tokens%3D512+experts%3D8+capacity_factor%3Anone&sort=skew"  # fmt: skip
     low, _, high = rows[2:]
@@ -156,11 +156,11 @@ def test_skew():
         {"gpu_uuid": "GPU-2"}, {"dtype": "fp32"}, {"capacity_factor": 1.0}, {"suspect": True}, {"converged": False}, {"implementation": "torch"},
         {"tokens": 1024}, {"median_us": 103.0, "ci_low_us": 101.9, "ci_high_us": 104.0},
     ):  # fmt: skip
-        assert said(ratio_headlines.skew, low, high | change) == "", change
-    assert said(ratio_headlines.skew, *(row | {"capacity_factor": 1.0} for row in (low, high))) == "", (
+        assert said(costs.skew, low, high | change) == "", change
+    assert said(costs.skew, *(row | {"capacity_factor": 1.0} for row in (low, high))) == "", (
         "what is dropped takes no time"
     )
-    assert said(ratio_headlines.skew, low, high | {"median_us": 50.0, "ci_low_us": 49.0, "ci_high_us": 51.0}).startswith("routing: at skew 1.7 cute takes 0.500x")  # fmt: skip
+    assert said(costs.skew, low, high | {"median_us": 50.0, "ci_low_us": 49.0, "ci_high_us": 51.0}).startswith("routing: at skew 1.7 cute takes 0.500x")  # fmt: skip
 
 
 def trained(name, losses, causal=True, left=(0.2, 0.1), label="e8", **values):
@@ -185,15 +185,15 @@ A, B, C = trained("a", (1.0, 1.01, 1.02)), trained("b", (2.0, 2.02, 2.01)), trai
 
 def test_quality():
     """Of causal rules, by the ranking's own tests; nothing where the seeds tell nobody from the first."""
-    assert told(quality_headlines.quality, A, B, C, trained("d", (0.1, 0.2, 0.3), causal=False), trained("a", (9.0, 9.1), label="other")) == (
+    assert told(trained_rules.quality, A, B, C, trained("d", (0.1, 0.2, 0.3), causal=False), trained("a", (9.0, 9.1), label="other")) == (
         "Quality (e8): a has the least loss of 3 causal rules, 1.0100 ± 0.0248 bits per byte over 3 seeds; significantly less than 1 of the 2 others."
     )  # fmt: skip
-    found = quality_headlines.quality(pd.DataFrame([*A, *B, *C]))
+    found = trained_rules.quality(pd.DataFrame([*A, *B, *C]))
     assert found and drawn(found) == [("a", "chosen", 1.01), ("c", "hollow", 1.01), ("b", "", 2.01)]
-    assert told(quality_headlines.quality, A, C) == told(quality_headlines.quality, A) == ""
+    assert told(trained_rules.quality, A, C) == told(trained_rules.quality, A) == ""
     assert (
-        told(quality_headlines.quality, A[:1], B[:1])
-        == told(quality_headlines.quality, trained("a", (1.0,), causal=False))
+        told(trained_rules.quality, A[:1], B[:1])
+        == told(trained_rules.quality, trained("a", (1.0,), causal=False))
         == ""
     )
 
@@ -203,19 +203,17 @@ def test_what_trained_rules_leave_over():
     middle = trained("m", (1.0, 1.01, 1.02), left=(0.3, 0.1))
     text = "Capacity (e8): with a factor of 1, 31.0% ± 2.5% of the choices of trained m go over the capacity, the median of 3 rules (21.0% to 41.0%)"
     high = trained("h", (1.0, 1.01, 1.02), left=(0.4, 0.1))
-    assert told(quality_headlines.left_over, A, middle, high) == text + "."
+    assert told(trained_rules.left_over, A, middle, high) == text + "."
     old = [[run | {"validation_batches": "by_domain"} for run in runs] for runs in (A, middle, high)]
-    assert told(quality_headlines.left_over, *old) == "", "withdrawn: it is of the batches, not of the rules"
+    assert told(trained_rules.left_over, *old) == "", "withdrawn: it is of the batches, not of the rules"
     assert (
-        told(quality_headlines.left_over, A[:1])
-        == told(quality_headlines.left_over, trained("a", (1.0, 1.1), causal=False))
+        told(trained_rules.left_over, A[:1])
+        == told(trained_rules.left_over, trained("a", (1.0, 1.1), causal=False))
         == ""
     )
-    assert told(quality_headlines.left_over, [run | {"capacity_factors": [1.5, 2.0]} for run in A]) == ""
-    assert told(quality_headlines.left_over, [run | {"learns": False} for run in A]) == "", (
-        "a fixed rule was not trained"
-    )
-    assert told(quality_headlines.left_over, [run | {"drop_rate_by_factor": None} for run in A]) == ""
+    assert told(trained_rules.left_over, [run | {"capacity_factors": [1.5, 2.0]} for run in A]) == ""
+    assert told(trained_rules.left_over, [run | {"learns": False} for run in A]) == "", "a fixed rule was not trained"
+    assert told(trained_rules.left_over, [run | {"drop_rate_by_factor": None} for run in A]) == ""
 
 
 @pytest.mark.parametrize("with_runs", [False, True])

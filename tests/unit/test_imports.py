@@ -85,7 +85,7 @@ WITHOUT_TORCH = (
             *(
                 "comparison.verdicts",
                 "comparison.runs",
-                "comparison.claims",
+                "comparison.claim_verdicts",
                 "comparison.anomalies",
                 "comparison.choices",
             ),

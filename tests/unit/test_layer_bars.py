@@ -12,8 +12,8 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import completion
 from moe_routing_bench.report import layer_bars, reached
-from moe_routing_bench.report.bar_figures import Figure
-from moe_routing_bench.report.bars import AT_MOST, PERCENT_MORE, PLATFORM, Bar, Cells, Level, Line, Unit
+from moe_routing_bench.report.bars import AT_MOST, PERCENT_MORE, PLATFORM, Bar, Cells, Figure, Level, Unit
+from moe_routing_bench.report.parts import BarLine
 
 BLOCKS = (1.0, 1.001, 0.999, 1.0005)
 BY_NAME = {bar.what: bar for bar in layer_bars.BARS}
@@ -38,11 +38,11 @@ def cells(cute: float = 100.0, other: float = 110.0, torch: float = 170.0, **val
     return found
 
 
-def lines(what: str, *rows: dict[str, object], absent: bool = False) -> list[Line]:
+def lines(what: str, *rows: dict[str, object], absent: bool = False) -> list[BarLine]:
     return reached.lines([BY_NAME[what]], {"layers": frame(*rows)}, absent)
 
 
-def line(what: str, *rows: dict[str, object]) -> Line:
+def line(what: str, *rows: dict[str, object]) -> BarLine:
     (found,) = lines(what, *rows)
     return found
 
@@ -84,7 +84,7 @@ def test_what_is_not_measured_leaves_a_bar_open_or_silent() -> None:
     elsewhere, bars = {"layers": frame(*cells(platform="cpu"))}, [BY_NAME[FASTEST], replace(BY_NAME[TORCH], cells=None)]
     assert reached.lines(bars, elsewhere) == []
     assert reached.lines(bars, elsewhere, absent=True) == [
-        Line(bar.what, bar.words(bar.level), bar.words(bar.stretch), "–", number, "–", "not measured")
+        BarLine(bar.what, bar.words(bar.level), bar.words(bar.stretch), "–", number, "–", "not measured")
         for bar, number in zip(bars, ("0 of 11", "0"), strict=True)
     ]
 

@@ -35,8 +35,15 @@ COMMANDS = {
     ("collect-quality", "--out"): JSON,
     ("collect-perft", "--out"): JSON,
     ("site", "--out"): [],
+    ("report", "--out"): ["--rows", "rows.csv"],
 }
-FOLDERS = {("measure", "--profile"), ("watch", "--profile"), ("profile", "--out"), ("site", "--out")}
+FOLDERS = {
+    ("measure", "--profile"),
+    ("watch", "--profile"),
+    ("profile", "--out"),
+    ("site", "--out"),
+    ("report", "--out"),
+}
 SITE = ("site", "--out")  # test_site.py has it
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from moe_routing_bench.comparison.history import History, Then
 from moe_routing_bench.comparison.runs import Comparison
-from moe_routing_bench.report import changes, histories, page
+from moe_routing_bench.report import page, run_pages
+from moe_routing_bench.report.parts import Group, Table
 from moe_routing_bench.report.seeds import section
-from moe_routing_bench.report.seeds.tables import Group, Table
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ ROW = {"bench": "gate", "cell": "T64", "implementation": "cute", "before_us": 20
 
 def compared(tmp_path, *rows: dict, marks=(), across: bool = False) -> None:
     found = Comparison(pd.DataFrame([ROW | row for row in rows]), list(marks), across)
-    changes.render(found, ("old", "new"), tmp_path / "page.html")
+    run_pages.write_changes(found, ("old", "new"), tmp_path / "page.html")
 
 
 def test_changes_say_what_differs_besides_the_code_where_something_does(tmp_path, said):
@@ -100,7 +100,7 @@ def then(run: str, ratio: float, verdict: str, width: float = 0.01) -> Then:
 
 def over(tmp_path, *rows: tuple[Then, ...]) -> str:
     found = [History("gate", f"T{i}", "cute", 10.0, one) for i, one in enumerate(rows)]
-    histories.render(found, ["first", "second"], "last", tmp_path / "page.html")
+    run_pages.write_history(found, ["first", "second"], "last", tmp_path / "page.html")
     return (tmp_path / "page.html").read_text()
 
 
@@ -148,7 +148,7 @@ def seeds(tmp_path, **change: object) -> str:
     page.write(
         "seeds.html.j2",
         tmp_path / "page.html",
-        seed=SEED | {"tables": [Table("One", PAIR, [["1", "2", "of"]])]} | change,
+        report={"seed": SEED | {"tables": [Table("One", PAIR, [["1", "2", "of"]])]} | change},
     )
     return " ".join((tmp_path / "page.html").read_text().split())
 
@@ -175,10 +175,10 @@ def test_a_source_is_quoted_with_what_it_says_and_no_more(monkeypatch):
     monkeypatch.setattr(section, "_tables", lambda *_: [])
     monkeypatch.setattr(section.published, "sources", lambda: {"000": source, "003_models": source | {"notes": "noted.", "boundary": "all"}})  # fmt: skip
     bare, full = section.section(pd.DataFrame(), "seed-000"), section.section(pd.DataFrame(), "seed-003-models")
-    assert (bare["number"], bare["about"], bare["remarks"]) == (
+    assert (bare.number, bare.about, bare.remarks) == (
         "000",
         "A log. Published on a card: a page, by them.",
         [],
     )
-    assert (full["number"], full["remarks"]) == ("003", ["Inside their times: all.", "Noted."])
+    assert (full.number, full.remarks) == ("003", ["Inside their times: all.", "Noted."])
     assert section.section(pd.DataFrame(), "seed-999") is None and section.section(pd.DataFrame(), "000") is None

@@ -14,7 +14,7 @@ from moe_routing_bench.benches.bench import find
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.report import columns
+from moe_routing_bench.report import row_fields
 from moe_routing_bench.store import records, rows
 from moe_routing_bench.store.parquet import DIGEST, read_table, write_table
 from moe_routing_bench.store.records import about
@@ -177,7 +177,7 @@ def test_every_column_is_described_and_nothing_else():
         for end, unit in units.items():
             assert not name.endswith(end) or one.unit == unit, name
     said = "floating-point operations over the median time, in TFLOP/s; none: the bench only moves data"
-    meanings = {column.name: column.meaning for column in columns.COLUMNS}
+    meanings = {column.name: column.meaning for column in row_fields.COLUMNS}
     assert meanings["shared_intermediate"].endswith("together, in elements; none: there are none (S)")
     assert meanings["tflops"] == known["tflops"].text == said, "the unit is that of the column, not of what moves data"
 

@@ -12,14 +12,14 @@ from rows import BAD, frame, one, rows, some
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison.choices import entries
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.figures import FIGURES, grouping, style
-from moe_routing_bench.report import choices, reached, routing_bars
+from moe_routing_bench.figures import FIGURES, row_groups
+from moe_routing_bench.report import reached, routing_bars, section_tables
 from moe_routing_bench.report import render as render_module
-from moe_routing_bench.report.columns import COLUMNS
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew, pairs
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.page import percent, quantity
-from moe_routing_bench.report.render import render, small
+from moe_routing_bench.report.render import render
+from moe_routing_bench.report.row_fields import COLUMNS
 from moe_routing_bench.store import records
 from moe_routing_kernels.choices import CANDIDATES
 
@@ -35,9 +35,10 @@ def test_report(tmp_path):
     for table in (some(rows()), some(rows(gpu=False)), some(rows(status="crashed")), rows().iloc[:0]):
         render(table, dict.fromkeys(FIGURES, svg), out)
         page = out.read_text()
-        assert all(percent(text) in html.unescape(page) for text in findings(table))
+        assert all(percent(one.text) in html.unescape(page) for one in findings(table))
         measured = [figure for figure in FIGURES.values() if figure.source == "measurements"]
-        assert page.count("data:image/svg+xml") + page.count('<div class="chart"') == len(measured)
+        undrawn = page.partition('id="undrawn"')[2].partition("</p>")[0]
+        assert page.count('<div class="chart"') + sum(one.title in undrawn for one in measured) == len(measured)
         assert not re.search(r"https?://(?!www\.w3\.org/)|<script>alert", page)
         assert table.empty or html.escape(BAD) in page
 
@@ -68,7 +69,10 @@ def test_rows_without_a_time_are_told_by_reason():
         one("pack", "cute", status="ok"), one("pack", "cute", cell="b", status="timeout", reason="60 s"), one("pack", "cute", cell="a", status="timeout", reason="60 s"),
         one("gate", "torch", cell="a", status="unsupported"),
     )  # fmt: skip
-    found = [(*group[:4], [cell for cell, _ in group[4]]) for group in render_module._not_ok(table)]
+    found = [
+        (one.status, one.bench, one.implementation, one.reason, [cell for cell, _ in one.cells])
+        for one in render_module._failed(table)
+    ]
     assert found == [("timeout", "pack", "cute", "60 s", ["a", "b"]), ("unsupported", "gate", "torch", "no reason recorded", ["a"])]  # fmt: skip
 
 
@@ -94,9 +98,9 @@ def test_every_axis_is_a_column():
 def test_no_finding_pools_a_format_in_silence(axis, value):
     """Rows that differ only in it form no pair, and a finding over both names the axis."""
     table = some(rows())
-    mine = table[table["bench"].isin(grouping.reading(axis))]
+    mine = table[table["bench"].isin(row_groups.reading(axis))]
     both = pd.concat([table, mine.assign(**{axis: value}, cell=mine["cell"] + value)], ignore_index=True)
-    before, after = findings(table), findings(both)
+    before, after = ([one.text for one in findings(rows)] for rows in (table, both))
     changed = [text for text in after if text not in before and not text.startswith(("Cautions", "1 of", "2 of"))]
     assert changed and all(axis in text for text in changed)
     assert not any(axis in text for text in before)
@@ -128,24 +132,12 @@ def test_costs_compare_rows_of_one_card():
     assert "0.50x" not in refused and f"pack {3 * packs} pairs not comparable: measured on different cards" in refused
 
 
-@pytest.mark.parametrize("panels", [("data", "nothing"), ("nothing", "nothing")])
-def test_figures_without_data_are_named_not_shown(panels, tmp_path):
-    """One with data in any panel is shown, as a picture where the page has no marks of it."""
-    figure, axes = style.canvas(1, len(panels), 4, 2)
-    for drawing, panel in zip(axes, panels, strict=True):
-        style.empty(drawing, "none was measured") if panel == "nothing" else drawing.plot([1, 2])
-    figure.savefig(tmp_path / "a.svg")
-    render(FEW, {"roofline": tmp_path / "a.svg"}, tmp_path / "index.html")
+def test_figures_without_data_are_named_not_shown(tmp_path):
+    """One with marks is drawn, and one without is in a sentence."""
+    render(FEW, ["bandwidth", "roofline"], tmp_path / "index.html")
     page = (tmp_path / "index.html").read_text()
-    assert ('id="figure-roofline"' in page) is ("data" in panels)
-    assert (
-        f'<p id="undrawn">This figure has nothing to show of this run: {FIGURES["roofline"].title}.</p>' in page
-    ) is ("data" not in panels)
-
-
-def test_small_svg_keeps_scales():
-    """Coordinates are shortened, transforms are not."""
-    assert small('<use x="0.98765" transform="scale(0.015625)"/>') == '<use x="0.98" transform="scale(0.015625)"/>'
+    assert 'id="figure-bandwidth"' in page and 'id="figure-roofline"' not in page
+    assert f'<p id="undrawn">This figure has nothing to show of this run: {FIGURES["roofline"].title}.</p>' in page
 
 
 STORED = Path(__file__).parents[2] / "results/nvidia-h200/measurements.parquet"
@@ -153,22 +145,22 @@ STORED = Path(__file__).parents[2] / "results/nvidia-h200/measurements.parquet"
 
 def test_what_auto_chooses(tmp_path, monkeypatch):
     """By a table in which triton is best at T=1024: there, and with the next size's best where the cell is left out."""
-    monkeypatch.setattr(choices.table, "load", lambda: planted)
+    monkeypatch.setattr(section_tables.table, "load", lambda: planted)
     ok = rows().query("bench == 'layer' and skew == 0 and status == 'ok'")
     planted = [replace(one, times=dict.fromkeys(one.times, 2.0) | {"triton" if one.shape.tokens == 1024 else "cute": 1.0}) for one in entries(ok, "")]  # fmt: skip
-    found = choices.choices(ok)
-    assert [[name for name, *_ in line["choices"]] for line in found["lines"]] == [
+    found = section_tables.choices(ok)
+    assert [[name for name, *_ in line.choices] for line in found.lines] == [
         ["triton", "cute"],
         ["cute", "triton"],
     ]
     times = ok[ok["tokens"] == 1024].set_index("implementation")["median_us"]
     best = min(times[name] for name in CANDIDATES)
-    (_, own, whole), _ = found["lines"][0]["choices"]
+    (_, own, whole), _ = found.lines[0].choices
     assert (own, whole) == (
         f"{times['triton'] / best - 1:.1%}",
         f"{times['triton'] / times.drop('auto').min() - 1:.1%}",
     )
-    assert found["lines"][0]["auto"] == f"{times['auto'] / best - 1:.1%}"
+    assert found.lines[0].auto == f"{times['auto'] / best - 1:.1%}"
     render(ok, {}, tmp_path / "index.html")
     page = (tmp_path / "index.html").read_text()
     assert 'id="choices"' in page and page.count(f'<td class="n">{percent(own)} ({percent(whole)})</td>') >= 1
@@ -176,14 +168,14 @@ def test_what_auto_chooses(tmp_path, monkeypatch):
         page.partition('id="regrets"')[2].partition("</ul>")[0].count(" over 2 cells") == 5
         and "2 measured cells" in page
     )
-    assert {one["cells"] for one in choices.choices(ok[ok["tokens"] == 1024])["summaries"]} == {"1 cell"}
-    assert choices.choices(rows().query("bench == 'gate'")) is None
+    assert {one.cells for one in section_tables.choices(ok[ok["tokens"] == 1024]).summaries} == {"1 cell"}
+    assert section_tables.choices(rows().query("bench == 'gate'")) is None
 
 
 def test_cells_of_choices_have_names_of_their_own():
     """Also those that differ in their skew alone, which the table of choices does not know."""
-    found = choices.choices(rows().query("bench == 'layer' and status == 'ok'"))
-    names = [line["cell"] for line in found["lines"]]
+    found = section_tables.choices(rows().query("bench == 'layer' and status == 'ok'"))
+    names = [line.cell for line in found.lines]
     assert len(names) > 2 and len(set(names)) == len(names) and any("skew" in name for name in names)
 
 

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from rows import rows
 
-from moe_routing_bench.report import accuracy
+from moe_routing_bench.report import quantised_weights
 from moe_routing_bench.report.render import render
 
 pytestmark = pytest.mark.slow
@@ -28,14 +28,14 @@ MATRIX = pd.DataFrame([
 
 
 def test_lines_say_what_is_lost_and_what_is_right():
-    plain, int4 = accuracy.lines(MATRIX)
+    plain, int4 = quantised_weights.exactness(MATRIX)
     assert (plain.weights, plain.right, plain.most, plain.wrong) == ("bf16", "–", "–", [])
     assert (plain.bound, int4.bound) == ("–", "91%"), "the largest of all kinds of weights"
     assert plain.costs == [("exact", "exact", "0.98765"), ("–", "–", "–")]
     assert int4.costs == [("20.0", "15.0", "0.98765"), ("11.0", "6.0", "0.98765")]
     assert (int4.right, int4.most) == ("2 of 3", "40%")
     assert int4.wrong == ["other is incorrect: y: <relative L2 error>"]
-    assert accuracy.sizes(MATRIX) == "tokens=64, hidden=512, intermediate=256, experts=4, top_k=2"
+    assert quantised_weights.sizes(MATRIX) == "tokens=64, hidden=512, intermediate=256, experts=4, top_k=2"
 
 
 def test_the_section_is_there_where_there_are_rows(tmp_path):

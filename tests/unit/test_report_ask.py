@@ -7,9 +7,9 @@ from rows import frame, one
 
 from browser import asked
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.report.questions import questions
 from moe_routing_bench.report.render import render
-from moe_routing_bench.report.rows import row_id
+from moe_routing_bench.report.row_data import row_id
+from moe_routing_bench.report.script_data import questions
 
 pytestmark = pytest.mark.slow
 

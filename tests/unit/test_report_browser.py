@@ -9,7 +9,7 @@ from rows import frame, one
 
 from browser import asked
 from moe_routing_bench.report.render import render
-from moe_routing_bench.report.rows import row_id
+from moe_routing_bench.report.row_data import row_id
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ from rows import frame, one, rows
 
 from browser import CONTRAST, GOOD, asked
 from moe_routing_bench.figures import FIGURES
-from moe_routing_bench.report import charts
+from moe_routing_bench.report import page
 from moe_routing_bench.report.render import render
-from moe_routing_bench.report.rows import row_id
+from moe_routing_bench.report.row_data import row_id
 
 pytestmark = pytest.mark.slow
 
@@ -183,7 +183,10 @@ def test_figures_fit_and_are_seen(ask, width):
 def test_the_library_is_in_the_page_only_where_something_is_drawn(tmp_path):
     """With nothing fetched; its licences ship beside it, one for every package that the bundle names."""
     render(rows(status="crashed").iloc[:3], dict.fromkeys(FIGURES, tmp_path / "no.svg"), tmp_path / "index.html")
-    assert charts.library() not in (tmp_path / "index.html").read_text()
-    assert not re.search(r"https?://(?!www\.w3\.org/)", charts.library()) and "</script" not in charts.library()
-    licences = (charts.LIBRARY.parent / "LICENSES.txt").read_text()
+    assert page.LIBRARY.read_text() not in (tmp_path / "index.html").read_text()
+    assert (
+        not re.search(r"https?://(?!www\.w3\.org/)", page.LIBRARY.read_text())
+        and "</script" not in page.LIBRARY.read_text()
+    )
+    licences = (page.LIBRARY.parent / "LICENSES.txt").read_text()
     assert "@observablehq/plot 0.6.17, ISC" in licences and licences.count("Permission to use, copy, modify") >= 10

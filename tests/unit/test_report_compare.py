@@ -5,8 +5,7 @@ from rows import frame, one
 
 from browser import asked
 from moe_routing_bench.report.render import render
-from moe_routing_bench.report.rows import row_id
-from moe_routing_bench.report.samples import MOST, samples
+from moe_routing_bench.report.row_data import MOST, row_id, samples
 
 pytestmark = pytest.mark.slow
 

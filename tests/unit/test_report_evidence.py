@@ -4,9 +4,9 @@ import pandas as pd
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.cli import report
-from moe_routing_bench.report.evidence import evidence
+from moe_routing_bench.cli import report as reporting
 from moe_routing_bench.report.render import render
+from moe_routing_bench.report.section_tables import evidence
 from moe_routing_bench.store import paths
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def test_the_page(tmp_path, monkeypatch):
     NCU.to_csv(paths.results("nvidia-h200") / "ncu.csv", index=False)
     rows = frame(one("gate", "cute", median_us=1.0, gpu_uuid="GPU-1", compulsory_bytes=4e6, copy_gb_per_s=4000.0))
     for platform, there in (("nvidia-h200", True), ("cpu", False)):
-        render(rows, {}, tmp_path / "index.html", stored=report._stored(platform))
+        render(rows, {}, tmp_path / "index.html", stored=reporting._stored(platform))
         page = (tmp_path / "index.html").read_text()
         assert ('id="evidence"' in page, 'id="evidence-ncu"' in page, "evidence-backward" in page) == (there, there, False)  # fmt: skip
         assert ("&lt;b&gt;" in page) == there and "<td><b></td>" not in page

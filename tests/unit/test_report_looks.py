@@ -10,19 +10,18 @@ import pytest
 from rows import rows, some
 
 from browser import CONTRAST, GOOD, asked, loaded
-from moe_routing_bench.comparison.claims import Held
+from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.comparison.history import History, Then
 from moe_routing_bench.comparison.runs import Comparison
 from moe_routing_bench.config import claims, presets
-from moe_routing_bench.report import changes, histories, site, versus
-from moe_routing_bench.report.headlines import Headline
-from moe_routing_bench.report.pictures import Dot, picture
+from moe_routing_bench.report import run_pages, site, versus
+from moe_routing_bench.report.document import Dot, Sentence, pictured
 from moe_routing_bench.report.render import render
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-PICTURE = picture([Dot("a", 2.0, 1.0, 3.0, chosen=True), Dot("b", 4.0, 3.0, 5.0, hollow=True)], "times", "x", 1.0)
+PICTURE = pictured([Dot("a", 2.0, 1.0, 3.0, chosen=True), Dot("b", 4.0, 3.0, 5.0, hollow=True)], "times", "x", 1.0)
 ROW = {"bench": "gate", "cell": "T64", "implementation": "cute", "before_us": 20.0, "after_us": 10.0, "ratio": 2.0, "ratio_ci_low": 1.9, "ratio_ci_high": 2.1, "verdict": "faster", "reason": "why"}  # fmt: skip
 
 
@@ -43,17 +42,17 @@ def report(out: Path, gpu: bool) -> None:
 
 
 def first(out: Path) -> None:
-    listed = site.Listed("a", "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [Headline("cute is fast.", "rows", PICTURE)], "", ["compare-a.html"], ["measurements.parquet"])  # fmt: skip
+    listed = site.Listed("a", "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [Sentence("cute is fast.", "rows", PICTURE)], "", ["compare-a.html"], ["measurements.parquet"])  # fmt: skip
     site.write([(listed, out.parent / "a", [])], out.parent, held={"nvidia-h200": held()}, models=presets.load(ROOT / "config/models.yaml"))  # fmt: skip
 
 
 def changed(out: Path) -> None:
-    changes.render(Comparison(pd.DataFrame([ROW, ROW | {"ratio": math.nan, "ratio_ci_low": math.nan, "verdict": "same"}]), ["driver"], False), ("old", "new"), out)  # fmt: skip
+    run_pages.write_changes(Comparison(pd.DataFrame([ROW, ROW | {"ratio": math.nan, "ratio_ci_low": math.nan, "verdict": "same"}]), ["driver"], False), ("old", "new"), out)  # fmt: skip
 
 
 def past(out: Path) -> None:
     then = tuple(Then(name, 12.0, 1.2, 1.1, 1.3, verdict) for name, verdict in (("b", "faster"), ("c", "undecided")))
-    histories.render([History("gate", "T64", "cute", 10.0, then)], ["b", "c"], "now", out)
+    run_pages.write_history([History("gate", "T64", "cute", 10.0, then)], ["b", "c"], "now", out)
 
 
 def both(out: Path) -> None:
@@ -172,7 +171,7 @@ def test_names_in_a_small_picture_leave_room_for_its_scale(tmp_path, width):
     listed = []
     for names in NAMED:
         dots = [Dot(name, 2.0 + i, 1.0 + i, 3.0 + i, chosen=not i) for i, name in enumerate(NAMED[names])]
-        known = Headline(f"{names} is fast.", "rows", picture(dots, "times as fast as the best other", "x", 1.0))
+        known = Sentence(f"{names} is fast.", "rows", pictured(dots, "times as fast as the best other", "x", 1.0))
         listed.append((site.Listed(names, "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [known], "", [], []), tmp_path / names, []))  # fmt: skip
     site.write(listed, tmp_path, held={}, models={})
     script = """return [...document.querySelectorAll(".picture-small")].map(svg => { const box = svg.getBoundingClientRect(), every = kind => [...svg.querySelectorAll(kind)].map(one => one.getBoundingClientRect());

@@ -3,8 +3,8 @@
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.figures import style
-from moe_routing_bench.report import headlines, method
+from moe_routing_bench.figures import footer
+from moe_routing_bench.report import headlines, words
 from moe_routing_bench.report.render import render
 
 pytestmark = pytest.mark.slow
@@ -31,13 +31,13 @@ def test_a_caption_calls_the_cache_cold_only_where_all_rows_found_it_so(
     cold: tuple[bool | None, ...], said: str
 ) -> None:
     rows = frame(*(ran(cold=value) for value in cold))
-    assert style.caches(rows) == said and style.provenance(rows).endswith(f"| medians, device time, {said}")
-    assert method.of_rows(rows).caches == f" ({said})"
+    assert footer.caches(rows) == said and footer.measured(rows).endswith(f"| medians, device time, {said}")
+    assert words.method(rows).caches == f" ({said})"
 
 
 def test_a_cpu_has_no_word_on_its_caches() -> None:
     rows = frame(ran(gpu_name=None, gpu_uuid=None, cpu_model="a", cold=False))
-    assert "L2" not in style.provenance(rows) and method.of_rows(rows).caches == ""
+    assert "L2" not in footer.measured(rows) and words.method(rows).caches == ""
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_cpu_has_no_word_on_its_caches() -> None:
 def test_turns_are_those_of_the_rows(turns: tuple[str, ...], blocks: bool, long: bool, tmp_path) -> None:
     """Of a run in long turns no page says that blocks were in random order."""
     rows = frame(*(ran(turns=value) for value in turns), ran(status="crashed", median_us=None, turns=None))
-    said = method.of_rows(rows).turns
+    said = words.method(rows).turns
     assert ("random order" in said) is blocks and ("long turns" in said) is long
     assert ("(2 rows)" in said and "(1 row)" in said) is (len(turns) == 3)
     render(rows, {}, tmp_path / "index.html")

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.figures import format_limits, formats
-from moe_routing_bench.report import quantised
+from moe_routing_bench.figures import formats
+from moe_routing_bench.report import quantised_weights
 from moe_routing_bench.report.bars import PLATFORM
 
 pytestmark = pytest.mark.slow
@@ -25,28 +25,28 @@ ROWS = [
 
 
 def test_a_line_per_format_beside_unquantised_weights() -> None:
-    plain, int8, int4 = quantised.lines(frame(*ROWS))
+    plain, int8, int4 = quantised_weights.lines(frame(*ROWS))
     assert (plain.form, plain.plain, plain.frontier) == ("bf16", "–", "–")
     assert (int4.implementation, int4.moved, int4.copy, int4.error) == ("cute_quantised", "126 MB", "66%", "25%")
     assert (int4.speedup, int4.plain, int4.peer) == ("2.00x dequant", "2.67x", "1.33x marlin")
     assert (int8.form, int8.peer) == ("int8_g128", "–")
-    assert quantised.lines(frame(ROWS[0])) == []
+    assert quantised_weights.lines(frame(ROWS[0])) == []
     layers = [row(name, us, bench="layer") for name, us in (("cute_quantised", 45.0), ("auto", 44.0), ("cute_marlin", 90.0))]  # fmt: skip
-    assert [(one.implementation, one.peer) for one in quantised.lines(frame(*layers))] == [("cute_quantised", "2.00x cute_marlin")]  # fmt: skip
+    assert [(one.implementation, one.peer) for one in quantised_weights.lines(frame(*layers))] == [("cute_quantised", "2.00x cute_marlin")]  # fmt: skip
 
 
 def test_the_frontier_is_of_what_is_faster_or_more_exact() -> None:
     """int8 is slower than int4 and, by these numbers, loses more."""
     known = {"int4_g128": 20.0, "int8_g128": 15.0}
     matrix = pd.DataFrame([{"weights": w, "activations": "bf16", "drawn": "normal", "output_snr_db": s} for w, s in known.items()])  # fmt: skip
-    assert [(line.form, line.loses, line.frontier) for line in quantised.lines(frame(*ROWS), matrix)] == [
+    assert [(line.form, line.loses, line.frontier) for line in quantised_weights.lines(frame(*ROWS), matrix)] == [
         ("bf16", "–", "yes"), ("int8_g128", "15.0 dB", ""), ("int4_g128", "20.0 dB", "yes")]  # fmt: skip
 
 
 def test_figures_have_a_line_per_format() -> None:
     """Of the fastest of ours; the share is known of one row."""
     rows = frame(*ROWS, row("cute_quantised", 55.0, tokens=64, share_of_roofline=0.8))
-    times, shares = formats.chart(rows), format_limits.chart(rows)
+    times, shares = formats.formats(rows), formats.format_limits(rows)
     assert times.kind == "lines" and len(set(times.marks["panel"])) == 1
     assert list(zip(times.marks["series"], times.marks["x"], times.marks["y"], strict=True)) == [
         ("bf16", 8, 120.0), ("int8_g128", 8, 50.0), ("int4_g128", 8, 45.0), ("int4_g128", 64, 55.0)]  # fmt: skip
@@ -56,7 +56,7 @@ def test_figures_have_a_line_per_format() -> None:
 def test_shapes_of_one_number_of_tokens_are_lines_of_dots() -> None:
     """Where nothing changes along tokens, formats of a shape lie on one line, in a panel per bench."""
     other = row("cute_quantised", 30.0, share_of_roofline=0.9) | {"hidden": 4096}
-    times, shares = formats.chart(frame(*ROWS, other)), format_limits.chart(frame(*ROWS, other))
+    times, shares = formats.formats(frame(*ROWS, other)), formats.format_limits(frame(*ROWS, other))
     assert (times.kind, times.y.kind, set(times.marks["panel"])) == ("dots", "names", {"experts"})
     assert [(m.series, m.x, m.y.split()[0], m.y.split()[-1]) for m in times.marks.itertuples()] == [
         ("bf16", 120.0, "H2048", "T8"), ("int8_g128", 50.0, "H2048", "T8"), ("int4_g128", 45.0, "H2048", "T8"), ("int4_g128", 30.0, "H4096", "T8")]  # fmt: skip

@@ -15,9 +15,9 @@ from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load
 from moe_routing_bench.config.presets import load as presets
 from moe_routing_bench.measure import supervisor
-from moe_routing_bench.report import rows as pages
-from moe_routing_bench.report.command import again
-from moe_routing_bench.report.details import LEFT_OUT, fields
+from moe_routing_bench.report import row_data as pages
+from moe_routing_bench.report.row_data import again
+from moe_routing_bench.report.row_fields import LEFT_OUT, fields
 from moe_routing_bench.store.records import COLUMNS
 from moe_routing_bench.study.request import last
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.figures import NOTHING
 from moe_routing_bench.quality import run_rows
 from moe_routing_bench.quality.run_rows import BY_DOMAIN, MIXED
 from moe_routing_bench.report.bars import PLATFORM
@@ -30,9 +29,7 @@ def page(tmp_path):
     """What a page of these rows says, in one line; figures that are named are drawn."""
 
     def made(*rows, figures=(), **options) -> str:
-        for name in figures:
-            (tmp_path / f"{name}.svg").write_text(f'<svg><g id="axes_1"/><g id="{NOTHING}"/></svg>')
-        render(frame(*rows), {name: tmp_path / f"{name}.svg" for name in figures}, tmp_path / "index.html", **options)
+        render(frame(*rows), figures, tmp_path / "index.html", **options)
         return " ".join((tmp_path / "index.html").read_text().split())
 
     return made

@@ -1,12 +1,10 @@
 """What a report says of itself, on hand-made rows: how much was measured, what names mean, other runs beside it, shares in one spelling."""
 
-import pandas as pd
 import pytest
 from rows import frame, one
 
 from browser import asked
-from moe_routing_bench.figures import plain, quality_style
-from moe_routing_bench.figures.chart import Chart, Scale, marks
+from moe_routing_bench.figures import palette
 from moe_routing_bench.grid.run_spec import DENSE
 from moe_routing_bench.report import page, words
 from moe_routing_bench.report.render import render
@@ -107,12 +105,10 @@ def test_shares_have_one_spelling():
 def test_no_two_routers_look_alike():
     """Each has a colour and a mark of its own together, on paper and on the page; that of the dense model is no mark of a dark colour."""
     names = [*ZOO, DENSE]
-    drawn = marks([{"panel": "p", "series": name, "x": 1, "y": i} for i, name in enumerate(names)])
-    chart = Chart("points", Scale("x"), Scale("y"), drawn, {name: quality_style.color(name) for name in names}, pd.DataFrame())  # fmt: skip
-    looks = {(chart.colors[name], plain.shape(chart, name)): name for name in names}
+    looks = {(palette.router(name), palette.symbol(name)): name for name in names}
     assert len(looks) == len(names)
     dark = [shape for (tint, shape), name in looks.items() if name != DENSE and max(bytes.fromhex(tint[1:])) < 0x60]
-    assert dark and plain.shape(chart, DENSE) not in dark
+    assert dark and palette.symbol(DENSE) not in dark
 
 
 @pytest.mark.parametrize("width", [390, 768, 1440])

@@ -7,8 +7,8 @@ from rows import frame, one
 
 from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.report import reached, routing_bars
-from moe_routing_bench.report.bar_figures import Figure
-from moe_routing_bench.report.bars import PERCENT, PLATFORM, WITHIN, Bar, Level, Line
+from moe_routing_bench.report.bars import PERCENT, PLATFORM, WITHIN, Bar, Figure, Level
+from moe_routing_bench.report.parts import BarLine
 
 LARGE = {"tokens": 16384, "hidden": 2048, "experts": 128, "top_k": 8}
 BLOCKS = (1.0, 1.001, 0.999, 1.0)
@@ -31,11 +31,11 @@ def row(bench: str, implementation: str = "cute", us: float = 100.0, **values: o
     return one(bench, implementation, **known | times | values)
 
 
-def lines(what: str, *rows: dict[str, object], absent: bool = False) -> list[Line]:
+def lines(what: str, *rows: dict[str, object], absent: bool = False) -> list[BarLine]:
     return reached.lines([BY_NAME[what]], {"h200": frame(*rows)}, absent)
 
 
-def line(what: str, *rows: dict[str, object]) -> Line:
+def line(what: str, *rows: dict[str, object]) -> BarLine:
     (found,) = lines(what, *rows)
     return found
 
@@ -279,7 +279,7 @@ def test_skewed_against_balanced() -> None:
     """Within a tenth, faster or slower, with the interval on the same side."""
     what = "routing, T=16384, H=2048, E=128, k=8: time of cute with skewed loads over balanced, less 1"
 
-    def found(first: float, second: float, **values: object) -> Line:
+    def found(first: float, second: float, **values: object) -> BarLine:
         even, *skewed = (
             row("routing", "cute", us, **LARGE | {"skew": skew})
             for skew, us in ((0.0, 100.0), (1.7, first), (3.7, second))
@@ -307,6 +307,6 @@ def test_an_interval_around_the_ideal_is_the_best_that_it_can_be() -> None:
 
 
 def test_a_second_figure_is_named_as_the_bar_names_it() -> None:
-    bar = Bar("a", "gate", lambda rows: Figure(Estimate(0.5, 0.4, math.nan), rows, beside=0.25), Level(each=0.1), cells={"b": {"tokens": 1}}, unit=PERCENT, beside="at rest")  # fmt: skip
+    bar = Bar("a", "gate", lambda rows: Figure(Estimate(0.5, 0.4, math.nan), rows, second=0.25), Level(each=0.1), cells={"b": {"tokens": 1}}, unit=PERCENT, second="at rest")  # fmt: skip
     (found,) = reached.lines([bar], {"": frame(row("gate", tokens=1))})
     assert found.measured == "b: 50.0 % [no interval] (at rest: 25.0 %)"

@@ -11,8 +11,8 @@ from moe_routing_bench.comparison import anomalies
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
+from moe_routing_bench.report.parts import ABSENT
 from moe_routing_bench.report.seeds.section import section
-from moe_routing_bench.report.seeds.tables import ABSENT
 from moe_routing_kernels.formats.weights import WEIGHTS
 
 pytestmark = pytest.mark.slow
@@ -46,12 +46,12 @@ def lines(table) -> list[dict[str, str]]:
 
 
 def models(found: pd.DataFrame) -> list[dict[str, str]]:
-    (table,) = section(found, "seed-003-models")["tables"]
+    (table,) = section(found, "seed-003-models").tables
     return lines(table)
 
 
 def dispatch(found: pd.DataFrame) -> list[dict[str, str]]:
-    return lines(section(found, "seed-003-layers")["tables"][-1])
+    return lines(section(found, "seed-003-layers").tables[-1])
 
 
 def test_every_model_format_and_implementation_has_a_line_with_both_phases():
@@ -95,7 +95,7 @@ def test_what_has_no_time_says_why_and_a_phase_in_doubt_is_named():
         "dequant": "decode"
     }
     assert {one["prefill ms"] for one in told if one["implementation"] == "cute_quantised"} == {ABSENT}
-    assert "a sixteenth" in section(found, "seed-003-models")["tables"][0].note
+    assert "a sixteenth" in section(found, "seed-003-models").tables[0].note
 
 
 @pytest.mark.parametrize("config", ["003-layers", "003-models"])
@@ -183,7 +183,7 @@ def test_a_strategy_without_a_time_says_why():
 
 def test_a_run_without_layers_has_no_dispatcher():
     found = rows("003-layers", "cpu")
-    titles = [table.title for table in section(found, "seed-003-layers")["tables"]]
+    titles = [table.title for table in section(found, "seed-003-layers").tables]
     assert titles[-2:] == ["Layers of its two models", "A dispatcher between kernels"]
     decoding = found[found["phase"] == "decode"]
-    assert [table.title for table in section(decoding, "seed-003-layers")["tables"]][-1] == "Layers of its two models"
+    assert [table.title for table in section(decoding, "seed-003-layers").tables][-1] == "Layers of its two models"

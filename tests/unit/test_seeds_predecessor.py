@@ -13,9 +13,9 @@ from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
 from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.report.parts import ABSENT
 from moe_routing_bench.report.seeds.predecessor import KINDS, Command, commands, rest
 from moe_routing_bench.report.seeds.section import section
-from moe_routing_bench.report.seeds.tables import ABSENT
 from moe_routing_bench.store.records import COLUMNS
 from moe_routing_kernels.routers import zoo
 from packs import no_ceilings
@@ -85,7 +85,7 @@ def test_the_report_of_a_seed_has_a_time_for_each_command(seed, platform):
         one(job.cell.bench, name, **dict(job.cell.values), cell=job.cell.key, median_us=100.0 + i, gpu_name="NVIDIA H200")
         for i, job in enumerate(jobs(seed, platform)) for name in job.implementations
     ))  # fmt: skip
-    table, names = section(rows, f"seed-{seed}")["tables"]
+    table, names = section(rows, f"seed-{seed}").tables
     assert [row[2] for row in table.rows] == [command.ours for command in commands(seed)]
     cells = [int(row[3]) for row in table.rows]
     assert all(cells) and all("µs" in row[4] and row[4].startswith("torch") for row in table.rows)
@@ -116,7 +116,7 @@ def test_an_implementation_without_a_time_says_why():
         one("gate", "quack", **dict(gate.cell.values), cell=gate.cell.key, status="unsupported", **untimed),
         one("pack", "triton", **dict(pack.cell.values), cell=pack.cell.key, status="crashed", **untimed),
     )  # fmt: skip
-    gates, alone, *several = [line[4] for line in section(rows, "seed-002")["tables"][0].rows if line[4] != ABSENT]
+    gates, alone, *several = [line[4] for line in section(rows, "seed-002").tables[0].rows if line[4] != ABSENT]
     assert gates == "torch 125 µs; quack unsupported: k must be a multiple of 8"
     none = "; quack unsupported: k must be a multiple of 8"
     assert alone == f"torch 200 µs, cute 200 µs; triton crashed: k must be a multiple of 8{none}"

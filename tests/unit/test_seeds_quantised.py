@@ -10,10 +10,10 @@ from rows import frame, one
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
-from moe_routing_bench.report.seeds.doubts import TIMES as TIMES_OF
+from moe_routing_bench.report.parts import ABSENT
+from moe_routing_bench.report.seeds.kernels import TIMES as TIMES_OF
 from moe_routing_bench.report.seeds.published import figures, sources
 from moe_routing_bench.report.seeds.section import section
-from moe_routing_bench.report.seeds.tables import ABSENT
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def test_each_config_has_the_tables_of_what_it_measures():
     assert not set(shapes) & set(layers)
     found = rows("nvidia-h200")
     said = {
-        run: [table.title for table in section(found[found["cell"].isin(cells)], run)["tables"]]
+        run: [table.title for table in section(found[found["cell"].isin(cells)], run).tables]
         for run, cells in (("seed-003", shapes), ("seed-003-layers", layers))
     }
     assert len(said["seed-003"]) == 3 and said["seed-003"][0].startswith("Seven shapes")
@@ -64,7 +64,7 @@ def columns(table, *wanted: int) -> list[tuple[str, ...]]:
 
 
 def test_on_a_gpu_every_published_row_has_its_cell_and_its_ratios():
-    times, means, exactness, _, layers, _ = section(rows("nvidia-h200"), "seed-003")["tables"]
+    times, means, exactness, _, layers, _ = section(rows("nvidia-h200"), "seed-003").tables
     known = figures("003")
     assert len(times.rows) == len(known) == 126
     for row, (_, theirs) in zip(times.rows, known.iterrows(), strict=True):
@@ -84,7 +84,7 @@ def test_on_a_gpu_every_published_row_has_its_cell_and_its_ratios():
 
 
 def test_published_times_that_our_rule_doubts_are_named_and_the_means_tell_the_machine():
-    times, means, *_ = section(rows("nvidia-h200"), "seed-003")["tables"]
+    times, means, *_ = section(rows("nvidia-h200"), "seed-003").tables
     known = figures("003")
     assert [row[12] for row in times.rows] == list(known["machine"])
     for row, machine, marked in zip(times.rows, known["machine"], known["implausible"], strict=True):
@@ -105,13 +105,13 @@ def test_rows_of_this_run_that_are_in_doubt_are_named():
         & (found["dtype"] == "fp16")
     )
     found.loc[which, "anomaly"] = "too long"
-    times, *_ = section(found, "seed-003")["tables"]
+    times, *_ = section(found, "seed-003").tables
     assert [(row[0], row[5], row[6]) for row in times.rows if row[-1] != ABSENT] == [("uneven", "int4", "fp16")]
     assert {row[-1] for row in times.rows} == {ABSENT, "dequant_cute"}
 
 
 def test_on_a_cpu_the_rows_that_were_measured_are_there_at_a_sixteenth_of_their_sizes():
-    times, *_ = section(rows("cpu"), "seed-003")["tables"]
+    times, *_ = section(rows("cpu"), "seed-003").tables
     measured = [job for job in cells("cpu") if job.cell.bench == "experts" and job.cell.phase == "prefill"]
     assert len(times.rows) == len(measured) and {row[6] for row in times.rows} == {"bf16"}
     assert "divided by 16" in times.note and f"{len(times.rows)} of their 126 rows were measured" in times.note
@@ -119,7 +119,7 @@ def test_on_a_cpu_the_rows_that_were_measured_are_there_at_a_sixteenth_of_their_
 
 def test_without_a_kernel_there_are_baselines_and_no_ratio():
     found = rows("nvidia-h200")
-    times, means, *_ = section(found[found["implementation"] != "cute_quantised"], "seed-003")["tables"]
+    times, means, *_ = section(found[found["implementation"] != "cute_quantised"], "seed-003").tables
     quantised = [row for row in times.rows if row[5] == "int4"]
     assert {tuple(row[14:]) for row in quantised} == {("6", "9", "4.5", *[ABSENT] * 6)}
     assert ("int4", "fp16", ABSENT, ABSENT) in columns(means, 0, 1, 4, 5)
@@ -134,7 +134,7 @@ def test_what_is_wrong_counts_among_what_was_judged():
         & (found["bench"] == "experts")
     )
     found.loc[wrong, ["status", "median_us"]] = ["incorrect", None]
-    _, _, exactness, *_ = section(found, "seed-003")["tables"]
+    _, _, exactness, *_ = section(found, "seed-003").tables
     said = {(row[0], row[1]): row[2:] for row in exactness.rows}
     assert said["int2_asym", "bf16"] == ["passed", "0.15", "19 of 27", "0.001", "0.005"]
     assert said["int4", "bf16"][2] == "27 of 27"
@@ -146,7 +146,7 @@ def test_what_is_wrong_counts_among_what_was_judged():
 def test_the_guard_of_decoding_is_twice_the_time_at_full_precision(us, ratio, within):
     slow = rows("nvidia-h200")
     slow.loc[slow["weights"] != slow["dtype"], "median_us"] = us
-    *_, layers, _ = section(slow, "seed-003")["tables"]
+    *_, layers, _ = section(slow, "seed-003").tables
     assert {(row[1], row[5], row[10], row[11]) for row in layers.rows} == {
         ("decode", "2x", ratio, within),
         ("prefill", ABSENT, ratio, ABSENT),
@@ -158,7 +158,7 @@ def test_full_precision_is_the_fastest_even_where_auto_alone_ran_it():
     found = rows("nvidia-h200")
     plain = found[(found["bench"] == "layer") & (found["implementation"] == "cute")]
     auto = plain.assign(implementation="auto", configuration="cute_dependent; tiles", median_us=2400.0)
-    *_, layers, _ = section(pd.concat([found, auto], ignore_index=True), "seed-003")["tables"]
+    *_, layers, _ = section(pd.concat([found, auto], ignore_index=True), "seed-003").tables
     assert len(layers.rows) == 16 and {(row[6], row[7], row[10]) for row in layers.rows} == {("cute_dependent", "2,400", "1.6x")}  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def test_decoding_has_a_line_for_every_format_in_the_columns_of_the_shapes():
     found = rows("nvidia-h200")
     which = (found["phase"] == "decode") & (found["bench"] == "experts") & (found["implementation"] == "dequant")
     found.loc[which & (found["weights"] == "e5m2_g128"), "anomaly"] = "too long"
-    times, _, _, decoding, *_ = section(found, "seed-003")["tables"]
+    times, _, _, decoding, *_ = section(found, "seed-003").tables
     assert decoding.groups[-1].columns == times.groups[-1].columns
     assert len(decoding.rows) == 18 and {tuple(row[:4]) for row in decoding.rows} == {("4096", "2048", "8", "2")}
     lines = {(row[4], row[5]): row[6:] for row in decoding.rows}
@@ -189,9 +189,7 @@ def test_what_cannot_decode_says_why():
     lacking = found[(found["phase"] == "decode") & (found["implementation"] == "dequant")].assign(
         implementation="cute_quantised", status="unsupported", reason="needs an NVIDIA GPU", median_us=None
     )
-    decoding = section(pd.concat([found[found["implementation"] != "cute_quantised"], lacking]), "seed-003")["tables"][
-        3
-    ]
+    decoding = section(pd.concat([found[found["implementation"] != "cute_quantised"], lacking]), "seed-003").tables[3]
     quantised = [row for row in decoding.rows if row[4] != "bf16"]
     assert len(quantised) == 8 and {row[9] for row in quantised} == {"cute_quantised, unsupported: needs an NVIDIA GPU"}
     assert {tuple(row[10:14]) for row in quantised} == {(ABSENT,) * 4}

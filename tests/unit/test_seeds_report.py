@@ -9,10 +9,10 @@ from rows import frame, one
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
+from moe_routing_bench.report.parts import ABSENT, Group, Table
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.seeds import published
 from moe_routing_bench.report.seeds.section import SOURCES, section
-from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def test_every_seed_is_a_config_of_its_own_run_with_fewer_or_smaller_cells_on_a_
 
 @pytest.mark.parametrize(("platform", "divided"), [("cpu", True), ("nvidia-h200", False)])
 def test_each_of_the_ten_shapes_of_000_meets_its_own_cell(platform, divided):
-    table = section(layers(platform, {"torch_loop": 300.0, "torch_gather_loop": 100.0, "transformers_eager": 150.0}), "seed-000")["tables"][0]  # fmt: skip
+    table = section(layers(platform, {"torch_loop": 300.0, "torch_gather_loop": 100.0, "transformers_eager": 150.0}), "seed-000").tables[0]  # fmt: skip
     assert [line["test"] for line in lines(table)] == [str(i) for i in range(1, 11)]
     for line in lines(table):
         assert (line["torch_loop µs"], line["fastest other"], line["µs"]) == ("300", "torch_gather_loop", "100")
@@ -59,14 +59,14 @@ def test_each_of_the_ten_shapes_of_000_meets_its_own_cell(platform, divided):
 
 
 def test_a_gpu_has_a_table_in_bf16_too():
-    found = section(layers("nvidia-h200", {"torch_loop": 300.0, "cute": 100.0}), "seed-000")["tables"]
+    found = section(layers("nvidia-h200", {"torch_loop": 300.0, "cute": 100.0}), "seed-000").tables
     assert [table.title[:23] for table in found] == ["Ten shapes in fp32, the", "Ten shapes in bf16, the"]
 
 
 def test_what_did_not_run_has_no_time_and_an_error_that_is_too_large_tells_nothing():
     rows = layers("cpu", {"torch_loop": 300.0, "torch_gather_loop": 100.0}, max_abs_error=2e-5)
     rows.loc[rows["implementation"] == "torch_gather_loop", ["status", "median_us"]] = ["crashed", None]
-    first = lines(section(rows, "seed-000")["tables"][0])[0]
+    first = lines(section(rows, "seed-000").tables[0])[0]
     assert first["torch_loop µs"] == "300" and {first[name] for name in ("fastest other", "µs", "naive / other")} == {
         ABSENT
     }
@@ -109,7 +109,7 @@ def profile(dtype: str, *names: str) -> dict:
 def test_each_block_of_004_stands_beside_what_was_profiled_for_it():
     rows = frame(one("layer", "torch_loop", cell="c", median_us=33.0, cpu_model="C"))
     profiles = [profile("fp32", "transformers_eager", "torch_loop", "torch_gather_loop")]
-    totals, *operators = section(rows, "seed-004", profiles)["tables"]
+    totals, *operators = section(rows, "seed-004", profiles).tables
     eager, manual, fused = totals.rows
     assert eager == ["eager", "4,227,000", "4,234,000", ABSENT, "transformers_eager", "70", "50", ABSENT, ABSENT]
     assert manual == ["manual", "829,292", "849,695", "1.77e-08", "torch_loop", "70", "50", "1e-07", "33"]
@@ -130,7 +130,7 @@ def test_each_block_of_004_stands_beside_what_was_profiled_for_it():
 
 def test_a_block_for_which_nothing_was_profiled_has_no_operators():
     rows = frame(one("layer", cell="c", cpu_model="C"))
-    totals, only = section(rows, "seed-004", [profile("fp32", "torch_loop")])["tables"]
+    totals, only = section(rows, "seed-004", [profile("fp32", "torch_loop")]).tables
     assert only.title == "Operators of the manual block, fp32"
     assert [line["implementation"] for line in lines(totals)] == [ABSENT, "torch_loop", ABSENT]
 

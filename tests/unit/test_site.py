@@ -12,10 +12,10 @@ import pytest
 from rows import rows, some
 
 from moe_routing_bench.cli.site import site
-from moe_routing_bench.comparison.claims import Held
+from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.config import claims
 from moe_routing_bench.report import site as report_site
-from moe_routing_bench.report.headlines import Headline
+from moe_routing_bench.report.document import Dot, Sentence, pictured
 from moe_routing_bench.report.page import quantity
 from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths
@@ -90,7 +90,7 @@ def test_what_the_first_page_says_of_a_report(tmp_path):
     one, other = (claims.load(paths.CLAIMS)[0].model_copy(update={"id": name}) for name in ("one", "other"))
     plain = {"machine": "NVIDIA H200", "days": "2026-11-21", "commit": "abc", "benches": "gate", "rows": "1 of 1 row ok, 1 cell", "findings": [], "unfound": "no implementation was entered twice.", "comparisons": [], "tables": []}  # fmt: skip
     found = report_site.Listed(
-        folder="a", **plain | {"findings": [Headline("cute is fast.", "rows")], "comparisons": ["compare-old.html"]}
+        folder="a", **plain | {"findings": [Sentence("cute is fast.", "rows")], "comparisons": ["compare-old.html"]}
     )
     reports = [(found, tmp_path / "a", []), (report_site.Listed(folder="b", **plain), tmp_path / "b", [])]
     held = {"a": [Held(one, "reproduced", 2.0, 1, "the claim is of H100, the rows are of H200"), Held(other, "no rows")]}  # fmt: skip
@@ -98,7 +98,12 @@ def test_what_the_first_page_says_of_a_report(tmp_path):
     first, second = re.findall(r'<section aria-labelledby="[ab]">.*?</section>', text := (tmp_path / "pages/index.html").read_text(), re.DOTALL)  # fmt: skip
     none, against = "No finding: no implementation was entered twice.", "Against other runs:"
     assert "In the pictures" not in text
-    drawn = dataclasses.replace(found, findings=[Headline("cute is fast.", "rows", "<svg></svg>")])
+    drawn = dataclasses.replace(
+        found,
+        findings=[
+            Sentence("cute is fast.", "rows", pictured([Dot("a", 1.0, 0.9, 1.1), Dot("b", 2.0, 1.9, 2.1)], "times"))
+        ],
+    )
     report_site.write([(drawn, tmp_path / "a", []), reports[1]], tmp_path / "drawn")
     assert (tmp_path / "drawn/index.html").read_text().count("In the pictures: what each sentence chose from") == 1
     assert "cute is fast." in first and none not in first and against in first

@@ -11,7 +11,7 @@ from test_report_ask import DEEPSEEK, GATE, LAYER, MODELS, QWEN, ran
 from browser import asked
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report.render import render
-from moe_routing_bench.report.rows import row_id
+from moe_routing_bench.report.row_data import row_id
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from browser import asked
 from moe_routing_bench.cli.site import site
 from moe_routing_bench.report import versus
 from moe_routing_bench.report.render import render
-from moe_routing_bench.report.rows import page_data
+from moe_routing_bench.report.row_data import page_data
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.store.records import SCHEMA

@@ -148,8 +148,8 @@ def test_editing_the_report_measures_nothing(project: Project) -> None:
     assert text.count(f"title: {title}\n") == 1
     for file, drawn in (
         ("report/templates/report.css", 0),
-        ("figures/load_cv.py", 2),
-        ("figures/style.py", len(SHOWN)),
+        ("figures/imbalance.py", 2),
+        ("figures/paper.py", len(SHOWN)),
     ):
         project.edit(f"src/moe_routing_bench/{file}")
         if drawn == 2:
@@ -371,7 +371,7 @@ def test_a_seed_document_s_block_is_replayed_at_a_reduced_size(project: Project)
     assert json.loads((profiled / "torch_loop.json").read_text())["traceEvents"]
     assert '"cpu":' not in (results / LAST).read_text(), "what was asked for on this platform, and no more"
     rows = records.read(results / "measurements.parquet").to_pandas()
-    totals, *operators = section(rows, "seed-004", [json.loads((profiled / "profile.json").read_text())])["tables"]
+    totals, *operators = section(rows, "seed-004", [json.loads((profiled / "profile.json").read_text())]).tables
     manual = next(row for row in totals.rows if row[0] == "manual")
     assert manual[1:3] == ["829,292", "849,695"] and manual[4] == "torch_loop" and "divided by 8" in totals.note
     assert all(float(manual[i].replace(",", "")) > 0 for i in (5, 8)), manual

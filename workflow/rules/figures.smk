@@ -7,7 +7,8 @@ for figure in FIGURES.values():
             f"figure_{figure.name}"
         input:
             rows=f"results/{{platform}}/{figure.source}.parquet",
-            code=sources.drawn_with(f"figures.{figure.module}"),
+            code=sorted({*sources.drawn_with(f"figures.{figure.file}"), *sources.drawn_with("figures.paper")}),
+            palette=sources.source("figures/palette.yaml"),
         output:
             svg=report(
                 f"reports/{{platform}}/figures/{figure.name}.svg",

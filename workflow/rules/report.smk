@@ -1,4 +1,4 @@
-"""The HTML report."""
+"""The report: as data, and as the HTML page that is rendered from it."""
 
 
 rule html:
@@ -7,14 +7,15 @@ rule html:
         profiles=profiles_of,
         accuracy=accuracy_of,
         figures=[f"reports/{{platform}}/figures/{name}.svg" for name in REPORTED],
-        code=sources.drawn_with("report.render"),
+        code=sorted({*sources.drawn_with("report.render"), *sources.sources("figures")}),
         templates=sources.sources("report", suffixes=(".css", ".js", ".j2", ".yaml", ".txt")),
         claims=str(own_or_shipped(paths.CLAIMS)),
         published=sources.named(path.resolve() for path in shipped(paths.PUBLISHED).iterdir()),
-        captions=sources.source("figures/captions.yaml"),
+        captions=sources.sources("figures", suffixes=(".yaml",)),
         choices=sources.source("choices/choices.json", of=KERNELS),
     output:
-        "reports/{platform}/index.html",
+        page="reports/{platform}/index.html",
+        data="reports/{platform}/report.json",
     log:
         "results/{platform}/logs/report.log",
     localrule: True
@@ -23,6 +24,6 @@ rule html:
     params:
         client=sources.source("measure/client.py"),
     message:
-        "report {output}"
+        "report {output.page}"
     shell:
         "python -I -S {params.client:q} --running --module moe_routing_bench.cli report --platform {wildcards.platform} >{log:q} 2>&1"

@@ -50,8 +50,10 @@ def claims(
 
 
 def held(platform: str, chosen: Iterable[published.Claim], collected: list[Any]) -> list[Any]:
-    """Claims held against tables of collected rows and what was measured for claims; `comparison.claims.Held` each."""
-    pandas, judge = (importlib.import_module(name) for name in ("pandas", "moe_routing_bench.comparison.claims"))
+    """Claims held against tables of collected rows and what was measured for claims; `comparison.claim_verdicts.Held` each."""
+    pandas, judge = (
+        importlib.import_module(name) for name in ("pandas", "moe_routing_bench.comparison.claim_verdicts")
+    )
     tables = [*collected, *(_read(path, platform) for path in sorted(paths.claim_files(platform)))]
     rows = pandas.concat(tables, ignore_index=True) if tables else records.frame(records.SCHEMA.empty_table())
     return judge.held(list(chosen), rows, platform.startswith(platforms.CPU))

@@ -48,7 +48,7 @@ def compare(
     show(_printed(changed[changed["verdict"] != "same"].head(most), f"{before} -> {after}"))
     print(f"{len(comparison.rows)} rows: {counts(comparison.rows['verdict'].tolist())}")
     if html:
-        importlib.import_module("moe_routing_bench.report.changes").render(
+        importlib.import_module("moe_routing_bench.report.run_pages").write_changes(
             comparison, (_lasting(before), _lasting(after)), html
         )
         print(f"wrote {html}")
@@ -76,7 +76,7 @@ def history(
     rows = importlib.import_module("moe_routing_bench.comparison.history").history(
         {name: _table(name) for name in earlier}, _table(last), across
     )
-    importlib.import_module("moe_routing_bench.report.histories").render(rows, earlier, last, html)
+    importlib.import_module("moe_routing_bench.report.run_pages").write_history(rows, earlier, last, html)
     print(f"wrote {html}: {len(rows)} rows of {last} that an earlier run timed, too")
 
 

@@ -4,10 +4,12 @@ import importlib
 import json
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from moe_routing_bench.cli import outputs
 from moe_routing_bench.cli.claims import held
 from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.config import presets
@@ -33,10 +35,43 @@ def figure(
         print(f"wrote {paths.figure(platform, entry)} and .png")
 
 
-def report(platform: Platform = None, run: Run = None) -> None:
-    """Write the HTML report from the rows of a platform (measurements, and training runs where there are any) and figures."""
+def report(
+    platform: Platform = None,
+    run: Run = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            "--rows",
+            help="CSV file of another benchmark's rows: bench, implementation, median_us, axes such as tokens; needs --out",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the report of --rows, with its figures")] = None,
+    force: outputs.Force = False,
+) -> None:
+    """Write the report (report.json, and the HTML page that is rendered from it) from the rows of a platform (measurements, and training runs where there are any) and figures; or of the rows of another benchmark."""
+    if rows is not None or out is not None:
+        if rows is None or out is None or platform or run:
+            raise bad("--rows and --out", "one of them, or a platform", "both, or neither")
+        outputs.check_folder("--out", out, force)
+        _write_foreign(rows, out)
+        return
     platform = platform_of(platform, run)
     _write(platform, _tables(platform))
+
+
+def _write_foreign(rows: Path, out: Path) -> None:
+    """Draw the figures of another benchmark's rows, then write their report."""
+    table = importlib.import_module("moe_routing_bench.figures.foreign").read_csv(rows)
+    paper = importlib.import_module("moe_routing_bench.figures.paper")
+    shown = [one for one in _figures().values() if one.source == "measurements"]
+    folder = out / "figures"
+    with writing(out / "index.html"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for one in shown:
+            paper.save(paper.draw(one, table), folder / f"{one.name}.svg", folder / f"{one.name}.png")
+        render = importlib.import_module("moe_routing_bench.report.render").render
+        render(table, [one.name for one in shown], out / "index.html")
+    print(f"wrote {out / 'index.html'}")
 
 
 def build(platform: str) -> None:
@@ -107,7 +142,7 @@ def _stored(platform: str) -> dict[str, Any]:
     """The tables of the platform's folder, besides its rows, that the report shows."""
     pandas, names = (
         importlib.import_module("pandas"),
-        importlib.import_module("moe_routing_bench.report.evidence").FILES,
+        importlib.import_module("moe_routing_bench.report.section_tables").FILES,
     )
     files = {name: paths.results(platform) / f"{name}.csv" for name in names}
     return {name: pandas.read_csv(path) for name, path in files.items() if path.is_file()}
@@ -152,9 +187,9 @@ def rows_of(source: str, platform: str) -> Any:
 
 
 def _draw(entry: Any, table: Any, platform: str) -> None:
-    style, module = (importlib.import_module(f"moe_routing_bench.figures.{name}") for name in ("style", entry.module))
+    paper = importlib.import_module("moe_routing_bench.figures.paper")
     svg = paths.figure(platform, entry.name)
-    drawn = module.draw(table)
+    drawn = paper.draw(entry, table)
     with writing(svg):
         svg.parent.mkdir(parents=True, exist_ok=True)
-        style.save(drawn, svg, paths.figure(platform, entry.name, "png"))
+        paper.save(drawn, svg, paths.figure(platform, entry.name, "png"))

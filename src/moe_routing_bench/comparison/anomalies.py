@@ -1,4 +1,4 @@
-"""Which times cannot be believed beside those of neighbouring cells, or scatter too much in themselves. Pure functions; no torch.
+"""Which times contradict those of neighbouring cells, or scatter too much in themselves. Pure functions; no torch.
 
 A neighbour is a row of the same bench, implementation and card whose cell differs in one part only: in its shape (sizes of model and
 batch), in its formats, or in what decides the loads. How the time follows the sizes is not known (a kernel waits for launches, bytes,
@@ -120,7 +120,7 @@ def repeated(rows: pd.DataFrame) -> list[str]:
 
 
 def seconds(first: pd.DataFrame, again: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Rows that were measured once more, as a file keeps them: the columns of `AGAIN`, beside the time that each is a second one to."""
+    """Rows that were measured once more, as a file keeps them: the columns of `AGAIN`, with the first time of each."""
     times = first.set_index(_ROW)["median_us"].to_dict()
     found = [row | {"first_us": times[row["cell_hash"], row["implementation"]]} for row in again]
     return pa.Table.from_pylist(found, pa.schema(list(AGAIN.items())))

@@ -21,7 +21,7 @@ _Row = Mapping[str, Any]
 
 
 def against_dequantised(rows: Sequence[_Row]) -> list[dict[str, Any]]:
-    """Of the rows of one cell, each as it is or, where the cell has no baseline though its weights are quantised, with one of `INSTEAD`."""
+    """The rows of one cell; where its weights are quantised and it has no baseline, with one of `INSTEAD` as theirs."""
     ran = {row["implementation"]: row for row in rows if row["status"] == "ok"}
     base = next((ran[name] for name in INSTEAD if name in ran), None)
     known = any(row.get("baseline") for row in rows)

@@ -12,7 +12,15 @@ from moe_routing_kernels.errors import bad
 
 BENCH = "layer"
 # What a card is, by a word of its name: rows name the card, a choice is made for its architecture.
-ARCHITECTURES = {"A100": "sm_80", "L40S": "sm_89", "H100": "sm_90", "H200": "sm_90", "H20": "sm_90", "GH200": "sm_90", "B200": "sm_100"}  # fmt: skip
+ARCHITECTURES = {
+    "A100": "sm_80",
+    "L40S": "sm_89",
+    "H100": "sm_90",
+    "H200": "sm_90",
+    "H20": "sm_90",
+    "GH200": "sm_90",
+    "B200": "sm_100",
+}
 _VERSIONS = ("torch_version", "triton_version", "cutlass_dsl_version", "driver")
 _WHOLE = ("tokens", "experts", "top_k", "hidden", "intermediate")
 
@@ -58,7 +66,7 @@ def chosen(configuration: str) -> str:
 
 
 def as_chosen(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with those of `auto` as rows of what it chose, where that was not measured by itself beside them."""
+    """The rows with those of `auto` as rows of what it chose, unless that was measured in the same cell."""
     auto = rows["implementation"] == AUTO
     if not auto.any():
         return rows

@@ -6,7 +6,7 @@ GPU, CPU = "gpu_name", "cpu_model"
 
 
 def column(rows: pd.DataFrame) -> str:
-    """The column with the names of what timed these rows: the CPU beside a GPU times nothing, and sets no ceiling."""
+    """The column with the names of what timed these rows: next to a GPU the CPU times nothing and sets no ceiling."""
     return GPU if rows[GPU].notna().any() else CPU
 
 

@@ -32,7 +32,7 @@ class History:
 
 
 def history(earlier: Mapping[str, pd.DataFrame], last: pd.DataFrame, across: bool = False) -> list[History]:
-    """Of the rows of `last` that have a time there and in an earlier run, by its name, in the order of their benches and cells.
+    """The rows of `last` that have a time there and in an earlier run, by its name, in the order of their benches and cells.
 
     Tables have the columns of `runs.COLUMNS`; verdicts are those of `runs.compare`, one pair of runs at a time. Raises `UserError` as it does.
     """
@@ -42,7 +42,12 @@ def history(earlier: Mapping[str, pd.DataFrame], last: pd.DataFrame, across: boo
         for row in rows[rows["ratio"].notna()].to_dict("records"):
             key = tuple(row[name] for name in runs.KEYS)
             now = History(row["bench"], row["cell"], row["implementation"], row["after_us"], ())
-            then = Then(run, row["before_us"], *(float(row[name]) for name in ("ratio", "ratio_ci_low", "ratio_ci_high")), row["verdict"])  # fmt: skip
+            then = Then(
+                run,
+                row["before_us"],
+                *(float(row[name]) for name in ("ratio", "ratio_ci_low", "ratio_ci_high")),
+                row["verdict"],
+            )
             before = found.get(key, now)
             found[key] = History(now.bench, now.cell, now.implementation, now.us, (*before.then, then))
     return sorted(found.values(), key=lambda one: (one.bench, one.cell, one.implementation))

@@ -1,4 +1,4 @@
-"""Which implementations of a bench are this project's kernels throughout, and which call somebody else's. Pure functions; no torch.
+"""Which implementations of a bench are this project's kernels throughout, and which call other packages. Pure functions; no torch.
 
 A name says nothing of it: `cute_quack` is our routing around QuACK's products, and counts as a rival that is named.
 """

@@ -28,7 +28,7 @@ class Estimate:
 def between(base: _Row, row: _Row) -> tuple[float, float | None, float | None, float | None]:
     """The time of `base` over that of `row`, both ends of its interval and p, from the medians of the blocks that rows of one cell keep.
 
-    Paired within rounds as a worker pairs them; or, where blocks of a row were set aside and nobody knows of which round, unpaired.
+    Paired within rounds as a worker pairs them; or, where blocks of a row were set aside from unknown rounds, unpaired.
     """
     blocks = base["block_medians_us"], row["block_medians_us"]
     paired = not (base["set_aside"] or row["set_aside"]) and len(blocks[0]) == len(blocks[1])

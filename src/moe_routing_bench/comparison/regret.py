@@ -66,7 +66,7 @@ class Summary:
 
 
 def peers() -> set[str]:
-    """The implementations of layers that need a package of somebody else."""
+    """The implementations of layers that need another package."""
     return {one.name for one in BENCHES[BENCH].implementations if one.peer is not None}
 
 
@@ -90,7 +90,9 @@ def summaries(found: Sequence[Line]) -> list[Summary]:
             ("best measured", [one.all for one in chosen]),
         ):
             if values:
-                made.append(Summary(f"{kind}, against the {against}", len(values), sum(values) / len(values), max(values)))  # fmt: skip
+                made.append(
+                    Summary(f"{kind}, against the {against}", len(values), sum(values) / len(values), max(values))
+                )
     return made
 
 
@@ -116,7 +118,7 @@ def _line(entry: Entry, table: Sequence[Entry], others: set[str]) -> Line | None
     if not able:
         return None
     best_own, best = (min(names, key=lambda name: times[name]) for names in (able, times))
-    # Of an implementation that has no time here, nobody knows whether it could run: it is left to the note.
+    # An implementation without a time here may not run: the note names it.
     every = _able(entry, dict.fromkeys(name for one in table for name in one.times), others)
     without = [one for one in table if not one.shape.comparable(entry.shape) or distance(one.shape, entry.shape) > 0]
     chosen = []

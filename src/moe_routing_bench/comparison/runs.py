@@ -5,6 +5,7 @@ both runs, a change has to exceed what the device itself did: how far the ceilin
 device that is part of what is compared.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,9 +21,25 @@ from moe_routing_kernels.errors import bad
 UNKNOWN_FLOOR = 0.02  # of |ln ratio|: assumed for a run without twins
 KEYS = ["bench", "implementation", *AXES]
 COLUMNS = (
-    *KEYS, "cell", "status", "reason", "median_us", "block_medians_us", "flops", "copy_gb_per_s", "peak_tflops", "twin_speedup", "gpu_name",
-    "cpu_model", "gpu_uuid", "driver", "torch_version", "cuda_version", "triton_version", "cutlass_dsl_version",
-)  # fmt: skip
+    *KEYS,
+    "cell",
+    "status",
+    "reason",
+    "median_us",
+    "block_medians_us",
+    "flops",
+    "copy_gb_per_s",
+    "peak_tflops",
+    "twin_speedup",
+    "gpu_name",
+    "cpu_model",
+    "gpu_uuid",
+    "driver",
+    "torch_version",
+    "cuda_version",
+    "triton_version",
+    "cutlass_dsl_version",
+)
 _MARKED = ("gpu_uuid", "driver", "torch_version", "cuda_version", "triton_version", "cutlass_dsl_version")
 LOST, GAINED, ONLY_BEFORE, ONLY_AFTER = "no longer ok", "ok now", "only before", "only after"
 
@@ -119,17 +136,24 @@ def _row(one: dict, drifts: bool) -> dict[str, object]:
         return found | (
             {"verdict": LOST, "reason": reason} if ok["before"] else {"verdict": GAINED} if ok["after"] else {}
         )
-    ratio = statistics.unpaired_ratio(one["block_medians_us_before"], one["block_medians_us_after"])
+    ratio = statistics.unpaired_ratio(*(_blocks(one, side) for side in ("before", "after")))
     floor = max(one["floor_before"], one["floor_after"], _drift(one) if drifts else 0.0)
     return (
         found | dict(zip(("ratio", "ratio_ci_low", "ratio_ci_high", "ratio_p"), ratio, strict=True)) | {"floor": floor}
     )
 
 
+def _blocks(one: dict, side: str) -> Sequence[float]:
+    """The block medians of a side; of a row that has none, as of another benchmark, its median alone, which gives no interval."""
+    found = one[f"block_medians_us_{side}"]
+    return [one[f"median_us_{side}"]] if found is None or np.isscalar(found) else found
+
+
 def _drift(one: dict) -> float:
-    """How far apart the ceilings are that bound the pair: the copy, and the matrix product where there are FLOPs."""
+    """How far apart the ceilings are that bound the pair: the copy, and the matrix product where there are FLOPs; 0 where none is known."""
     names = ("copy_gb_per_s", *(("peak_tflops",) if (one["flops_after"] or 0) > 0 else ()))
-    return max(abs(float(np.log(one[f"{name}_before"] / one[f"{name}_after"]))) for name in names)
+    pairs = [(one[f"{name}_before"], one[f"{name}_after"]) for name in names]
+    return max((abs(float(np.log(a / b))) for a, b in pairs if not pd.isna(a) and not pd.isna(b)), default=0.0)
 
 
 def _judged(rows: pd.DataFrame) -> pd.DataFrame:

@@ -123,8 +123,7 @@ def replaced(table: pa.Table, columns: Mapping[str, Iterable[object]]) -> pa.Tab
 
 
 def false_verdicts(table: pd.DataFrame) -> tuple[int, int]:
-    """Of how many twins the rule would call one faster than the other, judged by the floors of all twins but their own; and of
-    how many in all. The second is 0 where there are too few to judge any."""
+    """How many twins the rule would tell apart, judged by the floors of all twins but their own, and how many there are in all. The second is 0 where there are too few to judge any."""
     known = twins(table)
     wrong = judgeable = 0
     p = adjusted(known["twin_speedup_p"])

@@ -1,35 +1,41 @@
-"""The figures: each is one module with a pure function ``draw(table) -> matplotlib Figure``. No torch.
+"""The figures: each is a pure function ``chart(table) -> Chart`` in a module of its own name. No torch.
 
-``captions.yaml`` lists them in the order of the report, with their titles and captions.
+The page and paper draw the same chart. ``captions.yaml`` lists the figures in the order of the report, with their titles and captions.
 """
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from types import MappingProxyType
+from typing import Any
 
 import yaml
-
-NOTHING = "nothing-to-draw"  # id of the text, in a drawing, of a panel without data
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure's name (of its file, rule and module), title, caption, and the table that it draws.
+    """A figure's name (of its file and rule), title, caption, and the table that it draws.
 
     `source` is the name of that table's Parquet file: "measurements", "quality" for the training runs, or "perft" for the
-    adaptations of these.
+    adaptations of these. `module` has its function, which has the figure's name where the module has several figures.
     """
 
     name: str
     title: str
     caption: str
     source: str = "measurements"
+    module: str = ""
 
     @property
-    def module(self) -> str:
-        """The module that draws it, below this package."""
-        return self.name
+    def file(self) -> str:
+        """The module that it is drawn from, below this package."""
+        return self.module or self.name
+
+    def chart(self, table: Any) -> Any:
+        """The figure of a table (a DataFrame of the schema of `source`) as a `chart.Chart`."""
+        module = importlib.import_module(f"{__name__}.{self.file}")
+        return getattr(module, self.name if self.module else "chart")(table)
 
 
 _CAPTIONS = yaml.safe_load(resources.files(__name__).joinpath("captions.yaml").read_text(encoding="utf-8"))

@@ -1,31 +1,24 @@
 """Forward and backward of a layer: the whole step, and the forward pass apart where the same run measured it."""
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.figures import grouping, plain, style
+from moe_routing_bench.figures import row_groups
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
 from moe_routing_bench.quantities import us
 
-TITLE = "Forward and backward of a layer"
 FORWARD, REST, WHOLE = "forward", "backward (the rest)", "forward + backward"
 _COLORS = {WHOLE: "#445577", FORWARD: "#0173b2", REST: "#992255"}
 _SCALES = Scale("median time (µs)"), Scale("implementation", "names")
 
 
-def draw(table: pd.DataFrame) -> Figure:
-    """A panel per cell, a bar per implementation."""
-    return plain.draw(chart(table), TITLE)
-
-
 def chart(table: pd.DataFrame) -> Chart:
     """Bars of the step; where the bench `layer` has a row of the same implementation, cell and card, its time is the forward part."""
-    steps = style.ok(table, "training")
+    steps = row_groups.ok(table, "training")
     if steps.empty:
-        return nothing("bars", *_SCALES, steps, style.why(table, "training"))
-    labels = grouping.labels(steps)
+        return nothing("bars", *_SCALES, steps, row_groups.why(table, "training"))
+    labels = row_groups.labels(steps)
     forward = forwards(steps, table)
     ordered = steps.assign(panel=labels, forward=forward).sort_values(["panel", "median_us"], kind="stable")
     records = [part | row(one) for _, one in ordered.iterrows() for part in _bars(one)]
@@ -42,11 +35,14 @@ def forwards(steps: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
     """
     read = BENCHES["training"].axes
     keys = ["implementation", *(name for name in read if name != "model"), "_card"]
-    layers = style.ok(table, "layer")
+    layers = row_groups.ok(table, "layer")
     layers = layers[_usual(layers, [name for name in BENCHES["layer"].axes if name not in read])]
-    known = layers.assign(_card=grouping.card(layers), implementation=layers["implementation"].replace("auto", "ops"))
-    wanted = steps.assign(_card=grouping.card(steps))
-    times = {tuple(_text(one) for one in values): time for *values, time in known[[*keys, "median_us"]].itertuples(index=False)}  # fmt: skip
+    known = layers.assign(_card=row_groups.card(layers), implementation=layers["implementation"].replace("auto", "ops"))
+    wanted = steps.assign(_card=row_groups.card(steps))
+    times = {
+        tuple(_text(one) for one in values): time
+        for *values, time in known[[*keys, "median_us"]].itertuples(index=False)
+    }
     found = [times.get(tuple(_text(one) for one in values)) for values in wanted[keys].itertuples(index=False)]
     return pd.Series(found, index=steps.index, dtype=float)
 
@@ -70,9 +66,25 @@ def _bars(one: pd.Series) -> list[dict[str, object]]:
     interval = {"x_low": one["ci_low_us"], "x_high": one["ci_high_us"]}
     whole = f"{us(one['median_us'], one['ci_low_us'], one['ci_high_us'])} in all"
     if pd.isna(one["forward"]) or one["forward"] >= one["median_us"]:
-        return [place | interval | {"series": WHOLE, "low": 0.0, "high": one["median_us"], "says": f"{whole}; forward alone: not measured in this run"}]  # fmt: skip
+        return [
+            place
+            | interval
+            | {
+                "series": WHOLE,
+                "low": 0.0,
+                "high": one["median_us"],
+                "says": f"{whole}; forward alone: not measured in this run",
+            }
+        ]
     rest = one["median_us"] - one["forward"]
     return [
         place | {"series": FORWARD, "low": 0.0, "high": one["forward"], "says": f"forward {us(one['forward'])}"},
-        place | interval | {"series": REST, "low": one["forward"], "high": one["median_us"], "says": f"backward {us(rest)}, {rest / one['forward']:.3g}x the forward; {whole}"},
-    ]  # fmt: skip
+        place
+        | interval
+        | {
+            "series": REST,
+            "low": one["forward"],
+            "high": one["median_us"],
+            "says": f"backward {us(rest)}, {rest / one['forward']:.3g}x the forward; {whole}",
+        },
+    ]

@@ -1,4 +1,4 @@
-"""A figure as data: marks on two scales, in panels. The page draws them with hover and switches, `plain` draws the same for paper."""
+"""A figure as data: marks on two scales, in panels. The page draws them with hover and switches, `paper` draws the same for print."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import pandas as pd
 
 TOKENS = "tokens"  # label of an axis whose ticks are the numbers that were measured
 KINDS = ("lines", "points", "dots", "bars", "matrix")
-_OPTIONAL = ("x_low", "x_high", "low", "high", "says", "bench", "cell", "implementation", "join")
+_OPTIONAL = ("x_low", "x_high", "low", "high", "says", "text", "aside", "bench", "cell", "implementation", "join")
 _REQUIRED = ("panel", "series", "x", "y")
 
 
@@ -26,9 +26,11 @@ class Chart:
     and have an interval (`x_low`, `x_high`) at their end.
 
     Columns of `marks`: panel, series, x, y and, where known, x_low, x_high, low, high, says (in words), bench, cell, implementation (the
-    row) and join (which points of a series a line joins). `colors` are those of the series, in the order of the legend. `shown` are the
-    rows that the marks are of, for the line on where numbers come from; `reason` says why there are no marks. `own` are the scales (x, y)
-    of panels that have others than the chart.
+    row), join (which points of a series a line joins; of kind points: which lie on one front), text (what is written in a bar or cell, or
+    next to a point, where it has room) and aside (what is written at the end of its line of names). `colors` are those of the series, in the
+    order of the legend. `shown` are the rows that the marks are of, for the line on where numbers come from; `reason` says why there are no
+    marks. `own` are the scales (x, y) of panels that have others than the chart. `named`: there are so many series that each panel names
+    its own at its right. `timed`: it shows times or speeds, of which a CPU's say little.
     """
 
     kind: str
@@ -41,6 +43,8 @@ class Chart:
     reason: str = ""
     note: str = field(default="", kw_only=True)
     own: Mapping[str, tuple[Scale, Scale]] = field(default_factory=dict, kw_only=True)
+    named: bool = field(default=False, kw_only=True)
+    timed: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a kind that nothing draws, and for marks without a column that all have."""

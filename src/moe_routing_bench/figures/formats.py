@@ -1,25 +1,97 @@
-"""Time of the fastest implementation of ours with weights of each format, against the number of tokens: where formats overtake each other."""
+"""Layers and experts by the format of their weights: time, and share of the ceiling that binds, against the number of tokens."""
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from moe_routing_bench.figures import format_rows, plain
-from moe_routing_bench.figures.chart import TOKENS, Chart, Scale, nothing
+from moe_routing_bench.benches.layer.auto import AUTO
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.figures import palette, row_groups
+from moe_routing_bench.figures.chart import TOKENS, Chart, Scale, marks, nothing, row
+from moe_routing_kernels.formats.weights import NAMES, WEIGHTS
 
-TITLE = "Time by format of the weights"
-NONE = "no experts or layer with quantised weights has a time"
-_SCALES = Scale(TOKENS, "log"), Scale("median time (µs)", "log")
+READING = row_groups.reading("weights")  # benches
+OURS = {name: {one.name for one in BENCHES[name].implementations if not one.peer} for name in READING}
+_PARTS = ("tokens", "weights", "packed", "phase")  # of a cell, by which rows of one shape differ
+_NONE = "no experts or layer with quantised weights has a time"
+_TIMES = Scale(TOKENS, "log"), Scale("median time (µs)", "log")
+_SHARES = Scale(TOKENS, "log"), Scale("% of the ceiling")
 
 
-def draw(table: pd.DataFrame) -> Figure:
-    """All panels."""
-    return plain.draw(chart(table), TITLE)
-
-
-def chart(table: pd.DataFrame) -> Chart:
+def formats(table: pd.DataFrame) -> Chart:
     """Each format, unquantised weights among them; a line is through the rows of one card."""
-    rows = format_rows.fastest(format_rows.beside_quantised(table))
+    rows = fastest(with_quantised(table))
     if rows.empty:
-        return nothing("lines", *_SCALES, rows, NONE)
+        return nothing("lines", *_TIMES, rows, _NONE)
     times = rows[["median_us", "ci_low_us", "ci_high_us"]].set_axis(["y", "low", "high"], axis=1)
-    return format_rows.chart(rows, times, *_SCALES)
+    return _chart(rows, times, *_TIMES)
+
+
+def format_limits(table: pd.DataFrame) -> Chart:
+    """Each format; the ceiling is the copy bandwidth over what has to be moved, or the products' rate in that format."""
+    rows = fastest(with_quantised(table))
+    rows = rows[rows["share_of_roofline"].notna()]
+    if rows.empty:
+        return nothing("lines", *_SHARES, rows, f"{_NONE} and a ceiling (on a CPU none is one)")
+    percent = 100 * rows["share_of_roofline"].astype(float)
+    ends = {"low": "ci_high_us", "high": "ci_low_us"}
+    shares = pd.DataFrame(
+        {"y": percent} | {end: percent * rows["median_us"] / rows[column] for end, column in ends.items()}
+    )
+    return _chart(rows, shares, *_SHARES, 100.0)
+
+
+def with_quantised(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a time of every shape that was measured with quantised weights, plain ones included. Those of `auto` are of one that has a
+    row itself, and are left out.
+
+    With `shape`, bench and shape in words; `format`, that of the weights, and of the rows where it is another than the activations';
+    `ours`, whether it needs no other package; and `card`.
+    """
+    rows = row_groups.ok(table, *READING)
+    rows = rows[rows["implementation"] != AUTO]
+    if rows.empty:
+        return rows.assign(shape="", format="", ours=False, card="")
+    shape = rows["bench"] + ": " + row_groups.labels(rows, but=_PARTS)
+    other = rows["packed"].notna() & (rows["packed"] != rows["dtype"])
+    form = rows["weights"].where(~other, rows["weights"] + " x " + rows["packed"].fillna(""))
+    ours = [name in OURS[bench] for bench, name in zip(rows["bench"], rows["implementation"], strict=True)]
+    found = rows.assign(shape=shape, format=form, ours=ours, card=row_groups.card(rows))
+    return found[found["shape"].isin(found.loc[found["weights"].isin(WEIGHTS), "shape"])]
+
+
+def fastest(rows: pd.DataFrame) -> pd.DataFrame:
+    """The fastest of ours of each shape, number of tokens, format and card, in this order, among rows of `with_quantised`."""
+    ours = rows[rows["ours"].astype(bool)]
+    ordered = ours.assign(place=ours["weights"].map(NAMES.index)).sort_values(
+        ["shape", "tokens", "place", "format", "median_us"], kind="stable"
+    )
+    return ordered.drop_duplicates(["shape", "tokens", "format", "card"])
+
+
+def _chart(
+    rows: pd.DataFrame, values: pd.DataFrame, tokens: Scale, scale: Scale, reference: float | None = None
+) -> Chart:
+    """`values` (y, low, high) of rows, on `scale`: a line per format over tokens, in a panel per shape.
+
+    Where no shape has more than one number of tokens, there is a panel per bench with a line of dots per shape instead.
+    """
+    if rows.groupby("shape")["tokens"].nunique().max() > 1:
+        lines = values.assign(panel=rows["shape"], x=rows["tokens"], join=rows["card"])
+        return Chart("lines", tokens, scale, _marks(rows, lines), _tints(rows), rows, reference)
+    places = rows["shape"].str.partition(": ")[2].str.cat("T" + rows["tokens"].astype(str), sep=" ")
+    dots = values.rename(columns={"y": "x"}).assign(panel=rows["bench"], y=places)
+    return Chart("dots", scale, Scale("", "names"), _marks(rows, dots), _tints(rows), rows, reference)
+
+
+def _marks(rows: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:
+    """Marks of rows at their places, a series per format."""
+    return marks(
+        [
+            {"series": one["format"], "says": one["implementation"]} | places.loc[i].to_dict() | row(one)
+            for i, one in rows.iterrows()
+        ]
+    )
+
+
+def _tints(rows: pd.DataFrame) -> dict[str, str]:
+    """A colour for each format, in the order of their table."""
+    return palette.assigned(rows.sort_values("place", kind="stable")["format"].unique())

@@ -3,47 +3,47 @@
 A rule answers from stored rows alone; where they do not hold the answer, it says what was not measured and what was.
 """
 
-from dataclasses import dataclass
-
 import pandas as pd
 
-from moe_routing_bench.figures import backward, capacity_bits, grouping, loss_seconds, style
+from moe_routing_bench.figures import backward, capacity, row_groups, training_points
 from moe_routing_bench.quality import compare
 from moe_routing_bench.quantities import count, us
+from moe_routing_bench.report.document import Answer, made
 from moe_routing_bench.statistics import mean_half_width
 
 FACTOR = 1.0
 _NOT_APART = "apart it is not measured, as this run has no layer alone of the same cell and card"
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A question, its answer, and the part of the page's address that shows more; empty where there is no more."""
-
-    question: str
-    text: str
-    link: str = ""
-
-
 def answers(table: pd.DataFrame, trained: pd.DataFrame | None) -> list[Answer]:
     """All of them, in the order of the page."""
-    return [lost_bits(trained), loss_per_second(trained), backward_apart(table)]
+    found = [made(lost_bits, trained), made(loss_per_second, trained), made(backward_apart, table)]
+    return [one for one in found if isinstance(one, Answer)]
 
 
 def lost_bits(trained: pd.DataFrame | None, factor: float = FACTOR) -> Answer:
     """The bits per byte that a capacity factor costs trained causal rules; of other factors where this one was not trained with."""
     question = f"What does a capacity factor of {factor:g} cost in quality?"
-    rows = pd.DataFrame() if trained is None else capacity_bits.lost(trained)
-    if rows.empty and trained is not None and len(capacity_bits.limited(trained)):
-        return Answer(question, f"{_sentence(compare.WITHDRAWN)}.")
+    rows = pd.DataFrame() if trained is None else capacity.lost(trained)
+    if rows.empty and trained is not None and len(capacity.limited(trained)):
+        return Answer(question=question, text=f"{_sentence(compare.WITHDRAWN)}.")
     if rows.empty:
-        return Answer(question, "Not measured: this run has no trained rule that was evaluated with a capacity limit.")
+        return Answer(
+            question=question,
+            text="Not measured: this run has no trained rule that was evaluated with a capacity limit.",
+        )
     asked = rows[rows["capacity_factor"] == factor]
     if len(asked):
         said = [f"{way}: {_each(group)}" for way, group in asked.groupby("way", sort=False)]
-        return Answer(question, f"{_sentence('; '.join(said))}.", "figure-capacity_bits")
-    known = [f"{one:g} ({_each(rows[rows['capacity_factor'] == one])})" for one in sorted(rows["capacity_factor"].unique())]  # fmt: skip
-    return Answer(question, f"Not measured: no rule was evaluated with it. Measured: {'; '.join(known)}.", "figure-capacity_bits")  # fmt: skip
+        return Answer(question=question, text=f"{_sentence('; '.join(said))}.", link="figure-capacity_bits")
+    known = [
+        f"{one:g} ({_each(rows[rows['capacity_factor'] == one])})" for one in sorted(rows["capacity_factor"].unique())
+    ]
+    return Answer(
+        question=question,
+        text=f"Not measured: no rule was evaluated with it. Measured: {'; '.join(known)}.",
+        link="figure-capacity_bits",
+    )
 
 
 def _sentence(text: str) -> str:
@@ -69,16 +69,20 @@ def _lost(name: str, mean: float, half: float) -> str:
 def loss_per_second(trained: pd.DataFrame | None) -> Answer:
     """The causal rules that no other one beats in both loss and training seconds, at the end of equal schedules."""
     question = "Which rule learns most per second of training?"
-    chart = None if trained is None else loss_seconds.chart(trained)
+    chart = None if trained is None else training_points.loss_seconds(trained)
     if chart is None or chart.marks.empty:
-        return Answer(question, "Not measured: this run has no trained rule with a loss and a speed.")
+        return Answer(question=question, text="Not measured: this run has no trained rule with a loss and a speed.")
     marks = chart.marks
     panel = marks.groupby("panel", sort=False)["series"].nunique().idxmax()
     ends = marks[(marks["panel"] == panel) & marks["says"].str.contains("end of the schedule")]
-    front = style.front(ends.astype({"x": float, "y": float}), "x", "y")
+    front = row_groups.front(ends.astype({"x": float, "y": float}), "x", "y")
     said = [f"{one['series']} {one['y']:.4f}{_half(one)} in {one['x']:#.3g} s" for _, one in front.iterrows()]
     around = " ± half of the 95 % interval" if any(map(_half, (one for _, one in front.iterrows()))) else ""
-    return Answer(question, f"{panel.partition(':')[0]}: of {count(len(ends), 'causal rule')} at the end of equal schedules, no other has less loss in less time than {'; '.join(said)} (bits per byte{around}; seconds of the steps alone).", "figure-loss_seconds")  # fmt: skip
+    return Answer(
+        question=question,
+        text=f"{panel.partition(':')[0]}: of {count(len(ends), 'causal rule')} at the end of equal schedules, no other has less loss in less time than {'; '.join(said)} (bits per byte{around}; seconds of the steps alone).",
+        link="figure-loss_seconds",
+    )
 
 
 def _half(one: pd.Series) -> str:
@@ -89,17 +93,21 @@ def _half(one: pd.Series) -> str:
 def backward_apart(table: pd.DataFrame) -> Answer:
     """The fastest step of each cell of `training`, and what of it the backward pass takes where the same run measured the layer alone."""
     question = "What does the backward pass cost?"
-    steps = style.ok(table, "training")
+    steps = row_groups.ok(table, "training")
     if steps.empty:
-        return Answer(question, "Not measured: this run has no layer forward and backward.", "evidence-backward")
+        return Answer(
+            question=question,
+            text="Not measured: this run has no layer forward and backward.",
+            link="evidence-backward",
+        )
     steps = steps.assign(forward=backward.forwards(steps, table))
     fastest = steps.loc[steps.groupby("cell", sort=False)["median_us"].idxmin()]
     said = [
         _step(one, label, bool(fastest["forward"].notna().any()))
-        for (_, one), label in zip(fastest.iterrows(), grouping.labels(fastest), strict=True)
+        for (_, one), label in zip(fastest.iterrows(), row_groups.labels(fastest), strict=True)
     ]
     rest = f"; {_NOT_APART}" * bool(fastest["forward"].isna().all())
-    return Answer(question, f"{'; '.join(said)}{rest}.", "figure-backward")
+    return Answer(question=question, text=f"{'; '.join(said)}{rest}.", link="figure-backward")
 
 
 def _step(one: pd.Series, label: str, some: bool) -> str:

@@ -1,8 +1,9 @@
-"""What a bar is: a figure that was fixed before kernels were written, the cells that it is about, and how rows show it. No torch."""
+"""What a bar is: a figure that was fixed before kernels were written, the cells that it is about, and how rows of a cell show it. No torch."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,21 +11,99 @@ import pandas as pd
 from moe_routing_bench.comparison import ratios
 from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.config.axes import AXES, PRESET
-from moe_routing_bench.report.bar_figures import Figure, Row
 
+_DRIFT = "ceilings drifted"  # how a worker's reason begins
+
+Row = Mapping[Hashable, Any]
 PLATFORM = "nvidia-h200"
 
 Values = Mapping[str, object]
 
 
+@dataclass(frozen=True)
+class Figure:
+    """What the rows of one cell say: an estimate, the rows that it was made of, and their names in words.
+
+    `timed` has the interval of the times alone. Figures with a `group` are shown as the range of each group. `second` is a second figure of the
+    same unit, which decides nothing.
+    """
+
+    timed: Estimate
+    rows: Sequence[Row]
+    says: str = ""
+    group: str = ""
+    second: float | None = None
+
+    @property
+    def estimate(self) -> Estimate:
+        """The figure with its interval, which is wider by as much as the ceilings drifted in its cells where that makes rows suspect.
+
+        It is not where rows of one cell are compared, as in `verdicts`: they took turns, and no ceiling is in their ratio.
+        """
+        drifts = {row["cell_hash"]: row["calibration_drift"] for row in self.rows if _drifted_alone(row)}
+        return self.timed if self._compared else ratios.widened(self.timed, list(drifts.values()))
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a time is suspect for a reason other than calibration drift, whose size is known."""
+        return any(row["suspect"] is True and not _drifted_alone(row) for row in self.rows)
+
+    @property
+    def _compared(self) -> bool:
+        """Whether it is the ratio of rows of one cell."""
+        return len(self.rows) > 1 and len({row["cell_hash"] for row in self.rows}) == 1
+
+
+def fastest(rows: Sequence[Row], names: Callable[[str], bool]) -> Row | None:
+    """The row with the least time among the implementations for which `names` holds."""
+    return min((row for row in rows if names(row["implementation"])), key=lambda row: row["median_us"], default=None)
+
+
+def against(ours: Collection[str], others: Callable[[str], bool], rows: Sequence[Row]) -> Figure | None:
+    """The time of the fastest of `others` over that of the fastest of ours."""
+    own, other = fastest(rows, lambda name: name in ours), fastest(rows, others)
+    if own is None or other is None:
+        return None
+    return Figure(ratios.speed(other, own), (own, other), f"{own['implementation']}, {other['implementation']}")
+
+
+def own_figure(
+    column: str, estimate: Callable[[Row, str], Estimate], ours: Collection[str], rows: Sequence[Row]
+) -> Figure | None:
+    """What a column of the fastest of ours says: `ratios.share` or `ratios.multiple`."""
+    own = fastest([row for row in rows if not pd.isna(row[column])], lambda name: name in ours)
+    return None if own is None else Figure(estimate(own, column), (own,), own["implementation"])
+
+
+def uneven(ours: Collection[str], rows: Sequence[Row]) -> Figure | None:
+    """The time with uneven loads over that with even ones, of the implementation that is the fastest of ours with even ones: nothing that
+    a choice is made by knows the loads."""
+    even = fastest([row for row in rows if not row["skew"]], lambda name: name in ours)
+    if even is None:
+        return None
+    own = fastest([row for row in rows if row["skew"]], lambda name: name == even["implementation"])
+    return None if own is None else Figure(ratios.speed(own, even), (even, own), own["implementation"])
+
+
+def _drifted_alone(row: Row) -> bool:
+    """Whether a row is suspect, and for nothing but a drift of the ceilings."""
+    return row["suspect"] is True and all(one.startswith(_DRIFT) for one in str(row["suspect_reason"]).split("; "))
+
+
 class Cells:
-    """Rows by the values of their axes, for who asks for many cells of the same rows: what was compared once is not compared again."""
+    """Rows by the values of their axes, for many queries of the same rows: each comparison is made once."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self._rows = rows
-        known = {name: rows[axis.follows] if axis.follows else axis.default for name, axis in AXES.items() if axis.follows or axis.default is not None or axis.optional}  # fmt: skip
+        known = {
+            name: rows[axis.follows] if axis.follows else axis.default
+            for name, axis in AXES.items()
+            if axis.follows or axis.default is not None or axis.optional
+        }
         absent = {name: rows[name].isna().to_numpy() for name in known}
-        self._usual = {name: one if one.all() else one | (rows[name] == known[name]).to_numpy() for name, one in absent.items()}  # fmt: skip
+        self._usual = {
+            name: one if one.all() else one | (rows[name] == known[name]).to_numpy() for name, one in absent.items()
+        }
         self._having: dict[tuple[str, object], np.ndarray] = {}
 
     def of(self, values: Values) -> pd.DataFrame:
@@ -117,7 +196,7 @@ class Bar:
 
     `cells` are labels and the values of their axes; None: every cell that was measured, of the rows that `among` leaves. `figure` says
     what the rows of a cell with a time show, or None where one of those that it compares is absent; it is also given rows of `others`,
-    which are benches and the values of their axes. Figures are joined by `mean`, which is called `joined`; `beside` is how the second
+    which are benches and the values of their axes. Figures are joined by `mean`, which is called `joined`; `second` is how the second
     figure of a cell is called.
     """
 
@@ -133,7 +212,7 @@ class Bar:
     mean: Callable[[Sequence[Estimate]], Estimate] = ratios.gmean
     joined: str = "in the geometric mean"
     unit: Unit = Unit()
-    beside: str = ""
+    second: str = ""
 
     def words(self, level: Level) -> str:
         """A level in words, such as ``≥ 1.05x, each ≥ 0.95x``; a dash for none."""
@@ -142,17 +221,3 @@ class Bar:
         alone = self.cells is not None and len(self.cells) == 1
         parts += [f"{'' if alone else 'each '}{self.side.sign} {', '.join(known)}"] if known else []
         return ", ".join(parts) or "–"
-
-
-@dataclass(frozen=True)
-class Line:
-    """A bar held against the rows of one run, card and version of the code: what and where, in words."""
-
-    what: str
-    bar: str
-    stretch: str
-    measured: str
-    cells: str
-    left_out: str
-    verdict: str
-    where: str = ""

@@ -1,57 +1,72 @@
-"""Sentences computed from the rows: nothing is claimed that the rows do not show. Pure functions; no torch."""
+"""Sentences computed from the rows, and what to be careful of in them: nothing is claimed that the rows do not show. Pure functions; no torch."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
 from scipy import stats
 
-from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.figures import grouping
-from moe_routing_bench.figures.load_cv import WITHOUT_EFFECT, routings
-from moe_routing_bench.figures.style import stages
+from moe_routing_bench.comparison import verdicts
+from moe_routing_bench.figures import row_groups
+from moe_routing_bench.figures.imbalance import WITHOUT_EFFECT, routings
+from moe_routing_bench.figures.row_groups import stages
 from moe_routing_bench.quantities import count
-from moe_routing_bench.report.cautions import cautions, noise, not_ok
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew
+from moe_routing_bench.report.document import Sentence, made
 from moe_routing_bench.report.headlines import sound
 
 _ABSENT, _DOUBTFUL = ": not measured.", "suspect, or did not converge and has no verdict"
 
 
-def findings(table: pd.DataFrame) -> list[str]:
+def findings(table: pd.DataFrame) -> list[Sentence]:
     """All findings, in the order of the report; of the benches that were asked for."""
     ok = table[(table["status"] == "ok") & table["median_us"].notna()]
-    asked = [bench for bench in BENCHES if bench in set(table["bench"])]
+    asked = row_groups.benches(table)
     firm = sound(table)
-    found = [text for bench in asked for text in (*_of_bench(ok, firm, bench), copy_share(firm, bench)) if text]
-    found += [_said(partial(stage_shares, bench=bench), ok, firm) for bench in grouping.COMPOSITES if bench in asked]
+    found = [one for bench in asked for one in (*_of_bench(ok, firm, bench), made(copy_share, firm, bench))]
+    found += [_said(partial(stage_shares, bench=bench), ok, firm) for bench in row_groups.COMPOSITES if bench in asked]
     skew, capacity = (_said(cost, ok, firm) for cost in (cost_of_skew, cost_of_capacity))
-    return [*found, skew, drops(ok), capacity, noise(ok), cautions(ok), not_ok(table)]
+    rest = [made(drops, ok), capacity, made(noise, ok), made(cautions, ok), made(not_ok, table)]
+    return [one for one in (*found, skew, *rest) if one]
 
 
-def _said(say: Callable[[pd.DataFrame], str], ok: pd.DataFrame, firm: pd.DataFrame) -> str:
+def _said(say: Callable[[pd.DataFrame], str], ok: pd.DataFrame, firm: pd.DataFrame) -> Sentence | None:
     """What sound rows say; where others alone would say something, that it was measured and is not said."""
-    text = say(firm)
-    if not text.endswith(_ABSENT) or say(ok).endswith(_ABSENT):
-        return text
-    return f"{text.removesuffix(_ABSENT)}: nothing is said, because what was measured is {_DOUBTFUL}."
+    found = made(say, firm)
+    if found is None or not found.text.endswith(_ABSENT) or say(ok).endswith(_ABSENT):
+        return found
+    text = f"{found.text.removesuffix(_ABSENT)}: nothing is said, because what was measured is {_DOUBTFUL}."
+    return replace(found, text=text)
 
 
-def _of_bench(ok: pd.DataFrame, firm: pd.DataFrame, bench: str) -> list[str]:
-    """Who is the fastest, from sound rows; where a bench has none but others, that nothing is said."""
-    doubtful = int((ok["bench"] == bench).sum()) if bench not in set(firm["bench"]) else 0
-    if doubtful:
-        return [f"{bench}: nothing is said of {count(doubtful, 'row')}: the quickest of each cell is {_DOUBTFUL}."]
+def _of_bench(ok: pd.DataFrame, firm: pd.DataFrame, bench: str) -> list[Sentence | None]:
+    """Who is the fastest, from sound rows; where a bench has none but others, that nothing is said; and how many cells are left out."""
+    if bench not in set(firm["bench"]) and bench in set(ok["bench"]):
+        return [made(only_doubtful, ok, bench)]
     own = firm[firm["bench"] == bench]
     bases = own["baseline"].dropna().unique()  # cells with quantised weights have another
-    said = [fastest(own[own["baseline"] == base], bench) for base in bases] or [fastest(own, bench)]
+    said = [made(fastest, own[own["baseline"] == base], bench) for base in bases] or [made(fastest, own, bench)]
+    return [*said, made(left_out, ok, own, bench)]
+
+
+def only_doubtful(ok: pd.DataFrame, bench: str) -> str:
+    """That a bench has no sound row."""
+    rows = int((ok["bench"] == bench).sum())
+    return f"{bench}: nothing is said of {count(rows, 'row')}: the quickest of each cell is {_DOUBTFUL}."
+
+
+def left_out(ok: pd.DataFrame, own: pd.DataFrame, bench: str) -> str:
+    """How many cells of a bench have no sound row among `own`; empty where all have one."""
     of, kept = _cells(ok[ok["bench"] == bench]), _cells(own)
-    return [*said, *([f"{bench}: {of - kept} of {count(of, 'cell')} {'is' if of - kept == 1 else 'are'} left out here: the quickest of each is {_DOUBTFUL}."] if kept < of else [])]  # fmt: skip
+    if kept >= of:
+        return ""
+    return f"{bench}: {of - kept} of {count(of, 'cell')} {'is' if of - kept == 1 else 'are'} left out here: the quickest of each is {_DOUBTFUL}."
 
 
 def _cells(rows: pd.DataFrame) -> int:
     """How many cells there are, each on its card."""
-    return rows.groupby(["cell", grouping.card(rows)]).ngroups if len(rows) else 0
+    return rows.groupby(["cell", row_groups.card(rows)]).ngroups if len(rows) else 0
 
 
 def fastest(ok: pd.DataFrame, bench: str) -> str:
@@ -93,7 +108,7 @@ def _verdict(mine: pd.DataFrame, best: str, base: str) -> str:
 def _judged(mine: pd.DataFrame) -> tuple[int, str]:
     """In how many cells it is faster, and the verdicts in words."""
     found = mine["verdict"].value_counts()
-    cells, floors = grouping.differing(mine, count(len(mine), "cell")), mine["noise_floor"].dropna()
+    cells, floors = row_groups.differing(mine, count(len(mine), "cell")), mine["noise_floor"].dropna()
     said = ", ".join(f"{name} in {found.get(name, 0)}" for name in ("slower", "same", "undecided"))
     noise = f"{floors.min():.1%} to {floors.max():.1%}" if floors.min() < floors.max() else f"{floors.min():.1%}"
     faster = int(found.get("faster", 0))
@@ -103,7 +118,7 @@ def _judged(mine: pd.DataFrame) -> tuple[int, str]:
 def _intervals(mine: pd.DataFrame) -> tuple[int, str]:
     """In how many cells the interval lies above 1, and the counts in words, for rows without verdicts."""
     low, high = int((mine["speedup_ci_low"] > 1).sum()), int((mine["speedup_ci_high"] < 1).sum())
-    cells, unknown = grouping.differing(mine, count(len(mine), "cell")), int(mine["speedup_ci_low"].isna().sum())
+    cells, unknown = row_groups.differing(mine, count(len(mine), "cell")), int(mine["speedup_ci_low"].isna().sum())
     counts = f"the 95 % interval lies above 1 in {low} of {cells}, below 1 in {high}, and includes 1 in {len(mine) - low - high - unknown}"
     return low, counts + (f"; {unknown} have too few pairs for an interval" if unknown else "")
 
@@ -137,10 +152,10 @@ def copy_share(ok: pd.DataFrame, bench: str) -> str:
     if rows.empty:
         return ""
     median = rows.groupby("implementation")["share_of_copy"].median().sort_values()
-    best, base = str(median.index[-1]), BENCHES[bench].baseline
+    best, base = str(median.index[-1]), str(rows["baseline"].iloc[0])
     top = rows.loc[rows["implementation"] == best, "share_of_copy"].max()
     against = "" if best == base or base not in median else f"; the baseline {base} reaches {median[base]:.1%}"
-    over = grouping.differing(rows, "cells", by=["implementation"])
+    over = row_groups.differing(rows, "cells", by=["implementation"])
     return f"{bench}: the highest median share of the measured copy bandwidth is {best}'s, {median.iloc[-1]:.1%} (at most {top:.1%}){against}; medians over {over}."
 
 
@@ -155,12 +170,12 @@ def stage_shares(ok: pd.DataFrame, bench: str) -> str:
     times = pd.DataFrame([stages(v) for v in mine["stage_us"]]).fillna(0)
     shares = times.div(times.sum(axis=1), axis=0).median().sort_values(ascending=False)
     parts = ", ".join(f"{part}{' (fused)' * ('+' in str(part))} {share:.0%}" for part, share in shares.items())
-    cells = grouping.differing(mine, count(len(mine), "cell"))
+    cells = row_groups.differing(mine, count(len(mine), "cell"))
     return f"Where the time of {bench} goes: {name} has the lowest median in {int((winners == name).sum())} of {len(winners)} cells; there, the median shares of its stages over {cells} are {parts}."
 
 
 def drops(ok: pd.DataFrame) -> str:
-    """What each capacity factor drops, by skew. Loads that the exact sampler balances are no routing that anybody has: a factor of 1 drops nothing of them."""
+    """What each capacity factor drops, by skew. Loads that the exact sampler balances do not occur in practice: a factor of 1 drops nothing of them."""
     rows = ok[ok["capacity_factor"].notna() & ok["skew"].notna() & ok["drop_rate"].notna()]
     rows = rows[(rows["sampler"] != "exact") | (rows["skew"] > 0)]
     rows = routings(rows)
@@ -168,5 +183,34 @@ def drops(ok: pd.DataFrame) -> str:
         return "What a capacity factor drops: not measured on loads that differ."
     median = rows.groupby(["capacity_factor", "skew"])["drop_rate"].median()
     parts = ", ".join(f"{factor:g} at skew {skew:g}: {drop:.1%}" for (factor, skew), drop in median.items())
-    over = grouping.differing(rows, count(len(rows), "routing"), ["capacity_factor", "skew"], WITHOUT_EFFECT)
+    over = row_groups.differing(rows, count(len(rows), "routing"), ["capacity_factor", "skew"], WITHOUT_EFFECT)
     return f"What a capacity factor drops of drawn loads (median share of assignments over {over}; trained routers are under Quality): {parts}."
+
+
+def noise(ok: pd.DataFrame) -> str:
+    """How far apart equals came out, and how many of them the rule for verdicts would tell apart."""
+    known = verdicts.twins(ok)
+    if known.empty:
+        return "Noise: not measured, so this run has no verdicts: no implementation was entered twice (`twins`)."
+    parts = [
+        f"{group['gap'].median():.2%} for {bench} (at most {group['gap'].max():.1%}, {count(len(group), 'twin')})"
+        for bench, group in known.groupby("bench", sort=False)
+    ]
+    wrong, judged = verdicts.false_verdicts(ok)
+    told = f"; of {judged}, each held against the floor of the others, the verdict would tell {wrong} apart"
+    return f"Noise: an implementation that was entered twice in a cell differs from itself by a median of {', '.join(parts)}{told * bool(judged)}."
+
+
+def cautions(ok: pd.DataFrame) -> str:
+    """How many measured rows carry a caution."""
+    suspect, open_ended = int((ok["suspect"] == True).sum()), int((ok["converged"] == False).sum())  # noqa: E712
+    return f"Cautions: of {len(ok)} measured rows, {suspect} are suspect (such as a drift of the ceilings) and {open_ended} reached a limit before their interval was as narrow as asked; the table marks both."
+
+
+def not_ok(table: pd.DataFrame) -> str:
+    """How many rows have no time, by status."""
+    bad = table[table["status"] != "ok"]
+    counts = ", ".join(f"{n} {status}" for status, n in bad["status"].value_counts().items())
+    return f"{len(bad)} of {len(table)} rows are not ok" + (
+        f" ({counts}); each is listed below with its reason." if counts else "."
+    )

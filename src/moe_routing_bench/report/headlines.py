@@ -1,33 +1,32 @@
 """What a report says first: at most five sentences, one number with its interval, a small picture and the rows of each. Pure functions; no torch.
 
-A rule stays silent where nothing is told apart. Rules that say who is the fastest take sound rows alone.
+A rule stays silent where nothing is told apart. Rules that name the fastest implementation take sound rows alone.
 """
 
 from collections.abc import Callable
 
 import pandas as pd
 
-from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison.verdicts import FASTER, LEAST_TWINS, SAME, UNDECIDED
-from moe_routing_bench.figures import grouping
+from moe_routing_bench.figures import row_groups
 from moe_routing_bench.quality import compare
 from moe_routing_bench.quantities import count, times, told_apart
-from moe_routing_bench.report.headline import Headline, shape
-from moe_routing_bench.report.pictures import Dot, picture
-from moe_routing_bench.report.quality_headlines import left_over, quality
-from moe_routing_bench.report.ratio_headlines import formats, skew
-from moe_routing_bench.report.rows import row_id
+from moe_routing_bench.report.costs import formats, skew
+from moe_routing_bench.report.document import Dot, Sentence, made, pictured
+from moe_routing_bench.report.row_data import row_id
+from moe_routing_bench.report.trained_rules import left_over, quality
+from moe_routing_bench.report.words import shape
 
 MOST = 5
 
 
-def headlines(table: pd.DataFrame, trained: pd.DataFrame | None = None) -> list[Headline]:
+def headlines(table: pd.DataFrame, trained: pd.DataFrame | None = None) -> list[Sentence]:
     """What the rules have to say of measurements and training runs, in the order of the report."""
     rows = sound(table)
     finals = None if trained is None else compare.finals(trained)
-    found = [fastest(rows, table), near_the_limit(rows), formats(table), skew(rows)]
+    found = [made(fastest, rows, table), made(near_the_limit, rows), made(formats, table), made(skew, rows)]
     if finals is not None and len(finals):
-        found += [quality(finals), left_over(finals)]
+        found += [made(quality, finals), made(left_over, finals)]
     return [one for one in found if one is not None][:MOST]
 
 
@@ -36,7 +35,11 @@ def unfound(table: pd.DataFrame) -> str:
     ok = table[(table["status"] == "ok") & table["median_us"].notna()]
     judged, twins = int(ok["best_verdict"].notna().sum()), int(ok["twin_speedup"].notna().sum())
     if not judged:
-        entered = "no implementation was entered twice" if not twins else f"{count(twins, 'implementation')} {'was' if twins == 1 else 'were'} entered twice, and {LEAST_TWINS} are needed"  # fmt: skip
+        entered = (
+            "no implementation was entered twice"
+            if not twins
+            else f"{count(twins, 'implementation')} {'was' if twins == 1 else 'were'} entered twice, and {LEAST_TWINS} are needed"
+        )
         return f"{entered}, so that differences are not judged; the rows have their intervals."
     faster = int((sound(table)["best_verdict"] == FASTER).sum())
     if not faster:
@@ -47,19 +50,19 @@ def unfound(table: pd.DataFrame) -> str:
 def sound(table: pd.DataFrame) -> pd.DataFrame:
     """The rows with a time that are not suspect, and converged or have a verdict that tells them from the best other.
 
-    Of cells whose quickest row is one of these: of others nobody knows who is the fastest.
+    Only cells whose fastest row qualifies; otherwise the winner is unknown.
     """
     ok = table[(table["status"] == "ok") & table["median_us"].notna()]
     told = ok["best_verdict"].notna() & (ok["best_verdict"] != UNDECIDED)
     firm = (ok["suspect"].fillna(False) != True) & ((ok["converged"] != False) | told)  # noqa: E712
-    quickest = ok.sort_values("median_us").groupby(["bench", "cell", grouping.card(ok)], sort=False).head(1).index
-    keys = pd.Series(list(zip(ok["bench"], ok["cell"], grouping.card(ok), strict=True)), index=ok.index, dtype=object)
+    quickest = ok.sort_values("median_us").groupby(["bench", "cell", row_groups.card(ok)], sort=False).head(1).index
+    keys = pd.Series(list(zip(ok["bench"], ok["cell"], row_groups.card(ok), strict=True)), index=ok.index, dtype=object)
     return ok[firm & keys.isin(set(keys[quickest][firm[quickest]]))]
 
 
 def _widest(rows: pd.DataFrame, having: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
     """What `having` keeps of the last bench of the table of benches, of which it keeps anything: composites come last."""
-    for bench in reversed(BENCHES):
+    for bench in reversed(row_groups.benches(rows)):
         kept = having(rows[rows["bench"] == bench])
         if len(kept):
             return kept
@@ -77,10 +80,10 @@ def _middle(rows: pd.DataFrame, column: str) -> pd.Series:
     return rows.sort_values(column).iloc[(len(rows) - 1) // 2]
 
 
-def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Headline | None:
+def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Sentence | None:
     """In how many cells of the widest bench one implementation is told faster than the best other, and by how much in the middle one.
 
-    From sound rows, but counted over all cells of the table: a time that did not converge is sound only where somebody wins.
+    From sound rows, but counted over all cells of the table: a time that did not converge is sound only where a verdict tells it apart.
     """
     mine = _widest(rows, _lead)
     if mine.empty:
@@ -90,7 +93,7 @@ def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Headline | None:
     if one[["best_speedup_ci_low", "best_speedup_ci_high"]].isna().any():
         return None
     judged = table[(table["bench"] == bench) & (table["status"] == "ok") & table["best_verdict"].notna()]
-    quickest = judged.sort_values("median_us").groupby(["cell", grouping.card(judged)], sort=False).head(1)
+    quickest = judged.sort_values("median_us").groupby(["cell", row_groups.card(judged)], sort=False).head(1)
     suspect = int((quickest["suspect"] == True).sum())  # noqa: E712
     more = f" ({suspect} more {'is' if suspect == 1 else 'are'} suspect)" if suspect else ""
     ratio = times(one["best_speedup"], one["best_speedup_ci_low"], one["best_speedup_ci_high"])
@@ -101,16 +104,16 @@ def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Headline | None:
     edges = its[["best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"]].itertuples(index=False)
     dots = [
         Dot(label, *edge, row.name == one.name, row["best_verdict"] in (SAME, UNDECIDED))
-        for (_, row), edge, label in zip(its.iterrows(), edges, grouping.labels(its), strict=True)
+        for (_, row), edge, label in zip(its.iterrows(), edges, row_groups.labels(its), strict=True)
     ]
-    return Headline(
+    return Sentence(
         text,
         f"rows?filter=bench%3D{bench}+implementation%3D{name}+best_verdict%3D{FASTER}&sort=best_speedup",
-        picture(dots, "times as fast as the best other", "x", 1.0),
+        pictured(dots, "times as fast as the best other", "x", 1.0),
     )
 
 
-def near_the_limit(rows: pd.DataFrame) -> Headline | None:
+def near_the_limit(rows: pd.DataFrame) -> Sentence | None:
     """How near the implementation of `fastest` comes to the roofline, in the middle one of its cells; on a GPU, where a share above 1 is
     no share."""
     mine = _widest(rows, _lead)
@@ -122,8 +125,11 @@ def near_the_limit(rows: pd.DataFrame) -> Headline | None:
     where = f"the median one of {len(mine)} converged cells" if len(mine) > 1 else "its one converged cell"
     text = f"{bench}: {name} reaches {_apart(share, low, high)} of the roofline in {where}, at {shape(one)}."
     rows = mine.sort_values("share_of_roofline", ascending=False)
-    dots = [Dot(label, *_of_roofline(row), chosen=row.name == one.name) for (_, row), label in zip(rows.iterrows(), grouping.labels(rows), strict=True)]  # fmt: skip
-    return Headline(text, f"row-{row_id(one.to_dict())}", picture(dots, "share of the roofline", "%", 1.0))
+    dots = [
+        Dot(label, *_of_roofline(row), chosen=row.name == one.name)
+        for (_, row), label in zip(rows.iterrows(), row_groups.labels(rows), strict=True)
+    ]
+    return Sentence(text, f"row-{row_id(one.to_dict())}", pictured(dots, "share of the roofline", "%", 1.0))
 
 
 def _of_roofline(row: pd.Series) -> tuple[float, float, float]:

@@ -1,13 +1,21 @@
-"""Pages from the templates beside this file, which appear whole or not at all."""
+"""Pages from the templates in this folder, which appear whole or not at all."""
 
 import functools
 import re
+from importlib import resources
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup, escape
 
+from moe_routing_bench.report.document import Picture, Report
+from moe_routing_bench.report.packed_columns import compressed
+from moe_routing_bench.report.pictures import picture
 from moe_routing_kernels import files
+
+LIBRARY = resources.files("moe_routing_bench.report").joinpath(
+    "vendor/plot.js"
+)  # the charting library, which a page embeds
 
 
 def write(template: str, out: Path, **values: object) -> None:
@@ -16,14 +24,50 @@ def write(template: str, out: Path, **values: object) -> None:
         temporary.write_text(_templates().get_template(template).render(**values), encoding="utf-8")
 
 
+def write_report(report: Report, out: Path) -> None:
+    """Write the page of a report to `out`; equal reports give equal pages."""
+    shown = [figure for figure in report.figures if figure.chart]
+    charts = {figure.name: figure.chart for figure in shown}
+    write(
+        "report.html.j2",
+        out,
+        report=report,
+        measured=[figure for figure in shown if figure.source == "measurements"],
+        trained=[figure for figure in shown if figure.source != "measurements"],
+        undrawn=[figure.title for figure in report.figures if not figure.chart],
+        charts=list(charts),
+        benches=report.questions["measured"],
+        streams=any("stream" in line.what for line in report.bars),
+        drawings={f"figure-{name}" for name in charts},
+        tabled={f"evidence-{figure.name}" for figure in report.evidence},
+        library=LIBRARY.read_text(encoding="utf-8") if charts else "",
+        data=compressed(report.rows | {"charts": charts, "questions": report.questions}),
+    )
+
+
+def drawn(picture_data: Picture | None) -> Markup:
+    """A picture of a report as markup; empty for none."""
+    return (
+        picture(picture_data.dots, picture_data.what, picture_data.unit, picture_data.reference)
+        if picture_data
+        else Markup()
+    )
+
+
 @functools.cache
 def _templates() -> jinja2.Environment:
     """One for all pages of a process: it compiles a template once."""
-    found = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("moe_routing_bench.report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    found.filters |= {"headings": headings, "quantity": quantity, "percent": percent, "breakable": breakable}
-    return found
+    environment.filters |= {
+        "headings": headings,
+        "quantity": quantity,
+        "percent": percent,
+        "breakable": breakable,
+        "drawn": drawn,
+    }
+    return environment
 
 
 _UNITS = {"us": "\u00a0µs", "x": "x"}  # claims spell units in ASCII

@@ -1,29 +1,18 @@
-"""Small pictures beside sentences: dots with their intervals on one scale, as inline SVG. Pure functions; equal dots give equal text."""
+"""Small pictures of sentences: dots with their intervals on one scale, as inline SVG. Pure functions; equal dots give equal text."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 
 from markupsafe import Markup
+
+from moe_routing_bench.report.document import Dot
 
 WIDTH, _STEP, _MARGIN = 300, 14, 8  # CSS pixels, as those below
 _LETTER = 6.6  # the mean width of one, in the widest of the fonts that browsers take
 _NAMED = 6  # dots that have room for their names
 _LEAST_STEP, _MOST_HEIGHT = 2.5, 72
 MOST = 60  # dots; of more every second, third or later one is drawn, and what the sentence is about
-
-
-@dataclass(frozen=True)
-class Dot:
-    """A value with its 95 % interval, in the unit of the picture. `chosen`: the one that the sentence is about; `hollow`: not told apart."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    chosen: bool = False
-    hollow: bool = False
 
 
 def picture(dots: Sequence[Dot], what: str, unit: str = "", reference: float | None = None) -> Markup:
@@ -39,7 +28,7 @@ def picture(dots: Sequence[Dot], what: str, unit: str = "", reference: float | N
     what += f", one in {every}" * (every > 1)
     named = len(dots) <= _NAMED
     longest = _LETTER * max(len(one.name) for one in dots)
-    above = named and longest > WIDTH * 0.45  # beside the scale such names would leave it no room
+    above = named and longest > WIDTH * 0.45  # next to the scale such names would leave it no room
     step = _STEP * (1 + above) if named else max(_LEAST_STEP, min(_STEP, _MOST_HEIGHT / len(dots)))
     left = 12 + longest if named and not above else _MARGIN
     bottom = step * len(dots) + 6
@@ -47,20 +36,31 @@ def picture(dots: Sequence[Dot], what: str, unit: str = "", reference: float | N
     least, most = min(ends), max(ends)
     place = _scale(least, most, left, WIDTH - _MARGIN)
     said = "; ".join(f"{one.name} {_interval(one, unit)}" for one in dots)
+    unit = escape(unit)  # from here on it is markup
     radius = min(3.5, step * 0.4 + 1)
     parts = [_mark(one, place, step * i, step, radius, named, above, unit) for i, one in enumerate(dots)]
     if reference is not None:
-        crossed = [step * i for i, one in enumerate(dots) if above and 4 + _LETTER * len(_cut(one.name)) > float(place(reference)) - 2]  # fmt: skip
+        crossed = [
+            step * i
+            for i, one in enumerate(dots)
+            if above and 4 + _LETTER * len(_cut(one.name)) > float(place(reference)) - 2
+        ]
         parts[:0] = _reference(place(reference), bottom, crossed)
     foot, height = _foot(_number(least, unit), what, _number(most, unit), left, bottom)
     box = f'viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}"'
-    return Markup(f'<svg class="picture-small" {box} role="img" aria-label="{escape(f"{what}: {said}")}">{"".join(parts)}{foot}</svg>')  # fmt: skip
+    return Markup(
+        f'<svg class="picture-small" {box} role="img" aria-label="{escape(f"{what}: {said}")}">{"".join(parts)}{foot}</svg>'
+    )
 
 
 def _reference(x: str, bottom: float, crossed: Sequence[float]) -> list[str]:
     """The dashed line at `x`, in pieces between the names that stand in its way, of which `crossed` has the tops of their dots."""
     starts, ends = [2.0, *(top + 18 for top in crossed)], [*(top + 4 for top in crossed), bottom]
-    return [f'<line class="reference" x1="{x}" x2="{x}" y1="{start:g}" y2="{end:g}"/>' for start, end in zip(starts, ends, strict=True) if end > start + 3]  # fmt: skip
+    return [
+        f'<line class="reference" x1="{x}" x2="{x}" y1="{start:g}" y2="{end:g}"/>'
+        for start, end in zip(starts, ends, strict=True)
+        if end > start + 3
+    ]
 
 
 def _foot(least: str, what: str, most: str, left: float, bottom: float) -> tuple[str, float]:
@@ -69,7 +69,11 @@ def _foot(least: str, what: str, most: str, left: float, bottom: float) -> tuple
     below = _LETTER * len(what) > room
     y, right = bottom + 13, WIDTH - _MARGIN
     ends = f'<text x="{left:g}" y="{y:g}">{least}</text><text x="{right}" y="{y:g}" text-anchor="end">{most}</text>'
-    at = f'x="{right}" y="{y + _STEP:g}" text-anchor="end"' if below else f'x="{(left + right + _LETTER * (len(least) - len(most))) / 2:g}" y="{y:g}" text-anchor="middle"'  # fmt: skip
+    at = (
+        f'x="{right}" y="{y + _STEP:g}" text-anchor="end"'
+        if below
+        else f'x="{(left + right + _LETTER * (len(least) - len(most))) / 2:g}" y="{y:g}" text-anchor="middle"'
+    )
     return f"{ends}<text {at}>{escape(what)}</text>", y + 3 + _STEP * below
 
 

@@ -1,8 +1,9 @@
 """Which bars stored rows reach, with intervals. Pure functions; no torch.
 
 Rows of several runs, cards or versions of the code are never pooled: each has a line of its own. A row that has no time takes no part,
-and a cell neither where something speaks against a compared row whose size nobody knows (a drift of the ceilings widens the interval); both
+nor does a cell with a compared row that is suspect for a reason of unknown size (a drift of the ceilings widens the interval); both
 are counted, and what would be with the suspect cells is said, but decides nothing.
+
 """
 
 import functools
@@ -16,10 +17,9 @@ import pandas as pd
 
 from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.figures import grouping
-from moe_routing_bench.report.bar_figures import Figure, Row
-from moe_routing_bench.report.bars import PLATFORM, Bar, Cells, Level, Line
-from moe_routing_bench.report.reached_words import joined, measured
+from moe_routing_bench.figures import row_groups
+from moe_routing_bench.report.bars import PLATFORM, Bar, Cells, Figure, Level, Row
+from moe_routing_bench.report.parts import BarLine
 
 REACHED, STRETCH, MISSED, OPEN, ABSENT = "reached", "reached, and the stretch", "missed", "open", "not measured"
 APART = "not comparable"  # what a cell compares was measured, but not by one card and version of the code
@@ -27,6 +27,7 @@ WITHIN_NOISE, NO_INTERVAL = ", within noise", ", no interval"  # the interval ho
 _NONE = "–"
 # What rows are told apart by, also by bars' `among`. What else they have, of some 170 columns, is looked up in records: to take rows of all takes most of the time.
 _KEYS = [*AXES, "bench", "implementation", "status", "gpu_uuid", "host", "code_fingerprint", "compulsory_bytes"]
+_FEW = 6  # cells that are all shown
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class _Run:
         return {i: dict(zip(names, row, strict=True)) for i, row in zip(self.rows.index, rows, strict=True)}
 
 
-def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool = False) -> list[Line]:
+def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool = False) -> list[BarLine]:
     """A line per bar, and per run, card and code of which there are rows; `tables` are rows by the name of their run.
 
     With `absent` also of bars without any. None on another platform, nor of a run that has too few of a bar's cells where another decides.
@@ -67,13 +68,13 @@ def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool 
     return found
 
 
-def without_too_few(lines: list[Line]) -> list[Line]:
+def without_too_few(lines: list[BarLine]) -> list[BarLine]:
     """The lines of a bar without those of runs that have too few of its cells to decide it, where another run decides."""
     decided = any(one.verdict not in (OPEN, APART) for one in lines)
     return [one for one in lines if not (decided and one.verdict == OPEN and one.left_out == _NONE)]
 
 
-def _of_run(bar: Bar, run: _Run) -> Iterable[Line]:
+def _of_run(bar: Bar, run: _Run) -> Iterable[BarLine]:
     """The lines of one bar in one run, one for each card and version of the code."""
     mine = bar.among(run.of(bar.bench))
     lost = mine[mine["status"] != "ok"]
@@ -92,7 +93,7 @@ def _of_run(bar: Bar, run: _Run) -> Iterable[Line]:
 
 def _comparable(rows: pd.DataFrame) -> Iterable[tuple[tuple[str, str], pd.DataFrame]]:
     """Rows of one card and of one version of each bench, and what both are called."""
-    for card, own in rows.groupby(grouping.card(rows)):
+    for card, own in rows.groupby(row_groups.card(rows)):
         codes = own["code_fingerprint"].fillna("unknown")
         versions = [one.groupby(codes) for _, one in own.groupby("bench", sort=False)]
         for found in itertools.product(*versions):
@@ -103,7 +104,7 @@ def _figures(bar: Bar, rows: pd.DataFrame, records: Mapping[Hashable, Row]) -> d
     """What the rows of each cell say, by its label; `records` are they, and others, by their index."""
     own, others = rows[rows["bench"] == bar.bench], list(rows.index[rows["bench"] != bar.bench])
     if bar.cells is None:
-        cells = {str(name): one for name, one in own.groupby(grouping.labels(own), sort=False)}
+        cells = {str(name): one for name, one in own.groupby(row_groups.labels(own), sort=False)}
     else:
         known = Cells(own)
         cells = {name: one for name, values in bar.cells.items() if len(one := known.of(values))}
@@ -119,7 +120,7 @@ def _of_bar(bar: Bar, rows: pd.DataFrame) -> int:
     return len({index for one in bar.cells.values() for index in known.of(one).index})
 
 
-def _judged(bar: Bar, found: Mapping[str, Figure], lost: int, where: str) -> Line:
+def _judged(bar: Bar, found: Mapping[str, Figure], lost: int, where: str) -> BarLine:
     """The line of a bar of which cells show these figures; `lost` rows have no time."""
     sure = {name: one for name, one in found.items() if not one.suspect}
     wanted = list(found if bar.cells is None else bar.cells)
@@ -137,8 +138,8 @@ def _judged(bar: Bar, found: Mapping[str, Figure], lost: int, where: str) -> Lin
     )
 
 
-def _line(bar: Bar, measured: str, cells: str, left_out: str, verdict: str, where: str) -> Line:
-    return Line(
+def _line(bar: Bar, measured: str, cells: str, left_out: str, verdict: str, where: str) -> BarLine:
+    return BarLine(
         bar.what, bar.words(bar.level), bar.words(bar.stretch), measured, cells, left_out or _NONE, verdict, where
     )
 
@@ -171,6 +172,62 @@ def _verdict(bar: Bar, wanted: Sequence[str], found: Mapping[str, Figure]) -> st
 
 def _meets(bar: Bar, level: Level, wanted: Sequence[str], values: Mapping[str, float], mean: float | None) -> bool:
     """Whether the figures of cells, and their mean, are all on the right side of the level's bounds."""
-    pairs = [(values[name], bound) for name, bound in zip(wanted, level.bounds(len(wanted)), strict=True) if name in values]  # fmt: skip
+    pairs = [
+        (values[name], bound) for name, bound in zip(wanted, level.bounds(len(wanted)), strict=True) if name in values
+    ]
     pairs += [(mean, level.mean)] if mean is not None else []
     return all(bar.side.off(value) <= bar.side.off(bound) for value, bound in pairs if bound is not None)
+
+
+def joined(bar: Bar, found: Mapping[str, Figure]) -> bool:
+    """Whether a mean is shown and the extremes, as where the bar has a mean or the cells are many, and not every cell."""
+    return bar.level.mean is not None or len(found) > _FEW
+
+
+def measured(bar: Bar, found: Mapping[str, Figure]) -> str:
+    """The figures of some cells: all of them, or the range of each group, or the mean and the extremes."""
+    groups = {
+        name: [one for one in found.values() if one.group == name]
+        for name in sorted({one.group for one in found.values()} - {""})
+    }
+    if not groups and not joined(bar, found):
+        return "; ".join(_cell(bar, name, one) for name, one in found.items())
+    parts = [_range(bar, name, own) for name, own in groups.items()] or [_mean(bar, found)]
+    return "; ".join([*parts, *_missing(bar, found)])
+
+
+def _mean(bar: Bar, found: Mapping[str, Figure]) -> str:
+    """The mean of cells, of what cells where these are not named, and the extremes."""
+    rows = pd.DataFrame([row for one in found.values() for row in one.rows])
+    over = f" of {row_groups.differing(rows, 'cells')}" if bar.cells is None and len(found) > 1 else ""
+    mean = bar.unit.measured(bar.mean([one.estimate for one in found.values()]))
+    ranked = sorted(found, key=lambda name: bar.side.off(found[name].estimate.value))
+    ends = [f"{which}: {_cell(bar, name, found[name])}" for which, name in (("worst", ranked[-1]), ("best", ranked[0]))]
+    return "; ".join([f"{mean} {bar.joined}{over}", *ends[: len(found)]])
+
+
+def _range(bar: Bar, group: str, found: Sequence[Figure]) -> str:
+    """The least and the most of a group's cells, and of their second figures where all cells have one."""
+    ordered = sorted((one.estimate for one in found), key=lambda one: one.value)
+    second = sorted(one.second for one in found if one.second is not None)
+    said = " to ".join(dict.fromkeys(bar.unit.measured(one) for one in (ordered[0], ordered[-1])))
+    if len(second) < len(found):
+        return f"{group}: {said}"
+    ends = " to ".join(dict.fromkeys(bar.unit.number(one) for one in (second[0], second[-1])))
+    return f"{group}: {said} ({bar.second}: {ends}{bar.unit.name})"
+
+
+def _missing(bar: Bar, found: Mapping[str, Figure]) -> list[str]:
+    """How many cells miss a bound that is the same for each."""
+    bound = bar.level.each
+    if bound is None or isinstance(bound, tuple):
+        return []
+    missing = sum(bar.side.off(one.estimate.value) > bar.side.off(bound) for one in found.values())
+    return [f"{missing} of {len(found)} miss the bar of each"] if missing else []
+
+
+def _cell(bar: Bar, name: str, one: Figure) -> str:
+    """What one cell shows."""
+    second = f"{bar.second}: {bar.unit.number(one.second)}{bar.unit.name}" if one.second is not None else ""
+    said = ", ".join(part for part in (one.says, second) if part)
+    return f"{name}: {bar.unit.measured(one.estimate)}{f' ({said})' if said else ''}"

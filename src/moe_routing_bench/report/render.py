@@ -1,9 +1,7 @@
-"""One self-contained HTML file per platform, readable offline. Never imports torch."""
+"""A platform's report: `report.json`, and one self-contained HTML file that is rendered from it, readable offline. Never imports torch."""
 
-import base64
-import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,53 +10,75 @@ import pandas as pd
 import pyarrow as pa
 
 from moe_routing_bench.comparison import devices
-from moe_routing_bench.comparison.claims import VERDICTS, Held
-from moe_routing_bench.figures import FIGURES, NOTHING
-from moe_routing_bench.figures import Figure as Entry
+from moe_routing_bench.comparison.claim_verdicts import Held
+from moe_routing_bench.figures import FIGURES, footer
 from moe_routing_bench.quality import compare
 from moe_routing_bench.quality.run_rows import BY_DOMAIN
 from moe_routing_bench.quantities import digits
 from moe_routing_bench.report import (
-    accuracy,
-    altered,
+    document,
     format_bars,
     layer_bars,
-    method,
     page,
-    quality,
-    quantised,
+    quantised_weights,
     reached,
     routing_bars,
+    script_data,
+    trained_rules,
     words,
 )
 from moe_routing_bench.report.answers import answers
-from moe_routing_bench.report.charts import charts, library
-from moe_routing_bench.report.choices import choices
-from moe_routing_bench.report.columns import COLUMNS, KEYS
-from moe_routing_bench.report.evidence import evidence
+from moe_routing_bench.report.document import Figure, Report, made
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.headlines import headlines, unfound
-from moe_routing_bench.report.packing import compressed, plain
-from moe_routing_bench.report.questions import questions
-from moe_routing_bench.report.rows import page_data, row_id
+from moe_routing_bench.report.packed_columns import plain
+from moe_routing_bench.report.parts import Accuracy, ByFormat, Failed, Quality
+from moe_routing_bench.report.row_data import page_data, row_id
+from moe_routing_bench.report.script_data import questions
+from moe_routing_bench.report.section_tables import choices, claim_line, evidence, judged
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.store import records
 
 _MACHINE = (
-    "gpu_name", "driver", "cuda_version", "cpu_model", "cpu_threads", "torch_version", "triton_version",
-    "cutlass_dsl_version", "python_version", "power_limit_w", "git_sha", "git_dirty", "schema_version",
-)  # fmt: skip
+    "gpu_name",
+    "driver",
+    "cuda_version",
+    "cpu_model",
+    "cpu_threads",
+    "torch_version",
+    "triton_version",
+    "cutlass_dsl_version",
+    "python_version",
+    "power_limit_w",
+    "git_sha",
+    "git_dirty",
+    "schema_version",
+)
 _CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", "launch_us", "graph_node_us")
 
 
-def render(
-    table: pa.Table | pd.DataFrame, figures: Mapping[str, Path], out: Path, trained: pd.DataFrame | None = None,
-    adapted: pd.DataFrame | None = None, versions: Mapping[str, str] = MappingProxyType({}),
-    claims: Sequence[Held] = (), models: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), run: str = "",
-    profiles: Sequence[Mapping[str, Any]] = (), matrix: pd.DataFrame | None = None, presets: Mapping[str, str] = MappingProxyType({}),
+def render(table: pa.Table | pd.DataFrame, figures: Collection[str], out: Path, *others: Any, **named: Any) -> None:
+    """Write the report of `table` as data to `report.json` next to `out`, and to `out` the page that is made of it alone; arguments as `build`."""
+    text = document.write(build(table, figures, out, *others, **named), out.with_name(document.NAME))
+    page.write_report(document.parsed(text), out)
+
+
+def build(
+    table: pa.Table | pd.DataFrame,
+    figures: Collection[str],
+    out: Path,
+    trained: pd.DataFrame | None = None,
+    adapted: pd.DataFrame | None = None,
+    versions: Mapping[str, str] = MappingProxyType({}),
+    claims: Sequence[Held] = (),
+    models: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    run: str = "",
+    profiles: Sequence[Mapping[str, Any]] = (),
+    matrix: pd.DataFrame | None = None,
+    presets: Mapping[str, str] = MappingProxyType({}),
     stored: Mapping[str, pd.DataFrame] = MappingProxyType({}),
-) -> None:  # fmt: skip
-    """Write the report of `table` (rows of the schema) with the SVG file of each figure to `out`.
+) -> Report:
+    """The report of `table` (rows of the schema) and of the figures of these names, for a page at `out`, whose folder may have pages to link.
 
     With the rows of training runs (`trained`) it has a section on quality, which has those of adaptations (`adapted`), too;
     figures of both are shown only there. `versions` are the package versions of commits, `claims`
@@ -68,128 +88,102 @@ def render(
     """
     frame = records.frame(table) if isinstance(table, pa.Table) else table
     tables = {"measurements": frame, "quality": trained, "perft": adapted}
-    plotted = charts(tables, {name: FIGURES[name].source for name in figures if name in FIGURES})
-    every = [(entry, "" if name in plotted else uri) for name, path in figures.items() for entry, uri in [_figure(name, path)]]  # fmt: skip
-    drawn = [(entry, uri) for entry, uri in every if uri is not None]
-    proof = evidence(stored)
     runs = {"Training runs measured": trained, "Adaptations measured": adapted}
-    trainings = [words.measured(rows, versions, said) for said, rows in runs.items() if rows is not None]
-    bars = reached.lines((*routing_bars.BARS, *layer_bars.BARS), {"": frame})
-    page.write(
-        "report.html.j2",
-        out,
+    trainings = [words.measured(rows, versions, text) for text, rows in runs.items() if rows is not None]
+    scope = made(words.scope, frame)
+    others, ours = ([entry for entry in claims if entry.claim.own == mine] for mine in (False, True))
+    return Report(
         title=_values(frame, "platform") + (f", run {run}" if run else ""),
         folder=out.parent.name,
-        scope=" ".join([words.scope(frame), words.measured(frame, versions), *trainings]),
+        cpu=devices.column(frame) == devices.CPU and not footer.is_foreign(frame),
+        scope=replace(scope, text=" ".join([scope.text, words.measured(frame, versions), *trainings])),
+        suspects=made(words.suspects, frame),
         siblings=words.siblings(out),
-        suspects=words.suspects(frame),
-        meanings=words.meanings(frame, trained is not None),
-        cpu=devices.column(frame) == devices.CPU,
         comparisons=sorted(path.name for path in out.parent.glob("compare-*.html")),
+        meanings=words.meanings(frame, trained is not None),
         headlines=headlines(frame, trained),
-        unfound=unfound(frame),
+        unfound=made(unfound, frame),
         findings=findings(frame),
         answers=answers(frame, trained),
-        benches=set(frame["bench"]),
-        bars=bars,
-        streams=any("stream" in line.what for line in bars),
+        figures=[_figure(name, tables.get(FIGURES[name].source)) for name in figures],
+        rows=page_data(frame, presets),
+        questions=questions(frame, models),
+        failed=_failed(frame),
+        machine=_machine(frame),
+        method=words.method(frame),
+        bars=reached.lines((*routing_bars.BARS, *layer_bars.BARS), {"": frame}),
         seed=section(frame, run, profiles),
         choices=choices(frame[frame["gpu_name"].notna()]),
-        claims=_judged([one for one in claims if not one.claim.own]),
-        unheld=[_claim(one) for one in claims if not one.cells and not one.claim.own],
-        own=_judged([one for one in claims if one.claim.own]),
-        figures=[(entry, uri) for entry, uri in drawn if entry.source == "measurements"],
-        undrawn=[entry.title for entry, uri in every if uri is None],
-        quality=None
-        if trained is None
-        else _quality(trained, adapted, [one for one in drawn if one[0].source != "measurements"]),
+        claims=judged(others),
+        unheld=[claim_line(entry) for entry in others if not entry.cells],
+        own=judged(ours),
+        quality=None if trained is None else _quality(trained, adapted),
         quantised=_quantised(frame, matrix),
         accuracy=None if matrix is None or matrix.empty else _accuracy(matrix),
-        evidence=proof,
-        tabled={f"evidence-{one.name}" for one in proof},
-        charts=plotted,
-        drawings={f"figure-{entry.name}" for entry, _ in drawn},
-        library=library(),
-        columns=COLUMNS,
-        keys=KEYS,
-        data=compressed(page_data(frame, presets) | {"charts": plotted, "questions": questions(frame, models)}),
-        bad=_not_ok(frame),
-        machine=[(n, _values(frame, n)) for n in _MACHINE] + [(n, _spread(frame, n)) for n in _CEILINGS],
-        days=_days(frame),
-        method=method.of_rows(frame),
+        evidence=evidence(stored),
     )
 
 
-def _quality(
-    trained: pd.DataFrame, adapted: pd.DataFrame | None, figures: list[tuple[Entry, str]]
-) -> dict[str, object]:
+def _figure(name: str, table: pd.DataFrame | None) -> Figure:
+    """A figure as data; one without marks says why."""
+    entry = FIGURES[name]
+    chart = None if table is None else entry.chart(table)
+    text = (name, entry.title, entry.caption, entry.source)
+    if chart is None or chart.marks.empty:
+        return Figure(*text, reason="its table is not stored" if chart is None else chart.reason)
+    return Figure(*text, script_data.chart_data(chart, footer.line(entry.source, chart.shown)))
+
+
+def _quality(trained: pd.DataFrame, adapted: pd.DataFrame | None) -> Quality:
     """What the section on quality shows."""
     finals = compare.finals(trained)
     seeds = finals.groupby(["label", "contestant"])["seed"].nunique()
-    return {
-        "figures": figures, "several": bool((seeds > 1).any()), "machine": _values(trained, "device"),
-        "timed": compare.timed(compare.with_speeds(finals)), "columns": quality.COLUMNS,
-        "by_domain": bool((trained["validation_batches"] == BY_DOMAIN).any()), "withdrawn": compare.WITHDRAWN, "cautions": quality.cautions(trained),
-        "contests": quality.contests(trained),
-        "adaptations": [] if adapted is None else quality.adaptations(adapted), "altered": altered.costs(trained),
-    }  # fmt: skip
+    return Quality(
+        several=bool((seeds > 1).any()),
+        machine=_values(trained, "device"),
+        timed=compare.timed(compare.with_speeds(finals)),
+        columns=[(name, heading, meaning) for name, heading, _, meaning in trained_rules.COLUMNS],
+        by_domain=bool((trained["validation_batches"] == BY_DOMAIN).any()),
+        withdrawn=compare.WITHDRAWN,
+        cautions=trained_rules.cautions(trained),
+        contests=trained_rules.contests(trained),
+        adaptations=[] if adapted is None else trained_rules.adaptations(adapted),
+        altered=trained_rules.altered_costs(trained),
+    )
 
 
-def _quantised(frame: pd.DataFrame, matrix: pd.DataFrame | None) -> dict[str, object] | None:
+def _quantised(frame: pd.DataFrame, matrix: pd.DataFrame | None) -> ByFormat | None:
     """What the section on formats of weights shows; None where none was measured."""
-    if not (lines := quantised.lines(frame, matrix)):
+    if not (lines := quantised_weights.lines(frame, matrix)):
         return None
     matrices = {} if matrix is None else {"": matrix}
-    return {"lines": lines, "bars": format_bars.lines({"": frame}, matrices)}
+    return ByFormat(lines=lines, bars=format_bars.lines({"": frame}, matrices))
 
 
-def _accuracy(matrix: pd.DataFrame) -> dict[str, object]:
+def _accuracy(matrix: pd.DataFrame) -> Accuracy:
     """What the section on quantised weights shows."""
-    return {"sizes": accuracy.sizes(matrix), "drawn": list(accuracy.DRAWN.values()), "lines": accuracy.lines(matrix)}
+    return Accuracy(
+        sizes=quantised_weights.sizes(matrix),
+        drawn=list(quantised_weights.DRAWN.values()),
+        lines=quantised_weights.exactness(matrix),
+    )
 
 
-def _judged(claims: Sequence[Held]) -> list[dict[str, object]]:
-    """What the table of claims shows of those that rows could be held against."""
-    return [_claim(one) for one in sorted(claims, key=lambda one: VERDICTS.index(one.verdict)) if one.cells]
-
-
-def _claim(one: Held) -> dict[str, object]:
-    """What the table of claims shows of one."""
-    claim = one.claim
-    ours = "–" if math.isnan(one.ours) else page.quantity(one.ours, claim.unit)
-    return {
-        "who": claim.who, "statement": claim.statement, "boundary": claim.boundary, "source": claim.source, "hardware": claim.hardware or "not said",
-        "published": page.quantity(claim.figure, claim.unit, "%g"), "ours": ours, "cells": one.cells or "–", "verdict": one.verdict, "why": one.why,
-    }  # fmt: skip
-
-
-def _figure(name: str, path: Path) -> tuple[Entry, str | None]:
-    """The figure's table entry and its drawing as a data URI; empty when there is no file, None when no panel has anything to show."""
-    entry = FIGURES.get(name) or Entry(name, name, "")
-    if not path.is_file():
-        return entry, ""
-    svg = path.read_text(encoding="utf-8")
-    if 0 < svg.count('id="axes_') <= svg.count(f'id="{NOTHING}"'):
-        return entry, None
-    return entry, "data:image/svg+xml;base64," + base64.b64encode(small(svg).encode()).decode()
-
-
-def small(svg: str) -> str:
-    """The same drawing in fewer bytes: coordinates to a hundredth of a point, no metadata, no line ends."""
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    coordinates = re.compile(r'(?<=[\s"])(?:d|x|y|points)="[^"]*"')
-    svg = coordinates.sub(lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
-    return re.sub(r"\s*\n\s*", " ", svg)
-
-
-def _not_ok(frame: pd.DataFrame) -> list[tuple[str, str, str, str, list[tuple[str, str]]]]:
-    """Status, bench, implementation, reason, and cell and id of the rows without a time, grouped by the first four."""
+def _failed(frame: pd.DataFrame) -> list[Failed]:
+    """Rows without a time, grouped by status, bench, implementation and reason."""
     bad = frame[frame["status"] != "ok"].assign(reason=lambda rows: rows["reason"].fillna("no reason recorded"))
     keys = ["status", "bench", "implementation", "reason"]
     return [
-        (*key, sorted((str(record["cell"]), row_id(record)) for record in group.to_dict("records")))
+        Failed(*key, sorted((str(record["cell"]), row_id(record)) for record in group.to_dict("records")))
         for key, group in bad.groupby(keys, dropna=False)
     ]
+
+
+def _machine(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """Name and value of what is known of the machine, the ceilings and the days."""
+    known = [(name, _values(frame, name)) for name in _MACHINE]
+    ceilings = [(name, _spread(frame, name)) for name in _CEILINGS]
+    return [*known, *ceilings, ("measured", _days(frame))]
 
 
 def _values(frame: pd.DataFrame, column: str) -> str:
@@ -201,7 +195,7 @@ def _values(frame: pd.DataFrame, column: str) -> str:
 def _spread(frame: pd.DataFrame, column: str) -> str:
     """Median and range of a measured column."""
     values = frame[column].dropna()
-    middle, least, most = (digits(one, exact=True) for one in (values.median(), values.min(), values.max()))
+    middle, least, most = (digits(entry, exact=True) for entry in (values.median(), values.min(), values.max()))
     return f"{middle} (median; {least} to {most})" if len(values) else "–"
 
 

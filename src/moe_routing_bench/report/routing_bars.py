@@ -9,7 +9,6 @@ import pandas as pd
 
 from moe_routing_bench.comparison import ratios
 from moe_routing_bench.comparison.ratios import Estimate
-from moe_routing_bench.report.bar_figures import Figure, Row, against, fastest, own_figure, uneven
 from moe_routing_bench.report.bars import (
     AT_MOST,
     MICROSECONDS,
@@ -18,8 +17,14 @@ from moe_routing_bench.report.bars import (
     WITHIN,
     Bar,
     Cells,
+    Figure,
     Level,
+    Row,
     Values,
+    against,
+    fastest,
+    own_figure,
+    uneven,
 )
 
 _OURS = ("cute",)
@@ -36,13 +41,13 @@ _FINE = replace(PERCENT, digits=2)  # some shares are within a tenth of a percen
 
 
 def _share(column: str, group: str, rows: Sequence[Row]) -> Figure | None:
-    """A share of a ceiling, beside that of a stream that is as short as the stage, which says what no kernel could gain."""
+    """A share of a ceiling, with that of a stream that is as short as the stage, which says what no kernel could gain."""
     found = own_figure(column, ratios.share, _OURS, rows)
     if found is None:
         return None
     own = found.rows[0]
     short = own["share_of_short_stream"]
-    return replace(found, group=group and f"k={own[group]:g}", beside=None if pd.isna(short) else short)
+    return replace(found, group=group and f"k={own[group]:g}", second=None if pd.isna(short) else short)
 
 
 def _ours(bench: str, what: str, column: str, level: float, group: str, **bounds: tuple[float, float]) -> Bar:
@@ -55,17 +60,25 @@ def _ours(bench: str, what: str, column: str, level: float, group: str, **bounds
         return found
 
     return Bar(
-        f"{bench}, {what}", bench, partial(_share, column, group), Level(each=level), among=among, unit=_FINE,
-        beside="of a stream as short",
-    )  # fmt: skip
+        f"{bench}, {what}",
+        bench,
+        partial(_share, column, group),
+        Level(each=level),
+        among=among,
+        unit=_FINE,
+        second="of a stream as short",
+    )
 
 
 def _over(bench: str, rival: str, name: str, level: Level) -> Bar:
     """The speed of cute over another implementation in every cell that both ran."""
     return Bar(
-        f"{bench}: speed of cute over {name}", bench, partial(against, _OURS, rival.__eq__), level,
+        f"{bench}: speed of cute over {name}",
+        bench,
+        partial(against, _OURS, rival.__eq__),
+        level,
         among=lambda rows: rows[rows["implementation"].isin((*_OURS, rival))],
-    )  # fmt: skip
+    )
 
 
 def _time(what: str, bench: str, most_us: float, label: str, values: Values) -> Bar:
@@ -107,7 +120,10 @@ def _floors(rows: Sequence[Row]) -> Figure | None:
 
     A stage's floor is its time by its share of the ceiling, whose scatter is not known: the interval is that of routing.
     """
-    whole, *parts = (next((row for row in rows if row["bench"] == bench and row["implementation"] in _OURS), None) for bench in ("routing", *_FLOORS))  # fmt: skip
+    whole, *parts = (
+        next((row for row in rows if row["bench"] == bench and row["implementation"] in _OURS), None)
+        for bench in ("routing", *_FLOORS)
+    )
     found = [one for one in parts if one is not None]
     if whole is None or len(found) < len(parts):
         return None
@@ -120,23 +136,70 @@ def _floors(rows: Sequence[Row]) -> Figure | None:
 
 BARS = (
     *(
-        _ours(bench, "T ≥ 16384, H ≥ 2048: cute's share of the stream of its mix", "share_of_stream", level, "top_k", tokens=(16384, math.inf), hidden=(2048, math.inf))
+        _ours(
+            bench,
+            "T ≥ 16384, H ≥ 2048: cute's share of the stream of its mix",
+            "share_of_stream",
+            level,
+            "top_k",
+            tokens=(16384, math.inf),
+            hidden=(2048, math.inf),
+        )
         for bench, level in (("pack", 0.95), ("combine", 0.96))
     ),
-    *(_ours(bench, "16 to 64 MB: cute's share of a copy", "share_of_copy", 0.8, "", compulsory_bytes=(16e6, 64e6)) for bench in ("pack", "combine")),
+    *(
+        _ours(bench, "16 to 64 MB: cute's share of a copy", "share_of_copy", 0.8, "", compulsory_bytes=(16e6, 64e6))
+        for bench in ("pack", "combine")
+    ),
     *(_over(bench, "triton", "triton", Level(1.0)) for bench in ("gate", "permute", "pack", "combine")),
     _time("gate, T=16384, E=128, k=8, fp32: time of cute", "gate", 8, "T=16384", _GATE),
     _over("gate", "quack", "QuACK", Level(each=1.0)),
     _time("permute, 131,072 assignments, E=128: time of cute", "permute", 12, "T=16384", _PERMUTE),
-    Bar("gate and permute, E=128, k=8, T ≤ 512: time of both as stages of routing", "routing", _together, Level(each=8), among=_small, side=AT_MOST, unit=MICROSECONDS),
-    Bar("routing, T=16384, H=2048, E=128, k=8: speed of cute over torch", "routing", _over_torch, Level(each=4.0), cells={"T=16384": _LARGE}),
-    Bar("routing, T=16384, H=2048, E=128, k=8: time of cute over the sum of its floors", "routing", _floors, Level(each=1.12), cells={"T=16384": _LARGE}, others=_FLOORS, side=AT_MOST),
+    Bar(
+        "gate and permute, E=128, k=8, T ≤ 512: time of both as stages of routing",
+        "routing",
+        _together,
+        Level(each=8),
+        among=_small,
+        side=AT_MOST,
+        unit=MICROSECONDS,
+    ),
+    Bar(
+        "routing, T=16384, H=2048, E=128, k=8: speed of cute over torch",
+        "routing",
+        _over_torch,
+        Level(each=4.0),
+        cells={"T=16384": _LARGE},
+    ),
+    Bar(
+        "routing, T=16384, H=2048, E=128, k=8: time of cute over the sum of its floors",
+        "routing",
+        _floors,
+        Level(each=1.12),
+        cells={"T=16384": _LARGE},
+        others=_FLOORS,
+        side=AT_MOST,
+    ),
     *(
-        replace(_time(f"routing, T={tokens}, H=2048, E=128, k=8: time of cute", "routing", most_us, f"T={tokens}", _LARGE | {"tokens": tokens}), figure=_routing)
+        replace(
+            _time(
+                f"routing, T={tokens}, H=2048, E=128, k=8: time of cute",
+                "routing",
+                most_us,
+                f"T={tokens}",
+                _LARGE | {"tokens": tokens},
+            ),
+            figure=_routing,
+        )
         for tokens, most_us in ((64, 20), (512, 28))
     ),
     Bar(
-        "routing, T=16384, H=2048, E=128, k=8: time of cute with skewed loads over balanced, less 1", "routing", partial(uneven, _OURS), Level(each=1.1),
-        cells={f"skew {skew:g}": _LARGE | {"skew": (0.0, skew)} for skew in (1.7, 3.7)}, side=WITHIN, unit=PERCENT_MORE,
+        "routing, T=16384, H=2048, E=128, k=8: time of cute with skewed loads over balanced, less 1",
+        "routing",
+        partial(uneven, _OURS),
+        Level(each=1.1),
+        cells={f"skew {skew:g}": _LARGE | {"skew": (0.0, skew)} for skew in (1.7, 3.7)},
+        side=WITHIN,
+        unit=PERCENT_MORE,
     ),
-)  # fmt: skip
+)

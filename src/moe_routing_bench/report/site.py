@@ -11,15 +11,16 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.comparison import devices
-from moe_routing_bench.comparison.claims import Held
+from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.config.axes import PRESET
 from moe_routing_bench.config.claims import Claim
-from moe_routing_bench.figures import style
+from moe_routing_bench.figures import footer
 from moe_routing_bench.quantities import count
-from moe_routing_bench.report import method, page
-from moe_routing_bench.report.headlines import Headline, headlines, unfound
+from moe_routing_bench.report import page, words
+from moe_routing_bench.report.document import Sentence
+from moe_routing_bench.report.headlines import headlines, unfound
 
-KEPT = ("index.html", "compare-*.html", "figures/*.svg", "figures/*.png")  # of a report's folder
+KEPT = ("index.html", "report.json", "compare-*.html", "figures/*.svg", "figures/*.png")  # of a report's folder
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Listed:
     commit: str
     benches: str
     rows: str
-    findings: list[Headline]
+    findings: list[Sentence]
     unfound: str  # why there are none
     comparisons: list[str]
     tables: list[str]
@@ -43,9 +44,9 @@ def listed(folder: Path, table: pd.DataFrame, trained: pd.DataFrame | None, tabl
     ok = table[table["status"] == "ok"]
     return Listed(
         folder=folder.name,
-        machine=style.distinct(table[devices.column(table)]),
-        days=style.days(table["started_at"]),
-        commit=style.distinct(table["git_sha"].astype("string").str[:7]),
+        machine=footer.distinct(table[devices.column(table)]),
+        days=footer.days(table["started_at"]),
+        commit=footer.distinct(table["git_sha"].astype("string").str[:7]),
         benches=", ".join(dict.fromkeys(table["bench"])),
         rows=f"{len(ok)} of {len(table)} rows ok, {count(len(ok[['bench', 'cell']].drop_duplicates()), 'cell')}"
         + ("" if trained is None else f"; {count(trained['run'].nunique(), 'training run')}"),
@@ -62,9 +63,12 @@ def between(pair: tuple[str, str]) -> str:
 
 
 def write(
-    reports: Sequence[tuple[Listed, Path, Sequence[Path]]], out: Path, pairs: Sequence[tuple[str, str]] = (),
-    held: Mapping[str, Sequence[Held]] = MappingProxyType({}), models: Mapping[str, Any] = MappingProxyType({}),
-) -> None:  # fmt: skip
+    reports: Sequence[tuple[Listed, Path, Sequence[Path]]],
+    out: Path,
+    pairs: Sequence[tuple[str, str]] = (),
+    held: Mapping[str, Sequence[Held]] = MappingProxyType({}),
+    models: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Copy each report (what is listed of it, its folder, its Parquet files) below `out`, and write `out`/index.html.
 
     `pairs` are the platforms whose pages are there already, `held` what became of published figures in the folder of each report, `models`
@@ -76,7 +80,7 @@ def write(
             target = out / one.folder / inside
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-            if path.name == "index.html":  # the rows lie beside it here, and in results/ where it was made
+            if path.name == "index.html":  # here the rows are in its folder, where it was made in results/
                 text = path.read_text(encoding="utf-8")
                 target.write_text(text.replace(f'href="../../results/{one.folder}/', 'href="'), encoding="utf-8")
     page.write(
@@ -88,12 +92,20 @@ def write(
         unheld=len({one.claim.id for found in held.values() for one in found if not one.claim.own}) - len(told),
         models=models,
         sizes=PRESET,
-        method=method.ANY,
+        method=words.ANY_METHOD,
     )
 
 
 def claimed(held: Mapping[str, Sequence[Held]]) -> list[tuple[Claim, list[tuple[str, Held]]]]:
     """Each claim of others of which some report has rows, with the folders of these reports and what they show; in the order of the claims."""
     every = {one.claim.id: one.claim for found in held.values() for one in found if not one.claim.own}
-    shown = {name: [(folder, one) for folder, found in held.items() for one in found if one.claim.id == name and not math.isnan(one.ours)] for name in every}  # fmt: skip
+    shown = {
+        name: [
+            (folder, one)
+            for folder, found in held.items()
+            for one in found
+            if one.claim.id == name and not math.isnan(one.ours)
+        ]
+        for name in every
+    }
     return [(every[name], found) for name, found in shown.items() if found]

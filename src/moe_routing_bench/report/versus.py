@@ -1,23 +1,30 @@
-"""The same cells on two platforms: times side by side, and how they differ beside what the ceilings of the two differ by. No torch."""
+"""The same cells on two platforms: times side by side, and how the ratios compare with those of the ceilings. No torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 
-from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import devices, runs
 from moe_routing_bench.comparison.verdicts import FASTER
-from moe_routing_bench.figures import grouping, style
+from moe_routing_bench.figures import footer, row_groups
 from moe_routing_bench.quantities import count, times
 from moe_routing_bench.report import page
-from moe_routing_bench.report.pictures import Dot, picture
-from moe_routing_bench.report.rows import row_id
+from moe_routing_bench.report.document import Dot
+from moe_routing_bench.report.pictures import picture
+from moe_routing_bench.report.row_data import row_id
 
 CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", "launch_us", "graph_node_us")
 MACHINE = (
-    "gpu_name", "power_limit_w", "driver", "cuda_version", "torch_version", "triton_version", "cutlass_dsl_version", "git_sha",
-)  # fmt: skip
+    "gpu_name",
+    "power_limit_w",
+    "driver",
+    "cuda_version",
+    "torch_version",
+    "triton_version",
+    "cutlass_dsl_version",
+    "git_sha",
+)
 _ROW = ["bench", "cell", "implementation"]
 _OF_EACH = ["median_us", "ci_low_us", "ci_high_us", "roofline_us", "share_of_roofline", "best_verdict", "suspect"]
 
@@ -36,7 +43,7 @@ def pairs(tables: Mapping[str, pd.DataFrame]) -> list[tuple[str, str]]:
 
 
 def write(names: tuple[str, str], tables: tuple[pd.DataFrame, pd.DataFrame], out: Path) -> None:
-    """A page on two such folders, beside the folders of their reports."""
+    """A page on two such folders, next to the folders of their reports."""
     found = rows(*tables)
     best = cells(found)
     page.write(
@@ -47,21 +54,25 @@ def write(names: tuple[str, str], tables: tuple[pd.DataFrame, pd.DataFrame], out
         ceilings=ceilings(*tables),
         agreed=agreed(best),
         times=times,
-        pictures=[(bench, drawn) for bench in BENCHES for drawn in [_picture(best, bench, names[1])] if drawn],
+        pictures=[
+            (bench, drawn) for bench in row_groups.benches(best) for drawn in [_picture(best, bench, names[1])] if drawn
+        ],
         cells=best.to_dict("records"),
         rows=[one | {"id": row_id(one)} for one in found.to_dict("records")],
     )
 
 
 def agreement(best: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Of each of `cells`: whether the same implementation has the lowest median on both, and whether both runs tell theirs from the best other."""
+    """For each of `cells`: whether the same implementation has the lowest median on both, and whether both runs tell theirs from the best other."""
     return best["one"] == best["other"], best["one_told"] & best["other_told"]
 
 
 def agreed(best: pd.DataFrame) -> str:
     """In how many cells both runs tell the same implementation from the best other, in how many different ones, and in how many one tells none."""
     same, told = agreement(best)
-    parts = [f"In {int((told & same).sum())} of {count(len(best), 'cell')} both runs tell the same implementation from the best other as the fastest"]  # fmt: skip
+    parts = [
+        f"In {int((told & same).sum())} of {count(len(best), 'cell')} both runs tell the same implementation from the best other as the fastest"
+    ]
     parts += [f"in {int((told & ~same).sum())} they tell different ones"] if (told & ~same).any() else []
     parts += [f"in {int((~told).sum())} at least one of them tells none (≈)"] if not told.all() else []
     return f"{'; '.join(parts)}."
@@ -69,7 +80,7 @@ def agreed(best: pd.DataFrame) -> str:
 
 def _timed(table: pd.DataFrame) -> pd.DataFrame:
     """The rows that have a time, with what the page shows of each."""
-    return style.ok(table)[_ROW + _OF_EACH]
+    return row_groups.ok(table)[_ROW + _OF_EACH]
 
 
 def rows(one: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
@@ -78,7 +89,7 @@ def rows(one: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     judged = runs.compare(one[list(runs.COLUMNS)], other[list(runs.COLUMNS)], across=True).rows
     both = _timed(one).merge(_timed(other), on=_ROW, suffixes=("_one", "_other"))
     found = both.merge(judged[[*_ROW, "ratio", "ratio_ci_low", "ratio_ci_high"]], on=_ROW)
-    labels = dict(zip(one["cell"], grouping.labels(one), strict=True))
+    labels = dict(zip(one["cell"], row_groups.labels(one), strict=True))
     numbers = {name: found[name].astype(float) for name in ("ratio", "ratio_ci_low", "ratio_ci_high")}
     doubt = (found["suspect_one"] == True) | (found["suspect_other"] == True)  # noqa: E712
     return found.assign(
@@ -90,23 +101,35 @@ def rows(one: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
 
 
 def cells(found: pd.DataFrame) -> pd.DataFrame:
-    """Of each cell the fastest implementation on either platform among those that both measured, whether it is told from the next by the stored
+    """The fastest implementation of each cell on either platform among those that both measured, whether it is told from the next by the stored
     verdict of its run, its time, and the ratio of both times, as wide as their intervals make it."""
     records = []
     for (bench, cell), group in found.groupby(["bench", "cell"], sort=False):
         one, other = (group.loc[group[f"median_us_{side}"].idxmin()] for side in ("one", "other"))
-        records.append({
-            "bench": bench, "cell": cell, "label": one["label"], "doubt": bool(one["doubt"] or other["doubt"]), "one": one["implementation"], "other": other["implementation"], "one_us": one["median_us_one"], "other_us": other["median_us_other"],
-            "one_told": one["best_verdict_one"] == FASTER, "other_told": other["best_verdict_other"] == FASTER, "ratio": one["median_us_one"] / other["median_us_other"],
-            "low": one["ci_low_us_one"] / other["ci_high_us_other"], "high": one["ci_high_us_one"] / other["ci_low_us_other"],
-        })  # fmt: skip
+        records.append(
+            {
+                "bench": bench,
+                "cell": cell,
+                "label": one["label"],
+                "doubt": bool(one["doubt"] or other["doubt"]),
+                "one": one["implementation"],
+                "other": other["implementation"],
+                "one_us": one["median_us_one"],
+                "other_us": other["median_us_other"],
+                "one_told": one["best_verdict_one"] == FASTER,
+                "other_told": other["best_verdict_other"] == FASTER,
+                "ratio": one["median_us_one"] / other["median_us_other"],
+                "low": one["ci_low_us_one"] / other["ci_high_us_other"],
+                "high": one["ci_high_us_one"] / other["ci_low_us_other"],
+            }
+        )
     return pd.DataFrame(records)
 
 
 def machines(one: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str, str, str]]:
     """Name and value on either platform of what is known of the machines."""
     shown = [table[list(MACHINE)].assign(git_sha=table["git_sha"].astype("string").str[:7]) for table in (one, other)]
-    return [(name, *(style.distinct(table[name]) for table in shown)) for name in MACHINE]
+    return [(name, *(footer.distinct(table[name]) for table in shown)) for name in MACHINE]
 
 
 def ceilings(one: pd.DataFrame, other: pd.DataFrame) -> list[tuple[str, float, float, float]]:

@@ -1,4 +1,4 @@
-"""What a page says of itself: how much was measured on what, what its names mean, and which other runs lie beside it."""
+"""What a page says of itself: how much was measured on what and how, what its names mean, and which other runs have pages next to it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +9,11 @@ import pandas as pd
 
 from moe_routing_bench.benches.bench import Bench, Implementation
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.figures import grouping, style
+from moe_routing_bench.comparison import devices
+from moe_routing_bench.config import axes
+from moe_routing_bench.figures import footer, row_groups
 from moe_routing_bench.quantities import count
+from moe_routing_bench.report.parts import Method
 from moe_routing_bench.store import manifest
 
 _OURS = {
@@ -33,6 +36,15 @@ _TRAINED = {
     "e8, e32 and the like": "configs of training runs: a tiny language model, with so many experts; Quality describes each",
     "causal rule": "a router that chooses for a token without seeing later ones, as a model that writes text has to",
 }
+SHORT, LONG = "short", "long"
+_TURNS = {
+    SHORT: "in blocks in random order",
+    LONG: "each in long turns of its own, because a power limit sets the clock",
+}
+
+
+ANY_METHOD = Method(f"{_TURNS[SHORT]}, or {_TURNS[LONG]}")
+SIZES = ("tokens", "hidden", "intermediate", "experts", "top_k")
 
 
 def scope(frame: pd.DataFrame) -> str:
@@ -90,18 +102,40 @@ def _made(one: Implementation, bench: Bench) -> str:
     if not one.parts or set(ways.values()) == {one.name}:
         return ""
     stages = {way: [part for part, other in ways.items() if other == way] for way in ways.values()}
-    return "; ".join(f"{grouping.words(parts)} by {way.rpartition('.')[2]}" for way, parts in stages.items())
+    return "; ".join(f"{row_groups.words(parts)} by {way.rpartition('.')[2]}" for way, parts in stages.items())
 
 
 def siblings(out: Path) -> list[tuple[str, str]]:
-    """Name and address of the other reports of the same platform that lie beside this one."""
+    """Name and address of the other reports of the same platform next to this one."""
     platform = out.parent.name.partition(".")[0]
-    beside = (path.parent.name for path in out.parents[1].glob(f"{platform}*/index.html"))
-    names = sorted(name for name in beside if name.partition(".")[0] == platform and name != out.parent.name)
+    near = (path.parent.name for path in out.parents[1].glob(f"{platform}*/index.html"))
+    names = sorted(name for name in near if name.partition(".")[0] == platform and name != out.parent.name)
     return [(name.partition(".")[2] or "the grid", f"../{name}/index.html") for name in names]
 
 
 def commits(frame: pd.DataFrame) -> str:
     """The commits that rows are of, and whether the code differed from them."""
     changed = frame["git_dirty"].eq(True).map({True: " with changes", False: ""})
-    return style.distinct(frame["git_sha"].astype("string").str[:7] + changed)
+    return footer.distinct(frame["git_sha"].astype("string").str[:7] + changed)
+
+
+def method(rows: pd.DataFrame) -> Method:
+    """What the rows with a time say; of rows without any, what would be said of others."""
+    ok = rows[rows["status"] == "ok"]
+    counts = ok["turns"].value_counts()
+    known = [kind for kind in _TURNS if counts.get(kind)]
+    if len(known) == 1:
+        turns = _TURNS[known[0]]
+    elif known:
+        turns = f"{_TURNS[SHORT]} ({count(counts[SHORT], 'row')}), or {_TURNS[LONG]} ({count(counts[LONG], 'row')})"
+    else:
+        turns = ANY_METHOD.turns
+    gpu = not ok.empty and devices.column(ok) == devices.GPU
+    return Method(turns, f" ({footer.caches(ok)})" if gpu else "")
+
+
+def shape(row: pd.Series) -> str:
+    """The model, the sizes, and what else is not the usual in a row's cell, in words."""
+    sizes = [f"{axes.AXES[name].prefix}={int(row[name])}" for name in SIZES if pd.notna(row[name])]
+    rest = row_groups.labels(pd.DataFrame([row]), but={*SIZES, "model"}).iloc[0]
+    return " ".join([*([row["model"]] if pd.notna(row["model"]) else []), *sizes, *([rest] if rest else [])])

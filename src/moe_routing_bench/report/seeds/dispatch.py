@@ -12,9 +12,9 @@ import pandas as pd
 
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.comparison import choices
+from moe_routing_bench.report.parts import ABSENT, Group, Table
 from moe_routing_bench.report.seeds.models import label, reduced, why
-from moe_routing_bench.report.seeds.published import figures
-from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number, ratio
+from moe_routing_bench.report.seeds.published import figures, number, ratio
 from moe_routing_kernels.choices import candidates, choose, table
 from moe_routing_kernels.choices.table import Entry
 
@@ -52,8 +52,19 @@ def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list
     groups = (
         Group("layer", ("model", "activations", "weights")),
         Group(f"published ({source['short']})", ("strategy",)),
-        Group(f"measured ({platform}), one layer", ("prefill by", "prefill µs", "decode by", "decode µs", f"prefill + {STEPS} x decode, ms", "over manual_branch", "in doubt")),
-    )  # fmt: skip
+        Group(
+            f"measured ({platform}), one layer",
+            (
+                "prefill by",
+                "prefill µs",
+                "decode by",
+                "decode µs",
+                f"prefill + {STEPS} x decode, ms",
+                "over manual_branch",
+                "in doubt",
+            ),
+        ),
+    )
     note = (
         "No times of theirs are published. Prefill is of 128 tokens, decoding of one; `always_` takes what is fastest in one phase for both, `manual_branch` the fastest "
         "of each, `unified_auto` is `auto`, which chooses by sizes, and `unified_hinted` what it chooses when it is told the phase. No choice waits for the GPU. "
@@ -88,9 +99,13 @@ def _layer(said: list[str], phases: Mapping[str, Phase]) -> Iterator[list[str]]:
         doubts = [phase for phase, row in zip(PHASES, chosen, strict=True) if row and isinstance(row["anomaly"], str)]
         total = totals[one["strategy"]]
         yield [
-            *said, one["strategy"], *cells, number(None if total is None else total / 1000),
-            number(ratio(total, totals["manual_branch"]), "x"), ", ".join(doubts) or ABSENT,
-        ]  # fmt: skip
+            *said,
+            one["strategy"],
+            *cells,
+            number(None if total is None else total / 1000),
+            number(ratio(total, totals["manual_branch"]), "x"),
+            ", ".join(doubts) or ABSENT,
+        ]
 
 
 def _row(phases: Mapping[str, Phase], phase: str, way: str) -> Mapping[str, Any] | None:

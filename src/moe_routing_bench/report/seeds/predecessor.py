@@ -9,8 +9,8 @@ import pandas as pd
 
 from moe_routing_bench.config.axes import AXES, spelled
 from moe_routing_bench.config.load import read_mapping
-from moe_routing_bench.report.seeds.published import folder
-from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number
+from moe_routing_bench.report.parts import ABSENT, Group, Table
+from moe_routing_bench.report.seeds.published import folder, number
 
 KINDS = ("figure", "column", "router", "axis", "file")  # of what stands for something that is no benchmark
 _DIVIDED = ("hidden", "intermediate")  # on a CPU
@@ -90,7 +90,14 @@ def _line(command: Command, rows: pd.DataFrame) -> list[str]:
     untimed = rows[~rows["implementation"].isin(ok["implementation"])].drop_duplicates("implementation")
     without = [f"{one['implementation']} {one['status']}: {one['reason']}" for one in untimed.to_dict("records")]
     said = "; ".join(filter(None, (times, *without)))
-    return [command.theirs, published or ABSENT, command.ours, str(rows["cell"].nunique()), said or ABSENT, command.differs or ABSENT]  # fmt: skip
+    return [
+        command.theirs,
+        published or ABSENT,
+        command.ours,
+        str(rows["cell"].nunique()),
+        said or ABSENT,
+        command.differs or ABSENT,
+    ]
 
 
 def _range(name: object, times: pd.Series) -> str:

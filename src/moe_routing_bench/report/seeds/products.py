@@ -1,4 +1,4 @@
-"""Seed 003: times of quantised experts, each of its tables beside the rows of this run.
+"""Seed 003: times of quantised experts, each of its tables with the rows of this run.
 
 Its shapes are one product per expert and ours are two: hidden is its K and intermediate N / 2, so that the first product is its own,
 and the second adds half of the FLOPs. Ratios and rates compare as they are; times compare over 1.5.
@@ -10,12 +10,10 @@ from typing import Any
 import pandas as pd
 from scipy import stats
 
-from moe_routing_bench.report.seeds import decode, dispatch, kernels
-from moe_routing_bench.report.seeds.doubts import doubted
-from moe_routing_bench.report.seeds.kernels import Row
-from moe_routing_bench.report.seeds.published import divisor, figures
-from moe_routing_bench.report.seeds.quantised import FORMATS, exactness, layers
-from moe_routing_bench.report.seeds.tables import ABSENT, Group, Table, number
+from moe_routing_bench.report.parts import ABSENT, Group, Table
+from moe_routing_bench.report.seeds import dispatch, kernels
+from moe_routing_bench.report.seeds.kernels import FORMATS, Row, doubted, exactness, layers
+from moe_routing_bench.report.seeds.published import divisor, figures, number
 
 _COLUMNS = (
     *("implementation", "phase", "tokens", "hidden", "intermediate", "experts", "top_k", "dtype", "weights"),
@@ -43,9 +41,12 @@ def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list
         [_times(measured, source, platform, f"{sizes}{left}"), _means(measured, source, platform)] if measured else []
     )
     return [
-        *shapes, exactness(experts, source, platform), *decode.tables(experts, platform),
-        *layers(rows[rows["bench"] == "layer"], source, platform), *dispatch.tables(rows, source, platform),
-    ]  # fmt: skip
+        *shapes,
+        exactness(experts, source, platform),
+        *kernels.decode_tables(experts, platform),
+        *layers(rows[rows["bench"] == "layer"], source, platform),
+        *dispatch.tables(rows, source, platform),
+    ]
 
 
 def _shape(known: Row, rows: Iterable[Row]) -> tuple[dict[str, Row], int]:
@@ -70,12 +71,18 @@ def _times(
 ) -> Table:
     lines = []
     for known, found, _ in measured:
-        lines.append([
-            known["shape"], *(str(known[name]) for name in ("experts", "n", "k", "tokens", "format", "activations")),
-            *(number(known[f"{name}_ms"]) for name in ("base_mm", "base_dequant", "kernel")), number(known["speedup"], "x"), number(known["tflops"]),
-            known["machine"], kernels.listed(known["doubts"]),
-            *kernels.texts(found),
-        ])  # fmt: skip
+        lines.append(
+            [
+                known["shape"],
+                *(str(known[name]) for name in ("experts", "n", "k", "tokens", "format", "activations")),
+                *(number(known[f"{name}_ms"]) for name in ("base_mm", "base_dequant", "kernel")),
+                number(known["speedup"], "x"),
+                number(known["tflops"]),
+                known["machine"],
+                kernels.listed(known["doubts"]),
+                *kernels.texts(found),
+            ]
+        )
     theirs = ("base mm ms", "base + dequant ms", "kernel ms", "speed-up", "TFLOPS", "machine", "in doubt")
     return Table(
         "Seven shapes by format of weights and activations",
@@ -89,7 +96,7 @@ def _times(
         f"are. {kernels.LOOP} multiplies with unquantised weights; the {kernels.KEPT} is that of the faster of {' and '.join(kernels.DEQUANTISED)}; the kernel is the fastest that dequantises nothing "
         f"beforehand, or of unquantised weights the fastest but {kernels.LOOP}, and theirs is what the speed-up is of. In "
         f"doubt: the times that the rule for rows of this benchmark doubts, theirs beside one another and ours beside one another.{sizes}",
-    )  # fmt: skip
+    )
 
 
 def _means(measured: list[tuple[Row, dict[str, Row], int]], source: Mapping[str, Any], platform: str) -> Table:

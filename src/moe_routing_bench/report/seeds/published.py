@@ -1,5 +1,6 @@
 """The published figures of the seed documents and their sources, as config/seeds/published has them."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.config.load import read_mapping
+from moe_routing_bench.quantities import digits
+from moe_routing_bench.report.parts import ABSENT
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.shipped import shipped
 
@@ -17,7 +20,7 @@ def folder() -> Path:
 
 
 def sources() -> dict[str, Any]:
-    """Of every file who published it, where, on which hardware, and what is inside its times."""
+    """The authors, place, hardware and boundary of the times of every file."""
     return read_mapping(folder() / "sources.yaml")
 
 
@@ -30,3 +33,20 @@ def divisor(published: Mapping[str, int], measured: Mapping[str, int]) -> int | 
     """What sizes were divided by, the same whole number for each, to measure them at a reduced size; None where there is none."""
     found = {published[name] / size for name, size in measured.items()}
     return int(found.pop()) if len(found) == 1 and all(one >= 1 and one == int(one) for one in found) else None
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """Four digits, or all of a large whole part, and the unit; a dash where there is no number."""
+    if value is None or math.isnan(value):
+        return ABSENT
+    return digits(value) + unit
+
+
+def ratio(of: float | None, over: float | None) -> float:
+    """One over the other; NaN where one of them is missing."""
+    return math.nan if of is None or over is None else of / over
+
+
+def gain(value: float) -> float:
+    """A ratio of times as a gain of calls per second in per cent."""
+    return 100 * (value - 1)

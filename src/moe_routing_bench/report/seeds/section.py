@@ -1,4 +1,4 @@
-"""What the report of a seed's run says of the seed: its source, and tables of its figures beside this run's rows."""
+"""What the report of a seed's run says of the seed: its source, and tables of its figures with this run's rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.comparison import devices
-from moe_routing_bench.report.seeds import blocks, layers, models, predecessor, products, published
-from moe_routing_bench.report.seeds.tables import Table
+from moe_routing_bench.report.parts import Seed, Table
+from moe_routing_bench.report.seeds import block_profiles, models, predecessor, products, published
 
 _PREFIX = "seed-"
 _REMARKS = {"boundary": "inside their times: ", "sizes": "", "notes": ""}  # of a source, and what is said before it
@@ -18,18 +18,18 @@ SOURCES = {name: name for name in ("000", "001", "002", "003", "004")} | {
 }
 
 
-def section(rows: pd.DataFrame, run: str, profiles: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
+def section(rows: pd.DataFrame, run: str, profiles: Sequence[Mapping[str, Any]] = ()) -> Seed | None:
     """Number, source in words and tables for the run ``seed-<name>`` of a seed's config; None for any other run."""
     number = run.removeprefix(_PREFIX)
     if not run.startswith(_PREFIX) or number not in SOURCES:
         return None
     source = published.sources()[SOURCES[number]]
-    return {
-        "number": number.partition("-")[0],
-        "about": f"{_sentence(source['what'])} Published on {source['hardware']}: {source['source']}, by {source['who']}.",
-        "remarks": [_sentence(f"{said}{source[name]}") for name, said in _REMARKS.items() if name in source],
-        "tables": _tables(number, rows, source, profiles),
-    }
+    return Seed(
+        number=number.partition("-")[0],
+        about=f"{_sentence(source['what'])} Published on {source['hardware']}: {source['source']}, by {source['who']}.",
+        remarks=[_sentence(f"{said}{source[name]}") for name, said in _REMARKS.items() if name in source],
+        tables=_tables(number, rows, source, profiles),
+    )
 
 
 def _tables(
@@ -38,14 +38,14 @@ def _tables(
     """The tables of one seed."""
     platform = ", ".join(devices.names(rows)) or "not said"
     if number == "004":
-        return blocks.tables(rows, source, profiles, platform)
+        return block_profiles.tables(rows, source, profiles, platform)
     if number == "003-models":
         return models.tables(rows, source, platform)
     if number in ("003", "003-layers"):
         return products.tables(rows, source, platform)
     if number in ("001", "002"):
         return predecessor.tables(number, rows, source, platform)
-    return layers.tables(rows, source, platform)
+    return models.layer_tables(rows, source, platform)
 
 
 def _sentence(text: str) -> str:

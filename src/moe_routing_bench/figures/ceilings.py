@@ -1,0 +1,118 @@
+"""Rows under the ceilings measured in the same processes: bytes of benches that only move data, FLOPs of the others."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from moe_routing_bench.figures import palette, row_groups
+from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
+
+ROOF = "roof"
+_BYTES, _RATE = Scale("compulsory bytes of a call (MB)", "log"), Scale("GB/s of compulsory bytes")
+_INTENSITY = Scale("arithmetic intensity (FLOP / compulsory byte)", "log"), Scale("achieved TFLOP/s", "log")
+
+
+def bandwidth(table: pd.DataFrame) -> Chart:
+    """A point per row, with the interval of its time, in a panel per bench that only moves data; dashed: the median copy of all of them.
+
+    A panel is logarithmic only where many of its own points lie far below the copy: it hides what tells kernels near the copy apart.
+    """
+    benches = row_groups.moving(table)
+    rows = _timed(table, benches) if benches else table.iloc[:0]
+    if rows.empty:
+        some = len(row_groups.ok(table)) > 0 and not benches
+        reason = "no bench that only moves data was measured" if some else row_groups.why(table, *benches)
+        return nothing("points", _BYTES, _RATE, rows, reason)
+    far = [bench for bench in benches if _mostly_far_below(rows[rows["bench"] == bench])]
+    labels = row_groups.labels(rows)
+    records = [
+        {
+            "panel": one["bench"],
+            "series": one["implementation"],
+            "x": one["compulsory_bytes"] / 1e6,
+            "y": one["gb_per_s"],
+            "low": low,
+            "high": high,
+            "says": says,
+        }
+        | row(one)
+        for bench in benches
+        for _, one in rows[rows["bench"] == bench].iterrows()
+        for low, high in [(one["compulsory_bytes"] / one[end] / 1e3 for end in ("ci_high_us", "ci_low_us"))]
+        for says in [f"{labels[one.name]}, {one['share_of_copy']:.0%} of the copy"]
+    ]
+    copy = rows["copy_gb_per_s"].median()
+    note = "one point per row; in a panel, " + row_groups.differing(rows, "rows", by=["bench", "implementation"])
+    note += "" if np.isnan(copy) else f"; dashed: a copy, {copy:,.0f} GB/s"
+    tints = palette.tints(rows["implementation"])
+    own = {bench: (_BYTES, Scale(_RATE.label, "log")) for bench in far}
+    return Chart(
+        "points",
+        _BYTES,
+        _RATE,
+        marks(records),
+        tints,
+        rows,
+        None if np.isnan(copy) else float(copy),
+        note=note,
+        own=own,
+    )
+
+
+def _timed(table: pd.DataFrame, benches: Iterable[str]) -> pd.DataFrame:
+    """The rows of benches that have a bandwidth."""
+    rows = row_groups.ok(table, *benches)
+    return rows[rows["gb_per_s"].notna() & (rows["compulsory_bytes"] > 0)]
+
+
+def _mostly_far_below(part: pd.DataFrame) -> bool:
+    """Whether a quarter of the points would lie on a linear axis's lowest thirtieth."""
+    return bool(part["gb_per_s"].quantile(0.25) < part["copy_gb_per_s"].median() / 30)
+
+
+def roofline(table: pd.DataFrame) -> Chart:
+    """A point per row with FLOPs, with the interval of its time, in a panel per bench under the medians of its ceilings."""
+    rows = row_groups.ok(table)
+    rows = rows[(rows["flops"] > 0) & (rows["compulsory_bytes"] > 0) & rows["tflops"].notna()]
+    if rows.empty:
+        return nothing("lines", *_INTENSITY, rows, "no row with FLOPs is ok")
+    labels = row_groups.labels(rows)
+    records = []
+    for bench in row_groups.benches(rows):
+        mine = rows[rows["bench"] == bench]
+        records += _roof(bench, mine)
+        for _, one in mine.iterrows():
+            low, high = (one["flops"] / one[end] / 1e6 for end in ("ci_high_us", "ci_low_us"))
+            alone = f"{one['bench']} {one['cell']}"  # a line through one point is none
+            records.append(
+                {
+                    "panel": bench,
+                    "series": one["implementation"],
+                    "x": one["flops"] / one["compulsory_bytes"],
+                    "y": one["tflops"],
+                    "low": low,
+                    "high": high,
+                    "says": labels[one.name],
+                    "join": alone,
+                }
+                | row(one)
+            )
+    tints = palette.tints(rows["implementation"])
+    note = "one point per row; in a panel, " + row_groups.differing(rows, "rows", by=["bench", "implementation"])
+    return Chart("lines", *_INTENSITY, marks(records), tints | {ROOF: palette.BLACK}, rows, note=note)
+
+
+def _roof(bench: str, rows: pd.DataFrame) -> list[dict[str, object]]:
+    """The roof over a bench's rows as three points: below the least intensity, where the ceilings meet, above the most. None without ceilings."""
+    bandwidth, peak = rows["copy_gb_per_s"].median(), rows["peak_tflops"].median()
+    if not (bandwidth > 0 and peak > 0):
+        return []
+    x = (rows["flops"] / rows["compulsory_bytes"]).astype(float)
+    ridge = 1e3 * peak / bandwidth
+    says = f"copy {bandwidth:,.0f} GB/s, bf16 matmul {peak:,.3g} TFLOP/s"
+    ends = sorted({min(x.min() / 2, ridge), ridge, max(x.max() * 2, ridge)})
+    return [
+        {"panel": bench, "series": ROOF, "x": one, "y": min(one * bandwidth / 1e3, peak), "says": says, "join": ROOF}
+        for one in ends
+    ]

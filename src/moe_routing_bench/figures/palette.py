@@ -1,0 +1,95 @@
+"""Colours and symbols that every rendering of a chart shares: of implementations, stages and routers, on white paper and on a dark page.
+
+Chosen by farthest points in OKLab, as seen with normal vision and with deuteranopia and protanopia (Machado et al. 2009), among colours of
+a contrast of at least 3:1 on white; the dark ones mirror their lightness and have 3:1 on the page's dark background.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from importlib import resources
+from types import MappingProxyType
+
+import yaml
+
+from moe_routing_bench.benches.layer.sharing import STAGE as SHARED
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.grid.run_spec import DENSE
+from moe_routing_kernels.routers.zoo import ZOO
+
+PAPER, NIGHT = "#ffffff", "#161616"  # what they are drawn on; report.css says the same
+_FILE = yaml.safe_load(
+    resources.files("moe_routing_bench.figures").joinpath("palette.yaml").read_text(encoding="utf-8")
+)
+PALETTE: Mapping[str, str] = MappingProxyType(_FILE["palette"])
+OTHER, BLACK = "#767676", "#000000"  # of a name without a colour of its own; of references
+_DARK = {**PALETTE, OTHER: "#8f8f8f", BLACK: "#f0f0f0"}
+SYMBOLS = ("circle", "triangle2", "square", "diamond2", "cross", "triangle", "star")  # as Observable Plot names them
+
+
+def assigned(names: Iterable[str], together: Iterable[Collection[str]] = ()) -> dict[str, str]:
+    """A colour for each name, in the order of the palette, so that a later name never moves an earlier one. When it is used up, a name
+    has the first of the colours that fewest have with which it is drawn: `together` are the names of each such picture."""
+    palette, pictures, result = list(PALETTE), [set(group) for group in together], {}
+    for i, name in enumerate(names):
+        others = {other for picture in pictures if name in picture for other in picture}
+        taken = Counter(result[other] for other in others if other in result)
+        result[name] = palette[i] if i < len(palette) else min(palette, key=taken.__getitem__)
+    return result
+
+
+NAMES = tuple(dict.fromkeys(i.name for bench in BENCHES.values() for i in bench.implementations))  # legend order
+COLORS = assigned(
+    [*_FILE["first"], *(name for name in NAMES if name not in _FILE["first"])],
+    [[group.name for group in bench.implementations] for bench in BENCHES.values()],
+)
+_ROUTERS = assigned(ZOO, [tuple(ZOO)])
+_COMPOSITES = sorted((bench for bench in BENCHES.values() if bench.stages), key=lambda bench: -len(bench.stages))
+_STAGES = [*dict.fromkeys(stage.name for bench in _COMPOSITES for stage in bench.stages), SHARED.name]
+STAGES: Mapping[str, str] = dict(zip(_STAGES, _FILE["stages"], strict=True))  # those of the longest table first
+FUSED: tuple[str, ...] = tuple(_FILE["fused"])  # of parts that are several stages
+
+
+def _places() -> dict[str, int]:
+    """Where a name's symbol stands: implementations of one colour have different ones."""
+    alike: dict[str, list[str]] = {}
+    for name, tint in COLORS.items():
+        alike.setdefault(tint, []).append(name)
+    order = list(COLORS)
+    result = {name: order.index(names[0]) + i for names in alike.values() for i, name in enumerate(names)}
+    # That of the dense model is not that of a router whose colour is nearly black.
+    return result | {name: i for i, name in enumerate(ZOO)} | {DENSE: SYMBOLS.index("triangle2")}
+
+
+_PLACES = _places()
+
+
+def color(name: str) -> str:
+    """The implementation's colour; of one that is in no table, such as another package's, one of the palette by its name."""
+    return COLORS.get(name) or list(PALETTE)[zlib.crc32(name.encode()) % len(PALETTE)]
+
+
+def tints(names: Iterable[str]) -> dict[str, str]:
+    """Colours of implementations, in table order."""
+    return {name: color(name) for name in ordered(names)}
+
+
+def router(name: str) -> str:
+    """The router's colour: black for the dense model, grey for one that is no longer in the zoo."""
+    return BLACK if name == DENSE else _ROUTERS.get(name, OTHER)
+
+
+def dark(tint: str) -> str:
+    """The colour of the same name on a dark page. Raises KeyError for one that is not of the palette."""
+    return _DARK[tint]
+
+
+def symbol(name: str, place: int = 0) -> str:
+    """The symbol of a series, a second mark of identity: of an implementation and a router the same in every chart; of others by `place`."""
+    return SYMBOLS[_PLACES.get(name.split("+")[0].split(" ")[0], place) % len(SYMBOLS)]
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Names of implementations in table order, each once; unknown ones last."""
+    result = set(names)
+    return [n for n in NAMES if n in result] + sorted(result - set(NAMES))

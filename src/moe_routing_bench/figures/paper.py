@@ -1,0 +1,123 @@
+"""A chart for paper: panels, a legend, and a line that says where the numbers come from; as SVG and PNG."""
+
+import io
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from PIL import Image
+
+from moe_routing_bench.figures import Figure as Entry
+from moe_routing_bench.figures import footer
+from moe_routing_bench.figures.chart import Chart
+from moe_routing_bench.figures.panels import marker, panel
+
+matplotlib.rcParams |= {
+    "svg.hashsalt": "moe-routing-bench",  # ids are drawn from it, so that equal numbers give equal files
+    "text.hinting": "none",  # letters as wide in pixels as in the layout, which is that of the SVG
+    "font.size": 9,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+_LETTERS = 105  # in a line of what an empty figure says
+_ACROSS = {"lines": 3, "points": 2, "dots": 1, "bars": 1, "matrix": 1}
+_WITH_INTERVALS = ("lines", "points", "dots")
+
+
+def draw(entry: Entry, table: pd.DataFrame) -> Figure:
+    """A figure of the report, from the table of its source."""
+    return drawn(entry.chart(table), entry.title, entry.source)
+
+
+def drawn(chart: Chart, title: str, source: str = "measurements") -> Figure:
+    """One panel after the other with a legend at the right, and below where the numbers come from; `source` as in `Figure`."""
+    if chart.marks.empty:
+        figure, (axes,) = canvas(1, 1, 9, 3)
+        _empty(axes, chart.reason)
+        return _finished(figure, chart, title, source)
+    groups = [(str(name), group) for name, group in chart.marks.groupby("panel", sort=False)]
+    across = min(_across(chart, len(groups)), len(groups))
+    down = -(-len(groups) // across)
+    tall = 4.2 if chart.named else 3.1
+    heights = [_height(chart, group) for _, group in groups] if across == 1 else [tall] * down
+    width = 10 if across == 1 else 1.5 + (6.2 if chart.named else 4.2) * across
+    figure, panels = canvas(down, across, width, sum(heights) + 1.4, height_ratios=heights)
+    for axes, (name, group) in zip(panels, groups, strict=False):
+        axes.set_title(textwrap.fill(name, 110 // across, break_on_hyphens=False), fontsize=8, loc="left")
+        panel(axes, chart, group)
+    for spare in panels[len(groups) :]:
+        spare.set_axis_off()
+    if not chart.named:
+        figure.legend(handles=_handles(chart), loc="outside right upper", fontsize=7, frameon=False)
+    return _finished(figure, chart, title, source)
+
+
+def canvas(rows: int, columns: int, width: float, height: float, **grid: Any) -> tuple[Figure, list[Axes]]:
+    """A figure and its axes in reading order; sizes in inches, `grid` are arguments of ``Figure.subplots``, such as height_ratios."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **grid).flat)
+
+
+def _empty(axes: Axes, reason: str) -> None:
+    """Say that there is nothing to draw, and why."""
+    axes.set_axis_off()
+    text = textwrap.fill(f"no data: {reason}", _LETTERS)
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
+
+
+def _across(chart: Chart, panels: int) -> int:
+    """How many panels stand in a row."""
+    if not chart.named:
+        return _ACROSS[chart.kind]
+    return 3 if chart.kind == "lines" and panels % 3 == 0 else 2
+
+
+def _height(chart: Chart, group: pd.DataFrame) -> float:
+    """Inches of a panel: a line per name on the left."""
+    return 0.7 + 0.24 * group["y"].nunique() if chart.y.kind == "names" else 3.1
+
+
+def _handles(chart: Chart) -> list[Line2D | Patch]:
+    """The legend, in the order of the chart's colours."""
+    if chart.kind in ("bars", "matrix"):
+        return [Patch(color=tint, label=name) for name, tint in chart.colors.items()]
+    return [
+        Line2D([], [], color=tint, marker=marker(chart, name), ls="", ms=5, label=name)
+        for name, tint in chart.colors.items()
+    ]
+
+
+def _finished(figure: Figure, chart: Chart, title: str, source: str) -> Figure:
+    """Title above, with a caution where times are of a CPU; below where the numbers come from, the chart's note, and what bars mean."""
+    column, what = ("x_low", "lines at the ends of bars") if chart.kind == "bars" else ("low", "bars")
+    known = chart.kind in ("bars", *_WITH_INTERVALS) and chart.marks[column].notna().any()
+    said = f"{what}: 95 % confidence intervals of the medians" * bool(known and source == "measurements")
+    caution = " (CPU: only ratios are meaningful)" * bool(chart.timed and footer.on_cpu(source, chart.shown))
+    figure.suptitle(title + caution, fontweight="bold")
+    letters = int(figure.get_size_inches()[0] * 72 / (0.58 * 7))
+    notes = (footer.line(source, chart.shown), "; ".join(filter(None, (chart.note, said))))
+    lines = [line for note in notes for line in textwrap.wrap(note, letters)]
+    figure.supxlabel("\n".join(lines), fontsize=7, color="0.35")
+    return figure
+
+
+def save(figure: Figure, svg: Path, png: Path) -> None:
+    """Write both formats, which have one layout; equal numbers give equal files."""
+    figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.set_layout_engine("none")  # it is found by drawing all texts, which takes half of the time
+    with io.BytesIO() as stream:
+        figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
+        # 256 colours are enough for lines and letters, and a third of the bytes: published pictures are kept in the repository
+        image = Image.open(stream).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        image.save(png, format="png", optimize=True)

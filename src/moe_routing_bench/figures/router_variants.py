@@ -1,0 +1,101 @@
+"""Runs of one rule that differ in its network or train mode: a line per seed, and means over seeds with their intervals."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from moe_routing_bench.figures import palette, training_rows
+from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
+from moe_routing_bench.grid.run_spec import TRAIN_MODES
+from moe_routing_bench.quality.specialisation import mean_bits
+from moe_routing_kernels.routers.zoo import NETWORKS
+
+SEED = "runs of one seed"
+Y = "bits_per_byte"
+_ONE_NETWORK = "another run of its rule with another network"
+_NETWORK = Scale("network", "names"), Scale("validation bits per byte (less is better)")
+_ROWS = (
+    ("expert_domain_bits", "bits between expert and domain"),
+    ("bits_per_byte", "validation bits per byte (less is better)"),
+)
+_ONE_MODE = "another run of its rule in another train mode"
+_MODE, _BITS = Scale("train mode", "names"), Scale(_ROWS[1][1])
+
+
+def networks(table: pd.DataFrame) -> Chart:
+    """A panel for each rule that was trained with several networks in one config."""
+    rows = training_rows.finals(table, Y)
+    groups = training_rows.varied(rows, "network")
+    if not groups:
+        return nothing("lines", *_NETWORK, rows.iloc[:0], training_rows.why(table, _ONE_NETWORK))
+    found = [
+        one
+        for title, group in groups
+        for one in _records(title.replace("\n", ": "), group, "network", _names(group), Y)
+    ]
+    return _chart(found, *_NETWORK, pd.concat(group for _, group in groups), {})
+
+
+def _names(group: pd.DataFrame) -> list[str]:
+    """The networks of a rule's runs, in the order of the zoo."""
+    return [name for name in NETWORKS if name in set(group["network"])]
+
+
+def train_modes(table: pd.DataFrame) -> Chart:
+    """Two panels for each rule that was trained in several modes in one config."""
+    rows = training_rows.finals(table, "load_by_domain")
+    groups = training_rows.varied(rows, "train_mode")
+    if not groups:
+        return nothing("lines", _MODE, _BITS, rows.iloc[:0], training_rows.why(table, _ONE_MODE))
+    found, own = [], {}
+    for title, group in groups:
+        runs, modes = _of(group)
+        for column, name in _ROWS:
+            panel = f"{title.replace(chr(10), ': ')}: {name}"
+            own[panel] = (_MODE, Scale(name))
+            found += _records(panel, runs, "train_mode", modes, column)
+    return _chart(found, _MODE, _BITS, pd.concat(group for _, group in groups), own)
+
+
+def _of(group: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The runs of a rule with the bits that expert and domain share, and their modes in order."""
+    found = group.assign(expert_domain_bits=group["load_by_domain"].map(mean_bits))
+    return found, [mode for mode in TRAIN_MODES if mode in set(group["train_mode"])]
+
+
+def _records(panel: str, rows: pd.DataFrame, key: str, names: Sequence[str], column: str) -> list[dict[str, Any]]:
+    """The marks of one rule: `column` by the value of `key`, in the order of `names`."""
+    router = rows["router"].iloc[0]
+    by_seed = rows.pivot_table(index="seed", columns=key, values=column)[list(names)]
+    found = [
+        {"panel": panel, "series": SEED, "x": name, "y": value, "says": f"seed {seed}", "join": str(seed)}
+        for name in names
+        for seed, value in by_seed[name].dropna().items()
+    ]
+    for name in names:
+        mean, half = training_rows.interval(by_seed[name])
+        says = f"mean over n = {by_seed[name].notna().sum()} seeds"
+        found.append(
+            {
+                "panel": panel,
+                "series": router,
+                "x": name,
+                "y": mean,
+                "low": mean - half,
+                "high": mean + half,
+                "says": says,
+                "text": f"{mean:.3f} ± {half:.3f}",
+                "join": name,
+            }
+        )
+    return found
+
+
+def _chart(
+    found: list[dict[str, Any]], x: Scale, y: Scale, shown: pd.DataFrame, own: Mapping[str, tuple[Scale, Scale]]
+) -> Chart:
+    """A _chart of such marks; `own` as in `Chart`."""
+    routers = dict.fromkeys(one["series"] for one in found if one["series"] != SEED)
+    tints = {SEED: palette.OTHER} | {name: palette.router(name) for name in routers}
+    return Chart("lines", x, y, marks(found), tints, shown, own=own, timed=False)

@@ -1,0 +1,144 @@
+"""How rows are grouped, labelled and compared: all of it follows from the table of axes and from what benches declare.
+
+An axis that is added later is in every grouping by itself, and a median over it is said to be one.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config.axes import AXES, PRESET, Axis
+
+COMPOSITES = tuple(name for name, bench in BENCHES.items() if bench.stages)
+
+
+def benches(rows: pd.DataFrame) -> list[str]:
+    """The benches of rows in the order of the report; those of other benchmarks last."""
+    there = set(rows["bench"])
+    return [name for name in BENCHES if name in there] + sorted(there - set(BENCHES))
+
+
+def reading(axis: str) -> tuple[str, ...]:
+    """The benches that read an axis, in the order of the report."""
+    return tuple(name for name, bench in BENCHES.items() if axis in bench.axes)
+
+
+def moving(table: pd.DataFrame) -> tuple[str, ...]:
+    """The benches among the rows that only move data: none of their rows has a floating-point operation."""
+    computing = set(table.loc[table["flops"] > 0, "bench"])
+    return tuple(name for name in benches(table) if name not in computing)
+
+
+def composed(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of composites: of those with experts, if any was measured, else of those without."""
+    result = rows[rows["bench"].isin(COMPOSITES)]
+    return result[result["flops"] > 0] if (result["flops"] > 0).any() else result
+
+
+def card(rows: pd.DataFrame) -> pd.Series:
+    """What each row was measured on: the UUID of its GPU, or without one its host."""
+    return rows["gpu_uuid"].astype(object).fillna("host " + rows["host"].fillna("unknown").astype(str))
+
+
+def pooled(rows: pd.DataFrame, by: Sequence[str] = (), but: Iterable[str] = ()) -> list[str]:
+    """The axes, in the order of their table and without `but`, that have several values among rows that agree in `by`."""
+    if rows.empty:
+        return []
+    left_out = {*by, *but}
+    result = {name: pd.factorize(_own(rows, name), use_na_sentinel=False) for name in AXES if name not in left_out}
+    if not by:
+        return [name for name, (_, values) in result.items() if len(values) > 1]
+    codes = pd.DataFrame({name: numbers for name, (numbers, _) in result.items()}, index=rows.index)
+    counts = codes.groupby([rows[name] for name in by], dropna=False).nunique().max()
+    return [str(name) for name in counts.index[counts > 1]]
+
+
+def words(names: Sequence[str]) -> str:
+    """Names of axes in a sentence: ``tokens, top k and dtype``."""
+    plain = [name.replace("_", " ") for name in names]
+    return " and ".join([", ".join(plain[:-1]), plain[-1]] if len(plain) > 1 else plain)
+
+
+def differing(rows: pd.DataFrame, noun: str, by: Sequence[str] = (), but: Iterable[str] = ()) -> str:
+    """``cells that differ in tokens and dtype``, or only the noun where rows that agree in `by` differ in nothing."""
+    names = pooled(rows, by, but)
+    return f"{noun} that differ in {words(names)}" if names else noun
+
+
+def labels(rows: pd.DataFrame, but: Iterable[str] = ()) -> pd.Series:
+    """A text for each row that has every value of an axis that is not its default, in the spelling of keys, without `but`.
+
+    What a model sets is left out where its rows agree in it. Rows that differ in an axis have different labels.
+    """
+    texts_of = {name: _said(AXES[name], _own(rows, name)) for name in AXES if name not in set(but)}
+    texts_of = {name: texts for name, texts in texts_of.items() if any(texts)}
+    implied = {model: set(PRESET) - set(pooled(group)) for model, group in rows.groupby("model")}
+    models = rows["model"].astype(object).where(rows["model"].notna(), None).tolist()
+    shown = {
+        model: [texts for name, texts in texts_of.items() if name not in implied.get(model, ())]
+        for model in set(models)
+    }
+    texts = [" ".join(value[i] for value in shown[model] if value[i]) for i, model in enumerate(models)]
+    return pd.Series(texts, index=rows.index, dtype=object)
+
+
+def _said(axis: Axis, values: pd.Series) -> list[str]:
+    """What each row has of an axis, in the spelling of keys; nothing where it is missing or the default."""
+    places, distinct = pd.factorize(values)
+    texts = ["" if value == axis.default else axis.text(axis.kind(value)) for value in distinct]
+    return [texts[place] if place >= 0 else "" for place in places]
+
+
+def _own(rows: pd.DataFrame, name: str) -> pd.Series:
+    """The values of an axis; none where they only follow another axis."""
+    follows = AXES[name].follows
+    return rows[name].mask(rows[name] == rows[follows]) if follows else rows[name]
+
+
+def shown_of(shown: pd.DataFrame, rows: pd.DataFrame) -> str:
+    """How many of the cells of `rows` are `shown`, where not all are, and why those of one cell have several labels, where they do."""
+    kept, cells = (table.groupby("bench")["cell"].nunique().sum() for table in (shown, rows))
+    apart = words(pooled(shown, ["bench", "cell"]))
+    counted = f"{kept} of {cells} cells" if kept < cells else ""
+    return "; ".join(
+        filter(None, (counted, f"rows of one cell that differ in {apart} have lines of their own" if apart else ""))
+    )
+
+
+def shape(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:
+    """The values of some axes of each row as a text, such as ``T4096 H2048 E64 k8``; a missing value is left out."""
+    return labels(rows.assign(model=None), but=set(AXES) - set(names))
+
+
+def ok(table: pd.DataFrame, *benches: str) -> pd.DataFrame:
+    """Rows that were measured, of the given benches (all when none is named)."""
+    good = table[(table["status"] == "ok") & table["median_us"].notna()]
+    return good[good["bench"].isin(benches)] if benches else good
+
+
+def why(table: pd.DataFrame, *benches: str) -> str:
+    """Why no row of these benches can be drawn."""
+    asked = table[table["bench"].isin(benches)] if benches else table
+    what = "/".join(benches) or "measured"
+    if asked.empty:
+        return f"no {what} row was asked for"
+    bad = asked.loc[asked["status"] != "ok", "status"].value_counts()
+    if bad.empty:
+        return f"no {what} row has the values that this panel shows"
+    counts = ", ".join(f"{n} {status}" for status, n in bad.items())
+    return f"{len(asked) - bad.sum()} of {len(asked)} {what} rows ok\n({counts})"
+
+
+def front(points: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
+    """The points that no other one beats in both columns (less is better), by rising x."""
+    rising = points.sort_values([x, y])
+    return rising[rising[y] < rising[y].cummin().shift(fill_value=float("inf"))]
+
+
+def stages(value: Any) -> dict[str, float]:
+    """A row's stage_us as a dict: Arrow maps arrive as pairs or dicts; missing is empty."""
+    if value is None or isinstance(value, float):
+        return {}
+    return {name: time for name, time in dict(value).items() if time is not None and time == time}

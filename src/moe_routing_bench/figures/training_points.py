@@ -1,0 +1,135 @@
+"""What trained rules reach: loss against speed and seconds, and balance of the loads against certainty."""
+
+import numpy as np
+import pandas as pd
+
+from moe_routing_bench.figures import palette, row_groups, training_rows
+from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
+from moe_routing_bench.quality import compare
+
+X, Y = "train_tokens_per_s", "bits_per_byte"
+ENTROPY, LOAD = "gate_entropy", "load_cv"
+_SPEED = Scale("trained bytes per second (more is better)"), Scale("validation bits per byte (less is better)")
+_SECONDS = Scale("training seconds (steps alone)", "log"), Scale("validation bits per byte")
+_NO_ENTROPY = "an entropy and a load"
+_CERTAINTY = Scale("entropy of the router's scores (nats per token)"), Scale("CV of choices per expert (0: balanced)")
+
+
+def quality_pareto(table: pd.DataFrame) -> Chart:
+    """The same crosses for the page; rules that see later tokens in panels of their own."""
+    rows = compare.with_speeds(training_rows.finals(table, X, Y))
+    contests = training_rows.contests(rows)
+    if not contests:
+        return nothing("points", *_SPEED, rows, training_rows.why(table, "a loss and a speed"))
+    found = [(title, name, group) for title, runs in contests for name, group in training_rows.ordered(runs)]
+    records = [
+        _mark(title, name, group) for title, name, group in sorted(found, key=lambda one: not one[2]["causal"].all())
+    ]
+    tints = {name: palette.router(group["router"].iloc[0]) for _, name, group in found}
+    return Chart(
+        "points",
+        *_SPEED,
+        _joined(marks(records)),
+        tints,
+        pd.concat(group for *_, group in found),
+        note=f"speed: {compare.timed(rows)}",
+        named=True,
+    )
+
+
+def _joined(found: pd.DataFrame) -> pd.DataFrame:
+    """The marks, with those of each panel's Pareto front joined, of causal rules alone."""
+    causal = found[~found["panel"].str.contains(training_rows.NOT_CAUSAL)]
+    fronts = [row_groups.front(group.assign(slow=-group["x"]), "slow", "y") for _, group in causal.groupby("panel")]
+    return found.assign(join=pd.Series("front", index=pd.concat(fronts).index)) if fronts else found
+
+
+def _mark(title: str, name: str, group: pd.DataFrame) -> dict[str, object]:
+    (x, x_half), (y, half) = training_rows.interval(group[X]), training_rows.interval(group[Y])
+    x_half = max(x_half, _of_blocks(group))
+    panel = (
+        title
+        if group["causal"].all()
+        else f"{title}: {training_rows.NOT_CAUSAL} rules that see later tokens (own scale)"
+    )
+    return {
+        "panel": panel,
+        "series": name,
+        "x": x,
+        "y": y,
+        "x_low": x - x_half,
+        "x_high": x + x_half,
+        "low": y - half,
+        "high": y + half,
+        "says": f"n = {len(group)} seeds",
+    }
+
+
+def _of_blocks(rows: pd.DataFrame) -> float:
+    """Half of the interval of a speed that was taken once, from its blocks of steps; 0 where none is known."""
+    halves = (rows[X] * rows["step_half_width_ms"] / rows["step_ms"]).fillna(0)
+    return float(np.sort(halves.to_numpy(float)).mean())
+
+
+def loss_seconds(table: pd.DataFrame) -> Chart:
+    """Mean loss over seeds of causal rules at every evaluation, against the bytes seen until then over the rule's speed."""
+    timed = compare.with_speeds(training_rows.finals(table, "train_tokens_per_s", "bits_per_byte"))
+    timed = timed[timed["causal"].astype(bool)]
+    contests = training_rows.contests(timed)
+    if not contests:
+        return nothing("lines", *_SECONDS, timed, training_rows.why(table, "a loss and a speed"))
+    every = training_rows.history(table, "bits_per_byte")
+    records, routers, shown = [], [], []
+    for title, runs in contests:
+        speeds = runs.groupby("contestant")["train_tokens_per_s"].mean()
+        for name, group in training_rows.ordered(every[every["run"].isin(set(runs["run"]))]):
+            routers.append((name, group["router"].iloc[0]))
+            for seen, values in group.groupby("tokens_seen")["bits_per_byte"]:
+                mean, half = training_rows.interval(values)
+                end = seen == group["tokens_seen"].max()
+                says = f"{seen / 1e6:.3g} MB seen" + (", end of the schedule" if end else "")
+                records.append(
+                    {
+                        "panel": title,
+                        "series": name,
+                        "x": seen / speeds[name],
+                        "y": mean,
+                        "low": mean - half,
+                        "high": mean + half,
+                        "says": says,
+                    }
+                )
+        shown.append(runs)
+    tints = {name: palette.router(router) for name, router in routers}
+    rows = pd.concat(shown)
+    return Chart("lines", *_SECONDS, marks(records), tints, rows, note=f"speed: {compare.timed(rows)}", named=True)
+
+
+def gate_balance(table: pd.DataFrame) -> Chart:
+    """A cross per rule, its mean with the intervals over seeds, in a panel per number of experts, whose name says the entropy of equal scores."""
+    rows = training_rows.finals(table, ENTROPY, LOAD)
+    contests = training_rows.contests(rows)
+    if not contests:
+        return nothing("points", *_CERTAINTY, rows, training_rows.why(table, _NO_ENTROPY))
+    found, tints = [], {}
+    for title, group in contests:
+        panel = f"{title}; entropy of equal scores: {np.log(group['experts'].iloc[0]):.2f}"
+        for name, runs in training_rows.ordered(group):
+            tints[name] = palette.router(runs["router"].iloc[0])
+            (x, x_half), (y, half) = training_rows.interval(runs[ENTROPY]), training_rows.interval(runs[LOAD])
+            found.append(
+                {
+                    "panel": panel,
+                    "series": name,
+                    "x": x,
+                    "y": y,
+                    "x_low": x - x_half,
+                    "x_high": x + x_half,
+                    "low": y - half,
+                    "high": y + half,
+                    "says": f"n = {len(runs)} seeds",
+                }
+            )
+    return Chart(
+        "points", *_CERTAINTY, marks(found), tints, pd.concat(group for _, group in contests), named=True, timed=False
+    )
