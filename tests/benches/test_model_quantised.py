@@ -13,6 +13,7 @@ from moe_routing_bench.benches.model import definition, library, step
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_kernels.experts import dequant
+from moe_routing_kernels.target import Target
 
 BENCH = BENCHES["model"]
 FORMS = [one.name for one in BENCH.implementations if "experts" in one.options]
@@ -160,8 +161,8 @@ def test_the_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         "combine.cute_combine",
     ):
         module = importlib.import_module(f"moe_routing_kernels.{name}")
-        monkeypatch.setattr(module, "precompile", lambda part, arch, name=name: seen.append((name, arch)))
-    BENCH.precompile("cute_quantised", tiny_models.cell("qwen3-30b-a3b", weights="int4_g128"), "sm_90a")
+        monkeypatch.setattr(module, "precompile", lambda part, arch, name=name, **_: seen.append((name, arch)))
+    BENCH.precompile("cute_quantised", tiny_models.cell("qwen3-30b-a3b", weights="int4_g128"), Target.of("sm_90a"))
     assert [name for name, arch in seen if arch == "sm_90a"] == [
         "gate.cute_gate", "permute.cute_permute", "pack.cute_pack", "combine.cute_combine", "experts.cute_quantised"
     ]  # fmt: skip

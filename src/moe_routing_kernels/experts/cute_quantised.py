@@ -30,10 +30,12 @@ from moe_routing_kernels.experts.cute_low import FEW_ROWS, choose_low
 from moe_routing_kernels.experts.dequant import Parts, parts
 from moe_routing_kernels.experts.repacked import once
 from moe_routing_kernels.formats.weights import WeightFormat
+from moe_routing_kernels.gemm.sm90 import ARCH
 from moe_routing_kernels.gemm.sm90.quantised import compile_for
 from moe_routing_kernels.gemm.sm90.quantised_layout import DEPTH, Codes, repack
 from moe_routing_kernels.gemm.sm90.quantised_tile import FEWEST_TOKENS, QuantisedGemm
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, Tile
+from moe_routing_kernels.target import Target, written_for
 
 _LEAST = 16
 _ONE_TILE = 84  # rows per expert, up to which few have more than 96
@@ -58,8 +60,8 @@ def codes_of(form: WeightFormat, dtype: str) -> Codes:
     return Codes(kind, form.bits, form.zero_points, form.group, dtype)
 
 
-def unsupported(problem: Experts) -> str | None:
-    """Why this problem cannot run, or None."""
+def unsupported(problem: Experts, target: Target | None = None) -> str | None:
+    """Why this problem cannot run on a target (None: on any), or None."""
     form = problem.quantised_weights
     if form and not takes(form, problem.dtype):
         return f"takes integers and 8-bit floats beside bf16 and fp16, not {problem.weights} beside {problem.dtype}"
@@ -67,9 +69,7 @@ def unsupported(problem: Experts) -> str | None:
         return reason
     if min(problem.hidden, problem.intermediate) < _LEAST or not 2 <= problem.experts <= MOST_EXPERTS:
         return f"needs 2 to {MOST_EXPERTS} experts, and hidden and intermediate of {_LEAST}, at least"
-    if torch.cuda.is_available() and current_arch() != "sm_90a":
-        return f"is written for sm_90a, not {current_arch()}"
-    return None
+    return written_for(ARCH, target)
 
 
 @dataclass(frozen=True)

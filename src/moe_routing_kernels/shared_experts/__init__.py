@@ -6,6 +6,8 @@ each token's result is multiplied by the sigmoid of its product with one more ve
 
 from dataclasses import dataclass
 
+from moe_routing_kernels.implementations import Candidate
+
 GATES = ("sigmoid",)
 
 
@@ -21,3 +23,6 @@ class SharedExperts:
     weights: str
     activation: str = "swiglu"  # of `activations.ACTIVATIONS`
     gate: str | None = None  # of GATES
+
+
+IMPLEMENTATIONS = (Candidate("torch", "torch_shared"),)

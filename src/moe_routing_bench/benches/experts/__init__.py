@@ -1,6 +1,6 @@
 """experts: feed-forward networks of all experts over packed rows, with real weights."""
 
-from moe_routing_bench.benches.bench import Bench, Implementation, Peer
+from moe_routing_bench.benches.bench import Bench, Implementation, Peer, ours
 from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, HUMMING, MSLK, TRITON_KERNELS, VLLM
 from moe_routing_kernels.formats.weights import named
 
@@ -17,18 +17,7 @@ BENCH = Bench(
     ),
     baseline="torch_grouped_mm",
     implementations=(
-        Implementation("torch_loop", "torch_loop"),
-        Implementation("torch_bmm", "torch_bmm"),
-        Implementation("torch_grouped_mm", "torch_grouped_mm"),
-        Implementation("dequant", "dequant"),
-        Implementation("dequant_uncached", "dequant", options={"cached": False}),
-        Implementation("dequant_loop", "dequant_loop"),
-        Implementation("dequant_cute", "dequant_cute", requires=("cuda", "triton", "cutlass")),
-        Implementation("scaled_grouped_mm", "scaled_grouped_mm", requires=("cuda",), declares=("rounded_inner",)),
-        Implementation("triton", "triton_experts", requires=("cuda", "triton")),
-        Implementation("cute", "cute_experts", requires=("cuda", "cutlass")),
-        Implementation("cute_quantised", "cute_quantised", requires=("cuda", "cutlass")),
-        Implementation("cute_fp8", "cute_fp8", requires=("cuda", "cutlass"), declares=("rounded_inner",)),
+        *ours("experts"),
         Implementation("quack", "quack_experts", requires=("cuda", "cutlass"), options={"tuned": True}, peer=QUACK),
         Implementation("quack_heuristic", "quack_experts", requires=("cuda", "cutlass"), peer=QUACK),
         Implementation("deepgemm", "deepgemm_experts", requires=("cuda",), peer=DEEPGEMM),

@@ -1,6 +1,6 @@
 """gate: router scores to top-k ids and weights, for one routing rule."""
 
-from moe_routing_bench.benches.bench import Bench, Implementation, Peer
+from moe_routing_bench.benches.bench import Bench, Implementation, Peer, ours
 from moe_routing_bench.benches.peers import SGLANG, VLLM
 
 BENCH = Bench(
@@ -9,10 +9,7 @@ BENCH = Bench(
     axes=("tokens", "experts", "top_k", "router", "dtype"),
     baseline="torch",
     implementations=(
-        Implementation("torch", "torch_gate"),
-        Implementation("torch_compile", "torch_gate", requires=("compiler",), options={"compiled": True}),
-        Implementation("triton", "triton_gate", requires=("cuda", "triton")),
-        Implementation("cute", "cute_gate", requires=("cuda", "cutlass")),
+        *ours("gate"),
         Implementation(
             "quack",
             "quack_gate",
