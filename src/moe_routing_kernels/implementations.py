@@ -15,6 +15,8 @@ from typing import Any
 from moe_routing_kernels.target import Target
 
 KERNELS = __name__.partition(".")[0]
+NEEDS = ("gpu", "nvidia", "cuda", "triton", "cutlass", "compiler")  # what an implementation may require
+NVIDIA = ("nvidia", "cuda")  # of these what only a GPU by NVIDIA meets
 _BACKENDS = {"cutlass": "cute", "triton": "triton"}  # by the package that they need
 OPERATIONS = ("gate", "permute", "pack", "experts", "combine")  # of `ops`, whose kernels are chosen by name
 
@@ -24,8 +26,9 @@ class Implementation:
     """One way to do an operation.
 
     `module` is a module of the operation's package that offers ``bind`` (the contract is in `moe_routing_kernels`). `options` are
-    keyword arguments of its functions. `requires` names what must be there: ``cuda`` (an NVIDIA GPU), ``triton``, ``cutlass`` or
-    ``compiler`` (what torch.compile needs).
+    keyword arguments of its functions. `requires` names what must be there: a ``gpu`` of any vendor, as for Triton and torch;
+    ``nvidia``, a GPU of that vendor, as for CuTe DSL and CUDA (``cuda`` is its older name); ``triton``, ``cutlass`` or ``compiler`` (what
+    torch.compile needs).
 
     In an operation that is made of stages, `parts` names the implementation of each stage (``torch`` where it names none); a key such as
     ``"pack+experts"`` names a fused module, ``<operation>.<module>``, that does several stages at once. `layout` is the row layout

@@ -146,7 +146,7 @@ def test_an_edit_of_what_multiplies_makes_rows_stale() -> None:
     """The kernels are found by name, so the table names what a measurement depends on."""
     names = {Path(path).stem for path in BENCH.code_files()}
     assert {BENCHES["experts"][form].module for form in FORMS} <= names
-    assert {BENCH[form].requires for form in HERE} == {()} and BENCH["cute_quantised"].requires == ("cuda", "cutlass")
+    assert {BENCH[form].requires for form in HERE} == {()} and BENCH["cute_quantised"].requires == ("nvidia", "cutlass")
 
 
 def test_the_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def test_what_runs_is_what_makes_stale() -> None:
     specs = []
     for name, bench in BENCHES.items():
         cell = cell_of(name, **SHAPE)
-        here = [one.name for one in bench.implementations if not {"cuda", "compiler"} & set(one.requires)]
+        here = [one.name for one in bench.implementations if not {"gpu", "nvidia", "compiler"} & set(one.requires)]
         names = tuple(one for one in here if not bench.supports(one, cell))
         specs.append(Job(cell, names, QUICK).spec)
     python = forks.programs() / forks.PYTHON  # which has nothing of the packages

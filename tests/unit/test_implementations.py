@@ -15,7 +15,7 @@ from moe_routing_bench.packages import PACKAGES
 from moe_routing_kernels import experts, layer
 from moe_routing_kernels.choices import chooser, table
 from moe_routing_kernels.experts import Experts
-from moe_routing_kernels.implementations import OPERATIONS, Candidate, chosen_by_name, listed, ranked, reason
+from moe_routing_kernels.implementations import NEEDS, OPERATIONS, Candidate, chosen_by_name, listed, ranked, reason
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.permute.layout import RowLayout
 from moe_routing_kernels.target import CPU, Target
@@ -87,7 +87,7 @@ def planted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
     def plant(**values: object) -> ModuleType:
-        line = Candidate("planted", "planted_experts", requires=("cuda", "triton"), **{"rank": 0, **values})
+        line = Candidate("planted", "planted_experts", requires=("gpu", "triton"), **{"rank": 0, **values})
         monkeypatch.setattr(experts, "IMPLEMENTATIONS", (*experts.IMPLEMENTATIONS, line))
         monkeypatch.setattr(layer, "EXPERTS", experts.IMPLEMENTATIONS)
         around = (*layer.IMPLEMENTATIONS, *(one for one in layer._around("triton") if one.name == "planted"))
@@ -130,7 +130,8 @@ def test_others_say_why_they_do_not_run() -> None:
     assert chooser.reasons(LAYER.experts, HOPPER) == {"cute": None, "triton": None}
     found = chooser.reasons(LAYER.experts, Target.of("sm_100a"))
     assert found == {"cute": "is written for sm_90a, not sm_100a", "triton": None}
-    assert set(chooser.reasons(LAYER.experts, CPU).values()) == {"needs an NVIDIA GPU, not cpu"}
+    found = chooser.reasons(LAYER.experts, CPU)
+    assert found == {"cute": "needs an NVIDIA GPU, not cpu", "triton": "needs a GPU, not cpu"}
     assert chooser.reasons(LAYER.experts, HOPPER, trains=True) == {"cute_training": None}
     quantised = replace(LAYER.experts, weights="int4_g32")
     assert list(chooser.reasons(quantised, HOPPER)) == ["cute_quantised", "cute_fp8", "dequant_cute"]
@@ -138,10 +139,23 @@ def test_others_say_why_they_do_not_run() -> None:
 
 def test_what_is_not_installed_or_too_old_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chooser, "installed", lambda package: package == "triton")
-    assert chooser.unmet(("cuda", "cutlass"), HOPPER) == "cutlass is not installed"
-    assert chooser.unmet(("cuda", "triton"), HOPPER) is None
+    assert chooser.unmet(("nvidia", "cutlass"), HOPPER) == "cutlass is not installed"
+    assert chooser.unmet(("gpu", "triton"), HOPPER) is None
     old = HOPPER._replace(arch="sm_61")
-    assert chooser.unmet(("cuda", "triton"), old) == "triton compiles for no sm_61"
+    assert chooser.unmet(("gpu", "triton"), old) == "triton compiles for no sm_61"
+
+
+def test_triton_runs_on_a_gpu_of_another_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What requires CuTe DSL, or CUDA by its older name, does not; the compute capability is one of NVIDIA."""
+    monkeypatch.setattr(chooser, "installed", lambda package: True)
+    amd = Target("amd", "gfx942", 304, 65536, 2**37)
+    assert chooser.unmet(("gpu", "triton"), amd) is None
+    for requires in (("nvidia", "cutlass"), ("cuda",), ("cuda", "triton")):
+        assert chooser.unmet(requires, amd) == "needs an NVIDIA GPU, not gfx942"
+    assert {need for operation in TABLES for one in listed(operation) for need in one.requires} <= set(NEEDS) - {"cuda"}
+    for operation in TABLES:
+        for one in listed(operation):
+            assert ("nvidia" in one.requires) == ("cutlass" in one.requires), one
 
 
 def test_the_target_is_given_to_those_that_ask_for_it() -> None:

@@ -8,9 +8,8 @@ from moe_routing_bench.benches.bench import Bench, find
 from moe_routing_bench.benches.plugins import Plugin
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_kernels.errors import bad, pick
+from moe_routing_kernels.implementations import NEEDS
 from moe_routing_kernels.permute.layout import LAYOUTS
-
-_NEEDS = ("cuda", "triton", "cutlass", "compiler")
 
 
 def benches_of(references: Iterable[str]) -> Mapping[str, Bench]:
@@ -48,7 +47,7 @@ def _check(one: Plugin, names: Mapping[str, str]) -> None:
     if one.name in names:
         raise bad(f"name of {where}", one.name, "a new name", f"{names[one.name]} has an implementation of this name")
     for need in one.requires:
-        pick(f"requires of {where}", need, _NEEDS)
+        pick(f"requires of {where}", need, NEEDS)
     stages = BENCHES[one.bench].stages
     if stages and not one.parts:
         raise bad(f"parts of {where}", "none", f"a way for some of {', '.join(stage.name for stage in stages)}")

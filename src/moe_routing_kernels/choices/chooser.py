@@ -18,7 +18,7 @@ from typing import Any
 from moe_routing_kernels.choices import choose, table
 from moe_routing_kernels.choices.table import Shape
 from moe_routing_kernels.experts import Experts
-from moe_routing_kernels.implementations import Candidate, listed, ranked, reason
+from moe_routing_kernels.implementations import NVIDIA, Candidate, listed, ranked, reason
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.target import Target
 
@@ -35,7 +35,9 @@ def installed(package: str) -> bool:
 def unmet(requires: tuple[str, ...], target: Target) -> str | None:
     """Why what an implementation requires is not there for a target, or None."""
     for need in requires:
-        if need == "cuda" and target.vendor != "nvidia":
+        if need == "gpu" and not target.vendor:
+            return f"needs a GPU, not {target.arch}"
+        if need in NVIDIA and target.vendor != "nvidia":
             return f"needs an NVIDIA GPU, not {target.arch}"
         if need in LEAST and not installed(need):
             return f"{need} is not installed"

@@ -21,6 +21,6 @@ class Combine:
 IMPLEMENTATIONS = (
     Candidate("torch", "torch_combine"),
     Candidate("torch_compile", "torch_combine", requires=("compiler",), options={"compiled": True}),
-    Candidate("triton", "triton_combine", requires=("cuda", "triton"), rank=2),
-    Candidate("cute", "cute_combine", requires=("cuda", "cutlass"), rank=1),
+    Candidate("triton", "triton_combine", requires=("gpu", "triton"), rank=2),
+    Candidate("cute", "cute_combine", requires=("nvidia", "cutlass"), rank=1),
 )

@@ -19,6 +19,6 @@ class Gate:
 IMPLEMENTATIONS = (
     Candidate("torch", "torch_gate"),
     Candidate("torch_compile", "torch_gate", requires=("compiler",), options={"compiled": True}),
-    Candidate("triton", "triton_gate", requires=("cuda", "triton"), rank=2),
-    Candidate("cute", "cute_gate", requires=("cuda", "cutlass"), rank=1),
+    Candidate("triton", "triton_gate", requires=("gpu", "triton"), rank=2),
+    Candidate("cute", "cute_gate", requires=("nvidia", "cutlass"), rank=1),
 )

@@ -67,7 +67,7 @@ IMPLEMENTATIONS = (
     *_around("cute"),
     Candidate(
         "cute_dependent",
-        requires=("cuda", "cutlass"),
+        requires=("nvidia", "cutlass"),
         layout="compact",
         parts={"router": "cute", WHOLE: "layer.cute_dependent"},
         rank=9,
@@ -75,7 +75,7 @@ IMPLEMENTATIONS = (
     *sorted(_around("cute", quantised=True), key=lambda one: one.rank or 0),
     Candidate(
         "cute_grouped_mm",
-        requires=("cuda", "cutlass"),
+        requires=("nvidia", "cutlass"),
         layout="compact",
         parts=_GROUPED | dict.fromkeys(ROUTING, "cute"),
         rank=12,

@@ -239,7 +239,7 @@ def combine_backward(
 
     Without `rows` the first, without y (R, H) the second is not needed, and is of shape (0,).
     """
-    if grad.dtype == torch.float64 or chooser.unmet(("cuda", "triton"), backends.target(grad.device)):
+    if grad.dtype == torch.float64 or chooser.unmet(("gpu", "triton"), backends.target(grad.device)):
         return reference.combine_backward(grad, y, inverse, weights, rows)
     from moe_routing_kernels.ops import triton_backward
 

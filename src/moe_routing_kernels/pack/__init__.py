@@ -47,6 +47,6 @@ def choose_checked_rows(problem: Pack, rows: int) -> int:
 IMPLEMENTATIONS = (
     Candidate("torch", "torch_pack"),
     Candidate("torch_compile", "torch_pack", requires=("compiler",), options={"compiled": True}),
-    Candidate("triton", "triton_pack", requires=("cuda", "triton"), rank=2),
-    Candidate("cute", "cute_pack", requires=("cuda", "cutlass"), rank=1),
+    Candidate("triton", "triton_pack", requires=("gpu", "triton"), rank=2),
+    Candidate("cute", "cute_pack", requires=("nvidia", "cutlass"), rank=1),
 )

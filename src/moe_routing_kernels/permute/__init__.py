@@ -22,6 +22,6 @@ class Permute:
 IMPLEMENTATIONS = (
     Candidate("torch", "torch_permute"),
     Candidate("torch_compile", "torch_permute", requires=("compiler",), options={"compiled": True}),
-    Candidate("triton", "triton_permute", requires=("cuda", "triton"), rank=2),
-    Candidate("cute", "cute_permute", requires=("cuda", "cutlass"), rank=1),
+    Candidate("triton", "triton_permute", requires=("gpu", "triton"), rank=2),
+    Candidate("cute", "cute_permute", requires=("nvidia", "cutlass"), rank=1),
 )

@@ -20,6 +20,6 @@ STAGES = ("router", "permute", "pack", "combine")
 IMPLEMENTATIONS = (
     Candidate("torch", layout="compact"),
     Candidate("torch_compile", requires=("compiler",), layout="compact", parts=dict.fromkeys(STAGES, "torch_compile")),
-    Candidate("triton", requires=("cuda", "triton"), layout="compact", parts=dict.fromkeys(STAGES, "triton")),
-    Candidate("cute", requires=("cuda", "cutlass"), layout="compact", parts=dict.fromkeys(STAGES, "cute")),
+    Candidate("triton", requires=("gpu", "triton"), layout="compact", parts=dict.fromkeys(STAGES, "triton")),
+    Candidate("cute", requires=("nvidia", "cutlass"), layout="compact", parts=dict.fromkeys(STAGES, "cute")),
 )

@@ -18,7 +18,7 @@ _QUACK_GATHER = {name: "cute" for name in ROUTING if name != "pack"} | {"pack+ex
 _AROUND = [  # our routing around their products
     Implementation(
         f"cute_{name}",
-        requires=("cuda", "cutlass"),
+        requires=("nvidia", "cutlass"),
         layout=layout,
         parts=_CUTE | {"experts": name},
         peer=peer,
@@ -51,7 +51,7 @@ _TRANSFORMERS = [
 _BEHIND_OUR_ROUTER = [
     Implementation(
         name,
-        requires=("cuda", "triton", "cutlass"),
+        requires=("nvidia", "triton", "cutlass"),
         layout="compact",
         parts={"router": "cute", WHOLE: f"layer.{name}_experts"},
         peer=pinned(module, distribution, version),
@@ -78,13 +78,13 @@ BENCH = Choosing(
         *ours("layer"),
         Implementation(
             "cute_quack",
-            requires=("cuda", "cutlass"),
+            requires=("nvidia", "cutlass"),
             layout="compact",
             parts=_CUTE | {"experts": "quack_heuristic"},
             peer=QUACK,
         ),
         Implementation(
-            "cute_quack_gather", requires=("cuda", "cutlass"), layout="compact", parts=_QUACK_GATHER, peer=QUACK
+            "cute_quack_gather", requires=("nvidia", "cutlass"), layout="compact", parts=_QUACK_GATHER, peer=QUACK
         ),
         *_AROUND,
         *_BEHIND_OUR_ROUTER,

@@ -13,8 +13,8 @@ BENCH = Bench(
     baseline="torch",
     implementations=(
         *ours("pack"),
-        Implementation("vllm", "shuffle_rows", requires=("cuda",), options={"library": "vLLM"}, peer=VLLM),
-        Implementation("sglang", "shuffle_rows", requires=("cuda",), options={"library": "SGLang"}, peer=SGLANG),
+        Implementation("vllm", "shuffle_rows", requires=("nvidia",), options={"library": "vLLM"}, peer=VLLM),
+        Implementation("sglang", "shuffle_rows", requires=("nvidia",), options={"library": "SGLang"}, peer=SGLANG),
     ),
     reads=("x", "order", "inverse"),
     writes=("packed", "scales"),

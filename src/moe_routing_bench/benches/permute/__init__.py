@@ -10,13 +10,13 @@ BENCH = Bench(
     baseline="torch",
     implementations=(
         *ours("permute"),
-        Implementation("vllm", "vllm_permute", requires=("cuda",), peer=VLLM),
-        Implementation("sglang", "sglang_permute", requires=("cuda",), peer=SGLANG, declares=("token_rows",)),
+        Implementation("vllm", "vllm_permute", requires=("nvidia",), peer=VLLM),
+        Implementation("sglang", "sglang_permute", requires=("nvidia",), peer=SGLANG, declares=("token_rows",)),
         *(
             Implementation(
                 f"{name}_align",
                 "align",
-                requires=("cuda",),
+                requires=("nvidia",),
                 options={"library": library},
                 peer=peer,
                 declares=("order_only",),

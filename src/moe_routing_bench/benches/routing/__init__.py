@@ -21,7 +21,7 @@ BENCH = Bench(
     baseline="torch",
     implementations=(
         *ours("routing"),
-        Implementation("vllm", requires=("cuda",), layout="compact", parts=_VLLM, peer=VLLM),
+        Implementation("vllm", requires=("nvidia",), layout="compact", parts=_VLLM, peer=VLLM),
     ),
     reads=("logits", "bias", "x"),
     writes=("combined",),

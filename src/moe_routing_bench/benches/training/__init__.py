@@ -17,7 +17,7 @@ _LIBRARIES = [  # the packages, and what they need, are those of `layer`
     Implementation(
         name,
         ".step",
-        requires=("cuda", "triton", *(("cutlass",) if name == "sonicmoe" else ())),
+        requires=("nvidia", "triton", *(("cutlass",) if name == "sonicmoe" else ())),
         options={"way": f"{name}_experts"},
         peer=LAYER[name].peer,
         declares=("rounded_scores",) if name == "liger" else (),
