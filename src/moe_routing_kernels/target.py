@@ -96,6 +96,10 @@ def _of_device(index: int) -> Target:
 # Triton's interpreter runs kernels on a CPU, in the configurations that an H200 has.
 CPU = Target.of("sm_90a")._replace(vendor="", arch="cpu", memory=0)
 
+MEASURED = Target.of(
+    "sm_90a"
+)  # what the configurations of kernels were measured on: an H100 and an H200 have equal counts
+
 
 def written_for(arch: str, target: Target | None) -> str | None:
     """Why a kernel that is written for one architecture cannot run on a target (None: on any), or None."""

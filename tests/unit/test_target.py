@@ -82,3 +82,15 @@ def test_a_kernel_of_one_architecture_says_so() -> None:
     assert written_for("sm_90a", None) is None is written_for("sm_90a", Target.of("sm_90a"))
     assert written_for("sm_90a", Target.of("sm_100a")) == "is written for sm_90a, not sm_100a"
     assert written_for("sm_90a", CPU) == "is written for sm_90a, not cpu"
+
+
+@pytest.mark.parametrize("most", [114, 132, 148])
+def test_kernels_are_configured_for_the_multiprocessors_of_the_target(most: int, gpu) -> None:
+    """A kernel whose blocks fill a multiprocessor each has at most as many; with a count that is not documented, of the GPU here."""
+    pytest.importorskip("cutlass")
+    from moe_routing_kernels.permute import Permute, cute_permute
+
+    gpu(major=9, minor=0, multi_processor_count=most)
+    problem = Permute(2**20, 64, 1, 2**20)
+    blocks = {arch: cute_permute.config_of(problem, arch)[1] for arch in ("sm_90a", "sm_80")}
+    assert 0.9 * most < blocks["sm_90a"] <= most and 0.9 * 108 < blocks["sm_80"] <= 108

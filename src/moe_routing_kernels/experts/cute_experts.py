@@ -28,7 +28,7 @@ from moe_routing_kernels.experts.common import mixed_formats, other_rows, unalig
 from moe_routing_kernels.gemm.sm90 import ARCH
 from moe_routing_kernels.gemm.sm90.grouped_gemm import compile_for
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, VECTOR, GroupedGemm, Tile
-from moe_routing_kernels.target import Target, written_for
+from moe_routing_kernels.target import MEASURED, Target, written_for
 
 _LEAST = 2 * VECTOR
 MOST_EXPERTS = 1024  # that a warp counts, 32 a lane
@@ -82,7 +82,7 @@ def choose_tile(
     long: bool = False,
     clusters: bool = False,
     overlap: bool = False,
-    multiprocessors: int = 132,
+    multiprocessors: int = MEASURED.multiprocessors,
 ) -> Tile:
     """The tile for `rows` rows and `wide` rows of weights per expert; `long` where K is, `clusters` where blocks may form them.
 

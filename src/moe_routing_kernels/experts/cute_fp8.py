@@ -33,7 +33,7 @@ from moe_routing_kernels.gemm.sm90.fp8 import compile_for
 from moe_routing_kernels.gemm.sm90.fp8_tile import Fp8Gemm, stands
 from moe_routing_kernels.gemm.sm90.tile import Tile
 from moe_routing_kernels.pack import cute_pack_fp8
-from moe_routing_kernels.target import Target, written_for
+from moe_routing_kernels.target import MEASURED, Target, written_for
 
 _FORMATS = ("bf16", "fp8_block128", "e4m3_block128")  # of activations, packed rows and weights
 _LEAST = 32
@@ -65,7 +65,7 @@ def unsupported(problem: Experts, target: Target | None = None) -> str | None:
     return written_for(ARCH, target)
 
 
-def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) -> Tile:
+def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = MEASURED.multiprocessors) -> Tile:
     """The tile with tokens on the N side for `rows` rows and `wide` rows of weights per expert: lower with few, so that every SM gets work."""
     mean = max(1.0, rows / experts)
     if mean > FEW_ROWS:

@@ -35,7 +35,7 @@ from moe_routing_kernels.gemm.sm90.quantised import compile_for
 from moe_routing_kernels.gemm.sm90.quantised_layout import DEPTH, Codes, repack
 from moe_routing_kernels.gemm.sm90.quantised_tile import FEWEST_TOKENS, QuantisedGemm
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, Tile
-from moe_routing_kernels.target import Target, written_for
+from moe_routing_kernels.target import MEASURED, Target, written_for
 
 _LEAST = 16
 _ONE_TILE = 84  # rows per expert, up to which few have more than 96
@@ -81,7 +81,9 @@ class Form:
     splits: int = 1  # warpgroups that share a tile's depth
 
 
-def choose_form(rows: int, experts: int, wide: int, codes: Codes, first: bool, multiprocessors: int = 132) -> Form:
+def choose_form(
+    rows: int, experts: int, wide: int, codes: Codes, first: bool, multiprocessors: int = MEASURED.multiprocessors
+) -> Form:
     """The form of the first or second GEMM for `rows` rows and `wide` rows of weights per expert, as measured (notebook.md).
 
     With few rows, several blocks share a multiprocessor: while one waits for its codes, the others dequantise. With so few blocks of weights that

@@ -38,7 +38,8 @@ from moe_routing_kernels.router.cute_product import (
     multiply_part,
     tiles_of,
 )
-from moe_routing_kernels.router.split import SMS, unsupported
+from moe_routing_kernels.router.split import unsupported
+from moe_routing_kernels.target import MEASURED, Target
 
 __all__ = ["bind", "compile_for", "precompile", "unsupported"]
 
@@ -238,16 +239,18 @@ def _divisor(total: int, most: int) -> int:
     return fitting if 2 * fitting >= most else most
 
 
-def choose(tokens: int, hidden: int, experts: int, rule: FusedRule) -> Config:
+def choose(
+    tokens: int, hidden: int, experts: int, rule: FusedRule, multiprocessors: int = MEASURED.multiprocessors
+) -> Config:
     """The configuration of a shape. A part is one round of loads where it can be."""
     tiles = tiles_of(experts)
     rows = 1
-    while rows < 4 and tokens > ROWS * rows * SMS and 2 * rows * tiles <= 16:
+    while rows < 4 and tokens > ROWS * rows * multiprocessors and 2 * rows * tiles <= 16:
         rows *= 2
     blocks, total = -(-tokens // (ROWS * rows)), -(-hidden // CHUNK)
-    parts = _divisor(total, min(split.parts(tokens, hidden, ROWS * rows), total))
+    parts = _divisor(total, min(split.parts(tokens, hidden, ROWS * rows, multiprocessors), total))
     chunks = -(-total // parts)
-    fit = (ONE_BLOCK if blocks * parts <= SMS else TWO_BLOCKS) // (tiles + 2 * rows)
+    fit = (ONE_BLOCK if blocks * parts <= multiprocessors else TWO_BLOCKS) // (tiles + 2 * rows)
     in_flight = _divisor(chunks, min(chunks, max(2, fit))) if hidden % LANE == 0 else 1  # narrow loads are synchronous
     chunks += -chunks % in_flight
     threads = max(rule.groups, 8) if experts <= 128 else WARP
@@ -257,7 +260,7 @@ def choose(tokens: int, hidden: int, experts: int, rule: FusedRule) -> Config:
 @per_problem
 def _compiled(problem: Router, arch: str) -> tuple[Any, Config]:
     rule, shape = rule_of(problem.router), (problem.hidden, problem.experts)
-    config = choose(problem.tokens, *shape, rule)
+    config = choose(problem.tokens, *shape, rule, Target.named(arch).multiprocessors)
     return compile_for(arch, problem.dtype, *shape, problem.top_k, rule, config), config
 
 
