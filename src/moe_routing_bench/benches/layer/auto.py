@@ -30,9 +30,8 @@ class Choosing(Sharing):
             return super().supports(implementation, cell, target)
         if self.chosen(cell, target):
             return None
-        return one_line(
-            "; ".join(f"{name}: {why}" for name, why in self._reasons(cell, target or Target.here()).items())
-        )
+        whys = (f"{name}: {why}" for name, why in self._reasons(cell, target or Target.here()).items())
+        return one_line(f"none of its candidates can run it: {'; '.join(whys)}")
 
     def _reasons(self, cell: Cell, target: Target) -> dict[str, str | None]:
         """Why each candidate cannot run a cell on a target, preferred first; None for those that can."""
