@@ -7,7 +7,8 @@ implementation and offers
 - ``bind(problem, *, <tensor>=..., ..., <option>=...) -> Callable``: takes the input and output tensors by name, compiles and
   allocates what it needs, and returns the call that does the work. The call takes no argument, writes every element of the
   outputs and changes no input. Outputs that an implementation allocates itself are returned by the call, by name;
-- ``unsupported(problem, *, <option>=...) -> str | None``, optional: why it cannot run this problem;
+- ``unsupported(problem, target, *, <option>=...) -> str | None``, optional: why it cannot run this problem on a `target.Target` (None: on
+  any); a module whose answer does not depend on the target leaves that parameter out;
 - ``precompile(problem, arch, *, <option>=...)``, where a kernel cache is used: compiles for an architecture without a GPU.
 
 `moe_routing_kernels.ops` offers the same kernels to models; `moe_routing_bench.benches` measures them.

@@ -1,6 +1,5 @@
 """The implementation `auto` of a layer is another one, bit for bit, and says which."""
 
-import importlib.util
 from dataclasses import replace
 
 import pytest
@@ -9,16 +8,17 @@ import torch
 from moe_routing_bench.benches.layer import auto
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_kernels.choices import table
+from moe_routing_kernels.choices import chooser, table
 from moe_routing_kernels.choices.table import Entry, Shape
 from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.target import CPU, Target
 
 BENCH = BENCHES["layer"]
 SIZES = {"tokens": 33, "experts": 6, "top_k": 2, "hidden": 40, "intermediate": 24}
 CELL = cell_of("layer", **SIZES, dtype="bf16", skew=0.5)
 FORMS = ("torch_loop", "torch_grouped_mm", "torch_gather_loop")
 SHAPE = Shape(**SIZES, activation="swiglu", dtype="bf16", packed="bf16", weights="bf16", capacity_factor=None, architecture="cpu")  # fmt: skip
-GPU = ("cuda", "cutlass", "triton")
+HOPPER = Target.of("sm_90a")
 WIDE = SIZES | {"hidden": 128, "intermediate": 128}
 QUANTISED = cell_of("layer", **WIDE, weights="int4_g32")
 FP8 = cell_of("layer", **WIDE, packed="fp8_block128", weights="e4m3_block128")
@@ -66,7 +66,7 @@ def test_what_cannot_run_is_not_chosen(best) -> None:
     assert BENCH.chosen(CELL) == "torch_grouped_mm" and BENCH.chosen(wide) == "torch_gather_loop"
     assert BENCH.chosen(CELL.but(packed="fp8_row")) == "torch_loop"
     best("cute")
-    assert BENCH.chosen(CELL, "cpu") in FORMS
+    assert BENCH.chosen(CELL, CPU) in FORMS
 
 
 def test_a_machine_with_a_gpu_chooses_kernels(best, monkeypatch) -> None:
@@ -74,25 +74,23 @@ def test_a_machine_with_a_gpu_chooses_kernels(best, monkeypatch) -> None:
     pytest.importorskip("triton")
     pytest.importorskip("cutlass")
     best("cute", "sm_90")
-    assert BENCH.chosen(CELL, "sm_90") == "cute"
-    assert BENCH.chosen(CELL.but(activation="swiglu_oai"), "sm_90") == "cute"
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cutlass" else find(name))
-    assert BENCH.chosen(CELL, "sm_90") == "triton_gather"
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in GPU else find(name))
-    assert BENCH.chosen(CELL, "sm_90") == "torch_grouped_mm"
+    assert BENCH.chosen(CELL, HOPPER) == "cute"
+    assert BENCH.chosen(CELL.but(activation="swiglu_oai"), HOPPER) == "cute"
+    monkeypatch.setattr(chooser, "installed", lambda package: package == "triton")
+    assert BENCH.chosen(CELL, HOPPER) == "triton_gather"
+    monkeypatch.setattr(chooser, "installed", lambda package: False)
+    assert BENCH.chosen(CELL, HOPPER) == "torch_grouped_mm"
 
 
 def test_quantised_weights_have_candidates_of_their_own(monkeypatch) -> None:
     """On a CPU in torch, which dequantises; with a GPU the kernels that multiply with codes, and e4m3 with e4m3."""
-    assert (BENCH.chosen(QUANTISED, "cpu"), BENCH.chosen(FP8, "cpu")) == ("dequant_loop", "dequant_loop")
+    assert (BENCH.chosen(QUANTISED, CPU), BENCH.chosen(FP8, CPU)) == ("dequant_loop", "dequant_loop")
     pytest.importorskip("triton")
     pytest.importorskip("cutlass")
-    assert (BENCH.chosen(QUANTISED, "sm_90"), BENCH.chosen(FP8, "sm_90")) == ("cute_quantised", "cute_fp8")
-    assert BENCH.chosen(QUANTISED.but(weights="mxfp4"), "sm_90") == "dequant"
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in GPU else find(name))
-    assert BENCH.chosen(QUANTISED, "sm_90") == "dequant"
+    assert (BENCH.chosen(QUANTISED, HOPPER), BENCH.chosen(FP8, HOPPER)) == ("cute_quantised", "cute_fp8")
+    assert BENCH.chosen(QUANTISED.but(weights="mxfp4"), HOPPER) == "dequant"
+    monkeypatch.setattr(chooser, "installed", lambda package: False)
+    assert BENCH.chosen(QUANTISED, HOPPER) == "dequant"
 
 
 def test_auto_rounds_what_it_chooses_rounds(monkeypatch) -> None:
@@ -108,8 +106,9 @@ def test_auto_rounds_what_it_chooses_rounds(monkeypatch) -> None:
 
 
 def test_nothing_to_choose_from_is_a_reason(monkeypatch) -> None:
-    monkeypatch.setattr(auto, "CANDIDATES", ("cute",))
-    assert BENCH.supports("auto", CELL) == "none of cute can run it here"
+    monkeypatch.setattr(auto, "ranked", lambda operation: [BENCH["cute"], BENCH["triton"]])
+    why = BENCH.supports("auto", CELL)
+    assert why and why.endswith("cute: needs an NVIDIA GPU, not cpu; triton: needs a GPU, not cpu")
 
 
 def test_a_table_of_other_code_is_refused(best) -> None:
@@ -123,6 +122,6 @@ def test_precompiling_auto_is_precompiling_what_it_chooses(best, monkeypatch) ->
     pytest.importorskip("cutlass")
     best("cute", "sm_90")
     asked = []
-    monkeypatch.setattr("moe_routing_bench.benches.composite.precompile", lambda bench, one, cell, arch: asked.append((one.name, arch)))  # fmt: skip
-    BENCH.precompile("auto", CELL, "sm_90a")
-    assert asked == [("cute", "sm_90a")]
+    monkeypatch.setattr("moe_routing_bench.benches.composite.precompile", lambda bench, one, cell, target: asked.append((one.name, target)))  # fmt: skip
+    BENCH.precompile("auto", CELL, HOPPER)
+    assert asked == [("cute", HOPPER)]

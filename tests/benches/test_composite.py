@@ -1,5 +1,6 @@
 """Composites: stages wired by the names of their tensors, fused stages, outputs that a stage allocates itself."""
 
+import contextlib
 import sys
 from dataclasses import replace
 from types import ModuleType
@@ -13,6 +14,8 @@ from moe_routing_bench.benches.bench import Bench, Implementation, Stage
 from moe_routing_bench.benches.experts import WEIGHTS
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
+from moe_routing_kernels.errors import NoForm
+from moe_routing_kernels.target import Target
 
 SHAPE = {"tokens": 33, "hidden": 40, "intermediate": 24, "experts": 6, "top_k": 2, "dtype": "fp32", "skew": 0.5}
 ROUTED = {
@@ -252,17 +255,32 @@ def test_the_kernels_of_every_part_are_compiled(precompiles, monkeypatch):
     monkeypatch.setattr(Bench, "precompile", lambda *given: seen.append(given))
     functions = {"precompile": lambda *given: seen.append(given)} if precompiles else {}
     bench, cell = fused(monkeypatch, {"permute": "triton", "pack+experts": "layer.peer"}, **functions), cell_of("layer", **SHAPE)  # fmt: skip
-    monkeypatch.setattr(composite, "supports", lambda *given: None if given == (bench, bench["peer"], cell) else "no")
-    composite.precompile(bench, bench["peer"], cell, "sm_90a")
-    stages = [(one.name, way, inner.bench, inner.get("layout"), arch) for one, way, inner, arch in (given for given in seen if len(given) == 4)]  # fmt: skip
+    composite.precompile(bench, bench["peer"], cell, Target.of("sm_90a"))
+    stages = [(one.name, way, inner.bench, inner.get("layout"), target.arch) for one, way, inner, target in (given for given in seen if len(given) == 4)]  # fmt: skip
     assert stages == [
         ("gate", "torch", "gate", "block64", "sm_90a"), ("permute", "triton", "permute", "block64", "sm_90a"), ("combine", "torch", "combine", "block64", "sm_90a"),
     ]  # fmt: skip
     fused_parts = [given for given in seen if len(given) == 2]
     assert fused_parts == [(bench.definition().problem(cell), "sm_90a")] * precompiles
-    seen.clear()
-    monkeypatch.setattr(composite, "supports", lambda *_: "needs another card")
-    composite.precompile(bench, bench["peer"], cell, "sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("unsupported", "why"),
+    [
+        (lambda problem: "is too wide", None),
+        (
+            lambda problem, target=None: target and "is written for another",
+            "layer peer: pack[+]experts: is written for",
+        ),
+    ],
+    ids=["the problem", "the target"],
+)
+def test_what_cannot_run_is_not_compiled(unsupported, why, monkeypatch):
+    """A problem that it cannot run is passed over; one that it cannot run on this target has no form there."""
+    seen = []
+    bench = fused(monkeypatch, {"pack+experts": "layer.peer"}, unsupported=unsupported, precompile=seen.append)
+    with pytest.raises(NoForm, match=why) if why else contextlib.nullcontext():
+        bench.precompile("peer", cell_of("layer", **SHAPE), Target.of("sm_100a"))
     assert not seen
 
 

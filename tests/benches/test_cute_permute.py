@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("cutlass")
 from moe_routing_kernels.permute import Permute, cute_permute
 from moe_routing_kernels.permute.cute_chunks import groups_of
+from moe_routing_kernels.target import MEASURED
 
 SHARED_MEMORY = 227 << 10  # bytes that a block can have on sm_90; sm_80 has 163 KB
 COUNTS = [1, 31, 1024, 1025, 8192, 8193, 65536, 65537, 131072, 360440, 655360, 1081344, 1081345, 2400000, 20000000]
@@ -22,7 +23,7 @@ def test_tiles_cover_the_assignments_and_leave_no_block_idle(assignments: int, e
     warps = config.threads // 32
     assert 4 * (experts * (warps + 7) + tile) <= SHARED_MEMORY
     if assignments > 65536:
-        assert blocks <= cute_permute.SMS, "blocks fill an SM each"
+        assert blocks <= MEASURED.multiprocessors, "blocks fill an SM each"
 
 
 @pytest.mark.parametrize(("assignments", "experts", "batches"), [(32768, 128, 1), (163840, 128, 1), (360440, 512, 2)])

@@ -13,6 +13,7 @@ from moe_routing_bench.benches.model import definition, library, step
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_kernels.experts import dequant
+from moe_routing_kernels.target import Target
 
 BENCH = BENCHES["model"]
 FORMS = [one.name for one in BENCH.implementations if "experts" in one.options]
@@ -145,7 +146,7 @@ def test_an_edit_of_what_multiplies_makes_rows_stale() -> None:
     """The kernels are found by name, so the table names what a measurement depends on."""
     names = {Path(path).stem for path in BENCH.code_files()}
     assert {BENCHES["experts"][form].module for form in FORMS} <= names
-    assert {BENCH[form].requires for form in HERE} == {()} and BENCH["cute_quantised"].requires == ("cuda", "cutlass")
+    assert {BENCH[form].requires for form in HERE} == {()} and BENCH["cute_quantised"].requires == ("nvidia", "cutlass")
 
 
 def test_the_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +161,8 @@ def test_the_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         "combine.cute_combine",
     ):
         module = importlib.import_module(f"moe_routing_kernels.{name}")
-        monkeypatch.setattr(module, "precompile", lambda part, arch, name=name: seen.append((name, arch)))
-    BENCH.precompile("cute_quantised", tiny_models.cell("qwen3-30b-a3b", weights="int4_g128"), "sm_90a")
+        monkeypatch.setattr(module, "precompile", lambda part, arch, name=name, **_: seen.append((name, arch)))
+    BENCH.precompile("cute_quantised", tiny_models.cell("qwen3-30b-a3b", weights="int4_g128"), Target.of("sm_90a"))
     assert [name for name, arch in seen if arch == "sm_90a"] == [
         "gate.cute_gate", "permute.cute_permute", "pack.cute_pack", "combine.cute_combine", "experts.cute_quantised"
     ]  # fmt: skip

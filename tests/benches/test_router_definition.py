@@ -9,6 +9,7 @@ from moe_routing_bench.benches.router import definition
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.workload.skew import coefficient_of_variation
 from moe_routing_kernels.routers import ROUTERS
+from moe_routing_kernels.target import Target
 
 SHAPE = {"sampler": "exact", "dtype": "bf16"}
 
@@ -93,7 +94,7 @@ def test_what_has_nothing_to_compile_ahead_says_so(name, monkeypatch):
         )
     monkeypatch.setattr(Bench, "supports", lambda *_: None)
     cell = cell_of("router", tokens=8, hidden=64, experts=16, top_k=2, dtype="bf16")
-    BENCHES["router"].precompile(name, cell, "sm_90a")
+    BENCHES["router"].precompile(name, cell, Target.of("sm_90a"))
     assert seen == {"matmul_cute": ["gate.cute_gate"], "cute": ["router.cute_router"]}.get(name, [])
 
 

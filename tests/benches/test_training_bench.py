@@ -20,6 +20,7 @@ from moe_routing_kernels.gate.rules import FUSED
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.permute.layout import RowLayout
 from moe_routing_kernels.routers import ROUTERS
+from moe_routing_kernels.target import Target
 from moe_routing_kernels.training import torch_loop
 
 BENCH = BENCHES["training"]
@@ -367,8 +368,10 @@ def test_the_kernels_of_the_operators_are_compiled(
     for operation in ("gate", "permute", "pack", "experts", "training", "combine"):
         folder = "experts" if operation == "training" else operation
         module = importlib.import_module(f"moe_routing_kernels.{folder}.cute_{operation}")
-        monkeypatch.setattr(module, "precompile", lambda part, arch, operation=operation: seen.append((operation, arch)))  # fmt: skip
-    BENCH.precompile(name, cell_of("training", **SHAPE | {"dtype": "bf16", "tokens": 64, "experts": 8}), "sm_90a")
+        monkeypatch.setattr(module, "precompile", lambda part, arch, *_, operation=operation, **__: seen.append((operation, arch)))  # fmt: skip
+    BENCH.precompile(
+        name, cell_of("training", **SHAPE | {"dtype": "bf16", "tokens": 64, "experts": 8}), Target.of("sm_90a")
+    )
     assert seen == [(operation, "sm_90a") for operation in compiled]
 
 

@@ -4,7 +4,7 @@ Pack and combine are checked against a plain loop-free torch reference, gate and
 poisoned beforehand.
 """
 
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import torch
 import triton
@@ -23,7 +23,8 @@ from moe_routing_kernels.formats.quantisation import dequantise, quantise
 from moe_routing_kernels.formats.weights import WEIGHTS
 from moe_routing_kernels.pack import Pack, triton_pack, triton_pack_fp8
 from moe_routing_kernels.permute import triton_permute
-from moe_routing_kernels.router import split, triton_router
+from moe_routing_kernels.router import triton_router
+from moe_routing_kernels.target import MEASURED
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # name: tokens, hidden, top_k, dtype, share of assignments dropped, padding rows
@@ -194,15 +195,23 @@ def convert_to_fp8_with_torch() -> None:
     interpreter._convert_float = convert
 
 
+def gpu_of(multiprocessors: int) -> SimpleNamespace:
+    """In place of `Target` in a module: what it asks of the GPU that is here."""
+    return SimpleNamespace(here=lambda device: MEASURED._replace(multiprocessors=multiprocessors))
+
+
 if __name__ == "__main__":
     torch.manual_seed(17)
     convert_to_fp8_with_torch()
     formats.FORMATS = MappingProxyType({**formats.FORMATS, **{one.name: one for one in MORE_FORMATS}})
-    triton_pack_fp8.ENOUGH_PROGRAMS = 3  # so that programs have several items, and few run one after the other
+    triton_pack_fp8.Target, triton_pack_fp8.ENOUGH_PROGRAMS = (
+        gpu_of(1),
+        3,
+    )  # so that programs have several items, and few run one after the other
     triton_experts.GROUP = 2  # so that an expert with a few hundred rows has two groups of tiles
     triton_permute.ONE_PROGRAM = triton_permute.BLOCK = 64  # so that some dozens of assignments need two programs
     triton_permute.MAX_PROGRAMS = 2  # and more than 128 two tiles in each
-    split.SMS = triton_router.SMS = 8  # so that five tiles of tokens fill half of the GPU
+    triton_router.Target = gpu_of(8)  # so that five tiles of tokens fill half of the GPU
     for case, (packed, tokens, hidden, experts, top_k, factor, layout) in FP8_PACKS.items():
         shape = {
             "tokens": tokens,

@@ -26,6 +26,7 @@ from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.formats import QUANTISED
 from moe_routing_kernels.formats.weights import WEIGHTS
 from moe_routing_kernels.routers import ROUTERS
+from moe_routing_kernels.target import Target
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():  # as a whole: hundreds of tests need not be collected
@@ -84,7 +85,7 @@ def refusal(cell: Cell, name: str) -> str | None:
     absent = missing(bench[name].requires, "cuda", bench[name].peer)
     if absent:
         pytest.skip(f"{name} needs {absent}")
-    return bench.supports(name, cell)
+    return bench.supports(name, cell, Target.here())
 
 
 def run(cell: Cell, name: str, twice: bool = True, change=lambda inputs: None) -> None:

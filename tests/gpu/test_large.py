@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from moe_routing_kernels import ops
-from moe_routing_kernels.ops import backends, feeding
+from moe_routing_kernels.choices import chooser
+from moe_routing_kernels.ops import backends
 from moe_routing_kernels.permute.layout import MOST_ROWS
 from moe_routing_kernels.routers import ROUTERS
 
@@ -36,16 +37,19 @@ NETWORKS = {
     "weights": (4096, 8192, 4096, 40),
 }
 
+PACKAGES = {"cute": "cutlass", "triton": "triton"}  # what a backend needs
+REMEMBERED = (chooser.kernel, chooser.way, backends._training)
+
 
 @pytest.fixture(params=["cute", "triton"], autouse=True)
 def backend(request, monkeypatch) -> str:
     if request.param == "cute":
         pytest.importorskip("cutlass")
-    monkeypatch.setattr(backends, "BACKENDS", {request.param: backends.BACKENDS[request.param]})
-    for remembered in (backends.kernel, feeding.way):
+    monkeypatch.setattr(chooser, "installed", lambda package: package == PACKAGES.get(request.param))
+    for remembered in REMEMBERED:
         remembered.cache_clear()
     yield request.param
-    for remembered in (backends.kernel, feeding.way):
+    for remembered in REMEMBERED:
         remembered.cache_clear()
     torch.cuda.empty_cache()
 

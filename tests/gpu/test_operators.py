@@ -20,8 +20,9 @@ from ops_cases import CASES, DTYPES, check, check_feed, check_gate, check_permut
 
 from activations import EVERY
 from moe_routing_kernels import ops
+from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.gate.rules import FUSED
-from moe_routing_kernels.ops import backends, feeding
+from moe_routing_kernels.ops import backends
 from moe_routing_kernels.permute.layout import LAYOUTS
 from moe_routing_kernels.routers import ROUTERS
 
@@ -48,18 +49,20 @@ CHOICES = {
 # rows, hidden, intermediate, experts
 NETWORKS = {"many_rows": (2000, 256, 512, 6), "odd": (77, 136, 24, 5), "few_rows": (9, 512, 64, 64)}
 
+PACKAGES = {"cute": "cutlass", "triton": "triton"}  # what a backend needs
+REMEMBERED = (chooser.kernel, chooser.way, backends._training)
+
 
 @pytest.fixture(params=["cute", "triton", "torch"])
 def backend(request, monkeypatch) -> str:
     """One backend alone; what it does not support falls to plain torch."""
     if request.param == "cute":
         pytest.importorskip("cutlass")
-    only = {name: one for name, one in backends.BACKENDS.items() if name == request.param}
-    monkeypatch.setattr(backends, "BACKENDS", only)
-    for remembered in (backends.kernel, feeding.way):
+    monkeypatch.setattr(chooser, "installed", lambda package: package == PACKAGES.get(request.param))
+    for remembered in REMEMBERED:
         remembered.cache_clear()
     yield request.param
-    for remembered in (backends.kernel, feeding.way):
+    for remembered in REMEMBERED:
         remembered.cache_clear()
 
 
@@ -210,7 +213,7 @@ def test_layer_eager_captured_and_compiled(rule, layout):
 @pytest.mark.parametrize(
     ("activation", "capacity"), [("swiglu", None), ("geglu", 3), ("relu2", None), ("swiglu_oai", 3)]
 )
-@pytest.mark.parametrize("name", list(feeding._MODULES))
+@pytest.mark.parametrize("name", ["cute", "cute_gather", "triton_gather", "triton", "cute_grouped_mm"])
 def test_feed(name, activation, capacity):
     """Every way in which rows reach the experts; where one cannot, rows are packed for what can."""
     check_feed(name, activation, capacity, "cuda")
@@ -225,7 +228,7 @@ def test_a_layer_in_inference_never_waits(tokens, phase, backend):
     x, logits, w13, w2 = (torch.randn(shape, device="cuda").div(8).bfloat16() for shape in shapes)
     feed = functools.partial(ops.layer, top_k=4, residual=x, phase=phase)
     want = feed(x, logits, w13, w2)
-    feeding.way.cache_clear()
+    chooser.way.cache_clear()
     torch.cuda.set_sync_debug_mode("error")
     try:
         again = feed(x, logits, w13, w2)

@@ -222,7 +222,9 @@ def test_kernels_of_the_matrix_are_compiled_ahead_where_the_config_asks_for_it(c
     """Those of all that the command compares in without options, beside those of the grid's cells; nothing of a CPU's smaller grid."""
     pytest.importorskip("cutlass")
     compiled, rows = [], []
-    monkeypatch.setattr(type(BENCH), "precompile", lambda _, name, cell, arch: compiled.append((name, cell, arch)))
+    monkeypatch.setattr(
+        type(BENCH), "precompile", lambda _, name, cell, target: compiled.append((name, cell, target.arch))
+    )
     monkeypatch.setattr(accuracy, "rows", lambda cell, *_: rows.append(cell) or [])
     monkeypatch.setenv("MOE_ROUTING_KERNELS_CACHE", str(tmp_path))
     one = "- {benches: [%s], implementations: [cute], tokens: [64], hidden: [32], experts: [4], top_k: [2]}\n"

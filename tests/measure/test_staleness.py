@@ -13,7 +13,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.packages import PACKAGES, fingerprint
-from moe_routing_kernels.ops.backends import BACKENDS
+from moe_routing_kernels.implementations import OPERATIONS, ranked
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def test_what_runs_is_what_makes_stale() -> None:
     specs = []
     for name, bench in BENCHES.items():
         cell = cell_of(name, **SHAPE)
-        here = [one.name for one in bench.implementations if not {"cuda", "compiler"} & set(one.requires)]
+        here = [one.name for one in bench.implementations if not {"gpu", "nvidia", "compiler"} & set(one.requires)]
         names = tuple(one for one in here if not bench.supports(one, cell))
         specs.append(Job(cell, names, QUICK).spec)
     python = forks.programs() / forks.PYTHON  # which has nothing of the packages
@@ -95,12 +95,13 @@ def test_lists_make_nothing_stale() -> None:
 
 
 def test_what_operators_choose_by_name_makes_stale() -> None:
-    """`training` and `model` run them: every kernel module that a backend may have."""
+    """`training` and `model` run them: every module of a kernel that a table ranks."""
     for bench in ("training", "model"):
         files = set(BENCHES[bench].code_files())
-        for operation in ("gate", "permute", "pack", "experts", "combine"):
-            for backend in BACKENDS:
-                assert KERNELS / f"{operation}/{backend}_{operation}.py" in files
+        for operation in OPERATIONS:
+            for one in ranked(operation):
+                if one.backend != "torch" and not one.quantised:
+                    assert KERNELS / f"{operation}/{one.module}.py" in files, one
 
 
 def test_a_composite_depends_on_its_stages_and_no_stage_on_a_composite() -> None:

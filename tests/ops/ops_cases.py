@@ -12,10 +12,12 @@ from torch import Tensor
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.workload.draw import draw_ids, generator
 from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.gate.rules import FUSED
-from moe_routing_kernels.ops import backends, cuda, feeding, reference
+from moe_routing_kernels.ops import backends, cuda, reference
 from moe_routing_kernels.permute.layout import LAYOUTS
 from moe_routing_kernels.routers import ROUTERS
+from moe_routing_kernels.target import Target
 
 # name: tokens, hidden, experts, top_k, layout, capacity factor
 CASES = {
@@ -125,7 +127,8 @@ def check_permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: 
 
 def check_feed(name: str, activation: str, capacity: int | None, device: str = "cpu") -> None:
     """pack and experts in one operator, in the way of that name, against float64; the last expert has no rows."""
-    names, (tokens, hidden, inner, count) = feeding._MODULES, (9, 32, 16, 4)
+    tokens, hidden, inner, count = 9, 32, 16, 4
+    ranked = chooser.ranked
     torch.manual_seed(17)
     ids = torch.stack([torch.randperm(count - 1)[:2] for _ in range(tokens)]).int().to(device)
     _, offsets, order, inverse = reference.permute(ids, count, capacity, "compact")
@@ -134,8 +137,8 @@ def check_feed(name: str, activation: str, capacity: int | None, device: str = "
     shapes += [(count, wide), (count, hidden)] if activation == "swiglu_oai" else []
     x, *rest = (torch.randn(shape, device=device).div(4).half() for shape in shapes)
     w13, w2, b13, b2 = rest + [None] * (4 - len(rest))
-    feeding._MODULES = {name: names[name]}
-    feeding.way.cache_clear()
+    chooser.ranked = lambda operation: [one for one in ranked(operation) if operation != "layer" or one.name == name]
+    chooser.way.cache_clear()
     got = cuda.feed(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, None)
     exact = [one if one is None else one.double() for one in (w13, w2, b13, b2)]
     rows = reference.pack(x.double(), order, inverse)
@@ -143,26 +146,26 @@ def check_feed(name: str, activation: str, capacity: int | None, device: str = "
     used = int(offsets[-1])
     error = float((got[:used].double() - want[:used]).norm() / want[:used].norm())
     assert error < 0.01, f"{name}: {error}"
-    found = feeding.way.cache_info()
+    found = chooser.way.cache_info()
     assert found.misses == 1, found
-    feeding._MODULES = names
-    feeding.way.cache_clear()
+    chooser.ranked = ranked
+    chooser.way.cache_clear()
 
 
 def main() -> None:
     """Every operator in Triton's interpreter."""
     torch.manual_seed(17)
     torch.set_num_threads(1)
-    del backends.BACKENDS["cute"]
-    backends.capability = lambda device: (9, 0)
-    kernel, chosen = backends.kernel, set()
+    chooser.installed = lambda package: package == "triton"
+    backends.target = lambda device: Target.of("sm_90a")
+    kernel, chosen = chooser.kernel, set()
 
     def noted(*arguments):
         found = kernel(*arguments)
         chosen.add(found and found.__name__.rpartition(".")[2])
         return found
 
-    backends.kernel = noted
+    chooser.kernel = noted
     some = list(CASES.items())[::3]  # the kernels themselves have tests of their own in the interpreter
     for (name, (tokens, hidden, *rest)), dtype in zip(some, itertools.cycle(DTYPES), strict=False):
         check(name, dtype, *routing(tokens, *rest), hidden)

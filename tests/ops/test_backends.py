@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.combine import Combine
 from moe_routing_kernels.gate import Gate
 from moe_routing_kernels.ops import backends
 from moe_routing_kernels.pack import Pack
 from moe_routing_kernels.permute import Permute
+from moe_routing_kernels.target import Target
 
 PROBLEMS = {
     "gate": Gate(64, 128, 8, "bf16", "deepseek_v3"),
@@ -22,9 +24,13 @@ PROBLEMS = {
 }
 
 
-def chosen(problem, capability=(9, 0)) -> str | None:
+HOPPER = Target.of("sm_90a")
+OLD = HOPPER._replace(arch="sm_61")  # no compiler of ours has it
+
+
+def chosen(problem, target=HOPPER) -> str | None:
     """The backend of a problem, nothing remembered."""
-    module = backends.kernel.__wrapped__(problem, capability)
+    module = chooser.kernel.__wrapped__(problem, target)
     return module and module.__name__.removeprefix(f"{type(problem).__module__}.").partition("_")[0]
 
 
@@ -33,10 +39,10 @@ def test_cute_comes_first_then_triton_then_torch(problem, monkeypatch) -> None:
     pytest.importorskip("triton")
     pytest.importorskip("cutlass")
     assert chosen(problem) == "cute"
-    assert chosen(problem, (7, 5)) == "triton" and chosen(problem, (6, 1)) is None
-    monkeypatch.setattr(backends, "installed", lambda package: package == "triton")
+    assert chosen(problem, Target.of("sm_75")) == "triton" and chosen(problem, OLD) is None
+    monkeypatch.setattr(chooser, "installed", lambda package: package == "triton")
     assert chosen(problem) == "triton"
-    monkeypatch.setattr(backends, "installed", lambda package: False)
+    monkeypatch.setattr(chooser, "installed", lambda package: False)
     assert chosen(problem) is None
 
 
@@ -49,9 +55,9 @@ def test_what_kernels_do_not_support_is_left_to_torch() -> None:
 def test_a_choice_is_remembered(monkeypatch) -> None:
     """The second call asks no kernel, and imports nothing."""
     problem = Permute(65, 127, 7, 455)
-    first = backends.kernel(problem, (9, 0))
-    monkeypatch.setattr(backends, "importlib", None)
-    assert backends.kernel(problem, (9, 0)) is first
+    first = chooser.kernel(problem, HOPPER)
+    monkeypatch.setattr(chooser, "importlib", None)
+    assert chooser.kernel(problem, HOPPER) is first
 
 
 def test_kernels_get_contiguous_aligned_tensors() -> None:

@@ -9,7 +9,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from moe_routing_kernels.activations import ACTIVATIONS
-from moe_routing_kernels.ops import backends, blocks, cuda, feeding, reference
+from moe_routing_kernels.choices import chooser
+from moe_routing_kernels.ops import backends, blocks, cuda, reference
+from moe_routing_kernels.target import Target
 
 torch.set_num_threads(1)
 HIDDEN, INTERMEDIATE = 6, 4
@@ -104,10 +106,10 @@ def test_copies_of_weights_are_bounded(dtype: torch.dtype, blocks_at_once: int, 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced", "empty"])
 def test_nothing_on_cuda_reads_tensors_on_the_host(layout: str, dtype: torch.dtype, monkeypatch) -> None:
     """Every operation without kernels, forward and backward: tensors without data suffice. The reference of experts needs these."""
-    monkeypatch.setattr(backends, "BACKENDS", {})
-    monkeypatch.setattr(backends, "capability", lambda device: (8, 0))
+    monkeypatch.setattr(chooser, "installed", lambda package: False)
+    monkeypatch.setattr(backends, "target", lambda device: Target.of("sm_80"))
     monkeypatch.setattr(cuda, "ready", lambda tensor: tensor.contiguous())  # fake tensors have no address
-    for remembered in (backends.kernel, feeding.way):
+    for remembered in (chooser.kernel, chooser.way):
         remembered.cache_clear()
     ran = set()
     for name, given in cases(layout, dtype):
@@ -119,7 +121,7 @@ def test_nothing_on_cuda_reads_tensors_on_the_host(layout: str, dtype: torch.dty
             getattr(cuda, operation)(*fakes)
         ran.add(operation)
     assert ran >= {"gate", "permute", "pack", "combine", "combine_backward", "experts", "feed", "experts_training", "layer_training", "experts_backward"}  # fmt: skip
-    for remembered in (backends.kernel, feeding.way):
+    for remembered in (chooser.kernel, chooser.way):
         remembered.cache_clear()
 
 
@@ -139,7 +141,7 @@ def test_grouped_products_are_taken_where_torch_has_them(monkeypatch) -> None:
     monkeypatch.setattr(blocks, "experts_backward", lambda *given: calls.append("blocks"))
     rows, network = torch.zeros(4, 16).bfloat16(), [torch.zeros(2, 16, 16).bfloat16(), torch.zeros(2, 16, 8).bfloat16()]
     offsets = torch.tensor([0, 2, 4], dtype=torch.int32)
-    for capability in ((8, 0), (9, 0), (10, 0), (12, 0)):
-        monkeypatch.setattr(backends, "capability", lambda device, outcome=capability: outcome)
+    for arch in ("sm_80", "sm_90a", "sm_100a", "sm_120a"):
+        monkeypatch.setattr(backends, "target", lambda device, arch=arch: Target.of(arch))
         cuda.experts_backward(rows, rows, offsets, *network, "swiglu", None, None, None, [True] * 5)
     assert calls == ["blocks", "groups", "groups", "blocks"]

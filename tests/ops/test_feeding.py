@@ -5,14 +5,16 @@ import torch
 from torch.library import opcheck
 
 from moe_routing_kernels import ops
-from moe_routing_kernels.choices import table
+from moe_routing_kernels.choices import chooser, table
 from moe_routing_kernels.choices.table import Entry, Shape
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.layer import Layer
-from moe_routing_kernels.ops import backends, feeding, library_experts
+from moe_routing_kernels.ops import library_experts
+from moe_routing_kernels.target import Target
 
 torch.set_num_threads(1)
-HOPPER = (9, 0)
+HOPPER = Target.of("sm_90a")
+AHEAD = ("cute", "cute_gather")  # are compiled ahead
 SHAPE = Shape(64, 16, 4, 128, 64, "swiglu", "bf16", "bf16", "bf16", None, "sm_90")
 NAMES = ("cute", "cute_gather", "triton_gather", "triton", "cute_grouped_mm")
 
@@ -28,10 +30,10 @@ def best(monkeypatch):
     def plant(name: str, phase: str = "prefill") -> None:
         entry = Entry("c", phase, SHAPE, dict.fromkeys(NAMES, 2.0) | {name: 1.0})
         monkeypatch.setattr(table, "load", lambda: (entry,))
-        feeding.way.cache_clear()
+        chooser.way.cache_clear()
 
     yield plant
-    feeding.way.cache_clear()
+    chooser.way.cache_clear()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -39,12 +41,14 @@ def test_the_kernels_are_those_of_the_fastest(name, best, monkeypatch) -> None:
     """Among those that are compiled ahead, or among the others where none of these can run."""
     pytest.importorskip("triton")
     pytest.importorskip("cutlass")
+    from moe_routing_kernels.experts import cute_experts
+
     best(name)
-    if name not in feeding.AHEAD:
-        assert getattr(feeding.way(problem(), HOPPER), "name", None) == "cute"
-        monkeypatch.setattr(feeding, "AHEAD", ())
-        feeding.way.cache_clear()
-    found = feeding.way(problem(), HOPPER)
+    if name not in AHEAD:
+        assert getattr(chooser.way(problem(), HOPPER), "name", None) == "cute"
+        monkeypatch.setattr(cute_experts, "unsupported", lambda problem, target: "planted")
+        chooser.way.cache_clear()
+    found = chooser.way(problem(), HOPPER)
     assert found is not None and found.name == name and found.gathers == name.endswith("_gather")
     assert hasattr(found.module, "bind")
 
@@ -58,12 +62,12 @@ def test_what_cannot_run_is_not_chosen(best, monkeypatch) -> None:
         (problem(activation="swiglu_oai"), "cute_gather"),
         (problem(capacity=8), "cute_gather"),
     ):
-        found = feeding.way(asked, HOPPER)
+        found = chooser.way(asked, HOPPER)
         assert found is not None and found.name == name
-    assert feeding.way(problem(dtype="fp32"), HOPPER) is None
-    feeding.way.cache_clear()
-    monkeypatch.setattr(backends, "BACKENDS", {})
-    assert feeding.way(problem(), HOPPER) is None
+    assert chooser.way(problem(dtype="fp32"), HOPPER) is None
+    chooser.way.cache_clear()
+    monkeypatch.setattr(chooser, "installed", lambda package: False)
+    assert chooser.way(problem(), HOPPER) is None
 
 
 def test_a_phase_is_a_hint(best) -> None:
@@ -71,7 +75,7 @@ def test_a_phase_is_a_hint(best) -> None:
     pytest.importorskip("triton")
     pytest.importorskip("cutlass")
     best("cute_gather", "decode")
-    found = [feeding.way(problem(), HOPPER, phase) for phase in (None, "decode", "prefill")]
+    found = [chooser.way(problem(), HOPPER, phase) for phase in (None, "decode", "prefill")]
     assert [one and one.name for one in found] == ["cute_gather", "cute_gather", "cute"]
 
 
@@ -79,10 +83,10 @@ def test_a_choice_is_remembered(best, monkeypatch) -> None:
     """The second call asks neither the table nor a kernel."""
     pytest.importorskip("cutlass")
     best("cute")
-    first = feeding.way(problem(), HOPPER)
+    first = chooser.way(problem(), HOPPER)
     monkeypatch.setattr(table, "load", None)
-    monkeypatch.setattr(feeding, "importlib", None)
-    assert feeding.way(problem(), HOPPER) is first
+    monkeypatch.setattr(chooser, "importlib", None)
+    assert chooser.way(problem(), HOPPER) is first
 
 
 def layer(*tensors: torch.Tensor, **options) -> torch.Tensor:

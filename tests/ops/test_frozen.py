@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from moe_routing_kernels import ops
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.ops import backends, cuda, library, library_experts, reference
+from moe_routing_kernels.target import Target
 
 torch.set_num_threads(1)
 # All different, so that a shape tells what a tensor is.
@@ -149,7 +150,7 @@ def test_grouped_products_are_those_that_are_needed(wanted, monkeypatch) -> None
     grad, rows = torch.randn(2, ROWS, HIDDEN).bfloat16()
     network = [tensors[name] for name in ("w13", "w2", "b13", "b2")]
     products, real = [], cuda.grouped_mm
-    monkeypatch.setattr(backends, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(backends, "target", lambda device: Target.of("sm_90a"))
     monkeypatch.setattr(cuda, "grouped_mm", lambda *given, **options: products.append(1) or real(*given, **options))
     outcome = cuda.experts_backward(grad, rows, OFFSETS, *network[:2], "swiglu_oai", *network[2:], None, wanted)
     of_rows, of_w13, of_w2, of_b13, _ = wanted

@@ -10,9 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from activations import EVERY
 from moe_routing_kernels import ops
 from moe_routing_kernels.activations import activation_of
+from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.experts.common import activate
 from moe_routing_kernels.ops import backends, reference
+from moe_routing_kernels.target import CPU, Target
 
 torch.set_num_threads(1)
 HIDDEN, INTERMEDIATE, ROWS = 6, 4, 9
@@ -127,15 +129,21 @@ def test_shapes_are_those_of_the_backend_that_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "capability", "named"),
-    [("cpu", None, ""), ("cuda", (9, 0), "cute 9.0"), ("cuda", (8, 6), "cute 8.6"), ("cuda", (7, 5), "")],
+    ("device", "target", "named"),
+    [
+        ("cpu", CPU, ""),
+        ("cuda", Target.of("sm_90a"), "cute 9.0"),
+        ("cuda", Target.of("sm_86"), "cute 8.6"),
+        ("cuda", Target.of("sm_75"), ""),
+    ],
 )
 def test_graphs_name_the_backend_that_trains(
-    monkeypatch: pytest.MonkeyPatch, device: str, capability: tuple[int, int], named: str
+    monkeypatch: pytest.MonkeyPatch, device: str, target: Target, named: str
 ) -> None:
     """Of a layer and of experts alone, compiled whole."""
-    monkeypatch.setattr(backends, "installed", lambda package: package == "cutlass")
-    monkeypatch.setattr(backends, "capability", lambda _: capability)
+    monkeypatch.setattr(chooser, "installed", lambda package: package == "cutlass")
+    monkeypatch.setattr(backends, "target", lambda _: target)
+    backends._training.cache_clear()
     found = backends.training(torch.device(device))
     assert found == named
     monkeypatch.setattr(backends, "training", torch.compiler.assume_constant_result(lambda _: found))

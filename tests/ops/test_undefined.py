@@ -11,6 +11,7 @@ from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.ops import backends, cuda, reference
 from moe_routing_kernels.ops import transformers as plugin
 from moe_routing_kernels.permute.layout import LAYOUTS
+from moe_routing_kernels.target import Target
 
 torch.set_num_threads(1)
 TOKENS, EXPERTS, HIDDEN, INTERMEDIATE = 6, 4, 8, 8
@@ -129,7 +130,7 @@ def test_router_and_all(poison: float) -> None:
 @pytest.mark.parametrize("activation", ALL_ACTIVATIONS)
 def test_gradients_on_cuda(activation: str, dtype: torch.dtype, poison: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without kernels of ours; rows of no expert hold anything, of the inputs and of every product."""
-    monkeypatch.setattr(backends, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(backends, "target", lambda device: Target.of("sm_90a"))
     monkeypatch.setattr(cuda, "grouped_mm", F.grouped_mm)
     offsets = torch.tensor([0, 3, 3, 9, 9], dtype=torch.int32)
     torch.manual_seed(17)

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from moe_routing_kernels.choices import CANDIDATES, candidates, choose, distance, fastest, table
+from moe_routing_kernels.choices import choose, distance, fastest, table
+from moe_routing_kernels.choices.chooser import preferred
 from moe_routing_kernels.choices.table import Entry, Shape
 from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.implementations import ranked
 
 SHAPE = Shape(4096, 128, 8, 2048, 768, "swiglu", "bf16", "bf16", "bf16", None, "sm_90")
 ABLE = ("cute", "cute_gather", "triton_gather", "triton")
@@ -87,10 +89,11 @@ def test_cells_of_another_activation_come_last() -> None:
 
 def test_what_waits_for_a_gpu_is_the_last_resort_there() -> None:
     names = ["torch_loop", "torch_grouped_mm", "sonicmoe", "cute"]
-    assert candidates(names, "sm_90") == ["cute", "torch_grouped_mm"]
-    assert candidates(names, "cpu") == ["cute", "torch_grouped_mm", "torch_loop"]
-    assert candidates(["torch_loop", "torch_gather_loop"], "sm_90") == ["torch_gather_loop", "torch_loop"]
-    assert set(candidates(CANDIDATES, "cpu")) == set(CANDIDATES)
+    assert preferred(names, "sm_90") == ["cute", "torch_grouped_mm"]
+    assert preferred(names, "cpu") == ["cute", "torch_grouped_mm", "torch_loop"]
+    assert preferred(["torch_loop", "torch_gather_loop"], "sm_90") == ["torch_gather_loop", "torch_loop"]
+    every = [one.name for one in ranked("layer")]
+    assert preferred(set(every), "cpu") == every
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path) -> None:

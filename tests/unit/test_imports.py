@@ -16,25 +16,27 @@ HOUSES = {
     "moe_routing_kernels": {
         "errors": "",
         "closure": "",
+        "target": "errors",
+        "implementations": "target",
         "formats": "",
         "files": "errors",
         "declarations": "errors closure",
         "routers": "errors declarations",
         "activations": "errors",
         "cute": "errors declarations files closure",
-        "gate": "cute formats routers",
-        "permute": "cute errors",
-        "pack": "cute formats",
-        "combine": "cute formats",
-        "router": "cute gate routers",
+        "gate": "cute formats implementations routers target",
+        "permute": "cute errors implementations target",
+        "pack": "cute formats implementations target",
+        "combine": "cute formats implementations target",
+        "router": "cute gate implementations routers target",
         "gemm": "activations cute pack",
-        "layer": "errors cute permute gate combine experts formats",
-        "experts": "activations errors formats cute gemm layer pack combine permute",
-        "routing": "permute",
-        "shared_experts": "experts",
-        "training": "formats experts layer permute",
-        "choices": "errors formats",
-        "ops": "activations errors formats routers choices cute gate permute pack combine experts layer",
+        "layer": "errors cute permute gate combine experts formats implementations target",
+        "experts": "activations errors formats cute gemm layer pack combine permute implementations target",
+        "routing": "implementations permute",
+        "shared_experts": "experts implementations",
+        "training": "formats experts implementations layer permute",
+        "choices": "errors formats experts implementations layer target",
+        "ops": "activations errors formats routers choices cute gate permute pack combine experts implementations layer target",
     },
     "moe_routing_bench": {
         "statistics": "",
@@ -62,11 +64,21 @@ HOUSES = {
 }
 # Parts of the instrument that need nothing of the kernels.
 WITHOUT_KERNELS = {"bounds", "quantities", "statistics", "streams"}
-MAY_IMPORT_TORCH = {"formats", "routers", "cute", "gate", "permute", "pack", "combine", "router", "gemm", "layer", "experts", "routing", "shared_experts", "training", "ops", "peers", "workload", "benches", "measure", "traces", "quality"}  # fmt: skip
+MAY_IMPORT_TORCH = {"formats", "target", "routers", "cute", "gate", "permute", "pack", "combine", "router", "gemm", "layer", "experts", "routing", "shared_experts", "training", "ops", "peers", "workload", "benches", "measure", "traces", "quality"}  # fmt: skip
 WITHOUT_TORCH = (
     *(
         f"moe_routing_kernels.{name}"
-        for name in ("formats", "formats.weights", "closure", "choices", "routers", "routers.zoo")
+        for name in (
+            "formats",
+            "formats.weights",
+            "closure",
+            "choices",
+            "choices.chooser",
+            "implementations",
+            "target",
+            "routers",
+            "routers.zoo",
+        )
     ),
     *(
         f"moe_routing_bench.{name}"

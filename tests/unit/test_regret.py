@@ -9,9 +9,10 @@ from rows import frame, one
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli.choices import of_runs, stored
 from moe_routing_bench.comparison import choices, regret
-from moe_routing_kernels.choices import CANDIDATES, table
+from moe_routing_kernels.choices import table
 from moe_routing_kernels.choices.table import Entry, Shape
 from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.implementations import ranked
 
 ROOT = Path(__file__).parents[2]
 SHAPE = Shape(1024, 8, 2, 512, 256, "swiglu", "bf16", "bf16", "bf16", None, "sm_90")
@@ -146,7 +147,7 @@ def test_an_unknown_card_is_refused() -> None:
 
 def test_candidates_need_nobody_elses_package() -> None:
     ours = {one.name for one in BENCHES["layer"].implementations if one.peer is None}
-    assert set(CANDIDATES) <= ours
+    assert {one.name for one in ranked("layer")} <= ours
 
 
 def test_what_ships_is_made_of_the_stored_rows(monkeypatch) -> None:

@@ -21,7 +21,7 @@ from moe_routing_bench.report.page import percent, quantity
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.row_fields import COLUMNS
 from moe_routing_bench.store import records
-from moe_routing_kernels.choices import CANDIDATES
+from moe_routing_kernels.implementations import ranked
 
 pytestmark = pytest.mark.slow
 
@@ -154,7 +154,7 @@ def test_what_auto_chooses(tmp_path, monkeypatch):
         ["cute", "triton"],
     ]
     times = ok[ok["tokens"] == 1024].set_index("implementation")["median_us"]
-    best = min(times[name] for name in CANDIDATES)
+    best = min(times[name] for name in (candidate.name for candidate in ranked("layer")))
     (_, own, whole), _ = found.lines[0].choices
     assert (own, whole) == (
         f"{times['triton'] / best - 1:.1%}",

@@ -2,4 +2,4 @@
 
 from moe_routing_bench.benches.plugins import Plugin
 
-PACK = Plugin(bench="pack", name="own_rows", module=".row_pack", requires=("cuda", "cutlass"))
+PACK = Plugin(bench="pack", name="own_rows", module=".row_pack", requires=("nvidia", "cutlass"))

@@ -6,16 +6,21 @@ worker that measures it.
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
 from moe_routing_bench import packages
 from moe_routing_bench.grid.cell import Cell
+from moe_routing_kernels import implementations
+from moe_routing_kernels.errors import NoForm
+from moe_routing_kernels.implementations import listed, reason
 from moe_routing_kernels.routers import ROUTERS
+from moe_routing_kernels.target import Target
 
 _PACKAGE = "moe_routing_bench"
+_PEERS = f"{_PACKAGE}.peers"
 _KERNELS = "moe_routing_kernels"
 _HARNESS = f"{_PACKAGE}.measure.supervisor"
 _COMPOSITE = f"{_PACKAGE}.benches.composite"
@@ -31,48 +36,31 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Implementation:
-    """One way to do an operation.
+class Implementation(implementations.Implementation):
+    """One way to do an operation: a line of our own tables (`ours`), or one of this bench alone.
 
-    `module` is a module of ``moe_routing_kernels.<bench>`` that offers ``bind`` (the contract is in `moe_routing_kernels`), or, as
-    ``.definition``, one of the bench's own folder: a baseline of a few lines may stand there. `options` are keyword arguments of its
-    functions. `requires` names what must be there: ``cuda`` (an NVIDIA GPU), ``triton``, ``cutlass`` or
-    ``compiler`` (what torch.compile needs); `peer` is another package, whose adapters are in ``moe_routing_bench.peers.<bench>``.
-
-    Of a composite bench, `parts` names the implementation of each stage (``torch`` where it names none); a key such as
-    ``"pack+experts"`` names a fused module, ``<operation>.<module>`` of the same room, that does several stages at once. `layout` is the
-    row layout that a composite uses inside. `declares` are keywords of the bench's ``check``: in what an implementation is less exact
-    than others, by design.
+    `peer` is another package, whose adapters are in ``moe_routing_bench.peers.<bench>``. A module such as ``.definition`` is in the
+    bench's own folder: a baseline of a few lines may stand there.
     """
 
-    name: str
-    module: str = ""
-    requires: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
     peer: Peer | None = None
-    parts: Mapping[str, str] = field(default_factory=dict)
-    layout: str | None = None
-    declares: tuple[str, ...] = ()
 
     def place(self, bench: str) -> str:
         """The absolute name of its module, as one of this bench."""
-        own = self.module.startswith(".")
-        return f"{_PACKAGE}.benches.{bench}{self.module}" if own else f"{self._room}.{bench}.{self.module}"
+        if self.module.startswith("."):
+            return f"{_PACKAGE}.benches.{bench}{self.module}"
+        return f"{_PEERS}.{bench}.{self.module}" if self.peer else super().place(bench)
 
     def fused(self, part: str) -> str:
         """The absolute name of the module that does a part of several stages."""
-        return f"{self._room}.{self.parts[part]}"
+        return f"{_PEERS}.{self.parts[part]}" if self.peer else super().fused(part)
 
-    @property
-    def _room(self) -> str:
-        """The package of its kernels, or of adapters to those of another package."""
-        return f"{_PACKAGE}.peers" if self.peer else _KERNELS
 
-    def modules(self, bench: str) -> Iterator[str]:
-        """Its modules of our packages: where the closure of what it imports starts."""
-        if self.module:
-            yield self.place(bench)
-        yield from (self.fused(part) for part in self.parts if "+" in part)
+def ours(operation: str) -> tuple[Implementation, ...]:
+    """The implementations of an operation that this repository has, from the table of its package; of experts those of packed rows."""
+    names = [one.name for one in fields(implementations.Implementation)]
+    lines = (one for one in listed(operation) if operation != "experts" or not (one.gathers or one.trains))
+    return tuple(Implementation(**{name: getattr(one, name) for name in names}) for one in lines)
 
 
 @dataclass(frozen=True)
@@ -136,13 +124,12 @@ class Bench:
         """The bench of a stage, with the implementations from outside that this one has."""
         return find(stage.bench, self.others)
 
-    def supports(self, implementation: str, cell: Cell) -> str | None:
-        """Why an implementation cannot run a cell, or None."""
+    def supports(self, implementation: str, cell: Cell, target: Target | None = None) -> str | None:
+        """Why an implementation cannot run a cell on a target (None: on any), or None."""
         module, one = self.load(implementation), self[implementation]
         if self.stages:
-            return module.supports(self, one, cell)
-        problem = self.definition().problem(cell)
-        return module.unsupported(problem, **one.options) if hasattr(module, "unsupported") else None
+            return module.supports(self, one, cell, target)
+        return reason(module, self.definition().problem(cell), target, one.options)
 
     def bind(self, implementation: str, cell: Cell, tensors: Mapping[str, Any]) -> Callable[[], Any]:
         """The call of an implementation, bound to the operands among `tensors`."""
@@ -160,13 +147,20 @@ class Bench:
         """Compare what the stages of a composite hand on, among the tensors that its call returned: a `checks.Check`."""
         return self.load(implementation).check(self, self[implementation], cell, tensors)
 
-    def precompile(self, implementation: str, cell: Cell, arch: str) -> None:
-        """Compile the CuTe DSL kernels of an implementation, if it has any, for a cell and architecture; needs no GPU."""
+    def precompile(self, implementation: str, cell: Cell, target: Target) -> None:
+        """Compile the CuTe DSL kernels of an implementation, if it has any, for a cell and target; needs no GPU.
+
+        Raises `NoForm` where it can run the cell, but not on this target.
+        """
+        if Bench.supports(self, implementation, cell):
+            return
+        if why := Bench.supports(self, implementation, cell, target):
+            raise NoForm(f"{self.name} {implementation}: {why}")
         module, one = self.load(implementation), self[implementation]
         if self.stages:
-            module.precompile(self, one, cell, arch)
-        elif hasattr(module, "precompile") and not self.supports(implementation, cell):
-            module.precompile(self.definition().problem(cell), arch, **one.options)
+            module.precompile(self, one, cell, target)
+        elif hasattr(module, "precompile"):
+            module.precompile(self.definition().problem(cell), target.arch, **one.options)
 
     def modules(self) -> Iterator[str]:
         """The modules that a measurement of this bench imports by name: where the closure of imports starts."""

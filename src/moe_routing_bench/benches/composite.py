@@ -15,6 +15,8 @@ from torch import Tensor
 from moe_routing_bench.benches.bench import Bench, Implementation, Stage, find
 from moe_routing_bench.benches.checks import Check, both
 from moe_routing_bench.grid.cell import Cell
+from moe_routing_kernels.implementations import reason
+from moe_routing_kernels.target import Target
 
 
 @dataclass(frozen=True)
@@ -55,25 +57,23 @@ def parts(bench: Bench, implementation: Implementation) -> list[Part]:
     return found
 
 
-def supports(bench: Bench, implementation: Implementation, cell: Cell) -> str | None:
-    """The first part's reason why it cannot run, or None."""
+def supports(bench: Bench, implementation: Implementation, cell: Cell, target: Target | None = None) -> str | None:
+    """The first part's reason why it cannot run on a target (None: on any), or None."""
     if implementation.layout == "padded" and cell.capacity_factor is None:
         return "padded rows need a capacity factor"
     for part in parts(bench, implementation):
-        if reason := _unsupported(bench, part, cell, implementation):
-            return f"{part.name}: {reason}"
+        if why := _unsupported(bench, part, cell, implementation, target):
+            return f"{part.name}: {why}"
     return None
 
 
-def precompile(bench: Bench, implementation: Implementation, cell: Cell, arch: str) -> None:
+def precompile(bench: Bench, implementation: Implementation, cell: Cell, target: Target) -> None:
     """Compile the kernels of every part."""
-    if supports(bench, implementation, cell):
-        return
     for part in parts(bench, implementation):
         if len(part.stages) == 1:
-            bench.operation(part.stages[0]).precompile(part.way, _cell(cell, part.stages[0], implementation), arch)
+            bench.operation(part.stages[0]).precompile(part.way, _cell(cell, part.stages[0], implementation), target)
         elif hasattr(_fused(part), "precompile"):
-            _fused(part).precompile(bench.definition().problem(cell), arch)
+            _fused(part).precompile(bench.definition().problem(cell), target.arch)
 
 
 def bind(bench: Bench, implementation: Implementation, cell: Cell, tensors: Mapping[str, Tensor]) -> "Staged":
@@ -208,12 +208,12 @@ def _buffers(
     return {name: one for name, one in found.items() if name not in scope and (not fused or name in needed)}
 
 
-def _unsupported(bench: Bench, part: Part, cell: Cell, implementation: Implementation) -> str | None:
+def _unsupported(
+    bench: Bench, part: Part, cell: Cell, implementation: Implementation, target: Target | None
+) -> str | None:
     if len(part.stages) == 1:
-        return bench.operation(part.stages[0]).supports(part.way, _cell(cell, part.stages[0], implementation))
-    module = _fused(part)
-    problem = bench.definition().problem(cell)
-    return module.unsupported(problem, **implementation.options) if hasattr(module, "unsupported") else None
+        return bench.operation(part.stages[0]).supports(part.way, _cell(cell, part.stages[0], implementation), target)
+    return reason(_fused(part), bench.definition().problem(cell), target, implementation.options)
 
 
 def _cell(cell: Cell, stage: Stage, implementation: Implementation) -> Cell:

@@ -53,20 +53,19 @@ def compile_(
         raise bad("compile", to_install(reason), "nvidia-cutlass-dsl installed")
     if arch:
         pick("--arch", arch, importlib.import_module("cutlass.base_dsl.enums").Arch.__members__)
-    compilation, cache = (
-        importlib.import_module(f"moe_routing_kernels.cute.{name}") for name in ("compilation", "cache")
-    )
-    arch, known = arch or compilation.current_arch(), len(cache.objects())
+    cache, target = (importlib.import_module(f"moe_routing_kernels.{name}") for name in ("cute.cache", "target"))
+    compiled_for = target.Target.named(arch) if arch else target.Target.here()
+    known = len(cache.objects())
     without: dict[str, set[str]] = {}
-    for bench, name, cell in track(pairs, f"compiling for {arch}", console=Console(stderr=True)):
+    for bench, name, cell in track(pairs, f"compiling for {compiled_for.arch}", console=Console(stderr=True)):
         try:
-            bench.precompile(name, cell, arch)
+            bench.precompile(name, cell, compiled_for)
         except NoForm:
             without.setdefault(bench.name, set()).add(name)
     print(f"{len(cache.objects())} kernels in {cache.folder()}, {len(cache.objects()) - known} of them new")
     if without:
         listed = "; ".join(f"{bench}: {', '.join(sorted(names))}" for bench, names in without.items())
-        print(f"no form for {arch}: {listed}")
+        print(f"no form for {compiled_for.arch}: {listed}")
 
 
 def _prepare(names: list[str], presets: Mapping[str, Any], arch: str, tokens: int, training: bool) -> None:

@@ -18,6 +18,7 @@ from moe_routing_bench.config.with_plugins import benches_of
 from moe_routing_bench.store import paths, platforms
 from moe_routing_bench.study.request import jobs_of, references
 from moe_routing_kernels.errors import UserError, one_line
+from moe_routing_kernels.implementations import NVIDIA
 
 
 def doctor(plugin: Plugins = None) -> None:
@@ -97,7 +98,7 @@ def _check_plugins(asked: list[str]) -> list[tuple[str, bool | None, str]]:
 
 def _check_plugin(plugin: Plugin) -> tuple[str, bool | None, str]:
     """Whether its modules can be imported; not asked where it says itself that they need what is not installed."""
-    needs = tuple(name for name in plugin.requires if name != "cuda")  # what imports without a GPU, too
+    needs = tuple(name for name in plugin.requires if name not in ("gpu", *NVIDIA))  # what imports without a GPU, too
     if reason := missing_here(needs, platforms.current(), plugin.peer):
         return "plugin", None, f"{plugin.reference}: {reason}"
     try:

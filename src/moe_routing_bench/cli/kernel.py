@@ -30,7 +30,7 @@ from torch import Tensor
 from moe_routing_bench.benches.plugins import Plugin
 from moe_routing_kernels.{bench} import {problem}, {baseline}
 
-# Read, not run: made of literals. A kernel that needs a GPU has requires=("cuda",), with "triton" or "cutlass" if it needs that.
+# Read, not run: made of literals. A kernel that needs a GPU has requires=("gpu",), or ("nvidia",), with "triton" or "cutlass" if it needs that.
 OWN = Plugin(bench="{bench}", name="{name}")
 
 

@@ -6,9 +6,9 @@ import pandas as pd
 
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.config.axes import SHARED
-from moe_routing_kernels.choices import CANDIDATES
 from moe_routing_kernels.choices.table import SIZES, Entry, Shape
 from moe_routing_kernels.errors import bad
+from moe_routing_kernels.implementations import ranked
 
 BENCH = "layer"
 # What a card is, by a word of its name: rows name the card, a choice is made for its architecture.
@@ -71,7 +71,7 @@ def as_chosen(rows: pd.DataFrame) -> pd.DataFrame:
     if not auto.any():
         return rows
     ran = rows[auto].assign(implementation=rows["configuration"].map(chosen, na_action="ignore"))
-    found = pd.concat([rows[~auto], ran[ran["implementation"].isin(CANDIDATES)]])
+    found = pd.concat([rows[~auto], ran[ran["implementation"].isin([one.name for one in ranked("layer")])]])
     return found.drop_duplicates(["cell", "gpu_name", "implementation"])  # the first is its own
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison.choices import BENCH
-from moe_routing_kernels.choices import candidates, choose, distance
+from moe_routing_kernels.choices import choose, distance
+from moe_routing_kernels.choices.chooser import preferred
 from moe_routing_kernels.choices.table import Entry, check_names
 
 MEAN_BAR, WORST_BAR = 0.03, 0.15  # fixed before anything was measured
@@ -110,7 +111,7 @@ def always(found: Sequence[Line]) -> list[Summary]:
 def _able(entry: Entry, names: Iterable[str], others: set[str]) -> list[str]:
     """The candidates among names, peers last."""
     found = list(names)
-    return candidates(found, entry.shape.architecture) + [name for name in found if name in others]
+    return preferred(found, entry.shape.architecture) + [name for name in found if name in others]
 
 
 def _line(entry: Entry, table: Sequence[Entry], others: set[str]) -> Line | None:

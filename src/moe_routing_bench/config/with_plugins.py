@@ -8,9 +8,8 @@ from moe_routing_bench.benches.bench import Bench, find
 from moe_routing_bench.benches.plugins import Plugin
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_kernels.errors import bad, pick
+from moe_routing_kernels.implementations import NEEDS
 from moe_routing_kernels.permute.layout import LAYOUTS
-
-_NEEDS = ("cuda", "triton", "cutlass", "compiler")
 
 
 def benches_of(references: Iterable[str]) -> Mapping[str, Bench]:
@@ -53,7 +52,7 @@ def _check(plugin: Plugin, names: Mapping[str, str]) -> None:
             f"name of {where}", plugin.name, "a new name", f"{names[plugin.name]} has an implementation of this name"
         )
     for need in plugin.requires:
-        pick(f"requires of {where}", need, _NEEDS)
+        pick(f"requires of {where}", need, NEEDS)
     stages = BENCHES[plugin.bench].stages
     if stages and not plugin.parts:
         raise bad(f"parts of {where}", "none", f"a way for some of {', '.join(stage.name for stage in stages)}")

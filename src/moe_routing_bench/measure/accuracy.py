@@ -21,6 +21,7 @@ from moe_routing_bench.workload.draw import generator
 from moe_routing_kernels.errors import one_line
 from moe_routing_kernels.formats import groups
 from moe_routing_kernels.formats.weights import WEIGHTS, WeightFormat
+from moe_routing_kernels.target import Target
 
 OUTLIERS, SIZE = 1 / 200, 16.0  # share of the weights that are so many times as large
 DRAWS: Mapping[str, str] = MappingProxyType(
@@ -52,7 +53,7 @@ def rows(cell: Cell, drawn: str, names: Sequence[str], device: str) -> list[Row]
     common: Row = {"weights": cell.weights, "activations": cell.packed, "drawn": drawn}
     common |= _of_weights(cell, before, inputs)
     common |= _errors("output", expected["y"][used], definition.reference(plain, before)["y"][used])
-    lacking = [name for name in names if not bench.supports(name, cell)]
+    lacking = [name for name in names if not bench.supports(name, cell, Target.here(torch.device(device)))]
     return [common | _of_kernel(cell, name, inputs, expected) for name in lacking] or [common]
 
 

@@ -8,6 +8,7 @@ from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import memory, verify
 from moe_routing_bench.store import platforms
 from moe_routing_kernels.errors import bad
+from moe_routing_kernels.target import Target
 
 
 def check(job: Job) -> Check:
@@ -17,7 +18,8 @@ def check(job: Job) -> Check:
     """
     (name,), cell, bench = job.implementations, job.cell, bench_of(job)
     platform, implementation = platforms.current(), bench[name]
-    reason = platforms.missing(implementation.requires, platform, implementation.peer) or bench.supports(name, cell)
+    reason = platforms.missing(implementation.requires, platform, implementation.peer)
+    reason = reason or bench.supports(name, cell, Target.here())
     if reason:
         raise bad(f"implementation of {bench.name}", name, "one that can run this cell here", reason)
     device, definition = "cpu" if platform == platforms.CPU else "cuda", bench.definition()

@@ -26,6 +26,7 @@ from moe_routing_bench.measure.verify import clocks, genuine, surroundings, undi
 from moe_routing_bench.packages import PACKAGES
 from moe_routing_kernels.errors import one_line
 from moe_routing_kernels.formats import FORMATS
+from moe_routing_kernels.target import Target
 
 Send = Callable[[tuple], None]
 _RATES = ("peak_tflops", "sustained_tflops")  # of products of 16-bit numbers, which is what is measured
@@ -186,7 +187,7 @@ def _checked_again(job: Job, candidate: Candidate, sets: Sets) -> None:
 def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candidate:
     """Bind, warm up, make a timer and verify what it runs; raises `Failure` for an implementation that may not be timed."""
     bench = bench_of(job)
-    reason = bench.supports(name, job.cell)
+    reason = bench.supports(name, job.cell, Target.here(torch.device(device)))
     if reason:
         raise Failure("unsupported", reason)
     if damage := sets.damage():

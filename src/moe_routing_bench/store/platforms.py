@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from moe_routing_kernels.errors import bad
+from moe_routing_kernels.implementations import NVIDIA
 
 CPU = "cpu"
 
@@ -72,7 +73,9 @@ def missing(requires: tuple[str, ...], platform: str, peer: Any = None) -> str |
     The text says what to install.
     """
     for need in requires:
-        if need == "cuda" and platform == CPU:
+        if need == "gpu" and platform == CPU:
+            return "needs a GPU, this platform is cpu"
+        if need in NVIDIA and platform == CPU:  # every other platform is one, as NVML has named it
             return "needs an NVIDIA GPU, this platform is cpu"
         if need == "compiler" and platform == CPU and not _cxx():
             return "torch.compile needs a C++ compiler on a CPU; install g++"

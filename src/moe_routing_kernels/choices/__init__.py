@@ -11,32 +11,8 @@ from moe_routing_kernels.choices.table import Entry, Shape
 from moe_routing_kernels.errors import pick
 
 PHASES = ("prefill", "decode")
-# What `auto` chooses from: implementations of the bench `layer` that need no package of somebody else, preferred first where no
-# measured cell fits; those for quantised weights, which no other takes, before those for plain ones, of which they take none. Without
-# `torch_compile`, which compiles anew for other sizes, `torch_bmm`, which pads every expert, and `dequant_uncached`.
-CANDIDATES = (
-    "cute_quantised",
-    "cute_fp8",
-    "cute_dequant",
-    "scaled_grouped_mm",
-    "dequant_loop",
-    "dequant",
-    "cute",
-    "cute_gather",
-    "cute_dependent",
-    "triton_gather",
-    "triton",
-    "cute_grouped_mm",
-    "torch_grouped_mm",
-    "torch_gather_loop",
-    "torch_loop",
-)
-# These read loads on the host: on a GPU only where nothing else runs. On a CPU that costs nothing, and `dequant_loop` dequantises only experts
-# that have rows.
-WAITING = ("dequant_loop", "torch_gather_loop", "torch_loop")
-OTHER_ACTIVATION = (
-    1000.0  # octaves, more than sizes can be apart: with another activation, others of the able may have been measured
-)
+# Octaves, more than sizes can be apart: with another activation, others of the able may have been measured.
+OTHER_ACTIVATION = 1000.0
 _SAME = 1e-9  # distances that differ by less are equal
 
 
@@ -44,13 +20,6 @@ def check_phase(phase: str | None) -> None:
     """Raise `UserError` for a phase that is none of `PHASES`; None is no hint."""
     if phase is not None:
         pick("phase", phase, PHASES)
-
-
-def candidates(able: Iterable[str], architecture: str) -> list[str]:
-    """Those of `able` that are `CANDIDATES`, in their order; on a GPU those that wait for it only where there is no other."""
-    known = set(able)
-    found = [name for name in CANDIDATES if name in known]
-    return [name for name in found if architecture == "cpu" or name not in WAITING] or found
 
 
 def choose(shape: Shape, able: Collection[str], entries: Iterable[Entry], phase: str | None = None) -> str | None:

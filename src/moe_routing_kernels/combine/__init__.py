@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from moe_routing_kernels.implementations import Candidate
+
 
 @dataclass(frozen=True)
 class Combine:
@@ -14,3 +16,11 @@ class Combine:
     dtype: str
     dropping: bool  # whether assignments may be dropped (inverse < 0); they add nothing
     weights: str = "fp32"  # or a 16-bit format, as in models of the transformers library; accumulation is in float32
+
+
+IMPLEMENTATIONS = (
+    Candidate("torch", "torch_combine"),
+    Candidate("torch_compile", "torch_combine", requires=("compiler",), options={"compiled": True}),
+    Candidate("triton", "triton_combine", requires=("gpu", "triton"), rank=2),
+    Candidate("cute", "cute_combine", requires=("nvidia", "cutlass"), rank=1),
+)

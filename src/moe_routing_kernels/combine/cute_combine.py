@@ -22,10 +22,12 @@ from moe_routing_kernels.cute import rows as cute_rows
 from moe_routing_kernels.cute.cache import cached, per_problem
 from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, current_arch, fake_tensor
 from moe_routing_kernels.cute.rows import RowTiling, row_tiling
+from moe_routing_kernels.target import MEASURED, Target
 
 LOADS_IN_FLIGHT = 16  # vectors that a thread loads before the first use: 64 registers
-ENOUGH_BLOCKS = 132 * 8  # fewer leave a large GPU partly idle: threads then take fewer vectors each
-MANY_THREADS = 132 * 5120  # two and a half times the threads that a large GPU holds
+# Per multiprocessor:
+ENOUGH_BLOCKS = 8  # fewer leave it partly idle: threads then take fewer vectors each
+MANY_THREADS = 5120  # two and a half times what it holds
 
 
 @cute.kernel
@@ -148,7 +150,9 @@ def compile_for(
     return compile_kernel(combine_host, arguments, arch, keep)
 
 
-def choose_tiling(tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling:
+def choose_tiling(
+    tokens: int, hidden: int, dtype: str, top_k: int, multiprocessors: int = MEASURED.multiprocessors
+) -> RowTiling:
     """The row tiling, measured on an H200 (docs/kernels.md): two vectors per thread where k is 1 or 2, else one.
 
     With k = 2 two vectors pay for many rows only, with k = 1 for all but few rows.
@@ -157,10 +161,11 @@ def choose_tiling(tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling
     other kernels' lines in L2, so many such lines would be short of room.
     """
     tiling = row_tiling(hidden, dtype, 2 if top_k <= 2 else 1, threads=128, streaming=False)
-    few = tiling.blocks(tokens) * tiling.threads < MANY_THREADS if top_k == 2 else tiling.blocks(tokens) < ENOUGH_BLOCKS
+    enough, many = multiprocessors * ENOUGH_BLOCKS, multiprocessors * MANY_THREADS
+    few = tiling.blocks(tokens) * tiling.threads < many if top_k == 2 else tiling.blocks(tokens) < enough
     if few:
         tiling = row_tiling(hidden, dtype, 1, threads=128, streaming=False)
-    if tiling.blocks(tokens) < ENOUGH_BLOCKS:
+    if tiling.blocks(tokens) < enough:
         tiling = row_tiling(hidden, dtype, 1, threads=128, streaming=True)
     return tiling
 
@@ -172,7 +177,8 @@ def precompile(problem: Combine, arch: str, waits: bool = False, add: bool = Fal
 
 @per_problem
 def _compiled(problem: Combine, arch: str, add: bool, waits: bool) -> Any:
-    tiling = choose_tiling(problem.tokens, problem.hidden, problem.dtype, problem.top_k)
+    sizes = (problem.tokens, problem.hidden, problem.dtype, problem.top_k)
+    tiling = choose_tiling(*sizes, Target.named(arch).multiprocessors)
     return compile_for(arch, problem.dtype, problem.top_k, tiling, add, problem.weights, waits)
 
 

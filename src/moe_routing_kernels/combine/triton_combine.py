@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 
 from moe_routing_kernels.combine import Combine
+from moe_routing_kernels.target import Target
 
 LOADS_IN_FLIGHT = 16  # 16-byte vectors that a thread loads before the first use
-ENOUGH_PROGRAMS = 132 * 8
+ENOUGH_PROGRAMS = 8  # per multiprocessor
 
 
 @triton.jit
@@ -68,15 +69,17 @@ def combine_kernel(
     tl.store(pointers, total.to(combined_ptr.dtype.element_ty), mask=live[:, None] & inside)
 
 
-def choose_block(tokens: int, hidden: int, itemsize: int, top_k: int, num_warps: int = 4) -> tuple[int, int]:
-    """(tokens, columns) of one program: as many vectors per thread as k allows, fewer when programs would be few."""
+def choose_block(
+    tokens: int, hidden: int, itemsize: int, top_k: int, enough: int, num_warps: int = 4
+) -> tuple[int, int]:
+    """(tokens, columns) of one program: as many vectors per thread as k allows, fewer with fewer programs than `enough`."""
     vectors = max(1, min(4, LOADS_IN_FLIGHT // top_k))
     block_bytes = 32 * num_warps * 16 * (1 << vectors.bit_length() - 1)  # a block's extent is a power of two
     columns = min(triton.next_power_of_2(hidden), block_bytes // itemsize)
-    while columns * itemsize > 1024 and tokens * math.ceil(hidden / columns) < ENOUGH_PROGRAMS:
+    while columns * itemsize > 1024 and tokens * math.ceil(hidden / columns) < enough:
         columns //= 2
     rows = max(1, 32 * num_warps * 16 // (columns * itemsize))
-    return min(rows, triton.next_power_of_2(math.ceil(tokens / ENOUGH_PROGRAMS))), columns
+    return min(rows, triton.next_power_of_2(math.ceil(tokens / enough))), columns
 
 
 def bind(
@@ -92,7 +95,8 @@ def bind(
 
     Each token's sum starts from its `residual` (T, H).
     """
-    block = choose_block(problem.tokens, problem.hidden, y.element_size(), problem.top_k)
+    enough = ENOUGH_PROGRAMS * Target.here(y.device).multiprocessors
+    block = choose_block(problem.tokens, problem.hidden, y.element_size(), problem.top_k, enough)
     return launcher(y, inverse, topk_weights, combined, block, residual=residual)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from moe_routing_kernels import formats
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.formats.weights import WEIGHTS, WeightFormat
+from moe_routing_kernels.implementations import Candidate
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,47 @@ class Experts:
     def biased(self) -> bool:
         """Whether both GEMMs have biases."""
         return activation_of(self.activation).biased
+
+
+# Ranks: what takes quantised weights, which no other takes, before what takes plain ones; then as measured. Without a rank: `torch_bmm`,
+# which pads every expert, and what dequantises in every call.
+IMPLEMENTATIONS = (
+    Candidate("torch_loop", "torch_loop", rank=15, waits=True),
+    Candidate("torch_bmm", "torch_bmm", layer={"layout": "padded"}),
+    Candidate("torch_grouped_mm", "torch_grouped_mm", rank=13),
+    Candidate("torch_gather_loop", "torch_gather_loop", rank=14, waits=True, gathers=True),
+    Candidate("dequant", "dequant", rank=6, quantised="weights"),
+    Candidate("dequant_uncached", "dequant", options={"cached": False}, quantised="weights"),
+    # On a CPU waiting costs nothing, and only experts that have rows are dequantised.
+    Candidate("dequant_loop", "dequant_loop", rank=5, waits=True, quantised="weights"),
+    Candidate(
+        "dequant_cute",
+        "dequant_cute",
+        requires=("nvidia", "triton", "cutlass"),
+        rank=3,
+        quantised="weights",
+        layer={"name": "cute_dequant"},
+    ),
+    Candidate(
+        "scaled_grouped_mm",
+        "scaled_grouped_mm",
+        requires=("gpu",),
+        declares=("rounded_inner",),
+        rank=4,
+        quantised="rows",
+    ),
+    Candidate("triton", "triton_experts", requires=("gpu", "triton"), rank=11),
+    Candidate("triton_gather", "triton_gather", requires=("gpu", "triton"), rank=10, gathers=True),
+    Candidate("cute", "cute_experts", requires=("nvidia", "cutlass"), rank=7),
+    Candidate("cute_gather", "cute_gather", requires=("nvidia", "cutlass"), rank=8, gathers=True),
+    Candidate("cute_training", "cute_training", requires=("nvidia", "cutlass"), rank=1, trains=True),
+    Candidate("cute_quantised", "cute_quantised", requires=("nvidia", "cutlass"), rank=1, quantised="weights"),
+    Candidate(
+        "cute_fp8",
+        "cute_fp8",
+        requires=("nvidia", "cutlass"),
+        declares=("rounded_inner",),
+        rank=2,
+        quantised="rows",
+    ),
+)

@@ -25,8 +25,10 @@ from moe_routing_kernels.cute.cache import per_problem
 from moe_routing_kernels.cute.compilation import current_arch
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import mixed_formats, other_rows, unaligned
+from moe_routing_kernels.gemm.sm90 import ARCH
 from moe_routing_kernels.gemm.sm90.grouped_gemm import compile_for
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, VECTOR, GroupedGemm, Tile
+from moe_routing_kernels.target import MEASURED, Target, written_for
 
 _LEAST = 2 * VECTOR
 MOST_EXPERTS = 1024  # a warp counts them, 32 per lane
@@ -80,7 +82,7 @@ def choose_tile(
     long: bool = False,
     clusters: bool = False,
     overlap: bool = False,
-    multiprocessors: int = 132,
+    multiprocessors: int = MEASURED.multiprocessors,
 ) -> Tile:
     """The tile for `rows` rows and `wide` rows of weights per expert; `long` where K is, `clusters` where blocks may form them.
 
@@ -104,8 +106,8 @@ def choose_tile(
     return Tile(1, 1 if few and tokens == min(LOW_SIZES.values()) else 2, tokens)
 
 
-def unsupported(problem: Experts) -> str | None:
-    """Why this problem cannot run, or None."""
+def unsupported(problem: Experts, target: Target | None = None) -> str | None:
+    """Why this problem cannot run on a target (None: on any), or None."""
     if reason := other_rows(problem) or unaligned(problem, "the kernel"):
         return reason
     if min(problem.hidden, problem.intermediate) < _LEAST or problem.experts < 2:
@@ -114,9 +116,7 @@ def unsupported(problem: Experts) -> str | None:
         )
     if problem.experts > MOST_EXPERTS:
         return f"takes at most {MOST_EXPERTS} experts"
-    if torch.cuda.is_available() and current_arch() != "sm_90a":
-        return f"is written for sm_90a, not {current_arch()}"
-    return mixed_formats(problem)
+    return written_for(ARCH, target) or mixed_formats(problem)
 
 
 def gemms(

@@ -28,10 +28,12 @@ from moe_routing_kernels.experts.common import between
 from moe_routing_kernels.experts.cute_experts import MOST_EXPERTS
 from moe_routing_kernels.experts.cute_low import FEW_ROWS, choose_low
 from moe_routing_kernels.formats import empty_rows
+from moe_routing_kernels.gemm.sm90 import ARCH
 from moe_routing_kernels.gemm.sm90.fp8 import compile_for
 from moe_routing_kernels.gemm.sm90.fp8_tile import Fp8Gemm, stands
 from moe_routing_kernels.gemm.sm90.tile import Tile
 from moe_routing_kernels.pack import cute_pack_fp8
+from moe_routing_kernels.target import MEASURED, Target, written_for
 
 _FORMATS = ("bf16", "fp8_block128", "e4m3_block128")  # of activations, packed rows and weights
 _LEAST = 32
@@ -51,8 +53,8 @@ class Variant:
 FASTEST = Variant()
 
 
-def unsupported(problem: Experts) -> str | None:
-    """Why this problem cannot run, or None."""
+def unsupported(problem: Experts, target: Target | None = None) -> str | None:
+    """Why this problem cannot run on a target (None: on any), or None."""
     given = (problem.dtype, problem.packed, problem.weights)
     if given != _FORMATS:
         return f"takes activations, rows and weights of {', '.join(_FORMATS)}, not {', '.join(given)}"
@@ -60,12 +62,10 @@ def unsupported(problem: Experts) -> str | None:
         return "the kernel needs hidden and intermediate that are multiples of 16 (16 bytes)"
     if min(problem.hidden, problem.intermediate) < _LEAST or not 2 <= problem.experts <= MOST_EXPERTS:
         return f"needs 2 to {MOST_EXPERTS} experts, and hidden and intermediate of {_LEAST}, at least"
-    if torch.cuda.is_available() and current_arch() != "sm_90a":
-        return f"is written for sm_90a, not {current_arch()}"
-    return None
+    return written_for(ARCH, target)
 
 
-def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = 132) -> Tile:
+def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = MEASURED.multiprocessors) -> Tile:
     """The tile with tokens on the N side for `rows` rows and `wide` rows of weights per expert: lower with few, so that every SM gets work."""
     mean = max(1.0, rows / experts)
     if mean > FEW_ROWS:

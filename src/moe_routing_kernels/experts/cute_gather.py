@@ -11,11 +11,12 @@ from torch import Tensor
 
 from moe_routing_kernels.experts import cute_experts
 from moe_routing_kernels.layer import Layer
+from moe_routing_kernels.target import Target
 
 
-def unsupported(problem: Layer) -> str | None:
-    """Why it cannot run, or None."""
-    return problem.repacked or cute_experts.unsupported(problem.experts)
+def unsupported(problem: Layer, target: Target | None = None) -> str | None:
+    """Why it cannot run on a target (None: on any), or None."""
+    return problem.repacked or cute_experts.unsupported(problem.experts, target)
 
 
 def precompile(problem: Layer, arch: str) -> None:

@@ -30,10 +30,12 @@ from moe_routing_kernels.experts.cute_low import FEW_ROWS, choose_low
 from moe_routing_kernels.experts.dequant import Parts, parts
 from moe_routing_kernels.experts.repacked import once
 from moe_routing_kernels.formats.weights import WeightFormat
+from moe_routing_kernels.gemm.sm90 import ARCH
 from moe_routing_kernels.gemm.sm90.quantised import compile_for
 from moe_routing_kernels.gemm.sm90.quantised_layout import DEPTH, GROUPS, Codes, repack
 from moe_routing_kernels.gemm.sm90.quantised_tile import FEWEST_TOKENS, QuantisedGemm
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, Tile
+from moe_routing_kernels.target import MEASURED, Target, written_for
 
 _LEAST = 16
 _ONE_TILE = 84  # mean rows per expert, up to which few experts have more than 96
@@ -57,18 +59,16 @@ def codes_of(weight_format: WeightFormat, dtype: str) -> Codes:
     return Codes(kind, weight_format.bits, weight_format.zero_points, weight_format.group, dtype)
 
 
-def unsupported(problem: Experts) -> str | None:
-    """Why this problem cannot run, or None."""
-    form = problem.quantised_weights
-    if form and not takes(form, problem.dtype):
-        return f"takes integers and 8-bit floats beside bf16 and fp16, not {problem.weights} beside {problem.dtype}"
+def unsupported(problem: Experts, target: Target | None = None) -> str | None:
+    """Why this problem cannot run on a target (None: on any), or None."""
+    weight_format = problem.quantised_weights
+    if weight_format and not takes(weight_format, problem.dtype):
+        return f"takes integers and 8-bit floats with bf16 and fp16, not {problem.weights} with {problem.dtype}"
     if reason := not_quantised(problem) or other_activations(problem) or unaligned(problem, "the kernel"):
         return reason
     if min(problem.hidden, problem.intermediate) < _LEAST or not 2 <= problem.experts <= MOST_EXPERTS:
         return f"needs 2 to {MOST_EXPERTS} experts, and hidden and intermediate of {_LEAST}, at least"
-    if torch.cuda.is_available() and current_arch() != "sm_90a":
-        return f"is written for sm_90a, not {current_arch()}"
-    return None
+    return written_for(ARCH, target)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ class Config:
     splits: int = 1  # warpgroups that share a tile's K
 
 
-def choose_config(rows: int, experts: int, wide: int, codes: Codes, first: bool, multiprocessors: int = 132) -> Config:
+def choose_config(
+    rows: int, experts: int, wide: int, codes: Codes, first: bool, multiprocessors: int = MEASURED.multiprocessors
+) -> Config:
     """The configuration of the first or second GEMM for `rows` rows and `wide` rows of weights per expert, as measured (notebook.md).
 
     With few rows, several blocks share a multiprocessor: while one waits for its codes, the others dequantise. With so few blocks of weights that

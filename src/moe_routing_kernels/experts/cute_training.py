@@ -35,17 +35,18 @@ from moe_routing_kernels.gemm.sm90 import grouped_gemm, training, wgrad
 from moe_routing_kernels.gemm.sm90.tile import GroupedGemm, Tile
 from moe_routing_kernels.gemm.sm90.training import TrainingGemm
 from moe_routing_kernels.gemm.sm90.wgrad_tile import WgradGemm, wgrad_gemm
+from moe_routing_kernels.target import Target
 
 MOST_TOKENS = 128  # most tokens of a tile whose accumulators fit the buffer at once
 
 
-def unsupported(problem: Experts) -> str | None:
-    """Why this problem cannot run, or None."""
+def unsupported(problem: Experts, target: Target | None = None) -> str | None:
+    """Why this problem cannot run on a target (None: on any), or None."""
     if not problem.gated:
         return f"has derivatives of gated activations, not of {problem.activation}"
     if problem.biased:
         return f"has no gradients of biases, which {problem.activation} has"
-    return cute_experts.unsupported(problem)
+    return cute_experts.unsupported(problem, target)
 
 
 def limited(tile: Tile) -> Tile:

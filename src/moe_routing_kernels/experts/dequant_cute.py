@@ -11,11 +11,13 @@ from torch import Tensor
 
 from moe_routing_kernels.experts import Experts, cute_experts, dequant, triton_dequantise
 from moe_routing_kernels.experts.common import not_quantised
+from moe_routing_kernels.target import Target
 
 
-def unsupported(problem: Experts) -> str | None:
-    """Why this problem cannot run, or None."""
-    return not_quantised(problem) or triton_dequantise.unsupported(problem) or cute_experts.unsupported(_plain(problem))
+def unsupported(problem: Experts, target: Target | None = None) -> str | None:
+    """Why this problem cannot run on a target (None: on any), or None."""
+    reason = not_quantised(problem) or triton_dequantise.unsupported(problem)
+    return reason or cute_experts.unsupported(_plain(problem), target)
 
 
 def precompile(problem: Experts, arch: str) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from moe_routing_kernels.implementations import Candidate
+
 
 @dataclass(frozen=True)
 class Gate:
@@ -12,3 +14,11 @@ class Gate:
     top_k: int
     dtype: str  # format of the logits
     router: str  # routing rule, a name of `routers.ROUTERS`
+
+
+IMPLEMENTATIONS = (
+    Candidate("torch", "torch_gate"),
+    Candidate("torch_compile", "torch_gate", requires=("compiler",), options={"compiled": True}),
+    Candidate("triton", "triton_gate", requires=("gpu", "triton"), rank=2),
+    Candidate("cute", "cute_gate", requires=("nvidia", "cutlass"), rank=1),
+)

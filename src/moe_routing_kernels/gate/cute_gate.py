@@ -31,6 +31,7 @@ from moe_routing_kernels.gate.cute_packed import VECTOR, packed_warp
 from moe_routing_kernels.gate.cute_primitives import THREADS
 from moe_routing_kernels.gate.cute_threshold import threshold_warp
 from moe_routing_kernels.gate.rules import FusedRule, rule_of, unsupported
+from moe_routing_kernels.target import MEASURED, Target
 
 __all__ = [
     "Config",
@@ -43,7 +44,7 @@ __all__ = [
     "unsupported",
 ]
 
-ENOUGH_WARPS = 132 * 8  # fewer leave a large GPU partly idle
+ENOUGH_WARPS = 8  # per multiprocessor: fewer leave it partly idle
 MOST_CHOICES = 16  # packed: sorting networks grow with k; threshold: 32 lanes hold the candidates
 # threshold configurations
 LEAST_EXPERTS = 128  # with fewer, lanes are idle
@@ -57,7 +58,8 @@ TOKENS_OF_A_WARP = ((1, 1), (2, 1), (2, 2))  # tokens of a warp, tokens at a tim
 FEW_CHOICES = 8  # networks grow faster than rounds
 MOST_THREADS = 8  # per token
 MOST_GROUPS = 32  # per thread
-BUSY_WARPS = 132 * 4 - 16  # about one for each scheduler of a large GPU
+BUSY_WARPS = 4  # per multiprocessor: one for each scheduler
+SPARE_WARPS = 16  # about so many fewer, in all, keep the GPU busy as well
 MANY_TOKENS = (
     32768  # with 2 threads per token they fill the GPU; a thread's stores of over 16 bytes then wait for each other
 )
@@ -163,33 +165,36 @@ def _plain(rule: FusedRule) -> bool:
     return rule.select == "logit" and not rule.biased and rule.groups == 1
 
 
-def choose(dtype: str, tokens: int, experts: int, top_k: int, rule: FusedRule) -> Config:
-    """The configuration of a shape, after measurements on an H200 (docs/notebook.md).
+def choose(
+    dtype: str, tokens: int, experts: int, top_k: int, rule: FusedRule, multiprocessors: int = MEASURED.multiprocessors
+) -> Config:
+    """The configuration of a shape on a GPU with so many multiprocessors, after measurements on an H200 (docs/notebook.md).
 
     With many experts a warp works on a token by a threshold. Packed, few threads per token are few instructions, as long
     as there are enough warps and a thread does not hold too many scores. Exact, up to 128 experts a few threads share a token, and
     a warp works on several at once; with more, sorting that many keys per thread costs more than it saves. Few tokens are
     spread over more threads, so that the GPU is not idle.
     """
+    busy, enough = WARP * (multiprocessors * BUSY_WARPS - SPARE_WARPS), multiprocessors * ENOUGH_WARPS
     by_threshold = threshold_configs(experts, top_k, rule)
     if by_threshold and (experts >= MANY_EXPERTS or (dtype == "fp32" and tokens in FEW_TOKENS)):
         tokens_of_a_warp = _tokens_of_a_warp(dtype, tokens, experts)
         fitting = (config for config in by_threshold if (config.tokens_per_thread, config.together) == tokens_of_a_warp)
         return next(fitting, by_threshold[0])
     packed = packed_configs(dtype, experts, top_k, rule)
-    if packed and not _exact_is_faster(packed[-1], tokens, experts, top_k):
+    if packed and not _exact_is_faster(packed[-1], tokens, experts, top_k, busy):
         groups = experts // VECTOR
         for config in packed:
             threads = config.threads_per_token
             few = groups <= threads * _groups_worth_having(threads, tokens, top_k)
-            if few and tokens * threads >= BUSY_WARPS * WARP:
+            if few and tokens * threads >= busy:
                 return config
         return packed[-1]
     if experts > 128:
         slots = -(-experts // WARP)
-        return Config(WARP, 2 if slots <= 16 and tokens >= 4 * ENOUGH_WARPS else 1)
+        return Config(WARP, 2 if slots <= 16 and tokens >= 4 * enough else 1)
     threads = max(rule.groups, min(8, power_of_2(max(9, experts) // 8)))
-    while experts > 4 * threads and threads < WARP and tokens * threads < ENOUGH_WARPS * WARP:
+    while experts > 4 * threads and threads < WARP and tokens * threads < enough * WARP:
         threads *= 2
     return Config(threads)
 
@@ -215,19 +220,19 @@ def _groups_worth_having(threads: int, tokens: int, top_k: int) -> int:
     return MOST_GROUPS
 
 
-def _exact_is_faster(widest: Config, tokens: int, experts: int, top_k: int) -> bool:
-    """Whether the packed variant would leave most of the GPU idle, or sort too many scores for few tokens."""
+def _exact_is_faster(widest: Config, tokens: int, experts: int, top_k: int, busy: int) -> bool:
+    """Whether the packed variant would leave most of a GPU idle that `busy` threads keep busy, or sort too many scores for few tokens."""
     if top_k > FEW_CHOICES:
         return tokens < 16 * experts
     threads = widest.threads_per_token
     many = experts > threads * VECTOR * MOST_GROUPS // 4
-    return many and threads < MOST_THREADS and 2 * tokens * threads < BUSY_WARPS * WARP
+    return many and threads < MOST_THREADS and 2 * tokens * threads < busy
 
 
 @per_problem
 def _compiled(problem: Gate, arch: str) -> Any:
     rule, shape = rule_of(problem.router), (problem.experts, problem.top_k)
-    config = choose(problem.dtype, problem.tokens, *shape, rule)
+    config = choose(problem.dtype, problem.tokens, *shape, rule, Target.named(arch).multiprocessors)
     wide = problem.tokens * problem.experts >= 2**31  # with fewer scores, 32-bit offsets suffice for scores and results
     return compile_for(arch, problem.dtype, *shape, rule, replace(config, wide=wide))
 

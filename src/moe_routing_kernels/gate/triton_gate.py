@@ -19,11 +19,12 @@ from torch import Tensor
 from moe_routing_kernels.gate import Gate
 from moe_routing_kernels.gate.rules import rule_of, unsupported
 from moe_routing_kernels.routers import choice, sqrtsoftplus_topk
+from moe_routing_kernels.target import Target
 
 __all__ = ["bind", "unsupported"]
 
 ELEMENTS = 1024  # scores per program
-ENOUGH_PROGRAMS = 132 * 8
+ENOUGH_PROGRAMS = 8  # per multiprocessor
 TAIL, GUARD, MOST_SCORE = (tl.constexpr(value) for value in (sqrtsoftplus_topk.TAIL, choice.GUARD, choice.MOST_SCORE))
 
 
@@ -202,7 +203,8 @@ def bind(
     tokens, experts = logits.shape
     wide = triton.next_power_of_2(experts // rule.groups)
     block = max(1, ELEMENTS // (wide * rule.groups))
-    while block > 1 and triton.cdiv(tokens, block) < ENOUGH_PROGRAMS:
+    enough = ENOUGH_PROGRAMS * Target.here(logits.device).multiprocessors
+    while block > 1 and triton.cdiv(tokens, block) < enough:
         block //= 2
     arguments = (
         logits,

@@ -1,55 +1,24 @@
-"""Which kernel runs an operator on a GPU: CuTe DSL, else Triton, else plain torch, by what is installed and what it supports."""
+"""What operators ask of a device and of tensors before a kernel runs: the target, formats, contiguous and aligned data."""
 
 import functools
-import importlib
-import importlib.util
 import warnings
-from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from moe_routing_kernels.choices.chooser import unmet
 from moe_routing_kernels.formats import FORMATS, PLAIN
+from moe_routing_kernels.implementations import listed
+from moe_routing_kernels.target import Target
 
-# Preferred first. A backend: its package, and the least compute capability that its compiler has.
-BACKENDS = {"cute": ("cutlass", (8, 0)), "triton": ("triton", (7, 0))}
 FORMAT_NAMES = {FORMATS[name].torch_dtype: name for name in PLAIN}  # of the dtypes that problems are described with
 ALIGNED = 16  # bytes, at multiples of which kernels take tensors
 _WARNED: set[tuple] = set()  # operators, arguments and layouts
-MOST_PROBLEMS = 4096  # that are remembered: a choice costs an import, or the reasons of several kernels
-
-
-@functools.lru_cache(MOST_PROBLEMS)
-def kernel(problem: Any, capability: tuple[int, int]) -> ModuleType | None:
-    """The kernel module of a problem (`kernels.gate.Gate`, `kernels.pack.Pack`, ...); None where plain torch must do.
-
-    The module is ``kernels.<operation>.<backend>_<operation>``, and fits when its `unsupported` has no objection.
-    """
-    package = type(problem).__module__
-    operation = package.rpartition(".")[2]
-    for backend in BACKENDS:
-        if not available(backend, capability):
-            continue
-        module = importlib.import_module(f"{package}.{backend}_{operation}")
-        if not hasattr(module, "unsupported") or module.unsupported(problem) is None:
-            return module
-    return None
-
-
-def available(backend: str, capability: tuple[int, int]) -> bool:
-    """Whether a backend is wanted, installed, and compiles for a compute capability."""
-    if backend not in BACKENDS:
-        return False
-    needed, least = BACKENDS[backend]
-    return capability >= least and installed(needed)
 
 
 def training(device: torch.device) -> str:
     """The backend that trains experts on a device, and its compute capability, such as ``cute 9.0``; empty where plain torch does."""
-    if device.type != "cuda" or not available("cute", capability(device)):
-        return ""
-    return "cute {}.{}".format(*capability(device))
+    return _training(target(device))
 
 
 # What torch.compiler.assume_constant_result does, which loads the compiler: 2 s for all who import operators and compile nothing.
@@ -57,15 +26,23 @@ training._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberA
 
 
 @functools.cache
-def capability(device: torch.device) -> tuple[int, int]:
-    """The compute capability of a CUDA device."""
-    return torch.cuda.get_device_capability(device)
+def _training(here: Target) -> str:
+    if any(unmet(one.requires, here) for one in listed("experts") if one.trains):
+        return ""
+    return "cute {}.{}".format(*here.capability)
 
 
 @functools.cache
-def installed(package: str) -> bool:
-    """Whether a package can be imported; it is not imported."""
-    return importlib.util.find_spec(package) is not None
+def trained_on(backend: str) -> Target:
+    """The target that `training` names: ``cute 9.0`` is of sm_90a."""
+    major, _, minor = backend.partition(" ")[2].partition(".")
+    return Target.of(f"sm_{major}{minor}{'a' if int(major) >= 9 else ''}")
+
+
+@functools.cache
+def target(device: torch.device) -> Target:
+    """The target of a device."""
+    return Target.here(device)
 
 
 def warn_of_copies(operator: str, **tensors: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""Every operation on CUDA: allocation, and the launch of the kernel that `backends` chooses; else `reference`.
+"""Every operation on CUDA: allocation, and the launch of the kernel that `choices.chooser` names; else `reference`.
 
 Kernels need data in float32 or less; what they do not take (float64, no elements) runs in plain torch: experts in `blocks`, where
 offsets are not read on the host, all else in `reference`. Nothing here waits for the GPU.
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm
 
+from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.combine import Combine
 from moe_routing_kernels.experts import Experts, torch_grouped_mm
 from moe_routing_kernels.experts.common import activate, experts_of_rows
 from moe_routing_kernels.gate import Gate
 from moe_routing_kernels.layer import Layer
-from moe_routing_kernels.ops import backends, blocks, feeding, reference
+from moe_routing_kernels.ops import backends, blocks, reference
 from moe_routing_kernels.ops.backends import FORMAT_NAMES, ready
 from moe_routing_kernels.pack import Pack
 from moe_routing_kernels.permute.layout import RowLayout
@@ -82,21 +83,23 @@ def _weights(offsets: Tensor, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: T
     return {name: ready(one) for name, one in given.items()}
 
 
-def keeps_sums(rows: Tensor, w2: Tensor, activation: str) -> bool:
+def keeps_sums(rows: Tensor, w2: Tensor, activation: str, backend: str) -> bool:
     """Whether kernels of ours train experts of rows (R, H) and w2 (E, H, I): they keep the sums of the first product.
 
-    For other formats, activations and sizes, the backward pass computes them again.
+    For other formats, activations and sizes, and for another `backend` (`backends.training`), the backward pass computes them again.
     """
+    if not backend:
+        return False
     from moe_routing_kernels.experts import cute_training
 
-    return cute_training.unsupported(_experts(rows, w2, activation)) is None
+    return cute_training.unsupported(_experts(rows, w2, activation), backends.trained_on(backend)) is None
 
 
 def experts_training(
     rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, backend: str
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`experts`, and what the backward pass wants of it: the sums (R, N) of the first product, or (0,) where it computes them again."""
-    if not (backend and keeps_sums(rows, w2, activation)):
+    if not keeps_sums(rows, w2, activation, backend):
         return experts(rows, offsets, w13, w2, activation, b13, b2), rows.new_empty(0)
     if not rows.numel():
         return rows.new_empty(rows.shape), rows.new_empty(len(rows), w13.shape[1])
@@ -128,7 +131,9 @@ def layer_backward(
     if not grad.numel() or not len(order):
         likes = (grad.new_empty(len(order), grad.shape[1]), weights, w13, w2)
         return tuple(torch.zeros_like(like) if of_it else None for like, of_it in zip(likes, wanted, strict=True))
-    if not keeps_sums(grad, w2, activation):  # `layer_training` keeps none then: a call of its own, which waits
+    if not keeps_sums(
+        grad, w2, activation, backends.training(grad.device)
+    ):  # `layer_training` keeps none then: a call of its own, which waits
         return reference.layer_backward(
             grad, packed, order, inverse, offsets, weights, w13, w2, activation, sums, wanted
         )
@@ -152,7 +157,7 @@ def feed(
     (tokens, top_k), (count, hidden, intermediate), dtype = inverse.shape, w2.shape, FORMAT_NAMES.get(x.dtype, "")
     layout = RowLayout(tokens, top_k, count, capacity)
     problem = Layer(layout, hidden, intermediate, dtype, dtype, dtype, router="", activation=activation)
-    way = feeding.way(problem, backends.capability(x.device), phase) if x.numel() and dtype else None
+    way = chooser.way(problem, backends.target(x.device), phase) if x.numel() and dtype else None
     if way is None:
         return experts(pack(x, order, inverse), offsets, w13, w2, activation, b13, b2)
     y = x.new_empty(len(order), hidden)
@@ -177,7 +182,7 @@ def experts_backward(
         given = (ready(grad), None if rows is None else ready(rows), ready(offsets), ready(w13), ready(w2), sums)
         return *cute_training.backward(problem, *given, wanted=(*wanted[:3], False))[:3], None, None
     rows = grad if rows is None else rows  # of which there are none
-    in_groups = backends.capability(grad.device)[0] in _GROUPED and torch_grouped_mm.unsupported(problem) is None
+    in_groups = backends.target(grad.device).capability[0] in _GROUPED and torch_grouped_mm.unsupported(problem) is None
     if not (in_groups and grad.numel() and any(wanted)):
         return blocks.experts_backward(grad, rows, offsets, w13, w2, activation, b13, b2, wanted)
     return _grouped_backward(ready(grad), ready(rows), ready(offsets), ready(w13), ready(w2), activation, b13, wanted)
@@ -234,7 +239,7 @@ def combine_backward(
 
     Without `rows` the first, without y (R, H) the second is not needed, and is of shape (0,).
     """
-    if grad.dtype == torch.float64 or not backends.available("triton", backends.capability(grad.device)):
+    if grad.dtype == torch.float64 or chooser.unmet(("gpu", "triton"), backends.target(grad.device)):
         return reference.combine_backward(grad, y, inverse, weights, rows)
     from moe_routing_kernels.ops import triton_backward
 
@@ -245,5 +250,5 @@ def _bind(problem: Any, data: Tensor) -> Callable | None:
     """The `bind` of the kernel of a problem; None where `reference` must do it."""
     if not data.numel() or data.dtype == torch.float64:
         return None
-    chosen = backends.kernel(problem, backends.capability(data.device))
+    chosen = chooser.kernel(problem, backends.target(data.device))
     return None if chosen is None else chosen.bind

@@ -133,7 +133,7 @@ def _keeps_sums(rows: Tensor, w2: Tensor, activation: str, backend: str) -> bool
         return False
     from moe_routing_kernels.ops import cuda
 
-    return cuda.keeps_sums(rows, w2, activation)
+    return cuda.keeps_sums(rows, w2, activation, backend)
 
 
 def _save_for_experts(ctx, inputs, output) -> None:

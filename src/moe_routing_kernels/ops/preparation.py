@@ -1,25 +1,21 @@
 """Compiles all kernels in CuTe DSL that the operators may choose for a model, before it runs: `prepare`."""
 
+import functools
 import importlib
-import re
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import torch
 
 from moe_routing_kernels.activations import activation_of
-from moe_routing_kernels.combine import Combine
+from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.errors import bad, whole
-from moe_routing_kernels.gate import Gate
 from moe_routing_kernels.layer import Layer
-from moe_routing_kernels.ops import arguments, backends, feeding
-from moe_routing_kernels.pack import Pack
+from moe_routing_kernels.ops import arguments, backends, compilation
 from moe_routing_kernels.permute.layout import RowLayout, capacity_of
 from moe_routing_kernels.routers import scaled
+from moe_routing_kernels.target import Target
 
 MOST_TOKENS = 16384
-_EXPERTS = "sm_90a"  # of the kernels of experts
 _EACH = 1024  # up to so many tokens each number is asked for
 _FINE = 128  # from there on in steps of this part: choices change less often
 
@@ -56,7 +52,7 @@ def prepare(
     Returns how many kernels were compiled: 0 where all were in the cache. Raises `UserError` for sizes that the kernels do not
     take, without CuTe DSL, and without a GPU or an architecture.
     """
-    if not backends.installed("cutlass"):
+    if not chooser.installed("cutlass"):
         raise bad(
             "nvidia-cutlass-dsl",
             "not installed",
@@ -66,12 +62,11 @@ def prepare(
     here = torch.cuda.is_available()
     if arch is None and not here:
         raise bad("arch", None, "an architecture such as sm_90a", "there is no GPU here to take it from")
-    cache, ahead, compilation = (
-        importlib.import_module(f"moe_routing_kernels.cute.{name}") for name in ("cache", "ahead", "compilation")
-    )
-    compiled_for = compilation.current_arch() if arch is None else arch
-    _capability(compiled_for)
-    names = {name: _name(value, name) for name, value in (("dtype", dtype), ("logits", logits), ("weights", weights))}
+    cache, ahead = (importlib.import_module(f"moe_routing_kernels.cute.{name}") for name in ("cache", "ahead"))
+    target = _target(Target.here().arch if arch is None else arch)
+    name = _name(dtype, "dtype")
+    of_logits, of_weights, of_ids = _name(logits, "logits"), _name(weights, "weights"), str(ids).removeprefix("torch.")
+    ask = functools.partial(compilation.layer, logits=of_logits, weights=of_weights, ids=of_ids)
     sizes = {
         "hidden": hidden,
         "intermediate": intermediate,
@@ -80,15 +75,14 @@ def prepare(
         "most_tokens": most_tokens,
     }
     rule = _checked(rule, scale, activation, dtype, ids, weights, **sizes)
-    formats = (names["dtype"],) * 3
     with cache.noting() as asked:
         for tokens in _numbers(most_tokens):
             capacity = None if capacity_factor is None else capacity_of(capacity_factor, tokens, top_k, experts)
             layout = RowLayout(tokens, top_k, experts, capacity)
-            problem = Layer(layout, hidden, intermediate, *formats, router=rule, activation=activation)
-            _ask(problem, compiled_for, names, str(ids).removeprefix("torch."), training)
+            problem = Layer(layout, hidden, intermediate, name, name, name, router=rule, activation=activation)
+            ask(problem, target, training=training, adds=(False, True))
     count = ahead.compile_all(asked, workers)
-    if here and compiled_for == compilation.current_arch():
+    if here and target == Target.here():
         # The first call of any custom operator imports it, for seconds.
         importlib.import_module("torch._dynamo")
         for one in asked:
@@ -136,39 +130,10 @@ def _numbers(most: int) -> Iterator[int]:
     yield most
 
 
-def _ask(problem: Layer, arch: str, names: dict[str, str], ids: str, training: bool) -> None:
-    """Ask for every kernel of a layer, as the operators would."""
-    layout, dtype = problem.layout, problem.dtype
-    tokens, top_k, capability = layout.tokens, layout.top_k, _capability(arch)
-    _precompile(Gate(tokens, layout.experts, top_k, names["logits"], problem.router), arch, capability)
-    _precompile(replace(layout.problem, ids=ids), arch, capability)
-    combine = Combine(tokens, problem.hidden, top_k, dtype, dropping=True, weights=names["weights"])
-    for add in (False, True):
-        _precompile(combine, arch, capability, add=add)
-    way = feeding.way(problem, capability) if arch == _EXPERTS else None
-    if training or way is None or not way.gathers:
-        _precompile(Pack(tokens, problem.hidden, top_k, layout.rows, dtype, dtype, padding=True), arch, capability)
-    if way is not None and hasattr(way.module, "precompile"):
-        way.module.precompile(problem if way.gathers else problem.experts, arch)
-    if training and arch == _EXPERTS:
-        from moe_routing_kernels.experts import cute_training
-
-        if cute_training.unsupported(problem.experts) is None:
-            cute_training.precompile(problem.experts, arch)
-            _precompile(replace(combine, weights="fp32"), arch, capability, add=False)
-
-
-def _precompile(problem: Any, arch: str, capability: tuple[int, int], **options: Any) -> None:
-    module = backends.kernel(problem, capability)
-    if module is not None and hasattr(module, "precompile"):
-        module.precompile(problem, arch, **options)
-
-
-def _capability(arch: str) -> tuple[int, int]:
-    """The compute capability of an architecture: (9, 0) of sm_90a. Raises `UserError` for what no GPU with these kernels is called."""
-    found = re.fullmatch(r"sm_([1-9]\d?)(\d)(a?)", arch) if isinstance(arch, str) else None
-    capability = (int(found[1]), int(found[2])) if found else (0, 0)
+def _target(arch: str) -> Target:
+    """The target of an architecture. Raises `UserError` for what no GPU with these kernels is called."""
     known = importlib.import_module("cutlass.base_dsl.enums").Arch.__members__
-    if not found or arch not in known or (found[3] == "a") != (capability >= (9, 0)):
+    found = Target.named(arch)
+    if arch not in known or arch.endswith("a") != (found.capability >= (9, 0)) or arch.endswith("f"):
         raise bad("arch", arch, "what a GPU is called, such as sm_80, sm_90a or sm_100a")
-    return capability
+    return found

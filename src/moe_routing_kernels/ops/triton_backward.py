@@ -17,9 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from moe_routing_kernels.pack import MAX_CHECKED_ROWS
+from moe_routing_kernels.target import Target
 
 ELEMENTS = 32  # of a tile, that a thread holds of each of y and the partial products
-ENOUGH_PROGRAMS = 132 * 4  # fewer leave a large GPU partly idle: programs then have more threads
+ENOUGH_PROGRAMS = 4  # per multiprocessor: fewer leave it partly idle, and programs then have more threads
 
 
 def combine_backward(
@@ -42,7 +43,7 @@ def combine_backward(
         at = torch.where(inverse < 0, height, inverse).reshape(-1).long()  # a dropped assignment marks the spare entry
         used.scatter_(0, at, 1)  # by a kernel: a scalar from the host could not be captured in a CUDA graph
     checked = _checked_rows(height, tokens)
-    num_warps = 4 if tokens >= ENOUGH_PROGRAMS else 16
+    num_warps = 4 if tokens >= ENOUGH_PROGRAMS * Target.here(grad.device).multiprocessors else 16
     k_padded = triton.next_power_of_2(top_k)
     columns = min(triton.next_power_of_2(hidden), max(32, ELEMENTS * 32 * num_warps // k_padded))
     backward_kernel[(max(tokens, math.ceil(height / checked)),)](

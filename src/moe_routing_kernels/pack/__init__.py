@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from moe_routing_kernels import formats
+from moe_routing_kernels.implementations import Candidate
 
 MAX_CHECKED_ROWS = 16
 
@@ -41,3 +42,11 @@ def choose_checked_rows(problem: Pack, rows: int) -> int:
     """How many output rows the program or group of a token checks for padding: an even share of `rows`, at most
     `MAX_CHECKED_ROWS`; 0 where no row can be padding."""
     return min(MAX_CHECKED_ROWS, math.ceil(rows / problem.tokens)) if problem.padding else 0
+
+
+IMPLEMENTATIONS = (
+    Candidate("torch", "torch_pack"),
+    Candidate("torch_compile", "torch_pack", requires=("compiler",), options={"compiled": True}),
+    Candidate("triton", "triton_pack", requires=("gpu", "triton"), rank=2),
+    Candidate("cute", "cute_pack", requires=("nvidia", "cutlass"), rank=1),
+)

@@ -26,9 +26,10 @@ from moe_routing_kernels.cute.rows import RowTiling, row_tiling
 from moe_routing_kernels.pack import Pack, choose_checked_rows, cute_pack_bulk, cute_pack_fp8
 from moe_routing_kernels.pack.cute_pack_bulk import BulkConfig, bulk_config
 from moe_routing_kernels.pack.cute_tokens import load_token, token_groups
+from moe_routing_kernels.target import MEASURED, Target
 
-ENOUGH_BLOCKS = 132 * 12  # fewer leave a large GPU partly idle: threads then take fewer vectors each
-MANY_BLOCKS = 132 * 32
+ENOUGH_BLOCKS = 12  # per multiprocessor: fewer leave it partly idle, and threads then take fewer vectors each
+MANY_BLOCKS = 32  # per multiprocessor
 MANY_BYTES = 1 << 27  # written: below it, bulk copies take too long to begin
 MANY_BYTES_OF_ODD_ROWS = 1 << 25  # the same for rows that no tiling covers exactly
 
@@ -125,23 +126,25 @@ def choose(
     written, and each row twice, halves of rows are faster, but every warp would need zeros for padding in its shared memory.
     """
     written = tokens * top_k * hidden * DTYPES[dtype].width // 8
-    tiling = choose_tiling(tokens, hidden, dtype, top_k)
+    tiling = choose_tiling(tokens, hidden, dtype, top_k, Target.named(arch).multiprocessors)
     bulk = bulk_config(arch, hidden, dtype, top_k, halved=top_k == 2 and written >= MANY_BYTES and not padding)
     least_k, least_bytes = (3, MANY_BYTES) if tiling.exact else (2, MANY_BYTES_OF_ODD_ROWS)
     return bulk if bulk and top_k >= least_k and written >= least_bytes else tiling
 
 
-def choose_tiling(tokens: int, hidden: int, dtype: str, top_k: int) -> RowTiling:
+def choose_tiling(
+    tokens: int, hidden: int, dtype: str, top_k: int, multiprocessors: int = MEASURED.multiprocessors
+) -> RowTiling:
     """The row tiling for `tokens` rows: few rows are cut finer, so that they still occupy the whole GPU.
 
     Many rows are cut finer too: blocks that end sooner overlap better (docs/kernels.md).
     """
     vectors = 4
     tiling = row_tiling(hidden, dtype, vectors, threads=128)
-    if top_k == 1 or tiling.blocks(tokens) >= MANY_BLOCKS:
+    if top_k == 1 or tiling.blocks(tokens) >= multiprocessors * MANY_BLOCKS:
         vectors = 2 if top_k == 1 else 1
         tiling = row_tiling(hidden, dtype, vectors, threads=128)
-    while vectors > 1 and tiling.blocks(tokens) < ENOUGH_BLOCKS:
+    while vectors > 1 and tiling.blocks(tokens) < multiprocessors * ENOUGH_BLOCKS:
         vectors //= 2
         tiling = row_tiling(hidden, dtype, vectors, threads=128)
     return tiling

@@ -31,8 +31,9 @@ from moe_routing_kernels.cute.compilation import compile_kernel, current_arch, f
 from moe_routing_kernels.cute.rows import RowTiling
 from moe_routing_kernels.pack import Pack, fp8
 from moe_routing_kernels.pack.cute_tokens import load_token, token_groups
+from moe_routing_kernels.target import MEASURED, Target
 
-ENOUGH_BLOCKS = 132 * 12  # fewer leave a large GPU partly idle: threads then take fewer vectors each
+ENOUGH_BLOCKS = 12  # per multiprocessor: fewer leave it partly idle, and threads then take fewer vectors each
 THREADS, MOST_THREADS = 128, 1024
 MOST_VECTORS, MOST_ELEMENTS = 8, 32  # per thread of a group of one scale: more would not fit the registers
 
@@ -195,25 +196,25 @@ def scale_layout(tiling: RowTiling, group: int) -> ScaleLayout:
     return ScaleLayout(max(1, group // across), max(1, across // group), math.ceil(tiling.hidden / group))
 
 
-def choose_tiling(tokens: int, hidden: int, group: int) -> RowTiling:
+def choose_tiling(tokens: int, hidden: int, group: int, multiprocessors: int = MEASURED.multiprocessors) -> RowTiling:
     """A tile belongs to a warp and holds whole groups; or it is a row, which a warp or a block holds."""
-    width = math.gcd(hidden, VECTOR_BYTES // 2)
+    width, enough = math.gcd(hidden, VECTOR_BYTES // 2), multiprocessors * ENOUGH_BLOCKS
     count = hidden // width
     if group == hidden:
-        return _row_tiling(tokens, hidden, width, count)
+        return _row_tiling(tokens >= enough, hidden, width, count)
     span = max(1, group // (WARP * width))  # vectors of a thread that share a scale
     tilings = [RowTiling(hidden, width, max(1, most // span) * span, WARP, THREADS, True) for most in (4, 2, 1)]
     # A lane writes one scale of a tile.
     tilings = [tiling for tiling in tilings if scale_layout(tiling, group).scales_per_tile(tiling) <= WARP]
     tightest = min(tiling.tiles * tiling.vectors for tiling in tilings)
     fitting = [tiling for tiling in tilings if tiling.tiles * tiling.vectors == tightest]
-    return next((tiling for tiling in fitting if tiling.blocks(tokens) >= ENOUGH_BLOCKS), fitting[-1])
+    return next((tiling for tiling in fitting if tiling.blocks(tokens) >= enough), fitting[-1])
 
 
-def _row_tiling(tokens: int, hidden: int, width: int, count: int) -> RowTiling:
-    """One tile of at most four vectors per thread where it can be; fewer where tokens are few. Exact if it can be."""
+def _row_tiling(many: bool, hidden: int, width: int, count: int) -> RowTiling:
+    """One tile of at most four vectors per thread where it can be; one unless tokens are `many`. Exact if it can be."""
     fewest = math.ceil(count / MOST_THREADS)
-    most = max(fewest, min(4 if tokens >= ENOUGH_BLOCKS else 1, math.ceil(count / WARP)))
+    most = max(fewest, min(4 if many else 1, math.ceil(count / WARP)))
     exact = [v for v in range(most, fewest - 1, -1) if count % (v * WARP) == 0]
     vectors = exact[0] if exact else most
     lanes = math.ceil(count / (vectors * WARP)) * WARP
@@ -251,7 +252,7 @@ def precompile(problem: Pack, arch: str, *, checked_rows: int) -> None:
 
 @per_problem
 def _compiled(problem: Pack, arch: str, checked_rows: int) -> Any:
-    tiling = choose_tiling(problem.tokens, problem.hidden, problem.group)
+    tiling = choose_tiling(problem.tokens, problem.hidden, problem.group, Target.named(arch).multiprocessors)
     return compile_for(arch, scale_layout(tiling, problem.group), problem.top_k, tiling, checked_rows)
 
 

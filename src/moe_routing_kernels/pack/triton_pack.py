@@ -18,9 +18,10 @@ import triton
 import triton.language as tl
 
 from moe_routing_kernels.pack import Pack, choose_checked_rows, triton_pack_fp8
+from moe_routing_kernels.target import Target
 
 BLOCK_BYTES = 8192  # of a row tile in one program: 128 threads with four 16-byte vectors each
-ENOUGH_PROGRAMS = 132 * 16
+ENOUGH_PROGRAMS = 16  # per multiprocessor
 
 
 @triton.jit
@@ -65,13 +66,18 @@ def pack_kernel(
         tl.store(packed_ptr + row.to(tl.int64) * H + column, zero, mask=(sources[i][:, None] < 0) & inside)
 
 
-def choose_block(tokens: int, hidden: int, itemsize: int, block_bytes: int = BLOCK_BYTES) -> tuple[int, int]:
-    """(tokens, columns) of one program: a power of two of a row, several rows where rows are short or few programs."""
+def choose_block(
+    tokens: int, hidden: int, itemsize: int, enough: int, block_bytes: int = BLOCK_BYTES
+) -> tuple[int, int]:
+    """(tokens, columns) of one program: a power of two of a row, several rows where rows are short.
+
+    Fewer of both with fewer programs than `enough`.
+    """
     columns = min(triton.next_power_of_2(hidden), block_bytes // itemsize)
-    while columns * itemsize > 1024 and tokens * math.ceil(hidden / columns) < ENOUGH_PROGRAMS:
+    while columns * itemsize > 1024 and tokens * math.ceil(hidden / columns) < enough:
         columns //= 2
     rows = max(1, block_bytes // 4 // (columns * itemsize))
-    return min(rows, triton.next_power_of_2(math.ceil(tokens / ENOUGH_PROGRAMS))), columns
+    return min(rows, triton.next_power_of_2(math.ceil(tokens / enough))), columns
 
 
 def unsupported(problem: Pack) -> str | None:
@@ -95,7 +101,9 @@ def bind(
         return triton_pack_fp8.bind(
             problem, x=x, order=order, inverse=inverse, packed=packed, scales=scales, checked_rows=checked_rows
         )
-    return launcher(x, order, inverse, packed, checked_rows, choose_block(len(x), problem.hidden, x.element_size()))
+    enough = ENOUGH_PROGRAMS * Target.here(x.device).multiprocessors
+    block = choose_block(len(x), problem.hidden, x.element_size(), enough)
+    return launcher(x, order, inverse, packed, checked_rows, block)
 
 
 def launcher(

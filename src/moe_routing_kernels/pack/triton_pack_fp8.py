@@ -22,9 +22,10 @@ import triton
 import triton.language as tl
 
 from moe_routing_kernels.pack import Pack, fp8
+from moe_routing_kernels.target import Target
 
 BLOCK_ELEMENTS = 4096  # of a program: 128 threads with four 16-byte vectors of bf16 each
-ENOUGH_PROGRAMS = 132 * 16
+ENOUGH_PROGRAMS = 16  # per multiprocessor
 MAX_GROUP = 32768  # elements that share a scale: one program holds them
 
 
@@ -92,10 +93,10 @@ def unsupported(problem: Pack) -> str | None:
     return fp8.other_element(problem.packed_format) or fp8.no_conversion(problem.packed_format)
 
 
-def choose_items(items: int, width: int) -> int:
-    """Items of a program: a power of two; fewer where there are few programs."""
+def choose_items(items: int, width: int, enough: int) -> int:
+    """Items of a program: a power of two; fewer with fewer programs than `enough`."""
     most = max(1, BLOCK_ELEMENTS // width)
-    return min(most, triton.next_power_of_2(math.ceil(items / ENOUGH_PROGRAMS)))
+    return min(most, triton.next_power_of_2(math.ceil(items / enough)))
 
 
 def bind(
@@ -115,7 +116,7 @@ def bind(
     (tokens, hidden), rows, group = x.shape, len(order), problem.group
     items = (max(tokens, math.ceil(rows / checked_rows)) if checked_rows else tokens) * problem.scales
     width = triton.next_power_of_2(group)
-    block = choose_items(items, width)
+    block = choose_items(items, width, ENOUGH_PROGRAMS * Target.here(x.device).multiprocessors)
     arguments = (
         x,
         order,

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from moe_routing_kernels.implementations import Candidate
+
 
 @dataclass(frozen=True)
 class Permute:
@@ -15,3 +17,11 @@ class Permute:
     padded: bool = False  # every expert has exactly `limit` rows
     align: int = 1  # not padded: each expert's rows are rounded up to a multiple of this
     ids: str = "int32"  # or int64, as torch.topk has them
+
+
+IMPLEMENTATIONS = (
+    Candidate("torch", "torch_permute"),
+    Candidate("torch_compile", "torch_permute", requires=("compiler",), options={"compiled": True}),
+    Candidate("triton", "triton_permute", requires=("gpu", "triton"), rank=2),
+    Candidate("cute", "cute_permute", requires=("nvidia", "cutlass"), rank=1),
+)

@@ -28,11 +28,11 @@ from moe_routing_kernels.cute.compilation import compile_kernel, current_arch, f
 from moe_routing_kernels.permute import Permute
 from moe_routing_kernels.permute.cute_chunks import count_kernel, groups_of
 from moe_routing_kernels.permute.cute_place import place_kernel
+from moe_routing_kernels.target import MEASURED, Target
 
 MAX_EXPERTS = 1024  # per-warp counters of 32 warps then take 128 KB of shared memory
 MOST_ITEMS = 8  # per thread and tile: registers and shared memory
 MOST_CHUNKS = 16  # per thread in one batch of loads: registers
-SMS = 132
 IDS = {"int32": Int32, "int64": Int64}
 
 
@@ -92,10 +92,11 @@ def compile_for(arch: str, experts: int, config: Config, ids: str = "int32", kee
     return compile_kernel(permute_host, arguments, arch, keep)
 
 
-def choose(n: int) -> tuple[int, int, int]:
+def choose(n: int, multiprocessors: int = MEASURED.multiprocessors) -> tuple[int, int, int]:
     """(threads, assignments per thread of a tile, blocks) for n assignments, after measurements on an H200.
 
-    Few assignments are spread over more blocks. Many are cut into no more chunks than an H200 has SMs: a block's registers
+    Few assignments are spread over more blocks. Many are cut into no more chunks than there are
+    multiprocessors: a block's registers
     and shared memory fill an SM, and every block adds up all chunks.
     """
     if n <= 1024:
@@ -104,8 +105,8 @@ def choose(n: int) -> tuple[int, int, int]:
     if n <= 65536:
         threads = 512 if n <= 8192 else 1024
         return threads, 1, -(-n // threads)
-    rounds = -(-n // (MOST_ITEMS * 1024 * SMS))  # tiles of a block
-    items = max(2, -(-n // (rounds * 1024 * SMS)))
+    rounds = -(-n // (MOST_ITEMS * 1024 * multiprocessors))  # tiles of a block
+    items = max(2, -(-n // (rounds * 1024 * multiprocessors)))
     return 1024, items, -(-n // (rounds * items * 1024))
 
 
@@ -116,7 +117,7 @@ def unsupported(problem: Permute) -> str | None:
 
 def config_of(problem: Permute, arch: str) -> tuple[Config, int]:
     """The configuration of the kernels for a problem, and their number of blocks."""
-    threads, items, blocks = choose(problem.tokens * problem.top_k)
+    threads, items, blocks = choose(problem.tokens * problem.top_k, Target.named(arch).multiprocessors)
     single_block = blocks == 1
     overlap = not single_block and not arch.startswith("sm_8")
     few_chunks = not single_block and blocks * problem.experts <= threads

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from moe_routing_kernels.gate import Gate
+from moe_routing_kernels.implementations import Candidate
 
 
 @dataclass(frozen=True)
@@ -20,3 +21,13 @@ class Router:
     def gate(self) -> Gate:
         """The gate after the projection. Its scores are float32."""
         return Gate(self.tokens, self.experts, self.top_k, "fp32", self.router)
+
+
+IMPLEMENTATIONS = (
+    Candidate("torch", "torch_router"),
+    Candidate("torch_compile", "torch_router", requires=("compiler",), options={"compiled": True}),
+    Candidate("matmul_torch", "matmul_router", requires=("gpu",), options={"gate": "torch"}),
+    Candidate("matmul_cute", "matmul_router", requires=("nvidia", "cutlass"), options={"gate": "cute"}),
+    Candidate("triton", "triton_router", requires=("gpu", "triton")),
+    Candidate("cute", "cute_router", requires=("nvidia", "cutlass")),
+)

@@ -38,7 +38,8 @@ from moe_routing_kernels.router.cute_gemm import (
     mainloop,
     tiles_of,
 )
-from moe_routing_kernels.router.split import SMS, unsupported
+from moe_routing_kernels.router.split import unsupported
+from moe_routing_kernels.target import MEASURED, Target
 
 __all__ = ["bind", "compile_for", "precompile", "unsupported"]
 
@@ -241,16 +242,18 @@ def _divisor(total: int, most: int) -> int:
     return fitting if 2 * fitting >= most else most
 
 
-def choose(tokens: int, hidden: int, experts: int, rule: FusedRule) -> Config:
+def choose(
+    tokens: int, hidden: int, experts: int, rule: FusedRule, multiprocessors: int = MEASURED.multiprocessors
+) -> Config:
     """The configuration of a shape. A split is one round of loads where possible."""
     tiles = tiles_of(experts)
     rows = 1
-    while rows < 4 and tokens > ROWS * rows * SMS and 2 * rows * tiles <= 16:
+    while rows < 4 and tokens > ROWS * rows * multiprocessors and 2 * rows * tiles <= 16:
         rows *= 2
     blocks, total = -(-tokens // (ROWS * rows)), -(-hidden // CHUNK)
-    splits = _divisor(total, min(split.splits(tokens, hidden, ROWS * rows), total))
+    splits = _divisor(total, min(split.splits(tokens, hidden, ROWS * rows, multiprocessors), total))
     chunks = -(-total // splits)
-    fit = (ONE_BLOCK if blocks * splits <= SMS else TWO_BLOCKS) // (tiles + 2 * rows)
+    fit = (ONE_BLOCK if blocks * splits <= multiprocessors else TWO_BLOCKS) // (tiles + 2 * rows)
     in_flight = _divisor(chunks, min(chunks, max(2, fit))) if hidden % LANE == 0 else 1  # narrow loads are synchronous
     chunks += -chunks % in_flight
     threads = max(rule.groups, 8) if experts <= 128 else WARP
@@ -260,7 +263,7 @@ def choose(tokens: int, hidden: int, experts: int, rule: FusedRule) -> Config:
 @per_problem
 def _compiled(problem: Router, arch: str) -> tuple[Any, Config]:
     rule, shape = rule_of(problem.router), (problem.hidden, problem.experts)
-    config = choose(problem.tokens, *shape, rule)
+    config = choose(problem.tokens, *shape, rule, Target.named(arch).multiprocessors)
     return compile_for(arch, problem.dtype, *shape, problem.top_k, rule, config), config
 
 

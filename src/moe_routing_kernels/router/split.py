@@ -3,8 +3,6 @@
 from moe_routing_kernels.gate import rules
 from moe_routing_kernels.router import Router
 
-SMS = 132
-
 
 def unsupported(problem: Router) -> str | None:
     """Why a fused kernel cannot run a problem, or None."""
@@ -15,12 +13,12 @@ def unsupported(problem: Router) -> str | None:
     return rules.unsupported(problem.gate)
 
 
-def splits(tokens: int, hidden: int, tile: int) -> int:
+def splits(tokens: int, hidden: int, tile: int, multiprocessors: int) -> int:
     """Splits of H (split-K) for tiles of `tile` tokens: 1 where the tiles alone fill half of the GPU.
 
     A split reads its share of the weight and the last one reads all partial accumulators. With n tokens in a tile and a weight of
     2 bytes per element, both take equally long for sqrt(2 H / (4 n)) splits.
     """
     tiles = -(-tokens // tile)
-    most = 2 * SMS // tiles if 2 * tiles <= SMS else 1
+    most = 2 * multiprocessors // tiles if 2 * tiles <= multiprocessors else 1
     return max(1, min(round((hidden / 2 / min(tile, tokens)) ** 0.5), most))

@@ -22,7 +22,8 @@ from torch import Tensor
 from moe_routing_kernels.gate.rules import rule_of
 from moe_routing_kernels.gate.triton_gate import choose, expert_of, store_choice, weigh
 from moe_routing_kernels.router import Router, split
-from moe_routing_kernels.router.split import SMS, unsupported
+from moe_routing_kernels.router.split import unsupported
+from moe_routing_kernels.target import Target
 
 __all__ = ["bind", "unsupported"]
 
@@ -119,12 +120,12 @@ def router_kernel(
         store_choice(ids_ptr, weights_ptr, token, tokens, winners, weight, has_nan, K)
 
 
-def choose_tiling(tokens: int, hidden: int, columns: int) -> tuple[int, int]:
+def choose_tiling(tokens: int, hidden: int, columns: int, multiprocessors: int) -> tuple[int, int]:
     """(tokens per tile, splits of H)."""
     tile = 16  # the fewest rows that tensor cores take
-    while tile < 64 and tokens > tile * SMS and 2 * tile * columns <= SCORES:
+    while tile < 64 and tokens > tile * multiprocessors and 2 * tile * columns <= SCORES:
         tile *= 2
-    return tile, split.splits(tokens, hidden, tile)
+    return tile, split.splits(tokens, hidden, tile, multiprocessors)
 
 
 def bind(
@@ -140,7 +141,7 @@ def bind(
     rule, top_k, (tokens, hidden), experts = rule_of(problem.router), problem.top_k, x.shape, len(router_weight)
     wide = triton.next_power_of_2(experts // rule.groups)
     columns = wide * rule.groups
-    tile, splits = choose_tiling(tokens, hidden, columns)
+    tile, splits = choose_tiling(tokens, hidden, columns, Target.here(x.device).multiprocessors)
     step = max(16, min(64, WEIGHT_TILE // (2 * columns), triton.next_power_of_2(-(-hidden // splits))))
     steps = -(-hidden // (step * splits))
     splits = -(-hidden // (step * steps))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from moe_routing_kernels.implementations import Candidate
 from moe_routing_kernels.permute.layout import RowLayout
 
 
@@ -13,3 +14,12 @@ class Routing:
     hidden: int
     dtype: str  # format of tokens, packed rows and results
     router: str  # routing rule, a name of `routers.ROUTERS`
+
+
+STAGES = ("router", "permute", "pack", "combine")
+IMPLEMENTATIONS = (
+    Candidate("torch", layout="compact"),
+    Candidate("torch_compile", requires=("compiler",), layout="compact", parts=dict.fromkeys(STAGES, "torch_compile")),
+    Candidate("triton", requires=("gpu", "triton"), layout="compact", parts=dict.fromkeys(STAGES, "triton")),
+    Candidate("cute", requires=("nvidia", "cutlass"), layout="compact", parts=dict.fromkeys(STAGES, "cute")),
+)

@@ -6,6 +6,8 @@ Several shared experts are computed as one: their inner widths are concatenated,
 
 from dataclasses import dataclass
 
+from moe_routing_kernels.implementations import Candidate
+
 GATES = ("sigmoid",)
 
 
@@ -21,3 +23,6 @@ class SharedExperts:
     weights: str
     activation: str = "swiglu"  # of `activations.ACTIVATIONS`
     gate: str | None = None  # of GATES
+
+
+IMPLEMENTATIONS = (Candidate("torch", "torch_shared"),)

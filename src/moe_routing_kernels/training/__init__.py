@@ -4,3 +4,10 @@ A module has `layer(problem, **options)`, which returns a function of x (T, H), 
 (E, N, H) and w2 (E, H, I) -> combined (T, H), and `unsupported(problem, **options)`. The problem is that of `kernels.layer`, with one
 format throughout. `benches.training.step` runs it forward and backward.
 """
+
+from moe_routing_kernels.implementations import Candidate
+
+IMPLEMENTATIONS = (
+    Candidate("torch_loop", "torch_loop", declares=("rounded_sums",)),
+    Candidate("torch_grouped_mm", "torch_grouped_mm", declares=("rounded_sums",)),
+)

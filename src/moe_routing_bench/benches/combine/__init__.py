@@ -1,6 +1,6 @@
 """combine: weighted sum of expert rows back to tokens."""
 
-from moe_routing_bench.benches.bench import Bench, Implementation
+from moe_routing_bench.benches.bench import Bench, Implementation, ours
 from moe_routing_bench.benches.peers import SGLANG, VLLM
 
 BENCH = Bench(
@@ -9,12 +9,9 @@ BENCH = Bench(
     axes=("tokens", "hidden", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace", "dtype", "layout"),
     baseline="torch",
     implementations=(
-        Implementation("torch", "torch_combine"),
-        Implementation("torch_compile", "torch_combine", requires=("compiler",), options={"compiled": True}),
-        Implementation("triton", "triton_combine", requires=("cuda", "triton")),
-        Implementation("cute", "cute_combine", requires=("cuda", "cutlass")),
-        Implementation("vllm", "vllm_combine", requires=("cuda",), peer=VLLM),
-        Implementation("sglang", "sglang_combine", requires=("cuda",), peer=SGLANG, declares=("rounded_weights",)),
+        *ours("combine"),
+        Implementation("vllm", "vllm_combine", requires=("nvidia",), peer=VLLM),
+        Implementation("sglang", "sglang_combine", requires=("nvidia",), peer=SGLANG, declares=("rounded_weights",)),
     ),
     reads=("y", "inverse", "topk_weights", "residual"),
     writes=("combined",),

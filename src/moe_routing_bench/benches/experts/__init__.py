@@ -1,6 +1,6 @@
 """experts: feed-forward networks of all experts over packed rows, with real weights."""
 
-from moe_routing_bench.benches.bench import Bench, Implementation, Peer
+from moe_routing_bench.benches.bench import Bench, Implementation, Peer, ours
 from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, HUMMING, MSLK, TRITON_KERNELS, VLLM
 from moe_routing_kernels.formats.weights import named
 
@@ -17,37 +17,26 @@ BENCH = Bench(
     ),
     baseline="torch_grouped_mm",
     implementations=(
-        Implementation("torch_loop", "torch_loop"),
-        Implementation("torch_bmm", "torch_bmm"),
-        Implementation("torch_grouped_mm", "torch_grouped_mm"),
-        Implementation("dequant", "dequant"),
-        Implementation("dequant_uncached", "dequant", options={"cached": False}),
-        Implementation("dequant_loop", "dequant_loop"),
-        Implementation("dequant_cute", "dequant_cute", requires=("cuda", "triton", "cutlass")),
-        Implementation("scaled_grouped_mm", "scaled_grouped_mm", requires=("cuda",), declares=("rounded_inner",)),
-        Implementation("triton", "triton_experts", requires=("cuda", "triton")),
-        Implementation("cute", "cute_experts", requires=("cuda", "cutlass")),
-        Implementation("cute_quantised", "cute_quantised", requires=("cuda", "cutlass")),
-        Implementation("cute_fp8", "cute_fp8", requires=("cuda", "cutlass"), declares=("rounded_inner",)),
-        Implementation("quack", "quack_experts", requires=("cuda", "cutlass"), options={"tuned": True}, peer=QUACK),
-        Implementation("quack_heuristic", "quack_experts", requires=("cuda", "cutlass"), peer=QUACK),
-        Implementation("deepgemm", "deepgemm_experts", requires=("cuda",), peer=DEEPGEMM),
+        *ours("experts"),
+        Implementation("quack", "quack_experts", requires=("nvidia", "cutlass"), options={"tuned": True}, peer=QUACK),
+        Implementation("quack_heuristic", "quack_experts", requires=("nvidia", "cutlass"), peer=QUACK),
+        Implementation("deepgemm", "deepgemm_experts", requires=("nvidia",), peer=DEEPGEMM),
         Implementation(
             "deepgemm_fp8",
             "deepgemm_fp8_experts",
-            requires=("cuda", "triton"),
+            requires=("nvidia", "triton"),
             peer=DEEPGEMM,
             declares=("rounded_inner",),
         ),
-        Implementation("mslk", "mslk_experts", requires=("cuda",), peer=MSLK),
-        Implementation("mslk_int4", "mslk_int4_experts", requires=("cuda",), peer=MSLK),
+        Implementation("mslk", "mslk_experts", requires=("nvidia",), peer=MSLK),
+        Implementation("mslk_int4", "mslk_int4_experts", requires=("nvidia",), peer=MSLK),
         Implementation(
-            "mslk_fp8", "mslk_fp8_experts", requires=("cuda", "triton"), peer=MSLK, declares=("rounded_inner",)
+            "mslk_fp8", "mslk_fp8_experts", requires=("nvidia", "triton"), peer=MSLK, declares=("rounded_inner",)
         ),
-        Implementation("triton_kernels", "triton_kernels_experts", requires=("cuda", "triton"), peer=TRITON_KERNELS),
-        Implementation("humming", "humming_experts", requires=("cuda",), peer=HUMMING),
-        Implementation("marlin", "marlin_experts", requires=("cuda",), peer=VLLM),
-        Implementation("grouped_mm_bf16", "grouped_mm_bf16", requires=("cuda", "triton"), peer=GROUPED_MM_BF16),
+        Implementation("triton_kernels", "triton_kernels_experts", requires=("nvidia", "triton"), peer=TRITON_KERNELS),
+        Implementation("humming", "humming_experts", requires=("nvidia",), peer=HUMMING),
+        Implementation("marlin", "marlin_experts", requires=("nvidia",), peer=VLLM),
+        Implementation("grouped_mm_bf16", "grouped_mm_bf16", requires=("nvidia", "triton"), peer=GROUPED_MM_BF16),
     ),
     reads=("packed", "scales", "offsets", *WEIGHTS),
     writes=("y",),

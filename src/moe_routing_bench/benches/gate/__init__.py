@@ -1,6 +1,6 @@
 """gate: router scores to top-k ids and weights, for one routing rule."""
 
-from moe_routing_bench.benches.bench import Bench, Implementation, Peer
+from moe_routing_bench.benches.bench import Bench, Implementation, Peer, ours
 from moe_routing_bench.benches.peers import SGLANG, VLLM
 
 BENCH = Bench(
@@ -9,19 +9,16 @@ BENCH = Bench(
     axes=("tokens", "experts", "top_k", "router", "dtype"),
     baseline="torch",
     implementations=(
-        Implementation("torch", "torch_gate"),
-        Implementation("torch_compile", "torch_gate", requires=("compiler",), options={"compiled": True}),
-        Implementation("triton", "triton_gate", requires=("cuda", "triton")),
-        Implementation("cute", "cute_gate", requires=("cuda", "cutlass")),
+        *ours("gate"),
         Implementation(
             "quack",
             "quack_gate",
-            requires=("cuda",),
+            requires=("nvidia",),
             declares=("index_in_score", "rounded_weights"),
             peer=Peer("quack", "quack-kernels", "pip install -e '.[peers]'"),
         ),
-        Implementation("vllm", "vllm_gate", requires=("cuda",), peer=VLLM),
-        Implementation("sglang", "sglang_gate", requires=("cuda",), peer=SGLANG),
+        Implementation("vllm", "vllm_gate", requires=("nvidia",), peer=VLLM),
+        Implementation("sglang", "sglang_gate", requires=("nvidia",), peer=SGLANG),
     ),
     reads=("logits", "bias"),
     writes=("topk_ids", "topk_weights"),

@@ -1,9 +1,10 @@
 """layer: routing around experts with real weights for every expert."""
 
-from moe_routing_bench.benches.bench import Implementation, Peer, Stage
+from moe_routing_bench.benches.bench import Implementation, Peer, Stage, ours
 from moe_routing_bench.benches.experts import QUACK, WEIGHTS
 from moe_routing_bench.benches.layer.auto import AUTO, Choosing
 from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, HUMMING, MSLK, TRITON_KERNELS, VLLM, pinned
+from moe_routing_kernels.layer import ROUTING, WHOLE
 
 STAGES = (
     Stage("router", "gate", values={"dtype": "fp32"}),
@@ -12,33 +13,12 @@ STAGES = (
     Stage("experts", "experts"),
     Stage("combine", "combine"),
 )
-_LOOP, _BMM, _GROUPED = ({"experts": f"torch_{way}"} for way in ("loop", "bmm", "grouped_mm"))
-_ROUTING = [stage.name for stage in STAGES if stage.name != "experts"]
-_COMPILED, _CUTE_GROUPED = (_GROUPED | dict.fromkeys(_ROUTING, name) for name in ("torch_compile", "cute"))
-_TRITON, _CUTE = (dict.fromkeys((*_ROUTING, "experts"), name) for name in ("triton", "cute"))
-_GATHER, _CUTE_GATHER, _QUACK_GATHER = (
-    dict.fromkeys(("router", "permute", "combine"), name) | {"pack+experts": f"experts.{kernel}_gather"}
-    for name, kernel in (("triton", "triton"), ("cute", "cute"), ("cute", "quack"))
-)
-_CUTE_QUANTISED, _CUTE_FP8 = (_CUTE | {"experts": name} for name in ("cute_quantised", "cute_fp8"))
-_CUTE_QUACK = _CUTE | {"experts": "quack_heuristic"}
-_QUANTISED = [
-    *(
-        Implementation(name, layout="compact", parts={"experts": name})
-        for name in ("dequant", "dequant_uncached", "dequant_loop")
-    ),
-    Implementation(
-        "scaled_grouped_mm",
-        requires=("cuda",),
-        layout="compact",
-        parts={"experts": "scaled_grouped_mm"},
-        declares=("rounded_inner",),
-    ),
-]
+_CUTE = dict.fromkeys(ROUTING, "cute")
+_QUACK_GATHER = {name: "cute" for name in ROUTING if name != "pack"} | {"pack+experts": "experts.quack_gather"}
 _AROUND = [  # our routing around their products
     Implementation(
         f"cute_{name}",
-        requires=("cuda", "cutlass"),
+        requires=("nvidia", "cutlass"),
         layout=layout,
         parts=_CUTE | {"experts": name},
         peer=peer,
@@ -56,8 +36,7 @@ _AROUND = [  # our routing around their products
         ("marlin", "compact", VLLM),
     )
 ]
-_ALL = "permute+pack+experts+combine"
-_THEIRS = {_ALL: "layer.transformers_experts"}
+_THEIRS = {WHOLE: "layer.transformers_experts"}
 _TRANSFORMERS = [
     Implementation(
         f"transformers_{form}",
@@ -72,9 +51,9 @@ _TRANSFORMERS = [
 _BEHIND_OUR_ROUTER = [
     Implementation(
         name,
-        requires=("cuda", "triton", "cutlass"),
+        requires=("nvidia", "triton", "cutlass"),
         layout="compact",
-        parts={"router": "cute", _ALL: f"layer.{name}_experts"},
+        parts={"router": "cute", WHOLE: f"layer.{name}_experts"},
         peer=pinned(module, distribution, version),
     )
     for name, module, distribution, version in (
@@ -96,36 +75,16 @@ BENCH = Choosing(
     ),
     baseline="torch_grouped_mm",
     implementations=(
-        Implementation("torch_loop", layout="compact", parts=_LOOP),
-        Implementation("torch_bmm", layout="padded", parts=_BMM),
-        Implementation("torch_grouped_mm", layout="compact", parts=_GROUPED),
-        Implementation("torch_gather_loop", layout="compact", parts={"pack+experts": "experts.torch_gather_loop"}),
-        *_QUANTISED,
-        Implementation("torch_compile", requires=("compiler",), layout="compact", parts=_COMPILED),
-        Implementation("triton", requires=("cuda", "triton"), layout="compact", parts=_TRITON),
-        Implementation("triton_gather", requires=("cuda", "triton"), layout="compact", parts=_GATHER),
-        Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
-        Implementation("cute_gather", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GATHER),
+        *ours("layer"),
         Implementation(
-            "cute_dependent",
-            requires=("cuda", "cutlass"),
+            "cute_quack",
+            requires=("nvidia", "cutlass"),
             layout="compact",
-            parts={"router": "cute", _ALL: "layer.cute_dependent"},
-        ),
-        Implementation("cute_quantised", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_QUANTISED),
-        Implementation(
-            "cute_fp8", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_FP8, declares=("rounded_inner",)
+            parts=_CUTE | {"experts": "quack_heuristic"},
+            peer=QUACK,
         ),
         Implementation(
-            "cute_dequant",
-            requires=("cuda", "triton", "cutlass"),
-            layout="compact",
-            parts=_CUTE | {"experts": "dequant_cute"},
-        ),
-        Implementation("cute_grouped_mm", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_GROUPED),
-        Implementation("cute_quack", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE_QUACK, peer=QUACK),
-        Implementation(
-            "cute_quack_gather", requires=("cuda", "cutlass"), layout="compact", parts=_QUACK_GATHER, peer=QUACK
+            "cute_quack_gather", requires=("nvidia", "cutlass"), layout="compact", parts=_QUACK_GATHER, peer=QUACK
         ),
         *_AROUND,
         *_BEHIND_OUR_ROUTER,

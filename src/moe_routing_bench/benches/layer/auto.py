@@ -1,13 +1,15 @@
 """The implementation `auto` of a layer: another one, chosen by sizes and formats from the table of `choices`."""
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from moe_routing_bench.benches.layer.sharing import Sharing
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_kernels.choices import CANDIDATES, candidates, choose, table
+from moe_routing_kernels.choices import chooser, table
+from moe_routing_kernels.errors import one_line
+from moe_routing_kernels.implementations import ranked
+from moe_routing_kernels.target import Target
 
 AUTO = "auto"
 
@@ -15,22 +17,28 @@ AUTO = "auto"
 class Choosing(Sharing):
     """A bench whose implementation `auto` is, for each cell, one of its others: that one's parts, layout and checks."""
 
-    def chosen(self, cell: Cell, architecture: str | None = None) -> str | None:
-        """The implementation that `auto` is in a cell, on this machine where no architecture is given; None where none can run it."""
-        here = architecture or _architecture()
-        able = [
-            name for name in CANDIDATES if self._there(name, here) and not super(Choosing, self).supports(name, cell)
-        ]
-        entries = table.load()
-        table.check_names(entries, (one.name for one in self.implementations))
-        shape = table.Shape(**{name: cell.get(name) for name in table.SIZES}, architecture=here)
-        return choose(shape, candidates(able, here), entries)
+    def chosen(self, cell: Cell, target: Target | None = None) -> str | None:
+        """The implementation that `auto` is in a cell, on this machine where no target is given; None where none can run it."""
+        target = target or Target.here()
+        table.check_names(table.load(), (one.name for one in self.implementations))
+        shape = table.Shape(**{name: cell.get(name) for name in table.SIZES}, architecture=target.generation)
+        return chooser.fastest(shape, [name for name, why in self._reasons(cell, target).items() if why is None])
 
-    def supports(self, implementation: str, cell: Cell) -> str | None:
-        """Why an implementation cannot run a cell, or None."""
+    def supports(self, implementation: str, cell: Cell, target: Target | None = None) -> str | None:
+        """Why an implementation cannot run a cell, or None; `auto` on this machine where no target is given, others then on any."""
         if implementation != AUTO:
-            return super().supports(implementation, cell)
-        return None if self.chosen(cell) else f"none of {', '.join(CANDIDATES)} can run it here"
+            return super().supports(implementation, cell, target)
+        if self.chosen(cell, target):
+            return None
+        whys = (f"{name}: {why}" for name, why in self._reasons(cell, target or Target.here()).items())
+        return one_line(f"none of its candidates can run it: {'; '.join(whys)}")
+
+    def _reasons(self, cell: Cell, target: Target) -> dict[str, str | None]:
+        """Why each candidate cannot run a cell on a target, preferred first; None for those that can."""
+        return {
+            one.name: chooser.unmet(one.requires, target) or super(Choosing, self).supports(one.name, cell, target)
+            for one in ranked(self.name)
+        }
 
     def bind(self, implementation: str, cell: Cell, tensors: Mapping[str, Any]) -> Callable[[], Any]:
         """The call of an implementation; that of `auto` says in its `configuration` what was chosen."""
@@ -51,23 +59,17 @@ class Choosing(Sharing):
             implementation = self._named(cell, tensors)
         return super().check_stages(implementation, cell, tensors)
 
-    def precompile(self, implementation: str, cell: Cell, arch: str) -> None:
-        """Compile the kernels of an implementation; of `auto` those of what it is on that architecture."""
+    def precompile(self, implementation: str, cell: Cell, target: Target) -> None:
+        """Compile the kernels of an implementation; of `auto` those of what it is on that target."""
         if implementation == AUTO:
-            implementation = self.chosen(cell, arch.removesuffix("a")) or self.baseline
-        super().precompile(implementation, cell, arch)
+            implementation = self.chosen(cell, target) or self.baseline
+        super().precompile(implementation, cell, target)
 
     def _named(self, cell: Cell, tensors: Mapping[str, Any]) -> str:
         """What `auto` is where the tensors are, which may be a CPU beside a GPU."""
-        name = self.chosen(cell, "cpu" if tensors["x"].device.type == "cpu" else None)
+        name = self.chosen(cell, Target.here(tensors["x"].device))
         assert name is not None, "asked for without asking `supports`"
         return name
-
-    def _there(self, name: str, architecture: str) -> bool:
-        """Whether what an implementation needs is there: a GPU, and the packages that it is made with."""
-        needs = self[name].requires
-        packages = (one for one in needs if one != "cuda")
-        return ("cuda" not in needs or architecture != "cpu") and all(map(importlib.util.find_spec, packages))
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,3 @@ class _Chosen:
     def configuration(self) -> str:
         """What was chosen, and what the tuners of its parts chose."""
         return "; ".join(filter(None, (self.chosen, self.call.configuration())))
-
-
-def _architecture() -> str:
-    """That of this machine's GPU, or ``cpu``."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return "cpu"
-    return "sm_{}{}".format(*torch.cuda.get_device_capability())

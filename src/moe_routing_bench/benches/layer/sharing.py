@@ -10,6 +10,7 @@ from typing import Any
 
 from moe_routing_bench.benches.bench import Bench, Stage, find
 from moe_routing_bench.grid.cell import Cell
+from moe_routing_kernels.target import Target
 
 STAGE = Stage("shared", "shared_experts")
 
@@ -21,9 +22,9 @@ class Sharing(Bench):
         """The bench with the stages of a cell."""
         return replace(self, stages=(STAGE, *self.stages)) if "shared_intermediate" in cell else self
 
-    def supports(self, implementation: str, cell: Cell) -> str | None:
-        """Why an implementation cannot run a cell, or None."""
-        return Bench.supports(self.staged(cell), implementation, cell)
+    def supports(self, implementation: str, cell: Cell, target: Target | None = None) -> str | None:
+        """Why an implementation cannot run a cell on a target (None: on any), or None."""
+        return Bench.supports(self.staged(cell), implementation, cell, target)
 
     def bind(self, implementation: str, cell: Cell, tensors: Mapping[str, Any]) -> Callable[[], Any]:
         """The call of an implementation, bound to the operands among `tensors`."""
@@ -38,9 +39,9 @@ class Sharing(Bench):
         found = Bench.check_stages(staged, implementation, cell, others)
         return found if found.error else self.definition().check_sums(cell, tensors, found)
 
-    def precompile(self, implementation: str, cell: Cell, arch: str) -> None:
-        """Compile the kernels of an implementation for a cell and architecture."""
-        Bench.precompile(self.staged(cell), implementation, cell, arch)
+    def precompile(self, implementation: str, cell: Cell, target: Target) -> None:
+        """Compile the kernels of an implementation for a cell and target."""
+        Bench.precompile(self.staged(cell), implementation, cell, target)
 
     def modules(self) -> Iterator[str]:
         """The modules that a measurement imports by name."""

@@ -14,8 +14,10 @@ from moe_routing_bench.benches.bench import Bench, Implementation, Peer
 from moe_routing_bench.benches.experts import BENCH as EXPERTS
 from moe_routing_bench.benches.experts import WEIGHTS
 from moe_routing_bench.benches.model.architectures import MOST_LAYERS
+from moe_routing_kernels.implementations import chosen_by_name, listed
 
 _PEER = Peer("transformers", "transformers", "pip install -e '.[peers]'")
+_QUANTISED = [one.name for one in listed("experts") if one.quantised == "weights" and one.rank is not None]
 _PARTS = tuple(f"{name}.{layer}" for layer in range(MOST_LAYERS) for name in WEIGHTS)  # of quantised experts
 
 
@@ -28,6 +30,7 @@ class Models(Bench):
         for one in self.implementations:
             if name := one.options.get("experts"):
                 yield from EXPERTS[name].modules(EXPERTS.name)
+        yield from chosen_by_name()
 
 
 BENCH = Models(
@@ -53,7 +56,7 @@ BENCH = Models(
                 options={"form": "moe_routing_bench_quantised", "experts": name},
                 peer=_PEER,
             )
-            for name in ("dequant", "dequant_loop", "dequant_cute", "cute_quantised")
+            for name in _QUANTISED
         ),
     ),
     reads=("ids", "keys", "values", "weights", *_PARTS),

@@ -14,6 +14,8 @@ from moe_routing_bench.benches.bench import find
 from moe_routing_kernels import ops
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.formats import FORMATS
+from moe_routing_kernels.implementations import reason
+from moe_routing_kernels.target import Target
 
 NAME = "moe_routing_bench_quantised"
 _BENCH = find("experts")
@@ -33,9 +35,9 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
     return ops.combine(y, inverse, top_k_weights)
 
 
-def unsupported(problem: Experts, name: str) -> str | None:
-    """Why an implementation of `experts` cannot run this problem, or None."""
-    return _BENCH.load(name).unsupported(problem, **_BENCH[name].options)
+def unsupported(problem: Experts, name: str, target: Target | None = None) -> str | None:
+    """Why an implementation of `experts` cannot run this problem on a target (None: on any), or None."""
+    return reason(_BENCH.load(name), problem, target, _BENCH[name].options)
 
 
 def precompile(problem: Experts, arch: str, name: str) -> None:

@@ -13,16 +13,18 @@ from moe_routing_bench.benches.model import library, quantised
 from moe_routing_bench.benches.model.architectures import Model
 from moe_routing_kernels.experts.common import unaligned
 from moe_routing_kernels.layer import Layer
+from moe_routing_kernels.ops import compilation
 from moe_routing_kernels.ops import transformers as ours
 from moe_routing_kernels.permute.layout import RowLayout
+from moe_routing_kernels.target import Target
 
 HANDED = ("x", "topk_ids", "topk_weights", "y")  # the experts' arguments and answer
 
 
-def unsupported(problem: Model, *, form: str, experts: str = "") -> str | None:
-    """Why this problem cannot run, or None."""
+def unsupported(problem: Model, target: Target | None = None, *, form: str, experts: str = "") -> str | None:
+    """Why this problem cannot run on a target (None: on any), or None."""
     if experts:
-        return quantised.unsupported(layer(problem).experts, experts)
+        return quantised.unsupported(layer(problem).experts, experts, target)
     if problem.quantised:
         return f"takes weights of the activations' format, not {problem.weights}"
     return unaligned(layer(problem)) if form == "grouped_mm" else None
@@ -75,9 +77,7 @@ def layer(problem: Model) -> Layer:
 
 def precompile(problem: Model, arch: str, *, form: str, experts: str = "") -> None:
     """Put the kernels in CuTe DSL that the operators choose, and those of `experts`, into the cache; needs no GPU."""
-    from moe_routing_kernels.ops import compilation
-
     if form in (ours.NAME, quantised.NAME):
-        compilation.layer(layer(problem), arch, ids="int64", weights=problem.dtype)
+        compilation.layer(layer(problem), Target.named(arch), ids="int64", weights=problem.dtype)
     if experts:
         quantised.precompile(layer(problem).experts, arch, experts)

@@ -1,6 +1,6 @@
 """pack: copy token rows into per-expert rows (dispatch), quantised on the way where asked."""
 
-from moe_routing_bench.benches.bench import Bench, Implementation
+from moe_routing_bench.benches.bench import Bench, Implementation, ours
 from moe_routing_bench.benches.peers import SGLANG, VLLM
 
 BENCH = Bench(
@@ -12,12 +12,9 @@ BENCH = Bench(
     ),
     baseline="torch",
     implementations=(
-        Implementation("torch", "torch_pack"),
-        Implementation("torch_compile", "torch_pack", requires=("compiler",), options={"compiled": True}),
-        Implementation("triton", "triton_pack", requires=("cuda", "triton")),
-        Implementation("cute", "cute_pack", requires=("cuda", "cutlass")),
-        Implementation("vllm", "shuffle_rows", requires=("cuda",), options={"library": "vLLM"}, peer=VLLM),
-        Implementation("sglang", "shuffle_rows", requires=("cuda",), options={"library": "SGLang"}, peer=SGLANG),
+        *ours("pack"),
+        Implementation("vllm", "shuffle_rows", requires=("nvidia",), options={"library": "vLLM"}, peer=VLLM),
+        Implementation("sglang", "shuffle_rows", requires=("nvidia",), options={"library": "SGLang"}, peer=SGLANG),
     ),
     reads=("x", "order", "inverse"),
     writes=("packed", "scales"),

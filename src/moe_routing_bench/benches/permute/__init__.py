@@ -1,6 +1,6 @@
 """permute: expert ids to counts, offsets, order and its inverse: all that sorting tokens by expert needs."""
 
-from moe_routing_bench.benches.bench import Bench, Implementation
+from moe_routing_bench.benches.bench import Bench, Implementation, ours
 from moe_routing_bench.benches.peers import SGLANG, VLLM
 
 BENCH = Bench(
@@ -9,17 +9,14 @@ BENCH = Bench(
     axes=("tokens", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace", "layout"),
     baseline="torch",
     implementations=(
-        Implementation("torch", "torch_permute"),
-        Implementation("torch_compile", "torch_permute", requires=("compiler",), options={"compiled": True}),
-        Implementation("triton", "triton_permute", requires=("cuda", "triton")),
-        Implementation("cute", "cute_permute", requires=("cuda", "cutlass")),
-        Implementation("vllm", "vllm_permute", requires=("cuda",), peer=VLLM),
-        Implementation("sglang", "sglang_permute", requires=("cuda",), peer=SGLANG, declares=("token_rows",)),
+        *ours("permute"),
+        Implementation("vllm", "vllm_permute", requires=("nvidia",), peer=VLLM),
+        Implementation("sglang", "sglang_permute", requires=("nvidia",), peer=SGLANG, declares=("token_rows",)),
         *(
             Implementation(
                 f"{name}_align",
                 "align",
-                requires=("cuda",),
+                requires=("nvidia",),
                 options={"library": library},
                 peer=peer,
                 declares=("order_only",),

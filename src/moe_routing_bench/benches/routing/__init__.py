@@ -1,6 +1,6 @@
 """routing: gate, permute, pack and combine in a row, with identity experts."""
 
-from moe_routing_bench.benches.bench import Bench, Implementation, Stage
+from moe_routing_bench.benches.bench import Bench, Implementation, Stage, ours
 from moe_routing_bench.benches.peers import VLLM
 
 STAGES = (
@@ -8,9 +8,6 @@ STAGES = (
     Stage("permute", "permute"),
     Stage("pack", "pack"),
     Stage("combine", "combine", called={"y": "packed"}),
-)
-_COMPILED, _TRITON, _CUTE = (
-    dict.fromkeys([stage.name for stage in STAGES], name) for name in ("torch_compile", "triton", "cute")
 )
 _VLLM = {"router": "vllm", "permute+pack": "routing.vllm_permute", "combine": "vllm"}
 
@@ -23,11 +20,8 @@ BENCH = Bench(
     ),
     baseline="torch",
     implementations=(
-        Implementation("torch", layout="compact"),
-        Implementation("torch_compile", requires=("compiler",), layout="compact", parts=_COMPILED),
-        Implementation("triton", requires=("cuda", "triton"), layout="compact", parts=_TRITON),
-        Implementation("cute", requires=("cuda", "cutlass"), layout="compact", parts=_CUTE),
-        Implementation("vllm", requires=("cuda",), layout="compact", parts=_VLLM, peer=VLLM),
+        *ours("routing"),
+        Implementation("vllm", requires=("nvidia",), layout="compact", parts=_VLLM, peer=VLLM),
     ),
     reads=("logits", "bias", "x"),
     writes=("combined",),

@@ -6,14 +6,18 @@ inside. Gradients are written afresh, not added to what an earlier step left; th
 written too. No auxiliary loss, no optimiser, no communication. What is saved between the two passes is the implementation's affair.
 """
 
-from moe_routing_bench.benches.bench import Bench, Implementation
+from collections.abc import Iterator
+from dataclasses import replace
+
+from moe_routing_bench.benches.bench import Bench, Implementation, ours
 from moe_routing_bench.benches.layer import BENCH as LAYER
+from moe_routing_kernels.implementations import chosen_by_name, listed
 
 _LIBRARIES = [  # the packages, and what they need, are those of `layer`
     Implementation(
         name,
         ".step",
-        requires=("cuda", "triton", *(("cutlass",) if name == "sonicmoe" else ())),
+        requires=("nvidia", "triton", *(("cutlass",) if name == "sonicmoe" else ())),
         options={"way": f"{name}_experts"},
         peer=LAYER[name].peer,
         declares=("rounded_scores",) if name == "liger" else (),
@@ -31,7 +35,18 @@ _TRANSFORMERS = [
     for form in ("eager", "grouped_mm")
 ]
 
-BENCH = Bench(
+
+class Training(Bench):
+    """A bench that runs our layers, by their names, and our operators, which choose by name."""
+
+    def modules(self) -> Iterator[str]:
+        """The modules that a measurement imports by name."""
+        yield from super().modules()
+        yield from (one.place("training") for one in listed("training"))
+        yield from chosen_by_name()
+
+
+BENCH = Training(
     name="training",
     summary="a layer forward and backward: result and the gradients of tokens, logits and weights",
     axes=(
@@ -40,8 +55,7 @@ BENCH = Bench(
     ),
     baseline="torch_grouped_mm",
     implementations=(
-        Implementation("torch_loop", ".step", options={"way": "torch_loop"}, declares=("rounded_sums",)),
-        Implementation("torch_grouped_mm", ".step", options={"way": "torch_grouped_mm"}, declares=("rounded_sums",)),
+        *(replace(one, module=".step", options={"way": one.name}) for one in ours("training")),
         Implementation("ops", ".step", options={"way": "ops"}),
         *_LIBRARIES,
         *_TRANSFORMERS,

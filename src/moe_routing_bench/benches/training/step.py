@@ -4,6 +4,7 @@ A way is a module of ``kernels.training``, a layer for ids and weights that are 
 of a library behind our gate. `ops` is `moe_routing_kernels.ops.layer`.
 """
 
+import importlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
@@ -14,11 +15,12 @@ from torch import Tensor
 from moe_routing_bench.peers.training import liger_experts, moe_ops_experts, sonicmoe_experts, transformers_experts
 from moe_routing_kernels import ops
 from moe_routing_kernels.activations import activation_of
+from moe_routing_kernels.implementations import listed
 from moe_routing_kernels.layer import Layer
+from moe_routing_kernels.ops import compilation
 from moe_routing_kernels.routers import ROUTERS
-from moe_routing_kernels.training import torch_grouped_mm, torch_loop
+from moe_routing_kernels.target import Target
 
-_PLAIN = {"torch_loop": torch_loop, "torch_grouped_mm": torch_grouped_mm}
 _LIBRARIES = {
     "sonicmoe_experts": sonicmoe_experts,
     "liger_experts": liger_experts,
@@ -35,8 +37,7 @@ def unsupported(problem: Layer, *, way: str, **options: Any) -> str | None:
     if known.limit is not None:
         biases = "; its biases have none here" if known.biased else ""
         return f"gradients of {problem.activation} jump where it clamps, so that roundings look like faults{biases}"
-    module = (_PLAIN | _LIBRARIES).get(way)
-    return module.unsupported(problem, **options) if module else None
+    return None if way == "ops" else _module(way).unsupported(problem, **options)
 
 
 def bind(
@@ -81,14 +82,21 @@ def _forward(problem: Layer, way: str, bias: Tensor | None, **options: Any) -> C
     top_k, rule, capacity = problem.layout.top_k, problem.router, problem.layout.capacity
     if way == "ops":
         return lambda x, logits, w13, w2: ops.layer(x, logits, w13, w2, top_k, rule, bias, capacity, problem.activation)
-    module: ModuleType = (_PLAIN | _LIBRARIES)[way]
+    module = _module(way)
     layer, plain = module.layer(problem, **options), ROUTERS[rule].load()
 
     def forward(x: Tensor, logits: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
-        ids, weights = plain(logits, top_k, bias) if way in _PLAIN else ops.gate(logits, top_k, rule, bias)
+        ids, weights = plain(logits, top_k, bias) if way not in _LIBRARIES else ops.gate(logits, top_k, rule, bias)
         return layer(x, ids, weights, w13, w2)
 
     return _saying(forward, layer)
+
+
+def _module(way: str) -> ModuleType:
+    """The module of a library, or of a layer of ours in plain torch."""
+    if way in _LIBRARIES:
+        return _LIBRARIES[way]
+    return next(importlib.import_module(one.place("training")) for one in listed("training") if one.name == way)
 
 
 def _saying(call: Callable[..., T], tuned: Callable[..., Any]) -> Callable[..., T]:
@@ -100,9 +108,7 @@ def _saying(call: Callable[..., T], tuned: Callable[..., Any]) -> Callable[..., 
 
 def precompile(problem: Layer, arch: str, *, way: str, **options: Any) -> None:
     """Put the kernels in CuTe DSL that the operators choose into the cache; needs no GPU."""
-    from moe_routing_kernels.ops import compilation
-
     if way == "ops":
-        compilation.layer(problem, arch, training=True)
+        compilation.layer(problem, Target.named(arch), inference=False, training=True)
     elif way in _LIBRARIES:
-        compilation.gate(problem, arch)
+        compilation.gate(problem, Target.named(arch))

@@ -15,7 +15,8 @@ from moe_routing_bench.comparison import choices
 from moe_routing_bench.report.parts import ABSENT, Group, Table
 from moe_routing_bench.report.seeds.models import label, reduced, why
 from moe_routing_bench.report.seeds.published import figures, number, ratio
-from moe_routing_kernels.choices import candidates, choose, table
+from moe_routing_kernels.choices import choose, table
+from moe_routing_kernels.choices.chooser import preferred
 from moe_routing_kernels.choices.table import Entry
 
 STEPS = 32  # tokens that their test of models generates
@@ -42,7 +43,7 @@ class Phase:
     @property
     def hinted(self) -> str | None:
         """What `auto` would choose, among what has a time, if it were told the phase."""
-        able = candidates(self.entry.times, self.entry.shape.architecture)
+        able = preferred(self.entry.times, self.entry.shape.architecture)
         return choose(self.entry.shape, able, table.load(), self.entry.phase)
 
 
