@@ -155,7 +155,7 @@ def _scales(axes: Axes, x: Scale, y: Scale, group: pd.DataFrame) -> None:
 
 
 def _framed(axes: Axes, which: str, group: pd.DataFrame) -> None:
-    """Limits of a linear axis: around the means, because one wide interval would hide all others; from 0 where a share is nothing."""
+    """Limits of a linear axis: around the means, because one wide interval would hide all others; from 0 where some lie near it."""
     get, put = (getattr(axes, f"{verb}_{which}lim") for verb in ("get", "set"))
     middles = pd.to_numeric(group[which], errors="coerce").dropna()
     if middles.empty:
@@ -166,6 +166,8 @@ def _framed(axes: Axes, which: str, group: pd.DataFrame) -> None:
     if middles.min() == 0:
         high = high if middles.max() > 0 else 1.0
         low = -0.03 * high
+    elif 0 < middles.min() < 0.25 * middles.max():
+        low = 0.0
     put(low, high)
 
 
@@ -179,7 +181,7 @@ def plain_log(axis: Axis) -> None:
     """Ticks 1, 2, 5 per decade as plain numbers on a logarithmic axis that spans few decades."""
     low, high = sorted(axis.get_view_interval())
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / max(low, 1e-300) < 300 else (1,)))
-    if high / max(low, 1e-300) < 3:
+    if high / max(low, 1e-300) < 5:
         axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     axis.set_major_formatter("{x:,.9g}")
     axis.set_minor_formatter(NullFormatter())

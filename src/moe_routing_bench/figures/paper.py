@@ -50,7 +50,8 @@ def drawn(chart: Chart, title: str, source: str = "measurements") -> Figure:
     down = -(-len(groups) // across)
     tall = 4.2 if chart.named else 3.1
     heights = [_height(chart, group) for _, group in groups] if across == 1 else [tall] * down
-    width = 10 if across == 1 else 1.5 + (6.2 if chart.named else 4.2) * across
+    alone = 12 if chart.marks["aside"].notna().any() else 10
+    width = alone if across == 1 else 1.5 + (6.2 if chart.named else 4.2) * across
     figure, panels = canvas(down, across, width, sum(heights) + 1.4, height_ratios=heights)
     for axes, (name, group) in zip(panels, groups, strict=False):
         axes.set_title(textwrap.fill(name, 110 // across, break_on_hyphens=False), fontsize=8, loc="left")
