@@ -74,10 +74,10 @@ def test_what_runs_again(project: Project) -> None:
     assert project.jobs(*TARGETS) == {"train": 1, "adapt": 3, **COLLECT}
     project.configure(GRID, quality=[ENTRY, BASE], perft=[ADAPTED])
     for name, expected in (
-        ("comparison/compare", {"collect_quality": 1}),
-        ("comparison/perft_summary", {"collect_perft": 1}),
-        ("model/adapters", {"adapt": 3, "collect_perft": 1}),
-        ("training/train", JOBS),
+        ("compare", {"collect_quality": 1}),
+        ("perft_summary", {"collect_perft": 1}),
+        ("adapters", {"adapt": 3, "collect_perft": 1}),
+        ("train", JOBS),
     ):
         path = project.folder / f"src/moe_routing_bench/quality/{name}.py"
         before = path.read_text()
