@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor
 
-from moe_routing_bench.figures import paper, perft
+from drawn import draw
+from moe_routing_bench.figures import paper
 from moe_routing_bench.grid.run_spec import VARIANTS, Adaptation, Run
 from moe_routing_bench.quality import adapt, adaptation_rows, adapters, evaluate, loop, perft_summary, run_rows, train
 from moe_routing_bench.report import trained_rules
@@ -297,7 +298,7 @@ def test_report_lists_adapters_by_loss() -> None:
 def test_figure_shows_means_with_intervals_against_both_counts(tmp_path: Path) -> None:
     """Raw loss in both panels; equal rows give equal files; it says when there is nothing to draw."""
     table = many_rows()
-    panels = perft.draw(table).axes
+    panels = draw("perft", table)[0].axes
     assert [axes.get_xlabel() for axes in panels] == ["trainable parameters", "trainable parameters that a token meets"]
     for axes, column in zip(panels, ("params", "active_params"), strict=True):
         for variant, container in zip(("E", "S"), axes.containers, strict=True):
@@ -309,7 +310,7 @@ def test_figure_shows_means_with_intervals_against_both_counts(tmp_path: Path) -
             half = stats.t.ppf(0.975, 2) * 0.1 / 3**0.5
             assert [end[1][1] - end[0][1] for end in bars.get_segments()] == pytest.approx([2 * half] * 3)
     for copy in "ab":
-        paper.save(perft.draw(table), tmp_path / f"{copy}.svg", tmp_path / f"{copy}.png")
+        paper.save(draw("perft", table)[0], tmp_path / f"{copy}.svg", tmp_path / f"{copy}.png")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     for nothing in (table.iloc[:0], table.assign(purpose="pilot")):
-        assert "no data" in "".join(text.get_text() for text in perft.draw(nothing).axes[0].texts)
+        assert "no data" in draw("perft", nothing)[1]
