@@ -157,6 +157,9 @@ def text_of(node):
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
+RUNS = ("run", "Popen", "check_output", "check_call", "call")  # of subprocess
+
+
 def without_encoding(source):
     """Lines of calls that read or write text in the encoding of the locale."""
     for node, name, of, words in calls(ast.parse(source)):
@@ -177,7 +180,8 @@ def without_encoding(source):
         elif name == "write_text" or name in ("TextIOWrapper", "FileHandler"):
             found = len(node.args) < 2 and "encoding" not in words
         else:
-            found = bool({"text", "universal_newlines"} & words.keys()) and "encoding" not in words
+            asked = [words[option] for option in ("text", "universal_newlines") if option in words]
+            found = name in RUNS and bool(asked) and "encoding" not in words
         if found:
             yield node.lineno
 

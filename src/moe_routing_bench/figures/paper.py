@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -19,15 +20,12 @@ from moe_routing_bench.figures import footer
 from moe_routing_bench.figures.chart import Chart
 from moe_routing_bench.figures.panels import marker, panel
 
+matplotlib.rcParams |= sns.axes_style("ticks", rc={"axes.grid": True, "grid.color": "0.9"})
 matplotlib.rcParams |= {
     "svg.hashsalt": "moe-routing-bench",  # ids are drawn from it, so that equal numbers give equal files
     "text.hinting": "none",  # letters as wide in pixels as in the layout, which is that of the SVG
     "font.size": 9,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+    "patch.force_edgecolor": False,
 }
 _LETTERS = 105  # in a line of what an empty figure says
 _ACROSS = {"lines": 3, "points": 2, "dots": 1, "bars": 1, "matrix": 1}
@@ -101,6 +99,7 @@ def _handles(chart: Chart) -> list[Line2D | Patch]:
 
 def _finished(figure: Figure, chart: Chart, title: str, source: str) -> Figure:
     """Title above, with a caution where times are of a CPU; below where the numbers come from, the chart's note, and what bars mean."""
+    sns.despine(figure)
     column, what = ("x_low", "lines at the ends of bars") if chart.kind == "bars" else ("low", "bars")
     known = chart.kind in ("bars", *_WITH_INTERVALS) and chart.marks[column].notna().any()
     said = f"{what}: 95 % confidence intervals of the medians" * bool(known and source == "measurements")

@@ -64,7 +64,7 @@ function limitOf(row) {
   const binds = (node ?? 0) > (row.roofline_us ?? 0) ? "node" : "roofline", us = Math.max(node ?? 0, row.roofline_us ?? 0);
   return {us, share: us / row.median_us, binds};
 }
-// Who is fastest in a cell, as the stored verdict says it: {names, said, told}. Two names where no verdict parts them.
+// Which is fastest in a cell, as the stored verdict says it: {names, said, told}. Two names where no verdict parts them.
 function winner(cell) {
   const [first, second] = ranked(cell);
   if (!second) return {names: [first.row.implementation], told: false, said: `${first.row.implementation} is the only implementation with a time`};
