@@ -29,7 +29,7 @@ def bind(
 
     The library allocates its results, so a bound `y` is not written.
     """
-    from grouped_mm_bf16 import grouped_mm  # pyright: ignore[reportMissingImports]
+    from grouped_mm_bf16 import grouped_mm  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
     ends, w13, w2 = offsets[1:], w13.transpose(1, 2), w2.transpose(1, 2)
 
