@@ -89,16 +89,16 @@ def listed(operation: str) -> tuple[Candidate, ...]:
 
 def ranked(operation: str) -> list[Candidate]:
     """Those of an operation's table that may be chosen, preferred first."""
-    return sorted((one for one in listed(operation) if one.rank is not None), key=lambda one: one.rank or 0)
+    return sorted((line for line in listed(operation) if line.rank is not None), key=lambda line: line.rank or 0)
 
 
 def chosen_by_name() -> list[str]:
     """The modules that the operators may choose: what measures operators depends on these, which no import shows."""
     return sorted(
-        one.place(operation)
+        candidate.place(operation)
         for operation in OPERATIONS
-        for one in ranked(operation)
-        if not one.quantised and one.backend != "torch"
+        for candidate in ranked(operation)
+        if not candidate.quantised and candidate.backend != "torch"
     )
 
 

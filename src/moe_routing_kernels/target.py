@@ -38,7 +38,7 @@ class Target(NamedTuple):
 
         An architecture that is not listed has the counts of the newest listed one before it. Raises `UserError` for any other name.
         """
-        known = [one for one in _DOCUMENTED if _capability(one) <= _capability(arch)]
+        known = [listed for listed in _DOCUMENTED if _capability(listed) <= _capability(arch)]
         if not known:
             raise bad("arch", arch, _NAMED)
         counts, shared, memory = _DOCUMENTED[max(known, key=_capability)]
@@ -76,8 +76,8 @@ _DOCUMENTED = {
 
 @functools.cache
 def _capability(arch: str) -> tuple[int, int]:
-    found = re.fullmatch(r"sm_([1-9]\d?)(\d)[af]?", arch) if isinstance(arch, str) else None
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.fullmatch(r"sm_([1-9]\d?)(\d)[af]?", arch) if isinstance(arch, str) else None
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 @functools.cache
@@ -96,9 +96,8 @@ def _of_device(index: int) -> Target:
 # Triton's interpreter runs kernels on a CPU, in the configurations that an H200 has.
 CPU = Target.of("sm_90a")._replace(vendor="", arch="cpu", memory=0)
 
-MEASURED = Target.of(
-    "sm_90a"
-)  # what the configurations of kernels were measured on: an H100 and an H200 have equal counts
+# What the configurations of kernels were measured on: an H100 and an H200 have equal counts.
+MEASURED = Target.of("sm_90a")
 
 
 def written_for(arch: str, target: Target | None) -> str | None:

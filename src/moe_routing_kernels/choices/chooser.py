@@ -53,9 +53,9 @@ def kernel(problem: Any, target: Target, trains: bool = False) -> ModuleType | N
     `trains`: that of a forward and a backward pass.
     """
     operation = _operation(problem)
-    for one in ranked(operation):
-        if _fits(one, problem, trains) and unmet(one.requires, target) is None:
-            module = importlib.import_module(one.place(operation))
+    for candidate in ranked(operation):
+        if _fits(candidate, problem, trains) and unmet(candidate.requires, target) is None:
+            module = importlib.import_module(candidate.place(operation))
             if reason(module, problem, target) is None:
                 return module
     return None
@@ -63,12 +63,14 @@ def kernel(problem: Any, target: Target, trains: bool = False) -> ModuleType | N
 
 def reasons(problem: Any, target: Target, trains: bool = False) -> dict[str, str | None]:
     """Why each candidate of a problem's operation cannot run it, preferred first; None for those that can."""
-    operation, found = _operation(problem), dict[str, str | None]()
-    for one in ranked(operation):
-        if _fits(one, problem, trains):
-            missing = unmet(one.requires, target)
-            found[one.name] = missing or reason(importlib.import_module(one.place(operation)), problem, target)
-    return found
+    operation, answers = _operation(problem), dict[str, str | None]()
+    for candidate in ranked(operation):
+        if _fits(candidate, problem, trains):
+            missing = unmet(candidate.requires, target)
+            answers[candidate.name] = missing or reason(
+                importlib.import_module(candidate.place(operation)), problem, target
+            )
+    return answers
 
 
 @dataclass(frozen=True)
@@ -87,16 +89,16 @@ def way(problem: Layer, target: Target, phase: str | None = None) -> Way | None:
     Where a kernel that is compiled ahead can run, no other is chosen: Triton compiles when it first sees a size, and was ahead by 0.3 %
     in one of the measured layers, and behind in the others. Raises `UserError` for a table that cannot be read.
     """
-    found: dict[str, tuple[Way, bool]] = {}
-    for one in ranked("layer"):
-        experts = _experts_of(one)
-        if experts is None or one.quantised or one.backend == "torch" or unmet(one.requires, target):
+    able: dict[str, tuple[Way, bool]] = {}
+    for candidate in ranked("layer"):
+        experts = _experts_of(candidate)
+        if experts is None or candidate.quantised or candidate.backend == "torch" or unmet(candidate.requires, target):
             continue
         module = importlib.import_module(experts.place("experts"))
         if reason(module, problem if experts.gathers else problem.experts, target) is None:
-            found[one.name] = Way(one.name, module, experts.gathers), experts.backend == "cute"
-    ahead = any(compiled for _, compiled in found.values())
-    ways = {name: one for name, (one, compiled) in found.items() if compiled or not ahead}
+            able[candidate.name] = Way(candidate.name, module, experts.gathers), experts.backend == "cute"
+    ahead = any(compiled for _, compiled in able.values())
+    ways = {name: option for name, (option, compiled) in able.items() if compiled or not ahead}
     name = fastest(_shape(problem, target), ways, phase)
     return None if name is None else ways[name]
 
@@ -111,24 +113,29 @@ def fastest(shape: Shape, able: Collection[str], phase: str | None = None) -> st
 
 def preferred(able: Collection[str], architecture: str) -> list[str]:
     """Those of `able` that are candidates, preferred first; on a GPU those that wait for it only where there is no other."""
-    found = [one for one in ranked("layer") if one.name in able]
-    names = [one.name for one in found if architecture == "cpu" or not one.waits]
-    return names or [one.name for one in found]
+    candidates = [candidate for candidate in ranked("layer") if candidate.name in able]
+    names = [candidate.name for candidate in candidates if architecture == "cpu" or not candidate.waits]
+    return names or [candidate.name for candidate in candidates]
 
 
 def _operation(problem: Any) -> str:
     return type(problem).__module__.rpartition(".")[2]
 
 
-def _fits(one: Candidate, problem: Any, trains: bool) -> bool:
+def _fits(candidate: Candidate, problem: Any, trains: bool) -> bool:
     """Whether a candidate is of kernels that take packed rows in formats like those of a problem."""
     quantised = isinstance(problem, Experts) and problem.quantised_weights is not None
-    return one.backend != "torch" and not one.gathers and one.trains == trains and bool(one.quantised) == quantised
+    return (
+        candidate.backend != "torch"
+        and not candidate.gathers
+        and candidate.trains == trains
+        and bool(candidate.quantised) == quantised
+    )
 
 
-def _experts_of(one: Candidate) -> Candidate | None:
+def _experts_of(layer: Candidate) -> Candidate | None:
     """The experts of a layer that an operator can run by themselves, with the pack before them or without it; None where it has none."""
-    name, fused = one.parts.get("experts"), one.parts.get("pack+experts")
+    name, fused = layer.parts.get("experts"), layer.parts.get("pack+experts")
     of_layer = (each for each in listed("experts") if each.name == name or f"experts.{each.module}" == fused)
     return next(of_layer, None)
 
