@@ -50,10 +50,12 @@ def summary(module: Path) -> str:
 def packages() -> str:
     """A line per package directly below one of the two that are installed."""
     folders = [folder.parent for package in PACKAGES for folder in sorted(package.glob("*/__init__.py"))]
-    return table([
-        {"package": f"`{folder.parent.name}/{folder.name}/`", "contents": summary(folder / "__init__.py")}
-        for folder in folders
-    ])  # fmt: skip
+    return table(
+        [
+            {"package": f"`{folder.parent.name}/{folder.name}/`", "contents": summary(folder / "__init__.py")}
+            for folder in folders
+        ]
+    )
 
 
 def cells() -> str:
@@ -80,10 +82,14 @@ def axes() -> str:
     for axis in (one for one in AXES.values() if one.scope != "config"):
         readers = [name for name, bench in BENCHES.items() if axis.universal or axis.name in bench.axes]
         choices = f": {', '.join(f'`{name}`' for name in axis.listed)}" if axis.choices else ""
-        lines.append({
-            "axis": f"`{axis.name}`", "meaning and values": f"{axis.summary}{choices}", "default": _default(axis),
-            "benches": "all" if readers == list(BENCHES) else ", ".join(readers),
-        })  # fmt: skip
+        lines.append(
+            {
+                "axis": f"`{axis.name}`",
+                "meaning and values": f"{axis.summary}{choices}",
+                "default": _default(axis),
+                "benches": "all" if readers == list(BENCHES) else ", ".join(readers),
+            }
+        )
     return table(lines)
 
 

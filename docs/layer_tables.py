@@ -50,7 +50,12 @@ def shape(row: pd.Series) -> str:
 def measured(phase: str) -> pd.DataFrame:
     """The rows of a phase with a time, but for those of `auto`, which are of one of the others."""
     rows = stored_tables.stored((DECODE if phase == "decode" else LAYERS) + "measurements.parquet")
-    return rows[(rows["bench"] == BENCH) & (rows["status"] == "ok") & (rows["implementation"] != AUTO) & (rows["phase"] == phase)]  # fmt: skip
+    return rows[
+        (rows["bench"] == BENCH)
+        & (rows["status"] == "ok")
+        & (rows["implementation"] != AUTO)
+        & (rows["phase"] == phase)
+    ]
 
 
 def chosen(cell: pd.DataFrame) -> str:
@@ -83,16 +88,23 @@ def layers(phase: str) -> str:
         if phase == "decode":
             line["of copy"] = percent(found.at[mine, "share_of_copy"])
         else:
-            line |= {"over dense products": digits(found.at[mine, "over_dense"]), "mJ per token": digits(found.at[mine, "energy_mj_per_token"])}  # fmt: skip
+            line |= {
+                "over dense products": digits(found.at[mine, "over_dense"]),
+                "mJ per token": digits(found.at[mine, "energy_mj_per_token"]),
+            }
         lines.append(line)
     shown = explained(table(sorted(lines, key=lambda line: (line["layer"], int(line["T"])))))
     return "\n".join([shown, *together(even(rows))])
 
 
 HEADLINE = {
-    "qwen3-30b-a3b": (4096, 16384), "qwen3-next-80b-a3b": (16384,), "olmoe-1b-7b": (16384,), "deepseek-v3": (8192,), "gpt-oss-120b": (16384,),
+    "qwen3-30b-a3b": (4096, 16384),
+    "qwen3-next-80b-a3b": (16384,),
+    "olmoe-1b-7b": (16384,),
+    "deepseek-v3": (8192,),
+    "gpt-oss-120b": (16384,),
     "mixtral-8x7b": (8192,),
-}  # fmt: skip
+}
 
 
 def headline() -> str:
@@ -102,10 +114,16 @@ def headline() -> str:
         cell = rows[(rows["model"] == model) & (rows["tokens"] == tokens)]
         assert cell["cell"].nunique() == 1, f"{model}, T={tokens}: not one cell"
         times, ours, fastest = cell.set_index("implementation"), chosen(cell), rivals(cell).idxmin()
-        lines.append({
-            "layer": model, "T": str(tokens), "`ops.layer`": time(times, ours), "fastest rival": f"{time(times, fastest)} (`{fastest}`)",
-            f"`{BASELINE}`": time(times, BASELINE), "speed-up over the rival": f"{digits(times.at[fastest, 'median_us'] / times.at[ours, 'median_us'])}x",
-        })  # fmt: skip
+        lines.append(
+            {
+                "layer": model,
+                "T": str(tokens),
+                "`ops.layer`": time(times, ours),
+                "fastest rival": f"{time(times, fastest)} (`{fastest}`)",
+                f"`{BASELINE}`": time(times, BASELINE),
+                "speed-up over the rival": f"{digits(times.at[fastest, 'median_us'] / times.at[ours, 'median_us'])}x",
+            }
+        )
     return "\n".join([explained(table(lines)), *together(rows), decoding("qwen3-30b-a3b")])
 
 
@@ -138,11 +156,21 @@ def together(rows: pd.DataFrame) -> list[str]:
     torch = stats.gmean([_over(cell, rivals(cell)[BASELINE]) for cell in cells])
     said = [f"Rivals: torch in every layer{''.join(f', `{name}` in {packages[name]}' for name in names)}."]
     if set(rows["phase"]) == {"decode"} and set(names) <= set(TRAINERS):
-        said.append(f"{row_groups.words([f'`{name}`' for name in names])} is a library made for training, so no lead over what people run to decode follows from these rows." if names else "So no lead over what people run to decode follows from these rows.")  # fmt: skip
+        said.append(
+            f"{row_groups.words([f'`{name}`' for name in names])} is a library made for training, so no lead over what people run to decode follows from these rows."
+            if names
+            else "So no lead over what people run to decode follows from these rows."
+        )
     else:
         wide = [one for one, names_there in zip(ahead, others, strict=True) if names_there]
-        over = f"; over the {len(wide)} with another rival than torch {digits(stats.gmean(wide))}x" if 1 < len(wide) < len(ahead) else ""  # fmt: skip
-        said.append(f"Speed-up of what `auto` runs, geometric mean over {count(len(cells), 'layer')} with even loads: {digits(stats.gmean(ahead))}x the fastest rival (least {digits(min(ahead))}x){over}; {digits(torch)}x `{BASELINE}`.")  # fmt: skip
+        over = (
+            f"; over the {len(wide)} with another rival than torch {digits(stats.gmean(wide))}x"
+            if 1 < len(wide) < len(ahead)
+            else ""
+        )
+        said.append(
+            f"Speed-up of what `auto` runs, geometric mean over {count(len(cells), 'layer')} with even loads: {digits(stats.gmean(ahead))}x the fastest rival (least {digits(min(ahead))}x){over}; {digits(torch)}x `{BASELINE}`."
+        )
     said += _absent(rows)
     doubted = sum(bool((cell["suspect"] == True).any()) for cell in cells)  # noqa: E712
     if doubted:
@@ -189,7 +217,11 @@ def all_layers() -> str:
         best, found = cell["median_us"].min(), cell.set_index("implementation")
         for _, row in cell.sort_values("median_us").iterrows():
             line = {"layer": row["model"], "T": str(row["tokens"]), "implementation": f"`{row['implementation']}`"}
-            line |= {"version": "–" if pd.isna(row["implementation_version"]) else row["implementation_version"], "µs": time(found, row["implementation"]), "over the fastest": digits(row["median_us"] / best)}  # fmt: skip
+            line |= {
+                "version": "–" if pd.isna(row["implementation_version"]) else row["implementation_version"],
+                "µs": time(found, row["implementation"]),
+                "over the fastest": digits(row["median_us"] / best),
+            }
             line |= {
                 "over dense products": digits(row["over_dense"]),
                 "mJ per token": digits(row["energy_mj_per_token"]),
@@ -199,8 +231,16 @@ def all_layers() -> str:
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
-    "stored-layers": partial(stored_cells, LAYERS + "measurements.parquet"), "stored-decode": partial(stored_cells, DECODE + "measurements.parquet"),
-    "headline": headline, "layers": partial(layers, "prefill"), "all-layers": all_layers, "decode": partial(layers, "decode"),
-    "training": partial(others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")),
-    "models": partial(others, MODEL, ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm", "ops")),
-}  # fmt: skip
+    "stored-layers": partial(stored_cells, LAYERS + "measurements.parquet"),
+    "stored-decode": partial(stored_cells, DECODE + "measurements.parquet"),
+    "headline": headline,
+    "layers": partial(layers, "prefill"),
+    "all-layers": all_layers,
+    "decode": partial(layers, "decode"),
+    "training": partial(
+        others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")
+    ),
+    "models": partial(
+        others, MODEL, ("transformers_eager", "transformers_batched_mm", "transformers_grouped_mm", "ops")
+    ),
+}

@@ -64,10 +64,18 @@ def seed_ratios() -> str:
     for seeds, which, where, slower, faster in RATIOS:
         found = [ratio for seed in seeds for ratio in ratios(seed, where, slower, faster)]
         time, unit = (", ".join(f"`{name}`" for name in ways) for ways in (slower, faster))
-        lines.append({
-            "seed": ", ".join(seeds), "rows": which, "time of": time, "over that of": unit, "comparisons": str(len(found)),
-            "geometric mean (least to most)": ranged(stats.gmean(found), pd.Series(found)) if len(found) > 1 else digits(found[0]),
-        })  # fmt: skip
+        lines.append(
+            {
+                "seed": ", ".join(seeds),
+                "rows": which,
+                "time of": time,
+                "over that of": unit,
+                "comparisons": str(len(found)),
+                "geometric mean (least to most)": ranged(stats.gmean(found), pd.Series(found))
+                if len(found) > 1
+                else digits(found[0]),
+            }
+        )
     return table(lines)
 
 
@@ -77,13 +85,17 @@ _SOFTWARE = re.compile(r", driver [^,]*, torch [^,]*, triton [^,]*, nvidia-cutla
 def seed_runs() -> str:
     """A line per stored run: the card, commit, day and cells of its rows. Manifests have the software."""
     folders = sorted(RESULTS.parent.glob("nvidia-h200.seed-*"))
-    return table([
-        {
-            "seed": folder.name.partition("seed-")[2],
-            "rows of": _SOFTWARE.sub("", stored_cells(f"../{folder.name}/measurements.parquet")).strip().removesuffix("."),
-        }
-        for folder in folders
-    ])  # fmt: skip
+    return table(
+        [
+            {
+                "seed": folder.name.partition("seed-")[2],
+                "rows of": _SOFTWARE.sub("", stored_cells(f"../{folder.name}/measurements.parquet"))
+                .strip()
+                .removesuffix("."),
+            }
+            for folder in folders
+        ]
+    )
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {"seed-runs": seed_runs, "seed-ratios": seed_ratios}

@@ -163,7 +163,10 @@ def stream_shares() -> str:
             line = {"bench": bench, "format": form, "k": str(top_k), "cells": str(found["cell"].nunique())}
             for way in ("cute", "triton"):
                 mine = found[found["implementation"] == way]
-                line |= {f"{way}, of the stream": _span(mine["share_of_stream"]), f"{way}, of one as short": _span(mine["share_of_short_stream"])}  # fmt: skip
+                line |= {
+                    f"{way}, of the stream": _span(mine["share_of_stream"]),
+                    f"{way}, of one as short": _span(mine["share_of_short_stream"]),
+                }
             lines.append(line)
     return table(lines)
 
@@ -178,11 +181,18 @@ def ceilings() -> str:
     rows = stored("ceilings.csv")
     kind = rows["kind"].where(rows["kind"] != "stream", rows["reads"].astype(str) + ":" + rows["writes"].astype(str))
     best = rows.assign(kind=kind).pivot_table(index="buffer_gib", columns="kind", values="gb_per_s", aggfunc="max")
-    names = {"copy": "copy", "fill": "fill", "1:0": "read only", **{mix: mix for mix in ("8:1", "2:1", "1:1", "1:2", "1:8")}}  # fmt: skip
-    return table([
-        {"buffer": f"{size:g} GiB"} | {heading: f"{row[name]:.0f}" for name, heading in names.items()}
-        for size, row in best.iterrows()
-    ])  # fmt: skip
+    names = {
+        "copy": "copy",
+        "fill": "fill",
+        "1:0": "read only",
+        **{mix: mix for mix in ("8:1", "2:1", "1:1", "1:2", "1:8")},
+    }
+    return table(
+        [
+            {"buffer": f"{size:g} GiB"} | {heading: f"{row[name]:.0f}" for name, heading in names.items()}
+            for size, row in best.iterrows()
+        ]
+    )
 
 
 def backward() -> str:
@@ -193,26 +203,39 @@ def backward() -> str:
     for direction in ("pack", "pack_backward", "combine", "combine_backward"):
         for top_k in (2, 8):
             found = rows[(rows["direction"] == direction) & (rows["top_k"] == top_k)].set_index("implementation")
-            lines.append({
-                "direction": direction.replace("_", ", "), "k": str(top_k), "triton": digits(found.at["triton", "us"]),
-                "share of a copy": percent(found.at["triton", "share_of_copy"]),
-                "torch": digits(found["us"].get("torch", np.nan)),
-            })  # fmt: skip
+            lines.append(
+                {
+                    "direction": direction.replace("_", ", "),
+                    "k": str(top_k),
+                    "triton": digits(found.at["triton", "us"]),
+                    "share of a copy": percent(found.at["triton", "share_of_copy"]),
+                    "torch": digits(found["us"].get("torch", np.nan)),
+                }
+            )
     return table(lines)
 
 
 def profiled() -> str:
     """What Nsight Compute counted, one line per kernel; for pack at T=16384 with k of 1, 2 and 8."""
-    return table([
-        {
-            "bench": f"{row.bench}, {row.implementation}", "form": "–" if pd.isna(row.form) else row.form,
-            "T": str(row.tokens), "H": "–" if pd.isna(row.hidden) else f"{row.hidden:.0f}", "E": str(row.experts), "k": str(row.top_k),
-            "µs": digits(row.duration_us), "DRAM read, MB": f"{row.dram_read_mb:.0f}", "written, MB": f"{row.dram_write_mb:.0f}",
-            "DRAM, of peak": f"{row.dram_percent_of_peak:.0f} %", "L2, of peak": f"{row.l2_percent_of_peak:.0f} %",
-        }
-        for row in stored("ncu.csv").itertuples()
-        if row.bench != "pack" or (row.tokens == 16384 and row.top_k != 4)
-    ])  # fmt: skip
+    return table(
+        [
+            {
+                "bench": f"{row.bench}, {row.implementation}",
+                "form": "–" if pd.isna(row.form) else row.form,
+                "T": str(row.tokens),
+                "H": "–" if pd.isna(row.hidden) else f"{row.hidden:.0f}",
+                "E": str(row.experts),
+                "k": str(row.top_k),
+                "µs": digits(row.duration_us),
+                "DRAM read, MB": f"{row.dram_read_mb:.0f}",
+                "written, MB": f"{row.dram_write_mb:.0f}",
+                "DRAM, of peak": f"{row.dram_percent_of_peak:.0f} %",
+                "L2, of peak": f"{row.l2_percent_of_peak:.0f} %",
+            }
+            for row in stored("ncu.csv").itertuples()
+            if row.bench != "pack" or (row.tokens == 16384 and row.top_k != 4)
+        ]
+    )
 
 
 def stored_cells(name: str = "measurements.parquet") -> str:
@@ -240,11 +263,17 @@ def platforms() -> str:
     for bench, cells in best.groupby("bench", sort=False):
         over = 1 / cute.loc[cute["bench"] == bench, ["ratio", "ceiling"]]
         same, told = versus.agreement(cells)
-        lines.append({
-            "bench": f"`{bench}`", "cells": str(len(cells)), "the same has the lowest time": str(int(same.sum())),
-            "both runs tell it from the next": str(int((same & told).sum())), "both tell different ones": str(int((~same & told).sum())),
-            "cute, H100 over H200": ranged(over["ratio"].median(), over["ratio"]), "its floor": ranged(over["ceiling"].median(), over["ceiling"]),
-        })  # fmt: skip
+        lines.append(
+            {
+                "bench": f"`{bench}`",
+                "cells": str(len(cells)),
+                "the same has the lowest time": str(int(same.sum())),
+                "both runs tell it from the next": str(int((same & told).sum())),
+                "both tell different ones": str(int((~same & told).sum())),
+                "cute, H100 over H200": ranged(over["ratio"].median(), over["ratio"]),
+                "its floor": ranged(over["ceiling"].median(), over["ceiling"]),
+            }
+        )
     return table(lines)
 
 
@@ -264,7 +293,19 @@ def repeat(name: str = "repeat.csv") -> str:
             "rows": str(len(found)),
             "cells": str(found["cell"].nunique()),
         }
-        lines.append(named | {head: f"{100 * value:.2f} %" for head, value in (("within 0.5 %", (gap <= 0.005).mean()), ("within 2 %", (gap <= 0.02).mean()), ("median", gap.median()), ("95th percentile", gap.quantile(0.95)), ("maximum", gap.max()))})  # fmt: skip
+        lines.append(
+            named
+            | {
+                head: f"{100 * value:.2f} %"
+                for head, value in (
+                    ("within 0.5 %", (gap <= 0.005).mean()),
+                    ("within 2 %", (gap <= 0.02).mean()),
+                    ("median", gap.median()),
+                    ("95th percentile", gap.quantile(0.95)),
+                    ("maximum", gap.max()),
+                )
+            }
+        )
     return table(lines)
 
 
@@ -302,13 +343,16 @@ def stages() -> str:
         assert rows.index.is_unique, f"{bench}, {shape}: more than one cell"
         cute, rivals = rows.loc["cute"], rows.loc[~rows.index.isin(origins.ours(bench)), "median_us"]
         fastest = rivals.idxmin()
-        lines.append({
-            "stage": "all four in a row" if bench == "routing" else bench, "shape": shape,
-            **{way: time(rows, way, " µs") for way in WAYS},
-            **{name: time(rows, way, " µs") for way, name in PEERS.items()},
-            "cute, share of the copy bandwidth": percent(cute["share_of_copy"]),
-            "cute, against the fastest rival": f"{digits(rivals[fastest] / cute['median_us'])}x ({PEERS.get(fastest, f'`{fastest}`')})",
-        })  # fmt: skip
+        lines.append(
+            {
+                "stage": "all four in a row" if bench == "routing" else bench,
+                "shape": shape,
+                **{way: time(rows, way, " µs") for way in WAYS},
+                **{name: time(rows, way, " µs") for way, name in PEERS.items()},
+                "cute, share of the copy bandwidth": percent(cute["share_of_copy"]),
+                "cute, against the fastest rival": f"{digits(rivals[fastest] / cute['median_us'])}x ({PEERS.get(fastest, f'`{fastest}`')})",
+            }
+        )
     absent = {name for name in PEERS.values() if all(line[name] == "–" for line in lines)}
     return explained(table([{name: value for name, value in line.items() if name not in absent} for line in lines]))
 
@@ -352,12 +396,25 @@ def choices() -> str:
     """What `auto` chooses for every stored layer with a regret, and the regret; under it the means and the worst of all stored layers."""
     found = table_of_choices.load()
     lines = regret.lines(found, found)
-    chosen = table([
-        {"cell": line.entry.label + (" (suspect)" if line.suspect else ""), "best candidate": f"`{line.best_own}`", "best measured": f"`{line.best}`"}
-        | {title: text for kind, one in zip(regret.KINDS, line.choices, strict=True) for title, text in ((f"{kind}: chosen", f"`{one.name}`"), (f"{kind}: regret", f"{one.own:.1%} ({one.all:.1%})"))}
-        for line in lines
-        if any(max(choice.own, choice.all) >= 0.0005 for choice in line.choices)
-    ])  # fmt: skip
+    chosen = table(
+        [
+            {
+                "cell": line.entry.label + (" (suspect)" if line.suspect else ""),
+                "best candidate": f"`{line.best_own}`",
+                "best measured": f"`{line.best}`",
+            }
+            | {
+                title: text
+                for kind, one in zip(regret.KINDS, line.choices, strict=True)
+                for title, text in (
+                    (f"{kind}: chosen", f"`{one.name}`"),
+                    (f"{kind}: regret", f"{one.own:.1%} ({one.all:.1%})"),
+                )
+            }
+            for line in lines
+            if any(max(choice.own, choice.all) >= 0.0005 for choice in line.choices)
+        ]
+    )
     said = [f"{one.what}: mean {one.mean:.1%}, worst {one.worst:.1%}" for one in regret.summaries(lines)]
     fixed = regret.always(lines)[0]
     return (
@@ -395,14 +452,21 @@ def bars(lines: Sequence[BarLine]) -> str:
 
     Reports have the best cell, how cells of a mean differ, and means with suspect cells, too.
     """
-    return table([
-        {
-            "what": line.what, "bar (stretch)": _mean(line.bar + (f" ({line.stretch})" if line.stretch != "–" else "")),
-            "measured": _mean(_ELSEWHERE.sub("", _ALONE.sub("", line.measured) if line.cells == "1 of 1" else line.measured)),
-            "cells": line.cells + (f"; left out: {line.left_out}" if line.left_out != "–" else ""), "run": line.where or "–", "verdict": line.verdict,
-        }
-        for line in lines
-    ])  # fmt: skip
+    return table(
+        [
+            {
+                "what": line.what,
+                "bar (stretch)": _mean(line.bar + (f" ({line.stretch})" if line.stretch != "–" else "")),
+                "measured": _mean(
+                    _ELSEWHERE.sub("", _ALONE.sub("", line.measured) if line.cells == "1 of 1" else line.measured)
+                ),
+                "cells": line.cells + (f"; left out: {line.left_out}" if line.left_out != "–" else ""),
+                "run": line.where or "–",
+                "verdict": line.verdict,
+            }
+            for line in lines
+        ]
+    )
 
 
 _ALONE = re.compile(r" in the geometric mean; worst: .*")
@@ -433,11 +497,23 @@ def products() -> str:
     best = (
         rows.pivot_table(index=axes, columns=["kernel", "product"], values="us", aggfunc="min").dropna().reset_index()
     )
-    return table([
-        {SYMBOLS[axis]: str(line[(axis, "")]) for axis in axes}
-        | {f"{product}, {kernel}": digits(line[(kernel, product)]) for product, kernel in (("up", "cute"), ("up", "quack"), ("up, gathered", "cute"), ("up, gathered", "quack"), ("down", "cute"), ("down", "quack"))}
-        for line in best.to_dict("records")
-    ])  # fmt: skip
+    return table(
+        [
+            {SYMBOLS[axis]: str(line[(axis, "")]) for axis in axes}
+            | {
+                f"{product}, {kernel}": digits(line[(kernel, product)])
+                for product, kernel in (
+                    ("up", "cute"),
+                    ("up", "quack"),
+                    ("up, gathered", "cute"),
+                    ("up, gathered", "quack"),
+                    ("down", "cute"),
+                    ("down", "quack"),
+                )
+            }
+            for line in best.to_dict("records")
+        ]
+    )
 
 
 def few_rows() -> str:
@@ -454,7 +530,11 @@ def few_rows() -> str:
         }
         for product in ("up", "down"):
             one = found[found["product"] == product].iloc[0]
-            line |= {product: digits(one["us"]), f"{product}, GB/s of weights": f"{one['weights_gb_per_s']:.0f}", f"{product}, tile": f"{one['tile_rows']} x {one['tile_columns']}"}  # fmt: skip
+            line |= {
+                product: digits(one["us"]),
+                f"{product}, GB/s of weights": f"{one['weights_gb_per_s']:.0f}",
+                f"{product}, tile": f"{one['tile_rows']} x {one['tile_columns']}",
+            }
         lines.append(line)
     return table(lines)
 
@@ -500,7 +580,10 @@ def withdrawn() -> str:
     """What a capacity seemed to cost in the runs that validated by domain, and what the same rule and factor cost in runs with mixed batches."""
     by_domain = capacity.limited(run_rows.read(RESULTS / "quality.parquet").to_pandas()).query("label == 'e8'")
     mixed = capacity.lost(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())
-    first, second = (rows.query(f"contestant == 'softk' and capacity_factor == 1.25 and way == '{capacity.TRAINED}'") for rows in (by_domain, mixed))  # fmt: skip
+    first, second = (
+        rows.query(f"contestant == 'softk' and capacity_factor == 1.25 and way == '{capacity.TRAINED}'")
+        for rows in (by_domain, mixed)
+    )
     assert not len(compare.with_mixed_batches(by_domain)) and len(first) and len(second)
     return (
         f"Everything on capacity and drops from these runs is {compare.WITHDRAWN}: a factor of 1.25 seemed to cost `softk` {significant(first['lost'].mean(), 3)} bits "
@@ -522,21 +605,48 @@ _GATE = "router == 'softmax_topk_renorm' and top_k == 8"
 _PERMUTE = "layout == 'compact' and top_k == 8 and experts == 128"
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "stored-cells": stored_cells,
-    "stored-training": partial(stored_cells, TRAINING + "measurements.parquet"), "stored-model": partial(stored_cells, MODEL + "measurements.parquet"),
-    "stored-quantised": partial(stored_cells, QUANTISED + "measurements.parquet"), "quantised": partial(quantised, QUANTISED),
-    "stored-quantised-decode": partial(stored_cells, QUANTISED_DECODE + "measurements.parquet"), "quantised-decode": partial(quantised, QUANTISED_DECODE),
-    "stored-quantised-floats": partial(stored_cells, QUANTISED_FLOATS + "measurements.parquet"), "quantised-floats": partial(quantised, QUANTISED_FLOATS, FLOAT_WAYS),
+    "stored-training": partial(stored_cells, TRAINING + "measurements.parquet"),
+    "stored-model": partial(stored_cells, MODEL + "measurements.parquet"),
+    "stored-quantised": partial(stored_cells, QUANTISED + "measurements.parquet"),
+    "quantised": partial(quantised, QUANTISED),
+    "stored-quantised-decode": partial(stored_cells, QUANTISED_DECODE + "measurements.parquet"),
+    "quantised-decode": partial(quantised, QUANTISED_DECODE),
+    "stored-quantised-floats": partial(stored_cells, QUANTISED_FLOATS + "measurements.parquet"),
+    "quantised-floats": partial(quantised, QUANTISED_FLOATS, FLOAT_WAYS),
     "choices": choices,
     "routing-bars": lambda: bars(routing_lines()),
-    "bars": lambda: bars(layer_lines()), "format-bars": lambda: bars(format_bars.lines(runs(), matrices(), absent=True)),
-    "formats-in-models": formats_in_models, "products": products, "few-rows": few_rows, "stages": stages, "quality": quality, "quality-told": told_apart, "quality-withdrawn": withdrawn, "ceilings": ceilings,
-    "cute-against-others": cute_against_others, "stream-shares": stream_shares, "backward": backward, "profiled": profiled, "repeat": repeat, "repeat-published": partial(repeat, PUBLISHED), "repeatability": repeatability,
-    "platforms": platforms, "stored-h100": partial(stored_cells, H100 + "measurements.parquet"),
+    "bars": lambda: bars(layer_lines()),
+    "format-bars": lambda: bars(format_bars.lines(runs(), matrices(), absent=True)),
+    "formats-in-models": formats_in_models,
+    "products": products,
+    "few-rows": few_rows,
+    "stages": stages,
+    "quality": quality,
+    "quality-told": told_apart,
+    "quality-withdrawn": withdrawn,
+    "ceilings": ceilings,
+    "cute-against-others": cute_against_others,
+    "stream-shares": stream_shares,
+    "backward": backward,
+    "profiled": profiled,
+    "repeat": repeat,
+    "repeat-published": partial(repeat, PUBLISHED),
+    "repeatability": repeatability,
+    "platforms": platforms,
+    "stored-h100": partial(stored_cells, H100 + "measurements.parquet"),
     "gate-times": partial(times, "gate", ("dtype", "tokens"), f"{_GATE} and experts == 128", (*WAYS, "quack")),
     "gate-experts": partial(times, "gate", ("dtype", "experts"), f"{_GATE} and tokens == 16384", (*WAYS, "quack")),
     "rule-times": partial(times, "gate", ("router",), "tokens == 16384 and experts == 256 and top_k == 8"),
-    "router-times": partial(times, "router", ("experts", "hidden", "tokens"), "dtype == 'bf16'", ("torch", "matmul_cute", "triton", "cute")),
+    "router-times": partial(
+        times, "router", ("experts", "hidden", "tokens"), "dtype == 'bf16'", ("torch", "matmul_cute", "triton", "cute")
+    ),
     "permute-times": partial(times, "permute", ("tokens",), _PERMUTE),
     "routing-times": partial(times, "routing", ("tokens",), "hidden == 2048 and experts == 128 and model.isna()"),
-    "fp8-times": partial(times, "pack", ("format",), "format in ('fp8_row', 'fp8_block128')", ("torch", "torch_compile", "triton", "cute")),
-}  # fmt: skip
+    "fp8-times": partial(
+        times,
+        "pack",
+        ("format",),
+        "format in ('fp8_row', 'fp8_block128')",
+        ("torch", "torch_compile", "triton", "cute"),
+    ),
+}

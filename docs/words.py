@@ -18,7 +18,17 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 RULES = ROOT / "docs/words.toml"
 DOCUMENTS = ("*.md", "docs/*.md", "config/README.md", "examples/*/README.md", "src/*/README.md", ".github/**/*.md")
-CODE = ("src/**/*.py", "docs/*.py", "examples/**/*.py", "workflow/**/*.smk", "workflow/**/*.sh", "workflow/**/*.py", "config/**/*.yaml", "Makefile", "Snakefile")  # fmt: skip
+CODE = (
+    "src/**/*.py",
+    "docs/*.py",
+    "examples/**/*.py",
+    "workflow/**/*.smk",
+    "workflow/**/*.sh",
+    "workflow/**/*.py",
+    "config/**/*.yaml",
+    "Makefile",
+    "Snakefile",
+)
 NOT_PROSE = re.compile(r"^ *```.*?^ *```|`[^`\n]+`|\]\([^)]*\)|https?://\S+", re.M | re.S)
 COMMENT = re.compile(r"(?:^|\s)#+ ?(.*)$")
 

@@ -32,9 +32,16 @@ def printed(page: Path, folder: Path) -> list[Page]:
     """The pages that `page` prints on, its scripts run; `folder` is for the profile and the PDF."""
     out = folder / "printed.pdf"
     command = [
-        browser(), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=3000",
-        "--no-pdf-header-footer", f"--print-to-pdf={out}", page.as_uri(),
-    ]  # fmt: skip
+        browser(),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={folder / 'profile'}",
+        "--virtual-time-budget=3000",
+        "--no-pdf-header-footer",
+        f"--print-to-pdf={out}",
+        page.as_uri(),
+    ]
     subprocess.run(command, capture_output=True, timeout=120, check=True)
     objects = {int(number): body for number, body in _OBJECT.findall(out.read_bytes())}
     return [_page(body, objects) for body in objects.values() if re.search(rb"/Type /Page\b", body)]

@@ -14,13 +14,34 @@ from moe_routing_bench.figures import FIGURES
 
 ROOT = Path(__file__).parents[1]
 SMALL = {
-    "check_seeds": 1, "warmup_ms": 1, "interval_us": 50, "samples_per_block": 1, "settle_blocks": 2, "min_blocks": 3,
-    "max_blocks": 4, "max_seconds": 0.05, "wall_calls": 1,
-}  # fmt: skip
+    "check_seeds": 1,
+    "warmup_ms": 1,
+    "interval_us": 50,
+    "samples_per_block": 1,
+    "settle_blocks": 2,
+    "min_blocks": 3,
+    "max_blocks": 4,
+    "max_seconds": 0.05,
+    "wall_calls": 1,
+}
 GRID = [
-    {"benches": ["pack", "combine"], "implementations": ["torch"], "tokens": [64, 128], "hidden": [64], "experts": [4], "top_k": [2]},
-    {"benches": ["gate", "routing"], "implementations": ["torch"], "tokens": [64], "hidden": [64], "experts": [4], "top_k": [2]},
-]  # fmt: skip
+    {
+        "benches": ["pack", "combine"],
+        "implementations": ["torch"],
+        "tokens": [64, 128],
+        "hidden": [64],
+        "experts": [4],
+        "top_k": [2],
+    },
+    {
+        "benches": ["gate", "routing"],
+        "implementations": ["torch"],
+        "tokens": [64],
+        "hidden": [64],
+        "experts": [4],
+        "top_k": [2],
+    },
+]
 CELLS = {"pack": 2, "combine": 2, "gate": 1, "routing": 1}
 DRAWN = sum(figure.source == "measurements" for figure in FIGURES.values())  # the small grid trains nothing
 SHOWN = ("pareto", "speedup", "load_cv")  # the figures of runs whose jobs are counted: some that are drawn fast
@@ -38,8 +59,12 @@ class Project:
     def create(cls, folder: Path) -> "Project":
         """Copy what git would publish (tracked files, and new ones that are not ignored), compiled as far as it is here, and give it the small grid."""
         listed = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-        )  # fmt: skip
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         for name in filter(None, listed.stdout.split("\0")):
             if (ROOT / name).is_file() and not name.startswith(("results/", "reports/")):
                 compiled = [cache_from_source(name)] if name.startswith("src/") and name.endswith(".py") else []
@@ -77,7 +102,9 @@ class Project:
     def run(self, *command: str | Path, check: bool = True, forked: bool = False) -> subprocess.CompletedProcess:
         """A command of the environment, as users start it or as a fork, with the copy's sources first."""
         environment = forks.environment(self.folder / "src", forked=forked)
-        done = subprocess.run(list(map(str, command)), cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300)  # fmt: skip
+        done = subprocess.run(
+            list(map(str, command)), cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300
+        )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 

@@ -10,9 +10,15 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Cell
 
 SMALL = {
-    "shared_expert_intermediate_size": 40, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 48, "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
-}  # fmt: skip
+    "shared_expert_intermediate_size": 40,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+}
 NAMES = tuple(name for name in ARCHITECTURES if name)
 
 

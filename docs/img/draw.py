@@ -114,7 +114,11 @@ def row_maps() -> str:
     parts = [text(60, 20, "topk_ids", 12)]
     for (token, choice), expert in np.ndenumerate(IDS):
         parts.append(box(15 + 45 * choice, 30 + 22 * token, 45, 22, COLOURS[expert], f"{token}.{choice} e{expert}"))
-    for left, known in zip((160, 340, 540), (("compact", "compact", None), ("padded, capacity 5", "padded", 1.25), ("blocks of 4", "block4", None)), strict=True):  # fmt: skip
+    for left, known in zip(
+        (160, 340, 540),
+        (("compact", "compact", None), ("padded, capacity 5", "padded", 1.25), ("blocks of 4", "block4", None)),
+        strict=True,
+    ):
         parts += stack(*known, left)
     return svg(720, 400, parts)
 

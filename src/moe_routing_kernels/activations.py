@@ -31,14 +31,16 @@ class Activation:
     biased: bool = False
 
 
-_NAMED: Mapping[str, Activation] = MappingProxyType({
-    "swiglu": Activation("sigmoid"),
-    "geglu": Activation("gelu"),
-    "relu2": Activation("relu2", gated=False),
-    # of gpt-oss's modeling file in transformers
-    "swiglu_oai": Activation("sigmoid", 1.702, 7.0, 1.0, biased=True),
-    "swiglu_oai_unbiased": Activation("sigmoid", 1.702, 7.0, 1.0),
-})  # fmt: skip
+_NAMED: Mapping[str, Activation] = MappingProxyType(
+    {
+        "swiglu": Activation("sigmoid"),
+        "geglu": Activation("gelu"),
+        "relu2": Activation("relu2", gated=False),
+        # of gpt-oss's modeling file in transformers
+        "swiglu_oai": Activation("sigmoid", 1.702, 7.0, 1.0, biased=True),
+        "swiglu_oai_unbiased": Activation("sigmoid", 1.702, 7.0, 1.0),
+    }
+)
 ACTIVATIONS = tuple(_NAMED)
 LIMITED = "swiglu_limit<number>"  # how the names that `LIMITS` matches are written in messages
 # A number above zero in its only spelling: no sign, exponent, leading zero or trailing zero; at most six digits on either side of the point.

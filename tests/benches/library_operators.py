@@ -124,29 +124,41 @@ def _multiply_fp8(x, weights, scales, weight_scales, sizes) -> Tensor:
 
 VLLM = SimpleNamespace(
     topk_softmax=lambda w, i, source, logits, renormalize, bias, padding: _softmax(w, i, logits, renormalize, bias),
-    topk_sigmoid=lambda w, i, source, logits, renormalize, bias, scale, padding: _scored(w, i, logits.float().sigmoid(), renormalize, scale, bias),
+    topk_sigmoid=lambda w, i, source, logits, renormalize, bias, scale, padding: _scored(
+        w, i, logits.float().sigmoid(), renormalize, scale, bias
+    ),
     topk_softplus_sqrt=lambda w, i, source, logits, renormalize, scale, bias, ids, table, padding: _scored(
         w, i, torch.nn.functional.softplus(logits.float()).sqrt(), renormalize, scale, bias
     ),
-    grouped_topk=lambda logits, groups, keep, k, renormalize, scale, bias, scoring: _grouped(logits, bias, groups, keep, k, scale),
+    grouped_topk=lambda logits, groups, keep, k, renormalize, scale, bias, scoring: _grouped(
+        logits, bias, groups, keep, k, scale
+    ),
     moe_permute_sort_workspace_size=lambda rows, experts: 8 * rows + experts,
     moe_prepare_scatter=_prepare_scatter,
     moe_permute_with_scratch=_permute,
     moe_unpermute=_unpermute,
-    moe_align_block_size=lambda ids, experts, block, order, blocks, total, expert_map, scatter: _align(ids, experts, block, order, blocks, total),
+    moe_align_block_size=lambda ids, experts, block, order, blocks, total, expert_map, scatter: _align(
+        ids, experts, block, order, blocks, total
+    ),
     moe_wna16_marlin_gemm=marlin_gemm,
     shuffle_rows=_shuffle,
-)  # fmt: skip
+)
 SGLANG = SimpleNamespace(
     topk_softmax=lambda w, i, logits, renormalize, cap, bias: _softmax(w, i, logits, renormalize, bias),
-    topk_sigmoid=lambda w, i, logits, renormalize, bias: _scored(w, i, logits.float().sigmoid(), renormalize, 1.0, bias),
-    moe_fused_gate=lambda logits, bias, groups, keep, k, shared, scale, apply: _grouped(logits, bias, groups, keep, k, scale),
+    topk_sigmoid=lambda w, i, logits, renormalize, bias: _scored(
+        w, i, logits.float().sigmoid(), renormalize, 1.0, bias
+    ),
+    moe_fused_gate=lambda logits, bias, groups, keep, k, shared, scale, apply: _grouped(
+        logits, bias, groups, keep, k, scale
+    ),
     kimi_k2_moe_fused_gate=lambda logits, bias, k, renormalize, scale, apply: _grouped(logits, bias, 1, 1, k, scale),
-    moe_align_block_size=lambda ids, experts, block, order, blocks, total, sums, pad: _align(ids, experts - 1, block, order, blocks, total),
+    moe_align_block_size=lambda ids, experts, block, order, blocks, total, sums, pad: _align(
+        ids, experts - 1, block, order, blocks, total
+    ),
     prepare_moe_input=_prepare_moe_input,
     shuffle_rows=_shuffle,
     apply_shuffle_mul_sum=_shuffle_sum,
-)  # fmt: skip
+)
 MSLK = SimpleNamespace(
     bf16bf16bf16_grouped_stacked=_multiply,
     preshuffle_i4=_preshuffle,

@@ -55,8 +55,28 @@ def weights(kind: int, words: Tensor, scales: Tensor, zeros: Tensor | None, colu
 
 
 def marlin_gemm(
-    a, c, words, bias, scales, a_scales, whole, zeros, locks, order, blocks, total, weight, block, k, weighted, kind, m, n, depth, *how
-) -> Tensor:  # fmt: skip
+    a,
+    c,
+    words,
+    bias,
+    scales,
+    a_scales,
+    whole,
+    zeros,
+    locks,
+    order,
+    blocks,
+    total,
+    weight,
+    block,
+    k,
+    weighted,
+    kind,
+    m,
+    n,
+    depth,
+    *how,
+) -> Tensor:
     """The operator, with what `marlin_experts` may not give it asserted."""
     assert (a_scales, whole, k, weighted, how) == (None, None, 1, False, (False, True, False, -1, -1, -1))
     assert a.shape == (m, depth) and c.shape == (m, n) and a.is_contiguous() and weight.dtype == torch.float32

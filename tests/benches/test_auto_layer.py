@@ -17,7 +17,9 @@ BENCH = BENCHES["layer"]
 SIZES = {"tokens": 33, "experts": 6, "top_k": 2, "hidden": 40, "intermediate": 24}
 CELL = cell_of("layer", **SIZES, dtype="bf16", skew=0.5)
 FORMS = ("torch_loop", "torch_grouped_mm", "torch_gather_loop")
-SHAPE = Shape(**SIZES, activation="swiglu", dtype="bf16", packed="bf16", weights="bf16", capacity_factor=None, architecture="cpu")  # fmt: skip
+SHAPE = Shape(
+    **SIZES, activation="swiglu", dtype="bf16", packed="bf16", weights="bf16", capacity_factor=None, architecture="cpu"
+)
 HOPPER = Target.of("sm_90a")
 WIDE = SIZES | {"hidden": 128, "intermediate": 128}
 QUANTISED = cell_of("layer", **WIDE, weights="int4_g32")
@@ -56,7 +58,9 @@ def test_auto_is_what_it_chooses(name, best) -> None:
     assert said == name and stages == parts and found.keys() == want.keys()
     rows = int(want["offsets"][-1])
     for tensor in want:
-        assert torch.equal(found[tensor][: rows if tensor == "y" else None], want[tensor][: rows if tensor == "y" else None]), tensor  # fmt: skip
+        assert torch.equal(
+            found[tensor][: rows if tensor == "y" else None], want[tensor][: rows if tensor == "y" else None]
+        ), tensor
 
 
 def test_what_cannot_run_is_not_chosen(best) -> None:
@@ -122,6 +126,9 @@ def test_precompiling_auto_is_precompiling_what_it_chooses(best, monkeypatch) ->
     pytest.importorskip("cutlass")
     best("cute", "sm_90")
     asked = []
-    monkeypatch.setattr("moe_routing_bench.benches.composite.precompile", lambda bench, one, cell, target: asked.append((one.name, target)))  # fmt: skip
+    monkeypatch.setattr(
+        "moe_routing_bench.benches.composite.precompile",
+        lambda bench, one, cell, target: asked.append((one.name, target)),
+    )
     BENCH.precompile("auto", CELL, HOPPER)
     assert asked == [("cute", HOPPER)]

@@ -74,7 +74,9 @@ def test_exact_counts_what_differs() -> None:
     """NaN equals nothing, not even itself."""
     nan = torch.tensor([1.0, float("nan"), 3.0])
     assert exact(torch.tensor([1, 2, 3]), torch.tensor([1, 2, 3]), "a") == Check()
-    assert exact(torch.tensor([1, 5, 6]), torch.tensor([1, 2, 3]), "a") == Check(mismatches=2, error="a: 2 of 3 elements differ")  # fmt: skip
+    assert exact(torch.tensor([1, 5, 6]), torch.tensor([1, 2, 3]), "a") == Check(
+        mismatches=2, error="a: 2 of 3 elements differ"
+    )
     assert exact(nan, nan, "a").mismatches == 1
 
 
@@ -84,7 +86,9 @@ def test_the_limits_of_close_are_where_they_are_said_to_be() -> None:
     found = close(torch.tensor([3.0, 1.0]), want, 0.6, "y")
     assert found == Check(0.6, 3.0, 0.6, 0, 0, None)
     outside = close(torch.tensor([3.0, 1.0]), want, 0.59, "y")
-    assert outside == Check(0.6, 3.0, 0.59, 0, 0, "y: relative L2 error 6.00e-01 (limit 5.9e-01), 0 elements out of bounds")  # fmt: skip
+    assert outside == Check(
+        0.6, 3.0, 0.59, 0, 0, "y: relative L2 error 6.00e-01 (limit 5.9e-01), 0 elements out of bounds"
+    )
     many = torch.full((10_000,), 1.0, dtype=torch.float64)
     one_off = many.clone()
     for off, wrong in ((0.119, 0), (0.121, 1)):  # the limit of 0.01 allows 0.12 of an element, and an L2 error of 1.0

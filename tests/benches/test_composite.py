@@ -57,11 +57,23 @@ VECTORS = SHAPE | {"dtype": "bf16"}
         ("sonicmoe", {"activation": "geglu"}, None),
         ("sonicmoe", {"capacity_factor": 1.25}, WHOLE + "SonicMoE has no capacity limit"),
         ("sonicmoe", {"activation": "relu2"}, WHOLE + "SonicMoE has no relu2"),
-        ("sonicmoe", {"dtype": "fp32"}, WHOLE + "SonicMoE takes tokens, rows and weights of one format (bf16, fp16), not fp32, fp32 and fp32"),
-        ("sonicmoe", {"intermediate": 20}, WHOLE + "SonicMoE needs hidden and intermediate that are multiples of 8 (16 bytes)"),
+        (
+            "sonicmoe",
+            {"dtype": "fp32"},
+            WHOLE + "SonicMoE takes tokens, rows and weights of one format (bf16, fp16), not fp32, fp32 and fp32",
+        ),
+        (
+            "sonicmoe",
+            {"intermediate": 20},
+            WHOLE + "SonicMoE needs hidden and intermediate that are multiples of 8 (16 bytes)",
+        ),
         ("liger", {"intermediate": 20}, None),
         ("liger", {"activation": "geglu"}, WHOLE + "Liger has no geglu"),
-        ("liger", {"packed": "fp8_row"}, WHOLE + "Liger takes tokens, rows and weights of one format (bf16, fp16), not bf16, fp8_row and bf16"),
+        (
+            "liger",
+            {"packed": "fp8_row"},
+            WHOLE + "Liger takes tokens, rows and weights of one format (bf16, fp16), not bf16, fp8_row and bf16",
+        ),
         ("moe_ops", {"activation": "relu2", "experts": 8}, None),
         ("moe_ops", {"activation": "swiglu_oai"}, WHOLE + "moe-ops has no swiglu_oai"),
         ("moe_ops", {"experts": 6}, WHOLE + "moe-ops counts rows by experts whose number is a power of two, not 6"),
@@ -70,11 +82,19 @@ VECTORS = SHAPE | {"dtype": "bf16"}
         ("cute_quack_gather", {"packed": "fp8_row"}, "pack+experts: rows that are never packed cannot be fp8_row"),
         ("cute_quack_gather", {"activation": "swiglu_oai"}, "pack+experts: QuACK has no swiglu_oai with a clamp"),
         ("cute_quack_gather", {"dtype": "fp32"}, "pack+experts: takes bf16 and fp16 rows, not fp32"),
-        ("cute_quack", {"hidden": 20}, "experts: QuACK needs hidden and intermediate that are multiples of 8 (16 bytes)"),
-        ("cute_quack", {"weights": "fp16"}, "experts: activations and weights need one plain format, not bf16 and fp16"),
+        (
+            "cute_quack",
+            {"hidden": 20},
+            "experts: QuACK needs hidden and intermediate that are multiples of 8 (16 bytes)",
+        ),
+        (
+            "cute_quack",
+            {"weights": "fp16"},
+            "experts: activations and weights need one plain format, not bf16 and fp16",
+        ),
         ("triton_gather", {"activation": "swiglu_oai"}, None),
     ],
-)  # fmt: skip
+)
 def test_what_peers_cannot_do(name, axes, why):
     """Said before their packages are imported, which are not installed here."""
     assert BENCHES["layer"].supports(name, cell_of("layer", **VECTORS | axes)) == why
@@ -100,7 +120,7 @@ SMALL = "needs 2 experts, and hidden and intermediate of 16, at least: tensor ma
         ({"dtype": "fp32"}, "takes bf16 and fp16 rows, not fp32"),
         ({"weights": "fp16"}, "activations and weights need one plain format, not bf16 and fp16"),
     ],
-)  # fmt: skip
+)
 def test_what_the_cute_experts_cannot_do(axes, why):
     pytest.importorskip("cutlass")
     assert BENCHES["experts"].supports("cute", cell_of("experts", **VECTORS | axes)) == why
@@ -180,7 +200,13 @@ def test_a_fused_part_that_is_bound_again_is_given_what_it_was_given_at_first(mo
     module.bind = bind
     monkeypatch.setitem(sys.modules, "moe_routing_kernels.routing.peer", module)
     routing = BENCHES["routing"]
-    bench = replace(routing, implementations=(*routing.implementations, Implementation("peer", layout="compact", parts={"permute+pack": "routing.peer"})))  # fmt: skip
+    bench = replace(
+        routing,
+        implementations=(
+            *routing.implementations,
+            Implementation("peer", layout="compact", parts={"permute+pack": "routing.peer"}),
+        ),
+    )
     cell, definition = cell_of("routing", **SHAPE), routing.definition()
     inputs = definition.build(cell, 3, "cpu")
     outputs = definition.empty_outputs(cell, inputs)
@@ -245,7 +271,10 @@ def fused(monkeypatch, parts: dict[str, str], **functions) -> Bench:
     module = ModuleType("peer")
     vars(module).update(functions)
     monkeypatch.setitem(sys.modules, "moe_routing_kernels.layer.peer", module)
-    return replace(BENCHES["layer"], implementations=(*BENCHES["layer"].implementations, Implementation("peer", layout="block64", parts=parts)))  # fmt: skip
+    return replace(
+        BENCHES["layer"],
+        implementations=(*BENCHES["layer"].implementations, Implementation("peer", layout="block64", parts=parts)),
+    )
 
 
 @pytest.mark.parametrize("precompiles", [True, False])
@@ -254,12 +283,20 @@ def test_the_kernels_of_every_part_are_compiled(precompiles, monkeypatch):
     seen = []
     monkeypatch.setattr(Bench, "precompile", lambda *given: seen.append(given))
     functions = {"precompile": lambda *given: seen.append(given)} if precompiles else {}
-    bench, cell = fused(monkeypatch, {"permute": "triton", "pack+experts": "layer.peer"}, **functions), cell_of("layer", **SHAPE)  # fmt: skip
+    bench, cell = (
+        fused(monkeypatch, {"permute": "triton", "pack+experts": "layer.peer"}, **functions),
+        cell_of("layer", **SHAPE),
+    )
     composite.precompile(bench, bench["peer"], cell, Target.of("sm_90a"))
-    stages = [(one.name, way, inner.bench, inner.get("layout"), target.arch) for one, way, inner, target in (given for given in seen if len(given) == 4)]  # fmt: skip
+    stages = [
+        (one.name, way, inner.bench, inner.get("layout"), target.arch)
+        for one, way, inner, target in (given for given in seen if len(given) == 4)
+    ]
     assert stages == [
-        ("gate", "torch", "gate", "block64", "sm_90a"), ("permute", "triton", "permute", "block64", "sm_90a"), ("combine", "torch", "combine", "block64", "sm_90a"),
-    ]  # fmt: skip
+        ("gate", "torch", "gate", "block64", "sm_90a"),
+        ("permute", "triton", "permute", "block64", "sm_90a"),
+        ("combine", "torch", "combine", "block64", "sm_90a"),
+    ]
     fused_parts = [given for given in seen if len(given) == 2]
     assert fused_parts == [(bench.definition().problem(cell), "sm_90a")] * precompiles
 
@@ -295,7 +332,7 @@ def test_a_fused_part_that_says_nothing_is_supported(monkeypatch):
 
 def test_buffers_of_all_parts_are_known(monkeypatch):
     """They are poisoned when an implementation is checked; what is given is none of them. Parts run under their names."""
-    cell, definition = cell_of("routing", **ROUTED), BENCHES["routing"].definition()  # fmt: skip
+    cell, definition = cell_of("routing", **ROUTED), BENCHES["routing"].definition()
     inputs = definition.build(cell, 3, "cpu")
     call = BENCHES["routing"].bind("torch", cell, inputs | definition.empty_outputs(cell, inputs))
     between = {"topk_ids", "topk_weights", "counts", "offsets", "order", "inverse", "packed"}

@@ -167,7 +167,10 @@ def problem(**changed: Any):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"weights": "e4m3_g128"}, "rows and weights of bf16, fp8_block128, e4m3_block128, not bf16, fp8_block128, e4m3_g128"),
+        (
+            {"weights": "e4m3_g128"},
+            "rows and weights of bf16, fp8_block128, e4m3_block128, not bf16, fp8_block128, e4m3_g128",
+        ),
         ({"packed": "bf16"}, "not bf16, bf16, e4m3_block128"),
         ({"dtype": "fp16"}, "not fp16, fp8_block128, e4m3_block128"),
         ({"intermediate": 776}, "multiples of 16"),
@@ -175,7 +178,7 @@ def problem(**changed: Any):
         ({}, None),
         ({"hidden": 2880, "intermediate": 2880, "activation": "swiglu_oai"}, None),
     ],
-)  # fmt: skip
+)
 def test_what_it_does_not_take(changed, said):
     reason = cute_fp8.unsupported(problem(**changed))
     assert (said in reason) if said else reason is None

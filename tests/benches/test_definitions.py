@@ -23,9 +23,19 @@ from moe_routing_kernels.permute.layout import RowLayout
 from moe_routing_kernels.router import Router
 
 AXES = {
-    "tokens": 6, "hidden": 4, "intermediate": 3, "experts": 5, "top_k": 2, "dtype": "bf16", "router": "sigmoid_renorm", "skew": 0.5,
-    "capacity_factor": 0.75, "layout": "block64", "packed": "fp8_row", "weights": "bf16",
-}  # fmt: skip
+    "tokens": 6,
+    "hidden": 4,
+    "intermediate": 3,
+    "experts": 5,
+    "top_k": 2,
+    "dtype": "bf16",
+    "router": "sigmoid_renorm",
+    "skew": 0.5,
+    "capacity_factor": 0.75,
+    "layout": "block64",
+    "packed": "fp8_row",
+    "weights": "bf16",
+}
 LIMIT = 2  # ceil(0.75 * 6 * 2 / 5) rows of an expert
 
 
@@ -41,8 +51,13 @@ def definition(bench: str):
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     """Names in order, formats, shapes, devices and bits."""
-    kinds = [[(name, t.dtype, t.shape, t.device.type, t.is_contiguous()) for name, t in some.items()] for some in (one, other)]  # fmt: skip
-    return kinds[0] == kinds[1] and all(torch.equal(t.view(-1).view(torch.uint8), other[n].view(-1).view(torch.uint8)) for n, t in one.items())  # fmt: skip
+    kinds = [
+        [(name, t.dtype, t.shape, t.device.type, t.is_contiguous()) for name, t in some.items()]
+        for some in (one, other)
+    ]
+    return kinds[0] == kinds[1] and all(
+        torch.equal(t.view(-1).view(torch.uint8), other[n].view(-1).view(torch.uint8)) for n, t in one.items()
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +101,11 @@ def drawn(bench: str, cell, seed: int) -> dict[str, Tensor]:
         logits = randn((6, 5), "bf16", rng)
         return {"logits": logits, "bias": 0.1 * torch.randn(5, generator=rng)}
     if bench in ("routing", "layer"):
-        return {"logits": draw_routing(cell, seed, "cpu").logits, "x": randn((6, 4), "bf16", rng), "bias": torch.zeros(5)}  # fmt: skip
+        return {
+            "logits": draw_routing(cell, seed, "cpu").logits,
+            "x": randn((6, 4), "bf16", rng),
+            "bias": torch.zeros(5),
+        }
     ids = draw_ids(cell, rng).contiguous()
     if bench == "permute":
         return {"topk_ids": ids}
@@ -96,9 +115,16 @@ def drawn(bench: str, cell, seed: int) -> dict[str, Tensor]:
         return {"x": randn((6, 4), "bf16", rng)} | {n: known[n] for n in ("order", "inverse")} | {"topk_ids": ids}
     if bench == "combine":
         y = randn((len(known["order"]), 4), "bf16", rng)
-        return {"y": y, "inverse": known["inverse"], "topk_weights": torch.randn(6, 2, generator=rng).softmax(1), "topk_ids": ids}  # fmt: skip
+        return {
+            "y": y,
+            "inverse": known["inverse"],
+            "topk_weights": torch.randn(6, 2, generator=rng).softmax(1),
+            "topk_ids": ids,
+        }
     packed = randn((rows, 4), "bf16", rng).masked_fill_((known["order"] < 0)[:, None], 0)
-    return {"packed": packed} | {n: known[n] for n in ("offsets", "inverse")} | {"topk_ids": ids, "order": known["order"]}  # fmt: skip
+    return (
+        {"packed": packed} | {n: known[n] for n in ("offsets", "inverse")} | {"topk_ids": ids, "order": known["order"]}
+    )
 
 
 @pytest.mark.parametrize("bench", ["gate", "permute", "pack", "combine", "experts", "routing", "layer"])
@@ -127,10 +153,14 @@ def test_tokens_are_no_rows_of_weights(bench: str) -> None:
 
 def test_rows_are_quantised_as_they_are_drawn() -> None:
     """The same rows as those of the plain format, and scales."""
-    plain, inputs = (definition("experts").build(cell_for("experts", packed=packed), 7, "cpu") for packed in ("bf16", "fp8_row"))  # fmt: skip
+    plain, inputs = (
+        definition("experts").build(cell_for("experts", packed=packed), 7, "cpu") for packed in ("bf16", "fp8_row")
+    )
     rows = inputs["packed"].float() * inputs["scales"].view(-1, 1)
     assert inputs["packed"].dtype == torch.float8_e4m3fn and inputs.keys() == plain.keys() | {"scales"}
-    assert torch.allclose(rows, plain["packed"].float(), rtol=2**-4, atol=0.02) and inputs["order"].equal(plain["order"])  # fmt: skip
+    assert torch.allclose(rows, plain["packed"].float(), rtol=2**-4, atol=0.02) and inputs["order"].equal(
+        plain["order"]
+    )
 
 
 def test_weights_of_the_experts() -> None:
@@ -170,14 +200,22 @@ def test_tokens_of_a_router_with_more_experts_than_elements() -> None:
     ("bench", "shapes"),
     [
         ("gate", {"topk_ids": ((6, 2), torch.int32), "topk_weights": ((6, 2), torch.float32)}),
-        ("permute", {"counts": ((5,), torch.int32), "offsets": ((6,), torch.int32), "order": ((320,), torch.int32), "inverse": ((6, 2), torch.int32)}),
+        (
+            "permute",
+            {
+                "counts": ((5,), torch.int32),
+                "offsets": ((6,), torch.int32),
+                "order": ((320,), torch.int32),
+                "inverse": ((6, 2), torch.int32),
+            },
+        ),
         ("combine", {"combined": ((6, 4), torch.bfloat16)}),
         ("routing", {"combined": ((6, 4), torch.bfloat16)}),
         ("experts", {"y": ((320, 4), torch.bfloat16)}),
         ("router", {"topk_ids": ((6, 2), torch.int32), "topk_weights": ((6, 2), torch.float32)}),
         ("pack", {"packed": ((128, 4), torch.bfloat16)}),
     ],
-)  # fmt: skip
+)
 def test_outputs_are_where_the_inputs_are(bench: str, shapes: dict) -> None:
     cell = cell_for(bench, packed="bf16") if bench == "pack" else cell_for(bench)
     inputs = definition(bench).build(cell, 7, "cpu")
@@ -198,9 +236,11 @@ def test_combine(dtype: str, wide: torch.dtype) -> None:
     """Of four rows and four tokens, one without any row: kept rows times weights; every row and token once."""
     cell, bench = cell_of("combine", **SMALL, dtype=dtype), definition("combine")
     inputs = {
-        "y": X.to(FORMATS[dtype].torch_dtype), "inverse": torch.tensor([[0, 2], [1, -1], [-1, -1], [3, 0]], dtype=torch.int32),
-        "topk_weights": torch.tensor([[0.5, 0.5], [0.25, 0.75], [1.0, 1.0], [0.5, 2.0]]), "topk_ids": torch.tensor([[0, 1], [0, 1], [1, 0], [0, 2]]),
-    }  # fmt: skip
+        "y": X.to(FORMATS[dtype].torch_dtype),
+        "inverse": torch.tensor([[0, 2], [1, -1], [-1, -1], [3, 0]], dtype=torch.int32),
+        "topk_weights": torch.tensor([[0.5, 0.5], [0.25, 0.75], [1.0, 1.0], [0.5, 2.0]]),
+        "topk_ids": torch.tensor([[0, 1], [0, 1], [1, 0], [0, 2]]),
+    }
     with torch.device("meta"):
         expected = bench.reference(cell, inputs)
     assert expected["combined"].dtype == wide
@@ -212,7 +252,9 @@ def test_combine(dtype: str, wide: torch.dtype) -> None:
     size = FORMATS[dtype].bits // 8
     assert bench.cost(cell, inputs, good, expected) == Cost(5 * 2 * size + 32 + 32, 8 * size)
     found = bench.assignment(cell, inputs, expected)
-    assert (found.ids, found.weights, found.inverse) == tuple(inputs[n] for n in ("topk_ids", "topk_weights", "inverse"))  # fmt: skip
+    assert (found.ids, found.weights, found.inverse) == tuple(
+        inputs[n] for n in ("topk_ids", "topk_weights", "inverse")
+    )
 
 
 LOGITS = torch.tensor(
@@ -222,7 +264,7 @@ ROUTED = {
     "topk_ids": [[0, 1], [0, 1], [1, 0], [0, 2]],
     "topk_weights": [[0.75, 0.25]] * 4,
     "inverse": [[0, 2], [1, 3], [-1, -1], [-1, 4]],
-}  # fmt: skip  (two rows of an expert; the later tokens are dropped)
+}  # (two rows of an expert; the later tokens are dropped)
 
 
 @pytest.mark.parametrize(("dtype", "wide"), [("fp32", torch.float64), ("bf16", torch.float32)])
@@ -231,16 +273,26 @@ def test_routing(dtype: str, wide: torch.dtype) -> None:
     cell, bench = cell_of("routing", **SMALL, dtype=dtype), definition("routing")
     inputs = {"logits": LOGITS, "x": X.to(FORMATS[dtype].torch_dtype)}
     expected = bench.reference(cell, inputs)
-    assert {name: expected[name].tolist() for name in ("topk_ids", "inverse")} == {n: ROUTED[n] for n in ("topk_ids", "inverse")}  # fmt: skip
+    assert {name: expected[name].tolist() for name in ("topk_ids", "inverse")} == {
+        n: ROUTED[n] for n in ("topk_ids", "inverse")
+    }
     assert torch.allclose(expected["topk_weights"], torch.tensor(ROUTED["topk_weights"]))
     assert expected["combined"].dtype == wide
     assert torch.allclose(expected["combined"], X.to(wide) * torch.tensor([[1], [1], [0], [0.25]]), rtol=1e-6)
-    good = {"combined": expected["combined"].to(inputs["x"].dtype), "packed": X} | {n: expected[n] for n in ("topk_ids", "topk_weights")}  # fmt: skip
+    good = {"combined": expected["combined"].to(inputs["x"].dtype), "packed": X} | {
+        n: expected[n] for n in ("topk_ids", "topk_weights")
+    }
     found = bench.check(cell, inputs, good, expected)
     # the weights have 16 roundings, the sum of float32 has 12
-    assert found.error is None and found.tolerance == max(tolerance("fp32", 16), tolerance(dtype) if dtype != "fp32" else 0)  # fmt: skip
-    assert bench.check(cell, inputs, good | {"combined": good["combined"] * 1.1}, expected).error.startswith("combined: ")  # fmt: skip
-    assert bench.check(cell, inputs, good | {"topk_weights": good["topk_weights"].roll(1, 1)}, expected).error.startswith("topk_weights: ")  # fmt: skip
+    assert found.error is None and found.tolerance == max(
+        tolerance("fp32", 16), tolerance(dtype) if dtype != "fp32" else 0
+    )
+    assert bench.check(cell, inputs, good | {"combined": good["combined"] * 1.1}, expected).error.startswith(
+        "combined: "
+    )
+    assert bench.check(
+        cell, inputs, good | {"topk_weights": good["topk_weights"].roll(1, 1)}, expected
+    ).error.startswith("topk_weights: ")
     for name in ("topk_ids", "packed"):
         hidden = bench.check(cell, inputs, {n: t for n, t in good.items() if n != name}, expected)
         assert hidden.error.startswith(f"{name}: not shown")
@@ -252,7 +304,9 @@ def test_routing(dtype: str, wide: torch.dtype) -> None:
     twice = Cost(64 + 32 + (row + 32) + (2 * row + 64), 64 + 64 + 2 * row + 8 * size)
     assert bench.cost(cell, inputs, good, alone) == twice, "row 0 is a row"
     found = bench.assignment(cell, inputs, expected)
-    assert (found.ids, found.weights, found.inverse) == tuple(expected[n] for n in ("topk_ids", "topk_weights", "inverse"))  # fmt: skip
+    assert (found.ids, found.weights, found.inverse) == tuple(
+        expected[n] for n in ("topk_ids", "topk_weights", "inverse")
+    )
 
 
 @pytest.mark.parametrize("bench", ["routing", "layer"])
@@ -308,7 +362,10 @@ def test_layer(dtype: str, wide: torch.dtype) -> None:
 def test_experts_of_float32_are_summed_in_float64() -> None:
     """And of others in float32; roundings of the activations, and those of the sums in float32."""
     for dtype, wide, roundings in (("fp32", torch.float64, 5 + 2 * 7), ("bf16", torch.float32, 5)):
-        cell, bench = cell_for("experts", dtype=dtype, packed=dtype, weights=dtype, layout="compact"), definition("experts")  # fmt: skip
+        cell, bench = (
+            cell_for("experts", dtype=dtype, packed=dtype, weights=dtype, layout="compact"),
+            definition("experts"),
+        )
         inputs = bench.build(cell, 7, "cpu") | bench.shared(cell, 7, "cpu")
         with torch.device("meta"):
             expected = bench.reference(cell, inputs)
@@ -328,8 +385,14 @@ def test_experts_of_float32_are_summed_in_float64() -> None:
 @pytest.mark.parametrize("bench", ["experts", "layer"])
 @pytest.mark.parametrize(
     ("packed", "weights", "rate"),
-    [("fp8_row", "e4m3_row", 2), ("fp8_block128", "e5m2_block128", 2), ("fp8_row", "bf16", 1), ("bf16", "e4m3_row", 1), ("fp8_row", "int8_row", 1)],
-)  # fmt: skip
+    [
+        ("fp8_row", "e4m3_row", 2),
+        ("fp8_block128", "e5m2_block128", 2),
+        ("fp8_row", "bf16", 1),
+        ("bf16", "e4m3_row", 1),
+        ("fp8_row", "int8_row", 1),
+    ],
+)
 def test_products_of_eight_bits_have_twice_the_rate(bench, packed, weights, rate):
     """Else a product that is as fast as it should be would be below the roofline."""
     cell, chosen = cell_for(bench, packed=packed, weights=weights, layout="compact"), definition(bench)
@@ -347,12 +410,18 @@ def test_formats_of_experts_are_those_of_the_activations_unless_others_are_asked
 
 def test_permute() -> None:
     """Two rows of an expert in position order; every element is compared."""
-    cell, bench = cell_of("permute", **{n: SMALL[n] for n in ("tokens", "top_k", "experts", "capacity_factor")}), definition("permute")  # fmt: skip
+    cell, bench = (
+        cell_of("permute", **{n: SMALL[n] for n in ("tokens", "top_k", "experts", "capacity_factor")}),
+        definition("permute"),
+    )
     inputs = {"topk_ids": torch.tensor(ROUTED["topk_ids"], dtype=torch.int32)}
     expected = bench.reference(cell, inputs)
     assert {n: t.tolist() for n, t in expected.items()} == {
-        "counts": [2, 2, 1, 0], "offsets": [0, 2, 4, 5, 5], "order": [0, 2, 1, 3, 7, -1, -1, -1], "inverse": ROUTED["inverse"],
-    }  # fmt: skip
+        "counts": [2, 2, 1, 0],
+        "offsets": [0, 2, 4, 5, 5],
+        "order": [0, 2, 1, 3, 7, -1, -1, -1],
+        "inverse": ROUTED["inverse"],
+    }
     assert all(t.dtype == torch.int32 for t in expected.values())
     assert bench.check(cell, inputs, expected, expected) == Check()
     for name, tensor in expected.items():
@@ -368,9 +437,11 @@ def test_pack() -> None:
     axes = {n: SMALL[n] for n in ("tokens", "hidden", "top_k", "experts", "capacity_factor")}
     cell, bench = cell_of("pack", **axes, dtype="fp32"), definition("pack")
     inputs = {
-        "x": X, "order": torch.tensor([0, 2, 1, 3, 7, -1], dtype=torch.int32), "inverse": torch.tensor(ROUTED["inverse"]),
+        "x": X,
+        "order": torch.tensor([0, 2, 1, 3, 7, -1], dtype=torch.int32),
+        "inverse": torch.tensor(ROUTED["inverse"]),
         "topk_ids": torch.tensor(ROUTED["topk_ids"]),
-    }  # fmt: skip
+    }
     expected = bench.reference(cell, inputs)
     assert expected["packed"].tolist() == [[1, 2], [3, 4], [1, 2], [3, 4], [7, 8], [0, 0]]
     assert bench.check(cell, inputs, expected, expected) == Check()
@@ -410,7 +481,9 @@ def chosen(ids: list[list[int]], weights: list[list[float]]) -> dict[str, Tensor
 )
 def test_what_is_no_choice(ids, mismatches, error) -> None:
     found = definition("gate").no_choice(torch.tensor(ids).sort(1).values, 3)
-    assert (found is None) == (error is None) and (error is None or (error in found.error and found.mismatches == mismatches))  # fmt: skip
+    assert (found is None) == (error is None) and (
+        error is None or (error in found.error and found.mismatches == mismatches)
+    )
 
 
 def test_rows_of_a_gate() -> None:
@@ -424,7 +497,9 @@ def test_rows_of_a_gate() -> None:
     found = bench.check(cell, inputs, right, expected)
     assert (found.error, found.ties, found.mismatches) == (None, 1, 0)
     assert found.tolerance == tolerance("fp32", 16) and found.rel_l2_error < 1e-6
-    swapped = bench.check(cell, inputs, right | {"topk_weights": torch.tensor([*weights[:1], [0.25, 0.75], *weights[2:]])}, expected)  # fmt: skip
+    swapped = bench.check(
+        cell, inputs, right | {"topk_weights": torch.tensor([*weights[:1], [0.25, 0.75], *weights[2:]])}, expected
+    )
     assert swapped.error.startswith("topk_weights: ")
     wrong = bench.check(cell, inputs, chosen([[0, 1], [1, other], [1, 2], [1, 3]], weights), expected)
     assert (wrong.mismatches, wrong.ties) == (2, 1) and wrong.error == "topk_ids: 2 of 4 rows hold other experts"
@@ -443,8 +518,15 @@ def test_a_row_without_a_tie_is_compared_as_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("experts", "dtype", "resolution"),
-    [(1, "fp32", 2**-22), (2, "fp32", 2**-22), (5, "fp32", 2**-20), (8, "fp32", 2**-20), (256, "fp32", 2**-15), (256, "bf16", 0)],
-)  # fmt: skip
+    [
+        (1, "fp32", 2**-22),
+        (2, "fp32", 2**-22),
+        (5, "fp32", 2**-20),
+        (8, "fp32", 2**-20),
+        (256, "fp32", 2**-15),
+        (256, "bf16", 0),
+    ],
+)
 def test_bits_that_an_index_takes(experts, dtype, resolution) -> None:
     cell = cell_of("gate", tokens=1, experts=experts, top_k=1, dtype=dtype)
     assert definition("gate")._resolution(cell) == resolution
@@ -453,7 +535,10 @@ def test_bits_that_an_index_takes(experts, dtype, resolution) -> None:
 @pytest.mark.parametrize(("off", "ties"), [(0.5, 1), (0.9, 1), (1.5, 0)])
 def test_an_index_in_the_score_makes_ties(off: float, ties: int) -> None:
     """Of logits of size 4 within 4 / 2**20 of each other, for 8 experts; without it they are apart."""
-    logits = [[4.0, 4.0 - off * 4 * 2**-20 - 1e-6 * (off > 1), -9, -9, -9, -9, -9, -9], [4.0, 1, -9, -9, -9, -9, -9, -9]]  # fmt: skip
+    logits = [
+        [4.0, 4.0 - off * 4 * 2**-20 - 1e-6 * (off > 1), -9, -9, -9, -9, -9, -9],
+        [4.0, 1, -9, -9, -9, -9, -9, -9],
+    ]
     cell, inputs, expected = gate_case(logits, top_k=1)
     got, bench = chosen([[1], [0]], [[1.0], [1.0]]), definition("gate")
     found = bench.check(cell, inputs, got, expected, index_in_score=True)
@@ -474,7 +559,9 @@ def test_weights_of_a_choice_that_is_forced() -> None:
     score = torch.tensor([[0.8, 0.6, 0.4, 0.2], [0.2, 0.4, 0.6, 0.8]])
     ids = torch.tensor([[1, 3], [0, 1]])
     with torch.device("meta"):
-        found = definition("gate")._weights_of(cell, torch.logit(score), torch.tensor([0, 0, 9.0, 0], device="cpu"), ids)  # fmt: skip
+        found = definition("gate")._weights_of(
+            cell, torch.logit(score), torch.tensor([0, 0, 9.0, 0], device="cpu"), ids
+        )
     assert torch.allclose(found.sort(1).values, torch.tensor([[0.25, 0.75], [1 / 3, 2 / 3]], device="cpu"))
 
 
@@ -498,7 +585,9 @@ def test_router() -> None:
     found = bench.check(cell, inputs, right, expected)
     assert (found.error, found.mismatches, found.ties) == (None, 0, int(expected["topk_ids"][2, 1] != 2))
     assert found.tolerance == pytest.approx(tolerance("fp32") + 4 * float(bound.max()), rel=1e-12)
-    wrong = bench.check(cell, inputs, chosen([[2, 3], [0, 2], [0, 1 + 2 - int(expected["topk_ids"][2, 1])]], weights), expected)  # fmt: skip
+    wrong = bench.check(
+        cell, inputs, chosen([[2, 3], [0, 2], [0, 1 + 2 - int(expected["topk_ids"][2, 1])]], weights), expected
+    )
     assert (wrong.mismatches, wrong.ties, wrong.error) == (2, 1, "topk_ids: 2 of 3 rows hold other experts")
     turned = bench.check(cell, inputs, right | {"topk_weights": right["topk_weights"].roll(1, 1)}, expected)
     assert turned.error.startswith("topk_weights: ")

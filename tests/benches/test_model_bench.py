@@ -60,7 +60,9 @@ def test_an_architecture_is_that_of_the_preset(name: str) -> None:
     renormalised = one.options.get("norm_topk_prob", False)
     assert one.layers == known.layers and known.activation == "swiglu"
     assert known.router == ("softmax_topk_renorm" if renormalised else "softmax_topk")
-    shared = one.options.get("shared_expert_intermediate_size", one.options.get("n_shared_experts", 0) * known.intermediate)  # fmt: skip
+    shared = one.options.get(
+        "shared_expert_intermediate_size", one.options.get("n_shared_experts", 0) * known.intermediate
+    )
     assert shared == (known.shared_intermediate or 0)
 
 
@@ -76,7 +78,9 @@ def test_an_architecture_is_that_of_the_preset(name: str) -> None:
 def test_a_model_of_full_size_has_as_many_parameters_as_its_checkpoint(name: str, parameters: int) -> None:
     """As the checkpoints' model cards count them."""
     sizes = {axis: value for axis, value in presets.values(published()[name]).items() if axis in BENCH.axes}
-    found = library.slots(library.skeleton(definition.problem(cell_of("model", tokens=1, **sizes).but(model=name)), "eager"))  # fmt: skip
+    found = library.slots(
+        library.skeleton(definition.problem(cell_of("model", tokens=1, **sizes).but(model=name)), "eager")
+    )
     assert sum(one.size for one in found.values()) == parameters
 
 
@@ -269,7 +273,7 @@ def test_roundings_and_what_an_implementation_declares() -> None:
     assert definition.roundings(cells["bf16"], False, True) == (8, 24)
     own = 2 * (32 + 24)
     assert definition.roundings(cells["fp32"], False, False) == (6 + own + 4, 3 * (8 + 128))
-    assert [BENCH[name].declares for name in FORMS] == [("rounded_sums",), ("rounded_terms",), ("rounded_terms",), ()]  # fmt: skip
+    assert [BENCH[name].declares for name in FORMS] == [("rounded_sums",), ("rounded_terms",), ("rounded_terms",), ()]
     cell, inputs, expected = case()
     limit = BENCH.check("ops", cell, inputs, run("ops", cell, inputs), expected).tolerance
     assert limit == tolerance("bf16", 24)
@@ -296,15 +300,18 @@ def test_inputs_and_outputs() -> None:
     first, again, other = (definition.build(cell, seed, "cpu") for seed in (7, 7, 8))
     assert all(torch.equal(first[name], again[name]) and not torch.equal(first[name], other[name]) for name in first)
     assert {name: tuple(one.shape) for name, one in first.items()} == {
-        "ids": (4, 1), "keys": (3, 4, 1, CONTEXT, 16), "values": (3, 4, 1, CONTEXT, 8)
-    }  # fmt: skip
+        "ids": (4, 1),
+        "keys": (3, 4, 1, CONTEXT, 16),
+        "values": (3, 4, 1, CONTEXT, 8),
+    }
     prefill, inputs, expected = case("deepseek-v2-lite")
     assert {name: tuple(one.shape) for name, one in inputs.items() if name != "weights"} == {"ids": (1, 24)}
     with torch.device("meta"):
         outputs = definition.empty_outputs(prefill, inputs)
     assert {name: (one.dtype, tuple(one.shape), one.device.type) for name, one in outputs.items()} == {
-        "hidden": (torch.bfloat16, (24, 32), "cpu"), "logits": (torch.float32, (1, 96), "cpu")
-    }  # fmt: skip
+        "hidden": (torch.bfloat16, (24, 32), "cpu"),
+        "logits": (torch.float32, (1, 96), "cpu"),
+    }
     found = definition.assignment(prefill, inputs, expected)
     assert torch.equal(found.ids, expected["topk_ids"][1]) and len(expected["topk_ids"]) == 2, (
         "the first layer is dense"
@@ -324,13 +331,17 @@ def test_what_cannot_run_says_so() -> None:
 @pytest.mark.parametrize(
     ("form", "compiled"), [("ops", ["gate", "permute", "experts", "combine"]), ("transformers_grouped_mm", [])]
 )
-def test_the_kernels_of_the_operators_are_compiled(form: str, compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_the_kernels_of_the_operators_are_compiled(
+    form: str, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that run: of experts that gather rows by themselves, which is the way of these sizes, no pack."""
     pytest.importorskip("cutlass")
     seen = []
     for operation in ("gate", "permute", "pack", "experts", "combine"):
         module = importlib.import_module(f"moe_routing_kernels.{operation}.cute_{operation}")
-        monkeypatch.setattr(module, "precompile", lambda part, arch, *_, operation=operation, **__: seen.append((operation, arch)))  # fmt: skip
+        monkeypatch.setattr(
+            module, "precompile", lambda part, arch, *_, operation=operation, **__: seen.append((operation, arch))
+        )
     BENCH.precompile(form, tiny_models.cell("qwen3-30b-a3b"), Target.of("sm_90a"))
     assert seen == [(operation, "sm_90a") for operation in compiled]
 
@@ -343,7 +354,9 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the rows of both phases."""
     pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("cells")
-    settings = Settings(check_seeds=2, warmup_ms=1, min_blocks=3, max_blocks=5, interval_us=10, max_seconds=0.2, wall_calls=1)  # fmt: skip
+    settings = Settings(
+        check_seeds=2, warmup_ms=1, min_blocks=3, max_blocks=5, interval_us=10, max_seconds=0.2, wall_calls=1
+    )
     for phase, axes in MEASURED.items():
         cell = cell_of("model", hidden=64, intermediate=32, experts=8, top_k=2, **axes)
         supervisor.measure(Job(cell, tuple(FORMS), settings), folder / f"{phase}.parquet")
@@ -355,7 +368,9 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_cell_is_measured(phase: str, cells: Path) -> None:
     """By a worker, without a preset: two layers of the cell's own sizes."""
     rows = records.read(cells / f"{phase}.parquet").to_pandas()
-    assert dict(zip(rows["implementation"], rows["status"], strict=True)) == dict.fromkeys(FORMS, "ok"), rows["reason"].tolist()  # fmt: skip
+    assert dict(zip(rows["implementation"], rows["status"], strict=True)) == dict.fromkeys(FORMS, "ok"), rows[
+        "reason"
+    ].tolist()
     assert (rows["baseline"] == "transformers_grouped_mm").all() and rows["best_speedup"].notna().all()
     assert (rows["median_us"] > 0).all() and (rows["drop_rate"] == 0).all()
     assert sum(rows["expert_load"].iloc[0]) == 2 * MEASURED[phase]["tokens"]

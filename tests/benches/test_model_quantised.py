@@ -51,10 +51,14 @@ def test_quantised_experts_are_inputs_of_their_own_and_no_parameters() -> None:
         f"{name}.{layer}": one
         for layer in range(2)
         for name, one in {
-            "w13": ((6, 48, 16), torch.uint8), "w13_scales": ((6, 48, 1), torch.bfloat16), "w13_zeros": ((6, 48, 1), torch.uint8),
-            "w2": ((6, 32, 12), torch.uint8), "w2_scales": ((6, 32, 1), torch.bfloat16), "w2_zeros": ((6, 32, 1), torch.uint8),
+            "w13": ((6, 48, 16), torch.uint8),
+            "w13_scales": ((6, 48, 1), torch.bfloat16),
+            "w13_zeros": ((6, 48, 1), torch.uint8),
+            "w2": ((6, 32, 12), torch.uint8),
+            "w2_scales": ((6, 32, 1), torch.bfloat16),
+            "w2_zeros": ((6, 32, 1), torch.uint8),
         }.items()
-    }  # fmt: skip
+    }
     assert not torch.equal(inputs["w13.0"], inputs["w13.1"])
     model = library.over(definition.problem(cell), inputs["weights"], "eager")
     assert all(one.gate_up_proj.is_meta and one.down_proj.is_meta for _, one in library.experts(model))
@@ -164,5 +168,9 @@ def test_the_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "precompile", lambda part, arch, name=name, **_: seen.append((name, arch)))
     BENCH.precompile("cute_quantised", tiny_models.cell("qwen3-30b-a3b", weights="int4_g128"), Target.of("sm_90a"))
     assert [name for name, arch in seen if arch == "sm_90a"] == [
-        "gate.cute_gate", "permute.cute_permute", "pack.cute_pack", "combine.cute_combine", "experts.cute_quantised"
-    ]  # fmt: skip
+        "gate.cute_gate",
+        "permute.cute_permute",
+        "pack.cute_pack",
+        "combine.cute_combine",
+        "experts.cute_quantised",
+    ]

@@ -105,10 +105,18 @@ def test_every_implementation_takes_them_or_says_why_not(bench, output):
 @pytest.mark.parametrize(
     ("weights", "sizes", "said"),
     [
-        ("int2_g32", {"hidden": 66}, "hidden: got 66; allowed: a multiple of 4 with weights int2_g32; hint: a byte holds 4"),
-        ("mxfp4", {"intermediate": 7}, "intermediate: got 7; allowed: a multiple of 2 with weights mxfp4; hint: a byte holds 2"),
+        (
+            "int2_g32",
+            {"hidden": 66},
+            "hidden: got 66; allowed: a multiple of 4 with weights int2_g32; hint: a byte holds 4",
+        ),
+        (
+            "mxfp4",
+            {"intermediate": 7},
+            "intermediate: got 7; allowed: a multiple of 2 with weights mxfp4; hint: a byte holds 2",
+        ),
     ],
-)  # fmt: skip
+)
 def test_sizes_that_fill_no_bytes_are_refused(weights, sizes, said):
     with pytest.raises(UserError, match=f"^{said}$"):
         cell_of("experts", **SHAPE | sizes, weights=weights)
@@ -152,7 +160,9 @@ def test_measured_as_a_row(bench, weights):
     names = (*IN_TORCH, "torch_loop", "scaled_grouped_mm")
     job = Job(cell_of(bench, **SHAPE, weights=weights, skew=1.2), names, QUICK)
     rows = {row["implementation"]: row for row in supervisor.measure(job, None)}
-    assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(IN_TORCH, "ok") | dict.fromkeys(names[3:], "unsupported")  # fmt: skip
+    assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(IN_TORCH, "ok") | dict.fromkeys(
+        names[3:], "unsupported"
+    )
     assert all(rows[name]["read_bytes"] > 0 and rows[name]["rel_l2_error"] > 0 for name in IN_TORCH)
     assert weights in rows["torch_loop"]["reason"]
 

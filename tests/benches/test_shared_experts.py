@@ -81,7 +81,11 @@ def test_every_way_is_right(name, gate):
     """In full precision where it can, to a few roundings; what its stages hand on is right as well."""
     if name in PEERS:
         pytest.importorskip("transformers")
-    axes = (VECTORS if name == "torch_grouped_mm" else SHARED) | ({"capacity_factor": 1.25} if name == "torch_bmm" else {}) | gate  # fmt: skip
+    axes = (
+        (VECTORS if name == "torch_grouped_mm" else SHARED)
+        | ({"capacity_factor": 1.25} if name == "torch_bmm" else {})
+        | gate
+    )
     cell = cell_of("layer", **axes)
     assert LAYER.supports(name, cell) is None
     inputs = drawn(cell)
@@ -114,7 +118,13 @@ def test_a_layer_in_one_piece_is_given_their_result(monkeypatch):
 def test_their_stage_is_there_only_where_they_are():
     plain, cell = cell_of("layer", **SHAPE), cell_of("layer", **SHARED)
     inputs = drawn(cell)
-    stages = {one.key: [part for part, _ in LAYER.bind("torch_loop", one, inputs | LAYER.definition().empty_outputs(one, inputs)).stages] for one in (plain, cell)}  # fmt: skip
+    stages = {
+        one.key: [
+            part
+            for part, _ in LAYER.bind("torch_loop", one, inputs | LAYER.definition().empty_outputs(one, inputs)).stages
+        ]
+        for one in (plain, cell)
+    }
     assert stages[plain.key] == [stage.name for stage in LAYER.stages]
     assert stages[cell.key] == ["shared", *stages[plain.key]]
     assert drawn(plain).keys() == inputs.keys() - {"shared_w13", "shared_w2"}
@@ -137,15 +147,19 @@ def test_faults_are_found(fault):
     expected = definition.reference(cell, inputs)
     wrong = {
         "none of them": lambda: definition.reference(cell_of("layer", **SHAPE | {"dtype": "bf16"}), inputs),
-        "gate and up exchanged": lambda: definition.reference(cell, inputs | {"shared_w13": inputs["shared_w13"].roll(56, dims=0)}),
+        "gate and up exchanged": lambda: definition.reference(
+            cell, inputs | {"shared_w13": inputs["shared_w13"].roll(56, dims=0)}
+        ),
         "no gate": lambda: definition.reference(cell_of("layer", **VECTORS), inputs),
         "an element": lambda: {"combined": expected["combined"] + torch.eye(33, 40)},
-    }[fault]()["combined"]  # fmt: skip
+    }[fault]()["combined"]
     assert definition.check(cell, inputs, {"combined": expected["combined"].bfloat16()}, expected).error is None
     assert definition.check(cell, inputs, {"combined": wrong.bfloat16()}, expected).error
 
 
-@pytest.mark.parametrize(("tensor", "blamed"), [("residual", "shared: residual"), ("combined", "combined"), ("y", "experts: y")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tensor", "blamed"), [("residual", "shared: residual"), ("combined", "combined"), ("y", "experts: y")]
+)
 def test_a_wrong_stage_is_named(tensor, blamed):
     cell = cell_of("layer", **SHARED)
     inputs = drawn(cell)

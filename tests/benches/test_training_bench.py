@@ -49,7 +49,12 @@ def test_two_tokens_by_hand(factor: float | None, dtype: str) -> None:
     sizes = {"tokens": 2, "hidden": 1, "intermediate": 1, "experts": 3, "top_k": 2}
     cell = cell_of("training", **sizes, activation="relu2", capacity_factor=factor, dtype=dtype)
     kind = torch.float32 if dtype == "fp32" else torch.bfloat16
-    numbers = {"x": [[1.0], [2.0]], "d_combined": [[1.0], [10.0]], "w13": [[[1.0]], [[2.0]], [[5.0]]], "w2": [[[1.0]], [[3.0]], [[7.0]]]}  # fmt: skip
+    numbers = {
+        "x": [[1.0], [2.0]],
+        "d_combined": [[1.0], [10.0]],
+        "w13": [[[1.0]], [[2.0]], [[5.0]]],
+        "w2": [[[1.0]], [[3.0]], [[7.0]]],
+    }
     logits = torch.tensor([[math.log(3), 0, -9], [0, math.log(3), -9]])
     inputs = {name: torch.tensor(one, dtype=kind) for name, one in numbers.items()} | {"logits": logits}
     with torch.device("meta"):
@@ -127,9 +132,13 @@ def test_products_are_those_of_either_direction() -> None:
     rows, hidden, wide, inner = 40, 24, 32, 16
     found = definition.cost(cell, inputs, rounded(inputs, expected), expected)
     assert found.products == (
-        (rows, hidden, wide), (rows, inner, hidden),
-        (rows, wide, hidden), (hidden, rows, wide), (rows, hidden, inner), (inner, rows, hidden),
-    )  # fmt: skip
+        (rows, hidden, wide),
+        (rows, inner, hidden),
+        (rows, wide, hidden),
+        (hidden, rows, wide),
+        (rows, hidden, inner),
+        (inner, rows, hidden),
+    )
     assert found.flops == 3 * 6 * rows * hidden * inner
 
 
@@ -203,10 +212,17 @@ def test_roundings_and_what_an_implementation_declares() -> None:
     assert definition.roundings(cells["bf16"], True, True) == plain | {"combined": 8, "d_x": 10, "d_logits": 11}
     own = 2 * (24 + 200)
     assert definition.roundings(cells["fp32"], False, False) == {
-        "combined": 6 + own + 4, "d_x": 8 + own + 2 * (24 + 400) + 4, "d_logits": 7 + own + 48, "d_w13": 7 + own + 2 * (24 + 40), "d_w2": 6 + own + 80,
-    }  # fmt: skip
+        "combined": 6 + own + 4,
+        "d_x": 8 + own + 2 * (24 + 400) + 4,
+        "d_logits": 7 + own + 48,
+        "d_w13": 7 + own + 2 * (24 + 40),
+        "d_w2": 6 + own + 80,
+    }
     cell, inputs, expected = case(dtype="bf16")
-    limits = {one.name: BENCH.check(one.name, cell, inputs, rounded(inputs, expected), expected).tolerance for one in BENCH.implementations}  # fmt: skip
+    limits = {
+        one.name: BENCH.check(one.name, cell, inputs, rounded(inputs, expected), expected).tolerance
+        for one in BENCH.implementations
+    }
     assert limits["ops"] == limits["sonicmoe"] == tolerance("bf16", 8)
     assert (limits["liger"], limits["torch_loop"]) == (tolerance("bf16", 9), tolerance("bf16", 10))
 
@@ -227,10 +243,15 @@ def test_inputs_and_outputs() -> None:
     kinds = {name: (one.dtype, tuple(one.shape), one.device.type) for name, one in outputs.items()}
     half = torch.bfloat16
     assert list(kinds) == list(BENCH.writes) and kinds == {
-        "combined": (half, (40, 24), "cpu"), "d_x": (half, (40, 24), "cpu"), "d_logits": (torch.float32, (40, 5), "cpu"),
-        "d_w13": (half, (5, 32, 24), "cpu"), "d_w2": (half, (5, 24, 16), "cpu"),
-    }  # fmt: skip
-    assert definition.problem(cell) == Layer(RowLayout(40, 2, 5, 20), 24, 16, "bf16", "bf16", "bf16", "softmax_topk_renorm")  # fmt: skip
+        "combined": (half, (40, 24), "cpu"),
+        "d_x": (half, (40, 24), "cpu"),
+        "d_logits": (torch.float32, (40, 5), "cpu"),
+        "d_w13": (half, (5, 32, 24), "cpu"),
+        "d_w2": (half, (5, 24, 16), "cpu"),
+    }
+    assert definition.problem(cell) == Layer(
+        RowLayout(40, 2, 5, 20), 24, 16, "bf16", "bf16", "bf16", "softmax_topk_renorm"
+    )
 
 
 @pytest.mark.parametrize(
@@ -269,7 +290,9 @@ def test_every_way_is_right(name: str, axes: dict) -> None:
         assert check.error is None and 0 < check.rel_l2_error < check.tolerance
         assert [one._version for one in tensors.values()] == counts
         assert all(torch.equal(tensors[key], values[key]) for key in tensors)
-        assert {key: (one.dtype, one.shape) for key, one in found.items()} == {key: (one.dtype, one.shape) for key, one in outputs.items()}  # fmt: skip
+        assert {key: (one.dtype, one.shape) for key, one in found.items()} == {
+            key: (one.dtype, one.shape) for key, one in outputs.items()
+        }
         assert not any(one.requires_grad for one in found.values())
 
 
@@ -290,15 +313,23 @@ OAI = "gradients of swiglu_oai jump where it clamps, so that roundings look like
         ("sonicmoe", {"activation": "relu2"}, "SonicMoE has no relu2"),
         ("sonicmoe", {"hidden": 20}, "SonicMoE needs hidden and intermediate that are multiples of 8 (16 bytes)"),
         ("liger", {"activation": "geglu"}, "Liger has no geglu"),
-        ("liger", {"dtype": "fp32"}, "Liger takes tokens, rows and weights of one format (bf16, fp16), not fp32, fp32 and fp32"),
+        (
+            "liger",
+            {"dtype": "fp32"},
+            "Liger takes tokens, rows and weights of one format (bf16, fp16), not fp32, fp32 and fp32",
+        ),
         ("moe_ops", {"activation": "relu2", "experts": 8}, None),
         ("moe_ops", {"intermediate": 20}, "moe-ops needs hidden and intermediate that are multiples of 8 (16 bytes)"),
         ("moe_ops", {"experts": 6}, "moe-ops counts rows by experts whose number is a power of two, not 6"),
         ("transformers_eager", {"dtype": "fp32", "intermediate": 20}, None),
-        ("transformers_grouped_mm", {"intermediate": 20}, "torch.nn.functional.grouped_mm needs hidden and intermediate that are multiples of 8 (16 bytes)"),
+        (
+            "transformers_grouped_mm",
+            {"intermediate": 20},
+            "torch.nn.functional.grouped_mm needs hidden and intermediate that are multiples of 8 (16 bytes)",
+        ),
         ("transformers_grouped_mm", {"activation": "relu2"}, "transformers' Qwen3-MoE module has no relu2"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_run_says_so(name: str, axes: dict, why: str | None) -> None:
     assert BENCH.supports(name, cell_of("training", **SHAPE | {"dtype": "bf16"} | axes)) == why
 
@@ -368,7 +399,9 @@ def test_the_kernels_of_the_operators_are_compiled(
     for operation in ("gate", "permute", "pack", "experts", "training", "combine"):
         folder = "experts" if operation == "training" else operation
         module = importlib.import_module(f"moe_routing_kernels.{folder}.cute_{operation}")
-        monkeypatch.setattr(module, "precompile", lambda part, arch, *_, operation=operation, **__: seen.append((operation, arch)))  # fmt: skip
+        monkeypatch.setattr(
+            module, "precompile", lambda part, arch, *_, operation=operation, **__: seen.append((operation, arch))
+        )
     BENCH.precompile(
         name, cell_of("training", **SHAPE | {"dtype": "bf16", "tokens": 64, "experts": 8}), Target.of("sm_90a")
     )

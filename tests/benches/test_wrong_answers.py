@@ -76,7 +76,9 @@ def test_declared_roundings_of_weights_are_not_held_against_a_sum() -> None:
     cell, _, inputs, expected = drawn("combine", tokens=200, hidden=64, experts=16, top_k=8, dtype="bf16")
     rows, weights = parts(inputs)
     outputs = {"combined": narrow_weights(rows, weights, torch.bfloat16).bfloat16()}
-    errors = {name: BENCHES["combine"].check(name, cell, inputs, outputs, expected).error for name in ("torch", "sglang")}  # fmt: skip
+    errors = {
+        name: BENCHES["combine"].check(name, cell, inputs, outputs, expected).error for name in ("torch", "sglang")
+    }
     assert errors["sglang"] is None and "combined" in errors["torch"]
 
 
@@ -183,7 +185,10 @@ def tied(bench: str, router: str, **axes):
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-@pytest.mark.parametrize(("bench", "axes"), [("routing", {}), ("routing", {"capacity_factor": 0.8}), ("layer", {"intermediate": 8, "capacity_factor": 0.8})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bench", "axes"),
+    [("routing", {}), ("routing", {"capacity_factor": 0.8}), ("layer", {"intermediate": 8, "capacity_factor": 0.8})],
+)
 def test_a_composite_may_break_ties_otherwise(bench: str, axes: dict, router: str) -> None:
     """With a capacity other tokens are then dropped. What follows from its own choice is all that is right."""
     cell, definition, inputs, expected, outputs = tied(bench, router, **axes)
@@ -229,7 +234,9 @@ def test_groups_tie_within_twice_the_bound(gap: float, right: bool) -> None:
 def test_quantised_weights_are_two_roundings_more(weights: str) -> None:
     axes = {"tokens": 4, "hidden": 64, "intermediate": 32, "experts": 2, "top_k": 1}
     definition = BENCHES["experts"].definition()
-    assert definition.roundings(cell_of("experts", **axes, weights=weights)) == 2 + definition.roundings(cell_of("experts", **axes))  # fmt: skip
+    assert definition.roundings(cell_of("experts", **axes, weights=weights)) == 2 + definition.roundings(
+        cell_of("experts", **axes)
+    )
 
 
 @pytest.mark.parametrize("padding", [-1, 24, 25, 26, 2**31 - 1])

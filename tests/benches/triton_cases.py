@@ -150,7 +150,16 @@ def check_by_definition(cell: Cell, calls: int = 1) -> None:
 
 
 @triton.jit
-def activation_kernel(gate_ptr, up_ptr, out_ptr, COUNT: tl.constexpr, VALUE: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, SHIFT: tl.constexpr):  # fmt: skip
+def activation_kernel(
+    gate_ptr,
+    up_ptr,
+    out_ptr,
+    COUNT: tl.constexpr,
+    VALUE: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALPHA: tl.constexpr,
+    SHIFT: tl.constexpr,
+):
     """`triton_experts.activate` of COUNT pairs."""
     at = tl.arange(0, COUNT)
     gate, up = tl.load(gate_ptr + at), tl.load(up_ptr + at)

@@ -109,7 +109,11 @@ def replaced_clock():
 
 
 AT_ONCE = {"clock_and_raise": replaced_clock}
-LATE = {f"{name}_{step.strip('_')}": inside(step, harm) for name, harm in (("input", other_input), ("clock", broken_clock)) for step in ("settle", "_block")}  # fmt: skip
+LATE = {
+    f"{name}_{step.strip('_')}": inside(step, harm)
+    for name, harm in (("input", other_input), ("clock", broken_clock))
+    for step in ("settle", "_block")
+}
 FAULTS = LATE | {
     "none": _nothing,
     "kill": lambda x, packed, checked: os.kill(os.getpid(), signal.SIGKILL),

@@ -30,10 +30,17 @@ FORMS = {"table": [], "json": ["--json"], "csv": ["--csv"]}
 
 
 def row_of(job, *_) -> list[dict]:
-    return [{
-        "schema_version": rows.SCHEMA_VERSION, "bench": "gate", "cell": job.cell.key, "implementation": "torch", "status": "ok", "median_us": float(job.cell.tokens),
-        "tokens": job.cell.tokens,
-    }]  # fmt: skip
+    return [
+        {
+            "schema_version": rows.SCHEMA_VERSION,
+            "bench": "gate",
+            "cell": job.cell.key,
+            "implementation": "torch",
+            "status": "ok",
+            "median_us": float(job.cell.tokens),
+            "tokens": job.cell.tokens,
+        }
+    ]
 
 
 def tokens_in(text: str, form: str) -> list[int]:
@@ -49,9 +56,14 @@ class Started:
     """The command in a fork of this process; its cells take no time, but the last one does what it is told."""
 
     def __init__(
-        self, *arguments: str, last: Callable[[], object], cells: list[str] = MEASURE, folder: Path | None = None, stdout: int | None = None,
+        self,
+        *arguments: str,
+        last: Callable[[], object],
+        cells: list[str] = MEASURE,
+        folder: Path | None = None,
+        stdout: int | None = None,
         ignored: tuple = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`folder` is for temporary files; `stdout` is a descriptor in place of a pipe; `ignored` are signals."""
         out, send = os.pipe()
         error, complain = os.pipe()
@@ -198,8 +210,11 @@ def test_a_worker_that_gets_sigterm_is_a_row_that_crashed() -> None:
     options = ["gate", "--implementations", "torch", "--tokens", "8", "--max-seconds", "60", "--min-blocks", "5000"]
     process = subprocess.Popen(
         [sys.executable, "-m", "moe_routing_bench.cli", "measure", *options, "--json"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     children, deadline = Path(f"/proc/{process.pid}/task/{process.pid}/children"), time.monotonic() + 60
     while not (workers := children.read_text().split()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -238,7 +253,11 @@ def kept_in(folder: Path) -> list[int]:
 
 @pytest.mark.fault("error of a later cell")
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("error", [UserError("no GPU is free"), RuntimeError("broken"), OSError(errno.EIO, "broken"), MemoryError("broken")], ids=lambda one: type(one).__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [UserError("no GPU is free"), RuntimeError("broken"), OSError(errno.EIO, "broken"), MemoryError("broken")],
+    ids=lambda one: type(one).__name__,
+)
 def test_an_error_of_a_later_cell_costs_no_finished_one(call, monkeypatch, form, error) -> None:
     def measure(job, *_):
         if job.cell.tokens == 24:
@@ -360,9 +379,14 @@ def test_the_process_ends_in_order_on_a_full_disk(tmp_path) -> None:
     script = "import sys; from moe_routing_bench.measure import supervisor; from moe_routing_bench.cli.main import main; supervisor.measure = lambda *_: [{'implementation': 'torch', 'status': 'ok'}]; main()"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", script, *MEASURE, "--json"], cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": ""}, stdout=full,
-            stderr=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
+            [sys.executable, "-c", script, *MEASURE, "--json"],
+            cwd=ROOT,
+            env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": ""},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 2 and "Exception ignored" not in done.stderr and len(list(tmp_path.glob("moe-*"))) == 1
 
 

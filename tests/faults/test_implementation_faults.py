@@ -80,7 +80,12 @@ def test_where_an_implementation_crashed_is_in_its_row_and_the_traceback_in_the_
     """The line of the project's or the author's code that an error inside a library came from."""
     rows = measured("none", "raise", "inside")
     own = Path(faulty_pack.__file__)
-    lines = {name: number for number, line in enumerate(own.read_text().splitlines(), 1) for name in ("raise error", "json.loads") if name in line}  # fmt: skip
+    lines = {
+        name: number
+        for number, line in enumerate(own.read_text().splitlines(), 1)
+        for name in ("raise error", "json.loads")
+        if name in line
+    }
     printed = capfd.readouterr().err
     for fault, line in (("raise", "raise error"), ("inside", "json.loads")):
         assert rows[fault]["reason"].endswith(f"({own}:{lines[line]})"), rows[fault]["reason"]
@@ -102,9 +107,12 @@ def test_faults_that_the_worker_does_not_survive(measured):
 
 
 HARMFUL = {
-    "input_settle": "inputs were changed: x", "input_block": "inputs were changed: x", "clock_settle": "timers.perf_counter was replaced",
-    "clock_block": "timers.perf_counter was replaced", "clock_and_raise": "time.perf_counter was replaced",
-}  # fmt: skip
+    "input_settle": "inputs were changed: x",
+    "input_block": "inputs were changed: x",
+    "clock_settle": "timers.perf_counter was replaced",
+    "clock_block": "timers.perf_counter was replaced",
+    "clock_and_raise": "time.perf_counter was replaced",
+}
 
 
 @pytest.mark.fault("harm to rivals")

@@ -27,7 +27,7 @@ QUICK = Job(CELL, ("torch",), Settings(max_seconds=0.05, min_blocks=3, max_block
 ENDLESS = Settings(max_seconds=10 * client.SILENT_SECONDS, max_blocks=10**7, target_half_width=1e-9, warmup_ms=1)
 SLOW = Job(CELL, ("torch",), ENDLESS)
 LIMIT = client.SILENT_SECONDS / 2  # an answer that takes longer came by the client's own patience, or by the job's end
-ASK = "import sys; sys.path.insert(0, sys.argv.pop(1)); import client; client.SILENT_SECONDS = {}; sys.exit(client.main(sys.argv[1:]))"  # fmt: skip
+ASK = "import sys; sys.path.insert(0, sys.argv.pop(1)); import client; client.SILENT_SECONDS = {}; sys.exit(client.main(sys.argv[1:]))"
 
 
 class Server:

@@ -6,9 +6,14 @@ from moe_routing_kernels.errors import bad, one_line, pick
 
 HUGE = 10**7
 VALUES = {
-    "text": "x" * HUGE, "lines": "a\n" * HUGE, "number": 10**4000, "list": ["x" * 1000] * 1000, "bytes": b"x" * HUGE,
-    "mapping": {"x" * HUGE: 1}, "surrogate": "\udcff" * 1000,
-}  # fmt: skip
+    "text": "x" * HUGE,
+    "lines": "a\n" * HUGE,
+    "number": 10**4000,
+    "list": ["x" * 1000] * 1000,
+    "bytes": b"x" * HUGE,
+    "mapping": {"x" * HUGE: 1},
+    "surrogate": "\udcff" * 1000,
+}
 
 
 @pytest.mark.fault("huge message")

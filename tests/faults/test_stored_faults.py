@@ -22,10 +22,19 @@ from moe_routing_kernels.errors import UserError
 JOB = Job(cell_of("gate", tokens=64, experts=8, top_k=2, router="softmax_topk", dtype="fp32"), ("torch",), Settings())
 THEN = "2026-11-21T06:55:00.000+00:00"
 ROW = dict(JOB.cell.values) | {
-    "schema_version": rows.SCHEMA_VERSION, "bench": "gate", "implementation": "torch", "status": "ok", "median_us": 1.5,
-    "samples_us": [1.0 + i / 7 for i in range(300)], "platform": "cpu", "started_at": THEN, "ended_at": THEN, "cell": JOB.cell.key,
-    "cell_hash": JOB.hash, "code_fingerprint": "0" * 16,
-}  # fmt: skip
+    "schema_version": rows.SCHEMA_VERSION,
+    "bench": "gate",
+    "implementation": "torch",
+    "status": "ok",
+    "median_us": 1.5,
+    "samples_us": [1.0 + i / 7 for i in range(300)],
+    "platform": "cpu",
+    "started_at": THEN,
+    "ended_at": THEN,
+    "cell": JOB.cell.key,
+    "cell_hash": JOB.hash,
+    "code_fingerprint": "0" * 16,
+}
 
 
 @pytest.fixture
@@ -54,7 +63,9 @@ def with_edited(path: Path, **values: Any) -> None:
 
 
 @pytest.mark.fault("edited row")
-@pytest.mark.parametrize(("column", "value"), [("median_us", 0.5), ("code_fingerprint", "f" * 16), ("status", "crashed"), ("samples_us", [])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("column", "value"), [("median_us", 0.5), ("code_fingerprint", "f" * 16), ("status", "crashed"), ("samples_us", [])]
+)
 def test_an_edited_row(column: str, value: object, cell: Path) -> None:
     assert len(records.collect({cell: JOB}, "cpu")) == 1
     with_edited(cell, **{column: value})
@@ -150,7 +161,9 @@ def test_a_table_of_another_platform_is_not_drawn(source: str, tmp_path: Path, m
     if source == "measurements":
         table = pa.Table.from_pylist([ROW | {"platform": "nvidia-h200"}], schema=records.SCHEMA)
     else:
-        table = pa.Table.from_pylist([{"schema_version": run_rows.SCHEMA_VERSION, "platform": "nvidia-h200"}], schema=run_rows.SCHEMA)  # fmt: skip
+        table = pa.Table.from_pylist(
+            [{"schema_version": run_rows.SCHEMA_VERSION, "platform": "nvidia-h200"}], schema=run_rows.SCHEMA
+        )
     for folder, fits in (("nvidia-h200.again", True), ("cpu", False)):
         write_table(paths.TABLES[source](folder), table)
         if fits:

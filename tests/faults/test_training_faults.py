@@ -20,9 +20,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     for number in range(20):
         (text / f"{number:02}.txt").write_text("a text of few words, again " * 20)
     return Run(
-        seed=3, experts=4, dim=16, heads=2, layers=1, expert_hidden=16, corpora={str(text): None}, sequence=32, batch=4, steps=4,
-        warmup=2, eval_every=2, lr=1e-2, keep_weights=True,
-    )  # fmt: skip
+        seed=3,
+        experts=4,
+        dim=16,
+        heads=2,
+        layers=1,
+        expert_hidden=16,
+        corpora={str(text): None},
+        sequence=32,
+        batch=4,
+        steps=4,
+        warmup=2,
+        eval_every=2,
+        lr=1e-2,
+        keep_weights=True,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +101,15 @@ def something_else(path: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS = {
-    edited_code: "another code_fingerprint", without_code: "another code_fingerprint", other_text: "another corpus_sha256",
-    other_spec: "another spec", truncated: "damaged", flipped: "damaged", empty: "damaged", something_else: "damaged",
-}  # fmt: skip
+    edited_code: "another code_fingerprint",
+    without_code: "another code_fingerprint",
+    other_text: "another corpus_sha256",
+    other_spec: "another spec",
+    truncated: "damaged",
+    flipped: "damaged",
+    empty: "damaged",
+    something_else: "damaged",
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.__name__)

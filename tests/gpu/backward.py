@@ -75,7 +75,9 @@ def measure(shape: tuple, copy: float, about: str) -> None:
     order, inverse = routing(tokens, experts, top_k, layout, factor, device="cuda")
     rows, kept, size = len(order), int((inverse >= 0).sum()), 2 * hidden
     torch.cuda.empty_cache()
-    sets = [data(rows, hidden, inverse, torch.bfloat16) for _ in range(min(64, math.ceil(COLD_BYTES / (tokens * size)) + 1))]  # fmt: skip
+    sets = [
+        data(rows, hidden, inverse, torch.bfloat16) for _ in range(min(64, math.ceil(COLD_BYTES / (tokens * size)) + 1))
+    ]
     unit = torch.ones(inverse.shape, device="cuda")
     plain = in_torch(order, inverse)
     # name: the call of (x or gradient (T, H), y (R, H), weights), rows of `size` bytes read and written
@@ -92,7 +94,18 @@ def measure(shape: tuple, copy: float, about: str) -> None:
         ways = {"triton": call} | ({"torch": plain[direction]} if direction in plain else {})
         for name, way in ways.items():
             taken = microseconds([lambda one=one, way=way: way(*one) for one in sets], moved * size / 3e6)
-            values = (tokens, hidden, experts, top_k, layout, factor or "", direction, name, f"{taken:.2f}", f"{moved * size / taken / 1e3 / copy:.3f}")  # fmt: skip
+            values = (
+                tokens,
+                hidden,
+                experts,
+                top_k,
+                layout,
+                factor or "",
+                direction,
+                name,
+                f"{taken:.2f}",
+                f"{moved * size / taken / 1e3 / copy:.3f}",
+            )
             print(about, *values, sep=",", flush=True)
 
 

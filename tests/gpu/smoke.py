@@ -10,11 +10,37 @@ from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure.supervisor import measure
 
 AXES = {
-    "tokens": 16384, "hidden": 4096, "intermediate": 1024, "experts": 128, "top_k": 8, "skew": 0.7,
-}  # fmt: skip
-SHOWN = ("status", "reason", "median_us", "wall_median_us", "warm_median_us", "timer", "cold_sets", "converged", "stop_reason", "speedup",
-         "share_of_copy", "share_of_stream", "copy_gb_per_s", "stream_gb_per_s", "tflops", "peak_tflops", "calibration_drift",
-         "launch_us", "graph_node_us", "measure_seconds", "peak_memory_bytes", "stage_us")  # fmt: skip
+    "tokens": 16384,
+    "hidden": 4096,
+    "intermediate": 1024,
+    "experts": 128,
+    "top_k": 8,
+    "skew": 0.7,
+}
+SHOWN = (
+    "status",
+    "reason",
+    "median_us",
+    "wall_median_us",
+    "warm_median_us",
+    "timer",
+    "cold_sets",
+    "converged",
+    "stop_reason",
+    "speedup",
+    "share_of_copy",
+    "share_of_stream",
+    "copy_gb_per_s",
+    "stream_gb_per_s",
+    "tflops",
+    "peak_tflops",
+    "calibration_drift",
+    "launch_us",
+    "graph_node_us",
+    "measure_seconds",
+    "peak_memory_bytes",
+    "stage_us",
+)
 
 for name, bench in BENCHES.items():
     for dtype, factor in (("fp32", None), ("bf16", None)) if name == "gate" else (("bf16", None), ("bf16", 1.25)):

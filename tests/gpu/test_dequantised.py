@@ -57,7 +57,18 @@ def test_every_way_to_run_experts_is_right(weights, dtype):
     """On odd loads, one expert without a row at times; those with capacities and blocks have other layouts and are left out."""
     names = [one.name for one in BENCHES["experts"].implementations if not missing(one.requires, "cuda", one.peer)]
     for tokens in (3, 300):
-        cell = cell_of("experts", tokens=tokens, hidden=256, intermediate=128, experts=8, top_k=2, skew=0.7, sampler="plackett_luce" if tokens > 9 else "exact", weights=weights, dtype=dtype)  # fmt: skip
+        cell = cell_of(
+            "experts",
+            tokens=tokens,
+            hidden=256,
+            intermediate=128,
+            experts=8,
+            top_k=2,
+            skew=0.7,
+            sampler="plackett_luce" if tokens > 9 else "exact",
+            weights=weights,
+            dtype=dtype,
+        )
         rows = accuracy.rows(cell, "outliers", names, "cuda")
         assert {"dequant", "dequant_uncached", "dequant_loop"} <= {row["implementation"] for row in rows}
         wrong = [row for row in rows if row["status"] != "ok"]
@@ -66,7 +77,9 @@ def test_every_way_to_run_experts_is_right(weights, dtype):
 
 @pytest.mark.parametrize("tokens", [1, 777])
 def test_scaled_grouped_products(tokens):
-    cell = cell_of("experts", tokens=tokens, hidden=256, intermediate=128, experts=8, top_k=2, weights="e4m3_row", packed="fp8_row")  # fmt: skip
+    cell = cell_of(
+        "experts", tokens=tokens, hidden=256, intermediate=128, experts=8, top_k=2, weights="e4m3_row", packed="fp8_row"
+    )
     assert BENCHES["experts"].supports("scaled_grouped_mm", cell) is None
     (row,) = accuracy.rows(cell, "normal", ["scaled_grouped_mm"], "cuda")
     assert row["status"] == "ok" and row["kernel_error"] < 2.0**-4

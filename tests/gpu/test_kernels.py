@@ -61,20 +61,45 @@ EDGES = {
     "gemma": (3000, 2816, 128, 8, 1.0, 0.5, "block64", "bf16"),
     "three_per_thread": (36044, 8, 512, 10, None, 0.7, "compact", "bf16"),
     "many_choices_of_512": (16385, 8, 512, 22, None, 0.0, "block128", "bf16"),
-}  # fmt: skip
+}
 
 
-def cell_of(bench: str, tokens, hidden, experts, top_k, factor, skew, layout, dtype, router="softmax_topk_renorm", seed=17, activation="swiglu", vectors=False):  # fmt: skip
+def cell_of(
+    bench: str,
+    tokens,
+    hidden,
+    experts,
+    top_k,
+    factor,
+    skew,
+    layout,
+    dtype,
+    router="softmax_topk_renorm",
+    seed=17,
+    activation="swiglu",
+    vectors=False,
+):
     """A cell with what the bench reads, though no config would allow it; padded rows without a capacity get one.
 
     `vectors`: the inner width of experts is a multiple of 8, which library products need; else it is odd.
     """
     packed, dtype = dtype, "bf16" if dtype in QUANTISED else dtype
     every = {
-        "tokens": tokens, "hidden": hidden, "experts": experts, "top_k": top_k, "skew": skew, "layout": layout, "dtype": dtype,
-        "capacity_factor": 1.25 if layout == "padded" and factor is None else factor, "packed": packed, "router": router, "seed": seed,
-        "intermediate": hidden and (hidden // 16 * 8 + 8 if vectors else hidden // 2 + 5), "weights": dtype, "activation": activation,
-    }  # fmt: skip
+        "tokens": tokens,
+        "hidden": hidden,
+        "experts": experts,
+        "top_k": top_k,
+        "skew": skew,
+        "layout": layout,
+        "dtype": dtype,
+        "capacity_factor": 1.25 if layout == "padded" and factor is None else factor,
+        "packed": packed,
+        "router": router,
+        "seed": seed,
+        "intermediate": hidden and (hidden // 16 * 8 + 8 if vectors else hidden // 2 + 5),
+        "weights": dtype,
+        "activation": activation,
+    }
     base = expand.cell_of(bench, tokens=8, hidden=8, intermediate=8, experts=8, top_k=2)
     return base.but(**{axis: value for axis, value in every.items() if axis in dict(base.values)})
 
@@ -488,9 +513,17 @@ def shapes():
         except UserError:
             router = "softmax_topk_renorm"
         return (
-            tokens, hidden, experts, top_k, factor, skew, pick(st.sampled_from(LAYOUTS)),
-            pick(st.sampled_from(["bf16", "fp16", "fp32", *QUANTISED])), router, pick(st.integers(0, 2**31)),
-        )  # fmt: skip
+            tokens,
+            hidden,
+            experts,
+            top_k,
+            factor,
+            skew,
+            pick(st.sampled_from(LAYOUTS)),
+            pick(st.sampled_from(["bf16", "fp16", "fp32", *QUANTISED])),
+            router,
+            pick(st.integers(0, 2**31)),
+        )
 
     return draw()
 

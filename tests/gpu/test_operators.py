@@ -161,7 +161,9 @@ def test_views_are_taken(backend):
         assert all(map(torch.equal, routed, again))
 
 
-def layer(x: Tensor, logits: Tensor, scale: Tensor, rule: str, bias: Tensor | None, capacity: int | None, layout: str) -> Tensor:  # fmt: skip
+def layer(
+    x: Tensor, logits: Tensor, scale: Tensor, rule: str, bias: Tensor | None, capacity: int | None, layout: str
+) -> Tensor:
     """An MoE layer whose experts scale rows: route, experts, combine with x as the residual."""
     routed = ops.route(x, logits, 4, rule, bias, capacity, layout)
     y = routed.packed * scale[: len(routed.packed)]

@@ -33,7 +33,9 @@ def wanted(
     """What each product makes of what it read, in float32."""
     parts: dict[str, list[Tensor]] = {name: [] for name in found}
     for expert, rows in enumerate(spans):
-        x, grad, up, down = (one.float() for one in (given["rows"][rows], given["grad"][rows], given["w13"][expert], given["w2"][expert]))  # fmt: skip
+        x, grad, up, down = (
+            one.float() for one in (given["rows"][rows], given["grad"][rows], given["w13"][expert], given["w2"][expert])
+        )
         sums, d_sums, again = (found[name][rows].float() for name in ("sums", "d_preact", "again"))
         results = {
             "sums": x @ up.T,
@@ -61,8 +63,15 @@ def test_products(case: str) -> None:
     problem = Experts(rows, hidden, inner, experts, dtype, dtype, dtype, activation=activation)
     torch.manual_seed(17)
     kind = {"device": "cuda", "dtype": FORMATS[dtype].torch_dtype}
-    shapes = {"rows": (rows, hidden), "grad": (rows, hidden), "w13": (experts, 2 * inner, hidden), "w2": (experts, hidden, inner)}  # fmt: skip
-    given = {name: torch.randn(shape, **kind) / (shape[-1] ** 0.5 if len(shape) > 2 else 1) for name, shape in shapes.items()}  # fmt: skip
+    shapes = {
+        "rows": (rows, hidden),
+        "grad": (rows, hidden),
+        "w13": (experts, 2 * inner, hidden),
+        "w2": (experts, hidden, inner),
+    }
+    given = {
+        name: torch.randn(shape, **kind) / (shape[-1] ** 0.5 if len(shape) > 2 else 1) for name, shape in shapes.items()
+    }
     for name in ("rows", "grad"):
         given[name][used:] = torch.nan
     bounds = list(itertools.accumulate(counts, initial=0))

@@ -350,8 +350,41 @@ def other_cores(work, x, packed):
     return call
 
 
-ROGUES = {one.__name__: one for one in (
-    honest, early, by_pointer, where_looked_at, once, of_last_set, one_answer, known_seed, every_other, now_and_then, half, shuffled,
-    narrow, other_dtype, beyond, ahead, changes_input, restores_input, later, elsewhere, slow_clock, in_pool, already_right, where_changed,
-    by_sample, last_row, whole_tiles, last_column, nearest_float, returns_input, returns_nothing_new, more_threads, other_cores,
-)}  # fmt: skip
+ROGUES = {
+    one.__name__: one
+    for one in (
+        honest,
+        early,
+        by_pointer,
+        where_looked_at,
+        once,
+        of_last_set,
+        one_answer,
+        known_seed,
+        every_other,
+        now_and_then,
+        half,
+        shuffled,
+        narrow,
+        other_dtype,
+        beyond,
+        ahead,
+        changes_input,
+        restores_input,
+        later,
+        elsewhere,
+        slow_clock,
+        in_pool,
+        already_right,
+        where_changed,
+        by_sample,
+        last_row,
+        whole_tiles,
+        last_column,
+        nearest_float,
+        returns_input,
+        returns_nothing_new,
+        more_threads,
+        other_cores,
+    )
+}

@@ -132,12 +132,16 @@ def test_wrong_and_crashing_kernels_are_rows(monkeypatch):
 
     monkeypatch.setattr(bad, "bind", bind, raising=False)
     monkeypatch.setattr(worse, "bind", crash, raising=False)
-    monkeypatch.setattr(type(BENCH), "load", lambda self, name: {"dequant": bad, "dequant_uncached": worse}.get(name, dequant_loop))  # fmt: skip
+    monkeypatch.setattr(
+        type(BENCH), "load", lambda self, name: {"dequant": bad, "dequant_uncached": worse}.get(name, dequant_loop)
+    )
     monkeypatch.setattr(type(BENCH), "__getitem__", lambda self, name: types.SimpleNamespace(options={}, declares=()))
     rows = matrix("int4_g32", names=("dequant", "dequant_uncached", "dequant_loop"))
     assert {name: row["status"] for name, row in rows.items()} == {
-        "dequant": "incorrect", "dequant_uncached": "crashed", "dequant_loop": "ok"
-    }  # fmt: skip
+        "dequant": "incorrect",
+        "dequant_uncached": "crashed",
+        "dequant_loop": "ok",
+    }
     assert "relative L2 error" in rows["dequant"]["reason"] and rows["dequant"]["kernel_error"] > 0.05
     assert rows["dequant_uncached"]["reason"] == "RuntimeError: no such kernel"
 
@@ -167,15 +171,28 @@ SMALL = ("--tokens", "8", "--hidden", "32", "--intermediate", "32", "--experts",
 
 
 def test_the_command_prints_the_matrix(call):
-    code, out, said = call(*SMALL, "--weights", "plain,int4_g32", "--activations", "bf16,fp8_row", "--implementations", "torch_loop,dequant_loop")  # fmt: skip
+    code, out, said = call(
+        *SMALL,
+        "--weights",
+        "plain,int4_g32",
+        "--activations",
+        "bf16,fp8_row",
+        "--implementations",
+        "torch_loop,dequant_loop",
+    )
     assert "accuracy " in said and "100%" in said, "how far it is"
     lines = [line.split()[:3] for line in out.splitlines()[2:]]
-    assert code == 0 and "of bound" in out and lines == [
-        [weights, activations, drawn]
-        for weights in ("bf16", "int4_g32")
-        for activations in ("bf16", "fp8_row")
-        for drawn in ("normal", "outliers")
-    ]  # fmt: skip
+    assert (
+        code == 0
+        and "of bound" in out
+        and lines
+        == [
+            [weights, activations, drawn]
+            for weights in ("bf16", "int4_g32")
+            for activations in ("bf16", "fp8_row")
+            for drawn in ("normal", "outliers")
+        ]
+    )
 
 
 def test_the_command_prints_all_columns(call):
@@ -208,12 +225,25 @@ def test_what_was_compared_is_kept_when_the_rest_is_stopped(call, tmp_path, monk
 
 def test_the_matrix_is_kept_in_a_file(call, tmp_path):
     path = tmp_path / "accuracy.parquet"
-    code, out, _ = call(*SMALL, "--weights", "plain,mxfp4", "--activations", "fp16", "--implementations", "dequant_loop", "--out", str(path))  # fmt: skip
+    code, out, _ = call(
+        *SMALL,
+        "--weights",
+        "plain,mxfp4",
+        "--activations",
+        "fp16",
+        "--implementations",
+        "dequant_loop",
+        "--out",
+        str(path),
+    )
     rows = stored.read(path, "cpu").to_pylist()
     assert code == 0 and out.endswith(f"wrote {path}\n")
     assert [(row["weights"], row["drawn"], row["status"]) for row in rows] == [
-        ("fp16", "normal", None), ("fp16", "outliers", None), ("mxfp4", "normal", "ok"), ("mxfp4", "outliers", "ok")
-    ]  # fmt: skip
+        ("fp16", "normal", None),
+        ("fp16", "outliers", None),
+        ("mxfp4", "normal", "ok"),
+        ("mxfp4", "outliers", "ok"),
+    ]
     assert all((row["hidden"], row["seed"], row["platform"], row["gpu_name"]) == (32, 17, "cpu", None) for row in rows)
     assert rows[2]["torch_version"] == torch.__version__ and rows[2]["kernel_error"] > 0 and rows[2]["ended_at"]
 
@@ -261,10 +291,13 @@ def test_a_file_of_other_columns_is_refused(tmp_path):
         (["--activations", "int8"], "error: --activations: got 'int8'"),
         (["--drawn", "uniform"], "error: --drawn: got 'uniform'; allowed: normal, outliers"),
         (["--implementations", "torch"], "error: --implementations: got 'torch'"),
-        (["--weights", "int2_g32", "--hidden", "66"], "error: --hidden: got 66; allowed: a multiple of 4 with weights int2_g32"),
+        (
+            ["--weights", "int2_g32", "--hidden", "66"],
+            "error: --hidden: got 66; allowed: a multiple of 4 with weights int2_g32",
+        ),
         (["--json", "--csv"], "error: --csv: got 'together with --json'"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_one_line(call, arguments, said):
     code, out, err = call(*arguments)
     assert code == 2 and not out and err.startswith(said) and err.count("\n") == 1

@@ -89,8 +89,9 @@ def test_launches_of_a_short_stream(mix, mebibytes, cache, sets, launches, monke
 
 
 @pytest.mark.parametrize(
-    ("mix", "blocks"), [((1, 1), {1024, 2048, 4096, 8192}), ((64, 64), {1024, 2048, 4096}), ((100, 1), {1024, 2048, 4096})]
-)  # fmt: skip
+    ("mix", "blocks"),
+    [((1, 1), {1024, 2048, 4096, 8192}), ((64, 64), {1024, 2048, 4096}), ((100, 1), {1024, 2048, 4096})],
+)
 def test_no_block_is_larger_than_a_part(mix, blocks, launches, monkeypatch) -> None:
     """1 MiB in 128 parts of 4096 elements, or in 101 of 5120."""
     seen, launch = set(), stream_kernel.launch
@@ -173,11 +174,15 @@ def test_ceilings_of_a_cpu(monkeypatch) -> None:
     nbytes = 4 * (8 << 20)
     assert found == pytest.approx(
         {
-            "copy_gb_per_s": 2 * nbytes / 2e-3 / 1e9, "read_gb_per_s": nbytes / 2e-3 / 1e9, "write_gb_per_s": nbytes / 2e-3 / 1e9,
-            "peak_tflops": 2 * 768**3 / 2e-3 / 1e12, "launch_us": 2e3,
+            "copy_gb_per_s": 2 * nbytes / 2e-3 / 1e9,
+            "read_gb_per_s": nbytes / 2e-3 / 1e9,
+            "write_gb_per_s": nbytes / 2e-3 / 1e9,
+            "peak_tflops": 2 * 768**3 / 2e-3 / 1e12,
+            "launch_us": 2e3,
         },
-        rel=1e-13, abs=0,
-    )  # fmt: skip
+        rel=1e-13,
+        abs=0,
+    )
     assert asked == [(name, "cpu", 1) for name in ("copy_", "sum", "fill_", "matmul")] + [("add_", "cpu", 20)]
     assert calibration.CpuCeilings().sustained(1.0) == {}
 
@@ -279,16 +284,31 @@ def test_ceilings_of_a_gpu_are_what_was_planted(card) -> None:
     stream = lambda moved: moved / (1e-6 + moved / 3e12) / 1e9  # noqa: E731
     part = lambda parts, block: size // 2 // parts // block * block * 2  # noqa: E731
     expected = {
-        "copy_gb_per_s": 4000.0, "write_gb_per_s": 3000.0, "peak_tflops": 800.0, "launch_us": 2.5, "graph_node_us": 1.5,
-        "read_gb_per_s": stream(size), "stream_gb_per_s": stream(3 * part(2, 4096)),
+        "copy_gb_per_s": 4000.0,
+        "write_gb_per_s": 3000.0,
+        "peak_tflops": 800.0,
+        "launch_us": 2.5,
+        "graph_node_us": 1.5,
+        "read_gb_per_s": stream(size),
+        "stream_gb_per_s": stream(3 * part(2, 4096)),
         "short_stream_gb_per_s": stream(3 * read),
-    }  # fmt: skip
+    }
     assert found == pytest.approx(expected, rel=2e-11, abs=0)
     chosen = 5 * (1 + 4 * 2) + 1 + 8 * 2
-    assert card.ran == {"add_": 1 + 800, "copy_": 16, "fill_": 16, "mm": 16, "replay": 8 + 5 * 4 + 8, "stream": 2 * chosen + 5}  # fmt: skip
+    assert card.ran == {
+        "add_": 1 + 800,
+        "copy_": 16,
+        "fill_": 16,
+        "mm": 16,
+        "replay": 8 + 5 * 4 + 8,
+        "stream": 2 * chosen + 5,
+    }
     assert one.measure() == pytest.approx(expected, rel=2e-11, abs=0)
     assert card.ran["stream"] == 2 * chosen + 5 + 2 * 17 and card.ran["replay"] == 36 + 16
-    assert calibration.ceilings("cuda").measure().keys() == expected.keys() - {"stream_gb_per_s", "short_stream_gb_per_s"}  # fmt: skip
+    assert calibration.ceilings("cuda").measure().keys() == expected.keys() - {
+        "stream_gb_per_s",
+        "short_stream_gb_per_s",
+    }
 
 
 def test_the_fastest_short_stream_is_that_of_most_bytes_per_second(card) -> None:
@@ -296,8 +316,12 @@ def test_the_fastest_short_stream_is_that_of_most_bytes_per_second(card) -> None
     one = calibration.ceilings("cuda", (32, 1), 1 << 20, 0)
     moved = 33 * 15 * 1024 * 2
     best = 33 * 3 * 4096 * 2
-    rate = {block: size / (1e-6 + size / speed) / 1e9 for block, size, speed in ((1024, moved, 2e12), (4096, best, 3e12))}  # fmt: skip
-    assert one._streamed((32, 1)) and one._streamed_short((32, 1))["short_stream_gb_per_s"] == pytest.approx(max(rate.values()), rel=2e-11, abs=0)  # fmt: skip
+    rate = {
+        block: size / (1e-6 + size / speed) / 1e9 for block, size, speed in ((1024, moved, 2e12), (4096, best, 3e12))
+    }
+    assert one._streamed((32, 1)) and one._streamed_short((32, 1))["short_stream_gb_per_s"] == pytest.approx(
+        max(rate.values()), rel=2e-11, abs=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -371,5 +395,7 @@ def test_ceilings_that_bind(nbytes, flops, names, streams, limited) -> None:
 @pytest.mark.parametrize(("nbytes", "sets"), [(CACHE, 6), (CACHE // 2, 11), (300_000, 19), (10 * CACHE, 2)])
 def test_sets_until_the_cache_is_cold(nbytes, sets, launches, monkeypatch) -> None:
     """Five times the cache, rounded up, and one more; of the device that is current."""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: {0: SimpleNamespace(L2_cache_size=CACHE)}[device])  # fmt: skip
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: {0: SimpleNamespace(L2_cache_size=CACHE)}[device]
+    )
     assert calibration.cold_sets(nbytes) == sets

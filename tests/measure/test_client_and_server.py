@@ -209,7 +209,9 @@ def test_a_server_that_is_there_is_not_started_again(tmp_path, listener, started
     assert started.polls == 0 and not (tmp_path / "s.sock.lock").exists()
     tries, connect, slept = [], client.connect, []
     monkeypatch.setattr(client.time, "sleep", slept.append)
-    monkeypatch.setattr(client, "connect", lambda path: tries.append(path) or (connect(path) if len(tries) > 1 else None))  # fmt: skip
+    monkeypatch.setattr(
+        client, "connect", lambda path: tries.append(path) or (connect(path) if len(tries) > 1 else None)
+    )
     with client.connected(str(tmp_path / "s.sock")):
         pass
     assert len(tries) == 2 and slept == [0] and not hasattr(started, "words")
@@ -315,8 +317,11 @@ def test_what_the_client_asks(parts, status, error, running, tmp_path, listener,
             assert client.main([*["--running"] * running, "out", "spec {}"]) == status
         over.set()
     assert asked == [
-        ({"arguments": ["out", "spec {}"], "cwd": os.getcwd(), "env": dict(os.environ)}, [os.fstat(fd).st_ino for fd in (1, 2)])
-    ]  # fmt: skip
+        (
+            {"arguments": ["out", "spec {}"], "cwd": os.getcwd(), "env": dict(os.environ)},
+            [os.fstat(fd).st_ino for fd in (1, 2)],
+        )
+    ]
 
 
 # -- the server
@@ -354,7 +359,9 @@ def test_a_child_becomes_its_caller(arguments, how, tmp_path, monkeypatch) -> No
     with here, there, open(tmp_path / "o", "w") as out, open(tmp_path / "e", "w") as err:
         files = [os.fstat(one.fileno()).st_ino for one in (out, err)]
         socket.send_fds(here, [b"{"], [out.fileno(), err.fileno()])
-        here.sendall(json.dumps({"arguments": arguments, "cwd": str(tmp_path), "env": {"NEW": "2"}})[1:].encode() + b"\n")  # fmt: skip
+        here.sendall(
+            json.dumps({"arguments": arguments, "cwd": str(tmp_path), "env": {"NEW": "2"}})[1:].encode() + b"\n"
+        )
         with monkeypatch.context() as one:  # pytest itself needs both before and after
             one.setattr(os, "environ", {"OLD": "1"})
             one.setattr(os, "dup2", lambda fd, target: became.append((os.fstat(fd).st_ino, target)))
@@ -512,7 +519,14 @@ def answers(code: object) -> int:
     """What the child of a request does: its code, or how it ends without one."""
     if isinstance(code, int):
         return code
-    raise {"exit": SystemExit(3), "leaves": SystemExit(), "says": SystemExit("a text \udcff"), "large": SystemExit(256 + 7), "fails": RuntimeError("a fault"), "interrupted": KeyboardInterrupt()}[code]  # fmt: skip
+    raise {
+        "exit": SystemExit(3),
+        "leaves": SystemExit(),
+        "says": SystemExit("a text \udcff"),
+        "large": SystemExit(256 + 7),
+        "fails": RuntimeError("a fault"),
+        "interrupted": KeyboardInterrupt(),
+    }[code]
 
 
 def test_every_caller_is_answered(tmp_path, children, monkeypatch) -> None:

@@ -19,16 +19,28 @@ pytestmark = pytest.mark.slow
 
 SMALL = {"tokens": 32, "hidden": 64, "intermediate": 32, "experts": 4, "top_k": 2}
 COSTS = {
-    "router": {}, "experts": {}, "experts relu2": {"activation": "relu2"}, "experts int4": {"weights": "int4_g32"}, "experts fp32": {"dtype": "fp32"},
-    "layer": {}, "layer shared": {"shared_intermediate": 48}, "training": {}, "gate": {}, "pack": {},
-}  # fmt: skip
+    "router": {},
+    "experts": {},
+    "experts relu2": {"activation": "relu2"},
+    "experts int4": {"weights": "int4_g32"},
+    "experts fp32": {"dtype": "fp32"},
+    "layer": {},
+    "layer shared": {"shared_intermediate": 48},
+    "training": {},
+    "gate": {},
+    "pack": {},
+}
 CELLS = {
     "weights": ("experts", ["torch_loop"], {"experts": 24, "tokens": 64, "hidden": 512, "intermediate": 512}),
     "operations": ("layer", ["torch_loop"], {"tokens": 1024, "hidden": 512, "intermediate": 1024}),
-    "float32": ("layer", ["torch_loop", "torch_gather_loop"], {"tokens": 256, "hidden": 512, "intermediate": 512, "dtype": "fp32"}),
+    "float32": (
+        "layer",
+        ["torch_loop", "torch_gather_loop"],
+        {"tokens": 256, "hidden": 512, "intermediate": 512, "dtype": "fp32"},
+    ),
     "rows": ("pack", ["torch"], {"tokens": 4096, "hidden": 1024}),
     "next to nothing": ("gate", ["torch"], {"tokens": 64}),
-}  # fmt: skip
+}
 
 
 def job_of(bench, names, values, **settings):

@@ -111,7 +111,12 @@ def test_a_family_of_cells_stays_on_its_card():
 
 def test_cells_that_are_compared_are_of_one_family():
     """Of other tokens, skew or capacity, one bench and one model or shape: one card."""
-    sweep = [cell_of("pack", hidden=64, experts=8, top_k=2, tokens=tokens, skew=skew, capacity_factor=factor) for tokens in (64, 128) for skew in (0, 0.5) for factor in (None, 1.25)]  # fmt: skip
+    sweep = [
+        cell_of("pack", hidden=64, experts=8, top_k=2, tokens=tokens, skew=skew, capacity_factor=factor)
+        for tokens in (64, 128)
+        for skew in (0, 0.5)
+        for factor in (None, 1.25)
+    ]
     assert {cell.family for cell in sweep} == {"pack-H64-E8-k2"}
     assert cell_of("pack", hidden=128, experts=8, top_k=2, tokens=64).family == "pack-H128-E8-k2"
     assert cell_of("gate", experts=8, top_k=2, tokens=64).family == "gate-E8-k2"
@@ -165,15 +170,22 @@ def test_all_users_lock_the_same_file_of_a_card(tmp_path, monkeypatch, start) ->
 @pytest.mark.fault("GPU lock")
 @pytest.mark.parametrize(
     ("make", "hint"),
-    [(lambda path: path.symlink_to("precious"), os.strerror(errno.ELOOP)), (Path.mkdir, os.strerror(errno.EISDIR)), (os.mkfifo, "remove it")],
+    [
+        (lambda path: path.symlink_to("precious"), os.strerror(errno.ELOOP)),
+        (Path.mkdir, os.strerror(errno.EISDIR)),
+        (os.mkfifo, "remove it"),
+    ],
     ids=["link", "folder", "pipe"],
-)  # fmt: skip
+)
 def test_a_lock_that_is_no_file_is_refused(make, hint, tmp_path, monkeypatch) -> None:
     """And nothing is written to where a link leads."""
     (tmp_path / "precious").write_text("text")
     monkeypatch.setattr(gpus, "FOLDER", tmp_path)
     make(gpus.lock_file("card0"))
-    with pytest.raises(UserError, match=rf"lock of a GPU: got .*card0.lock'; allowed: a file .*; hint: {hint}"), gpus.reserved(True, ["0"], identify=lambda gpu: "card0"):  # fmt: skip
+    with (
+        pytest.raises(UserError, match=rf"lock of a GPU: got .*card0.lock'; allowed: a file .*; hint: {hint}"),
+        gpus.reserved(True, ["0"], identify=lambda gpu: "card0"),
+    ):
         pass
     assert (tmp_path / "precious").read_text() == "text"
 

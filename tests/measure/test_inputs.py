@@ -73,7 +73,9 @@ def test_draws_and_sets() -> None:
     assert len(sets) == 3 and sets.draws == 3 and made().nonce != made().nonce and len(made(check_seeds=1)) == 1
     assert [float(one["x"][3, 2]) for one in sets.inputs] == [5, 1005, 2005]
     assert all(one["ids"].tolist() == [0, 1, 2, 3, 4] and one["w"].tolist() == [1, 2, 3] for one in sets.inputs)
-    assert {(one["y"].shape, one["y"].dtype, one["count"].dtype) for one in sets.outputs} == {((4, 3), torch.float32, torch.int32)}  # fmt: skip
+    assert {(one["y"].shape, one["y"].dtype, one["count"].dtype) for one in sets.outputs} == {
+        ((4, 3), torch.float32, torch.int32)
+    }
     assert [float(sets.draw_of(i).expected["y"][0, 0]) for i in range(5)] == [10, 2010, 4010, 10, 2010]
     assert sets.cold(1) is None, "nothing is known of a CPU's caches"
 
@@ -99,8 +101,16 @@ def test_sets_of_a_gpu(settings, count, gpu) -> None:
 
 @pytest.mark.parametrize(
     ("read", "shared", "draws", "count"),
-    [(74, 0, 2, 75), (2500, 40_000, 3, 3), (400, 40_000, 14, 14), (100, 40_000, 16, 51), (2500, 2500, 2, 3), (6000, 40_000, 2, 2), (10, 40_000, 16, 75)],
-)  # fmt: skip
+    [
+        (74, 0, 2, 75),
+        (2500, 40_000, 3, 3),
+        (400, 40_000, 14, 14),
+        (100, 40_000, 16, 51),
+        (2500, 2500, 2, 3),
+        (6000, 40_000, 2, 2),
+        (10, 40_000, 16, 75),
+    ],
+)
 def test_calls_read_different_weights_until_those_are_cold(read, shared, draws, count, gpu) -> None:
     """Beside large weights 68 bytes of own inputs need no sets of their own; weights that every call reads whole need no more draws."""
 
@@ -149,8 +159,15 @@ def test_cold_is_four_times_the_cache(count, cold, gpu) -> None:
 
 @pytest.mark.parametrize(
     ("read", "draws", "shared", "count", "cold"),
-    [(4000, 3, 3000, 3, True), (4000, 3, 2900, 3, False), (1334, 3, 9000, 3, True), (1333, 3, 9000, 3, False), (2000, 3, 9000, 1, False), (4000, 1, 9000, 9, True)],
-)  # fmt: skip
+    [
+        (4000, 3, 3000, 3, True),
+        (4000, 3, 2900, 3, False),
+        (1334, 3, 9000, 3, True),
+        (1333, 3, 9000, 3, False),
+        (2000, 3, 9000, 1, False),
+        (4000, 1, 9000, 9, True),
+    ],
+)
 def test_weights_that_all_sets_share_are_cold_by_what_is_read_of_them(read, draws, shared, count, cold, gpu) -> None:
     """By the calls of different draws, and never more than there is: 1024 bytes of an own input and those of the weights."""
     sets = known_sets(read, draws, shared)
@@ -173,7 +190,11 @@ def test_guards_lie_on_both_sides() -> None:
     for like in (torch.empty(3, 5), torch.empty(512, dtype=torch.uint8), torch.empty(0)):
         one = memory.Guarded(like, 3)
         nbytes = like.numel() * like.element_size()
-        places = [t.data_ptr() - one.whole.data_ptr() for t in one.tensors] if nbytes else [512 + i * one.whole.shape[1] for i in range(3)]  # fmt: skip
+        places = (
+            [t.data_ptr() - one.whole.data_ptr() for t in one.tensors]
+            if nbytes
+            else [512 + i * one.whole.shape[1] for i in range(3)]
+        )
         stride = one.whole.shape[1]
         assert stride == 512 * (2 + -(-nbytes // 512)) and places == [512, 512 + stride, 512 + 2 * stride]
         assert [t.shape for t in one.tensors] == [like.shape] * 3 and one.tensors[0].dtype == like.dtype
@@ -274,10 +295,13 @@ def changed_and_restored(one: Sets) -> None:
         (changed_and_restored, "inputs were written, if only to restore them: x"),
         (lambda one: one.inputs[0]["w"].add_(0), "inputs were written, if only to restore them: w"),
         (lambda one: one._outputs["y"].whole[1, 511].fill_(0), "bytes next to a tensor were written: y"),
-        (lambda one: (one._inputs["x"].whole[0, 600].fill_(0), one._outputs["count"].whole[0, 0].fill_(0)), "bytes next to a tensor were written: x, count"),
+        (
+            lambda one: (one._inputs["x"].whole[0, 600].fill_(0), one._outputs["count"].whole[0, 0].fill_(0)),
+            "bytes next to a tensor were written: x, count",
+        ),
         (lambda one: (one._inputs["x"].whole[0, 600].fill_(0), one.inputs[0]["w"].zero_()), "inputs were changed: w"),
     ],
-)  # fmt: skip
+)
 def test_damage_is_said_and_mended(harm, text) -> None:
     """The worst of it; afterwards everything is as it was."""
     sets = made()
@@ -325,9 +349,12 @@ ROWS = 1_000_003  # what a row of a checksum counts more than a column
         (torch.tensor([1.0, 1.0], dtype=torch.float16), (1 + 2 + 2 * ROWS) * 0x3C00),
         (torch.tensor([1.0] * 3), (1 + 2 + 3 + 3 * ROWS) * 0x3F800000),  # more than 32 bits hold
         (torch.tensor([2**40, 1]), 2**40 + 2 + (2**40 + 1) * ROWS),
-        (torch.zeros(2050, dtype=torch.int64).index_fill(0, torch.tensor([1023, 1024, 2049]), 1), 1024 + 1 + 2 + (1 + 2 + 3) * ROWS),
+        (
+            torch.zeros(2050, dtype=torch.int64).index_fill(0, torch.tensor([1023, 1024, 2049]), 1),
+            1024 + 1 + 2 + (1 + 2 + 3) * ROWS,
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_checksum_is_of_bits_and_their_places(tensor, total) -> None:
     """Columns and rows of 1024 elements are counted from 1."""
     assert memory.checksum(tensor) == total

@@ -60,7 +60,13 @@ def measured(**sizes: int) -> list[dict]:
 
     job = Job(cell, tuple(LENGTHS), Settings(warmup_ms=20.0, max_seconds=1.5), ("loop",))
     worker.run(job, "cuda", list(LENGTHS), send)
-    return [{"bench": "pack", "implementation": n, "status": "ok", "baseline": "loop", "cell": cell.key} | row | {"speedup": row["best_speedup"] if n == "longer" else 1.0} | {f"speedup{k}": row[f"best_speedup{k}"] for k in ("_ci_low", "_ci_high", "_p")} for n, row in found.items()]  # fmt: skip
+    return [
+        {"bench": "pack", "implementation": n, "status": "ok", "baseline": "loop", "cell": cell.key}
+        | row
+        | {"speedup": row["best_speedup"] if n == "longer" else 1.0}
+        | {f"speedup{k}": row[f"best_speedup{k}"] for k in ("_ci_low", "_ci_high", "_p")}
+        for n, row in found.items()
+    ]
 
 
 def test_a_loop_that_is_2_percent_longer_is_found_and_equals_are_not_told_apart(loops) -> None:
@@ -69,7 +75,11 @@ def test_a_loop_that_is_2_percent_longer_is_found_and_equals_are_not_told_apart(
     rows = [row for t, h, k in shapes if t * h * (k + 1) <= 3 << 29 for row in measured(tokens=t, hidden=h, top_k=k)]
     table = verdicts.judged(pd.DataFrame(rows))
     longer = table[(table["implementation"] == "longer") & (table["median_us"] >= LEAST_US)]
-    print(longer[["cell", "median_us", "speedup", "speedup_ci_low", "speedup_ci_high", "noise_floor", "verdict"]].to_string())  # fmt: skip
+    print(
+        longer[
+            ["cell", "median_us", "speedup", "speedup_ci_low", "speedup_ci_high", "noise_floor", "verdict"]
+        ].to_string()
+    )
     gaps = verdicts.twins(table)["gap"]
     wrong, pairs = verdicts.false_verdicts(table)
     print(f"{wrong} of {pairs} twins told apart; |ln ratio| {np.quantile(gaps, [0, 0.5, 0.95, 1]).round(5)}")

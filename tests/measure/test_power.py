@@ -93,7 +93,9 @@ def test_the_order_of_turns_does_not_matter(monkeypatch):
         clocks = {name: set(one.clocks) for name, one in found.items()}
         assert max(clocks["dense"]) < min(clocks["light"])
         assert {len(one.blocks) for one in found.values()} == {20}
-        assert all(one.fields["turns"] == "long" and "two long turns" in one.fields["stop_reason"] for one in found.values())  # fmt: skip
+        assert all(
+            one.fields["turns"] == "long" and "two long turns" in one.fields["stop_reason"] for one in found.values()
+        )
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -202,7 +204,9 @@ def test_what_a_long_turn_holds(monkeypatch):
         sampling.sample(job, alive, sets, card, lambda name, step, action: action() or True, True)
         monkeypatch.setattr(sampling, "_kept_busy", keep)
         assert turns[3:] == turns[2::-1] and sorted(turns[:3]) == ["dense", "dense2", "light"]
-        assert sorted(one.name for _, one, _ in checked) == sorted(turns[:3]) and all(given[::2] == (job, sets) for given in checked)  # fmt: skip
+        assert sorted(one.name for _, one, _ in checked) == sorted(turns[:3]) and all(
+            given[::2] == (job, sets) for given in checked
+        )
         assert busy[0][1] == 1.0 and {seconds for _, seconds in busy[1:]} == {0.5}
         assert {name: [one for one, _ in busy[1:]].count(name) for name in needs} == dict.fromkeys(needs, 5)
         assert all(sum(block) >= needs[one.name] > sum(block[:-1]) for one in alive for block in one.blocks)
@@ -215,7 +219,9 @@ def test_twins_have_turns_of_their_own(monkeypatch):
     one = candidate(card, "dense")
     one.twin = candidate(card, "dense")
     monkeypatch.setattr(sampling, "verify", lambda *_, **__: None)
-    sampling.sample(SimpleNamespace(settings=SECONDS, hash="0"), [one], None, card, lambda n, s, action: action() or True, True)  # fmt: skip
+    sampling.sample(
+        SimpleNamespace(settings=SECONDS, hash="0"), [one], None, card, lambda n, s, action: action() or True, True
+    )
     rows = {"dense": {}}
     outcome.twins([one], rows)
     assert len(one.twin.blocks) == 20 and rows["dense"]["twin_speedup"] == pytest.approx(1, rel=0.01)

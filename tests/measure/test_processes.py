@@ -118,8 +118,9 @@ class Left(BaseException):
 @pytest.mark.parametrize("heard", [True, False])
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("closed")])
 @pytest.mark.parametrize(
-    ("end", "code"), [(None, 7), (SystemExit(3), 3), (SystemExit("a text"), 1), (KeyboardInterrupt(), 1), (RuntimeError("boom"), 1)]
-)  # fmt: skip
+    ("end", "code"),
+    [(None, 7), (SystemExit(3), 3), (SystemExit("a text"), 1), (KeyboardInterrupt(), 1), (RuntimeError("boom"), 1)],
+)
 def test_every_request_is_answered_once(end, code, error, heard, monkeypatch) -> None:
     """With the status that the process then leaves with, also where nobody listens any more."""
     said, flushed = [], []

@@ -16,9 +16,16 @@ from moe_routing_bench.measure import gpus, provenance
 from moe_routing_bench.store import platforms
 
 STATE = {
-    "gpu_name": "NVIDIA H200", "gpu_uuid": "GPU-12", "driver": "570.1", "sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_limit_w": 700.5,
-    "throttle_bits": 0x28, "temperature_c": 41, "other_gpu_processes": 2,
-}  # fmt: skip
+    "gpu_name": "NVIDIA H200",
+    "gpu_uuid": "GPU-12",
+    "driver": "570.1",
+    "sm_clock_mhz": 1980,
+    "memory_clock_mhz": 3201,
+    "power_limit_w": 700.5,
+    "throttle_bits": 0x28,
+    "temperature_c": 41,
+    "other_gpu_processes": 2,
+}
 
 
 class Nvml:
@@ -80,9 +87,23 @@ def test_the_state_of_a_card(uuid, texts, monkeypatch) -> None:
 
 def test_what_nvml_does_not_know_is_missing(monkeypatch) -> None:
     """A reading is None then; no bits are set, and nobody else is there."""
-    names = ("Name", "ClockInfo", "PowerUsage", "PowerManagementLimit", "Temperature", "TotalEnergyConsumption", "CurrentClocksEventReasons", "ComputeRunningProcesses")  # fmt: skip
+    names = (
+        "Name",
+        "ClockInfo",
+        "PowerUsage",
+        "PowerManagementLimit",
+        "Temperature",
+        "TotalEnergyConsumption",
+        "CurrentClocksEventReasons",
+        "ComputeRunningProcesses",
+    )
     gpu = card(monkeypatch, unknown=tuple(f"nvmlDeviceGet{name}" for name in names))
-    assert gpu.state() == dict.fromkeys(STATE) | {"gpu_uuid": "GPU-12", "driver": "570.1", "throttle_bits": 0, "other_gpu_processes": 0}  # fmt: skip
+    assert gpu.state() == dict.fromkeys(STATE) | {
+        "gpu_uuid": "GPU-12",
+        "driver": "570.1",
+        "throttle_bits": 0,
+        "other_gpu_processes": 0,
+    }
     assert (gpu.sm_clock_mhz(), gpu.power_w(), gpu.power_capped(), gpu.slowdown_bits()) == (None, None, False, 0)
     assert gpu.energy_mj() is None
 
@@ -90,10 +111,15 @@ def test_what_nvml_does_not_know_is_missing(monkeypatch) -> None:
 def test_versions() -> None:
     found = provenance.versions()
     assert found == {
-        "python_version": platform.python_version(), "torch_version": torch.__version__, "cuda_version": torch.version.cuda,
-        "triton_version": importlib.metadata.version("triton"), "cutlass_dsl_version": importlib.metadata.version("nvidia-cutlass-dsl"),
-        "host": socket.gethostname(), "cpu_model": provenance.cpu_model(), "cpu_threads": torch.get_num_threads(),
-    }  # fmt: skip
+        "python_version": platform.python_version(),
+        "torch_version": torch.__version__,
+        "cuda_version": torch.version.cuda,
+        "triton_version": importlib.metadata.version("triton"),
+        "cutlass_dsl_version": importlib.metadata.version("nvidia-cutlass-dsl"),
+        "host": socket.gethostname(),
+        "cpu_model": provenance.cpu_model(),
+        "cpu_threads": torch.get_num_threads(),
+    }
     assert {type(one) for one in found.values()} <= {str, int, type(None)}, (
         "who unpickles torch's own type of version imports torch"
     )
@@ -140,7 +166,15 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch, git_state) -> None:
     package = tmp_path / "src"
     package.mkdir()
     (package / "a.py").write_text("a")
-    git = lambda *words: subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e", *words], check=True, capture_output=True, text=True).stdout  # noqa: E731 # fmt: skip
+
+    def git(*words):
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e", *words],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
     git("init", "-q"), git("add", "."), git("commit", "-qm", "a")
     monkeypatch.setattr(provenance, "PACKAGE", package)
     monkeypatch.setenv(provenance.COMMIT, SHA)

@@ -19,15 +19,39 @@ CELL = cell_of("pack", tokens=64, hidden=32, experts=8, top_k=2, dtype="fp32", c
 QUICK = Settings(max_seconds=0.05, min_blocks=3, max_blocks=4, warmup_ms=1, interval_us=200, timeout=30)
 DIFFER = "elements differ"
 REASONS = {
-    "early": DIFFER, "by_pointer": DIFFER, "where_looked_at": DIFFER, "once": DIFFER, "of_last_set": DIFFER, "one_answer": DIFFER,
-    "known_seed": DIFFER, "every_other": DIFFER, "now_and_then": DIFFER, "half": DIFFER, "shuffled": DIFFER, "narrow": DIFFER,
-    "other_dtype": "packed: float64", "beyond": "bytes next to a tensor were written: packed", "ahead": "bytes next to a tensor were written: x",
-    "changes_input": "inputs were changed: x", "restores_input": "inputs were written, if only to restore them: x",
-    "elsewhere": "another stream", "later": "threads were left running", "slow_clock": "time.perf_counter was replaced",
-    "in_pool": ("outputs were written after the call had returned", DIFFER), "already_right": DIFFER, "where_changed": DIFFER, "by_sample": DIFFER,
-    "last_row": DIFFER, "whole_tiles": DIFFER, "last_column": DIFFER, "nearest_float": DIFFER, "returns_input": "packed: float32 of shape (64, 32)",
-    "returns_nothing_new": DIFFER, "more_threads": "torch.get_num_threads() is", "other_cores": "os.sched_getaffinity(0) is",
-}  # fmt: skip
+    "early": DIFFER,
+    "by_pointer": DIFFER,
+    "where_looked_at": DIFFER,
+    "once": DIFFER,
+    "of_last_set": DIFFER,
+    "one_answer": DIFFER,
+    "known_seed": DIFFER,
+    "every_other": DIFFER,
+    "now_and_then": DIFFER,
+    "half": DIFFER,
+    "shuffled": DIFFER,
+    "narrow": DIFFER,
+    "other_dtype": "packed: float64",
+    "beyond": "bytes next to a tensor were written: packed",
+    "ahead": "bytes next to a tensor were written: x",
+    "changes_input": "inputs were changed: x",
+    "restores_input": "inputs were written, if only to restore them: x",
+    "elsewhere": "another stream",
+    "later": "threads were left running",
+    "slow_clock": "time.perf_counter was replaced",
+    "in_pool": ("outputs were written after the call had returned", DIFFER),
+    "already_right": DIFFER,
+    "where_changed": DIFFER,
+    "by_sample": DIFFER,
+    "last_row": DIFFER,
+    "whole_tiles": DIFFER,
+    "last_column": DIFFER,
+    "nearest_float": DIFFER,
+    "returns_input": "packed: float32 of shape (64, 32)",
+    "returns_nothing_new": DIFFER,
+    "more_threads": "torch.get_num_threads() is",
+    "other_cores": "os.sched_getaffinity(0) is",
+}
 
 
 @pytest.fixture

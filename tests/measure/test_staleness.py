@@ -85,7 +85,16 @@ def test_an_edit_makes_stale_exactly_the_benches_whose_closure_has_the_file(monk
 
 def test_lists_make_nothing_stale() -> None:
     """What only registers, plans, reads, draws or trains is no part of any measurement."""
-    free = ("benches/registry.py", "config/", "store/records.py", "store/paths.py", "figures/", "report/", "quality/", "cli/")  # fmt: skip
+    free = (
+        "benches/registry.py",
+        "config/",
+        "store/records.py",
+        "store/paths.py",
+        "figures/",
+        "report/",
+        "quality/",
+        "cli/",
+    )
     for bench in BENCHES.values():
         names = [path.relative_to(BENCH.parent).as_posix().partition("/")[2] for path in bench.code_files()]
         assert not [name for name in names if name.startswith(free)], bench.name

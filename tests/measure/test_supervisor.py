@@ -68,8 +68,10 @@ def test_one_worker_measures_all(scripted) -> None:
         send(("rows", {name: row(name) for name in ("triton", "torch")}))
 
     assert outcomes(scripted, script) == {
-        "torch": ("incorrect", "torch ran", 0), "torch_compile": ("unsupported", "no compiler", 0), "triton": ("incorrect", "triton ran", 0),
-    }  # fmt: skip
+        "torch": ("incorrect", "torch ran", 0),
+        "torch_compile": ("unsupported", "no compiler", 0),
+        "triton": ("incorrect", "triton ran", 0),
+    }
     scripted(lambda names, send: send(("rows", {"torch": row("torch")})))
     (one,) = supervisor.measure(job("torch"), mode="warm")
     assert (one["worker_mode"], one["platform"], one["bench"]) == ("warm", "cpu", "pack")
@@ -121,7 +123,11 @@ def test_a_gpu_of_its_family_is_reserved_alone(scripted, monkeypatch) -> None:
     assert supervisor.measure(one, watch="watch")[0]["platform"] == "nvidia-h200"
     caller = seen[1][-1]
     assert caller.watch == "watch"
-    assert seen == [{"alone": True, "family": "pack-H8-E4-k2", "waiting": caller.told}, (one, "cuda", ["torch"], caller), "given back"]  # fmt: skip
+    assert seen == [
+        {"alone": True, "family": "pack-H8-E4-k2", "waiting": caller.told},
+        (one, "cuda", ["torch"], caller),
+        "given back",
+    ]
     assert CELL.family == "pack-H8-E4-k2"
 
 
@@ -141,9 +147,10 @@ def dies(signal_number: int):
 def test_who_was_at_work_is_blamed_for_a_crash(scripted) -> None:
     """The others start again: two more lives, the last of which dies at its only one."""
     assert outcomes(scripted, dies(signal.SIGTERM)) == {
-        "torch": ("incorrect", "wrong", 1), "torch_compile": ("crashed", "sampling: worker was killed by signal SIGTERM", 1),
+        "torch": ("incorrect", "wrong", 1),
+        "torch_compile": ("crashed", "sampling: worker was killed by signal SIGTERM", 1),
         "triton": ("crashed", "binding: worker was killed by signal SIGTERM", 1),
-    }  # fmt: skip
+    }
 
 
 def throw(error: BaseException):
@@ -187,8 +194,10 @@ def test_a_crash_between_implementations_is_nobody_s_fault(scripted) -> None:
         raise SystemExit(3)
 
     assert outcomes(scripted, script) == {
-        "torch": ("incorrect", "3 left", 2), "torch_compile": ("incorrect", "2 left", 2), "triton": ("incorrect", "1 left", 2),
-    }  # fmt: skip
+        "torch": ("incorrect", "3 left", 2),
+        "torch_compile": ("incorrect", "2 left", 2),
+        "triton": ("incorrect", "1 left", 2),
+    }
 
 
 @pytest.mark.parametrize("found_out", [True, False])
@@ -305,7 +314,11 @@ def test_a_silent_worker_may_have_settled_some(scripted, monkeypatch) -> None:
         send(("rows", {name: row(name) for name in names}))
 
     found = outcomes(scripted, script, timeout=0.3)
-    assert found == {"torch": ("incorrect", "wrong", 1), "torch_compile": ("incorrect", "torch_compile ran", 1), "triton": ("incorrect", "triton ran", 1)}  # fmt: skip
+    assert found == {
+        "torch": ("incorrect", "wrong", 1),
+        "torch_compile": ("incorrect", "torch_compile ran", 1),
+        "triton": ("incorrect", "triton ran", 1),
+    }
     assert graces == [0, 0.02]
 
 
@@ -411,8 +424,15 @@ def test_a_worker_that_is_gone_before_it_is_killed(refusal, monkeypatch) -> None
 
 @pytest.mark.parametrize(
     ("end", "code"),
-    [(None, 0), (SystemExit(3), 3), (SystemExit(), 0), (SystemExit("text"), 1), (RuntimeError("boom"), 1), (KeyboardInterrupt(), 1)],
-)  # fmt: skip
+    [
+        (None, 0),
+        (SystemExit(3), 3),
+        (SystemExit(), 0),
+        (SystemExit("text"), 1),
+        (RuntimeError("boom"), 1),
+        (KeyboardInterrupt(), 1),
+    ],
+)
 def test_a_worker_never_returns(end, code, monkeypatch, capsys) -> None:
     """It leads a group of its own, starts no pool of processes, and says what it died of."""
     said = []
@@ -494,7 +514,9 @@ def test_a_row_with_a_time_has_what_follows_from_it(monkeypatch) -> None:
     monkeypatch.setattr(provenance, "version", {"quack-kernels": "9.1"}.get)
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     cell = cell_of("gate", tokens=8, experts=4, top_k=2, dtype="fp32")
-    found = completion.complete(Job(cell, ("quack",), Settings()), "cpu", "quack", {"status": "ok", "median_us": 3.0}, datetime.now())  # fmt: skip
+    found = completion.complete(
+        Job(cell, ("quack",), Settings()), "cpu", "quack", {"status": "ok", "median_us": 3.0}, datetime.now()
+    )
     assert found["derived"] == ("gate", 3.0) and found["implementation_version"] == "9.1"
     assert found["slurm_job_id"] == "77"
 

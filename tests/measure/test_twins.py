@@ -76,7 +76,14 @@ def test_only_cells_with_twins_have_another_spec():
 
 
 def entry(**change):
-    return {"benches": ["pack", "combine"], "implementations": ["torch", "triton"], "tokens": [64], "hidden": [64], "experts": [4], "top_k": [2]} | change  # fmt: skip
+    return {
+        "benches": ["pack", "combine"],
+        "implementations": ["torch", "triton"],
+        "tokens": [64],
+        "hidden": [64],
+        "experts": [4],
+        "top_k": [2],
+    } | change
 
 
 def test_entries_of_a_config_add_up():

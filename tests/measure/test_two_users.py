@@ -45,7 +45,10 @@ def shared() -> Iterator[Path]:
     """A folder like /tmp, with the package to run."""
     if os.getuid():
         pytest.skip("needs rights to become other users")
-    if not shutil.which("setpriv") or subprocess.run([*become(ONE), sys.executable, "-c", ""], capture_output=True).returncode:  # fmt: skip
+    if (
+        not shutil.which("setpriv")
+        or subprocess.run([*become(ONE), sys.executable, "-c", ""], capture_output=True).returncode
+    ):
         pytest.skip("other users cannot run this Python here")
     with tempfile.TemporaryDirectory(prefix="mrb-", dir="/tmp", ignore_cleanup_errors=True) as name:
         folder = Path(name)

@@ -333,7 +333,11 @@ class Answers:
         assert (name, cell, outputs.keys()) == ("a", "cell", {"y"})
         self.checked.append(inputs["x"])
         wrong = int((outputs["y"] - expected["y"]).abs().gt(0.1).sum())
-        return Check(float((outputs["y"] - expected["y"]).abs().max()), error=f"{wrong} wrong" if wrong else None, mismatches=wrong)  # fmt: skip
+        return Check(
+            float((outputs["y"] - expected["y"]).abs().max()),
+            error=f"{wrong} wrong" if wrong else None,
+            mismatches=wrong,
+        )
 
 
 def compared(values, returned=None) -> tuple[Check, list[int]]:
@@ -361,7 +365,7 @@ def tensors(*values) -> list[dict[str, torch.Tensor] | None]:
         ([0, 1, 0], [None] * 3, None, 0.0, [0, 1]),
         ([0, 1, 6], [None] * 3, "3 wrong", 6.0, [0, 2, 1]),
     ],
-)  # fmt: skip
+)
 def test_the_first_set_of_a_draw_is_checked_and_all_others_compared_with_it(values, returned, error, worst, checked):
     """What a call returned takes the place of the outputs that it was given; what differs is checked by itself."""
     found, seen = compared(values, returned)

@@ -29,9 +29,17 @@ from moe_routing_kernels.pack import torch_pack
 
 CELL = cell_of("pack", tokens=64, hidden=32, experts=4, top_k=2, dtype="fp32")
 SETTINGS = Settings(
-    check_seeds=2, warmup_ms=2, settle_blocks=3, interval_us=950, samples_per_block=3, min_blocks=4, max_blocks=20,
-    wall_calls=4, max_seconds=10, target_half_width=0.01,
-)  # fmt: skip
+    check_seeds=2,
+    warmup_ms=2,
+    settle_blocks=3,
+    interval_us=950,
+    samples_per_block=3,
+    min_blocks=4,
+    max_blocks=20,
+    wall_calls=4,
+    max_seconds=10,
+    target_half_width=0.01,
+)
 CEILINGS = {
     "copy_gb_per_s": 100.0,
     "read_gb_per_s": 50.0,
@@ -97,7 +105,18 @@ def test_a_row_of_constant_times(measured):
     job = Job(CELL, ("torch", "slow", "fast"), SETTINGS)
     rows, messages = measured(job, slow=lambda _: 200.0, fast=lambda _: 100.0)
     fast, slow = rows["fast"], rows["slow"]
-    times = ("median_us", "ci_low_us", "ci_high_us", "min_us", "p5_us", "q1_us", "q3_us", "p95_us", "max_us", "wall_median_us")  # fmt: skip
+    times = (
+        "median_us",
+        "ci_low_us",
+        "ci_high_us",
+        "min_us",
+        "p5_us",
+        "q1_us",
+        "q3_us",
+        "p95_us",
+        "max_us",
+        "wall_median_us",
+    )
     assert [fast[name] for name in times] == pytest.approx([100.0] * len(times)) and fast["mad_us"] < 1e-9
     assert (fast["calls_per_sample"], slow["calls_per_sample"]) == (10, 5)
     assert (fast["blocks"], fast["samples"], fast["set_aside"], fast["set_aside_samples_us"]) == (5, 15, 0, [])
@@ -108,14 +127,24 @@ def test_a_row_of_constant_times(measured):
     # 2 ms of warm-up, then two blocks of three samples until two in a row agree
     assert fast["warmup_calls"] in (20 + 60, 21 + 60) and slow["warmup_calls"] in (10 + 30, 11 + 30)
     assert (fast["cold_sets"], fast["cold"], fast["timer"]) == (2, None, "wall")
-    assert fast["best_other"] == "slow" and fast["best_speedup"] == pytest.approx(2) and slow["best_speedup"] == pytest.approx(0.5)  # fmt: skip
+    assert (
+        fast["best_other"] == "slow"
+        and fast["best_speedup"] == pytest.approx(2)
+        and slow["best_speedup"] == pytest.approx(0.5)
+    )
     assert "speedup" not in fast, "the baseline did not run"
     assert not {"warm_median_us", "peak_memory_bytes"} & fast.keys(), "of a GPU"
     assert fast["block_clocks_mhz"] == [None] * 5 == fast["block_powers_w"]
     assert {name: fast[name] for name in CEILINGS} == CEILINGS and fast["calibration_drift"] == 0
     assert (fast["read_bytes"] + fast["write_bytes"], fast["compulsory_bytes"], fast["flops"]) == (BYTES, BYTES, 0)
     assert (fast["write_bytes"], fast["device"], fast["status"]) == (64 * 2 * 32 * 4, "cpu", "ok")
-    assert (fast["rel_l2_error"], fast["max_abs_error"], fast["tolerance"], fast["mismatches"], fast["ties"]) == (0, 0, 0, 0, 0)  # fmt: skip
+    assert (fast["rel_l2_error"], fast["max_abs_error"], fast["tolerance"], fast["mismatches"], fast["ties"]) == (
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
     assert sum(fast["expert_load"]) == 128 and fast["load_cv"] == 0 and fast["drop_rate"] == 0 and fast["rows"] == 128
     assert 0 < fast["check_nonce"] < 2**31 and fast["measure_seconds"] > 0 and "launch_hidden" not in fast
     steps = [(message[1], message[2]) for message in messages if message[0] == "at"]
@@ -139,7 +168,9 @@ def test_what_follows_from_a_row(measured):
     assert found["roofline_us"] == pytest.approx(BYTES / 100e9 * 1e6)
     assert found["share_of_roofline"] == pytest.approx(BYTES / 100e9 / 100e-6)
     strict = (1 + 2) * 32 * 4  # pack reads a row and writes k of them
-    assert found["bytes_per_token_strict"] == strict and found["bw_gibps_strict"] == pytest.approx(strict * 64 / 100e-6 / 2**30)  # fmt: skip
+    assert found["bytes_per_token_strict"] == strict and found["bw_gibps_strict"] == pytest.approx(
+        strict * 64 / 100e-6 / 2**30
+    )
     assert (found["rows"], found["padding_waste"]) == (128, 0)
     assert not {"tflops", "share_of_stream", "suspect", "status"} & found.keys()
 
@@ -216,9 +247,18 @@ def test_twins_share_the_rounds(measured):
 
 
 GPU_ROW = CEILINGS | {
-    "median_us": 10.0, "compulsory_bytes": 10**6, "flops": 0, "device": "cuda", "cold_sets": 4, "calibration_drift": 0.02, "stream_gb_per_s": 160.0,
-    "short_stream_gb_per_s": 125.0, "other_gpu_processes": 0, "expert_load": [40, 24], "layout": "compact",
-}  # fmt: skip
+    "median_us": 10.0,
+    "compulsory_bytes": 10**6,
+    "flops": 0,
+    "device": "cuda",
+    "cold_sets": 4,
+    "calibration_drift": 0.02,
+    "stream_gb_per_s": 160.0,
+    "short_stream_gb_per_s": 125.0,
+    "other_gpu_processes": 0,
+    "expert_load": [40, 24],
+    "layout": "compact",
+}
 derived = functools.partial(completion.derived, Job(CELL, ("torch",), SETTINGS))
 
 
@@ -230,15 +270,22 @@ def test_what_follows_from_a_row_of_a_gpu():
     flops = derived(GPU_ROW | {"flops": 2 * 10**7, "sustained_tflops": 2.5, "dense_us": GPU_ROW["median_us"] / 1.25})
     assert flops["over_dense"] == pytest.approx(1.25)
     assert (flops["tflops"], flops["share_of_peak"], flops["share_of_sustained"]) == pytest.approx((2.0, 0.5, 0.8))
-    assert flops["roofline_us"] == pytest.approx(10.0) and derived(GPU_ROW | {"flops": 10**8})["roofline_us"] == pytest.approx(25)  # fmt: skip
+    assert flops["roofline_us"] == pytest.approx(10.0) and derived(GPU_ROW | {"flops": 10**8})[
+        "roofline_us"
+    ] == pytest.approx(25)
     assert not {"share_of_sustained", "over_dense"} & derived(GPU_ROW | {"flops": 1}).keys()
 
 
-@pytest.mark.parametrize(("turns", "busy", "said"), [("long", 0.894, True), ("long", 0.9, False), ("short", 0.1, False), ("long", None, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("turns", "busy", "said"),
+    [("long", 0.894, True), ("long", 0.9, False), ("short", 0.1, False), ("long", None, False)],
+)
 def test_long_turns_of_a_card_that_rests_between_samples_are_suspect(turns, busy, said):
     """What the power limit allows is then not what is timed."""
     found = derived(GPU_ROW | {"turns": turns} | ({} if busy is None else {"busy_share": busy}))
-    assert found.get("suspect_reason") == ("the GPU was busy for 89% of its long turns, and rested from the power limit" if said else None)  # fmt: skip
+    assert found.get("suspect_reason") == (
+        "the GPU was busy for 89% of its long turns, and rested from the power limit" if said else None
+    )
 
 
 def test_rates_are_exact():
@@ -265,9 +312,12 @@ def test_strict_bytes_of_quantised_rows():
     [
         ({"calibration_drift": 0.021}, "ceilings drifted 2.1% during the cell"),
         ({"other_gpu_processes": 2}, "other processes on the GPU: 2"),
-        ({"calibration_drift": 0.5, "other_gpu_processes": 1}, "ceilings drifted 50.0% during the cell; other processes on the GPU: 1"),
+        (
+            {"calibration_drift": 0.5, "other_gpu_processes": 1},
+            "ceilings drifted 50.0% during the cell; other processes on the GPU: 1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_makes_a_row_suspect(change, reason):
     found = derived(GPU_ROW | change)
     assert (found["suspect"], found["suspect_reason"]) == (True, reason) and found["gb_per_s"] == pytest.approx(100)
@@ -296,7 +346,9 @@ def test_padding_is_waste():
     """Two blocks of 64 rows hold 64 assignments; the layout is the implementation's, whatever the cell's is."""
     for layout, rows in (("block64", 128), ("compact", 64)):
         cell = cell_of("pack", tokens=64, hidden=32, experts=4, top_k=1, dtype="fp32")
-        found = completion.derived(Job(cell, ("torch",), SETTINGS), GPU_ROW | {"layout": layout, "expert_load": [1, 63, 0, 0]})  # fmt: skip
+        found = completion.derived(
+            Job(cell, ("torch",), SETTINGS), GPU_ROW | {"layout": layout, "expert_load": [1, 63, 0, 0]}
+        )
         assert (found["rows"], found["padding_waste"]) == (rows, pytest.approx(rows / 64 - 1))
     assert "rows" not in derived(GPU_ROW | {"layout": None})
 
@@ -315,10 +367,24 @@ def test_a_cell_is_sampled_again_where_a_ceiling_has_moved(measured, monkeypatch
 def test_blocks_that_are_set_aside():
     """Those with a slowdown bit, unless all have one; the reason is in the row, and their samples are kept."""
     timer = types.SimpleNamespace(name="cuda_graph", hidden=3, samples=4, calls=1)
-    one = Candidate("a", [], timer=timer, blocks=[[1.0, 2.0, 3.0], [50.0, 60.0, 70.0], [2.0, 3.0, 4.0]], spans=[8.0, 184.0, 20.0], clocks=[1, 2, 3], slow=[0, 8, 0])  # fmt: skip
+    one = Candidate(
+        "a",
+        [],
+        timer=timer,
+        blocks=[[1.0, 2.0, 3.0], [50.0, 60.0, 70.0], [2.0, 3.0, 4.0]],
+        spans=[8.0, 184.0, 20.0],
+        clocks=[1, 2, 3],
+        slow=[0, 8, 0],
+    )
     row = outcome.row(one)
-    assert (row["set_aside"], row["set_aside_samples_us"], row["set_aside_reason"]) == (3, [50.0, 60.0, 70.0], "a hardware slowdown bit")  # fmt: skip
-    assert row["samples_us"] == [1.0, 2.0, 3.0, 2.0, 3.0, 4.0] and row["median_us"] == 2.5 and row["launch_hidden"] == 0.75  # fmt: skip
+    assert (row["set_aside"], row["set_aside_samples_us"], row["set_aside_reason"]) == (
+        3,
+        [50.0, 60.0, 70.0],
+        "a hardware slowdown bit",
+    )
+    assert (
+        row["samples_us"] == [1.0, 2.0, 3.0, 2.0, 3.0, 4.0] and row["median_us"] == 2.5 and row["launch_hidden"] == 0.75
+    )
     assert row["busy_share"] == pytest.approx(195 / 212)
     one.slow = [8, 8, 8]
     row = outcome.row(one)
@@ -409,7 +475,11 @@ def test_a_broken_context_ends_the_worker():
         worker._guarded(messages.append, "a", "sampling", lambda: action("CUDA error: an illegal memory access"))
     assert end.value.code == 3 and messages[-1][2] == "crashed"
     assert worker._guarded(messages.append, "a", "sampling", lambda: action("CUDA error: not enough memory")) is False
-    assert worker._guarded(messages.append, "a", "sampling", lambda: None) is True and messages[-1] == ("at", "a", "sampling")  # fmt: skip
+    assert worker._guarded(messages.append, "a", "sampling", lambda: None) is True and messages[-1] == (
+        "at",
+        "a",
+        "sampling",
+    )
 
 
 def test_inputs_that_were_harmed_end_the_worker():
@@ -426,8 +496,18 @@ def test_inputs_that_were_harmed_end_the_worker():
 
 @pytest.mark.parametrize(
     ("read", "write", "mix"),
-    [(1, 1, (1, 1)), (10, 80, (1, 8)), (80, 10, (8, 1)), (1, 1000, (1, 32)), (1000, 1, (32, 1)), (10, 14, (1, 1)), (10, 16, (1, 2)), (14, 10, (1, 1)), (16, 10, (2, 1))],
-)  # fmt: skip
+    [
+        (1, 1, (1, 1)),
+        (10, 80, (1, 8)),
+        (80, 10, (8, 1)),
+        (1, 1000, (1, 32)),
+        (1000, 1, (32, 1)),
+        (10, 14, (1, 1)),
+        (10, 16, (1, 2)),
+        (14, 10, (1, 1)),
+        (16, 10, (2, 1)),
+    ],
+)
 def test_the_mix_of_a_stream(read, write, mix):
     """Whole numbers of at most 32, the nearest to the stage's own."""
     assert worker._mix(Cost(read, write)) == mix
@@ -453,9 +533,19 @@ def test_a_whole_row_of_an_implementation_without_a_time():
     job = Job(CELL, ("torch",), SETTINGS)
     started = datetime(2026, 1, 2, 3, 4, 5, 678900, UTC)
     row = completion.complete(job, "cpu", "torch", {"status": "crashed", "reason": "boom"}, started)
-    assert {name: row[name] for name in ("bench", "implementation", "platform", "cell", "cell_hash", "status", "reason", "tokens")} == {
-        "bench": "pack", "implementation": "torch", "platform": "cpu", "cell": CELL.key, "cell_hash": job.hash, "status": "crashed", "reason": "boom", "tokens": 64,
-    }  # fmt: skip
+    assert {
+        name: row[name]
+        for name in ("bench", "implementation", "platform", "cell", "cell_hash", "status", "reason", "tokens")
+    } == {
+        "bench": "pack",
+        "implementation": "torch",
+        "platform": "cpu",
+        "cell": CELL.key,
+        "cell_hash": job.hash,
+        "status": "crashed",
+        "reason": "boom",
+        "tokens": 64,
+    }
     assert row["started_at"] == "2026-01-02T03:04:05.678+00:00" < row["ended_at"] and len(row["code_fingerprint"]) == 16
     assert row["schema_version"] == SCHEMA_VERSION and "gb_per_s" not in row and "implementation_version" not in row
 
@@ -690,7 +780,12 @@ def simulated(clock, monkeypatch):
         def state_of_memory(name):
             return lambda: memory[name]
 
-        for name, part in (("reset_peak_memory_stats", reset), ("memory_allocated", state_of_memory("held")), ("max_memory_allocated", state_of_memory("most")), ("synchronize", lambda: None)):  # fmt: skip
+        for name, part in (
+            ("reset_peak_memory_stats", reset),
+            ("memory_allocated", state_of_memory("held")),
+            ("max_memory_allocated", state_of_memory("most")),
+            ("synchronize", lambda: None),
+        ):
             monkeypatch.setattr(torch.cuda, name, part)
         monkeypatch.setattr(worker.provenance, "Gpu", lambda: gpu)
         monkeypatch.setattr(worker, "Sets", sets)
@@ -731,7 +826,9 @@ def test_one_set_is_enough(measured, simulated):
 def test_speed_ups_are_over_the_baseline_of_the_bench(measured, monkeypatch):
     """And a measurement says how long all of it took."""
     given, begin = [], time.perf_counter()
-    monkeypatch.setattr(outcome, "speedups", lambda alive, rows, baseline: given.append((len(alive), set(rows), baseline)))  # fmt: skip
+    monkeypatch.setattr(
+        outcome, "speedups", lambda alive, rows, baseline: given.append((len(alive), set(rows), baseline))
+    )
     rows, _ = measured(Job(CELL, ("torch", "a"), SETTINGS), a=lambda _: 100.0)
     assert given == [(1, {"a"}, "torch")]
     assert 0 < rows["a"]["measure_seconds"] <= time.perf_counter() - begin
@@ -885,7 +982,12 @@ def test_stages_by_themselves(clock):
         stage("router", [1000.0] * 2 + [70, 10, 50, 20, 60, 30, 40, 5]),
         stage("rest", [1000.0] * 2 + [3] * 8),
     )
-    calls = [types.SimpleNamespace(stages=(("router", functools.partial(router, i)), ("pack+combine", functools.partial(rest, i)))) for i in (0, 1)]  # fmt: skip
+    calls = [
+        types.SimpleNamespace(
+            stages=(("router", functools.partial(router, i)), ("pack+combine", functools.partial(rest, i)))
+        )
+        for i in (0, 1)
+    ]
     found = worker._stages(calls, Job(CELL, ("torch",), SETTINGS), "cpu")
     assert found["stage_us"] == [("router", pytest.approx(40.0)), ("pack+combine", pytest.approx(3.0))]
     assert found["stage_timer"] == [("router", "wall"), ("pack+combine", "wall")]
@@ -897,7 +999,9 @@ def test_stages_by_themselves(clock):
 def test_a_composite_says_what_its_stages_take():
     cell = cell_of("routing", tokens=16, hidden=8, experts=4, top_k=2, dtype="fp32")
     messages = []
-    quick = Settings(check_seeds=2, max_seconds=0.01, min_blocks=3, max_blocks=3, warmup_ms=0.1, interval_us=10, wall_calls=1)  # fmt: skip
+    quick = Settings(
+        check_seeds=2, max_seconds=0.01, min_blocks=3, max_blocks=3, warmup_ms=0.1, interval_us=10, wall_calls=1
+    )
     worker.run(Job(cell, ("torch",), quick), "cpu", ["torch"], messages.append)
     row = messages[-1][1]["torch"]
     assert [name for name, _ in row["stage_us"]] == ["router", "permute", "pack", "combine"] and row[
@@ -931,14 +1035,21 @@ def test_a_row_keeps_what_a_tuner_chose(add_packs):
 
 
 def test_a_composite_says_what_the_tuners_of_its_parts_chose():
-    parts = [types.SimpleNamespace(call=types.SimpleNamespace(configuration=lambda: "a")), types.SimpleNamespace(call=len), len]  # fmt: skip
+    parts = [
+        types.SimpleNamespace(call=types.SimpleNamespace(configuration=lambda: "a")),
+        types.SimpleNamespace(call=len),
+        len,
+    ]
     staged = composite.Staged(tuple(zip(("pack", "experts", "combine"), parts, strict=True)), None, {})
     assert staged.configuration() == "pack: a"
 
 
 def test_what_quack_s_tuners_chose(monkeypatch):
     """Since they were asked: each sets it when it runs, and those of epilogues are made then."""
-    plain, earlier, later = (types.SimpleNamespace(fn=types.SimpleNamespace(__name__=name), best_config="of another") for name in ("gemm_tuned", "mod_silu", "mod_swiglu"))  # fmt: skip
+    plain, earlier, later = (
+        types.SimpleNamespace(fn=types.SimpleNamespace(__name__=name), best_config="of another")
+        for name in ("gemm_tuned", "mod_silu", "mod_swiglu")
+    )
     tuners = {"a digest": earlier}
     autotune = types.SimpleNamespace(_MOD_TUNERS=tuners)
     modules = {"quack": types.ModuleType("quack"), "quack.gemm_interface": types.SimpleNamespace(gemm_tuned=plain)}

@@ -88,8 +88,17 @@ def plain(activation: str, sums: Tensor) -> Tensor:
 
 
 def combined(
-    ids: list[list[int]], keeps: list[list[bool]], weights: Tensor, x: Tensor, w13: Tensor, w2: Tensor, between: Any, b13: Tensor | None, b2: Tensor | None, residual: Tensor | None
-) -> Tensor:  # fmt: skip
+    ids: list[list[int]],
+    keeps: list[list[bool]],
+    weights: Tensor,
+    x: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    between: Any,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    residual: Tensor | None,
+) -> Tensor:
     """(T, H): of each token the weighted sum over the experts that keep it, and its residual."""
     rows = []
     for t, (of_token, inside) in enumerate(zip(ids, keeps, strict=True)):

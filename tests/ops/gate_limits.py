@@ -47,7 +47,7 @@ ROWS = {
     "few_finite": (1.0, -INF, -INF, -INF, -INF, -INF, -INF),
     "far_apart": (3e4, -3e4, 0.0, 1.0),
     "around_the_tail": (-39.5, -40.0, -40.5, -41.0, -39.75),
-}  # fmt: skip
+}
 
 
 def rows(experts: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:

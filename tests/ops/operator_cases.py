@@ -45,7 +45,9 @@ def _tensors(values: Any) -> list[Tensor]:
     return [value for value in given if isinstance(value, Tensor)]
 
 
-def cases(layout: str, dtype: torch.dtype, device: str = "cpu", backends: tuple[str, ...] = ("",)) -> Iterator[tuple[str, tuple]]:  # fmt: skip
+def cases(
+    layout: str, dtype: torch.dtype, device: str = "cpu", backends: tuple[str, ...] = ("",)
+) -> Iterator[tuple[str, tuple]]:
     """Names and positional arguments of calls; indices are expanded only where they stay valid."""
     torch.manual_seed(17)
     tokens = 0 if layout == "empty" else TOKENS
@@ -86,8 +88,14 @@ def _of_rows(name: str, data: Any, row_map: dict[str, Tensor], wide: torch.dtype
 
 
 def _of_experts(
-    name: str, data: Any, row_map: dict[str, Tensor], wide: torch.dtype, activation: str, capacity: int | None, backends: tuple[str, ...]
-) -> Iterator[tuple[str, tuple]]:  # fmt: skip
+    name: str,
+    data: Any,
+    row_map: dict[str, Tensor],
+    wide: torch.dtype,
+    activation: str,
+    capacity: int | None,
+    backends: tuple[str, ...],
+) -> Iterator[tuple[str, tuple]]:
     order, inverse, offsets = row_map["order"], row_map["inverse"], row_map["offsets"]
     (tokens, top_k), rows, width = inverse.shape, len(order), FORMS[activation] * INTERMEDIATE
     x, packed, weights = data(tokens, HIDDEN), data(rows, HIDDEN), data(tokens, top_k, of=wide)

@@ -66,7 +66,11 @@ def test_they_are_the_reference(name, activation, dtype, copies, monkeypatch) ->
             compare(entry, right)
 
 
-@pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=5)), ids=lambda entry: "".join(str(int(of_it)) for of_it in entry))  # fmt: skip
+@pytest.mark.parametrize(
+    "wanted",
+    list(itertools.product([True, False], repeat=5)),
+    ids=lambda entry: "".join(str(int(of_it)) for of_it in entry),
+)
 def test_they_add_up_what_is_wanted(wanted) -> None:
     (rows, grad), offsets, (w13, w2, b13, b2) = drawn("ragged", "swiglu_oai", torch.float64)
     network = (offsets, w13, w2, "swiglu_oai", b13, b2)
@@ -83,7 +87,10 @@ def test_every_row_has_a_lane(name: str) -> None:
     outcome = blocks.blocks_of(offsets, used + spare)
     lanes = outcome.row.flatten()[~outcome.empty.flatten()]
     assert lanes.tolist() == list(range(used))
-    assert torch.equal(outcome.row.flatten()[outcome.lane[:used]], lanes) and outcome.nowhere[:, 0].tolist() == [False] * used + [True] * spare  # fmt: skip
+    assert (
+        torch.equal(outcome.row.flatten()[outcome.lane[:used]], lanes)
+        and outcome.nowhere[:, 0].tolist() == [False] * used + [True] * spare
+    )
     height = outcome.row.shape[1]
     assert blocks.LEAST <= height <= blocks.MOST and height & (height - 1) == 0
     for block, expert in enumerate(outcome.expert.tolist()):
@@ -120,7 +127,18 @@ def test_nothing_on_cuda_reads_tensors_on_the_host(layout: str, dtype: torch.dty
             fakes = [mode.from_tensor(entry) if isinstance(entry, Tensor) else entry for entry in given]
             getattr(cuda, operation)(*fakes)
         ran.add(operation)
-    assert ran >= {"gate", "permute", "pack", "combine", "combine_backward", "experts", "feed", "experts_training", "layer_training", "experts_backward"}  # fmt: skip
+    assert ran >= {
+        "gate",
+        "permute",
+        "pack",
+        "combine",
+        "combine_backward",
+        "experts",
+        "feed",
+        "experts_training",
+        "layer_training",
+        "experts_backward",
+    }
     for remembered in (chooser.kernel, chooser.way):
         remembered.cache_clear()
 

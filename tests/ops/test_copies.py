@@ -35,7 +35,10 @@ CALLS = {
     ("combine", "residual"): lambda t: ops.combine(t["y"], t["inverse"], t["weights"], t["x"]),
     ("fused_experts", "w13"): lambda t: ops.fused_experts(t["x"], t["ids"], t["weights"], t["w13"], t["w2"]),
 }
-FORMS = {"transposed": lambda entry: entry.mT.contiguous().mT, "unaligned": lambda entry: entry.new_zeros(entry.numel() + 1)[1:].view(entry.shape)}  # fmt: skip
+FORMS = {
+    "transposed": lambda entry: entry.mT.contiguous().mT,
+    "unaligned": lambda entry: entry.new_zeros(entry.numel() + 1)[1:].view(entry.shape),
+}
 OF = {"rows": "y", "residual": "x"}
 
 

@@ -95,7 +95,9 @@ def test_no_other_second_derivative_is_zero(case: str, backend: str, monkeypatch
         rows = {"bf16": torch.bfloat16}["bf16"]
         sizes = {"x": (TOKENS, 16), "y": (len(ORDER), 16), "w13": (EXPERTS, 32, 16), "w2": (EXPERTS, 16, 16)}
         wide = {"logits": TENSORS["logits"].float(), "weights": TENSORS["weights"].float()}
-        monkeypatch.setattr(f"{__name__}.TENSORS", {name: torch.randn(size, dtype=rows) for name, size in sizes.items()} | wide)  # fmt: skip
+        monkeypatch.setattr(
+            f"{__name__}.TENSORS", {name: torch.randn(size, dtype=rows) for name, size in sizes.items()} | wide
+        )
     name, function = ONCE[case]
     given = TENSORS[name].clone().requires_grad_()
     output = function(given)

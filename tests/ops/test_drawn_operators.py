@@ -114,7 +114,10 @@ def tensors(case: Case) -> dict[str, Tensor | None]:
         "b2": (case.experts, case.hidden) if known.biased else None,
         "residual": (case.tokens, case.hidden) if case.residual else None,
     }
-    found = {name: None if shape is None else torch.randn(shape, generator=generator, dtype=torch.float64).to(case.dtype) for name, shape in shapes.items()}  # fmt: skip
+    found = {
+        name: None if shape is None else torch.randn(shape, generator=generator, dtype=torch.float64).to(case.dtype)
+        for name, shape in shapes.items()
+    }
     found["logits"] = (2 * found["logits"]).round() / 2
     for name, form in zip(("x", "logits", "w13", "w2"), case.forms, strict=True):
         found[name] = formed(found[name], form)
@@ -149,12 +152,25 @@ def run(case: Case, t: dict[str, Tensor | None]) -> tuple[Tensor, Tensor]:
     routing = (case.top_k, case.rule, t["bias"])
     ids, weights = ops.gate(t["logits"], *routing, case.scale)
     if case.way == "layer":
-        given = (t["x"], t["logits"], t["w13"], t["w2"], *routing, case.capacity, case.activation, t["b13"], t["b2"], t["residual"])  # fmt: skip
+        given = (
+            t["x"],
+            t["logits"],
+            t["w13"],
+            t["w2"],
+            *routing,
+            case.capacity,
+            case.activation,
+            t["b13"],
+            t["b2"],
+            t["residual"],
+        )
         return ops.layer(*given, scale=case.scale), ids
     ids = spoilt_ids(case, ids)
     ids = ids.long() if case.seed % 5 == 0 else ids
     if case.way == "fused_experts":
-        return ops.fused_experts(t["x"], ids, weights, t["w13"], t["w2"], case.capacity, case.activation, t["b13"], t["b2"], t["residual"]), ids  # fmt: skip
+        return ops.fused_experts(
+            t["x"], ids, weights, t["w13"], t["w2"], case.capacity, case.activation, t["b13"], t["b2"], t["residual"]
+        ), ids
     _, offsets, order, inverse = ops.permute(ids, case.experts, case.capacity, case.layout)
     packed = ops.pack(t["x"], order, inverse)
     assert not packed[order < 0].any(), "rows of padding are zero"
@@ -162,7 +178,9 @@ def run(case: Case, t: dict[str, Tensor | None]) -> tuple[Tensor, Tensor]:
     return ops.combine(y, inverse, weights, t["residual"]), ids
 
 
-def by_definition(case: Case, t: dict[str, Tensor | None], ids: Tensor, between: Any) -> tuple[Tensor, list[list[bool]]]:  # fmt: skip
+def by_definition(
+    case: Case, t: dict[str, Tensor | None], ids: Tensor, between: Any
+) -> tuple[Tensor, list[list[bool]]]:
     """The same in float64."""
     keeps = dense.kept(ids.tolist(), case.experts, case.capacity)
     at = torch.tensor(dense.chosen(case.rule, t["logits"], t["bias"], case.top_k)).view(case.tokens, case.top_k)
@@ -172,8 +190,15 @@ def by_definition(case: Case, t: dict[str, Tensor | None], ids: Tensor, between:
 
 
 def gradients(output: Tensor, inputs: dict[str, Tensor], grad: Tensor) -> dict[str, Tensor]:
-    found = torch.autograd.grad(output, list(inputs.values()), grad, allow_unused=True) if output.requires_grad else [None] * len(inputs)  # fmt: skip
-    return {name: torch.zeros_like(one) if got is None else got for (name, one), got in zip(inputs.items(), found, strict=True)}  # fmt: skip
+    found = (
+        torch.autograd.grad(output, list(inputs.values()), grad, allow_unused=True)
+        if output.requires_grad
+        else [None] * len(inputs)
+    )
+    return {
+        name: torch.zeros_like(one) if got is None else got
+        for (name, one), got in zip(inputs.items(), found, strict=True)
+    }
 
 
 def check(case: Case) -> None:
@@ -189,19 +214,32 @@ def check(case: Case) -> None:
         torch.testing.assert_close(t[name].detach(), values, rtol=0, atol=0, equal_nan=True, msg=f"{name} was written")
         assert t[name].stride() == stride
 
-    exact = {name: None if one is None else one.detach().double().requires_grad_(name in names) for name, one in t.items()}  # fmt: skip
-    want_ids = torch.tensor(dense.chosen(case.rule, exact["logits"], exact["bias"], case.top_k)).view(case.tokens, case.top_k)  # fmt: skip
+    exact = {
+        name: None if one is None else one.detach().double().requires_grad_(name in names) for name, one in t.items()
+    }
+    want_ids = torch.tensor(dense.chosen(case.rule, exact["logits"], exact["bias"], case.top_k)).view(
+        case.tokens, case.top_k
+    )
     assert torch.equal(ids.int(), spoilt_ids(case, want_ids.int()))
     want, keeps = by_definition(case, exact, ids, lambda sums: dense.inner(case.activation, sums))
     theirs = gradients(want, {name: exact[name] for name in names}, grad.double())
 
     # Roundings are of numbers as large as those of the same layer with all numbers positive, whose slopes are at least as large.
-    large = {name: None if one is None else (one if name in ("logits", "bias") else one.detach().abs().nan_to_num(0, 0, 0)).detach().requires_grad_(name in names) for name, one in exact.items()}  # fmt: skip
+    large = {
+        name: None
+        if one is None
+        else (one if name in ("logits", "bias") else one.detach().abs().nan_to_num(0, 0, 0))
+        .detach()
+        .requires_grad_(name in names)
+        for name, one in exact.items()
+    }
     most, _ = by_definition(case, large, ids, lambda sums: dense.plain(case.activation, sums))
     bounds = gradients(most, {name: large[name] for name in names}, grad.double().abs())
 
     spoilt_token = ~exact["x"].detach().isfinite().all(1)
-    spoilt_expert = ~(exact["w13"].detach().flatten(1).isfinite().all(1) & exact["w2"].detach().flatten(1).isfinite().all(1))  # fmt: skip
+    spoilt_expert = ~(
+        exact["w13"].detach().flatten(1).isfinite().all(1) & exact["w2"].detach().flatten(1).isfinite().all(1)
+    )
     token, expert = ~spoilt_token, ~spoilt_expert
     for t_, (of_token, inside) in enumerate(zip(ids.tolist(), keeps, strict=True)):
         for e, keep in zip(of_token, inside, strict=True):
@@ -211,15 +249,22 @@ def check(case: Case) -> None:
     # A token without a kept row of a special expert or of its own special number.
     eps = torch.finfo(case.dtype).eps
     tiny = 1e-5 if case.dtype == torch.float16 else 1e-30  # float16 has no relative precision below
-    for name, mine, other, bound in [("output", got, want, most), *((name, ours[name], theirs[name], bounds[name]) for name in names)]:  # fmt: skip
+    for name, mine, other, bound in [
+        ("output", got, want, most),
+        *((name, ours[name], theirs[name], bounds[name]) for name in names),
+    ]:
         clean = expert if name in ("w13", "w2", "b13", "b2") else token
         clean = torch.ones_like(token) if name == "residual" else clean
         assert mine.shape == other.shape and mine.dtype == case.dtype and (name != "output" or mine.is_contiguous())
         mine, other, bound = mine.detach().double()[clean], other.detach()[clean], bound.detach()[clean]
         if name == "logits":  # weights that renormalise take a mean away
-            bound = bound.abs().sum(1, keepdim=True) + case.top_k * most.detach()[clean].abs().mul(grad.double().abs()[clean]).sum(1, keepdim=True)  # fmt: skip
+            bound = bound.abs().sum(1, keepdim=True) + case.top_k * most.detach()[clean].abs().mul(
+                grad.double().abs()[clean]
+            ).sum(1, keepdim=True)
         wrong = ~((mine - other).abs() <= 16 * eps * (bound.abs() + other.abs()) + tiny)
-        assert not wrong.any(), f"{name}: {mine[wrong][:3].tolist()} for {other[wrong][:3].tolist()}, bound {bound.expand_as(other)[wrong][:3].tolist()}"  # fmt: skip
+        assert not wrong.any(), (
+            f"{name}: {mine[wrong][:3].tolist()} for {other[wrong][:3].tolist()}, bound {bound.expand_as(other)[wrong][:3].tolist()}"
+        )
 
 
 @settings(max_examples=CASES, deadline=None, database=None, suppress_health_check=list(HealthCheck))

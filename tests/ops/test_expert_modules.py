@@ -14,10 +14,22 @@ from moe_routing_kernels.ops import transformers as ours
 
 pytest.importorskip("transformers")
 SIZES = {
-    "num_experts": 5, "num_local_experts": 5, "n_routed_experts": 5, "hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 24,
-    "hidden_act": "silu", "mlp_hidden_act": "relu2", "swiglu_limit": 0.75, "swiglu_alpha": 1.702, "moe_latent_size": None, "num_experts_per_tok": 2,
-    "moe_num_experts": 5, "moe_hidden_size": 16, "post_norm_eps": 1e-6,
-}  # fmt: skip
+    "num_experts": 5,
+    "num_local_experts": 5,
+    "n_routed_experts": 5,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "moe_intermediate_size": 24,
+    "hidden_act": "silu",
+    "mlp_hidden_act": "relu2",
+    "swiglu_limit": 0.75,
+    "swiglu_alpha": 1.702,
+    "moe_latent_size": None,
+    "num_experts_per_tok": 2,
+    "moe_num_experts": 5,
+    "moe_hidden_size": 16,
+    "post_norm_eps": 1e-6,
+}
 OTHERS, NORMED = "its activation is none of ours", "has post_expert_norm.weight besides its weights"
 # class, what its config has besides, activation, or why there is none
 CLASSES = {
@@ -132,14 +144,20 @@ def test_attributes_alone_decide_nothing(limit, recognised):
         (lambda module: setattr(module, "act_fn", torch.nn.ReLU()), OTHERS),
         (lambda module: setattr(module, "_apply_gate", lambda sums: sums.chunk(2, -1)[0]), OTHERS),
         (lambda module: setattr(module, "is_concatenated", True), OTHERS),
-        (lambda module: module.register_parameter("scale", torch.nn.Parameter(torch.ones(1))), "has scale besides its weights"),
+        (
+            lambda module: module.register_parameter("scale", torch.nn.Parameter(torch.ones(1))),
+            "has scale besides its weights",
+        ),
         (lambda module: module.register_buffer("mask", torch.ones(1)), "has mask besides its weights"),
         (lambda module: setattr(module, "has_post_expert_norm", True), "normalises what each expert gives"),
-        (lambda module: setattr(module, "_apply_gate", lambda sums: 1 / 0), "its activation cannot be tried: ZeroDivisionError"),
+        (
+            lambda module: setattr(module, "_apply_gate", lambda sums: 1 / 0),
+            "its activation cannot be tried: ZeroDivisionError",
+        ),
         (lambda module: setattr(module, "_apply_gate", lambda sums: sums.float()), OTHERS),
     ],
     ids=["limit", "alpha", "act_fn", "function", "layout", "parameter", "buffer", "norm", "error", "shape"],
-)  # fmt: skip
+)
 def test_a_module_that_is_changed_is_tried_again(change, reason):
     module = module_of("gpt_oss")
     module.act_fn = torch.nn.SiLU()
@@ -180,7 +198,9 @@ def shared(module):
         lambda module: module.gate_up_proj_bias.add_(1),
         lambda module: module.gate_up_proj.view(-1)[:40].copy_(torch.ones(40)),
         lambda module: module.load_state_dict({name: one * 2 for name, one in module.state_dict().items()}),
-        lambda module: module.load_state_dict({name: one * 2 for name, one in module.state_dict().items()}, assign=True),
+        lambda module: module.load_state_dict(
+            {name: one * 2 for name, one in module.state_dict().items()}, assign=True
+        ),
         lambda module: setattr(module.down_proj, "data", module.down_proj.data + 1),
         lambda module: [setattr(module.down_proj, "data", module.down_proj.data + 1) for _ in range(4)],
         lambda module: torch.utils.swap_tensors(module.down_proj, torch.nn.Parameter(torch.ones(5, 24, 16))),
@@ -190,8 +210,23 @@ def shared(module):
         replaced,
         shared,
     ],
-    ids=["add", "row", "bias", "view", "load", "assign", "data", "data_again", "swap", "double", "half", "optimiser", "parameter", "shared"],
-)  # fmt: skip
+    ids=[
+        "add",
+        "row",
+        "bias",
+        "view",
+        "load",
+        "assign",
+        "data",
+        "data_again",
+        "swap",
+        "double",
+        "half",
+        "optimiser",
+        "parameter",
+        "shared",
+    ],
+)
 def test_a_copy_is_never_older_than_its_weights(change):
     module = module_of("gpt_oss")
     for parameter in module.parameters():

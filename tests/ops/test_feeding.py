@@ -125,7 +125,10 @@ def test_the_operator_keeps_the_rules_of_torch_library() -> None:
     x, logits, w13, w2 = drawn()
     ids, _ = ops.gate(logits, 2)
     _, offsets, order, inverse = ops.permute(ids, 4, 3)
-    opcheck(torch.ops.moe_routing_kernels.feed.default, (x, order, inverse, offsets, w13, w2, "swiglu", None, None, 3, "decode"))  # fmt: skip
+    opcheck(
+        torch.ops.moe_routing_kernels.feed.default,
+        (x, order, inverse, offsets, w13, w2, "swiglu", None, None, 3, "decode"),
+    )
 
 
 def test_bad_input_is_explained() -> None:

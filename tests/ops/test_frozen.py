@@ -50,7 +50,9 @@ def drawn(biased: bool = False, dtype: torch.dtype = torch.float32) -> dict[str,
     torch.manual_seed(17)
     shapes = {"x": (TOKENS, HIDDEN), "weights": (TOKENS, TOP_K), "w13": W13, "w2": W2}
     shapes |= {"b13": W13[:2], "b2": W2[:2]} if biased else {}
-    return {name: torch.randn(shape).to(torch.float32 if name == "weights" else dtype) for name, shape in shapes.items()}  # fmt: skip
+    return {
+        name: torch.randn(shape).to(torch.float32 if name == "weights" else dtype) for name, shape in shapes.items()
+    }
 
 
 IDS = torch.tensor([[0, 2], [2, 0], [0, 2], [2, 0], [0, 2]])
@@ -67,7 +69,9 @@ def experts(x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, b13: Tensor | N
     return y[: OFFSETS[-1]]
 
 
-def gradients(function: Callable[..., Tensor], tensors: dict[str, Tensor], wanted: tuple[bool, ...]) -> list[Tensor | None]:  # fmt: skip
+def gradients(
+    function: Callable[..., Tensor], tensors: dict[str, Tensor], wanted: tuple[bool, ...]
+) -> list[Tensor | None]:
     given = [
         entry.detach().clone().requires_grad_(of_it) for entry, of_it in zip(tensors.values(), wanted, strict=True)
     ]
@@ -195,7 +199,9 @@ def test_rows_are_kept_for_w13_alone(wanted, kept, monkeypatch) -> None:
     given = [entry.requires_grad_(of_it) for entry, of_it in zip(tensors.values(), flags, strict=True)]
     for function in (layer, experts):
         saved: set = set()
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.add(tuple(t.shape)) or t, lambda t: t):  # fmt: skip
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, saved=saved: saved.add(tuple(t.shape)) or t, lambda t: t
+        ):
             function(*given)
         outcome = {"rows" if shape == (ROWS, HIDDEN) else shape for shape in saved} & {SUMS, "rows"}
         assert outcome == kept, function
@@ -228,7 +234,11 @@ def test_combine_computes_what_is_asked(learns: str, monkeypatch) -> None:
     calls, whole = [], library.combine_backward
     monkeypatch.setattr(library, "combine_backward", lambda *given: calls.append(given) or whole(*given))
     inverse = torch.arange(ROWS, dtype=torch.int32).view(TOKENS, TOP_K)
-    given = {"y": torch.randn(ROWS, HIDDEN), "weights": torch.rand(TOKENS, TOP_K), "residual": torch.randn(TOKENS, HIDDEN)}  # fmt: skip
+    given = {
+        "y": torch.randn(ROWS, HIDDEN),
+        "weights": torch.rand(TOKENS, TOP_K),
+        "residual": torch.randn(TOKENS, HIDDEN),
+    }
     given[learns].requires_grad_()
     ops.combine(given["y"], inverse, given["weights"], given["residual"]).sum().backward()
     asked = [(y is not None, rows is not None) for _, y, _, _, rows in calls]

@@ -85,7 +85,11 @@ def test_output_and_gradients_are_those_of_the_formulas(activation: str, scale: 
 def test_slopes_at_the_limit_and_of_what_is_no_number(activation: str) -> None:
     """Those of torch's automatic differentiation of the formula, at each pair of special values; values as the formula's."""
     limit = activation_of(activation).limit or 7.0
-    sides = [side for at in (-limit, limit) for side in (at, torch.nextafter(*torch.tensor([at, 2 * at]).double()).item(), 0.999 * at)]  # fmt: skip
+    sides = [
+        side
+        for at in (-limit, limit)
+        for side in (at, torch.nextafter(*torch.tensor([at, 2 * at]).double()).item(), 0.999 * at)
+    ]
     special = torch.tensor([*sides, 0.0, -0.0, 1.5, 1e30, -1e30, torch.inf, torch.nan], dtype=torch.float64)
     sums = torch.cartesian_prod(special, special) if activation_of(activation).gated else special[:, None]
     sums = sums.clone().requires_grad_()

@@ -33,9 +33,27 @@ NAMES: dict[str, Callable] = {
     "phase": lambda value: ops.fused_experts(X, IDS, torch.ones(3, 2), W13, W2, phase=value),
 }
 NO_WHOLE = (True, 2.0, np.float32(2.5), "2", [2], torch.tensor(2), 2j)
-NO_POSITIVE = (True, 0, -0.0, -1, 10**400, float("inf"), float("nan"), np.float32("nan"), "2", [2], torch.tensor(2.0), 2j)  # fmt: skip
+NO_POSITIVE = (
+    True,
+    0,
+    -0.0,
+    -1,
+    10**400,
+    float("inf"),
+    float("nan"),
+    np.float32("nan"),
+    "2",
+    [2],
+    torch.tensor(2.0),
+    2j,
+)
 NO_NAME = (["softmax_topk"], {"a": 1}, 3, b"compact", Tensor())
-WRONG = [(name, call, value) for calls, values in ((WHOLE, NO_WHOLE), (POSITIVE, NO_POSITIVE), (NAMES, NO_NAME)) for name, call in calls.items() for value in values]  # fmt: skip
+WRONG = [
+    (name, call, value)
+    for calls, values in ((WHOLE, NO_WHOLE), (POSITIVE, NO_POSITIVE), (NAMES, NO_NAME))
+    for name, call in calls.items()
+    for value in values
+]
 
 
 @pytest.mark.parametrize(("name", "call", "value"), WRONG, ids=lambda entry: "" if callable(entry) else str(entry)[:12])
@@ -87,7 +105,9 @@ def test_whole_numbers_of_numpy_are_those_of_python(call: Callable) -> None:
 
 @pytest.mark.parametrize("scale", [0.1 + 0.2, 1e-05, 1e20, 10**20, np.float32(2.5), 3, 1e16])
 def test_a_scale_and_the_name_that_has_it_are_the_same(scale: float) -> None:
-    for got, want in zip(ops.gate(LOGITS, 2, scaled("llama4", scale)), ops.gate(LOGITS, 2, "llama4", scale=scale), strict=True):  # fmt: skip
+    for got, want in zip(
+        ops.gate(LOGITS, 2, scaled("llama4", scale)), ops.gate(LOGITS, 2, "llama4", scale=scale), strict=True
+    ):
         assert torch.equal(got, want)
     base = ops.gate(LOGITS, 2, "llama4")[1]
     torch.testing.assert_close(ops.gate(LOGITS, 2, "llama4", scale=scale)[1], base * float(scale), rtol=1e-6, atol=0)

@@ -48,7 +48,10 @@ def test_they_are_traced_with_dynamic_shapes(layout: str) -> None:
         if traced[operator] > forms:
             continue
         learns = not operator.endswith("_backward") and operator not in ("feed", "permute")
-        leaves = [entry.detach().requires_grad_(learns and entry.is_floating_point()) if isinstance(entry, Tensor) else entry for entry in given]  # fmt: skip
+        leaves = [
+            entry.detach().requires_grad_(learns and entry.is_floating_point()) if isinstance(entry, Tensor) else entry
+            for entry in given
+        ]
         opcheck(getattr(LIBRARY, operator).default, tuple(leaves), test_utils="test_aot_dispatch_dynamic")
 
 
@@ -64,7 +67,13 @@ def test_results_in_any_strides_become_contiguous() -> None:
 def test_the_layouts_are_what_they_are_called() -> None:
     tensor = torch.randn(5, 16)
     strides = {layout: laid(tensor, layout).stride() for layout in LAYOUTS}
-    assert strides == {"contiguous": (16, 1), "transposed": (1, 5), "expanded": (0, 1), "sliced": (19, 1), "empty": (16, 1)}  # fmt: skip
+    assert strides == {
+        "contiguous": (16, 1),
+        "transposed": (1, 5),
+        "expanded": (0, 1),
+        "sliced": (19, 1),
+        "empty": (16, 1),
+    }
     assert laid(tensor, "sliced").data_ptr() % 16
 
 

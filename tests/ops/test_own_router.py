@@ -29,7 +29,19 @@ def test_the_example_routes_by_its_own_rule() -> None:
 
 def test_the_rule_is_measured() -> None:
     """As its docstring says, in its folder."""
-    done = bench(EXAMPLE.parent, "measure", "gate", "--router", "own_router:SHARP", "--implementations", "torch", "--tokens", "64", "--max-seconds", "0.1")  # fmt: skip
+    done = bench(
+        EXAMPLE.parent,
+        "measure",
+        "gate",
+        "--router",
+        "own_router:SHARP",
+        "--implementations",
+        "torch",
+        "--tokens",
+        "64",
+        "--max-seconds",
+        "0.1",
+    )
     assert "torch           ok" in done.stdout and "-own_router.SHARP-" in done.stdout
 
 

@@ -12,9 +12,18 @@ from moe_routing_bench.workload.draw import draw_ids, generator
 EXAMPLE = Path(__file__).parents[2] / "examples/record_trace.py"
 TOKENS, EXPERTS, TOP_K, LAYER = 33, 6, 2, 1
 SMALL = {
-    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-    "num_experts_per_tok": TOP_K, "max_position_embeddings": 64, "pad_token_id": 0, "intermediate_size": 48, "moe_intermediate_size": 24,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts_per_tok": TOP_K,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 24,
+}
 
 
 @pytest.fixture(scope="module")

@@ -9,20 +9,36 @@ from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.ops import transformers as ours
 
 SMALL = {
-    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-    "num_experts_per_tok": 2, "max_position_embeddings": 64, "pad_token_id": 0, "intermediate_size": 48, "moe_intermediate_size": 24,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 24,
+}
 MODELS = {
     "Qwen2Moe": {"num_experts": 6, "shared_expert_intermediate_size": 40},
     "Qwen3Moe": {"num_experts": 6, "norm_topk_prob": True},
     "Olmoe": {"num_experts": 6},
     "Mixtral": {"num_local_experts": 6},
     "DeepseekV2": {
-        "n_routed_experts": 6, "n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4,
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 16,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+        "num_key_value_heads": 4,
     },
     "GptOss": {"num_local_experts": 6},
-}  # fmt: skip
+}
 CAST = ("Qwen3Moe", "Mixtral", "Olmoe", "GptOss")
 TOKENS = torch.randint(1, 64, (3, 11), generator=torch.Generator().manual_seed(17))
 pytestmark = pytest.mark.filterwarnings("ignore:.*keeps its weights in another layout")

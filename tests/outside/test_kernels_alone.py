@@ -15,7 +15,13 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 ENGINES = ("vllm==0.33.0", "sglang==0.5.23")
 PINS = {"torch": "2.14.", "nvidia-cutlass-dsl": "4.8.0", "apache-tvm-ffi": "0.1.11"}  # of both
-OLDER = ("nvidia-cutlass-dsl==4.8.0", "nvidia-cutlass-dsl-libs-base==4.8.0", "nvidia-cutlass-dsl-libs-core==4.8.0", "nvidia-cutlass-dsl-libs-cu13==4.8.0", "apache-tvm-ffi==0.1.11")  # fmt: skip
+OLDER = (
+    "nvidia-cutlass-dsl==4.8.0",
+    "nvidia-cutlass-dsl-libs-base==4.8.0",
+    "nvidia-cutlass-dsl-libs-core==4.8.0",
+    "nvidia-cutlass-dsl-libs-cu13==4.8.0",
+    "apache-tvm-ffi==0.1.11",
+)
 STUDY = ("moe_routing_bench", "pandas", "pyarrow", "pydantic", "snakemake", "seaborn", "matplotlib", "yaml")
 SIZES = "hidden=64, intermediate=32, experts=4, top_k=2, arch='sm_90a', most_tokens=1"
 MODEL = """

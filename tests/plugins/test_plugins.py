@@ -101,11 +101,15 @@ def test_an_editable_install_is_found_by_a_process_that_is_older(write, tmp_path
         ("PACK = Plugin(bench='pack', name='a', size=3)", "made", "unexpected keyword argument 'size'"),
         ("PACK = Plugin(name='a')", "made", "missing 1 required keyword-only argument: 'bench'"),
         ("PACK = Plugin(bench='pack', name='a'", "made", "was never closed"),
-        ("PACK = Plugin(bench='pack', name='a', module='json.decoder')", "made", "got 'json.decoder'; allowed: modules of made"),
+        (
+            "PACK = Plugin(bench='pack', name='a', module='json.decoder')",
+            "made",
+            "got 'json.decoder'; allowed: modules of made",
+        ),
         ("PACK = Plugin(bench='pack', name='a', module='.kernel')", "made", "got '.kernel'; allowed: modules of made"),
         ("PACK = Plugin(bench='pack', name='a', module='made.kernel')", "made", "got 'no source of made.kernel'"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_one_line(write, monkeypatch, text, reference, said):
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # as of a script; `python -m pytest` gives it one
     write(made=text)
@@ -117,18 +121,24 @@ def test_what_cannot_be_read_is_one_line(write, monkeypatch, text, reference, sa
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("bench='pack', name='torch'", "name of plugin made:P: got 'torch'; allowed: a new name; hint: pack has an implementation"),
+        (
+            "bench='pack', name='torch'",
+            "name of plugin made:P: got 'torch'; allowed: a new name; hint: pack has an implementation",
+        ),
         ("bench='pack', name='b'", "hint: made:O has an implementation of this name"),
         ("bench='pakc', name='a'", "did you mean 'pack'?"),
         ("bench='pack', name='a,b'", "allowed: letters, digits and underscores"),
         ("bench='pack', name='a', requires=('cudaa',)", "requires of plugin made:P: got 'cudaa'"),
         ("bench='layer', name='a'", "parts of plugin made:P: got 'none'"),
         ("bench='layer', name='a', parts={'pack': 'torch'}", "layout of plugin made:P: got None; allowed: compact"),
-        ("bench='layer', name='a', layout='compact', parts={'pack': 'torhc'}", "part pack of plugin made:P: got 'torhc'"),
+        (
+            "bench='layer', name='a', layout='compact', parts={'pack': 'torhc'}",
+            "part pack of plugin made:P: got 'torhc'",
+        ),
         ("bench='layer', name='a', layout='compact', parts={'gate': 'torch'}", "the stages are"),
         ("bench='pack', name='a', parts={'gate': 'torch'}", "the stages are"),
     ],
-)  # fmt: skip
+)
 def test_what_no_bench_can_take_is_one_line(write, text, said):
     write(made=f"O = Plugin(bench='pack', name='b')\nP = Plugin({text})\n")
     with pytest.raises(UserError) as error:

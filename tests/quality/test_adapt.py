@@ -25,10 +25,27 @@ DIM, EXPERTS, K, LAYERS = 16, 4, 2, 2
 
 def base_run(text: str, **more: object) -> Run:
     """A few steps of a small MoE that drops in training."""
-    return Run(**{
-        "seed": 3, "experts": EXPERTS, "top_k": K, "dim": DIM, "heads": 2, "layers": LAYERS, "expert_hidden": 16, "corpora": {text: None},
-        "sequence": 32, "batch": 4, "steps": 12, "warmup": 2, "eval_every": 12, "lr": 1e-2, "keep_weights": True, "capacity_factor": 1.0,
-    } | more)  # fmt: skip
+    return Run(
+        **{
+            "seed": 3,
+            "experts": EXPERTS,
+            "top_k": K,
+            "dim": DIM,
+            "heads": 2,
+            "layers": LAYERS,
+            "expert_hidden": 16,
+            "corpora": {text: None},
+            "sequence": 32,
+            "batch": 4,
+            "steps": 12,
+            "warmup": 2,
+            "eval_every": 12,
+            "lr": 1e-2,
+            "keep_weights": True,
+            "capacity_factor": 1.0,
+        }
+        | more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +68,17 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> str:
 def adaptation(run: Run, other: str, variant: str, **more: object) -> Adaptation:
     """Six steps on the other text."""
     own = dataclasses.replace(
-        run, label="a", corpora={other: None}, steps=6, eval_every=2, warmup=1, lr=1e-2, weight_decay=0.0, seed=4, keep_weights=False
-    )  # fmt: skip
+        run,
+        label="a",
+        corpora={other: None},
+        steps=6,
+        eval_every=2,
+        warmup=1,
+        lr=1e-2,
+        weight_decay=0.0,
+        seed=4,
+        keep_weights=False,
+    )
     return Adaptation(own, run.name, variant, **{"rank": 2} | more)  # type: ignore[arg-type]
 
 
@@ -136,7 +162,11 @@ def test_each_variant_computes_its_formula(base: Base, other: str) -> None:
             expected = torch.zeros(5, DIM)
             for token in range(5):
                 always = variant in ("D", "S")
-                pairs = [(m, 1.0) for m in range(own.count)] if always else zip(chosen.ids[token].tolist(), chosen.weights[token].tolist(), strict=True)  # fmt: skip
+                pairs = (
+                    [(m, 1.0) for m in range(own.count)]
+                    if always
+                    else zip(chosen.ids[token].tolist(), chosen.weights[token].tolist(), strict=True)
+                )
                 for m, weight in pairs:
                     rows = slice(2 * m, 2 * m + 2)
                     expected[token] += weight * 8.0 / 2 * (x[0, token] @ own.down_DR[:, rows]) @ own.up_RD[rows]
@@ -151,8 +181,11 @@ def test_parameter_counts_are_the_closed_form(base: Base, other: str, rank: int)
     """2 r D an adapter; R's router D M; activated: those of the k chosen, and the whole router."""
     one, m, k = 2 * rank * DIM, 6, 3
     expected = {
-        "R": (m * one + DIM * m, k * one + DIM * m), "E": (EXPERTS * one, K * one), "D": (m * one, m * one), "S": (one, one),
-    }  # fmt: skip
+        "R": (m * one + DIM * m, k * one + DIM * m),
+        "E": (EXPERTS * one, K * one),
+        "D": (m * one, m * one),
+        "S": (one, one),
+    }
     for variant, (all_of_them, active) in expected.items():
         model = adapt.Adapting(
             adaptation(base[0], other, variant, rank=rank, adapters=m, top_k=k), base[1], "cpu"
@@ -212,7 +245,12 @@ def test_adapting_learns_and_its_rows_are_right(base: Base, other: str, tmp_path
     assert first["old_bits_per_byte"] == pytest.approx(run_rows.last(path)["bits_per_byte"])
     assert last["old_bits_per_byte_by_domain"] == [last["old_bits_per_byte"]] and last["old_domains"] == ["text"]
     assert last["bits_per_byte"] == pytest.approx(last["val_loss"] / math.log(2)) and last["router_grad_norm"] is None
-    assert (last["adapters"], last["top_k"], last["params"], last["active_params"]) == (EXPERTS, K, LAYERS * EXPERTS * 2 * 4 * DIM, LAYERS * K * 2 * 4 * DIM)  # fmt: skip
+    assert (last["adapters"], last["top_k"], last["params"], last["active_params"]) == (
+        EXPERTS,
+        K,
+        LAYERS * EXPERTS * 2 * 4 * DIM,
+        LAYERS * K * 2 * 4 * DIM,
+    )
     training = adapt.Adapting(one, path, "cpu")
     total = 0.0
     with torch.no_grad():
@@ -256,11 +294,21 @@ def test_mistakes_in_an_adaptation_are_explained(change: dict, message: str) -> 
 
 def test_summary_counts_from_before_the_first_step() -> None:
     """Gain and forgetting of each seed; mean and interval over seeds; pilots do not count."""
-    fixed = {"label": "a", "config_hash": "c", "variant": "E", "rank": 2, "purpose": "final", "params": 100, "active_params": 50, "lr": 0.1}  # fmt: skip
+    fixed = {
+        "label": "a",
+        "config_hash": "c",
+        "variant": "E",
+        "rank": 2,
+        "purpose": "final",
+        "params": 100,
+        "active_params": 50,
+        "lr": 0.1,
+    }
     rows = [
         fixed | {"run": f"a{seed}", "seed": seed, "step": step, "bits_per_byte": new + seed, "old_bits_per_byte": old}
-        for seed in (0, 1) for step, new, old in ((4, 3.0, 2.5), (0, 5.0, 2.0), (2, 4.0, 9.0))
-    ]  # fmt: skip
+        for seed in (0, 1)
+        for step, new, old in ((4, 3.0, 2.5), (0, 5.0, 2.0), (2, 4.0, 9.0))
+    ]
     rows.append(rows[0] | {"run": "pilot", "purpose": "pilot", "bits_per_byte": 0.0})
     (found,) = perft_summary.summary(pd.DataFrame(rows)).to_dict("records")
     assert (found["bits_per_byte"], found["gain"], found["forgetting"], found["seeds"]) == (3.5, 2, 0.5, 2)
@@ -272,16 +320,40 @@ def many_rows() -> pd.DataFrame:
     """Rows of the schema: two variants, three ranks and three seeds, before and after."""
     empty = dict.fromkeys(adaptation_rows.COLUMNS)
     fixed = {
-        "label": "python", "config_hash": "c", "purpose": "final", "router": "softk", "experts": 8, "base_params": 2e7, "domains": ["stdlib"],
-        "old_domains": ["kjv"], "device": "cpu", "torch_version": "2", "ended_at": "2026-01-01T00:00:00+00:00", "old_bits_per_byte": 2.0, "lr": 0.1,
-    }  # fmt: skip
-    return pd.DataFrame([
-        empty | fixed | {
-            "run": f"{variant}{rank}{seed}", "variant": variant, "rank": rank, "seed": seed, "step": step, "params": rank * count * 100,
-            "active_params": rank * active * 100, "bits_per_byte": 5.0 if not step else 3 - rank / 32 + seed / 10 - count / 16,
-        }
-        for variant, count, active in (("E", 8, 2), ("S", 1, 1)) for rank in (2, 8, 32) for seed in range(3) for step in (0, 9)
-    ])  # fmt: skip
+        "label": "python",
+        "config_hash": "c",
+        "purpose": "final",
+        "router": "softk",
+        "experts": 8,
+        "base_params": 2e7,
+        "domains": ["stdlib"],
+        "old_domains": ["kjv"],
+        "device": "cpu",
+        "torch_version": "2",
+        "ended_at": "2026-01-01T00:00:00+00:00",
+        "old_bits_per_byte": 2.0,
+        "lr": 0.1,
+    }
+    return pd.DataFrame(
+        [
+            empty
+            | fixed
+            | {
+                "run": f"{variant}{rank}{seed}",
+                "variant": variant,
+                "rank": rank,
+                "seed": seed,
+                "step": step,
+                "params": rank * count * 100,
+                "active_params": rank * active * 100,
+                "bits_per_byte": 5.0 if not step else 3 - rank / 32 + seed / 10 - count / 16,
+            }
+            for variant, count, active in (("E", 8, 2), ("S", 1, 1))
+            for rank in (2, 8, 32)
+            for seed in range(3)
+            for step in (0, 9)
+        ]
+    )
 
 
 def test_report_lists_adapters_by_loss() -> None:

@@ -33,9 +33,19 @@ def rows(router: str, values: list[float], causal: bool = True, **more: object) 
         "lr": 0.1,
     }
     return [
-        fixed | {"router": router, "run": f"{router}{seed}{more}", "seed": seed, "step": step, "causal": causal, "bits_per_byte": value + (step == 1)} | more
-        for seed, value in enumerate(values) for step in (1, 2)
-    ]  # fmt: skip
+        fixed
+        | {
+            "router": router,
+            "run": f"{router}{seed}{more}",
+            "seed": seed,
+            "step": step,
+            "causal": causal,
+            "bits_per_byte": value + (step == 1),
+        }
+        | more
+        for seed, value in enumerate(values)
+        for step in (1, 2)
+    ]
 
 
 def test_ranking_has_ties_where_the_seeds_cannot_tell() -> None:
@@ -78,8 +88,11 @@ def test_equal_runs_are_a_tie_and_one_seed_tells_nothing() -> None:
 def test_what_varies_is_in_the_name() -> None:
     """Only that: the router alone where nothing else does."""
     table = pd.DataFrame(
-        rows("a", [1.0]) + rows("a", [2.0], network="mlp") + rows("a", [3.0], drop_policy="random") + rows("dense", [4.0], capacity_factor=None)
-    )  # fmt: skip
+        rows("a", [1.0])
+        + rows("a", [2.0], network="mlp")
+        + rows("a", [3.0], drop_policy="random")
+        + rows("dense", [4.0], capacity_factor=None)
+    )
     assert set(compare.finals(table)["contestant"]) == {"a position", "a+mlp position", "a random", "dense"}
 
 
@@ -170,15 +183,31 @@ def test_collect_takes_times_and_refuses_what_does_not_fit(tmp_path: Path) -> No
 def timing_rows(label: str, *modes: str | None, cuda: str | None = "13.0", alone: bool = True) -> pd.DataFrame:
     """Final rows of 1000 bytes a step: 10 ms from Python, 4 ms as a graph."""
     steps = [4.0 if mode == run_rows.GRAPH else 10.0 for mode in modes]
-    return pd.DataFrame({
-        "label": label, "batch": 10, "sequence": 100, "step_mode": pd.Series(modes, dtype=object), "eager_step_ms": 10.0, "step_ms": steps, "step_half_width_ms": 0.1,
-        "train_tokens_per_s": [1e6 / ms for ms in steps], "timed_alone": alone, "cuda_version": cuda,
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "label": label,
+            "batch": 10,
+            "sequence": 100,
+            "step_mode": pd.Series(modes, dtype=object),
+            "eager_step_ms": 10.0,
+            "step_ms": steps,
+            "step_half_width_ms": 0.1,
+            "train_tokens_per_s": [1e6 / ms for ms in steps],
+            "timed_alone": alone,
+            "cuda_version": cuda,
+        }
+    )
 
 
 def test_speeds_of_a_config_are_of_one_mode() -> None:
     """A rule that could not be captured is not held against one that was; other configs keep their graphs."""
-    table = pd.concat([timing_rows("a", run_rows.GRAPH, "eager: no CUDA graph, because"), timing_rows("b", run_rows.GRAPH, run_rows.GRAPH)], ignore_index=True)  # fmt: skip
+    table = pd.concat(
+        [
+            timing_rows("a", run_rows.GRAPH, "eager: no CUDA graph, because"),
+            timing_rows("b", run_rows.GRAPH, run_rows.GRAPH),
+        ],
+        ignore_index=True,
+    )
     found = compare.with_speeds(table)
     assert found["train_tokens_per_s"].tolist() == [1e5, 1e5, 2.5e5, 2.5e5]
     assert found["step_ms"].tolist() == [10, 10, 4, 4]

@@ -45,9 +45,18 @@ OF_SOME = ("networks", "train_modes")  # drawn of the entries that vary these
 DRAWN = set(NAMES)  # by the page
 CAUSAL = ("loss_seconds", "capacity_bits")  # drawn of rules whose loss means the same
 SIZES = {
-    "experts": 4, "dim": 16, "layers": 2, "heads": 2, "expert_hidden": 16, "sequence": 32, "batch": 4, "steps": 4, "eval_every": 2,
-    "warmup": 1, "lr": 0.01,
-}  # fmt: skip
+    "experts": 4,
+    "dim": 16,
+    "layers": 2,
+    "heads": 2,
+    "expert_hidden": 16,
+    "sequence": 32,
+    "batch": 4,
+    "steps": 4,
+    "eval_every": 2,
+    "warmup": 1,
+    "lr": 0.01,
+}
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +140,9 @@ def test_labels_of_many_routers_do_not_overlap() -> None:
     assert boxes[0].y0 >= 0 and boxes[-1].y1 <= figure.bbox.height and max(box.x1 for box in boxes) <= figure.bbox.width
 
 
-@pytest.mark.parametrize(("factor", "tokens", "top_k", "experts"), [(1.0, 512, 1, 8), (1.1, 1000, 2, 8), (1.25, 64, 2, 4), (9.0, 16, 1, 4)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("factor", "tokens", "top_k", "experts"), [(1.0, 512, 1, 8), (1.1, 1000, 2, 8), (1.25, 64, 2, 4), (9.0, 16, 1, 4)]
+)
 def test_floor_is_the_expected_excess(factor: float, tokens: int, top_k: int, experts: int) -> None:
     """Against the sum over all loads; at factor 1 near the 0.399 sqrt(E / (T k)) of a normal load."""
     limit = min(tokens, math.ceil(round(factor * tokens * top_k / experts, 6)))
@@ -245,7 +256,9 @@ def test_crosses_of_the_page_hold_the_means_of_the_seeds(trained: pd.DataFrame) 
 def test_drops_of_the_page_stand_beside_those_of_chance(trained: pd.DataFrame) -> None:
     """In percent, at every factor of the rows; chance at the same factors, without an interval."""
     found = capacity.quality_drops(trained).marks
-    rows = training_rows.finals(trained[(trained["label"] == "routers") & (trained["router"] == "softk")], "drop_rate_by_factor")  # fmt: skip
+    rows = training_rows.finals(
+        trained[(trained["label"] == "routers") & (trained["router"] == "softk")], "drop_rate_by_factor"
+    )
     mine = found[found["series"] == "softk"]
     mine = mine[mine["panel"] == mine["panel"].iloc[0]]
     assert list(mine["x"]) == list(rows["capacity_factors"].iloc[0])
@@ -253,7 +266,10 @@ def test_drops_of_the_page_stand_beside_those_of_chance(trained: pd.DataFrame) -
     chance = found[found["series"] == "uniform at random, k=2, 128 tokens"]
     assert chance["y"].iloc[0] == pytest.approx(100 * capacity.floor(chance["x"].iloc[0], 128, 2, 4))
     assert chance["low"].isna().all() and set(chance["x"]) == set(mine["x"])
-    shares = [[0.5 * (seed == 1)] * len(one) if np.ndim(one) else one for one, seed in zip(trained["drop_rate_by_factor"], trained["seed"], strict=True)]  # fmt: skip
+    shares = [
+        [0.5 * (seed == 1)] * len(one) if np.ndim(one) else one
+        for one, seed in zip(trained["drop_rate_by_factor"], trained["seed"], strict=True)
+    ]
     apart = capacity.quality_drops(trained.assign(drop_rate_by_factor=shares)).marks
     assert apart["low"].min() == 0 < apart["y"].max(), "a share is not below 0, however wide its interval"
     assert "none of" in capacity.quality_drops(trained[trained["router"] == "dense"]).reason
@@ -303,8 +319,15 @@ def test_specialisation_of_the_page_is_in_classes(trained: pd.DataFrame) -> None
     assert first == sorted(first, reverse=True)
     ratios = (0.5, 0.51, 0.79, 0.81, 1.24, 1.26, 1.99, 2.0)
     assert [expert_domains._class(one) for one in ratios] == [
-        "less often", "less often", "less often", "within a factor of 1.25", "within a factor of 1.25", "more often", "more often", "at least twice as often",
-    ]  # fmt: skip
+        "less often",
+        "less often",
+        "less often",
+        "within a factor of 1.25",
+        "within a factor of 1.25",
+        "more often",
+        "more often",
+        "at least twice as often",
+    ]
     assert expert_domains._class(0.49) == "less than half as often"
     assert "none of" in expert_domains.specialisation(trained[trained["router"] == "dense"]).reason
 

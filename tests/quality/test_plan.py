@@ -50,7 +50,9 @@ def test_pilots_are_runs_that_the_others_name() -> None:
     entry = {name: value for name, value in ENTRY.items() if name != "lr"} | {"pilot": {"lr": [0.1, 0.01], "steps": 20}}
     planned = expand(entry)
     assert [(run.lr, run.seed, run.steps, run.warmup, run.purpose) for run in planned.pilots.values()] == [
-        (0.1, 1, 20, 2, "pilot"), (0.01, 1, 20, 2, "pilot")]  # fmt: skip
+        (0.1, 1, 20, 2, "pilot"),
+        (0.01, 1, 20, 2, "pilot"),
+    ]
     assert all(run.pilots == tuple(planned.pilots) and run.lr is None for run in planned.finals.values())
     with pytest.raises(UserError, match="one of lr and pilot"):
         expand(entry | {"lr": 0.1})
@@ -193,7 +195,9 @@ def test_the_config_of_formats_holds_what_it_promises() -> None:
     seeds = {router: {run.seed for run in runs if run.router == router} for router in {run.router for run in runs}}
     assert len(seeds) == 6 and all(len(found) == 5 for found in seeds.values())
     assert {tuple(run.corpora) for run in runs} == {("stdlib",)}
-    assert all(WEIGHTS[name].packs(size) for run in runs for name in evaluate.FORMATS for size in (run.dim, run.expert_hidden))  # fmt: skip
+    assert all(
+        WEIGHTS[name].packs(size) for run in runs for name in evaluate.FORMATS for size in (run.dim, run.expert_hidden)
+    )
 
 
 def test_which_edits_make_runs_and_adaptations_stale() -> None:
@@ -203,9 +207,21 @@ def test_which_edits_make_runs_and_adaptations_stale() -> None:
         for files in (code.training_files(), code.adaptation_files())
     )
     trained = {
-        "code", "batches", "texts", "evaluate", "loads", "language_model", "moe_layer", "placement", "stage_clock", "run_rows", "loop",
-        "schedule", "timing", "train",
-    }  # fmt: skip
+        "code",
+        "batches",
+        "texts",
+        "evaluate",
+        "loads",
+        "language_model",
+        "moe_layer",
+        "placement",
+        "stage_clock",
+        "run_rows",
+        "loop",
+        "schedule",
+        "timing",
+        "train",
+    }
     assert {name for name in runs if not name.endswith("__init__")} == trained
     assert adaptations - runs == {"adapters", "adaptation_rows", "adapt"}
     assert all(Path(name).is_file() for name in code.adaptation_files())

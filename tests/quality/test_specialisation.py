@@ -13,18 +13,36 @@ from moe_routing_bench.quality import loop, run_rows, specialisation, train
 from moe_routing_bench.store import paths
 
 FIXED = {
-    "label": "e", "config_hash": "c", "purpose": "final", "network": "linear", "capacity_factor": 1.25, "drop_policy": "position",
-    "router": "softk", "step": 1,
-}  # fmt: skip
+    "label": "e",
+    "config_hash": "c",
+    "purpose": "final",
+    "network": "linear",
+    "capacity_factor": 1.25,
+    "drop_policy": "position",
+    "router": "softk",
+    "step": 1,
+}
 
 
 @pytest.fixture
 def run(text: str) -> Run:
     """Six steps with an evaluation every two."""
     return Run(
-        seed=3, experts=4, dim=16, heads=2, layers=2, expert_hidden=16, corpora={text: None}, sequence=32, batch=4, steps=6,
-        warmup=2, eval_every=2, lr=1e-2, keep_weights=True,
-    )  # fmt: skip
+        seed=3,
+        experts=4,
+        dim=16,
+        heads=2,
+        layers=2,
+        expert_hidden=16,
+        corpora={text: None},
+        sequence=32,
+        batch=4,
+        steps=6,
+        warmup=2,
+        eval_every=2,
+        lr=1e-2,
+        keep_weights=True,
+    )
 
 
 def test_experts_of_one_domain_each_tell_the_domain() -> None:
@@ -63,9 +81,17 @@ def test_summary_is_by_train_mode_and_seed() -> None:
     apart, alike = np.eye(2) * 1e9, np.ones((2, 2)) * 1e9
     loads = {"joint": [apart, alike], "frozen_router": [alike, alike]}
     rows = [
-        FIXED | {"run": f"{mode}{seed}", "train_mode": mode, "seed": seed, "bits_per_byte": 2.0 + seed, "load_by_domain": layers}
-        for mode, layers in loads.items() for seed in (0, 1)
-    ]  # fmt: skip
+        FIXED
+        | {
+            "run": f"{mode}{seed}",
+            "train_mode": mode,
+            "seed": seed,
+            "bits_per_byte": 2.0 + seed,
+            "load_by_domain": layers,
+        }
+        for mode, layers in loads.items()
+        for seed in (0, 1)
+    ]
     rows.append(rows[0] | {"step": 0, "load_by_domain": [alike, apart * 0 + 1]})
     rows.append(rows[0] | {"run": "dense", "router": "dense", "load_by_domain": None})
     found = specialisation.summary(pd.DataFrame(rows)).set_index("contestant")
@@ -121,7 +147,10 @@ def test_a_killed_run_of_two_phases_ends_as_an_unbroken_one(
     monkeypatch.setattr(loop.Training, "step", step)
     broken = train.train(run, tmp_path / "broken.parquet", "cpu")
     assert [row["val_loss"] for row in broken] == [row["val_loss"] for row in whole]
-    first, second = (torch.load(paths.weights_file(tmp_path / f"{name}.parquet"), weights_only=True)["model"] for name in ("whole", "broken"))  # fmt: skip
+    first, second = (
+        torch.load(paths.weights_file(tmp_path / f"{name}.parquet"), weights_only=True)["model"]
+        for name in ("whole", "broken")
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
     stored = run_rows.read(tmp_path / "broken.parquet")
     assert set(stored["train_mode"].to_pylist()) == {"experts_first"} and "experts_first" in stored["run"][0].as_py()

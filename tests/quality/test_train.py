@@ -27,9 +27,21 @@ TIMES = {*run_rows.TIMING, "run_step_ms", "eval_seconds", "ended_at"}
 def run(text: str) -> Run:
     """Nine steps on 9 kB with an evaluation every three."""
     return Run(
-        seed=3, experts=4, dim=16, heads=2, layers=2, expert_hidden=16, corpora={text: None}, sequence=32, batch=4, steps=9,
-        warmup=2, eval_every=3, lr=1e-2, keep_weights=True,
-    )  # fmt: skip
+        seed=3,
+        experts=4,
+        dim=16,
+        heads=2,
+        layers=2,
+        expert_hidden=16,
+        corpora={text: None},
+        sequence=32,
+        batch=4,
+        steps=9,
+        warmup=2,
+        eval_every=3,
+        lr=1e-2,
+        keep_weights=True,
+    )
 
 
 def kept(rows: list[dict]) -> list[dict]:
@@ -301,7 +313,19 @@ def test_speed_leaves_evaluation_out(run: Run, tmp_path: Path, monkeypatch: pyte
 class NeverAsks(TorchDispatchMode):
     """Raises where an operation's shape or control flow depends on values, for which a GPU would make the host wait."""
 
-    ASKING = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "bincount", "unique_dim", "_unique2", "equal", "is_nonzero", "lift_fresh"})  # fmt: skip
+    ASKING = frozenset(
+        {
+            "_local_scalar_dense",
+            "nonzero",
+            "masked_select",
+            "bincount",
+            "unique_dim",
+            "_unique2",
+            "equal",
+            "is_nonzero",
+            "lift_fresh",
+        }
+    )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.__name__.split(".")[0]

@@ -42,14 +42,20 @@ def rows_of(name: str, heading: str) -> dict[str, list[str]]:
 
 def anchors(document: Path) -> set[str]:
     """Anchors of a document's headings, as a Git host makes them."""
-    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall("^#+ (.*)", document.read_text(), re.M)}  # fmt: skip
+    return {
+        re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall("^#+ (.*)", document.read_text(), re.M)
+    }
 
 
 def broken(document: Path) -> list[str]:
     """Relative links whose file or anchor is not there."""
     links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", document.read_text())
     found = {(target, anchor): (document.parent / target).resolve() if target else document for target, anchor in links}
-    return [f"({target}#{anchor})" for (target, anchor), path in found.items() if not path.exists() or (anchor and anchor not in anchors(path))]  # fmt: skip
+    return [
+        f"({target}#{anchor})"
+        for (target, anchor), path in found.items()
+        if not path.exists() or (anchor and anchor not in anchors(path))
+    ]
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("*/*/README.md")], ids=lambda page: str(page.relative_to(ROOT)))
@@ -123,12 +129,20 @@ def test_a_ratio_is_of_one_point_and_of_one_card(generate: ModuleType, monkeypat
 @pytest.mark.parametrize(
     ("measured", "cells", "shown"),
     [
-        ("2.0x [1.9, 2.1] in the geometric mean of cells that differ in T; worst: a: 1.0x (x, y); best: b: 3.0x (x, y); 1 of 2 misses", "2 of 2", "mean 2.0x [1.9, 2.1]; worst: a: 1.0x (x, y); 1 of 2 misses"),
+        (
+            "2.0x [1.9, 2.1] in the geometric mean of cells that differ in T; worst: a: 1.0x (x, y); best: b: 3.0x (x, y); 1 of 2 misses",
+            "2 of 2",
+            "mean 2.0x [1.9, 2.1]; worst: a: 1.0x (x, y); 1 of 2 misses",
+        ),
         ("2.0x [1.9, 2.1] in the geometric mean; worst: a: 2.0x [1.9, 2.1] (x, y)", "1 of 1", "2.0x [1.9, 2.1]"),
-        ("T=1: 63.0 % [62.9, 63.1] (x); T=8: 99.1 % [99.0, 99.1] (x)", "2 of 2", "T=1: 63.0 % [62.9, 63.1] (x); T=8: 99.1 % [99.0, 99.1] (x)"),
+        (
+            "T=1: 63.0 % [62.9, 63.1] (x); T=8: 99.1 % [99.0, 99.1] (x)",
+            "2 of 2",
+            "T=1: 63.0 % [62.9, 63.1] (x); T=8: 99.1 % [99.0, 99.1] (x)",
+        ),
     ],
     ids=["mean", "one-cell", "each"],
-)  # fmt: skip
+)
 def test_a_line_of_a_bar_has_the_mean_and_the_worst_cell(
     measured: str, cells: str, shown: str, generate: ModuleType
 ) -> None:
@@ -143,7 +157,12 @@ def test_the_second_times_of_a_repeat_are_those_of_the_published_rows(generate: 
     """So that what is said of repeatability is of these rows, and falls with them when they are measured anew."""
     keys = ["bench", "cell", "implementation"]
     held = generate.stored_tables.stored("repeat_published.csv").set_index(keys)["second_us"]
-    rows = pd.concat([generate.stored_tables.stored(name) for name in ("measurements.parquet", generate.stored_tables.LAYERS + "measurements.parquet")])  # fmt: skip
+    rows = pd.concat(
+        [
+            generate.stored_tables.stored(name)
+            for name in ("measurements.parquet", generate.stored_tables.LAYERS + "measurements.parquet")
+        ]
+    )
     published = rows[rows["status"] == "ok"].set_index(keys)["median_us"]
     assert len(held) > 900 and (held - published.reindex(held.index)).abs().max() <= 0.0001
 
@@ -179,7 +198,21 @@ def test_what_seeds_tell_apart_is_counted_from_the_rows(generate: ModuleType, mo
         "drop_policy": "position",
         "train_mode": "joint",
     }
-    rows = [known | {"run": f"{label}{name}{seed}", "label": label, "router": name, "seed": seed, "experts": int(label[1:]), "bits_per_byte": value, "causal": name != "later"} for label in ("e8", "e32") for name, values in bits.items() for seed, value in enumerate(values)]  # fmt: skip
+    rows = [
+        known
+        | {
+            "run": f"{label}{name}{seed}",
+            "label": label,
+            "router": name,
+            "seed": seed,
+            "experts": int(label[1:]),
+            "bits_per_byte": value,
+            "causal": name != "later",
+        }
+        for label in ("e8", "e32")
+        for name, values in bits.items()
+        for seed, value in enumerate(values)
+    ]
     monkeypatch.setattr(generate.stored_tables.run_rows, "read", lambda path: pa.Table.from_pylist(rows))
     assert "5 seeds" in (said := generate.BLOCKS["quality-told"]())
     assert "2 of 3 pairs with E=32 and 2 of 3 pairs with E=8" in said
@@ -235,7 +268,15 @@ def test_stated_bytes_are_what_the_definition_counts(bench: str) -> None:
     if bench == "model":
         pytest.importorskip("transformers")
     _, *formulas = rows_of("docs/method.md", "Compulsory bytes and FLOPs")[bench]
-    axes = {"tokens": [50], "hidden": [24], "intermediate": [16], "experts": [8], "top_k": [3], "skew": [1], "layout": ["compact", "block64"]}  # fmt: skip
+    axes = {
+        "tokens": [50],
+        "hidden": [24],
+        "intermediate": [16],
+        "experts": [8],
+        "top_k": [3],
+        "skew": [1],
+        "layout": ["compact", "block64"],
+    }
     entry = {"benches": [bench], "capacity_factor": [0.5, "none"], "dtype": ["fp32", "bf16"], **axes}
     for job in expand.expand(config.load({"grid": [entry]}), {}):
         cell, definition = job.cell, BENCHES[bench].definition()
@@ -243,13 +284,23 @@ def test_stated_bytes_are_what_the_definition_counts(bench: str) -> None:
         inputs = definition.build(cell, 17, "cpu") | shared
         outputs, expected = definition.empty_outputs(cell, inputs), definition.reference(cell, inputs)
         known = {
-            "T": 50, "H": 24, "I": 16, "E": 8, "k": 3, "b": FORMATS[cell.get("dtype", "bf16")].bits // 8,
-            "R": len(inputs.get("order", ())), "limit": row_layout(cell).rows,
-        }  # fmt: skip
+            "T": 50,
+            "H": 24,
+            "I": 16,
+            "E": 8,
+            "k": 3,
+            "b": FORMATS[cell.get("dtype", "bf16")].bits // 8,
+            "R": len(inputs.get("order", ())),
+            "limit": row_layout(cell).rows,
+        }
         inverse = inputs.get("inverse", expected.get("inverse"))
         if inverse is not None:
             ids = expected.get("topk_ids", inputs.get("topk_ids"))
-            known |= {"K": int((inverse >= 0).sum()), "sent": int((inverse >= 0).any(1).sum()), "A": len(ids[inverse >= 0].unique())}  # fmt: skip
+            known |= {
+                "K": int((inverse >= 0).sum()),
+                "sent": int((inverse >= 0).any(1).sum()),
+                "A": len(ids[inverse >= 0].unique()),
+            }
         if bench == "model":
             products = 2 * (2 * 24 * 64 + 2 * 24 * 32 + 8 * 24)
             embeddings = (len(inputs["ids"].unique()) + 512) * 24

@@ -46,5 +46,10 @@ def test_code_in_a_list_is_indented_by_four(pages: ModuleType) -> None:
 def test_every_page_is_in_the_navigation() -> None:
     """MkDocs would warn, but tests do not install it."""
     text = (ROOT / "mkdocs.yml").read_text().replace("!ENV", "")
-    listed = {page for section in yaml.safe_load(text)["nav"] for value in section.values() for page in ([value] if isinstance(value, str) else value)}  # fmt: skip
+    listed = {
+        page
+        for section in yaml.safe_load(text)["nav"]
+        for value in section.values()
+        for page in ([value] if isinstance(value, str) else value)
+    }
     assert listed >= {str(path.relative_to(ROOT / "docs")) for path in ROOT.glob("docs/**/*.md")}

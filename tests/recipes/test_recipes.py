@@ -65,7 +65,11 @@ def copy(tmp_path: Path) -> Copy:
 
 def statuses(printed: str) -> dict[str, str]:
     """Status by implementation, from the table that `measure` prints."""
-    return dict(line.split()[:2] for line in printed.splitlines() if re.match(r"\s*\w+ +(ok|incorrect|crashed|unsupported) ", line))  # fmt: skip
+    return dict(
+        line.split()[:2]
+        for line in printed.splitlines()
+        if re.match(r"\s*\w+ +(ok|incorrect|crashed|unsupported) ", line)
+    )
 
 
 def test_there_is_a_test_for_every_recipe() -> None:
@@ -97,7 +101,7 @@ def test_axis(copy: Copy) -> None:
     """It is an option, part of the key of its bench's cells, a column of every row, and in the schema of a config."""
     printed = copy.follow(RECIPES["Add an axis"])
     assert statuses(printed) == {"torch": "ok"} and "-temp2-" in printed, printed
-    look = "from moe_routing_bench.config import axes; from moe_routing_bench.store import records; print('temperature' in records.COLUMNS, 'temperature' in axes.names('workload'))"  # fmt: skip
+    look = "from moe_routing_bench.config import axes; from moe_routing_bench.store import records; print('temperature' in records.COLUMNS, 'temperature' in axes.names('workload'))"
     assert copy.run("python", "-c", look).split() == ["True", "True"]
     assert "temperature:" in (copy.folder / "workflow/schemas/config.schema.yaml").read_text()
 

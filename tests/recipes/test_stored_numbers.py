@@ -72,7 +72,14 @@ def test_layers_without_gpt_oss_beside_sonicmoe() -> None:
     assert f"busy for {100 * rows['busy_share'].min():.0f} to {100 * rows['busy_share'].max():.1f} %" in said
 
 
-@pytest.mark.parametrize("name", ["docs/columns.md", "src/moe_routing_bench/figures/captions.yaml", "src/moe_routing_bench/report/templates/compare.js"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "docs/columns.md",
+        "src/moe_routing_bench/figures/captions.yaml",
+        "src/moe_routing_bench/report/templates/compare.js",
+    ],
+)
 def test_ratios_are_not_said_to_be_of_rounds_where_rows_have_none(name: str) -> None:
     """Rows in long turns, whose blocks make pairs by their number, have ratios to others, too."""
     rows = stored(f"{H200}.layers")

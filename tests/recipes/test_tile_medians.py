@@ -93,13 +93,21 @@ def test_each_median_is_of_a_known_model_and_has_one_of_before(ratios: pd.DataFr
         pytest.param("one tile of 176", ["2x176/40", "2x176/40o"], 40, 180, (), id="one-tile-for-all"),
         pytest.param("two tiles of 112", FORMS, 178, 188, (), id="two-tiles"),
         pytest.param("two tiles of 112", ["112/40"], 166, 166, ["olmoe"], id="two-tiles-166-rows"),
-        pytest.param("two tiles of 112", ["112/40"], 166, 166, [m for m in MODELS if m != "olmoe"], id="two-tiles-166-rows-olmoe"),
+        pytest.param(
+            "two tiles of 112", ["112/40"], 166, 166, [m for m in MODELS if m != "olmoe"], id="two-tiles-166-rows-olmoe"
+        ),
         pytest.param("two warpgroups", ["2wg"], 0, 1, ["deepseek-v3", "gpt-oss", "mixtral"], id="two-warpgroups"),
-        pytest.param("two warpgroups", ["2wg"], 0, 1, [m for m in MODELS if m != "deepseek-v3"], id="two-warpgroups-deepseek"),
-        pytest.param("two warpgroups", ["2wg"], 0, 1, [m for m in MODELS if m != "gpt-oss"], id="two-warpgroups-gpt-oss"),
-        pytest.param("two warpgroups", ["2wg"], 0, 1, [m for m in MODELS if m != "mixtral"], id="two-warpgroups-mixtral"),
+        pytest.param(
+            "two warpgroups", ["2wg"], 0, 1, [m for m in MODELS if m != "deepseek-v3"], id="two-warpgroups-deepseek"
+        ),
+        pytest.param(
+            "two warpgroups", ["2wg"], 0, 1, [m for m in MODELS if m != "gpt-oss"], id="two-warpgroups-gpt-oss"
+        ),
+        pytest.param(
+            "two warpgroups", ["2wg"], 0, 1, [m for m in MODELS if m != "mixtral"], id="two-warpgroups-mixtral"
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_table_has_the_range_of_the_medians(
     row: str, columns: list[str], least: float, most: float, left_out: tuple, ratios: pd.DataFrame
 ) -> None:
@@ -162,7 +170,10 @@ def test_operators_with_limits_are_beside_those_without() -> None:
     ]
 
 
-@pytest.mark.parametrize(("name", "printed"), [("qwen3-30b-a3b", "{} kernels in 18.2 s, {} more"), ("mixtral-8x7b", "Mixtral: {} in 17.8 s, {} more")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [("qwen3-30b-a3b", "{} kernels in 18.2 s, {} more"), ("mixtral-8x7b", "Mixtral: {} in 17.8 s, {} more")],
+)
 def test_so_many_kernels_are_prepared(name: str, printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test counts what would be compiled: times were measured by hand, on a machine of 16 cores."""
     pytest.importorskip("cutlass")

@@ -19,10 +19,18 @@ def words(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize(
     "text",
     [
-        "Whoever waits is told.", "A draw that nobody knew.", "The kernel who reads.", "It is measured beside ours.", "Of pack: two rows.",
-        "One sentence. Of the rows, two are new.", "Here is what was tried.", "So that none is of a cold card.", "Rows held against each other.", "It occured.",
+        "Whoever waits is told.",
+        "A draw that nobody knew.",
+        "The kernel who reads.",
+        "It is measured beside ours.",
+        "Of pack: two rows.",
+        "One sentence. Of the rows, two are new.",
+        "Here is what was tried.",
+        "So that none is of a cold card.",
+        "Rows held against each other.",
+        "It occured.",
     ],
-)  # fmt: skip
+)
 def test_dialect_is_refused(text: str, words: ModuleType) -> None:
     assert [*words.matches(text)]
 
@@ -30,10 +38,16 @@ def test_dialect_is_refused(text: str, words: ModuleType) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "The harness poisons all outputs.", "Users who build models.", "A cell whose time is doubtful.", "Besides torch, Triton.", "Of course it compiles.",
-        "`nobody` is a user.", "See [it](beside.md).", "```sh\nwhoever\n```",
+        "The harness poisons all outputs.",
+        "Users who build models.",
+        "A cell whose time is doubtful.",
+        "Besides torch, Triton.",
+        "Of course it compiles.",
+        "`nobody` is a user.",
+        "See [it](beside.md).",
+        "```sh\nwhoever\n```",
     ],
-)  # fmt: skip
+)
 def test_plain_english_and_code_pass(text: str, words: ModuleType) -> None:
     assert not [*words.matches(text)]
 
@@ -42,8 +56,9 @@ def test_comments_and_docstrings_are_read_and_code_is_not(tmp_path: Path, words:
     source = tmp_path / "a.py"
     source.write_text('"""First.\n\nIt is beside."""\nbeside = "beside"  # whoever\n')
     assert sorted((line, [hit[1] for hit in words.matches(text)]) for line, text in words.comments(source)) == [
-        (1, ["beside"]), (4, ["whoever"]),
-    ]  # fmt: skip
+        (1, ["beside"]),
+        (4, ["whoever"]),
+    ]
     other = tmp_path / "a.yaml"
     other.write_text("beside: 1  # nobody\n")
     assert [*words.comments(other)] == [(1, "nobody")]

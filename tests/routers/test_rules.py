@@ -96,16 +96,28 @@ def moepp(h):
 
 
 FORMULAS = {
-    "softk": softk, "qwen3": softk, "noisy_topk": softk, "gshard_top2": softk, "token_rounding": softk,
-    "switch_top1": lambda h: {best(h, 1)[0]: max(softmax(h))}, "topk_prenorm": topk_prenorm, "sinkhorn": topk_prenorm,
-    "chain_of_experts": lambda h: {best(h, 1)[0]: max(softmax(h))}, "base": lambda h: {best(h, 1)[0]: sigmoid(max(h))},
-    "deepseek_v2_small": deepseek_v2, "deepseek_v3_small": deepseek_v3, "sqrtsoftplus_renorm": sqrtsoftplus_renorm,
+    "softk": softk,
+    "qwen3": softk,
+    "noisy_topk": softk,
+    "gshard_top2": softk,
+    "token_rounding": softk,
+    "switch_top1": lambda h: {best(h, 1)[0]: max(softmax(h))},
+    "topk_prenorm": topk_prenorm,
+    "sinkhorn": topk_prenorm,
+    "chain_of_experts": lambda h: {best(h, 1)[0]: max(softmax(h))},
+    "base": lambda h: {best(h, 1)[0]: sigmoid(max(h))},
+    "deepseek_v2_small": deepseek_v2,
+    "deepseek_v3_small": deepseek_v3,
+    "sqrtsoftplus_renorm": sqrtsoftplus_renorm,
     "sigmoid_renorm": lambda h: renormalised([sigmoid(v) for v in h], best(h, 2)),
     "quantile_balancing": lambda h: renormalised([sigmoid(v) for v in h], best(h, 2)),
-    "loss_free_bias": lambda h: {e: sigmoid(h[e]) for e in best(h, 2)}, "top_p": top_p,
-    "remoe": lambda h: {e: v for e, v in enumerate(h) if v > 0}, "null_experts": null_experts, "moepp": moepp,
+    "loss_free_bias": lambda h: {e: sigmoid(h[e]) for e in best(h, 2)},
+    "top_p": top_p,
+    "remoe": lambda h: {e: v for e, v in enumerate(h) if v > 0},
+    "null_experts": null_experts,
+    "moepp": moepp,
     "topk_hard": lambda h: dict.fromkeys(best(h, 2), 0.5),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -385,7 +397,10 @@ def test_hash_by_position_sees_the_position_alone():
     assert ids[1, 7].tolist() == [7, 0, 1] and (ids == ids[:1]).all()
 
 
-@pytest.mark.parametrize(("network", "count"), [("linear", 96 * 8), ("mlp", 96 * 64 + 64 + 64 * 8), ("mlp_hadamard", 2 * 96 * 64 + 64 + 96 + 96 * 8)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("network", "count"),
+    [("linear", 96 * 8), ("mlp", 96 * 64 + 64 + 64 * 8), ("mlp_hadamard", 2 * 96 * 64 + 64 + 96 + 96 * 8)],
+)
 def test_networks_have_the_predecessors_shapes(network, count):
     one = networks.build(network, 96, 8)
     assert sum(p.numel() for p in one.parameters()) == count

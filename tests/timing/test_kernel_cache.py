@@ -51,8 +51,12 @@ def test_processes_share_one_object(tmp_path: Path) -> None:
     environment = forks.environment(PACKAGE.parent) | {"MOE_ROUTING_KERNELS_CACHE": str(tmp_path)}
     with subprocess.Popen(
         [forks.programs() / forks.PYTHON, "-c", LOAD],
-        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as program:  # fmt: skip
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as program:
         counts, *_ = load(program, 2)
         assert sorted(counts) == [0, 1]
         (found,) = tmp_path.glob("*.o")

@@ -39,7 +39,9 @@ def test_a_decoded_token_takes_less_than_twice_as_long(name: str) -> None:
             sizes = {"hidden": 256, "intermediate": 128, "experts": 16, "top_k": 4}
             cell = tiny_models.cell(name, tokens=1, phase="decode", **sizes)
             inputs = definition.build(cell, 1, "cpu") | definition.shared(cell, 1, "cpu")
-            calls = {one: bench.bind(one, cell, inputs | definition.empty_outputs(cell, inputs)) for one in (REFERENCE, OURS)}  # fmt: skip
+            calls = {
+                one: bench.bind(one, cell, inputs | definition.empty_outputs(cell, inputs)) for one in (REFERENCE, OURS)
+            }
             ratio = MOST + 1
             for _ in range(2):
                 if ratio > MOST:

@@ -30,7 +30,9 @@ def test_a_page_of_many_rows_has_few_bytes_and_opens_at_once(page: Path) -> None
     assert page.stat().st_size < EMPTY + (ALLOWED - EMPTY) * MANY // FULL
     asked(page, "return 0")  # the browser has started
     with loaded(page) as shown:
-        count, answered, lines, seconds = shown.value('[page.ids.length, byId("said").textContent.length, document.querySelectorAll("#rows tbody tr[id]").length, performance.getEntriesByName("opened")[0].startTime / 1000]')  # fmt: skip
+        count, answered, lines, seconds = shown.value(
+            '[page.ids.length, byId("said").textContent.length, document.querySelectorAll("#rows tbody tr[id]").length, performance.getEntriesByName("opened")[0].startTime / 1000]'
+        )
         assert not shown.console()
     assert (count, lines < 150) == (MANY, True) and answered > 30 and lines > 10
     assert seconds < 3, "0.4 s of an idle machine"

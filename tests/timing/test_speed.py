@@ -30,8 +30,15 @@ rule one:
     shell: "touch {{output}}"
 """
 GRID = [
-    {"benches": ["gate"], "implementations": ["torch"], "tokens": list(range(1, 126)), "experts": [4, 8], "top_k": [1, 2], "dtype": ["fp32", "bf16"]}
-]  # fmt: skip
+    {
+        "benches": ["gate"],
+        "implementations": ["torch"],
+        "tokens": list(range(1, 126)),
+        "experts": [4, 8],
+        "top_k": [1, 2],
+        "dtype": ["fp32", "bf16"],
+    }
+]
 
 
 def seconds(project: Project, *arguments: str, jobs: int) -> float:

@@ -78,12 +78,51 @@ def _row(bench, i, tokens, skew, gpu) -> dict:
     flops = tokens * 10**6 * ("intermediate" in bench.axes)
     formats = {name: "bf16" for name in ("dtype", "packed", "weights") if name in bench.axes}
     experts = {"intermediate": 1024, "activation": "swiglu"} if "intermediate" in bench.axes else {}
-    return formats | experts | {
-        "schema_version": SCHEMA_VERSION, "bench": bench.name, "implementation": bench.implementations[i].name, "platform": "cpu", "cell": f"T{tokens}-{skew}",
-        "tokens": tokens, "hidden": 2048, "experts": 64, "top_k": 8, "skew": skew, "sampler": "exact", "seed": 17, "phase": "prefill", "status": "ok", "samples": 9,
-        "median_us": us, "ci_low_us": us * 0.99, "ci_high_us": us * 1.01, "stage_us": _stages(bench, bench.implementations[i], us),
-        "compulsory_bytes": size, "gb_per_s": size / us / 1e3, "share_of_copy": size / us / 4e6, "flops": flops, "tflops": flops / us / 1e6 if flops else None,
-        "speedup": 1 + i / 2, "speedup_ci_low": 0.98 + i / 2, "speedup_ci_high": 1.02 + i / 2, "baseline": bench.baseline, "load_cv": skew, "drop_rate": 0.0,
-        "padding_waste": 0.0, "copy_gb_per_s": 4000.0, "peak_tflops": 700.0, "gpu_name": "NVIDIA H200" if gpu else None, "gpu_uuid": "GPU-1" if gpu else None,
-        "host": "h", "cpu_model": "C", "torch_version": "2", "started_at": "2026-11-21T06:55", "ended_at": "2026-11-21T06:56", "suspect": False, "converged": True,
-    }  # fmt: skip
+    return (
+        formats
+        | experts
+        | {
+            "schema_version": SCHEMA_VERSION,
+            "bench": bench.name,
+            "implementation": bench.implementations[i].name,
+            "platform": "cpu",
+            "cell": f"T{tokens}-{skew}",
+            "tokens": tokens,
+            "hidden": 2048,
+            "experts": 64,
+            "top_k": 8,
+            "skew": skew,
+            "sampler": "exact",
+            "seed": 17,
+            "phase": "prefill",
+            "status": "ok",
+            "samples": 9,
+            "median_us": us,
+            "ci_low_us": us * 0.99,
+            "ci_high_us": us * 1.01,
+            "stage_us": _stages(bench, bench.implementations[i], us),
+            "compulsory_bytes": size,
+            "gb_per_s": size / us / 1e3,
+            "share_of_copy": size / us / 4e6,
+            "flops": flops,
+            "tflops": flops / us / 1e6 if flops else None,
+            "speedup": 1 + i / 2,
+            "speedup_ci_low": 0.98 + i / 2,
+            "speedup_ci_high": 1.02 + i / 2,
+            "baseline": bench.baseline,
+            "load_cv": skew,
+            "drop_rate": 0.0,
+            "padding_waste": 0.0,
+            "copy_gb_per_s": 4000.0,
+            "peak_tflops": 700.0,
+            "gpu_name": "NVIDIA H200" if gpu else None,
+            "gpu_uuid": "GPU-1" if gpu else None,
+            "host": "h",
+            "cpu_model": "C",
+            "torch_version": "2",
+            "started_at": "2026-11-21T06:55",
+            "ended_at": "2026-11-21T06:56",
+            "suspect": False,
+            "converged": True,
+        }
+    )

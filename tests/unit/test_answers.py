@@ -12,13 +12,43 @@ def runs(name, losses, label="e8", factor=1.0, bits=0.1, speed=1000.0, **values)
     """Two evaluations of each seed of a rule: half way and at the end."""
     return [
         {
-            "label": label, "config_hash": label, "router": name, "network": "linear", "train_mode": "joint", "seed": seed, "run": f"{label}{name}{factor}{seed}",
-            "causal": True, "learns": True, "purpose": "final", "step": step, "tokens_seen": step * 1000, "bits_per_byte": loss * (2 - step / 2), "val_loss": loss, "val_loss_with_capacity": loss * (1 + bits),
-            "capacity_factor": factor, "drop_policy": "position", "drop_rate": 0.1, "experts": 8, "top_k": 2, "params": 1e6, "steps": 2, "validation_batches": "mixed",
-            "train_tokens_per_s": speed, "step_ms": 1.0, "step_half_width_ms": 0.0, "eager_step_ms": float("nan"), "step_mode": "cuda_graph", "timed_alone": True, "batch": 1, "sequence": 1, "lr": 0.1,
-        } | values
-        for seed, loss in enumerate(losses) for step in (1, 2)
-    ]  # fmt: skip
+            "label": label,
+            "config_hash": label,
+            "router": name,
+            "network": "linear",
+            "train_mode": "joint",
+            "seed": seed,
+            "run": f"{label}{name}{factor}{seed}",
+            "causal": True,
+            "learns": True,
+            "purpose": "final",
+            "step": step,
+            "tokens_seen": step * 1000,
+            "bits_per_byte": loss * (2 - step / 2),
+            "val_loss": loss,
+            "val_loss_with_capacity": loss * (1 + bits),
+            "capacity_factor": factor,
+            "drop_policy": "position",
+            "drop_rate": 0.1,
+            "experts": 8,
+            "top_k": 2,
+            "params": 1e6,
+            "steps": 2,
+            "validation_batches": "mixed",
+            "train_tokens_per_s": speed,
+            "step_ms": 1.0,
+            "step_half_width_ms": 0.0,
+            "eager_step_ms": float("nan"),
+            "step_mode": "cuda_graph",
+            "timed_alone": True,
+            "batch": 1,
+            "sequence": 1,
+            "lr": 0.1,
+        }
+        | values
+        for seed, loss in enumerate(losses)
+        for step in (1, 2)
+    ]
 
 
 def table(*parts):
@@ -39,7 +69,10 @@ def test_bits_lost_at_a_factor():
         runs("topk_hard", (1.0, 1.0), bits=0.3),
     )
     asked = said(answers.lost_bits, a, b, c, runs("softk", (1.0, 1.0), "other", 1.5))
-    assert asked == "Trained with it: e8, bits per byte lost by 3 rules: least softk 0.100 ± 0.000, middle switch_top1 0.200 ± 0.000, most topk_hard 0.300 ± 0.000."  # fmt: skip
+    assert (
+        asked
+        == "Trained with it: e8, bits per byte lost by 3 rules: least softk 0.100 ± 0.000, middle switch_top1 0.200 ± 0.000, most topk_hard 0.300 ± 0.000."
+    )
     other = runs("softk", (1.0,), factor=1.25)
     assert said(answers.lost_bits, other) == (
         "Not measured: no rule was evaluated with it. Measured: 1.25 (e8, bits per byte lost by 1 rule: softk 0.100)."
@@ -60,7 +93,12 @@ def test_bits_lost_at_a_factor():
 
 def test_loss_per_second():
     """The rules that no other beats in both, at the end of the schedule; one that sees later tokens is none of them."""
-    rows = runs("softk", (1.0, 1.0)), runs("switch_top1", (2.0, 2.0), speed=4000.0), runs("topk_hard", (1.5, 1.5)), runs("expert_choice", (0.1, 0.1), causal=False)  # fmt: skip
+    rows = (
+        runs("softk", (1.0, 1.0)),
+        runs("switch_top1", (2.0, 2.0), speed=4000.0),
+        runs("topk_hard", (1.5, 1.5)),
+        runs("expert_choice", (0.1, 0.1), causal=False),
+    )
     assert said(answers.loss_per_second, *rows) == (
         "e8: of 3 causal rules at the end of equal schedules, no other has less loss in less time than switch_top1 2.0000 in 0.500 s; softk 1.0000 in 2.00 s "
         "(bits per byte; seconds of the steps alone)."
@@ -82,11 +120,17 @@ def test_backward():
     """Of the fastest step; apart only where the layer alone was measured on the card."""
     slower = STEP | {"implementation": "sonicmoe", "median_us": 40.0}
     whole = "T8: ops takes 30.00 µs [29.00, 31.00] forward and backward"
-    assert answers.backward_apart(frame(STEP, slower, LAYER)).text == f"{whole}, of which the backward pass takes 20 µs, 2x the 10 µs of the layer alone."  # fmt: skip
+    assert (
+        answers.backward_apart(frame(STEP, slower, LAYER)).text
+        == f"{whole}, of which the backward pass takes 20 µs, 2x the 10 µs of the layer alone."
+    )
     apart = f"{whole}; apart it is not measured, as this run has no layer alone of the same cell and card."
     assert answers.backward_apart(frame(STEP, LAYER | {"gpu_uuid": "GPU-2"})).text == apart
     long = LAYER | {"median_us": 30.5}
-    assert answers.backward_apart(frame(STEP, long)).text == f"{whole}, no longer than the 30.5 µs of the layer alone: the difference of two measurements says nothing here."  # fmt: skip
+    assert (
+        answers.backward_apart(frame(STEP, long)).text
+        == f"{whole}, no longer than the 30.5 µs of the layer alone: the difference of two measurements says nothing here."
+    )
     assert answers.backward_apart(frame(LAYER)).text == "Not measured: this run has no layer forward and backward."
     two = answers.backward_apart(frame(STEP | {"skew": 0.0}, STEP | {"cell": "uneven", "skew": 0.7})).text
     assert two.count("apart it is not measured") == 1 and two.endswith("of the same cell and card."), "once for all"

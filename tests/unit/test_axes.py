@@ -62,8 +62,11 @@ def seen(tmp_path_factory):
     registry.write_text(registry.read_text().replace("OPERATIONS = (", 'OPERATIONS = ("turn", ', 1))
     done = subprocess.run(
         [sys.executable, "-c", SEEN, json.dumps(CELLS)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (copy.parent, PACKAGE.parent)))}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (copy.parent, PACKAGE.parent)))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -71,8 +74,11 @@ def seen(tmp_path_factory):
 def test_a_new_axis_is_in_keys_schema_columns_options_and_groupings(seen):
     assert seen["key"] == "T4-rot3-seed17" and seen["default"] == 0
     assert seen["schema"]["items"] == {
-        "description": "an integer from 0 to 3", "minimum": 0, "maximum": 3, "type": "integer"
-    }  # fmt: skip
+        "description": "an integer from 0 to 3",
+        "minimum": 0,
+        "maximum": 3,
+        "type": "integer",
+    }
     assert seen["schema"]["title"] == "quarters by which rows are turned" and seen["schema"]["default"] == [0]
     assert seen["column"] == "int64" and "Quarters by which rows are turned [default: 0]" in seen["option"]
     assert all("rotation" in names for names in seen["groupings"])

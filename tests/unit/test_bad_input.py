@@ -63,8 +63,16 @@ CONFIGS = {
     "misspelt router": (entry(**LAYER, router=["deepseek-v3"]), "did you mean 'deepseek_v3'?"),
     "misspelt phase": (entry(phase="prefil"), "config.grid[0].phase: got 'prefil'", "did you mean 'prefill'?"),
     "misspelt device": ({**entry(), "device": "cuda"}, "config.device: got 'cuda'", "auto"),
-    "misspelt model": ({"grid": [{"benches": ["gate"], "tokens": [1], "model": ["deepseek-v33"]}]}, "did you mean 'deepseek-v3'?"),
-    "unsupported model": ({"grid": [{"benches": ["gate"], "tokens": [1], "model": ["kimi-k3"]}]}, "'kimi-k3'", "a preset that can be measured", "latent MoE"),
+    "misspelt model": (
+        {"grid": [{"benches": ["gate"], "tokens": [1], "model": ["deepseek-v33"]}]},
+        "did you mean 'deepseek-v3'?",
+    ),
+    "unsupported model": (
+        {"grid": [{"benches": ["gate"], "tokens": [1], "model": ["kimi-k3"]}]},
+        "'kimi-k3'",
+        "a preset that can be measured",
+        "latent MoE",
+    ),
     "model and its axis": (entry(**LAYER, model=["mixtral-8x7b"]), "nothing in addition to model", "a model sets it"),
     "implementation of no bench": (entry(implementations=["torch_bmm"]), "grid: got 'no cell'", "implementations"),
     # types
@@ -72,7 +80,11 @@ CONFIGS = {
     "entry is text": ({"grid": ["pack"]}, "config.grid[0]: got 'pack'", "a mapping"),
     "measure is a list": ({**entry(), "measure": [1]}, "config.measure: got [1]", "a mapping"),
     "number for a list": (entry(experts=8), "config.grid[0].experts: got 8", "write [8]"),
-    "text for a number": (entry(tokens=["many"]), "config.grid[0].tokens[0]: got 'many'", "an integer from 1 to 2147483647"),
+    "text for a number": (
+        entry(tokens=["many"]),
+        "config.grid[0].tokens[0]: got 'many'",
+        "an integer from 1 to 2147483647",
+    ),
     "tokens 64.0": (entry(tokens=[64.0]), "config.grid[0].tokens[0]: got 64.0", "an integer"),
     "true for a number": (entry(top_k=[True]), "config.grid[0].top_k[0]: got True", "an integer"),
     "list in a list": (entry(hidden=[[16]]), "config.grid[0].hidden[0]: got [16]"),
@@ -100,15 +112,39 @@ CONFIGS = {
     "capacity factor null": (entry(capacity_factor=[None]), "capacity_factor[0]: got None", "or none"),
     "padded without capacity": (entry(layout=["padded"]), "layout: got 'padded'", "without a capacity_factor"),
     "experts of a billion": (entry(experts=[10**9]), "config.grid[0].experts[0]: got 1000000000", "from 1 to 65536"),
-    "hidden of 100 bits": (entry(hidden=[10**30]), "hidden[0]: got 1000000000000000000000000000000", "from 1 to 1048576"),
+    "hidden of 100 bits": (
+        entry(hidden=[10**30]),
+        "hidden[0]: got 1000000000000000000000000000000",
+        "from 1 to 1048576",
+    ),
     "a hundred thousand digits": (entry(hidden=[10**4000]), "config.grid[0].hidden[0]: got 1000", "..."),
     "a name of a megabyte": (entry(benches=["x" * 10**6]), "config.grid[0].benches[0]: got 'xxx", " … ", "pack"),
-    "a model of a megabyte": ({"grid": [{"benches": ["gate"], "tokens": [1], "model": ["x" * 10**6]}]}, "grid model: got 'xxx", " … "),
-    "a text of a megabyte for a list": (entry(tokens="x" * 10**6), "config.grid[0].tokens: got 'xxx", "a non-empty list"),
-    "a million cells": (entry(benches=["gate"], hidden=None, tokens=[*range(64, 564)], experts=[*range(8, 508)], top_k=[1, 2, 3, 4]), "got '1000000 cells of gate'", "at most 50000"),
+    "a model of a megabyte": (
+        {"grid": [{"benches": ["gate"], "tokens": [1], "model": ["x" * 10**6]}]},
+        "grid model: got 'xxx",
+        " … ",
+    ),
+    "a text of a megabyte for a list": (
+        entry(tokens="x" * 10**6),
+        "config.grid[0].tokens: got 'xxx",
+        "a non-empty list",
+    ),
+    "a million cells": (
+        entry(benches=["gate"], hidden=None, tokens=[*range(64, 564)], experts=[*range(8, 508)], top_k=[1, 2, 3, 4]),
+        "got '1000000 cells of gate'",
+        "at most 50000",
+    ),
     "two entries of too many cells": (
-        {"grid": [entry(benches=["gate"], hidden=None, tokens=[*range(64, 284)], experts=[*range(first, first + 120)])["grid"][0] for first in (8, 200)]},
-        "got 'more than 50000 cells'", "several configs",
+        {
+            "grid": [
+                entry(benches=["gate"], hidden=None, tokens=[*range(64, 284)], experts=[*range(first, first + 120)])[
+                    "grid"
+                ][0]
+                for first in (8, 200)
+            ]
+        },
+        "got 'more than 50000 cells'",
+        "several configs",
     ),
     "a timeout of months": (measure(timeout=1e7), "config.measure.timeout: got 10000000.0", "at most 86400"),
     "a billion seeds": (measure(check_seeds=10**9), "config.measure.check_seeds: got 1000000000", "from 1 to 1000"),
@@ -119,15 +155,31 @@ CONFIGS = {
     # skew and routers
     "skew below 0": (entry(skew=[-0.1]), "config.grid[0].skew[0]: got -0.1"),
     "skew nan": (entry(skew=[math.nan]), "config.grid[0].skew[0]: got nan"),
-    "skew above the ceiling": (entry(skew=[1.72]), "skew: got 1.72", "0 to 1.7 ", "CV is below sqrt(experts/top_k - 1)"),
+    "skew above the ceiling": (
+        entry(skew=[1.72]),
+        "skew: got 1.72",
+        "0 to 1.7 ",
+        "CV is below sqrt(experts/top_k - 1)",
+    ),
     "skew of one expert": (entry(experts=[1], top_k=[1], skew=[0.1]), "skew: got 0.1", "experts=1"),
     "skew below the noise": (entry(skew=[0.1], sampler=["plackett_luce"]), "skew: got 0.1", "0.217 to 1.7"),
     "experts not in groups": (entry(**LAYER, router=["deepseek_v3"], experts=[20]), "a multiple of its 8 groups"),
-    "groups of one expert": (entry(**LAYER, router=["deepseek_v3"]), "experts for router deepseek_v3: got 8", "two per group"),
-    "top_k above kept groups": (entry(**LAYER, router=["deepseek_v2"], experts=[16], top_k=[7]), "at most 6: 3 of 8 groups"),
+    "groups of one expert": (
+        entry(**LAYER, router=["deepseek_v3"]),
+        "experts for router deepseek_v3: got 8",
+        "two per group",
+    ),
+    "top_k above kept groups": (
+        entry(**LAYER, router=["deepseek_v2"], experts=[16], top_k=[7]),
+        "at most 6: 3 of 8 groups",
+    ),
     # traces
     "trace missing": (trace("absent"), "trace: got 'traces/absent.parquet'", "no such file"),
-    "trace with a name of a megabyte": (entry(sampler=["trace"], trace="x" * 10**6), "trace: got 'xxx", "File name too long"),
+    "trace with a name of a megabyte": (
+        entry(sampler=["trace"], trace="x" * 10**6),
+        "trace: got 'xxx",
+        "File name too long",
+    ),
     "trace with a null in its name": (entry(sampler=["trace"], trace="a\0b"), "trace: got 'a\\x00b'", "null"),
     "trace without a path": (entry(sampler=["trace"]), "sampler: got 'trace'", "add the path"),
     "trace not asked for": (entry(trace="traces/short.parquet"), "only with sampler: [trace]"),
@@ -144,12 +196,18 @@ CONFIGS = {
     "trace id below 0": (trace("negative"), "ids -1 to 2", "0 to 7"),
     "trace id of 40 bits": (trace("wide"), f"ids 0 to {2**40}", "0 to 7"),
     "trace with an expert twice": (trace("twice"), "a row that holds an expert twice"),
-}  # fmt: skip
+}
 TRACES = {
-    "short": [[0, 1]] * 3, "three": [[0, 1, 2]] * 64, "range": [[0, 8]] * 64, "negative": [[-1, 2]] * 64,
-    "twice": [[0, 1]] * 63 + [[3, 3]], "numbers": [1] * 64, "fractions": [[0.5, 1.0]] * 64, "wide": [[0, 2**40]] * 64,
+    "short": [[0, 1]] * 3,
+    "three": [[0, 1, 2]] * 64,
+    "range": [[0, 8]] * 64,
+    "negative": [[-1, 2]] * 64,
+    "twice": [[0, 1]] * 63 + [[3, 3]],
+    "numbers": [1] * 64,
+    "fractions": [[0.5, 1.0]] * 64,
+    "wide": [[0, 2**40]] * 64,
     "null": [[0, 1]] * 63 + [[0, None]],
-}  # fmt: skip
+}
 
 MEASURE = {
     "bench": (["gat"], "bench: got 'gat'", "did you mean 'gate'?"),
@@ -183,8 +241,16 @@ OTHERS = {
     "config missing": (["status", "--config", "absent.yaml"], "'absent.yaml'", "No such file"),
     "config is a folder": (["status", "--config", "traces"], "'traces'", "Is a directory"),
     "config is not UTF-8": (["collect", "--config", "traces/latin.yaml"], "not UTF-8"),
-    "corpora is a text": (["train", "--set", "corpora=stdlib"], "corpora: got 'stdlib'", "a mapping from a name to an integer, or none"),
-    "bytes are a text": (["train", "--set", "corpora={stdlib: x}"], "corpora: got {'stdlib': 'x'}", "a mapping from a name to an integer"),
+    "corpora is a text": (
+        ["train", "--set", "corpora=stdlib"],
+        "corpora: got 'stdlib'",
+        "a mapping from a name to an integer, or none",
+    ),
+    "bytes are a text": (
+        ["train", "--set", "corpora={stdlib: x}"],
+        "corpora: got {'stdlib': 'x'}",
+        "a mapping from a name to an integer",
+    ),
     "a corpus is not there": (["train", "--set", "corpora={nowhere: 5}"], "corpus: got 'nowhere'", "stdlib"),
     "--set is no YAML": (["train", "--set", "corpora={"], "--set corpora: got '{'", "a YAML value"),
     "config is bad YAML": (["prune", "--remove", "--config", "traces/bad.yaml"], "valid YAML"),
@@ -192,32 +258,73 @@ OTHERS = {
     "a key twice": (["status", "--config", "traces/key.yaml"], "'tokens' is there twice, in lines 3 and 4"),
     "a list in itself": (["status", "--config", "traces/itself.yaml"], "*a is within itself, in line 1"),
     "aliases of aliases": (["status", "--config", "traces/aliases.yaml"], "more than 100000 values, in line 6"),
-    "a thousand lists in each other": (["status", "--config", "traces/deep.yaml"], "more than 12 lists and mappings in each other, in line 1"),
+    "a thousand lists in each other": (
+        ["status", "--config", "traces/deep.yaml"],
+        "more than 12 lists and mappings in each other, in line 1",
+    ),
     "JSON cut off": (["collect", "--config-json", '{"grid": ['], "--config-json", "Expecting value"),
     "JSON is a list": (["status", "--config-json", "[]"], "--config-json: got '[]'", "a JSON object"),
     "JSON is empty": (["prune", "--remove", "--config-json", ""], "--config-json: got ''", "one JSON text"),
     "JSON and a file": (["prune", "--config-json", "{}", "--config", "c.yaml"], "together with --config"),
     "JSON of training runs cut off": (["collect-quality", "--config-json", "{"], "--config-json", "Expecting"),
-    "JSON of adaptations is a list": (["collect-perft", "--config-json", "[]"], "--config-json: got '[]'", "a JSON object"),
-    "JSON of training runs is empty": (["collect-quality", "--config-json", ""], "--config-json: got ''", "one JSON text"),
+    "JSON of adaptations is a list": (
+        ["collect-perft", "--config-json", "[]"],
+        "--config-json: got '[]'",
+        "a JSON object",
+    ),
+    "JSON of training runs is empty": (
+        ["collect-quality", "--config-json", ""],
+        "--config-json: got ''",
+        "one JSON text",
+    ),
     "platform of training runs is a path": (["rank", "--platform", "../cpu"], "platform: got '../cpu'"),
     "platform in capitals": (["status", "--platform", "NVIDIA H200"], "did you mean 'nvidia-h200'?"),
     "platform is a path": (["prune", "--remove", "--platform", "../cpu"], "platform: got '../cpu'"),
-    "figures of no results": (["figure", "--platform", "none"], "'results/none/measurements.parquet'", "run `snakemake`"),
-    "report of no results": (["report", "--platform", "none"], "'results/none/measurements.parquet'", "run `snakemake`"),
-    "collect of no results": (["collect", "--platform", "none", "--config", "good.yaml"], "cell files: got '2 of 2 missing, such as results/none/cells/pack/", "run `snakemake`"),
+    "figures of no results": (
+        ["figure", "--platform", "none"],
+        "'results/none/measurements.parquet'",
+        "run `snakemake`",
+    ),
+    "report of no results": (
+        ["report", "--platform", "none"],
+        "'results/none/measurements.parquet'",
+        "run `snakemake`",
+    ),
+    "collect of no results": (
+        ["collect", "--platform", "none", "--config", "good.yaml"],
+        "cell files: got '2 of 2 missing, such as results/none/cells/pack/",
+        "run `snakemake`",
+    ),
     "measure again of no results": (["measure-again", "--platform", "none", "--config", "good.yaml"], "2 of 2 missing"),
     "site of no report": (["site", "--out", "traces/site"], "reports: got 'none in reports/'"),
-    "an architecture that the compiler lacks": (["compile", "--arch", "sm_999", "--config", "good.yaml"], "--arch: got 'sm_999'", "sm_90a"),
+    "an architecture that the compiler lacks": (
+        ["compile", "--arch", "sm_999", "--config", "good.yaml"],
+        "--arch: got 'sm_999'",
+        "sm_90a",
+    ),
     "size of a cell of accuracy": (["accuracy", "--tokens", "0"], "error: --tokens: got 0"),
     "spec of a run cut off": (["train", "--spec", "{"], "--spec: got '{'", "a training run as one JSON text"),
     "spec of a run without fields": (["train", "--spec", "{}"], "--spec: got '{}'"),
-    "spec of an adaptation is a list": (["adapt", "good.yaml", "--spec", "[]"], "--spec: got '[]'", "an adaptation as one JSON text"),
-    "unknown figure": (["figure", "--platform", "cpu", "--name", "speed"], "figure: got 'speed'", "did you mean 'speedup'?"),
+    "spec of an adaptation is a list": (
+        ["adapt", "good.yaml", "--spec", "[]"],
+        "--spec: got '[]'",
+        "an adaptation as one JSON text",
+    ),
+    "unknown figure": (
+        ["figure", "--platform", "cpu", "--name", "speed"],
+        "figure: got 'speed'",
+        "did you mean 'speedup'?",
+    ),
     "report before figures": (["report", "--platform", "cpu"], "missing", "moe-routing-bench figure --platform cpu"),
-    "collect into a folder": (["collect", "--platform", "cpu", "--config", "good.yaml", "--out", "traces"], "Is a directory"),
-    "figures below a file": (["figure", "--platform", "cpu.taken", "--name", "speedup"], "output: got 'reports/cpu.taken/figures/speedup.svg'"),
-}  # fmt: skip
+    "collect into a folder": (
+        ["collect", "--platform", "cpu", "--config", "good.yaml", "--out", "traces"],
+        "Is a directory",
+    ),
+    "figures below a file": (
+        ["figure", "--platform", "cpu.taken", "--name", "speedup"],
+        "output: got 'reports/cpu.taken/figures/speedup.svg'",
+    ),
+}
 
 
 def _parquet(table):
@@ -242,19 +349,31 @@ DAMAGE = {
     "older schema": (lambda t: _version(t, 0), "schema_version: got 0", f"allowed: {rows.SCHEMA_VERSION}"),
     "newer schema": (lambda t: _version(t, 99), "schema_version: got 99", f"allowed: {rows.SCHEMA_VERSION}"),
     "version is text": (lambda t: _version(t, "2", pa.string()), "schema_version: got '2'"),
-    "version of some rows": (lambda t: _parquet(pa.concat_tables([t, _set(t, "schema_version", 98, pa.int32())])), "got 98"),
+    "version of some rows": (
+        lambda t: _parquet(pa.concat_tables([t, _set(t, "schema_version", 98, pa.int32())])),
+        "got 98",
+    ),
     "no version": (lambda t: _parquet(t.drop(["schema_version"])), "schema_version: got None"),
     "column missing": (lambda t: _parquet(t.drop(["median_us"])), "1 absent, unknown or of another type: median_us"),
     "column unknown": (lambda t: _parquet(t.append_column("speed", pa.array([1] * len(t)))), "another type: speed"),
     "column of text": (lambda t: _parquet(_set(t, "median_us", "fast", pa.string())), "another type: median_us"),
     "no rows": (lambda t: _parquet(t.slice(0, 0)), "no rows"),
-}  # fmt: skip
+}
 STALE = {
-    "another spec": (lambda t: _parquet(t.replace_schema_metadata({b"moe_routing_bench.spec": b"{}"})), "was measured for"),
+    "another spec": (
+        lambda t: _parquet(t.replace_schema_metadata({b"moe_routing_bench.spec": b"{}"})),
+        "was measured for",
+    ),
     "no spec": (lambda t: _parquet(t.replace_schema_metadata(None)), "was measured for"),
-    "spec is no text": (lambda t: _parquet(t.replace_schema_metadata({b"moe_routing_bench.spec": b"\xff"})), "was measured for"),
-    "another implementation": (lambda t: _parquet(_set(t, "implementation", "cute", pa.string())), "['cute'], asked were ['torch']"),
-}  # fmt: skip
+    "spec is no text": (
+        lambda t: _parquet(t.replace_schema_metadata({b"moe_routing_bench.spec": b"\xff"})),
+        "was measured for",
+    ),
+    "another implementation": (
+        lambda t: _parquet(_set(t, "implementation", "cute", pa.string())),
+        "['cute'], asked were ['torch']",
+    ),
+}
 
 
 def cases(table):
@@ -389,10 +508,12 @@ def test_usage(folder, monkeypatch, capsys, arguments, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(["status", "--config-json", json.dumps(CONFIGS["top_k above experts"][0])], "top_k: got 9", id="top_k"),
+        pytest.param(
+            ["status", "--config-json", json.dumps(CONFIGS["top_k above experts"][0])], "top_k: got 9", id="top_k"
+        ),
         pytest.param(["figure", "--platform", "none"], "run `snakemake`", id="no results"),
     ],
-)  # fmt: skip
+)
 def test_command_in_a_process_of_its_own(folder, arguments, words):
     command = [sys.executable, "-m", "moe_routing_bench.cli", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)

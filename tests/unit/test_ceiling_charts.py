@@ -5,7 +5,15 @@ from rows import frame, one
 
 from moe_routing_bench.figures import ceilings
 
-TIMED = {"median_us": 10.0, "ci_low_us": 8.0, "ci_high_us": 12.5, "copy_gb_per_s": 4000.0, "peak_tflops": 800.0, "tokens": 64, "compulsory_bytes": 10_000_000}  # fmt: skip
+TIMED = {
+    "median_us": 10.0,
+    "ci_low_us": 8.0,
+    "ci_high_us": 12.5,
+    "copy_gb_per_s": 4000.0,
+    "peak_tflops": 800.0,
+    "tokens": 64,
+    "compulsory_bytes": 10_000_000,
+}
 MOVES = TIMED | {"flops": 0, "gb_per_s": 1000.0, "share_of_copy": 0.25}
 MULTIPLIES = TIMED | {"flops": 4_000_000_000, "tflops": 400.0}
 
@@ -27,18 +35,33 @@ def test_bandwidth():
     )
     few = [far, *(one("gate", "cute", **MOVES) for _ in range(4))]
     assert ceilings.bandwidth(frame(*few)).scales("gate")[1].kind == "linear", "one point in five"
-    assert ceilings.bandwidth(frame(one("pack", "cute", **MOVES | {"copy_gb_per_s": None, "share_of_copy": None}))).reference is None  # fmt: skip
+    assert (
+        ceilings.bandwidth(
+            frame(one("pack", "cute", **MOVES | {"copy_gb_per_s": None, "share_of_copy": None}))
+        ).reference
+        is None
+    )
     nothing = ceilings.bandwidth(frame(one("experts", "cute", **MULTIPLIES)))
     assert nothing.marks.empty and nothing.reason
 
 
 def test_roofline():
     """A point per row with FLOPs, none joined to another, under a roof from below the least intensity over the ridge to above the most."""
-    found = ceilings.roofline(frame(one("experts", "cute", cell="a", **MULTIPLIES), one("experts", "torch", cell="a", **MULTIPLIES), one("pack", "cute", **MOVES)))  # fmt: skip
+    found = ceilings.roofline(
+        frame(
+            one("experts", "cute", cell="a", **MULTIPLIES),
+            one("experts", "torch", cell="a", **MULTIPLIES),
+            one("pack", "cute", **MOVES),
+        )
+    )
     roof = found.marks[found.marks["series"] == ceilings.ROOF]
     points = found.marks[found.marks["series"] != ceilings.ROOF]
     assert list(roof["x"]) == [200, 800] and list(roof["y"]) == [800, 800]
-    assert list(points["x"]) == [400, 400] and list(points["y"]) == [400, 400] and points.groupby(["series", "join"]).size().max() == 1  # fmt: skip
+    assert (
+        list(points["x"]) == [400, 400]
+        and list(points["y"]) == [400, 400]
+        and points.groupby(["series", "join"]).size().max() == 1
+    )
     assert (points["low"].iloc[0], points["high"].iloc[0]) == pytest.approx((320, 500))
     assert list(found.colors) == ["torch", "cute", ceilings.ROOF]
 

@@ -27,15 +27,25 @@ def shown(chart, *names):
 
 def test_time_against_tokens():
     """A line per implementation and card through cells equal but for the tokens; one size is no line; composites come first."""
-    rows = [ran(bench, name, us, tokens=t, experts=8, **values) for bench, name, us, t, values in (
-        ("gate", "cute", 2.0, 64, {}), ("gate", "cute", 3.0, 512, {}), ("gate", "torch", 9.0, 64, {"gpu_uuid": "GPU-2"}), ("gate", "cute", 7.0, 64, {"dtype": "fp32"}),
-        ("layer", "cute", 50.0, 512, {"model": "qwen3-30b-a3b"}), ("layer", "cute", 20.0, 64, {}),
-    )]  # fmt: skip
+    rows = [
+        ran(bench, name, us, tokens=t, experts=8, **values)
+        for bench, name, us, t, values in (
+            ("gate", "cute", 2.0, 64, {}),
+            ("gate", "cute", 3.0, 512, {}),
+            ("gate", "torch", 9.0, 64, {"gpu_uuid": "GPU-2"}),
+            ("gate", "cute", 7.0, 64, {"dtype": "fp32"}),
+            ("layer", "cute", 50.0, 512, {"model": "qwen3-30b-a3b"}),
+            ("layer", "cute", 20.0, 64, {}),
+        )
+    ]
     found = times.over_tokens(frame(*rows))
     assert shown(found, "panel", "series", "x", "y", "join") == [
-        ("layer: E8 (qwen3-30b-a3b)", "cute", 64, 20, "GPU-1"), ("layer: E8 (qwen3-30b-a3b)", "cute", 512, 50, "GPU-1"),
-        ("gate: E8", "cute", 64, 2, "GPU-1"), ("gate: E8", "torch", 64, 9, "GPU-2"), ("gate: E8", "cute", 512, 3, "GPU-1"),
-    ]  # fmt: skip
+        ("layer: E8 (qwen3-30b-a3b)", "cute", 64, 20, "GPU-1"),
+        ("layer: E8 (qwen3-30b-a3b)", "cute", 512, 50, "GPU-1"),
+        ("gate: E8", "cute", 64, 2, "GPU-1"),
+        ("gate: E8", "torch", 64, 9, "GPU-2"),
+        ("gate: E8", "cute", 512, 3, "GPU-1"),
+    ]
     assert times.over_tokens(frame(rows[0], rows[3])).reason.startswith(
         "no shape was measured at two numbers of tokens"
     )
@@ -43,17 +53,41 @@ def test_time_against_tokens():
 
 def test_decode_sizes():
     """At most 64 tokens; whole layers before stages; fastest first."""
-    rows = [ran("gate", "cute", 2.0, cell="a", tokens=64), ran("gate", "torch", 1.0, cell="a", tokens=64), ran("layer", "cute", 5.0, tokens=8), ran("gate", "cute", 9.0, tokens=65)]  # fmt: skip
-    assert shown(times.decode(frame(*rows)), "panel", "y", "x") == [("layer: T8", "cute", 5), ("gate: T64", "torch", 1), ("gate: T64", "cute", 2)]  # fmt: skip
+    rows = [
+        ran("gate", "cute", 2.0, cell="a", tokens=64),
+        ran("gate", "torch", 1.0, cell="a", tokens=64),
+        ran("layer", "cute", 5.0, tokens=8),
+        ran("gate", "cute", 9.0, tokens=65),
+    ]
+    assert shown(times.decode(frame(*rows)), "panel", "y", "x") == [
+        ("layer: T8", "cute", 5),
+        ("gate: T64", "torch", 1),
+        ("gate: T64", "cute", 2),
+    ]
     assert "no cell of at most 64 tokens" in times.decode(frame(rows[3])).reason
 
 
-@pytest.mark.parametrize(("values", "floor", "binds"), [
-    ({"compulsory_bytes": 8_000_000, "copy_gb_per_s": 4000.0}, 2.0, "bytes"),
-    ({"flops": 7_000_000_000, "peak_tflops": 700.0, "compulsory_bytes": 8_000_000, "copy_gb_per_s": 4000.0}, 10.0, "MMA rate"),
-    ({"timer": "cuda_graph", "graph_node_us": 3.0, "compulsory_bytes": 8_000_000, "copy_gb_per_s": 4000.0}, 3.0, "launch"),
-    ({"timer": "events", "graph_node_us": 3.0, "compulsory_bytes": 8_000_000, "copy_gb_per_s": 4000.0}, 2.0, "bytes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "floor", "binds"),
+    [
+        ({"compulsory_bytes": 8_000_000, "copy_gb_per_s": 4000.0}, 2.0, "bytes"),
+        (
+            {"flops": 7_000_000_000, "peak_tflops": 700.0, "compulsory_bytes": 8_000_000, "copy_gb_per_s": 4000.0},
+            10.0,
+            "MMA rate",
+        ),
+        (
+            {"timer": "cuda_graph", "graph_node_us": 3.0, "compulsory_bytes": 8_000_000, "copy_gb_per_s": 4000.0},
+            3.0,
+            "launch",
+        ),
+        (
+            {"timer": "events", "graph_node_us": 3.0, "compulsory_bytes": 8_000_000, "copy_gb_per_s": 4000.0},
+            2.0,
+            "bytes",
+        ),
+    ],
+)
 def test_the_floor_that_binds(values, floor, binds):
     """The longest of the three, where it applies; none on a CPU."""
     found = limits.chart(frame(ran("gate", "cute", 20.0, tokens=8, **values)))
@@ -66,16 +100,31 @@ def test_the_cells_of_a_limit_are_those_that_its_caption_names():
     """In the caption's words: one of each model, their others, those of no model; without skew and capacity limit, then of most tokens."""
     floor = {"compulsory_bytes": 8_000_000, "copy_gb_per_s": 4000.0}
     cells = [
-        (None, 64, 0.0, None), (None, 1024, 0.0, None), (None, 4096, 0.7, None), (None, 2048, 0.0, 1.25), (None, 512, 0.0, None),
-        ("mixtral-8x7b", 64, 0.0, None), ("mixtral-8x7b", 512, 0.0, None), ("qwen3-30b-a3b", 8, 0.0, None), ("qwen3-30b-a3b", 4096, 1.7, None), (None, 32, 0.0, None),
-    ]  # fmt: skip
+        (None, 64, 0.0, None),
+        (None, 1024, 0.0, None),
+        (None, 4096, 0.7, None),
+        (None, 2048, 0.0, 1.25),
+        (None, 512, 0.0, None),
+        ("mixtral-8x7b", 64, 0.0, None),
+        ("mixtral-8x7b", 512, 0.0, None),
+        ("qwen3-30b-a3b", 8, 0.0, None),
+        ("qwen3-30b-a3b", 4096, 1.7, None),
+        (None, 32, 0.0, None),
+    ]
     rows = [
         ran("gate", "cute", 20.0, model=m, tokens=t, skew=skew, capacity_factor=cf, **floor) for m, t, skew, cf in cells
     ]
     found = limits.chart(frame(*rows))
     assert [name for (name,) in shown(found, "y")] == [
-        "mixtral-8x7b T512", "qwen3-30b-a3b T8", "mixtral-8x7b T64", "qwen3-30b-a3b T4096 skew1.7", "T1024", "T512", "T64", "T32",
-    ]  # fmt: skip
+        "mixtral-8x7b T512",
+        "qwen3-30b-a3b T8",
+        "mixtral-8x7b T64",
+        "qwen3-30b-a3b T4096 skew1.7",
+        "T1024",
+        "T512",
+        "T64",
+        "T32",
+    ]
     assert (limits.MOST_CELLS, found.note, found.reference) == (8, "8 of 10 cells", 1.0)
     assert limits.chart(frame(*rows[:3])).note == "", "nothing is left out"
     caption = FIGURES["limits"].caption
@@ -93,11 +142,26 @@ def test_the_cells_of_a_limit_are_those_that_its_caption_names():
 
 def test_verdicts():
     """As stored, with the ratio; a row without one is no mark."""
-    rows = [ran("gate", name, 2.0, cell="a", tokens=8, best_verdict=verdict, best_speedup=ratio) for name, verdict, ratio in (("torch", "slower", 0.0456), ("cute", "faster", 21.94), ("triton", None, 1.0))]  # fmt: skip
+    rows = [
+        ran("gate", name, 2.0, cell="a", tokens=8, best_verdict=verdict, best_speedup=ratio)
+        for name, verdict, ratio in (("torch", "slower", 0.0456), ("cute", "faster", 21.94), ("triton", None, 1.0))
+    ]
     found = matrices.verdict_matrix(frame(*rows))
-    assert shown(found, "panel", "x", "y", "series", "says") == [("gate", "torch", "T8", "slower", "0.05x"), ("gate", "cute", "T8", "faster", "21.9x")]  # fmt: skip
+    assert shown(found, "panel", "x", "y", "series", "says") == [
+        ("gate", "torch", "T8", "slower", "0.05x"),
+        ("gate", "cute", "T8", "faster", "21.9x"),
+    ]
     assert "no row has a verdict" in matrices.verdict_matrix(frame(rows[2])).reason
-    assert [matrices.ratio(one) for one in (9.994, 20.0, 20.84, 103.4, 999.4, 1365.1, 0.0149, 0.0028)] == ["9.99x", "20.0x", "20.8x", "103x", "999x", "1365x", "0.01x", "0.003x"]  # fmt: skip
+    assert [matrices.ratio(one) for one in (9.994, 20.0, 20.84, 103.4, 999.4, 1365.1, 0.0149, 0.0028)] == [
+        "9.99x",
+        "20.0x",
+        "20.8x",
+        "103x",
+        "999x",
+        "1365x",
+        "0.01x",
+        "0.003x",
+    ]
 
 
 def test_speedups():
@@ -105,16 +169,36 @@ def test_speedups():
 
     def against(name, ratio, verdict=None, cell="a", low=None):
         low = ratio - 0.1 if low is None else low
-        return ran("gate", name, 2.0, cell=cell, tokens=8, baseline="torch", speedup=ratio, verdict=verdict, speedup_ci_low=low, speedup_ci_high=ratio + 0.1)  # fmt: skip
+        return ran(
+            "gate",
+            name,
+            2.0,
+            cell=cell,
+            tokens=8,
+            baseline="torch",
+            speedup=ratio,
+            verdict=verdict,
+            speedup_ci_low=low,
+            speedup_ci_high=ratio + 0.1,
+        )
 
     rows = [
-        against("cute", 2.0, "faster"), against("cute", 4.0, "faster", cell="b"), against("triton", 0.5, "slower"), against("quack", 1.5, "undecided"), against("vllm", 1.5, low=0.9),
-        against("sglang", 1.5), ran("gate", "torch", 4.0, cell="a", tokens=8, baseline="torch", speedup=1.0),
-    ]  # fmt: skip
+        against("cute", 2.0, "faster"),
+        against("cute", 4.0, "faster", cell="b"),
+        against("triton", 0.5, "slower"),
+        against("quack", 1.5, "undecided"),
+        against("vllm", 1.5, low=0.9),
+        against("sglang", 1.5),
+        ran("gate", "torch", 4.0, cell="a", tokens=8, baseline="torch", speedup=1.0),
+    ]
     found = matrices.speedup(frame(*rows))
     assert {name: (series, said) for name, series, said in shown(found, "x", "series", "says")} == {
-        "cute": (matrices.ABOVE, "3.00x"), "triton": (matrices.BELOW, "0.50x"), "quack": (matrices.UNSURE, "1.50x"), "vllm": (matrices.UNSURE, "1.50x"), "sglang": (matrices.ABOVE, "1.50x"),
-    }  # fmt: skip
+        "cute": (matrices.ABOVE, "3.00x"),
+        "triton": (matrices.BELOW, "0.50x"),
+        "quack": (matrices.UNSURE, "1.50x"),
+        "vllm": (matrices.UNSURE, "1.50x"),
+        "sglang": (matrices.ABOVE, "1.50x"),
+    }
     assert found.note == "1 shape; baseline: torch; medians over cells"
     other = against("sonicmoe", 2.0) | {"bench": "layer", "baseline": "torch_grouped_mm"}
     apart = matrices.speedup(frame(rows[0], other | {"cell": "c", "tokens": 16}))
@@ -128,7 +212,10 @@ def test_speedups():
 
 def test_padding():
     """Every layout and routing once; a single layout is no comparison."""
-    rows = [ran(bench, "cute", 2.0, tokens=8, layout=layout, load_cv=0.5, padding_waste=waste) for bench, layout, waste in (("pack", "compact", 0.0), ("combine", "compact", 0.0), ("pack", "padded", 0.5))]  # fmt: skip
+    rows = [
+        ran(bench, "cute", 2.0, tokens=8, layout=layout, load_cv=0.5, padding_waste=waste)
+        for bench, layout, waste in (("pack", "compact", 0.0), ("combine", "compact", 0.0), ("pack", "padded", 0.5))
+    ]
     assert shown(imbalance.padding(frame(*rows)), "series", "x", "y") == [("compact", 0.5, 1), ("padded", 0.5, 1.5)]
     assert "no two layouts" in imbalance.padding(frame(*rows[:2])).reason
     assert (
@@ -146,10 +233,20 @@ def test_backward_apart():
     assert ends.iloc[0].isna().all() and list(ends.iloc[1]) == [step["ci_low_us"], step["ci_high_us"]], "of the whole"
     figure, _ = draw("backward", frame(step, layer))
     (interval,) = [tuple(one.get_segments()[0][:, 0]) for one in figure.axes[0].collections]
-    assert interval == pytest.approx((29, 31)) and any("lines at the ends of bars: 95 %" in one.get_text() for one in figure.texts)  # fmt: skip
+    assert interval == pytest.approx((29, 31)) and any(
+        "lines at the ends of bars: 95 %" in one.get_text() for one in figure.texts
+    )
     plain_layer = layer | {"dtype": "bf16", "packed": "bf16", "weights": "bf16"}
     assert len(backward.chart(frame(step | {"dtype": "bf16"}, plain_layer)).marks) == 2
-    for change in ({"gpu_uuid": "GPU-2"}, {"packed": "fp8_row"}, {"shared_intermediate": 8}, {"tokens": 16}, {"implementation": "torch"}, {"status": "crashed"}, {"median_us": 31.0}):  # fmt: skip
+    for change in (
+        {"gpu_uuid": "GPU-2"},
+        {"packed": "fp8_row"},
+        {"shared_intermediate": 8},
+        {"tokens": 16},
+        {"implementation": "torch"},
+        {"status": "crashed"},
+        {"median_us": 31.0},
+    ):
         (bar,) = shown(backward.chart(frame(step, layer | change)), "series", "low", "high", "says")
         assert bar[:3] == ("forward + backward", 0, 30) and "not measured in this run" in bar[3], change
     ops = backward.chart(frame(step | {"implementation": "ops"}, layer | {"implementation": "auto"}))
@@ -159,25 +256,44 @@ def test_backward_apart():
 
 def test_what_the_page_is_given():
     """Marks by column with ids of rows; no number that JSON lacks; the colours of both pages, and one shape per implementation everywhere."""
-    rows = [ran("gate", "cute", 2.0, cell="a", tokens=64), ran("gate", "torch", math.pi, cell="a", tokens=64) | {"ci_low_us": None}]  # fmt: skip
+    rows = [
+        ran("gate", "cute", 2.0, cell="a", tokens=64),
+        ran("gate", "torch", math.pi, cell="a", tokens=64) | {"ci_low_us": None},
+    ]
     one_ = render.build(frame(*rows), ["decode"], Path("reports/x/index.html")).figures[0].chart
     marks_ = one_["marks"]
     assert marks_["x"] == {"each": [2, 3.1416]} and marks_["low"] == {"each": [1, None]} and "join" not in marks_
     assert marks_["row"] == {"each": [row_id(one) for one in rows]} and one_["count"] == 2
-    assert {one["name"]: (one["light"], one["symbol"]) for one in one_["legend"]}["cute"] == (palette.color("cute"), "triangle2")  # fmt: skip
+    assert {one["name"]: (one["light"], one["symbol"]) for one in one_["legend"]}["cute"] == (
+        palette.color("cute"),
+        "triangle2",
+    )
     assert all(one["dark"] == palette.dark(one["light"]) for one in one_["legend"])
 
 
 def test_decoding_is_logarithmic_where_the_slowest_is_far_behind():
     """In that panel alone, which then has no line at 0: on paper and on the page."""
-    rows = [ran("gate", name, us, cell=cell, tokens=tokens) for cell, tokens, slow in (("a", 8, 20.0), ("b", 64, 20.1)) for name, us in (("cute", 2.0), ("torch", slow))]  # fmt: skip
+    rows = [
+        ran("gate", name, us, cell=cell, tokens=tokens)
+        for cell, tokens, slow in (("a", 8, 20.0), ("b", 64, 20.1))
+        for name, us in (("cute", 2.0), ("torch", slow))
+    ]
     found = times.decode(frame(*rows))
     near, far = found.marks["panel"].unique()
     assert [found.scales(panel)[0].kind for panel in (near, far)] == ["linear", "log"]
     assert (found.reference_in(near), found.reference_in(far)) == (0.0, None)
-    assert script_data.chart_data(found)["own"] == {far: {"x": {"label": "median time (µs)", "kind": "log"}, "y": {"label": "implementation", "kind": "names"}, "reference": None}}  # fmt: skip
+    assert script_data.chart_data(found)["own"] == {
+        far: {
+            "x": {"label": "median time (µs)", "kind": "log"},
+            "y": {"label": "implementation", "kind": "names"},
+            "reference": None,
+        }
+    }
     linear, logarithmic = draw("decode", frame(*rows))[0].axes
-    assert [(axes.get_xscale(), axes.get_xlim()[0] <= 0, len(axes.lines)) for axes in (linear, logarithmic)] == [("linear", True, len(logarithmic.lines) + 1), ("log", False, len(logarithmic.lines))]  # fmt: skip
+    assert [(axes.get_xscale(), axes.get_xlim()[0] <= 0, len(axes.lines)) for axes in (linear, logarithmic)] == [
+        ("linear", True, len(logarithmic.lines) + 1),
+        ("log", False, len(logarithmic.lines)),
+    ]
     kept = Chart("points", Scale("x", "log"), Scale("y"), marks([]), {}, frame(), 0.0)
     assert kept.reference_in("p") == 0.0, "the line lies across y"
 
@@ -197,7 +313,20 @@ def test_every_kind_is_drawn_for_paper(kind):
         names if kind == "matrix" else Scale("time", "log"),
         names if kind in ("dots", "bars", "matrix") else Scale("loss"),
     )
-    values = [{"panel": panel, "series": series, "x": series if kind == "matrix" else i + 1, "y": "one" if y is names else i, "low": i + 0.5, "high": i + 1.5, "says": "7x", "join": "a"} for panel in ("p", "q") for i, series in enumerate(("cute", "torch"))]  # fmt: skip
+    values = [
+        {
+            "panel": panel,
+            "series": series,
+            "x": series if kind == "matrix" else i + 1,
+            "y": "one" if y is names else i,
+            "low": i + 0.5,
+            "high": i + 1.5,
+            "says": "7x",
+            "join": "a",
+        }
+        for panel in ("p", "q")
+        for i, series in enumerate(("cute", "torch"))
+    ]
     chart = Chart(kind, x, y, marks(values), {"cute": "#d55e00", "torch": "#779988"}, frame(), 1.0)
     figure = paper.drawn(chart, "A title")
     text = " ".join(found.get_text() for found in figure.findobj(lambda found: hasattr(found, "get_text")))
@@ -206,9 +335,23 @@ def test_every_kind_is_drawn_for_paper(kind):
 
 
 # Machado, Oliveira and Fernandes (2009), severity 1; Ottosson's OKLab
-DEUTERANOPIA = np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]])  # fmt: skip
-LMS = np.array([[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566], [0.0883024619, 0.2817188376, 0.6299787005]])  # fmt: skip
-LAB = np.array([[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099], [0.0259040371, 0.7827717662, -0.8086757660]])  # fmt: skip
+DEUTERANOPIA = np.array(
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+)
+LMS = np.array(
+    [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+)
+LAB = np.array(
+    [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+)
 
 
 def linear(color):
@@ -233,7 +376,9 @@ def test_colours_are_seen_on_paper_and_at_night():
     assert all(
         contrast(one, palette.PAPER) >= 4.5 and contrast(palette.dark(one), palette.NIGHT) >= 4.5 for one in inside
     )
-    assert re.search(r"--page: light-dark\(#fff, #161616\)", page.LIBRARY.parent.parent.joinpath("templates/report.css").read_text())  # fmt: skip
+    assert re.search(
+        r"--page: light-dark\(#fff, #161616\)", page.LIBRARY.parent.parent.joinpath("templates/report.css").read_text()
+    )
 
 
 def test_implementations_of_one_bench_have_colours_of_their_own():
@@ -254,6 +399,10 @@ def test_implementations_of_one_bench_have_colours_of_their_own():
 
 def test_the_first_colours_are_told_apart_without_red_or_green():
     """By at least 8 in OKLab times 100, with deuteranopia: of the ten implementations that have fixed places."""
-    seen = np.cbrt(np.clip(np.array([linear(one) for one in list(palette.PALETTE)[:10]]) @ DEUTERANOPIA.T, 0, 1) @ LMS.T) @ LAB.T * 100  # fmt: skip
+    seen = (
+        np.cbrt(np.clip(np.array([linear(one) for one in list(palette.PALETTE)[:10]]) @ DEUTERANOPIA.T, 0, 1) @ LMS.T)
+        @ LAB.T
+        * 100
+    )
     gaps = np.linalg.norm(seen[:, None] - seen[None], axis=2)[np.triu_indices(len(seen), 1)]
     assert gaps.min() >= 8

@@ -20,9 +20,16 @@ from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 BASE = {
-    "id": "one", "who": "somebody", "source": "a paper", "statement": "It is fast.", "boundary": "all of it", "figure": 100, "unit": "us", "within": 0.05,
+    "id": "one",
+    "who": "somebody",
+    "source": "a paper",
+    "statement": "It is fast.",
+    "boundary": "all of it",
+    "figure": 100,
+    "unit": "us",
+    "within": 0.05,
     "check": {"bench": "pack", "implementation": "torch", "column": "median_us", "axes": {"tokens": 1024, "skew": 0}},
-}  # fmt: skip
+}
 SPEEDUP = (
     1 + [one.name for one in BENCHES["pack"].implementations].index("triton") / 2
 )  # of triton in the synthetic rows
@@ -85,7 +92,10 @@ def test_why_there_is_nothing_to_compare_with():
     table = rows()
     one = claim({"against": "triton"}, unit="x", figure=1)
     other = (table["bench"] == "pack") & (table["implementation"] == "triton")
-    for found, why in ((table[~other], "not measured"), (table.assign(status=table["status"].mask(other, "crashed"), reason="boom"), "triton is crashed: boom")):  # fmt: skip
+    for found, why in (
+        (table[~other], "not measured"),
+        (table.assign(status=table["status"].mask(other, "crashed"), reason="boom"), "triton is crashed: boom"),
+    ):
         held = verdict(one, found)
         assert (held.claim, held.verdict, held.why, held.cells) == (one, claim_verdicts.ABSENT, why, 0)
     several = claim({"axes": {"tokens": 1024}})
@@ -131,7 +141,7 @@ def test_what_cannot_be_told_says_why():
         (verdict(claim(), crashed), "torch is crashed: boom"),
         (verdict(claim({"against": "cute"}), crashed), "torch is crashed: boom"),
         (verdict(claim(), rows(gpu=False), cpu=True), "a time on a CPU says nothing of it"),
-    ):  # fmt: skip
+    ):
         assert (found.verdict, found.why) == ("no rows", why) and math.isnan(found.ours)
     assert verdict(claim({"axes": {"tokens": 1024, "skew": 0, "capacity_factor": "none"}})).verdict == "reproduced"
     assert verdict(claim({"axes": {"tokens": 1024, "skew": 0, "intermediate": "none"}})).verdict == "reproduced"
@@ -154,7 +164,17 @@ def test_the_published_file():
     """At least twenty claims of at least ten sources; each has a check or a reason, and what is checked is a column of a row."""
     found = published.load(ROOT / paths.CLAIMS)
     assert len(found) >= 20 and len({one.who for one in found}) >= 10
-    for name in ("QuACK", "SonicMoE", "DeepGEMM", "TileOPs", "FlashInfer", "Liger Kernel", "Hugging Face transformers", "predecessor", "this project"):  # fmt: skip
+    for name in (
+        "QuACK",
+        "SonicMoE",
+        "DeepGEMM",
+        "TileOPs",
+        "FlashInfer",
+        "Liger Kernel",
+        "Hugging Face transformers",
+        "predecessor",
+        "this project",
+    ):
         assert any(one.who == name for one in found), name
     assert all(one.check is None or one.check.column in records.COLUMNS for one in found)
     assert sum(one.check is not None for one in found) >= 20
@@ -191,12 +211,19 @@ def test_the_report_has_our_own_figures_in_a_section_of_their_own(tmp_path):
     """Also where nobody else has published any; those without rows are left out."""
     table = rows().query("bench == 'pack'")
     own = [verdict(claim(who=published.OWN)), verdict(claim({"axes": {"tokens": 7}}, who=published.OWN, id="absent"))]
-    for found, ids in ((own, {"own-figures"}), ([*own, verdict(claim())], {"own-figures", "published"}), ([verdict(claim())], {"published"})):  # fmt: skip
+    for found, ids in (
+        (own, {"own-figures"}),
+        ([*own, verdict(claim())], {"own-figures", "published"}),
+        ([verdict(claim())], {"published"}),
+    ):
         render(table, {}, tmp_path / "index.html", claims=found)
         page = (tmp_path / "index.html").read_text()
         shown = set(re.findall(r'<table id="(own-figures|published|unheld)"', page))
         assert shown == ids
-        counts = [len(re.findall("<tr><td>", page.partition(f'<table id="{name}">')[2].partition("</table>")[0])) for name in ids]  # fmt: skip
+        counts = [
+            len(re.findall("<tr><td>", page.partition(f'<table id="{name}">')[2].partition("</table>")[0]))
+            for name in ids
+        ]
         assert counts == [1] * len(ids)
 
 
@@ -207,7 +234,9 @@ def lacking(*names: str) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("name", ["SonicMoE", "DeepGEMM", "Liger Kernel", "vLLM", "QuACK", "tokenspeed-deepgemm", "moe_ops", "Humming"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["SonicMoE", "DeepGEMM", "Liger Kernel", "vLLM", "QuACK", "tokenspeed-deepgemm", "moe_ops", "Humming"]
+)
 def test_a_package_with_implementations_is_not_said_to_lack_them(name, tmp_path):
     """However it is spelt; the line names it."""
     path = tmp_path / "claims.yaml"
@@ -263,7 +292,19 @@ def test_command(tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_ROUTING_BENCH_DEVICE", "cpu")
     (tmp_path / "config").mkdir()
     (tmp_path / paths.MODELS).write_text(models)
-    drops = BASE | {"id": "drops", "figure": 0.5, "unit": "%", "within": 1.0, "at_least": True, "check": {"bench": "permute", "implementation": "torch", "column": "drop_rate", "axes": {"tokens": 64, "experts": 8, "top_k": 1, "capacity_factor": 1.0, "skew": 0.7}}}  # fmt: skip
+    drops = BASE | {
+        "id": "drops",
+        "figure": 0.5,
+        "unit": "%",
+        "within": 1.0,
+        "at_least": True,
+        "check": {
+            "bench": "permute",
+            "implementation": "torch",
+            "column": "drop_rate",
+            "axes": {"tokens": 64, "experts": 8, "top_k": 1, "capacity_factor": 1.0, "skew": 0.7},
+        },
+    }
     over = drops | {"id": "over", "check": drops["check"] | {"over": "max", "axes": {"tokens": 64, "experts": 9}}}
     (tmp_path / paths.CLAIMS).write_text(yaml.safe_dump({"claims": [BASE, drops, over]}))
     call = CliRunner().invoke
@@ -291,7 +332,9 @@ def test_command(tmp_path, monkeypatch):
 
 def test_the_report_shows_what_became_of_claims(tmp_path):
     """Those that rows could be held against; the others lie folded below. Boundary and source are in the page, escaped."""
-    impossible = published.Claim(**{k: v for k, v in BASE.items() if k != "check"} | {"who": "<i>", "not_runnable": "another planet"})  # fmt: skip
+    impossible = published.Claim(
+        **{k: v for k, v in BASE.items() if k != "check"} | {"who": "<i>", "not_runnable": "another planet"}
+    )
     found = [verdict(impossible), verdict(claim()), verdict(claim(figure=1))]
     table = rows().query("bench == 'pack'")
     render(table, {}, tmp_path / "index.html", claims=found)
@@ -300,7 +343,16 @@ def test_the_report_shows_what_became_of_claims(tmp_path):
     counts = [len(re.findall("<tr><td>.*?</tr>", table, re.DOTALL)) for table in tables]
     assert counts == [2, 1] and "<summary>1 published figure about which these rows say nothing" in page
     lines = re.findall("<tr><td>.*?</tr>", "".join(tables), re.DOTALL)
-    assert [re.findall('</details></td><td class="wide">([^<]*)</td>', line)[0] for line in lines] == ["not reproduced", "reproduced", "not runnable: another planet"]  # fmt: skip
-    assert "102.4\u00a0µs" in lines[0] and "100\u00a0µs" in lines[1] and "all of it Source: a paper" in lines[1] and "&lt;i&gt;" in lines[2]  # fmt: skip
+    assert [re.findall('</details></td><td class="wide">([^<]*)</td>', line)[0] for line in lines] == [
+        "not reproduced",
+        "reproduced",
+        "not runnable: another planet",
+    ]
+    assert (
+        "102.4\u00a0µs" in lines[0]
+        and "100\u00a0µs" in lines[1]
+        and "all of it Source: a paper" in lines[1]
+        and "&lt;i&gt;" in lines[2]
+    )
     render(table, {}, tmp_path / "index.html")
     assert not {'id="published"', 'id="unheld"'} & set(re.findall('id="[^"]*"', (tmp_path / "index.html").read_text()))

@@ -52,12 +52,25 @@ def call(monkeypatch, capsys, tmp_path):
 
 def write_cell(job, status="ok", code=None, **more):
     path = paths.cell_file("cpu", job)
-    row = {
-        "schema_version": rows.SCHEMA_VERSION, "bench": job.cell.bench, "cell": job.cell.key, "cell_hash": job.hash, "platform": "cpu",
-        "implementation": "torch", "status": status, "reason": "it broke", "measure_seconds": 2.0, "median_us": 1.0 if status == "ok" else None,
-        "started_at": "2026-11-21T06:55:00+00:00", "ended_at": "2026-11-21T06:55:02+00:00",
-        "code_fingerprint": code or BENCHES[job.cell.bench].code_fingerprint(),
-    } | dict(job.cell.values) | more  # fmt: skip
+    row = (
+        {
+            "schema_version": rows.SCHEMA_VERSION,
+            "bench": job.cell.bench,
+            "cell": job.cell.key,
+            "cell_hash": job.hash,
+            "platform": "cpu",
+            "implementation": "torch",
+            "status": status,
+            "reason": "it broke",
+            "measure_seconds": 2.0,
+            "median_us": 1.0 if status == "ok" else None,
+            "started_at": "2026-11-21T06:55:00+00:00",
+            "ended_at": "2026-11-21T06:55:02+00:00",
+            "code_fingerprint": code or BENCHES[job.cell.bench].code_fingerprint(),
+        }
+        | dict(job.cell.values)
+        | more
+    )
     rows.write(path, [row], job.spec)
     return path
 
@@ -180,9 +193,13 @@ def test_a_run_ends_with_the_counts_of_its_rows_and_the_first_that_failed(call):
 
 def test_measure_takes_several_values_of_an_axis_and_says_what_it_is_about(call, measured):
     """Separated by commas, or in several options; each cell is announced."""
-    code, _, error = call("measure", "gate", "--tokens", "64,128", "--tokens", "256", "--experts", "8,16", "--implementations", "torch")  # fmt: skip
+    code, _, error = call(
+        "measure", "gate", "--tokens", "64,128", "--tokens", "256", "--experts", "8,16", "--implementations", "torch"
+    )
     assert code == 0
-    request = [cell_of("gate", tokens=tokens, experts=experts, top_k=2) for tokens in (64, 128, 256) for experts in (8, 16)]  # fmt: skip
+    request = [
+        cell_of("gate", tokens=tokens, experts=experts, top_k=2) for tokens in (64, 128, 256) for experts in (8, 16)
+    ]
     assert [job.cell for job, *_ in measured] == request
     assert error.splitlines()[-1] == f"cell 6 of 6: gate {request[-1].key}: torch"
 
@@ -222,8 +239,12 @@ def test_measure_computes_with_as_many_threads_as_the_workflow(option, threads):
     environment = forks.environment(ROOT / "src", forked=bool(option)) | {"OMP_NUM_THREADS": "3"}
     done = subprocess.run(
         ["moe-routing-bench", "measure", "gate", *quick, *option],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     (row,) = json.loads(done.stdout)
     assert row["cpu_threads"] == threads
     assert done.stderr.startswith(f"torch computes with {count(threads, 'CPU thread')}\n")
@@ -424,7 +445,12 @@ def test_choices_prints_the_regret_and_writes_the_table(call):
     Path("results").symlink_to(ROOT / "results")
     code, out, _ = call("choices", "--out", "table.json")
     assert code == 0 and Path("table.json").read_bytes() == table.FILE.read_bytes()
-    for text in ("in the table, against the best of the candidates: mean 0.0%", "left out, against the best measured: mean", "bar: mean 3%, worst 15%", "suspect cells: "):  # fmt: skip
+    for text in (
+        "in the table, against the best of the candidates: mean 0.0%",
+        "left out, against the best measured: mean",
+        "bar: mean 3%, worst 15%",
+        "suspect cells: ",
+    ):
         assert text in out
     code, out, _ = call(
         "choices",

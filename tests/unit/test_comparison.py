@@ -60,7 +60,9 @@ def test_the_device_s_own_drift_is_no_change():
     found = runs.compare(table(), table(1.08, copy_gb_per_s=3600.0))
     assert set(found.rows["verdict"]) == {"same"}
     found = runs.compare(table(), table(1.08, peak_tflops=600.0)).rows
-    assert set(found[found["bench"] == "pack"]["verdict"]) == {"slower"} and set(found[found["bench"] == "layer"]["verdict"]) == {"same"}  # fmt: skip
+    assert set(found[found["bench"] == "pack"]["verdict"]) == {"slower"} and set(
+        found[found["bench"] == "layer"]["verdict"]
+    ) == {"same"}
 
 
 def test_what_two_kinds_of_device_differ_by_is_compared():
@@ -121,7 +123,10 @@ def test_other_cards_are_refused_and_versions_are_marked():
     with pytest.raises(UserError) as error:
         runs.compare(table(), other.assign(cpu_model="D"))
     marks = "gpu_name: NVIDIA H200 before, NVIDIA H100 after; cpu_model: C before, D after"
-    assert str(error.value) == f"runs: got '{marks}'; allowed: runs of one kind of device; hint: --across compares them all the same"  # fmt: skip
+    assert (
+        str(error.value)
+        == f"runs: got '{marks}'; allowed: runs of one kind of device; hint: --across compares them all the same"
+    )
     assert runs.compare(table(), other, across=True).marks == ["gpu_name: NVIDIA H200 before, NVIDIA H100 after"]
     assert runs.compare(table(), table(torch_version="3")).marks == ["torch_version: 2 before, 3 after"]
 
@@ -146,7 +151,12 @@ def test_rows_from_before_an_axis_was_there_are_found():
 
 
 def stored(path, frame: pd.DataFrame):
-    full = rows().query("status == 'ok' and bench in ('pack', 'layer') and skew == 0.7").reset_index(drop=True).assign(**frame.to_dict("series"))  # fmt: skip
+    full = (
+        rows()
+        .query("status == 'ok' and bench in ('pack', 'layer') and skew == 0.7")
+        .reset_index(drop=True)
+        .assign(**frame.to_dict("series"))
+    )
     pq.write_table(pa.Table.from_pandas(full, schema=SCHEMA, preserve_index=False), path)
     return str(path)
 
@@ -178,7 +188,9 @@ def test_command(tmp_path, monkeypatch):
     done = call(app, ["compare", "HEAD:cpu", "cpu", "--most", "2"])
     assert done.exit_code == 0 and f"{len(slow)} rows: {len(slow)} slower" in done.output
     assert done.output.count(" slower") == 3
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()  # fmt: skip
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
     assert call(app, ["compare", "HEAD:cpu", "cpu", "--html", "page.html", "--force"]).exit_code == 0
     page = (tmp_path / "page.html").read_text()
     assert f"cpu against {commit}:cpu" in page and "HEAD" not in page, "HEAD is another commit tomorrow"

@@ -8,14 +8,28 @@ from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew
 
 def ran(us, skew, width=1.0, tokens=64, **values):
     """A row of `pack` with an interval of so many microseconds to both sides."""
-    known = {"median_us": us, "ci_low_us": us - width, "ci_high_us": us + width, "skew": skew, "tokens": tokens, "experts": 8}  # fmt: skip
+    known = {
+        "median_us": us,
+        "ci_low_us": us - width,
+        "ci_high_us": us + width,
+        "skew": skew,
+        "tokens": tokens,
+        "experts": 8,
+    }
     return one("pack", "cute", **known | values)
 
 
 def test_cost_of_skew():
     """Median and range of the later over the earlier time; slower and faster only where the intervals are apart."""
     rows = [ran(10.0, 0.0), ran(11.0, 0.5, tokens=64), ran(20.0, 1.5)]
-    rows += [ran(10.0, 0.0, 2.0, 128), ran(12.0, 1.5, 2.0, 128), ran(10.0, 0.0, tokens=256), ran(5.0, 1.5, tokens=256), ran(10.0, 0.0, 2.0, 512), ran(9.0, 1.5, 2.0, 512)]  # fmt: skip
+    rows += [
+        ran(10.0, 0.0, 2.0, 128),
+        ran(12.0, 1.5, 2.0, 128),
+        ran(10.0, 0.0, tokens=256),
+        ran(5.0, 1.5, tokens=256),
+        ran(10.0, 0.0, 2.0, 512),
+        ran(9.0, 1.5, 2.0, 512),
+    ]
     assert cost_of_skew(frame(*rows)) == (
         "Cost of skew: median ratio of times at the higher over the lower skew, for the widest range that one card measured, on cells equal otherwise and without a "
         "capacity limit: pack at skew 1.5 over 0 1.05x (0.50x to 2.00x; 4 pairs that differ in tokens: 1 slower and 1 faster with disjoint intervals)."
@@ -30,7 +44,11 @@ def test_cost_of_skew():
 @pytest.mark.parametrize(("tight", "loose"), [(1.0, 1.25), (1.25, 2.0)])
 def test_cost_of_a_capacity_factor(tight, loose):
     """The lowest factor over no limit, each skew apart."""
-    rows = [ran(us * scale, skew, capacity_factor=factor) for skew, scale in ((0.0, 1.0), (1.5, 2.0)) for us, factor in ((10.0, None), (8.0, loose), (5.0 if skew else 10.0, tight))]  # fmt: skip
+    rows = [
+        ran(us * scale, skew, capacity_factor=factor)
+        for skew, scale in ((0.0, 1.0), (1.5, 2.0))
+        for us, factor in ((10.0, None), (8.0, loose), (5.0 if skew else 10.0, tight))
+    ]
     assert cost_of_capacity(frame(*rows)) == (
         "Time with a capacity factor: median ratio of times at a factor (the lowest that a card measured beside no limit) over no limit, on cells equal otherwise: "
         f"pack at factor {tight:g} and skew 0 1.00x (1.00x to 1.00x; 1 pair: 0 slower and 0 faster with disjoint intervals), "

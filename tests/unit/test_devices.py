@@ -27,10 +27,23 @@ def test_what_timed_rows(rows, column, names):
     assert (devices.column(table), devices.names(table)) == (column, names)
 
 
-@pytest.mark.parametrize(("values", "device", "clock"), [(EPYC, "AMD EPYC", "wall time"), (BOTH, "NVIDIA H200", "device time")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "device", "clock"), [(EPYC, "AMD EPYC", "wall time"), (BOTH, "NVIDIA H200", "device time")]
+)
 def test_whoever_names_the_machine_names_what_timed_it(values, device, clock, tmp_path):
     """Under figures, above a report, on the first page of the site, and beside a seed's figures."""
-    table = frame(one("layer", "torch_loop", tokens=8, median_us=1.0, started_at="2026-11-24", git_sha="a" * 40, samples=1, **values))  # fmt: skip
+    table = frame(
+        one(
+            "layer",
+            "torch_loop",
+            tokens=8,
+            median_us=1.0,
+            started_at="2026-11-24",
+            git_sha="a" * 40,
+            samples=1,
+            **values,
+        )
+    )
     assert footer.measured(table).startswith(f"{device} |") and clock in footer.measured(table)
     assert f", on {device}" in words.measured(table)
     assert listed(tmp_path, table, None, []).machine == device

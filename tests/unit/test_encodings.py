@@ -46,7 +46,7 @@ COMMANDS = {
     "an error of options": ["measure", "gate", "--日本"],
     "a lone surrogate": ["measure", "\udcff"],
 }
-CONFIG = '{"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2, "hidden_act": "silu"}'  # fmt: skip
+CONFIG = '{"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2, "hidden_act": "silu"}'
 
 
 @pytest.fixture
@@ -121,9 +121,13 @@ def test_an_implementation_may_print_what_it_likes(tmp_path, locale):
     )
     done = subprocess.run(
         [sys.executable, "-m", "moe_routing_bench.measure.supervisor", "rows.parquet", job.spec],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}", "MOE_ROUTING_BENCH_DEVICE": "cpu"} | LOCALES[locale],
-        capture_output=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=os.environ
+        | {"PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}", "MOE_ROUTING_BENCH_DEVICE": "cpu"}
+        | LOCALES[locale],
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 0 and b"pack loud: ok" in done.stdout, done.stdout + done.stderr
     assert b"?" in done.stdout
     (row,) = records.read(tmp_path / "rows.parquet").to_pylist()
@@ -135,8 +139,11 @@ def test_a_command_in_a_bare_locale(folder, locale):
     """In a process of its own: what it writes is UTF-8, what it prints is replaced."""
     done = subprocess.run(
         [sys.executable, "-m", "moe_routing_bench.cli", "kernel", "pack", "own_pack.py"],
-        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT / "src")} | LOCALES[locale], capture_output=True, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")} | LOCALES[locale],
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert ast.parse((folder / "own_pack.py").read_text(encoding="utf-8"))
 
@@ -193,16 +200,34 @@ SOURCES = sorted([*PACKAGE.rglob("*.py"), *(ROOT / "workflow/scripts").glob("*.p
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("open(path)", True), ("open(path, 'w')", True), ("open(path, 'rb')", False), ("open(path, mode='wb')", False),
-        ("open(path, encoding='utf-8')", False), ("path.open()", True), ("path.open('w')", True), ("path.open('xb')", False),
-        ("path.open('w', encoding='utf-8')", False), ("path.read_text()", True), ("path.read_text('utf-8')", False),
-        ("path.read_text(encoding='utf-8')", False), ("path.write_text(text)", True), ("path.write_text(text, 'utf-8')", False),
-        ("(folder / name).write_text(text)", True), ("(folder / name).open()", True), ("(folder / name).open('rb')", False), ("os.fdopen(n, 'w')", True), ("os.fdopen(n, 'rb')", False),
-        ("os.open(path, 0)", False), ("tempfile.TemporaryFile()", False), ("tempfile.NamedTemporaryFile('w')", True),
-        ("subprocess.run(words, text=True)", True), ("subprocess.run(words, text=True, encoding='utf-8')", False), ("subprocess.run(words)", False),
+        ("open(path)", True),
+        ("open(path, 'w')", True),
+        ("open(path, 'rb')", False),
+        ("open(path, mode='wb')", False),
+        ("open(path, encoding='utf-8')", False),
+        ("path.open()", True),
+        ("path.open('w')", True),
+        ("path.open('xb')", False),
+        ("path.open('w', encoding='utf-8')", False),
+        ("path.read_text()", True),
+        ("path.read_text('utf-8')", False),
+        ("path.read_text(encoding='utf-8')", False),
+        ("path.write_text(text)", True),
+        ("path.write_text(text, 'utf-8')", False),
+        ("(folder / name).write_text(text)", True),
+        ("(folder / name).open()", True),
+        ("(folder / name).open('rb')", False),
+        ("os.fdopen(n, 'w')", True),
+        ("os.fdopen(n, 'rb')", False),
+        ("os.open(path, 0)", False),
+        ("tempfile.TemporaryFile()", False),
+        ("tempfile.NamedTemporaryFile('w')", True),
+        ("subprocess.run(words, text=True)", True),
+        ("subprocess.run(words, text=True, encoding='utf-8')", False),
+        ("subprocess.run(words)", False),
         ("io.TextIOWrapper(raw)", True),
     ],
-)  # fmt: skip
+)
 def test_text_in_the_encoding_of_the_locale_is_found(line, found):
     assert bool(list(without_encoding(line))) == found
 

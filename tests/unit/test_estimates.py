@@ -34,7 +34,10 @@ def stored_cells():
         table = records.read(path).to_pandas()
         for (bench, key), rows in table[table["status"] == "ok"].groupby(["bench", "cell"]):
             first = rows.iloc[0]
-            values = {one.name: None if pd.isna(first[one.name]) else one.kind(first[one.name]) for one in axes.of(BENCHES[bench].axes)}  # fmt: skip
+            values = {
+                one.name: None if pd.isna(first[one.name]) else one.kind(first[one.name])
+                for one in axes.of(BENCHES[bench].axes)
+            }
             known = [one.name for one in BENCHES[bench].implementations]
             names = tuple(name for name in rows["implementation"] if name in known)
             yield Job(Cell(bench, key, tuple(values.items())), names, Settings()), rows["measure_seconds"].max()
@@ -44,7 +47,9 @@ def test_the_estimate_is_near_what_stored_cells_took_on_a_gpu(monkeypatch) -> No
     """For 19 in 20 within the factor that is said; the others compiled kernels first, which takes as long as it takes."""
     monkeypatch.setattr(platforms, "missing", lambda *_: None)
     start = estimates._GPU.start - 3  # what a row does not count: a process and its imports
-    ratios = pd.Series([(estimates.estimate(job, "nvidia-h200").seconds - start) / taken for job, taken in stored_cells()])  # fmt: skip
+    ratios = pd.Series(
+        [(estimates.estimate(job, "nvidia-h200").seconds - start) / taken for job, taken in stored_cells()]
+    )
     assert len(ratios) > 500
     assert ratios.between(1 / estimates.WITHIN, estimates.WITHIN).mean() > 0.95
     assert 0.5 < math.exp(ratios.map(math.log).mean()) < 2, "neither too long nor too short in the mean"
@@ -53,7 +58,7 @@ def test_the_estimate_is_near_what_stored_cells_took_on_a_gpu(monkeypatch) -> No
 @pytest.mark.parametrize("axis", ["tokens", "experts", "hidden", "intermediate"])
 def test_what_is_said_to_take_less_does(axis) -> None:
     large = {"tokens": 1024, "experts": 64, "hidden": 1024, "intermediate": 1024}
-    whole, less = (estimates.estimate(job_of(**large | part), platforms.CPU) for part in ({}, {axis: large[axis] // 4}))  # fmt: skip
+    whole, less = (estimates.estimate(job_of(**large | part), platforms.CPU) for part in ({}, {axis: large[axis] // 4}))
     assert less.seconds < whole.seconds and less.memory < whole.memory and less.step < whole.step
 
 
@@ -69,16 +74,26 @@ def test_fewer_implementations_take_less_and_those_that_cannot_run_take_nothing(
 def test_weights_that_are_copied_for_every_assignment_count() -> None:
     """What a newcomer met: E=96 on a CPU, whose default includes such an implementation."""
     values = {"experts": 96, "tokens": 1024, "top_k": 2}
-    plain, copied = (estimates.estimate(job_of(names=[name], **values), platforms.CPU) for name in ("torch_loop", "transformers_batched_mm"))  # fmt: skip
+    plain, copied = (
+        estimates.estimate(job_of(names=[name], **values), platforms.CPU)
+        for name in ("torch_loop", "transformers_batched_mm")
+    )
     assert copied.memory - plain.memory == 1024 * 2 * 3 * 1024 * 1024 * 2
     assert copied.step > Settings.timeout > plain.step
 
 
 @pytest.mark.parametrize(
     ("dtype", "flags", "faster"),
-    [("bf16", "avx512f avx512_bf16", True), ("bf16", "avx512f amx_bf16", True), ("bf16", "avx2", False), ("fp16", "avx512_fp16", True),
-     ("fp16", "avx512f avx512_bf16", False), ("fp32", "avx512f", True), ("fp32", "avx2", False)],
-)  # fmt: skip
+    [
+        ("bf16", "avx512f avx512_bf16", True),
+        ("bf16", "avx512f amx_bf16", True),
+        ("bf16", "avx2", False),
+        ("fp16", "avx512_fp16", True),
+        ("fp16", "avx512f avx512_bf16", False),
+        ("fp32", "avx512f", True),
+        ("fp32", "avx2", False),
+    ],
+)
 def test_a_cpu_is_as_fast_as_its_instructions(monkeypatch, tmp_path, dtype, flags, faster) -> None:
     """A format that a CPU has no instruction for is computed slowly; more threads are faster."""
     source = tmp_path / "cpuinfo"

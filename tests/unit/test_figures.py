@@ -41,7 +41,10 @@ FITTED: dict[str, dict] = {
 
 def fitted(name, table):
     """The table with what a figure asks for and these rows lack."""
-    values = {key: one if not isinstance(one, list) else (one * len(table))[: len(table)] for key, one in FITTED.get(name, {}).items()}  # fmt: skip
+    values = {
+        key: one if not isinstance(one, list) else (one * len(table))[: len(table)]
+        for key, one in FITTED.get(name, {}).items()
+    }
     return table.assign(**values)
 
 
@@ -124,12 +127,24 @@ def test_a_fused_part_has_a_colour_of_its_own(full):
 
 @pytest.mark.parametrize(
     ("cells", "names", "says"),
-    [(5, 6, ""), (6, 6, "5 of 6 cells"), (5, 7, "the 6 fastest of each"), (6, 7, "5 of 6 cells, the 6 fastest of each"), (31, 1, "30 of 31 cells")],
-)  # fmt: skip
+    [
+        (5, 6, ""),
+        (6, 6, "5 of 6 cells"),
+        (5, 7, "the 6 fastest of each"),
+        (6, 7, "5 of 6 cells, the 6 fastest of each"),
+        (31, 1, "30 of 31 cells"),
+    ],
+)
 def test_a_share_of_the_rows_is_said_in_print_and_on_the_page(cells, names, says):
     """A cell is shown whole, as far as its fastest go; what is left out would be taken for unmeasured."""
     every = [one.name for one in BENCHES["layer"].implementations][:names]
-    table = frame(*(one("layer", name, cell=f"c{i}", tokens=i + 1, model="m", median_us=10.0 + n, stage_us=[("experts", 5.0)]) for i in range(cells) for n, name in enumerate(every)))  # fmt: skip
+    table = frame(
+        *(
+            one("layer", name, cell=f"c{i}", tokens=i + 1, model="m", median_us=10.0 + n, stage_us=[("experts", 5.0)])
+            for i in range(cells)
+            for n, name in enumerate(every)
+        )
+    )
     figure, said = draw("stage_share", table)
     assert figure.axes[0].get_title(loc="left") == "layer" and says in said
     assert stage_share.chart(table).note == (f"layer: {says}" if says else "")
@@ -204,8 +219,16 @@ def test_who_is_fastest_and_who_ties():
 @pytest.mark.parametrize("behind", [1.15, 5, 7.9, 8, 30, 120])
 def test_numbers_below_the_fastest_keep_apart(behind):
     """However far behind the slowest is, and however wide the names of cells."""
-    cells = [{"cell": f"c{i}", "model": "qwen3-30b-a3b", "tokens": 1024 << i, "weights": "e4m3_block128"} for i in range(3)]  # fmt: skip
-    table = frame(*(one("layer", name, median_us=us, ci_low_us=0.9 * us, ci_high_us=1.2 * us, **cell) for cell in cells for name, us in (("cute", 10.0), ("triton", 10.0 * behind))))  # fmt: skip
+    cells = [
+        {"cell": f"c{i}", "model": "qwen3-30b-a3b", "tokens": 1024 << i, "weights": "e4m3_block128"} for i in range(3)
+    ]
+    table = frame(
+        *(
+            one("layer", name, median_us=us, ci_low_us=0.9 * us, ci_high_us=1.2 * us, **cell)
+            for cell in cells
+            for name, us in (("cute", 10.0), ("triton", 10.0 * behind))
+        )
+    )
     figure, _ = draw("crossover", table)
     figure.canvas.draw()
     axes = figure.axes[0]
@@ -289,7 +312,19 @@ def printed(figure, which="x"):
 
 def test_an_axis_of_tokens_names_those_that_were_measured_and_have_room():
     """In print as on the page, where 5,000 stood between 4,096 and 16,384."""
-    timed = [one("routing", "cute", tokens=tokens, cell=f"{tokens}", median_us=tokens / 8, ci_low_us=tokens / 9, ci_high_us=tokens / 7, gpu_uuid="GPU-1") for tokens in (64, 4096, 4160, 16384)]  # fmt: skip
+    timed = [
+        one(
+            "routing",
+            "cute",
+            tokens=tokens,
+            cell=f"{tokens}",
+            median_us=tokens / 8,
+            ci_low_us=tokens / 9,
+            ci_high_us=tokens / 7,
+            gpu_uuid="GPU-1",
+        )
+        for tokens in (64, 4096, 4160, 16384)
+    ]
     figure, said = draw("over_tokens", frame(*timed))
     assert printed(figure)[0] == ["64", "4,160", "16,384"], "4,096 would lie on 4,160"
     assert "bars: 95 % confidence intervals of the medians" in said
@@ -297,17 +332,42 @@ def test_an_axis_of_tokens_names_those_that_were_measured_and_have_room():
 
 def test_a_logarithmic_axis_is_in_plain_numbers_and_has_the_1_of_a_ratio():
     """Of one that spans less than a decade, too; 600, not 6 x 10^2."""
-    timed = {"gpu_uuid": "GPU-1", "flops": 4_000_000_000, "compulsory_bytes": 4_000_000, "copy_gb_per_s": 4000.0, "peak_tflops": 800.0}  # fmt: skip
-    near = [one("experts", name, cell="a", tokens=64, median_us=6 * us, ci_low_us=6 * us, ci_high_us=6 * us, **timed) for name, us in (("cute", 0.95), ("quack", 1.6))]  # fmt: skip
+    timed = {
+        "gpu_uuid": "GPU-1",
+        "flops": 4_000_000_000,
+        "compulsory_bytes": 4_000_000,
+        "copy_gb_per_s": 4000.0,
+        "peak_tflops": 800.0,
+    }
+    near = [
+        one("experts", name, cell="a", tokens=64, median_us=6 * us, ci_low_us=6 * us, ci_high_us=6 * us, **timed)
+        for name, us in (("cute", 0.95), ("quack", 1.6))
+    ]
     assert {"1", "1.2", "1.4", "1.6"} <= set(printed(draw("limits", frame(*near))[0])[0])
-    high = [one("experts", name, cell="a", median_us=10.0, ci_low_us=9.0, ci_high_us=11.0, tflops=tflops, **timed) for name, tflops in (("cute", 130.0), ("quack", 600.0))]  # fmt: skip
+    high = [
+        one("experts", name, cell="a", median_us=10.0, ci_low_us=9.0, ci_high_us=11.0, tflops=tflops, **timed)
+        for name, tflops in (("cute", 130.0), ("quack", 600.0))
+    ]
     assert "500" in printed(draw("roofline", frame(*high))[0], "y")[0]
 
 
 def test_rows_of_one_cell_that_have_lines_of_their_own_are_said_to():
     """Ten lines of eight cells are no mistake of counting."""
-    timed = {"tokens": 64, "median_us": 2.0, "ci_low_us": 1.9, "ci_high_us": 2.1, "best_verdict": "faster", "best_speedup": 1.5, "gpu_uuid": "GPU-1", "compulsory_bytes": 4_000_000, "copy_gb_per_s": 4000.0}  # fmt: skip
-    own = frame(one("layer", "cute", cell="a", layout="compact", **timed), one("layer", "cute_deepgemm", cell="a", layout="block128", **timed))  # fmt: skip
+    timed = {
+        "tokens": 64,
+        "median_us": 2.0,
+        "ci_low_us": 1.9,
+        "ci_high_us": 2.1,
+        "best_verdict": "faster",
+        "best_speedup": 1.5,
+        "gpu_uuid": "GPU-1",
+        "compulsory_bytes": 4_000_000,
+        "copy_gb_per_s": 4000.0,
+    }
+    own = frame(
+        one("layer", "cute", cell="a", layout="compact", **timed),
+        one("layer", "cute_deepgemm", cell="a", layout="block128", **timed),
+    )
     alike = own.assign(layout="compact")
     for chart in (limits.chart, matrices.verdict_matrix):
         assert chart(own).note == "rows of one cell that differ in layout have lines of their own"
@@ -316,14 +376,38 @@ def test_rows_of_one_cell_that_have_lines_of_their_own_are_said_to():
 
 def test_what_costs_the_same_at_a_skew_has_no_panel():
     """All drops at 0, on an axis from -0.05 % to 0.05 %, told nothing."""
-    routed = {"tokens": 64, "experts": 8, "top_k": 2, "median_us": 2.0, "ci_low_us": 1.9, "ci_high_us": 2.1, "padding_waste": 0.0, "gpu_uuid": "GPU-1"}  # fmt: skip
-    each = [one("routing", "cute", cell=f"{skew} {factor}", skew=skew, capacity_factor=factor, drop_rate=rate, **routed) for skew, factor, rate in ((0.0, None, 0.0), (0.0, 1.0, 0.0), (0.7, None, 0.0), (0.7, 1.0, 0.2))]  # fmt: skip
+    routed = {
+        "tokens": 64,
+        "experts": 8,
+        "top_k": 2,
+        "median_us": 2.0,
+        "ci_low_us": 1.9,
+        "ci_high_us": 2.1,
+        "padding_waste": 0.0,
+        "gpu_uuid": "GPU-1",
+    }
+    each = [
+        one("routing", "cute", cell=f"{skew} {factor}", skew=skew, capacity_factor=factor, drop_rate=rate, **routed)
+        for skew, factor, rate in ((0.0, None, 0.0), (0.0, 1.0, 0.0), (0.7, None, 0.0), (0.7, 1.0, 0.2))
+    ]
     said = draw("pareto", frame(*each))[1]
     assert "skew 0.7" in said and "skew 0\n" not in said and "n = 2 rows of 2 cells" in said
-    assert "no data: drops and padding are the same at every skew" in draw("pareto", frame(*each[:2], each[2] | {"drop_rate": 0.1}))[1]  # fmt: skip
+    assert (
+        "no data: drops and padding are the same at every skew"
+        in draw("pareto", frame(*each[:2], each[2] | {"drop_rate": 0.1}))[1]
+    )
 
 
 def test_an_interval_in_print_is_told_from_its_median():
     """278 µs [278, 278] said that nothing was uncertain."""
-    staged = one("routing", "cute", cell="a", tokens=64, median_us=277.83, ci_low_us=277.71, ci_high_us=278.01, stage_us=[("router", 1.0), ("pack", 2.0)])  # fmt: skip
+    staged = one(
+        "routing",
+        "cute",
+        cell="a",
+        tokens=64,
+        median_us=277.83,
+        ci_low_us=277.71,
+        ci_high_us=278.01,
+        stage_us=[("router", 1.0), ("pack", 2.0)],
+    )
     assert "277.8 µs [277.7, 278.0]" in draw("stage_share", frame(staged))[1]

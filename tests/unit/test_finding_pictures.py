@@ -11,7 +11,10 @@ TWO = [Dot("a", 20, 15, 25), Dot("b", 30, 25, 35, chosen=True, hollow=True)]
 
 
 def places(svg, kind, *names):
-    return [[float(re.search(rf'\b{name}="(.*?)"', mark)[1]) for name in names] for mark in re.findall(rf"<{kind} (.*?)/>", svg)]  # fmt: skip
+    return [
+        [float(re.search(rf'\b{name}="(.*?)"', mark)[1]) for name in names]
+        for mark in re.findall(rf"<{kind} (.*?)/>", svg)
+    ]
 
 
 def test_dots_lie_to_scale_within_the_picture():

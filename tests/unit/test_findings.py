@@ -42,10 +42,13 @@ def against_baseline(*rows: dict[str, object]) -> str:
 def test_the_largest_speed_up() -> None:
     """The geometric mean over the cells that candidates have in common; the others with their own cells."""
     rows = [
-        *base(), ran("cute", 2.0, 1, **CI), ran("cute", 4.5, 2, speedup_ci_low=4.0, speedup_ci_high=5.0),
-        ran("triton", 2.5, 1, **CI), ran("triton", 2.0, 2, **CI),
+        *base(),
+        ran("cute", 2.0, 1, **CI),
+        ran("cute", 4.5, 2, speedup_ci_low=4.0, speedup_ci_high=5.0),
+        ran("triton", 2.5, 1, **CI),
+        ran("triton", 2.0, 2, **CI),
         one("combine", "triton", cell="T1", tokens=1, speedup=99.0, median_us=0.1),
-    ]  # fmt: skip
+    ]
     assert fastest(*rows) == (
         "pack: against the fastest other implementation of each cell, cute is 1.34x as fast in the geometric mean (0.80x to 2.25x); against the "
         "baseline, cute has the largest speed-up, 3.00x torch in the geometric mean (2.00x to 4.50x; the 95 % interval lies above 1 in 2 of 2 cells "
@@ -109,7 +112,16 @@ def test_nothing_is_claimed_that_no_interval_shows() -> None:
 
 def test_verdicts_decide_where_there_are_any() -> None:
     """Whatever the intervals show; the noise is that of the cells."""
-    told = [ran("cute", 2.0, t, verdict=verdict, noise_floor=noise, **CI) for t, verdict, noise in ((1, "faster", 0.006), (2, "same", 0.02), (3, "undecided", 0.01), (4, "slower", None), (5, "same", 0.006))]  # fmt: skip
+    told = [
+        ran("cute", 2.0, t, verdict=verdict, noise_floor=noise, **CI)
+        for t, verdict, noise in (
+            (1, "faster", 0.006),
+            (2, "same", 0.02),
+            (3, "undecided", 0.01),
+            (4, "slower", None),
+            (5, "same", 0.006),
+        )
+    ]
     text = against_baseline(*base(1, 2, 3, 4, 5), *told)
     assert text.startswith(
         "pack: cute has the largest speed-up, 2.00x torch in the geometric mean (2.00x to 2.00x; faster in 1 of 5 cells that differ in tokens, "
@@ -117,7 +129,9 @@ def test_verdicts_decide_where_there_are_any() -> None:
     )
     text = against_baseline(*base(), *told[1:3])
     assert text.startswith("pack: no implementation is shown to be faster than torch; cute")
-    assert "beyond noise of 0.6%)" in fastest(*base(1), told[0]) and "in 1 of 1 cell, slower in 0" in fastest(*base(1), told[0])  # fmt: skip
+    assert "beyond noise of 0.6%)" in fastest(*base(1), told[0]) and "in 1 of 1 cell, slower in 0" in fastest(
+        *base(1), told[0]
+    )
 
 
 def test_against_the_fastest_other() -> None:
@@ -130,7 +144,9 @@ def test_against_the_fastest_other() -> None:
     assert "of each cell, cute is 0.50x as fast in the geometric mean (0.50x to 0.50x); " in fastest(
         *base(2), rows[3], quick | {"speedup": 1.5}
     )
-    assert "of each cell, cute is 2.00x as fast in the geometric mean (2.00x to 2.00x); " in fastest(*base(2), rows[3], quick | {"speedup": 1.5, "gpu_uuid": "GPU-2"})  # fmt: skip
+    assert "of each cell, cute is 2.00x as fast in the geometric mean (2.00x to 2.00x); " in fastest(
+        *base(2), rows[3], quick | {"speedup": 1.5, "gpu_uuid": "GPU-2"}
+    )
     none = [one | {"gpu_uuid": None} for one in (*base(2), rows[3])]
     assert "of each cell, cute is 2.00x" in fastest(*none), "a CPU has no UUID"
     assert fastest(ran("cute", 2.0, 1, **CI)) == (
@@ -148,8 +164,10 @@ def test_shares_of_the_copy() -> None:
     rows = [
         *(shared("pack", "cute", share, tokens=t) for t, share in ((1, 0.5), (2, 0.9), (3, 0.8))),
         *(shared("pack", "torch", share, tokens=t) for t, share in ((1, 0.7), (2, 0.3), (3, 0.99))),
-        shared("pack", "triton", None), shared("pack", "triton", 1.5, flops=1), shared("combine", "cute", 1.5),
-    ]  # fmt: skip
+        shared("pack", "triton", None),
+        shared("pack", "triton", 1.5, flops=1),
+        shared("combine", "cute", 1.5),
+    ]
     begin = "pack: the highest median share of the measured copy bandwidth is cute's, 80.0% (at most 90.0%)"
     over = "medians over cells that differ in tokens."
     assert findings.copy_share(frame(*rows), "pack") == f"{begin}; the baseline torch reaches 70.0%; {over}"
@@ -169,11 +187,16 @@ def test_shares_of_the_stages() -> None:
         return one("layer", implementation, cell=cell, median_us=us, stage_us=stages, tokens=tokens)
 
     rows = [
-        layer("a", "1", 10.0, [("router", 1.0), ("pack+experts", 3.0)], 1), layer("b", "1", 11.0, [("router", 9.0)], 1),
-        layer("a", "2", 10.0, {"router": 1.0, "pack+experts": 1.0}, 2), layer("b", "2", 11.0, [("router", 9.0)], 2),
-        layer("a", "3", 12.0, [("pack+experts", 2.0)], 2), layer("b", "3", 11.0, [("router", 9.0)], 2),
-        layer("c", "4", 1.0, [], 4), layer("c", "5", 1.0, None, 4), layer("c", "6", 1.0, [("router", 0.0)], 4),
-    ]  # fmt: skip
+        layer("a", "1", 10.0, [("router", 1.0), ("pack+experts", 3.0)], 1),
+        layer("b", "1", 11.0, [("router", 9.0)], 1),
+        layer("a", "2", 10.0, {"router": 1.0, "pack+experts": 1.0}, 2),
+        layer("b", "2", 11.0, [("router", 9.0)], 2),
+        layer("a", "3", 12.0, [("pack+experts", 2.0)], 2),
+        layer("b", "3", 11.0, [("router", 9.0)], 2),
+        layer("c", "4", 1.0, [], 4),
+        layer("c", "5", 1.0, None, 4),
+        layer("c", "6", 1.0, [("router", 0.0)], 4),
+    ]
     assert findings.stage_shares(frame(*rows), "layer") == (
         "Where the time of layer goes: a has the lowest median in 2 of 3 cells; there, the median shares of its stages over 3 cells that differ in "
         "tokens are pack+experts (fused) 75%, router 25%."
@@ -181,7 +204,9 @@ def test_shares_of_the_stages() -> None:
     assert findings.stage_shares(frame(*rows[6:]), "layer") == "Where the time of layer goes: not measured."
     assert findings.stage_shares(frame(*rows), "routing") == "Where the time of routing goes: not measured."
     plain = findings.stage_shares(frame(rows[1] | {"stage_us": [("router", 0.25)]}), "layer")
-    assert plain.endswith("b has the lowest median in 1 of 1 cells; there, the median shares of its stages over 1 cell are router 100%.")  # fmt: skip
+    assert plain.endswith(
+        "b has the lowest median in 1 of 1 cells; there, the median shares of its stages over 1 cell are router 100%."
+    )
 
 
 def test_what_a_capacity_drops() -> None:
@@ -191,13 +216,22 @@ def test_what_a_capacity_drops() -> None:
         return one("pack", capacity_factor=factor, skew=skew, drop_rate=rate, experts=8, top_k=2, **values)
 
     rows = [
-        routed(0.1, tokens=1), routed(0.1, tokens=1), routed(0.2, tokens=2, dtype="fp32"), routed(0.6, tokens=3, dtype="bf16", hidden=64), routed(0.004, factor=2.0, tokens=1),
-        routed(0.9, None), routed(0.9, factor=None), routed(None),
-    ]  # fmt: skip
+        routed(0.1, tokens=1),
+        routed(0.1, tokens=1),
+        routed(0.2, tokens=2, dtype="fp32"),
+        routed(0.6, tokens=3, dtype="bf16", hidden=64),
+        routed(0.004, factor=2.0, tokens=1),
+        routed(0.9, None),
+        routed(0.9, factor=None),
+        routed(None),
+    ]
     assert findings.drops(frame(*rows)) == (
         "What a capacity factor drops of drawn loads (median share of assignments over 4 routings that differ in tokens; trained routers are under Quality): 1.25 at skew 0.5: 20.0%, 2 at skew 0.5: 0.4%."
     )
-    assert findings.drops(frame(rows[0])) == "What a capacity factor drops of drawn loads (median share of assignments over 1 routing; trained routers are under Quality): 1.25 at skew 0.5: 10.0%."  # fmt: skip
+    assert (
+        findings.drops(frame(rows[0]))
+        == "What a capacity factor drops of drawn loads (median share of assignments over 1 routing; trained routers are under Quality): 1.25 at skew 0.5: 10.0%."
+    )
     assert findings.drops(frame(*rows[5:])) == "What a capacity factor drops: not measured on loads that differ."
     even = routed(0.0, 0.0, sampler="exact")
     assert findings.drops(frame(even)) == findings.drops(frame()), "balanced by construction"
@@ -208,7 +242,12 @@ def test_noise() -> None:
     """By bench, in the order of the rows; judged where five others give a floor."""
 
     def twin(bench: str, ratio: float, low: float = 1.0001) -> dict[str, object]:
-        numbers = {"twin_speedup": ratio, "twin_speedup_ci_low": low, "twin_speedup_ci_high": ratio * 1.01, "twin_speedup_p": 0.001}  # fmt: skip
+        numbers = {
+            "twin_speedup": ratio,
+            "twin_speedup_ci_low": low,
+            "twin_speedup_ci_high": ratio * 1.01,
+            "twin_speedup_p": 0.001,
+        }
         return one(bench, median_us=50.0, **numbers)
 
     few = [twin("permute", 1.002), twin("gate", 1.01), twin("permute", 1.05)]
@@ -227,7 +266,10 @@ def test_noise() -> None:
 
 
 def test_cautions() -> None:
-    rows = [one("pack", suspect=suspect, converged=converged) for suspect, converged in ((True, True), (False, False), (False, False), (None, False), (None, None))]  # fmt: skip
+    rows = [
+        one("pack", suspect=suspect, converged=converged)
+        for suspect, converged in ((True, True), (False, False), (False, False), (None, False), (None, None))
+    ]
     assert findings.cautions(frame(*rows)) == (
         "Cautions: of 5 measured rows, 1 are suspect (such as a drift of the ceilings) and 3 reached a limit before their interval was as narrow as "
         "asked; the table marks both."
@@ -247,7 +289,10 @@ def test_nothing_is_said_of_doubtful_rows() -> None:
     """Of the fastest, shares and costs; a bench of which no row is left says so."""
     rows = [*base(1), ran("cute", 2.0, 1, **CI)]
     found = texts(frame(*(row | {"suspect": True} for row in rows)))
-    assert found[0] == "pack: nothing is said of 2 rows: the quickest of each cell is suspect, or did not converge and has no verdict."  # fmt: skip
+    assert (
+        found[0]
+        == "pack: nothing is said of 2 rows: the quickest of each cell is suspect, or did not converge and has no verdict."
+    )
     assert "cute has the largest" in texts(frame(*rows))[0]
     rest = texts(frame(rows[0], rows[1] | {"converged": False, "best_verdict": "undecided"}))
     assert rest[0].startswith("pack: nothing is said of 2 rows"), "the baseline alone is no comparison"
@@ -258,12 +303,22 @@ def test_nothing_is_said_of_doubtful_rows() -> None:
 def test_cells_that_are_left_out_are_counted() -> None:
     """Whoever reads "in 3 of 3 cells" learns that there were more; of a bench without doubtful cells nothing is added."""
     rows = [*base(1, 2, 3), *(ran("cute", 2.0, t, **CI) for t in (1, 2, 3))]
-    doubtful = [row | ({"suspect": True} if row["tokens"] == 1 else {"converged": False, "best_verdict": "undecided"} if row["tokens"] == 2 else {}) for row in rows]  # fmt: skip
+    doubtful = [
+        row
+        | (
+            {"suspect": True}
+            if row["tokens"] == 1
+            else {"converged": False, "best_verdict": "undecided"}
+            if row["tokens"] == 2
+            else {}
+        )
+        for row in rows
+    ]
     text = (
         "pack: 2 of 3 cells are left out here: the quickest of each is suspect, or did not converge and has no verdict."
     )
     assert texts(frame(*doubtful))[1] == text
-    assert "1 of 3 cells is left out" in texts(frame(*doubtful[:1], *rows[1:3], *doubtful[3:4], *rows[4:]))[1]  # fmt: skip
+    assert "1 of 3 cells is left out" in texts(frame(*doubtful[:1], *rows[1:3], *doubtful[3:4], *rows[4:]))[1]
     assert not [one for one in texts(frame(*rows)) if "left out" in one]
 
 
@@ -305,19 +360,30 @@ def test_what_only_doubtful_rows_would_say_is_not_called_unmeasured() -> None:
 def test_all_findings_in_their_order(status: str) -> None:
     """Of the benches that were asked for, also where nothing came of it; a row without a time counts for none."""
     rows = [
-        one("routing", "torch", status=status, speedup=1.0, median_us=9.0), one("routing", "torch", speedup=9.0),
+        one("routing", "torch", status=status, speedup=1.0, median_us=9.0),
+        one("routing", "torch", speedup=9.0),
         one("pack", "torch", status=status, speedup=1.0, median_us=1.0, flops=0, share_of_copy=0.5),
-    ]  # fmt: skip
+    ]
     found = texts(frame(*rows))
     measured = status == "ok"
     only = "only the baseline torch ran (1 cell); speed-ups: not measured." if measured else "not measured."
     assert found[:-6] == [
         f"pack: {only}",
-        *(["pack: the highest median share of the measured copy bandwidth is torch's, 50.0% (at most 50.0%); medians over cells."] * measured),
-        f"routing: {only}", "Where the time of routing goes: not measured.",
-    ]  # fmt: skip
+        *(
+            [
+                "pack: the highest median share of the measured copy bandwidth is torch's, 50.0% (at most 50.0%); medians over cells."
+            ]
+            * measured
+        ),
+        f"routing: {only}",
+        "Where the time of routing goes: not measured.",
+    ]
     begins = (
-        "Cost of skew", "What a capacity factor drops", "Time with a capacity factor", "Noise", f"Cautions: of {2 * measured} measured rows",
+        "Cost of skew",
+        "What a capacity factor drops",
+        "Time with a capacity factor",
+        "Noise",
+        f"Cautions: of {2 * measured} measured rows",
         f"{0 if measured else 2} of 3 rows are not ok",
-    )  # fmt: skip
+    )
     assert all(text.startswith(begin) for text, begin in zip(found[-6:], begins, strict=True)), found[-6:]

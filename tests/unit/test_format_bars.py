@@ -21,11 +21,25 @@ FEW, TABLE, DECODE = (
 
 def row(name: str, us: float, bench: str = "experts", **values: object) -> dict[str, object]:
     """A row of the platform that the bars are for, of the cell that its values name."""
-    known = {"platform": PLATFORM, "dtype": "bf16", "packed": "bf16", "phase": "prefill", "skew": 0.0, "sampler": "exact", "seed": 17, "set_aside": 0}  # fmt: skip
+    known = {
+        "platform": PLATFORM,
+        "dtype": "bf16",
+        "packed": "bf16",
+        "phase": "prefill",
+        "skew": 0.0,
+        "sampler": "exact",
+        "seed": 17,
+        "set_aside": 0,
+    }
     at = known | {"layout": "compact"} | values
     at["packed"] = values.get("packed", at["dtype"])
     key = "-".join(str(at[name]) for name in sorted(at) if name not in ("status", "share_of_copy"))
-    times = {"median_us": us, "ci_low_us": us * 0.99, "ci_high_us": us * 1.01, "block_medians_us": [us * (1 + 0.002 * (i % 3)) for i in range(6)]}  # fmt: skip
+    times = {
+        "median_us": us,
+        "ci_low_us": us * 0.99,
+        "ci_high_us": us * 1.01,
+        "block_medians_us": [us * (1 + 0.002 * (i % 3)) for i in range(6)],
+    }
     errors = {"rel_l2_error": 1e-3, "tolerance": 4e-3}
     return one(bench, name, cell=key, cell_hash=key, **times, **errors, **at)
 
@@ -62,7 +76,9 @@ def test_the_cells_of_seed_003() -> None:
     assert (small["hidden"], small["intermediate"], small["tokens"]) == (4096, 2048, 252)
 
 
-@pytest.mark.parametrize(("dequant", "table"), [(400.1, "reached, and the stretch"), (200.1, "reached"), (199, "missed")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dequant", "table"), [(400.1, "reached, and the stretch"), (200.1, "reached"), (199, "missed")]
+)
 def test_the_table_of_seed_003(dequant: float, table: str) -> None:
     found = lines(*replayed(dequant))
     assert (found[TABLE].verdict, found[TABLE].cells) == (table, "112 of 112")
@@ -88,9 +104,16 @@ def test_one_slower_cell_of_few_rows_is_a_miss() -> None:
 
 def test_bytes_of_weights_over_time() -> None:
     shares = dict(zip(format_bars.DECODE, (0.8, 0.76, 0.8, 0.76, 0.9, 0.75), strict=True))
-    rows = [row("cute_quantised", 9.0, share_of_copy=shares[name], **dict(cell)) for name, cell in format_bars.DECODE.items()]  # fmt: skip
+    rows = [
+        row("cute_quantised", 9.0, share_of_copy=shares[name], **dict(cell))
+        for name, cell in format_bars.DECODE.items()
+    ]
     found = lines(*rows)[DECODE]
-    assert (found.verdict, found.bar, found.stretch) == ("reached, and the stretch", "each ≥ 50 %, 65 %, 70 %", "each ≥ 75 %")  # fmt: skip
+    assert (found.verdict, found.bar, found.stretch) == (
+        "reached, and the stretch",
+        "each ≥ 50 %, 65 %, 70 %",
+        "each ≥ 75 %",
+    )
     low = lines(*rows[:-1], rows[-1] | {"share_of_copy": 0.6})[DECODE]
     assert low.verdict == "missed" and "deepseek-v3 T=64: 60.0 % [59.4, 60.6] (cute_quantised)" in low.measured
 
@@ -98,13 +121,27 @@ def test_bytes_of_weights_over_time() -> None:
 def test_every_format_has_its_fastest_peer() -> None:
     """Of two cells, each with another peer; what dequantises, and torch, are nobody's."""
     at = QWEN | {"weights": "int4_g128"}
-    rows = [row("cute_quantised", 100.0, tokens=8, **at), row("marlin", 130.0, tokens=8, **at), row("humming", 121.0, tokens=8, **at)]  # fmt: skip
-    rows += [row("cute_quantised", 100.0, tokens=64, **at), row("humming", 100.0, tokens=64, **at), row("dequant", 10.0, tokens=64, **at)]  # fmt: skip
+    rows = [
+        row("cute_quantised", 100.0, tokens=8, **at),
+        row("marlin", 130.0, tokens=8, **at),
+        row("humming", 121.0, tokens=8, **at),
+    ]
+    rows += [
+        row("cute_quantised", 100.0, tokens=64, **at),
+        row("humming", 100.0, tokens=64, **at),
+        row("dequant", 10.0, tokens=64, **at),
+    ]
     rows += [row("cute_quantised", 100.0, tokens=8, **QWEN, weights="int8_g128")]
     found = lines(*rows)
     (peers,) = [line for what, line in found.items() if "fastest peer" in what]
-    assert (peers.what, peers.cells, peers.verdict) == ("experts, int4_g128: speed over the fastest peer", "2 of 2", "reached")  # fmt: skip
-    assert peers.measured.startswith("1.100x [") and "worst: qwen3-30b-a3b T64 weights-int4_g128: 1.000x" in peers.measured  # fmt: skip
+    assert (peers.what, peers.cells, peers.verdict) == (
+        "experts, int4_g128: speed over the fastest peer",
+        "2 of 2",
+        "reached",
+    )
+    assert (
+        peers.measured.startswith("1.100x [") and "worst: qwen3-30b-a3b T64 weights-int4_g128: 1.000x" in peers.measured
+    )
 
 
 def test_formats_that_no_kernel_of_ours_takes_have_no_bar() -> None:
@@ -112,7 +149,9 @@ def test_formats_that_no_kernel_of_ours_takes_have_no_bar() -> None:
     rows = [row("mslk_fp8", 100.0, tokens=8, **QWEN, weights="e4m3_row", packed="fp8_row")]
     rows += [row("cute_fp8", 90.0, tokens=8, **QWEN, weights="e4m3_block128", packed="fp8_block128")]
     rows += [row("cute_quantised", 90.0, "layer", tokens=8, **QWEN, weights="int2_g128")]
-    assert [one.what for one in format_bars.bars(tables(rows, ())[0]) if "peer" in one.what] == ["experts, e4m3_block128: speed over the fastest peer"]  # fmt: skip
+    assert [one.what for one in format_bars.bars(tables(rows, ())[0]) if "peer" in one.what] == [
+        "experts, e4m3_block128: speed over the fastest peer"
+    ]
 
 
 @pytest.mark.parametrize(("us", "verdict"), [(110.0, "reached"), (120.0, "missed"), (99.0, "reached, and the stretch")])
@@ -129,7 +168,11 @@ def test_a_prefill_is_held_against_our_layer_of_16_bits(us: float, verdict: str)
 def test_fp8_on_both_sides_against_our_layer_of_16_bits() -> None:
     at = QWEN | {"tokens": 16384}
     fp8 = {"weights": "e4m3_block128", "packed": "fp8_block128"}
-    rows = [row("cute_gather", 160.0, "layer", weights="bf16", **at), row("cute_fp8", 100.0, "layer", **fp8, **at), row("dequant_loop", 10.0, "layer", **fp8, **at)]  # fmt: skip
+    rows = [
+        row("cute_gather", 160.0, "layer", weights="bf16", **at),
+        row("cute_fp8", 100.0, "layer", **fp8, **at),
+        row("dequant_loop", 10.0, "layer", **fp8, **at),
+    ]
     (found,) = lines(*rows).values()
     assert (found.verdict, found.bar) == ("reached", "≥ 1.5x in the geometric mean")
 
@@ -140,7 +183,14 @@ CASES = "18 of 18 cases of seed 003, and all other formats"
 
 def compared(weights: str, name: str, status: str | None = "ok", **values: object) -> dict[str, object]:
     """A row of the accuracy matrix."""
-    known = {"platform": PLATFORM, "activations": "bf16", "drawn": "normal", "of_bound": 0.5, "kernel_error": 1e-3, "tolerance": 4e-3}  # fmt: skip
+    known = {
+        "platform": PLATFORM,
+        "activations": "bf16",
+        "drawn": "normal",
+        "of_bound": 0.5,
+        "kernel_error": 1e-3,
+        "tolerance": 4e-3,
+    }
     return known | {"weights": weights, "implementation": name, "status": status} | values
 
 
@@ -177,7 +227,9 @@ def test_the_accuracy_matrix_judges_all_other_formats() -> None:
     matrix = every_format()
     others = len(WEIGHTS) - 8
     reached = exact(*seed_003(), matrix=matrix)
-    assert reached.verdict == "reached" and reached.measured.startswith(f"right: 18 of its 18 cases, {others} of {others} others;")  # fmt: skip
+    assert reached.verdict == "reached" and reached.measured.startswith(
+        f"right: 18 of its 18 cases, {others} of {others} others;"
+    )
     assert exact(*seed_003(), matrix=[*matrix, compared("int4_g32", "marlin", "incorrect")]).verdict == "reached"
     at_its_bound = compared("int4_g32", "cute_quantised", of_bound=1.0, kernel_error=3e-3)
     largest = exact(*seed_003(), matrix=[*matrix, at_its_bound])
@@ -189,7 +241,7 @@ def test_the_accuracy_matrix_judges_all_other_formats() -> None:
     assert lines(seed_003()[0], matrix=matrix)[EXACT] == exact(seed_003()[0], matrix=matrix), (
         "it is among the bars of formats"
     )
-    assert exact(seed_003()[0], matrix=matrix).cells == "9 of 18", "the eight formats beside bf16, and one plain case"  # fmt: skip
+    assert exact(seed_003()[0], matrix=matrix).cells == "9 of 18", "the eight formats beside bf16, and one plain case"
 
 
 def test_a_run_with_too_few_cases_is_not_open_where_another_decides() -> None:

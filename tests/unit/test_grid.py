@@ -22,8 +22,16 @@ MODELS = {
     "gated": Preset(**TINY, activation="swiglu", shared_experts=1, shared_intermediate=24, shared_gate="sigmoid"),
 }
 FULL = cell_of(
-    "layer", tokens=64, hidden=16, intermediate=24, experts=8, top_k=2, capacity_factor=1.25, skew=0.5, router="softmax_topk"
-)  # fmt: skip
+    "layer",
+    tokens=64,
+    hidden=16,
+    intermediate=24,
+    experts=8,
+    top_k=2,
+    capacity_factor=1.25,
+    skew=0.5,
+    router="softmax_topk",
+)
 
 
 def expand(*entries, **top):

@@ -14,15 +14,35 @@ from moe_routing_bench.report.row_data import row_id
 
 def ran(cell, implementation, us, verdict=None, ratio=None, bench="routing", **values):
     """A row with an interval of 1 % to both sides and what is stored of it against the best other."""
-    against = {} if ratio is None else {"best_other": "triton", "best_speedup": ratio, "best_speedup_ci_low": ratio - 0.01, "best_speedup_ci_high": ratio + 0.01}  # fmt: skip
-    known = {"median_us": us, "ci_low_us": us * 0.99, "ci_high_us": us * 1.01, "best_verdict": verdict, "skew": 0.0, "tokens": 64, "experts": 8}  # fmt: skip
+    against = (
+        {}
+        if ratio is None
+        else {
+            "best_other": "triton",
+            "best_speedup": ratio,
+            "best_speedup_ci_low": ratio - 0.01,
+            "best_speedup_ci_high": ratio + 0.01,
+        }
+    )
+    known = {
+        "median_us": us,
+        "ci_low_us": us * 0.99,
+        "ci_high_us": us * 1.01,
+        "best_verdict": verdict,
+        "skew": 0.0,
+        "tokens": 64,
+        "experts": 8,
+    }
     return one(bench, implementation, **known | against | {"cell": cell} | values)
 
 
 def pair(cell, ratio, verdict="faster", **values):
     """Two implementations of a cell; cute is so many times as fast."""
     turned = {"faster": "slower"}.get(verdict, verdict)
-    return [ran(cell, "cute", 10.0, verdict, ratio, **values), ran(cell, "triton", 10.0 * ratio, turned, 1 / ratio, **values)]  # fmt: skip
+    return [
+        ran(cell, "cute", 10.0, verdict, ratio, **values),
+        ran(cell, "triton", 10.0 * ratio, turned, 1 / ratio, **values),
+    ]
 
 
 def sound(*rows):
@@ -45,17 +65,35 @@ def drawn(found):
 def test_which_rows_are_sound():
     """Not suspect; converged, or told apart by a stored verdict; of cells whose quickest row is."""
     rows = [
-        *pair("a", 1.5), *pair("b", 1.5, converged=False), *pair("c", 1.5, "undecided", converged=False), *pair("d", 1.5, suspect=True),
-        ran("e", "cute", 1.0, converged=False), ran("e", "torch", 2.0), ran("f", "cute", 1.0), ran("f", "torch", 2.0, suspect=True),
+        *pair("a", 1.5),
+        *pair("b", 1.5, converged=False),
+        *pair("c", 1.5, "undecided", converged=False),
+        *pair("d", 1.5, suspect=True),
+        ran("e", "cute", 1.0, converged=False),
+        ran("e", "torch", 2.0),
+        ran("f", "cute", 1.0),
+        ran("f", "torch", 2.0, suspect=True),
         ran("f", "triton", 1.0, status="crashed"),
-    ]  # fmt: skip
+    ]
     found = sound(*rows)
-    assert [*zip(found["cell"], found["implementation"], strict=True)] == [("a", "cute"), ("a", "triton"), ("b", "cute"), ("b", "triton"), ("f", "cute")]  # fmt: skip
+    assert [*zip(found["cell"], found["implementation"], strict=True)] == [
+        ("a", "cute"),
+        ("a", "triton"),
+        ("b", "cute"),
+        ("b", "triton"),
+        ("f", "cute"),
+    ]
 
 
 def test_the_fastest():
     """Cells that a verdict tells apart, of the widest bench; the middle one's ratio with its stored interval."""
-    rows = [*pair("a", 1.2), *pair("b", 1.4, tokens=512), *pair("c", 1.9), *pair("d", 1.001, "same"), *pair("g", 9.0, bench="gate")]  # fmt: skip
+    rows = [
+        *pair("a", 1.2),
+        *pair("b", 1.4, tokens=512),
+        *pair("c", 1.9),
+        *pair("d", 1.001, "same"),
+        *pair("g", 9.0, bench="gate"),
+    ]
     rows_there = [*rows, ran("unjudged", "cute", 1.0)]
     found = headlines.fastest(sound(*rows_there), frame(*rows_there))
     assert found and found.text == (
@@ -76,26 +114,52 @@ def test_the_fastest():
 
 def test_the_fastest_is_counted_over_all_cells_that_can_decide():
     """Also those whose times did not converge and that no verdict tells apart: without them, only cells that somebody wins would count. Suspect ones are said to be left out."""
-    rows = [*pair("a", 1.2, converged=False), *pair("b", 1.4), *pair("u", 1.02, "undecided", converged=False), *pair("o", 1.1, "slower", converged=False)]  # fmt: skip
+    rows = [
+        *pair("a", 1.2, converged=False),
+        *pair("b", 1.4),
+        *pair("u", 1.02, "undecided", converged=False),
+        *pair("o", 1.1, "slower", converged=False),
+    ]
     assert " in 2 of 4 cells; " in said(headlines.fastest, *rows)
     assert " in 2 of 4 cells (1 more is suspect); " in said(headlines.fastest, *rows, *pair("s", 1.5, suspect=True))
-    assert " in 2 of 4 cells (2 more are suspect); " in said(headlines.fastest, *rows, *pair("s", 1.5, suspect=True), *pair("t", 1.5, suspect=True), *pair("v", 1.5, bench="gate"))  # fmt: skip
+    assert " in 2 of 4 cells (2 more are suspect); " in said(
+        headlines.fastest,
+        *rows,
+        *pair("s", 1.5, suspect=True),
+        *pair("t", 1.5, suspect=True),
+        *pair("v", 1.5, bench="gate"),
+    )
     found = headlines.fastest(sound(*rows), frame(*rows))
-    assert found and [(kind, value) for _, kind, value in drawn(found)] == [("", 1.4), ("chosen", 1.2), ("", 1.1), ("hollow", 1.02)]  # fmt: skip
+    assert found and [(kind, value) for _, kind, value in drawn(found)] == [
+        ("", 1.4),
+        ("chosen", 1.2),
+        ("", 1.1),
+        ("hollow", 1.02),
+    ]
 
 
 def test_a_sentence_names_all_that_its_cell_is_asked_for():
     """Skew, a capacity and other formats, but nothing that is the usual: a cell of them is no cell without."""
     rows = pair("a", 1.2, skew=1.7, capacity_factor=1.25, dtype="fp32", router="deepseek_v3")
     assert said(headlines.fastest, *rows).endswith(", at T=64 E=8 cf1.25 skew1.7 deepseek_v3 fp32.")
-    assert said(headlines.near_the_limit, *(row | {"share_of_roofline": 0.5} for row in rows)).endswith(", at T=64 E=8 cf1.25 skew1.7 deepseek_v3 fp32.")  # fmt: skip
+    assert said(headlines.near_the_limit, *(row | {"share_of_roofline": 0.5} for row in rows)).endswith(
+        ", at T=64 E=8 cf1.25 skew1.7 deepseek_v3 fp32."
+    )
 
 
 def test_near_the_limit():
     """The middle cell's share, its interval from that of the time; of the fastest alone; nothing on a CPU, or where a share is none."""
-    rows = [row | {"share_of_roofline": share} for name, share in (("a", 0.5), ("b", 0.8), ("c", 0.9)) for row in pair(name, 1.5)]  # fmt: skip
+    rows = [
+        row | {"share_of_roofline": share}
+        for name, share in (("a", 0.5), ("b", 0.8), ("c", 0.9))
+        for row in pair(name, 1.5)
+    ]
     found = headlines.near_the_limit(sound(*rows))
-    assert found and found.text == "routing: cute reaches 80.0% [79.2%, 80.8%] of the roofline in the median one of 3 converged cells, at T=64 E=8."  # fmt: skip
+    assert (
+        found
+        and found.text
+        == "routing: cute reaches 80.0% [79.2%, 80.8%] of the roofline in the median one of 3 converged cells, at T=64 E=8."
+    )
     assert found.link == f"row-{row_id(rows[2])}"
     assert [(kind, value) for _, kind, value in drawn(found)] == [("", 90.0), ("chosen", 80.0), ("", 50.0)]
     assert "in its one converged cell, at" in said(headlines.near_the_limit, *rows[:2])
@@ -104,7 +168,13 @@ def test_near_the_limit():
     assert said(headlines.near_the_limit, *loose, *others) == "", (
         "the others are told faster in fewer cells, although in more converged ones"
     )
-    for values in ({"gpu_uuid": None}, {"share_of_roofline": 3.79}, {"share_of_roofline": None}, {"converged": False}, {"suspect": True}):  # fmt: skip
+    for values in (
+        {"gpu_uuid": None},
+        {"share_of_roofline": 3.79},
+        {"share_of_roofline": None},
+        {"converged": False},
+        {"suspect": True},
+    ):
         assert said(headlines.near_the_limit, *(row | values for row in rows)) == "", values
 
 
@@ -113,13 +183,21 @@ def test_formats():
 
     def of(name, us, weights="int4_g128", tokens=8, **values):
         sizes = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "dtype": "bf16", "packed": "bf16"}
-        return ran(f"{weights}{tokens}", name, us, bench="experts", **sizes | {"weights": weights, "tokens": tokens} | values)  # fmt: skip
+        return ran(
+            f"{weights}{tokens}", name, us, bench="experts", **sizes | {"weights": weights, "tokens": tokens} | values
+        )
 
     rows = [
-        of("cute", 100.0, "bf16"), of("triton", 120.0, "bf16"), of("cute_quantised", 40.0), of("marlin", 30.0), of("dequant", 900.0),
-        of("cute_quantised", 60.0, "int8_g128", converged=False), of("cute", 200.0, "bf16", 64), of("cute_quantised", 70.0, tokens=64),
+        of("cute", 100.0, "bf16"),
+        of("triton", 120.0, "bf16"),
+        of("cute_quantised", 40.0),
+        of("marlin", 30.0),
+        of("dequant", 900.0),
+        of("cute_quantised", 60.0, "int8_g128", converged=False),
+        of("cute", 200.0, "bf16", 64),
+        of("cute_quantised", 70.0, tokens=64),
         of("cute", 50.0, "bf16", packed="fp8_row"),
-    ]  # fmt: skip
+    ]
     found = costs.formats(frame(*rows))
     assert found.text in [one.text for one in headlines.headlines(frame(*rows))]
     assert found and found.text == (
@@ -128,18 +206,38 @@ def test_formats():
     )
     assert found.link == f"row-{row_id(rows[2])}"
     sizes = "H2048 I768 E128 k8"
-    assert drawn(found) == [(f"T64 {sizes} weights-int4_g128", "", 0.35), (f"T8 {sizes} weights-int4_g128", "chosen", 0.4), (f"T8 {sizes} weights-int8_g128", "", 0.6)]  # fmt: skip
+    assert drawn(found) == [
+        (f"T64 {sizes} weights-int4_g128", "", 0.35),
+        (f"T8 {sizes} weights-int4_g128", "chosen", 0.4),
+        (f"T8 {sizes} weights-int8_g128", "", 0.6),
+    ]
     alone = costs.formats(frame(rows[0], rows[2]))
     assert alone and "median" not in alone.text and not alone.picture
-    for change in ({"gpu_uuid": "GPU-2"}, {"suspect": True}, {"status": "incorrect"}, {"hidden": 1024}, {"implementation": "marlin"}, {"ci_low_us": None},
-                   {"median_us": 99.0, "ci_low_us": 98.0, "ci_high_us": 100.0}):  # fmt: skip
+    for change in (
+        {"gpu_uuid": "GPU-2"},
+        {"suspect": True},
+        {"status": "incorrect"},
+        {"hidden": 1024},
+        {"implementation": "marlin"},
+        {"ci_low_us": None},
+        {"median_us": 99.0, "ci_low_us": 98.0, "ci_high_us": 100.0},
+    ):
         assert costs.formats(frame(rows[0], rows[2] | change)) is None, change
     assert costs.formats(frame(*rows[:2])) is None and costs.formats(frame(*rows[2:6])) is None
 
 
 def test_skew():
     """The widest range that one card measured, in cells equal otherwise; nothing where both intervals and the drift allow that nothing changed."""
-    rows = [ran(f"{skew}{tokens}", "cute", us, skew=skew, tokens=tokens) for skew, tokens, us in ((0.0, 64, 10.0), (1.7, 64, 20.0), (0.0, 512, 100.0), (0.7, 512, 110.0), (1.7, 512, 150.0))]  # fmt: skip
+    rows = [
+        ran(f"{skew}{tokens}", "cute", us, skew=skew, tokens=tokens)
+        for skew, tokens, us in (
+            (0.0, 64, 10.0),
+            (1.7, 64, 20.0),
+            (0.0, 512, 100.0),
+            (0.7, 512, 110.0),
+            (1.7, 512, 150.0),
+        )
+    ]
     narrower = [ran(f"{skew}", "cute", us, skew=skew, tokens=4096) for skew, us in ((0.0, 800.0), (0.7, 1600.0))]
     found = costs.skew(sound(*rows, *narrower))
     assert found and found.text == (
@@ -150,29 +248,56 @@ def test_skew():
     assert alone and not alone.picture, "one skew above the lowest: nothing that the sentence does not say"
     more = costs.skew(sound(*rows, ran("1512", "cute", 120.0, skew=1.0, tokens=512)))
     assert more and drawn(more) == [("skew 0.7", "", 1.1), ("skew 1", "", 1.2), ("skew 1.7", "chosen", 1.5)]
-    assert found.link == "rows?filter=bench%3Drouting+implementation%3Dcute+tokens%3D512+experts%3D8+capacity_factor%3Anone&sort=skew"  # fmt: skip
+    assert (
+        found.link
+        == "rows?filter=bench%3Drouting+implementation%3Dcute+tokens%3D512+experts%3D8+capacity_factor%3Anone&sort=skew"
+    )
     low, _, high = rows[2:]
     for change in (
-        {"gpu_uuid": "GPU-2"}, {"dtype": "fp32"}, {"capacity_factor": 1.0}, {"suspect": True}, {"converged": False}, {"implementation": "torch"},
-        {"tokens": 1024}, {"median_us": 103.0, "ci_low_us": 101.9, "ci_high_us": 104.0},
-    ):  # fmt: skip
+        {"gpu_uuid": "GPU-2"},
+        {"dtype": "fp32"},
+        {"capacity_factor": 1.0},
+        {"suspect": True},
+        {"converged": False},
+        {"implementation": "torch"},
+        {"tokens": 1024},
+        {"median_us": 103.0, "ci_low_us": 101.9, "ci_high_us": 104.0},
+    ):
         assert said(costs.skew, low, high | change) == "", change
     assert said(costs.skew, *(row | {"capacity_factor": 1.0} for row in (low, high))) == "", (
         "what is dropped takes no time"
     )
-    assert said(costs.skew, low, high | {"median_us": 50.0, "ci_low_us": 49.0, "ci_high_us": 51.0}).startswith("routing: at skew 1.7 cute takes 0.500x")  # fmt: skip
+    assert said(costs.skew, low, high | {"median_us": 50.0, "ci_low_us": 49.0, "ci_high_us": 51.0}).startswith(
+        "routing: at skew 1.7 cute takes 0.500x"
+    )
 
 
 def trained(name, losses, causal=True, left=(0.2, 0.1), label="e8", **values):
     """Final evaluations of a rule, a seed each."""
     return [
         {
-            "label": label, "contestant": name, "seed": seed, "bits_per_byte": loss, "causal": causal, "learns": True, "purpose": "final", "step": 1, "run": f"{label}{name}{seed}",
-            "router": name, "network": "linear", "capacity_factor": 1.25, "drop_policy": "drop", "train_mode": "joint", "lr": 0.001, "validation_batches": "mixed",
-            "capacity_factors": [1.0, 1.25], "drop_rate_by_factor": [share + seed / 100 for share in left],
-        } | values
+            "label": label,
+            "contestant": name,
+            "seed": seed,
+            "bits_per_byte": loss,
+            "causal": causal,
+            "learns": True,
+            "purpose": "final",
+            "step": 1,
+            "run": f"{label}{name}{seed}",
+            "router": name,
+            "network": "linear",
+            "capacity_factor": 1.25,
+            "drop_policy": "drop",
+            "train_mode": "joint",
+            "lr": 0.001,
+            "validation_batches": "mixed",
+            "capacity_factors": [1.0, 1.25],
+            "drop_rate_by_factor": [share + seed / 100 for share in left],
+        }
+        | values
         for seed, loss in enumerate(losses)
-    ]  # fmt: skip
+    ]
 
 
 def told(rule, *runs):
@@ -185,9 +310,16 @@ A, B, C = trained("a", (1.0, 1.01, 1.02)), trained("b", (2.0, 2.02, 2.01)), trai
 
 def test_quality():
     """Of causal rules, by the ranking's own tests; nothing where the seeds tell nobody from the first."""
-    assert told(trained_rules.quality, A, B, C, trained("d", (0.1, 0.2, 0.3), causal=False), trained("a", (9.0, 9.1), label="other")) == (
+    assert told(
+        trained_rules.quality,
+        A,
+        B,
+        C,
+        trained("d", (0.1, 0.2, 0.3), causal=False),
+        trained("a", (9.0, 9.1), label="other"),
+    ) == (
         "Quality (e8): a has the least loss of 3 causal rules, 1.0100 ± 0.0248 bits per byte over 3 seeds; significantly less than 1 of the 2 others."
-    )  # fmt: skip
+    )
     found = trained_rules.quality(pd.DataFrame([*A, *B, *C]))
     assert found and drawn(found) == [("a", "chosen", 1.01), ("c", "hollow", 1.01), ("b", "", 2.01)]
     assert told(trained_rules.quality, A, C) == told(trained_rules.quality, A) == ""
@@ -219,7 +351,9 @@ def test_what_trained_rules_leave_over():
 @pytest.mark.parametrize("with_runs", [False, True])
 def test_at_most_five(with_runs):
     """All rules, in their order; an empty table and one of crashes have none."""
-    rows = [row | {"share_of_roofline": 0.5} for row in pair("a", 1.5)] + [ran("b", "cute", 40.0, "faster", 1.5, skew=1.0)]  # fmt: skip
+    rows = [row | {"share_of_roofline": 0.5} for row in pair("a", 1.5)] + [
+        ran("b", "cute", 40.0, "faster", 1.5, skew=1.0)
+    ]
     runs = pd.DataFrame([*A, *B]) if with_runs else None
     found = [headline.text.split()[0] for headline in headlines.headlines(frame(*rows), runs)]
     assert found == ["routing:"] * 3 + ["Quality", "Capacity"] * with_runs and len(found) <= headlines.MOST
@@ -240,8 +374,22 @@ def test_of_one_cell_there_is_no_median():
 
 def test_an_interval_has_the_digits_that_tell_its_ends_apart():
     """From each other, and from 1 where they do not hold it: three where they suffice, five at most; equal numbers have three."""
-    known = ((1.4, 1.39, 1.41), (1.0815, 1.0808, 1.0822), (1.003, 1.001, 1.005), (0.98271, 0.96539, 1.0003), (2.0, 2.0, 2.0), (1.0000001, 1.0, 1.0000002))  # fmt: skip
-    said = ["1.40x [1.39, 1.41]", "1.081x [1.081, 1.082]", "1.003x [1.001, 1.005]", "0.983x [0.965, 1.00]", "2.00x [2.00, 2.00]", "1.0000x [1.0000, 1.0000]"]  # fmt: skip
+    known = (
+        (1.4, 1.39, 1.41),
+        (1.0815, 1.0808, 1.0822),
+        (1.003, 1.001, 1.005),
+        (0.98271, 0.96539, 1.0003),
+        (2.0, 2.0, 2.0),
+        (1.0000001, 1.0, 1.0000002),
+    )
+    said = [
+        "1.40x [1.39, 1.41]",
+        "1.081x [1.081, 1.082]",
+        "1.003x [1.001, 1.005]",
+        "0.983x [0.965, 1.00]",
+        "2.00x [2.00, 2.00]",
+        "1.0000x [1.0000, 1.0000]",
+    ]
     assert [times(*one) for one in known] == said
     assert [times(one, math.nan, math.nan) for one in (2.0, 123.4)] == ["2.00x", "123x"], "without an interval"
     assert headlines._apart(0.9028, 0.9026, 0.903) == "90.28% [90.26%, 90.30%]"

@@ -35,7 +35,7 @@ def deepseek(kind, hidden, width, experts, k, layers, shared, scale, **fields):
         "norm_topk_prob": True,
     }
     groups = {"n_group": 1, "topk_group": 1, "intermediate_size": 10944, "first_k_dense_replace": 1}
-    return sizes(kind, hidden, experts, k, layers, **common | groups | fields)  # fmt: skip
+    return sizes(kind, hidden, experts, k, layers, **common | groups | fields)
 
 
 QWEN3 = {"norm_topk_prob": True, "intermediate_size": 6144, "decoder_sparse_step": 1}
@@ -45,36 +45,135 @@ NEMOTRON = {"hidden_act": None, "mlp_hidden_act": "relu2"}
 CONFIGS = {
     "mixtral-8x7b": sizes("mixtral", 4096, 8, 2, 32, intermediate_size=14336),
     "mixtral-8x22b": sizes("mixtral", 6144, 8, 2, 56, intermediate_size=16384),
-    "qwen1.5-moe-a2.7b": sizes("qwen2_moe", 2048, 60, 4, 24, intermediate_size=5632, moe_intermediate_size=1408, shared_expert_intermediate_size=5632, norm_topk_prob=False),
+    "qwen1.5-moe-a2.7b": sizes(
+        "qwen2_moe",
+        2048,
+        60,
+        4,
+        24,
+        intermediate_size=5632,
+        moe_intermediate_size=1408,
+        shared_expert_intermediate_size=5632,
+        norm_topk_prob=False,
+    ),
     "qwen3-30b-a3b": sizes("qwen3_moe", 2048, 128, 8, 48, moe_intermediate_size=768, **QWEN3),
     "qwen3-235b-a22b": sizes("qwen3_moe", 4096, 128, 8, 94, moe_intermediate_size=1536, **QWEN3),
-    "qwen3-coder-480b-a35b": sizes("qwen3_moe", 6144, 160, 8, 62, moe_intermediate_size=2560, shared_expert_intermediate_size=0, **QWEN3),
-    "qwen3-next-80b-a3b": sizes("qwen3_next", 2048, 512, 10, 48, moe_intermediate_size=512, shared_expert_intermediate_size=512, **QWEN3),
-    "qwen3.5-35b-a3b": {"model_type": "qwen3_5_moe", "text_config": sizes("qwen3_5_moe_text", 2048, 256, 8, 40, moe_intermediate_size=512, shared_expert_intermediate_size=512)},
+    "qwen3-coder-480b-a35b": sizes(
+        "qwen3_moe", 6144, 160, 8, 62, moe_intermediate_size=2560, shared_expert_intermediate_size=0, **QWEN3
+    ),
+    "qwen3-next-80b-a3b": sizes(
+        "qwen3_next", 2048, 512, 10, 48, moe_intermediate_size=512, shared_expert_intermediate_size=512, **QWEN3
+    ),
+    "qwen3.5-35b-a3b": {
+        "model_type": "qwen3_5_moe",
+        "text_config": sizes(
+            "qwen3_5_moe_text", 2048, 256, 8, 40, moe_intermediate_size=512, shared_expert_intermediate_size=512
+        ),
+    },
     "olmoe-1b-7b": sizes("olmoe", 2048, 64, 8, 16, intermediate_size=1024, norm_topk_prob=False),
-    "jamba-v0.1": sizes("jamba", 4096, 16, 2, 32, intermediate_size=14336, expert_layer_period=2, expert_layer_offset=1),
+    "jamba-v0.1": sizes(
+        "jamba", 4096, 16, 2, 32, intermediate_size=14336, expert_layer_period=2, expert_layer_offset=1
+    ),
     "phi-3.5-moe": sizes("phimoe", 4096, 16, 2, 32, intermediate_size=6400, router_jitter_noise=0.01),
     "gpt-oss-20b": sizes("gpt_oss", 2880, 32, 4, 24, intermediate_size=2880, swiglu_limit=7.0),
     "gpt-oss-120b": sizes("gpt_oss", 2880, 128, 4, 36, intermediate_size=2880, swiglu_limit=7.0),
-    "llama4-scout": {"model_type": "llama4", "text_config": sizes("llama4_text", 5120, 16, 1, 48, intermediate_size=8192, intermediate_size_mlp=16384)},
-    "llama4-maverick": {"model_type": "llama4", "text_config": sizes("llama4_text", 5120, 128, 1, 48, intermediate_size=8192, interleave_moe_layer_step=2)},
+    "llama4-scout": {
+        "model_type": "llama4",
+        "text_config": sizes("llama4_text", 5120, 16, 1, 48, intermediate_size=8192, intermediate_size_mlp=16384),
+    },
+    "llama4-maverick": {
+        "model_type": "llama4",
+        "text_config": sizes("llama4_text", 5120, 128, 1, 48, intermediate_size=8192, interleave_moe_layer_step=2),
+    },
     "deepseek-v2-lite": deepseek("deepseek_v2", 2048, 1408, 64, 6, 27, 2, 1.0, topk_method="greedy", **V2),
-    "deepseek-v2": deepseek("deepseek_v2", 5120, 1536, 160, 6, 60, 2, 16.0, topk_method="group_limited_greedy", **V2 | {"n_group": 8, "topk_group": 3}),
-    "deepseek-v3": deepseek("deepseek_v3", 7168, 2048, 256, 8, 61, 1, 2.5, **SIGMOID | {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3}),
+    "deepseek-v2": deepseek(
+        "deepseek_v2",
+        5120,
+        1536,
+        160,
+        6,
+        60,
+        2,
+        16.0,
+        topk_method="group_limited_greedy",
+        **V2 | {"n_group": 8, "topk_group": 3},
+    ),
+    "deepseek-v3": deepseek(
+        "deepseek_v3",
+        7168,
+        2048,
+        256,
+        8,
+        61,
+        1,
+        2.5,
+        **SIGMOID | {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3},
+    ),
     "deepseek-v4-flash": deepseek("deepseek_v4", 4096, 2048, 256, 6, 43, 1, 1.5, scoring_func="sqrtsoftplus"),
     "deepseek-v4-pro": deepseek("deepseek_v4", 7168, 3072, 384, 6, 61, 1, 2.5, scoring_func="sqrtsoftplus"),
     "kimi-k2": deepseek("kimi_k2", 7168, 2048, 384, 8, 61, 1, 2.827, **SIGMOID),
     "glm-4.5": deepseek("glm4_moe", 5120, 1536, 160, 8, 92, 1, 2.5),
     "glm-4.5-air": deepseek("glm4_moe", 4096, 1408, 128, 8, 46, 1, 1.0),
     "glm-5": deepseek("glm_moe_dsa", 6144, 2048, 256, 8, 78, 1, 2.5),
-    "minimax-m2": sizes("minimax_m2", 3072, 256, 8, 62, intermediate_size=1536, scoring_func="sigmoid", use_routing_bias=True),
+    "minimax-m2": sizes(
+        "minimax_m2", 3072, 256, 8, 62, intermediate_size=1536, scoring_func="sigmoid", use_routing_bias=True
+    ),
     "mimo-v2-flash": deepseek("mimo_v2_flash", 4096, 2048, 256, 8, 48, None, None, **SIGMOID),
-    "nemotron-3-nano-30b": deepseek("nemotron_h", 2688, 1856, 128, 6, 52, 1, 2.5, moe_shared_expert_intermediate_size=3712, **NEMOTRON),
-    "nemotron-3-super-120b": deepseek("nemotron_h", 4096, 2688, 512, 22, 88, 1, 5.0, moe_shared_expert_intermediate_size=5376, moe_latent_size=1024, **NEMOTRON),
-    "dbrx": {"model_type": "dbrx", "d_model": 6144, "n_layers": 40, "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4, "hidden_size": 2048, "moe_normalize_expert_weights": 1.0, "ffn_act_fn": {"name": "silu"}}},
-    "gemma-4-26b-a4b": {"model_type": "gemma4", "text_config": {"model_type": "gemma4_text", "hidden_size": 2816, "intermediate_size": 2112, "moe_intermediate_size": 704, "num_experts": 128, "top_k_experts": 8, "num_hidden_layers": 30, "hidden_activation": "gelu_pytorch_tanh"}},
-    "longcat-flash": {"model_type": "longcat_flash", "hidden_size": 6144, "ffn_hidden_size": 12288, "expert_ffn_hidden_size": 2048, "n_routed_experts": 512, "zero_expert_num": 256, "moe_topk": 12, "num_layers": 28, "routed_scaling_factor": 6.0, "hidden_act": "silu"},
-}  # fmt: skip
+    "nemotron-3-nano-30b": deepseek(
+        "nemotron_h", 2688, 1856, 128, 6, 52, 1, 2.5, moe_shared_expert_intermediate_size=3712, **NEMOTRON
+    ),
+    "nemotron-3-super-120b": deepseek(
+        "nemotron_h",
+        4096,
+        2688,
+        512,
+        22,
+        88,
+        1,
+        5.0,
+        moe_shared_expert_intermediate_size=5376,
+        moe_latent_size=1024,
+        **NEMOTRON,
+    ),
+    "dbrx": {
+        "model_type": "dbrx",
+        "d_model": 6144,
+        "n_layers": 40,
+        "ffn_config": {
+            "ffn_hidden_size": 10752,
+            "moe_num_experts": 16,
+            "moe_top_k": 4,
+            "hidden_size": 2048,
+            "moe_normalize_expert_weights": 1.0,
+            "ffn_act_fn": {"name": "silu"},
+        },
+    },
+    "gemma-4-26b-a4b": {
+        "model_type": "gemma4",
+        "text_config": {
+            "model_type": "gemma4_text",
+            "hidden_size": 2816,
+            "intermediate_size": 2112,
+            "moe_intermediate_size": 704,
+            "num_experts": 128,
+            "top_k_experts": 8,
+            "num_hidden_layers": 30,
+            "hidden_activation": "gelu_pytorch_tanh",
+        },
+    },
+    "longcat-flash": {
+        "model_type": "longcat_flash",
+        "hidden_size": 6144,
+        "ffn_hidden_size": 12288,
+        "expert_ffn_hidden_size": 2048,
+        "n_routed_experts": 512,
+        "zero_expert_num": 256,
+        "moe_topk": 12,
+        "num_layers": 28,
+        "routed_scaling_factor": 6.0,
+        "hidden_act": "silu",
+    },
+}
 
 
 @pytest.fixture

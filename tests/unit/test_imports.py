@@ -64,7 +64,30 @@ HOUSES = {
 }
 # Parts of the instrument that need nothing of the kernels.
 WITHOUT_KERNELS = {"bounds", "quantities", "statistics", "streams"}
-MAY_IMPORT_TORCH = {"formats", "target", "routers", "cute", "gate", "permute", "pack", "combine", "router", "gemm", "layer", "experts", "routing", "shared_experts", "training", "ops", "peers", "workload", "benches", "measure", "traces", "quality"}  # fmt: skip
+MAY_IMPORT_TORCH = {
+    "formats",
+    "target",
+    "routers",
+    "cute",
+    "gate",
+    "permute",
+    "pack",
+    "combine",
+    "router",
+    "gemm",
+    "layer",
+    "experts",
+    "routing",
+    "shared_experts",
+    "training",
+    "ops",
+    "peers",
+    "workload",
+    "benches",
+    "measure",
+    "traces",
+    "quality",
+}
 WITHOUT_TORCH = (
     *(
         f"moe_routing_kernels.{name}"

@@ -23,9 +23,23 @@ SIZES = {"qwen3-30b-a3b": (2048, 768, 128, 8), "deepseek-v3": (7168, 2048, 256, 
 def row(name: str, us: float, bench: str = "layer", spread: float = 1.0, **values: object) -> dict[str, object]:
     """A row of the platform that the bars are for, of the cell that its values name."""
     key = "-".join(str(value) for value in (bench, *values.values()))
-    known = {"platform": PLATFORM, "dtype": "bf16", "phase": "prefill", "skew": 0.0, "sampler": "exact", "seed": 17, "set_aside": 0, "code_fingerprint": "a" * 16}  # fmt: skip
+    known = {
+        "platform": PLATFORM,
+        "dtype": "bf16",
+        "phase": "prefill",
+        "skew": 0.0,
+        "sampler": "exact",
+        "seed": 17,
+        "set_aside": 0,
+        "code_fingerprint": "a" * 16,
+    }
     known |= {"packed": "bf16", "weights": "bf16"} if bench == "layer" else {}
-    times = {"median_us": us, "ci_low_us": us * 0.99, "ci_high_us": us * 1.01, "block_medians_us": [us * (1 + spread * (i - 1)) for i in BLOCKS]}  # fmt: skip
+    times = {
+        "median_us": us,
+        "ci_low_us": us * 0.99,
+        "ci_high_us": us * 1.01,
+        "block_medians_us": [us * (1 + spread * (i - 1)) for i in BLOCKS],
+    }
     return one(bench, name, cell=key, cell_hash=key, **known | times | values)
 
 
@@ -53,16 +67,27 @@ FASTEST, TORCH = "layer: speed over the fastest other", "layer: speed over torch
 
 @pytest.mark.parametrize(
     ("other", "verdict"),
-    [(105.5, "reached"), (105.1, "reached, within noise"), (104.9, "missed, within noise"), (104, "missed"), (116, "reached, and the stretch")],
-)  # fmt: skip
+    [
+        (105.5, "reached"),
+        (105.1, "reached, within noise"),
+        (104.9, "missed, within noise"),
+        (104, "missed"),
+        (116, "reached, and the stretch"),
+    ],
+)
 def test_the_geometric_mean_against_the_fastest_other(other: float, verdict: str) -> None:
     """One cell of 11 scatters enough to doubt what is near the bar."""
     rows = cells(other=other)
     for one_row in rows[:2]:
-        one_row["block_medians_us"] = [one_row["median_us"] * factor for factor in ((0.97, 1.03, 1.0, 1.0) if one_row is rows[0] else (1, 1, 1, 1))]  # fmt: skip
+        one_row["block_medians_us"] = [
+            one_row["median_us"] * factor for factor in ((0.97, 1.03, 1.0, 1.0) if one_row is rows[0] else (1, 1, 1, 1))
+        ]
     found = line(FASTEST, *rows)
     assert (found.verdict, found.cells, found.left_out, found.where) == (verdict, "11 of 11", "–", "layers")
-    assert (found.bar, found.stretch) == ("≥ 1.05x in the geometric mean, each ≥ 0.95x", "≥ 1.15x in the geometric mean")  # fmt: skip
+    assert (found.bar, found.stretch) == (
+        "≥ 1.05x in the geometric mean, each ≥ 0.95x",
+        "≥ 1.15x in the geometric mean",
+    )
     assert found.measured.startswith(f"{other / 100:.3f}x [") and "in the geometric mean; worst: " in found.measured
 
 
@@ -71,7 +96,11 @@ def test_one_cell_below_its_bound_is_a_miss_whatever_the_mean() -> None:
     rows = cells(other=130.0)
     rows[1]["median_us"], rows[1]["block_medians_us"] = 90.0, [90.0] * 4
     found = line(FASTEST, *rows)
-    assert found.verdict == "missed" and "; worst: qwen3-30b-a3b T=16384: 0.900x [0.898, 0.901] (cute, sonicmoe); best: " in found.measured and found.measured.endswith("; 1 of 11 miss the bar of each")  # fmt: skip
+    assert (
+        found.verdict == "missed"
+        and "; worst: qwen3-30b-a3b T=16384: 0.900x [0.898, 0.901] (cute, sonicmoe); best: " in found.measured
+        and found.measured.endswith("; 1 of 11 miss the bar of each")
+    )
     assert line(FASTEST, *rows[:3]).verdict == "missed" and line(FASTEST, *rows[:3]).cells == "1 of 11"
 
 
@@ -80,7 +109,11 @@ def test_what_is_not_measured_leaves_a_bar_open_or_silent() -> None:
     for other in (110.0, 100.0):
         found = line(FASTEST, *cells(other=other)[:6])
         assert (found.verdict, found.cells) == ("open", "2 of 11")
-    assert lines(FASTEST, *cells(platform="cpu")) == [] == lines(FASTEST, row("cute", 1.0, **layer_bars.PREFILL["olmoe-1b-7b T=4096"]))  # fmt: skip
+    assert (
+        lines(FASTEST, *cells(platform="cpu"))
+        == []
+        == lines(FASTEST, row("cute", 1.0, **layer_bars.PREFILL["olmoe-1b-7b T=4096"]))
+    )
     elsewhere, bars = {"layers": frame(*cells(platform="cpu"))}, [BY_NAME[FASTEST], replace(BY_NAME[TORCH], cells=None)]
     assert reached.lines(bars, elsewhere) == []
     assert reached.lines(bars, elsewhere, absent=True) == [
@@ -118,7 +151,11 @@ def test_rows_without_a_time_and_suspect_cells_are_left_out_and_counted() -> Non
         rows[i] |= {"median_us": 200.0, "block_medians_us": [200.0] * 4, "suspect": i == 4}
     of_no_cell = rows[2] | {"tokens": 1, "cell": "other"}
     found = line(FASTEST, *rows, of_no_cell)
-    assert (found.verdict, found.cells, found.left_out) == ("open", "10 of 11", "suspect cells: 1; rows without a time: 1")  # fmt: skip
+    assert (found.verdict, found.cells, found.left_out) == (
+        "open",
+        "10 of 11",
+        "suspect cells: 1; rows without a time: 1",
+    )
     assert found.measured.startswith("1.120x") and "; with the suspect cells: 1." in found.measured
     rows[4]["suspect"], rows[5]["suspect"] = False, True  # what is not compared may be suspect
     assert line(FASTEST, *rows).cells == "11 of 11"
@@ -133,7 +170,16 @@ def test_a_suspect_rival_takes_its_cell_along() -> None:
 
 def said(**fields: object) -> dict[str, object]:
     """What a worker says against a row with these fields."""
-    measured = {"median_us": 1e3, "compulsory_bytes": 8, "flops": 0, "copy_gb_per_s": 1, "peak_tflops": 1, "device": "cpu", "expert_load": [8], "layout": None}  # fmt: skip
+    measured = {
+        "median_us": 1e3,
+        "compulsory_bytes": 8,
+        "flops": 0,
+        "copy_gb_per_s": 1,
+        "peak_tflops": 1,
+        "device": "cpu",
+        "expert_load": [8],
+        "layout": None,
+    }
     found = completion.derived(
         Job(cell_of("gate", tokens=8, experts=8, top_k=2), ("torch",), Settings()), measured | fields
     )
@@ -171,7 +217,10 @@ def test_cards_and_versions_of_the_code_are_not_pooled(change: dict[str, str]) -
         each |= change
     found = lines(FASTEST, *rows)
     assert [(each.cells, each.verdict) for each in found] == [("1 of 11", "open"), ("10 of 11", "open")]
-    assert all(f"layers, {card}" in each.where for card, each in zip(("GPU-1", change.get("gpu_uuid", "GPU-1")), found, strict=True))  # fmt: skip
+    assert all(
+        f"layers, {card}" in each.where
+        for card, each in zip(("GPU-1", change.get("gpu_uuid", "GPU-1")), found, strict=True)
+    )
     own = reached.lines([BY_NAME[FASTEST]], {"": frame(*rows)})
     assert [each.where for each in own] == [each.where.removeprefix("layers, ") for each in found], (
         "of a report's own rows"
@@ -185,7 +234,10 @@ def test_rows_that_name_no_code_are_of_one_version() -> None:
     for each in rows[3:]:
         each["code_fingerprint"] = None
     found = lines(FASTEST, *rows)
-    assert [(each.cells, each.where) for each in found] == [("1 of 11", "layers, GPU-1, code aaaaaaaa"), ("10 of 11", "layers, GPU-1, code unknown")]  # fmt: skip
+    assert [(each.cells, each.where) for each in found] == [
+        ("1 of 11", "layers, GPU-1, code aaaaaaaa"),
+        ("10 of 11", "layers, GPU-1, code unknown"),
+    ]
 
 
 def test_products_of_others_are_ours_only_where_it_is_said() -> None:
@@ -205,7 +257,10 @@ def test_against_torch() -> None:
 
 def test_each_layer_has_its_own_bound_over_dense_products() -> None:
     what = "layer: time over its own two dense products, sustained"
-    rows = [row("cute", 100.0, over_dense=over, **dict(cell)) for cell, over in zip(layer_bars.LARGE.values(), (1.18, 1.1, 1.2, 1.06), strict=True)]  # fmt: skip
+    rows = [
+        row("cute", 100.0, over_dense=over, **dict(cell))
+        for cell, over in zip(layer_bars.LARGE.values(), (1.18, 1.1, 1.2, 1.06), strict=True)
+    ]
     found = line(what, *rows, row("cute_gather", 90.0, **layer_bars.LARGE["mixtral-8x7b T=8192"]))
     assert (found.verdict, found.bar) == ("reached", "each ≤ 1.2x, 1.12x, 1.25x, 1.08x")
     assert "deepseek-v3 T=8192: 1.200x [1.188, 1.212] (cute)" in found.measured, "all four are shown"
@@ -219,7 +274,11 @@ def test_each_layer_has_its_own_bound_over_dense_products() -> None:
 
 def test_forward_and_backward_against_sonicmoe() -> None:
     what = "layer forward and backward: speed over SonicMoE"
-    rows = [row(name, us, "training", **dict(cell)) for cell in layer_bars.TRAINING.values() for name, us in (("ops", 100.0), ("sonicmoe", 102.0), ("moe_ops", 50.0))]  # fmt: skip
+    rows = [
+        row(name, us, "training", **dict(cell))
+        for cell in layer_bars.TRAINING.values()
+        for name, us in (("ops", 100.0), ("sonicmoe", 102.0), ("moe_ops", 50.0))
+    ]
     assert (line(what, *rows).verdict, line(what, *rows).cells) == ("reached", "3 of 3")
     assert line(what, *rows[:-3], rows[-3] | {"block_medians_us": [104.0] * 4}, *rows[-2:]).verdict == "missed"
 
@@ -250,10 +309,22 @@ def test_uneven_loads_are_held_against_even_ones_of_the_same_implementation() ->
 def test_regret_of_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cells: in the one the choice is the best, in the other a peer is 10 % faster than it."""
     monkeypatch.setattr(layer_bars.choices, "load", tuple)
-    what, sizes = "auto, chosen in the table: regret against the best measured", {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8}  # fmt: skip
-    known = {"activation": "swiglu", "gpu_name": "NVIDIA H200", "started_at": "2026-11-23T01:00", "git_sha": "a", "git_dirty": False}  # fmt: skip
+    what, sizes = (
+        "auto, chosen in the table: regret against the best measured",
+        {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8},
+    )
+    known = {
+        "activation": "swiglu",
+        "gpu_name": "NVIDIA H200",
+        "started_at": "2026-11-23T01:00",
+        "git_sha": "a",
+        "git_dirty": False,
+    }
     rows = [row("cute", 100.0, tokens=t, **sizes, **known) for t in (64, 4096)]
-    rows += [row("sonicmoe", 100 / 1.1, tokens=4096, **sizes, **known), row("torch_grouped_mm", 300.0, tokens=64, **sizes, **known)]  # fmt: skip
+    rows += [
+        row("sonicmoe", 100 / 1.1, tokens=4096, **sizes, **known),
+        row("torch_grouped_mm", 300.0, tokens=64, **sizes, **known),
+    ]
     found = line(what, *rows)
     assert found.measured.startswith("5.0 % [") and "worst: T4096 H2048 I768 E128 k8: 10.0 % [" in found.measured
     assert "] (cute, the best is sonicmoe); best: " in found.measured
@@ -267,7 +338,16 @@ def test_regret_of_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_models_against_the_better_of_two_forms() -> None:
     what = "model, one token: speed over the better of batched_mm and grouped_mm"
-    rows = [row(name, us, "model", **dict(cell)) for cell in layer_bars.MODELS.values() for name, us in (("ops", 100.0), ("transformers_batched_mm", 140.0), ("transformers_grouped_mm", 135.0), ("transformers_eager", 50.0))]  # fmt: skip
+    rows = [
+        row(name, us, "model", **dict(cell))
+        for cell in layer_bars.MODELS.values()
+        for name, us in (
+            ("ops", 100.0),
+            ("transformers_batched_mm", 140.0),
+            ("transformers_grouped_mm", 135.0),
+            ("transformers_eager", 50.0),
+        )
+    ]
     found = line(what, *rows)
     assert (found.verdict, found.cells) == ("reached", "4 of 4") and found.measured.startswith("1.350x")
     assert line(what, *rows[:8]).verdict == "open"
@@ -277,7 +357,13 @@ def test_cells_have_defaults_where_nothing_is_asked() -> None:
     """Another load, format, capacity or shared experts is another cell; a model sets its router and activation."""
     at = {"model": "qwen3-30b-a3b", "tokens": 4096}
     plain = row("cute", 1.0, **at, router="deepseek_v3", activation="swiglu_oai")
-    others = [{"skew": 0.7}, {"weights": "int4_g128"}, {"capacity_factor": 1.25}, {"shared_intermediate": 512}, {"phase": "decode"}]  # fmt: skip
+    others = [
+        {"skew": 0.7},
+        {"weights": "int4_g128"},
+        {"capacity_factor": 1.25},
+        {"shared_intermediate": 512},
+        {"phase": "decode"},
+    ]
     found = Cells(frame(plain, *(plain | other for other in others))).of(at)
     assert list(found.index) == [0]
     uneven = Cells(frame(plain, plain | {"skew": 0.7}))

@@ -66,14 +66,22 @@ def test_a_mean_names_its_rivals_and_tells_cells_with_torch_alone_apart(
     rival = {"cute": 100.0, "torch_grouped_mm": 400.0, "cute_quack": 100.0, "sonicmoe": 121.0}
     alone = {"cute": 100.0, "torch_grouped_mm": 400.0, "cute_grouped_mm": 800.0}
     found = shown(tables, monkeypatch, cell("a", **rival), cell("b", **rival), cell("c", **alone)).splitlines()[-1]
-    assert "over 3 layers with even loads: 1.59x the fastest rival (least 1.00x); over the 2 with another rival than torch 1.00x; 4.00x `torch_grouped_mm`" in found  # fmt: skip
+    assert (
+        "over 3 layers with even loads: 1.59x the fastest rival (least 1.00x); over the 2 with another rival than torch 1.00x; 4.00x `torch_grouped_mm`"
+        in found
+    )
     assert "`cute_quack` in 2" in found and "`sonicmoe` in 2" in found and "vLLM and SGLang" in found
 
 
 @pytest.mark.parametrize(
     ("rival", "phase", "led"),
-    [("sonicmoe", "decode", False), ("sonicmoe", "prefill", True), ("flag_gems", "decode", True), ("torch_loop", "decode", False)],
-)  # fmt: skip
+    [
+        ("sonicmoe", "decode", False),
+        ("sonicmoe", "prefill", True),
+        ("flag_gems", "decode", True),
+        ("torch_loop", "decode", False),
+    ],
+)
 def test_at_decoding_no_lead_is_stated_over_libraries_made_for_training(
     rival: str, phase: str, led: bool, tables: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,4 +136,7 @@ def test_the_stored_layers_have_the_means_that_were_recomputed_by_hand(tables: M
     """From results/nvidia-h200.layers: products of QuACK as a rival, and the cells in which torch runs alone told apart."""
     rows: pd.DataFrame = tables.measured("prefill")
     (said,) = tables.together(rows[rows["skew"] == 0])
-    assert "over 11 layers with even loads: 1.19x the fastest rival (least 0.973x); over the 9 with another rival than torch 1.08x" in said  # fmt: skip
+    assert (
+        "over 11 layers with even loads: 1.19x the fastest rival (least 0.973x); over the 9 with another rival than torch 1.08x"
+        in said
+    )

@@ -21,10 +21,19 @@ ROOT = Path(__file__).parents[2]
 RUNS = sorted(path.parent.name for path in (ROOT / "results").glob("nvidia-*/measurements.parquet"))
 SHA = "5c515ac0000000000000000000000000000000aa"
 ROW = {
-    "schema_version": rows.SCHEMA_VERSION, "bench": "gate", "implementation": "torch", "cell": "a", "status": "ok", "median_us": 1.5,
-    "platform": "cpu", "git_sha": SHA, "git_dirty": False, "cpu_model": "C", "started_at": "2026-11-21T06:55:00+00:00",
+    "schema_version": rows.SCHEMA_VERSION,
+    "bench": "gate",
+    "implementation": "torch",
+    "cell": "a",
+    "status": "ok",
+    "median_us": 1.5,
+    "platform": "cpu",
+    "git_sha": SHA,
+    "git_dirty": False,
+    "cpu_model": "C",
+    "started_at": "2026-11-21T06:55:00+00:00",
     "ended_at": "2026-11-22T06:55:00+00:00",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -46,9 +55,22 @@ def test_a_manifest_says_what_measured_the_rows(stored):
     manifest.write("cpu")
     found = manifest.read("cpu")
     table = found["tables"]["measurements"]
-    assert (found["run"], found["config"], table["schema_version"], table["cells"]) == ("cpu", None, rows.SCHEMA_VERSION, 2)  # fmt: skip
+    assert (found["run"], found["config"], table["schema_version"], table["cells"]) == (
+        "cpu",
+        None,
+        rows.SCHEMA_VERSION,
+        2,
+    )
     clean, dirty = sorted(table["measured"], key=lambda one: one["dirty"])
-    assert clean == {"version": None, "commit": SHA, "dirty": False, "cards": ["C"], "first": ROW["started_at"], "last": ROW["ended_at"], "rows": 2}  # fmt: skip
+    assert clean == {
+        "version": None,
+        "commit": SHA,
+        "dirty": False,
+        "cards": ["C"],
+        "first": ROW["started_at"],
+        "last": ROW["ended_at"],
+        "rows": 2,
+    }
     assert (dirty["dirty"], dirty["cards"], dirty["rows"]) == (True, ["D"], 1)
     paths.manifest("cpu").write_text(paths.manifest("cpu").read_text().replace("version: null", "version: 0.1.0"))
     assert manifest.versions("cpu", [SHA, None, "other"]) == {SHA: "0.1.0"}, "the manifest keeps it for later"

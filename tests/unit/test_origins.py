@@ -6,7 +6,18 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import origins
 from moe_routing_bench.report import layer_bars
 
-AROUND = ("cute_quack", "cute_quack_gather", "cute_deepgemm", "cute_mslk", "cute_mslk_int4", "cute_triton_kernels", "cute_grouped_mm", "cute_grouped_mm_bf16", "cute_humming", "cute_marlin")  # fmt: skip
+AROUND = (
+    "cute_quack",
+    "cute_quack_gather",
+    "cute_deepgemm",
+    "cute_mslk",
+    "cute_mslk_int4",
+    "cute_triton_kernels",
+    "cute_grouped_mm",
+    "cute_grouped_mm_bf16",
+    "cute_humming",
+    "cute_marlin",
+)
 
 
 @pytest.mark.parametrize("name", [*AROUND, "sonicmoe", "flag_gems", "torch_grouped_mm", "torch_compile"])

@@ -15,7 +15,12 @@ from moe_routing_bench.store import paths
 from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-JSON = ["--platform", "cpu", "--config-json", '{"grid": [{"benches": ["gate"], "implementations": ["torch"], "tokens": [64], "experts": [8], "top_k": [2]}], "quality": [{"label": "a", "router": ["softk"], "steps": 4, "seed": [0], "lr": 0.01, "warmup": 1, "corpora": {"stdlib": 50000}}], "perft": [{"label": "b", "base": "a", "variant": ["R"], "rank": [1], "steps": 4, "lr": 0.01, "warmup": 1, "corpora": {"stdlib": 50000}}]}']  # fmt: skip
+JSON = [
+    "--platform",
+    "cpu",
+    "--config-json",
+    '{"grid": [{"benches": ["gate"], "implementations": ["torch"], "tokens": [64], "experts": [8], "top_k": [2]}], "quality": [{"label": "a", "router": ["softk"], "steps": 4, "seed": [0], "lr": 0.01, "warmup": 1, "corpora": {"stdlib": 50000}}], "perft": [{"label": "b", "base": "a", "variant": ["R"], "rank": [1], "steps": 4, "lr": 0.01, "warmup": 1, "corpora": {"stdlib": 50000}}]}',
+]
 # (command, option) -> what else it is given. Options that name a folder are in FOLDERS.
 COMMANDS = {
     ("measure", "--out"): ["gate", "--implementations", "torch"],
@@ -124,7 +129,12 @@ def test_a_folder_of_files_stays_as_it_is(folder, monkeypatch, capsys, command, 
 @pytest.mark.parametrize("command", ["collect", "collect-quality", "collect-perft", "measure-again"])
 def test_the_projects_own_files_are_made_anew(folder, monkeypatch, command):
     """Where no file is named, as these are results of rows that are kept."""
-    tables = {"collect": paths.measurements, "collect-quality": paths.quality, "collect-perft": paths.perft, "measure-again": paths.again}  # fmt: skip
+    tables = {
+        "collect": paths.measurements,
+        "collect-quality": paths.quality,
+        "collect-perft": paths.perft,
+        "measure-again": paths.again,
+    }
     path = tables[command]("cpu")
     path.parent.mkdir(parents=True)
     path.write_text("earlier rows")

@@ -31,7 +31,18 @@ def _plain(markup: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", markup)).split())
 
 
-ROW = {"bench": "gate", "cell": "T64", "implementation": "cute", "before_us": 20.0, "after_us": 10.0, "ratio": 2.0, "ratio_ci_low": 1.9, "ratio_ci_high": 2.1, "verdict": "faster", "reason": None}  # fmt: skip
+ROW = {
+    "bench": "gate",
+    "cell": "T64",
+    "implementation": "cute",
+    "before_us": 20.0,
+    "after_us": 10.0,
+    "ratio": 2.0,
+    "ratio_ci_low": 1.9,
+    "ratio_ci_high": 2.1,
+    "verdict": "faster",
+    "reason": None,
+}
 
 
 def compared(tmp_path, *rows: dict, marks=(), across: bool = False) -> None:
@@ -52,8 +63,19 @@ def test_changes_say_what_differs_besides_the_code_where_something_does(tmp_path
 
 def test_changes_are_written_as_the_report_writes_them(tmp_path, said):
     """Times in whole µs, never with an exponent; ratios with as many digits as tell their ends apart; what is told to have changed before what is not."""
-    compared(tmp_path, {"implementation": "untold", "ratio": 3.0, "verdict": "undecided"}, {"implementation": "gone", "after_us": None, "ratio": None, "ratio_ci_low": None, "ratio_ci_high": None, "verdict": "only before"},
-             {"before_us": 12061.4, "after_us": 11260.0, "ratio": 1.0815, "ratio_ci_low": 1.0808, "ratio_ci_high": 1.0822})  # fmt: skip
+    compared(
+        tmp_path,
+        {"implementation": "untold", "ratio": 3.0, "verdict": "undecided"},
+        {
+            "implementation": "gone",
+            "after_us": None,
+            "ratio": None,
+            "ratio_ci_low": None,
+            "ratio_ci_high": None,
+            "verdict": "only before",
+        },
+        {"before_us": 12061.4, "after_us": 11260.0, "ratio": 1.0815, "ratio_ci_low": 1.0808, "ratio_ci_high": 1.0822},
+    )
     text, _ = said()
     assert "cute faster 1.081x [1.081, 1.082] 12,061 µs 11,260 µs gate T64 untold undecided" in text
     assert text.endswith("gone only before – 20.00 µs – gate T64") and "e+" not in text
@@ -72,7 +94,15 @@ def test_changes_between_kinds_of_devices_are_not_held_against_a_drift(tmp_path,
 
 def test_each_change_has_its_times_in_the_order_of_the_heading(tmp_path, said):
     """With its interval, where there is one; the reason behind a verdict; a dash for what is missing. What changed most comes first."""
-    lost = {"after_us": None, "ratio": None, "ratio_ci_low": None, "ratio_ci_high": None, "verdict": "no longer ok", "reason": "crashed", "cell": "T1"}  # fmt: skip
+    lost = {
+        "after_us": None,
+        "ratio": None,
+        "ratio_ci_low": None,
+        "ratio_ci_high": None,
+        "verdict": "no longer ok",
+        "reason": "crashed",
+        "cell": "T1",
+    }
     short = {
         "ratio": 1.5,
         "after_us": 13.33,
@@ -164,7 +194,10 @@ def test_a_seed_has_its_remarks_and_notes_only_where_there_are_some(tmp_path):
 def test_theirs_stand_on_the_left_and_ours_on_the_right(tmp_path):
     text = seeds(tmp_path)
     assert "The figures on the left of a table are theirs, and those on the right are of this run" in text
-    assert re.findall(r'<th scope="colgroup" colspan="(\d)">(.*?)</th>', text) == [("1", "theirs"), ("2", "measured (NVIDIA H200)")]  # fmt: skip
+    assert re.findall(r'<th scope="colgroup" colspan="(\d)">(.*?)</th>', text) == [
+        ("1", "theirs"),
+        ("2", "measured (NVIDIA H200)"),
+    ]
     assert re.findall(r'<th class="(\w*)">(.*?)</th>', text) == [("n", "ms"), ("n", "us"), ("", "why")]
     assert re.findall(r'<td class="(\w*)">(.*?)</td>', text) == [("n", "1"), ("n", "2"), ("", "of")]
 
@@ -173,7 +206,11 @@ def test_a_source_is_quoted_with_what_it_says_and_no_more(monkeypatch):
     """Its boundary, sizes and notes, in this order; of which a source may have none."""
     source = {"what": "a log", "hardware": "a card", "source": "a page", "who": "them"}
     monkeypatch.setattr(section, "_tables", lambda *_: [])
-    monkeypatch.setattr(section.published, "sources", lambda: {"000": source, "003_models": source | {"notes": "noted.", "boundary": "all"}})  # fmt: skip
+    monkeypatch.setattr(
+        section.published,
+        "sources",
+        lambda: {"000": source, "003_models": source | {"notes": "noted.", "boundary": "all"}},
+    )
     bare, full = section.section(pd.DataFrame(), "seed-000"), section.section(pd.DataFrame(), "seed-003-models")
     assert (bare.number, bare.about, bare.remarks) == (
         "000",

@@ -17,7 +17,14 @@ def pair(rng: np.random.Generator, us: float, slower: float = 1.0, placed: float
     return dict(zip(("", "_ci_low", "_ci_high", "_p"), statistics.paired_ratio(one, slower * other), strict=True))
 
 
-def run(rng: np.random.Generator, twins: int, slower: float = 1.0, bench: str = "pack", us: float = 50.0, placed: float = 0.001) -> pd.DataFrame:  # fmt: skip
+def run(
+    rng: np.random.Generator,
+    twins: int,
+    slower: float = 1.0,
+    bench: str = "pack",
+    us: float = 50.0,
+    placed: float = 0.001,
+) -> pd.DataFrame:
     """So many cells of a bench with a baseline, and a rival with a twin that takes `slower` times as long."""
     rows = []
     for i in range(twins):
@@ -25,7 +32,10 @@ def run(rng: np.random.Generator, twins: int, slower: float = 1.0, bench: str = 
         rival = {f"speedup{k}": v for k, v in pair(rng, us, slower, placed).items()}
         best = {k.replace("speedup", "best_speedup"): v for k, v in rival.items()}
         twin = {f"twin_speedup{k}": v for k, v in pair(rng, us, 1.0, placed).items()}
-        rows += [same | {"implementation": "torch", "speedup": 1.0}, same | {"implementation": "cute"} | rival | best | twin]  # fmt: skip
+        rows += [
+            same | {"implementation": "torch", "speedup": 1.0},
+            same | {"implementation": "cute"} | rival | best | twin,
+        ]
     return pd.DataFrame(rows)
 
 
@@ -139,7 +149,9 @@ def test_too_few_twins_have_no_false_verdict():
 
 def columns(rows: pd.DataFrame) -> pa.Table:
     """An Arrow table in which the columns of verdicts have their types and no values, and which holds another one."""
-    table = pa.Table.from_pandas(rows.assign(noise_floor=None, verdict=None, best_verdict=None, other="kept"), preserve_index=False)  # fmt: skip
+    table = pa.Table.from_pandas(
+        rows.assign(noise_floor=None, verdict=None, best_verdict=None, other="kept"), preserve_index=False
+    )
     for name, kind in {"noise_floor": pa.float64(), "verdict": pa.string(), "best_verdict": pa.string()}.items():
         place = table.schema.get_field_index(name)
         table = table.set_column(place, pa.field(name, kind), pa.nulls(len(rows), kind))

@@ -9,19 +9,50 @@ from moe_routing_bench.config import huggingface
 from moe_routing_kernels.errors import UserError
 
 AFMOE = {
-    "model_type": "afmoe", "hidden_act": "silu", "hidden_size": 2048, "moe_intermediate_size": 1024, "num_experts": 128, "num_experts_per_tok": 8,
-    "num_hidden_layers": 32, "num_dense_layers": 2, "num_shared_experts": 1, "route_scale": 2.826, "route_norm": True, "score_func": "sigmoid",
-    "n_group": 1, "topk_group": 1, "num_expert_groups": 1, "num_limited_groups": 1,
-}  # fmt: skip
+    "model_type": "afmoe",
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "moe_intermediate_size": 1024,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 32,
+    "num_dense_layers": 2,
+    "num_shared_experts": 1,
+    "route_scale": 2.826,
+    "route_norm": True,
+    "score_func": "sigmoid",
+    "n_group": 1,
+    "topk_group": 1,
+    "num_expert_groups": 1,
+    "num_limited_groups": 1,
+}
 KIMI_LINEAR = {
-    "model_type": "kimi_linear", "hidden_act": "silu", "hidden_size": 2304, "moe_intermediate_size": 1024, "num_experts": 256, "num_experts_per_token": 8,
-    "num_hidden_layers": 27, "num_shared_experts": 1, "routed_scaling_factor": 2.446, "moe_renormalize": True, "num_expert_group": 1, "topk_group": 1,
+    "model_type": "kimi_linear",
+    "hidden_act": "silu",
+    "hidden_size": 2304,
+    "moe_intermediate_size": 1024,
+    "num_experts": 256,
+    "num_experts_per_token": 8,
+    "num_hidden_layers": 27,
+    "num_shared_experts": 1,
+    "routed_scaling_factor": 2.446,
+    "moe_renormalize": True,
+    "num_expert_group": 1,
+    "topk_group": 1,
     "moe_router_activation_func": "sigmoid",
-}  # fmt: skip
+}
 COHERE2 = {
-    "model_type": "cohere2_moe", "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8,
-    "num_hidden_layers": 32, "num_shared_experts": 0, "expert_selection_fn": "softmax", "norm_topk_prob": False,
-}  # fmt: skip
+    "model_type": "cohere2_moe",
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 1024,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 32,
+    "num_shared_experts": 0,
+    "expert_selection_fn": "softmax",
+    "norm_topk_prob": False,
+}
 MORE = {
     "llama4-scout-text": CONFIGS["llama4-scout"]["text_config"],
     "trinity-mini": AFMOE,
@@ -134,9 +165,17 @@ def test_a_name_that_is_null_does_not_hide_another(tmp_path):
 
 
 HUNYUAN = {
-    "model_type": "hunyuan_v1_moe", "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 3072, "moe_intermediate_size": [3072] * 32,
-    "moe_topk": [8] * 32, "num_experts": 64, "num_shared_expert": [1] * 32, "num_hidden_layers": 32, "moe_layer_num_skipped": 0,
-}  # fmt: skip
+    "model_type": "hunyuan_v1_moe",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 3072,
+    "moe_intermediate_size": [3072] * 32,
+    "moe_topk": [8] * 32,
+    "num_experts": 64,
+    "num_shared_expert": [1] * 32,
+    "num_hidden_layers": 32,
+    "moe_layer_num_skipped": 0,
+}
 
 
 @pytest.mark.parametrize(
@@ -180,18 +219,44 @@ def test_an_empty_part_is_no_language_model(tmp_path):
 
 
 LING = {
-    "hidden_act": "silu", "hidden_size": 2048, "moe_intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 20,
-    "num_shared_experts": 1, "norm_topk_prob": True, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "score_function": "sigmoid",
-    "moe_router_enable_expert_bias": True, "first_k_dense_replace": 1,
-}  # fmt: skip
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "moe_intermediate_size": 512,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 20,
+    "num_shared_experts": 1,
+    "norm_topk_prob": True,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "first_k_dense_replace": 1,
+}
 LING_LITE = {
-    "hidden_act": "silu", "hidden_size": 2048, "moe_intermediate_size": 1408, "num_experts": 64, "num_experts_per_tok": 6, "num_hidden_layers": 28,
-    "num_shared_experts": 2, "norm_topk_prob": True,
-}  # fmt: skip
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "moe_intermediate_size": 1408,
+    "num_experts": 64,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 28,
+    "num_shared_experts": 2,
+    "norm_topk_prob": True,
+}
 DEEPSEEK_MOE = {
-    "hidden_act": "silu", "hidden_size": 2048, "moe_intermediate_size": 1408, "n_routed_experts": 64, "num_experts_per_tok": 6, "num_hidden_layers": 28,
-    "n_shared_experts": 2, "norm_topk_prob": False, "scoring_func": "softmax", "first_k_dense_replace": 1, "moe_layer_freq": 1,
-}  # fmt: skip
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 28,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "scoring_func": "softmax",
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+}
 
 
 @pytest.mark.parametrize(

@@ -89,12 +89,19 @@ def test_what_makes_no_layer_is_refused_in_one_line(name, changes, words, tmp_pa
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_experts": 0}, {"num_experts": 1}, {"num_experts": None},
-        {"mlp_only_layers": [*range(48)]}, {"decoder_sparse_step": 49}, {"moe_layer_freq": [0] * 48}, {"first_k_dense_replace": 48},
-        {"mlp_layer_types": ["dense"] * 48}, {"hybrid_override_pattern": "M-" * 24}, {"layers_block_type": ["mlp"] * 48},
+        {"num_experts": 0},
+        {"num_experts": 1},
+        {"num_experts": None},
+        {"mlp_only_layers": [*range(48)]},
+        {"decoder_sparse_step": 49},
+        {"moe_layer_freq": [0] * 48},
+        {"first_k_dense_replace": 48},
+        {"mlp_layer_types": ["dense"] * 48},
+        {"hybrid_override_pattern": "M-" * 24},
+        {"layers_block_type": ["mlp"] * 48},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_dense_model_has_no_preset(changes, tmp_path):
     assert "a mixture" in refused(tmp_path, QWEN, **changes)
 
@@ -150,7 +157,7 @@ def test_a_mixture_that_a_config_switches_off_is_dense(tmp_path):
         ({"layers_block_type": ["mamba", "attention"] * 6}, None),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_layers_without_experts_are_named_and_counted(changes, count, tmp_path):
     found, notes = (
         preset(tmp_path, QWEN | LAYERS, decoder_sparse_step=1, **{})
@@ -206,8 +213,26 @@ def test_a_limit_is_of_the_activation(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "router"),
     [
-        ({"topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "n_group": 1, "topk_group": 1}, "sigmoid_renorm"),
-        ({"topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "n_group": 8, "topk_group": 4}, "deepseek_v3"),
+        (
+            {
+                "topk_method": "noaux_tc",
+                "scoring_func": "sigmoid",
+                "norm_topk_prob": True,
+                "n_group": 1,
+                "topk_group": 1,
+            },
+            "sigmoid_renorm",
+        ),
+        (
+            {
+                "topk_method": "noaux_tc",
+                "scoring_func": "sigmoid",
+                "norm_topk_prob": True,
+                "n_group": 8,
+                "topk_group": 4,
+            },
+            "deepseek_v3",
+        ),
         ({"topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": False}, None),
         ({"topk_method": "noaux_tc", "scoring_func": "softmax"}, None),
         ({"topk_method": "greedy", "norm_topk_prob": True}, "softmax_topk_renorm"),
@@ -215,7 +240,7 @@ def test_a_limit_is_of_the_activation(tmp_path):
         ({"topk_method": "greedy", "scoring_func": "sigmoid"}, None),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_the_methods_of_deepseek_v2_are_told_apart(changes, router, tmp_path):
     found, _ = preset(tmp_path, CONFIGS["deepseek-v2-lite"] | changes)
     assert found["router"] == router and ("unsupported" in found) == (router is None)
@@ -228,7 +253,10 @@ def test_the_methods_of_deepseek_v2_are_told_apart(changes, router, tmp_path):
         ({"quant_method": "fp8", "weight_block_size": [64, 128]}, None),
         ({"quant_method": "fp8", "weight_block_size": None}, None),
         ({"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e5m2"}, None),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0", "expert_dtype": "fp4"}, "mxfp4"),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0", "expert_dtype": "fp4"},
+            "mxfp4",
+        ),
         ({"quant_method": "fp8", "weight_block_size": [128, 128], "expert_dtype": "fp4"}, None),
         ({"quant_method": "fbgemm_fp8"}, "e4m3_row"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
@@ -253,7 +281,13 @@ def test_the_methods_of_deepseek_v2_are_told_apart(changes, router, tmp_path):
         (weights_of(strategy=["group"]), None),
         (weights_of() | {"ignore": ["re:.*experts.*"]}, None),
         (weights_of() | {"ignore": ["lm_head", "re:.*shared_experts.*", "model.layers.61.mlp.experts"]}, "int4_g32"),
-        ({"quant_method": "compressed-tensors", "config_groups": {"a": GROUP, "b": weights_of(num_bits=8)["config_groups"]["group_0"]}}, None),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": GROUP, "b": weights_of(num_bits=8)["config_groups"]["group_0"]},
+            },
+            None,
+        ),
         ({"quant_method": "compressed-tensors"}, None),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, None),
         ({"quant_method": ["gptq"]}, None),
@@ -261,7 +295,7 @@ def test_the_methods_of_deepseek_v2_are_told_apart(changes, router, tmp_path):
         ("int4", None),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_the_weights_of_a_checkpoint_are_named_or_it_is_said_why_not(quantised, weights, tmp_path):
     found, notes = preset(tmp_path, QWEN, quantization_config=quantised)
     assert found.get("weights") == weights
@@ -290,10 +324,18 @@ def test_a_cell_has_the_weights_of_its_model_unless_an_entry_names_others(tmp_pa
 @pytest.mark.parametrize(
     ("name", "format"),
     [
-        ("int4", "int4_g128"), ("fp8", "e4m3_block128"), ("FP8_E4M3", "e4m3_block128"), ("torch.float8_e4m3fn", "e4m3_block128"),
-        ("awq", "int4z_g128"), ("gptq", "int4_g128"), ("w4a16", "int4_g128"), ("W8A8", "int8_row"), ("fp4", "mxfp4"), ("NVFP4", "nvfp4"),
+        ("int4", "int4_g128"),
+        ("fp8", "e4m3_block128"),
+        ("FP8_E4M3", "e4m3_block128"),
+        ("torch.float8_e4m3fn", "e4m3_block128"),
+        ("awq", "int4z_g128"),
+        ("gptq", "int4_g128"),
+        ("w4a16", "int4_g128"),
+        ("W8A8", "int8_row"),
+        ("fp4", "mxfp4"),
+        ("NVFP4", "nvfp4"),
     ],
-)  # fmt: skip
+)
 def test_a_name_of_weights_that_others_use_has_a_hint(name, format):
     with pytest.raises(UserError, match=f"hint: .*{format}"):
         load(config_of("experts", {"weights": name}))

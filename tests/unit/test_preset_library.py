@@ -151,13 +151,21 @@ OF_CLASSES = {
 }
 TOLD = {  # what a public table has of models whose class has other defaults
     "qwen3.8-2.4t-a95b": {
-        "hidden_size": 8192, "moe_intermediate_size": 2048, "num_experts": 512, "num_experts_per_tok": 10,
-        "shared_expert_intermediate_size": 2048, "num_hidden_layers": 92,
+        "hidden_size": 8192,
+        "moe_intermediate_size": 2048,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "shared_expert_intermediate_size": 2048,
+        "num_hidden_layers": 92,
     },
     "deepseek-v4.1-flash": {
-        "hidden_size": 5120, "moe_intermediate_size": 2304, "n_routed_experts": 384, "num_experts_per_tok": 6, "num_hidden_layers": 40,
+        "hidden_size": 5120,
+        "moe_intermediate_size": 2304,
+        "n_routed_experts": 384,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 40,
     },
-}  # fmt: skip
+}
 
 
 def test_there_are_seventy_presets():
@@ -174,17 +182,29 @@ def test_a_preset_of_a_class_is_what_the_class_gives(name, tmp_path):
 
 
 CHECKPOINTS = {  # models without a class of their own sizes, and where their checkpoints differ from the class
-    "qwen3.5-122b-a10b": ("qwen3_5_moe_text", {"hidden_size": 3072, "moe_intermediate_size": 1024, "shared_expert_intermediate_size": 1024, "num_hidden_layers": 48}),
+    "qwen3.5-122b-a10b": (
+        "qwen3_5_moe_text",
+        {
+            "hidden_size": 3072,
+            "moe_intermediate_size": 1024,
+            "shared_expert_intermediate_size": 1024,
+            "num_hidden_layers": 48,
+        },
+    ),
     "qwen3.5-397b-a17b": (
         "qwen3_5_moe_text",
         {
-            "hidden_size": 4096, "moe_intermediate_size": 1024, "shared_expert_intermediate_size": 1024, "num_hidden_layers": 60,
-            "num_experts": 512, "num_experts_per_tok": 10,
+            "hidden_size": 4096,
+            "moe_intermediate_size": 1024,
+            "shared_expert_intermediate_size": 1024,
+            "num_hidden_layers": 60,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
         },
     ),
     "minimax-m3": ("minimax_m3_vl", {}),
     "step-3.7-flash": ("step3p5", {"moe_router_scaling_factor": 3.0}),
-}  # fmt: skip
+}
 UNREAD = {"kimi-k3", "nemotron-3-ultra-550b"}  # unsupported, of no class or without a number of layers
 
 

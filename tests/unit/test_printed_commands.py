@@ -15,10 +15,20 @@ from moe_routing_bench.store import shipped
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
-    "plain": "mine", "a space": "my folder", "a quote": "it's mine", "double quotes": 'a "b"', "a dollar": "$HOME", "a command": "$(touch made)",
-    "a semicolon": "a; touch made", "a star": "*", "an ampersand": "a && touch made", "a tilde": "~", "a line": "a\nb", "a dash": "-rf",
+    "plain": "mine",
+    "a space": "my folder",
+    "a quote": "it's mine",
+    "double quotes": 'a "b"',
+    "a dollar": "$HOME",
+    "a command": "$(touch made)",
+    "a semicolon": "a; touch made",
+    "a star": "*",
+    "an ampersand": "a && touch made",
+    "a tilde": "~",
+    "a line": "a\nb",
+    "a dash": "-rf",
     "a letter of another alphabet": "größe-日本",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=NAMES.values(), ids=[name.replace(" ", "-") for name in NAMES])
@@ -101,5 +111,9 @@ def test_every_printed_command_with_a_path_is_among_these():
     }
     # names of benches, of modules (identifiers), of the project's own files; counts
     assert found <= {
-        ("kernel.py", "name"), ("kernel.py", "bench"), ("table.py", "FILE.name"), ("trace.py", "summary.top_k"), ("peers.py", "version"),
-    }, found  # fmt: skip
+        ("kernel.py", "name"),
+        ("kernel.py", "bench"),
+        ("table.py", "FILE.name"),
+        ("trace.py", "summary.top_k"),
+        ("peers.py", "version"),
+    }, found

@@ -56,7 +56,7 @@ def groups_of(*groups):
         (["lm_head", 3, None, {"experts": 1}], "e4m3_block128"),
     ],
     ids=lambda each: str(each)[:50],
-)  # fmt: skip
+)
 def test_experts_that_stay_as_they_are_have_no_format(kept, weights, tmp_path):
     found, notes = preset(tmp_path, FP8 | {"modules_to_not_convert": kept})
     assert found == weights and any("weights" in note for note in notes)

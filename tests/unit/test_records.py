@@ -35,10 +35,19 @@ for name in sys.argv[1:]:
     print(name, fingerprint(find(name).code_files())[:16])
 """
 ROW = {
-    "schema_version": rows.SCHEMA_VERSION, "bench": "gate", "implementation": "torch", "status": "ok", "median_us": 1.5,
-    "samples_us": [1.0, 2.0], "stage_us": [("pack", 1.0), ("combine", 2.0)], "capacity_factor": None, "suspect": False,
-    "platform": "cpu", "started_at": "2026-11-21T06:55:00.000+00:00", "ended_at": "2026-11-21T06:56:00.000+00:00",
-}  # fmt: skip
+    "schema_version": rows.SCHEMA_VERSION,
+    "bench": "gate",
+    "implementation": "torch",
+    "status": "ok",
+    "median_us": 1.5,
+    "samples_us": [1.0, 2.0],
+    "stage_us": [("pack", 1.0), ("combine", 2.0)],
+    "capacity_factor": None,
+    "suspect": False,
+    "platform": "cpu",
+    "started_at": "2026-11-21T06:55:00.000+00:00",
+    "ended_at": "2026-11-21T06:56:00.000+00:00",
+}
 
 
 def job(**change):
@@ -203,5 +212,11 @@ def test_clean_rows_are_of_the_commit_that_they_name(path, tmp_path):
         (tmp_path / sha).mkdir()
         subprocess.run(["tar", "-x", "-C", tmp_path / sha], input=archive.stdout, check=True)
         benches = sorted(bench for one, bench, _ in clean if one == sha)
-        done = subprocess.run([sys.executable, "-c", FINGERPRINTS, *benches], env=os.environ | {"PYTHONPATH": str(tmp_path / sha / "src")}, capture_output=True, text=True, check=True)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", FINGERPRINTS, *benches],
+            env=os.environ | {"PYTHONPATH": str(tmp_path / sha / "src")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert {(sha, *line.split()) for line in done.stdout.splitlines()} == {one for one in clean if one[0] == sha}

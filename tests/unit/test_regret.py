@@ -19,9 +19,21 @@ SHAPE = Shape(1024, 8, 2, 512, 256, "swiglu", "bf16", "bf16", "bf16", None, "sm_
 SMALL = Entry("small", "prefill", SHAPE, {"cute": 110.0, "triton": 100.0, "sonicmoe": 80.0})
 LARGE = Entry("large", "prefill", replace(SHAPE, tokens=4096), {"cute": 200.0, "triton": 240.0, "torch_loop": 100.0})
 VALUES = {
-    "tokens": 1024, "experts": 8, "top_k": 2, "hidden": 512, "intermediate": 256, "activation": "swiglu", "dtype": "bf16", "packed": "bf16",
-    "weights": "bf16", "phase": "prefill", "gpu_name": "NVIDIA H200", "git_sha": "ab", "started_at": "2026-11-21T06:55", "torch_version": "2",
-}  # fmt: skip
+    "tokens": 1024,
+    "experts": 8,
+    "top_k": 2,
+    "hidden": 512,
+    "intermediate": 256,
+    "activation": "swiglu",
+    "dtype": "bf16",
+    "packed": "bf16",
+    "weights": "bf16",
+    "phase": "prefill",
+    "gpu_name": "NVIDIA H200",
+    "git_sha": "ab",
+    "started_at": "2026-11-21T06:55",
+    "torch_version": "2",
+}
 
 
 def test_regret_in_the_table_and_left_out() -> None:
@@ -30,8 +42,14 @@ def test_regret_in_the_table_and_left_out() -> None:
     assert (small.best_own, small.best, large.best_own, large.best) == ("triton", "sonicmoe", "cute", "torch_loop")
     assert [one.name for one in small.choices] == ["triton", "cute"]
     assert [one.name for one in large.choices] == ["cute", "triton"]
-    assert [(one.own, one.all) for one in small.choices] == [(0, pytest.approx(0.25)), (pytest.approx(0.1), pytest.approx(0.375))]  # fmt: skip
-    assert [(one.own, one.all) for one in large.choices] == [(0, pytest.approx(1)), (pytest.approx(0.2), pytest.approx(1.4))]  # fmt: skip
+    assert [(one.own, one.all) for one in small.choices] == [
+        (0, pytest.approx(0.25)),
+        (pytest.approx(0.1), pytest.approx(0.375)),
+    ]
+    assert [(one.own, one.all) for one in large.choices] == [
+        (0, pytest.approx(1)),
+        (pytest.approx(0.2), pytest.approx(1.4)),
+    ]
     found = {one.what: (one.cells, one.mean, one.worst, one.met) for one in regret.summaries([small, large])}
     assert found == {
         "in the table, against the best of the candidates": (2, 0, 0, True),
@@ -89,14 +107,15 @@ def test_entries_are_rows_that_are_ok() -> None:
     found = choices.entries(
         frame(
             one("layer", "cute", **at, median_us=2.0),
-            one("layer", "triton", **at, median_us=1.0, **{k: v for k, v in doubted.items() if k != "suspect"}) | {"suspect": True},
+            one("layer", "triton", **at, median_us=1.0, **{k: v for k, v in doubted.items() if k != "suspect"})
+            | {"suspect": True},
             one("layer", "auto", **at, median_us=0.5),
             one("layer", "torch_loop", **at) | {"status": "crashed"},
             one("experts", "cute", **at, median_us=0.1),
             one("layer", "cute", **VALUES, cell="b", shared_intermediate=512, median_us=3.0),
         ),
         "run",
-    )  # fmt: skip
+    )
     (entry,) = found
     assert entry.times == {"cute": 2.0, "triton": 1.0} and entry.shape == SHAPE
     assert entry.suspect == {"triton": "drift"} and entry.verdicts == {"triton": "faster"}
@@ -110,10 +129,20 @@ def test_a_row_of_auto_is_one_of_what_it_chose() -> None:
         return one("layer", "auto", **VALUES | others, cell=cell, median_us=us, configuration=chosen)
 
     cute = one("layer", "cute", **VALUES, cell="a", median_us=2.0)
-    rows = [cute, auto("a", 1.5, "cute"), auto("b", 1.0, "cute_dependent; its tiles"), auto("c", 1.0, "gone"), auto("a", 3.0, "cute", gpu_name="NVIDIA H100")]  # fmt: skip
+    rows = [
+        cute,
+        auto("a", 1.5, "cute"),
+        auto("b", 1.0, "cute_dependent; its tiles"),
+        auto("c", 1.0, "gone"),
+        auto("a", 3.0, "cute", gpu_name="NVIDIA H100"),
+    ]
     for given in (rows, rows[::-1]):
         found = {(entry.cell, entry.card): entry.times for entry in choices.entries(frame(*given), "run")}
-        assert found == {("a", "NVIDIA H200"): {"cute": 2.0}, ("b", "NVIDIA H200"): {"cute_dependent": 1.0}, ("a", "NVIDIA H100"): {"cute": 3.0}}  # fmt: skip
+        assert found == {
+            ("a", "NVIDIA H200"): {"cute": 2.0},
+            ("b", "NVIDIA H200"): {"cute_dependent": 1.0},
+            ("a", "NVIDIA H100"): {"cute": 3.0},
+        }
 
 
 def test_entries_are_in_the_order_of_cells() -> None:
@@ -123,7 +152,10 @@ def test_entries_are_in_the_order_of_cells() -> None:
         one("layer", "cute", **VALUES | {"gpu_name": None}, cell="a", median_us=1.0),
     ]
     found = choices.entries(frame(*rows), "run")
-    assert [(entry.cell, entry.model, entry.shape.capacity_factor) for entry in found] == [("a", "", None), ("b", "qwen3-30b-a3b", 1.25)]  # fmt: skip
+    assert [(entry.cell, entry.model, entry.shape.capacity_factor) for entry in found] == [
+        ("a", "", None),
+        ("b", "qwen3-30b-a3b", 1.25),
+    ]
     assert [(entry.card, entry.shape.architecture) for entry in found] == [("", "cpu"), ("NVIDIA H200", "sm_90")]
     assert type(found[1].shape.capacity_factor) is float, "as JSON has it"
 

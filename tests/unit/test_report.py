@@ -66,19 +66,37 @@ def test_what_a_newcomer_is_told(tmp_path):
 def test_rows_without_a_time_are_told_by_reason():
     """Every status but ok, with the cells of each reason and their rows."""
     table = frame(
-        one("pack", "cute", status="ok"), one("pack", "cute", cell="b", status="timeout", reason="60 s"), one("pack", "cute", cell="a", status="timeout", reason="60 s"),
+        one("pack", "cute", status="ok"),
+        one("pack", "cute", cell="b", status="timeout", reason="60 s"),
+        one("pack", "cute", cell="a", status="timeout", reason="60 s"),
         one("gate", "torch", cell="a", status="unsupported"),
-    )  # fmt: skip
+    )
     found = [
         (one.status, one.bench, one.implementation, one.reason, [cell for cell, _ in one.cells])
         for one in render_module._failed(table)
     ]
-    assert found == [("timeout", "pack", "cute", "60 s", ["a", "b"]), ("unsupported", "gate", "torch", "no reason recorded", ["a"])]  # fmt: skip
+    assert found == [
+        ("timeout", "pack", "cute", "60 s", ["a", "b"]),
+        ("unsupported", "gate", "torch", "no reason recorded", ["a"]),
+    ]
 
 
 def test_the_machine_in_words():
     """Distinct values, the median and range of ceilings, the first start and the last end."""
-    table = frame(*(one("pack", "cute", cell=str(i), driver=f"d{i}", copy_gb_per_s=ceiling, started_at=f"2026-11-2{i}T06:00:00", ended_at=f"2026-11-2{i}T07:30:00") for i, ceiling in enumerate((4000.0, 4100.0, 4400.0, None, None))))  # fmt: skip
+    table = frame(
+        *(
+            one(
+                "pack",
+                "cute",
+                cell=str(i),
+                driver=f"d{i}",
+                copy_gb_per_s=ceiling,
+                started_at=f"2026-11-2{i}T06:00:00",
+                ended_at=f"2026-11-2{i}T07:30:00",
+            )
+            for i, ceiling in enumerate((4000.0, 4100.0, 4400.0, None, None))
+        )
+    )
     assert render_module._values(table, "driver") == "d0, d1, d2, d3 and 1 more"
     assert render_module._spread(table, "copy_gb_per_s") == "4,100 (median; 4,000 to 4,400)"
     peaks = frame(*(one("pack", "cute", cell=str(peak), peak_tflops=peak) for peak in (763.0, 784.31, 791.04)))
@@ -147,7 +165,10 @@ def test_what_auto_chooses(tmp_path, monkeypatch):
     """By a table in which triton is best at T=1024: there, and with the next size's best where the cell is left out."""
     monkeypatch.setattr(section_tables.table, "load", lambda: planted)
     ok = rows().query("bench == 'layer' and skew == 0 and status == 'ok'")
-    planted = [replace(one, times=dict.fromkeys(one.times, 2.0) | {"triton" if one.shape.tokens == 1024 else "cute": 1.0}) for one in entries(ok, "")]  # fmt: skip
+    planted = [
+        replace(one, times=dict.fromkeys(one.times, 2.0) | {"triton" if one.shape.tokens == 1024 else "cute": 1.0})
+        for one in entries(ok, "")
+    ]
     found = section_tables.choices(ok)
     assert [[name for name, *_ in line.choices] for line in found.lines] == [
         ["triton", "cute"],
@@ -208,7 +229,18 @@ def test_bars_of_layers_and_of_quantised_experts(tmp_path):
 
 def test_commits_and_cards_are_named(tmp_path):
     """Each commit with its version, its days and its cards; of training runs too."""
-    pair = [one("gate", "cute", cell=c, git_sha=c * 40, gpu_name="NVIDIA H200", gpu_uuid=f"GPU-{c * 8}-0", started_at="2026-11-21") for c in "ab"]  # fmt: skip
+    pair = [
+        one(
+            "gate",
+            "cute",
+            cell=c,
+            git_sha=c * 40,
+            gpu_name="NVIDIA H200",
+            gpu_uuid=f"GPU-{c * 8}-0",
+            started_at="2026-11-21",
+        )
+        for c in "ab"
+    ]
     render(frame(*pair), {}, tmp_path / "index.html", versions={"a" * 40: "0.1.0"})
     page = (tmp_path / "index.html").read_text()
     first = "Measured by version 0.1.0, commit aaaaaaa (2026-11-21), on NVIDIA H200 (GPU-aaaaaaaa): 1 row; by commit bbbbbbb"

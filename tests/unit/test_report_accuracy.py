@@ -13,18 +13,34 @@ SIZES = {"tokens": 64, "hidden": 512, "intermediate": 256, "experts": 4, "top_k"
 
 
 def row(weights, drawn="normal", implementation=None, status=None, error=None, snr=20.0, **more):
-    return SIZES | {
-        "weights": weights, "activations": "bf16", "drawn": drawn, "implementation": implementation, "status": status,
-        "reason": None, "weight_snr_db": snr, "output_snr_db": snr and snr - 5, "output_cosine": 0.987654, "of_bound": None if snr is None else 10 / snr, "kernel_error": error, "tolerance": 0.01,
-    } | more  # fmt: skip
+    return (
+        SIZES
+        | {
+            "weights": weights,
+            "activations": "bf16",
+            "drawn": drawn,
+            "implementation": implementation,
+            "status": status,
+            "reason": None,
+            "weight_snr_db": snr,
+            "output_snr_db": snr and snr - 5,
+            "output_cosine": 0.987654,
+            "of_bound": None if snr is None else 10 / snr,
+            "kernel_error": error,
+            "tolerance": 0.01,
+        }
+        | more
+    )
 
 
-MATRIX = pd.DataFrame([
-    row("bf16", snr=None),
-    row("int4_g128", implementation="dequant", status="ok", error=0.002),
-    row("int4_g128", "outliers", "dequant", "ok", 0.004, snr=11.0),
-    row("int4_g128", "outliers", "other", "incorrect", 0.5, snr=11.0, reason="y: <relative L2 error>"),
-])  # fmt: skip
+MATRIX = pd.DataFrame(
+    [
+        row("bf16", snr=None),
+        row("int4_g128", implementation="dequant", status="ok", error=0.002),
+        row("int4_g128", "outliers", "dequant", "ok", 0.004, snr=11.0),
+        row("int4_g128", "outliers", "other", "incorrect", 0.5, snr=11.0, reason="y: <relative L2 error>"),
+    ]
+)
 
 
 def test_lines_say_what_is_lost_and_what_is_right():

@@ -14,7 +14,15 @@ from moe_routing_bench.report.row_data import row_id
 pytestmark = pytest.mark.slow
 
 EVIL = "<img src=x onerror=document.title=1>"
-CELL = {"hidden": 2048, "experts": 64, "top_k": 8, "dtype": "bf16", "median_us": 12.3456, "ci_low_us": 12.3, "ci_high_us": 12.4}  # fmt: skip
+CELL = {
+    "hidden": 2048,
+    "experts": 64,
+    "top_k": 8,
+    "dtype": "bf16",
+    "median_us": 12.3456,
+    "ci_low_us": 12.3,
+    "ci_high_us": 12.4,
+}
 TIMED = CELL | {
     "best_verdict": "faster",
     "best_other": "torch",
@@ -24,13 +32,40 @@ TIMED = CELL | {
     "share_of_roofline": 0.75,
 }
 TABLE = frame(
-    one("gate", "cute", tokens=4096, **TIMED, started_at="2026-11-21T06:55:00+00:00", ended_at="2026-11-21T06:56:00+00:00"),
+    one(
+        "gate",
+        "cute",
+        tokens=4096,
+        **TIMED,
+        started_at="2026-11-21T06:55:00+00:00",
+        ended_at="2026-11-21T06:56:00+00:00",
+    ),
     one("gate", "torch", tokens=14096, **TIMED | {"median_us": 40.96, "best_verdict": "slower"}),
     one("pack", "cute", tokens=512, **TIMED, trace="config/traces/one.parquet", sampler="trace"),
-    one("pack", "cute", tokens=512, **TIMED, trace="config/traces/two.parquet", sampler="trace", suspect=True, suspect_reason="ceilings drifted 3 %"),
-    one("experts", "cute_gather", tokens=8192, **TIMED, model="qwen3-30b-a3b", stage_us=[("router", 4.0), ("pack", 8.0)], energy_mj=3.5, git_sha="abc123", driver="580", tolerance=0.01),
+    one(
+        "pack",
+        "cute",
+        tokens=512,
+        **TIMED,
+        trace="config/traces/two.parquet",
+        sampler="trace",
+        suspect=True,
+        suspect_reason="ceilings drifted 3 %",
+    ),
+    one(
+        "experts",
+        "cute_gather",
+        tokens=8192,
+        **TIMED,
+        model="qwen3-30b-a3b",
+        stage_us=[("router", 4.0), ("pack", 8.0)],
+        energy_mj=3.5,
+        git_sha="abc123",
+        driver="580",
+        tolerance=0.01,
+    ),
     one("experts", "triton", tokens=64, model=EVIL, status="crashed", reason=f'{EVIL}, "quoted"'),
-)  # fmt: skip
+)
 SHOWN = "[...document.querySelectorAll('#rows tbody tr[id]')].map(line => line.id.slice(4))"
 IDS = [row_id(record) for record in TABLE.to_dict("records")]
 
@@ -50,10 +85,26 @@ def ask(page, tmp_path):
 
 
 FILTERS = {
-    "tokens>=4096": [0, 1, 4], "tokens:4096": [0], "T=4,096": [0], "4096": [0], "tokens<600 bench:pack": [2, 3], "-bench:gate tokens>64": [2, 3, 4],
-    "implementation=cute": [0, 2, 3], "implementation:cute": [0, 2, 3, 4], "model:QWEN3 status:ok": [4], "trace:two": [3], "trace:none tokens<100": [5], "suspect:true": [3],
-    'reason:"quoted"': [5], 'suspect_reason:"drifted 3"': [3], "drifted": [3], "median_us>40": [1], "energy_mj>3": [4], "intermediate>=0": [], "": [0, 1, 2, 3, 4, 5],
-}  # fmt: skip
+    "tokens>=4096": [0, 1, 4],
+    "tokens:4096": [0],
+    "T=4,096": [0],
+    "4096": [0],
+    "tokens<600 bench:pack": [2, 3],
+    "-bench:gate tokens>64": [2, 3, 4],
+    "implementation=cute": [0, 2, 3],
+    "implementation:cute": [0, 2, 3, 4],
+    "model:QWEN3 status:ok": [4],
+    "trace:two": [3],
+    "trace:none tokens<100": [5],
+    "suspect:true": [3],
+    'reason:"quoted"': [5],
+    'suspect_reason:"drifted 3"': [3],
+    "drifted": [3],
+    "median_us>40": [1],
+    "energy_mj>3": [4],
+    "intermediate>=0": [],
+    "": [0, 1, 2, 3, 4, 5],
+}
 PROBLEMS = {
     "toknes>1": "no field is called toknes; fields are bench, implementation,",
     "constructor:x": "no field is called constructor",
@@ -127,10 +178,16 @@ def test_rows_that_differ_in_a_trace_look_different(ask):
 
 def test_an_interval_is_told_from_its_middle(ask):
     """By five digits where four make them equal; equal ones and missing ones have no more than four."""
-    found = ask("return [[1.0098, 1.0095, 1.0101], [8.136, 8.131, 8.14], [9.9996, 9.9996, 9.9996], [1.0098, null, null], [1989, 1988, 1990]].map(alike);")  # fmt: skip
+    found = ask(
+        "return [[1.0098, 1.0095, 1.0101], [8.136, 8.131, 8.14], [9.9996, 9.9996, 9.9996], [1.0098, null, null], [1989, 1988, 1990]].map(alike);"
+    )
     assert found == [
-        ["1.0098", "1.0095", "1.0101"], ["8.136", "8.131", "8.140"], ["10", "10", "10"], ["1.01", "–", "–"], ["1989", "1988", "1990"],
-    ]  # fmt: skip
+        ["1.0098", "1.0095", "1.0101"],
+        ["8.136", "8.131", "8.140"],
+        ["10", "10", "10"],
+        ["1.01", "–", "–"],
+        ["1989", "1988", "1990"],
+    ]
 
 
 def test_a_finding_leads_to_its_rows(ask):
@@ -139,7 +196,12 @@ def test_a_finding_leads_to_its_rows(ask):
         location.hash = document.querySelector("#notes a").hash; onhashchange();
         return [...first, document.querySelector("#notes li").textContent, {SHOWN}];"""
     text, ids, note, of_bench = ask(script)
-    assert text.startswith("experts: cute_gather is faster than the best other implementation, beyond noise, in 1 of 1 cell; there it is 1.50x [1.40, 1.60] as fast as torch, at ") and ids == IDS[4:5]  # fmt: skip
+    assert (
+        text.startswith(
+            "experts: cute_gather is faster than the best other implementation, beyond noise, in 1 of 1 cell; there it is 1.50x [1.40, 1.60] as fast as torch, at "
+        )
+        and ids == IDS[4:5]
+    )
     assert note.startswith("gate: ") and of_bench == IDS[:2]
 
 
@@ -227,4 +289,4 @@ def test_long_tables_show_what_is_asked_first(tmp_path):
     assert found == [True, 400, last, 100, "401"]
     linked = f"""const line = document.querySelector("tr.detail").previousElementSibling, box = scroller.getBoundingClientRect(), at = line.getBoundingClientRect();
         return [{lines} < 150, line.id, at.top >= box.top && at.bottom <= box.bottom];"""
-    assert asked(tmp_path / "index.html", linked, part=f"row-{last}") == [True, f"row-{last}", True]  # fmt: skip
+    assert asked(tmp_path / "index.html", linked, part=f"row-{last}") == [True, f"row-{last}", True]

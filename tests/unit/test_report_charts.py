@@ -14,11 +14,33 @@ from moe_routing_bench.report.row_data import row_id
 pytestmark = pytest.mark.slow
 
 EVIL = "<img src=x onerror=document.title=1>"
-TIMED = {"experts": 8, "ci_low_us": 1.0, "ci_high_us": 9.0, "best_verdict": "faster", "best_speedup": 1.5, "gpu_uuid": "GPU-1", "compulsory_bytes": 4_000_000, "copy_gb_per_s": 4000.0}  # fmt: skip
+TIMED = {
+    "experts": 8,
+    "ci_low_us": 1.0,
+    "ci_high_us": 9.0,
+    "best_verdict": "faster",
+    "best_speedup": 1.5,
+    "gpu_uuid": "GPU-1",
+    "compulsory_bytes": 4_000_000,
+    "copy_gb_per_s": 4000.0,
+}
 TABLE = frame(
-    *(one("routing", name, cell=f"{tokens}", tokens=tokens, median_us=us, model=EVIL, stage_us=[("router", 1.0), ("pack", 2.0)], **TIMED) for tokens in (64, 512) for name, us in (("cute", 3.0), ("triton", 5.0))),
+    *(
+        one(
+            "routing",
+            name,
+            cell=f"{tokens}",
+            tokens=tokens,
+            median_us=us,
+            model=EVIL,
+            stage_us=[("router", 1.0), ("pack", 2.0)],
+            **TIMED,
+        )
+        for tokens in (64, 512)
+        for name, us in (("cute", 3.0), ("triton", 5.0))
+    ),
     *(one("gate", name, cell="g", tokens=64, median_us=2.0, speedup=2.0, **TIMED) for name in ("cute", "quack")),
-)  # fmt: skip
+)
 DRAWN = ["over_tokens", "crossover", "decode", "limits", "verdict_matrix", "stage_share", "speedup"]
 
 
@@ -47,19 +69,36 @@ def test_every_figure_with_marks_is_drawn(ask):
 
 def test_a_matrix_of_many_columns_scrolls_on_a_phone(tmp_path):
     """Its headings keep apart and every number is written; the page is no wider than the window, and one of few columns does not scroll."""
-    names = ["torch", "torch_compile", "triton", "cute", "quack", "vllm", "sglang", "vllm_align", "sglang_align", "transformers_grouped_mm", "matmul_cute"]  # fmt: skip
+    names = [
+        "torch",
+        "torch_compile",
+        "triton",
+        "cute",
+        "quack",
+        "vllm",
+        "sglang",
+        "vllm_align",
+        "sglang_align",
+        "transformers_grouped_mm",
+        "matmul_cute",
+    ]
     table = frame(
         *(one("gate", name, cell="g", tokens=64, median_us=2.0, speedup=2.0, **TIMED) for name in names),
         *(one("pack", name, cell="p", tokens=64, median_us=2.0, speedup=2.0, **TIMED) for name in names[:3]),
     )
     render(table, {"verdict_matrix": tmp_path / "verdict_matrix.svg"}, tmp_path / "index.html")
-    found = asked(tmp_path / "index.html", ALL + """return {panels: all(".panels > div", of("verdict_matrix")).map(panel => {
+    found = asked(
+        tmp_path / "index.html",
+        ALL
+        + """return {panels: all(".panels > div", of("verdict_matrix")).map(panel => {
         const places = all("[aria-label=cell] rect", panel).map(one => one.getBoundingClientRect().left).sort((a, b) => a - b), box = panel.querySelector(".scroll");
         const top = panel.querySelector("svg").getBoundingClientRect().top;
         const said = all("text", panel).find(one => one.textContent.startsWith("T64")).getBoundingClientRect(), cell = panel.querySelector("[aria-label=cell] rect").getBoundingClientRect();
         return {above: said.bottom <= cell.top + 2, inside: all("[aria-label*=tick] text", panel).every(one => one.getBoundingClientRect().top >= top - 1), apart: Math.min(...places.slice(1).map((place, i) => place - places[i])), said: all("[aria-label=text] text", panel).filter(one => one.textContent === "1.50x").length,
             scrolls: Boolean(box && box.scrollWidth > box.clientWidth && box.tabIndex === 0 && box.getAttribute("aria-label"))}; }),
-        wide: document.documentElement.scrollWidth <= innerWidth};""", width=390)  # fmt: skip
+        wide: document.documentElement.scrollWidth <= innerWidth};""",
+        width=390,
+    )
     gate, pack = found["panels"]
     assert found["wide"] and (gate["said"], gate["scrolls"], pack["said"], pack["scrolls"]) == (11, True, 3, False)
     assert gate["apart"] >= 30 and pack["apart"] >= 30 and gate["inside"], "nor is a heading cut off above"
@@ -89,7 +128,7 @@ def test_an_axis_of_tokens_names_those_that_were_measured(ask):
     found = ask("""const labels = () => all("[aria-label='x-axis tick label'] text", of("over_tokens").querySelector(".panels svg")).map(one => one.textContent), first = labels().sort();
         const ticked = xs => all("[aria-label='x-axis tick label'] text", panelOf(charts.over_tokens, xs.map(x => ({panel: "p", series: "cute", x, y: 1})), 900, new Map([["cute", charts.over_tokens.legend[0]]]))).map(one => one.textContent).sort();
         const many = Array.from({length: 16}, (_, i) => ({x: 2 ** (i + 2)})), places = countsOn(many, null, 300).map(one => 300 * Math.log2(one / 4) / 15);
-        return [first, countsOn(many, null, 300).length, countsOn(many, null, 3000).length, Math.min(...places.slice(1).map((one, i) => places[i] - one)), countsOn(many, [60, 1100], 3000), countsOn([{x: 64}], null, 300), ticked([1, 16, 64, 512, 4096, 16384, 65536]), ticked([48, 96, 1000, 3000])];""")  # fmt: skip
+        return [first, countsOn(many, null, 300).length, countsOn(many, null, 3000).length, Math.min(...places.slice(1).map((one, i) => places[i] - one)), countsOn(many, [60, 1100], 3000), countsOn([{x: 64}], null, 300), ticked([1, 16, 64, 512, 4096, 16384, 65536]), ticked([48, 96, 1000, 3000])];""")
     first, few, every, apart, zoomed, single, wide, odd = found
     assert first == ["512", "64"] and 3 < few < every == 16 and apart >= 16
     assert zoomed == [1024, 512, 256, 128, 64] and single == [64]
@@ -102,14 +141,14 @@ def test_numbers_below_a_narrow_panel_do_not_run_into_each_other(ask):
         const marks = ["ops", "transformers_eager", "transformers_batched_mm"].map((y, i) => ({panel: "p", series: "a", x: 3000 + 40000 * i, low: 3000, high: 113430, y}));
         return [320, 358, 460, 700, 1400].map(room => { const svg = panelOf(chart, marks, room, looks); document.body.append(svg);
             const places = all("[aria-label='x-axis tick label'] text", svg).map(one => one.getBoundingClientRect()).sort((a, b) => a.left - b.left);
-            return [places.length, Math.min(...places.slice(1).map((one, i) => one.left - places[i].right))]; });""")  # fmt: skip
+            return [places.length, Math.min(...places.slice(1).map((one, i) => one.left - places[i].right))]; });""")
     assert all(many >= 3 and apart >= 4 for many, apart in found), found
 
 
 def test_an_interval_that_ends_just_below_0_has_little_axis_below_it(ask):
     """An end of -0.0012 bits had an axis from -0.05; where nothing is below 0, the axis ends at a tick."""
     found = ask("""const looks = new Map([["a", {light: "#000", dark: "#fff", symbol: "circle"}]]), chart = {kind: "dots", x: {label: "bits", kind: "linear"}, y: {label: "", kind: "names"}, reference: 0, marks: {}};
-        return [-0.0012, 0.01].map(low => panelOf(chart, [{panel: "p", series: "a", x: 0.02, low, high: 0.03, y: "b"}, {panel: "p", series: "a", x: 0.2, low: 0.1, high: 0.32, y: "c"}], 700, looks).scale("x").domain);""")  # fmt: skip
+        return [-0.0012, 0.01].map(low => panelOf(chart, [{panel: "p", series: "a", x: 0.02, low, high: 0.03, y: "b"}, {panel: "p", series: "a", x: 0.2, low: 0.1, high: 0.32, y: "c"}], 700, looks).scale("x").domain);""")
     assert -0.011 < found[0][0] < 0 and found[0][1] >= 0.32 and found[1] == [0, 0.35]
 
 
@@ -120,7 +159,7 @@ def test_a_bar_with_an_interval_has_it_at_its_end(ask):
         return [900, 240].map(room => { const svg = panelOf(chart, marks, room, looks); document.body.append(svg);
             const lines = all("[aria-label=rule] line", svg), bars = all("[aria-label=bar] rect", svg).map(one => one.getBoundingClientRect()), {apply} = svg.scale("x"), [one] = lines;
             return {lines: lines.length, from: +one.getAttribute("x1") - apply(8), to: +one.getAttribute("x2") - apply(13), most: svg.scale("x").domain[1],
-                off: one.getBoundingClientRect().y - bars[0].y - bars[0].height / 2, thick: bars[0].height}; });""")  # fmt: skip
+                off: one.getBoundingClientRect().y - bars[0].y - bars[0].height / 2, thick: bars[0].height}; });""")
     for at in found:
         assert at["lines"] == 1 and abs(at["from"]) < 1 and abs(at["to"]) < 1 and at["most"] >= 13, found
         assert abs(at["off"]) <= 2 < at["thick"], found
@@ -129,7 +168,7 @@ def test_a_bar_with_an_interval_has_it_at_its_end(ask):
 def test_ticks_of_an_axis_are_told_apart(ask):
     """Losses that differ in the fifth digit had an axis on which every tick said 5.954; else four digits are enough."""
     found = ask("""const looks = new Map([["a", {light: "#000", dark: "#fff", symbol: "circle"}]]), chart = {kind: "points", x: {label: "s", kind: "linear"}, y: {label: "bits", kind: "linear"}, marks: {}};
-        return [[5.95371, 5.95402], [1, 2]].map(ends => all("[aria-label='y-axis tick label'] text", panelOf(chart, ends.map((y, i) => ({panel: "p", series: "a", x: i, y})), 700, looks)).map(one => one.textContent));""")  # fmt: skip
+        return [[5.95371, 5.95402], [1, 2]].map(ends => all("[aria-label='y-axis tick label'] text", panelOf(chart, ends.map((y, i) => ({panel: "p", series: "a", x: i, y})), 700, looks)).map(one => one.textContent));""")
     fine, coarse = found
     assert len(set(fine)) == len(fine) > 2 and all(one.startswith("5.95") for one in fine)
     assert coarse == ["1", "1.2", "1.4", "1.6", "1.8", "2"]
@@ -143,7 +182,7 @@ def test_axes_of_a_panel(ask):
         const level = points => { const [, first, , second] = Plot.plot({marks: [frontOf(points)]}).querySelector("[aria-label=line] path").getAttribute("d").match(/[\\d.]+/g); return first === second; };
         return {before, after: types(), labels: of("over_tokens").querySelector(".panels").textContent.includes("own"), from: all(".from").map(one => one.textContent), wide,
             tall: ticksOf([1, 5000], 200, () => 15), fine: ticksOf([1, 2.1], 900, () => 30), none: ticksOf([1.001, 1.002], 200, () => 15) ?? null, names: panelOf({kind: "lines", x: {label: "mode", kind: "names"}, y: chart.y, reference: null, marks: {}}, ["joint", "frozen"].map(x => ({panel: "p", series: "cute", x, y: 1})), 400, new Map([["cute", chart.legend[0]]])).scale("x").domain, below: ticksOf([0.87, 3.5], 600, () => 30), ticked: [...Plot.plot({width: 640, x: {type: "log", domain: [0.87, 3.5], ticks: ticksOf([0.87, 3.5], 600, () => 30), tickFormat: short}, marks: [Plot.ruleX([1])]}).querySelectorAll("[aria-label*=label] text")].map(one => one.textContent), short: [500, 30000, 1200000, -0.25, 0.000015, 0].map(short), aside: [asideOf(["a", "torch_compile"], 100), asideOf(["torch_compile", "a"], 400)], ends: endsOn(charts.decode, marksOf(charts.decode), "x"),
-            steps: [level([{x: 2, y: 1}, {x: 1, y: 3}]), level([{x: 2, y: 3}, {x: 1, y: 1}])]};""")  # fmt: skip
+            steps: [level([{x: 2, y: 1}, {x: 1, y: 3}]), level([{x: 2, y: 3}, {x: 1, y: 1}])]};""")
     assert (found["before"], found["after"], found["labels"]) == (["log", "log"], ["linear", "log"], True)
     assert len(found["from"]) == len(DRAWN) and all("n = " in text and text.endswith(".") for text in found["from"])
     assert found["wide"] == [5000, 10000, 20000, 30000, 50000] and found["tall"] == [1, 3, 10, 30, 100, 300, 1000, 3000]
@@ -161,21 +200,32 @@ def test_series_are_switched_off_and_on(ask):
     found = ask("""const dots = name => all(".panels [aria-label=dot] path", of(name)).length, buttons = all(".legend button", of("over_tokens")), seen = () => [dots("over_tokens"), dots("crossover"), buttons.map(one => one.getAttribute("aria-pressed")).join()];
         const found = [seen()]; buttons[0].click(); found.push(seen()); buttons[1].click(); found.push(seen(), of("over_tokens").querySelector(".panels").innerText.includes("switched off")); buttons[0].click(); found.push(seen());
         return [...found, buttons.map(one => one.lastChild.textContent)];""")
-    assert found == [[4, 4, "true,true"], [2, 4, "false,true"], [0, 4, "false,false"], True, [2, 4, "true,false"], ["triton", "cute"]]  # fmt: skip
+    assert found == [
+        [4, 4, "true,true"],
+        [2, 4, "false,true"],
+        [0, 4, "false,false"],
+        True,
+        [2, 4, "true,false"],
+        ["triton", "cute"],
+    ]
 
 
 def test_a_mark_says_its_numbers_when_it_is_pointed_at(ask):
     words = ask("""const svg = of("decode").querySelector(".panels svg"), mark = svg.querySelector("[aria-label=dot] path").getBoundingClientRect(), at = {clientX: mark.x + mark.width / 2, clientY: mark.y + mark.height / 2, bubbles: true, pointerType: "mouse"};
         svg.dispatchEvent(new PointerEvent("pointerenter", at)); svg.dispatchEvent(new PointerEvent("pointermove", at));
-        return svg.querySelector("[aria-label=tip]").textContent;""")  # fmt: skip
+        return svg.querySelector("[aria-label=tip]").textContent;""")
     assert "cute" in words and "median time (µs): 3 [1, 9]" in words
 
 
 @pytest.mark.parametrize("width", [1440, 768, 390])
 def test_figures_fit_and_are_seen(ask, width):
     """No drawing is wider than the window; colours are those of the page's mode, and text has 4.5:1 in both."""
-    found = ask(CONTRAST + """const wide = document.documentElement.clientWidth, scrolled = document.documentElement.scrollWidth;
-        return {poor: poor(), wide, scrolled, out: all(".panels svg").filter(e => e.getBoundingClientRect().right > wide + 1).length, texts: all("svg text").length};""", width=width)  # fmt: skip
+    found = ask(
+        CONTRAST
+        + """const wide = document.documentElement.clientWidth, scrolled = document.documentElement.scrollWidth;
+        return {poor: poor(), wide, scrolled, out: all(".panels svg").filter(e => e.getBoundingClientRect().right > wide + 1).length, texts: all("svg text").length};""",
+        width=width,
+    )
     assert found["poor"] == GOOD
     assert found["texts"] > 20 and found["scrolled"] <= found["wide"] and not found["out"]
 

@@ -10,8 +10,21 @@ from moe_routing_bench.report.row_data import MOST, row_id, samples
 pytestmark = pytest.mark.slow
 
 EVIL = "<img src=x onerror=document.title=1>"
-TIMED = {"tokens": 64, "median_us": 10.0, "ci_low_us": 9.9, "ci_high_us": 10.1, "samples_us": [9.0, 10.0, 11.5], "set_aside_samples_us": [20.0]}  # fmt: skip
-BESIDE = {"best_other": "cute", "best_verdict": "slower", "best_speedup": 0.5, "best_speedup_ci_low": 0.49, "best_speedup_ci_high": 0.51}  # fmt: skip
+TIMED = {
+    "tokens": 64,
+    "median_us": 10.0,
+    "ci_low_us": 9.9,
+    "ci_high_us": 10.1,
+    "samples_us": [9.0, 10.0, 11.5],
+    "set_aside_samples_us": [20.0],
+}
+BESIDE = {
+    "best_other": "cute",
+    "best_verdict": "slower",
+    "best_speedup": 0.5,
+    "best_speedup_ci_low": 0.49,
+    "best_speedup_ci_high": 0.51,
+}
 TABLE = frame(
     one("gate", "cute", cell="a", **TIMED),
     one("gate", "triton", cell="a", **TIMED | BESIDE | {"median_us": 20.0, "ci_low_us": 19.8, "ci_high_us": 20.2}),
@@ -62,8 +75,16 @@ def test_two_rows_side_by_side(ask):
         document.querySelector("#compared button").click(); return [...found, document.querySelector("#compared").hidden];"""
     first, pair, third, other, without, hidden = ask(script)
     assert first[0].startswith("Chosen: gate: cute, a.") and first[2] == 1
-    assert pair == ["cute is faster (stored verdict): 2.00x [1.96, 2.04] over triton, paired block by block.", f"#compare-{IDS[0]}-{IDS[1]}", 2]  # fmt: skip
-    assert third[0] == "The time of torch over that of triton: 0.500x [0.490, 0.510], as wide as both intervals make it. No verdict: none was stored of this pair." and third[2] == 2  # fmt: skip
+    assert pair == [
+        "cute is faster (stored verdict): 2.00x [1.96, 2.04] over triton, paired block by block.",
+        f"#compare-{IDS[0]}-{IDS[1]}",
+        2,
+    ]
+    assert (
+        third[0]
+        == "The time of torch over that of triton: 0.500x [0.490, 0.510], as wide as both intervals make it. No verdict: none was stored of this pair."
+        and third[2] == 2
+    )
     assert "No verdict: they are of different cells." in other[0] and "nothing can be compared" in without[0] and hidden
 
 
@@ -76,7 +97,11 @@ def test_a_comparison_has_an_address(ask):
     )
     hidden, words, strips, images, wide, scales, bands = ask(script, part=f"compare-{IDS[0]}-{IDS[3]}", width=390)
     assert len(set(scales)) == 1 and min(bands) >= 12, "both strips have one scale, of both"
-    assert (hidden, strips, images, wide) == (False, 2, 0, 0) and EVIL in words and "No verdict: they are of different cells." in words  # fmt: skip
+    assert (
+        (hidden, strips, images, wide) == (False, 2, 0, 0)
+        and EVIL in words
+        and "No verdict: they are of different cells." in words
+    )
 
 
 def test_on_a_phone_both_rows_are_in_sight(ask):

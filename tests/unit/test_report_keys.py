@@ -24,7 +24,15 @@ def press(page, key, times=1):
     for _ in range(times):
         for kind in ("keyDown", "keyUp"):
             written = {"text": text} if text and kind == "keyDown" else {}
-            chromium().ask("Input.dispatchKeyEvent", page.session, type=kind, key=key, code=key, windowsVirtualKeyCode=code, **written)  # fmt: skip
+            chromium().ask(
+                "Input.dispatchKeyEvent",
+                page.session,
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                **written,
+            )
 
 
 def write(page, text):
@@ -56,7 +64,9 @@ def test_a_question_is_asked_and_its_row_opened(page):
     tab_to(page, "#shown td a")
     press(page, "Enter")
     page.value("new Promise(done => setTimeout(done, 50))")
-    opened = page.value("[location.hash, document.querySelector('tr.detail').previousElementSibling.id, document.activeElement.className]")  # fmt: skip
+    opened = page.value(
+        "[location.hash, document.querySelector('tr.detail').previousElementSibling.id, document.activeElement.className]"
+    )
     assert opened == [f"#row-{IDS[2]}", f"row-{IDS[2]}", "open"] and not page.console()
 
 

@@ -22,14 +22,29 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 PICTURE = pictured([Dot("a", 2.0, 1.0, 3.0, chosen=True), Dot("b", 4.0, 3.0, 5.0, hollow=True)], "times", "x", 1.0)
-ROW = {"bench": "gate", "cell": "T64", "implementation": "cute", "before_us": 20.0, "after_us": 10.0, "ratio": 2.0, "ratio_ci_low": 1.9, "ratio_ci_high": 2.1, "verdict": "faster", "reason": "why"}  # fmt: skip
+ROW = {
+    "bench": "gate",
+    "cell": "T64",
+    "implementation": "cute",
+    "before_us": 20.0,
+    "after_us": 10.0,
+    "ratio": 2.0,
+    "ratio_ci_low": 1.9,
+    "ratio_ci_high": 2.1,
+    "verdict": "faster",
+    "reason": "why",
+}
 
 
 def held() -> list[Held]:
     """A claim that is held against rows of each verdict, and one about which they say nothing."""
     found = claims.load(ROOT / "config/claims.yaml")
     words = "the claim is of H100, the rows are of H200"
-    return [Held(found[0], "reproduced", 2.0, 3, words), Held(found[1], "not reproduced", 3.0, 1), Held(found[2], "no rows", why="no such row")]  # fmt: skip
+    return [
+        Held(found[0], "reproduced", 2.0, 3, words),
+        Held(found[1], "not reproduced", 3.0, 1),
+        Held(found[2], "no rows", why="no such row"),
+    ]
 
 
 def report(out: Path, gpu: bool) -> None:
@@ -42,12 +57,36 @@ def report(out: Path, gpu: bool) -> None:
 
 
 def first(out: Path) -> None:
-    listed = site.Listed("a", "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [Sentence("cute is fast.", "rows", PICTURE)], "", ["compare-a.html"], ["measurements.parquet"])  # fmt: skip
-    site.write([(listed, out.parent / "a", [])], out.parent, held={"nvidia-h200": held()}, models=presets.load(ROOT / "config/models.yaml"))  # fmt: skip
+    listed = site.Listed(
+        "a",
+        "NVIDIA H200",
+        "2026-11-21",
+        "abc",
+        "gate",
+        "1 row ok",
+        [Sentence("cute is fast.", "rows", PICTURE)],
+        "",
+        ["compare-a.html"],
+        ["measurements.parquet"],
+    )
+    site.write(
+        [(listed, out.parent / "a", [])],
+        out.parent,
+        held={"nvidia-h200": held()},
+        models=presets.load(ROOT / "config/models.yaml"),
+    )
 
 
 def changed(out: Path) -> None:
-    run_pages.write_changes(Comparison(pd.DataFrame([ROW, ROW | {"ratio": math.nan, "ratio_ci_low": math.nan, "verdict": "same"}]), ["driver"], False), ("old", "new"), out)  # fmt: skip
+    run_pages.write_changes(
+        Comparison(
+            pd.DataFrame([ROW, ROW | {"ratio": math.nan, "ratio_ci_low": math.nan, "verdict": "same"}]),
+            ["driver"],
+            False,
+        ),
+        ("old", "new"),
+        out,
+    )
 
 
 def past(out: Path) -> None:
@@ -56,14 +95,29 @@ def past(out: Path) -> None:
 
 
 def both(out: Path) -> None:
-    first, second = (some(rows()).query("status == 'ok' and bench == 'pack'").assign(platform=name, gpu_name=name, roofline_us=1.0, share_of_roofline=0.5, block_medians_us=[[1.0, 1.1, 1.2]] * len(some(rows()).query("status == 'ok' and bench == 'pack'"))) for name in ("x", "y"))  # fmt: skip
+    first, second = (
+        some(rows())
+        .query("status == 'ok' and bench == 'pack'")
+        .assign(
+            platform=name,
+            gpu_name=name,
+            roofline_us=1.0,
+            share_of_roofline=0.5,
+            block_medians_us=[[1.0, 1.1, 1.2]] * len(some(rows()).query("status == 'ok' and bench == 'pack'")),
+        )
+        for name in ("x", "y")
+    )
     versus.write(("x", "y"), (first, second), out)
 
 
 PAGES = {
-    "report of a GPU": lambda out: report(out, True), "report of a CPU": lambda out: report(out, False), "site": first, "changes": changed,
-    "histories": past, "versus": both,
-}  # fmt: skip
+    "report of a GPU": lambda out: report(out, True),
+    "report of a CPU": lambda out: report(out, False),
+    "site": first,
+    "changes": changed,
+    "histories": past,
+    "versus": both,
+}
 OPENED = """every("details").forEach(one => one.open = true); if (typeof page !== "undefined") { open(0, true); every(".choose").slice(0, 2).forEach(one => one.click()); }"""
 
 
@@ -96,40 +150,57 @@ def test_every_page_has_contrast_and_is_no_wider_than_a_phone_whatever_is_opened
 @pytest.mark.parametrize("name", PAGES)
 def test_a_heading_stands_over_its_numbers(written, name):
     """At the right, where they are."""
-    left = asked(written(name), """const all = (selector, from = document) => [...from.querySelectorAll(selector)];
+    left = asked(
+        written(name),
+        """const all = (selector, from = document) => [...from.querySelectorAll(selector)];
         return all("table").filter(table => table.tHead?.rows.length === 1 && table.tBodies[0].rows.length).flatMap(table => all("th", table.tHead).filter((head, i) => {
             const cells = [...table.tBodies[0].rows].filter(row => row.cells.length === table.tHead.rows[0].cells.length).map(row => row.cells[i]);
-            return cells.length && cells.every(cell => cell.classList.contains("n")) !== head.classList.contains("n"); }).map(head => `${table.id}: ${head.textContent}`));""")  # fmt: skip
+            return cells.length && cells.every(cell => cell.classList.contains("n")) !== head.classList.contains("n"); }).map(head => `${table.id}: ${head.textContent}`));""",
+    )
     assert not left
 
 
 @pytest.mark.parametrize(
     ("name", "columns"),
-    [("changes", [("changes", "verdict"), ("changes", "before / after")]), ("site", [("claims", "here")]), ("versus", [("cells", "ratio"), ("both", "ratio")]), ("report of a GPU", [("published", "verdict"), ("bars", "verdict")])],
-)  # fmt: skip
+    [
+        ("changes", [("changes", "verdict"), ("changes", "before / after")]),
+        ("site", [("claims", "here")]),
+        ("versus", [("cells", "ratio"), ("both", "ratio")]),
+        ("report of a GPU", [("published", "verdict"), ("bars", "verdict")]),
+    ],
+)
 def test_what_a_table_concludes_is_seen_without_scrolling(written, name, columns):
     """And no word of it is broken into letters; on a screen and on a tablet."""
     with loaded(written(name)) as page:
         for width in (1440, 768):
             page.resize(width)
             for table, column in columns:
-                at, inside, wide = page.value(f"""(() => {{ const table = document.querySelector("#{table}"), heads = [...table.tHead.rows[0].cells], at = heads.findIndex(one => one.textContent === "{column}");
+                at, inside, wide = (
+                    page.value(f"""(() => {{ const table = document.querySelector("#{table}"), heads = [...table.tHead.rows[0].cells], at = heads.findIndex(one => one.textContent === "{column}");
                     const cell = table.tBodies[0].rows[0].cells[at], within = table.closest(".scroll").getBoundingClientRect().right;
-                    return [at, cell.getBoundingClientRect().right <= within, cell.getBoundingClientRect().width]; }})()""")  # fmt: skip
+                    return [at, cell.getBoundingClientRect().right <= within, cell.getBoundingClientRect().width]; }})()""")
+                )
                 assert at > 0 and inside and wide > 70, (table, column, width)
         assert not page.console()
 
 
 def test_what_two_gpus_differ_by_stands_before_their_times(written):
     """Whose columns are as wide as the names of both: beside a cell of many sizes the ratio was out of sight on a tablet."""
-    heads, first = asked(written("versus"), """const said = part => ["cells", "both"].map(id => [...part(document.getElementById(id)).rows[0].cells].map(one => one.textContent)); return [said(table => table.tHead), said(table => table.tBodies[0])];""")  # fmt: skip
+    heads, first = asked(
+        written("versus"),
+        """const said = part => ["cells", "both"].map(id => [...part(document.getElementById(id)).rows[0].cells].map(one => one.textContent)); return [said(table => table.tHead), said(table => table.tBodies[0])];""",
+    )
     assert heads[0][:3] == ["bench", "cell", "ratio"] and heads[1][:4] == ["bench", "cell", "implementation", "ratio"]
     assert "x [" in first[0][2] and "x [" in first[1][3] and list(map(len, first)) == list(map(len, heads))
 
 
 def test_a_caption_is_read_without_scrolling(written):
     """Also over a table that is wider than a phone."""
-    found = asked(written("report of a GPU"), """return [...document.querySelectorAll("caption")].map(one => [one.closest("table").offsetWidth > innerWidth, one.getBoundingClientRect().right <= one.closest(".scroll").getBoundingClientRect().right]);""", width=390)  # fmt: skip
+    found = asked(
+        written("report of a GPU"),
+        """return [...document.querySelectorAll("caption")].map(one => [one.closest("table").offsetWidth > innerWidth, one.getBoundingClientRect().right <= one.closest(".scroll").getBoundingClientRect().right]);""",
+        width=390,
+    )
     assert any(wide for wide, _ in found) and all(inside for _, inside in found)
 
 
@@ -157,12 +228,16 @@ def off_ground(found, mode: str) -> float:
 
 NAMED = {
     "short": ["a", "b", "c"],
-    "cells": ["qwen3-next-80b-a3b T=16384 H=2048 I=512 E=512 k=10", "qwen3-next-80b-a3b T=4096 H=2048 I=512 E=512 k=10", "gpt-oss-120b T=4"],
+    "cells": [
+        "qwen3-next-80b-a3b T=16384 H=2048 I=512 E=512 k=10",
+        "qwen3-next-80b-a3b T=4096 H=2048 I=512 E=512 k=10",
+        "gpt-oss-120b T=4",
+    ],
     "rules": ["quantile_balancing", "loss_free_bias", "deepseek_v3_small", "pseudo_expert_choice"],
     "wide": ["WWWWWWWWWWWWWWWWWWWWWWWWW", "mmmmmmmmmm"],
     "endless": [f"{'a-model-of-somebody-else ' * 4}{i}" for i in range(6)],
     "nameless": [f"n{i}" for i in range(7)],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("width", [1440, 390])
@@ -172,7 +247,13 @@ def test_names_in_a_small_picture_leave_room_for_its_scale(tmp_path, width):
     for names in NAMED:
         dots = [Dot(name, 2.0 + i, 1.0 + i, 3.0 + i, chosen=not i) for i, name in enumerate(NAMED[names])]
         known = Sentence(f"{names} is fast.", "rows", pictured(dots, "times as fast as the best other", "x", 1.0))
-        listed.append((site.Listed(names, "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [known], "", [], []), tmp_path / names, []))  # fmt: skip
+        listed.append(
+            (
+                site.Listed(names, "NVIDIA H200", "2026-11-21", "abc", "gate", "1 row ok", [known], "", [], []),
+                tmp_path / names,
+                [],
+            )
+        )
     site.write(listed, tmp_path, held={}, models={})
     script = """return [...document.querySelectorAll(".picture-small")].map(svg => { const box = svg.getBoundingClientRect(), every = kind => [...svg.querySelectorAll(kind)].map(one => one.getBoundingClientRect());
         const texts = every("text"), marks = every("circle"), over = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3, scale = [...every("circle"), ...every("g line")];

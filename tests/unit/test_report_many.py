@@ -27,12 +27,28 @@ MAPS = ("stage_us", "stage_timer", "configuration")
 def test_columns_come_back(tmp_path):
     """Every field of every row as the page's scripts read it is what was stored, to five digits (of its median or ratio, where it is an end of an interval) and whole seconds."""
     table = many().sample(150, random_state=1)
-    extremes = [{"median_us": 9.9996, "ci_low_us": 0.99994, "ci_high_us": 10.0004}, {"median_us": 1e-7, "min_us": 9e-8, "max_us": 123456.789}, {"median_us": 1000.0, "p95_us": 100.0}, {"ci_low_us": 2.0}]  # fmt: skip
-    table = pd.concat([table, frame(*(one("gate", "cute", cell=f"e{i}", **{"median_us": None} | times) for i, times in enumerate(extremes)))], ignore_index=True)  # fmt: skip
+    extremes = [
+        {"median_us": 9.9996, "ci_low_us": 0.99994, "ci_high_us": 10.0004},
+        {"median_us": 1e-7, "min_us": 9e-8, "max_us": 123456.789},
+        {"median_us": 1000.0, "p95_us": 100.0},
+        {"ci_low_us": 2.0},
+    ]
+    table = pd.concat(
+        [
+            table,
+            frame(
+                *(one("gate", "cute", cell=f"e{i}", **{"median_us": None} | times) for i, times in enumerate(extremes))
+            ),
+        ],
+        ignore_index=True,
+    )
     render(table, {}, tmp_path / "index.html")
     bases = {name: column.get("near", name) for name, column in page_data(table)["values"].items()}
     names = [name for name in bases if name not in (*MAPS, "check_nonce")]
-    found = asked(tmp_path / "index.html", f"return Object.fromEntries({names}.map(name => [name, page.ids.map((_, row) => value(row, name))]))")  # fmt: skip
+    found = asked(
+        tmp_path / "index.html",
+        f"return Object.fromEntries({names}.map(name => [name, page.ids.map((_, row) => value(row, name))]))",
+    )
     for name in names:
         for got, stored, base in zip(found[name], table[name], table[bases[name]], strict=True):
             if pd.isna(stored):

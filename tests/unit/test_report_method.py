@@ -9,7 +9,14 @@ from moe_routing_bench.report.render import render
 
 pytestmark = pytest.mark.slow
 
-GPU = {"gpu_name": "NVIDIA H200", "gpu_uuid": "GPU-1", "platform": "nvidia-h200", "median_us": 5.0, "ci_low_us": 4.9, "ci_high_us": 5.1}  # fmt: skip
+GPU = {
+    "gpu_name": "NVIDIA H200",
+    "gpu_uuid": "GPU-1",
+    "platform": "nvidia-h200",
+    "median_us": 5.0,
+    "ci_low_us": 4.9,
+    "ci_high_us": 5.1,
+}
 
 
 def ran(**values: object) -> dict[str, object]:
@@ -42,8 +49,13 @@ def test_a_cpu_has_no_word_on_its_caches() -> None:
 
 @pytest.mark.parametrize(
     ("turns", "blocks", "long"),
-    [(("short",), True, False), (("long", "long"), False, True), (("short", "long", "short"), True, True), ((), True, True)],
-)  # fmt: skip
+    [
+        (("short",), True, False),
+        (("long", "long"), False, True),
+        (("short", "long", "short"), True, True),
+        ((), True, True),
+    ],
+)
 def test_turns_are_those_of_the_rows(turns: tuple[str, ...], blocks: bool, long: bool, tmp_path) -> None:
     """Of a run in long turns no page says that blocks were in random order."""
     rows = frame(*(ran(turns=value) for value in turns), ran(status="crashed", median_us=None, turns=None))
@@ -60,11 +72,14 @@ def test_turns_are_those_of_the_rows(turns: tuple[str, ...], blocks: bool, long:
     [
         ([ran(), ran()], "no implementation was entered twice"),
         ([ran(twin_speedup=1.0), ran()], "1 implementation was entered twice, and 5 are needed"),
-        ([ran(best_verdict="same"), ran(best_verdict="faster", suspect=True)], "of 2 rows with a verdict, none that is sound"),
+        (
+            [ran(best_verdict="same"), ran(best_verdict="faster", suspect=True)],
+            "of 2 rows with a verdict, none that is sound",
+        ),
         ([ran(best_verdict="faster", best_speedup=1.5)], "1 of which is faster"),
     ],
     ids=["without twins", "too few twins", "nothing sound", "without an interval"],
-)  # fmt: skip
+)
 def test_a_report_without_findings_says_why(rows: list[dict[str, object]], said: str, tmp_path) -> None:
     """That no difference is beyond doubt would be false where none was judged: times may be a factor of ten apart."""
     table = frame(*rows)

@@ -10,13 +10,42 @@ from printed import printed
 
 pytestmark = pytest.mark.slow
 
-TIMED = {"model": "qwen3-30b-a3b", "hidden": 2048, "experts": 128, "top_k": 8, "ci_low_us": 1.0, "ci_high_us": 9999.0, "best_verdict": "faster", "best_other": "torch_compile", "best_speedup": 1.5, "best_speedup_ci_low": 1.4, "best_speedup_ci_high": 1.6, "share_of_roofline": 0.75, "gpu_uuid": "GPU-1"}  # fmt: skip
+TIMED = {
+    "model": "qwen3-30b-a3b",
+    "hidden": 2048,
+    "experts": 128,
+    "top_k": 8,
+    "ci_low_us": 1.0,
+    "ci_high_us": 9999.0,
+    "best_verdict": "faster",
+    "best_other": "torch_compile",
+    "best_speedup": 1.5,
+    "best_speedup_ci_low": 1.4,
+    "best_speedup_ci_high": 1.6,
+    "share_of_roofline": 0.75,
+    "gpu_uuid": "GPU-1",
+}
 REASON = "the copy ceiling drifted by 3.1 % from before to after the samples of this process, more than the 2 % allowed"
 POINT = 0.75  # a CSS pixel in points, on a page that is not shrunk
 
 
 def table(count):
-    return frame(*(one("routing", "cute", cell=f"c{i}", tokens=5000 + i, median_us=20.0 + i, suspect=True, suspect_reason=REASON, **TIMED) for i in range(count)), one("gate", "torch", status="crashed", reason=REASON))  # fmt: skip
+    return frame(
+        *(
+            one(
+                "routing",
+                "cute",
+                cell=f"c{i}",
+                tokens=5000 + i,
+                median_us=20.0 + i,
+                suspect=True,
+                suspect_reason=REASON,
+                **TIMED,
+            )
+            for i in range(count)
+        ),
+        one("gate", "torch", status="crashed", reason=REASON),
+    )
 
 
 @pytest.fixture
@@ -31,7 +60,20 @@ def test_paper_has_everything_and_no_controls(pages):
     assert not [i for i in range(5000, 5200) if str(i) not in text]
     assert text.replace(" ", "").count(REASON.replace(" ", "")[-40:]) >= 200
     assert "tokens →" in text, "the axis of a figure that the page draws"
-    assert not {word for word in ("Hover over", "What a filter can say", "download these rows", "any field of a row", "⇄", "▸", "usual columns", "Skip to") if word in text}  # fmt: skip
+    assert not {
+        word
+        for word in (
+            "Hover over",
+            "What a filter can say",
+            "download these rows",
+            "any field of a row",
+            "⇄",
+            "▸",
+            "usual columns",
+            "Skip to",
+        )
+        if word in text
+    }
     for page in pages:
         assert page.width == pytest.approx(842, abs=1) and page.scale == pytest.approx(POINT, rel=0.01)
         assert not page.cut and max(page.left, default=0) < page.width - 20

@@ -10,18 +10,36 @@ from moe_routing_bench.report.bars import PLATFORM
 
 pytestmark = pytest.mark.slow
 
-SHAPE = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "dtype": "bf16", "packed": "bf16", "platform": PLATFORM}  # fmt: skip
+SHAPE = {
+    "hidden": 2048,
+    "intermediate": 768,
+    "experts": 128,
+    "top_k": 8,
+    "dtype": "bf16",
+    "packed": "bf16",
+    "platform": PLATFORM,
+}
 
 
 def row(name: str, us: float, weights: str = "int4_g128", tokens: int = 8, bench: str = "experts", **values: object):
-    known = {"median_us": us, "ci_low_us": us, "ci_high_us": us, "rel_l2_error": 1e-3, "tolerance": 4e-3, "compulsory_bytes": 126_000_000}  # fmt: skip
+    known = {
+        "median_us": us,
+        "ci_low_us": us,
+        "ci_high_us": us,
+        "rel_l2_error": 1e-3,
+        "tolerance": 4e-3,
+        "compulsory_bytes": 126_000_000,
+    }
     return one(bench, name, **SHAPE, **known, weights=weights, tokens=tokens, **values)
 
 
 ROWS = [
-    row("cute", 120.0, "bf16"), row("dequant", 90.0), row("cute_quantised", 45.0, share_of_copy=0.66, share_of_roofline=0.66, speedup=2.0, baseline="dequant"),
-    row("marlin", 60.0), row("cute_quantised", 50.0, "int8_g128"),
-]  # fmt: skip
+    row("cute", 120.0, "bf16"),
+    row("dequant", 90.0),
+    row("cute_quantised", 45.0, share_of_copy=0.66, share_of_roofline=0.66, speedup=2.0, baseline="dequant"),
+    row("marlin", 60.0),
+    row("cute_quantised", 50.0, "int8_g128"),
+]
 
 
 def test_a_line_per_format_beside_unquantised_weights() -> None:
@@ -31,16 +49,25 @@ def test_a_line_per_format_beside_unquantised_weights() -> None:
     assert (int4.speedup, int4.plain, int4.peer) == ("2.00x dequant", "2.67x", "1.33x marlin")
     assert (int8.form, int8.peer) == ("int8_g128", "–")
     assert quantised_weights.lines(frame(ROWS[0])) == []
-    layers = [row(name, us, bench="layer") for name, us in (("cute_quantised", 45.0), ("auto", 44.0), ("cute_marlin", 90.0))]  # fmt: skip
-    assert [(one.implementation, one.peer) for one in quantised_weights.lines(frame(*layers))] == [("cute_quantised", "2.00x cute_marlin")]  # fmt: skip
+    layers = [
+        row(name, us, bench="layer") for name, us in (("cute_quantised", 45.0), ("auto", 44.0), ("cute_marlin", 90.0))
+    ]
+    assert [(one.implementation, one.peer) for one in quantised_weights.lines(frame(*layers))] == [
+        ("cute_quantised", "2.00x cute_marlin")
+    ]
 
 
 def test_the_frontier_is_of_what_is_faster_or_more_exact() -> None:
     """int8 is slower than int4 and, by these numbers, loses more."""
     known = {"int4_g128": 20.0, "int8_g128": 15.0}
-    matrix = pd.DataFrame([{"weights": w, "activations": "bf16", "drawn": "normal", "output_snr_db": s} for w, s in known.items()])  # fmt: skip
+    matrix = pd.DataFrame(
+        [{"weights": w, "activations": "bf16", "drawn": "normal", "output_snr_db": s} for w, s in known.items()]
+    )
     assert [(line.form, line.loses, line.frontier) for line in quantised_weights.lines(frame(*ROWS), matrix)] == [
-        ("bf16", "–", "yes"), ("int8_g128", "15.0 dB", ""), ("int4_g128", "20.0 dB", "yes")]  # fmt: skip
+        ("bf16", "–", "yes"),
+        ("int8_g128", "15.0 dB", ""),
+        ("int4_g128", "20.0 dB", "yes"),
+    ]
 
 
 def test_figures_have_a_line_per_format() -> None:
@@ -49,7 +76,11 @@ def test_figures_have_a_line_per_format() -> None:
     times, shares = formats.formats(rows), formats.format_limits(rows)
     assert times.kind == "lines" and len(set(times.marks["panel"])) == 1
     assert list(zip(times.marks["series"], times.marks["x"], times.marks["y"], strict=True)) == [
-        ("bf16", 8, 120.0), ("int8_g128", 8, 50.0), ("int4_g128", 8, 45.0), ("int4_g128", 64, 55.0)]  # fmt: skip
+        ("bf16", 8, 120.0),
+        ("int8_g128", 8, 50.0),
+        ("int4_g128", 8, 45.0),
+        ("int4_g128", 64, 55.0),
+    ]
     assert list(shares.marks["y"]) == [66.0, 80.0] and shares.reference == 100.0
 
 
@@ -59,5 +90,9 @@ def test_shapes_of_one_number_of_tokens_are_lines_of_dots() -> None:
     times, shares = formats.formats(frame(*ROWS, other)), formats.format_limits(frame(*ROWS, other))
     assert (times.kind, times.y.kind, set(times.marks["panel"])) == ("dots", "names", {"experts"})
     assert [(m.series, m.x, m.y.split()[0], m.y.split()[-1]) for m in times.marks.itertuples()] == [
-        ("bf16", 120.0, "H2048", "T8"), ("int8_g128", 50.0, "H2048", "T8"), ("int4_g128", 45.0, "H2048", "T8"), ("int4_g128", 30.0, "H4096", "T8")]  # fmt: skip
+        ("bf16", 120.0, "H2048", "T8"),
+        ("int8_g128", 50.0, "H2048", "T8"),
+        ("int4_g128", 45.0, "H2048", "T8"),
+        ("int4_g128", 30.0, "H4096", "T8"),
+    ]
     assert list(shares.marks["x"]) == [66.0, 90.0] and shares.reference_in("experts") == 100.0

@@ -27,10 +27,28 @@ ROOT = Path(__file__).parents[2]
 GRID = [
     {"benches": ["gate", "pack"], "tokens": [64], "hidden": [64], "experts": [8], "top_k": [2]},
     {"benches": ["gate"], "tokens": [64], "experts": [32], "top_k": [1], "router": ["llama4"], "dtype": ["fp32"]},
-    {"benches": ["pack"], "tokens": [64], "hidden": [64], "experts": [8], "top_k": [2], "capacity_factor": [1.25], "skew": [0.7], "sampler": ["plackett_luce"], "layout": ["padded"], "packed": ["fp8_row"]},
-    {"benches": ["permute"], "tokens": [512], "experts": [32], "top_k": [2], "sampler": ["trace"], "trace": "config/traces/softk-e32-k2.parquet"},
+    {
+        "benches": ["pack"],
+        "tokens": [64],
+        "hidden": [64],
+        "experts": [8],
+        "top_k": [2],
+        "capacity_factor": [1.25],
+        "skew": [0.7],
+        "sampler": ["plackett_luce"],
+        "layout": ["padded"],
+        "packed": ["fp8_row"],
+    },
+    {
+        "benches": ["permute"],
+        "tokens": [512],
+        "experts": [32],
+        "top_k": [2],
+        "sampler": ["trace"],
+        "trace": "config/traces/softk-e32-k2.parquet",
+    },
     {"benches": ["layer"], "model": ["qwen3-30b-a3b", "gpt-oss-120b"], "tokens": [1], "phase": "decode"},
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -61,7 +79,9 @@ def test_a_command_measures_the_same_cell(measured, monkeypatch):
     assert len(jobs) == 7
     for job in jobs:
         first, *others = job.implementations
-        row = one(job.cell.bench, first, **dict(job.cell.values), best_other=others[-1], best_speedup=2.0, cell=job.cell.key)  # fmt: skip
+        row = one(
+            job.cell.bench, first, **dict(job.cell.values), best_other=others[-1], best_speedup=2.0, cell=job.cell.key
+        )
         (record,) = frame(row).to_dict("records")
         program, *arguments = again(record).split()
         assert program == "moe-routing-bench"
@@ -71,7 +91,17 @@ def test_a_command_measures_the_same_cell(measured, monkeypatch):
 
 
 def test_a_command_says_no_more_than_it_must():
-    row = one("gate", "cute", tokens=64, experts=8, top_k=2, router="softmax_topk_renorm", dtype="bf16", phase="prefill", seed=17)  # fmt: skip
+    row = one(
+        "gate",
+        "cute",
+        tokens=64,
+        experts=8,
+        top_k=2,
+        router="softmax_topk_renorm",
+        dtype="bf16",
+        phase="prefill",
+        seed=17,
+    )
     (record,) = frame(row).to_dict("records")
     assert again(record) == "moe-routing-bench measure gate --implementations cute --tokens 64 --experts 8 --top-k 2"
     (compared,) = frame(row | {"speedup": 2.0}).to_dict("records")
@@ -135,7 +165,9 @@ def test_a_row_opens_to_every_field_but_the_lists():
     assert all(one["says"] for one in fields()) and set(axes.AXES) <= set(names)
 
 
-@pytest.mark.parametrize("values", [[1, 1, 1], [None, None], [1, True, 1.5], ["long text", "long text", "b"], [{"a": 1}, None]])  # fmt: skip
+@pytest.mark.parametrize(
+    "values", [[1, 1, 1], [None, None], [1, True, 1.5], ["long text", "long text", "b"], [{"a": 1}, None]]
+)
 def test_packed_columns_hold_the_values(values):
     found = pages.packed(values)
     if "all" in found:
@@ -146,7 +178,9 @@ def test_packed_columns_hold_the_values(values):
 
 
 def test_plain_values():
-    (record,) = frame(one("layer", stage_us=[("gate", 1.23456789), ("pack", 2.0)], check_nonce=2**60)).to_dict("records")  # fmt: skip
+    (record,) = frame(one("layer", stage_us=[("gate", 1.23456789), ("pack", 2.0)], check_nonce=2**60)).to_dict(
+        "records"
+    )
     assert pages.plain(record["stage_us"]) == {"gate": 1.2346, "pack": 2}
     assert pages.plain(record["check_nonce"]) == str(2**60)
     assert pages.plain(float("inf")) is None and pages.plain(pd.NA) is None

@@ -16,7 +16,15 @@ STORED = Path(__file__).parents[2] / "results"
 LARGE = {"platform": PLATFORM, "gpu_name": "NVIDIA H200", "tokens": 16384, "experts": 128, "top_k": 8, "dtype": "fp32"}
 TIMED = {"median_us": 5.0, "ci_low_us": 4.9, "ci_high_us": 5.1}
 FLOOR = {"roofline_us": 4.0, "share_of_roofline": 0.8, "gpu_uuid": "GPU-1", "timer": "cuda_graph", "graph_node_us": 1.0}
-MODEL = {"model": "olmoe-1b-7b", "tokens": 1, "phase": "decode", "block_medians_us": [5.0, 5.01], "cell_hash": "a", "set_aside": 0, "code_fingerprint": "a" * 16}  # fmt: skip
+MODEL = {
+    "model": "olmoe-1b-7b",
+    "tokens": 1,
+    "phase": "decode",
+    "block_medians_us": [5.0, 5.01],
+    "cell_hash": "a",
+    "set_aside": 0,
+    "code_fingerprint": "a" * 16,
+}
 GATE = one("gate", "cute", **LARGE | TIMED)
 PACK = one("pack", "cute", **LARGE | TIMED | {"share_of_stream": 0.99, "hidden": 2048, "dtype": "bf16"})
 MODELS = [
@@ -75,7 +83,10 @@ def test_batches_of_one_domain_are_a_caution(page):
     """Where runs validated on them, and not where all batches were mixed."""
     trained = run_rows.read(STORED / "nvidia-h200/quality.parquet", run_rows.SCHEMA).to_pandas()
     trained = trained[trained["router"].isin(["dense", "switch_top1", "softk"])]  # fewer are ranked sooner
-    texts = {batches: page(GATE, trained=rows.assign(validation_batches=batches)) for batches, rows in ((BY_DOMAIN, trained), (MIXED, trained[trained["seed"] == trained["seed"].min()]))}  # fmt: skip
+    texts = {
+        batches: page(GATE, trained=rows.assign(validation_batches=batches))
+        for batches, rows in ((BY_DOMAIN, trained), (MIXED, trained[trained["seed"] == trained["seed"].min()]))
+    }
     said = {
         batches: "because these runs validated on batches of one domain each" in text for batches, text in texts.items()
     }
@@ -86,7 +97,13 @@ def test_batches_of_one_domain_are_a_caution(page):
 
 def test_pictures_are_explained_where_there_are_any(page):
     """A finding of one value has none."""
-    against = {"best_other": "triton", "best_verdict": "faster", "best_speedup": 1.5, "best_speedup_ci_low": 1.4, "best_speedup_ci_high": 1.6}  # fmt: skip
+    against = {
+        "best_other": "triton",
+        "best_verdict": "faster",
+        "best_speedup": 1.5,
+        "best_speedup_ci_low": 1.4,
+        "best_speedup_ci_high": 1.6,
+    }
     alone = GATE | against
     assert "In the pictures:" not in page(alone) and 'id="findings"' in page(alone)
     assert "In the pictures:" in page(alone, alone | {"cell": "b", "best_speedup": 1.55})

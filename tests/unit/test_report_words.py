@@ -17,7 +17,11 @@ GPU = {"gpu_name": "NVIDIA H200", "git_sha": "abcdef123", "started_at": "2026-11
 
 def test_how_much_was_measured():
     """Rows, those with a time, cells, device, day and commit; one of each is singular; what is not known is said."""
-    rows = [one("gate", "cute", cell="a", **GPU), one("gate", "torch", cell="a", **GPU), one("gate", "cute", cell="b", status="crashed", **GPU)]  # fmt: skip
+    rows = [
+        one("gate", "cute", cell="a", **GPU),
+        one("gate", "torch", cell="a", **GPU),
+        one("gate", "cute", cell="b", status="crashed", **GPU),
+    ]
     assert words.scope(frame(*rows)) == "3 rows, 2 of them with a time, of 2 cells."
     assert words.measured(frame(*rows)) == "Measured by commit abcdef1 (2026-11-21), on NVIDIA H200 (GPU-1)."
     assert "by version 0.1.0, commit abcdef1" in words.measured(frame(*rows), {"abcdef123": "0.1.0"})
@@ -43,7 +47,9 @@ def test_how_many_rows_are_suspect():
 
 def test_names_that_the_rows_have_are_explained():
     """Benches, our ways and packages of others; nothing of a name that no row has, nor of training where there is none."""
-    known = dict(words.meanings(frame(one("gate", "cute"), one("gate", "quack"), one("pack", "unheard_of")), trained=False))  # fmt: skip
+    known = dict(
+        words.meanings(frame(one("gate", "cute"), one("gate", "quack"), one("pack", "unheard_of")), trained=False)
+    )
     assert known["quack"] == "kernels of the package quack-kernels" and "CuTe DSL" in known["cute"]
     assert {"gate", "pack", "cell", "roofline"} < set(known)
     assert not {"torch", "vllm", "unheard_of", "combine", "causal rule"} & set(known)
@@ -55,9 +61,15 @@ def test_a_layer_that_is_put_together_names_its_parts():
     names = ("cute", "cute_gather", "cute_quack", "torch_grouped_mm", "sonicmoe")
     known = dict(words.meanings(frame(*(one("layer", name) for name in names), one("model", "ops")), trained=False))
     assert known["cute_gather"] == "router, permute and combine by cute; pack+experts by cute_gather"
-    assert known["cute_quack"] == "kernels of the package quack-kernels: router, permute, pack and combine by cute; experts by quack_heuristic"  # fmt: skip
+    assert (
+        known["cute_quack"]
+        == "kernels of the package quack-kernels: router, permute, pack and combine by cute; experts by quack_heuristic"
+    )
     assert known["torch_grouped_mm"] == "router, permute, pack and combine by torch; experts by torch_grouped_mm"
-    assert known["sonicmoe"] == "kernels of the package sonic-moe: router by cute; permute+pack+experts+combine by sonicmoe_experts"  # fmt: skip
+    assert (
+        known["sonicmoe"]
+        == "kernels of the package sonic-moe: router by cute; permute+pack+experts+combine by sonicmoe_experts"
+    )
     assert " by " not in known["cute"] and known["ops"].startswith("this project's layer")
     assert "sonicmoe" in dict(words.meanings(frame(one("training", "sonicmoe")), trained=False))
 
@@ -93,7 +105,10 @@ def test_a_question_goes_to_another_run(tmp_path):
     said = "Not measured: this run has no row of layer with a time."
     assert found["apart"] == [said, []]
     assert found["cpu"][0] == f"{said} Ask another run: layers, model"
-    assert [link.partition("#ask?")[0] for link in found["cpu"][1]] == ["../cpu.layers/index.html", "../cpu.model/index.html"]  # fmt: skip
+    assert [link.partition("#ask?")[0] for link in found["cpu"][1]] == [
+        "../cpu.layers/index.html",
+        "../cpu.model/index.html",
+    ]
     assert all("bench=layer" in link and "tokens=64" in link for link in found["cpu"][1])
 
 
@@ -117,5 +132,9 @@ def test_no_column_breaks_words(width, tmp_path):
     text = "threads were left running after the measurement, significantly more of them than before it"
     rows = [one("gate", "cute", cell=f"c{i}", status="incorrect", reason=f"{text}, {i}") for i in range(3)]
     render(frame(*rows), {}, tmp_path / "index.html")
-    least = asked(tmp_path / "index.html", 'return Math.min(...[...document.querySelectorAll(".scroll td.wide")].filter(one => one.offsetWidth).map(one => one.offsetWidth))', width=width)  # fmt: skip
+    least = asked(
+        tmp_path / "index.html",
+        'return Math.min(...[...document.querySelectorAll(".scroll td.wide")].filter(one => one.offsetWidth).map(one => one.offsetWidth))',
+        width=width,
+    )
     assert least >= 9 * 15

@@ -11,8 +11,23 @@ from moe_routing_bench.report.render import render
 
 pytestmark = pytest.mark.slow
 
-TIMED = {"experts": 8, "ci_low_us": 1.0, "ci_high_us": 9.0, "best_verdict": "faster", "best_speedup": 1.5, "best_speedup_ci_low": 1.4, "best_speedup_ci_high": 1.6, "gpu_uuid": "GPU-1"}  # fmt: skip
-TABLE = frame(*(one("routing", name, cell=f"{tokens}", tokens=tokens, median_us=us * tokens, **TIMED) for tokens in (64, 512, 4096) for name, us in (("cute", 3.0), ("triton", 5.0))))  # fmt: skip
+TIMED = {
+    "experts": 8,
+    "ci_low_us": 1.0,
+    "ci_high_us": 9.0,
+    "best_verdict": "faster",
+    "best_speedup": 1.5,
+    "best_speedup_ci_low": 1.4,
+    "best_speedup_ci_high": 1.6,
+    "gpu_uuid": "GPU-1",
+}
+TABLE = frame(
+    *(
+        one("routing", name, cell=f"{tokens}", tokens=tokens, median_us=us * tokens, **TIMED)
+        for tokens in (64, 512, 4096)
+        for name, us in (("cute", 3.0), ("triton", 5.0))
+    )
+)
 HELP = """Object.keys(charts).forEach(drawChart);
     const box = name => document.querySelector(`#chart-${name} .panels > div`), svg = name => box(name).querySelector("svg"), domain = (name, axis) => svg(name).scale(axis).domain;
     const at = (name, x, y) => { const m = svg(name).getScreenCTM(); return {clientX: m.a * x + m.e, clientY: m.d * y + m.f, bubbles: true, pointerType: "mouse"}; };
@@ -43,7 +58,10 @@ def test_a_drag_zooms_to_what_it_covers(ask):
         return {before, wanted, seen, both, clipped, other, after, flat: [domain(name, "x"), domain(name, "y")]};""")
     x, y, decode = found["before"]
     assert found["seen"] == 1 and found["clipped"] and found["other"] == decode
-    assert found["both"][0] == pytest.approx([found["wanted"], x[1]]) and y[0] < found["both"][1][0] < found["both"][1][1] < y[1]  # fmt: skip
+    assert (
+        found["both"][0] == pytest.approx([found["wanted"], x[1]])
+        and y[0] < found["both"][1][0] < found["both"][1][1] < y[1]
+    )
     assert found["after"] == [x, y, None]
     assert found["flat"][0] == pytest.approx([x[0], found["wanted"]]) and found["flat"][1] == pytest.approx(y)
 
@@ -77,7 +95,7 @@ def test_a_zoomed_panel_stays_when_series_are_switched(ask):
 def test_pictures_stand_in_where_the_page_cannot_draw(page):
     """Without scripts, and where the library fails: the file beside the page, with its title and caption as text."""
     wanted = re.findall(r'<noscript>.*?src="figures/(\w+)\.svg" alt="([^"]+)"', page.read_text())
-    assert ("over_tokens", f"{FIGURES['over_tokens'].title}. {FIGURES['over_tokens'].caption}") in wanted  # fmt: skip
+    assert ("over_tokens", f"{FIGURES['over_tokens'].title}. {FIGURES['over_tokens'].caption}") in wanted
     assert len(wanted) == page.read_text().count('<div class="chart"')
     broken = page.with_name("broken.html")
     data = '<script type="text/plain" id="data"'

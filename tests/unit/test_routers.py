@@ -234,12 +234,22 @@ def test_experts_are_chosen_by_logits_unless_the_rule_says_otherwise():
 @pytest.mark.parametrize(
     ("options", "experts", "top_k", "text"),
     [
-        ({"groups": 8, "keep_groups": 4}, 20, 2, "experts for router a: got 20; allowed: a multiple of its 8 groups, at least two per group"),
-        ({"groups": 2}, 2, 1, "experts for router a: got 2; allowed: a multiple of its 2 groups, at least two per group"),
+        (
+            {"groups": 8, "keep_groups": 4},
+            20,
+            2,
+            "experts for router a: got 20; allowed: a multiple of its 8 groups, at least two per group",
+        ),
+        (
+            {"groups": 2},
+            2,
+            1,
+            "experts for router a: got 2; allowed: a multiple of its 2 groups, at least two per group",
+        ),
         ({"groups": 2}, 8, 5, "top_k for router a: got 5; allowed: at most 4: 1 of 2 groups are kept"),
         ({}, 3, 4, "top_k for router a: got 4; allowed: at most 3: 1 of 1 groups are kept"),
     ],
-)  # fmt: skip
+)
 def test_what_a_rule_cannot_choose_is_said(options, experts, top_k, text):
     with pytest.raises(UserError) as error:
         GateRule("a", "softmax_topk", "a rule", options).check(experts, top_k)

@@ -21,7 +21,13 @@ DRIFTED = {"suspect": True, "suspect_reason": "ceilings drifted 3% during the ce
 def row(bench: str, implementation: str = "cute", us: float = 100.0, **values: object) -> dict[str, object]:
     """A row of the platform that the bars are for, of the cell that its values name, with an interval of 1 % on either side."""
     key = "-".join(f"{name}{value}" for name, value in values.items() if not name.startswith(("share", "gpu", "stage")))
-    known = {"platform": PLATFORM, "cell": f"{bench}-{key}", "cell_hash": f"{bench}-{key}", "set_aside": 0, "code_fingerprint": bench[0] * 16}  # fmt: skip
+    known = {
+        "platform": PLATFORM,
+        "cell": f"{bench}-{key}",
+        "cell_hash": f"{bench}-{key}",
+        "set_aside": 0,
+        "code_fingerprint": bench[0] * 16,
+    }
     times = {
         "median_us": us,
         "ci_low_us": us * 0.99,
@@ -55,7 +61,16 @@ def test_shares_of_the_stream(bench: str, bar: float) -> None:
     )
     rows = [
         row(bench, **large, top_k=8, share_of_stream=0.97, sampler="exact"),
-        row(bench, tokens=32768, hidden=4096, top_k=8, share_of_stream=0.99, share_of_short_stream=0.99, sampler="trace", trace="a"),
+        row(
+            bench,
+            tokens=32768,
+            hidden=4096,
+            top_k=8,
+            share_of_stream=0.99,
+            share_of_short_stream=0.99,
+            sampler="trace",
+            trace="a",
+        ),
         row(bench, **large, top_k=2, experts=8, share_of_stream=bar * 1.02, share_of_short_stream=0.985),
         row(bench, **large, top_k=2, experts=16, share_of_stream=bar, share_of_short_stream=0.995),
         row(bench, tokens=16383, hidden=2048, top_k=2, share_of_stream=0.1),
@@ -65,7 +80,7 @@ def test_shares_of_the_stream(bench: str, bar: float) -> None:
         row(bench, **large, top_k=2, share_of_stream=0.1, capacity_factor=1.25),
         row(bench, **large, top_k=2, share_of_stream=0.1, dtype="bf16", packed="fp8_row"),
         row(bench, **large, top_k=2, share_of_stream=0.1, layout="block64"),
-    ]  # fmt: skip
+    ]
     if bench == "combine":  # it reads neither a format nor a layout
         rows = rows[:-2]
     else:
@@ -135,7 +150,9 @@ def test_against_triton(bench: str) -> None:
     )
     assert (found.bar, found.cells, found.verdict) == ("≥ 1x in the geometric mean", "2 of 2", "reached")
     equal = line(what, *pairs(bench, "triton", (5, 5)))  # a mean of one cell is not one of cells that differ
-    assert equal.measured == "1.000x [1.000, 1.000] in the geometric mean; worst: T1: 1.000x [1.000, 1.000] (cute, triton)"  # fmt: skip
+    assert (
+        equal.measured == "1.000x [1.000, 1.000] in the geometric mean; worst: T1: 1.000x [1.000, 1.000] (cute, triton)"
+    )
     assert equal.verdict == "reached"
     assert line(what, *pairs(bench, "triton", (4.9, 5))).verdict == "missed"
     near = pairs(bench, "triton", (5.01, 5))
@@ -214,10 +231,16 @@ def test_small_routings_are_bound_by_their_time(tokens: int, most: float) -> Non
     assert (found.bar, found.verdict) == (f"≤ {most} µs", "reached")
     assert line(what, ours).measured.endswith("] (cute)"), "torch need not have run"
     assert line(what, row("routing", "cute", most * 1.02, **at)).verdict == "missed"
-    assert all(lines(what, row("routing", **at | other)) == [] for other in ({"hidden": 4096}, {"experts": 64}, {"top_k": 2}, {"skew": 0.7}))  # fmt: skip
+    assert all(
+        lines(what, row("routing", **at | other)) == []
+        for other in ({"hidden": 4096}, {"experts": 64}, {"top_k": 2}, {"skew": 0.7})
+    )
 
 
-OVER, TORCH = (f"routing, T=16384, H=2048, E=128, k=8: {what}" for what in ("time of cute over the sum of its floors", "speed of cute over torch"))  # fmt: skip
+OVER, TORCH = (
+    f"routing, T=16384, H=2048, E=128, k=8: {what}"
+    for what in ("time of cute over the sum of its floors", "speed of cute over torch")
+)
 
 
 def floors(routing: float = 55.0) -> list[dict[str, object]]:
@@ -307,6 +330,14 @@ def test_an_interval_around_the_ideal_is_the_best_that_it_can_be() -> None:
 
 
 def test_a_second_figure_is_named_as_the_bar_names_it() -> None:
-    bar = Bar("a", "gate", lambda rows: Figure(Estimate(0.5, 0.4, math.nan), rows, second=0.25), Level(each=0.1), cells={"b": {"tokens": 1}}, unit=PERCENT, second="at rest")  # fmt: skip
+    bar = Bar(
+        "a",
+        "gate",
+        lambda rows: Figure(Estimate(0.5, 0.4, math.nan), rows, second=0.25),
+        Level(each=0.1),
+        cells={"b": {"tokens": 1}},
+        unit=PERCENT,
+        second="at rest",
+    )
     (found,) = reached.lines([bar], {"": frame(row("gate", tokens=1))})
     assert found.measured == "b: 50.0 % [no interval] (at rest: 25.0 %)"

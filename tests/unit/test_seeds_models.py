@@ -19,7 +19,13 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 MODELS = presets.load(ROOT / "config/models.yaml")
-FAST = {"transformers_grouped_mm": 8000.0, "ops": 5000.0, "cute_quantised": 4000.0, "torch_grouped_mm": 900.0, "cute": 600.0}  # fmt: skip
+FAST = {
+    "transformers_grouped_mm": 8000.0,
+    "ops": 5000.0,
+    "cute_quantised": 4000.0,
+    "torch_grouped_mm": 900.0,
+    "cute": 600.0,
+}
 
 
 def rows(config: str, platform: str) -> pd.DataFrame:
@@ -69,7 +75,9 @@ def test_every_model_format_and_implementation_has_a_line_with_both_phases():
     slow = [one for one in found if one["implementation"] == "dequant"]
     assert {(one["decode, speed-up"], one["within the guard"]) for one in slow} == {("0.4x", "no")}
     plain = [one for one in found if one["implementation"] == "ops"]
-    assert {(one["decode, speed-up"], one["within the guard"], one["weights"] == one["activations"]) for one in plain} == {("1.6x", ABSENT, True)}  # fmt: skip
+    assert {
+        (one["decode, speed-up"], one["within the guard"], one["weights"] == one["activations"]) for one in plain
+    } == {("1.6x", ABSENT, True)}
 
 
 def test_full_precision_is_the_fastest_of_the_librarys_own_forms_phase_by_phase():

@@ -81,10 +81,20 @@ def test_every_other_name_is_there(theirs, kind, name):
 @pytest.mark.parametrize("platform", ["cpu", "nvidia-h200"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_report_of_a_seed_has_a_time_for_each_command(seed, platform):
-    rows = frame(*(
-        one(job.cell.bench, name, **dict(job.cell.values), cell=job.cell.key, median_us=100.0 + i, gpu_name="NVIDIA H200")
-        for i, job in enumerate(jobs(seed, platform)) for name in job.implementations
-    ))  # fmt: skip
+    rows = frame(
+        *(
+            one(
+                job.cell.bench,
+                name,
+                **dict(job.cell.values),
+                cell=job.cell.key,
+                median_us=100.0 + i,
+                gpu_name="NVIDIA H200",
+            )
+            for i, job in enumerate(jobs(seed, platform))
+            for name in job.implementations
+        )
+    )
     table, names = section(rows, f"seed-{seed}").tables
     assert [row[2] for row in table.rows] == [command.ours for command in commands(seed)]
     cells = [int(row[3]) for row in table.rows]
@@ -109,13 +119,17 @@ def test_an_implementation_without_a_time_says_why():
         *(
             one("routing", name, **dict(job.cell.values), cell=job.cell.key)
             | ({"status": "crashed", **untimed} if (i, name) == (0, "triton") else {"median_us": 200.0 + i})
-            for i, job in enumerate(known) for name in job.implementations
+            for i, job in enumerate(known)
+            for name in job.implementations
         ),
-        *(one("routing", "quack", **dict(job.cell.values), cell=job.cell.key, status="unsupported", **untimed) for job in known),
+        *(
+            one("routing", "quack", **dict(job.cell.values), cell=job.cell.key, status="unsupported", **untimed)
+            for job in known
+        ),
         one("gate", "torch", **dict(gate.cell.values), cell=gate.cell.key, median_us=125.0),
         one("gate", "quack", **dict(gate.cell.values), cell=gate.cell.key, status="unsupported", **untimed),
         one("pack", "triton", **dict(pack.cell.values), cell=pack.cell.key, status="crashed", **untimed),
-    )  # fmt: skip
+    )
     gates, alone, *several = [line[4] for line in section(rows, "seed-002").tables[0].rows if line[4] != ABSENT]
     assert gates == "torch 125 µs; quack unsupported: k must be a multiple of 8"
     none = "; quack unsupported: k must be a multiple of 8"

@@ -19,7 +19,15 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 MODELS = presets.load(ROOT / "config/models.yaml")
-TIMES = {"torch_loop": 6000.0, "dequant_loop": 9000.0, "dequant": 5500.0, "dequant_cute": 4500.0, "dequant_uncached": 5000.0, "cute_quantised": 1500.0, "cute": 3000.0}  # fmt: skip
+TIMES = {
+    "torch_loop": 6000.0,
+    "dequant_loop": 9000.0,
+    "dequant": 5500.0,
+    "dequant_cute": 4500.0,
+    "dequant_uncached": 5000.0,
+    "cute_quantised": 1500.0,
+    "cute": 3000.0,
+}
 
 
 def cells(platform: str, *configs: str) -> list:
@@ -34,10 +42,14 @@ def cells(platform: str, *configs: str) -> list:
 @functools.cache
 def _rows(platform: str) -> pd.DataFrame:
     known = {"tflops": 7.0, "rel_l2_error": 1e-3, "tolerance": 5e-3, "cpu_model": "C"}
-    return frame(*(
-        one(job.cell.bench, name, **dict(job.cell.values), **known, cell=job.cell.key, median_us=TIMES[name])
-        for job in cells(platform) for name in job.implementations if name in TIMES
-    ))  # fmt: skip
+    return frame(
+        *(
+            one(job.cell.bench, name, **dict(job.cell.values), **known, cell=job.cell.key, median_us=TIMES[name])
+            for job in cells(platform)
+            for name in job.implementations
+            if name in TIMES
+        )
+    )
 
 
 def rows(platform: str) -> pd.DataFrame:
@@ -55,8 +67,11 @@ def test_each_config_has_the_tables_of_what_it_measures():
     }
     assert len(said["seed-003"]) == 3 and said["seed-003"][0].startswith("Seven shapes")
     assert said["seed-003-layers"] == [
-        said["seed-003"][2], "Decoding by format of weights and activations", "Layers of its two models", "A dispatcher between kernels",
-    ]  # fmt: skip
+        said["seed-003"][2],
+        "Decoding by format of weights and activations",
+        "Layers of its two models",
+        "A dispatcher between kernels",
+    ]
 
 
 def columns(table, *wanted: int) -> list[tuple[str, ...]]:
@@ -159,7 +174,9 @@ def test_full_precision_is_the_fastest_even_where_auto_alone_ran_it():
     plain = found[(found["bench"] == "layer") & (found["implementation"] == "cute")]
     auto = plain.assign(implementation="auto", configuration="cute_dependent; tiles", median_us=2400.0)
     *_, layers, _ = section(pd.concat([found, auto], ignore_index=True), "seed-003").tables
-    assert len(layers.rows) == 16 and {(row[6], row[7], row[10]) for row in layers.rows} == {("cute_dependent", "2,400", "1.6x")}  # fmt: skip
+    assert len(layers.rows) == 16 and {(row[6], row[7], row[10]) for row in layers.rows} == {
+        ("cute_dependent", "2,400", "1.6x")
+    }
 
 
 def test_the_skew_of_each_cell_is_that_of_the_published_rows_per_expert():

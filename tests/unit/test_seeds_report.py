@@ -27,10 +27,22 @@ def cells(config: Path, platform: str) -> list:
 
 def layers(platform: str, times: dict[str, float], **values) -> pd.DataFrame:
     """Rows of every cell of seed 000, with these times."""
-    return frame(*(
-        one("layer", name, **dict(cell.values), cell=cell.key, median_us=us, max_abs_error=2e-6, gpu_name="NVIDIA H200") | values
-        for cell in cells(ROOT / "config/seeds/000.yaml", platform) for name, us in times.items()
-    ))  # fmt: skip
+    return frame(
+        *(
+            one(
+                "layer",
+                name,
+                **dict(cell.values),
+                cell=cell.key,
+                median_us=us,
+                max_abs_error=2e-6,
+                gpu_name="NVIDIA H200",
+            )
+            | values
+            for cell in cells(ROOT / "config/seeds/000.yaml", platform)
+            for name, us in times.items()
+        )
+    )
 
 
 def lines(table) -> list[dict[str, str]]:
@@ -49,7 +61,9 @@ def test_every_seed_is_a_config_of_its_own_run_with_fewer_or_smaller_cells_on_a_
 
 @pytest.mark.parametrize(("platform", "divided"), [("cpu", True), ("nvidia-h200", False)])
 def test_each_of_the_ten_shapes_of_000_meets_its_own_cell(platform, divided):
-    table = section(layers(platform, {"torch_loop": 300.0, "torch_gather_loop": 100.0, "transformers_eager": 150.0}), "seed-000").tables[0]  # fmt: skip
+    table = section(
+        layers(platform, {"torch_loop": 300.0, "torch_gather_loop": 100.0, "transformers_eager": 150.0}), "seed-000"
+    ).tables[0]
     assert [line["test"] for line in lines(table)] == [str(i) for i in range(1, 11)]
     for line in lines(table):
         assert (line["torch_loop µs"], line["fastest other"], line["µs"]) == ("300", "torch_gather_loop", "100")
@@ -94,7 +108,15 @@ def test_other_runs_have_no_such_section(tmp_path):
 
 def profile(dtype: str, *names: str) -> dict:
     """A profile of a cell of seed 004 at an eighth of its size: two operators each, and one that failed."""
-    operator = {"operator": "aten::mm", "kind": "operator", "self_cpu_us": 7.0, "cpu_total_us": 8.0, "self_device_us": 5.0, "device_total_us": 5.0, "calls": 9}  # fmt: skip
+    operator = {
+        "operator": "aten::mm",
+        "kind": "operator",
+        "self_cpu_us": 7.0,
+        "cpu_total_us": 8.0,
+        "self_device_us": 5.0,
+        "device_total_us": 5.0,
+        "calls": 9,
+    }
     ran = {
         "self_cpu_us": 70.0,
         "self_device_us": 50.0,

@@ -60,7 +60,12 @@ def test_all_reports_in_one_folder(project, capsys):
     site(project / "pages")
     text = (project / "pages/index.html").read_text()
     links = [link.partition("#")[0] for link in re.findall(r'href="([^"]+)"', text)]
-    assert {"cpu/index.html", "nvidia-h200.layers/index.html", "nvidia-h200.layers/compare-old.html", "cpu/measurements.parquet"} <= set(links)  # fmt: skip
+    assert {
+        "cpu/index.html",
+        "nvidia-h200.layers/index.html",
+        "nvidia-h200.layers/compare-old.html",
+        "cpu/measurements.parquet",
+    } <= set(links)
     assert all((project / "pages" / link).is_file() for link in links if link)
     assert (project / "pages/cpu/figures/gate.svg").is_file() and (project / "pages/own.txt").read_text() == "mine"
     assert (
@@ -88,14 +93,28 @@ def test_the_first_page_has_claims_models_and_method(project):
 def test_what_the_first_page_says_of_a_report(tmp_path):
     """Its findings, or that it has none; other runs where it was held against some; claims of another GPU; how many claims no report is about."""
     one, other = (claims.load(paths.CLAIMS)[0].model_copy(update={"id": name}) for name in ("one", "other"))
-    plain = {"machine": "NVIDIA H200", "days": "2026-11-21", "commit": "abc", "benches": "gate", "rows": "1 of 1 row ok, 1 cell", "findings": [], "unfound": "no implementation was entered twice.", "comparisons": [], "tables": []}  # fmt: skip
+    plain = {
+        "machine": "NVIDIA H200",
+        "days": "2026-11-21",
+        "commit": "abc",
+        "benches": "gate",
+        "rows": "1 of 1 row ok, 1 cell",
+        "findings": [],
+        "unfound": "no implementation was entered twice.",
+        "comparisons": [],
+        "tables": [],
+    }
     found = report_site.Listed(
         folder="a", **plain | {"findings": [Sentence("cute is fast.", "rows")], "comparisons": ["compare-old.html"]}
     )
     reports = [(found, tmp_path / "a", []), (report_site.Listed(folder="b", **plain), tmp_path / "b", [])]
-    held = {"a": [Held(one, "reproduced", 2.0, 1, "the claim is of H100, the rows are of H200"), Held(other, "no rows")]}  # fmt: skip
+    held = {
+        "a": [Held(one, "reproduced", 2.0, 1, "the claim is of H100, the rows are of H200"), Held(other, "no rows")]
+    }
     report_site.write(reports, tmp_path / "pages", held=held)
-    first, second = re.findall(r'<section aria-labelledby="[ab]">.*?</section>', text := (tmp_path / "pages/index.html").read_text(), re.DOTALL)  # fmt: skip
+    first, second = re.findall(
+        r'<section aria-labelledby="[ab]">.*?</section>', text := (tmp_path / "pages/index.html").read_text(), re.DOTALL
+    )
     none, against = "No finding: no implementation was entered twice.", "Against other runs:"
     assert "In the pictures" not in text
     drawn = dataclasses.replace(
@@ -124,7 +143,10 @@ def test_claims_of_several_reports():
         "b": [Held(one, "not reproduced", 3.0, 1), Held(other, "no rows")],
     }
     ((claim, found),) = report_site.claimed(held | {"c": [Held(one, "no rows", cells=2)]})
-    assert claim.id == "one" and [(folder, one.verdict) for folder, one in found] == [("a", "reproduced"), ("b", "not reproduced")]  # fmt: skip
+    assert claim.id == "one" and [(folder, one.verdict) for folder, one in found] == [
+        ("a", "reproduced"),
+        ("b", "not reproduced"),
+    ]
     assert report_site.claimed({}) == []
 
 

@@ -21,8 +21,16 @@ def in_a_row(rng: np.random.Generator, values: int, correlation: float) -> np.nd
 
 @pytest.mark.parametrize(
     ("blocks", "correlation", "least", "most"),
-    [(5, 0, 0.95, 1), (10, 0, 0.94, 0.99), (10, 0.3, 0.93, 0.97), (20, 0, 0.94, 0.98), (20, 0.3, 0.94, 0.975), (20, 0.5, 0.93, 0.965), (40, 0.5, 0.94, 0.975)],
-)  # fmt: skip
+    [
+        (5, 0, 0.95, 1),
+        (10, 0, 0.94, 0.99),
+        (10, 0.3, 0.93, 0.97),
+        (20, 0, 0.94, 0.98),
+        (20, 0.3, 0.94, 0.975),
+        (20, 0.5, 0.93, 0.965),
+        (40, 0.5, 0.94, 0.975),
+    ],
+)
 def test_intervals_cover_the_median_also_of_correlated_blocks(blocks, correlation, least, most):
     """The share of 2,000 trials, as seen over 4,000 others, and three standard errors (1.5 %) on either side."""
     rng = np.random.default_rng(blocks)
@@ -97,7 +105,9 @@ def test_the_interval_of_two_runs_is_welch_s():
     b = np.sqrt(np.pi / 2) * np.sqrt(values.var(ddof=1) / 4)
     error, freedom = np.hypot(a, b), np.hypot(a, b) ** 4 / (a**4 / 3 + b**4 / 3)
     ratio, low, high, p = statistics.unpaired_ratio(before, after)
-    assert r == 0 and np.log([ratio, low, high]) == pytest.approx([7, 7 - stats.t.ppf(0.975, freedom) * error, 7 + stats.t.ppf(0.975, freedom) * error])  # fmt: skip
+    assert r == 0 and np.log([ratio, low, high]) == pytest.approx(
+        [7, 7 - stats.t.ppf(0.975, freedom) * error, 7 + stats.t.ppf(0.975, freedom) * error]
+    )
     assert p == pytest.approx(2 * stats.t.sf(7 / error, freedom))
 
 

@@ -9,10 +9,17 @@ import yaml
 from moe_routing_bench.config import load
 
 GOOD = [
-    "", "# nothing\n", "a: 1", "[1, 2.5, null, true, text]", "a: &x [1, 2]\nb: *x\n", "a: &m {k: 1, l: 2}\nb:\n  <<: *m\n  k: 3\n",
-    "base: &b {a: 1}\nmore: &c\n  <<: *b\n  a: 2\nmost:\n  <<: *c\n  a: 3\n", "1: a\n'1': b\n", "? [1, 2]\n: a\n",
+    "",
+    "# nothing\n",
+    "a: 1",
+    "[1, 2.5, null, true, text]",
+    "a: &x [1, 2]\nb: *x\n",
+    "a: &m {k: 1, l: 2}\nb:\n  <<: *m\n  k: 3\n",
+    "base: &b {a: 1}\nmore: &c\n  <<: *b\n  a: 2\nmost:\n  <<: *c\n  a: 3\n",
+    "1: a\n'1': b\n",
+    "? [1, 2]\n: a\n",
     "&a a: *a\n",
-]  # fmt: skip
+]
 BAD = [
     ("a: 1\nb: 2\na: 3\n", "key 'a' is there twice, in lines 1 and 3"),
     ("l:\n  - {k: 1, m: 2, k: 1}\n", "key 'k' is there twice, in lines 2 and 2"),

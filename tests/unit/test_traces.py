@@ -95,7 +95,13 @@ BAD = {  # suffix, bytes, options, and words of the message
     "another suffix": (".pkl", b"", [], "suffix of the input: got '.pkl'", ".npy"),
     "a pickle in a npy": (".npy", objects(), [], "got 'ids.npy'", "pickled objects, which could run code"),
     "a pickle in a pt": (".pt", saved(Object()), [], "got 'ids.pt'", "without pickled objects"),
-    "objects in an array in a pt": (".pt", saved({"ids": np.array([Object()], object)}), [], "got 'ids.pt'", "it holds"),
+    "objects in an array in a pt": (
+        ".pt",
+        saved({"ids": np.array([Object()], object)}),
+        [],
+        "got 'ids.pt'",
+        "it holds",
+    ),
     "a pickle of another program": (".pt", pickle.dumps({"ids": 1}), [], "got 'ids.pt'"),
     "garbage": (".npy", b"junk" * 9, [], "got 'ids.npy'"),
     "a npy cut short": (".npy", npy(IDS)[:-4], [], "got 'ids.npy'", "a whole .npy file"),
@@ -106,23 +112,48 @@ BAD = {  # suffix, bytes, options, and words of the message
     "k of 0": (".npy", npy(IDS[:, :0]), [], "none, of the shape (5, 0)"),
     "one dimension": (".npy", npy(IDS[0]), [], "got '(2,) in ids.npy'", "(tokens, k)"),
     "a layer of one": (".npy", npy(IDS), ["--layer", "1"], "--layer: got 1", "none"),
-    "layers of unknown order": (".npy", npy(LAYERS), ["--layer", "1"], "--first: got", "layers for (layers, tokens, k)", "(3, 5, 2)"),
+    "layers of unknown order": (
+        ".npy",
+        npy(LAYERS),
+        ["--layer", "1"],
+        "--first: got",
+        "layers for (layers, tokens, k)",
+        "(3, 5, 2)",
+    ),
     "layers without a layer": (".npy", npy(LAYERS), ["--first", "layers"], "--layer: got None", "0 to 2"),
-    "a layer that is not there": (".npy", npy(LAYERS), ["--first", "layers", "--layer", "3"], "--layer: got 3", "0 to 2"),
+    "a layer that is not there": (
+        ".npy",
+        npy(LAYERS),
+        ["--first", "layers", "--layer", "3"],
+        "--layer: got 3",
+        "0 to 2",
+    ),
     "a layer below 0": (".npy", npy(LAYERS), ["--first", "layers", "--layer", "-1"], "--layer: got -1"),
     "another order": (".npy", npy(LAYERS), ["--first", "experts"], "--first: got 'experts'", "tokens, layers"),
     "below 0": (".npy", npy(IDS - 1), [], "got '-1 to 4 in ids.npy'", "0 to 65535", "-1 in 2 of 5 rows marks padding"),
     "at the number of experts": (".npy", npy(IDS), ["--experts", "5"], "got '0 to 5 in ids.npy'", "0 to 4"),
     "beyond 64 bits": (".npy", npy(IDS.astype(np.uint64) + np.uint64(2**63)), [], "0 to 65535"),
     "no experts": (".npy", npy(IDS), ["--experts", "0"], "--experts: got 0", "1 to 65536"),
-    "an expert twice": (".npy", npy(np.array([[0, 1], [2, 2]])), ["--first", "tokens"], "[2, 2] of token 1", "distinct"),
+    "an expert twice": (
+        ".npy",
+        npy(np.array([[0, 1], [2, 2]])),
+        ["--first", "tokens"],
+        "[2, 2] of token 1",
+        "distinct",
+    ),
     "fractions": (".npy", npy(IDS / 2), [], "1.5 of token 0", "whole numbers"),
     "nan": (".npy", npy(np.where(IDS == 2, np.nan, IDS)), [], "nan of token 1", "whole numbers"),
     "a mask": (".npy", npy(IDS > 1), [], "got 'bool in ids.npy'", "topk"),
     "complex": (".npy", npy(IDS * 1j), [], "complex128", "whole numbers"),
     "texts": (".npy", npy(IDS.astype(str)), [], "whole numbers"),
     "several arrays": (".npz", npz(a=IDS, b=IDS), [], "--key: got 'none'", "a, b"),
-    "a misspelt array": (".npz", npz(weights=IDS, ids=IDS), ["--key", "idz"], "--key: got 'idz'", "did you mean 'ids'?"),
+    "a misspelt array": (
+        ".npz",
+        npz(weights=IDS, ids=IDS),
+        ["--key", "idz"],
+        "--key: got 'idz'",
+        "did you mean 'ids'?",
+    ),
     "a key of a npy": (".npy", npy(IDS), ["--key", "ids"], "--key: got 'ids'", "a .npy has no names"),
     "ragged csv": (".csv", b"7,2\n3\n", [], "Expected 2 columns, got 1"),
     "csv with a gap": (".csv", b"7,2\n3,\n", [], "int64 with 1 empty in column '2'"),
@@ -132,22 +163,49 @@ BAD = {  # suffix, bytes, options, and words of the message
     "ragged parquet": (".parquet", parquet([[1, 2], [3]]), [], "rows of other lengths"),
     "parquet with a gap": (".parquet", parquet([[1, 2], None]), [], "without a value"),
     "parquet of numbers": (".parquet", parquet([1, 2]), [], "--top-k: got 'none, with 2 rows"),
-    "parquet of another column": (".parquet", parquet([[1]], name="ids"), ["--key", "idz"], "--key: got 'idz'", "allowed: ids"),
+    "parquet of another column": (
+        ".parquet",
+        parquet([[1]], name="ids"),
+        ["--key", "idz"],
+        "--key: got 'idz'",
+        "allowed: ids",
+    ),
     "no tensor": (".pt", saved("text"), [], "str in ids.pt", "a tensor"),
     "a sparse tensor": (".pt", saved(torch.tensor(IDS).to_sparse()), [], "torch.sparse_coo"),
     "a key of a tensor": (".pt", saved(torch.tensor(IDS)), ["--key", "ids"], "--key: got 'ids'"),
     "Megatron without a recording": (".pt", saved([None]), ["--layer", "0"], "NoneType in ids.pt"),
     "Megatron without a layer": (".pt", saved([]), ["--layer", "0"], "no layer in ids.pt"),
     "SGLang in another mode": (".pt", STAT, [], "counts per expert", "per_token"),
-    "SGLang without a pass": (".pt", saved({"records": [], "last_physical_to_logical_map": torch.ones(1)}), [], "per_token"),
+    "SGLang without a pass": (
+        ".pt",
+        saved({"records": [], "last_physical_to_logical_map": torch.ones(1)}),
+        [],
+        "per_token",
+    ),
     "SGLang, a dense layer": (".pt", sglang(DENSE), ["--layer", "0"], "layer 0 in ids.pt has no ids"),
-    "SGLang with moved experts": (".pt", sglang(LAYERS, logical=torch.arange(8).flip(0).repeat(3, 1)), ["--layer", "1"], "without EPLB"),
-    "SGLang, tokens first": (".pt", sglang(LAYERS), ["--layer", "1", "--first", "tokens"], "--first: got 'tokens'", "layers"),
-    "vLLM without the flag": (".json", b'{"choices": [{"routed_experts": null}]}', [], "--enable-return-routed-experts"),
+    "SGLang with moved experts": (
+        ".pt",
+        sglang(LAYERS, logical=torch.arange(8).flip(0).repeat(3, 1)),
+        ["--layer", "1"],
+        "without EPLB",
+    ),
+    "SGLang, tokens first": (
+        ".pt",
+        sglang(LAYERS),
+        ["--layer", "1", "--first", "tokens"],
+        "--first: got 'tokens'",
+        "layers",
+    ),
+    "vLLM without the flag": (
+        ".json",
+        b'{"choices": [{"routed_experts": null}]}',
+        [],
+        "--enable-return-routed-experts",
+    ),
     "json of something else": (".json", b"[1, 2]", [], "a completion of vLLM"),
     "json of nothing": (".json", b"{", [], "got 'ids.json'"),
     "vLLM cut short": (".json", b'{"choices": [{"routed_experts": "k05V"}]}', [], "got 'ids.json'"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -215,7 +273,13 @@ def test_only_regular_files_are_opened(suffix, kind, call):
     assert (status, out) == (2, "") and error.count("\n") == 1 and "no such file" in error
 
 
-SIZED = {".npz": npz(ids=np.zeros((1000, 2))), ".csv": b"1,2\n" * 99, ".parquet": parquet([[1, 2]] * 9999), ".json": b" " * 999, ".pt": saved(torch.zeros(999))}  # fmt: skip
+SIZED = {
+    ".npz": npz(ids=np.zeros((1000, 2))),
+    ".csv": b"1,2\n" * 99,
+    ".parquet": parquet([[1, 2]] * 9999),
+    ".json": b" " * 999,
+    ".pt": saved(torch.zeros(999)),
+}
 
 
 @pytest.mark.parametrize("suffix", SIZED)

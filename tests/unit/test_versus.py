@@ -26,7 +26,19 @@ def platform(name, gpu, factor=1.0):
     rng = np.random.default_rng(len(name) + int(10 * factor))
     us = table["median_us"] * factor
     blocks = [list(one * np.exp(rng.normal(0, 0.001, 20))) for one in us]
-    return table.assign(platform=name, gpu_name=gpu, median_us=us, ci_low_us=us * 0.99, ci_high_us=us * 1.01, block_medians_us=blocks, roofline_us=us / 2, share_of_roofline=0.5, copy_gb_per_s=2000.0 / factor, best_verdict="faster", driver=f"driver of {name}")  # fmt: skip
+    return table.assign(
+        platform=name,
+        gpu_name=gpu,
+        median_us=us,
+        ci_low_us=us * 0.99,
+        ci_high_us=us * 1.01,
+        block_medians_us=blocks,
+        roofline_us=us / 2,
+        share_of_roofline=0.5,
+        copy_gb_per_s=2000.0 / factor,
+        best_verdict="faster",
+        driver=f"driver of {name}",
+    )
 
 
 @pytest.fixture
@@ -49,20 +61,34 @@ def test_the_fastest_of_a_cell_may_be_another_on_each(two):
     first = one[(one["bench"] == "pack") & (one["cell"] == "T1024-0.0")]
     slow = first["median_us"].idxmin()
     times = {"median_us": 900.0, "ci_low_us": 890.0, "ci_high_us": 910.0}
-    changed = one.assign(**{name: one[name].where(one.index != slow, value) for name, value in times.items()}, best_verdict=one["best_verdict"].where(one["cell"] != "T1024-0.0", "same"))  # fmt: skip
+    changed = one.assign(
+        **{name: one[name].where(one.index != slow, value) for name, value in times.items()},
+        best_verdict=one["best_verdict"].where(one["cell"] != "T1024-0.0", "same"),
+    )
     best = versus.cells(versus.rows(changed, other))
     cell = best[(best["bench"] == "pack") & (best["cell"] == "T1024-0.0")].iloc[0]
     assert cell["other"] == one["implementation"][slow] != cell["one"] and not cell["one_told"] and cell["other_told"]
-    assert cell["low"] < cell["ratio"] == pytest.approx(cell["one_us"] / cell["other_us"]) and cell["ratio"] < cell["high"]  # fmt: skip
+    assert (
+        cell["low"] < cell["ratio"] == pytest.approx(cell["one_us"] / cell["other_us"]) and cell["ratio"] < cell["high"]
+    )
     assert (best["one"] != best["other"]).sum() == 1
 
 
 def test_in_how_many_cells_both_agree():
     """By the verdicts of both runs; a lowest median alone is no fastest. What did not happen is not said."""
     same = {"one": "cute", "other": "cute", "one_told": True, "other_told": True}
-    cells = [same, same, same | {"other": "triton"}, same | {"one_told": False}, same | {"other": "triton", "other_told": False}]  # fmt: skip
+    cells = [
+        same,
+        same,
+        same | {"other": "triton"},
+        same | {"one_told": False},
+        same | {"other": "triton", "other_told": False},
+    ]
     known = "both runs tell the same implementation from the best other as the fastest"
-    assert versus.agreed(pd.DataFrame(cells)) == f"In 2 of 5 cells {known}; in 1 they tell different ones; in 2 at least one of them tells none (≈)."  # fmt: skip
+    assert (
+        versus.agreed(pd.DataFrame(cells))
+        == f"In 2 of 5 cells {known}; in 1 they tell different ones; in 2 at least one of them tells none (≈)."
+    )
     assert versus.agreed(pd.DataFrame(cells[:1])) == f"In 1 of 1 cell {known}."
 
 
@@ -81,7 +107,13 @@ def test_a_cell_is_in_doubt_where_a_time_that_it_shows_is(two):
 def test_platforms_that_are_compared(two):
     """Those of two GPUs and the same run, with a row in common; a CPU's times say nothing of another machine's."""
     one, other = two
-    tables = {"cpu": one.assign(gpu_name=None), "nvidia-h100": one, "nvidia-h200": other, "nvidia-h200.layers": other, "nvidia-x": one.assign(cell="none")}  # fmt: skip
+    tables = {
+        "cpu": one.assign(gpu_name=None),
+        "nvidia-h100": one,
+        "nvidia-h200": other,
+        "nvidia-h200.layers": other,
+        "nvidia-x": one.assign(cell="none"),
+    }
     assert versus.pairs(tables) == [("nvidia-h100", "nvidia-h200")]
     assert versus.pairs({"nvidia-h100": one, "nvidia-h200": other.assign(status="crashed")}) == []
 
@@ -111,5 +143,5 @@ def test_the_site_has_a_page_on_them(two, tmp_path, monkeypatch):
         "1.25x [1.23, 1.28]",
     ):
         assert said in text, said
-    script = """const wide = document.documentElement.clientWidth; return [[...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > wide + 1 && !e.closest(".scroll")).length, document.documentElement.scrollWidth <= wide, document.querySelectorAll("#both tbody tr").length, document.querySelectorAll("svg circle").length];"""  # fmt: skip
+    script = """const wide = document.documentElement.clientWidth; return [[...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > wide + 1 && !e.closest(".scroll")).length, document.documentElement.scrollWidth <= wide, document.querySelectorAll("#both tbody tr").length, document.querySelectorAll("svg circle").length];"""
     assert asked(page, script, width=390) == [0, True, len(two[0]), 18]

@@ -93,7 +93,12 @@ def test_the_bound_is_nearly_reached(name):
     form = WEIGHTS[name]
     w = drawn(64, 512)[1:, :-1]
     error = (back(quantise(w, form, "fp32"), form, w) - w).abs()
-    span = torch.stack([part.max() - part.min() if form.zero_points else 2 * part.abs().max() for part in w[0].split(form.group_of(512), 1)])  # fmt: skip
+    span = torch.stack(
+        [
+            part.max() - part.min() if form.zero_points else 2 * part.abs().max()
+            for part in w[0].split(form.group_of(512), 1)
+        ]
+    )
     assert error.max() > 0.5 * form.error_bound("fp32") * span.min()
 
 

@@ -253,9 +253,15 @@ def test_an_interrupt_says_what_to_do_and_no_spec(project: Project) -> None:
     )
     environment = os.environ | {"PYTHONPATH": str(project.folder / "src")}
     with subprocess.Popen(
-        [sys.executable, "-m", "snakemake", "--cores", "1"], cwd=project.folder, env=environment, preexec_fn=interruptible,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    ) as run:  # fmt: skip
+        [sys.executable, "-m", "snakemake", "--cores", "1"],
+        cwd=project.folder,
+        env=environment,
+        preexec_fn=interruptible,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as run:
         deadline = time.monotonic() + 60
         while not measuring(run.pid) and time.monotonic() < deadline:
             time.sleep(0.05)  # until the client runs: its shell alone has made the log

@@ -17,17 +17,45 @@ from moe_routing_bench.figures import FIGURES
 from project import CELLS, DRAWN, GRID, Project, count
 
 ENTRY = {
-    "label": "tiny", "router": ["dense"], "seed": [1], "corpora": {"stdlib": 20000}, "dim": 16, "heads": 2, "expert_hidden": 16,
-    "sequence": 32, "batch": 4, "steps": 4, "warmup": 1, "timing": True, "pilot": {"lr": [0.01, 0.001], "steps": 3},
-}  # fmt: skip
+    "label": "tiny",
+    "router": ["dense"],
+    "seed": [1],
+    "corpora": {"stdlib": 20000},
+    "dim": 16,
+    "heads": 2,
+    "expert_hidden": 16,
+    "sequence": 32,
+    "batch": 4,
+    "steps": 4,
+    "warmup": 1,
+    "timing": True,
+    "pilot": {"lr": [0.01, 0.001], "steps": 3},
+}
 BASE = {
-    "label": "base", "router": ["softk"], "seed": [1], "corpora": {"stdlib": 20000}, "experts": 4, "dim": 16, "heads": 2, "expert_hidden": 16,
-    "sequence": 32, "batch": 4, "steps": 4, "warmup": 1, "lr": 0.01,
-}  # fmt: skip
+    "label": "base",
+    "router": ["softk"],
+    "seed": [1],
+    "corpora": {"stdlib": 20000},
+    "experts": 4,
+    "dim": 16,
+    "heads": 2,
+    "expert_hidden": 16,
+    "sequence": 32,
+    "batch": 4,
+    "steps": 4,
+    "warmup": 1,
+    "lr": 0.01,
+}
 ADAPTED = {
-    "label": "other", "base": "base", "variant": ["R"], "rank": [2], "corpora": {"docs": "all"}, "steps": 3, "warmup": 1,
+    "label": "other",
+    "base": "base",
+    "variant": ["R"],
+    "rank": [2],
+    "corpora": {"docs": "all"},
+    "steps": 3,
+    "warmup": 1,
     "pilot": {"lr": [0.01, 0.001], "steps": 2},
-}  # fmt: skip
+}
 COLLECT = {"collect_quality": 1, "collect_perft": 1}
 JOBS = {"train": 4, "time_training": 1, "adapt": 3, **COLLECT}
 RUNS, ADAPTATIONS = TARGETS = ("results/cpu/quality.parquet", "results/cpu/perft.parquet")

@@ -104,10 +104,13 @@ def rounded(want: Tensor, terms: Tensor, dtype: str, roundings: int, term_roundo
 def both(first: Check, second: Check) -> Check:
     """The worse of two outcomes, field by field."""
     return Check(
-        max(first.rel_l2_error, second.rel_l2_error), max(first.max_abs_error, second.max_abs_error),
-        max(first.tolerance, second.tolerance), first.mismatches + second.mismatches, first.ties + second.ties,
+        max(first.rel_l2_error, second.rel_l2_error),
+        max(first.max_abs_error, second.max_abs_error),
+        max(first.tolerance, second.tolerance),
+        first.mismatches + second.mismatches,
+        first.ties + second.ties,
         first.error or second.error,
-    )  # fmt: skip
+    )
 
 
 def nbytes(*tensors: Tensor) -> int:

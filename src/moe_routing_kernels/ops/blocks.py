@@ -92,12 +92,23 @@ def _product(x: Tensor, weights: Tensor, biases: Tensor | None, chosen: Tensor) 
 
 
 def experts_backward(
-    grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, wanted: Sequence[bool]
-) -> list[Tensor | None]:  # fmt: skip
+    grad: Tensor,
+    rows: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
     """grad (R, H) of y -> those of rows, w13, w2, b13 and b2 that are `wanted`, None for each other one."""
     likes = (grad, w13, w2, b13, b2)
     pairs = zip(likes, wanted, strict=True)
-    totals = [like.new_zeros(like.shape, dtype=wide(like.dtype)) if of_it and like is not None else None for like, of_it in pairs]  # fmt: skip
+    totals = [
+        like.new_zeros(like.shape, dtype=wide(like.dtype)) if of_it and like is not None else None
+        for like, of_it in pairs
+    ]
     if grad.numel() and any(wanted):
         blocks = blocks_of(offsets, grad.shape[0])
         totals[0] = _add_up(blocks, blocks.cut(grad), blocks.cut(rows), w13, w2, activation, b13, totals)
@@ -105,8 +116,15 @@ def experts_backward(
 
 
 def _add_up(
-    blocks: Blocks, grad: Tensor, x: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, totals: list[Tensor | None]
-) -> Tensor | None:  # fmt: skip
+    blocks: Blocks,
+    grad: Tensor,
+    x: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    b13: Tensor | None,
+    totals: list[Tensor | None],
+) -> Tensor | None:
     """Add the gradients of weights and biases to those `totals` that are there, and return that of rows, if it is: (R, H)."""
     d_rows, d_w13, d_w2, d_b13, d_b2 = totals
     through = d_rows is not None or d_w13 is not None or d_b13 is not None

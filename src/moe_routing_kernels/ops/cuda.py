@@ -96,8 +96,15 @@ def keeps_sums(rows: Tensor, w2: Tensor, activation: str, backend: str) -> bool:
 
 
 def experts_training(
-    rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, backend: str
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    rows: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
     """`experts`, and what the backward pass wants of it: the sums (R, N) of the first product, or (0,) where it computes them again."""
     if not keeps_sums(rows, w2, activation, backend):
         return experts(rows, offsets, w13, w2, activation, b13, b2), rows.new_empty(0)
@@ -110,8 +117,19 @@ def experts_training(
 
 
 def layer_training(
-    x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, residual: Tensor | None, backend: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    order: Tensor,
+    inverse: Tensor,
+    offsets: Tensor,
+    weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    residual: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`pack`, `experts_training` and `combine` -> combined (T, H), packed (R, H), and y (R, H) or sums (R, N), the other being (0,)."""
     packed = pack(x, order, inverse)
     y, sums = experts_training(packed, offsets, w13, w2, activation, b13, b2, backend)
@@ -120,8 +138,18 @@ def layer_training(
 
 
 def layer_backward(
-    grad: Tensor, packed: Tensor | None, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor, wanted: Sequence[bool] | None = None
-) -> Sequence[Tensor | None]:  # fmt: skip
+    grad: Tensor,
+    packed: Tensor | None,
+    order: Tensor,
+    inverse: Tensor,
+    offsets: Tensor,
+    weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    sums: Tensor,
+    wanted: Sequence[bool] | None = None,
+) -> Sequence[Tensor | None]:
     """grad (T, H) of combined, and the sums that `layer_training` kept -> the gradients of packed, weights (T, k), w13 and w2.
 
     Those that are not `wanted` are None; packed may be None where that of w13 is not. The gradient of a weight is that of its row's
@@ -151,8 +179,18 @@ def layer_backward(
 
 
 def feed(
-    x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, capacity: int | None, phase: str | None
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    order: Tensor,
+    inverse: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    capacity: int | None,
+    phase: str | None,
+) -> Tensor:
     """`pack` and `experts`: x (T, H), order (R,), inverse (T, k) -> y (R, H), in the way that is chosen for these sizes."""
     (tokens, top_k), (count, hidden, intermediate), dtype = inverse.shape, w2.shape, FORMAT_NAMES.get(x.dtype, "")
     layout = RowLayout(tokens, top_k, count, capacity)
@@ -161,15 +199,28 @@ def feed(
     if way is None:
         return experts(pack(x, order, inverse), offsets, w13, w2, activation, b13, b2)
     y = x.new_empty(len(order), hidden)
-    rows = {"x": ready(x), "order": ready(order), "inverse": ready(inverse)} if way.gathers else {"packed": pack(x, order, inverse)}  # fmt: skip
+    rows = (
+        {"x": ready(x), "order": ready(order), "inverse": ready(inverse)}
+        if way.gathers
+        else {"packed": pack(x, order, inverse)}
+    )
     weights = _weights(offsets, w13, w2, b13, b2)
     returned = way.module.bind(problem if way.gathers else problem.experts, **rows, **weights, y=y)()
     return returned["y"] if returned else y  # torch allocates its result
 
 
 def experts_backward(
-    grad: Tensor, rows: Tensor | None, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, sums: Tensor | None, wanted: Sequence[bool] | None = None
-) -> Sequence[Tensor | None]:  # fmt: skip
+    grad: Tensor,
+    rows: Tensor | None,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    sums: Tensor | None,
+    wanted: Sequence[bool] | None = None,
+) -> Sequence[Tensor | None]:
     """grad (R, H) of y -> those of rows (undefined in rows of no expert), w13, w2, b13 and b2 that are `wanted`, None for each other one.
 
     Kernels of ours where `experts_training` kept the sums; else grouped products of torch where they can; else `blocks`. Nothing
@@ -189,8 +240,15 @@ def experts_backward(
 
 
 def _grouped_backward(
-    grad: Tensor, rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, wanted: Sequence[bool]
-) -> Sequence[Tensor | None]:  # fmt: skip
+    grad: Tensor,
+    rows: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    b13: Tensor | None,
+    wanted: Sequence[bool],
+) -> Sequence[Tensor | None]:
     """`experts_backward` in grouped products of torch. Gradients of biases are products with a column of ones, of which torch takes 8."""
     of_rows, of_w13, of_w2, of_b13, of_b2 = wanted
     d_rows = d_w13 = d_w2 = d_b13 = d_b2 = None

@@ -116,7 +116,13 @@ def _limited(module: Any) -> list[str]:
 def _points(module: Any) -> Tensor:
     """Numbers on all sides of whatever limits there may be."""
     limits = [getattr(module, name, None) for name in _LIMITS]
-    sides = [sign * part * x for x in limits if isinstance(x, int | float) and math.isfinite(x) for sign in (-1, 1) for part in (0.999, 1, 1.001)]  # fmt: skip
+    sides = [
+        sign * part * x
+        for x in limits
+        if isinstance(x, int | float) and math.isfinite(x)
+        for sign in (-1, 1)
+        for part in (0.999, 1, 1.001)
+    ]
     points = [*_POINTS, *sides]
     return torch.tensor([*points, *points[:1]] if len(points) % 2 else points, dtype=torch.float64, device="cpu")
 

@@ -29,16 +29,32 @@ def experts(
 
 @custom_op("moe_routing_kernels::experts_training", mutates_args=(), device_types="cpu")
 def experts_training(
-    rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, backend: str
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    rows: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
     keep = _keeps_sums(rows, w2, activation, backend)
     return contiguous(reference.experts_training(rows, offsets, w13, w2, activation, b13, b2, keep), rows)
 
 
 @custom_op("moe_routing_kernels::experts_backward", mutates_args=(), device_types="cpu")
 def experts_backward(
-    grad: Tensor, rows: Tensor | None, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, sums: Tensor | None, wanted: Sequence[bool] | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    rows: Tensor | None,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    sums: Tensor | None,
+    wanted: Sequence[bool] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of rows, w13, w2, b13 and b2 that are `wanted`; rows are None where sums are given and w13 needs no gradient."""
     given = (rows, offsets, w13, w2, activation, b13, b2, sums, _asked(wanted, 5))
     return contiguous(reference.experts_backward(grad, *given), grad)
@@ -46,8 +62,19 @@ def experts_backward(
 
 @custom_op("moe_routing_kernels::layer_training", mutates_args=(), device_types="cpu")
 def layer_training(
-    x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, residual: Tensor | None, backend: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    order: Tensor,
+    inverse: Tensor,
+    offsets: Tensor,
+    weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    residual: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     packed = reference.pack(x, order, inverse)
     keep = _keeps_sums(packed, w2, activation, backend)
     y, sums = reference.experts_training(packed, offsets, w13, w2, activation, b13, b2, keep)
@@ -56,8 +83,18 @@ def layer_training(
 
 @custom_op("moe_routing_kernels::layer_backward", mutates_args=(), device_types="cpu")
 def layer_backward(
-    grad: Tensor, packed: Tensor | None, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor, wanted: Sequence[bool] | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    packed: Tensor | None,
+    order: Tensor,
+    inverse: Tensor,
+    offsets: Tensor,
+    weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    sums: Tensor,
+    wanted: Sequence[bool] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of packed rows, weights, w13 and w2 that are `wanted`; `packed` is None where w13 needs no gradient."""
     given = (packed, order, inverse, offsets, weights, w13, w2, activation, sums, _asked(wanted, 4))
     return contiguous(reference.layer_backward(grad, *given), grad)
@@ -65,8 +102,18 @@ def layer_backward(
 
 @custom_op("moe_routing_kernels::feed", mutates_args=(), device_types="cpu")
 def feed(
-    x: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, capacity: int | None, phase: str | None
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    order: Tensor,
+    inverse: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    capacity: int | None,
+    phase: str | None,
+) -> Tensor:
     packed = reference.pack(x, order, inverse)
     return contiguous(reference.experts(packed, offsets, w13, w2, activation, b13, b2), x)
 

@@ -91,8 +91,14 @@ def prepare(
 
 
 def _checked(
-    rule: str, scale: float | None, activation: str, dtype: torch.dtype, ids: torch.dtype, weights: torch.dtype, **sizes: int
-) -> str:  # fmt: skip
+    rule: str,
+    scale: float | None,
+    activation: str,
+    dtype: torch.dtype,
+    ids: torch.dtype,
+    weights: torch.dtype,
+    **sizes: int,
+) -> str:
     """The rule's name with its scale. Raises `UserError` for what the operators would not take: these are asked, with tensors without data."""
     for name, size in sizes.items():
         if not whole(size) or size < 1:

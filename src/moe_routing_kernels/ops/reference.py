@@ -168,8 +168,15 @@ def experts(
 
 
 def experts_training(
-    rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, keep: bool
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    rows: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor | None]:
     """`experts`, and where they are to be kept, the sums (R, N) of the first product."""
     y = rows.new_zeros(rows.shape)
     kept = rows.new_zeros(rows.shape[0], w13.shape[1]) if keep else None
@@ -195,8 +202,17 @@ def _sums(rows: Tensor, w13: Tensor, b13: Tensor | None) -> Tensor:
 
 
 def experts_backward(
-    grad: Tensor, rows: Tensor | None, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None, sums: Tensor | None, wanted: Sequence[bool]
-) -> list[Tensor | None]:  # fmt: skip
+    grad: Tensor,
+    rows: Tensor | None,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    sums: Tensor | None,
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
     """grad (R, H) of y -> those of rows (zero in rows of no expert), w13, w2, b13 and b2 that are `wanted`, None for each other one.
 
     Sums (R, N) of the first product that were kept are not computed again; rows are then read for the gradient of w13 alone.
@@ -234,8 +250,18 @@ def experts_backward(
 
 
 def layer_backward(
-    grad: Tensor, packed: Tensor | None, order: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str, sums: Tensor, wanted: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    grad: Tensor,
+    packed: Tensor | None,
+    order: Tensor,
+    inverse: Tensor,
+    offsets: Tensor,
+    weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    sums: Tensor,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """grad (T, H) of combined, and the sums (R, N) that were kept -> those of packed, weights (T, k), w13 and w2 that are `wanted`."""
     of_packed, of_weights, of_w13, of_w2 = wanted
     d_packed = d_weights = d_w13 = d_w2 = None

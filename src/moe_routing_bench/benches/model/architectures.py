@@ -33,16 +33,25 @@ ARCHITECTURES: Mapping[str | None, Architecture] = {
         "Qwen2Moe", 24, 16, 151936, {"num_key_value_heads": 16, "shared_expert_intermediate_size": 5632}
     ),
     "deepseek-v2-lite": Architecture(
-        "DeepseekV2", 27, 16, 102400,
+        "DeepseekV2",
+        27,
+        16,
+        102400,
         {
-            "intermediate_size": 10944, "first_k_dense_replace": 1, "n_shared_experts": 2, "q_lora_rank": None, "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+            "intermediate_size": 10944,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 2,
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
         },
         {"num_experts": "n_routed_experts"},
     ),
     "olmoe-1b-7b": Architecture("Olmoe", 16, 16, 50304, names={"moe_intermediate_size": "intermediate_size"}),
     "qwen3-30b-a3b": Architecture("Qwen3Moe", 48, 32, 151936, _QWEN3 | {"num_key_value_heads": 4, "head_dim": 128}),
-}  # fmt: skip
+}
 MOST_LAYERS = max(one.layers for one in ARCHITECTURES.values())
 
 
@@ -75,10 +84,15 @@ class Model:
         """The fields of the library's config."""
         one = self.architecture
         sizes = {
-            "hidden_size": self.hidden, "moe_intermediate_size": self.intermediate, "num_experts": self.experts,
-            "num_experts_per_tok": self.top_k, "num_hidden_layers": one.layers,
-            "num_attention_heads": one.heads, "vocab_size": one.vocabulary, "max_position_embeddings": self.tokens + CONTEXT,
-        }  # fmt: skip
+            "hidden_size": self.hidden,
+            "moe_intermediate_size": self.intermediate,
+            "num_experts": self.experts,
+            "num_experts_per_tok": self.top_k,
+            "num_hidden_layers": one.layers,
+            "num_attention_heads": one.heads,
+            "vocab_size": one.vocabulary,
+            "max_position_embeddings": self.tokens + CONTEXT,
+        }
         return {one.names.get(name, name): value for name, value in sizes.items()} | dict(one.options)
 
 

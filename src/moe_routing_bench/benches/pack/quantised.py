@@ -59,9 +59,13 @@ def check(problem: Pack, inputs: dict[str, Tensor], outputs: dict[str, Tensor], 
         f"packed: {wrong} of {outputs['packed'].numel()} elements are not nearest to x / scale" if wrong else "",
     ]
     return Check(
-        math.sqrt(error / max(size, 1e-30)), largest, form.roundoff, wrong + bad_scales, ties - wrong if ties > wrong else 0,
+        math.sqrt(error / max(size, 1e-30)),
+        largest,
+        form.roundoff,
+        wrong + bad_scales,
+        ties - wrong if ties > wrong else 0,
         "; ".join(filter(None, texts)) or None,
-    )  # fmt: skip
+    )
 
 
 def _rows(problem: Pack) -> int:

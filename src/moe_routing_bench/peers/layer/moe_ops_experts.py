@@ -26,9 +26,16 @@ def unsupported(problem: Layer) -> str | None:
 
 
 def bind(
-    problem: Layer, *, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor,
+    problem: Layer,
+    *,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    combined: Tensor,
     residual: Tensor | None = None,
-) -> Callable[[], dict[str, Tensor]]:  # fmt: skip
+) -> Callable[[], dict[str, Tensor]]:
     """Bind x (T, H), topk_ids (T, k) int32, topk_weights (T, k) float32, w13 (E, N, H), w2 (E, H, I); returns combined (T, H).
 
     The library allocates its result, so a bound `combined` is not written. A `residual` (T, H) is added by torch.

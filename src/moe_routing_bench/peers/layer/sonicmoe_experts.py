@@ -22,9 +22,16 @@ def unsupported(problem: Layer) -> str | None:
 
 
 def bind(
-    problem: Layer, *, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor,
+    problem: Layer,
+    *,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    combined: Tensor,
     residual: Tensor | None = None,
-) -> Callable[[], None]:  # fmt: skip
+) -> Callable[[], None]:
     """Bind x (T, H), topk_ids (T, k) int32, topk_weights (T, k) float32, w13 (E, 2 I, H), w2 (E, H, I) -> combined (T, H).
 
     A `residual` (T, H) is added by torch.

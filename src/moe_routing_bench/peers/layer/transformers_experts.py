@@ -27,9 +27,17 @@ def unsupported(problem: Layer, form: str) -> str | None:
 
 
 def bind(
-    problem: Layer, *, form: str, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, combined: Tensor,
+    problem: Layer,
+    *,
+    form: str,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    combined: Tensor,
     residual: Tensor | None = None,
-) -> Callable[[], dict[str, Tensor]]:  # fmt: skip
+) -> Callable[[], dict[str, Tensor]]:
     """Bind x (T, H), topk_ids (T, k), topk_weights (T, k) float32, w13 (E, 2 I, H), w2 (E, H, I); the call returns combined (T, H).
 
     The library allocates its result, so a bound `combined` is not written. A `residual` (T, H) is added by torch.
