@@ -22,7 +22,7 @@ from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import calibration, completion, outcome, sampling, supervisor, timers, verify, worker
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
-from moe_routing_bench.peers.experts import quack_experts
+from moe_routing_bench.peers import quack_experts
 from moe_routing_bench.store.rows import SCHEMA_VERSION
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.pack import torch_pack

@@ -39,7 +39,7 @@ class Peer:
 class Implementation(implementations.Implementation):
     """One way to do an operation: a line of our own tables (`ours`), or one of this bench alone.
 
-    `peer` is another package, whose adapters are in ``moe_routing_bench.peers.<bench>``. A module such as ``.definition`` is in the
+    `peer` is another package, whose adapters are in ``moe_routing_bench.peers``. A module such as ``.definition`` is in the
     bench's own folder: a baseline of a few lines may stand there.
     """
 
@@ -49,7 +49,7 @@ class Implementation(implementations.Implementation):
         """The absolute name of its module, as one of this bench."""
         if self.module.startswith("."):
             return f"{_PACKAGE}.benches.{bench}{self.module}"
-        return f"{_PEERS}.{bench}.{self.module}" if self.peer else super().place(bench)
+        return f"{_PEERS}.{self.module}" if self.peer else super().place(bench)
 
     def fused(self, part: str) -> str:
         """The absolute name of the module that does a part of several stages."""

@@ -14,7 +14,7 @@ STAGES = (
     Stage("combine", "combine"),
 )
 _CUTE = dict.fromkeys(ROUTING, "cute")
-_QUACK_GATHER = {name: "cute" for name in ROUTING if name != "pack"} | {"pack+experts": "experts.quack_gather"}
+_QUACK_GATHER = {name: "cute" for name in ROUTING if name != "pack"} | {"pack+experts": "quack_gather"}
 _AROUND = [  # our routing around their products
     Implementation(
         f"cute_{name}",
@@ -36,7 +36,7 @@ _AROUND = [  # our routing around their products
         ("marlin", "compact", VLLM),
     )
 ]
-_THEIRS = {WHOLE: "layer.transformers_experts"}
+_THEIRS = {WHOLE: "transformers_layer"}
 _TRANSFORMERS = [
     Implementation(
         f"transformers_{form}",
@@ -53,7 +53,7 @@ _BEHIND_OUR_ROUTER = [
         name,
         requires=("nvidia", "triton", "cutlass"),
         layout="compact",
-        parts={"router": "cute", WHOLE: f"layer.{name}_experts"},
+        parts={"router": "cute", WHOLE: f"{name}_layer"},
         peer=pinned(module, distribution, version),
     )
     for name, module, distribution, version in (

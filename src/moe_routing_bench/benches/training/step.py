@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from moe_routing_bench.peers.training import liger_experts, moe_ops_experts, sonicmoe_experts, transformers_experts
+from moe_routing_bench.peers import liger_training, moe_ops_training, sonicmoe_training, transformers_training
 from moe_routing_kernels import ops
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.implementations import listed
@@ -22,10 +22,10 @@ from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.target import Target
 
 _LIBRARIES = {
-    "sonicmoe_experts": sonicmoe_experts,
-    "liger_experts": liger_experts,
-    "moe_ops_experts": moe_ops_experts,
-    "transformers_experts": transformers_experts,
+    "sonicmoe_training": sonicmoe_training,
+    "liger_training": liger_training,
+    "moe_ops_training": moe_ops_training,
+    "transformers_training": transformers_training,
 }
 _LEARNED = ("x", "logits", "w13", "w2")
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from moe_routing_bench.peers.layer import common as peers
+from moe_routing_bench.peers import whole_layers as peers
 from moe_routing_kernels.experts.common import unaligned
 from moe_routing_kernels.layer import Layer
 

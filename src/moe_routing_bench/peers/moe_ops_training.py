@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from moe_routing_bench.peers.layer.moe_ops_experts import unsupported
+from moe_routing_bench.peers.moe_ops_layer import unsupported
 from moe_routing_kernels.experts.common import activate
 from moe_routing_kernels.layer import Layer
 

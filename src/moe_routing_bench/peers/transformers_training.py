@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from moe_routing_bench.peers.layer import common as peers
+from moe_routing_bench.peers import whole_layers as peers
 from moe_routing_kernels.experts.common import unaligned
 from moe_routing_kernels.layer import Layer
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from moe_routing_bench.peers.experts import quack_experts
+from moe_routing_bench.peers import quack_experts
 from moe_routing_kernels.layer import Layer
 
 

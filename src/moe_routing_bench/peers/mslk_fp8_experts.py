@@ -47,7 +47,7 @@ def bind(
 
     Scales of weights become float32 when bound, as a model holds them.
     """
-    from moe_routing_bench.peers.experts import requantise
+    from moe_routing_bench.peers import requantise
 
     multiply = MSLK.operators().f8f8bf16_rowwise_grouped_stacked
     up, down = ((w, s.squeeze(2).float().contiguous()) for w, s in ((w13, w13_scales), (w2, w2_scales)))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from moe_routing_bench.peers.experts.deepgemm_experts import BLOCK, blocks_of_rows
+from moe_routing_bench.peers.deepgemm_experts import BLOCK, blocks_of_rows
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import activate
 
@@ -46,7 +46,7 @@ def bind(
     of 128 x 128, all contiguous -> y (R, H) bf16."""
     from deep_gemm import m_grouped_fp8_gemm_nt_contiguous as multiply  # pyright: ignore[reportMissingImports]
 
-    from moe_routing_bench.peers.experts import requantise
+    from moe_routing_bench.peers import requantise
 
     number, expert_of = blocks_of_rows(problem, packed, offsets)
     sums = y.new_empty(len(y), w13.shape[1])

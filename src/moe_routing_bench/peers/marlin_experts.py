@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_routing_bench.peers.experts.marlin_layout import MarlinWeights, permute_bias, repack
 from moe_routing_bench.peers.libraries import VLLM
+from moe_routing_bench.peers.marlin_layout import MarlinWeights, permute_bias, repack
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import activate, not_quantised, other_activations
 from moe_routing_kernels.experts.dequant import Parts, parts

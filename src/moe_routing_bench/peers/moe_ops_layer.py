@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from moe_routing_bench.peers.layer import common as peers
+from moe_routing_bench.peers import whole_layers as peers
 from moe_routing_kernels.experts.common import activate, unaligned
 from moe_routing_kernels.layer import Layer
 

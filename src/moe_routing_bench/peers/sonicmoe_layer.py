@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from moe_routing_bench.peers.experts.quack_experts import tuner_choices
-from moe_routing_bench.peers.layer import common as peers
+from moe_routing_bench.peers import whole_layers as peers
+from moe_routing_bench.peers.quack_experts import tuner_choices
 from moe_routing_kernels.experts.common import unaligned
 from moe_routing_kernels.layer import Layer
 

@@ -1,1 +1,0 @@
-"""combine of vLLM and SGLang."""

@@ -1,1 +1,0 @@
-"""The experts' products of other packages."""

@@ -1,1 +1,0 @@
-"""The gates of QuACK, SGLang and vLLM."""

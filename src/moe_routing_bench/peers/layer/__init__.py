@@ -1,1 +1,0 @@
-"""Whole layers of other packages, behind our router where they have none."""

@@ -1,1 +1,0 @@
-"""Copies of rows of vLLM and SGLang."""

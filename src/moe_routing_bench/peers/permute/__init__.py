@@ -1,1 +1,0 @@
-"""The permutations of vLLM and SGLang."""

@@ -1,1 +1,0 @@
-"""vLLM's permutation with its copy of rows."""

@@ -1,1 +1,0 @@
-"""Layers of other packages that autograd differentiates."""
