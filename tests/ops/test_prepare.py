@@ -305,7 +305,7 @@ def test_an_interrupt_ends_the_processes(folder: Path) -> None:
         start = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.wait(30) and process.stderr and "KeyboardInterrupt" in process.stderr.read()
-        assert time.monotonic() - start < 3, "no kernel that waits is compiled"
+        assert time.monotonic() - start < 10, "no kernel that waits is compiled"
     assert not any(map(runs, found))
     assert not list(folder.glob(".*.tmp"))
 

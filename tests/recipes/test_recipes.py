@@ -158,5 +158,6 @@ def test_no_recipe_turns_a_test_red(tmp_path: Path) -> None:
     noticing = sorted(str(path) for path in files if path.parent.name not in ELSEWHERE)
     assert len(noticing) > 50
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "4", "-m", "not slow", *noticing]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    variables = environment(tmp_path) | {"OPERATOR_CASES": "100"}  # drawn layers notice a table as soon
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
