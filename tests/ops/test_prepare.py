@@ -302,10 +302,10 @@ def test_an_interrupt_ends_the_processes(folder: Path) -> None:
             assert process.poll() is None
             time.sleep(0.05)
         time.sleep(1)
-        start = time.monotonic()
+        compiled = len(list(folder.glob("*.o")))
         process.send_signal(signal.SIGINT)
         assert process.wait(30) and process.stderr and "KeyboardInterrupt" in process.stderr.read()
-        assert time.monotonic() - start < 10, "no kernel that waits is compiled"
+    assert len(list(folder.glob("*.o"))) <= compiled + 2, "no kernel that waits is compiled"
     assert not any(map(runs, found))
     assert not list(folder.glob(".*.tmp"))
 
