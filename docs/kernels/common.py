@@ -20,9 +20,7 @@ def compiled(host: Callable[..., Any], **options: Any) -> Any:
     x is (rows, INNER) and out (rows, COLUMNS) bf16 with any number of rows, w (EXPERTS, COLUMNS, INNER) bf16, offsets (EXPERTS + 1,) int32.
     """
     rows = cute.sym_int()
-    w = cute.runtime.make_fake_compact_tensor(
-        BFloat16, (EXPERTS, COLUMNS, INNER), stride_order=(2, 1, 0), assumed_align=16
-    )
+    w = fake_tensor(BFloat16, EXPERTS, COLUMNS, INNER)
     tensors = [
         fake_tensor(BFloat16, rows, INNER),
         fake_tensor(Int32, EXPERTS + 1),

@@ -134,18 +134,20 @@ def kernel(
         store(acc, out, row, end, m_tile * M)
 
 
+def tensor_maps(w: cute.Tensor, x: cute.Tensor, stages: int) -> tuple[tuple, tuple]:
+    """The copies and tensor maps of boxes of weights and of token rows, and the layouts of their stages."""
+    layouts = stages_of(M, stages), stages_of(N, stages)
+    columns_k_experts = cute.make_layout((COLUMNS, INNER, EXPERTS), stride=(INNER, 1, COLUMNS * INNER))
+    weights, copy = cute.make_tensor(w.iterator, columns_k_experts), cpasync.CopyBulkTensorTileG2SOp()
+    of_weights = cpasync.make_tiled_tma_atom(copy, weights, layouts[0], (M, K))
+    return (*of_weights, *cpasync.make_tiled_tma_atom(copy, x, layouts[1], (N, K))), layouts
+
+
 @cute.jit
 def host(x: cute.Tensor, offsets: cute.Tensor, w: cute.Tensor, out: cute.Tensor, blocks: Int32, stream):
     """Make the tensor maps and launch `blocks` blocks."""
-    w_layout, x_layout = stages_of(M, 1), stages_of(N, 1)
-    columns_k_experts = cute.make_layout((COLUMNS, INNER, EXPERTS), stride=(INNER, 1, COLUMNS * INNER))
-    weights = cute.make_tensor(w.iterator, columns_k_experts)
-    copy = cpasync.CopyBulkTensorTileG2SOp()
-    w_atom, w_map = cpasync.make_tiled_tma_atom(copy, weights, w_layout, (M, K))
-    x_atom, x_map = cpasync.make_tiled_tma_atom(copy, x, x_layout, (N, K))
-    kernel(w_atom, w_map, x_atom, x_map, offsets, out, w_layout, x_layout).launch(
-        grid=(blocks, 1, 1), block=(128, 1, 1), stream=stream
-    )
+    maps, layouts = tensor_maps(w, x, stages=1)
+    kernel(*maps, offsets, out, *layouts).launch(grid=(blocks, 1, 1), block=(128, 1, 1), stream=stream)
 
 
 if __name__ == "__main__":

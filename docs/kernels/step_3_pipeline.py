@@ -12,10 +12,10 @@ New: warp specialisation, `full` and `empty`, index and phase, `wait_group(1)`.
 
 import cutlass
 import cutlass.cute as cute
-from common import COLUMNS, EXPERTS, INNER, ROWS, compiled, run
+from common import EXPERTS, INNER, ROWS, compiled, run
 from cutlass import BFloat16, Float32, Int32, Int64
-from cutlass.cute.nvgpu import cpasync, warpgroup
-from step_2_tensor_cores import M_TILES, K, M, N, load, locate, multiply, stages_of, store
+from cutlass.cute.nvgpu import warpgroup
+from step_2_tensor_cores import M_TILES, K, M, N, load, locate, multiply, store, tensor_maps
 
 STAGES = 3  # of 32 KB: two blocks share a multiprocessor
 
@@ -93,15 +93,8 @@ def kernel(
 @cute.jit
 def host(x: cute.Tensor, offsets: cute.Tensor, w: cute.Tensor, out: cute.Tensor, blocks: Int32, stream):
     """Make the tensor maps and launch `blocks` blocks."""
-    w_layout, x_layout = stages_of(M, STAGES), stages_of(N, STAGES)
-    columns_k_experts = cute.make_layout((COLUMNS, INNER, EXPERTS), stride=(INNER, 1, COLUMNS * INNER))
-    weights = cute.make_tensor(w.iterator, columns_k_experts)
-    copy = cpasync.CopyBulkTensorTileG2SOp()
-    w_atom, w_map = cpasync.make_tiled_tma_atom(copy, weights, w_layout, (M, K))
-    x_atom, x_map = cpasync.make_tiled_tma_atom(copy, x, x_layout, (N, K))
-    kernel(w_atom, w_map, x_atom, x_map, offsets, out, w_layout, x_layout).launch(
-        grid=(blocks, 1, 1), block=(160, 1, 1), stream=stream
-    )
+    maps, layouts = tensor_maps(w, x, STAGES)
+    kernel(*maps, offsets, out, *layouts).launch(grid=(blocks, 1, 1), block=(160, 1, 1), stream=stream)
 
 
 if __name__ == "__main__":

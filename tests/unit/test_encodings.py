@@ -188,7 +188,8 @@ def without_encoding(source):
             found = len(node.args) < 2 and "encoding" not in words
         else:
             asked = [words[option] for option in ("text", "universal_newlines") if option in words]
-            found = name in RUNS and bool(asked) and "encoding" not in words
+            flags = [option for option in asked if isinstance(option, ast.Constant) and option.value is True]
+            found = bool(flags or (asked and name in RUNS)) and "encoding" not in words
         if found:
             yield node.lineno
 

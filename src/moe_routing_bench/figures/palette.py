@@ -65,7 +65,7 @@ _PLACES = _places()
 
 
 def color(name: str) -> str:
-    """The implementation's colour; of one that is in no table, such as another package's, one of the palette by its name."""
+    """The implementation's colour. An implementation in no table, such as another package's, gets a colour of the palette by its name."""
     return COLORS.get(name) or list(PALETTE)[zlib.crc32(name.encode()) % len(PALETTE)]
 
 
@@ -75,12 +75,12 @@ def tints(names: Iterable[str]) -> dict[str, str]:
 
 
 def router(name: str) -> str:
-    """The router's colour: black for the dense model, grey for one that is no longer in the zoo."""
+    """The router's colour: black for the dense model, grey for a router that is no longer in the zoo."""
     return BLACK if name == DENSE else _ROUTERS.get(name, OTHER)
 
 
 def dark(tint: str) -> str:
-    """The colour of the same name on a dark page. Raises KeyError for one that is not of the palette."""
+    """The colour of the same name on a dark page. Raises KeyError for a colour outside the palette."""
     return _DARK[tint]
 
 

@@ -120,7 +120,7 @@ def _ratios(found: list[Pair]) -> str:
 
 
 def formats(table: pd.DataFrame) -> Sentence | None:
-    """How much of the time ours take with quantised weights, of all formats that one card measured beside unquantised ones the middle one.
+    """The share of time that our implementations take with quantised weights: the median over the formats that one card measured together with unquantised weights.
 
     No row is compared within its cell here, so one that did not converge takes part, with the interval that it has.
     """

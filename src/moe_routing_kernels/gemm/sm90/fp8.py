@@ -21,7 +21,7 @@ from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, fake_te
 from moe_routing_kernels.gemm.sm90 import ARCH, epilogue, fp8_quantise, fp8_upright
 from moe_routing_kernels.gemm.sm90.fp8_mainloop import load_scales, mainloop, scale_places
 from moe_routing_kernels.gemm.sm90.fp8_tile import BLOCK, Fp8Gemm
-from moe_routing_kernels.gemm.sm90.grouped_gemm import GroupedGemmKernel, fake_weights, k_major_stages, weight_layout
+from moe_routing_kernels.gemm.sm90.grouped_gemm import GroupedGemmKernel, k_major_stages, weight_layout
 from moe_routing_kernels.gemm.sm90.loads import load_packed, load_weights, weight_boxes
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, TILE_K
 
@@ -190,8 +190,8 @@ def compile_for(arch: str, dtype: str, gemm: Fp8Gemm, keep: bool = False) -> Any
         fake_tensor(Uint8, rows, 2 * gemm.inner),
         fake_tensor(Float32, rows, gemm.k_tiles),
         fake_tensor(Int32, experts + 1),
-        fake_weights(Uint8, experts, gemm.wide, 2 * gemm.inner),
-        fake_weights(Float32, experts, gemm.blocks, gemm.k_tiles),
+        fake_tensor(Uint8, experts, gemm.wide, 2 * gemm.inner),
+        fake_tensor(Float32, experts, gemm.blocks, gemm.k_tiles),
         fake_tensor(element, experts, gemm.wide) if gemm.biased else None,
         fake_tensor(Uint8 if gemm.quantises else element, rows, gemm.columns),
         fake_tensor(Float32, rows, -(-gemm.columns // BLOCK)) if gemm.quantises else None,

@@ -291,12 +291,6 @@ def weight_layout(gemm: GroupedGemm) -> Any:
     return cute.make_layout((columns, inner, experts), stride=(inner, 1, columns * inner))
 
 
-def fake_weights(dtype: Any, *shape: int) -> Any:
-    """Contiguous weights for compilation, their base aligned to 16 bytes."""
-    order = tuple(reversed(range(len(shape))))
-    return cute.runtime.make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=16)
-
-
 @cached
 def compile_for(arch: str, dtype: str, gemm: GroupedGemm, keep: bool = False) -> Any:
     """Compile one GEMM for one architecture and shape class (no GPU needed).
@@ -310,7 +304,7 @@ def compile_for(arch: str, dtype: str, gemm: GroupedGemm, keep: bool = False) ->
         fake_tensor(element, cute.sym_int() if gemm.top_k else rows, gemm.inner),
         fake_tensor(Int32, rows) if gemm.top_k else None,
         fake_tensor(Int32, gemm.experts + 1),
-        fake_weights(element, gemm.experts, gemm.wide, gemm.inner),
+        fake_tensor(element, gemm.experts, gemm.wide, gemm.inner),
         fake_tensor(element, gemm.experts, gemm.wide) if gemm.biased else None,
         fake_tensor(element, rows, gemm.columns),
         Int32(1),

@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import cpasync
 from moe_routing_kernels.cute.cache import cached
 from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
 from moe_routing_kernels.gemm.sm90 import ARCH, quantised_warp
-from moe_routing_kernels.gemm.sm90.grouped_gemm import GroupedGemmKernel, Results, fake_weights, k_major_stages
+from moe_routing_kernels.gemm.sm90.grouped_gemm import GroupedGemmKernel, Results, k_major_stages
 from moe_routing_kernels.gemm.sm90.loads import load_packed
 from moe_routing_kernels.gemm.sm90.mainloop import dispatch
 from moe_routing_kernels.gemm.sm90.quantised_layout import DEPTH
@@ -165,7 +165,7 @@ def compile_for(arch: str, dtype: str, gemm: QuantisedGemm, keep: bool = False) 
     arguments = [
         fake_tensor(element, rows, gemm.inner),
         fake_tensor(Int32, gemm.experts + 1),
-        fake_weights(Int32, gemm.experts, gemm.m_blocks, gemm.k_tiles, gemm.codes.block_words),
+        fake_tensor(Int32, gemm.experts, gemm.m_blocks, gemm.k_tiles, gemm.codes.block_words),
         fake_tensor(element, gemm.experts, gemm.wide) if gemm.biased else None,
         fake_tensor(element, rows, gemm.columns),
         Int32(1),

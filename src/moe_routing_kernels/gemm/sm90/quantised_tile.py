@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from moe_routing_kernels.cute import WARP
 from moe_routing_kernels.gemm.sm90.quantised_layout import DEPTH, Codes
-from moe_routing_kernels.gemm.sm90.tile import MMA_M, MOST_STAGES, RESERVED, SHARED_BYTES, WARPGROUP, GroupedGemm
+from moe_routing_kernels.gemm.sm90.tile import MMA_M, RESERVED, SHARED_BYTES, WARPGROUP, GroupedGemm
 
 K16 = DEPTH // 16  # MMAs of a stage, per 64 rows of weights
 FEWEST_TOKENS = 8  # of a tile
@@ -94,8 +94,10 @@ class QuantisedGemm(GroupedGemm):
         Warpgroups that split a tile have separate stages: a warpgroup that waits for a stage only every second time it is filled cannot
         tell the two phases of its barrier apart.
         """
-        buffers = tokens * self.epi_pitch * 2 * self.tile.warpgroups
-        tables = 2 * 4 * (self.experts + 1)
-        room = (SHARED_BYTES + SYSTEM_BYTES) // self.resident - SYSTEM_BYTES - RESERVED
-        fit = min(MOST_STAGES, (room - buffers - tables - 4 * math.prod(self.partial)) // self.stage_bytes)
-        return fit // self.splits * self.splits
+        return super().stages_for(tokens) // self.splits * self.splits
+
+    @property
+    def room(self) -> int:
+        """Bytes of shared memory of one of the resident blocks, without the accumulators that are handed over."""
+        block = (SHARED_BYTES + SYSTEM_BYTES) // self.resident - SYSTEM_BYTES
+        return block - RESERVED - 4 * math.prod(self.partial)

@@ -162,7 +162,12 @@ class GroupedGemm:
         """Stages that fit with buffers for `tokens` tokens."""
         buffers = tokens * self.epi_pitch * 2 * self.tile.warpgroups * self.epi_buffers
         tables = 2 * 4 * (self.experts + 1)
-        return min(MOST_STAGES, (SHARED_BYTES - RESERVED - buffers - tables) // self.stage_bytes)
+        return min(MOST_STAGES, (self.room - buffers - tables) // self.stage_bytes)
+
+    @property
+    def room(self) -> int:
+        """Bytes of shared memory that stages, the epilogue's buffers and the schedule's tables may have."""
+        return SHARED_BYTES - RESERVED
 
     @property
     def prefetched(self) -> int:

@@ -23,7 +23,6 @@ from moe_routing_kernels.gemm.sm90.epilogue import activated, store, transpose
 from moe_routing_kernels.gemm.sm90.grouped_gemm import (
     GroupedGemmKernel,
     Operands,
-    fake_weights,
     k_major_stages,
     weight_layout,
 )
@@ -168,7 +167,7 @@ def compile_for(arch: str, dtype: str, gemm: TrainingGemm, keep: bool = False) -
     arguments = [
         fake_tensor(element, rows, gemm.inner),
         fake_tensor(Int32, gemm.experts + 1),
-        fake_weights(element, gemm.experts, *shape),
+        fake_tensor(element, gemm.experts, *shape),
         fake_tensor(element, rows, 2 * columns) if derived or gemm.gated else None,
         fake_tensor(Float32, rows) if weighted else None,
         fake_tensor(element, rows, 2 * columns if derived else columns),

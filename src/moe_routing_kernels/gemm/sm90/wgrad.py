@@ -35,7 +35,6 @@ from moe_routing_kernels.cute import WARP
 from moe_routing_kernels.cute.cache import cached
 from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
 from moe_routing_kernels.gemm.sm90 import ARCH
-from moe_routing_kernels.gemm.sm90.grouped_gemm import fake_weights
 from moe_routing_kernels.gemm.sm90.pipeline import (
     EPILOGUE,
     MAINLOOP,
@@ -314,7 +313,7 @@ def compile_for(arch: str, dtype: str, gemm: WgradGemm, keep: bool = False) -> A
         fake_tensor(element, rows, gemm.height),
         fake_tensor(element, rows, gemm.width),
         fake_tensor(Int32, gemm.experts + 1),
-        fake_weights(element, gemm.experts, gemm.height, gemm.width),
+        fake_tensor(element, gemm.experts, gemm.height, gemm.width),
         Int32(1),
     ]
     return compile_kernel(WgradGemmKernel(gemm), arguments, arch, keep, only=ARCH)
