@@ -7,10 +7,10 @@ from router_properties import make
 
 from moe_routing_kernels.routers import losses
 from moe_routing_kernels.routers.learned import Routing
-from moe_routing_kernels.routers.rules import biased_topk, expert_choice, softmax_topk
+from moe_routing_kernels.routers.rules import selection_bias, topk, whole_batch
 
 
-class DetachedLoss(softmax_topk.Router):
+class DetachedLoss(topk.SoftmaxTopk):
     """A balance loss of integer counts alone."""
 
     def forward(self, x, token_ids, positions):
@@ -21,7 +21,7 @@ class DetachedLoss(softmax_topk.Router):
         )
 
 
-class FrozenRouter(softmax_topk.Router):
+class FrozenRouter(topk.SoftmaxTopk):
     """An unweighted combine: the ids have no gradient and the weights are constants."""
 
     def forward(self, x, token_ids, positions):
@@ -29,7 +29,7 @@ class FrozenRouter(softmax_topk.Router):
         return Routing(routing.ids, torch.full_like(routing.weights, 0.5), routing.losses, routing.scores)
 
 
-class DuplicateIds(softmax_topk.Router):
+class DuplicateIds(topk.SoftmaxTopk):
     """The second expert is the first again."""
 
     def forward(self, x, token_ids, positions):
@@ -37,7 +37,7 @@ class DuplicateIds(softmax_topk.Router):
         return Routing(routing.ids[:, :1].expand(-1, 2), routing.weights, routing.losses, routing.scores)
 
 
-class LeakingBias(biased_topk.Router):
+class LeakingBias(selection_bias.BiasedTopk):
     """The weights are of the biased scores."""
 
     def forward(self, x, token_ids, positions):
@@ -46,14 +46,14 @@ class LeakingBias(biased_topk.Router):
         return Routing(routing.ids, biased / biased.sum(1, keepdim=True), routing.losses, routing.scores)
 
 
-class FutureLeak(softmax_topk.Router):
+class FutureLeak(topk.SoftmaxTopk):
     """Logits from which the mean over the sequence, its future included, is taken away."""
 
     def logits(self, x):
         return super().logits(x - x.mean(1, keepdim=True))
 
 
-class WeightInAnEmptySlot(softmax_topk.Router):
+class WeightInAnEmptySlot(topk.SoftmaxTopk):
     """A dropped expert keeps its weight."""
 
     def forward(self, x, token_ids, positions):
@@ -63,7 +63,7 @@ class WeightInAnEmptySlot(softmax_topk.Router):
         )
 
 
-class LooksAtData(softmax_topk.Router):
+class LooksAtData(topk.SoftmaxTopk):
     """Waits for the host to learn whether there is anything to do."""
 
     def forward(self, x, token_ids, positions):
@@ -116,7 +116,7 @@ def test_bias_leaking_into_weights():
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(("sound", "cls"), [("softk", FutureLeak), ("softk", expert_choice.Router)])
+@pytest.mark.parametrize(("sound", "cls"), [("softk", FutureLeak), ("softk", whole_batch.ExpertChoice)])
 def test_future_leak(sound, cls, training):
     with pytest.raises(AssertionError, match="sees later tokens"):
         properties.causality_is(make(sound, cls=cls), True, training)

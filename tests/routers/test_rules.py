@@ -11,9 +11,8 @@ from scipy.optimize import linear_sum_assignment
 
 from moe_routing_kernels.routers import losses, networks
 from moe_routing_kernels.routers.learned import build
-from moe_routing_kernels.routers.rules.base import balanced_assignment
-from moe_routing_kernels.routers.rules.quantile_balancing import balancing_bias
-from moe_routing_kernels.routers.rules.sinkhorn import log_plan
+from moe_routing_kernels.routers.rules.balanced import balanced_assignment, log_plan
+from moe_routing_kernels.routers.rules.selection_bias import balancing_bias
 
 TOKENS = BATCH * SEQUENCE
 

@@ -20,5 +20,5 @@ def adaptation_files() -> list[Path]:
 
 def _files(*modules: str) -> list[Path]:
     """The files of modules of `quality`, of what they import, and of the rules, which are loaded by name."""
-    rules = [f"moe_routing_kernels.routers.rules.{rule.module}" for rule in ZOO.values()]
+    rules = [rule.module for rule in ZOO.values()]
     return closure([*(f"moe_routing_bench.quality.{module}" for module in modules), *rules])

@@ -22,7 +22,7 @@ NETWORKS = (
 class TrainableRule:
     """A rule that a model can be trained with.
 
-    `formula` uses the notation of docs/routers.md. `causal` says that in training the decision for a token depends on
+    `router` is the module in `routers.rules`, and its class. `formula` uses the notation of docs/routers.md. `causal` says that in training the decision for a token depends on
     no later token and on no other sequence; `causal_eval` says so for evaluation, where that differs. `learns` says
     that the router gets a gradient from the layer's output. `top_k` is the only one possible where it is not None; it
     is at least `least_top_k`. `losses` maps the losses added in training to their coefficients. `sums` are the least
@@ -31,7 +31,7 @@ class TrainableRule:
     """
 
     name: str
-    module: str
+    router: str
     summary: str
     formula: str
     source: str
@@ -52,7 +52,12 @@ class TrainableRule:
 
     def load(self) -> type:
         """The rule's `Learned` subclass. Imports torch."""
-        return importlib.import_module(f"moe_routing_kernels.routers.rules.{self.module}").Router
+        return getattr(importlib.import_module(self.module), self.router.partition(".")[2])
+
+    @property
+    def module(self) -> str:
+        """The absolute name of the module that has its router."""
+        return f"moe_routing_kernels.routers.rules.{self.router.partition('.')[0]}"
 
 
 # So that models of 8 experts have groups. The published rules, which are those of `ROUTERS`, have 8, of which V2 keeps
@@ -62,137 +67,137 @@ _INF = float("inf")
 
 _TABLE = (
     TrainableRule(
-        "noisy_topk", "noisy_topk", "Top-k of noisy logits, softmax over the k",
+        "noisy_topk", "topk.NoisyTopk", "Top-k of noisy logits, softmax over the k",
         "top-k of h + N(0,1)·softplus(xW_n); softmax over the k", "Shazeer 2017, 1701.06538 sections 2.1 and 4, appendix A",
         losses={"importance": 0.1, "load": 0.1}, least_top_k=2,
     ),
     TrainableRule(
-        "gshard_top2", "gshard_top2", "Best expert, and the second with a probability that grows with its weight",
+        "gshard_top2", "topk.GShardTop2", "Best expert, and the second with a probability that grows with its weight",
         "top-2 of p, renormalised to g1 + g2 = 1; the second kept with probability min(1, 2·g2) in training",
         "GShard 2006.16668 algorithm 1", top_k=2, losses={"first_choice": 0.01}, sums=(0.5, 1.0),
     ),
     TrainableRule(
-        "switch_top1", "switch_top1", "Best expert, weighted by its probability",
+        "switch_top1", "topk.SwitchTop1", "Best expert, weighted by its probability",
         "argmax p; weight p; training scales x by U(1 ± 0.01)", "Switch Transformer 2101.03961 section 2",
         top_k=1, losses={"switch": 0.01}, sums=(0.0, 1.0), options={"jitter": 0.01},
     ),
     TrainableRule(
-        "softk", "softmax_topk", "Softmax over the k best logits", "top-k of h; softmax over the k",
+        "softk", "topk.SoftmaxTopk", "Softmax over the k best logits", "top-k of h; softmax over the k",
         "Mixtral 2401.04088 eq. 2", losses={"switch": 0.01}, least_top_k=2,
         options={"renormalize": True, "groups": 1, "keep_groups": 1, "scale": 1.0},
     ),
     TrainableRule(
-        "qwen3", "softmax_topk", "softk, balanced over the global batch", "top-k of h; softmax over the k",
+        "qwen3", "topk.SoftmaxTopk", "softk, balanced over the global batch", "top-k of h; softmax over the k",
         "Qwen3 2505.09388; global batch: 2501.11873", losses={"global_batch": 0.001}, least_top_k=2,
         options={"renormalize": True, "groups": 1, "keep_groups": 1, "scale": 1.0},
     ),
     TrainableRule(
-        "topk_prenorm", "softmax_topk", "Top-k without renormalisation", "top-k of p; weights p",
+        "topk_prenorm", "topk.SoftmaxTopk", "Top-k without renormalisation", "top-k of p; weights p",
         "OLMoE 2409.02060", losses={"switch": 0.01, "z": 0.001}, sums=(0.0, 1.0),
         options={"renormalize": False, "groups": 1, "keep_groups": 1, "scale": 1.0},
     ),
     TrainableRule(
-        "deepseek_v2_small", "softmax_topk", "DeepSeek-V2 with 4 groups: top-k of the 2 best, without renormalisation",
+        "deepseek_v2_small", "topk.SoftmaxTopk", "DeepSeek-V2 with 4 groups: top-k of the 2 best, without renormalisation",
         "top-k of p in the groups with the largest best p; weights p × scale (V2-Lite 1, V2 16)",
         "DeepSeek-V2 2405.04434 section 2.1.2, eq. 23-31", losses={"switch": 0.003, "device": 0.05}, sums=(0.0, 1.0),
         options={"renormalize": False, **_SMALL, "scale": 1.0},
     ),
     TrainableRule(
-        "deepseek_v3_small", "biased_topk", "DeepSeek-V3 with 4 groups: sigmoid, selection bias, top-k of the 2 best, renormalised, sequence-wise loss",
+        "deepseek_v3_small", "selection_bias.BiasedTopk", "DeepSeek-V3 with 4 groups: sigmoid, selection bias, top-k of the 2 best, renormalised, sequence-wise loss",
         "s = σ(h); top-k of s + b in the groups with the largest sum of two; weights s/Σs × 2.5; b += γ·sign(mean n − n)",
         "DeepSeek-V3 2412.19437 eq. 13-20", losses={"sequence": 0.0001}, sums=(2.5, 2.5), least_top_k=2,
         options={"score": "sigmoid", "renormalize": True, **_SMALL, "scale": 2.5, "rate": 0.001},
     ),
     TrainableRule(
-        "sigmoid_renorm", "biased_topk", "Sigmoid with a selection bias, renormalised",
+        "sigmoid_renorm", "selection_bias.BiasedTopk", "Sigmoid with a selection bias, renormalised",
         "s = σ(h); top-k of s + b; weights s/Σs; b += γ·sign(mean n − n)", "Kimi-K2, GLM-4.5 and MiniMax-M2 configurations",
         least_top_k=2, options={"score": "sigmoid", "renormalize": True, "groups": 1, "keep_groups": 1, "scale": 1.0, "rate": 0.001},
     ),
     TrainableRule(
-        "sqrtsoftplus_renorm", "biased_topk", "Square root of softplus with a selection bias, renormalised",
+        "sqrtsoftplus_renorm", "selection_bias.BiasedTopk", "Square root of softplus with a selection bias, renormalised",
         "s = √softplus(h); top-k of s + b; weights s/Σs × 1.5; b += γ·sign(mean n − n)", "DeepSeek-V4 configurations",
         sums=(1.5, 1.5), least_top_k=2,
         options={"score": "sqrtsoftplus", "renormalize": True, "groups": 1, "keep_groups": 1, "scale": 1.5, "rate": 0.001},
     ),
     TrainableRule(
-        "loss_free_bias", "biased_topk", "Sigmoid with a selection bias in place of a loss, not renormalised",
+        "loss_free_bias", "selection_bias.BiasedTopk", "Sigmoid with a selection bias in place of a loss, not renormalised",
         "s = σ(h); top-k of s + b; weights s; b += γ·sign(mean n − n)", "2408.15664 eq. 1-3, algorithm 1",
         sums=(0.0, _INF),
         options={"score": "sigmoid", "renormalize": False, "groups": 1, "keep_groups": 1, "scale": 1.0, "rate": 0.001},
     ),
     TrainableRule(
-        "quantile_balancing", "quantile_balancing", "Sigmoid with the selection bias that would have balanced the last step",
+        "quantile_balancing", "selection_bias.QuantileBalancing", "Sigmoid with the selection bias that would have balanced the last step",
         "s = σ(h); top-k of s − β; weights s/Σs; β_e ← (1 − k/E)-quantile over t of s_te − α_t, α_t the (k+1)-th of s − β",
         "Su 2026, kexue.fm 11619 and 11626", least_top_k=2, options={"momentum": 0.0},
     ),
     TrainableRule(
-        "hash_random", "hash_token", "A random table from token id to experts", "k distinct experts drawn for each token id; weights 1/k",
+        "hash_random", "fixed.HashToken", "A random table from token id to experts", "k distinct experts drawn for each token id; weights 1/k",
         "Hash Layers 2106.04426 section 3", learns=False, options={"vocabulary": 256, "seed": 0},
     ),
     TrainableRule(
-        "hash_balanced", "hash_token", "A table from token id to experts that balances the training text",
+        "hash_balanced", "fixed.HashToken", "A table from token id to experts that balances the training text",
         "token ids by falling frequency, each to the k least loaded experts; weights 1/k",
         "Hash Layers 2106.04426 section 3", learns=False, options={"frequencies": None},
     ),
     TrainableRule(
-        "hash_position", "hash_position", "Position modulo experts: a control that sees no token",
+        "hash_position", "fixed.HashPosition", "Position modulo experts: a control that sees no token",
         "(i + j) mod E for position i and j < k; weights 1/k", "predecessor's `hash`", learns=False,
     ),
     TrainableRule(
-        "base", "base", "Balanced assignment by auction in training, best expert in evaluation",
+        "base", "balanced.Base", "Balanced assignment by auction in training, best expert in evaluation",
         "training: the assignment with T/E tokens per expert that maximises Σh; evaluation: argmax h; weight σ(h)",
         "BASE Layers 2103.16716", causal=False, causal_eval=True, top_k=1, sums=(0.0, 1.0), options={"rounds": 32},
     ),
     TrainableRule(
-        "sinkhorn", "sinkhorn", "Top-k of Sinkhorn-balanced logits in training, of the logits in evaluation",
+        "sinkhorn", "balanced.Sinkhorn", "Top-k of Sinkhorn-balanced logits in training, of the logits in evaluation",
         "training: top-k of Sinkhorn(exp h); evaluation: top-k of h; weights p (σ(h) at k = 1)",
         "Clark 2022, 2202.01169 section 3.1; Megatron-LM", causal=False, causal_eval=True, sums=(0.0, 1.0), options={"rounds": 20},
     ),
     TrainableRule(
-        "expert_choice", "expert_choice", "Each expert takes its best tokens", "expert e takes the T·k/E tokens with the largest p_te; weights p",
+        "expert_choice", "whole_batch.ExpertChoice", "Each expert takes its best tokens", "expert e takes the T·k/E tokens with the largest p_te; weights p",
         "Expert Choice 2202.09368", causal=False, sums=(0.0, 1.0),
     ),
     TrainableRule(
-        "soft_moe", "soft_moe", "Each slot is a mixture of all tokens of a sequence, each token one of all slots",
+        "soft_moe", "whole_batch.SoftMoE", "Each slot is a mixture of all tokens of a sequence, each token one of all slots",
         "L = x̂·(scale·Φ̂); dispatch softmax of L over tokens, combine softmax of L over slots; S·k/E slots per expert",
         "Soft MoE 2308.00951 section 2.1 and 2.3", causal=False, options={"sequence": 256},
         caution="its scale starts at 1 and barely moves in runs as short as these, so slots stay near the mean of all tokens: its place says little.",
     ),
     TrainableRule(
-        "top_p", "top_p", "As many experts as it takes to reach a probability", "the smallest set with Σp ≥ 0.4; weights p",
+        "top_p", "expert_counts.TopP", "As many experts as it takes to reach a probability", "the smallest set with Σp ≥ 0.4; weights p",
         "Huang 2024, 2403.07652", losses={"switch": 0.01, "entropy": 0.0001}, sums=(0.4, 1.0), options={"threshold": 0.4},
     ),
     TrainableRule(
-        "remoe", "remoe", "ReLU gate: experts with a positive logit",
+        "remoe", "expert_counts.ReMoE", "ReLU gate: experts with a positive logit",
         "weights relu(h), L1 loss λ·mean Σ_e f_e·relu(h_e); λ × 1.2 while fewer than 1 − k/E gates are zero, else ÷ 1.2",
         "ReMoE 2412.14711 sections 3.2 to 3.4", losses={"l1": 1.0}, sums=(0.0, _INF), options={"start": 1e-8, "growth": 1.2},
     ),
     TrainableRule(
-        "null_experts", "null_experts", "Top-k' over true and null experts; null ones do nothing",
+        "null_experts", "expert_counts.NullExperts", "Top-k' over true and null experts; null ones do nothing",
         "top-2k of softmax over E true and E null experts; weights p/Σp over the true ones chosen, null 0",
         "AdaMoE 2406.13233", losses={"null_switch": 0.01}, sums=(0.0, 1.0), options={"nulls": None},
     ),
     TrainableRule(
-        "moepp", "moepp", "Top-k over true experts and a zero, a copy and two constant ones",
+        "moepp", "expert_counts.MoEPlusPlus", "Top-k over true experts and a zero, a copy and two constant ones",
         "top-k of softmax over E + 4; weights p/Σp over those chosen but zero; no gating residual",
         "MoE++ 2410.07348", losses={"heterogeneous": 0.01}, least_top_k=2, options={"share": 0.75},
     ),
     TrainableRule(
-        "chain_of_experts", "chain_of_experts", "Two passes with a router each, k/2 experts per pass",
+        "chain_of_experts", "topk.ChainOfExperts", "Two passes with a router each, k/2 experts per pass",
         "twice: x ← x + Σ p_e·E_e(x) over the top-k/2 of p", "Chain-of-Experts 2506.18945", least_top_k=2,
         losses={"switch": 0.01}, sums=(0.0, 1.0),
     ),
     TrainableRule(
-        "token_rounding", "token_rounding", "Top-k with each expert's load rounded to a multiple of the tile",
+        "token_rounding", "balanced.TokenRounding", "Top-k with each expert's load rounded to a multiple of the tile",
         "training: top-k of p, then each expert drops its worst or adds its best tokens up to a multiple of 128; weights p/Σ_top-k p",
         "SonicMoE 2512.14080", causal=False, causal_eval=True, least_top_k=2, losses={"switch": 0.01}, sums=(0.0, _INF), options={"tile": 128},
     ),
     TrainableRule(
-        "topk_hard", "topk_hard", "Top-k of a router that never trains, unweighted: a control", "top-k of h; weights 1/k, h without gradient",
+        "topk_hard", "fixed.TopkHard", "Top-k of a router that never trains, unweighted: a control", "top-k of h; weights 1/k, h without gradient",
         "predecessor's `topk_hard` (k = 1: its `top1`)", learns=False,
     ),
     TrainableRule(
-        "pseudo_expert_choice", "pseudo_expert_choice", "Top-k for tokens that no expert picked: a control",
+        "pseudo_expert_choice", "whole_batch.PseudoExpertChoice", "Top-k for tokens that no expert picked: a control",
         "each expert picks 64 tokens at most; a picked token goes to those experts, another to its top-k; softmax over these",
         "predecessor's `expert_choice`", causal=False, least_top_k=2, options={"picks": 64},
     ),

@@ -1,1 +1,1 @@
-"""The routers of the zoo: one file per formula, each with a class `Router`. The table of rules is `routers/zoo.py`."""
+"""The routers of the zoo: one file per family, one class per rule. The table of rules is `routers/zoo.py`."""

@@ -1,4 +1,4 @@
-"""Hash layers: a fixed table from token id to experts, random or balanced (2106.04426 section 3)."""
+"""Choices that no training changes: by the token's id, by its position, or by a map that stays as it was drawn."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,11 @@ from moe_routing_kernels.errors import bad
 from moe_routing_kernels.routers.learned import Learned, Routing
 
 
-class Router(Learned):
-    """Its state is `table` (vocabulary, top_k) int32, which never changes. It has no parameters."""
+class HashToken(Learned):
+    """Hash layers: a fixed table from token id to experts, random or balanced (2106.04426 section 3).
+
+    Its state is `table` (vocabulary, top_k) int32, which never changes. It has no parameters.
+    """
 
     takes_network = False
     known_losses = ()
@@ -49,3 +52,42 @@ def balanced_table(frequencies: Sequence[float], experts: int, top_k: int) -> np
         table[token] = np.argsort(load, kind="stable")[:top_k]
         load[table[token]] += frequencies[token]
     return table
+
+
+class HashPosition(Learned):
+    """Position modulo experts, and the next expert as the second: the predecessor's `hash`. It sees no token.
+
+    It has no parameters and no state.
+    """
+
+    takes_network = False
+    known_losses = ()
+
+    def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
+        """Expert (i + j) mod E for position i and choice j."""
+        choice = torch.arange(self.top_k, device=x.device)
+        ids = ((positions[:, None] + choice) % self.experts).int().repeat(len(x), 1)
+        return self.fixed(ids)
+
+
+class TopkHard(Learned):
+    """The predecessor's `topk_hard`: top-k of a linear map that never trains, unweighted. A control for learned routing.
+
+    The predecessor's `top1` is this at k = 1. It added the experts up; here they are averaged, so that k does not change
+    the scale.
+
+    The parameters of its network take no gradient.
+    """
+
+    known_losses = ()
+
+    def __init__(self, *args) -> None:
+        """Freeze the network as it was drawn."""
+        super().__init__(*args)
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
+        """Route by detached logits, with weights 1/k."""
+        logits = self.logits(x.detach())
+        ids = logits.topk(self.top_k, dim=1).indices.int()
+        return Routing(ids, torch.full_like(ids, 1 / self.top_k, dtype=torch.float32), {}, logits.softmax(1))
