@@ -26,7 +26,6 @@ from stored_tables import (
 
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.comparison import choices as layer_choices
 from moe_routing_bench.comparison import origins, regret
 from moe_routing_bench.figures import row_groups
 from moe_routing_bench.quantities import count
@@ -61,7 +60,7 @@ def measured(phase: str) -> pd.DataFrame:
 def chosen(cell: pd.DataFrame) -> str:
     """What `auto` runs in a cell, among ours that were measured there."""
     mine = cell[cell["implementation"].isin(origins.ours(BENCH))]
-    (entry,) = layer_choices.entries(mine, "")
+    (entry,) = regret.entries(mine, "")
     (line,) = regret.lines([entry], table_of_choices.load())
     return line.choices[0].name
 

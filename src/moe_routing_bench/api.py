@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from moe_routing_bench.config import by_hand, presets
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import client
 from moe_routing_bench.store import paths, records
-from moe_routing_bench.store.shipped import own_or_shipped
+from moe_routing_bench.store.project_files import own_or_shipped
 from moe_routing_kernels import declarations
 from moe_routing_kernels.errors import UserError, bad
 
@@ -38,7 +38,7 @@ def measure(
     torch and its GPU; what failed implementations print goes to stderr.
     """
     asked = jobs(bench, implementations, plugins=plugins, models=models, settings=settings, **axes)
-    baselines = importlib.import_module("moe_routing_bench.comparison.baselines")
+    baselines = importlib.import_module("moe_routing_bench.comparison.ratios")
     with tempfile.TemporaryDirectory(prefix="measure-") as folder:
         found = [_measured(job, Path(folder, f"{number}.parquet")) for number, job in enumerate(asked)]
     return [row for rows in found for row in baselines.against_dequantised(rows)]

@@ -12,7 +12,7 @@ import pytest
 
 from moe_routing_bench.cli import report
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quality import run_rows
 from moe_routing_bench.store import paths, records, rows

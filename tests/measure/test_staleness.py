@@ -10,7 +10,7 @@ import pytest
 import forks
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.packages import PACKAGES, fingerprint
 from moe_routing_kernels.implementations import OPERATIONS, ranked
@@ -32,7 +32,7 @@ for spec in sys.argv[1:]:
     if os.fork():
         os.wait()
         continue
-    from moe_routing_bench.grid.job import Job
+    from moe_routing_bench.grid.cell import Job
     from moe_routing_bench.measure import calibration, worker
     calibration.CpuCeilings.__init__ = lambda self: None
     calibration.CpuCeilings.measure = lambda self: dict.fromkeys(CEILINGS, 1.0)

@@ -17,7 +17,7 @@ import torch
 from moe_routing_bench.benches import composite
 from moe_routing_bench.benches.checks import Assignment, Cost
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import calibration, completion, outcome, sampling, supervisor, timers, verify, worker
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted

@@ -10,10 +10,10 @@ import pytest
 from example_package import EXAMPLE, install
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import Peer
+from moe_routing_bench.benches.registry import benches_of
 from moe_routing_bench.config.expand import cell_of, expand
 from moe_routing_bench.config.load import load
-from moe_routing_bench.config.with_plugins import benches_of
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_kernels import declarations
 from moe_routing_kernels.errors import UserError
@@ -31,7 +31,7 @@ def write(tmp_path, monkeypatch):
     for remembered in (
         plugins.read,
         declarations._entry_points,
-        importlib.import_module("moe_routing_bench.config.with_plugins")._benches,
+        importlib.import_module("moe_routing_bench.benches.registry")._benches,
     ):
         remembered.cache_clear()
 
@@ -235,7 +235,7 @@ def test_sources_that_cannot_be_parsed_have_no_fingerprint(write):
 def test_an_installed_package_is_known_by_its_entry_points(tmp_path):
     """And its version, in a process that never imports torch."""
     script = (
-        "import sys\nfrom moe_routing_kernels import declarations\nfrom moe_routing_bench.benches import plugins\nfrom moe_routing_bench.config.with_plugins import benches_of\n"
+        "import sys\nfrom moe_routing_kernels import declarations\nfrom moe_routing_bench.benches import plugins\nfrom moe_routing_bench.benches.registry import benches_of\n"
         "found = declarations.installed()\n(one,) = plugins.read('own_kernel:COMBINE')\n"
         "print(found, one.version(), benches_of(found)['layer'].implementations[-1].name)\n"
         "assert 'torch' not in sys.modules and 'own_kernel' not in sys.modules"

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from example_package import EXAMPLE
-from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.benches.registry import BENCHES, benches_of
 from moe_routing_bench.cli.rounds import Sources
-from moe_routing_bench.config.with_plugins import benches_of
 from project import ROOT
 from signals import interruptible
 

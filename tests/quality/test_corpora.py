@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moe_routing_bench.quality import batches, texts
+from moe_routing_bench.quality import steps, texts
 from moe_routing_kernels.errors import UserError
 
 
@@ -97,23 +97,23 @@ def test_a_users_file_is_cut_at_its_end(tmp_path: Path) -> None:
 def test_windows_predict_every_byte_once(sequence: int) -> None:
     """From the byte before it, and across no border between domains."""
     texts = [np.arange(50, dtype=np.uint8), np.arange(100, 113, dtype=np.uint8)]
-    windows = batches.Windows(texts, sequence, "cpu")
+    windows = steps.Windows(texts, sequence, "cpu")
     found = {}
     for numbers in windows.mixed(4):
         inputs, targets = windows.take(numbers)
-        valid = targets != batches.IGNORED
+        valid = targets != steps.IGNORED
         assert len(set(targets[valid].tolist())) == int(valid.sum())
         found |= dict(zip(targets[valid].tolist(), inputs[valid].tolist(), strict=True))
     assert found == {byte: byte - 1 for byte in (*range(1, 50), *range(101, 113))} | {
-        0: batches.START,
-        100: batches.START,
+        0: steps.START,
+        100: steps.START,
     }
     assert windows.total == 63
 
 
 def test_order_of_training_depends_on_seed_and_step_alone() -> None:
     """Each epoch takes every window once, in an order of its own."""
-    windows = batches.Windows([np.zeros(100, np.uint8)], 10, "cpu")
+    windows = steps.Windows([np.zeros(100, np.uint8)], 10, "cpu")
     epochs = np.concatenate([windows.batch(step, 4, seed=3) for step in range(5)]).reshape(2, 10)
     assert (np.sort(epochs) == np.arange(10)).all() and (epochs[0] != epochs[1]).any()
     assert (windows.batch(3, 4, seed=3) == epochs.ravel()[12:16]).all()
@@ -123,7 +123,7 @@ def test_order_of_training_depends_on_seed_and_step_alone() -> None:
 def test_validation_batches_mix_the_domains() -> None:
     """Every window once, the same order each time, and no batch of one domain alone."""
     texts_of = [np.full(64 * 32, letter, np.uint8) for letter in b"ab"]
-    windows = batches.Windows(texts_of, 32, "cpu")
+    windows = steps.Windows(texts_of, 32, "cpu")
     first, again = (list(windows.mixed(16)) for _ in range(2))
     assert all((one == other).all() for one, other in zip(first, again, strict=True))
     assert sorted(np.concatenate(first).tolist()) == list(range(128)) and [len(one) for one in first] == [16] * 8

@@ -208,7 +208,6 @@ def test_which_edits_make_runs_and_adaptations_stale() -> None:
     )
     trained = {
         "code",
-        "batches",
         "texts",
         "evaluate",
         "loads",
@@ -218,7 +217,7 @@ def test_which_edits_make_runs_and_adaptations_stale() -> None:
         "stage_clock",
         "run_rows",
         "loop",
-        "schedule",
+        "steps",
         "timing",
         "train",
     }

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe_routing_bench.grid.run_spec import DENSE, Run
-from moe_routing_bench.quality import batches, evaluate, language_model, loop, run_rows, schedule, texts, timing, train
+from moe_routing_bench.quality import evaluate, language_model, loop, run_rows, steps, texts, timing, train
 from moe_routing_bench.store import paths
 from moe_routing_bench.workload import trace
 from moe_routing_kernels.errors import UserError
@@ -102,13 +102,11 @@ def test_training_learns_and_its_rows_are_right(run: Run, tmp_path: Path, monkey
 def test_routers_see_equal_bytes_and_start_equal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the router, and the dense model too."""
     seen: dict[str, list[Tensor]] = {}
-    take = batches.Windows.take
+    take = steps.Windows.take
     for router in ("softk", "qwen3", "dense"):
         training = loop.Training(dataclasses.replace(run, router=router), "cpu")
         taken = seen.setdefault(router, [])
-        monkeypatch.setattr(
-            batches.Windows, "take", lambda self, n, b=taken: b.append(take(self, n)[0]) or take(self, n)
-        )
+        monkeypatch.setattr(steps.Windows, "take", lambda self, n, b=taken: b.append(take(self, n)[0]) or take(self, n))
         training.step(0)
         training.step(1)
         taken.append(training.validation.bytes)
@@ -140,7 +138,7 @@ def test_validation_loss_is_the_mean_over_all_bytes(run: Run) -> None:
     """Computed again one window at a time, without a batch or padding."""
     training = loop.Training(run, "cpu")
     (corpus,) = texts.load(run.corpora, run.validation_share)
-    text = torch.cat([torch.tensor([batches.START]), torch.from_numpy(corpus.validation.copy()).long()])
+    text = torch.cat([torch.tensor([steps.START]), torch.from_numpy(corpus.validation.copy()).long()])
     total = 0.0
     with torch.no_grad(), evaluate.evaluating(training.model), evaluate.without_capacity(training.model):
         for first in range(0, 1000, run.sequence):
@@ -262,8 +260,8 @@ def test_no_more_than_so_many_epochs(run: Run) -> None:
 def test_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
     """Linearly, then along a cosine."""
     one = Run(steps=100, warmup=10, lr=1.0)
-    assert schedule.learning_rate(one, 0) == pytest.approx(0.1) and schedule.learning_rate(one, 9) == pytest.approx(1)
-    assert schedule.learning_rate(one, 55) == pytest.approx(0.55) and schedule.learning_rate(one, 99) == pytest.approx(
+    assert steps.learning_rate(one, 0) == pytest.approx(0.1) and steps.learning_rate(one, 9) == pytest.approx(1)
+    assert steps.learning_rate(one, 55) == pytest.approx(0.55) and steps.learning_rate(one, 99) == pytest.approx(
         0.1, abs=0.01
     )
 
@@ -346,7 +344,7 @@ def test_a_step_can_be_captured(router: str, policy: str, run: Run) -> None:
     training = loop.Training(run, "cpu")
     inputs, targets = training.begin(0)
     with NeverAsks():
-        loss = F.cross_entropy(training.model(inputs).flatten(0, 1), targets.flatten(), ignore_index=batches.IGNORED)
+        loss = F.cross_entropy(training.model(inputs).flatten(0, 1), targets.flatten(), ignore_index=steps.IGNORED)
         (loss + training.model.router_loss()).backward()
         for one in training.model.routers:
             one.after_step()

@@ -14,7 +14,7 @@ import pytest
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 
 PACKAGE = Path(__file__).parents[2] / "src/moe_routing_bench"
@@ -31,7 +31,7 @@ import yaml
 from moe_routing_bench.cli.measure import measure
 from moe_routing_bench.config import axes, sections
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.store import records
 

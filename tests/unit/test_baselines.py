@@ -5,7 +5,7 @@ import pytest
 from rows import frame, one
 
 from moe_routing_bench import statistics
-from moe_routing_bench.comparison import baselines, verdicts
+from moe_routing_bench.comparison import ratios, verdicts
 from moe_routing_bench.report import findings
 from moe_routing_bench.store.records import SCHEMA
 
@@ -22,14 +22,14 @@ def row(name: str, blocks: list[float], cell: str = "c", **values: object) -> di
 
 def told(*rows: dict[str, object]) -> dict[str, tuple[object, object]]:
     """Baseline and speed-up of each row of one cell."""
-    found = baselines.against_dequantised(rows)
+    found = ratios.against_dequantised(rows)
     return {str(one["implementation"]): (one["baseline"], one.get("speedup")) for one in found}
 
 
 def test_the_ratio_is_paired_within_rounds() -> None:
     """As a worker makes it, to the last bit; the baseline itself has 1."""
     rows = [row("dequant", SLOW), row("cute_quantised", KERNEL), row("dequant_loop", KERNEL)]
-    found = {one["implementation"]: one for one in baselines.against_dequantised(rows)}
+    found = {one["implementation"]: one for one in ratios.against_dequantised(rows)}
     names = ("speedup", "speedup_ci_low", "speedup_ci_high", "speedup_p")
     assert tuple(found["cute_quantised"][name] for name in names) == statistics.paired_ratio(SLOW, KERNEL)
     assert found["cute_quantised"]["speedup"] == pytest.approx(2)
@@ -39,7 +39,7 @@ def test_the_ratio_is_paired_within_rounds() -> None:
 def test_blocks_that_were_set_aside_leave_no_pairs() -> None:
     """Which rounds the others are of is not known."""
     rows = [row("dequant", SLOW, set_aside=1), row("cute_quantised", KERNEL[:3])]
-    kernel = baselines.against_dequantised(rows)[1]
+    kernel = ratios.against_dequantised(rows)[1]
     assert kernel["speedup"] == statistics.unpaired_ratio(SLOW, KERNEL[:3])[0]
 
 
@@ -68,7 +68,7 @@ def test_a_run_is_told_cell_by_cell() -> None:
         row("cute_quantised", SLOW, "d"),
     ]
     rows += [row("cute", KERNEL, "plain", weights="bf16", baseline="torch_grouped_mm", speedup=3.0)]
-    table = baselines.with_baselines(pa.Table.from_pandas(frame(*rows), SCHEMA))
+    table = ratios.with_baselines(pa.Table.from_pandas(frame(*rows), SCHEMA))
     assert table["implementation"].to_pylist() == [one["implementation"] for one in rows]
     assert table["speedup"].to_pylist() == pytest.approx([1.0, 1.0, 2.0, 0.5, 3.0])
     assert table.schema == SCHEMA and verdicts.judged(table.to_pandas())["verdict"].isna().all()

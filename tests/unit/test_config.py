@@ -12,7 +12,7 @@ from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.grid.run_spec import Adaptation, Run
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.store import paths, sources
+from moe_routing_bench.store import paths, project_files
 from moe_routing_bench.study import request
 from moe_routing_bench.study.request import jobs_of
 from moe_routing_bench.study.request import models as models_of
@@ -175,7 +175,7 @@ def test_presets_of_a_user_s_own_file_join_the_project_s(tmp_path, monkeypatch):
 
 
 def test_code_files_follow_what_a_bench_is_made_of():
-    gate, pack, layer = (set(sources.code_files(bench)) for bench in ("gate", "pack", "layer"))
+    gate, pack, layer = (set(project_files.code_files(bench)) for bench in ("gate", "pack", "layer"))
     assert all(Path(name).is_file() for name in gate | pack | layer)
     has = lambda files, part: any(part in name for name in files)  # noqa: E731
     assert not has(gate, "routers/learned.py") and not has(gate, "routers/rules/")

@@ -3,7 +3,7 @@
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.comparison import devices
+from moe_routing_bench.comparison import origins
 from moe_routing_bench.figures import footer
 from moe_routing_bench.report import words
 from moe_routing_bench.report.seeds.section import section
@@ -15,16 +15,16 @@ EPYC, BOTH = {"cpu_model": "AMD EPYC"}, {"cpu_model": "Intel Xeon", "gpu_name": 
 @pytest.mark.parametrize(
     ("rows", "column", "names"),
     [
-        ([EPYC, EPYC], devices.CPU, ["AMD EPYC"]),
-        ([BOTH], devices.GPU, ["NVIDIA H200"]),
-        ([EPYC, BOTH, {"gpu_name": "NVIDIA H100"}], devices.GPU, ["NVIDIA H200", "NVIDIA H100"]),
-        ([{}], devices.CPU, []),
-        ([], devices.CPU, []),
+        ([EPYC, EPYC], origins.CPU, ["AMD EPYC"]),
+        ([BOTH], origins.GPU, ["NVIDIA H200"]),
+        ([EPYC, BOTH, {"gpu_name": "NVIDIA H100"}], origins.GPU, ["NVIDIA H200", "NVIDIA H100"]),
+        ([{}], origins.CPU, []),
+        ([], origins.CPU, []),
     ],
 )
 def test_what_timed_rows(rows, column, names):
     table = frame(*(one("gate", **values) for values in rows))
-    assert (devices.column(table), devices.names(table)) == (column, names)
+    assert (origins.column(table), origins.names(table)) == (column, names)
 
 
 @pytest.mark.parametrize(

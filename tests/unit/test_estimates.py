@@ -12,8 +12,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import estimates, machine
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import axes, by_hand
-from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Cell, Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.store import platforms, records

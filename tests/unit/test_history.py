@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from browser import asked
 from moe_routing_bench.cli.main import app
 from moe_routing_bench.comparison import runs
-from moe_routing_bench.comparison.history import history
+from moe_routing_bench.comparison.runs import history
 from moe_routing_bench.store.records import SCHEMA
 from moe_routing_kernels.errors import UserError
 

@@ -40,16 +40,15 @@ HOUSES = {
     },
     "moe_routing_bench": {
         "statistics": "",
-        "bounds": "",
         "quantities": "",
         "streams": "",
         "packages": "",
         "fields": "",
-        "grid": "bounds fields",
+        "grid": "fields",
         "workload": "grid",
         "peers": "",
         "benches": "packages grid workload peers",
-        "config": "bounds fields grid workload benches",
+        "config": "fields grid workload benches",
         "store": "packages grid benches config",
         "measure": "packages streams statistics grid workload benches store",
         "traces": "statistics workload store",
@@ -63,7 +62,7 @@ HOUSES = {
     },
 }
 # Parts of the instrument that need nothing of the kernels.
-WITHOUT_KERNELS = {"bounds", "quantities", "statistics", "streams"}
+WITHOUT_KERNELS = {"quantities", "statistics", "streams"}
 MAY_IMPORT_TORCH = {
     "formats",
     "target",
@@ -108,23 +107,23 @@ WITHOUT_TORCH = (
         for name in (
             *(
                 "grid.cell",
-                "grid.job",
+                "grid.settings",
                 "workload.skew",
                 "workload.trace",
                 "benches.registry",
                 "config.axes",
                 "config.expand",
             ),
-            *("config.load", "store.paths", "store.platforms", "store.records", "store.rows", "store.sources"),
+            *("config.load", "store.paths", "store.platforms", "store.records", "store.rows", "store.project_files"),
             *("quality.code", "quality.plan", "quality.run_rows", "quality.compare"),
             *(
                 "comparison.verdicts",
                 "comparison.runs",
                 "comparison.claim_verdicts",
                 "comparison.anomalies",
-                "comparison.choices",
+                "comparison.regret",
             ),
-            *("comparison.regret", "api", "config.claims", "figures", "report.render", "study.progress", "cli.main"),
+            *("api", "config.claims", "figures", "report.render", "study.progress", "cli.main"),
         )
     ),
 )

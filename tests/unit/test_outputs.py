@@ -8,7 +8,7 @@ import pytest
 import typer.main
 
 from moe_routing_bench.cli import main as cli
-from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli import options
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality import run_rows
 from moe_routing_bench.store import paths
@@ -111,7 +111,7 @@ def test_a_file_that_is_there_stays_as_it_is(folder, monkeypatch, capsys, comman
     def reached(path):
         raise Reached(path)
 
-    monkeypatch.setattr(outputs.files, "check_writable", reached)
+    monkeypatch.setattr(options.files, "check_writable", reached)
     assert isinstance(call(monkeypatch, *arguments, "--force"), Reached)
 
 
@@ -144,7 +144,7 @@ def test_the_projects_own_files_are_made_anew(folder, monkeypatch, command):
         seen.append(path)
         raise Reached(path)
 
-    monkeypatch.setattr(outputs.files, "check_writable", reached)
+    monkeypatch.setattr(options.files, "check_writable", reached)
     assert isinstance(call(monkeypatch, command, *JSON), Reached) and seen == [path]
 
 
@@ -168,7 +168,7 @@ def test_a_folder_is_new_or_empty(tmp_path, there, force, refused):
             (path / "notes").touch()
     if refused:
         with pytest.raises(UserError, match="folder"):
-            outputs.check_folder("--out", path, force)
+            options.check_folder("--out", path, force)
     else:
-        outputs.check_folder("--out", path, force)
+        options.check_folder("--out", path, force)
     assert there != "full" or (path / "notes").exists()

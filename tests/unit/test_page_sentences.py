@@ -7,8 +7,7 @@ import re
 import pandas as pd
 import pytest
 
-from moe_routing_bench.comparison.history import History, Then
-from moe_routing_bench.comparison.runs import Comparison
+from moe_routing_bench.comparison.runs import Comparison, History, Then
 from moe_routing_bench.report import page, run_pages
 from moe_routing_bench.report.parts import Group, Table
 from moe_routing_bench.report.seeds import section

@@ -11,7 +11,7 @@ import pytest
 
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.cli import printing, profile
-from moe_routing_bench.store import shipped
+from moe_routing_bench.store import project_files
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
@@ -93,9 +93,9 @@ def test_a_path_is_one_word(name):
 def test_where_a_wheel_is_from_is_one_word(name, monkeypatch):
     """The advice on how to install an extra names it."""
     noted = type("Wheel", (), {"read_text": lambda self, _: '{"url": %s}' % __import__("json").dumps(name)})()  # noqa: UP031
-    monkeypatch.setattr(shipped, "installed", lambda: True)
-    monkeypatch.setattr(shipped.importlib.metadata, "distributions", lambda **_: [noted])
-    advice = shipped.to_install("needs triton: pip install -e '.[gpu]'")
+    monkeypatch.setattr(project_files, "installed", lambda: True)
+    monkeypatch.setattr(project_files.importlib.metadata, "distributions", lambda **_: [noted])
+    advice = project_files.to_install("needs triton: pip install -e '.[gpu]'")
     assert shlex.split(advice)[-1] == f"moe-routing-bench[gpu] @ {name}"
 
 

@@ -12,7 +12,7 @@ import pytest
 from moe_routing_bench import packages
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.report import row_fields
 from moe_routing_bench.store import records, rows

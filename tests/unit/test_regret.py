@@ -8,7 +8,7 @@ from rows import frame, one
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli.choices import of_runs, stored
-from moe_routing_bench.comparison import choices, regret
+from moe_routing_bench.comparison import regret
 from moe_routing_kernels.choices import table
 from moe_routing_kernels.choices.table import Entry, Shape
 from moe_routing_kernels.errors import UserError
@@ -104,7 +104,7 @@ def test_entries_are_rows_that_are_ok() -> None:
     """Rows of other benches and of layers with shared experts make none, nor does one of `auto` that says no choice; what is doubted is marked."""
     at = VALUES | {"cell": "a"}
     doubted = {"suspect": True, "suspect_reason": "drift", "git_dirty": True, "best_verdict": "faster"}
-    found = choices.entries(
+    found = regret.entries(
         frame(
             one("layer", "cute", **at, median_us=2.0),
             one("layer", "triton", **at, median_us=1.0, **{k: v for k, v in doubted.items() if k != "suspect"})
@@ -137,7 +137,7 @@ def test_a_row_of_auto_is_one_of_what_it_chose() -> None:
         auto("a", 3.0, "cute", gpu_name="NVIDIA H100"),
     ]
     for given in (rows, rows[::-1]):
-        found = {(entry.cell, entry.card): entry.times for entry in choices.entries(frame(*given), "run")}
+        found = {(entry.cell, entry.card): entry.times for entry in regret.entries(frame(*given), "run")}
         assert found == {
             ("a", "NVIDIA H200"): {"cute": 2.0},
             ("b", "NVIDIA H200"): {"cute_dependent": 1.0},
@@ -151,7 +151,7 @@ def test_entries_are_in_the_order_of_cells() -> None:
         one("layer", "cute", **VALUES, cell="b", model="qwen3-30b-a3b", capacity_factor=1.25, median_us=2.0),
         one("layer", "cute", **VALUES | {"gpu_name": None}, cell="a", median_us=1.0),
     ]
-    found = choices.entries(frame(*rows), "run")
+    found = regret.entries(frame(*rows), "run")
     assert [(entry.cell, entry.model, entry.shape.capacity_factor) for entry in found] == [
         ("a", "", None),
         ("b", "qwen3-30b-a3b", 1.25),
@@ -162,18 +162,18 @@ def test_entries_are_in_the_order_of_cells() -> None:
 
 def test_the_newest_measurement_of_a_cell_counts_and_one_of_few_implementations_replaces_none() -> None:
     older, newer = (replace(SMALL, measured=day, run=day, card="x") for day in ("2026-11-21", "2026-11-22"))
-    assert choices.fullest([newer, older, LARGE]) == [LARGE, newer]
+    assert regret.fullest([newer, older, LARGE]) == [LARGE, newer]
     fewer = replace(newer, measured="2026-11-23", times={"cute": SMALL.times["cute"]})
-    assert len(SMALL.times) > 1 and choices.fullest([fewer, newer, older]) == [newer]
+    assert len(SMALL.times) > 1 and regret.fullest([fewer, newer, older]) == [newer]
 
 
 def test_an_unknown_card_is_refused() -> None:
-    assert choices.architecture(None) == "cpu" and choices.architecture("NVIDIA H100 80GB HBM3") == "sm_90"
-    assert choices.architecture("NVIDIA A100-SXM4-80GB") == "sm_80"
-    choices.check_cards([SMALL])
+    assert regret.architecture(None) == "cpu" and regret.architecture("NVIDIA H100 80GB HBM3") == "sm_90"
+    assert regret.architecture("NVIDIA A100-SXM4-80GB") == "sm_80"
+    regret.check_cards([SMALL])
     with pytest.raises(UserError, match=r"card: got 'NVIDIA T4'; allowed: A100, .*; hint: add its architecture"):
-        choices.check_cards(
-            [replace(SMALL, card="NVIDIA T4", shape=replace(SHAPE, architecture=choices.architecture("NVIDIA T4")))]
+        regret.check_cards(
+            [replace(SMALL, card="NVIDIA T4", shape=replace(SHAPE, architecture=regret.architecture("NVIDIA T4")))]
         )
 
 
@@ -183,7 +183,7 @@ def test_candidates_need_nobody_elses_package() -> None:
 
 
 def test_what_ships_is_made_of_the_stored_rows(monkeypatch) -> None:
-    """The same bytes; after new rows: moe-routing-bench choices --force --out src/moe_routing_kernels/choices/choices.json"""
+    """The same bytes; after new rows: moe-routing-bench choices --force --out src/moe_routing_kernels/choices/regret.json"""
     monkeypatch.chdir(ROOT)
     entries = of_runs(stored())
     assert table.text(entries) == table.FILE.read_text(encoding="utf-8")

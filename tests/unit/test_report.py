@@ -10,7 +10,7 @@ import pytest
 from rows import BAD, frame, one, rows, some
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.comparison.choices import entries
+from moe_routing_bench.comparison.regret import entries
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import FIGURES, row_groups
 from moe_routing_bench.report import reached, routing_bars, section_tables

@@ -11,8 +11,7 @@ from rows import rows, some
 
 from browser import CONTRAST, GOOD, asked, loaded
 from moe_routing_bench.comparison.claim_verdicts import Held
-from moe_routing_bench.comparison.history import History, Then
-from moe_routing_bench.comparison.runs import Comparison
+from moe_routing_bench.comparison.runs import Comparison, History, Then
 from moe_routing_bench.config import claims, presets
 from moe_routing_bench.report import run_pages, site, versus
 from moe_routing_bench.report.document import Dot, Sentence, pictured

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from rows import rows, some
 
-from moe_routing_bench.cli.site import site
+from moe_routing_bench.cli.published import site
 from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.config import claims
 from moe_routing_bench.report import site as report_site

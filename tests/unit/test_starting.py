@@ -12,7 +12,7 @@ import pytest
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import presets
 from moe_routing_bench.measure import provenance
-from moe_routing_bench.store import paths, platforms, shipped
+from moe_routing_bench.store import paths, platforms, project_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,8 +41,8 @@ def wheel(monkeypatch, tmp_path):
         ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x", "--allow-empty"],
     ):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    monkeypatch.setattr(shipped, "_IN_WHEEL", package / "project")
-    monkeypatch.setattr(shipped, "PACKAGE", package)
+    monkeypatch.setattr(project_files, "_IN_WHEEL", package / "project")
+    monkeypatch.setattr(project_files, "PACKAGE", package)
     monkeypatch.setattr(provenance, "PACKAGE", package)
     for name in ("GIT_CEILING_DIRECTORIES", provenance.COMMIT):
         monkeypatch.setenv(name, "")  # so that it is restored
@@ -93,7 +93,7 @@ def test_presets_of_the_working_directory_come_first(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").mkdir()
     (tmp_path / paths.MODELS).write_text("mine: {unsupported: an example}\n")
-    assert list(presets.load(shipped.own_or_shipped(paths.MODELS))) == ["mine"]
+    assert list(presets.load(project_files.own_or_shipped(paths.MODELS))) == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_an_installed_package_says_its_own_commit_and_no_other(wheel, recorded, 
     provenance.git_state.cache_clear()
     if recorded:
         (wheel / "COMMIT").write_text(recorded)
-    shipped.name_commit()
+    project_files.name_commit()
     assert provenance.git_state(()) == said
 
 
 def test_a_checkout_is_asked_as_it_is(monkeypatch):
     for name in ("GIT_CEILING_DIRECTORIES", provenance.COMMIT):
         monkeypatch.delenv(name, raising=False)
-    shipped.name_commit()
+    project_files.name_commit()
     assert not {"GIT_CEILING_DIRECTORIES", provenance.COMMIT} & set(os.environ)
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moe_routing_bench.traces import checks, reading
+from moe_routing_bench.traces import reading, writing
 from moe_routing_bench.traces.columns import role_of
 from moe_routing_bench.traces.values import Options
 from moe_routing_bench.traces.writing import write
@@ -670,11 +670,11 @@ def test_an_index_that_does_not_number_rows_is_asked_about(tmp_path):
 def test_expected_repeats_are_those_of_independent_columns():
     """Two columns of 0 and 1 with halves of each agree in half of the rows."""
     halves = np.array([[0, 1], [1, 0], [0, 1], [1, 0]] * 5)
-    assert checks.expected_repeats(halves).tolist() == [10, 10]
+    assert writing.expected_repeats(halves).tolist() == [10, 10]
     ids = drawn(2000, 4, 32)
     shuffled = np.stack([np.random.default_rng(n).permutation(column) for n, column in enumerate(ids.T)], axis=1)
     pairs = sum((shuffled[:, a] == shuffled[:, b]).sum() for a, b in itertools.combinations(range(4), 2))
-    assert checks.expected_repeats(ids).sum() / 2 == pytest.approx(pairs, rel=0.15)
+    assert writing.expected_repeats(ids).sum() / 2 == pytest.approx(pairs, rel=0.15)
 
 
 @pytest.mark.parametrize(
@@ -693,7 +693,7 @@ def test_expected_repeats_are_those_of_independent_columns():
     ids=["enough", "few", "pairs", "few pairs", "one each", "tokens", "layers", "all different", "a repeat"],
 )
 def test_what_repeats_prove(ids, proven):
-    assert bool(checks.proof_of(ids)) == proven
+    assert bool(writing.proof_of(ids)) == proven
 
 
 @pytest.mark.parametrize(
@@ -708,7 +708,7 @@ def test_what_repeats_prove(ids, proven):
     ids=["rising", "falling", "requests", "ids", "some steps"],
 )
 def test_columns_that_number_rows(column, expected):
-    assert checks.numbers_rows(np.array(column)) == expected
+    assert writing.numbers_rows(np.array(column)) == expected
 
 
 def test_equal_logits_go_to_the_lowest_ids_and_are_counted(tmp_path):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.statistics import load_statistics
-from moe_routing_bench.traces import checks, reading
+from moe_routing_bench.traces import reading, writing
 from moe_routing_bench.traces.values import Options
 from moe_routing_bench.traces.writing import CAPACITY_FACTORS, summary, write
 from moe_routing_bench.workload import trace
@@ -249,7 +249,7 @@ def test_other_bad_input(call, monkeypatch):
     ):
         status, out, error = call(*arguments)
         assert (status, out) == (2, "") and words in error
-    monkeypatch.setattr(checks, "MOST_IDS", 19)
+    monkeypatch.setattr(writing, "MOST_IDS", 19)
     assert "got '20 in all inputs'; allowed: at most 19" in call("a.csv", "a.csv", *TOKENS)[2]
     monkeypatch.setattr(reading, "MOST_BYTES", 100)
     Path("zeros.npz").write_bytes(npz(ids=np.zeros((1000, 2))))
@@ -296,9 +296,9 @@ def test_sizes_are_checked_before_anything_is_read(suffix, call, monkeypatch):
 
 def test_a_tensor_that_repeats_few_bytes_is_not_copied(call):
     Path("ids.pt").write_bytes(saved(torch.zeros(1).expand(2**20, 2**20)))
-    assert f"at most {checks.MOST_VALUES}" in call("ids.pt")[2]
+    assert f"at most {writing.MOST_VALUES}" in call("ids.pt")[2]
     Path("ids.pt").write_bytes(saved([torch.zeros(1, dtype=torch.int64).expand(2**20, 2**20)] * 2))
-    assert f"at most {checks.MOST_VALUES}" in call("ids.pt", "--first", "passes")[2]
+    assert f"at most {writing.MOST_VALUES}" in call("ids.pt", "--first", "passes")[2]
 
 
 EVIL = "\x1b]0;title\x07\x1b[2J\u202e\x9b1m"

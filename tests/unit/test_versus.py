@@ -9,7 +9,7 @@ import pytest
 from rows import rows
 
 from browser import asked
-from moe_routing_bench.cli.site import site
+from moe_routing_bench.cli.published import site
 from moe_routing_bench.report import versus
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.row_data import page_data

@@ -6,30 +6,30 @@ import time
 
 import pytest
 
-from moe_routing_bench.cli import waiting
+from moe_routing_bench.cli import printing
 
 
 @pytest.mark.parametrize(
     ("expected", "said"), [(None, "   0 s"), (100.0, "   0 s, about 2 min remain"), (0.1, "   0 s, about 0 s remain")]
 )
 def test_the_time_taken_and_the_rest_are_said_now_and_then(expected, said, capfd, monkeypatch):
-    monkeypatch.setattr(waiting, "EVERY", 0.02)
-    with waiting.waited(expected):
+    monkeypatch.setattr(printing, "EVERY", 0.02)
+    with printing.waited(expected):
         time.sleep(0.15)
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) > 2 and set(lines) == {said}
 
 
 def test_what_is_short_says_nothing(capfd):
-    with pytest.raises(ValueError, match="inside"), waiting.waited(None):
+    with pytest.raises(ValueError, match="inside"), printing.waited(None):
         raise ValueError("inside")
     assert capfd.readouterr().err == ""
 
 
 def test_on_a_terminal_one_line_changes_and_goes(monkeypatch):
     reading, writing = pty.openpty()
-    monkeypatch.setattr(waiting, "_STDERR", writing)
-    with waiting.waited(60.0):
+    monkeypatch.setattr(printing, "_STDERR", writing)
+    with printing.waited(60.0):
         shown = os.read(reading, 100)
     assert shown == b"\r\x1b[K   1 s, about 59 s remain" and os.read(reading, 100) == b"\r\x1b[K"
     os.close(reading)

@@ -23,7 +23,7 @@ from moe_routing_bench.quality import plan
 from moe_routing_kernels import files
 from moe_routing_bench.quality import code
 from moe_routing_bench.store import paths, platforms, sources
-from moe_routing_bench.store.shipped import installed, name_commit, own_or_shipped, shipped
+from moe_routing_bench.store.project_files import installed, name_commit, own_or_shipped, shipped
 
 if prefix := workflow.modifier.path_modifier.prefix:
     raise WorkflowError(f"error: a module's prefix: got {prefix!r}; allowed: none; hint: give the run a --directory")

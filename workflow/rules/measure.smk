@@ -26,7 +26,7 @@ rule measure_again:
     input:
         cells=cells_of,
         asked=str(paths.asked(PLATFORM)),
-        code=[sources.source("comparison/anomalies.py"), sources.source("cli/measure_again.py")],
+        code=[sources.source("comparison/anomalies.py"), sources.source("cli/measure.py")],
     output:
         "results/{platform}/again.parquet",
     log:

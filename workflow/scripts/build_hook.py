@@ -7,7 +7,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = "moe_routing_bench/project"  # in a wheel; store/shipped.py finds it there
+FOLDER = "moe_routing_bench/project"  # in a wheel; store/project_files.py finds it there
 FILES = (
     *("config", "profiles", "workflow/profiles", "workflow/report", "workflow/rules", "workflow/template"),
     *("workflow/Snakefile", "workflow/scripts/slurm.sh", "environment.yml"),

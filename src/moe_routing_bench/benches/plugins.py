@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moe_routing_bench.benches.bench import Bench, Implementation, Peer, find
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.packages import PACKAGES
 from moe_routing_kernels import declarations
 from moe_routing_kernels.routers import ROUTERS

@@ -13,7 +13,7 @@ from rich.progress import track
 from rich.table import Table
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import outputs, printing
+from moe_routing_bench.cli import options, printing
 from moe_routing_bench.cli.delivery import Delivery, Part, Rows, delivering
 from moe_routing_bench.cli.options import option_of
 from moe_routing_bench.cli.printing import show
@@ -79,7 +79,7 @@ def accuracy(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns as one JSON list")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all columns as CSV")] = False,
-    force: outputs.Force = False,
+    force: options.Force = False,
 ) -> None:
     """Compare results of experts with quantised weights: kernels with what the codes stand for, and that with the weights before.
 
@@ -88,7 +88,7 @@ def accuracy(
     if as_json and as_csv:
         raise bad("--csv", "together with --json", "one of them")
     if out:
-        outputs.check_file("--out", out, force)
+        options.check_file("--out", out, force)
     sizes = {
         "tokens": tokens,
         "hidden": hidden,

@@ -13,10 +13,10 @@ from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config import claims as published
 from moe_routing_bench.config.expand import config_of, expand
 from moe_routing_bench.config.load import load
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import paths, platforms, records
-from moe_routing_bench.store.shipped import own_or_shipped
+from moe_routing_bench.store.project_files import own_or_shipped
 from moe_routing_bench.study.request import models, platform_of
 from moe_routing_kernels.errors import UserError, bad, pick
 

@@ -1,4 +1,7 @@
-"""`collect`, `collect-quality`, `collect-perft`: join the rows of all cells, training runs or adaptations into one file."""
+"""`collect`, `collect-quality`, `collect-perft`: join the rows of all cells, training runs or adaptations into one table.
+
+`rank` and `specialisation` print what such a table says about routers and their experts.
+"""
 
 import importlib
 from pathlib import Path
@@ -6,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli import options
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.cli.printing import places
 from moe_routing_bench.quality import adaptation_rows, plan, run_rows
@@ -14,7 +17,7 @@ from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import read_table, write_table
 from moe_routing_bench.study.request import config_or_last, effective, jobs_of, platform_of
-from moe_routing_kernels.errors import bad
+from moe_routing_kernels.errors import bad, pick
 
 
 def collect(
@@ -25,7 +28,7 @@ def collect(
     out: Annotated[
         Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/measurements.parquet]")
     ] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
 ) -> None:
     """Join the rows of all cells of a config into one file, after checking that each was measured for this config.
 
@@ -33,14 +36,14 @@ def collect(
     """
     effective, platform, _ = config_or_last(config, config_json, platform, run)
     jobs = jobs_of(effective)
-    out = outputs.chosen(out, paths.measurements(platform), force)
+    out = options.chosen(out, paths.measurements(platform), force)
     # pandas and scipy take a second
-    baselines, verdicts, anomalies = (
+    ratios, verdicts, anomalies = (
         importlib.import_module(f"moe_routing_bench.comparison.{module}")
-        for module in ("baselines", "verdicts", "anomalies")
+        for module in ("ratios", "verdicts", "anomalies")
     )
     again = paths.again(platform)
-    table = baselines.with_baselines(records.collect(paths.cell_files(platform, jobs), platform))
+    table = ratios.with_baselines(records.collect(paths.cell_files(platform, jobs), platform))
     table = verdicts.with_verdicts(table)
     table = anomalies.with_anomalies(table, read_table(again) if again.is_file() else None)
     write_table(out, table)
@@ -58,13 +61,13 @@ def collect_quality(
     out: Annotated[
         Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/quality.parquet]")
     ] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
 ) -> None:
     """Join the rows of all training runs of a config, with the times of those timed alone, and rank the routers."""
     planned, platform = _planned(config, config_json, platform)
     if not planned.finals:
         raise bad("config.quality", "no runs", "at least one entry")
-    out = outputs.chosen(out, paths.quality(platform), force)
+    out = options.chosen(out, paths.quality(platform), force)
     table = run_rows.collect(planned.files(platform), planned.timing_files(platform))
     write_table(out, records.of_platform(table, platform, "training runs"))
     print(f"wrote {out}: {len(table)} evaluations of {len(planned.finals)} runs")
@@ -79,13 +82,13 @@ def collect_perft(
     out: Annotated[
         Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/perft.parquet]")
     ] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
 ) -> None:
     """Join the rows of all adaptations of a config, and print losses and parameters by variant and rank."""
     planned, platform = _planned(config, config_json, platform)
     if not planned.adaptations:
         raise bad("config.perft", "no adaptations", "at least one entry")
-    out = outputs.chosen(out, paths.perft(platform), force)
+    out = options.chosen(out, paths.perft(platform), force)
     table = run_rows.collect(planned.adaptation_files(platform), {}, adaptation_rows.SCHEMA)
     write_table(out, records.of_platform(table, platform, "adaptations"))
     print(f"wrote {out}: {len(table)} evaluations of {len(planned.adaptations)} adaptations")
@@ -104,3 +107,25 @@ def _planned(config: list[Path] | None, config_json: str | None, platform: str |
 def comparison(name: str) -> Any:
     """A module that compares rows; pandas and scipy, which it needs, take seconds to import."""
     return importlib.import_module(f"moe_routing_bench.quality.{name}")
+
+
+def rank(
+    platform: Platform = None,
+    metric: Annotated[str, typer.Option(help="A numeric column")] = "bits_per_byte",
+) -> None:
+    """Rank the routers of quality.parquet by their mean over seeds, with intervals, paired tests and ties."""
+    table = _stored(platform_of(platform))
+    pick("metric", metric, [name for name, kind in run_rows.COLUMNS.items() if kind in ("double", "int64")])
+    print(comparison("compare").text(table.to_pandas(), metric))
+
+
+def specialisation(platform: Platform = None) -> None:
+    """Print how far the experts of quality.parquet specialise by domain, in bits, with intervals over seeds."""
+    table = _stored(platform_of(platform))
+    print(comparison("specialisation").text(table.to_pandas()))
+
+
+def _stored(platform: str) -> Any:
+    """The rows of all training runs of a platform."""
+    path = paths.quality(platform)
+    return records.of_platform(run_rows.read(path), platform, str(path))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli import options
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import paths, records
@@ -34,12 +34,12 @@ def compare(
     html: Annotated[
         Path | None, typer.Option(help="Also write a page with all rows; the report links compare-*.html in its folder")
     ] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
 ) -> None:
     """Compare two runs row by row: faster, slower, the same or undecided, beyond noise and the drift of the device."""
     share = None if fail_if_slower is None else _share(fail_if_slower)
     if html:
-        outputs.check_file("--html", html, force)
+        options.check_file("--html", html, force)
     runs = importlib.import_module("moe_routing_bench.comparison.runs")
     comparison = runs.compare(_table(before), _table(after), across)
     for mark in comparison.marks:
@@ -66,14 +66,14 @@ def history(
     ],
     html: Annotated[Path, typer.Option(help="The page to write; the report links compare-*.html in its folder")],
     across: Annotated[bool, typer.Option("--across", help="Take runs of different devices all the same")] = False,
-    force: outputs.Force = False,
+    force: options.Force = False,
 ) -> None:
     """Show the rows of a run over earlier runs: their times then, and how much faster they are now, beyond noise and drift."""
     if len(runs) < 2 or len(set(runs)) < len(runs):
         raise bad("runs", ", ".join(runs), "two or more, each once")
-    outputs.check_file("--html", html, force)
+    options.check_file("--html", html, force)
     *earlier, last = runs
-    rows = importlib.import_module("moe_routing_bench.comparison.history").history(
+    rows = importlib.import_module("moe_routing_bench.comparison.runs").history(
         {name: _table(name) for name in earlier}, _table(last), across
     )
     importlib.import_module("moe_routing_bench.report.run_pages").write_history(rows, earlier, last, html)

@@ -14,7 +14,7 @@ from moe_routing_bench.cli.accuracy import BENCH, default_cells
 from moe_routing_bench.cli.options import ConfigJson, Configs, Models
 from moe_routing_bench.config.load import on
 from moe_routing_bench.store import platforms
-from moe_routing_bench.store.shipped import to_install
+from moe_routing_bench.store.project_files import to_install
 from moe_routing_bench.study.request import effective, jobs_of
 from moe_routing_bench.study.request import models as own
 from moe_routing_kernels.errors import NoForm, bad, pick

@@ -9,12 +9,11 @@ import typer
 from rich.table import Table
 
 from moe_routing_bench.benches.plugins import Plugin
-from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.benches.registry import BENCHES, benches_of
 from moe_routing_bench.cli.list import missing_here
 from moe_routing_bench.cli.options import Plugins
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config.load import load
-from moe_routing_bench.config.with_plugins import benches_of
 from moe_routing_bench.store import paths, platforms
 from moe_routing_bench.study.request import jobs_of, references
 from moe_routing_kernels.errors import UserError, one_line

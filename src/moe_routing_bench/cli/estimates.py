@@ -14,8 +14,7 @@ from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.cli import machine
 from moe_routing_bench.cli.options import option_of
 from moe_routing_bench.cli.printing import duration
-from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Cell, Job
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import platforms
 from moe_routing_kernels.errors import bad

@@ -7,12 +7,12 @@ from rich.table import Table
 
 from moe_routing_bench.benches.bench import Bench, Peer
 from moe_routing_bench.benches.plugins import Plugin
+from moe_routing_bench.benches.registry import benches_of
 from moe_routing_bench.cli.options import Models, Platform, Plugins
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config import axes, presets
-from moe_routing_bench.config.with_plugins import benches_of
 from moe_routing_bench.store import platforms
-from moe_routing_bench.store.shipped import to_install
+from moe_routing_bench.store.project_files import to_install
 from moe_routing_bench.study.request import models, references
 from moe_routing_kernels.formats.weights import WEIGHTS
 from moe_routing_kernels.routers import ROUTERS

@@ -11,30 +11,25 @@ import typer
 
 from moe_routing_bench import streams
 from moe_routing_bench.cli.accuracy import accuracy
-from moe_routing_bench.cli.choices import choices
+from moe_routing_bench.cli.choices import choices, targets
 from moe_routing_bench.cli.claims import claims
-from moe_routing_bench.cli.collect import collect, collect_perft, collect_quality
+from moe_routing_bench.cli.collect import collect, collect_perft, collect_quality, rank, specialisation
 from moe_routing_bench.cli.compare import compare, history
 from moe_routing_bench.cli.compile import compile_
 from moe_routing_bench.cli.doctor import doctor
-from moe_routing_bench.cli.init import init
+from moe_routing_bench.cli.init import init, preset
 from moe_routing_bench.cli.kernel import kernel
 from moe_routing_bench.cli.list import list_
-from moe_routing_bench.cli.measure import measure
-from moe_routing_bench.cli.measure_again import measure_again
+from moe_routing_bench.cli.measure import measure, measure_again
 from moe_routing_bench.cli.options import Command, Commands
-from moe_routing_bench.cli.preset import preset
 from moe_routing_bench.cli.profile import profile
-from moe_routing_bench.cli.published import manifest, published
-from moe_routing_bench.cli.rank import rank, specialisation
+from moe_routing_bench.cli.published import manifest, published, site
 from moe_routing_bench.cli.report import figure, report
-from moe_routing_bench.cli.site import site
 from moe_routing_bench.cli.status import prune, status
-from moe_routing_bench.cli.targets import targets
 from moe_routing_bench.cli.trace import trace
 from moe_routing_bench.cli.train import adapt, time_training, train
 from moe_routing_bench.cli.watch import watch
-from moe_routing_bench.store.shipped import name_commit
+from moe_routing_bench.store.project_files import name_commit
 from moe_routing_kernels.errors import UserError, bad
 
 _HELP = """Measure the steps of Mixture-of-Experts layers (gate, router, permute, pack, experts, combine), whole layers and models:

@@ -1,4 +1,4 @@
-"""Cells that are measured by hand: `measure`."""
+"""Cells that are measured by hand: `measure`; and cells whose times are in doubt, measured once more: `measure-again`."""
 
 import importlib
 import sys
@@ -10,18 +10,31 @@ from typing import Annotated, Any
 import typer
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import outputs, printing, waiting
+from moe_routing_bench.cli import options, printing
 from moe_routing_bench.cli.delivery import Delivery, Part, Rows, delivering, undisturbed
 from moe_routing_bench.cli.estimates import announce
-from moe_routing_bench.cli.options import Models, Plugins, Timeout, among, asked_jobs, warn_of_ignored, with_axes
+from moe_routing_bench.cli.options import (
+    ConfigJson,
+    Configs,
+    Models,
+    Platform,
+    Plugins,
+    Run,
+    Timeout,
+    among,
+    asked_jobs,
+    warn_of_ignored,
+    with_axes,
+)
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.cli.profile import profiled
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quantities import count
-from moe_routing_bench.store import platforms
+from moe_routing_bench.store import paths, platforms, records
+from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.study import progress
-from moe_routing_bench.study.request import references
+from moe_routing_bench.study.request import config_or_last, jobs_of, references
 from moe_routing_kernels.errors import bad, pick, writing
 
 
@@ -48,7 +61,7 @@ def measure(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns of the rows as one JSON list")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all columns of the rows as CSV")] = False,
-    force: outputs.Force = False,
+    force: options.Force = False,
     **values: Any,
 ) -> None:
     """Measure the implementations of an operation together for one set of sizes (a cell), or for several: --tokens 64,128.
@@ -66,9 +79,9 @@ def measure(
         if path and len(jobs) > 1:
             raise bad(option, f"{len(jobs)} cells", "one cell", "--json and --csv print the rows of several")
     if out:
-        outputs.check_file("--out", out, force)
+        options.check_file("--out", out, force)
     if profile:
-        outputs.check_folder("--profile", profile, force)
+        options.check_folder("--profile", profile, force)
     warn_of_ignored(bench, values)
     print(f"torch computes with {count(cpu_threads, 'CPU thread')}", file=sys.stderr)
     announce(jobs, platforms.current())
@@ -103,7 +116,7 @@ def _measured(jobs: Sequence[Job], mode: str) -> Iterator[tuple[Job, Rows]]:
         expected = (time.monotonic() - began) / (number - 1) * (len(jobs) - number + 1) if number > 1 else None
         names = ", ".join(job.implementations)
         print(f"cell {number} of {len(jobs)}: {job.cell.bench} {job.cell.key}: {names}", file=sys.stderr, flush=True)
-        with waiting.waited(expected):
+        with printing.waited(expected):
             rows = supervisor.measure(job, None, mode)
         yield job, rows
 
@@ -121,17 +134,55 @@ def _tables(parts: Sequence[Part]) -> None:
 
 def _compared(rows: Rows) -> Rows:
     """Rows with what they are against dequantised weights."""
-    return importlib.import_module("moe_routing_bench.comparison.baselines").against_dequantised(rows)
+    return importlib.import_module("moe_routing_bench.comparison.ratios").against_dequantised(rows)
 
 
 def _store(job: Job, rows: Rows, out: Path, force: bool, delivery: Delivery) -> None:
     """Write the rows of a job to a file; where that fails, all of their columns are kept elsewhere."""
     store = importlib.import_module("moe_routing_bench.store.rows")
     try:
-        if not force and outputs.taken(out):
+        if not force and options.taken(out):
             raise bad("--out", str(out), "a new file", "it was made while this was measured")
         with writing(out):
             store.write(out, rows, job.spec)
     except Exception:
         delivery.keep(f"{out} is not written", rows)
         raise
+
+
+def measure_again(
+    config: Configs = None,
+    config_json: ConfigJson = None,
+    platform: Platform = None,
+    run: Run = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/again.parquet]")
+    ] = None,
+    force: options.Force = False,
+) -> None:
+    """Measure again the cells with a doubtful time: one that does not fit neighbouring cells, or scatters.
+
+    At most one cell in 20, or 3, each in a process of its own; both times are kept, and `collect` says which agree. Where this machine
+    is not the platform that is asked for, nothing is measured, and `collect` says so.
+    """
+    effective, platform, _ = config_or_last(config, config_json, platform, run)
+    anomalies = importlib.import_module("moe_routing_bench.comparison.anomalies")  # pandas takes a second
+    out = options.chosen(out, paths.again(platform), force)
+    jobs = paths.cell_files(platform, jobs_of(effective))
+    first = records.collect(jobs, platform).to_pandas()
+    chosen = set(anomalies.repeated(first))
+    wanted = [job for job in jobs.values() if job.hash in chosen]
+    here = platforms.current() == platform.partition(".")[0]
+    rows = [row for job in wanted for row in _once_more(job)] if here else []
+    write_table(out, anomalies.seconds(first, rows))
+    why = "" if here else f", because this machine is {platforms.current()}"
+    print(
+        f"wrote {out}: of {len(jobs)} cells {len(wanted)} to measure once more{', none was' if wanted and not here else ''}{why}"
+    )
+
+
+def _once_more(job: Job) -> list[dict[str, Any]]:
+    """The rows of a job, which is announced."""
+    supervisor = importlib.import_module("moe_routing_bench.measure.supervisor")
+    print(f"once more: {job.cell.bench} {job.cell.key}", flush=True)
+    return supervisor.measure(job)

@@ -1,6 +1,7 @@
-"""The options of commands: those that several have, those that the table of axes makes, and how all are parsed and listed."""
+"""The options of commands: those that several have, those that the table of axes makes, how all are parsed, and checks of files to be written."""
 
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,9 +15,10 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import axes, by_hand
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.fields import NONE, words
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.store import paths
 from moe_routing_bench.study.request import models
+from moe_routing_kernels import files
 from moe_routing_kernels.errors import bad
 
 
@@ -161,3 +163,35 @@ def _one(axis: Axis, value: Any) -> Any:
         return axis.kind(value)
     except ValueError:
         raise bad(axis.option, value, words(axis.type)) from None
+
+
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an output that is there already")]
+_HINT = "it is there already; --force overwrites it"
+
+
+def check_file(option: str, path: Path, force: bool) -> None:
+    """Raise `UserError`, before any work is done, for a file that cannot be written, or is there and may not be overwritten."""
+    if taken(path) and not force and not path.is_dir():
+        raise bad(option, str(path), "a new file", _HINT)
+    files.check_writable(path)
+
+
+def chosen(named: Path | None, default: Path, force: bool) -> Path:
+    """The file to write: the one that `--out` names, as `check_file` has it, or else the project's own, which is made anew."""
+    if named is not None:
+        check_file("--out", named, force)
+        return named
+    files.check_writable(default)
+    return default
+
+
+def check_folder(option: str, path: Path, force: bool) -> None:
+    """Raise `UserError`, before any work is done, for a folder that cannot be written, or holds files that might be overwritten."""
+    if path.is_dir() and any(path.iterdir()) and not force:
+        raise bad(option, str(path), "a new or an empty folder", "--force overwrites files in it")
+    files.check_writable(path / "output")
+
+
+def taken(path: Path) -> bool:
+    """Whether there is something of that name, a link that leads nowhere included."""
+    return os.path.lexists(path)

@@ -1,10 +1,14 @@
-"""What commands print: tables, counts and durations, and measured rows as a table, as JSON or as CSV."""
+"""What commands print: tables, counts and durations, measured rows as a table, as JSON or as CSV, and how long a cell has taken so far."""
 
+import contextlib
 import csv
 import json
+import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +133,39 @@ def write_csv(rows: Rows) -> None:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
+
+
+EVERY = 15.0  # seconds between two lines where stderr is no terminal
+_STDERR = 2
+
+
+@contextlib.contextmanager
+def waited(expected: float | None) -> Iterator[None]:
+    """Say on stderr how long this has taken: on a terminal in one line that changes, elsewhere in a line now and then.
+
+    `expected` is how many seconds this and all that follows may take, where that is known.
+    """
+    terminal, began, over = os.isatty(_STDERR), time.monotonic(), threading.Event()
+    form = "\r\033[K{}" if terminal else "{}\n"
+
+    def tell() -> None:
+        while not over.wait(1.0 if terminal else EVERY):
+            taken = time.monotonic() - began
+            rest = "" if expected is None else f", about {duration(max(0.0, expected - taken))} remain"
+            _write(form.format(f"{taken:4.0f} s{rest}"))
+        if terminal:
+            _write(form.format(""))
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _write(text: str) -> None:
+    """Past the lock of `sys.stderr`, which a worker that is forked meanwhile would find taken."""
+    with contextlib.suppress(OSError):  # nothing takes it
+        os.write(_STDERR, text.encode())

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli import options
 from moe_routing_bench.cli.printing import plain, show
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.store import platforms, records
 from moe_routing_kernels.errors import bad, pick, writing
 
@@ -35,7 +35,7 @@ def profile(
     calls_only: Annotated[
         bool, typer.Option("--calls-only", help="No profile: calls in NVTX ranges, for a profiler around this command")
     ] = False,
-    force: outputs.Force = False,
+    force: options.Force = False,
 ) -> None:
     """Profile one call of each implementation that is ok in a measured cell, operator by operator, with torch.profiler.
 
@@ -51,7 +51,7 @@ def profile(
             "cell", str(cell), "a file that `measure --out` or the workflow wrote", "it does not say what was measured"
         )
     if out:
-        outputs.check_folder("--out", out, force)
+        options.check_folder("--out", out, force)
     platforms.verify(table["platform"][0].as_py())
     job, rows = Job.from_spec(spec), table.select(["implementation", "status"]).to_pylist()
     if only is not None:

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli import options
 from moe_routing_bench.cli.claims import held
 from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.config import presets
 from moe_routing_bench.quality import adaptation_rows, run_rows
 from moe_routing_bench.store import accuracy_matrix, manifest, paths, platforms, records
-from moe_routing_bench.store.shipped import own_or_shipped
+from moe_routing_bench.store.project_files import own_or_shipped
 from moe_routing_bench.study.request import last, models, platform_of
 from moe_routing_kernels.errors import bad, pick, writing
 
@@ -46,13 +46,13 @@ def report(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the report of --rows, with its figures")] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
 ) -> None:
     """Write the report (report.json, and the HTML page that is rendered from it) from the rows of a platform (measurements, and training runs where there are any) and figures; or of the rows of another benchmark."""
     if rows is not None or out is not None:
         if rows is None or out is None or platform or run:
             raise bad("--rows and --out", "one of them, or a platform", "both, or neither")
-        outputs.check_folder("--out", out, force)
+        options.check_folder("--out", out, force)
         _write_foreign(rows, out)
         return
     platform = platform_of(platform, run)

@@ -12,7 +12,7 @@ from typing import Any
 from moe_routing_bench import packages
 from moe_routing_bench.benches.bench import Bench
 from moe_routing_bench.benches.plugins import Plugin
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import client, server
 from moe_routing_bench.store import platforms, records
 from moe_routing_kernels import closure

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli import options
 from moe_routing_bench.cli.printing import quoted, show
 from moe_routing_kernels.errors import bad, one_line, pick
 
@@ -72,24 +72,23 @@ def trace(
             show_default=False,
         ),
     ] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
 ) -> None:
     """Convert recorded expert ids to a trace that `measure --trace` and grid entries replay, and print its loads and drops."""
-    values, checks, reading, writing = (
-        importlib.import_module(f"moe_routing_bench.traces.{name}")
-        for name in ("values", "checks", "reading", "writing")
+    values, reading, writing = (
+        importlib.import_module(f"moe_routing_bench.traces.{name}") for name in ("values", "reading", "writing")
     )
     if first is not None:
         pick("--first", first, values.FIRST)
     if out and out.suffix != ".parquet":
         raise bad("--out", str(out), "a name that ends with .parquet")
     if out:
-        outputs.check_file("--out", out, force)
-    options = values.Options(key, layer, first, experts, top_k, columns, header)
-    records = [reading.read(path, options) for path in inputs]
-    ids = checks.joined([record.ids for record in records])
-    known = checks.agreed({record.experts for record in records})
-    checks.check_range(ids, known, "all inputs")
+        options.check_file("--out", out, force)
+    given = values.Options(key, layer, first, experts, top_k, columns, header)
+    records = [reading.read(path, given) for path in inputs]
+    ids = writing.joined([record.ids for record in records])
+    known = writing.agreed({record.experts for record in records})
+    writing.check_range(ids, known, "all inputs")
     summary = writing.summary(ids, known or int(ids.max()) + 1)
     if out:
         writing.write(out, ids, known)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli import options
 from moe_routing_bench.grid.run_spec import DENSE, VARIANTS, Adaptation, Run
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import gpus
@@ -54,12 +54,12 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/runs/NAME.parquet]")
     ] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
     platform: Required = None,
 ) -> None:
     """Train a tiny language model with a router; a killed run goes on from its checkpoint."""
     run = from_spec(Run, spec) if spec is not None else by_hand(router, network, seed, steps, option or [])
-    out = outputs.chosen(out, paths.run_file(platforms.current(), run.name), force)
+    out = options.chosen(out, paths.run_file(platforms.current(), run.name), force)
     known = run.spec
     run, chosen = with_lr(run, pilots)
     with gpus.reserved(alone=False):
@@ -73,7 +73,7 @@ def time_training(
     out: Annotated[
         Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/timing/NAME.parquet]")
     ] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
     threads: Threads = Settings.cpu_threads,
     platform: Required = None,
 ) -> None:
@@ -81,7 +81,7 @@ def time_training(
     table = run_rows.read(run_file)
     run = dataclasses.replace(Run.from_spec(run_rows.spec_of(table)), lr=table["lr"][-1].as_py())
     run_rows.weights_of(run_file)  # before a GPU is waited for
-    out = outputs.chosen(out, paths.timing_file(platforms.current(), run.name), force)
+    out = options.chosen(out, paths.timing_file(platforms.current(), run.name), force)
     with gpus.reserved(alone=True):
         _torch(threads)
         row = _module("timing").measure(run, run_file, out, _device())
@@ -103,7 +103,7 @@ def adapt(
     out: Annotated[
         Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/perft/NAME.parquet]")
     ] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
     platform: Required = None,
 ) -> None:
     """Adapt a trained run to another text with adapters next to its frozen experts (PERFT)."""
@@ -114,7 +114,7 @@ def adapt(
         adaptation = Adaptation(run, frozen.name, variant, rank, adapters, top_k)
     else:
         adaptation = from_spec(Adaptation, spec)
-    out = outputs.chosen(out, paths.perft_file(platforms.current(), adaptation.name), force)
+    out = options.chosen(out, paths.perft_file(platforms.current(), adaptation.name), force)
     known = adaptation.spec
     run, chosen = with_lr(adaptation.run, pilots, adaptation_rows.SCHEMA)
     adaptation = dataclasses.replace(adaptation, run=run)

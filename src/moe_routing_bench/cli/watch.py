@@ -12,10 +12,10 @@ import typer
 
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import outputs
+from moe_routing_bench.cli import options
 from moe_routing_bench.cli.options import Models, Plugins, Timeout, among, asked_jobs, warn_of_ignored, with_axes
 from moe_routing_bench.cli.rounds import Rivals, Round, Sources, Warmth
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.packages import PACKAGE, PACKAGES
 from moe_routing_bench.quantities import count
@@ -45,7 +45,7 @@ def watch(
         Path | None,
         typer.Option(help="Also profile every version that is right: operators, a Chrome trace and ncu's command line"),
     ] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
     **values: Any,
 ) -> None:
     """Measure an implementation and the fastest of its rivals, and again whenever one of its files changes, until Ctrl-C.
@@ -68,7 +68,7 @@ def watch(
     (job,) = jobs
     written = [pick("--implementations", name.strip(), job.implementations) for name in written]
     if profile:
-        outputs.check_folder("--profile", profile, force)
+        options.check_folder("--profile", profile, force)
     warn_of_ignored(bench, values)
     watched = _Watch(job, written, profile)
     try:

@@ -1,13 +1,28 @@
-"""Which implementations of a bench are this project's kernels throughout, and which call other packages. Pure functions; no torch.
+"""Where rows come from: what timed them, and which implementations are this project's kernels throughout. Pure functions; no torch.
 
-A name says nothing of it: `cute_quack` is our routing around QuACK's products, and counts as a rival that is named.
+A name says nothing of it: `cute_quack` is our routing around QuACK's GEMMs, and counts as a rival that is named.
 """
 
 from collections.abc import Collection
 
+import pandas as pd
+
 from moe_routing_bench.benches.bench import Bench, Implementation, find
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.benches.registry import BENCHES
+
+GPU, CPU = "gpu_name", "cpu_model"
+
+
+def column(rows: pd.DataFrame) -> str:
+    """The column with the names of what timed these rows: next to a GPU the CPU times nothing and sets no ceiling."""
+    return GPU if rows[GPU].notna().any() else CPU
+
+
+def names(rows: pd.DataFrame) -> list[str]:
+    """What timed these rows, each once; none where it is not known."""
+    return [str(name) for name in rows[column(rows)].dropna().unique()]
+
 
 _KERNELS = {"triton", "cutlass"}  # what our kernels are written in
 _CALLING = ("ops", AUTO)  # they run our kernels where these can run

@@ -4,14 +4,22 @@ The logarithm of a geometric mean is linear in the logarithms of its terms, so i
 linearisation or resampling. A bootstrap over cells would answer another question: the cells are named, not drawn. Half-widths are added
 and not standard errors, which is the same for normal errors and wider for the t-intervals of few blocks. What a second process
 would do (where buffers lie) is not in an interval; the noise floor of twins is its size.
+
+A worker knows one baseline per bench. In a cell with quantised weights, where that cannot run, ratios are made here, against an implementation
+that dequantises; the column `baseline` names it.
 """
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
+import pyarrow as pa
+
 from moe_routing_bench import statistics
+from moe_routing_bench.comparison.verdicts import replaced
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 _Row = Mapping[Hashable, Any] | Mapping[str, Any]  # as pandas and pyarrow give them
 
@@ -91,3 +99,37 @@ def _count(parts: Sequence[Estimate]) -> int:
     if not parts:
         raise ValueError("the mean of no figures")
     return len(parts)
+
+
+INSTEAD = ("dequant", "dequant_loop")  # the first of these that is ok: the latter takes quantised rows, too
+_TOLD = ("speedup", "speedup_ci_low", "speedup_ci_high", "speedup_p", "baseline")
+_READ = ("cell_hash", "gpu_uuid", "implementation", "weights", "status", "set_aside", "block_medians_us", *_TOLD)
+
+
+def against_dequantised(rows: Sequence[_Row]) -> list[dict[str, Any]]:
+    """The rows of one cell; where its weights are quantised and it has no baseline, with one of `INSTEAD` as theirs."""
+    ran = {row["implementation"]: row for row in rows if row["status"] == "ok"}
+    base = next((ran[name] for name in INSTEAD if name in ran), None)
+    known = any(row.get("baseline") for row in rows)
+    if base is None or known or base["weights"] not in WEIGHTS:
+        return [dict(row) for row in rows]
+    return [dict(row) | (_ratio(base, row) if row["status"] == "ok" else {}) for row in rows]
+
+
+def _ratio(base: _Row, row: _Row) -> dict[str, Any]:
+    """The time of `base` over that of `row`, its interval and p, and the name of `base`."""
+    return dict(zip(_TOLD, (*between(base, row), base["implementation"]), strict=True))
+
+
+def with_baselines(table: pa.Table) -> pa.Table:
+    """The rows of a run, `against_dequantised` cell by cell; their order and other columns stay as they are."""
+    rows = sorted(enumerate(table.select(list(_READ)).to_pylist()), key=lambda one: _cell(one[1]))
+    told: dict[int, dict[str, Any]] = {}
+    for _, cell in groupby(rows, key=lambda one: _cell(one[1])):
+        numbers, found = zip(*cell, strict=True)
+        told |= dict(zip(numbers, against_dequantised(found), strict=True))
+    return replaced(table, {name: [told[i][name] for i in range(len(table))] for name in _TOLD})
+
+
+def _cell(row: _Row) -> tuple[str, str]:
+    return row["cell_hash"], row["gpu_uuid"] or ""

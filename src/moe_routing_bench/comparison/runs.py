@@ -1,11 +1,11 @@
-"""What changed from one run to another: rows of the same cell and implementation, held against each other. No torch.
+"""What changed between runs: rows of the same cell and implementation in two of them, or in the last and all before it. No torch.
 
 Rows of two runs share no rounds, so their ratio has a Welch interval over the block medians of both. Besides the noise floors of
 both runs, a change has to exceed what the device itself did: how far the ceilings of the two rows are apart. Between two kinds of
 device that is part of what is compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ import pandas as pd
 
 from moe_routing_bench import statistics
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.comparison import devices, verdicts
+from moe_routing_bench.comparison import origins, verdicts
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES
 from moe_routing_kernels.errors import bad
@@ -76,7 +76,7 @@ def compare(before: pd.DataFrame, after: pd.DataFrame, across: bool = False) -> 
     Raises `UserError` where they have no cell in common, and where they were measured on different devices, unless `across`
     says that this is meant.
     """
-    kinds = [text for name in (devices.GPU, devices.CPU) if (text := _difference(before, after, name))]
+    kinds = [text for name in (origins.GPU, origins.CPU) if (text := _difference(before, after, name))]
     if kinds and not across:
         raise bad("runs", "; ".join(kinds), "runs of one kind of device", "--across compares them all the same")
     marks = kinds + [text for name in _MARKED if (text := _difference(before, after, name))]
@@ -84,7 +84,7 @@ def compare(before: pd.DataFrame, after: pd.DataFrame, across: bool = False) -> 
     both = sides[0].add_suffix("_before").join(sides[1].add_suffix("_after"), how="outer")
     if not sides[0].index.intersection(sides[1].index).size:
         raise bad("runs", "no cell and implementation in common", "at least one")
-    apart = bool(_difference(before, after, devices.column(before)))
+    apart = bool(_difference(before, after, origins.column(before)))
     pairs = [_row(one, drifts=not apart) for one in both.to_dict("records")]
     return Comparison(_judged(pd.DataFrame(pairs, both.index)), marks, apart)
 
@@ -166,3 +166,48 @@ def _judged(rows: pd.DataFrame) -> pd.DataFrame:
         .dropna(subset="verdict")
         .reset_index()
     )
+
+
+@dataclass(frozen=True)
+class Then:
+    """A row in an earlier run: its time, that time over today's (above 1 is faster now) with its 95 % interval, and the verdict on the change."""
+
+    run: str
+    us: float
+    ratio: float
+    low: float
+    high: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class History:
+    """A row of the last run, and what it was in those of the earlier ones that timed it, oldest first."""
+
+    bench: str
+    cell: str
+    implementation: str
+    us: float
+    then: tuple[Then, ...]
+
+
+def history(earlier: Mapping[str, pd.DataFrame], last: pd.DataFrame, across: bool = False) -> list[History]:
+    """The rows of `last` that have a time there and in an earlier run, by its name, in the order of their benches and cells.
+
+    Tables have the columns of `COLUMNS`; verdicts are those of `compare`, one pair of runs at a time. Raises `UserError` as it does.
+    """
+    found: dict[tuple, History] = {}
+    for run, table in earlier.items():
+        rows = compare(table, last, across).rows
+        for row in rows[rows["ratio"].notna()].to_dict("records"):
+            key = tuple(row[name] for name in KEYS)
+            now = History(row["bench"], row["cell"], row["implementation"], row["after_us"], ())
+            then = Then(
+                run,
+                row["before_us"],
+                *(float(row[name]) for name in ("ratio", "ratio_ci_low", "ratio_ci_high")),
+                row["verdict"],
+            )
+            before = found.get(key, now)
+            found[key] = History(now.bench, now.cell, now.implementation, now.us, (*before.then, then))
+    return sorted(found.values(), key=lambda one: (one.bench, one.cell, one.implementation))

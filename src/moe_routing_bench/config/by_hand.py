@@ -5,12 +5,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.benches.registry import BENCHES, benches_of
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import config_of, expand
 from moe_routing_bench.config.load import load
-from moe_routing_bench.config.with_plugins import benches_of
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_kernels.errors import UserError, pick
 

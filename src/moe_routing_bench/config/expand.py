@@ -9,12 +9,11 @@ from typing import Any
 
 from moe_routing_bench.benches.bench import Bench
 from moe_routing_bench.benches.plugins import used
+from moe_routing_bench.benches.registry import benches_of
 from moe_routing_bench.config import axes, presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.load import load
-from moe_routing_bench.config.with_plugins import benches_of
-from moe_routing_bench.grid.cell import Cell, Value
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Cell, Job, Value
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.workload import skew, trace
 from moe_routing_bench.workload.rows import row_layout

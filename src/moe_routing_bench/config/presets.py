@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from moe_routing_bench.bounds import Amount, Count, Whole
 from moe_routing_bench.config import schema
 from moe_routing_bench.config.axes import AXES, PRESET, SHARED
 from moe_routing_bench.config.load import read_mapping
 from moe_routing_bench.fields import Choice
+from moe_routing_bench.grid.settings import Amount, Count, Whole
 from moe_routing_kernels.errors import bad
 from moe_routing_kernels.formats.weights import WEIGHTS
 from moe_routing_kernels.routers import scaled

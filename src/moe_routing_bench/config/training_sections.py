@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from annotated_types import Ge, Le, Lt, MinLen
 from pydantic import Field
 
-from moe_routing_bench.bounds import Amount, Count
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.schema import field, model
 from moe_routing_bench.fields import Choice, Distinct, OrNone, words
 from moe_routing_bench.grid.run_spec import AXES, BUILT_IN, DENSE, SCHEDULE, Adaptation, Run
+from moe_routing_bench.grid.settings import Amount, Count
 from moe_routing_kernels.routers.zoo import NETWORKS, ZOO
 
 _ALL = "all"

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from moe_routing_bench.comparison import devices
+from moe_routing_bench.comparison import origins
 from moe_routing_bench.figures.training_rows import NOT_CAUSAL
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store.platforms import CPU
@@ -25,21 +25,21 @@ def on_cpu(source: str, rows: pd.DataFrame) -> bool:
     """Whether the rows were measured on a CPU, whose times say little by themselves."""
     if rows.empty or (source not in RUNS and is_foreign(rows)):
         return False
-    return bool((rows["platform"] == CPU).all()) if source in RUNS else devices.column(rows) == devices.CPU
+    return bool((rows["platform"] == CPU).all()) if source in RUNS else origins.column(rows) == origins.CPU
 
 
 def measured(rows: pd.DataFrame) -> str:
     """Hardware, torch, days and counts of the rows shown."""
     if rows.empty:
         return "no measured rows"
-    column = devices.column(rows)
+    column = origins.column(rows)
     if is_foreign(rows):
         return (
             f"{distinct(rows[column])} | rows of another benchmark | n = {count(len(rows), 'row')} | medians as given"
         )
     cells = len(rows[["bench", "cell"]].drop_duplicates())
     counts = f"n = {count(len(rows), 'row')} of {count(cells, 'cell')}, {rows['samples'].sum():,.0f} samples"
-    clock = f"device time, {caches(rows)}" if column == devices.GPU else "wall time"
+    clock = f"device time, {caches(rows)}" if column == origins.GPU else "wall time"
     return f"{distinct(rows[column])} | torch {distinct(rows['torch_version'])} | {days(rows['started_at'])} | {counts} | medians, {clock}"
 
 

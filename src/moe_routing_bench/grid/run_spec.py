@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from moe_routing_bench.bounds import Amount, Count, Seed, Share, Whole
 from moe_routing_bench.fields import Choice, check_fields
-from moe_routing_bench.grid.job import canonical, spec_hash
+from moe_routing_bench.grid.cell import canonical, spec_hash
+from moe_routing_bench.grid.settings import Amount, Count, Seed, Share, Whole
 from moe_routing_kernels.errors import bad
 
 DENSE = "dense"

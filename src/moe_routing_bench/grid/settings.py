@@ -1,10 +1,20 @@
-"""How to measure: the numbers of the protocol that a config may change. docs/method.md gives the evidence for each."""
+"""How to measure: the numbers of the protocol that a config may change. docs/method.md gives the evidence for each.
+
+The types of numbers that a user may set have their bounds in the annotation; what they mean in words is in `fields`.
+"""
 
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from moe_routing_bench.bounds import Amount, Count
+from annotated_types import Ge, Gt, Le, Lt
+
 from moe_routing_kernels.errors import bad
+
+Count = Annotated[int, Ge(1)]
+Whole = Annotated[int, Ge(0)]
+Seed = Annotated[int, Ge(0), Le(2**31 - 1)]
+Amount = Annotated[float, Gt(0)]
+Share = Annotated[float, Gt(0), Lt(1)]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.benches.plugins import Plugin, bench_of, fingerprint
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.workload.rows import row_layout
 from moe_routing_kernels.formats import FORMATS
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.benches.checks import nbytes
-from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Cell, Job
 from moe_routing_bench.measure import calibration, memory
 from moe_routing_bench.workload.draw import again
 

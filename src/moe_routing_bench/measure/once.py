@@ -4,7 +4,7 @@ import torch
 
 from moe_routing_bench.benches.checks import Check
 from moe_routing_bench.benches.plugins import bench_of
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import memory, verify
 from moe_routing_bench.store import platforms
 from moe_routing_kernels.errors import bad

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity
 
 from moe_routing_bench.benches.plugins import bench_of
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import gpus
 from moe_routing_bench.store import platforms
 from moe_routing_kernels.errors import one_line

@@ -19,7 +19,7 @@ from typing import Any
 
 from moe_routing_bench import streams
 from moe_routing_bench.benches.plugins import bench_of
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import completion, gpus, processes
 from moe_routing_bench.store import platforms
 from moe_routing_kernels import files

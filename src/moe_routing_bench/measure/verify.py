@@ -20,8 +20,7 @@ from torch import Tensor
 from moe_routing_bench.benches.bench import Bench
 from moe_routing_bench.benches.checks import Check, both
 from moe_routing_bench.benches.plugins import bench_of
-from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Cell, Job
 from moe_routing_bench.measure import memory, processes, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from moe_routing_bench.benches.plugins import bench_of
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import calibration, outcome, provenance, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets

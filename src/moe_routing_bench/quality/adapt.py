@@ -9,9 +9,9 @@ from torch import Tensor
 from moe_routing_bench.grid.run_spec import Adaptation, Run
 from moe_routing_bench.quality import adapters, code, evaluate, run_rows, texts, train
 from moe_routing_bench.quality.adaptation_rows import COLUMNS, SCHEMA
-from moe_routing_bench.quality.batches import Windows
 from moe_routing_bench.quality.language_model import TinyLM
 from moe_routing_bench.quality.loop import Training, go_on, now, saved
+from moe_routing_bench.quality.steps import Windows
 from moe_routing_kernels.errors import bad
 from moe_routing_kernels.routers.zoo import ZOO
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moe_routing_bench.quality.batches import IGNORED, Windows
 from moe_routing_bench.quality.language_model import TinyLM
 from moe_routing_bench.quality.loads import CAPACITY_FACTORS, Loads, byte_classes
 from moe_routing_bench.quality.run_rows import MIXED
+from moe_routing_bench.quality.steps import IGNORED, Windows
 from moe_routing_kernels.formats.quantisation import dequantise, quantise
 from moe_routing_kernels.formats.weights import WEIGHTS, WeightFormat
 

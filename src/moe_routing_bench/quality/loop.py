@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moe_routing_bench.grid.run_spec import Run
-from moe_routing_bench.quality import batches, evaluate, language_model, schedule, texts
+from moe_routing_bench.quality import evaluate, language_model, steps, texts
 from moe_routing_bench.quality.language_model import TinyLM
 from moe_routing_bench.quality.loads import drop_rate
 from moe_routing_kernels import files
@@ -30,8 +30,8 @@ class Training:
         """Build everything. Raises `UserError` for a router or a text that cannot be had, and for too many epochs."""
         self.run, self.device = run, device
         self.corpora = texts.load(run.corpora, run.validation_share)
-        self.train, self.validation = batches.windows(self.corpora, run.sequence, device)
-        schedule.check_epochs(run, self.train.total)
+        self.train, self.validation = steps.windows(self.corpora, run.sequence, device)
+        steps.check_epochs(run, self.train.total)
         self.model = self.build()
         self.router_parameters = [p for router in self.model.routers for p in router.parameters()]
         learn = [p for p in self.model.parameters() if p.requires_grad]
@@ -43,7 +43,7 @@ class Training:
 
     def build(self) -> TinyLM:
         """The model as the first step finds it."""
-        return language_model.build(self.run, batches.frequencies(self.corpora)).to(self.device).train()
+        return language_model.build(self.run, steps.frequencies(self.corpora)).to(self.device).train()
 
     def step(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
         """Train on batch `number`.
@@ -57,11 +57,11 @@ class Training:
         """The host's part of a step: set what learns, the seed and the learning rate; return inputs and targets."""
         run = self.run
         if run.train_mode != "joint":
-            schedule.freeze(self.model, *schedule.frozen(run, number))
+            steps.freeze(self.model, *steps.frozen(run, number))
         # Whatever is drawn in a step depends on its number, not on what was drawn before.
         torch.manual_seed(run.seed * 1_000_003 + number)
         for group in self.optimizer.param_groups:
-            group["lr"] = schedule.learning_rate(run, number)
+            group["lr"] = steps.learning_rate(run, number)
         return self.train.take(self.train.batch(number, run.batch, run.seed))
 
     def learn(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,7 +71,7 @@ class Training:
         """
         with evaluate.autocast(self.device):
             logits = self.model(inputs)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=batches.IGNORED)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=steps.IGNORED)
         added = self.model.router_loss()
         self.optimizer.zero_grad(set_to_none=True)
         (loss + added).backward()

@@ -12,7 +12,7 @@ import pandas as pd
 
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.comparison import ratios, regret
-from moe_routing_bench.comparison.choices import as_chosen, entries
+from moe_routing_bench.comparison.regret import as_chosen, entries
 from moe_routing_bench.report.bars import (
     AT_MOST,
     PERCENT,

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from moe_routing_bench.comparison import devices
+from moe_routing_bench.comparison import origins
 from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.figures import FIGURES, footer
 from moe_routing_bench.quality import compare
@@ -95,7 +95,7 @@ def build(
     return Report(
         title=_values(frame, "platform") + (f", run {run}" if run else ""),
         folder=out.parent.name,
-        cpu=devices.column(frame) == devices.CPU and not footer.is_foreign(frame),
+        cpu=origins.column(frame) == origins.CPU and not footer.is_foreign(frame),
         scope=replace(scope, text=" ".join([scope.text, words.measured(frame, versions), *trainings])),
         suspects=made(words.suspects, frame),
         siblings=words.siblings(out),

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from moe_routing_bench.comparison.history import History
-from moe_routing_bench.comparison.runs import ONLY_AFTER, ONLY_BEFORE, Comparison
+from moe_routing_bench.comparison.runs import ONLY_AFTER, ONLY_BEFORE, Comparison, History
 from moe_routing_bench.comparison.verdicts import SAME, UNDECIDED
 from moe_routing_bench.quantities import times, us
 from moe_routing_bench.report import page

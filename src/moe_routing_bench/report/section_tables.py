@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from moe_routing_bench.comparison import regret
-from moe_routing_bench.comparison.choices import AUTO, BENCH, entries
 from moe_routing_bench.comparison.claim_verdicts import VERDICTS, Held
+from moe_routing_bench.comparison.regret import AUTO, BENCH, entries
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import footer, row_groups
 from moe_routing_bench.quantities import count, us

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.comparison import devices
+from moe_routing_bench.comparison import origins
 from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.config.axes import PRESET
 from moe_routing_bench.config.claims import Claim
@@ -44,7 +44,7 @@ def listed(folder: Path, table: pd.DataFrame, trained: pd.DataFrame | None, tabl
     ok = table[table["status"] == "ok"]
     return Listed(
         folder=folder.name,
-        machine=footer.distinct(table[devices.column(table)]),
+        machine=footer.distinct(table[origins.column(table)]),
         days=footer.days(table["started_at"]),
         commit=footer.distinct(table["git_sha"].astype("string").str[:7]),
         benches=", ".join(dict.fromkeys(table["bench"])),

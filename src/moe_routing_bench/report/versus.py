@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from moe_routing_bench.comparison import devices, runs
+from moe_routing_bench.comparison import origins, runs
 from moe_routing_bench.comparison.verdicts import FASTER
 from moe_routing_bench.figures import footer, row_groups
 from moe_routing_bench.quantities import count, times
@@ -31,7 +31,7 @@ _OF_EACH = ["median_us", "ci_low_us", "ci_high_us", "roofline_us", "share_of_roo
 
 def pairs(tables: Mapping[str, pd.DataFrame]) -> list[tuple[str, str]]:
     """The folders of results of two platforms with a GPU and the same run, where both measured some row; in the order of `tables`."""
-    names = [name for name, table in tables.items() if devices.column(table) == devices.GPU]
+    names = [name for name, table in tables.items() if origins.column(table) == origins.GPU]
     return [
         (one, other)
         for i, one in enumerate(names)

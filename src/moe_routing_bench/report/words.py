@@ -9,7 +9,7 @@ import pandas as pd
 
 from moe_routing_bench.benches.bench import Bench, Implementation
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.comparison import devices
+from moe_routing_bench.comparison import origins
 from moe_routing_bench.config import axes
 from moe_routing_bench.figures import footer, row_groups
 from moe_routing_bench.quantities import count
@@ -130,7 +130,7 @@ def method(rows: pd.DataFrame) -> Method:
         turns = f"{_TURNS[SHORT]} ({count(counts[SHORT], 'row')}), or {_TURNS[LONG]} ({count(counts[LONG], 'row')})"
     else:
         turns = ANY_METHOD.turns
-    gpu = not ok.empty and devices.column(ok) == devices.GPU
+    gpu = not ok.empty and origins.column(ok) == origins.GPU
     return Method(turns, f" ({footer.caches(ok)})" if gpu else "")
 
 

@@ -22,7 +22,7 @@ from moe_routing_bench.config.expand import expand
 from moe_routing_bench.packages import PACKAGE
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import read_table
-from moe_routing_bench.store.shipped import installed, own_or_shipped, shipped
+from moe_routing_bench.store.project_files import installed, own_or_shipped, shipped
 from moe_routing_kernels import files
 from moe_routing_kernels.errors import UserError, bad
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from moe_routing_kernels.errors import bad
 
 if TYPE_CHECKING:
-    from moe_routing_bench.grid.job import Job
+    from moe_routing_bench.grid.cell import Job
 
 CONFIG = Path("config/config.yaml")
 MODELS = Path("config/models.yaml")

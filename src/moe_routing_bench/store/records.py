@@ -17,7 +17,7 @@ import yaml
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.grid.job import Job, spec_hash
+from moe_routing_bench.grid.cell import Job, spec_hash
 from moe_routing_bench.store.parquet import outvoted, read_table
 from moe_routing_bench.store.rows import IDENTITY, LATER, MEASURED, SCHEMA_VERSION, SPEC, STATUSES
 from moe_routing_kernels.errors import UserError, bad

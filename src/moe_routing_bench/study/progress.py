@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.packages import fingerprint
 from moe_routing_bench.quality import adaptation_rows, code, run_rows
 from moe_routing_bench.quality.plan import Plan

@@ -9,9 +9,9 @@ from typing import Any
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
-from moe_routing_bench.grid.job import Job
+from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.store import paths, platforms
-from moe_routing_bench.store.shipped import own_or_shipped
+from moe_routing_bench.store.project_files import own_or_shipped
 from moe_routing_kernels import declarations
 from moe_routing_kernels.errors import bad
 

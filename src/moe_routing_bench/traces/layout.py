@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moe_routing_bench.traces import checks
-from moe_routing_bench.traces.checks import (
+from moe_routing_bench.traces import writing
+from moe_routing_bench.traces.values import FIRST, Options, Recorded, Values
+from moe_routing_bench.traces.writing import (
     MOST_EXPERTS,
     MOST_VALUES,
     check_distinct,
@@ -18,7 +19,6 @@ from moe_routing_bench.traces.checks import (
     checked,
     whole,
 )
-from moe_routing_bench.traces.values import FIRST, Options, Recorded, Values
 from moe_routing_kernels.errors import bad, pick
 
 
@@ -104,16 +104,16 @@ def _oriented(ids: NDArray[Any], options: Options, dtype: Any, where: object) ->
         ids = ids if options.first == "tokens" else ids.T
         check_distinct(ids, where)
         return ids, f"{FIRST[options.first].split(' or ')[0]}, as --first {options.first} says"
-    rows, columns = checks.repeats(ids), checks.repeats(ids.T)
+    rows, columns = writing.repeats(ids), writing.repeats(ids.T)
     if rows.any() and columns.any():
         check_distinct(ids, where, _HINT_REPEATS)
     if ids.shape[0] != ids.shape[1] and options.top_k in ids.shape:
         tokens_first = options.top_k == ids.shape[1]
         check_distinct(ids if tokens_first else ids.T, where)
         return (ids, "(tokens, k), as --top-k says") if tokens_first else (ids.T, "(k, tokens), as --top-k says")
-    if columns.any() and (proof := checks.proof_of(ids)):
+    if columns.any() and (proof := writing.proof_of(ids)):
         return ids, proof
-    if rows.any() and (proof := checks.proof_of(ids.T)):
+    if rows.any() and (proof := writing.proof_of(ids.T)):
         return ids.T, f"the second dimension counts tokens: {proof}"
     got = f"none, with {dtype} {ids.min()} to {ids.max()} of the shape {ids.shape} in {where}"
     allowed = "; ".join(f"{name}: {layout}" for name, layout in _TWO.items())

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moe_routing_bench.traces.checks import MOST_VALUES, check_exact, check_most
+from moe_routing_bench.traces.writing import MOST_VALUES, check_exact, check_most
 from moe_routing_kernels.errors import bad
 
 FIRST = {  # what the first dimension of an array counts, and the layouts that this stands for

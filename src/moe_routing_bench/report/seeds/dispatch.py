@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.benches.layer.auto import AUTO
-from moe_routing_bench.comparison import choices
+from moe_routing_bench.comparison import regret
 from moe_routing_bench.report.parts import ABSENT, Group, Table
 from moe_routing_bench.report.seeds.models import label, reduced, why
 from moe_routing_bench.report.seeds.published import figures, number, ratio
@@ -77,14 +77,14 @@ def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list
 def _layers(rows: pd.DataFrame) -> Iterator[tuple[list[str], dict[str, Phase]]]:
     """Model, activations and weights of each layer that has rows with a time in both phases, and these."""
     own = rows[rows["bench"] == "layer"]
-    entries = {one.cell: one for one in choices.entries(own, "")} if len(own) else {}
+    entries = {one.cell: one for one in regret.entries(own, "")} if len(own) else {}
     known = own.loc[own["cell"].isin(entries), list(_COLUMNS)]
     for (dtype, weights, said), layer in (
         known.groupby(["dtype", "weights", known.apply(label, axis=1)], sort=False) if len(known) else ()
     ):
         found = {}
         for (phase, cell), one in layer.groupby(["phase", "cell"]):
-            named = pd.concat([choices.as_chosen(one[one["status"] == "ok"]), one[one["implementation"] == AUTO]])
+            named = pd.concat([regret.as_chosen(one[one["status"] == "ok"]), one[one["implementation"] == AUTO]])
             found[phase] = Phase(named.set_index("implementation", drop=False).to_dict("index"), entries[cell])
         if found.keys() == set(PHASES):
             yield [said, dtype, weights], found
@@ -127,7 +127,7 @@ def _name(row: Mapping[str, Any] | None) -> str:
     if row["status"] != "ok":
         return f"{row['implementation']}, {why([row])}"
     said = row["configuration"]
-    return f"{AUTO}: {choices.chosen(said)}" if row["implementation"] == AUTO and said else row["implementation"]
+    return f"{AUTO}: {regret.chosen(said)}" if row["implementation"] == AUTO and said else row["implementation"]
 
 
 def _total(phases: Mapping[str, Phase], strategy: Mapping[str, str]) -> float | None:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from moe_routing_bench.comparison import anomalies
-from moe_routing_bench.comparison.choices import as_chosen
+from moe_routing_bench.comparison.regret import as_chosen
 from moe_routing_bench.report.parts import ABSENT, Group, Table
 from moe_routing_bench.report.seeds.models import guard, label, milliseconds, reduced, why
 from moe_routing_bench.report.seeds.published import figures, number, ratio

@@ -11,7 +11,7 @@ from moe_routing_bench.config.load import read_mapping
 from moe_routing_bench.quantities import digits
 from moe_routing_bench.report.parts import ABSENT
 from moe_routing_bench.store import paths
-from moe_routing_bench.store.shipped import shipped
+from moe_routing_bench.store.project_files import shipped
 
 
 def folder() -> Path:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.comparison import devices
+from moe_routing_bench.comparison import origins
 from moe_routing_bench.report.parts import Seed, Table
 from moe_routing_bench.report.seeds import block_profiles, models, predecessor, products, published
 
@@ -36,7 +36,7 @@ def _tables(
     number: str, rows: pd.DataFrame, source: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]]
 ) -> list[Table]:
     """The tables of one seed."""
-    platform = ", ".join(devices.names(rows)) or "not said"
+    platform = ", ".join(origins.names(rows)) or "not said"
     if number == "004":
         return block_profiles.tables(rows, source, profiles, platform)
     if number == "003-models":
