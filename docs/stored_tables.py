@@ -18,7 +18,7 @@ from moe_routing_bench.comparison import origins, regret
 from moe_routing_bench.figures import capacity
 from moe_routing_bench.quality import compare, run_rows
 from moe_routing_bench.quantities import count, significant
-from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, trained_rules, versus, words
+from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, run_pages, trained_rules, words
 from moe_routing_bench.report.parts import BarLine
 from moe_routing_bench.store import accuracy_matrix, records
 from moe_routing_kernels.choices import table as table_of_choices
@@ -257,12 +257,12 @@ def stored_cells(name: str = "measurements.parquet") -> str:
 
 def platforms() -> str:
     """The same cells on an H200 and an H100: how often the same implementation has the lowest median, how often both runs tell it from the next, and what cute and its floors take longer there."""
-    both = versus.rows(stored("measurements.parquet"), stored(H100 + "measurements.parquet"))
-    best, cute = versus.cells(both), both[both["implementation"] == "cute"]
+    both = run_pages.rows(stored("measurements.parquet"), stored(H100 + "measurements.parquet"))
+    best, cute = run_pages.cells(both), both[both["implementation"] == "cute"]
     lines = []
     for bench, cells in best.groupby("bench", sort=False):
         over = 1 / cute.loc[cute["bench"] == bench, ["ratio", "ceiling"]]
-        same, told = versus.agreement(cells)
+        same, told = run_pages.agreement(cells)
         lines.append(
             {
                 "bench": f"`{bench}`",

@@ -24,8 +24,7 @@ from moe_routing_bench.figures import (
     capacity,
     expert_domains,
     paper,
-    router_variants,
-    training_curves,
+    training_lines,
     training_points,
     training_rows,
 )
@@ -220,7 +219,7 @@ def test_cautions_are_those_of_the_zoo(trained: pd.DataFrame) -> None:
 
 def test_curves_of_the_page_hold_the_means_of_the_seeds(trained: pd.DataFrame) -> None:
     """Rules that see later tokens in a panel of their own, and the difference of causal rules to the reference, which has none, in another."""
-    found = training_curves.training_curves(trained)
+    found = training_lines.training_curves(trained)
     rows = training_rows.history(trained, "bits_per_byte")
     later = found.marks["panel"].str.contains(training_rows.NOT_CAUSAL)
     assert later.any() and all(training_rows.NOT_CAUSAL in name for name in found.marks.loc[later, "series"])
@@ -233,11 +232,11 @@ def test_curves_of_the_page_hold_the_means_of_the_seeds(trained: pd.DataFrame) -
     softk = differences[differences["series"] == "softk"].iloc[-1]
     ends = first[first["tokens_seen"] == softk["x"] * 1e6].groupby("contestant")["bits_per_byte"].mean()
     assert softk["y"] == pytest.approx(ends["softk"] - ends["dense"]) and "dense" not in set(differences["series"])
-    assert training_curves.training_load_cv(trained).marks["y"].notna().all()
+    assert training_lines.training_load_cv(trained).marks["y"].notna().all()
     none = trained.assign(bits_per_byte=float("nan"), load_cv=float("nan"))
     assert (
-        "none of" in training_curves.training_curves(none).reason
-        and "none of" in training_curves.training_load_cv(none).reason
+        "none of" in training_lines.training_curves(none).reason
+        and "none of" in training_lines.training_load_cv(none).reason
     )
 
 
@@ -293,17 +292,17 @@ def test_nothing_on_capacity_is_shown_of_runs_that_validated_by_domain(
 
 def test_pairs_of_the_page_are_joined_by_seed(trained: pd.DataFrame) -> None:
     """A line per seed through its runs, and means with intervals, which no line joins; other modes in two panels with scales of their own."""
-    found = router_variants.networks(trained)
-    seeds = found.marks[found.marks["series"] == router_variants.SEED]
+    found = training_lines.networks(trained)
+    seeds = found.marks[found.marks["series"] == training_lines.SEED]
     means = found.marks[found.marks["series"] == "softk"]
     assert seeds.groupby("join")["x"].agg(list).to_dict() == {"1": ["linear", "mlp"], "2": ["linear", "mlp"]}
     assert list(means["y"]) == pytest.approx(list(seeds.groupby("x")["y"].mean())) and means["join"].nunique() == 2
     assert list(means["says"]) == ["mean over n = 2 seeds"] * 2
-    modes = router_variants.train_modes(trained)
+    modes = training_lines.train_modes(trained)
     labels = [modes.scales(panel)[1].label for panel in modes.marks["panel"].unique()]
     assert labels == ["bits between expert and domain", "validation bits per byte (less is better)"]
     one = trained[trained["label"] == "routers"]
-    assert "none of" in router_variants.networks(one).reason and "none of" in router_variants.train_modes(one).reason
+    assert "none of" in training_lines.networks(one).reason and "none of" in training_lines.train_modes(one).reason
 
 
 def test_specialisation_of_the_page_is_in_classes(trained: pd.DataFrame) -> None:

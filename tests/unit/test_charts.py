@@ -11,7 +11,7 @@ from rows import frame, one
 
 from drawn import draw
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.figures import FIGURES, backward, imbalance, limits, matrices, palette, paper, times
+from moe_routing_bench.figures import FIGURES, ceilings, imbalance, matrices, palette, paper, times
 from moe_routing_bench.figures.chart import Chart, Scale, marks
 from moe_routing_bench.report import page, render, script_data
 from moe_routing_bench.report.row_data import row_id
@@ -90,10 +90,10 @@ def test_decode_sizes():
 )
 def test_the_floor_that_binds(values, floor, binds):
     """The longest of the three, where it applies; none on a CPU."""
-    found = limits.chart(frame(ran("gate", "cute", 20.0, tokens=8, **values)))
+    found = ceilings.limits(frame(ran("gate", "cute", 20.0, tokens=8, **values)))
     ((ratio, low, high, says),) = shown(found, "x", "low", "high", "says")
     assert (ratio, low, high) == (20 / floor, 19 / floor, 21 / floor) and says == f"floor {floor:g} µs: {binds}"
-    assert limits.chart(frame(ran("gate", "cute", 20.0, gpu_uuid=None, **values))).marks.empty
+    assert ceilings.limits(frame(ran("gate", "cute", 20.0, gpu_uuid=None, **values))).marks.empty
 
 
 def test_the_cells_of_a_limit_are_those_that_its_caption_names():
@@ -114,7 +114,7 @@ def test_the_cells_of_a_limit_are_those_that_its_caption_names():
     rows = [
         ran("gate", "cute", 20.0, model=m, tokens=t, skew=skew, capacity_factor=cf, **floor) for m, t, skew, cf in cells
     ]
-    found = limits.chart(frame(*rows))
+    found = ceilings.limits(frame(*rows))
     assert [name for (name,) in shown(found, "y")] == [
         "mixtral-8x7b T512",
         "qwen3-30b-a3b T8",
@@ -125,11 +125,11 @@ def test_the_cells_of_a_limit_are_those_that_its_caption_names():
         "T64",
         "T32",
     ]
-    assert (limits.MOST_CELLS, found.note, found.reference) == (8, "8 of 10 cells", 1.0)
-    assert limits.chart(frame(*rows[:3])).note == "", "nothing is left out"
+    assert (ceilings.MOST_CELLS, found.note, found.reference) == (8, "8 of 10 cells", 1.0)
+    assert ceilings.limits(frame(*rows[:3])).note == "", "nothing is left out"
     caption = FIGURES["limits"].caption
     assert (
-        f"at most {limits.MOST_CELLS} cells: one of each model, then the others of models, then those of no model; "
+        f"at most {ceilings.MOST_CELLS} cells: one of each model, then the others of models, then those of no model; "
         in caption
     )
     assert "each time without skew and capacity limit first, and then of most tokens." in caption
@@ -226,7 +226,7 @@ def test_padding():
 def test_backward_apart():
     """The forward part where the same run, card and cell have it; else the whole, which says so."""
     step, layer = ran("training", "sonicmoe", 30.0, tokens=8), ran("layer", "sonicmoe", 10.0, tokens=8)
-    found = backward.chart(frame(step, layer))
+    found = times.backward(frame(step, layer))
     assert shown(found, "series", "low", "high") == [("forward", 0, 10), ("backward (the rest)", 10, 30)]
     assert found.marks["says"].iloc[1].startswith("backward 20 µs, 2x the forward")
     ends = found.marks[["x_low", "x_high"]].astype(float)
@@ -237,7 +237,7 @@ def test_backward_apart():
         "lines at the ends of bars: 95 %" in one.get_text() for one in figure.texts
     )
     plain_layer = layer | {"dtype": "bf16", "packed": "bf16", "weights": "bf16"}
-    assert len(backward.chart(frame(step | {"dtype": "bf16"}, plain_layer)).marks) == 2
+    assert len(times.backward(frame(step | {"dtype": "bf16"}, plain_layer)).marks) == 2
     for change in (
         {"gpu_uuid": "GPU-2"},
         {"packed": "fp8_row"},
@@ -247,11 +247,11 @@ def test_backward_apart():
         {"status": "crashed"},
         {"median_us": 31.0},
     ):
-        (bar,) = shown(backward.chart(frame(step, layer | change)), "series", "low", "high", "says")
+        (bar,) = shown(times.backward(frame(step, layer | change)), "series", "low", "high", "says")
         assert bar[:3] == ("forward + backward", 0, 30) and "not measured in this run" in bar[3], change
-    ops = backward.chart(frame(step | {"implementation": "ops"}, layer | {"implementation": "auto"}))
+    ops = times.backward(frame(step | {"implementation": "ops"}, layer | {"implementation": "auto"}))
     assert len(ops.marks) == 2, "what auto chooses is what ops runs"
-    assert backward.chart(frame(layer)).reason == "no training row was asked for"
+    assert times.backward(frame(layer)).reason == "no training row was asked for"
 
 
 def test_what_the_page_is_given():

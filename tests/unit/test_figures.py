@@ -12,17 +12,7 @@ from rows import frame, one, rows, some
 from drawn import draw
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.figures import (
-    FIGURES,
-    crossover,
-    limits,
-    matrices,
-    palette,
-    panels,
-    paper,
-    row_groups,
-    stage_share,
-)
+from moe_routing_bench.figures import FIGURES, ceilings, composites, matrices, palette, panels, paper, row_groups
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +103,7 @@ def test_captions():
 def test_a_fused_part_has_a_colour_of_its_own(full):
     """Named as fused in the legend; no stage has its colour."""
     figure, text = full["stage_share"]
-    chosen = [stage_share.choose(row_groups.ok(FULL, bench)) for bench in ("layer", "routing")]
+    chosen = [composites.choose(row_groups.ok(FULL, bench)) for bench in ("layer", "routing")]
     shown = chosen[0]
     parts = {part for rows in chosen for value in rows["stage_us"] for part in row_groups.stages(value)}
     fused = {part for part in parts if "+" in part}
@@ -122,7 +112,7 @@ def test_a_fused_part_has_a_colour_of_its_own(full):
     colors = [labels[f"{part} (fused)"] for part in fused]
     assert len(set(colors)) == min(len(fused), len(palette.FUSED))
     assert not set(colors) & {labels[part] for part in parts - fused}
-    assert shown.groupby("cell").size().max() == stage_share.MOST_PER_CELL and len(shown) <= stage_share.MOST_BARS
+    assert shown.groupby("cell").size().max() == composites.MOST_PER_CELL and len(shown) <= composites.MOST_BARS
 
 
 @pytest.mark.parametrize(
@@ -147,7 +137,7 @@ def test_a_share_of_the_rows_is_said_in_print_and_on_the_page(cells, names, says
     )
     figure, said = draw("stage_share", table)
     assert figure.axes[0].get_title(loc="left") == "layer" and says in said
-    assert stage_share.chart(table).note == (f"layer: {says}" if says else "")
+    assert composites.stage_share(table).note == (f"layer: {says}" if says else "")
 
 
 def test_the_stage_of_shared_experts_has_a_colour_of_its_own():
@@ -162,7 +152,7 @@ def test_the_stage_of_shared_experts_has_a_colour_of_its_own():
         for bar in axes.patches
         if bar.get_facecolor()[:3] == to_rgb(palette.STAGES["shared"])
     ]
-    assert "shared" in text and len(shown) == len(stage_share.choose(layers))
+    assert "shared" in text and len(shown) == len(composites.choose(layers))
 
 
 def test_tables_without_routing_or_capacities(full):
@@ -198,22 +188,22 @@ def test_who_is_fastest_and_who_ties():
         row("triton", 14.0, 0.4, 0.6, cell="c0", model="mixtral-8x7b"),
         row("cute", 1.0, 1.1, 1.2, cell="alone"),
     )
-    shown = crossover.choose(table[table["cell"] != "alone"])
+    shown = composites.choose_cells(table[table["cell"] != "alone"])
     assert shown["cell"].tolist() == ["c0"] * 2 + ["c1"] * 6, "models first"
     assert shown["behind"].tolist() == [1.0, 2.0, 1.0, 20.1 / 20, 20.2 / 20, 20.4 / 20, 20.1 / 20, 2.5]
-    assert crossover.winners(table[table["cell"] == "c1"]) == ["cute", "triton"]
+    assert composites.winners(table[table["cell"] == "c1"]) == ["cute", "triton"]
     figure, text = draw("crossover", table)
     assert "cute ≈ triton, 20 µs" in text and "cute, 7 µs" in text and "alone" not in text
     assert next(tick.get_text() for tick in figure.axes[0].get_yticklabels()).startswith("mixtral-8x7b")
     many = frame(
         *(
             row(name, 5.0, 1.0, 1.0, cell=f"c{i}", tokens=i)
-            for i in range(crossover.MOST_CELLS + 2)
+            for i in range(composites.MOST_CELLS + 2)
             for name in ("cute", "triton")
         )
     )
-    assert f"{crossover.MOST_CELLS} of {crossover.MOST_CELLS + 2} cells" in draw("crossover", many)[1]
-    assert crossover.choose(many)["tokens"].max() == crossover.MOST_CELLS - 1
+    assert f"{composites.MOST_CELLS} of {composites.MOST_CELLS + 2} cells" in draw("crossover", many)[1]
+    assert composites.choose_cells(many)["tokens"].max() == composites.MOST_CELLS - 1
 
 
 @pytest.mark.parametrize("behind", [1.15, 5, 7.9, 8, 30, 120])
@@ -243,7 +233,7 @@ def test_composites_have_the_stages_of_their_tables(full):
     assert [axes.get_title(loc="left").split(" ")[0] for axes in full["stage_share"][0].axes] == list(
         row_groups.COMPOSITES
     )
-    assert stage_share.ordered(["combine", "pack+experts", "router"]) == ["router", "pack+experts", "combine"]
+    assert composites.ordered(["combine", "pack+experts", "router"]) == ["router", "pack+experts", "combine"]
 
 
 FORMATS = {"weights": "weights-int4", "packed": "packed-fp8_row"}  # axes, and other values of theirs as keys spell them
@@ -369,7 +359,7 @@ def test_rows_of_one_cell_that_have_lines_of_their_own_are_said_to():
         one("layer", "cute_deepgemm", cell="a", layout="block128", **timed),
     )
     alike = own.assign(layout="compact")
-    for chart in (limits.chart, matrices.verdict_matrix):
+    for chart in (ceilings.limits, matrices.verdict_matrix):
         assert chart(own).note == "rows of one cell that differ in layout have lines of their own"
         assert chart(alike).note == ""
 

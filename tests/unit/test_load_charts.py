@@ -5,7 +5,7 @@ import pytest
 from rows import frame, one
 
 from drawn import draw
-from moe_routing_bench.figures import imbalance, pareto, perft
+from moe_routing_bench.figures import imbalance, pareto, training_points
 from moe_routing_bench.report import script_data
 
 ROUTED = {"median_us": 2.0, "tokens": 64, "top_k": 2, "sampler": "exact"}
@@ -150,7 +150,7 @@ def test_adapters():
         ]
 
     table = pd.DataFrame([*runs("R", 8, (1.0, 1.2), 400), *runs("R", 2, (1.5, 1.5), 100), *runs("S", 2, (2.0,), 50)])
-    found = perft.chart(table)
+    found = training_points.perft(table)
     shown = [tuple(mark) for mark in found.marks[["series", "x", "y", "says"]].itertuples(index=False)]
     assert shown[:3] == [
         ("PERFT-R", 100, 1.5, "rank 2, n = 2 seeds"),
@@ -164,7 +164,7 @@ def test_adapters():
         ("trainable parameters that a token meets", "log"),
     ]
     assert found.marks["low"].iloc[0] == 1.5 and found.marks["low"].iloc[2] < 1.1 < found.marks["high"].iloc[2]
-    assert perft.chart(table.iloc[:0]).reason == "no final adaptation of a trained run"
+    assert training_points.perft(table.iloc[:0]).reason == "no final adaptation of a trained run"
 
 
 def test_one_skew_is_no_axis():

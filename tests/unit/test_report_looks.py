@@ -13,7 +13,7 @@ from browser import CONTRAST, GOOD, asked, loaded
 from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.comparison.runs import Comparison, History, Then
 from moe_routing_bench.config import claims, presets
-from moe_routing_bench.report import run_pages, site, versus
+from moe_routing_bench.report import run_pages, site
 from moe_routing_bench.report.document import Dot, Sentence, pictured
 from moe_routing_bench.report.render import render
 
@@ -106,7 +106,7 @@ def both(out: Path) -> None:
         )
         for name in ("x", "y")
     )
-    versus.write(("x", "y"), (first, second), out)
+    run_pages.write(("x", "y"), (first, second), out)
 
 
 PAGES = {

@@ -10,7 +10,7 @@ from rows import rows
 
 from browser import asked
 from moe_routing_bench.cli.published import site
-from moe_routing_bench.report import versus
+from moe_routing_bench.report import run_pages
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.row_data import page_data
 from moe_routing_bench.store import paths
@@ -49,7 +49,7 @@ def two():
 def test_rows_are_paired_with_the_ratio_of_their_limits(two):
     """By cell and implementation; above 1 the second is faster; a suspect row is marked; what one alone measured is left out."""
     one, other = two
-    found = versus.rows(one.assign(suspect=one.index == 3).drop(index=[0]), other.drop(index=[1]))
+    found = run_pages.rows(one.assign(suspect=one.index == 3).drop(index=[0]), other.drop(index=[1]))
     assert len(found) == len(one) - 2 and found["doubt"].sum() == 1
     assert np.allclose(found["ratio"], 1 / FASTER_CARD, rtol=0.01) and np.allclose(found["ceiling"], 1 / FASTER_CARD)
     assert (found["ratio_ci_low"] < found["ratio"]).all() and (found["ratio"] < found["ratio_ci_high"]).all()
@@ -65,7 +65,7 @@ def test_the_fastest_of_a_cell_may_be_another_on_each(two):
         **{name: one[name].where(one.index != slow, value) for name, value in times.items()},
         best_verdict=one["best_verdict"].where(one["cell"] != "T1024-0.0", "same"),
     )
-    best = versus.cells(versus.rows(changed, other))
+    best = run_pages.cells(run_pages.rows(changed, other))
     cell = best[(best["bench"] == "pack") & (best["cell"] == "T1024-0.0")].iloc[0]
     assert cell["other"] == one["implementation"][slow] != cell["one"] and not cell["one_told"] and cell["other_told"]
     assert (
@@ -86,10 +86,10 @@ def test_in_how_many_cells_both_agree():
     ]
     known = "both runs tell the same implementation from the best other as the fastest"
     assert (
-        versus.agreed(pd.DataFrame(cells))
+        run_pages.agreed(pd.DataFrame(cells))
         == f"In 2 of 5 cells {known}; in 1 they tell different ones; in 2 at least one of them tells none (≈)."
     )
-    assert versus.agreed(pd.DataFrame(cells[:1])) == f"In 1 of 1 cell {known}."
+    assert run_pages.agreed(pd.DataFrame(cells[:1])) == f"In 1 of 1 cell {known}."
 
 
 def test_a_cell_is_in_doubt_where_a_time_that_it_shows_is(two):
@@ -101,7 +101,7 @@ def test_a_cell_is_in_doubt_where_a_time_that_it_shows_is(two):
             (one.assign(suspect=one.index == which), other),
             (one, other.assign(suspect=other.index == which)),
         ):
-            assert versus.cells(versus.rows(*pair))["doubt"].sum() == doubtful
+            assert run_pages.cells(run_pages.rows(*pair))["doubt"].sum() == doubtful
 
 
 def test_platforms_that_are_compared(two):
@@ -114,8 +114,8 @@ def test_platforms_that_are_compared(two):
         "nvidia-h200.layers": other,
         "nvidia-x": one.assign(cell="none"),
     }
-    assert versus.pairs(tables) == [("nvidia-h100", "nvidia-h200")]
-    assert versus.pairs({"nvidia-h100": one, "nvidia-h200": other.assign(status="crashed")}) == []
+    assert run_pages.pairs(tables) == [("nvidia-h100", "nvidia-h200")]
+    assert run_pages.pairs({"nvidia-h100": one, "nvidia-h200": other.assign(status="crashed")}) == []
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ def site(
     if not folders:
         raise bad("reports", f"none in {_REPORTS}/", "at least one report", "run `moe-routing-bench report`")
     module = importlib.import_module("moe_routing_bench.report.site")
-    versus = importlib.import_module("moe_routing_bench.report.versus")
+    versus = importlib.import_module("moe_routing_bench.report.run_pages")
     tables = {folder.name: rows_of("measurements", folder.name) for folder in folders}
     pairs = versus.pairs(tables)
     _check(out, ["index.html", *(module.between(pair) for pair in pairs), *tables], force)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import yaml
 
-from moe_routing_bench.benches.layer.sharing import STAGE as SHARED
+from moe_routing_bench.benches.layer.auto import STAGE as SHARED
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.grid.run_spec import DENSE
 from moe_routing_kernels.routers.zoo import ZOO

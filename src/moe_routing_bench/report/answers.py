@@ -5,7 +5,7 @@ A rule answers from stored rows alone; where they do not hold the answer, it say
 
 import pandas as pd
 
-from moe_routing_bench.figures import backward, capacity, row_groups, training_points
+from moe_routing_bench.figures import capacity, row_groups, times, training_points
 from moe_routing_bench.quality import compare
 from moe_routing_bench.quantities import count, us
 from moe_routing_bench.report.document import Answer, made
@@ -100,7 +100,7 @@ def backward_apart(table: pd.DataFrame) -> Answer:
             text="Not measured: this run has no layer forward and backward.",
             link="evidence-backward",
         )
-    steps = steps.assign(forward=backward.forwards(steps, table))
+    steps = steps.assign(forward=times.forwards(steps, table))
     fastest = steps.loc[steps.groupby("cell", sort=False)["median_us"].idxmin()]
     said = [
         _step(one, label, bool(fastest["forward"].notna().any()))

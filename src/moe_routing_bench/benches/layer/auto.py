@@ -1,15 +1,57 @@
-"""The implementation `auto` of a layer: another one, chosen by sizes and formats from the table of `choices`."""
+"""The bench of layers: one more stage in cells with shared experts, and the implementation `auto`.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+The stage of shared experts comes before all others, and `combine` starts from what it writes; of libraries that do a layer as one piece, torch
+adds it to the result. All implementations have it from torch, whose GEMMs are what dense GEMMs are held against anyway.
+`auto` is another implementation, chosen by sizes and formats from the table of `choices`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from moe_routing_bench.benches.layer.sharing import Sharing
+from moe_routing_bench.benches.bench import Bench, Stage, find
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_kernels.choices import chooser, table
 from moe_routing_kernels.errors import one_line
 from moe_routing_kernels.implementations import ranked
 from moe_routing_kernels.target import Target
+
+STAGE = Stage("shared", "shared_experts")
+
+
+class Sharing(Bench):
+    """A composite with one more stage where a cell has shared experts; elsewhere it is what its table says."""
+
+    def staged(self, cell: Cell) -> Bench:
+        """The bench with the stages of a cell."""
+        return replace(self, stages=(STAGE, *self.stages)) if "shared_intermediate" in cell else self
+
+    def supports(self, implementation: str, cell: Cell, target: Target | None = None) -> str | None:
+        """Why an implementation cannot run a cell on a target (None: on any), or None."""
+        return Bench.supports(self.staged(cell), implementation, cell, target)
+
+    def bind(self, implementation: str, cell: Cell, tensors: Mapping[str, Any]) -> Callable[[], Any]:
+        """The call of an implementation, bound to the operands among `tensors`."""
+        return Bench.bind(self.staged(cell), implementation, cell, tensors)
+
+    def check_stages(self, implementation: str, cell: Cell, tensors: Mapping[str, Any]) -> Any:
+        """Compare what the stages hand on. What `combine` is by itself starts from nothing, so its sums are compared by the layer."""
+        staged = self.staged(cell)
+        if staged is self:
+            return Bench.check_stages(self, implementation, cell, tensors)
+        others = {name: one for name, one in tensors.items() if name not in self.writes}
+        found = Bench.check_stages(staged, implementation, cell, others)
+        return found if found.error else self.definition().check_sums(cell, tensors, found)
+
+    def precompile(self, implementation: str, cell: Cell, target: Target) -> None:
+        """Compile the kernels of an implementation for a cell and target."""
+        Bench.precompile(self.staged(cell), implementation, cell, target)
+
+    def modules(self) -> Iterator[str]:
+        """The modules that a measurement imports by name."""
+        yield from super().modules()
+        yield from find(STAGE.bench).modules()
+
 
 AUTO = "auto"
 

@@ -1,4 +1,4 @@
-"""Where the time of composites goes, stage by stage."""
+"""Composites: where their time goes, stage by stage, and which implementation is the fastest, cell by cell."""
 
 import itertools
 
@@ -12,7 +12,7 @@ MOST_BARS, MOST_PER_CELL = 30, 6
 _SCALES = Scale("share of the sum of the stages' times"), Scale("cell and implementation", "names")
 
 
-def chart(table: pd.DataFrame) -> Chart:
+def stage_share(table: pd.DataFrame) -> Chart:
     """A bar per row of a composite: its stages one after the other, and at its end the time of the whole."""
     rows = _staged(table)
     if rows.empty:
@@ -110,3 +110,64 @@ def ordered(parts: object) -> list[str]:
 
 def _name(part: str) -> str:
     return f"{part} (fused)" if "+" in part else part
+
+
+MOST_CELLS = 30
+_BEHIND = Scale("time over that of the fastest", "log"), Scale("cell", "names")
+_ORDER = ["model", "phase", "hidden", "experts", "skew", "capacity_factor", "tokens"]
+
+
+def crossover(table: pd.DataFrame) -> Chart:
+    """A line per cell: every implementation's time over that of the fastest, which is named with those that tie with it."""
+    rows = _several(table)
+    if rows.empty:
+        return nothing("dots", *_BEHIND, rows, _why(table))
+    shown = choose_cells(rows)
+    labels = row_groups.labels(shown, but=["layout"])
+    ties = {cell: " ≈ ".join(winners(group)) for cell, group in shown.groupby("cell")}
+    records = []
+    for i, one in shown.iterrows():
+        says = us(one["median_us"]) + (f"; fastest: {ties[one['cell']]}" if one["behind"] == 1 else "")
+        records.append(
+            {
+                "panel": one["bench"],
+                "series": one["implementation"],
+                "x": one["behind"],
+                "y": labels[i],
+                "low": one["low"],
+                "high": one["high"],
+                "says": says,
+                "aside": f"{ties[one['cell']]}, {us(one['median_us'])}" if one["behind"] == 1 else None,
+            }
+            | row(one)
+        )
+    kept, every = shown["cell"].nunique(), rows["cell"].nunique()
+    note = f"{kept} of {every} cells" if kept < every else ""
+    return Chart("dots", *_BEHIND, marks(records), palette.tints(shown["implementation"]), shown, 1.0, note=note)
+
+
+def _several(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of composites in cells of two or more implementations."""
+    rows = row_groups.composed(row_groups.ok(table))
+    return rows[rows.groupby(["bench", "cell"])["implementation"].transform("size") > 1]
+
+
+def _why(table: pd.DataFrame) -> str:
+    return f"no cell of a composite has two implementations; {row_groups.why(table, *row_groups.COMPOSITES)}"
+
+
+def choose_cells(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of at most MOST_CELLS cells, those of models first, with `behind`, `low` and `high`: their times over that of the cell's
+    fastest, and the interval."""
+    ordered = rows.sort_values([*_ORDER, "cell"], kind="stable")
+    kept = ordered[ordered["cell"].isin(ordered["cell"].drop_duplicates().head(MOST_CELLS))]
+    least = kept.groupby(["bench", "cell"])["median_us"].transform("min")
+    ends = {name: kept[column] / least for name, column in (("low", "ci_low_us"), ("high", "ci_high_us"))}
+    return kept.assign(behind=kept["median_us"] / least, **ends)
+
+
+def winners(cell: pd.DataFrame) -> list[str]:
+    """The fastest implementation of a cell, and after it those whose paired ratio to it is not told apart from 1."""
+    fastest = cell.loc[cell["median_us"].idxmin(), "implementation"]
+    against = (cell["best_other"] == fastest) & (cell["best_speedup_ci_high"] >= 1) & (cell["best_verdict"] != "slower")
+    return [fastest, *palette.ordered(cell.loc[against, "implementation"])]
