@@ -165,7 +165,7 @@ def test_rows_of_padding_have_no_weight(layout: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(cute_training, "backward", backward)
     monkeypatch.setattr(cuda, "pack", reference.pack)
-    monkeypatch.setattr(cuda, "keeps_sums", lambda *_: True)
+    monkeypatch.setattr(cuda, "keeps_preact", lambda *_: True)
     packed = ops.pack(x, order, inverse)
     sums = torch.zeros(len(order), 2 * INTERMEDIATE)
     cuda.layer_backward(x, packed, order, inverse, offsets, weights, w13, w2, "swiglu", sums, [True] * 4)

@@ -87,8 +87,8 @@ def experts(
 def _product(x: Tensor, weights: Tensor, biases: Tensor | None, chosen: Tensor) -> Tensor:
     """Blocks x (b, height, K) times weights (E, N, K) of the chosen experts (b,), and their biases -> (b, height, N), of `wide`."""
     dtype = wide(x.dtype)
-    sums = torch.bmm(x.to(dtype), weights.index_select(0, chosen).to(dtype).mT)
-    return sums if biases is None else sums.add_(biases.index_select(0, chosen).unsqueeze(1))
+    out = torch.bmm(x.to(dtype), weights.index_select(0, chosen).to(dtype).mT)
+    return out if biases is None else out.add_(biases.index_select(0, chosen).unsqueeze(1))
 
 
 def experts_backward(
@@ -135,20 +135,20 @@ def _add_up(
             _add(d_b2, chosen, d_y.sum(1))
         if not through and d_w2 is None:
             continue
-        sums = _product(x[part], w13, b13, chosen)
+        preact = _product(x[part], w13, b13, chosen)
         if d_w2 is not None:  # an infinite weight makes NaN of a lane without a row
-            inner = activated(activation, sums, grad.dtype).masked_fill_(empty, 0)
+            inner = activated(activation, preact, grad.dtype).masked_fill_(empty, 0)
             _add(d_w2, chosen, torch.bmm(d_y.mT, inner))
         if not through:
             continue
         d_inner = torch.bmm(d_y, w2.index_select(0, chosen).to(d_y.dtype))
-        d_sums = activation_gradient(activation, sums, d_inner).masked_fill_(empty, 0)
+        d_preact = activation_gradient(activation, preact, d_inner).masked_fill_(empty, 0)
         if d_b13 is not None:
-            _add(d_b13, chosen, d_sums.sum(1))
+            _add(d_b13, chosen, d_preact.sum(1))
         if d_w13 is not None:
-            _add(d_w13, chosen, torch.bmm(d_sums.mT, x[part].to(d_sums.dtype)))
+            _add(d_w13, chosen, torch.bmm(d_preact.mT, x[part].to(d_preact.dtype)))
         if d_x is not None:
-            d_x[part] = torch.bmm(d_sums, w13.index_select(0, chosen).to(d_sums.dtype))
+            d_x[part] = torch.bmm(d_preact, w13.index_select(0, chosen).to(d_preact.dtype))
     return None if d_x is None else blocks.joined(d_x)
 
 

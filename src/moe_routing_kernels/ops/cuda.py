@@ -83,8 +83,8 @@ def _weights(offsets: Tensor, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: T
     return {name: ready(one) for name, one in given.items()}
 
 
-def keeps_sums(rows: Tensor, w2: Tensor, activation: str, backend: str) -> bool:
-    """Whether kernels of ours train experts of rows (R, H) and w2 (E, H, I): they keep the sums of the first product.
+def keeps_preact(rows: Tensor, w2: Tensor, activation: str, backend: str) -> bool:
+    """Whether kernels of ours train experts of rows (R, H) and w2 (E, H, I): they keep the pre-activations.
 
     For other formats, activations and sizes, and for another `backend` (`backends.training`), the backward pass computes them again.
     """
@@ -105,8 +105,8 @@ def experts_training(
     b2: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """`experts`, and what the backward pass wants of it: the sums (R, N) of the first product, or (0,) where it computes them again."""
-    if not keeps_sums(rows, w2, activation, backend):
+    """`experts`, and what the backward pass wants of it: the pre-activations (R, N), or (0,) where it computes them again."""
+    if not keeps_preact(rows, w2, activation, backend):
         return experts(rows, offsets, w13, w2, activation, b13, b2), rows.new_empty(0)
     if not rows.numel():
         return rows.new_empty(rows.shape), rows.new_empty(len(rows), w13.shape[1])
@@ -130,11 +130,11 @@ def layer_training(
     residual: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`pack`, `experts_training` and `combine` -> combined (T, H), packed (R, H), and y (R, H) or sums (R, N), the other being (0,)."""
+    """`pack`, `experts_training` and `combine` -> combined (T, H), packed (R, H), and y (R, H) or pre-activations (R, N), the other being (0,)."""
     packed = pack(x, order, inverse)
-    y, sums = experts_training(packed, offsets, w13, w2, activation, b13, b2, backend)
+    y, preact = experts_training(packed, offsets, w13, w2, activation, b13, b2, backend)
     combined = combine(y, inverse, weights, residual)
-    return combined, packed, y if sums.dim() == 1 else y.new_empty(0), sums
+    return combined, packed, y if preact.dim() == 1 else y.new_empty(0), preact
 
 
 def layer_backward(
@@ -147,29 +147,29 @@ def layer_backward(
     w13: Tensor,
     w2: Tensor,
     activation: str,
-    sums: Tensor,
+    preact: Tensor,
     wanted: Sequence[bool] | None = None,
 ) -> Sequence[Tensor | None]:
-    """grad (T, H) of combined, and the sums that `layer_training` kept -> the gradients of packed, weights (T, k), w13 and w2.
+    """grad (T, H) of combined, and the pre-activations that `layer_training` kept -> the gradients of packed, weights (T, k), w13 and w2.
 
     Those that are not `wanted` are None; packed may be None where that of w13 is not. The gradient of a weight is that of its row's
-    activated sums, times these: y is not needed.
+    activated ones, times these: y is not needed.
     """
     of_packed, of_weights, of_w13, of_w2 = wanted = wanted or [True] * 4
     if not grad.numel() or not len(order):
         likes = (grad.new_empty(len(order), grad.shape[1]), weights, w13, w2)
         return tuple(torch.zeros_like(like) if of_it else None for like, of_it in zip(likes, wanted, strict=True))
-    if not keeps_sums(
+    if not keeps_preact(
         grad, w2, activation, backends.training(grad.device)
     ):  # `layer_training` keeps none then: a call of its own, which waits
         return reference.layer_backward(
-            grad, packed, order, inverse, offsets, weights, w13, w2, activation, sums, wanted
+            grad, packed, order, inverse, offsets, weights, w13, w2, activation, preact, wanted
         )
     from moe_routing_kernels.experts import cute_training
 
     scales = weights.reshape(-1).index_select(0, order.clamp_min(0)).masked_fill_(order < 0, 0)  # a weight may be NaN
     d_y = pack(grad, order, inverse)
-    given = (d_y, None if packed is None else ready(packed), ready(offsets), ready(w13), ready(w2), sums, scales)
+    given = (d_y, None if packed is None else ready(packed), ready(offsets), ready(w13), ready(w2), preact, scales)
     of_all = (of_packed, of_w13, of_w2, of_weights)
     d_packed, d_w13, d_w2, d_scales = cute_training.backward(_experts(d_y, w2, activation), *given, wanted=of_all)
     if d_scales is None:
@@ -218,19 +218,19 @@ def experts_backward(
     activation: str,
     b13: Tensor | None,
     b2: Tensor | None,
-    sums: Tensor | None,
+    preact: Tensor | None,
     wanted: Sequence[bool] | None = None,
 ) -> Sequence[Tensor | None]:
     """grad (R, H) of y -> those of rows (undefined in rows of no expert), w13, w2, b13 and b2 that are `wanted`, None for each other one.
 
-    Kernels of ours where `experts_training` kept the sums; else grouped products of torch where they can; else `blocks`. Nothing
+    Kernels of ours where `experts_training` kept the pre-activations; else grouped products of torch where they can; else `blocks`. Nothing
     waits for the GPU.
     """
     problem, wanted = _experts(grad, w2, activation), wanted or [True] * 5
-    if sums is not None and grad.numel():
+    if preact is not None and grad.numel():
         from moe_routing_kernels.experts import cute_training
 
-        given = (ready(grad), None if rows is None else ready(rows), ready(offsets), ready(w13), ready(w2), sums)
+        given = (ready(grad), None if rows is None else ready(rows), ready(offsets), ready(w13), ready(w2), preact)
         return *cute_training.backward(problem, *given, wanted=(*wanted[:3], False))[:3], None, None
     rows = grad if rows is None else rows  # of which there are none
     in_groups = backends.target(grad.device).capability[0] in _GROUPED and torch_grouped_mm.unsupported(problem) is None
@@ -256,17 +256,17 @@ def _grouped_backward(
     if of_b2:
         d_b2 = grouped_mm(grad.T, ones, offs=ends)[..., 0]
     if of_w2 or of_rows or of_w13 or of_b13:
-        sums = grouped_mm(rows, w13.transpose(1, 2), offs=ends).float()
+        preact = grouped_mm(rows, w13.transpose(1, 2), offs=ends).float()
         if b13 is not None:
-            sums += b13.index_select(0, experts_of_rows(offsets, len(rows)))
+            preact += b13.index_select(0, experts_of_rows(offsets, len(rows)))
         if of_w2:
-            d_w2 = grouped_mm(grad.T, activate(activation, sums).to(rows.dtype), offs=ends)
+            d_w2 = grouped_mm(grad.T, activate(activation, preact).to(rows.dtype), offs=ends)
     if of_rows or of_w13 or of_b13:
         d_inner = grouped_mm(grad, w2, offs=ends).float()
-        d_sums = reference.activation_gradient(activation, sums, d_inner).to(rows.dtype)
-        d_rows = grouped_mm(d_sums, w13, offs=ends) if of_rows else None
-        d_w13 = grouped_mm(d_sums.T, rows, offs=ends) if of_w13 else None
-        d_b13 = grouped_mm(d_sums.T, ones, offs=ends)[..., 0] if of_b13 else None
+        d_preact = reference.activation_gradient(activation, preact, d_inner).to(rows.dtype)
+        d_rows = grouped_mm(d_preact, w13, offs=ends) if of_rows else None
+        d_w13 = grouped_mm(d_preact.T, rows, offs=ends) if of_w13 else None
+        d_b13 = grouped_mm(d_preact.T, ones, offs=ends)[..., 0] if of_b13 else None
     return d_rows, d_w13, d_w2, d_b13, d_b2
 
 

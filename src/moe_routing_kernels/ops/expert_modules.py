@@ -131,8 +131,8 @@ def _apply(module: Any, gates: Tensor, ups: Tensor) -> Tensor:
     """What the module makes of gates and ups (n, 2), laid out as its flags say."""
     if not module.has_gate:
         return module.act_fn(gates)
-    sums = torch.cat([gates, ups], 1) if module.is_concatenated else torch.stack([gates, ups], 2).flatten(1)
-    return module._apply_gate(sums)
+    preact = torch.cat([gates, ups], 1) if module.is_concatenated else torch.stack([gates, ups], 2).flatten(1)
+    return module._apply_gate(preact)
 
 
 def _side_by_side(name: str, gates: Tensor, ups: Tensor) -> Tensor:

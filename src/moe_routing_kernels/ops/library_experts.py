@@ -1,7 +1,7 @@
 """The operators that run experts, as `torch.library` knows them: what runs on which device, shapes without data, and derivatives.
 
 ``torch.ops.moe_routing_kernels.experts`` and ``feed``, pack and experts in one, whose backward passes compute all again; ``experts_training`` and ``layer_training``, which keep
-what a backward pass reads, and the backward operators of these. The backward of experts computes the sums of their first product
+what a backward pass reads, and the backward operators of these. The backward of experts computes the pre-activations of their first product
 again, unless ``experts_training`` kept them. ``layer_training`` is pack, experts and combine in one, whose backward weighs rows where
 the slope of the activation is computed.
 Both are told the `backend` (`backends.training`), because it decides what they keep: the shapes of an operator's outputs depend on its
@@ -38,7 +38,7 @@ def experts_training(
     b2: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    keep = _keeps_sums(rows, w2, activation, backend)
+    keep = _keeps_preact(rows, w2, activation, backend)
     return contiguous(reference.experts_training(rows, offsets, w13, w2, activation, b13, b2, keep), rows)
 
 
@@ -52,11 +52,11 @@ def experts_backward(
     activation: str,
     b13: Tensor | None,
     b2: Tensor | None,
-    sums: Tensor | None,
+    preact: Tensor | None,
     wanted: Sequence[bool] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of rows, w13, w2, b13 and b2 that are `wanted`; rows are None where sums are given and w13 needs no gradient."""
-    given = (rows, offsets, w13, w2, activation, b13, b2, sums, _asked(wanted, 5))
+    """The gradients of rows, w13, w2, b13 and b2 that are `wanted`; rows are None where pre-activations are given and w13 needs no gradient."""
+    given = (rows, offsets, w13, w2, activation, b13, b2, preact, _asked(wanted, 5))
     return contiguous(reference.experts_backward(grad, *given), grad)
 
 
@@ -76,9 +76,9 @@ def layer_training(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     packed = reference.pack(x, order, inverse)
-    keep = _keeps_sums(packed, w2, activation, backend)
-    y, sums = reference.experts_training(packed, offsets, w13, w2, activation, b13, b2, keep)
-    return contiguous((reference.combine(y, inverse, weights, residual), packed, None if keep else y, sums), x)
+    keep = _keeps_preact(packed, w2, activation, backend)
+    y, preact = reference.experts_training(packed, offsets, w13, w2, activation, b13, b2, keep)
+    return contiguous((reference.combine(y, inverse, weights, residual), packed, None if keep else y, preact), x)
 
 
 @custom_op("moe_routing_kernels::layer_backward", mutates_args=(), device_types="cpu")
@@ -92,11 +92,11 @@ def layer_backward(
     w13: Tensor,
     w2: Tensor,
     activation: str,
-    sums: Tensor,
+    preact: Tensor,
     wanted: Sequence[bool] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of packed rows, weights, w13 and w2 that are `wanted`; `packed` is None where w13 needs no gradient."""
-    given = (packed, order, inverse, offsets, weights, w13, w2, activation, sums, _asked(wanted, 4))
+    given = (packed, order, inverse, offsets, weights, w13, w2, activation, preact, _asked(wanted, 4))
     return contiguous(reference.layer_backward(grad, *given), grad)
 
 
@@ -133,25 +133,25 @@ def _(rows, offsets, w13, w2, activation, b13, b2):
 
 @experts_training.register_fake
 def _(rows, offsets, w13, w2, activation, b13, b2, backend):
-    kept = _keeps_sums(rows, w2, activation, backend)
+    kept = _keeps_preact(rows, w2, activation, backend)
     return rows.new_empty(rows.shape), rows.new_empty((rows.shape[0], w13.shape[1]) if kept else 0)
 
 
 @experts_backward.register_fake
-def _(grad, rows, offsets, w13, w2, activation, b13, b2, sums, wanted=None):
+def _(grad, rows, offsets, w13, w2, activation, b13, b2, preact, wanted=None):
     return _wanted_like(grad, (grad, w13, w2, b13, b2), _asked(wanted, 5))
 
 
 @layer_training.register_fake
 def _(x, order, inverse, offsets, weights, w13, w2, activation, b13, b2, residual, backend):
     packed = x.new_empty(order.shape[0], x.shape[1])
-    kept = _keeps_sums(packed, w2, activation, backend)
-    sums = x.new_empty((order.shape[0], w13.shape[1]) if kept else 0)
-    return x.new_empty(x.shape), packed, x.new_empty(0 if kept else packed.shape), sums
+    kept = _keeps_preact(packed, w2, activation, backend)
+    preact = x.new_empty((order.shape[0], w13.shape[1]) if kept else 0)
+    return x.new_empty(x.shape), packed, x.new_empty(0 if kept else packed.shape), preact
 
 
 @layer_backward.register_fake
-def _(grad, packed, order, inverse, offsets, weights, w13, w2, activation, sums, wanted=None):
+def _(grad, packed, order, inverse, offsets, weights, w13, w2, activation, preact, wanted=None):
     d_packed = grad.new_empty(order.shape[0], grad.shape[1])
     return _wanted_like(grad, (d_packed, weights, w13, w2), _asked(wanted, 4))
 
@@ -174,13 +174,13 @@ def _wanted_like(grad: Tensor, tensors: Sequence[Tensor | None], wanted: Sequenc
     )
 
 
-def _keeps_sums(rows: Tensor, w2: Tensor, activation: str, backend: str) -> bool:
-    """Whether a training operator keeps the sums of its first product: by its arguments alone, on every device."""
+def _keeps_preact(rows: Tensor, w2: Tensor, activation: str, backend: str) -> bool:
+    """Whether a training operator keeps its pre-activations: by its arguments alone, on every device."""
     if not backend:
         return False
     from moe_routing_kernels.ops import cuda
 
-    return cuda.keeps_sums(rows, w2, activation, backend)
+    return cuda.keeps_preact(rows, w2, activation, backend)
 
 
 def _save_for_experts(ctx, inputs, output) -> None:
@@ -190,26 +190,26 @@ def _save_for_experts(ctx, inputs, output) -> None:
 
 def _save_for_training(ctx, inputs, output) -> None:
     rows, offsets, w13, w2, ctx.activation, b13, b2, _ = inputs
-    sums = _kept(output[1])
-    # The sums stay differentiable, as only so a second derivative is refused; but zeros as large would be written for nothing.
+    preact = _kept(output[1])
+    # The pre-activations stay differentiable, as only so a second derivative is refused; but zeros as large would be written for nothing.
     ctx.set_materialize_grads(False)
-    rows = rows if sums is None or ctx.needs_input_grad[2] else None
-    ctx.save_for_backward(rows, offsets, w13, w2, b13, b2, sums)
+    rows = rows if preact is None or ctx.needs_input_grad[2] else None
+    ctx.save_for_backward(rows, offsets, w13, w2, b13, b2, preact)
 
 
-def _kept(sums: Tensor) -> Tensor | None:
-    """The sums (R, N) that a training operator returns, None where it kept none: (0,)."""
-    return sums if sums.dim() > 1 else None
+def _kept(preact: Tensor) -> Tensor | None:
+    """The pre-activations (R, N) that a training operator returns, None where it kept none: (0,)."""
+    return preact if preact.dim() > 1 else None
 
 
 def _experts_gradients(ctx, grad):
     check_transforms("experts", grad)
     if grad is None:
         return (None,) * 7
-    rows, offsets, w13, w2, b13, b2, sums = ctx.saved_tensors
+    rows, offsets, w13, w2, b13, b2, preact = ctx.saved_tensors
     of_rows, _, of_w13, of_w2, _, of_b13, of_b2 = ctx.needs_input_grad[:7]
     wanted = [of_rows, of_w13, of_w2, of_b13, of_b2]
-    gradients = experts_backward(grad, rows, offsets, w13, w2, ctx.activation, b13, b2, sums, wanted)
+    gradients = experts_backward(grad, rows, offsets, w13, w2, ctx.activation, b13, b2, preact, wanted)
     d_rows, d_w13, d_w2, d_b13, d_b2 = _or_none(gradients, wanted)
     return d_rows, None, d_w13, d_w2, None, d_b13, d_b2
 
@@ -235,32 +235,32 @@ def _or_none(gradients: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor
     return [gradient if of_it else None for gradient, of_it in zip(gradients, wanted, strict=True)]
 
 
-def _training_gradients(ctx, grad, of_sums):
+def _training_gradients(ctx, grad, of_preact):
     return *_experts_gradients(ctx, grad), None
 
 
 def _save_for_layer(ctx, inputs, output) -> None:
     _, order, inverse, offsets, weights, w13, w2, ctx.activation, b13, b2, *_ = inputs
-    _, packed, y, sums = output
+    _, packed, y, preact = output
     ctx.set_materialize_grads(False)
-    sums = _kept(sums)
-    y = y if sums is None and ctx.needs_input_grad[4] else None
-    packed = packed if sums is None or ctx.needs_input_grad[5] else None
-    ctx.save_for_backward(order, inverse, offsets, weights, w13, w2, b13, b2, packed, y, sums)
+    preact = _kept(preact)
+    y = y if preact is None and ctx.needs_input_grad[4] else None
+    packed = packed if preact is None or ctx.needs_input_grad[5] else None
+    ctx.save_for_backward(order, inverse, offsets, weights, w13, w2, b13, b2, packed, y, preact)
 
 
 def _layer_gradients(ctx, grad, *_):
     check_transforms("layer", grad)
     if grad is None:
         return (None,) * 12
-    order, inverse, offsets, weights, w13, w2, b13, b2, packed, y, sums = ctx.saved_tensors
+    order, inverse, offsets, weights, w13, w2, b13, b2, packed, y, preact = ctx.saved_tensors
     of_x, of_weights, of_w13, of_w2, of_b13, of_b2, of_residual = (
         ctx.needs_input_grad[i] for i in (0, 4, 5, 6, 8, 9, 10)
     )
     d_b13 = d_b2 = None
-    if sums is not None:
+    if preact is not None:
         given, wanted = (packed, order, inverse, offsets, weights, w13, w2), [of_x, of_weights, of_w13, of_w2]
-        gradients = layer_backward(grad, *given, ctx.activation, sums, wanted)
+        gradients = layer_backward(grad, *given, ctx.activation, preact, wanted)
         d_packed, d_weights, d_w13, d_w2 = _or_none(gradients, wanted)
     else:
         wanted = [of_x, of_w13, of_w2, of_b13, of_b2]

@@ -177,28 +177,28 @@ def experts_training(
     b2: Tensor | None,
     keep: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """`experts`, and where they are to be kept, the sums (R, N) of the first product."""
+    """`experts`, and where they are to be kept, the pre-activations (R, N)."""
     y = rows.new_zeros(rows.shape)
     kept = rows.new_zeros(rows.shape[0], w13.shape[1]) if keep else None
     for e, span in _spans(offsets):
-        sums = _sums(rows[span], w13[e], None if b13 is None else b13[e])
+        preact = _preact(rows[span], w13[e], None if b13 is None else b13[e])
         if kept is not None:
-            kept[span] = sums.to(kept.dtype)
-        out = activated(activation, sums, rows.dtype) @ w2[e].to(sums.dtype).T
+            kept[span] = preact.to(kept.dtype)
+        out = activated(activation, preact, rows.dtype) @ w2[e].to(preact.dtype).T
         y[span] = (out if b2 is None else out + b2[e]).to(y.dtype)
     return y, kept
 
 
-def activated(activation: str, sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `activate` makes of sums (..., N), infinite where a row of `dtype` cannot hold it, as kernels write it: float16 ends at 65504."""
-    inner = activate(activation, sums)
+def activated(activation: str, preact: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `activate` makes of pre-activations (..., N), infinite where a row of `dtype` cannot hold it, as kernels write it: float16 ends at 65504."""
+    inner = activate(activation, preact)
     return torch.where(inner.abs() < _MOST_HALF, inner, inner * torch.inf) if dtype == torch.float16 else inner
 
 
-def _sums(rows: Tensor, w13: Tensor, b13: Tensor | None) -> Tensor:
+def _preact(rows: Tensor, w13: Tensor, b13: Tensor | None) -> Tensor:
     """The first product of an expert: rows (n, H), w13 (N, H), b13 (N,) or None -> (n, N), of `wide`."""
-    sums = rows.to(wide(rows.dtype)) @ w13.to(wide(rows.dtype)).T
-    return sums if b13 is None else sums + b13
+    preact = rows.to(wide(rows.dtype)) @ w13.to(wide(rows.dtype)).T
+    return preact if b13 is None else preact + b13
 
 
 def experts_backward(
@@ -210,7 +210,7 @@ def experts_backward(
     activation: str,
     b13: Tensor | None,
     b2: Tensor | None,
-    sums: Tensor | None,
+    preact: Tensor | None,
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:
     """grad (R, H) of y -> those of rows (zero in rows of no expert), w13, w2, b13 and b2 that are `wanted`, None for each other one.
@@ -229,23 +229,23 @@ def experts_backward(
             d_b2[e] = d_y.sum(0)
         if not any(wanted[:4]):
             continue
-        if sums is None:
-            assert rows is not None, "sums are computed of rows"
-            first = _sums(rows[span], w13[e], None if b13 is None else b13[e])
+        if preact is None:
+            assert rows is not None, "pre-activations are computed of rows"
+            first = _preact(rows[span], w13[e], None if b13 is None else b13[e])
         else:
-            first = sums[span].to(d_y.dtype)
+            first = preact[span].to(d_y.dtype)
         if d_w2 is not None:
             d_w2[e] = d_y.T @ activated(activation, first, grad.dtype)
         if d_rows is None and d_w13 is None and d_b13 is None:
             continue
-        d_sums = activation_gradient(activation, first, d_y @ w2[e].to(d_y.dtype))
+        d_preact = activation_gradient(activation, first, d_y @ w2[e].to(d_y.dtype))
         if d_rows is not None:
-            d_rows[span] = (d_sums @ w13[e].to(d_y.dtype)).to(d_rows.dtype)
+            d_rows[span] = (d_preact @ w13[e].to(d_y.dtype)).to(d_rows.dtype)
         if d_w13 is not None:
             assert rows is not None, "w13 has a gradient by rows"
-            d_w13[e] = d_sums.T @ rows[span].to(d_y.dtype)
+            d_w13[e] = d_preact.T @ rows[span].to(d_y.dtype)
         if d_b13 is not None:
-            d_b13[e] = d_sums.sum(0)
+            d_b13[e] = d_preact.sum(0)
     return gradients
 
 
@@ -259,34 +259,34 @@ def layer_backward(
     w13: Tensor,
     w2: Tensor,
     activation: str,
-    sums: Tensor,
+    preact: Tensor,
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """grad (T, H) of combined, and the sums (R, N) that were kept -> those of packed, weights (T, k), w13 and w2 that are `wanted`."""
+    """grad (T, H) of combined, and the pre-activations (R, N) that were kept -> those of packed, weights (T, k), w13 and w2 that are `wanted`."""
     of_packed, of_weights, of_w13, of_w2 = wanted
     d_packed = d_weights = d_w13 = d_w2 = None
     if of_weights:
         y = grad.new_zeros(order.shape[0], grad.shape[1], dtype=wide(grad.dtype))
         for e, span in _spans(offsets):
-            y[span] = activated(activation, sums[span].to(y.dtype), sums.dtype) @ w2[e].to(y.dtype).T
+            y[span] = activated(activation, preact[span].to(y.dtype), preact.dtype) @ w2[e].to(y.dtype).T
         d_weights = combine_backward(grad, y, inverse, weights, None)[1]
     if of_packed or of_w13 or of_w2:
         d_y, _ = combine_backward(grad, None, inverse, weights, order.shape[0])
         of_experts = (of_packed, of_w13, of_w2, False, False)
-        gradients = experts_backward(d_y, packed, offsets, w13, w2, activation, None, None, sums, of_experts)
+        gradients = experts_backward(d_y, packed, offsets, w13, w2, activation, None, None, preact, of_experts)
         d_packed, d_w13, d_w2, *_ = gradients
     return d_packed, d_weights, d_w13, d_w2
 
 
-def activation_gradient(activation: str, sums: Tensor, grad: Tensor) -> Tensor:
-    """grad (..., I) of what `activate` makes of sums (..., N) -> that of the sums.
+def activation_gradient(activation: str, preact: Tensor, grad: Tensor) -> Tensor:
+    """grad (..., I) of what `activate` makes of pre-activations (..., N) -> that of the pre-activations.
 
     As torch's clamp has it, a sum gets no gradient beyond the limit, or where it is NaN, and a whole one at the limit.
     """
     known = activation_of(activation)
     if known.value == "relu2":
-        return 2 * torch.relu(sums) * grad
-    gate, up = sums.chunk(2, dim=-1)
+        return 2 * torch.relu(preact) * grad
+    gate, up = preact.chunk(2, dim=-1)
     if known.limit is None:
         return torch.cat(_gated_gradient(known, gate, up, grad), dim=-1)
     limit = known.limit
