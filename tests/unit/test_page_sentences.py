@@ -206,7 +206,7 @@ def test_a_source_is_quoted_with_what_it_says_and_no_more(monkeypatch):
     source = {"what": "a log", "hardware": "a card", "source": "a page", "who": "them"}
     monkeypatch.setattr(section, "_tables", lambda *_: [])
     monkeypatch.setattr(
-        section.published,
+        section.seeds,
         "sources",
         lambda: {"000": source, "003_models": source | {"notes": "noted.", "boundary": "all"}},
     )

@@ -15,9 +15,8 @@ from many_rows import FULL, many
 from moe_routing_bench.report import pictures
 from moe_routing_bench.report import row_data as report_samples
 from moe_routing_bench.report.document import Dot
-from moe_routing_bench.report.packed_columns import compressed
 from moe_routing_bench.report.render import render
-from moe_routing_bench.report.row_data import ALTOGETHER, LEAST, MOST, page_data, samples
+from moe_routing_bench.report.row_data import ALTOGETHER, LEAST, MOST, compressed, page_data, samples
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
 from moe_routing_bench.report.parts import ABSENT
+from moe_routing_bench.report.seeds import figures, sources
 from moe_routing_bench.report.seeds.kernels import TIMES as TIMES_OF
-from moe_routing_bench.report.seeds.published import figures, sources
 from moe_routing_bench.report.seeds.section import section
 
 pytestmark = pytest.mark.slow

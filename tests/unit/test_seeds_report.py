@@ -9,9 +9,9 @@ from rows import frame, one
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
+from moe_routing_bench.report import seeds
 from moe_routing_bench.report.parts import ABSENT, Group, Table
 from moe_routing_bench.report.render import render
-from moe_routing_bench.report.seeds import published
 from moe_routing_bench.report.seeds.section import SOURCES, section
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def lines(table) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_seed_is_a_config_of_its_own_run_with_fewer_or_smaller_cells_on_a_cpu(config):
-    assert load(config)["run"] == f"seed-{config.stem}" and SOURCES[config.stem] in published.sources()
+    assert load(config)["run"] == f"seed-{config.stem}" and SOURCES[config.stem] in seeds.sources()
     here, there = ({cell.key for cell in cells(config, name)} for name in ("cpu", "nvidia-h200"))
     assert here and here != there
 
@@ -89,13 +89,13 @@ def test_what_did_not_run_has_no_time_and_an_error_that_is_too_large_tells_nothi
 
 def test_sizes_that_are_not_all_divided_by_one_number_are_of_another_shape():
     known = {"hidden": 7168, "intermediate": 256}
-    assert published.divisor(known, {"hidden": 448, "intermediate": 16}) == 16
+    assert seeds.divisor(known, {"hidden": 448, "intermediate": 16}) == 16
     for other in (
         {"hidden": 448, "intermediate": 32},
         {"hidden": 14336, "intermediate": 512},
         {"hidden": 5000, "intermediate": 16},
     ):
-        assert published.divisor(known, other) is None
+        assert seeds.divisor(known, other) is None
 
 
 def test_other_runs_have_no_such_section(tmp_path):

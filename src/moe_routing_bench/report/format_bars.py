@@ -30,8 +30,8 @@ from moe_routing_bench.report.bars import (
 from moe_routing_bench.report.layer_bars import OURS, QWEN, labelled
 from moe_routing_bench.report.parts import BarLine
 from moe_routing_bench.report.reached import ABSENT, MISSED, OPEN, REACHED, without_too_few
+from moe_routing_bench.report.seeds import figures
 from moe_routing_bench.report.seeds.kernels import DEQUANTISED, FORMATS
-from moe_routing_bench.report.seeds.published import figures
 from moe_routing_kernels.formats.weights import WEIGHTS
 
 QUANTISED, FP8 = "cute_quantised", "cute_fp8"

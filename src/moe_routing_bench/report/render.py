@@ -31,9 +31,8 @@ from moe_routing_bench.report.answers import answers
 from moe_routing_bench.report.document import Figure, Report, made
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.headlines import headlines, unfound
-from moe_routing_bench.report.packed_columns import plain
 from moe_routing_bench.report.parts import Accuracy, ByFormat, Failed, Quality
-from moe_routing_bench.report.row_data import page_data, row_id
+from moe_routing_bench.report.row_data import page_data, plain, row_id
 from moe_routing_bench.report.script_data import questions
 from moe_routing_bench.report.section_tables import choices, claim_line, evidence, judged
 from moe_routing_bench.report.seeds.section import section

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.report.parts import ABSENT, Group, Table
-from moe_routing_bench.report.seeds.published import divisor, figures, number
+from moe_routing_bench.report.seeds import divisor, figures, number
 
 STANDING = {  # for each block, the first of these that was profiled
     "eager": ("transformers_eager",),

@@ -13,8 +13,8 @@ import pandas as pd
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.report.parts import ABSENT, Group, Table
+from moe_routing_bench.report.seeds import figures, number, ratio
 from moe_routing_bench.report.seeds.models import label, reduced, why
-from moe_routing_bench.report.seeds.published import figures, number, ratio
 from moe_routing_kernels.choices import choose, table
 from moe_routing_kernels.choices.chooser import preferred
 from moe_routing_kernels.choices.table import Entry

@@ -9,8 +9,8 @@ import pandas as pd
 from moe_routing_bench.comparison import anomalies
 from moe_routing_bench.comparison.regret import as_chosen
 from moe_routing_bench.report.parts import ABSENT, Group, Table
+from moe_routing_bench.report.seeds import figures, number, ratio
 from moe_routing_bench.report.seeds.models import guard, label, milliseconds, reduced, why
-from moe_routing_bench.report.seeds.published import figures, number, ratio
 
 LOOP, DEQUANTISED_LOOP = "torch_loop", "dequant_loop"
 DEQUANTISED = ("dequant", "dequant_cute")  # into a workspace of 16 bits that is kept, then products of 16 bits

@@ -7,7 +7,7 @@ import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.report.parts import ABSENT, Group, Table
-from moe_routing_bench.report.seeds.published import divisor, figures, gain, number, ratio
+from moe_routing_bench.report.seeds import divisor, figures, gain, number, ratio
 from moe_routing_kernels.formats.weights import WEIGHTS
 
 LIBRARY = "transformers_"  # how names of the library's own forms begin: full precision, as theirs is

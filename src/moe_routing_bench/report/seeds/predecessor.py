@@ -10,7 +10,7 @@ import pandas as pd
 from moe_routing_bench.config.axes import AXES, spelled
 from moe_routing_bench.config.load import read_mapping
 from moe_routing_bench.report.parts import ABSENT, Group, Table
-from moe_routing_bench.report.seeds.published import folder, number
+from moe_routing_bench.report.seeds import folder, number
 
 KINDS = ("figure", "column", "router", "axis", "file")  # of what stands for something that is no benchmark
 _DIVIDED = ("hidden", "intermediate")  # on a CPU

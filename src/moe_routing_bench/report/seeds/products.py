@@ -11,9 +11,8 @@ import pandas as pd
 from scipy import stats
 
 from moe_routing_bench.report.parts import ABSENT, Group, Table
-from moe_routing_bench.report.seeds import dispatch, kernels
+from moe_routing_bench.report.seeds import dispatch, divisor, figures, kernels, number
 from moe_routing_bench.report.seeds.kernels import FORMATS, Row, doubted, exactness, layers
-from moe_routing_bench.report.seeds.published import divisor, figures, number
 
 _COLUMNS = (
     *("implementation", "phase", "tokens", "hidden", "intermediate", "experts", "top_k", "dtype", "weights"),

@@ -6,8 +6,9 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.comparison import origins
+from moe_routing_bench.report import seeds
 from moe_routing_bench.report.parts import Seed, Table
-from moe_routing_bench.report.seeds import block_profiles, models, predecessor, products, published
+from moe_routing_bench.report.seeds import block_profiles, models, predecessor, products
 
 _PREFIX = "seed-"
 _REMARKS = {"boundary": "inside their times: ", "sizes": "", "notes": ""}  # of a source, and what is said before it
@@ -23,7 +24,7 @@ def section(rows: pd.DataFrame, run: str, profiles: Sequence[Mapping[str, Any]] 
     number = run.removeprefix(_PREFIX)
     if not run.startswith(_PREFIX) or number not in SOURCES:
         return None
-    source = published.sources()[SOURCES[number]]
+    source = seeds.sources()[SOURCES[number]]
     return Seed(
         number=number.partition("-")[0],
         about=f"{_sentence(source['what'])} Published on {source['hardware']}: {source['source']}, by {source['who']}.",
