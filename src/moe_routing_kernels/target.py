@@ -30,7 +30,7 @@ class Target(NamedTuple):
         if (device is not None and device.type != "cuda") or not torch.cuda.is_available():
             return CPU
         index = None if device is None else device.index
-        return _of_device(torch.cuda.current_device() if index is None else index)
+        return of_device(torch.cuda.current_device() if index is None else index)
 
     @classmethod
     def of(cls, arch: str) -> "Target":
@@ -81,7 +81,8 @@ def _capability(arch: str) -> tuple[int, int]:
 
 
 @functools.cache
-def _of_device(index: int) -> Target:
+def of_device(index: int) -> Target:
+    """The target of a GPU by its number. It is remembered: `Target.here`, which also asks whether there is a GPU, takes longer."""
     import torch
 
     known = torch.cuda.get_device_properties(index)

@@ -25,7 +25,7 @@ from moe_routing_kernels.gate import cute_gate
 from moe_routing_kernels.gate.rules import rule_of
 from moe_routing_kernels.gemm.sm90 import fp8, grouped_gemm, loads, quantised, training, wgrad
 from moe_routing_kernels.gemm.sm90.dequantise import subtracts
-from moe_routing_kernels.gemm.sm90.fp8_tile import LOADERS, Fp8Gemm
+from moe_routing_kernels.gemm.sm90.fp8_mainloop import LOADERS, Fp8Gemm
 from moe_routing_kernels.gemm.sm90.quantised_layout import Codes
 from moe_routing_kernels.gemm.sm90.quantised_mainloop import BATCHES
 from moe_routing_kernels.gemm.sm90.quantised_tile import K16, QuantisedGemm

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("cutlass")
 from moe_routing_kernels.experts import Experts, cute_fp8
 from moe_routing_kernels.gemm.sm90 import epilogue, fp8_mainloop, fp8_upright
-from moe_routing_kernels.gemm.sm90.fp8_tile import Fp8Gemm
+from moe_routing_kernels.gemm.sm90.fp8_mainloop import Fp8Gemm
 from moe_routing_kernels.gemm.sm90.tile import Tile
 
 THREADS = np.arange(128)

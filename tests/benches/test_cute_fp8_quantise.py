@@ -14,8 +14,8 @@ pytest.importorskip("cutlass")
 import torch
 
 from moe_routing_kernels.formats import FORMATS, LEAST_AMAX
-from moe_routing_kernels.gemm.sm90 import fp8_quantise, fp8_tile
-from moe_routing_kernels.gemm.sm90.fp8_tile import Fp8Gemm
+from moe_routing_kernels.gemm.sm90 import fp8_mainloop, fp8_quantise
+from moe_routing_kernels.gemm.sm90.fp8_mainloop import Fp8Gemm
 from moe_routing_kernels.gemm.sm90.tile import RESERVED, SHARED_BYTES, Tile
 
 THREADS = np.arange(128)
@@ -179,4 +179,4 @@ def test_largest_values_fit_beside_the_stages(columns, activation, tokens):
     assert gemm.stages * gemm.stage_bytes + places + buffers + tables + RESERVED <= SHARED_BYTES
     groups = FORMATS["fp8_block128"].scales_per_row(columns)
     firsts = range(0, columns, gemm.width)
-    assert {first // fp8_tile.BLOCK for first in firsts} == set(range(groups))
+    assert {first // fp8_mainloop.BLOCK for first in firsts} == set(range(groups))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_library_peers import checked, loaded  # noqa: F401 (a fixture)
 
-from moe_routing_kernels.pack import torch_pack_fp8, triton_pack_fp8
+from moe_routing_kernels.pack import torch_pack, triton_pack_fp8
 
 SIZES = {"tokens": 19, "hidden": 256, "intermediate": 128, "experts": 4, "top_k": 2}
 MARLIN = (
@@ -72,7 +72,7 @@ def plain_pack(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def bind(problem, *, inverse, checked_rows, **given):
         assert checked_rows == 0 and torch.equal(inverse[:, 0], given["order"])
-        return torch_pack_fp8.bind(problem, **given)
+        return torch_pack.bind_fp8(problem, **given)
 
     monkeypatch.setattr(triton_pack_fp8, "bind", bind)
 

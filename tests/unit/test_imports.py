@@ -23,7 +23,7 @@ HOUSES = {
         "declarations": "errors closure",
         "routers": "errors declarations",
         "activations": "errors",
-        "cute": "errors declarations files closure",
+        "cute": "errors declarations files closure target",
         "gate": "cute formats implementations routers target",
         "permute": "cute errors implementations target",
         "pack": "cute formats implementations target",

@@ -21,10 +21,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: known)
         monkeypatch.setattr(torch.version, "hip", hip)
-        target._of_device.cache_clear()
+        target.of_device.cache_clear()
 
     yield plant
-    target._of_device.cache_clear()
+    target.of_device.cache_clear()
 
 
 @pytest.mark.parametrize(

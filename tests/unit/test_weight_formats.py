@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_kernels.formats import FORMATS, ROW
-from moe_routing_kernels.formats.packing import pack, unpack
+from moe_routing_kernels.formats.groups import pack, unpack
 from moe_routing_kernels.formats.quantisation import dequantise, quantise
 from moe_routing_kernels.formats.weights import NAMES, WEIGHTS, WeightFormat, bits
 

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import activate, not_quantised, other_activations
-from moe_routing_kernels.experts.dequant import Parts, parts
-from moe_routing_kernels.experts.repacked import once
+from moe_routing_kernels.experts.dequant import Parts, once, parts
 from moe_routing_kernels.formats import FORMATS
-from moe_routing_kernels.formats.packing import pack
+from moe_routing_kernels.formats.groups import pack
 from moe_routing_kernels.formats.weights import WeightFormat
 
 _MULTIPLE = 128  # of the columns and rows of weights: whole groups and blocks of every format

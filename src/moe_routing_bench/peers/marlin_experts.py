@@ -18,8 +18,7 @@ from moe_routing_bench.peers.libraries import VLLM
 from moe_routing_bench.peers.marlin_layout import MarlinWeights, permute_bias, repack
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import activate, not_quantised, other_activations
-from moe_routing_kernels.experts.dequant import Parts, parts
-from moe_routing_kernels.experts.repacked import once
+from moe_routing_kernels.experts.dequant import Parts, once, parts
 from moe_routing_kernels.formats.weights import WeightFormat
 
 _BLOCKS = (8, 16, 32, 48, 64)  # rows of a block

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moe_routing_kernels.experts.dequant import Parts
 from moe_routing_kernels.formats import FORMATS, groups
-from moe_routing_kernels.formats.packing import pack, unpack
+from moe_routing_kernels.formats.groups import pack, unpack
 from moe_routing_kernels.formats.weights import WeightFormat
 
 TILE = 16

@@ -17,8 +17,7 @@ from torch import Tensor
 from moe_routing_bench.peers.libraries import MSLK
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import activate, other_activations
-from moe_routing_kernels.experts.dequant import Parts, parts
-from moe_routing_kernels.experts.repacked import once
+from moe_routing_kernels.experts.dequant import Parts, once, parts
 from moe_routing_kernels.formats import FORMATS
 
 _GROUP = 128

@@ -4,7 +4,6 @@ Compilation uses fake tensors, so it needs no GPU; extents may be symbolic, so t
 number of tokens.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from moe_routing_kernels.cute import VECTOR_BYTES
 from moe_routing_kernels.errors import NoForm
+from moe_routing_kernels.target import of_device
 
 DTYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
 
@@ -26,13 +26,7 @@ def fake_tensor(dtype: Any, *shape: Any) -> Any:
 
 def current_arch() -> str:
     """The DSL's name of the current CUDA device's architecture, such as sm_80 or sm_90a."""
-    return _arch_of(torch.cuda.current_device())
-
-
-@functools.cache
-def _arch_of(device: int) -> str:
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+    return of_device(torch.cuda.current_device()).arch
 
 
 def compile_kernel(

@@ -127,8 +127,9 @@ def gemms(
     overlap: bool | None = None,
     waits: bool = False,
     signals: bool = False,
+    target: Target = MEASURED,
 ) -> tuple[GroupedGemm, GroupedGemm]:
-    """Both GEMMs of a problem. Tiles, and whether the GEMMs overlap, are selected where they are None.
+    """Both GEMMs of a problem for a target. Tiles, and whether the GEMMs overlap, are selected where they are None.
 
     With `top_k` above 0 the first gathers its rows: row r is the token order[r] // top_k. GEMMs that overlap may do so with
     their neighbours too: the first `waits` for the kernel before it, and the second `signals` to the kernel after it.
@@ -137,9 +138,10 @@ def gemms(
     wide = inner * (2 if problem.gated else 1)
     overlap = overlaps(problem.rows, experts) if overlap is None else overlap
     assert overlap or not (waits or signals), "GEMMs that do not overlap have no overlapping neighbours"
+    shared = {"clusters": True, "overlap": overlap, "multiprocessors": target.multiprocessors}
     long = hidden >= (LONG_ACTIVATED_K if problem.gated else LONG_K)
-    up = up or choose_tile(problem.rows, experts, wide, top_k > 0, long, clusters=True, overlap=overlap)
-    down = down or choose_tile(problem.rows, experts, hidden, long=inner >= LONG_K, clusters=True, overlap=overlap)
+    up = up or choose_tile(problem.rows, experts, wide, top_k > 0, long, **shared)
+    down = down or choose_tile(problem.rows, experts, hidden, long=inner >= LONG_K, **shared)
     first = {"waits": "offsets" if waits else "", "signals": "early" if overlap else ""}
     second = {"waits": "rows" if overlap else "", "signals": "late" if signals else ""}
     return (
@@ -155,7 +157,7 @@ def precompile(problem: Experts, arch: str, top_k: int = 0, waits: bool = False,
 
 @per_problem
 def _compiled(problem: Experts, arch: str, top_k: int, waits: bool, signals: bool) -> list[tuple[GroupedGemm, Any]]:
-    chosen = gemms(problem, top_k=top_k, waits=waits, signals=signals)
+    chosen = gemms(problem, top_k=top_k, waits=waits, signals=signals, target=Target.named(arch))
     return [(gemm, compile_for(arch, problem.dtype, gemm)) for gemm in chosen]
 
 

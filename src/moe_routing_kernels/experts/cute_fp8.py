@@ -26,12 +26,11 @@ from moe_routing_kernels.cute.compilation import current_arch
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import between
 from moe_routing_kernels.experts.cute_experts import MOST_EXPERTS
-from moe_routing_kernels.experts.cute_low import FEW_ROWS, choose_low
 from moe_routing_kernels.formats import empty_rows
 from moe_routing_kernels.gemm.sm90 import ARCH
 from moe_routing_kernels.gemm.sm90.fp8 import compile_for
-from moe_routing_kernels.gemm.sm90.fp8_tile import Fp8Gemm, stands
-from moe_routing_kernels.gemm.sm90.tile import Tile
+from moe_routing_kernels.gemm.sm90.fp8_mainloop import Fp8Gemm, stands
+from moe_routing_kernels.gemm.sm90.tile import FEW_ROWS, Tile, choose_low
 from moe_routing_kernels.pack import cute_pack_fp8
 from moe_routing_kernels.target import MEASURED, Target, written_for
 
@@ -74,8 +73,8 @@ def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = MEASU
     return Tile(2 if enough else 1, 2, choose_low(mean))
 
 
-def gemms(problem: Experts, variant: Variant = FASTEST) -> tuple[Fp8Gemm, Fp8Gemm]:
-    """Both GEMMs of a problem: with many rows tokens are on the M side where possible, in this variant."""
+def gemms(problem: Experts, variant: Variant = FASTEST, target: Target = MEASURED) -> tuple[Fp8Gemm, Fp8Gemm]:
+    """Both GEMMs of a problem for a target: with many rows tokens are on the M side where possible, in this variant."""
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     pair = []
     for columns, depth, activation in ((inner, hidden, problem.activation), (hidden, inner, "")):
@@ -83,7 +82,7 @@ def gemms(problem: Experts, variant: Variant = FASTEST) -> tuple[Fp8Gemm, Fp8Gem
         tile = _UPRIGHT[problem.rows >= _TALL_ROWS * experts]
         upright = problem.rows > FEW_ROWS * experts and stands(columns, gated, problem.biased, tile)
         if not upright:
-            tile = choose_tile(problem.rows, experts, columns * (2 if gated else 1))
+            tile = choose_tile(problem.rows, experts, columns * (2 if gated else 1), target.multiprocessors)
         gemm = Fp8Gemm(columns, depth // 2, experts, activation, tile, biased=problem.biased, upright=upright)
         if upright:
             gemm = replace(gemm, quantises=variant.fused and bool(activation))
@@ -100,7 +99,7 @@ def precompile(problem: Experts, arch: str, variant: Variant = FASTEST) -> None:
 
 @per_problem
 def _compiled(problem: Experts, arch: str, variant: Variant) -> list[tuple[Fp8Gemm, Any]]:
-    return [(gemm, compile_for(arch, problem.dtype, gemm)) for gemm in gemms(problem, variant)]
+    return [(gemm, compile_for(arch, problem.dtype, gemm)) for gemm in gemms(problem, variant, Target.named(arch))]
 
 
 def launch(

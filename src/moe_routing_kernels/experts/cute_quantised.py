@@ -26,15 +26,13 @@ from moe_routing_kernels.cute.compilation import current_arch
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import not_quantised, other_activations, unaligned
 from moe_routing_kernels.experts.cute_experts import MANY_ROWS, MOST_EXPERTS, OVERLAP_ROWS
-from moe_routing_kernels.experts.cute_low import FEW_ROWS, choose_low
-from moe_routing_kernels.experts.dequant import Parts, parts
-from moe_routing_kernels.experts.repacked import once
+from moe_routing_kernels.experts.dequant import Parts, once, parts
 from moe_routing_kernels.formats.weights import WeightFormat
 from moe_routing_kernels.gemm.sm90 import ARCH
 from moe_routing_kernels.gemm.sm90.quantised import compile_for
 from moe_routing_kernels.gemm.sm90.quantised_layout import DEPTH, GROUPS, Codes, repack
 from moe_routing_kernels.gemm.sm90.quantised_tile import FEWEST_TOKENS, QuantisedGemm
-from moe_routing_kernels.gemm.sm90.tile import MMA_M, Tile
+from moe_routing_kernels.gemm.sm90.tile import FEW_ROWS, MMA_M, Tile, choose_low
 from moe_routing_kernels.target import MEASURED, Target, written_for
 
 _LEAST = 16
@@ -110,8 +108,10 @@ def choose_config(
     return Config(Tile(1, 1, tokens), 2, 2) if each <= 2 else Config(Tile(2, 1, tokens), 4)
 
 
-def gemms(problem: Experts, overlap: bool | None = None) -> tuple[QuantisedGemm, QuantisedGemm]:
-    """Both GEMMs of a problem, configured by `choose_config`; with few rows they overlap."""
+def gemms(
+    problem: Experts, overlap: bool | None = None, target: Target = MEASURED
+) -> tuple[QuantisedGemm, QuantisedGemm]:
+    """Both GEMMs of a problem for a target, configured by `choose_config`; with few rows they overlap."""
     weights = problem.quantised_weights
     assert weights, f"{problem.weights} is not quantised"
     codes = codes_of(weights, problem.dtype)
@@ -123,7 +123,7 @@ def gemms(problem: Experts, overlap: bool | None = None) -> tuple[QuantisedGemm,
         (hidden, inner, "", {"waits": "rows"}),
     ):
         wide = 2 * inner if activation and problem.gated else columns
-        config = choose_config(problem.rows, experts, wide, codes, first=bool(activation))
+        config = choose_config(problem.rows, experts, wide, codes, bool(activation), target.multiprocessors)
         pair.append(
             QuantisedGemm(
                 *(columns, depth, experts, activation, config.tile),
@@ -145,7 +145,7 @@ def precompile(problem: Experts, arch: str) -> None:
 
 @per_problem
 def _compiled(problem: Experts, arch: str) -> list[tuple[QuantisedGemm, Any]]:
-    return [(gemm, compile_for(arch, problem.dtype, gemm)) for gemm in gemms(problem)]
+    return [(gemm, compile_for(arch, problem.dtype, gemm)) for gemm in gemms(problem, target=Target.named(arch))]
 
 
 def repacked(gemm: QuantisedGemm, weights: Parts) -> Tensor:

@@ -35,7 +35,7 @@ from moe_routing_kernels.gemm.sm90 import grouped_gemm, training, wgrad
 from moe_routing_kernels.gemm.sm90.tile import GroupedGemm, Tile
 from moe_routing_kernels.gemm.sm90.training import TrainingGemm
 from moe_routing_kernels.gemm.sm90.wgrad_tile import WgradGemm, wgrad_gemm
-from moe_routing_kernels.target import Target
+from moe_routing_kernels.target import MEASURED, Target
 
 MOST_TOKENS = 128  # most tokens of a tile whose accumulators fit the buffer at once
 
@@ -57,18 +57,18 @@ def limited(tile: Tile) -> Tile:
 
 
 @per_problem
-def gemms(problem: Experts, weighted: bool = False) -> dict[str, Any]:
-    """The GEMMs of a problem, in tiles that its sizes choose; `weighted` where rows have weights."""
+def gemms(problem: Experts, weighted: bool = False, target: Target = MEASURED) -> dict[str, Any]:
+    """The GEMMs of a problem for a target, in tiles that its sizes choose; `weighted` where rows have weights."""
     hidden, inner, experts, rows = problem.hidden, problem.intermediate, problem.experts, problem.rows
     activation, wide = problem.activation, 2 * problem.intermediate
-    grad_tile, row_tile = limited(choose_tile(rows, experts, inner)), choose_tile(rows, experts, hidden)
+    tile_for = functools.partial(choose_tile, rows, experts, multiprocessors=target.multiprocessors)
     return {
-        "up": TrainingGemm(inner, hidden, experts, activation, choose_tile(rows, experts, wide)),
-        "down": cute_experts.gemms(problem, overlap=False)[1],  # as without a backward pass
+        "up": TrainingGemm(inner, hidden, experts, activation, tile_for(wide)),
+        "down": cute_experts.gemms(problem, overlap=False, target=target)[1],  # as without a backward pass
         "d_preact": TrainingGemm(
-            inner, hidden, experts, "", grad_tile, dgrad=True, derivative=activation, weighted=weighted
+            inner, hidden, experts, "", limited(tile_for(inner)), dgrad=True, derivative=activation, weighted=weighted
         ),
-        "d_rows": TrainingGemm(hidden, wide, experts, "", row_tile, dgrad=True),
+        "d_rows": TrainingGemm(hidden, wide, experts, "", tile_for(hidden), dgrad=True),
         "d_w13": wgrad_gemm(wide, hidden, experts),
         "d_w2": wgrad_gemm(hidden, inner, experts),
     }
@@ -87,7 +87,7 @@ def _compiled(problem: Experts, arch: str, weighted: bool) -> dict[str, tuple[An
         module = training if isinstance(gemm, TrainingGemm) else grouped_gemm
         return module.compile_for(arch, problem.dtype, gemm)
 
-    return {name: (gemm, compiled(gemm)) for name, gemm in gemms(problem, weighted).items()}
+    return {name: (gemm, compiled(gemm)) for name, gemm in gemms(problem, weighted, Target.named(arch)).items()}
 
 
 def launches(problem: Experts, device: torch.device, weighted: bool = False) -> dict[str, Callable[..., object]]:
@@ -140,7 +140,8 @@ def backward(
     run = launches(problem, grad.device, weighted=scales is not None)
     d_preact, activated = torch.empty_like(preact), grad.new_empty(len(grad), problem.intermediate)
     if scales is not None:  # the first GEMM always writes them
-        dots = scales.new_empty(len(grad), gemms(problem, weighted=True)["d_preact"].dots)
+        gemm = gemms(problem, weighted=True, target=Target.here(grad.device))["d_preact"]
+        dots = scales.new_empty(len(grad), gemm.dots)
     run["d_preact"](grad, offsets, w2, preact, scales, d_preact, activated, dots)
     if of_w2:
         d_w2 = w2.new_empty(w2.shape)

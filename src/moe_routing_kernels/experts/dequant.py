@@ -3,16 +3,20 @@
 The workspace, 2 bytes per weight in 16 bits, is allocated once for all bound calls, as one workspace would serve all layers of a model,
 or in each call (`cached=False`). Experts without rows are dequantised, too: the host does not know which experts have rows. In bf16
 nothing waits for the host; torch multiplies fp16 and fp32 expert by expert, and reads the offsets on the host for it.
+
+What other implementations make of quantised weights is kept here as well: repacked weights, made `once` for all calls that are bound with
+them and never timed, as models repack when they load.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from moe_routing_kernels.experts import Experts, torch_grouped_mm
 from moe_routing_kernels.experts.common import not_quantised, other_activations, unaligned
@@ -97,3 +101,20 @@ def fill(problem: Experts, weights: tuple[Parts, Parts], dense: tuple[Tensor, ..
     assert weight_format is not None, f"{problem.weights} is not quantised"
     for quantised, out in zip(weights, dense, strict=True):
         dequantise(quantised, weight_format, out)
+
+
+T = TypeVar("T")
+_REPACKED = WeakIdKeyDictionary()  # elements -> the last result of `make`
+
+
+def once(weights: Parts, purpose: Hashable, make: Callable[[], T]) -> T:
+    """The result of `make` for `weights` and a purpose. Consecutive calls for one purpose share it; it lives as long as the elements.
+
+    It is made again for another purpose, and where a part was written to since.
+    """
+    known: dict[Hashable, T] = _REPACKED.setdefault(weights["elements"], {})  # type: ignore[assignment]
+    key = (purpose, tuple((part.data_ptr(), part._version) for part in weights.values()))
+    if key not in known:
+        known.clear()
+        known[key] = make()
+    return known[key]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_kernels.formats import groups
-from moe_routing_kernels.formats.packing import pack
+from moe_routing_kernels.formats.groups import pack
 from moe_routing_kernels.formats.weights import WeightFormat
 
 _SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_kernels.formats import groups
-from moe_routing_kernels.formats.packing import pack, unpack
+from moe_routing_kernels.formats.groups import pack, unpack
 from moe_routing_kernels.formats.weights import WeightFormat
 
 

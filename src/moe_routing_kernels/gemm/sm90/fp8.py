@@ -19,8 +19,7 @@ from cutlass.cute.nvgpu import cpasync
 from moe_routing_kernels.cute.cache import cached
 from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
 from moe_routing_kernels.gemm.sm90 import ARCH, epilogue, fp8_quantise, fp8_upright
-from moe_routing_kernels.gemm.sm90.fp8_mainloop import load_scales, mainloop, scale_places
-from moe_routing_kernels.gemm.sm90.fp8_tile import BLOCK, Fp8Gemm
+from moe_routing_kernels.gemm.sm90.fp8_mainloop import BLOCK, Fp8Gemm, load_scales, mainloop, scale_places
 from moe_routing_kernels.gemm.sm90.grouped_gemm import GroupedGemmKernel, k_major_stages, weight_layout
 from moe_routing_kernels.gemm.sm90.loads import load_packed, load_weights, weight_boxes
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, TILE_K
