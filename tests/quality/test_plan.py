@@ -210,7 +210,7 @@ def test_which_edits_make_runs_and_adaptations_stale() -> None:
         "code",
         "texts",
         "evaluate",
-        "loads",
+        "expert_loads",
         "language_model",
         "moe_layer",
         "placement",

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from moe_routing_bench.quality.expert_loads import CAPACITY_FACTORS, Loads, byte_classes
 from moe_routing_bench.quality.language_model import TinyLM
-from moe_routing_bench.quality.loads import CAPACITY_FACTORS, Loads, byte_classes
 from moe_routing_bench.quality.run_rows import MIXED
 from moe_routing_bench.quality.steps import IGNORED, Windows
 from moe_routing_kernels.formats.quantisation import dequantise, quantise

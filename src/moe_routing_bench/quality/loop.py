@@ -15,8 +15,8 @@ from torch import Tensor
 
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality import evaluate, language_model, steps, texts
+from moe_routing_bench.quality.expert_loads import drop_rate
 from moe_routing_bench.quality.language_model import TinyLM
-from moe_routing_bench.quality.loads import drop_rate
 from moe_routing_kernels import files
 from moe_routing_kernels.errors import UserError, bad
 

@@ -14,7 +14,7 @@ from moe_routing_bench.grid.run_spec import DENSE, Run
 from moe_routing_bench.measure import provenance
 from moe_routing_bench.packages import fingerprint
 from moe_routing_bench.quality import code, evaluate, language_model, run_rows
-from moe_routing_bench.quality.loads import BYTE_CLASSES
+from moe_routing_bench.quality.expert_loads import BYTE_CLASSES
 from moe_routing_bench.quality.loop import Training, go_on, save
 from moe_routing_bench.quality.texts import Corpus
 from moe_routing_bench.store import paths, platforms

@@ -29,7 +29,7 @@ from moe_routing_kernels.cute import rows as cute_rows
 from moe_routing_kernels.cute.cache import cached, per_problem
 from moe_routing_kernels.cute.compilation import compile_kernel, current_arch, fake_tensor
 from moe_routing_kernels.cute.rows import RowTiling
-from moe_routing_kernels.pack import Pack, fp8
+from moe_routing_kernels.pack import Pack, e4m3
 from moe_routing_kernels.pack.cute_tokens import load_token, token_groups
 from moe_routing_kernels.target import MEASURED, Target
 
@@ -93,9 +93,9 @@ def quantise(fragment: cute.Tensor, lane: Any, tiling: cutlass.Constexpr, layout
         amax = over_lanes(largest(fragment, first, layout.vectors_per_scale), WARP // layout.scales_per_access)
         if cutlass.const_expr(tiling.lanes > WARP):
             amax = over_warps(amax, tiling.lanes // WARP)
-        small = amax < fp8.LEAST_AMAX
-        scale = cutlass.select_(small, Float32(1.0), amax * Float32(1 / fp8.LARGEST))
-        factor = cutlass.select_(small, Float32(1.0), fp8.LARGEST * cute.arch.rcp_approx(amax))
+        small = amax < e4m3.LEAST_AMAX
+        scale = cutlass.select_(small, Float32(1.0), amax * Float32(1 / e4m3.LARGEST))
+        factor = cutlass.select_(small, Float32(1.0), e4m3.LARGEST * cute.arch.rcp_approx(amax))
         for v in cutlass.range_constexpr(first, first + layout.vectors_per_scale):
             wide[None, v].store(wide[None, v].load() * factor)
         if cutlass.const_expr(layout.scales_per_access > 1):
@@ -241,7 +241,7 @@ def unsupported(problem: Pack) -> str | None:
     if group != hidden and (group % width or (access % group and group % access) or group > WARP * per_thread):
         sizes = f"a power of two from {width} to {access} elements or a multiple of {access} up to {WARP * per_thread}"
         return f"the cute pack takes groups of {sizes} (in vectors of {width}), not {group}"
-    return fp8.other_element(problem.packed_format) or fp8.no_conversion(problem.packed_format)
+    return e4m3.other_element(problem.packed_format) or e4m3.no_conversion(problem.packed_format)
 
 
 def precompile(problem: Pack, arch: str, *, checked_rows: int) -> None:

@@ -8,6 +8,6 @@ format throughout. `benches.training.step` runs it forward and backward.
 from moe_routing_kernels.implementations import Candidate
 
 IMPLEMENTATIONS = (
-    Candidate("torch_loop", "torch_loop", declares=("rounded_sums",)),
-    Candidate("torch_grouped_mm", "torch_grouped_mm", declares=("rounded_sums",)),
+    Candidate("torch_loop", "loop_layer", declares=("rounded_sums",)),
+    Candidate("torch_grouped_mm", "grouped_mm_layer", declares=("rounded_sums",)),
 )

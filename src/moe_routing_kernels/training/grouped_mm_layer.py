@@ -1,6 +1,6 @@
 """A layer in plain torch: sort, gather, two grouped GEMMs, weighted sum; nothing is read on the host.
 
-`pack` and `combine` are those of `torch_loop`, too. Autograd differentiates all of it.
+`pack` and `combine` are those of `loop_layer`, too. Autograd differentiates all of it.
 """
 
 from collections.abc import Callable

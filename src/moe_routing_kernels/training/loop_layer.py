@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moe_routing_kernels.experts.common import activate
 from moe_routing_kernels.layer import Layer
-from moe_routing_kernels.training.torch_grouped_mm import combine, pack
+from moe_routing_kernels.training.grouped_mm_layer import combine, pack
 
 
 def unsupported(problem: Layer) -> str | None:
