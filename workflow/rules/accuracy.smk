@@ -4,7 +4,7 @@
 rule accuracy:
     input:
         code=str(paths.code(PLATFORM, "experts")),
-        own=[sources.source("measure/accuracy.py"), sources.source("cli/accuracy.py")],
+        own=[project_files.source("measure/accuracy.py"), project_files.source("cli/accuracy.py")],
     output:
         "results/{platform}/accuracy.parquet",
     log:
@@ -14,7 +14,7 @@ rule accuracy:
     resources:
         gpu=1,
     params:
-        client=sources.source("measure/client.py"),
+        client=project_files.source("measure/client.py"),
     message:
         "accuracy of quantised weights"
     shell:

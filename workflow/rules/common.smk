@@ -22,7 +22,7 @@ from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quality import plan
 from moe_routing_kernels import files
 from moe_routing_bench.quality import code
-from moe_routing_bench.store import paths, platforms, sources
+from moe_routing_bench.store import paths, platforms, project_files
 from moe_routing_bench.store.project_files import installed, name_commit, own_or_shipped, shipped
 
 if prefix := workflow.modifier.path_modifier.prefix:
@@ -81,16 +81,16 @@ def keep_inputs():
     files.keep(last(PLATFORM), f"{CONFIG_JSON}\n")
     files.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))
     for bench in {job.cell.bench for job in JOBS.values()}:
-        files.keep(paths.code(PLATFORM, bench), sources.code_hashes(sources.code_files(bench)))
+        files.keep(paths.code(PLATFORM, bench), project_files.code_hashes(project_files.code_files(bench)))
     if SETTINGS.get("accuracy"):
-        files.keep(paths.code(PLATFORM, "experts"), sources.code_hashes(sources.code_files("experts")))
+        files.keep(paths.code(PLATFORM, "experts"), project_files.code_hashes(project_files.code_files("experts")))
     for job in {plugins.references(job): job for job in JOBS.values()}.values():
         for reference, hashes in plugins.codes(job).items():
             files.keep(paths.plugin_code(PLATFORM, reference), hashes)
     if TRAINING.finals:
-        files.keep(paths.code(PLATFORM, "quality"), sources.code_hashes(sources.named(code.training_files())))
+        files.keep(paths.code(PLATFORM, "quality"), project_files.code_hashes(project_files.named(code.training_files())))
     if TRAINING.adaptations:
-        files.keep(paths.code(PLATFORM, "perft"), sources.code_hashes(sources.named(code.adaptation_files())))
+        files.keep(paths.code(PLATFORM, "perft"), project_files.code_hashes(project_files.named(code.adaptation_files())))
 
 
 name_commit()

@@ -7,8 +7,8 @@ for figure in FIGURES.values():
             f"figure_{figure.name}"
         input:
             rows=f"results/{{platform}}/{figure.source}.parquet",
-            code=sorted({*sources.drawn_with(f"figures.{figure.file}"), *sources.drawn_with("figures.paper")}),
-            palette=sources.source("figures/palette.yaml"),
+            code=sorted({*project_files.drawn_with(f"figures.{figure.file}"), *project_files.drawn_with("figures.paper")}),
+            palette=project_files.source("figures/palette.yaml"),
         output:
             svg=report(
                 f"reports/{{platform}}/figures/{figure.name}.svg",
@@ -23,7 +23,7 @@ for figure in FIGURES.values():
         conda:
             "../../environment.yml"
         params:
-            client=sources.source("measure/client.py"),
+            client=project_files.source("measure/client.py"),
             figure={"name": figure.name, "title": figure.title, "caption": figure.caption},
         message:
             "draw {output.svg}"

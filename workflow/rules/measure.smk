@@ -14,7 +14,7 @@ rule measure:
     resources:
         gpu=1,  # one measurement at a time, on a CPU as well
     params:
-        client=sources.source("measure/client.py"),
+        client=project_files.source("measure/client.py"),
         spec=spec_of,
     message:
         "measure {wildcards.bench} {wildcards.cell}"
@@ -26,7 +26,7 @@ rule measure_again:
     input:
         cells=cells_of,
         asked=str(paths.asked(PLATFORM)),
-        code=[sources.source("comparison/anomalies.py"), sources.source("cli/measure.py")],
+        code=[project_files.source("comparison/anomalies.py"), project_files.source("cli/measure_again.py")],
     output:
         "results/{platform}/again.parquet",
     log:
@@ -36,7 +36,7 @@ rule measure_again:
     resources:
         gpu=1,
     params:
-        client=sources.source("measure/client.py"),
+        client=project_files.source("measure/client.py"),
         config=CONFIG_JSON,
     message:
         "once more: the cells of times in doubt"
@@ -50,12 +50,12 @@ rule collect:
         cells=cells_of,
         again=str(paths.again(PLATFORM)),
         asked=str(paths.asked(PLATFORM)),
-        code=sources.sources("comparison")
+        code=project_files.sources("comparison")
         + [
-            sources.source(f"{name}.py")
+            project_files.source(f"{name}.py")
             for name in ("store/records", "store/rows", "store/parquet", "config/axes", "config/expand")
         ],
-        columns=sources.source("store/columns.yaml"),
+        columns=project_files.source("store/columns.yaml"),
     output:
         "results/{platform}/measurements.parquet",
     log:
@@ -64,7 +64,7 @@ rule collect:
     conda:
         "../../environment.yml"
     params:
-        client=sources.source("measure/client.py"),
+        client=project_files.source("measure/client.py"),
         config=CONFIG_JSON,
     message:
         "collect {output}"

@@ -15,7 +15,7 @@ rule adapt:
         "../../environment.yml"
     threads: 1
     params:
-        client=sources.source("measure/client.py"),
+        client=project_files.source("measure/client.py"),
         spec=lambda wildcards: TRAINING.all_adaptations[wildcards.run].spec,
         pilots=lambda wildcards: [word for path in perft_pilots_of(wildcards) for word in ("--pilot", path)],
     message:
@@ -31,9 +31,9 @@ if TRAINING.adaptations:  # else stored rows are a source like any other
         input:
             runs=[str(path) for path in TRAINING.adaptation_files(PLATFORM)],
             code=[
-                sources.source("quality/run_rows.py"),
-                sources.source("quality/plan.py"),
-                sources.source("quality/perft_summary.py"),
+                project_files.source("quality/run_rows.py"),
+                project_files.source("quality/plan.py"),
+                project_files.source("quality/perft_summary.py"),
             ],
         output:
             "results/{platform}/perft.parquet",
@@ -43,7 +43,7 @@ if TRAINING.adaptations:  # else stored rows are a source like any other
         conda:
             "../../environment.yml"
         params:
-            client=sources.source("measure/client.py"),
+            client=project_files.source("measure/client.py"),
             config=CONFIG_JSON,
         message:
             "collect {output}"

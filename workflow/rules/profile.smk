@@ -4,7 +4,7 @@
 rule profile:
     input:
         cell="results/{platform}/cells/layer/{cell}.parquet",
-        code=sources.source("measure/profiling.py"),
+        code=project_files.source("measure/profiling.py"),
     output:
         directory("results/{platform}/profiles/{cell}"),
     log:
@@ -14,7 +14,7 @@ rule profile:
     resources:
         gpu=1,  # it has the GPU to itself, as a measurement has
     params:
-        client=sources.source("measure/client.py"),
+        client=project_files.source("measure/client.py"),
     message:
         "profile {wildcards.cell}"
     shell:

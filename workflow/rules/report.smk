@@ -7,12 +7,12 @@ rule html:
         profiles=profiles_of,
         accuracy=accuracy_of,
         figures=[f"reports/{{platform}}/figures/{name}.svg" for name in REPORTED],
-        code=sorted({*sources.drawn_with("report.render"), *sources.sources("figures")}),
-        templates=sources.sources("report", suffixes=(".css", ".js", ".j2", ".yaml", ".txt")),
+        code=sorted({*project_files.drawn_with("report.render"), *project_files.sources("figures")}),
+        templates=project_files.sources("report", suffixes=(".css", ".js", ".j2", ".yaml", ".txt")),
         claims=str(own_or_shipped(paths.CLAIMS)),
-        published=sources.named(path.resolve() for path in shipped(paths.PUBLISHED).iterdir()),
-        captions=sources.sources("figures", suffixes=(".yaml",)),
-        choices=sources.source("choices/choices.json", of=KERNELS),
+        published=project_files.named(path.resolve() for path in shipped(paths.PUBLISHED).iterdir()),
+        captions=project_files.sources("figures", suffixes=(".yaml",)),
+        choices=project_files.source("choices/choices.json", of=KERNELS),
     output:
         page="reports/{platform}/index.html",
         data="reports/{platform}/report.json",
@@ -22,7 +22,7 @@ rule html:
     conda:
         "../../environment.yml"
     params:
-        client=sources.source("measure/client.py"),
+        client=project_files.source("measure/client.py"),
     message:
         "report {output.page}"
     shell:

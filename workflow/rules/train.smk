@@ -14,7 +14,7 @@ rule train:
         "../../environment.yml"
     threads: 1
     params:
-        client=sources.source("measure/client.py"),
+        client=project_files.source("measure/client.py"),
         spec=lambda wildcards: TRAINING.runs[wildcards.run].spec,
         pilots=lambda wildcards: [word for path in pilots_of(wildcards) for word in ("--pilot", path)],
     message:
@@ -37,7 +37,7 @@ rule time_training:
     resources:
         gpu=1,  # training runs share a GPU, a timing has it alone
     params:
-        client=sources.source("measure/client.py"),
+        client=project_files.source("measure/client.py"),
     message:
         "time {wildcards.run}"
     shell:
@@ -51,10 +51,10 @@ if TRAINING.finals:  # else stored rows are a source like any other
             runs=[str(path) for path in TRAINING.files(PLATFORM)],
             timing=[str(path) for path in TRAINING.timing_files(PLATFORM)],
             code=[
-                sources.source("quality/run_rows.py"),
-                sources.source("store/parquet.py"),
-                sources.source("quality/plan.py"),
-                sources.source("quality/compare.py"),
+                project_files.source("quality/run_rows.py"),
+                project_files.source("store/parquet.py"),
+                project_files.source("quality/plan.py"),
+                project_files.source("quality/compare.py"),
             ],
         output:
             "results/{platform}/quality.parquet",
@@ -64,7 +64,7 @@ if TRAINING.finals:  # else stored rows are a source like any other
         conda:
             "../../environment.yml"
         params:
-            client=sources.source("measure/client.py"),
+            client=project_files.source("measure/client.py"),
             config=CONFIG_JSON,
         message:
             "collect {output}"

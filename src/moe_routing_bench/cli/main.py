@@ -20,7 +20,8 @@ from moe_routing_bench.cli.doctor import doctor
 from moe_routing_bench.cli.init import init, preset
 from moe_routing_bench.cli.kernel import kernel
 from moe_routing_bench.cli.list import list_
-from moe_routing_bench.cli.measure import measure, measure_again
+from moe_routing_bench.cli.measure import measure
+from moe_routing_bench.cli.measure_again import measure_again
 from moe_routing_bench.cli.options import Command, Commands
 from moe_routing_bench.cli.profile import profile
 from moe_routing_bench.cli.published import manifest, published, site
