@@ -14,12 +14,18 @@ from moe_routing_bench.peers.libraries import SGLANG, VLLM, Library
 from moe_routing_kernels.routers import ROUTERS
 
 SIZES = {"tokens": 37, "hidden": 32, "intermediate": 16, "experts": 16, "top_k": 3}
-QUANTISED = ("marlin", "mslk_int4", "mslk_fp8")  # which `test_quantised_peers` tests
+ELSEWHERE = (
+    "marlin",
+    "mslk_int4",
+    "mslk_fp8",
+    "vllm_triton",
+    "vllm_triton_fp8",
+)  # in test_quantised_peers, test_fused_peers
 WAYS = [
     (bench.name, way.name)
     for bench in BENCHES.values()
     for way in bench.implementations
-    if way.peer and way.peer.module in OPERATORS and way.name not in QUANTISED
+    if way.peer and way.peer.module in OPERATORS and way.name not in ELSEWHERE
 ]
 
 
