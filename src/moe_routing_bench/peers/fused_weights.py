@@ -83,8 +83,8 @@ def fused_weights(
     """w13 (E, N, H), w2 (E, H, I), biases b13 (E, N) and b2 (E, H), and parts of quantised weights by name -> the kernels' operands."""
     form, (up, down) = problem.experts.quantised_weights, parts(w13, w2, beside)
     if activation_of(problem.activation).shift:  # gpt-oss's, of which checkpoints have gate and up in turns
-        up = once(up, "in turns", lambda given=up: {name: _in_turns(one) for name, one in given.items()})
-        b13 = None if b13 is None else _in_turns(b13)
+        up = once(up, "in turns", lambda given=up: {name: in_turns(one) for name, one in given.items()})
+        b13 = None if b13 is None else in_turns(b13)
     first, second = _product(up, form, b13), _product(down, form, b2)
     if form is None:
         return Fused(first, second, None, None)
@@ -121,6 +121,6 @@ def _zeros(weights: Parts, form: WeightFormat) -> Tensor | None:
     return pack(weights["zeros"].mT.contiguous(), form.bits).mT.contiguous() if form.zero_points else None
 
 
-def _in_turns(halves: Tensor) -> Tensor:
+def in_turns(halves: Tensor) -> Tensor:
     """(E, 2 I, ...), gate above up -> gate and up in turns."""
     return halves.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2).contiguous()
