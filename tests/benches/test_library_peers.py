@@ -1,8 +1,5 @@
 """Peers whose kernels are loaded from a library: what they are given and return, with operators in plain torch in their place."""
 
-import sys
-from types import ModuleType, SimpleNamespace
-
 import pytest
 import torch
 from library_operators import OPERATORS
@@ -14,12 +11,18 @@ from moe_routing_bench.peers.libraries import SGLANG, VLLM, Library
 from moe_routing_kernels.routers import ROUTERS
 
 SIZES = {"tokens": 37, "hidden": 32, "intermediate": 16, "experts": 16, "top_k": 3}
-QUANTISED = ("marlin", "mslk_int4", "mslk_fp8")  # which `test_quantised_peers` tests
+ELSEWHERE = (
+    "marlin",
+    "mslk_int4",
+    "mslk_fp8",
+    "vllm_triton",
+    "vllm_triton_fp8",
+)  # in test_quantised_peers, test_fused_peers
 WAYS = [
     (bench.name, way.name)
     for bench in BENCHES.values()
     for way in bench.implementations
-    if way.peer and way.peer.module in OPERATORS and way.name not in QUANTISED
+    if way.peer and way.peer.module in OPERATORS and way.name not in ELSEWHERE
 ]
 
 
@@ -88,41 +91,6 @@ def test_rules(way: str, router: str) -> None:
 )
 def test_what_cannot_run_says_why(bench: str, way: str, axes: dict, reason: str) -> None:
     assert reason in checked(bench, way, **axes)
-
-
-def test_triton_kernels_are_given_ragged_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows per expert, weights of terms by columns, and outputs that are there; modules of plain torch in place of the package's."""
-
-    def multiply(x, weights, bias, tiles, *, y) -> None:
-        assert (
-            bias is None and (tiles.experts, tiles.active) == (len(weights), 1) and tiles.rows == (tiles.sizes, len(x))
-        )
-        for part, product, weight in zip(*(one.split(tiles.sizes.tolist()) for one in (x, y)), weights, strict=True):
-            product.copy_(part @ weight)
-
-    def routing(weights, sizes, experts, active, rows) -> SimpleNamespace:
-        return SimpleNamespace(sizes=sizes, experts=experts, active=active, rows=rows)
-
-    known = {
-        "triton_kernels": {},
-        "triton_kernels.matmul_ogs": {"RoutingData": routing, "matmul_ogs": multiply},
-        "triton_kernels.tensor_details": {},
-        "triton_kernels.tensor_details.ragged_tensor": {
-            "make_ragged_tensor_metadata": lambda sizes, rows: (sizes, rows)
-        },
-    }
-    for name, members in known.items():
-        module = ModuleType(name)
-        vars(module).update(members)
-        monkeypatch.setitem(sys.modules, name, module)
-    for activation in ("swiglu", "relu2"):
-        assert (
-            checked(
-                "experts", "triton_kernels", dtype="bf16", weights="bf16", packed="bf16", activation=activation
-            ).error
-            is None
-        )
-    assert "biases" in checked("experts", "triton_kernels", activation="swiglu_oai")
 
 
 def test_a_package_without_the_library(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import sys
 import time
 import types
 from datetime import UTC, datetime
@@ -22,7 +21,6 @@ from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import calibration, completion, outcome, sampling, supervisor, timers, verify, worker
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
-from moe_routing_bench.peers import quack_experts
 from moe_routing_bench.store.rows import SCHEMA_VERSION
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.pack import torch_pack
@@ -1042,22 +1040,3 @@ def test_a_composite_says_what_the_tuners_of_its_parts_chose():
     ]
     staged = composite.Staged(tuple(zip(("pack", "experts", "combine"), parts, strict=True)), None, {})
     assert staged.configuration() == "pack: a"
-
-
-def test_what_quack_s_tuners_chose(monkeypatch):
-    """Since they were asked: each sets it when it runs, and those of epilogues are made then."""
-    plain, earlier, later = (
-        types.SimpleNamespace(fn=types.SimpleNamespace(__name__=name), best_config="of another")
-        for name in ("gemm_tuned", "mod_silu", "mod_swiglu")
-    )
-    tuners = {"a digest": earlier}
-    autotune = types.SimpleNamespace(_MOD_TUNERS=tuners)
-    modules = {"quack": types.ModuleType("quack"), "quack.gemm_interface": types.SimpleNamespace(gemm_tuned=plain)}
-    modules |= {"quack.gemm_runtime": types.SimpleNamespace(autotune=autotune)}
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    choices = quack_experts.tuner_choices()
-    assert choices() == ""
-    plain.best_config, later.best_config = "tile_m=128", "tile_m=256"
-    tuners["another"] = later
-    assert choices() == "gemm: tile_m=128; mod_swiglu: tile_m=256"

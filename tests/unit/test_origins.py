@@ -20,7 +20,9 @@ AROUND = (
 )
 
 
-@pytest.mark.parametrize("name", [*AROUND, "sonicmoe", "flag_gems", "torch_grouped_mm", "torch_compile"])
+@pytest.mark.parametrize(
+    "name", [*AROUND, "sonicmoe", "vllm_triton", "sglang_triton", "flag_gems", "torch_grouped_mm", "torch_compile"]
+)
 def test_a_layer_with_kernels_of_another_package_is_not_ours(name: str) -> None:
     assert name not in origins.ours("layer")
 

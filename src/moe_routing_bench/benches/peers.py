@@ -1,7 +1,7 @@
 """Packages of somebody else that several benches compare with, each pinned.
 
 Most are installed without what they depend on: their pins are older than what works, and of vLLM, SGLang and MSLK only a library of
-kernels is loaded (`kernels.libraries`).
+kernels and a few files are loaded (`peers.libraries`, `peers.partial`).
 """
 
 from moe_routing_bench.benches.bench import Peer
@@ -14,6 +14,7 @@ def pinned(module: str, distribution: str, version: str) -> Peer:
 
 VLLM = pinned("vllm", "vllm", "0.33.0")
 SGLANG = pinned("sgl_kernel", "sglang-kernel", "0.4.3")
+SGLANG_FILES = Peer("sglang", "sglang", "pip install --no-deps sglang==0.5.23 sglang-kernel==0.4.3")
 TRITON_KERNELS = pinned("triton_kernels", "sglang-kernel", "0.4.3")  # the package carries OpenAI's kernels
 DEEPGEMM = pinned("deep_gemm", "tokenspeed-deepgemm", "2.5.0.post20260629")
 MSLK = pinned("mslk", "mslk-cuda", "1.1.0")

@@ -1,8 +1,8 @@
-"""permute, pack, experts and combine by the fused MoE of FlagGems (flag-gems 5.0.2): vLLM's Triton `fused_moe`, ported.
+"""permute, pack, experts and combine by the fused MoE of FlagGems (flag-gems 5.0.2), with the tiles that it picks by a rule.
 
 Strategy: assignments are sorted into blocks of rows; one Triton kernel gathers tokens and multiplies, a pointwise one applies
-the activation, the kernel again multiplies down and weighs rows that it stores by assignment, and another sums them. vLLM picks the
-tiles from tables that were tuned for each device and size; the wheel has none, so a heuristic picks them: this is vLLM untuned.
+the activation, the kernel again multiplies down and weighs rows that it stores by assignment, and another sums them. The kernels
+descend from vLLM's; what vLLM itself runs is `vllm_triton`.
 """
 
 from collections.abc import Callable

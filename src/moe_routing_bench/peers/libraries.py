@@ -42,6 +42,7 @@ class Library:
 
 
 VLLM = Library("vllm", "_moe_C_stable_libtorch.abi3.so", "_moe_C")
+VLLM_ROWS = Library("vllm", "_C_stable_libtorch.abi3.so", "_C")  # activations, and quantised rows
 SGLANG = Library("sgl_kernel", "sm90/common_ops.abi3.so", "sgl_kernel")
 LIBRARIES = {"vLLM": VLLM, "SGLang": SGLANG}  # of kernels that both have, with one interface
 MSLK = Library("mslk", "mslk.so", "mslk")

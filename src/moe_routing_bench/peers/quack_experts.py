@@ -4,10 +4,8 @@ Strategy (quack-kernels 0.6.5): persistent warp-specialised kernels in CuTe DSL 
 the weights' gate and up halves are read side by side although w13 holds one above the other (`concat_layout`). Its SiLU is made
 of `tanh.approx`. Its form of gpt-oss's activation does not clamp.
 
-As a peer it is tuned by its own tuner, which compiles and times up to 22 configurations of every product when it first runs with
-these sizes. `tiles_of` picks one from the sizes instead, after measurements on an H200 (docs/kernels.md): its choices lie partly
-outside the tuner's space, which has no products without clusters. A cluster of two row tiles rounds the rows of each expert up
-to 256; one of two column tiles rounds the columns up to two tiles.
+As a peer it is tuned by its own tuner (`quack_tuner`), which compiles and times up to 33 configurations of every product when it first
+runs with these sizes. `tiles_of` picks one from the sizes instead, after measurements on an H200 (docs/kernels.md).
 
 FLOPs: 6 R H I; floor: as in `triton_experts`.
 """
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moe_routing_bench.peers.quack_tuner import tuner_choices
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import mixed_formats, other_rows, unaligned
 
@@ -110,22 +109,6 @@ def products(
 
     run.configuration = chosen if tuned else lambda: f"{up}; {down}"
     return run
-
-
-def tuner_choices() -> Callable[[], str]:
-    """Forget what QuACK's tuners chose; the function that is returned says what those that have run since then chose."""
-    for _, one in _tuners():
-        one.best_config = None  # which each sets when it runs
-    return lambda: "; ".join(f"{name}: {one.best_config}" for name, one in _tuners() if one.best_config)
-
-
-def _tuners() -> list[tuple[str, Any]]:
-    """QuACK's tuners by name: that of plain products, and one per epilogue that has been tuned."""
-    from quack.gemm_interface import gemm_tuned
-    from quack.gemm_runtime import autotune
-
-    epilogues = autotune._MOD_TUNERS.values()  # it has no public list of them
-    return [("gemm", gemm_tuned), *((one.fn.__name__, one) for one in epilogues)]
 
 
 def _configuration(tiles: Tiles) -> Any:

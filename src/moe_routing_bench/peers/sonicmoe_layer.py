@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.peers import whole_layers as peers
-from moe_routing_bench.peers.quack_experts import tuner_choices
+from moe_routing_bench.peers.quack_tuner import tuner_choices
 from moe_routing_kernels.experts.common import unaligned
 from moe_routing_kernels.layer import Layer
 

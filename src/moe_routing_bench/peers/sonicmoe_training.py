@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from moe_routing_bench.peers import whole_layers as peers
-from moe_routing_bench.peers.quack_experts import tuner_choices
+from moe_routing_bench.peers.quack_tuner import tuner_choices
 from moe_routing_kernels.experts.common import unaligned
 from moe_routing_kernels.layer import Layer
 

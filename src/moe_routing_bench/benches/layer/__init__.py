@@ -3,7 +3,16 @@
 from moe_routing_bench.benches.bench import Implementation, Peer, Stage, ours
 from moe_routing_bench.benches.experts import QUACK, WEIGHTS
 from moe_routing_bench.benches.layer.auto import AUTO, Choosing
-from moe_routing_bench.benches.peers import DEEPGEMM, GROUPED_MM_BF16, HUMMING, MSLK, TRITON_KERNELS, VLLM, pinned
+from moe_routing_bench.benches.peers import (
+    DEEPGEMM,
+    GROUPED_MM_BF16,
+    HUMMING,
+    MSLK,
+    SGLANG_FILES,
+    TRITON_KERNELS,
+    VLLM,
+    pinned,
+)
 from moe_routing_kernels.layer import ROUTING, WHOLE
 
 STAGES = (
@@ -63,6 +72,28 @@ _BEHIND_OUR_ROUTER = [
         ("flag_gems", "flag_gems", "flag-gems", "5.0.2"),
     )
 ]
+_FLASHINFER = Implementation(
+    "flashinfer",
+    requires=("nvidia", "cutlass"),
+    layout="compact",
+    parts={"router": "cute", WHOLE: "flashinfer_layer"},
+    peer=pinned("flashinfer", "flashinfer-python", "0.7.2.post1"),
+    declares=("rounded_sums",),
+)
+
+_FUSED = [  # what serving runs, by its Triton kernels and tables of tiles
+    Implementation(
+        f"{name}_triton{suffix}",
+        requires=("nvidia", "triton", "cutlass"),
+        layout="compact",
+        parts={"router": "cute", WHOLE: f"{name}_triton"},
+        options={"fp8": True} if suffix else {},
+        peer=peer,
+        declares=("rounded_inner",) if suffix else (),
+    )
+    for name, peer in (("vllm", VLLM), ("sglang", SGLANG_FILES))
+    for suffix in ("", "_fp8")
+]
 
 _WEIGHTS = (*WEIGHTS, "shared_w13", "shared_w2", "shared_gate")
 
@@ -87,7 +118,9 @@ BENCH = Choosing(
             "cute_quack_gather", requires=("nvidia", "cutlass"), layout="compact", parts=_QUACK_GATHER, peer=QUACK
         ),
         *_AROUND,
+        *_FUSED,
         *_BEHIND_OUR_ROUTER,
+        _FLASHINFER,
         *_TRANSFORMERS,
         Implementation(AUTO, layout="compact"),  # its parts are those of what it chooses
     ),
